@@ -1,0 +1,51 @@
+// Package comm moves tensors between ranks. The same interface is served by goroutines in one process (Local), by MPI (build tag mpi),
+// and by what a device brings (NCCL, IPC). Everything above talks to a *Counted, which times, counts and watches each call.
+//
+// All operations are collective over the communicator unless said otherwise and are called in one order by all ranks. Tensors are
+// dense; rows are slices of the first axis, so a row of a [n, 4, 8] tensor is 32 elements and of a [n] tensor is one.
+package comm
+
+import (
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Op is a reduction.
+type Op uint8
+
+const (
+	Sum Op = iota
+	Max
+	Min
+)
+
+// Request is an operation under way; its tensors must stay untouched until Wait.
+type Request interface{ Wait() error }
+
+// Comm is a group of ranks.
+type Comm interface {
+	Rank() int
+	Size() int
+	Kind() string // "local", "mpi", "nccl", "ipc"
+	// Split makes a communicator of the ranks with this color, ordered by key, then by rank. A negative color takes part and gets nil.
+	Split(color, key int) (Comm, error)
+	Barrier() error
+	// AllToAll sends sendRows[j] rows of src, in rank order, to rank j and receives recvRows[j] rows from it into dst, in rank order.
+	AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error
+	// AllToAllStart is the same, not waited for. src and dst do not overlap.
+	AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error)
+	// AllReduce combines t over the ranks in place, the same bits on every rank. F32, F64, BF16, I32, I64.
+	AllReduce(s device.Stream, t tensor.Tensor, op Op) error
+	// AllGather collects rows[j] rows from rank j, in rank order, into dst on every rank; src has this rank's rows.
+	AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error
+	// ReduceScatter sums src over the ranks and leaves rows[rank] rows, in rank order, in dst. F32, F64, BF16, I32, I64.
+	ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
+	// Broadcast copies t of the root to every rank.
+	Broadcast(s device.Stream, t tensor.Tensor, root int) error
+	// SendRecv sends to one rank and receives from another (not collective); a negative rank is nobody.
+	SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
+	// Abort ends the whole job with the code as soon as it can; peers' calls fail or their processes end. It may be called from any goroutine.
+	Abort(code status.Code, reason string)
+	Close() error
+}

@@ -1,0 +1,142 @@
+package device
+
+import "ulysses/tensor"
+
+// Ops are the operations. T is tokens (rows), N features. Floating tensors are F32 unless said; gradients of weights are always
+// added to what is there, gradients of activations are written unless an Add flag says otherwise.
+type Ops interface {
+	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types may differ (cast).
+	Copy(s Stream, dst, src tensor.Tensor) error
+	// Fill writes value into every element of dst, strides allowed.
+	Fill(s Stream, dst tensor.Tensor, value float64) error
+	// Add writes a + b into dst (same shape, last axis dense); dst may be a or b.
+	Add(s Stream, dst, a, b tensor.Tensor) error
+	// Scale multiplies x (dense) by f in place.
+	Scale(s Stream, x tensor.Tensor, f float64) error
+	// ColumnSum adds the sum over rows of x [T, N] to dst [N]: the gradient of a bias.
+	ColumnSum(s Stream, dst, x tensor.Tensor) error
+	// Sum writes Σx into out (F64, one element); SumSquares adds Σx² to out. x is dense F32; the sums are in float64.
+	Sum(s Stream, out, x tensor.Tensor) error
+	SumSquares(s Stream, out, x tensor.Tensor) error
+
+	Gemm(s Stream, a *Gemm) error
+
+	RMSNormForward(s Stream, a *RMSNorm) error
+	RMSNormBackward(s Stream, a *RMSNormGrad) error
+	RopeTable(s Stream, a *RopeTable) error
+	Rope(s Stream, a *Rope) error
+	SwiGLUForward(s Stream, a *SwiGLU) error
+	SwiGLUBackward(s Stream, a *SwiGLUGrad) error
+	EmbeddingForward(s Stream, a *Embedding) error
+	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
+	CrossEntropy(s Stream, a *CrossEntropy) error
+
+	AttentionWorkspace(a *Attention, backward bool) int64
+	AttentionForward(s Stream, a *Attention) error
+	AttentionBackward(s Stream, a *AttentionGrad) error
+
+	AdamW(s Stream, a *AdamW) error
+	SGD(s Stream, a *SGD) error
+}
+
+// Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense.
+type Gemm struct {
+	A, B, C    tensor.Tensor
+	Bias       tensor.Tensor // [N], optional; not together with Accumulate
+	Accumulate bool          // add to C
+}
+
+// RMSNorm is y = x · rsqrt(mean(x²) + eps) · w over the last axis (Zhang & Sennrich 2019). Leading axes may be strided:
+// [T, N] rows or [T, H, D] heads.
+type RMSNorm struct {
+	X, W, Y tensor.Tensor // x, y [..., N]; w [N]; y may be x
+	RStd    tensor.Tensor // [rows] dense, rows = product of the leading axes: saved for backward
+	Eps     float64
+}
+
+// RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is added to.
+type RMSNormGrad struct {
+	X, W, RStd, DY tensor.Tensor
+	DX, DW         tensor.Tensor // dx may be dy
+	AddDX          bool
+}
+
+// RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale (1 when 0).
+type RopeTable struct {
+	Positions tensor.Tensor // [T] I32
+	Freq      tensor.Tensor // [R/2] F32
+	Cos, Sin  tensor.Tensor // [T, R/2]
+	Scale     float64
+}
+
+// Rope rotates the first R features of each head by the table, pairing feature i with i + R/2 (Su et al. 2021, in the layout of
+// Hugging Face); the rest is copied. Inverse is the transposed rotation, its derivative. y may be x.
+type Rope struct {
+	X, Y     tensor.Tensor // [T, H, D], last axis dense
+	Cos, Sin tensor.Tensor // [T, R/2], R <= D
+	Inverse  bool
+}
+
+// SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided, the last axis is dense.
+type SwiGLU struct{ Gate, Up, Y tensor.Tensor } // [T, F]
+
+// SwiGLUGrad is its derivative; dgate, dup may be gate, up.
+type SwiGLUGrad struct{ Gate, Up, DY, DGate, DUp tensor.Tensor }
+
+// Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an error of kind Internal.
+type Embedding struct {
+	Table tensor.Tensor // [V, N]
+	IDs   tensor.Tensor // [T] I32
+	Y     tensor.Tensor // [T, N]
+}
+
+// EmbeddingGrad adds dy[t] to dtable[ids[t]], in the order of t.
+type EmbeddingGrad struct{ IDs, DY, DTable tensor.Tensor }
+
+// CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient (softmax - onehot)·GradScale, which
+// may overwrite the logits. A target of -100 gives nll 0 and gradient 0. DLogits nil = forward only.
+type CrossEntropy struct {
+	Logits    tensor.Tensor // [T, V], last axis dense
+	Targets   tensor.Tensor // [T] I32
+	NLL       tensor.Tensor // [T]
+	DLogits   tensor.Tensor // [T, V], optional, may be Logits
+	GradScale float64
+}
+
+// Attention is softmax(scale·q·kᵀ)·v for packed documents, without an S×S matrix (Dao 2023).
+//
+// The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1 entries from 0 to T, not decreasing);
+// document i's queries see document i's keys alone. Causal is aligned bottom-right: query i of a document with sq queries and sk keys
+// sees keys j <= i + sk - sq. A query that sees no key has out 0, lse -inf and zero gradients.
+type Attention struct {
+	Q, K, V   tensor.Tensor // [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
+	Out       tensor.Tensor // [Tq, Hq, Dv]
+	LSE       tensor.Tensor // [Tq, Hq] F32, any strides; natural logarithm; required
+	CuQ, CuK  []int64
+	KVHead    []int64 // key head of each query head, not decreasing; nil = h/(Hq/Hkv)
+	Causal    bool
+	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
+	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
+}
+
+// AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key heads that no query head uses get zeros.
+// dk, dv of a key head are summed over its query heads in index order.
+type AttentionGrad struct {
+	Attention
+	DOut       tensor.Tensor // [Tq, Hq, Dv]
+	DQ, DK, DV tensor.Tensor // shapes of Q, K, V
+}
+
+// AdamW is one step of Loshchilov & Hutter 2019 as PyTorch does it: w ← w·(1 - lr·wd); m, v with bias correction for step t ≥ 1;
+// w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times GradScale. All dense F32 of one length.
+type AdamW struct {
+	W, G, M, V                                    tensor.Tensor
+	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
+	Step                                          int64
+}
+
+// SGD is w ← w·(1 - lr·wd) - lr·GradScale·g, without momentum.
+type SGD struct {
+	W, G                       tensor.Tensor
+	LR, WeightDecay, GradScale float64
+}
