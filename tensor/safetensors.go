@@ -1,0 +1,273 @@
+package tensor
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"sort"
+	"unsafe"
+
+	"ulysses/internal/status"
+)
+
+// maxHeader is the format's own limit on the JSON header.
+const maxHeader = 100 << 20
+
+// foreign lists the element types of the format that we can size but not compute with.
+var foreign = map[string]int64{"BOOL": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8}
+
+// Entry is one tensor of a safetensors file.
+type Entry struct {
+	Name     string
+	TypeName string // as written in the file
+	DType    DType  // Invalid when it is a type we do not compute with
+	Shape    []int64
+	lo, hi   int64 // bytes after the header
+}
+
+// Numel is the number of elements.
+func (e Entry) Numel() int64 {
+	n := int64(1)
+	for _, d := range e.Shape {
+		n *= d
+	}
+	return n
+}
+
+func (e Entry) String() string { return fmt.Sprintf("%s %s%s", e.Name, e.TypeName, list(e.Shape)) }
+
+// Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte little-endian header length, a JSON
+// header, then the tensors' bytes without gaps. Opening checks all of that, so that reading cannot leave the file.
+type Safetensors struct {
+	Path     string
+	Metadata map[string]string
+	entries  []Entry // by name
+	file     *os.File
+	data     int64
+}
+
+// OpenSafetensors reads and checks the header. The error names the file, the tensor and what is wrong with it.
+func OpenSafetensors(path string) (*Safetensors, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, status.Errorf(status.IO, "%s: no such file", path)
+		}
+		return nil, status.Errorf(status.IO, "%s: cannot be opened: %w", path, err)
+	}
+	info, err := f.Stat()
+	if err == nil && info.IsDir() {
+		err = errors.New("it is a folder")
+	}
+	if err != nil {
+		f.Close()
+		return nil, status.Errorf(status.IO, "%s: cannot be read: %w", path, err)
+	}
+	s := &Safetensors{Path: path, file: f}
+	if err := s.readHeader(info.Size()); err != nil {
+		f.Close()
+		return nil, status.Errorf(status.InvalidConfig, "%s: not a usable safetensors file: %w", path, err)
+	}
+	return s, nil
+}
+
+func (s *Safetensors) readHeader(size int64) error {
+	var length [8]byte
+	if size < 8 {
+		return fmt.Errorf("%d bytes are too few for a header; it is truncated or another format", size)
+	}
+	if _, err := s.file.ReadAt(length[:], 0); err != nil {
+		return err
+	}
+	n := binary.LittleEndian.Uint64(length[:])
+	if n > uint64(size-8) {
+		return fmt.Errorf("the header claims %d bytes, the file has %d after its length; it is truncated or another format", n, size-8)
+	}
+	if n > maxHeader {
+		return fmt.Errorf("the header claims %d bytes, the format allows %d", n, maxHeader)
+	}
+	header := make([]byte, n)
+	if _, err := s.file.ReadAt(header, 8); err != nil {
+		return err
+	}
+	s.data = 8 + int64(n)
+	return s.parse(header, size-s.data)
+}
+
+// parse walks the JSON object by tokens, because a map would drop duplicate names without a word.
+func (s *Safetensors) parse(header []byte, size int64) error {
+	d := json.NewDecoder(bytes.NewReader(header))
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return errors.New("the header is not a JSON object")
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		key, err := d.Token()
+		if err != nil {
+			return fmt.Errorf("the header is not valid JSON: %w", err)
+		}
+		name := key.(string)
+		if seen[name] {
+			return fmt.Errorf("tensor %q is listed twice", name)
+		}
+		seen[name] = true
+		if name == "__metadata__" {
+			if err := d.Decode(&s.Metadata); err != nil {
+				return fmt.Errorf("__metadata__ is not a map of strings: %w", err)
+			}
+			continue
+		}
+		var e struct {
+			DType   string  `json:"dtype"`
+			Shape   []int64 `json:"shape"`
+			Offsets []int64 `json:"data_offsets"`
+		}
+		if err := d.Decode(&e); err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		entry := Entry{Name: name, TypeName: e.DType, DType: ParseDType(e.DType), Shape: e.Shape}
+		if len(e.Offsets) != 2 {
+			return fmt.Errorf("tensor %q: data_offsets must be two numbers", name)
+		}
+		entry.lo, entry.hi = e.Offsets[0], e.Offsets[1]
+		if err := entry.check(size); err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		s.entries = append(s.entries, entry)
+	}
+	if _, err := d.Token(); err != nil {
+		return fmt.Errorf("the header is not valid JSON: %w", err)
+	}
+	if rest, _ := io.ReadAll(d.Buffered()); len(bytes.TrimSpace(rest)) > 0 {
+		return errors.New("the header has more after its JSON object")
+	}
+	return s.checkLayout(size)
+}
+
+func (e Entry) check(size int64) error {
+	width := e.DType.Size()
+	if e.DType == Invalid {
+		var ok bool
+		if width, ok = foreign[e.TypeName]; !ok {
+			return fmt.Errorf("unknown dtype %q", e.TypeName)
+		}
+	}
+	if len(e.Shape) > MaxDims {
+		return fmt.Errorf("%d dimensions, at most %d are supported", len(e.Shape), MaxDims)
+	}
+	n := width
+	for _, d := range e.Shape {
+		if d < 0 {
+			return fmt.Errorf("shape %v has a negative extent", e.Shape)
+		}
+		if d > 0 && n > math.MaxInt64/d {
+			return fmt.Errorf("shape %v overflows", e.Shape)
+		}
+		n *= d
+	}
+	switch {
+	case e.lo < 0 || e.hi < e.lo || e.hi > size:
+		return fmt.Errorf("data_offsets [%d, %d] lie outside the file's %d bytes of data; it is truncated or damaged", e.lo, e.hi, size)
+	case e.hi-e.lo != n:
+		return fmt.Errorf("data_offsets [%d, %d] hold %d bytes, shape %v of %s needs %d", e.lo, e.hi, e.hi-e.lo, e.Shape, e.TypeName, n)
+	}
+	return nil
+}
+
+// checkLayout holds the tensors to the format: one after another, no overlap, no gap, nothing behind the last.
+func (s *Safetensors) checkLayout(size int64) error {
+	sort.Slice(s.entries, func(i, j int) bool {
+		a, b := s.entries[i], s.entries[j]
+		return a.lo < b.lo || a.lo == b.lo && a.hi < b.hi
+	})
+	end, before := int64(0), "the header"
+	for _, e := range s.entries {
+		if e.lo < end {
+			return fmt.Errorf("tensors %q and %q overlap at byte %d", before, e.Name, e.lo)
+		}
+		if e.lo > end {
+			return fmt.Errorf("%d unused bytes before tensor %q", e.lo-end, e.Name)
+		}
+		end, before = e.hi, e.Name
+	}
+	if end != size {
+		return fmt.Errorf("%d bytes of data, its tensors account for %d; it is damaged", size, end)
+	}
+	sort.Slice(s.entries, func(i, j int) bool { return s.entries[i].Name < s.entries[j].Name })
+	return nil
+}
+
+// Close closes the file.
+func (s *Safetensors) Close() error { return s.file.Close() }
+
+// Entries are the tensors, by name.
+func (s *Safetensors) Entries() []Entry { return s.entries }
+
+// Entry finds a tensor.
+func (s *Safetensors) Entry(name string) (Entry, bool) {
+	i := sort.Search(len(s.entries), func(i int) bool { return s.entries[i].Name >= name })
+	if i == len(s.entries) || s.entries[i].Name != name {
+		return Entry{}, false
+	}
+	return s.entries[i], true
+}
+
+// ReadAt fills dst with the elements of e from element start on, as they lie in the file. dst is whole elements.
+func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
+	width := (e.hi - e.lo) / max(1, e.Numel())
+	lo := e.lo + start*width
+	if start < 0 || lo+int64(len(dst)) > e.hi {
+		return status.Errorf(status.Internal, "%s: read past tensor %v", s.Path, e)
+	}
+	if _, err := s.file.ReadAt(dst, s.data+lo); err != nil {
+		return status.Errorf(status.IO, "%s: tensor %s cannot be read: %w", s.Path, e.Name, err)
+	}
+	return nil
+}
+
+// ReadFloat32 fills dst with the elements of e from element start on, widened or rounded to f32. F32, BF16, F16 and F64 can be read so.
+func (s *Safetensors) ReadFloat32(e Entry, start int64, dst []float32) error {
+	if e.DType == F32 {
+		return s.ReadAt(e, start, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst)))
+	}
+	return s.convert(e, start, int64(len(dst)), "floats", map[DType]func(i int64, b []byte){
+		BF16: func(i int64, b []byte) { dst[i] = BF16ToF32(binary.LittleEndian.Uint16(b)) },
+		F16:  func(i int64, b []byte) { dst[i] = F16ToF32(binary.LittleEndian.Uint16(b)) },
+		F64:  func(i int64, b []byte) { dst[i] = float32(math.Float64frombits(binary.LittleEndian.Uint64(b))) },
+	})
+}
+
+// ReadInt64 fills dst with the elements of e from element start on. I32, I64 and U8 can be read so.
+func (s *Safetensors) ReadInt64(e Entry, start int64, dst []int64) error {
+	return s.convert(e, start, int64(len(dst)), "integers", map[DType]func(i int64, b []byte){
+		I32: func(i int64, b []byte) { dst[i] = int64(int32(binary.LittleEndian.Uint32(b))) },
+		I64: func(i int64, b []byte) { dst[i] = int64(binary.LittleEndian.Uint64(b)) },
+		U8:  func(i int64, b []byte) { dst[i] = int64(b[0]) },
+	})
+}
+
+// convert reads in pieces, so that a large tensor is never held twice.
+func (s *Safetensors) convert(e Entry, start, n int64, want string, table map[DType]func(int64, []byte)) error {
+	put, ok := table[e.DType]
+	if !ok {
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, e.Name, e.TypeName, want)
+	}
+	width := e.DType.Size()
+	piece := make([]byte, min(n, 1<<16)*width)
+	for i := int64(0); i < n; {
+		b := piece[:min(n-i, 1<<16)*width]
+		if err := s.ReadAt(e, start+i, b); err != nil {
+			return err
+		}
+		for ; len(b) > 0; b, i = b[width:], i+1 {
+			put(i, b)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,124 @@
+package tensor
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"ulysses/internal/status"
+)
+
+// Item is one tensor to write: a dense host tensor, or a type and shape whose bytes Write brings when their turn comes.
+type Item struct {
+	Name   string
+	Tensor Tensor
+	Write  func(w io.Writer) error // nil = the tensor's own memory
+}
+
+// WriteSafetensors writes a file of the safetensors format: whole or not at all, since it is renamed into place after a flush to disk.
+// Items are written in the given order.
+func WriteSafetensors(path string, metadata map[string]string, items []Item) (err error) {
+	header, err := safetensorsHeader(metadata, items)
+	if err != nil {
+		return status.Errorf(status.Internal, "%s: %w", path, err)
+	}
+	return WriteFile(path, func(w io.Writer) error {
+		if _, err := w.Write(header); err != nil {
+			return err
+		}
+		for _, it := range items {
+			n := &counter{w: w}
+			if it.Write != nil {
+				err = it.Write(n)
+			} else if it.Tensor.Numel() > 0 {
+				_, err = n.Write(it.Tensor.RawBytes())
+			}
+			if err == nil && n.bytes != it.Tensor.Bytes() {
+				err = fmt.Errorf("%d bytes came, %v has %d", n.bytes, it.Tensor, it.Tensor.Bytes())
+			}
+			if err != nil {
+				return fmt.Errorf("tensor %s: %w", it.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error) {
+	type entry struct {
+		DType   string   `json:"dtype"`
+		Shape   []int64  `json:"shape"`
+		Offsets [2]int64 `json:"data_offsets"`
+	}
+	table := make(map[string]any, len(items)+1)
+	if len(metadata) > 0 {
+		table["__metadata__"] = metadata
+	}
+	at := int64(0)
+	for _, it := range items {
+		if _, twice := table[it.Name]; twice {
+			return nil, fmt.Errorf("tensor %s is written twice", it.Name)
+		}
+		shape := it.Tensor.Dims()
+		if shape == nil {
+			shape = []int64{}
+		}
+		table[it.Name] = entry{it.Tensor.DType.String(), shape, [2]int64{at, at + it.Tensor.Bytes()}}
+		at += it.Tensor.Bytes()
+	}
+	text, err := json.Marshal(table)
+	if err != nil {
+		return nil, err
+	}
+	for len(text)%8 != 0 { // the data starts aligned, as the format's own writer has it
+		text = append(text, ' ')
+	}
+	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), nil
+}
+
+// WriteFile writes a file whole or not at all: into a temporary file beside it, flushed to disk, then renamed.
+func WriteFile(path string, write func(w io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			os.Remove(f.Name())
+			err = status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
+		}
+	}()
+	w := bufio.NewWriterSize(f, 1<<20)
+	if err = write(w); err != nil {
+		return err
+	}
+	if err = w.Flush(); err != nil {
+		return err
+	}
+	if err = f.Chmod(0o644); err != nil {
+		return err
+	}
+	if err = f.Sync(); err != nil {
+		return err
+	}
+	if err = f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
+
+type counter struct {
+	w     io.Writer
+	bytes int64
+}
+
+func (c *counter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.bytes += int64(n)
+	return n, err
+}
