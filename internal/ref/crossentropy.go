@@ -1,0 +1,30 @@
+package ref
+
+import "slices"
+
+// Ignored is the target that takes no part in a loss.
+const Ignored = -100
+
+// CrossEntropy is nll [T] = logsumexp(logits) - logits[target] for each row of logits [T, vocab], and the gradient of Σnll times scale,
+// (softmax - onehot)·scale. Ignored rows have nll 0 and gradient 0.
+func CrossEntropy[T Float](vocab int64, logits []T, targets []int64, scale float64) (nll, dlogits []T) {
+	nll, dlogits = make([]T, len(targets)), make([]T, len(logits))
+	for t, target := range targets {
+		if target == Ignored {
+			continue
+		}
+		at := int64(t) * vocab
+		row := logits[at : at+vocab]
+		top := slices.Max(row)
+		var sum T
+		for _, x := range row {
+			sum += exp(x - top)
+		}
+		nll[t] = log(sum) - (row[target] - top)
+		for i, x := range row {
+			dlogits[at+int64(i)] = exp(x-top) / sum * T(scale)
+		}
+		dlogits[at+target] = (exp(row[target]-top)/sum - 1) * T(scale)
+	}
+	return nll, dlogits
+}

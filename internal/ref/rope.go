@@ -1,0 +1,70 @@
+package ref
+
+import "math"
+
+// RopeFrequencies is theta^(-2i/rotary) for i in [0, rotary/2): the angle of pair i per position (Su et al. 2021).
+func RopeFrequencies(theta float64, rotary int64) []float64 {
+	f := make([]float64, rotary/2)
+	for i := range f {
+		f[i] = math.Pow(theta, -2*float64(i)/float64(rotary))
+	}
+	return f
+}
+
+// Llama3 are the parameters of the frequency scaling of Llama 3.1, as config.json names them.
+type Llama3 struct {
+	Factor, LowFreqFactor, HighFreqFactor float64
+	OriginalLength                        float64 // original_max_position_embeddings
+}
+
+// Scale slows the pairs that turn less than LowFreqFactor times within the original length by Factor, leaves those that turn more than
+// HighFreqFactor times, and blends linearly in the number of turns between them.
+func (l Llama3) Scale(freq []float64) []float64 {
+	y := make([]float64, len(freq))
+	for i, f := range freq {
+		turns := l.OriginalLength * f / (2 * math.Pi)
+		keep := (turns - l.LowFreqFactor) / (l.HighFreqFactor - l.LowFreqFactor)
+		keep = min(max(keep, 0), 1)
+		y[i] = keep*f + (1-keep)*f/l.Factor
+	}
+	return y
+}
+
+// RopeTable is cos and sin of positions[t]·freq[i], times scale (1 when 0): [T, R/2]. The angle is always in float64: at position
+// 10⁶ a float32 angle is wrong by 0.06.
+func RopeTable[T Float](positions []int64, freq []float64, scale float64) (cos, sin []T) {
+	if scale == 0 {
+		scale = 1
+	}
+	for _, p := range positions {
+		for _, f := range freq {
+			s, c := math.Sincos(float64(p) * f)
+			cos, sin = append(cos, T(c*scale)), append(sin, T(s*scale))
+		}
+	}
+	return cos, sin
+}
+
+// Rope turns pair (i, i+R/2) of every head of x [T, H, D] by the angle whose cos and sin are the table's [T, R/2]; features from R on
+// are copied. The transpose (inverse) turns back and is the derivative.
+func Rope[T Float](tokens, heads, dim int64, x, cos, sin []T, inverse bool) []T {
+	y := append([]T(nil), x...)
+	if tokens == 0 {
+		return y
+	}
+	half := int64(len(cos)) / tokens
+	for t := range tokens {
+		for h := range heads {
+			at := (t*heads + h) * dim
+			for i := range half {
+				c, s := cos[t*half+i], sin[t*half+i]
+				if inverse {
+					s = -s
+				}
+				a, b := x[at+i], x[at+half+i]
+				y[at+i], y[at+half+i] = a*c-b*s, b*c+a*s
+			}
+		}
+	}
+	return y
+}
