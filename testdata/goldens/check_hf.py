@@ -1,0 +1,80 @@
+"""Does transformers load a Hugging Face folder our program wrote, and is it the model expected?
+
+    check_hf.py FOLDER                     loads without missing or unexpected tensors, logits are finite
+    check_hf.py FOLDER REFERENCE [--tol T] and weights and logits are those of another folder, or of a .safetensors file of weights,
+                                           by error = max|difference| / max|reference| per tensor (T = 2e-5 unless given)
+
+Prints one line per tensor out of tolerance and a summary; exit code 1 when anything is wrong.
+"""
+
+import argparse
+import copy
+import sys
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+
+def load(folder: str):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    faults = [f"{kind}: {sorted(map(str, info[kind]))}" for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") if info.get(kind)]
+    return model.eval(), faults
+
+
+def reference(path: str, model):
+    if not path.endswith(".safetensors"):
+        return load(path)
+    want = load_file(path)
+    other = copy.deepcopy(model)
+    names = {n for n, _ in other.named_parameters()}
+    faults = [f"{path}: tensors differ: {sorted(names ^ set(want))}"] if names != set(want) else []
+    other.load_state_dict(want, strict=False)
+    return other, faults
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    if got.shape != want.shape or not torch.isfinite(got).all():
+        return float("inf")
+    return ((got - want).abs().max() / want.abs().max().clamp_min(1e-30)).item()
+
+
+def logits(model) -> torch.Tensor:
+    ids = torch.randint(0, model.config.vocab_size, (2, 97), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("folder")
+    p.add_argument("reference", nargs="?")
+    p.add_argument("--tol", type=float, default=2e-5)
+    a = p.parse_args()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    model, faults = load(a.folder)
+    out = logits(model)
+    if not torch.isfinite(out).all():
+        faults.append("logits are not finite")
+    worst = 0.0
+    if a.reference:
+        other, more = reference(a.reference, model)
+        faults += more
+        want = dict(other.named_parameters())
+        pairs = {n: (w, want[n]) for n, w in model.named_parameters() if n in want}
+        pairs["logits"] = (out, logits(other))
+        for n, (got, ref) in pairs.items():
+            e = error(got.detach(), ref.detach())
+            worst = max(worst, e)
+            if not e <= a.tol:
+                faults.append(f"{n}: error {e:.2e} > {a.tol:.0e}, shapes {list(got.shape)} {list(ref.shape)}")
+    for f in faults:
+        print(f"{a.folder}: {f}")
+    n = sum(w.numel() for w in model.parameters())
+    print(f"{a.folder}: {type(model).__name__}, {n} parameters, worst error {worst:.2e}: {'WRONG' if faults else 'ok'}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

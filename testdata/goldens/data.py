@@ -1,0 +1,106 @@
+"""The data sets of the goldens, written under data/, and the rows a job reads from them."""
+
+import json
+import pathlib
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from reference import IGNORED, Document
+
+TEXTS = [
+    "PROP. I. THEOR. I. Lights which differ in Colour, differ also in Degrees of Refrangibility.",
+    "Short.",
+    "The Colours of homogeneal Light cannot be changed by Refraction; \u00c6quations of the Times, \u03b3\u03c9\u03bd\u03af\u03b1, say so too.\nA second line.",
+    "x",
+    "Whiteness and all grey Colours between white and black, may be compounded of Colours, and the whiteness of the Sun's Light is "
+    "compounded of all the primary Colours mix'd in a due Proportion.",
+    "All the Colours in the Universe which are made by Light are either the Colours of homogeneal Lights, or compounded of these.",
+    "Do not Bodies act upon Light at a distance, and by their action bend its Rays?",
+    "Is not Fire a Body heated so hot as to emit Light copiously? For what else is a red hot Iron than Fire?",
+    "Query.",
+    "Do not all fix'd Bodies, when heated beyond a certain degree, emit Light and shine; and is not this Emission perform'd by the "
+    "vibrating motions of their parts?",
+] * 2
+
+
+def tokens(rows: int, n: int, seed: int) -> torch.Tensor:
+    """Random ids of uneven frequency, each often the successor of the one before, so that five steps have something to learn."""
+    g = torch.Generator().manual_seed(seed)
+    x = (torch.rand(rows, n, generator=g, dtype=torch.float64) ** 2 * 256).long()
+    follow = torch.rand(rows, n, generator=g) < 0.4
+    for t in range(1, n):
+        x[:, t] = torch.where(follow[:, t], (x[:, t - 1] + 7) % 256, x[:, t])
+    return x
+
+
+def write_data(root: pathlib.Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for old in root.iterdir():
+        old.unlink()
+    save_file({"input_ids": tokens(7, 64, 1)}, root / "plain64.safetensors")  # I64; 7 rows: two a step wrap around
+
+    # Labels: some ignored at random (in number uneven between rows), row 3 ignored altogether, some other than the inputs. I32.
+    ids = tokens(6, 61, 2)
+    g = torch.Generator().manual_seed(3)
+    labels = torch.where(torch.rand(6, 61, generator=g) < torch.linspace(0, 0.8, 6)[:, None], IGNORED, ids)
+    labels[3] = IGNORED
+    labels[:, 20:24] = torch.where(labels[:, 20:24] == IGNORED, IGNORED, (labels[:, 20:24] + 1) % 256)
+    save_file({"input_ids": ids.int(), "labels": labels.int()}, root / "ignored61.safetensors")
+
+    # Packed: documents start where the position is 0 and at each row's start, be it above 0; other jumps start nothing.
+    ids = tokens(10, 64, 4)
+    pos = torch.zeros(10, 64, dtype=torch.long)
+    cuts = [[0, 64], [0, 1, 64], [0, 17, 18, 40, 64], [0, 63, 64], [0, 2, 4, 6, 8, 64], [0, 16, 32, 48, 64], [0, 33, 64], [0, 15, 50, 64],
+            [0, 5, 64], [0, 60, 64]]
+    for r, c in enumerate(cuts):
+        for a, b in zip(c, c[1:]):
+            pos[r, a:b] = torch.arange(b - a)
+    pos[0] += 100
+    pos[7, 20:50] += 11
+    pos[8, 30:64] -= 20
+    labels = torch.where(torch.rand(10, 64, generator=g) < 0.15, IGNORED, ids)
+    save_file({"input_ids": ids, "labels": labels, "position_ids": pos}, root / "packed64.safetensors")
+
+    (root / "texts.jsonl").write_text("".join(json.dumps({"text": t}, ensure_ascii=i % 2 == 0) + "\n" for i, t in enumerate(TEXTS)))
+
+
+def documents(ids: torch.Tensor, labels: torch.Tensor, pos: torch.Tensor, starts: list[int]) -> list[Document]:
+    """One row [n] as its documents. The target of position i is the label of i+1, where that is in the same document."""
+    out = []
+    for a, b in zip(starts, starts[1:] + [len(ids)]):
+        targets = torch.full((b - a,), IGNORED)
+        targets[:-1] = labels[a + 1 : b]
+        out.append(Document(ids[a:b], targets, pos[a:b]))
+    return out
+
+
+def rows_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document]]:
+    if path.suffix == ".jsonl":
+        return text_rows([json.loads(line)["text"].encode() for line in path.read_text().splitlines()], sequence, pack)
+    t = {k: v.long() for k, v in load_file(path).items()}
+    ids = t["input_ids"]
+    labels = t.get("labels", ids)
+    pos = t.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
+    assert ids.shape[1] == sequence
+    return [
+        documents(ids[r], labels[r], pos[r], sorted({0} | set((pos[r] == 0).nonzero().flatten().tolist()))) for r in range(len(ids))
+    ]
+
+
+def text_rows(texts: list[bytes], sequence: int, pack: bool) -> list[list[Document]]:
+    """pack: the documents back to back, cut into rows; else one a row at its own length, cut to the sequence."""
+    if not pack:
+        cut = [torch.tensor(list(t[:sequence])) for t in texts]
+        return [documents(x, x, torch.arange(len(x)), [0]) for x in cut]
+    x = torch.tensor(list(b"".join(texts)))
+    first = {0}
+    for t in texts:
+        first.add(max(first) + len(t))
+    rows = []
+    for a in range(0, len(x), sequence):
+        row = x[a : a + sequence]
+        starts = [0] + [f - a for f in sorted(first) if a < f < a + len(row)]
+        pos = torch.cat([torch.arange(e - s) for s, e in zip(starts, starts[1:] + [len(row)])])
+        rows.append(documents(row, row, pos, starts))
+    return rows

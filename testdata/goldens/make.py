@@ -1,0 +1,163 @@
+"""Makes the goldens: tiny models, data, and what PyTorch computes for each case. Run by `make goldens`, in this folder or any other.
+
+Each case is a folder with the job our program runs (job.toml) and the results to meet (case.json, described in README.md). Nothing here is
+ever written by the program under test.
+"""
+
+import hashlib
+import json
+import math
+import pathlib
+import platform
+import shutil
+
+import numpy
+import safetensors
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import attention
+import data
+import models
+import reference
+
+ROOT = pathlib.Path(__file__).resolve().parent
+STEPS = 5
+SGD = dict(name="sgd", lr=0.1, weight_decay=0.0, clip=0.0, schedule="constant", warmup=0)
+ADAMW = dict(
+    name="adamw", lr=3e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=1.0, schedule="cosine", warmup=2,
+)
+# Each set of data with the mesh and batch that make it awkward; pack only matters for text.
+PLAIN = dict(file="plain64.safetensors", sequence=64, batch=2)
+IGNORED = dict(file="ignored61.safetensors", sequence=61, batch=2)
+PACKED = dict(file="packed64.safetensors", sequence=64, batch=2)
+DP2 = dict(file="packed64.safetensors", sequence=64, batch=1, accumulate=2, ulysses=2)
+
+
+def cases() -> dict:
+    out = {}
+    for m in ("llama", "qwen2", "qwen3"):
+        for o in (SGD, ADAMW):
+            for d, spec in dict(plain=PLAIN, ignored=IGNORED, packed=PACKED, dp2=DP2).items():
+                out[f"{m}-{o['name']}-{d}"] = dict(model=m, optimizer=o, **spec)
+    out["llama-sgd-plain"]["weights"] = True
+    out["qwen2-adamw-dp2"].update(accumulate=1, global_batch=4)
+    out["llama3-sgd-clip"] = dict(model="llama3", optimizer=SGD | dict(clip=0.5, weight_decay=0.1, warmup=3), **PLAIN)
+    out["llama3-adamw-linear"] = dict(model="llama3", optimizer=ADAMW | dict(schedule="linear"), **PACKED)
+    # One row a step: step 4 has not a single valid target. AdamW still decays, and its moments still move.
+    out["qwen3-adamw-no-targets"] = dict(model="qwen3", optimizer=ADAMW, **IGNORED | dict(batch=1))
+    out["llama-adamw-text-packed"] = dict(model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2)
+    out["qwen2-sgd-text-rows"] = dict(model="qwen2", optimizer=SGD, file="texts.jsonl", sequence=100, batch=2, pack=False)
+    return out
+
+
+def toml(v) -> str:
+    return json.dumps(v) if not isinstance(v, float) else repr(v)
+
+
+def job_text(c: dict) -> str:
+    tables = dict(
+        parallel=dict(ulysses=c.get("ulysses", 4)),
+        device=dict(backend="cpu"),
+        model=dict(path=f"../models/{c['model']}"),
+        data=dict(
+            path=[f"../data/{c['file']}"], tokenizer="bytes", sequence=c["sequence"], batch=c["batch"],
+            accumulate=c.get("accumulate", 1), pack=c.get("pack", True), shuffle=False,
+        ),
+        optimizer=c["optimizer"],
+        train=dict(steps=STEPS),
+        output=dict(dir="out"),
+    )
+    if "global_batch" in c:
+        tables["data"].pop("accumulate")
+        tables["data"]["global_batch"] = c["global_batch"]
+    lines = ['kind = "train"']
+    for name, keys in tables.items():
+        lines += [f"[{name}]"] + [f"{k} = {toml(v)}" for k, v in keys.items()]
+    return "\n".join(lines) + "\n"
+
+
+def hashes(folder: pathlib.Path, paths: list[pathlib.Path]) -> dict:
+    return {str(p.relative_to(ROOT)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths + [folder / "job.toml"])}
+
+
+def versions() -> dict:
+    return dict(
+        python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__,
+        safetensors=safetensors.__version__, numpy=numpy.__version__,
+    )
+
+
+def write_json(path: pathlib.Path, x) -> None:
+    path.write_text(json.dumps(x, indent=1) + "\n")
+
+
+def final(model, start) -> dict:
+    """Per tensor the norm, the sum, and the norm of the change since the start, all in float64."""
+    first = dict(start.named_parameters())
+    out = {}
+    for n, p in model.named_parameters():
+        w, w0 = p.detach().double(), first[n].detach().double()
+        out[n] = dict(norm=w.norm().item(), sum=w.sum().item(), change=(w - w0).norm().item())
+    return out
+
+
+def train_case(name: str, c: dict) -> None:
+    folder = ROOT / name
+    folder.mkdir()
+    (folder / "job.toml").write_text(job_text(c))
+    ranks, path, model = 4, ROOT / "data" / c["file"], ROOT / "models" / c["model"]
+    dp = ranks // c.get("ulysses", 4)
+    batch = c.get("global_batch", dp * c["batch"] * c.get("accumulate", 1))
+    rows = data.rows_of(path, c["sequence"], c.get("pack", True))
+    steps = [[rows[(s * batch + i) % len(rows)] for i in range(batch)] for s in range(STEPS)]
+    exact = reference.train(model, c["optimizer"], steps, torch.float64)
+    plain = reference.train(model, c["optimizer"], steps, torch.float32)
+    dloss = max(abs(a - b) for a, b in zip(exact["losses"], plain["losses"]))
+    dnorm = max(abs(a - b) / a for a, b in zip(exact["grad_norms"], plain["grad_norms"]) if a > 0)
+    # float32 and the replacements of reference.exact must not change the answer.
+    assert dloss < 2e-5 and dnorm < 2e-4, (name, dloss, dnorm)
+    result = {k: exact[k] for k in ("losses", "grad_norms", "lr", "target_tokens", "tokens")}
+    result |= dict(losses_f32=plain["losses"], grad_norms_f32=plain["grad_norms"])
+    result["final"] = final(exact["model"], reference.load(model, torch.float64))
+    if c.get("weights"):
+        save_file({n: p.detach().float() for n, p in exact["model"].named_parameters()}, folder / "final.safetensors")
+        result["final_weights"] = "final.safetensors"
+    inputs = [path, *model.glob("*.json"), *model.glob("*.safetensors")]
+    write_json(folder / "case.json", dict(
+        kind="train", name=name, job="job.toml", model=f"../models/{c['model']}", ranks=ranks, steps=STEPS, **result,
+        versions=versions(), sha256=hashes(folder, inputs),
+    ))
+    print(f"{name:26} loss {' '.join(f'{x:.4f}' for x in exact['losses'])}  norm {exact['grad_norms'][0]:.3f} "
+          f" f32: {dloss:.1e} {dnorm:.1e}")
+
+
+def attention_case(name: str, c: dict, seed: int) -> None:
+    folder = ROOT / name
+    folder.mkdir()
+    (folder / "job.toml").write_text(attention.write_case(folder, c, seed))
+    write_json(folder / "case.json", dict(
+        kind="attention", name=name, what=c["what"], job="job.toml", input="in.safetensors", expected="expected.safetensors", ranks=4,
+        versions=versions(), sha256=hashes(folder, [folder / "in.safetensors", folder / "expected.safetensors"]),
+    ))
+    print(name)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for old in ROOT.glob("*/case.json"):
+        shutil.rmtree(old.parent)
+    models.write_models(ROOT / "models")
+    data.write_data(ROOT / "data")
+    for i, (name, c) in enumerate(attention.CASES.items()):
+        attention_case(name, c, 50 + i)
+    for name, c in cases().items():
+        train_case(name, c)
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    main()

@@ -1,0 +1,95 @@
+"""The tiny random models of the goldens, written as Hugging Face folders under models/."""
+
+import json
+import math
+import pathlib
+
+import torch
+import transformers
+
+VOCAB = 256
+COMMON = dict(
+    vocab_size=VOCAB,
+    num_hidden_layers=2,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+    attn_implementation="sdpa",
+)
+
+# Heads are chosen to be awkward for 4 ranks: 8 query heads on 2 key heads replicate keys, 6 and 5 do not divide at all.
+MODELS = {
+    "llama": dict(
+        config=transformers.LlamaConfig,
+        fields=dict(hidden_size=64, intermediate_size=112, num_attention_heads=8, num_key_value_heads=2, rope_theta=10000.0),
+    ),
+    # bf16 weights in two shards with an index, rope scaled as Llama 3 does, config.json in the words of transformers 4.
+    # With theta 500 and head_dim 16 the wavelengths fall on both sides of, and between, 32/4 and 32/1.
+    "llama3": dict(
+        config=transformers.LlamaConfig,
+        fields=dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2),
+        rope_theta=500.0,
+        rope_scaling=dict(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+        ),
+        dtype=torch.bfloat16,
+        shard="80KB",
+    ),
+    "qwen2": dict(  # biases on q, k, v; embedding and head tied
+        config=transformers.Qwen2Config,
+        fields=dict(
+            hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, rope_theta=1e6,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3": dict(  # norms on the heads of q and k, head_dim other than hidden/heads
+        config=transformers.Qwen3Config,
+        fields=dict(
+            hidden_size=48, intermediate_size=100, num_attention_heads=5, num_key_value_heads=1, head_dim=12, rope_theta=1e6,
+            tie_word_embeddings=False,
+        ),
+    ),
+}
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights large enough that attention is far from uniform and every bias and norm matters (the library's own start is not)."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            r = torch.randn(p.shape, generator=g, dtype=torch.float64)
+            if "embed_tokens" in name:
+                p.copy_((0.15 if model.config.tie_word_embeddings else 0.5) * r)
+            elif p.dim() >= 2:
+                p.copy_(1.5 * r / math.sqrt(p.shape[1]))
+            elif name.endswith("bias"):
+                p.copy_(0.3 * r)
+            else:
+                p.copy_(1 + 0.2 * r)
+
+
+def write_models(root: pathlib.Path) -> None:
+    for i, (name, m) in enumerate(MODELS.items()):
+        folder = root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        config = m["config"](**COMMON, **m["fields"])
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        randomize(model, 1000 + i)
+        model.to(m.get("dtype", torch.float32))
+        model.save_pretrained(folder, max_shard_size=m.get("shard", "1GB"))
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if "rope_scaling" in m:
+            in_words_of_transformers_4(folder / "config.json", m)
+
+
+def in_words_of_transformers_4(path: pathlib.Path, m: dict) -> None:
+    c = json.loads(path.read_text())
+    c.pop("rope_parameters", None)
+    c["rope_theta"], c["rope_scaling"] = m["rope_theta"], m["rope_scaling"]
+    c["torch_dtype"] = c.pop("dtype")
+    c["transformers_version"] = "4.57.0"
+    path.write_text(json.dumps(c, indent=2, sort_keys=True) + "\n")
