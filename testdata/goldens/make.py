@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parent
 STEPS = 5
 SGD = dict(name="sgd", lr=0.1, weight_decay=0.0, clip=0.0, schedule="constant", warmup=0)
 ADAMW = dict(
-    name="adamw", lr=3e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, clip=1.0, schedule="cosine", warmup=2,
+    name="adamw", lr=3e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3, clip=1.0, schedule="cosine", warmup=2,
 )
 # Each set of data with the mesh and batch that make it awkward; pack only matters for text.
 PLAIN = dict(file="plain64.safetensors", sequence=64, batch=2)
