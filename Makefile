@@ -1,0 +1,55 @@
+# make        build bin/ulysses-mpi
+# make run    install what is missing, build, and train the quickstart's model on four ranks
+# make test   everything that needs no GPU
+# make deps   install what build, run and test need (Debian, Ubuntu; as root or with sudo)
+
+GO      ?= go
+RANKS   ?= 4
+SHELL   := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: all build run test unit deps deps-test goldens goldens-check bench fuzz clean check-go
+
+# Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
+# looks for networks that a laptop or a container does not have.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export OMPI_MCA_hwloc_base_binding_policy := none
+export OMPI_MCA_btl_vader_single_copy_mechanism := none
+export UCX_ERROR_SIGNALS :=
+
+MPIRUN := mpirun --oversubscribe --bind-to none
+
+all: build
+
+build: deps
+	$(GO) build -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
+
+run: build
+	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/quickstart.toml
+
+deps:
+	@scripts/deps.sh build
+
+deps-test:
+	@scripts/deps.sh test
+
+# CI=true makes a skipped MPI, Slurm or golden test a failure.
+test: deps deps-test build
+	$(GO) vet ./... && $(GO) vet -tags mpi ./...
+	$(GO) test ./...
+	$(GO) test -tags mpi -count=1 ./comm ./sp ./job ./cmd/... ./slurm
+
+# The goldens come from PyTorch alone; this program never writes them. Needs Python 3 and, once, the registry.
+goldens: .venv/goldens
+	.venv/bin/python testdata/goldens/make.py
+
+.venv/goldens: testdata/goldens/requirements.txt
+	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
+
+fuzz:
+	$(GO) test ./tensor -run '^$$' -fuzz FuzzSafetensors -fuzztime 60s
+	$(GO) test ./job -run '^$$' -fuzz FuzzParse -fuzztime 60s
+
+clean:
+	rm -rf bin out examples/out

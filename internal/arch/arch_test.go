@@ -1,0 +1,73 @@
+// Package arch holds the imports to the one-way line of docs/architecture.md.
+package arch
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// may lists what each package may import of this module, beside the leaves. A package that is not listed fails the test: say first
+// where it stands.
+var may = map[string]string{
+	"tensor":               "",
+	"device":               "tensor",
+	"comm":                 "device tensor",
+	"cpu":                  "device tensor",
+	"sp":                   "comm device tensor",
+	"model":                "sp comm device tensor",
+	"train":                "model sp comm device tensor",
+	"job":                  "train model sp comm device tensor internal/backends",
+	"cmd/ulysses-mpi":      "job",
+	"benchmarks":           "job sp comm cpu device tensor internal/backends",
+	"internal/backends":    "cpu comm device tensor",
+	"internal/ref":         "tensor",
+	"internal/conformance": "internal/ref device tensor",
+	"internal/mpitest":     "comm",
+	"internal/arch":        "",
+	"internal/status":      "",
+	"internal/clock":       "",
+	"slurm":                "",
+}
+
+// leaves may be used by anyone.
+const leaves = " internal/status internal/clock slurm "
+
+func TestImportsPointDown(t *testing.T) {
+	for _, tags := range []string{"", "mpi"} {
+		cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "-tags", tags, "ulysses/...")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%v: %v", cmd, err)
+		}
+		seen := 0
+		for d := json.NewDecoder(strings.NewReader(string(out))); ; seen++ {
+			var p struct {
+				ImportPath string
+				Imports    []string
+			}
+			if err := d.Decode(&p); errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			name := strings.TrimPrefix(p.ImportPath, "ulysses/")
+			allowed, ok := may[name]
+			if !ok {
+				t.Errorf("package %s has no place in the line", name)
+			}
+			for _, i := range p.Imports {
+				i, ours := strings.CutPrefix(i, "ulysses/")
+				if ours && !strings.Contains(" "+allowed+leaves, " "+i+" ") {
+					t.Errorf("%s imports %s, which does not lie below it", name, i)
+				}
+			}
+		}
+		if seen < len(may)/2 {
+			t.Errorf("go list -tags %q saw %d packages: the test looked at nothing", tags, seen)
+		}
+	}
+}
