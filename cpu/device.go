@@ -1,0 +1,167 @@
+// Package cpu is the device that every machine has: C kernels, one source built for several instruction sets, shared out over
+// goroutines. Results are the same to the bit for any number of workers. kernels.h says how a kernel is added.
+package cpu
+
+/*
+#include <stdlib.h>
+#include <sys/mman.h>
+#include "kernels.h"
+
+// From here on memory comes from mmap in whole huge pages: page faults cost more than most operations do.
+enum { ULY_HUGE = 2 << 20 };
+
+// uly_alloc returns zeroed memory aligned to 64 bytes (to 2 MiB when large), or NULL.
+static void *uly_alloc(int64_t bytes) {
+	if (bytes < ULY_HUGE) {
+		void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+		if (p) __builtin_memset(p, 0, (bytes + 63) / 64 * 64);
+		return p;
+	}
+	if (bytes > INT64_MAX - 2 * (int64_t)ULY_HUGE) return NULL;
+	int64_t size = (bytes + 4095) / 4096 * 4096;
+	char *p = mmap(NULL, size + ULY_HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED) return NULL;
+	int64_t head = -(uintptr_t)p & (ULY_HUGE - 1);
+	if (head) munmap(p, head);
+	if (ULY_HUGE - head) munmap(p + head + size, ULY_HUGE - head);
+	madvise(p + head, size, MADV_HUGEPAGE);
+	return p + head;
+}
+
+static void uly_free(void *p, int64_t bytes) {
+	if (bytes < ULY_HUGE) free(p);
+	else munmap(p, (bytes + 4095) / 4096 * 4096);
+}
+*/
+import "C"
+
+import (
+	"runtime"
+	"unsafe"
+
+	"github.com/klauspost/cpuid/v2"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+)
+
+// align is the alignment of allocations, in bytes: a cache line, and the widest vector.
+const align = 64
+
+// Options choose the size and the kernels of a device.
+type Options struct {
+	Workers int    // threads that operations use, the caller's included; 0 = the cores that the affinity mask allows
+	ISA     string // "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by CPUID
+}
+
+// Device is the CPU as one rank sees it. It serves one goroutine at a time.
+type Device struct {
+	device.Ops // operations that this package does not define yet
+	table      *table
+	workers    int
+	pool       *pool
+	job        *C.uly_job     // the run in progress, in C memory so that no call moves a Go pointer across
+	args       unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
+	scratch    unsafe.Pointer // workers x ULY_SCRATCH_BYTES
+	work       func(worker int)
+}
+
+// New opens the CPU. An instruction set that this CPU lacks is Unsupported.
+func New(o Options) (device.Device, error) {
+	t, err := choose(o.ISA)
+	if err != nil {
+		return nil, err
+	}
+	n := o.Workers
+	if n == 0 {
+		n = runtime.NumCPU()
+	}
+	if n < 0 || n > 4096 {
+		return nil, status.Errorf(status.InvalidArgument, "cpu.New: %d workers: use 1 to 4096, or 0 for all cores this process may use", n)
+	}
+	d := &Device{table: t, workers: n}
+	d.job = (*C.uly_job)(C.uly_alloc(C.sizeof_uly_job))
+	d.args = C.uly_alloc(C.ULY_ARGS_BYTES)
+	d.scratch = C.uly_alloc(d.scratchBytes())
+	if d.job == nil || d.args == nil || d.scratch == nil {
+		d.Close()
+		return nil, status.Errorf(status.OutOfMemory, "cpu.New: %d workers need %d bytes of scratch: use fewer", n, d.scratchBytes())
+	}
+	d.job.args, d.job.scratch = d.args, (*C.char)(d.scratch)
+	d.work = func(worker int) { C.uly_work(d.job, C.int64_t(worker)) }
+	d.pool = newPool(n)
+	return d, nil
+}
+
+func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_SCRATCH_BYTES }
+
+// Info says what the device is.
+func (d *Device) Info() device.Info {
+	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align}
+}
+
+// Close gives back workers and scratch. Buffers stay valid until they are freed.
+func (d *Device) Close() {
+	if d.pool != nil {
+		d.pool.close()
+		d.pool = nil
+	}
+	for _, m := range []struct {
+		p     unsafe.Pointer
+		bytes C.int64_t
+	}{{unsafe.Pointer(d.job), C.sizeof_uly_job}, {d.args, C.ULY_ARGS_BYTES}, {d.scratch, d.scratchBytes()}} {
+		if m.p != nil {
+			C.uly_free(m.p, m.bytes)
+		}
+	}
+	d.job, d.args, d.scratch = nil, nil, nil
+}
+
+// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done.
+func (d *Device) run(kernel int, tasks int64) error {
+	if tasks <= 0 {
+		return nil
+	}
+	d.job.kernel = d.table.kernels[kernel]
+	d.job.tasks, d.job.next = C.int64_t(tasks), 0
+	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
+}
+
+// buffer is memory outside the Go heap: kernels may keep pointers into it, and the collector never looks at it.
+type buffer struct {
+	p     unsafe.Pointer
+	bytes int64
+}
+
+func (b *buffer) Pointer() unsafe.Pointer { return b.p }
+func (b *buffer) Bytes() int64            { return b.bytes }
+
+func (b *buffer) Free() {
+	if b.p != nil {
+		C.uly_free(b.p, C.int64_t(max(b.bytes, 1)))
+		b.p = nil
+	}
+}
+
+// Alloc returns zeroed memory, aligned to a cache line.
+func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
+	if bytes < 0 {
+		return nil, status.Errorf(status.InvalidArgument, "cpu.Alloc: %d bytes: a size cannot be negative", bytes)
+	}
+	p := C.uly_alloc(C.int64_t(max(bytes, 1)))
+	if p == nil {
+		return nil, status.Errorf(status.OutOfMemory, "cpu.Alloc: %d bytes: the system has no more; make the job smaller or use more ranks", bytes)
+	}
+	return &buffer{p, bytes}, nil
+}
+
+// stream has nothing to order: operations are done when they return.
+type stream struct{}
+
+func (stream) Sync() error { return nil }
+func (stream) Close()      {}
+
+// NewStream returns a stream; on this device all streams are the same.
+func (d *Device) NewStream() (device.Stream, error) { return stream{}, nil }
+
+var _ device.Device = (*Device)(nil)

@@ -1,0 +1,56 @@
+// The kernels of the CPU device and how they are reached.
+//
+// One source, three builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction set and a vector width VW, then
+// include vec.h and kernels.inc, which includes every *.inc. All functions in an .inc are static: nothing is named by its
+// instruction set but the table at the end of each build. Go picks one table when the device opens (table.go).
+//
+// To add a kernel `foo`:
+//   1. its arguments: `typedef struct {...} foo_args;` in a header of its concept, included below; one X(foo) in ULY_KERNELS;
+//   2. its body in an .inc that kernels.inc names: `KERNEL(foo, foo_args) { ... a->x ... task ... }`;
+//   3. in Go: `a := (*C.foo_args)(d.args); *a = C.foo_args{...}; return d.run(C.K_foo, tasks)`.
+//
+// A kernel does one task of a run. It gets
+//   a        the arguments, the same for all tasks, at most ULY_ARGS_BYTES;
+//   task     0 <= task < tasks: each task is done once, by any worker, in any order;
+//   worker   0 <= worker < workers;
+//   scratch  ULY_SCRATCH_BYTES of this worker's own, aligned to a page, contents undefined.
+// What a task computes must depend on task and arguments alone, never on worker or on the number of workers: that is what keeps
+// results the same to the bit for any number of threads. A task should take 20 µs or more; a run of one task wakes nobody.
+#pragma once
+#include <stdint.h>
+
+#define ULY_SCRATCH_BYTES (1 << 20)
+#define ULY_ARGS_BYTES 4096
+
+typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void *scratch);
+
+// Headers of argument structs.
+#include "peak.h"
+
+// Every kernel, one X(name) a line.
+#define ULY_KERNELS(X) \
+  X(peak)
+
+#define ULY_ENUM(name) K_##name,
+enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
+#undef ULY_ENUM
+
+// The tables, indexed by K_name. A build that this compiler's target cannot make has a table of zeros.
+extern const uly_kernel uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT], uly_kernels_portable[K_COUNT];
+
+// uly_job is a run in progress. Workers take tasks off next until none is left.
+typedef struct {
+  uly_kernel kernel;
+  const void *args;
+  char *scratch; // workers x ULY_SCRATCH_BYTES
+  int64_t tasks;
+  _Alignas(64) int64_t next;
+} uly_job;
+
+static inline void uly_work(uly_job *j, int64_t worker) {
+  for (;;) {
+    int64_t task = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
+    if (task >= j->tasks) return;
+    j->kernel(j->args, task, worker, j->scratch + worker * (int64_t)ULY_SCRATCH_BYTES);
+  }
+}

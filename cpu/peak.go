@@ -1,0 +1,41 @@
+package cpu
+
+/*
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"time"
+	"unsafe"
+)
+
+// PeakFMA measures the floating-point rate, in GFLOP/s, of as many workers doing nothing but independent multiply-adds in registers: the limit that
+// benchmarks hold operations against. isa as in Options. It takes about a tenth of a second.
+func PeakFMA(workers int, isa string) (float64, error) {
+	o, err := New(Options{Workers: workers, ISA: isa})
+	if err != nil {
+		return 0, err
+	}
+	d := o.(*Device)
+	defer d.Close()
+	n := int64(d.workers)
+	sink, err := d.Alloc(4 * n)
+	if err != nil {
+		return 0, err
+	}
+	defer sink.Free()
+	const rounds, chains = 400_000, 12 // some milliseconds a task
+	best := 0.0
+	for range 9 {
+		a := (*C.peak_args)(d.args)
+		*a = C.peak_args{rounds: rounds, sink: (*C.float)(unsafe.Pointer(sink.Pointer()))}
+		start := time.Now()
+		if err := d.run(C.K_peak, n); err != nil {
+			return 0, err
+		}
+		flops := 2 * rounds * chains * float64(d.table.lanes) * float64(n)
+		best = max(best, flops/time.Since(start).Seconds()/1e9)
+	}
+	return best, nil
+}

@@ -1,0 +1,67 @@
+package cpu
+
+/*
+#cgo CFLAGS: -O3
+#cgo LDFLAGS: -lm
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/klauspost/cpuid/v2"
+
+	"ulysses/internal/status"
+)
+
+// table is a row of the instruction-set table: what a set needs and the kernels built for it.
+type table struct {
+	name    string
+	needs   []cpuid.FeatureID
+	lanes   int // floats in a vector
+	kernels *[C.K_COUNT]C.uly_kernel
+}
+
+// tables, best first. Rows are chosen by feature bits, never by maker or model: libraries that go by the model misjudge new ones.
+var tables = []table{
+	{"avx512", []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2},
+		16, &C.uly_kernels_avx512},
+	{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, &C.uly_kernels_avx2},
+	{"portable", nil, 4, &C.uly_kernels_portable},
+}
+
+// EnvISA names the environment variable that pins an instruction set where Options leave it open.
+const EnvISA = "ULYSSES_ISA"
+
+// runs reports whether this CPU has what the row needs and this build has its kernels.
+func (t *table) runs() bool { return cpuid.CPU.Supports(t.needs...) && t.kernels[0] != nil }
+
+// ISAs are the instruction sets this CPU can run, best first; the last is always "portable".
+func ISAs() []string {
+	var names []string
+	for i := range tables {
+		if tables[i].runs() {
+			names = append(names, tables[i].name)
+		}
+	}
+	return names
+}
+
+// choose finds the row of a name; "" is the environment's, else the best this CPU runs. A set that is unknown or that the CPU lacks is Unsupported.
+func choose(isa string) (*table, error) {
+	if isa == "" {
+		isa = os.Getenv(EnvISA)
+	}
+	if isa == "" {
+		isa = ISAs()[0]
+	}
+	i := slices.IndexFunc(tables, func(t table) bool { return t.name == isa })
+	if i < 0 || !tables[i].runs() {
+		return nil, status.Errorf(status.Unsupported, "cpu.New: instruction set %q: this CPU runs %s; unset %s or name one of them",
+			isa, strings.Join(ISAs(), ", "), EnvISA)
+	}
+	return &tables[i], nil
+}

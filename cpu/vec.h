@@ -1,0 +1,151 @@
+// One vector vocabulary for three instruction sets. vf holds VW floats, vi as many int32; the operators + - * / & | ^ << >> work on
+// both, comparisons of vf give vi (all ones = true), and (vi)x, (vf)x reinterpret bits.
+//
+// NaN: v_max(a, b) and v_min(a, b) return b when either is NaN, so a NaN survives in the second place and is lost in the first.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define AI static inline __attribute__((always_inline, unused))
+#define NOINLINE static __attribute__((noinline, unused))
+#define UNROLL _Pragma("GCC unroll 32")
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+#if defined(ULY_AVX512)
+#include <immintrin.h>
+typedef __m512 vf;
+AI vf v_load(const float *p) { return _mm512_loadu_ps(p); }
+AI void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+AI vf v_set1(float x) { return _mm512_set1_ps(x); }
+AI vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+AI vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+AI vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+AI vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
+AI __mmask16 v_lanes_below(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
+AI vf v_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(v_lanes_below(n), p); }
+AI void v_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, v_lanes_below(n), x); }
+AI vf v_fill_below(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), x, _mm512_set1_ps(fill)); }
+AI int v_any_ne(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0; }
+
+#elif defined(ULY_AVX2)
+#include <immintrin.h>
+typedef __m256 vf;
+AI vf v_load(const float *p) { return _mm256_loadu_ps(p); }
+AI void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+AI vf v_set1(float x) { return _mm256_set1_ps(x); }
+AI vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+AI vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+AI vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+AI vf v_sqrt(vf a) { return _mm256_sqrt_ps(a); }
+AI __m256i v_lanes_below(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)MAX(0, MIN(n, 8))), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+AI vf v_load_n(const float *p, int64_t n) { return _mm256_maskload_ps(p, v_lanes_below(n)); }
+AI void v_store_n(float *p, vf x, int64_t n) { _mm256_maskstore_ps(p, v_lanes_below(n), x); }
+AI vf v_fill_below(vf x, int64_t n, float fill) {
+  return _mm256_blendv_ps(x, _mm256_set1_ps(fill), _mm256_castsi256_ps(v_lanes_below(n)));
+}
+AI int v_any_ne(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)) != 0; }
+
+#else
+typedef float vf __attribute__((vector_size(4 * VW)));
+AI vf v_load(const float *p) { vf x; memcpy(&x, p, sizeof x); return x; }
+AI void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
+AI vf v_set1(float x) { return (vf){x, x, x, x}; }
+AI vf v_fma(vf a, vf b, vf c) { return a * b + c; }
+AI vf v_max(vf a, vf b) {
+  typedef int32_t m __attribute__((vector_size(4 * VW)));
+  m gt = a > b;
+  return (vf)(((m)a & gt) | ((m)b & ~gt));
+}
+AI vf v_min(vf a, vf b) {
+  typedef int32_t m __attribute__((vector_size(4 * VW)));
+  m lt = a < b;
+  return (vf)(((m)a & lt) | ((m)b & ~lt));
+}
+AI vf v_sqrt(vf a) {
+  UNROLL for (int i = 0; i < VW; i++) a[i] = sqrtf(a[i]);
+  return a;
+}
+AI vf v_load_n(const float *p, int64_t n) {
+  vf x = {0};
+  for (int i = 0; i < VW && i < n; i++) x[i] = p[i];
+  return x;
+}
+AI void v_store_n(float *p, vf x, int64_t n) {
+  for (int i = 0; i < VW && i < n; i++) p[i] = x[i];
+}
+AI vf v_fill_below(vf x, int64_t n, float fill) {
+  for (int i = 0; i < VW && i < n; i++) x[i] = fill;
+  return x;
+}
+AI int v_any_ne(vf a, vf b) {
+  int any = 0;
+  UNROLL for (int i = 0; i < VW; i++) any |= a[i] != b[i];
+  return any;
+}
+#endif
+
+typedef int32_t vi __attribute__((vector_size(4 * VW)));
+
+// v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
+// v_fill_below replaces lanes [0, n) by fill. v_any_ne: some lane differs (or is NaN).
+
+AI vf v_zero(void) { return (vf){0}; }
+AI vf v_add(vf a, vf b) { return a + b; }
+AI vf v_sub(vf a, vf b) { return a - b; }
+AI vf v_mul(vf a, vf b) { return a * b; }
+AI vf v_div(vf a, vf b) { return a / b; }
+
+// v_sum adds the lanes pairwise: halves, quarters, ... The order is fixed for a width.
+AI float v_sum(vf x) {
+  float t[VW];
+  v_store(t, x);
+  UNROLL for (int w = VW / 2; w > 0; w /= 2) {
+    UNROLL for (int i = 0; i < w; i++) t[i] += t[i + w];
+  }
+  return t[0];
+}
+
+// v_hmax is the largest lane; NaN lanes may be lost.
+AI float v_hmax(vf x) {
+  float t[VW];
+  v_store(t, x);
+  UNROLL for (int w = VW / 2; w > 0; w /= 2) {
+    UNROLL for (int i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  }
+  return t[0];
+}
+
+// Polynomial of 2^f on [-0.5, 0.5], minimax with constant 1, relative error 9e-8.
+AI vf v_exp2_poly(vf f) {
+  vf p = v_set1(.00132647272f);
+  p = v_fma(p, f, v_set1(.00967151281f));
+  p = v_fma(p, f, v_set1(.0555073374f));
+  p = v_fma(p, f, v_set1(.240222421f));
+  p = v_fma(p, f, v_set1(.693146978f));
+  return v_fma(p, f, v_set1(1.0f));
+}
+
+// Adding this rounds to the nearest integer n and leaves n + 127, the exponent field of 2^n, in the low bits.
+#define V_EXP_MAGIC (12582912.0f + 127.0f)
+
+// v_exp2 is 2^x for x below 127.5; below -126 it gives 2^-126, never 0. NaN stays NaN: the power of two is a factor, not an addend of bits.
+AI vf v_exp2(vf x) {
+  x = v_max(v_set1(-126.0f), x);
+  vf t = v_add(x, v_set1(V_EXP_MAGIC));
+  vf f = v_sub(x, v_sub(t, v_set1(V_EXP_MAGIC)));
+  return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
+}
+
+// v_exp is e^x, relative error 2e-7, for x clamped to [-87.3, 88]: it never overflows and never reaches 0. NaN stays NaN.
+AI vf v_exp(vf x) {
+  x = v_min(v_set1(88.0f), v_max(v_set1(-87.3f), x));
+  vf t = v_fma(x, v_set1(1.44269502f), v_set1(V_EXP_MAGIC));
+  vf n = v_sub(t, v_set1(V_EXP_MAGIC));
+  vf f = v_fma(x, v_set1(1.44269502f), v_sub(v_zero(), n));
+  f = v_fma(x, v_set1(1.92596299e-8f), f); // log2(e) beyond the float
+  return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
+}
