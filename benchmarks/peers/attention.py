@@ -1,0 +1,77 @@
+"""PyTorch's scaled_dot_product_attention in f32, forward and backward, over ../cases.json.
+
+Layout [1, heads, tokens, D], contiguous, which is the one torch is fastest in. Packed documents are a loop over the documents, since torch
+has no packed attention on the CPU (a boolean mask is ten times slower). GF/s count causal as half and backward as 2.5 times forward.
+"""
+
+import json
+import pathlib
+
+import torch
+import torch.nn.functional as F
+
+import common
+
+CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
+
+
+def documents(c: dict) -> list[tuple[int, int]]:
+    cu = c.get("cu_seqlens") or [0, c["tokens"]]
+    return list(zip(cu, cu[1:]))
+
+
+def flops(c: dict) -> float:
+    """Of the forward pass."""
+    pairs = sum((b - a) ** 2 for a, b in documents(c)) / (2 if c["causal"] else 1)
+    return 4.0 * pairs * c["heads"] * c["head_dim"]
+
+
+def make(c: dict):
+    g = torch.Generator().manual_seed(0)
+    t, d = c["tokens"], c["head_dim"]
+    q, dout = (torch.randn(1, c["heads"], t, d, generator=g) for _ in range(2))
+    k, v = (torch.randn(1, c["kv_heads"], t, d, generator=g) for _ in range(2))
+    for x in (q, k, v):
+        x.requires_grad_()
+    gqa = c["heads"] != c["kv_heads"]
+    docs = documents(c)
+
+    def attend(*qkv):
+        return F.scaled_dot_product_attention(*qkv, is_causal=c["causal"], enable_gqa=gqa)
+
+    def forward():
+        if len(docs) == 1:
+            return attend(q, k, v)
+        # split, not slices: its gradient is one concatenation instead of a full-size sum per document.
+        lengths = [b - a for a, b in docs]
+        return torch.cat([attend(*x) for x in zip(*(y.split(lengths, 2) for y in (q, k, v)))], 2)
+
+    def both():
+        q.grad = k.grad = v.grad = None
+        forward().backward(dout)
+
+    def forward_only():
+        with torch.no_grad():
+            forward()
+
+    return forward_only, both
+
+
+def main() -> None:
+    p = common.parser(__doc__)
+    p.add_argument("--forward", action="store_true", help="time the forward pass alone as well")
+    a = p.parse_args()
+    torch.set_num_threads(a.threads)
+    cases = {c["name"]: c for c in json.loads(CASES.read_text())["attention"]}
+    for name in common.chosen(list(cases), a.cases):
+        forward, both = make(cases[name])
+        n = flops(cases[name])
+        if a.forward:
+            m = common.measure(forward, a.repeat)
+            common.emit("torch sdpa", name, op="forward", threads=a.threads, gflops=n / m["min_s"] / 1e9, **m)
+        m = common.measure(both, a.repeat)
+        common.emit("torch sdpa", name, op="forward+backward", threads=a.threads, gflops=3.5 * n / m["min_s"] / 1e9, **m)
+
+
+if __name__ == "__main__":
+    main()
