@@ -86,9 +86,11 @@ func (t Tensor) Contiguous() bool {
 	return true
 }
 
-// Offset moves the view by n elements.
+// Offset moves the view by n elements. A tensor without memory, of a plan, stays without.
 func (t Tensor) Offset(n int64) Tensor {
-	t.Data = unsafe.Add(t.Data, n*t.DType.Size())
+	if t.Data != nil {
+		t.Data = unsafe.Add(t.Data, n*t.DType.Size())
+	}
 	return t
 }
 
