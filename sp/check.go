@@ -1,0 +1,100 @@
+package sp
+
+import (
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// What is checked at each call is what memory safety needs; all else was settled in NewPlan and NewBatch.
+
+func (p *Plan) checkForward(b *Batch, a *Args) error {
+	const op = "sp.Forward"
+	if err := p.checkBatch(op, b); err != nil {
+		return err
+	}
+	l, n := p.layer, b.spec.Batch
+	if err := checkTensor(op, "q", a.Q, tensor.F32, n, b.Rows(), l.Heads, l.Dim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "k", a.K, tensor.F32, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "v", a.V, tensor.F32, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "out", a.Out, tensor.F32, n, b.Rows(), l.Heads, l.VDim); err != nil {
+		return err
+	}
+	if !a.LSE.IsNil() {
+		if err := checkTensor(op, "lse", column(a.LSE), tensor.F32, n, b.Rows(), l.Heads, 1); err != nil {
+			return err
+		}
+	}
+	size := p.Sizes(b)
+	if !a.Saved.IsNil() {
+		if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+			return err
+		}
+	}
+	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
+}
+
+func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
+	const op = "sp.Backward"
+	if err := p.checkBatch(op, b); err != nil {
+		return err
+	}
+	if p.layer.NoBackward || a.Saved.IsNil() {
+		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
+	}
+	l, n := p.layer, b.spec.Batch
+	if err := checkTensor(op, "dout", g.DOut, tensor.F32, n, b.Rows(), l.Heads, l.VDim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "dq", g.DQ, tensor.F32, n, b.Rows(), l.Heads, l.Dim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "dk", g.DK, tensor.F32, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
+		return err
+	}
+	if err := checkTensor(op, "dv", g.DV, tensor.F32, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
+		return err
+	}
+	size := p.Sizes(b)
+	if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+		return err
+	}
+	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
+}
+
+// checkBatch refuses a batch of other ranks.
+func (p *Plan) checkBatch(op string, b *Batch) error {
+	if b.rank != p.rank || b.size != p.size {
+		return status.Errorf(status.InvalidArgument, "%s: a batch of rank %d of %d with a plan of rank %d of %d: make both on one communicator",
+			op, b.rank, b.size, p.rank, p.size)
+	}
+	return nil
+}
+
+// checkTensor holds a tensor to a type, a shape of four axes and a dense last axis.
+func checkTensor(op, name string, t tensor.Tensor, dtype tensor.DType, b, n, h, d int64) error {
+	want := tensor.Of(nil, dtype, b, n, h, d)
+	if t.DType != dtype || t.NDim != 4 || t.Shape != want.Shape {
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be %v", op, name, t, want)
+	}
+	if d > 1 && t.Stride[3] != 1 {
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v: its last axis must be dense", op, name, t)
+	}
+	return nil
+}
+
+// checkBytes holds caller-owned memory to a size.
+func checkBytes(op, name string, t tensor.Tensor, need int64) error {
+	if t.IsNil() && need == 0 {
+		return nil
+	}
+	if t.DType != tensor.U8 || t.Numel() < need {
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be U8 of %d bytes or more, as the plan's sizes say", op, name, t, need)
+	}
+	return nil
+}

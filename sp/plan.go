@@ -1,0 +1,216 @@
+// Package sp is Ulysses sequence parallelism (Jacobs et al. 2023): every rank holds a slice of the tokens of all heads; one all-to-all
+// turns that into all tokens of a slice of the heads, any local attention runs there, a second all-to-all turns it back.
+//
+// Three steps: NewPlan settles a kind of layer, NewBatch settles the lengths and documents of a batch, and Forward and Backward run
+// with caller-owned memory, allocating nothing. Numbers of heads, tokens and ranks need not divide each other: a rank may hold fewer
+// heads or rows than its neighbour, or none, and still takes part in every exchange. Key heads whose query heads lie on several ranks
+// are sent to each of them, and their gradients are summed in rank order.
+//
+// A head's attention runs over the whole sequence on one rank, so results are those of one rank bit for bit, except dk and dv of a
+// key head whose query heads are split over ranks: repeatable, and within parts·2^-24·Σ|partial| of one rank's.
+package sp
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+)
+
+// Shard gives the rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more. Heads are cut likewise.
+func Shard(n, size, rank int64) (lo, hi int64) {
+	rows, more := n/size, n%size
+	lo = rank*rows + min(rank, more)
+	hi = lo + rows
+	if rank < more {
+		hi++
+	}
+	return lo, hi
+}
+
+// span is a range [lo, hi) of heads or of rows.
+type span struct{ lo, hi int64 }
+
+func (s span) n() int64 { return s.hi - s.lo }
+
+// shards cuts n over all ranks.
+func shards(n, size int64) []span {
+	cut := make([]span, size)
+	for r := range cut {
+		cut[r].lo, cut[r].hi = Shard(n, size, int64(r))
+	}
+	return cut
+}
+
+// Layer is a kind of attention layer.
+type Layer struct {
+	Heads, KVHeads int64 // query heads; key heads, which divide them
+	Dim, VDim      int64 // features of a query and key head; of a value head
+	Causal         bool
+	Scale          float64 // of q·k; 0 = 1/sqrt(Dim)
+	NoBackward     bool    // Backward will not be called: nothing is saved
+}
+
+// Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
+type Plan struct {
+	dev        device.Device
+	comm       comm.Comm
+	layer      Layer // Scale resolved
+	rank, size int64
+	align      int64
+
+	query  []span  // query heads of each rank
+	key    []span  // key heads under them: a head may be on several ranks
+	owned  []span  // the part of key[r] that no lower rank has
+	kvHead []int64 // of this rank: local key head of each local query head
+
+	parts      []part               // tensors of the reshard under way
+	send, recv []int64              // elements to and from each rank, of the exchange under way
+	attention  device.Attention     // arguments of the operation under way: kept here so that no call allocates
+	gradient   device.AttentionGrad // likewise
+}
+
+// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of
+// them alike (InvalidArgument).
+func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
+	info := d.Info()
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	err := comm.Same(c, "sp.NewPlan",
+		comm.Field{Name: "heads", Value: number(l.Heads)},
+		comm.Field{Name: "kv_heads", Value: number(l.KVHeads)},
+		comm.Field{Name: "dim", Value: number(l.Dim)},
+		comm.Field{Name: "v_dim", Value: number(l.VDim)},
+		comm.Field{Name: "causal", Value: strconv.FormatBool(l.Causal)},
+		comm.Field{Name: "scale", Value: strconv.FormatFloat(l.Scale, 'g', -1, 64)},
+		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
+		comm.Field{Name: "device", Value: info.Kind},
+		comm.Field{Name: "kernels", Value: info.Kernels})
+	if err != nil {
+		return nil, err
+	}
+	// The ranks hold the same layer, so each comes to the same verdict by itself.
+	if err := l.check(); err != nil {
+		return nil, err
+	}
+	if l.Scale == 0 {
+		l.Scale = 1 / math.Sqrt(float64(l.Dim))
+	}
+	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align)}
+	p.query = shards(l.Heads, p.size)
+	p.key, p.owned = keyHeads(p.query, l.Heads/l.KVHeads)
+	p.send, p.recv = make([]int64, p.size), make([]int64, p.size)
+	for h := p.query[p.rank].lo; h < p.query[p.rank].hi; h++ {
+		p.kvHead = append(p.kvHead, h/(l.Heads/l.KVHeads)-p.key[p.rank].lo)
+	}
+	return p, nil
+}
+
+func (l Layer) check() error {
+	for _, f := range []struct {
+		name  string
+		value int64
+	}{{"heads", l.Heads}, {"kv_heads", l.KVHeads}, {"dim", l.Dim}, {"v_dim", l.VDim}} {
+		if f.value <= 0 {
+			return status.Errorf(status.InvalidArgument, "sp.NewPlan: %s %d: set it to 1 or more", f.name, f.value)
+		}
+	}
+	if l.Heads%l.KVHeads != 0 {
+		return status.Errorf(status.InvalidArgument,
+			"sp.NewPlan: %d query heads over %d key heads: the first must be a multiple of the second", l.Heads, l.KVHeads)
+	}
+	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale %v: set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
+	}
+	return nil
+}
+
+// keyHeads finds the key heads under each rank's query heads, group query heads to a key head, and which of them the rank is the first
+// to hold. Query heads are cut contiguously, so a rank shares at most its lowest key head with lower ranks.
+func keyHeads(query []span, group int64) (key, owned []span) {
+	key, owned = make([]span, len(query)), make([]span, len(query))
+	held := int64(0)
+	for r, q := range query {
+		key[r], owned[r] = span{held, held}, span{held, held}
+		if q.n() > 0 {
+			key[r] = span{q.lo / group, (q.hi-1)/group + 1}
+			owned[r] = span{max(held, key[r].lo), key[r].hi}
+			held = key[r].hi
+		}
+	}
+	return key, owned
+}
+
+// Layer is what the plan was made for, its scale resolved.
+func (p *Plan) Layer() Layer { return p.layer }
+
+// Heads gives this rank's query heads [lo, hi) and the key heads [kvLo, kvHi) under them.
+func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
+	q, k := p.query[p.rank], p.key[p.rank]
+	return q.lo, q.hi, k.lo, k.hi
+}
+
+// BytesSent is what this rank sends to others in one Forward and one Backward:
+//
+//	forward   B·Σ_{j≠r} [ n_r·hq_j·D + m_r·kv_j·(D+Dv) + n_j·hq_r·Dv ]
+//	backward  B·Σ_{j≠r} [ n_r·hq_j·Dv + n_j·hq_r·D + m_j·kv_r·(D+Dv) ]
+//
+// elements, with n and m a rank's rows of queries and keys, hq its query heads and kv the key heads under them. Asking for the LSE adds
+// LSEBytesSent to the forward.
+func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
+	l, me := p.layer, p.rank
+	n, m := b.queries.rows[me].n(), b.keys.rows[me].n()
+	for j := range p.size {
+		if j == me {
+			continue
+		}
+		forward += n*p.query[j].n()*l.Dim + m*p.key[j].n()*(l.Dim+l.VDim) + b.queries.rows[j].n()*p.query[me].n()*l.VDim
+		backward += n*p.query[j].n()*l.VDim + b.queries.rows[j].n()*p.query[me].n()*l.Dim +
+			b.keys.rows[j].n()*p.key[me].n()*(l.Dim+l.VDim)
+	}
+	return forward * b.spec.Batch * elementBytes, backward * b.spec.Batch * elementBytes
+}
+
+// LSEBytesSent is what a forward that is asked for the LSE sends on top.
+func (p *Plan) LSEBytesSent(b *Batch) int64 {
+	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * elementBytes
+}
+
+// String says how the plan works, in one line.
+func (p *Plan) String() string {
+	l := p.layer
+	copies, sent := int64(0), int64(0)
+	for j := range p.size {
+		copies += p.key[j].n()
+		sent += p.query[j].n()*(l.Dim+l.VDim) + p.key[j].n()*(l.Dim+l.VDim)
+	}
+	s := fmt.Sprintf("ulysses: %d ranks, query heads %s, key heads %s", p.size, counts(p.query), counts(p.key))
+	if copies > l.KVHeads {
+		s += fmt.Sprintf(" (%d held %d times)", l.KVHeads, copies)
+	}
+	// Of what a token's rows hold, the share that stays on its rank is 1/P.
+	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*elementBytes)*float64(p.size-1)/float64(p.size))
+}
+
+// counts lists how many heads each rank has, runs shortened: "2×3 1".
+func counts(cut []span) string {
+	var b strings.Builder
+	for i := 0; i < len(cut); {
+		j := i
+		for j < len(cut) && cut[j].n() == cut[i].n() {
+			j++
+		}
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		fmt.Fprintf(&b, "%d", cut[i].n())
+		if j-i > 1 {
+			fmt.Fprintf(&b, "×%d", j-i)
+		}
+		i = j
+	}
+	return b.String()
+}
