@@ -1,0 +1,73 @@
+package model
+
+import (
+	"fmt"
+
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// residual is x + inner(norm(x)).
+type residual struct {
+	norm  *Param
+	inner Mixer
+	eps   float64
+	in    tensor.Tensor // [T, hidden], x
+}
+
+// forward returns the output: a tensor of its own in a pass with a backward half, else x, overwritten.
+func (r *residual) forward(p *pass, x tensor.Tensor) tensor.Tensor {
+	r.in = x
+	y := x
+	if p.backward {
+		y = p.keep(blockInput, x.Shape[0], x.Shape[1])
+	}
+	p.phase("norm")
+	p.Norm(p.act, x, r.norm, p.rstd, r.eps)
+	p.end()
+	r.inner.Forward(p, p.act)
+	p.phase("norm")
+	p.Add(y, x, p.act)
+	p.end()
+	return y
+}
+
+// backward turns the gradient d [T, hidden] of the output into that of the input, in place. The norm's output is computed again.
+func (r *residual) backward(p *pass, d tensor.Tensor) {
+	p.phase("norm")
+	p.Norm(p.act, r.in, r.norm, p.rstd, r.eps)
+	p.end()
+	r.inner.Backward(p, p.act, d)
+	p.phase("norm")
+	p.NormBack(d, p.act, r.in, r.norm, p.rstd, true)
+	p.end()
+}
+
+// block is a decoder layer: tokens mix, then each token thinks.
+type block struct {
+	mixer, mlp residual
+}
+
+func newBlock(cfg *Config, plan *sp.Plan, layer int64) *block {
+	norm := func(part string) *Param {
+		return newParam(fmt.Sprintf("model.layers.%d.%s.weight", layer, part), cfg.DType, ones, []string{"hidden_size"}, cfg.HiddenSize)
+	}
+	return &block{
+		mixer: residual{norm: norm("input_layernorm"), inner: newAttention(cfg, plan, layer), eps: cfg.RMSNormEps},
+		mlp:   residual{norm: norm("post_attention_layernorm"), inner: newMLP(cfg, layer), eps: cfg.RMSNormEps},
+	}
+}
+
+func (b *block) params() []*Param {
+	ps := append([]*Param{b.mixer.norm}, b.mixer.inner.Params()...)
+	return append(append(ps, b.mlp.norm), b.mlp.inner.Params()...)
+}
+
+func (b *block) forward(p *pass, x tensor.Tensor) tensor.Tensor {
+	return b.mlp.forward(p, b.mixer.forward(p, x))
+}
+
+func (b *block) backward(p *pass, d tensor.Tensor) {
+	b.mlp.backward(p, d)
+	b.mixer.backward(p, d)
+}

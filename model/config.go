@@ -1,0 +1,244 @@
+// Package model is what is trained: Llama, Qwen2 and Qwen3 decoders with explicit forward and backward passes over one rank's shard of
+// a flat sequence of tokens. Tokens meet in the mixer alone; everything else is local to a token.
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"maps"
+	"math"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults they have too.
+type Config struct {
+	ModelType             string // llama | qwen2 | qwen3
+	VocabSize             int64
+	HiddenSize            int64
+	IntermediateSize      int64
+	NumHiddenLayers       int64
+	NumAttentionHeads     int64
+	NumKeyValueHeads      int64
+	HeadDim               int64
+	MaxPositionEmbeddings int64
+	RMSNormEps            float64
+	InitializerRange      float64
+	Rope                  Rope
+	TieWordEmbeddings     bool
+	AttentionBias         bool         // on q, k, v and o; Qwen2 has it on q, k, v always and never on o
+	MLPBias               bool         // on gate, up, down (Llama only)
+	DType                 tensor.DType // in which weights are stored; they are trained in F32
+
+	raw    map[string]any // config.json as it was read, for Save and Override
+	forced bool           // DType was overridden: Save follows it rather than the source's files
+}
+
+// QKVBias, OutBias and QKNorm are what the model types differ in.
+func (c *Config) QKVBias() bool { return c.AttentionBias || c.ModelType == "qwen2" }
+func (c *Config) OutBias() bool { return c.AttentionBias && c.ModelType != "qwen2" }
+func (c *Config) QKNorm() bool  { return c.ModelType == "qwen3" }
+
+// architectures are the model types that are built, with the class that transformers loads them by.
+var architectures = map[string]string{
+	"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+}
+
+// refusals says why a well-known model type is not built.
+var refusals = map[string]string{
+	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
+	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
+	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts", "gpt_oss": "mixture of experts",
+	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
+	"qwen3_5": "gated delta rule layers and vision", "qwen3_5_text": "gated delta rule layers", "qwen3_next": "gated delta rule layers",
+	"qwen3_5_moe": "gated delta rule layers and mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
+	"mamba": "state space layers", "mamba2": "state space layers", "mistral": "sliding windows",
+}
+
+// ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
+func ParseConfig(text []byte) (*Config, error) {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber() // so that Save writes the numbers as they were
+	var raw map[string]any
+	if err := d.Decode(&raw); err != nil || raw == nil {
+		return nil, status.Errorf(status.InvalidConfig, "config.json: not a JSON object (%v): the file is damaged or another format", err)
+	}
+	return read("config.json", raw, false)
+}
+
+// ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in config.json, where transformers
+// leaves notes of its own, an unknown field is a fault.
+func ConfigFromMap(fields map[string]any) (*Config, error) {
+	return read("model.new", maps.Clone(fields), true)
+}
+
+// Override returns a config with some fields of config.json replaced. The frequency of RoPE is found wherever the file has it.
+func (c *Config) Override(fields map[string]any) (*Config, error) {
+	if len(fields) == 0 {
+		return c, nil
+	}
+	names := &reader{where: "model.override", raw: maps.Clone(fields), seen: map[string]bool{}}
+	names.raw["model_type"] = c.ModelType
+	readFields(names)
+	names.faults, names.wrong = nil, false // values are judged below, beside those they meet
+	if names.unknown(); names.err() != nil {
+		return nil, names.err()
+	}
+	raw := maps.Clone(c.raw)
+	if raw == nil {
+		raw = map[string]any{}
+	}
+	parameters, nested := raw["rope_parameters"].(map[string]any)
+	for name, value := range fields {
+		switch {
+		case name == "rope_theta" && nested:
+			parameters = maps.Clone(parameters)
+			parameters["rope_theta"] = value
+			raw["rope_parameters"] = parameters
+			delete(raw, "rope_theta")
+		case name == "rope_scaling" && nested:
+			delete(raw, "rope_parameters")
+			if _, ok := fields["rope_theta"]; !ok {
+				raw["rope_theta"] = c.Rope.Theta
+			}
+			raw["rope_scaling"] = value
+			nested = false
+		case name == "dtype" || name == "torch_dtype":
+			delete(raw, "dtype")
+			raw["torch_dtype"] = value // which both 4 and 5 read
+		default:
+			raw[name] = value
+		}
+	}
+	r, err := read("config.json with model.override", raw, false)
+	if err != nil {
+		return nil, err
+	}
+	_, a := fields["dtype"]
+	_, b := fields["torch_dtype"]
+	r.forced = c.forced || a || b
+	return r, nil
+}
+
+func read(where string, raw map[string]any, strict bool) (*Config, error) {
+	r := &reader{where: where, raw: raw, seen: map[string]bool{}}
+	c := readFields(r)
+	if strict {
+		r.unknown()
+	}
+	if err := r.err(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Bounds that keep every product of two extents inside int64 and a hostile file from asking for absurd memory.
+const (
+	maxExtent = 1<<31 - 1
+	maxLayers = 1 << 14
+)
+
+func readFields(r *reader) *Config {
+	c := &Config{raw: r.raw}
+	c.ModelType = r.text("model_type", "")
+	if c.ModelType == "" {
+		r.fault(status.InvalidConfig, "model_type is missing: give llama, qwen2 or qwen3")
+	} else if _, ok := architectures[c.ModelType]; !ok {
+		why := refusals[c.ModelType]
+		if why != "" {
+			why = " (" + why + ")"
+		}
+		r.fault(status.Unsupported, "model_type = %q%s is not built: llama, qwen2 and qwen3 are", c.ModelType, why)
+		return c // what else the file holds means something else there
+	}
+	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
+	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
+	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
+	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
+	c.NumAttentionHeads = r.extent("num_attention_heads", 0, 1<<16)
+	c.NumKeyValueHeads = r.extent("num_key_value_heads", c.NumAttentionHeads, 1<<16)
+	c.readHeads(r)
+	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, 1<<40)
+	c.RMSNormEps = r.positive("rms_norm_eps", 1e-6)
+	c.InitializerRange = r.number("initializer_range", 0.02)
+	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
+		r.fault(status.InvalidConfig, "initializer_range = %v: give a number of at least 0", c.InitializerRange)
+	}
+	c.Rope = readRope(r, c.MaxPositionEmbeddings)
+	c.TieWordEmbeddings = r.flag("tie_word_embeddings", false)
+	c.AttentionBias = r.flag("attention_bias", false)
+	c.MLPBias = r.flag("mlp_bias", false)
+	if c.MLPBias && c.ModelType != "llama" {
+		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
+	}
+	if c.AttentionBias && c.ModelType == "qwen2" {
+		r.fault(status.InvalidConfig, "attention_bias = true: qwen2 always has biases on q, k, v and none on o; remove it")
+	}
+	c.readRefused(r)
+	c.readDType(r)
+	return c
+}
+
+func (c *Config) readHeads(r *reader) {
+	if c.NumKeyValueHeads > 0 && c.NumAttentionHeads%c.NumKeyValueHeads != 0 {
+		r.fault(status.InvalidConfig, "num_key_value_heads = %d does not divide num_attention_heads = %d: give a divisor of it",
+			c.NumKeyValueHeads, c.NumAttentionHeads)
+	}
+	def := int64(128) // Qwen3's own default
+	if c.ModelType != "qwen3" && c.NumAttentionHeads > 0 {
+		def = c.HiddenSize / c.NumAttentionHeads
+		if !r.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
+			r.fault(status.InvalidConfig, "hidden_size = %d is not a multiple of num_attention_heads = %d: change one, or give head_dim",
+				c.HiddenSize, c.NumAttentionHeads)
+		}
+	}
+	c.HeadDim = r.extent("head_dim", max(def, 1), 1<<16)
+	if c.HeadDim%2 != 0 && (r.has("head_dim") || c.HiddenSize > 0 && c.NumAttentionHeads > 0) {
+		r.fault(status.InvalidConfig, "head_dim = %d is odd, RoPE turns pairs of features: give an even head_dim", c.HeadDim)
+	}
+}
+
+// readRefused looks at fields that would change what is computed: each is at its neutral value or refused.
+func (c *Config) readRefused(r *reader) {
+	if act := r.text("hidden_act", "silu"); act != "silu" {
+		r.fault(status.Unsupported, "hidden_act = %q is not built: silu is", act)
+	}
+	if r.flag("use_sliding_window", false) {
+		r.fault(status.Unsupported, "use_sliding_window = true is not built: set it to false with model.override to attend to the whole document")
+	}
+	if p := r.number("attention_dropout", 0); p != 0 {
+		r.fault(status.Unsupported, "attention_dropout = %v is not built: set it to 0 with model.override", p)
+	}
+	if n := r.number("num_experts", 0) + r.number("num_local_experts", 0); n > 0 {
+		r.fault(status.Unsupported, "num_experts = %v is not built: mixture of experts is refused", n)
+	}
+	for _, name := range []string{"vision_config", "quantization_config"} {
+		if r.has(name) {
+			r.fault(status.Unsupported, "%s is not built: give a text model with F32, BF16 or F16 weights", name)
+		}
+	}
+	r.seen["layer_types"] = true
+	if kinds, ok := r.raw["layer_types"].([]any); ok {
+		for i, kind := range kinds {
+			if kind != "full_attention" {
+				r.fault(status.Unsupported, "layer_types[%d] = %q is not built: full_attention is", i, kind)
+				break
+			}
+		}
+		if n := int64(len(kinds)); c.NumHiddenLayers > 0 && n != c.NumHiddenLayers {
+			r.fault(status.InvalidConfig, "layer_types has %d entries, num_hidden_layers is %d: make them agree", n, c.NumHiddenLayers)
+		}
+	}
+}
+
+// storage names element types as config.json does.
+var storage = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16, "float64": tensor.F64}
+
+func (c *Config) readDType(r *reader) {
+	name := r.text("dtype", r.text("torch_dtype", "float32"))
+	var ok bool
+	if c.DType, ok = storage[name]; !ok {
+		r.fault(status.Unsupported, "dtype = %q is not built: float32, bfloat16 and float16 are", name)
+	}
+}

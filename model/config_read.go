@@ -1,0 +1,209 @@
+package model
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+)
+
+// reader takes fields from a decoded JSON object or TOML table and collects what is wrong with them.
+type reader struct {
+	where  string
+	raw    map[string]any
+	seen   map[string]bool
+	faults []string
+	wrong  bool // a fault that is not a mere refusal
+}
+
+func (r *reader) fault(code status.Code, format string, args ...any) {
+	r.faults = append(r.faults, fmt.Sprintf(format, args...))
+	r.wrong = r.wrong || code != status.Unsupported
+}
+
+// err lists all faults: InvalidConfig if anything is wrong, Unsupported if all is right and something is not built.
+func (r *reader) err() error {
+	code := status.Unsupported
+	if r.wrong {
+		code = status.InvalidConfig
+	}
+	return list(code, r.where, r.faults)
+}
+
+// list is the error that names several faults, or nil when there are none.
+func list(code status.Code, where string, faults []string) error {
+	const most = 20
+	switch n := len(faults); {
+	case n == 0:
+		return nil
+	case n == 1:
+		return status.Errorf(code, "%s: %s", where, faults[0])
+	case n > most:
+		faults = append(faults[:most:most], fmt.Sprintf("and %d more", n-most))
+	}
+	return status.Errorf(code, "%s:\n  %s", where, strings.Join(faults, "\n  "))
+}
+
+func (r *reader) value(name string) any { r.seen[name] = true; return r.raw[name] }
+func (r *reader) has(name string) bool  { return r.value(name) != nil }
+
+func (r *reader) text(name, def string) string {
+	switch v := r.value(name).(type) {
+	case nil:
+		return def
+	case string:
+		return v
+	default:
+		r.fault(status.InvalidConfig, "%s = %v: give a text in quotes", name, v)
+		return def
+	}
+}
+
+func (r *reader) flag(name string, def bool) bool {
+	switch v := r.value(name).(type) {
+	case nil:
+		return def
+	case bool:
+		return v
+	default:
+		r.fault(status.InvalidConfig, "%s = %v: give true or false", name, v)
+		return def
+	}
+}
+
+func (r *reader) number(name string, def float64) float64 {
+	v := r.value(name)
+	if v == nil {
+		return def
+	}
+	f, ok := asFloat(v)
+	if !ok || math.IsNaN(f) {
+		r.fault(status.InvalidConfig, "%s = %v: give a number", name, v)
+		return def
+	}
+	return f
+}
+
+func (r *reader) positive(name string, def float64) float64 {
+	f := r.number(name, def)
+	if !(f > 0) || math.IsInf(f, 0) {
+		r.fault(status.InvalidConfig, "%s = %v: give a number above 0", name, f)
+		return def
+	}
+	return f
+}
+
+// extent is a whole number in [1, most]; def 0 makes the field required.
+func (r *reader) extent(name string, def, most int64) int64 {
+	v := r.value(name)
+	if v == nil {
+		if def == 0 {
+			r.fault(status.InvalidConfig, "%s is missing: give a whole number of at least 1", name)
+		}
+		return def
+	}
+	n, ok := asInt(v)
+	if !ok || n < 1 || n > most {
+		r.fault(status.InvalidConfig, "%s = %v: give a whole number from 1 to %d", name, v, most)
+		return def
+	}
+	return n
+}
+
+// table is a nested object; nil when absent.
+func (r *reader) table(name string) *reader {
+	switch v := r.value(name).(type) {
+	case nil:
+		return nil
+	case map[string]any:
+		return &reader{where: r.where, raw: v, seen: map[string]bool{}}
+	default:
+		r.fault(status.InvalidConfig, "%s = %v: give a table of fields", name, v)
+		return nil
+	}
+}
+
+// take adopts the faults of a nested reader, naming the table.
+func (r *reader) take(name string, t *reader) {
+	for _, f := range t.faults {
+		r.faults = append(r.faults, name+"."+f)
+	}
+	r.wrong = r.wrong || t.wrong
+}
+
+// notes are fields that say nothing about the computation, or nothing that is not said elsewhere.
+var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "sliding_window",
+	"max_window_layers", "pretraining_tp", "_name_or_path", "name_or_path"}
+
+// unknown makes faults of the fields nobody asked for.
+func (r *reader) unknown() {
+	for _, name := range slices.Sorted(maps.Keys(r.raw)) {
+		if r.seen[name] || slices.Contains(notes, name) {
+			continue
+		}
+		best, least := "", len(name)/2+1
+		for known := range r.seen {
+			if d := distance(name, known); d < least || d == least && known < best {
+				best, least = known, d
+			}
+		}
+		if best != "" {
+			r.fault(status.InvalidConfig, "%s: unknown field; did you mean %s?", name, best)
+		} else {
+			r.fault(status.InvalidConfig, "%s: unknown field; remove it", name)
+		}
+	}
+}
+
+// distance is the number of edits between two names (Levenshtein 1966).
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// asFloat and asInt take the number types of JSON (as text) and TOML.
+func asFloat(v any) (float64, bool) {
+	switch v := v.(type) {
+	case json.Number:
+		f, err := v.Float64()
+		return f, err == nil
+	case float64:
+		return v, true
+	case int64:
+		return float64(v), true
+	case int:
+		return float64(v), true
+	}
+	return 0, false
+}
+
+func asInt(v any) (int64, bool) {
+	switch v := v.(type) {
+	case int64:
+		return v, true
+	case int:
+		return int64(v), true
+	}
+	f, ok := asFloat(v)
+	n := int64(f)
+	return n, ok && math.Abs(f) < 1<<53 && float64(n) == f
+}

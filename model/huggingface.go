@@ -1,0 +1,242 @@
+package model
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+const (
+	configFile  = "config.json"
+	weightsFile = "model.safetensors"
+	indexFile   = "model.safetensors.index.json"
+)
+
+// Folder is a model on disk as Hugging Face lays it out: config.json and model.safetensors, or its parts and their index.
+type Folder struct {
+	Dir    string
+	Config *Config
+
+	files []*tensor.Safetensors
+	where map[string]location
+}
+
+type location struct {
+	file  *tensor.Safetensors
+	entry tensor.Entry
+}
+
+// OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights' files.
+func OpenFolder(dir string, override map[string]any) (*Folder, error) {
+	text, err := os.ReadFile(filepath.Join(dir, configFile))
+	if err != nil {
+		remedy := "give a Hugging Face folder with config.json and *.safetensors"
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, status.Errorf(status.IO, "%s: no %s here: %s", dir, configFile, remedy)
+		}
+		return nil, status.Errorf(status.IO, "%s: %w: %s", dir, err, remedy)
+	}
+	cfg, err := ParseConfig(text)
+	if err == nil {
+		cfg, err = cfg.Override(override)
+	}
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
+	}
+	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
+	if err := f.openWeights(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Close closes the files.
+func (f *Folder) Close() {
+	for _, s := range f.files {
+		s.Close()
+	}
+	f.files = nil
+}
+
+func (f *Folder) openWeights() error {
+	path := filepath.Join(f.Dir, weightsFile)
+	if _, err := os.Stat(path); err == nil {
+		return f.openFile(weightsFile)
+	}
+	text, err := os.ReadFile(filepath.Join(f.Dir, indexFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		found := ""
+		if old, _ := filepath.Glob(filepath.Join(f.Dir, "*.bin")); len(old) > 0 {
+			found = fmt.Sprintf(" (%s is there: convert it with transformers' save_pretrained)", filepath.Base(old[0]))
+		}
+		return status.Errorf(status.IO, "%s: neither %s nor %s%s: the weights are missing", f.Dir, weightsFile, indexFile, found)
+	} else if err != nil {
+		return status.Errorf(status.IO, "%s: %w", f.Dir, err)
+	}
+	var index struct {
+		WeightMap map[string]string `json:"weight_map"`
+	}
+	if err := json.Unmarshal(text, &index); err != nil || len(index.WeightMap) == 0 {
+		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir, indexFile, err)
+	}
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {
+		if name != filepath.Base(name) || !filepath.IsLocal(name) {
+			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %q: parts lie in the folder itself", f.Dir, indexFile, name)
+		}
+		if err := f.openFile(name); err != nil {
+			return err
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
+		at, ok := f.where[name]
+		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
+			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s should be in %s and is not: the index and its parts disagree",
+				f.Dir, indexFile, name, file)
+		}
+	}
+	return nil
+}
+
+func (f *Folder) openFile(name string) error {
+	s, err := tensor.OpenSafetensors(filepath.Join(f.Dir, name))
+	if err != nil {
+		return err
+	}
+	f.files = append(f.files, s)
+	for _, e := range s.Entries() {
+		if at, twice := f.where[e.Name]; twice {
+			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, e.Name,
+				filepath.Base(at.file.Path), name)
+		}
+		f.where[e.Name] = location{s, e}
+	}
+	return nil
+}
+
+// Check compares the files' tensors with what the model expects and lists every disagreement.
+func (f *Folder) Check(m *Model) error {
+	var faults []string
+	expected := map[string]bool{}
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			expected[p.Name] = true
+			at, ok := f.where[p.Name]
+			if !ok {
+				fault := fmt.Sprintf("tensor %s%v is missing", p.Name, p.Shape)
+				if p.Name == tiedName {
+					fault += ": set override tie_word_embeddings = true if the head is the embedding"
+				}
+				faults = append(faults, fault)
+				continue
+			}
+			faults = append(faults, p.disagree(at.entry)...)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(f.where)) {
+		if !expected[name] && !ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
+			faults = append(faults, fmt.Sprintf("tensor %v has no place in a %s of this configuration", f.where[name].entry, m.Config.ModelType))
+		}
+	}
+	return list(status.InvalidConfig, f.Dir+": the weights do not fit config.json", faults)
+}
+
+const tiedName = "lm_head.weight"
+
+// ignored are buffers that old versions of transformers saved and that are computed from the configuration.
+func ignored(name string) bool { return strings.HasSuffix(name, ".rotary_emb.inv_freq") }
+
+func (p *Param) disagree(e tensor.Entry) (faults []string) {
+	if !slices.Equal(e.Shape, p.Shape) {
+		faults = append(faults, fmt.Sprintf("tensor %s is %v in the file, config.json says %v (%s): correct one of them",
+			p.Name, e.Shape, p.Shape, strings.Join(p.axes, ", ")))
+	}
+	switch e.DType {
+	case tensor.F32, tensor.BF16, tensor.F16, tensor.F64:
+	default:
+		faults = append(faults, fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, e.TypeName))
+	}
+	return faults
+}
+
+// Load fills the bound parameters of a model that was made with f.Config, after Check. NaN and infinity are refused (Numeric).
+func (f *Folder) Load(m *Model) error {
+	if err := f.Check(m); err != nil {
+		return err
+	}
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	buffer := make([]float32, 1<<18)
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			at := f.where[p.Name]
+			if !m.Config.forced {
+				p.stored = at.entry.DType
+			}
+			err := m.upload(s, p, buffer[:min(int64(len(buffer)), p.Numel())], func(start int64, dst []float32) error {
+				if err := at.file.ReadFloat32(at.entry, start, dst); err != nil {
+					return err
+				}
+				return finite(at, start, dst)
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	if second, ok := f.where[tiedName]; ok && m.Config.TieWordEmbeddings {
+		return f.checkTied(second, buffer)
+	}
+	return nil
+}
+
+// checkTied holds a second copy of tied weights to the first.
+func (f *Folder) checkTied(second location, buffer []float32) error {
+	first := f.where["model.embed_tokens.weight"]
+	same := slices.Equal(first.entry.Shape, second.entry.Shape)
+	half := len(buffer) / 2
+	for start, n := int64(0), first.entry.Numel(); same && start < n; start += int64(half) {
+		a, b := buffer[:min(int64(half), n-start)], buffer[half:][:min(int64(half), n-start)]
+		if err := errors.Join(first.file.ReadFloat32(first.entry, start, a), second.file.ReadFloat32(second.entry, start, b)); err != nil {
+			return status.Errorf(status.IO, "%s: %w", f.Dir, err)
+		}
+		same = slices.Equal(a, b)
+	}
+	if !same {
+		return status.Errorf(status.InvalidConfig, "%s: %v differs from %v, but tie_word_embeddings is true: set override tie_word_embeddings = false",
+			f.Dir, second.entry, first.entry)
+	}
+	return nil
+}
+
+func finite(at location, start int64, x []float32) error {
+	for i, v := range x {
+		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
+			return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path, at.entry.Name, v,
+				place(start+int64(i), at.entry.Shape))
+		}
+	}
+	return nil
+}
+
+// place is the multi-index of an element.
+func place(i int64, shape []int64) []int64 {
+	at := make([]int64, len(shape))
+	for a := len(shape) - 1; a >= 0; a-- {
+		at[a], i = i%shape[a], i/shape[a]
+	}
+	return at
+}

@@ -1,0 +1,48 @@
+package model
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// Component is a line of the memory table.
+type Component struct {
+	Name  string
+	Bytes int64
+}
+
+// Memory is what a pass takes from its arena at its peak, by component: rows are this rank's, tokens the whole sequence's. It is the
+// code of the pass itself, run without memory, so that plan and peak are the same number for a sequence of one document. Parameters,
+// gradients and optimizer states are their owner's.
+func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
+	sizes, err := m.plan.MaxSizes(1, tokens, tokens)
+	if err != nil {
+		return nil, err
+	}
+	arena := device.Sketch(m.dev, "activations")
+	ids := tensor.Of(nil, tensor.I32, rows)
+	var p pass
+	p.begin(m.dev, &Ctx{Arena: arena}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
+	m.execute(&p)
+	if p.err != nil {
+		return nil, p.err
+	}
+	var table []Component
+	rest := arena.Peak()
+	for k, bytes := range p.saved {
+		if bytes > 0 {
+			table = append(table, Component{"saved: " + kindNames[k], bytes})
+			rest -= bytes
+		}
+	}
+	return append(table, Component{"working memory", rest}), nil
+}
+
+// Bytes is the sum of a table.
+func Bytes(table []Component) int64 {
+	n := int64(0)
+	for _, c := range table {
+		n += c.Bytes
+	}
+	return n
+}

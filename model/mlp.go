@@ -1,0 +1,76 @@
+package model
+
+import (
+	"fmt"
+
+	"ulysses/tensor"
+)
+
+// mlp is down(silu(gate(x))·up(x)); its halves work in place as Mixer's do.
+type mlp struct {
+	gateUp, down linear
+	width        int64         // F, features of gate and of up
+	hidden       tensor.Tensor // [T, 2F], gate and up; their gradients on the way back
+}
+
+func newMLP(cfg *Config, layer int64) *mlp {
+	name := func(part string) string { return fmt.Sprintf("model.layers.%d.mlp.%s", layer, part) }
+	wide := []string{"intermediate_size", "hidden_size"}
+	matrix := func(part string) *Param {
+		return newParam(name(part), cfg.DType, normal, wide, cfg.IntermediateSize, cfg.HiddenSize)
+	}
+	up := []*Param{matrix("gate_proj.weight"), matrix("up_proj.weight")}
+	down := []*Param{newParam(name("down_proj.weight"), cfg.DType, normal, []string{wide[1], wide[0]}, cfg.HiddenSize, cfg.IntermediateSize)}
+	var upBias, downBias []*Param
+	if cfg.MLPBias {
+		upBias = []*Param{
+			newParam(name("gate_proj.bias"), cfg.DType, zeros, wide[:1], cfg.IntermediateSize),
+			newParam(name("up_proj.bias"), cfg.DType, zeros, wide[:1], cfg.IntermediateSize),
+		}
+		downBias = []*Param{newParam(name("down_proj.bias"), cfg.DType, zeros, wide[1:], cfg.HiddenSize)}
+	}
+	return &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), width: cfg.IntermediateSize}
+}
+
+func (m *mlp) Params() []*Param {
+	ps := append(append([]*Param(nil), m.gateUp.w...), m.gateUp.b...)
+	return append(append(ps, m.down.w...), m.down.b...)
+}
+
+func (m *mlp) split() (gate, up tensor.Tensor) { // [T, F] each
+	return m.hidden.Slice(1, 0, m.width), m.hidden.Slice(1, m.width, 2*m.width)
+}
+
+func (m *mlp) Forward(p *pass, x tensor.Tensor) {
+	mark := p.mark()
+	m.hidden = p.keep(gateUp, p.rows, 2*m.width)
+	if p.backward {
+		mark = p.mark()
+	}
+	y := p.temp(p.rows, m.width)
+	gate, up := m.split()
+
+	p.phase("mlp")
+	m.gateUp.forward(p, m.hidden, x)
+	p.SwiGLU(y, gate, up)
+	m.down.forward(p, x, y)
+	p.end()
+	p.reset(mark)
+}
+
+// Backward computes silu(gate)·up again rather than keeping it: it costs a pass over memory, keeping it a third of the layer's.
+func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
+	mark := p.mark()
+	y := p.temp(p.rows, m.width)
+	gate, up := m.split()
+
+	p.phase("mlp")
+	p.SwiGLU(y, gate, up)
+	m.down.backwardWeights(p, dy, y)
+	m.down.backwardInput(p, y, dy)
+	p.SwiGLUBack(y, gate, up)
+	m.gateUp.backwardWeights(p, m.hidden, x)
+	m.gateUp.backwardInput(p, x, m.hidden)
+	p.end()
+	p.reset(mark)
+}

@@ -1,0 +1,239 @@
+package model
+
+import (
+	"fmt"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Model is a decoder on one rank: its parameters' shapes and names, and the passes over them. Whoever trains it owns the parameters'
+// memory (Group.Bind). It serves one pass at a time.
+type Model struct {
+	Config *Config
+
+	dev    device.Device
+	plan   *sp.Plan
+	groups []*Group
+	embed  *Param // [V, hidden]
+	blocks []*block
+	head   head
+
+	constants device.Buffer
+	freq      tensor.Tensor // [D/2], RoPE's angle per position
+	sum       tensor.Tensor // [1] F64, of the loss
+	hostSum   []float64
+	targets   []int32 // of a device whose memory cannot be read
+	pass      pass
+}
+
+// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot be is refused on all ranks alike.
+func New(d device.Device, c comm.Comm, cfg *Config) (*Model, error) {
+	plan, err := sp.NewPlan(d, c, sp.Layer{
+		Heads: cfg.NumAttentionHeads, KVHeads: cfg.NumKeyValueHeads, Dim: cfg.HeadDim, VDim: cfg.HeadDim, Causal: true})
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{Config: cfg, dev: d, plan: plan, hostSum: make([]float64, 1)}
+	vocabulary := []string{"vocab_size", "hidden_size"}
+	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
+	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
+	for i := range cfg.NumHiddenLayers {
+		b := newBlock(cfg, plan, i)
+		m.blocks = append(m.blocks, b)
+		m.groups = append(m.groups, &Group{Name: fmt.Sprintf("layer %d", i), Params: b.params()})
+	}
+	norm := newParam("model.norm.weight", cfg.DType, ones, vocabulary[1:], cfg.HiddenSize)
+	last, matrix := &Group{Name: "head", Params: []*Param{norm}}, m.embed
+	if !cfg.TieWordEmbeddings {
+		matrix = newParam("lm_head.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
+		last.Params = append(last.Params, matrix)
+	}
+	m.groups = append(m.groups, last)
+	m.head = head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps}
+	return m, m.makeConstants()
+}
+
+// makeConstants puts what does not change on the device.
+func (m *Model) makeConstants() error {
+	freq := m.Config.Rope.Frequencies(m.Config.HeadDim)
+	n := int64(len(freq))
+	at := device.Padded(m.dev, 4*n)
+	var err error
+	if m.constants, err = m.dev.Alloc(at + 8); err != nil {
+		return err
+	}
+	all := tensor.Of(m.constants.Pointer(), tensor.U8, at+8)
+	m.freq, m.sum = all.At(0, tensor.F32, n), all.At(at, tensor.F64, 1)
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := m.dev.Copy(s, m.freq, tensor.OfFloat32(freq, n)); err != nil {
+		return err
+	}
+	return s.Sync()
+}
+
+// Close gives the model's own memory back; parameters are their owner's.
+func (m *Model) Close() {
+	if m.constants != nil {
+		m.constants.Free()
+	}
+}
+
+// Groups are the parameters: embed, layer 0 ..., head.
+func (m *Model) Groups() []*Group { return m.groups }
+
+// Numel is the number of elements of all parameters, tied ones once.
+func (m *Model) Numel() int64 {
+	n := int64(0)
+	for _, g := range m.groups {
+		n += g.Numel()
+	}
+	return n
+}
+
+// Plan is the attention plan that all layers share.
+func (m *Model) Plan() *sp.Plan { return m.plan }
+
+// SetLossTile fixes the rows of logits that exist at a time; 0 lets the model choose. Losses do not depend on it.
+func (m *Model) SetLossTile(rows int64) { m.head.tile = rows }
+
+// ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to every Param.Grad: this rank's part,
+// to be summed over ranks. Collective.
+func (m *Model) ForwardBackward(c *Ctx, b *Batch) (Loss, error) {
+	return m.run("ForwardBackward", c, b, true)
+}
+
+// Forward computes the loss alone, in memory that does not grow with the number of layers. Collective.
+func (m *Model) Forward(c *Ctx, b *Batch) (Loss, error) { return m.run("Forward", c, b, false) }
+
+func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err error) {
+	defer func() {
+		if e := recover(); e != nil {
+			err = status.Errorf(status.Internal, "model.%s: %v", op, e)
+		}
+	}()
+	if err := m.check(op, b, backward); err != nil {
+		return Loss{}, err
+	}
+	p := &m.pass
+	p.begin(m.dev, c, b, b.SP.Rows(), m.plan.Sizes(b.SP), backward)
+	mark := p.mark()
+	defer c.Arena.Reset(mark)
+	m.execute(p)
+	p.Copy(tensor.Of(unsafe.Pointer(&m.hostSum[0]), tensor.F64, 1), m.sum)
+	if p.err == nil {
+		p.err = c.Stream.Sync()
+	}
+	if p.err == nil {
+		loss.Sum = m.hostSum[0]
+		loss.Tokens, p.err = m.countTargets(c.Stream, b.Targets)
+	}
+	if p.err != nil {
+		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.at].Name, p.err)
+	}
+	return loss, nil
+}
+
+// begin readies the pass, keeping the memory of arguments.
+func (p *pass) begin(d device.Device, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
+	p.dev, p.c, p.batch, p.rows, p.sizes, p.backward = d, c, b, rows, sizes, backward
+	p.err, p.at, p.saved, p.dry = nil, 0, [kinds]int64{}, c.Arena.Sketched()
+}
+
+// execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
+func (m *Model) execute(p *pass) {
+	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.HeadDim/2
+	p.cos, p.sin = p.temp(p.rows, half), p.temp(p.rows, half)
+	p.rstd, p.act = p.temp(p.rows), p.temp(p.rows, hidden)
+	p.phase("rope")
+	p.RopeTable(b.Positions, m.freq)
+	p.end()
+
+	x := p.keep(blockInput, p.rows, hidden) // the residual stream
+	p.need(0)
+	p.phase("embedding")
+	p.Embed(x, b.IDs, m.embed)
+	p.end()
+	if !m.head.tied {
+		p.done(0)
+	}
+	for i, layer := range m.blocks {
+		p.need(1 + i)
+		x = layer.forward(p, x)
+		p.done(1 + i)
+	}
+	last := len(m.groups) - 1
+	p.need(last)
+	d := m.head.run(p, x, m.sum)
+	p.done(last)
+	if m.head.tied {
+		p.done(0)
+	}
+	if !p.backward {
+		return
+	}
+	for i := len(m.blocks) - 1; i >= 0; i-- {
+		p.need(1 + i)
+		m.blocks[i].backward(p, d)
+		p.done(1 + i)
+	}
+	p.phase("embedding")
+	p.EmbedBack(d, b.IDs, m.embed)
+	p.end()
+}
+
+// check looks at what memory safety needs.
+func (m *Model) check(op string, b *Batch, backward bool) error {
+	bad := func(format string, args ...any) error {
+		return status.Errorf(status.InvalidArgument, "model."+op+": "+format, args...)
+	}
+	if b.SP.Batch() != 1 {
+		return bad("a batch of %d sequences: lay them out as documents of one", b.SP.Batch())
+	}
+	rows := b.SP.Rows()
+	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
+		if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != rows || !t.Contiguous() {
+			return bad("%s is %v: I32[%d] is needed, one for each row of this rank", [...]string{"ids", "targets", "positions"}[i], *t, rows)
+		}
+	}
+	for _, g := range m.groups {
+		if p := g.Params[0]; p.Value.IsNil() || backward && p.Grad.IsNil() {
+			return bad("group %s has no memory for its values or gradients: Bind it", g.Name)
+		}
+	}
+	return nil
+}
+
+// countTargets counts the valid ones.
+func (m *Model) countTargets(s device.Stream, t tensor.Tensor) (int64, error) {
+	var ids []int32
+	if t.Where == tensor.Host {
+		ids = t.Int32s()
+	} else {
+		if int64(len(m.targets)) < t.Numel() {
+			m.targets = make([]int32, t.Numel())
+		}
+		ids = m.targets[:t.Numel()]
+		if err := m.dev.Copy(s, tensor.OfInt32(ids, t.Numel()), t); err != nil {
+			return 0, err
+		}
+		if err := s.Sync(); err != nil {
+			return 0, err
+		}
+	}
+	n := int64(0)
+	for _, id := range ids {
+		if id >= 0 {
+			n++
+		}
+	}
+	return n, nil
+}

@@ -1,0 +1,151 @@
+package model
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Param is one trained tensor.
+type Param struct {
+	Name  string // in Hugging Face's file
+	Shape []int64
+	Decay bool          // weight decay applies: two dimensions or more
+	Value tensor.Tensor // Shape, F32
+	Grad  tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted
+
+	axes   []string     // the config fields that Shape comes from
+	stored tensor.DType // in the source's file; what Save writes
+	fill   fill
+}
+
+// fill is how a parameter starts.
+type fill uint8
+
+const (
+	normal fill = iota
+	ones
+	zeros
+)
+
+func newParam(name string, dtype tensor.DType, start fill, axes []string, shape ...int64) *Param {
+	return &Param{Name: name, Shape: shape, Decay: len(shape) > 1, axes: axes, stored: dtype, fill: start}
+}
+
+// Numel is the number of elements.
+func (p *Param) Numel() int64 { return tensor.Of(nil, tensor.F32, p.Shape...).Numel() }
+
+// Group is the unit in which parameters are gathered and released: the embedding, each layer, the head. They lie back to back, in
+// order and without padding, so that matrices that share their input (q, k, v; gate, up) are one.
+type Group struct {
+	Name   string // embed, layer 0 ..., head
+	Params []*Param
+}
+
+// Numel is the number of elements of all parameters.
+func (g *Group) Numel() int64 {
+	n := int64(0)
+	for _, p := range g.Params {
+		n += p.Numel()
+	}
+	return n
+}
+
+// Bind lays the parameters out in values and grads, dense F32 of Numel elements; a nil grads is for evaluation.
+func (g *Group) Bind(values, grads tensor.Tensor) {
+	at := int64(0)
+	for _, p := range g.Params {
+		n := p.Numel()
+		p.Value, p.Grad = values.Slice(0, at, at+n).View(p.Shape...), tensor.Tensor{}
+		if !grads.IsNil() {
+			p.Grad = grads.Slice(0, at, at+n).View(p.Shape...)
+		}
+		at += n
+	}
+	if values.Dim(0) != at {
+		panic(fmt.Sprintf("model.Bind: %v for %d elements of group %s", values, at, g.Name))
+	}
+}
+
+// Weights is how a trainer lends parameters to a pass and learns that gradients are there. All calls come in the order of execution,
+// the same on every rank.
+type Weights interface {
+	Need(group int, s device.Stream) error     // before the first use of the group's values in a stretch of work
+	Done(group int, s device.Stream) error     // after the last
+	GradReady(p *Param, s device.Stream) error // once per micro step: p.Grad is complete as far as this rank goes
+}
+
+// Init gives every bound parameter its start: normal(0, initializer_range) for matrices, 1 for norms, 0 for biases. A value depends on
+// the seed, the name and the place in the tensor alone.
+func (m *Model) Init(seed uint64) error {
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			if err := m.initParam(s, p, seed); err != nil {
+				return status.Errorf(status.Of(err), "model.Init: %s: %w", p.Name, err)
+			}
+		}
+	}
+	return s.Sync()
+}
+
+func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
+	switch p.fill {
+	case ones:
+		return m.dev.Fill(s, p.Value, 1)
+	case zeros:
+		return m.dev.Fill(s, p.Value, 0)
+	}
+	h := fnv.New64a()
+	h.Write([]byte(p.Name))
+	key := mix(mix(seed) ^ h.Sum64())
+	piece := make([]float32, min(p.Numel(), 1<<16))
+	return m.upload(s, p, piece, func(at int64, dst []float32) error {
+		for i := range dst {
+			dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
+		}
+		return nil
+	})
+}
+
+// upload fills a parameter piece by piece from the host.
+func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
+	n := p.Numel()
+	flat := p.Value.View(n)
+	for at := int64(0); at < n; at += int64(len(piece)) {
+		dst := piece[:min(int64(len(piece)), n-at)]
+		if err := read(at, dst); err != nil {
+			return err
+		}
+		if err := m.dev.Copy(s, flat.Slice(0, at, at+int64(len(dst))), tensor.OfFloat32(dst, int64(len(dst)))); err != nil {
+			return err
+		}
+		if err := s.Sync(); err != nil { // the piece is used again
+			return err
+		}
+	}
+	return nil
+}
+
+// mix is the finalizer of splitmix64 (Steele et al. 2014).
+func mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// gauss is the i-th normal deviate of a key (Box & Muller 1958): counted, not drawn in turn, so that any part can be made anywhere.
+func gauss(key, i uint64) float64 {
+	u := float64(mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
+	v := float64(mix(key+2*i+1)>>11) / (1 << 53)
+	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*v)
+}

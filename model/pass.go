@@ -1,0 +1,245 @@
+package model
+
+import (
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Ctx is what a pass runs with.
+type Ctx struct {
+	Stream  device.Stream
+	Weights Weights       // nil: parameters are always there and nobody waits for gradients
+	Arena   *device.Arena // of Memory's bytes; given back as it was found
+	Clock   *clock.Clock  // nil: nobody asks
+}
+
+// Batch is this rank's shard of one micro step: one flat sequence, whose documents SP knows.
+type Batch struct {
+	SP        *sp.Batch     // Batch 1
+	IDs       tensor.Tensor // [rows] I32
+	Targets   tensor.Tensor // [rows] I32, the next token's id, -100 = none; shifted globally before sharding
+	Positions tensor.Tensor // [rows] I32, for RoPE
+	GradScale float64       // of the gradient of the sum: 1 / valid targets of the global batch
+}
+
+// Loss is a sum and its count; what travels is the pair, means are for reports. It is of this rank's shard alone.
+type Loss struct {
+	Sum    float64 // of negative log likelihoods, nats
+	Tokens int64   // valid targets
+}
+
+// kind says what saved memory is for, after the keys of the job's [memory] table.
+type kind uint8
+
+const (
+	blockInput kind = iota // the residual stream before and after each sublayer
+	qkv                    // queries and keys before their norms
+	attention              // what attention's backward needs, and its output
+	gateUp                 // the MLP's gate and up
+	kinds
+)
+
+var kindNames = [kinds]string{"block input", "qkv", "attention", "mlp"}
+
+// pass is one pass under way. Its methods are the device's operations with the stream, the arguments' memory (so that no call
+// allocates) and the error kept here: after the first error nothing runs, and the error is looked at once, at the end.
+type pass struct {
+	dev      device.Device
+	c        *Ctx
+	batch    *Batch
+	err      error
+	at       int  // group under way, or where the error came
+	dry      bool // lay out memory, run nothing
+	backward bool // activations are saved for the backward pass
+
+	rows     int64 // T, this rank's tokens
+	sizes    sp.Sizes
+	saved    [kinds]int64  // bytes
+	cos, sin tensor.Tensor // [T, D/2]
+	rstd     tensor.Tensor // [T], of the norm under way
+	act      tensor.Tensor // [T, hidden], between a norm and its sublayer's output; its gradient on the way back
+
+	gemm     device.Gemm
+	norm     device.RMSNorm
+	normGrad device.RMSNormGrad
+	rope     device.Rope
+	swi      device.SwiGLU
+	swiGrad  device.SwiGLUGrad
+	embed    device.Embedding
+	embGrad  device.EmbeddingGrad
+	cross    device.CrossEntropy
+	table    device.RopeTable
+}
+
+// temp takes F32 memory until the next reset.
+func (p *pass) temp(shape ...int64) tensor.Tensor { return p.take(tensor.F32, shape...) }
+
+// keep takes F32 memory for the backward pass; in an evaluation it is like temp.
+func (p *pass) keep(k kind, shape ...int64) tensor.Tensor { return p.keepAs(k, tensor.F32, shape...) }
+
+func (p *pass) keepAs(k kind, dtype tensor.DType, shape ...int64) tensor.Tensor {
+	before := p.c.Arena.Mark()
+	t := p.take(dtype, shape...)
+	if p.backward {
+		p.saved[k] += p.c.Arena.Mark() - before
+	}
+	return t
+}
+
+func (p *pass) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+	t, err := p.c.Arena.Tensor(dtype, shape...)
+	if p.err == nil {
+		p.err = err
+	}
+	return t
+}
+
+func (p *pass) mark() int64      { return p.c.Arena.Mark() }
+func (p *pass) reset(mark int64) { p.c.Arena.Reset(mark) }
+
+// phase enters a phase of the clock and returns what leaves it.
+func (p *pass) phase(name string) { p.c.Clock.Push(name) }
+func (p *pass) end()              { p.c.Clock.Pop() }
+
+// skip reports that an operation must not run.
+func (p *pass) skip() bool { return p.err != nil || p.dry }
+
+func (p *pass) need(group int) {
+	if p.err == nil {
+		p.at = group
+	}
+	if !p.skip() && p.c.Weights != nil {
+		p.err = p.c.Weights.Need(group, p.c.Stream)
+	}
+}
+
+func (p *pass) done(group int) {
+	if !p.skip() && p.c.Weights != nil {
+		p.err = p.c.Weights.Done(group, p.c.Stream)
+	}
+}
+
+func (p *pass) ready(params ...*Param) {
+	for _, w := range params {
+		if !p.skip() && p.c.Weights != nil {
+			p.err = p.c.Weights.GradReady(w, p.c.Stream)
+		}
+	}
+}
+
+// Gemm is c = a·b (+ bias).
+func (p *pass) Gemm(c, a, b, bias tensor.Tensor) {
+	if !p.skip() {
+		p.gemm = device.Gemm{A: a, B: b, C: c, Bias: bias}
+		p.err = p.dev.Gemm(p.c.Stream, &p.gemm)
+	}
+}
+
+// GemmAdd is c += a·b.
+func (p *pass) GemmAdd(c, a, b tensor.Tensor) {
+	if !p.skip() {
+		p.gemm = device.Gemm{A: a, B: b, C: c, Accumulate: true}
+		p.err = p.dev.Gemm(p.c.Stream, &p.gemm)
+	}
+}
+
+func (p *pass) Copy(dst, src tensor.Tensor) {
+	if !p.skip() {
+		p.err = p.dev.Copy(p.c.Stream, dst, src)
+	}
+}
+
+func (p *pass) Add(dst, a, b tensor.Tensor) {
+	if !p.skip() {
+		p.err = p.dev.Add(p.c.Stream, dst, a, b)
+	}
+}
+
+func (p *pass) ColumnSum(dst, x tensor.Tensor) {
+	if !p.skip() {
+		p.err = p.dev.ColumnSum(p.c.Stream, dst, x)
+	}
+}
+
+func (p *pass) Sum(out, x tensor.Tensor) {
+	if !p.skip() {
+		p.err = p.dev.Sum(p.c.Stream, out, x)
+	}
+}
+
+// Norm is y = rmsnorm(x)·w; rstd is left for NormBack.
+func (p *pass) Norm(y, x tensor.Tensor, w *Param, rstd tensor.Tensor, eps float64) {
+	if !p.skip() {
+		p.norm = device.RMSNorm{X: x, W: w.Value, Y: y, RStd: rstd, Eps: eps}
+		p.err = p.dev.RMSNormForward(p.c.Stream, &p.norm)
+	}
+}
+
+// NormBack is dx = its derivative (dx += with add); the gradient of w is added to and is complete.
+func (p *pass) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tensor, add bool) {
+	if !p.skip() {
+		p.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: w.Grad, AddDX: add}
+		p.err = p.dev.RMSNormBackward(p.c.Stream, &p.normGrad)
+	}
+	p.ready(w)
+}
+
+// Rope turns x [T, H, D] in place by the batch's positions, or back.
+func (p *pass) Rope(x tensor.Tensor, inverse bool) {
+	if !p.skip() {
+		p.rope = device.Rope{X: x, Y: x, Cos: p.cos, Sin: p.sin, Inverse: inverse}
+		p.err = p.dev.Rope(p.c.Stream, &p.rope)
+	}
+}
+
+func (p *pass) RopeTable(positions, freq tensor.Tensor) {
+	if !p.skip() {
+		p.table = device.RopeTable{Positions: positions, Freq: freq, Cos: p.cos, Sin: p.sin}
+		p.err = p.dev.RopeTable(p.c.Stream, &p.table)
+	}
+}
+
+func (p *pass) SwiGLU(y, gate, up tensor.Tensor) {
+	if !p.skip() {
+		p.swi = device.SwiGLU{Gate: gate, Up: up, Y: y}
+		p.err = p.dev.SwiGLUForward(p.c.Stream, &p.swi)
+	}
+}
+
+// SwiGLUBack writes the gradients over gate and up.
+func (p *pass) SwiGLUBack(dy, gate, up tensor.Tensor) {
+	if !p.skip() {
+		p.swiGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up}
+		p.err = p.dev.SwiGLUBackward(p.c.Stream, &p.swiGrad)
+	}
+}
+
+func (p *pass) Embed(y, ids tensor.Tensor, w *Param) {
+	if !p.skip() {
+		p.embed = device.Embedding{Table: w.Value, IDs: ids, Y: y}
+		p.err = p.dev.EmbeddingForward(p.c.Stream, &p.embed)
+	}
+}
+
+// EmbedBack adds to the gradient of w, which is complete.
+func (p *pass) EmbedBack(dy, ids tensor.Tensor, w *Param) {
+	if !p.skip() {
+		p.embGrad = device.EmbeddingGrad{IDs: ids, DY: dy, DTable: w.Grad}
+		p.err = p.dev.EmbeddingBackward(p.c.Stream, &p.embGrad)
+	}
+	p.ready(w)
+}
+
+// CrossEntropy writes nll, and over the logits their gradient when the pass has a backward half.
+func (p *pass) CrossEntropy(nll, logits, targets tensor.Tensor) {
+	if p.skip() {
+		return
+	}
+	p.cross = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, GradScale: p.batch.GradScale}
+	if p.backward {
+		p.cross.DLogits = logits
+	}
+	p.err = p.dev.CrossEntropy(p.c.Stream, &p.cross)
+}
