@@ -49,10 +49,14 @@ func OfInt32(x []int32, shape ...int64) Tensor {
 }
 
 // OfInt64 views a Go slice as a tensor; see OfFloat32.
-func OfInt64(x []int64, shape ...int64) Tensor { return Of(unsafe.Pointer(unsafe.SliceData(x)), I64, shape...) }
+func OfInt64(x []int64, shape ...int64) Tensor {
+	return Of(unsafe.Pointer(unsafe.SliceData(x)), I64, shape...)
+}
 
 // OfFloat64 views a Go slice as a tensor; see OfFloat32.
-func OfFloat64(x []float64, shape ...int64) Tensor { return Of(unsafe.Pointer(unsafe.SliceData(x)), F64, shape...) }
+func OfFloat64(x []float64, shape ...int64) Tensor {
+	return Of(unsafe.Pointer(unsafe.SliceData(x)), F64, shape...)
+}
 
 // IsNil reports an absent optional tensor.
 func (t Tensor) IsNil() bool { return t.DType == Invalid }
