@@ -1,0 +1,151 @@
+package job
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// rule is a fault that shows only when the whole job is known. holds is asked with every key checked by itself.
+type rule struct {
+	key   string
+	holds func(j *Job) bool
+	text  string
+}
+
+func isModelJob(j *Job) bool { return j.Kind == "train" || j.Kind == "eval" }
+func hasModel(j *Job) bool   { return j.Model.Path != "" || len(j.Model.New) > 0 }
+func hasEval(j *Job) bool    { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
+
+// missing are rules about what a file lacks; they are not asked of a file that could not be read whole.
+var missing = []rule{
+	{"model.path", func(j *Job) bool { return isModelJob(j) && !hasModel(j) },
+		"missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch"},
+	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
+		"missing: give .txt, .jsonl or .safetensors files"},
+	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.Data.Path) == 0 && len(j.Eval.Path) == 0 },
+		"missing, and so is eval.path: give .txt, .jsonl or .safetensors files"},
+	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
+		"missing: it must be given with model.path, because the default, 1e-3, ruins a fine-tune"},
+	{"attention.input", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Input == "" },
+		"missing: give a .safetensors file with q, k and v"},
+	{"attention.output", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Output == "" },
+		"missing: give the .safetensors file to write"},
+}
+
+var conflicts = []rule{
+	{"model.path", func(j *Job) bool { return j.Model.Path != "" && len(j.Model.New) > 0 },
+		"given together with [model.new]: keep one (--set model.new={} takes the table out)"},
+	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty: name the field of a .jsonl line that holds the text"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "given together with eval.path: keep one"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.Kind != "attention" }, "there is no data.path to keep a share of"},
+	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate: set eval.path or eval.split"},
+	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
+		"given together with train.steps: keep one (--set train.steps=0 or --set train.epochs=0 takes one out)"},
+	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "0, and so is train.epochs: there is nothing to do"},
+	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `a duration such as "3h30m", "auto" or "off" is needed`},
+	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr"},
+	{"output.trace", func(j *Job) bool {
+		t := j.Output.Trace
+		return len(t) != 0 && (len(t) != 2 || t[0] > t[1])
+	}, "[first, last] step is needed, or []"},
+	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
+	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
+		"the same file as attention.input: name another"},
+}
+
+func badTimeLimit(s string) bool {
+	d, err := time.ParseDuration(s)
+	return s != "auto" && s != "off" && (err != nil || d <= 0)
+}
+
+// onlyAttention lists keys that change what attention computes. In a training job a model's config.json decides that, so setting them
+// there would do nothing without a word.
+var onlyAttention = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout"}
+
+// refusals are right but not built. A job says so before anything starts, rather than do something else.
+var refusals = []rule{
+	{"kind", func(j *Job) bool { return j.Kind == "gdn" }, `"gdn" is not built yet: use "train", "eval" or "attention"`},
+	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
+	{"parallel.zero", func(j *Job) bool { return j.Parallel.Zero > 0 }, "sharded weights and optimizer states are not built yet: set parallel.zero = 0"},
+	{"device.backend", func(j *Job) bool { return j.Device.Backend == "cuda" },
+		`the CUDA plug-in is not built yet, and cuda never falls back to the CPU: set device.backend = "cpu"`},
+	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" }, `bf16 is not built for the CPU yet: set device.dtype = "f32"`},
+	{"device.comm", func(j *Job) bool { return j.Device.Comm == "nccl" || j.Device.Comm == "ipc" },
+		`it needs the CUDA plug-in, which is not built yet: set device.comm = "auto", "mpi" or "local"`},
+	{"data.tokenizer", func(j *Job) bool { return j.Data.Tokenizer != "bytes" },
+		`tokenizer files are not built yet: set data.tokenizer = "bytes", or give ready tokens as a .safetensors file`},
+	{"train.time_limit", func(j *Job) bool {
+		return j.Train.TimeLimit != "off" && j.Train.TimeLimit != "auto" && !badTimeLimit(j.Train.TimeLimit)
+	},
+		`stopping in time needs checkpoints, which are not built yet: set train.time_limit = "off"`},
+	{"tile.mlp", func(j *Job) bool { return j.Tile.MLP != "auto" && j.Tile.MLP != "off" }, `a tile size of one's own is not built yet: set tile.mlp = "auto"`},
+	{"tile.loss", func(j *Job) bool { return j.Tile.Loss != "auto" && j.Tile.Loss != "off" }, `a tile size of one's own is not built yet: set tile.loss = "auto"`},
+	{"memory.block_input", func(j *Job) bool { return notKept(j.Memory.BlockInput) }, notKeptText},
+	{"memory.attention", func(j *Job) bool { return notKept(j.Memory.Attention) }, notKeptText},
+	{"memory.qkv", func(j *Job) bool { return notKept(j.Memory.QKV) }, notKeptText},
+	{"memory.mlp", func(j *Job) bool { return notKept(j.Memory.MLP) }, notKeptText},
+	{"memory.device", func(j *Job) bool { return j.Memory.Device > 0 }, "a memory limit is not built yet: set it to 0"},
+	{"memory.host", func(j *Job) bool { return j.Memory.Host > 0 }, "a memory limit is not built yet: set it to 0"},
+	{"checkpoint.every", func(j *Job) bool { return j.Checkpoint.Every > 0 }, "checkpoints are not built yet: set checkpoint.every = 0"},
+	{"checkpoint.resume", func(j *Job) bool { return j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off" },
+		`checkpoints are not built yet: set checkpoint.resume = "off"`},
+	{"output.trace", func(j *Job) bool { return len(j.Output.Trace) > 0 }, "traces are not built yet: set output.trace = []"},
+	{"attention.window", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Window != [2]int64{-1, -1} }, "windows are not built yet: set attention.window = [-1, -1]"},
+	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, "a soft cap is not built yet: set attention.softcap = 0"},
+	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, "dropout is not built yet: set attention.dropout = 0"},
+}
+
+const notKeptText = `recomputing and offloading activations are not built yet: set it to "auto" or "keep"`
+
+func notKept(s string) bool { return s != "auto" && s != "keep" }
+
+// check asks the rules. A key with a fault of its own is not asked about again.
+func (l *loader) check() {
+	apply := func(rules []rule, code status.Code) {
+		for _, r := range rules {
+			if !l.bad[r.key] && r.holds(l.job) {
+				l.faults.add(l.job.origin(r.key), code, "%s%s: %s", r.key, l.value(r.key), r.text)
+			}
+		}
+	}
+	apply(conflicts, status.InvalidConfig)
+	apply(refusals, status.Unsupported)
+	if !l.broken && !l.bad["kind"] {
+		l.bad["model.path"] = l.bad["model.path"] || l.bad["model"] || l.bad["model.new"]
+		l.bad["data.path"] = l.bad["data.path"] || l.bad["data"]
+		apply(missing, status.InvalidConfig)
+	}
+	if isModelJob(l.job) && !l.bad["kind"] {
+		for _, key := range onlyAttention {
+			if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
+				l.faults.add(l.job.origin(key), status.InvalidConfig,
+					"%s%s: it has no effect with kind = %q, where the model's config.json decides: take it out", key, l.value(key), l.job.Kind)
+			}
+		}
+	}
+}
+
+var defaults = Default()
+
+func (f *field) get(j *Job) any { return reflect.ValueOf(j).Elem().FieldByIndex(f.index).Interface() }
+
+// value is " = x" for a key that was set.
+func (l *loader) value(key string) string {
+	f := byKey[key]
+	if f == nil || !l.job.IsSet(key) {
+		return ""
+	}
+	switch v := f.get(l.job).(type) {
+	case string, int64, float64, bool:
+		return " = " + show(v)
+	case []string:
+		return ""
+	default:
+		return " = " + strings.ReplaceAll(fmt.Sprint(v), " ", ", ")
+	}
+}

@@ -1,0 +1,220 @@
+package job
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// keyLines finds the line of every table and key of a TOML document, under its full dotted name (toml.Key's spelling). The library keeps
+// no positions of what it has accepted. It is meant for text that the library has accepted and is harmless on any other: it always
+// moves forward and never fails. Of elements of one array, the first counts. Beside the lines it notes values that clash with a dotted
+// key (a.b = 1, then a = 2), which the library lets pass, and nesting too deep for the library, which takes quadratic time for it.
+func keyLines(src string) *scanner {
+	s := &scanner{src: src, line: 1, lines: map[string]int{}}
+	var table toml.Key
+	for s.blank(); s.more(); s.blank() {
+		line := s.line
+		if s.peek() == '[' {
+			for s.more() && s.peek() == '[' {
+				s.i++
+			}
+			table = s.key()
+			s.record(table, 0, line)
+		} else if key := s.key(); s.take('=') {
+			key = append(table[:len(table):len(table)], key...)
+			if first, ok := s.lines[key.String()]; ok {
+				s.clashes = append(s.clashes, clash{key.String(), line, first})
+			}
+			s.record(key, len(table), line)
+			s.value(key)
+		}
+		s.restOfLine()
+	}
+	return s
+}
+
+type scanner struct {
+	src   string
+	i     int
+	line  int
+	depth int // of inline tables and arrays
+
+	lines   map[string]int
+	clashes []clash
+	deep    int // first line nested too deep
+}
+
+type clash struct {
+	key         string
+	line, first int
+}
+
+// maxNesting bounds dotted keys and the recursion into arrays and inline tables; nothing a job file means is deeper.
+const maxNesting = 50
+
+func (s *scanner) more() bool { return s.i < len(s.src) }
+func (s *scanner) peek() byte { return s.src[s.i] }
+
+// record notes the line of a key and of the tables it implies, those after the first known parts.
+func (s *scanner) record(key toml.Key, known, line int) {
+	if len(key) > maxNesting {
+		s.tooDeep()
+		return
+	}
+	for n := known + 1; n <= len(key); n++ {
+		name := key[:n].String()
+		if _, ok := s.lines[name]; !ok {
+			s.lines[name] = line
+		}
+	}
+}
+
+func (s *scanner) tooDeep() {
+	if s.deep == 0 {
+		s.deep = s.line
+	}
+}
+
+func (s *scanner) spaces() {
+	for s.more() && (s.peek() == ' ' || s.peek() == '\t' || s.peek() == '\r') {
+		s.i++
+	}
+}
+
+// blank skips white space, newlines and comments.
+func (s *scanner) blank() {
+	for s.spaces(); s.more() && (s.peek() == '\n' || s.peek() == '#'); s.spaces() {
+		s.restOfLine()
+	}
+}
+
+// restOfLine goes behind the next newline.
+func (s *scanner) restOfLine() {
+	n := strings.IndexByte(s.src[s.i:], '\n')
+	if n < 0 {
+		s.i = len(s.src)
+		return
+	}
+	s.i += n + 1
+	s.line++
+}
+
+func (s *scanner) take(c byte) bool {
+	s.spaces()
+	if s.more() && s.peek() == c {
+		s.i++
+		return true
+	}
+	return false
+}
+
+// key reads a dotted key, each part bare or quoted.
+func (s *scanner) key() toml.Key {
+	var key toml.Key
+	for {
+		s.spaces()
+		start := s.i
+		if s.more() && (s.peek() == '"' || s.peek() == '\'') {
+			s.str()
+			part := s.src[start:s.i]
+			if plain, err := strconv.Unquote(part); err == nil && part[0] == '"' {
+				part = plain
+			} else {
+				part = strings.Trim(part, `"'`)
+			}
+			key = append(key, part)
+		} else {
+			for s.more() && !strings.ContainsRune(" \t\r\n.=[]{},#\"'", rune(s.peek())) {
+				s.i++
+			}
+			if start == s.i {
+				return key
+			}
+			key = append(key, s.src[start:s.i])
+		}
+		if !s.take('.') {
+			return key
+		}
+	}
+}
+
+// str skips a string of any of the four kinds.
+func (s *scanner) str() {
+	quote := s.src[s.i : s.i+1]
+	if strings.HasPrefix(s.src[s.i:], strings.Repeat(quote, 3)) {
+		quote = strings.Repeat(quote, 3)
+	}
+	for s.i += len(quote); s.more(); s.i++ {
+		switch c := s.peek(); {
+		case c == '\\' && quote[0] == '"' && s.i+1 < len(s.src):
+			s.i++
+			if s.peek() == '\n' {
+				s.line++
+			}
+		case strings.HasPrefix(s.src[s.i:], quote):
+			s.i += len(quote)
+			// A multi-line string may end in up to two quotes of its own.
+			for len(quote) == 3 && s.more() && s.peek() == quote[0] {
+				s.i++
+			}
+			return
+		case c == '\n':
+			if len(quote) == 1 {
+				return
+			}
+			s.line++
+		}
+	}
+}
+
+// value skips a value and records the keys of the inline tables in it.
+func (s *scanner) value(prefix toml.Key) {
+	s.blank()
+	if s.depth++; s.depth > maxNesting {
+		s.tooDeep()
+	}
+	defer func() { s.depth-- }()
+	if !s.more() || s.deep > 0 {
+		return
+	}
+	switch s.peek() {
+	case '"', '\'':
+		s.str()
+	case '[':
+		for s.i++; ; {
+			s.blank()
+			before := s.i
+			if !s.more() || s.take(']') {
+				return
+			}
+			if s.value(prefix); !s.take(',') && s.i == before {
+				return
+			}
+		}
+	case '{':
+		for s.i++; ; {
+			s.blank()
+			before, line := s.i, s.line
+			if !s.more() || s.take('}') {
+				return
+			}
+			key := append(prefix[:len(prefix):len(prefix)], s.key()...)
+			if s.take('=') {
+				s.record(key, len(prefix), line)
+				s.value(key)
+			}
+			for s.more() && !strings.ContainsRune(",}\n#", rune(s.peek())) {
+				s.i++
+			}
+			if !s.take(',') && s.i == before {
+				return
+			}
+		}
+	default:
+		for s.more() && !strings.ContainsRune(",]}\n#", rune(s.peek())) {
+			s.i++
+		}
+	}
+}

@@ -1,0 +1,217 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+
+	"ulysses/internal/status"
+)
+
+// maxSource bounds a job file in bytes; a longer one is some other file.
+const maxSource = 256 << 10
+
+// Parse reads a job file from its bytes, applies the --set arguments in order and checks the whole. Every fault found is in the error,
+// one a line, each with the line of the file or the --set it comes from. path is the file's name; relative paths in the file
+// are relative to its folder, those in a --set to the current directory. getenv serves ${NAME} in paths; nil is the environment.
+func Parse(src []byte, path string, sets []string, getenv func(string) (string, bool)) (*Job, error) {
+	if getenv == nil {
+		getenv = os.LookupEnv
+	}
+	d := Default()
+	l := &loader{job: &d, bad: map[string]bool{}}
+	l.job.Path, l.job.at = path, map[string]origin{}
+	l.file(strings.TrimPrefix(strings.ReplaceAll(string(src), "\r\n", "\n"), "\ufeff"))
+	for _, s := range sets {
+		l.set(s)
+	}
+	l.paths(getenv)
+	l.check()
+	if err := l.faults.err(); err != nil {
+		return nil, err
+	}
+	return l.job, nil
+}
+
+type loader struct {
+	job    *Job
+	faults faults
+	broken bool            // by a syntax error: keys may be missing that were meant to be there
+	bad    map[string]bool // keys with a fault of their own
+}
+
+func (l *loader) fault(o origin, key, format string, args ...any) {
+	l.bad[key] = true
+	l.faults.add(o, status.InvalidConfig, format, args...)
+}
+
+func (l *loader) file(src string) {
+	at := func(line int) origin { return origin{file: l.job.Path, line: line} }
+	if len(src) > maxSource {
+		l.broken = true
+		l.faults.add(at(1), status.InvalidConfig, "%d bytes are too many for a job file (at most %d)", len(src), maxSource)
+		return
+	}
+	lines := keyLines(src)
+	if lines.deep > 0 {
+		l.broken = true
+		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d deep", maxNesting)
+		return
+	}
+	tree, repaired := l.decode(src, at)
+	if repaired != src {
+		lines = keyLines(repaired)
+	}
+	for _, c := range lines.clashes {
+		l.fault(at(c.line), c.key, "%s: already defined on line %d", c.key, c.first)
+	}
+	l.table(nil, tree, func(key string) origin {
+		if line := lines.lines[key]; line > 0 {
+			return at(line)
+		}
+		return at(1)
+	})
+}
+
+// decode parses the source. The library stops at the first syntax error, so a faulty line is taken out and the rest tried again, as long
+// as the error is the line's own business (an unfinished list or string makes everything behind it look wrong).
+func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, repaired string) {
+	for last := 0; ; {
+		tree = nil
+		err := decodeTOML(src, &tree)
+		if err == nil {
+			return tree, src
+		}
+		l.broken = true
+		var pe toml.ParseError
+		if !errors.As(err, &pe) {
+			l.faults.add(at(1), status.InvalidConfig, "%v", err)
+			return nil, src
+		}
+		start := min(max(pe.Position.Start, 0), len(src))
+		line := 1 + strings.Count(src[:start], "\n")
+		if line <= last {
+			return nil, src
+		}
+		last = line
+		lo := strings.LastIndexByte(src[:start], '\n') + 1
+		hi := len(src)
+		if n := strings.IndexByte(src[start:], '\n'); n >= 0 {
+			hi = start + n
+		}
+		header := strings.HasPrefix(strings.TrimSpace(src[lo:hi]), "[")
+		l.faults.add(at(line), status.InvalidConfig, "%s", syntaxText(pe, header))
+		continued := strings.HasPrefix(pe.Message, "expected value") && !strings.Contains(src[lo:start], "=")
+		if continued || strings.Contains(pe.Message, "terminator") || strings.Contains(pe.Message, "EOF") || strings.Contains(pe.Message, "UTF") {
+			return nil, src
+		}
+		with := ""
+		if header {
+			with = fmt.Sprintf("[%q]", fmt.Sprintf("%s%d", setAside, line))
+		}
+		src = src[:lo] + with + src[hi:]
+	}
+}
+
+// setAside marks a table whose own header is faulty: what is in it cannot be judged.
+const setAside = "?"
+
+// decodeTOML holds the library's panics, of which it has a few for what it calls bugs, to an error.
+func decodeTOML(src string, tree *map[string]any) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("not TOML: %v", r)
+		}
+	}()
+	_, err = toml.Decode(src, tree)
+	return err
+}
+
+var unquoted = regexp.MustCompile(`^expected value but found "(.*)" instead$`)
+
+func syntaxText(pe toml.ParseError, header bool) string {
+	text := strings.ReplaceAll(strings.TrimSuffix(pe.Message, "."), `'\n'`, "the end of the line")
+	if m := unquoted.FindStringSubmatch(pe.Message); m != nil {
+		text += fmt.Sprintf("; text is written in quotes: %q", m[1])
+	}
+	if strings.Contains(text, "already been defined") {
+		return text
+	}
+	if pe.LastKey != "" && !header {
+		return fmt.Sprintf("%s: not TOML: %s", pe.LastKey, text)
+	}
+	return "not TOML: " + text
+}
+
+// table assigns what a table holds and reports what it should not hold.
+func (l *loader) table(prefix toml.Key, tree map[string]any, at func(string) origin) {
+	for name, value := range tree {
+		if len(prefix) == 0 && strings.HasPrefix(name, setAside) && l.broken {
+			continue
+		}
+		path := append(prefix[:len(prefix):len(prefix)], name)
+		key := path.String()
+		sub, isTree := value.(map[string]any)
+		_, isTrees := value.([]map[string]any)
+		switch f := byKey[key]; {
+		case f != nil:
+			l.assign(f, value, at)
+		case isTable(key) && isTree:
+			l.job.at[key] = at(key)
+			l.table(path, sub, at)
+		case isTable(key) && isTrees:
+			l.fault(at(key), key, "%s: one table is needed: write [%s], not [[%s]]", key, key, key)
+		case isTable(key):
+			l.fault(at(key), key, "%s = %s: it is a table: write [%s] and its keys below", key, show(value), key)
+		case isTree && len(prefix) == 0:
+			l.fault(at(key), key, "%s: %s", key, unknownTable(name))
+			l.strangers(path, sub, at)
+		case isTrees && len(prefix) == 0:
+			l.fault(at(key), key, "%s: %s", key, unknownTable(name))
+		default:
+			l.fault(at(key), key, "%s: %s", key, unknownKey(key))
+		}
+	}
+}
+
+// strangers names the keys of an unknown table that are ours by another name. Those that its likely table has need no second remark.
+func (l *loader) strangers(path toml.Key, tree map[string]any, at func(string) origin) {
+	meant := nearest(path.String(), tables)
+	for name := range tree {
+		key := append(path[:len(path):len(path)], name).String()
+		if byKey[meant+"."+name] == nil {
+			l.fault(at(key), key, "%s: %s", key, unknownKey(key))
+		}
+	}
+}
+
+func (l *loader) assign(f *field, value any, at func(string) origin) {
+	o := at(f.key)
+	if err := f.set(l.job, value); err != nil {
+		l.fault(o, f.key, "%v", err)
+	}
+	for key := range l.job.at {
+		if strings.HasPrefix(key, f.key+".") {
+			delete(l.job.at, key)
+		}
+	}
+	l.job.at[f.key] = o
+	if m, ok := value.(map[string]any); ok {
+		l.places(toml.Key(strings.Split(f.key, ".")), m, at)
+	}
+}
+
+// places notes where the fields of a free table were set, for whoever checks them.
+func (l *loader) places(path toml.Key, m map[string]any, at func(string) origin) {
+	for name, value := range m {
+		sub := append(path[:len(path):len(path)], name)
+		l.job.at[sub.String()] = at(sub.String())
+		if m, ok := value.(map[string]any); ok {
+			l.places(sub, m, at)
+		}
+	}
+}

@@ -1,0 +1,386 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+const base = "[model]\nnew = { hidden_size = 8 }\n[data]\npath = [\"a.txt\"]\n"
+
+func parse(src string, sets ...string) (*Job, error) {
+	return Parse([]byte(src), "jobs/job.toml", sets, func(name string) (string, bool) {
+		v, ok := map[string]string{"DATA": "/data", "EMPTY": ""}[name]
+		return v, ok
+	})
+}
+
+func TestDefaults(t *testing.T) {
+	j, err := parse(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Path, want.at = "jobs/job.toml", j.at
+	want.Model.New = map[string]any{"hidden_size": int64(8)}
+	want.Data.Path = []string{"jobs/a.txt"}
+	want.Output.Dir = "jobs/out"
+	if !reflect.DeepEqual(*j, want) {
+		t.Errorf("got  %+v\nwant %+v", *j, want)
+	}
+}
+
+// The file of the product description with each default written out must be an empty file's job.
+func TestEveryKeyIsAccepted(t *testing.T) {
+	const full = `
+kind = "train"
+seed = 1
+[parallel]
+ulysses = 0
+ring = 1
+zero = 0
+[device]
+backend = "auto"
+dtype = "auto"
+threads = 0
+deterministic = false
+comm = "auto"
+[model]
+new = { hidden_size = 8 }
+override = {}
+[data]
+path = ["a.txt"]
+tokenizer = "bytes"
+add_eos = true
+text_field = "text"
+sequence = 4096
+batch = 1
+accumulate = 1
+global_batch = 0
+pack = true
+shuffle = true
+[eval]
+path = []
+split = 0.0
+every = 0
+[optimizer]
+name = "adamw"
+lr = 1e-3
+min_lr = 0.0
+betas = [0.9, 0.95]
+eps = 1e-8
+weight_decay = 0.0
+clip = 1.0
+schedule = "cosine"
+warmup = 10
+[train]
+steps = 100
+epochs = 0.0
+on_nan = "stop"
+time_limit = "auto"
+[tile]
+mlp = "auto"
+loss = "auto"
+[memory]
+block_input = "auto"
+attention = "auto"
+qkv = "auto"
+mlp = "auto"
+device = 0.0
+host = 0.0
+[checkpoint]
+every = 0
+keep = 2
+dir = "checkpoints"
+resume = "auto"
+[output]
+dir = "out"
+model = true
+trace = []
+[attention]
+causal = true
+window = [-1, -1]
+scale = 0.0
+softcap = 0.0
+dropout = 0.0
+block = [64, 64]
+[gdn]
+strategy = "auto"
+qk_l2norm = true
+scale = 0.0
+chunk = 64
+`
+	j, err := parse(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	empty, err := parse(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range schema {
+		if !j.IsSet(f.key) && !strings.HasSuffix(f.key, "put") && f.key != "model.path" {
+			t.Errorf("%s is not in the list above", f.key)
+		}
+		a, b := f.get(j), f.get(empty)
+		if v := reflect.ValueOf(a); v.Kind() == reflect.Slice || v.Kind() == reflect.Map {
+			if v.Len() == 0 && reflect.ValueOf(b).Len() == 0 {
+				continue
+			}
+		}
+		if !reflect.DeepEqual(a, b) {
+			t.Errorf("%s: %v written out, %v by default", f.key, a, b)
+		}
+	}
+}
+
+func TestValuesAndPaths(t *testing.T) {
+	j, err := parse(`
+kind = "eval"
+optimizer = { lr = 1, betas = [0, 0.5] }
+model.path = "../m"
+model."override".rope_theta = 5e6
+[data]
+path = ["/abs/x.txt", "${DATA}/*.jsonl", '*.txt']
+"sequence" = 0x10
+[eval]
+path = "one.txt"
+[output]
+trace = [
+]
+`, "output.dir=here/there", "model.override.rope_scaling.factor=8", "data.text_field=17", "data.path+=x")
+	if err == nil {
+		t.Fatal("data.path+ was taken for a key")
+	}
+	j, err = parse(`
+kind = "eval"
+optimizer = { lr = 1, betas = [0, 0.5] }
+model.path = "../m"
+model."override".rope_theta = 5e6
+[data]
+path = ["/abs/x.txt", "${DATA}/*.jsonl", '*.txt']
+"sequence" = 0x10
+[eval]
+path = "one.txt"
+`, "output.dir=here/there", "model.override.rope_scaling.factor=8", "data.text_field=17", " tile.mlp = auto ", "eval.path=[\"p\", \"q\"]", "model.override.tie=true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ got, want any }{
+		{j.Optimizer.LR, 1.0}, {j.Optimizer.Betas, [2]float64{0, 0.5}}, {j.Model.Path, "m"}, {j.Data.Sequence, int64(16)},
+		{j.Data.Path, []string{"/abs/x.txt", "/data/*.jsonl", "jobs/*.txt"}}, {j.Eval.Path, []string{"p", "q"}}, {j.Output.Dir, "here/there"},
+		{j.Data.TextField, "17"}, {j.Tile.MLP, "auto"},
+		{j.Model.Override, map[string]any{"rope_theta": 5e6, "rope_scaling": map[string]any{"factor": int64(8)}, "tie": true}},
+	} {
+		if !reflect.DeepEqual(c.got, c.want) {
+			t.Errorf("got %#v, want %#v", c.got, c.want)
+		}
+	}
+	if err := j.Errorf(status.InvalidConfig, "model.override.rope_theta", "too large"); err.Error() != "jobs/job.toml:5: model.override.rope_theta: too large" {
+		t.Error(err)
+	}
+	if err := j.Errorf(status.InvalidConfig, "model.override.rope_scaling.factor", "odd"); !strings.HasPrefix(err.Error(), "--set model.override.rope_scaling.factor=8: ") {
+		t.Error(err)
+	}
+}
+
+// A pattern is relative to the job file's folder, whatever characters that has.
+func TestGlobInOddFolder(t *testing.T) {
+	j, err := Parse([]byte(strings.Replace(base, "a.txt", "*.txt", 1)), "a[1]/job.toml", nil, nil)
+	if err != nil || j.Data.Path[0] != `a\[1]/*.txt` {
+		t.Fatal(j, err)
+	}
+	if ok, err := filepath.Match(j.Data.Path[0], "a[1]/x.txt"); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+}
+
+func TestFaults(t *testing.T) {
+	const whole = "kind = \"train\"\n"
+	for _, c := range []struct {
+		name, src string
+		sets      []string
+		code      status.Code
+		want      []string // exactly these lines, each containing the text
+	}{
+		{name: "unknown keys", code: status.InvalidConfig, src: base + "sequnce = 8\nmax_length = 9\nfrobnicate = 1\n[train]\nmax_grad_norm = 1.0\nweight_decay = 0.1\n[optimiser]\nlr = 1\nlearning_rate = 2\n[parallel]\nsp_size = 2\n",
+			want: []string{"job.toml:5: data.sequnce: unknown key; did you mean data.sequence?", "job.toml:6: data.max_length: unknown key; it is called data.sequence here",
+				"job.toml:7: data.frobnicate: unknown key; [data] has accumulate, add_eos", "job.toml:9: train.max_grad_norm: unknown key; it is called optimizer.clip here",
+				"job.toml:10: train.weight_decay: unknown key; did you mean optimizer.weight_decay?", "job.toml:11: optimiser: unknown table; did you mean [optimizer]?",
+				"job.toml:13: optimiser.learning_rate: unknown key; it is called optimizer.lr here", "job.toml:15: parallel.sp_size: unknown key; it is called parallel.ulysses here"}},
+		{name: "top level", code: status.InvalidConfig, src: "kinds = \"train\"\nsteps = 5\ngradient_accumulation_steps = 4\n[nonsense]\na = 1\n" + base,
+			want: []string{":1: kinds: unknown key; did you mean kind?", ":2: steps: unknown key; did you mean train.steps?", ":3: gradient_accumulation_steps: unknown key; it is called data.accumulate here",
+				":4: nonsense: unknown table; the tables are parallel, device", ":5: nonsense.a: unknown key"}},
+		{name: "types", code: status.InvalidConfig, src: base + "sequence = 64.0\nbatch = \"two\"\npack = 1\ntext_field = 3\n[optimizer]\nbetas = [0.9]\nlr = \"fast\"\neps = inf\n[output]\ntrace = [1, 2.5]\n[[train]]\nsteps = 3\n",
+			want: []string{":5: data.sequence = 64.0: a whole number is needed: write 64", `:6: data.batch = "two": a whole number`, ":7: data.pack = 1: true or false", ":8: data.text_field = 3: a string",
+				":10: optimizer.betas = [0.9]: a list of 2 numbers", `:11: optimizer.lr = "fast": a number`, ":12: optimizer.eps = Inf: a finite number", ":14: output.trace = 2.5: a whole number",
+				":15: train: one table is needed: write [train], not [[train]]"}},
+		{name: "tables and values", code: status.InvalidConfig, src: "data = 3\nmodel.new = 4\n[seed]\nx = 1\n",
+			want: []string{":1: data = 3: it is a table: write [data]", ":2: model.new = 4: a table of config.json fields", ":3: seed = a table: a whole number"}},
+		{name: "bounds and words", code: status.InvalidConfig, src: base + "sequence = 0\n[device]\nbackend = \"cpuu\"\n[optimizer]\nclip = -1\nbetas = [0.9, 1.0]\nschedule = \"step\"\n[parallel]\nzero = 4\n[tile]\nmlp = 0\nloss = \"always\"\n[eval]\nsplit = 1\n",
+			want: []string{":5: data.sequence = 0: it must be at least 1", `:7: device.backend = "cpuu": "auto", "cpu" or "cuda" is needed; did you mean "cpu"?`, ":9: optimizer.clip = -1: it must be at least 0",
+				":10: optimizer.betas = 1.0: it must be below 1", `:11: optimizer.schedule = "step": "constant", "linear" or "cosine" is needed`, ":13: parallel.zero = 4: it must be at most 3",
+				`:15: tile.mlp = 0: "auto", "off" or a whole number of at least 1 is needed`, `:16: tile.loss = "always": "auto", "off" or`, ":18: eval.split = 1: it must be below 1"}},
+		{name: "syntax, several", code: status.InvalidConfig, src: "kind = train\nseed = \n[data]\nsequnce = 1\npath = [\"a\"]\npath = [\"b\"]\n[device\nbackend = \"cpu\"\n[output]\ndri = \"x\"\n",
+			want: []string{`:1: kind: not TOML: expected value but found "train" instead; text is written in quotes: "train"`, ":2: seed: not TOML", ":4: data.sequnce", ":6: Key 'data.path' has already been defined",
+				":7: not TOML", ":10: output.dri: unknown key; did you mean output.dir?"}},
+		{name: "open list", code: status.InvalidConfig, src: base + "[eval]\npath = [\"x\",\nsplit = 0.1\nevery = 4\n", want: []string{":7: eval.path: not TOML: expected"}},
+		{name: "open string", code: status.InvalidConfig, src: base + "text_field = \"\"\"x\n\n", want: []string{"data.text_field: not TOML: unexpected EOF"}},
+		{name: "clash", code: status.InvalidConfig, src: "output.dir = \"x\"\noutput = 3\n" + base, want: []string{":2: output: already defined on line 1"}},
+		{name: "double table", code: status.InvalidConfig, src: base + "[data]\nsequnce = 1\n", want: []string{":5: Key 'data' has already been defined"}},
+		{name: "missing", code: status.InvalidConfig, src: whole, want: []string{":1: model.path: missing", ":1: data.path: missing"}},
+		{name: "missing in a table", code: status.InvalidConfig, src: "\n\n[model]\npath = \"m\"\n[data]\nseed = 1\n[optimizer]\n", want: []string{":5: data.path: missing", ":6: data.seed: unknown key; did you mean seed?", ":7: optimizer.lr: missing"}},
+		{name: "attention", code: status.InvalidConfig, src: "kind = \"attention\"\n[attention]\nwindow = [4, 0]\n", want: []string{":2: attention.input: missing", ":2: attention.output: missing", ":3: attention.window = [4, 0]: windows are not built"}},
+		{name: "conflicts", code: status.InvalidConfig, src: base + "[eval]\nsplit = 0.5\npath = [\"e.txt\"]\n[train]\nsteps = 3\nepochs = 1\ntime_limit = \"soon\"\n[checkpoint]\ndir = \"../x\"\n[output]\ntrace = [4, 2]\n[optimizer]\nlr = 0\nmin_lr = 1e-4\n",
+			want: []string{":6: eval.split = 0.5: given together with eval.path", ":10: train.epochs = 1.0: given together with train.steps", `:11: train.time_limit = "soon": a duration`,
+				`:13: checkpoint.dir = "../x": it must be a folder inside`, ":15: output.trace = [4, 2]: [first, last]", ":15: output.trace = [4, 2]: traces are not", ":18: optimizer.min_lr = 0.0001: larger"}},
+		{name: "refusals", code: status.Unsupported, src: base + "tokenizer = \"tokenizer.json\"\n[parallel]\nring = 2\nzero = 1\n[device]\nbackend = \"cuda\"\ndtype = \"bf16\"\ncomm = \"nccl\"\n[tile]\nmlp = 4\n[memory]\nqkv = \"offload\"\ndevice = 4\n[checkpoint]\nevery = 5\nresume = \"here\"\n[output]\ntrace = [1, 2]\n[train]\ntime_limit = \"3h30m\"\n",
+			want: []string{":5: data.tokenizer", ":7: parallel.ring = 2", ":8: parallel.zero = 1", ":10: device.backend", ":11: device.dtype", ":12: device.comm", ":14: tile.mlp", ":16: memory.qkv", ":17: memory.device",
+				":19: checkpoint.every", ":20: checkpoint.resume", ":22: output.trace", ":24: train.time_limit"}},
+		{name: "gdn", code: status.Unsupported, src: "kind = \"gdn\"\n", want: []string{`:1: kind = "gdn": "gdn" is not built yet`}},
+		{name: "mixed", code: status.InvalidConfig, src: base + "[parallel]\nring = 2\n[tile]\nmpl = 3\n", want: []string{":6: parallel.ring", ":8: tile.mpl"}},
+		{name: "attention keys in training", code: status.InvalidConfig, src: base + "[attention]\nwindow = [8, 0]\nscale = 0.0\n", want: []string{":6: attention.window = [8, 0]: it has no effect"}},
+		{name: "environment", code: status.InvalidConfig, src: base + "[output]\ndir = \"${NOWHERE}/x${EMPTY}${a b}\"\n", want: []string{`:6: output.dir: "${a b}" is not ${NAME}; environment variable NOWHERE is not set`}},
+		{name: "sets", code: status.InvalidConfig, src: base, sets: []string{"data.sequnce=3", "seed", "=1", "seed=-1", "data.batch=many", "parallel.ring=2", "data={path=3, sequence=0}", "train.steps.x=1", "output.dir=${NO}"},
+			want: []string{"--set data.sequnce=3: data.sequnce: unknown key; did you mean data.sequence?", "--set seed: needs table.key=value", "--set =1: needs", "--set seed=-1: seed = -1: it must be at least 0",
+				`--set data.batch=many: data.batch = "many": a whole number`, "--set data={path=3, sequence=0}: data.path = 3: a list of strings", "--set data={path=3, sequence=0}: data.sequence = 0",
+				"--set train.steps.x=1: train.steps = a table: a whole number", "--set output.dir=${NO}: output.dir: environment variable NO is not set", "--set parallel.ring=2: parallel.ring = 2: ring"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := parse(c.src, c.sets...)
+			if status.Of(err) != c.code {
+				t.Errorf("code %v, want %v", status.Of(err), c.code)
+			}
+			if err == nil {
+				return
+			}
+			lines := strings.Split(err.Error(), "\n")
+			for _, want := range c.want {
+				n := 0
+				for _, line := range lines {
+					if strings.Contains(line, want) {
+						n++
+					}
+				}
+				if n != 1 {
+					t.Errorf("%d lines with %q", n, want)
+				}
+			}
+			if len(lines) != len(c.want) || t.Failed() {
+				t.Errorf("%d faults, want %d:\n%s", len(lines), len(c.want), err)
+			}
+		})
+	}
+}
+
+func TestSetOverrides(t *testing.T) {
+	j, err := parse(base+"sequence = 8\n[parallel]\nring = 2\n", "parallel.ring=1", "data.sequence=16", "data.sequence=32", "model.new={}", "model.path=m", "optimizer.lr=1e-4", "train.time_limit=off")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Data.Sequence != 32 || j.Model.Path != "m" || len(j.Model.New) != 0 || j.Optimizer.LR != 1e-4 {
+		t.Errorf("%+v", j)
+	}
+}
+
+func TestResolve(t *testing.T) {
+	for _, c := range []struct {
+		world int
+		sets  []string
+		want  Mesh
+		acc   int64
+		err   string
+	}{
+		{world: 4, want: Mesh{4, 4, 1, 1, 1}, acc: 1},
+		{world: 1, sets: []string{"parallel.ulysses=1", "data.batch=2", "data.accumulate=3"}, want: Mesh{1, 1, 1, 1, 6}, acc: 3},
+		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=16", "data.batch=2"}, want: Mesh{8, 2, 1, 4, 16}, acc: 2},
+		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=12", "data.batch=2"}, err: "--set data.global_batch=12: data.global_batch: 12 is not a whole number of micro steps of 8 sequences (4 replicas x data.batch 2): use a multiple of 8"},
+		{world: 6, sets: []string{"parallel.ulysses=4"}, err: "--set parallel.ulysses=4: parallel.ulysses: ulysses 4 x ring 1 does not divide the 6 ranks: use parallel.ulysses = 3 or 6"},
+		{world: 2, sets: []string{"parallel.ulysses=4"}, err: "use parallel.ulysses = 2"},
+		{world: 2, sets: []string{"parallel.ulysses=9223372036854775807"}, err: "use parallel.ulysses = 2"},
+		{world: 0, err: "needs at least one"},
+	} {
+		j, err := parse(base, c.sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // a second call must not depend on the first
+			err = j.Resolve(c.world)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%d %v: %v", c.world, c.sets, err)
+				}
+			} else if err != nil || j.Mesh != c.want || j.Data.Accumulate != c.acc {
+				t.Errorf("%d %v: %v %+v", c.world, c.sets, err, j.Mesh)
+			}
+		}
+	}
+}
+
+func TestKeyLines(t *testing.T) {
+	got := keyLines(`# a comment with = and [brackets]
+a = 1
+b.c = """
+x = 1
+"""  # d = 2
+"q.r" = '''
+'z' = 3'''
+[t]  # t
+  list = [ # 1
+    "]", '[', # ]
+    { k = 1, l = [2] },
+  ]
+  inl = { m = 1, n = { o = "}" } }
+  date = 1979-05-27 07:32:00
+[t.'u']
+v = "\"\\"
+[[w]]
+x = 1
+`).lines
+	for key, line := range map[string]int{"a": 2, "b": 3, "b.c": 3, `"q.r"`: 6, "t": 8, "t.list": 9, "t.list.k": 11, "t.list.l": 11, "t.inl": 13, "t.inl.m": 13, "t.inl.n.o": 13,
+		"t.date": 14, "t.u": 15, "t.u.v": 16, "w": 17, "w.x": 18, "x": 0, "z": 0, "d": 0} {
+		if got[key] != line {
+			t.Errorf("%s: line %d, want %d", key, got[key], line)
+		}
+	}
+}
+
+var faultLine = regexp.MustCompile(`^(jobs/job\.toml:[1-9][0-9]*|--set .*): `)
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"", base, "a = [1,\n2\nb=3", "[a\nb", "kind = train", "x=\"abc\ny=1", "a.b=1\na=2", "[[data]]\n[[data]]", "\xff\xfea\x00", "a = {b=1\nc=2}", "data.path = '${X'", "a={a={a={",
+		"[model.new]\nx = 1979-05-27 07:32:00\ny = [{a=1},{b=2}]", "\"\\u0041\" = 1", "a=\"\"\"\"\"\"\"", "[" + strings.Repeat("a.", 60) + "a]", "\ufeffseed = 1\r\n[data]\r\nx = 1"} {
+		f.Add(s, "seed=1")
+		f.Add(base, s)
+	}
+	f.Fuzz(func(t *testing.T, src, set string) {
+		j, err := parse(src, set)
+		if (j == nil) == (err == nil) {
+			t.Fatalf("job %v and error %v", j, err)
+		}
+		if err == nil {
+			return
+		}
+		var e *status.Error
+		if !errors.As(err, &e) || e.Code != status.InvalidConfig && e.Code != status.Unsupported {
+			t.Fatalf("code %v", status.Of(err))
+		}
+		if !faultLine.MatchString(err.Error()) {
+			t.Fatalf("no line in %q", err)
+		}
+	})
+}
+
+func ExampleParse() {
+	_, err := Parse([]byte("[data]\nsequnce = 8\n[parallel]\nring = 2\n"), "job.toml", []string{"kind=eval", "model.path=m", "eval.path=x.txt"}, nil)
+	fmt.Println(err)
+	// Output:
+	// job.toml:2: data.sequnce: unknown key; did you mean data.sequence?
+	// job.toml:4: parallel.ring = 2: ring attention is not built yet: set parallel.ring = 1
+}

@@ -1,0 +1,86 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"sort"
+	"strings"
+)
+
+// paths makes the paths usable from the current directory.
+func (l *loader) paths(getenv func(string) (string, bool)) {
+	for i := range schema {
+		f := &schema[i]
+		kind := f.tag.Get("path")
+		if kind == "" || l.bad[f.key] {
+			continue
+		}
+		v := reflect.ValueOf(l.job).Elem().FieldByIndex(f.index)
+		if v.Kind() == reflect.String {
+			if words := strings.Fields(f.tag.Get("enum")); len(words) == 0 || !slices.Contains(words, v.String()) {
+				v.SetString(l.path(f.key, kind, v.String(), getenv))
+			}
+			continue
+		}
+		for k := range v.Len() {
+			v.Index(k).SetString(l.path(f.key, kind, v.Index(k).String(), getenv))
+		}
+	}
+}
+
+func (l *loader) path(key, kind, value string, getenv func(string) (string, bool)) string {
+	o := l.job.origin(key)
+	value, err := expand(value, getenv)
+	if err != nil {
+		l.fault(o, key, "%s: %v", key, err)
+		return value
+	}
+	if value == "" {
+		if l.job.IsSet(key) {
+			l.fault(o, key, "%s: an empty path", key)
+		}
+		return value
+	}
+	if strings.ContainsRune(value, 0) {
+		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
+	}
+	if filepath.IsAbs(value) || o.arg {
+		return filepath.Clean(value)
+	}
+	dir := filepath.Dir(l.job.Path)
+	if kind == "glob" && strings.ContainsAny(value, `*?[\`) {
+		dir = globEscape.Replace(dir)
+	}
+	return filepath.Join(dir, value)
+}
+
+// globEscape keeps the job file's folder literal in a pattern.
+var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+var variable = regexp.MustCompile(`\$\{[^{}$]*\}?`)
+var variableName = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
+
+// expand replaces ${NAME} by the environment's value.
+func expand(s string, getenv func(string) (string, bool)) (string, error) {
+	var faults []string
+	s = variable.ReplaceAllStringFunc(s, func(m string) string {
+		if !variableName.MatchString(m) {
+			faults = append(faults, fmt.Sprintf("%q is not ${NAME}", m))
+			return m
+		}
+		v, ok := getenv(m[2 : len(m)-1])
+		if !ok {
+			faults = append(faults, fmt.Sprintf("environment variable %s is not set", m[2:len(m)-1]))
+		}
+		return v
+	})
+	if len(faults) > 0 {
+		sort.Strings(faults)
+		return s, errors.New(strings.Join(faults, "; "))
+	}
+	return s, nil
+}

@@ -1,0 +1,252 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// field is one key of the job file, made from a struct field and its tags.
+type field struct {
+	key   string // "data.sequence"
+	index []int  // for reflect.Value.FieldByIndex of a Job
+	typ   reflect.Type
+	tag   reflect.StructTag
+}
+
+// schema lists the keys in the order of the structs; tables lists the tables that hold them.
+var schema, tables = walk(reflect.TypeFor[Job](), "", nil)
+
+var byKey = func() map[string]*field {
+	m := map[string]*field{}
+	for i := range schema {
+		m[schema[i].key] = &schema[i]
+	}
+	return m
+}()
+
+func walk(t reflect.Type, prefix string, index []int) (fields []field, tables []string) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name := f.Tag.Get("toml")
+		if name == "" || name == "-" {
+			continue
+		}
+		at := append(index[:len(index):len(index)], i)
+		if f.Type.Kind() == reflect.Struct {
+			sub, subTables := walk(f.Type, prefix+name+".", at)
+			fields = append(fields, sub...)
+			tables = append(append(tables, prefix+name), subTables...)
+			continue
+		}
+		fields = append(fields, field{prefix + name, at, f.Type, f.Tag})
+	}
+	return fields, tables
+}
+
+func isTable(key string) bool {
+	for _, t := range tables {
+		if t == key {
+			return true
+		}
+	}
+	return false
+}
+
+// set stores a TOML value, checked for type, bounds and words, or says what is wrong with it.
+func (f *field) set(j *Job, value any) error {
+	dst := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
+	v := reflect.New(f.typ).Elem()
+	if err := f.convert(v, value); err != nil {
+		return err
+	}
+	dst.Set(v)
+	return nil
+}
+
+func (f *field) convert(dst reflect.Value, value any) error {
+	switch dst.Kind() {
+	case reflect.String:
+		return f.word(dst, value)
+	case reflect.Bool:
+		b, ok := value.(bool)
+		if !ok {
+			return f.wrong(value, "true or false is needed")
+		}
+		dst.SetBool(b)
+	case reflect.Int64:
+		n, ok := value.(int64)
+		if x, isFloat := value.(float64); isFloat && x == math.Trunc(x) && math.Abs(x) < 1<<53 {
+			return f.wrong(value, "a whole number is needed: write %d", int64(x))
+		} else if !ok {
+			return f.wrong(value, "a whole number is needed")
+		}
+		dst.SetInt(n)
+		return f.inBounds(value, float64(n))
+	case reflect.Float64:
+		x, ok := value.(float64)
+		if n, isInt := value.(int64); isInt {
+			x, ok = float64(n), true
+		}
+		if !ok {
+			return f.wrong(value, "a number is needed")
+		}
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return f.wrong(value, "a finite number is needed")
+		}
+		dst.SetFloat(x)
+		return f.inBounds(value, x)
+	case reflect.Map:
+		m, ok := value.(map[string]any)
+		if !ok {
+			return f.wrong(value, "a table of config.json fields is needed, such as { rope_theta = 5e6 }")
+		}
+		dst.Set(reflect.ValueOf(m))
+	case reflect.Slice, reflect.Array:
+		return f.list(dst, value)
+	}
+	return nil
+}
+
+// list fills a slice, or an array of exactly its length. One value alone may stand for a list of one.
+func (f *field) list(dst reflect.Value, value any) error {
+	values, ok := value.([]any)
+	if _, text := value.(string); text && dst.Kind() == reflect.Slice && dst.Type().Elem().Kind() == reflect.String {
+		values, ok = []any{value}, true
+	}
+	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "whole numbers", reflect.Float64: "numbers"}[dst.Type().Elem().Kind()]
+	if dst.Kind() == reflect.Slice {
+		dst.Set(reflect.MakeSlice(dst.Type(), len(values), len(values)))
+	} else if what = fmt.Sprintf("%d %s", dst.Len(), what); len(values) != dst.Len() {
+		ok = false
+	}
+	if !ok {
+		return f.wrong(value, "a list of %s is needed", what)
+	}
+	for i, x := range values {
+		if err := f.convert(dst.Index(i), x); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *field) word(dst reflect.Value, value any) error {
+	s, ok := value.(string)
+	words := strings.Fields(f.tag.Get("enum"))
+	number, hasNumber := f.tag.Lookup("number")
+	if n, isInt := value.(int64); isInt && hasNumber {
+		s, ok = strconv.FormatInt(n, 10), true
+	}
+	if !ok {
+		return f.wrong(value, "%s is needed", f.choices("a string"))
+	}
+	dst.SetString(s)
+	if len(words) == 0 || f.tag.Get("path") != "" {
+		return nil
+	}
+	for _, w := range words {
+		if s == w {
+			return nil
+		}
+	}
+	if hasNumber {
+		least, _ := strconv.ParseInt(number, 10, 64)
+		if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= least {
+			return nil
+		}
+	}
+	hint := ""
+	if near := nearest(s, words); near != "" {
+		hint = fmt.Sprintf("; did you mean %q?", near)
+	}
+	return f.wrong(value, "%s is needed%s", f.choices("a string"), hint)
+}
+
+// choices spells out the words allowed.
+func (f *field) choices(otherwise string) string {
+	var c []string
+	for _, w := range strings.Fields(f.tag.Get("enum")) {
+		c = append(c, strconv.Quote(w))
+	}
+	if n, ok := f.tag.Lookup("number"); ok {
+		c = append(c, "a whole number of at least "+n)
+	}
+	if f.tag.Get("path") != "" && len(c) > 0 {
+		c = append(c, "a path")
+	}
+	switch n := len(c); n {
+	case 0:
+		return otherwise
+	case 1:
+		return c[0]
+	default:
+		return strings.Join(c[:n-1], ", ") + " or " + c[n-1]
+	}
+}
+
+func (f *field) inBounds(value any, x float64) error {
+	bound := func(name string) (float64, bool) {
+		b, err := strconv.ParseFloat(f.tag.Get(name), 64)
+		return b, err == nil
+	}
+	if b, ok := bound("min"); ok && x < b {
+		return f.wrong(value, "it must be at least %v", b)
+	}
+	if b, ok := bound("above"); ok && x <= b {
+		return f.wrong(value, "it must be above %v", b)
+	}
+	if b, ok := bound("max"); ok && x > b {
+		return f.wrong(value, "it must be at most %v", b)
+	}
+	if b, ok := bound("below"); ok && x >= b {
+		return f.wrong(value, "it must be below %v", b)
+	}
+	return nil
+}
+
+func (f *field) wrong(value any, format string, args ...any) error {
+	return status.Errorf(status.InvalidConfig, "%s = %s: %s", f.key, show(value), fmt.Sprintf(format, args...))
+}
+
+// show writes a value the way TOML does, cut to a readable length.
+func show(value any) string {
+	s := ""
+	switch v := value.(type) {
+	case string:
+		s = strconv.Quote(v)
+	case float64:
+		if s = strings.TrimPrefix(strconv.FormatFloat(v, 'g', -1, 64), "+"); !strings.ContainsAny(s, ".eIN") {
+			s += ".0"
+		}
+	case time.Time:
+		return "a date or time"
+	case map[string]any, []map[string]any:
+		return "a table"
+	case []any:
+		parts := make([]string, 0, 4)
+		for i, x := range v {
+			if i == 4 {
+				parts = append(parts, "…")
+				break
+			}
+			parts = append(parts, show(x))
+		}
+		s = "[" + strings.Join(parts, ", ") + "]"
+	default:
+		s = fmt.Sprint(v)
+	}
+	return shorten(s)
+}
+
+func shorten(s string) string {
+	if r := []rune(s); len(r) > 100 {
+		s = string(r[:97]) + "…"
+	}
+	return s
+}

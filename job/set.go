@@ -1,0 +1,91 @@
+package job
+
+import (
+	"reflect"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// set applies one --set table.key=value.
+func (l *loader) set(arg string) {
+	o := origin{set: arg, arg: true}
+	name, text, ok := strings.Cut(arg, "=")
+	s := scanner{src: strings.TrimSpace(name), line: 1}
+	path := s.key()
+	if !ok || len(path) == 0 || s.more() || len(path) > maxNesting {
+		l.fault(o, "", "needs table.key=value")
+		return
+	}
+	at := func(string) origin { return o }
+	value := setValue(strings.TrimSpace(text))
+	for n := len(path); n > 0; n-- {
+		f := byKey[path[:n].String()]
+		if f == nil {
+			continue
+		}
+		if f.typ.Kind() == reflect.Map && n < len(path) {
+			l.inside(f, path[n:], value, o)
+			return
+		}
+		if n == len(path) {
+			l.assign(f, f.orText(value, strings.TrimSpace(text)), at)
+			return
+		}
+	}
+	for i := len(path) - 1; i >= 0; i-- {
+		value = map[string]any{path[i]: value}
+	}
+	l.table(nil, value.(map[string]any), at)
+}
+
+// setValue is the TOML value that the text is, else the text.
+func setValue(text string) any {
+	var v map[string]any
+	if len(text) > maxSource || keyLines("v = "+text).deep > 0 || decodeTOML("v = "+text, &v) != nil || len(v) != 1 {
+		return text
+	}
+	return v["v"]
+}
+
+// orText takes back the reading of a bare word as a number, truth value or date where the key holds text.
+func (f *field) orText(value any, text string) any {
+	k := f.typ.Kind()
+	if k == reflect.Slice {
+		if _, isList := value.([]any); isList {
+			return value
+		}
+		k = f.typ.Elem().Kind()
+	}
+	switch value.(type) {
+	case string, []any, map[string]any, []map[string]any:
+		return value
+	}
+	if _, number := f.tag.Lookup("number"); k != reflect.String || number {
+		return value
+	}
+	return text
+}
+
+// inside sets one field of a free table and leaves the others.
+func (l *loader) inside(f *field, path toml.Key, value any, o origin) {
+	root := reflect.ValueOf(l.job).Elem().FieldByIndex(f.index)
+	if root.IsNil() {
+		root.Set(reflect.ValueOf(map[string]any{}))
+	}
+	m := root.Interface().(map[string]any)
+	for _, name := range path[:len(path)-1] {
+		sub, ok := m[name].(map[string]any)
+		if !ok {
+			sub = map[string]any{}
+			m[name] = sub
+		}
+		m = sub
+	}
+	m[path[len(path)-1]] = value
+	key := toml.Key(strings.Split(f.key, "."))
+	l.job.at[f.key] = o
+	for n := 1; n <= len(path); n++ {
+		l.job.at[append(key[:len(key):len(key)], path[:n]...).String()] = o
+	}
+}

@@ -1,0 +1,142 @@
+package job
+
+import (
+	"fmt"
+	"sort"
+	"strings"
+)
+
+// foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl, torchtitan), without their table and in lower
+// case, to ours. The remark says what differs, where something does.
+var foreign = map[string]struct{ ours, remark string }{
+	"max_grad_norm": {"optimizer.clip", ""}, "grad_clip": {"optimizer.clip", ""}, "gradient_clipping": {"optimizer.clip", ""},
+	"clip_grad": {"optimizer.clip", ""}, "clip_grad_norm": {"optimizer.clip", ""}, "gradient_clip_val": {"optimizer.clip", ""},
+	"gradient_accumulation_steps": {"data.accumulate", ""}, "gradient_accumulation": {"data.accumulate", ""}, "grad_accum": {"data.accumulate", ""},
+	"accumulation_steps": {"data.accumulate", ""}, "accumulate_grad_batches": {"data.accumulate", ""},
+	"max_length": {"data.sequence", ""}, "max_seq_length": {"data.sequence", ""}, "max_seq_len": {"data.sequence", ""}, "seq_len": {"data.sequence", ""},
+	"seq_length": {"data.sequence", ""}, "sequence_length": {"data.sequence", ""}, "sequence_len": {"data.sequence", ""}, "cutoff_len": {"data.sequence", ""},
+	"context_length": {"data.sequence", ""}, "block_size": {"data.sequence", ""}, "model_max_length": {"data.sequence", ""},
+	"learning_rate": {"optimizer.lr", ""}, "adam_beta1": {"optimizer.betas", ", both in one list"}, "adam_beta2": {"optimizer.betas", ", both in one list"},
+	"beta1": {"optimizer.betas", ", both in one list"}, "beta2": {"optimizer.betas", ", both in one list"},
+	"adam_epsilon": {"optimizer.eps", ""}, "epsilon": {"optimizer.eps", ""}, "wd": {"optimizer.weight_decay", ""}, "optim": {"optimizer.name", ""},
+	"lr_scheduler_type": {"optimizer.schedule", ""}, "lr_scheduler": {"optimizer.schedule", ""}, "lr_decay_style": {"optimizer.schedule", ""}, "scheduler": {"optimizer.schedule", ""},
+	"warmup_steps": {"optimizer.warmup", ""}, "num_warmup_steps": {"optimizer.warmup", ""}, "lr_warmup_steps": {"optimizer.warmup", ""},
+	"warmup_ratio": {"optimizer.warmup", ", in steps"}, "lr_min": {"optimizer.min_lr", ""}, "eta_min": {"optimizer.min_lr", ""},
+	"batch_size": {"data.batch", ""}, "micro_batch_size": {"data.batch", ""}, "per_device_train_batch_size": {"data.batch", ""},
+	"train_micro_batch_size_per_gpu": {"data.batch", ""}, "train_batch_size": {"data.global_batch", ""}, "global_batch_size": {"data.global_batch", ""},
+	"num_train_epochs": {"train.epochs", ""}, "num_epochs": {"train.epochs", ""}, "max_epochs": {"train.epochs", ""},
+	"max_steps": {"train.steps", ""}, "train_iters": {"train.steps", ""}, "num_steps": {"train.steps", ""}, "training_steps": {"train.steps", ""},
+	"sequence_parallel_size": {"parallel.ulysses", ""}, "sp_size": {"parallel.ulysses", ""}, "ulysses_size": {"parallel.ulysses", ""},
+	"ulysses_sequence_parallel_size": {"parallel.ulysses", ""}, "ulysses_degree": {"parallel.ulysses", ""}, "context_parallel_size": {"parallel.ulysses", ""},
+	"cp_size": {"parallel.ulysses", ""}, "sequence_parallel_degree": {"parallel.ulysses", ""}, "context_parallel_degree": {"parallel.ulysses", ""},
+	"ring_degree": {"parallel.ring", ""}, "ring_size": {"parallel.ring", ""}, "zero_stage": {"parallel.zero", ""}, "zero_optimization": {"parallel.zero", ""},
+	"bf16": {"device.dtype", ` ("bf16")`}, "fp32": {"device.dtype", ` ("f32")`}, "torch_dtype": {"device.dtype", ""}, "precision": {"device.dtype", ""},
+	"mixed_precision": {"device.dtype", ""}, "num_threads": {"device.threads", ""}, "omp_num_threads": {"device.threads", ""},
+	"full_determinism": {"device.deterministic", ""}, "device_type": {"device.backend", ""},
+	"model_name_or_path": {"model.path", ""}, "model_name": {"model.path", ""}, "pretrained_model_name_or_path": {"model.path", ""}, "base_model": {"model.path", ""},
+	"dataset": {"data.path", ""}, "datasets": {"data.path", ""}, "dataset_path": {"data.path", ""}, "data_path": {"data.path", ""}, "train_file": {"data.path", ""},
+	"dataset_name": {"data.path", ""}, "dataset_text_field": {"data.text_field", ""}, "packing": {"data.pack", ""}, "sample_packing": {"data.pack", ""},
+	"tokenizer_name": {"data.tokenizer", ""}, "tokenizer_path": {"data.tokenizer", ""},
+	"val_set_size": {"eval.split", ""}, "validation_split": {"eval.split", ""}, "eval_steps": {"eval.every", ""}, "eval_interval": {"eval.every", ""}, "validation_file": {"eval.path", ""},
+	"save_steps": {"checkpoint.every", ""}, "save_interval": {"checkpoint.every", ""}, "save_total_limit": {"checkpoint.keep", ""},
+	"resume_from_checkpoint": {"checkpoint.resume", ""}, "gradient_checkpointing": {"memory.block_input", ` ("recompute")`}, "activation_checkpointing": {"memory.block_input", ` ("recompute")`},
+	"output_dir": {"output.dir", ""}, "out_dir": {"output.dir", ""}, "save_dir": {"output.dir", ""}, "random_seed": {"seed", ""}, "sliding_window": {"attention.window", " [left, right]"},
+	"softmax_scale": {"attention.scale", ""}, "attn_logit_softcapping": {"attention.softcap", ""}, "is_causal": {"attention.causal", ""}, "dropout_p": {"attention.dropout", ""},
+}
+
+// unknownKey says what an unknown key may have meant: a foreign name, a key of ours in the wrong table, or a slip of the pen.
+func unknownKey(key string) string {
+	table, leaf := "", key
+	if dot := strings.LastIndexByte(key, '.'); dot >= 0 {
+		table, leaf = key[:dot], key[dot+1:]
+	}
+	if f, ok := foreign[strings.ToLower(strings.ReplaceAll(leaf, "-", "_"))]; ok {
+		return fmt.Sprintf("unknown key; it is called %s here%s", f.ours, f.remark)
+	}
+	var here, elsewhere, all []string
+	for _, f := range schema {
+		all = append(all, f.key)
+		if rest, ok := strings.CutPrefix(f.key, table+"."); ok || table == "" && !strings.Contains(f.key, ".") {
+			if !ok {
+				rest = f.key
+			}
+			here = append(here, rest)
+		}
+		if strings.HasSuffix("."+f.key, "."+leaf) {
+			elsewhere = append(elsewhere, f.key)
+		}
+	}
+	prefix := ""
+	if table != "" {
+		prefix = table + "."
+	}
+	if near := nearest(leaf, here); near != "" {
+		return fmt.Sprintf("unknown key; did you mean %s?", prefix+near)
+	}
+	if len(elsewhere) > 0 {
+		return fmt.Sprintf("unknown key; did you mean %s?", strings.Join(elsewhere, " or "))
+	}
+	if near := nearest(key, all); near != "" {
+		return fmt.Sprintf("unknown key; did you mean %s?", near)
+	}
+	if len(here) > 0 && table != "" {
+		sort.Strings(here)
+		return fmt.Sprintf("unknown key; [%s] has %s", table, strings.Join(here, ", "))
+	}
+	return "unknown key; the nearest is " + closest(key, all)
+}
+
+func unknownTable(name string) string {
+	if f, ok := foreign[strings.ToLower(name)]; ok {
+		return fmt.Sprintf("unknown table; it is called %s here%s", f.ours, f.remark)
+	}
+	if near := nearest(name, tables); near != "" {
+		return fmt.Sprintf("unknown table; did you mean [%s]?", near)
+	}
+	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", "))
+}
+
+// nearest is the candidate with the least edit distance, if that is small against the word, else "".
+func nearest(word string, candidates []string) string {
+	best := closest(word, candidates)
+	if n := distance(strings.ToLower(word), best); best == "" || n > max(1, len(word)/3) {
+		return ""
+	}
+	return best
+}
+
+func closest(word string, candidates []string) string {
+	best, least := "", 1<<30
+	for _, c := range candidates {
+		if n := distance(strings.ToLower(word), c); n < least {
+			best, least = c, n
+		}
+	}
+	return best
+}
+
+// distance counts the insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal string alignment).
+func distance(a, b string) int {
+	if len(a) > 100 || len(b) > 100 {
+		return max(len(a), len(b))
+	}
+	before, last, row := make([]int, len(b)+1), make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := 1; i <= len(a); i++ {
+		row[0] = i
+		for j := 1; j <= len(b); j++ {
+			cost := 1
+			if a[i-1] == b[j-1] {
+				cost = 0
+			}
+			row[j] = min(last[j]+1, row[j-1]+1, last[j-1]+cost)
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				row[j] = min(row[j], before[j-2]+1)
+			}
+		}
+		before, last, row = last, row, before
+	}
+	return last[len(b)]
+}

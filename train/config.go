@@ -1,0 +1,47 @@
+package train
+
+// The tables of the job file that training itself reads. The toml tag is the key. The other tags are the schema that job.Parse holds a
+// file to: min and max are bounds that may be reached, above and below bounds that may not, enum lists the words allowed (separated by
+// spaces), path marks files and folders. Values that are fine one by one but not together are refused in job.
+
+// DataConfig is [data].
+type DataConfig struct {
+	Path        []string `toml:"path" path:"glob"`                      // .txt, .jsonl and .safetensors files, or patterns for them
+	Tokenizer   string   `toml:"tokenizer"`                             // "bytes"
+	AddEOS      bool     `toml:"add_eos"`                               // after each document, where the tokenizer has one; bytes has none
+	TextField   string   `toml:"text_field"`                            // of a .jsonl line
+	Sequence    int64    `toml:"sequence" min:"1" max:"2147483647"`     // global tokens a sequence
+	Batch       int64    `toml:"batch" min:"1" max:"1000000"`           // sequences a data-parallel replica and micro step
+	Accumulate  int64    `toml:"accumulate" min:"1" max:"1000000"`      // micro steps an optimizer step
+	GlobalBatch int64    `toml:"global_batch" min:"0" max:"1000000000"` // sequences an optimizer step; > 0 sets accumulate
+	Pack        bool     `toml:"pack"`
+	Shuffle     bool     `toml:"shuffle"`
+}
+
+// EvalConfig is [eval].
+type EvalConfig struct {
+	Path  []string `toml:"path" path:"glob"`
+	Split float64  `toml:"split" min:"0" below:"1"` // share of the documents kept from training
+	Every int64    `toml:"every" min:"0"`           // optimizer steps; 0 = at the end only
+}
+
+// OptimizerConfig is [optimizer].
+type OptimizerConfig struct {
+	Name        string     `toml:"name" enum:"adamw sgd"`
+	LR          float64    `toml:"lr" min:"0"`
+	MinLR       float64    `toml:"min_lr" min:"0"` // at the last step of a linear or cosine schedule
+	Betas       [2]float64 `toml:"betas" min:"0" below:"1"`
+	Eps         float64    `toml:"eps" above:"0"`
+	WeightDecay float64    `toml:"weight_decay" min:"0"`
+	Clip        float64    `toml:"clip" min:"0"` // largest global gradient norm; 0 = off
+	Schedule    string     `toml:"schedule" enum:"constant linear cosine"`
+	Warmup      int64      `toml:"warmup" min:"0"` // optimizer steps
+}
+
+// TrainConfig is [train].
+type TrainConfig struct {
+	Steps     int64   `toml:"steps" min:"0" max:"1000000000"` // optimizer steps of the whole run
+	Epochs    float64 `toml:"epochs" min:"0" max:"1000000"`   // > 0: instead of steps
+	OnNaN     string  `toml:"on_nan" enum:"stop skip"`
+	TimeLimit string  `toml:"time_limit"`
+}
