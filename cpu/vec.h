@@ -28,6 +28,30 @@ AI vf v_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(v_lanes
 AI void v_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, v_lanes_below(n), x); }
 AI vf v_fill_below(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), x, _mm512_set1_ps(fill)); }
 AI int v_any_ne(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0; }
+AI void v_transpose(vf *r) {
+  vf t[16];
+  UNROLL for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    __m512d a = (__m512d)t[4 * i], b = (__m512d)t[4 * i + 1], c = (__m512d)t[4 * i + 2], d = (__m512d)t[4 * i + 3];
+    r[4 * i] = (vf)_mm512_unpacklo_pd(a, c);
+    r[4 * i + 1] = (vf)_mm512_unpackhi_pd(a, c);
+    r[4 * i + 2] = (vf)_mm512_unpacklo_pd(b, d);
+    r[4 * i + 3] = (vf)_mm512_unpackhi_pd(b, d);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  UNROLL for (int i = 0; i < 8; i++) {
+    r[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+    r[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+  }
+}
 
 #elif defined(ULY_AVX2)
 #include <immintrin.h>
@@ -48,6 +72,25 @@ AI vf v_fill_below(vf x, int64_t n, float fill) {
   return _mm256_blendv_ps(x, _mm256_set1_ps(fill), _mm256_castsi256_ps(v_lanes_below(n)));
 }
 AI int v_any_ne(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)) != 0; }
+AI void v_transpose(vf *r) {
+  vf t[8];
+  UNROLL for (int i = 0; i < 4; i++) {
+    t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+  }
+  vf u[8];
+  UNROLL for (int i = 0; i < 2; i++) {
+    __m256d a = (__m256d)t[4 * i], b = (__m256d)t[4 * i + 1], c = (__m256d)t[4 * i + 2], d = (__m256d)t[4 * i + 3];
+    u[4 * i] = (vf)_mm256_unpacklo_pd(a, c);
+    u[4 * i + 1] = (vf)_mm256_unpackhi_pd(a, c);
+    u[4 * i + 2] = (vf)_mm256_unpacklo_pd(b, d);
+    u[4 * i + 3] = (vf)_mm256_unpackhi_pd(b, d);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    r[i] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(u[i], u[i + 4], 0x31);
+  }
+}
 
 #else
 typedef float vf __attribute__((vector_size(4 * VW)));
@@ -86,12 +129,20 @@ AI int v_any_ne(vf a, vf b) {
   UNROLL for (int i = 0; i < VW; i++) any |= a[i] != b[i];
   return any;
 }
+AI void v_transpose(vf *r) {
+  vf a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  vf c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+  r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+  r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+  r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
 #endif
 
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 
 // v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
-// v_fill_below replaces lanes [0, n) by fill. v_any_ne: some lane differs (or is NaN).
+// v_fill_below replaces lanes [0, n) by fill. v_any_ne: some lane differs (or is NaN). v_transpose: VW vectors as a square, in place.
 
 AI vf v_zero(void) { return (vf){0}; }
 AI vf v_add(vf a, vf b) { return a + b; }

@@ -1,0 +1,187 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// open is a device for a test.
+func open(t testing.TB, isa string, workers int) *Device {
+	d, err := New(Options{Workers: workers, ISA: isa})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d.(*Device)
+}
+
+// floats is device memory with normal values; the seed is the size.
+func floats(t testing.TB, d *Device, n int64) []float32 {
+	b, err := d.Alloc(4 * n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Free)
+	x := unsafe.Slice((*float32)(b.Pointer()), n)
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
+}
+
+// view lays a [rows, columns] matrix with the given leading stride over x; turned stores its columns contiguously.
+func view(x []float32, rows, columns, ld int64, turned bool) tensor.Tensor {
+	t := tensor.OfFloat32(x, rows, columns)
+	t.Stride[0], t.Stride[1] = ld, 1
+	if turned {
+		t.Stride[0], t.Stride[1] = 1, ld
+	}
+	return t
+}
+
+func at(t tensor.Tensor, i, j int64) *float32 {
+	return (*float32)(unsafe.Add(t.Data, 4*(i*t.Stride[0]+j*t.Stride[1])))
+}
+
+func TestGemm(t *testing.T) {
+	sizes := [][3]int64{{1, 1, 1}, {1, 5, 3}, {5, 1, 7}, {3, 33, 0}, {12, 32, 256}, {13, 31, 257}, {64, 64, 64}, {65, 17, 300}, {2, 700, 20},
+		{250, 130, 70}, {100, 515, 513}, {400, 48, 9}}
+	for _, isa := range ISAs() {
+		d := open(t, isa, 2)
+		for _, s := range sizes {
+			for mode := range 12 {
+				m, n, k := s[0], s[1], s[2]
+				ta, tb, epilogue := mode&1 == 1, mode&2 == 2, mode/4
+				lda, ldb := k+3, n+5
+				if ta {
+					lda = m + 3
+				}
+				if tb {
+					ldb = k + 5
+				}
+				a := view(floats(t, d, (max(m, k)+1)*(lda+1)), m, k, lda, ta)
+				b := view(floats(t, d, (max(n, k)+1)*(ldb+1)), k, n, ldb, tb)
+				raw := floats(t, d, m*(n+7)+1)
+				c := view(raw, m, n, n+7, false)
+				before := append([]float32(nil), raw...)
+				g := device.Gemm{A: a, B: b, C: c, Accumulate: epilogue == 1}
+				bias := floats(t, d, n)
+				if epilogue == 2 {
+					g.Bias = tensor.OfFloat32(bias, n)
+				}
+				if err := d.Gemm(nil, &g); err != nil {
+					t.Fatal(err)
+				}
+				worst, top := 0.0, 1e-30
+				for i := range m {
+					for j := range n {
+						want := 0.0
+						for q := range k {
+							want += float64(*at(a, i, q)) * float64(*at(b, q, j))
+						}
+						switch epilogue {
+						case 1:
+							want += float64(before[i*(n+7)+j])
+						case 2:
+							want += float64(bias[j])
+						}
+						e := math.Abs(want - float64(*at(c, i, j)))
+						if !(e <= worst) {
+							worst = e
+						}
+						top = max(top, math.Abs(want))
+					}
+					for j := n; j < n+7; j++ {
+						if raw[i*(n+7)+j] != before[i*(n+7)+j] {
+							t.Fatalf("%s %v mode %d: wrote beyond row %d", isa, s, mode, i)
+						}
+					}
+				}
+				if !(worst/top <= 1e-6) {
+					t.Errorf("%s [%d %d %d] mode %d: error %g", isa, m, n, k, mode, worst/top)
+				}
+			}
+		}
+	}
+}
+
+// TestGemmWorkers: the number of workers, and so the split, leaves every bit alone; a NaN reaches the row it is in and no other.
+func TestGemmWorkers(t *testing.T) {
+	const m, n, k = 301, 210, 700
+	for _, isa := range ISAs() {
+		var want []float32
+		for _, w := range []int{1, 2, 3, 7} {
+			d := open(t, isa, w)
+			a, b, c := floats(t, d, m*k), floats(t, d, k*n), floats(t, d, m*n)
+			a[5*k+699] = float32(math.NaN())
+			if err := d.Gemm(nil, &device.Gemm{A: tensor.OfFloat32(a, m, k), B: tensor.OfFloat32(b, k, n), C: tensor.OfFloat32(c, m, n), Accumulate: true}); err != nil {
+				t.Fatal(err)
+			}
+			if want == nil {
+				want = append(want, c...)
+			}
+			for i, x := range c {
+				if isNaN := x != x; isNaN != (i/n == 5) || !isNaN && x != want[i] {
+					t.Fatalf("%s, %d workers: c[%d] = %g, want %g", isa, w, i, x, want[i])
+				}
+			}
+		}
+	}
+}
+
+func TestGemmRefuses(t *testing.T) {
+	d := open(t, "", 1)
+	x := floats(t, d, 100)
+	a := view(x, 4, 4, 9, false)
+	a.Stride[1] = 2
+	ok := view(x, 4, 4, 4, false)
+	for i, g := range []device.Gemm{{A: a, B: ok, C: ok}, {A: ok, B: view(x, 5, 4, 4, false), C: ok}, {A: ok, B: ok, C: view(x, 4, 4, 4, true)},
+		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}} {
+		if d.Gemm(nil, &g) == nil {
+			t.Errorf("case %d was taken", i)
+		}
+	}
+}
+
+// rate is GFLOP/s of the fastest of some calls.
+func rate(b *testing.B, flops float64, f func() error) float64 {
+	best := math.Inf(1)
+	for b.Loop() {
+		start := time.Now()
+		if err := f(); err != nil {
+			b.Fatal(err)
+		}
+		best = min(best, time.Since(start).Seconds())
+	}
+	return flops / best / 1e9
+}
+
+// BenchmarkGemm reports the best rate and its share of the measured peak. The three products of a linear layer: y = x·Wᵀ, dx = dy·W, dW += dyᵀ·x.
+func BenchmarkGemm(b *testing.B) {
+	for _, isa := range ISAs()[:max(1, len(ISAs())-1)] {
+		for _, workers := range []int{1, 2} {
+			peak, _ := PeakFMA(workers, isa)
+			for _, s := range [][3]int64{{2048, 2048, 2048}, {512, 256, 256}, {2048, 192, 192}, {512, 1024, 256}, {2048, 256, 1024}} {
+				for kind, name := range []string{"y", "dx", "dW"} {
+					b.Run(fmt.Sprintf("%s/%d/%dx%dx%d/%s", isa, workers, s[0], s[1], s[2], name), func(b *testing.B) {
+						d := open(b, isa, workers)
+						T, N, K := s[0], s[1], s[2]
+						x, w, y := tensor.OfFloat32(floats(b, d, T*K), T, K), tensor.OfFloat32(floats(b, d, N*K), N, K), tensor.OfFloat32(floats(b, d, T*N), T, N)
+						g := []device.Gemm{{A: x, B: w.Permute(1, 0), C: y}, {A: y, B: w, C: x}, {A: y.Permute(1, 0), B: x, C: w, Accumulate: true}}[kind]
+						r := rate(b, 2*float64(T)*float64(N)*float64(K), func() error { return d.Gemm(nil, &g) })
+						b.ReportMetric(r, "GF/s")
+						b.ReportMetric(r/peak, "ofpeak")
+					})
+				}
+			}
+		}
+	}
+}
