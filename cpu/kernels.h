@@ -26,10 +26,41 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 
 // Headers of argument structs.
 #include "peak.h"
+#include "gemm.h"
+#include "axes.h"
+#include "copy.h"
+#include "elementwise.h"
+#include "reduce.h"
+#include "norm.h"
+#include "rope.h"
+#include "swiglu.h"
+#include "embedding.h"
+#include "crossentropy.h"
+#include "optimizer.h"
 
 // Every kernel, one X(name) a line.
 #define ULY_KERNELS(X) \
-  X(peak)
+  X(peak) \
+  X(gemm) \
+  X(copy) \
+  X(turn) \
+  X(fill) \
+  X(add) \
+  X(scale) \
+  X(column_sum) \
+  X(column_fold) \
+  X(sum) \
+  X(norm_forward) \
+  X(norm_backward) \
+  X(rope_table) \
+  X(rope) \
+  X(swiglu_forward) \
+  X(swiglu_backward) \
+  X(embed_forward) \
+  X(embed_backward) \
+  X(cross_entropy) \
+  X(adamw) \
+  X(sgd)
 
 #define ULY_ENUM(name) K_##name,
 enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
