@@ -1,0 +1,152 @@
+package train
+
+import (
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+func TestDataFaults(t *testing.T) {
+	dir := t.TempDir()
+	toks := func(name string, items map[string][]int64) string { return tokensFile(t, dir, name, 2, 3, items) }
+	ids := []int64{1, 2, 3, 4, 5, 6}
+	floats := filepath.Join(dir, "floats.safetensors")
+	odd := filepath.Join(dir, "odd.safetensors")
+	flat := filepath.Join(dir, "flat.safetensors")
+	for path, items := range map[string][]tensor.Item{
+		floats: {{Name: "input_ids", Tensor: tensor.OfFloat32(make([]float32, 6), 2, 3)}},
+		odd:    {{Name: "input_ids", Tensor: tensor.OfInt32(make([]int32, 6), 2, 3)}, {Name: "labels", Tensor: tensor.OfInt32(make([]int32, 6), 3, 2)}},
+		flat:   {{Name: "input_ids", Tensor: tensor.OfInt32(make([]int32, 6), 6)}},
+	} {
+		if err := tensor.WriteSafetensors(path, nil, items); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mask := filepath.Join(dir, "mask.safetensors")
+	if err := tensor.WriteSafetensors(mask, nil, []tensor.Item{{Name: "attention_mask", Tensor: tensor.OfInt32(make([]int32, 6), 2, 3)}}); err != nil {
+		t.Fatal(err)
+	}
+	none := filepath.Join(dir, "none.safetensors")
+	if err := tensor.WriteSafetensors(none, nil, []tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(nil, 0, 3)}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		path  string
+		vocab int64
+		code  status.Code
+		want  []string
+	}{
+		{filepath.Join(dir, "no.txt"), 256, status.IO, []string{"data.path", "no.txt: no such file"}},
+		{filepath.Join(dir, "*.nope"), 256, status.IO, []string{"data.path: no file matches", "*.nope"}},
+		{filepath.Join(dir, "[.txt"), 256, status.InvalidConfig, []string{"is not a pattern"}},
+		{dir, 256, status.IO, []string{"is a folder"}},
+		{file(t, dir, "x.csv", "a"), 256, status.InvalidConfig, []string{"x.csv", `".csv"`, ".jsonl"}},
+		{file(t, dir, "empty.txt", ""), 256, status.InvalidConfig, []string{"empty.txt", "no text and no tokens"}},
+		{file(t, dir, "empty.jsonl", "\n{\"text\":\"\"}\n"), 256, status.InvalidConfig, []string{"empty.jsonl", "no text and no tokens"}},
+		{file(t, dir, "high.txt", "ab\x80"), 128, status.InvalidConfig, []string{"high.txt (document 0), position 2: token id 128 is outside the model's vocabulary of 128"}},
+		{file(t, dir, "high.jsonl", "{\"text\":\"ok\"}\n{\"text\":\"o\u00fc\"}\n"), 128, status.InvalidConfig, []string{"high.jsonl:2 (document 1), position 1: token id 195"}},
+		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: not JSON at byte"}},
+		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: not a JSON object"}},
+		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: no field "text" among "body", "id": set data.text_field`}},
+		{file(t, dir, "type.jsonl", "{\"text\":3}\n"), 256, status.InvalidConfig, []string{`type.jsonl:1: field "text" is not a string`}},
+		{file(t, dir, "null.jsonl", "{\"text\":null}\n"), 256, status.InvalidConfig, []string{`null.jsonl:1: field "text" is not a string`}},
+		{floats, 256, status.InvalidConfig, []string{"floats.safetensors: input_ids is F32: I32 or I64"}},
+		{odd, 256, status.InvalidConfig, []string{"labels I32[3, 2] and input_ids I32[2, 3] have different shapes"}},
+		{flat, 256, status.InvalidConfig, []string{"1 dimensions"}},
+		{mask, 256, status.Unsupported, []string{`"attention_mask"`}},
+		{none, 256, status.InvalidConfig, []string{"no text and no tokens"}},
+		{toks("labels.safetensors", map[string][]int64{"labels": ids}), 256, status.InvalidConfig, []string{"labels.safetensors: no tensor input_ids"}},
+		{toks("id.safetensors", map[string][]int64{"input_ids": ids}), 6, status.InvalidConfig, []string{"id.safetensors: input_ids, document (row) 1, position 2: token id 6 is outside the model's vocabulary of 6"}},
+		{toks("neg.safetensors", map[string][]int64{"input_ids": {0, -1, 0, 0, 0, 0}}), 6, status.InvalidConfig, []string{"row) 0, position 1: token id -1"}},
+		{toks("label.safetensors", map[string][]int64{"input_ids": ids, "labels": {0, 0, 0, -100, -99, 0}}), 9, status.InvalidConfig, []string{"labels (-100 = ignored), document (row) 1, position 1: token id -99"}},
+		{toks("pos.safetensors", map[string][]int64{"input_ids": ids, "position_ids": {0, 1, -2, 0, 1, 2}}), 9, status.InvalidConfig, []string{"position_ids, row 0, position 2: -2 is not a position"}},
+		{file(t, dir, "cut.safetensors", "\xff\x00"), 9, status.InvalidConfig, []string{"cut.safetensors: not a usable safetensors file"}},
+	} {
+		_, err := OpenData(config(3, c.path), EvalConfig{}, c.vocab, 1)
+		if status.Of(err) != c.code || err == nil {
+			t.Errorf("%s: code %v, want %v: %v", c.path, status.Of(err), c.code, err)
+			continue
+		}
+		for _, w := range c.want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %v\nwant %q", c.path, err, w)
+			}
+		}
+	}
+	wide := toks("wide.safetensors", map[string][]int64{"input_ids": ids})
+	if _, err := OpenData(config(4, wide), EvalConfig{}, 9, 1); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
+		t.Error(err)
+	}
+	for _, single := range []string{tokensFile(t, dir, "single.safetensors", 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
+		if _, err := OpenData(config(3, single), EvalConfig{Split: 0.5}, 256, 1); err == nil || !strings.Contains(err.Error(), "eval.split") {
+			t.Error(err)
+		}
+	}
+	if _, err := OpenData(config(3, wide), EvalConfig{Path: []string{filepath.Join(dir, "gone.txt")}}, 9, 1); err == nil || !strings.Contains(err.Error(), "eval.path") {
+		t.Error(err)
+	}
+}
+
+// A file that changes while it is read must not get an id outside the vocabulary past the check.
+func TestTokensChangedUnderneath(t *testing.T) {
+	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 2, map[string][]int64{"input_ids": {1, 2}})
+	s := open(t, config(2, path), EvalConfig{}, 3).Train()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, _ := f.Stat()
+	if _, err := f.WriteAt(binary.LittleEndian.AppendUint32(nil, 77), info.Size()-4); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Range(0, 1, nil); err == nil || !strings.Contains(err.Error(), "position 1: token id 77") {
+		t.Error(err)
+	}
+}
+
+func TestLongLine(t *testing.T) {
+	line := `{"text":"` + strings.Repeat("x", 1000) + `"}` + "\n"
+	var d text
+	if err := d.readLines(strings.NewReader(line+line), "a.jsonl", "text", 256, len(line)); err != nil || d.units() != 2 {
+		t.Fatal(err, d.units())
+	}
+	if err := d.readLines(strings.NewReader(line), "a.jsonl", "text", 256, len(line)-1); err == nil || !strings.Contains(err.Error(), "a.jsonl:1: a line longer than") {
+		t.Fatal(err)
+	}
+}
+
+func FuzzJSONL(f *testing.F) {
+	for _, s := range []string{"", "{}", "{\"text\":\"a\"}\n{\"text\":\"\\ud800\"}", "[", "{\"text\":\"a\"} x", "\x00", "{\"text\":{\"text\":\"\"}}", "{\"text\":\"" + strings.Repeat("é", 50) + "\"}\n\n"} {
+		f.Add(s, int64(3), true)
+	}
+	f.Fuzz(func(t *testing.T, s string, sequence int64, pack bool) {
+		d := &text{sequence: 1 + (sequence&0xff+0x100)&0xff, pack: pack}
+		if err := d.readLines(strings.NewReader(s), "a.jsonl", "text", 256, 1<<16); err != nil {
+			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), "a.jsonl:") {
+				t.Fatal(err)
+			}
+			return
+		}
+		if d.rows() == 0 {
+			return
+		}
+		set := newSet([]source{d}, true, 7)
+		n := int64(0)
+		for r := range set.Rows() {
+			m, err := set.Range(r, r+1, nil)
+			if err != nil || int64(len(m.IDs)) > d.sequence || len(m.IDs) == 0 || m.Valid != int64(len(m.IDs)-len(m.CuSeqlens)+1) {
+				t.Fatal(m, err)
+			}
+			n += int64(len(m.IDs))
+		}
+		if n != set.Tokens() || pack && n != int64(len(d.bytes)) {
+			t.Fatal(n, set.Tokens())
+		}
+	})
+}
