@@ -20,8 +20,12 @@ const (
 	Min
 )
 
-// Request is an operation under way; its tensors must stay untouched until Wait.
+// Request is an operation under way; its tensors must stay untouched until Wait, which is called once.
 type Request interface{ Wait() error }
+
+// Tester is a Request that can be asked whether Wait would return at once. Asking also lets the exchange proceed: most MPI libraries
+// move large messages only inside their calls.
+type Tester interface{ Test() (bool, error) }
 
 // Comm is a group of ranks.
 type Comm interface {
@@ -32,14 +36,17 @@ type Comm interface {
 	Split(color, key int) (Comm, error)
 	Barrier() error
 	// AllToAll sends sendRows[j] rows of src, in rank order, to rank j and receives recvRows[j] rows from it into dst, in rank order.
+	// dst and src may have more rows than are moved; they do not overlap. A tensor without rows may be absent.
 	AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error
-	// AllToAllStart is the same, not waited for. src and dst do not overlap.
+	// AllToAllStart is the same, not waited for.
 	AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error)
-	// AllReduce combines t over the ranks in place, the same bits on every rank. F32, F64, BF16, I32, I64.
+	// AllReduce combines t over the ranks in place: t0 ∘ t1 ∘ …, in rank order, so the bits are the same on every rank and with every
+	// host communicator. BF16 is added up in f32 and rounded once; Max and Min keep a NaN. F32, F64, BF16, I32, I64.
 	AllReduce(s device.Stream, t tensor.Tensor, op Op) error
-	// AllGather collects rows[j] rows from rank j, in rank order, into dst on every rank; src has this rank's rows.
+	// AllGather collects rows[j] rows from rank j, in rank order, into dst on every rank; src has this rank's rows and may be
+	// their own place in dst.
 	AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error
-	// ReduceScatter sums src over the ranks and leaves rows[rank] rows, in rank order, in dst. F32, F64, BF16, I32, I64.
+	// ReduceScatter sums src over the ranks, in rank order, and leaves rows[rank] rows in dst, which may be their own place in src. F32, F64, BF16, I32, I64.
 	ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
 	// Broadcast copies t of the root to every rank.
 	Broadcast(s device.Stream, t tensor.Tensor, root int) error

@@ -1,0 +1,185 @@
+package comm
+
+import (
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// rowBytes is the bytes of one slice of the first axis; an absent tensor has none.
+func rowBytes(t tensor.Tensor) int64 {
+	if t.IsNil() {
+		return 0
+	}
+	n := t.DType.Size()
+	for _, d := range t.Shape[1:max(t.NDim, 1)] {
+		n *= d
+	}
+	return n
+}
+
+func total(rows []int64) int64 {
+	var n int64
+	for _, r := range rows {
+		n += r
+	}
+	return n
+}
+
+// before is the first row of block i.
+func before(rows []int64, i int) int64 { return total(rows[:i]) }
+
+// Shard is the part [lo, hi) of n that rank has when n is cut into size parts whose extents differ by one at most, the larger first.
+func Shard(n int64, rank, size int) (lo, hi int64) {
+	r, p := int64(rank), int64(size)
+	lo = r*(n/p) + min(r, n%p)
+	return lo, lo + n/p + b2i(r < n%p)
+}
+
+func b2i(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// ready waits for what the stream has still to write; memory of the host is then good to send.
+func ready(s device.Stream) error {
+	if s == nil {
+		return nil
+	}
+	return s.Sync()
+}
+
+// usable refuses what a host communicator cannot read or write.
+func usable(op, name string, t tensor.Tensor) error {
+	switch {
+	case t.IsNil():
+		return nil
+	case t.Where != tensor.Host:
+		return status.Errorf(status.Unsupported, "%s: %s %v is in device memory: this communicator moves host memory only", op, name, t)
+	case !t.Contiguous():
+		return status.Errorf(status.InvalidArgument, "%s: %s %v is not dense: copy it first", op, name, t)
+	case t.Data == nil && t.Bytes() > 0:
+		return status.Errorf(status.InvalidArgument, "%s: %s %v has no memory", op, name, t)
+	}
+	return nil
+}
+
+// usableRows refuses counts that do not fit the ranks or the tensor. A tensor may hold more rows than are moved.
+func usableRows(op, name string, t tensor.Tensor, rows []int64, size int) error {
+	if err := usable(op, name, t); err != nil {
+		return err
+	}
+	if len(rows) != size {
+		return status.Errorf(status.InvalidArgument, "%s: %d row counts for %s, %d ranks: give one for each rank", op, len(rows), name, size)
+	}
+	for j, r := range rows {
+		if r < 0 {
+			return status.Errorf(status.InvalidArgument, "%s: %d rows of %s for rank %d", op, r, name, j)
+		}
+	}
+	return holds(op, name, t, total(rows))
+}
+
+func holds(op, name string, t tensor.Tensor, rows int64) error {
+	var have int64
+	if !t.IsNil() {
+		if t.NDim == 0 {
+			return status.Errorf(status.InvalidArgument, "%s: %s is a scalar and has no rows: give it one axis", op, name)
+		}
+		have = t.Shape[0]
+	}
+	if rows > have {
+		return status.Errorf(status.InvalidArgument, "%s: %d rows of %s %v", op, rows, name, t)
+	}
+	return nil
+}
+
+// sameRows refuses two tensors whose rows are of different types or widths.
+func sameRows(op string, dst, src tensor.Tensor) error {
+	if dst.IsNil() || src.IsNil() {
+		return nil
+	}
+	if dst.DType != src.DType || rowBytes(dst) != rowBytes(src) {
+		return status.Errorf(status.InvalidArgument, "%s: rows of dst %v and src %v differ", op, dst, src)
+	}
+	return nil
+}
+
+// overlap reports memory in common.
+func overlap(a unsafe.Pointer, an int64, b unsafe.Pointer, bn int64) bool {
+	x, y := uintptr(a), uintptr(b)
+	return an > 0 && bn > 0 && x < y+uintptr(bn) && y < x+uintptr(an)
+}
+
+func checkAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int) error {
+	const op = "comm.AllToAll"
+	if err := usableRows(op, "src", src, sendRows, size); err != nil {
+		return err
+	}
+	if err := usableRows(op, "dst", dst, recvRows, size); err != nil {
+		return err
+	}
+	if err := sameRows(op, dst, src); err != nil {
+		return err
+	}
+	if overlap(dst.Data, total(recvRows)*rowBytes(dst), src.Data, total(sendRows)*rowBytes(src)) {
+		return status.Errorf(status.InvalidArgument, "%s: dst %v and src %v overlap: use two buffers", op, dst, src)
+	}
+	return nil
+}
+
+// checkParts serves all-gather and reduce-scatter: whole has the rows of all ranks, part those of this one. The part may be the
+// very place in whole where it belongs; any other overlap is refused.
+func checkParts(op, wholeName, partName string, whole, part tensor.Tensor, rows []int64, rank, size int) error {
+	if err := usableRows(op, wholeName, whole, rows, size); err != nil {
+		return err
+	}
+	if err := usable(op, partName, part); err != nil {
+		return err
+	}
+	if err := holds(op, partName, part, rows[rank]); err != nil {
+		return err
+	}
+	if err := sameRows(op, whole, part); err != nil {
+		return err
+	}
+	row := rowBytes(whole)
+	own := place(whole.Data, before(rows, rank)*row, rows[rank]*row)
+	if part.Data != own && overlap(whole.Data, total(rows)*row, part.Data, rows[rank]*row) {
+		return status.Errorf(status.InvalidArgument, "%s: %s %v and %s %v overlap: use two buffers, or the part's own place", op, wholeName, whole, partName, part)
+	}
+	return nil
+}
+
+func checkReduce(name string, t tensor.Tensor, op Op) error {
+	if err := usable(name, "tensor", t); err != nil {
+		return err
+	}
+	switch t.DType {
+	case tensor.F32, tensor.F64, tensor.BF16, tensor.I32, tensor.I64, tensor.Invalid:
+	default:
+		return status.Errorf(status.Unsupported, "%s: %v: only F32, F64, BF16, I32 and I64 are reduced", name, t)
+	}
+	if op > Min {
+		return status.Errorf(status.InvalidArgument, "%s: reduction %d: use Sum, Max or Min", name, op)
+	}
+	return nil
+}
+
+func checkRank(op, what string, rank, size int) error {
+	if rank >= size {
+		return status.Errorf(status.InvalidArgument, "%s: %s %d of %d ranks", op, what, rank, size)
+	}
+	return nil
+}
+
+func checkRoot(root, size int) error {
+	if root < 0 || root >= size {
+		return status.Errorf(status.InvalidArgument, "comm.Broadcast: root %d of %d ranks", root, size)
+	}
+	return nil
+}

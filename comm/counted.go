@@ -1,0 +1,204 @@
+package comm
+
+import (
+	"time"
+
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Counted is a Comm that counts bytes and time into a Ledger, charges a clock's phase ("exchange" for all-to-all and send-receive,
+// "reduce" for the rest) and has each call watched. It serves one goroutine, as its clock does. Any of the three may be nil.
+type Counted struct {
+	inner  Comm
+	axis   string
+	ledger *Ledger
+	clock  *clock.Clock
+	watch  *Watch
+	seq    int64
+	spare  []*countedRequest
+}
+
+// NewCounted wraps c; axis is its name in the ledger: "world", "sequence", "data".
+func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Counted {
+	if inner, ok := c.(*Counted); ok {
+		c = inner.inner // counted once
+	}
+	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w}
+}
+
+// Inner is the communicator underneath.
+func (c *Counted) Inner() Comm { return c.inner }
+
+// Axis is the name in the ledger.
+func (c *Counted) Axis() string { return c.axis }
+
+// call is one operation between begin and end.
+type call struct {
+	op    string
+	bytes int64
+	place int
+	began time.Time
+}
+
+func (c *Counted) begin(op string, bytes int64) call {
+	phase := "reduce"
+	if op == OpAllToAll || op == OpSendRecv {
+		phase = "exchange"
+	}
+	c.clock.Push(phase)
+	c.seq++
+	return c.watched(op, bytes, c.seq)
+}
+
+func (c *Counted) watched(op string, bytes, seq int64) call {
+	return call{op: op, bytes: bytes, began: time.Now(),
+		place: c.watch.begin(flight{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
+}
+
+// end counts the call, unless it failed, and hands its error on.
+func (c *Counted) end(k call, err error) error {
+	c.watch.end(k.place)
+	c.clock.Pop()
+	if err == nil {
+		c.ledger.add(c.axis, k.op, 1, k.bytes, time.Since(k.began).Seconds())
+	}
+	return err
+}
+
+func (c *Counted) Rank() int    { return c.inner.Rank() }
+func (c *Counted) Size() int    { return c.inner.Size() }
+func (c *Counted) Kind() string { return c.inner.Kind() }
+func (c *Counted) Close() error { return c.inner.Close() }
+
+func (c *Counted) Abort(code status.Code, reason string) { c.inner.Abort(code, reason) }
+
+// Split makes a Counted of the same axis, ledger, clock and watch.
+func (c *Counted) Split(color, key int) (Comm, error) {
+	k := c.watched("split", 0, c.seq)
+	made, err := c.inner.Split(color, key)
+	c.watch.end(k.place)
+	if err != nil || made == nil {
+		return nil, err
+	}
+	return NewCounted(made, c.axis, c.ledger, c.clock, c.watch), nil
+}
+
+func (c *Counted) Barrier() error {
+	k := c.begin(OpBarrier, 0)
+	return c.end(k, c.inner.Barrier())
+}
+
+func (c *Counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
+	k := c.begin(OpAllToAll, c.allToAllBytes(src, sendRows))
+	return c.end(k, c.inner.AllToAll(s, dst, src, recvRows, sendRows))
+}
+
+// allToAllBytes is zero for counts of the wrong length, which the call refuses.
+func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
+	if len(sendRows) != c.Size() {
+		return 0
+	}
+	return AllToAllBytes(c.Rank(), sendRows, rowBytes(src))
+}
+
+// countedRequest is counted as one call; what is between start and wait belongs to whoever works there.
+type countedRequest struct {
+	c     *Counted
+	inner Request
+	bytes int64
+	seq   int64
+	spent float64
+}
+
+func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
+	bytes := c.allToAllBytes(src, sendRows)
+	k := c.begin(OpAllToAll, bytes)
+	inner, err := c.inner.AllToAllStart(s, dst, src, recvRows, sendRows)
+	c.watch.end(k.place)
+	c.clock.Pop()
+	if err != nil {
+		return nil, err
+	}
+	var r *countedRequest
+	if n := len(c.spare); n > 0 {
+		r, c.spare = c.spare[n-1], c.spare[:n-1]
+	} else {
+		r = new(countedRequest)
+	}
+	*r = countedRequest{c: c, inner: inner, bytes: bytes, seq: c.seq, spent: time.Since(k.began).Seconds()}
+	return r, nil
+}
+
+// Wait finishes the exchange. It is called once.
+func (r *countedRequest) Wait() error {
+	c := r.c
+	if r.inner == nil {
+		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
+	}
+	c.clock.Push("exchange")
+	k := c.watched(OpAllToAll, r.bytes, r.seq)
+	k.began = k.began.Add(-time.Duration(r.spent * float64(time.Second)))
+	err := r.inner.Wait()
+	r.inner = nil
+	c.spare = append(c.spare, r)
+	return c.end(k, err)
+}
+
+// Test lets the exchange proceed and reports whether Wait would return at once.
+func (r *countedRequest) Test() (bool, error) {
+	if t, ok := r.inner.(Tester); ok {
+		return t.Test()
+	}
+	return false, nil
+}
+
+func (c *Counted) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
+	k := c.begin(OpAllReduce, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()))
+	return c.end(k, c.inner.AllReduce(s, t, op))
+}
+
+func (c *Counted) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	var bytes int64
+	if len(rows) == c.Size() {
+		bytes = AllGatherBytes(c.Rank(), rows, rowBytes(dst))
+	}
+	k := c.begin(OpAllGather, bytes)
+	return c.end(k, c.inner.AllGather(s, dst, src, rows))
+}
+
+func (c *Counted) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	var bytes int64
+	if len(rows) == c.Size() {
+		bytes = ReduceScatterBytes(c.Rank(), rows, rowBytes(src))
+	}
+	k := c.begin(OpReduceScatter, bytes)
+	return c.end(k, c.inner.ReduceScatter(s, dst, src, rows))
+}
+
+func (c *Counted) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
+	k := c.begin(OpBroadcast, BroadcastSent(c.Rank(), root, c.Size(), t.Bytes()))
+	return c.end(k, c.inner.Broadcast(s, t, root))
+}
+
+func (c *Counted) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
+	var bytes int64
+	if to >= 0 && to != c.Rank() {
+		bytes = send.Bytes()
+	}
+	k := c.begin(OpSendRecv, bytes)
+	return c.end(k, c.inner.SendRecv(s, recv, from, send, to))
+}
+
+// hostBroadcast hands the bytes to a communicator that has its own way for them.
+func (c *Counted) hostBroadcast(data []byte, root int) (done bool, err error) {
+	h, ok := c.inner.(hostBroadcaster)
+	if !ok {
+		return false, nil
+	}
+	k := c.begin(OpBroadcast, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
+	done, err = h.hostBroadcast(data, root)
+	return done, c.end(k, err)
+}

@@ -1,0 +1,188 @@
+package comm
+
+import (
+	"cmp"
+	"slices"
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// smallReduce is the bytes, over all ranks, up to which each rank reduces everything itself: one exchange instead of two.
+const smallReduce = 64 << 10
+
+func (c *localComm) Split(color, key int) (Comm, error) {
+	o, err := c.post("comm.Split", localPost{a: color, b: key})
+	if err != nil {
+		return nil, err
+	}
+	if err := c.meet(o, 0, false); err != nil {
+		return nil, err
+	}
+	g := c.g
+	var made Comm
+	if color >= 0 {
+		var members []int
+		for i := range o.posts {
+			if o.posts[i].a == color {
+				members = append(members, i)
+			}
+		}
+		slices.SortStableFunc(members, func(x, y int) int { return cmp.Compare(o.posts[x].b, o.posts[y].b) })
+		world := make([]int, len(members))
+		for i, m := range members {
+			world[i] = g.world[m]
+		}
+		g.mu.Lock()
+		if o.groups == nil {
+			o.groups = map[int]*localGroup{}
+		}
+		if o.groups[color] == nil {
+			o.groups[color] = g.job.group(world)
+		}
+		made = o.groups[color].rank(slices.Index(members, c.rank))
+		g.mu.Unlock()
+	}
+	if err := c.meet(o, 1, true); err != nil {
+		return nil, err
+	}
+	return made, nil
+}
+
+func (c *localComm) Barrier() error {
+	o, err := c.post("comm.Barrier", localPost{})
+	if err != nil {
+		return err
+	}
+	return c.meet(o, 0, true)
+}
+
+func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
+	const name = "comm.Broadcast"
+	if err := cmp.Or(usable(name, "tensor", t), checkRoot(root, c.Size()), ready(s)); err != nil {
+		return err
+	}
+	o, err := c.post(name, localPost{src: t, a: root})
+	if err != nil {
+		return err
+	}
+	if err := c.meet(o, 0, false); err != nil {
+		return err
+	}
+	from := &o.posts[root]
+	for j := range o.posts {
+		if p := &o.posts[j]; p.a != root || p.src.Bytes() != t.Bytes() {
+			return c.mismatch(o, "%s: rank %d has %v and root %d, rank %d has %v and root %d", name, c.rank, t, root, j, p.src, p.a)
+		}
+	}
+	copyBytes(t.Data, from.src.Data, t.Bytes())
+	return c.meet(o, 1, true)
+}
+
+func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	const name = "comm.AllGather"
+	n := c.Size()
+	if err := cmp.Or(checkParts(name, "dst", "src", dst, src, rows, c.rank, n), ready(s)); err != nil {
+		return err
+	}
+	o, err := c.post(name, localPost{dst: dst, src: src, sendRows: rows})
+	if err != nil {
+		return err
+	}
+	if err := c.meet(o, 0, false); err != nil {
+		return err
+	}
+	row := rowBytes(dst)
+	for k := range n {
+		j := (c.rank + k) % n // everyone starts with another rank's memory
+		p := &o.posts[j]
+		if !slices.Equal(p.sendRows, rows) || rows[j] > 0 && rowBytes(p.src) != row {
+			return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, dst, j, p.sendRows, p.dst)
+		}
+		copyBytes(place(dst.Data, before(rows, j)*row, rows[j]*row), p.src.Data, rows[j]*row)
+	}
+	return c.meet(o, 1, true)
+}
+
+func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	const name = "comm.ReduceScatter"
+	n := c.Size()
+	if err := cmp.Or(checkParts(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), ready(s)); err != nil {
+		return err
+	}
+	o, err := c.post(name, localPost{dst: dst, src: src, sendRows: rows})
+	if err != nil {
+		return err
+	}
+	if err := c.meet(o, 0, false); err != nil {
+		return err
+	}
+	row := rowBytes(src)
+	for j := range n {
+		p := &o.posts[j]
+		if !slices.Equal(p.sendRows, rows) || p.src.DType != src.DType || rowBytes(p.src) != row {
+			return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, src, j, p.sendRows, p.src)
+		}
+		c.parts[j] = place(p.src.Data, before(rows, c.rank)*row, rows[c.rank]*row)
+	}
+	if rows[c.rank]*row > 0 {
+		reduce(Sum, src.DType, dst.Data, c.parts, rows[c.rank]*row/src.DType.Size())
+	}
+	return c.meet(o, 1, true)
+}
+
+func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
+	const name = "comm.AllReduce"
+	if err := cmp.Or(checkReduce(name, t, op), ready(s)); err != nil {
+		return err
+	}
+	o, err := c.post(name, localPost{src: t, a: int(op)})
+	if err != nil {
+		return err
+	}
+	if err := c.meet(o, 0, false); err != nil {
+		return err
+	}
+	n, size := t.Numel(), c.Size()
+	for j := range size {
+		p := &o.posts[j]
+		if p.src.DType != t.DType || p.src.Numel() != n || p.a != int(op) {
+			return c.mismatch(o, "%s: rank %d has %v and reduction %d, rank %d has %v and reduction %d", name, c.rank, t, op, j, p.src, p.a)
+		}
+	}
+	b := t.DType.Size()
+	if t.Bytes()*int64(size) <= smallReduce {
+		if c.scratch == nil {
+			c.scratch = make([]byte, smallReduce)
+		}
+		out := unsafe.Pointer(unsafe.SliceData(c.scratch))
+		c.reducePart(o, op, t.DType, out, 0, n)
+		if err := c.meet(o, 1, true); err != nil { // all have read: the result may go where the argument was
+			return err
+		}
+		copyBytes(t.Data, out, n*b)
+		return nil
+	}
+	lo, hi := Shard(n, c.rank, size)
+	c.reducePart(o, op, t.DType, place(t.Data, lo*b, (hi-lo)*b), lo, hi)
+	if err := c.meet(o, 1, false); err != nil {
+		return err
+	}
+	for k := 1; k < size; k++ {
+		j := (c.rank + k) % size
+		lo, hi := Shard(n, j, size)
+		copyBytes(place(t.Data, lo*b, (hi-lo)*b), place(o.posts[j].src.Data, lo*b, (hi-lo)*b), (hi-lo)*b)
+	}
+	return c.meet(o, 2, true)
+}
+
+// reducePart combines elements [lo, hi) of all ranks' tensors into dst.
+func (c *localComm) reducePart(o *localCall, op Op, dtype tensor.DType, dst unsafe.Pointer, lo, hi int64) {
+	for j := range o.posts {
+		c.parts[j] = place(o.posts[j].src.Data, lo*dtype.Size(), hi-lo)
+	}
+	if hi > lo {
+		reduce(op, dtype, dst, c.parts, hi-lo)
+	}
+}

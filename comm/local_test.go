@@ -1,0 +1,162 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+func TestLocal(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 4, 8} {
+		for _, s := range suite {
+			t.Run(fmt.Sprintf("%s/%d", s.name, n), func(t *testing.T) {
+				if err := within(t, func() error { return RunLocal(n, s.run) }); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// within fails the test when f hangs, with all goroutines' stacks.
+func within(t *testing.T, f func() error) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(30 * time.Second):
+		buffer := make([]byte, 1<<20)
+		t.Fatalf("hangs:\n%s", buffer[:runtime.Stack(buffer, true)])
+		return nil
+	}
+}
+
+// TestRunLocalEnds: whatever happens to one rank, all come back, and the first cause is what RunLocal returns.
+func TestRunLocalEnds(t *testing.T) {
+	cause := errors.New("no such thing")
+	waits := map[string]func(Comm) error{
+		"barrier":   func(c Comm) error { return c.Barrier() },
+		"exchange":  func(c Comm) error { return suiteAllToAll(c) },
+		"started":   func(c Comm) error { return suiteStart(c) },
+		"pair":      func(c Comm) error { return suiteSendRecv(c) },
+		"allreduce": func(c Comm) error { return suiteAllReduce(c) },
+	}
+	faults := []struct {
+		name string
+		run  func(Comm) error
+		code status.Code
+		text string
+	}{
+		{"error", func(Comm) error { return status.Errorf(status.IO, "reading: %w", cause) }, status.IO, "rank 1: reading: no such thing"},
+		{"panic", func(Comm) error { panic("boom") }, status.Internal, "rank 1: panic: boom"},
+		{"goexit", func(Comm) error { runtime.Goexit(); return nil }, status.Internal, "rank 1: "},
+		{"abort", func(c Comm) error { c.Abort(status.Numeric, "loss is NaN"); return nil }, status.Comm, "rank 1 ended the job (numeric): loss is NaN"},
+		{"return", func(Comm) error { return nil }, status.Comm, "rank 1 ended while rank"},
+	}
+	for where, wait := range waits {
+		for _, f := range faults {
+			t.Run(f.name+"/"+where, func(t *testing.T) {
+				others := make([]error, 4)
+				err := within(t, func() error {
+					return RunLocal(4, func(c Comm) error {
+						if c.Rank() == 1 {
+							if err := c.Barrier(); err != nil {
+								return err
+							}
+							return f.run(c)
+						}
+						if others[c.Rank()] = c.Barrier(); others[c.Rank()] == nil {
+							others[c.Rank()] = wait(c)
+						}
+						if err := c.Barrier(); status.Of(err) != status.Comm {
+							return fmt.Errorf("a call after the end of the job: %v", err)
+						}
+						return others[c.Rank()]
+					})
+				})
+				if status.Of(err) != f.code || !strings.Contains(err.Error(), f.text) {
+					t.Errorf("RunLocal: %v (%v), want %q (%v)", err, status.Of(err), f.text, f.code)
+				}
+				for r, e := range others {
+					if r != 1 && status.Of(e) != status.Comm {
+						t.Errorf("rank %d: %v", r, e)
+					}
+				}
+			})
+		}
+	}
+}
+
+func TestLocalMismatch(t *testing.T) {
+	f32 := func(n int64) tensor.Tensor { return newTensor(tensor.F32, n) }
+	odd := func(c Comm) int64 { return int64(c.Rank() % 2) }
+	for name, run := range map[string]func(Comm) error{
+		"order": func(c Comm) error {
+			if c.Rank() == 0 {
+				return c.Barrier()
+			}
+			return c.AllReduce(nil, f32(1), Sum)
+		},
+		"reduce":    func(c Comm) error { return c.AllReduce(nil, f32(5+odd(c)), Sum) },
+		"large":     func(c Comm) error { return c.AllReduce(nil, f32(50000+odd(c)), Sum) },
+		"op":        func(c Comm) error { return c.AllReduce(nil, f32(5), Op(odd(c))) },
+		"broadcast": func(c Comm) error { return c.Broadcast(nil, f32(5+odd(c)), 0) },
+		"root":      func(c Comm) error { return c.Broadcast(nil, f32(5), int(odd(c))) },
+		"exchange": func(c Comm) error {
+			rows := []int64{1, 1, 1 + odd(c)}
+			return c.AllToAll(nil, f32(9), f32(9), rows, rows)
+		},
+		"gather":  func(c Comm) error { return c.AllGather(nil, f32(9), f32(3), []int64{1, 1, 1 + odd(c)}) },
+		"scatter": func(c Comm) error { return c.ReduceScatter(nil, f32(3), f32(9), []int64{1, 1, 1 + odd(c)}) },
+		"pair":    func(c Comm) error { return c.SendRecv(nil, f32(3), (c.Rank()+1)%3, f32(3+odd(c)), (c.Rank()+2)%3) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := within(t, func() error { return RunLocal(3, run) }); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "rank") {
+				t.Errorf("%v (%v)", err, status.Of(err))
+			}
+		})
+	}
+}
+
+// TestLocalSteadyState: after the first calls nothing is allocated.
+func TestLocalSteadyState(t *testing.T) {
+	const warm, rounds = 20, 200
+	var before, after runtime.MemStats
+	err := RunLocal(2, func(c Comm) error {
+		k := NewCounted(c, "sequence", NewLedger(), nil, NewWatch(time.Minute, "here", nil))
+		rows := []int64{3, 3}
+		src, dst, big, small := newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 6, 4), newTensor(tensor.F32, 40000), newTensor(tensor.F32, 5)
+		for i := range warm + rounds {
+			if i == warm && c.Rank() == 0 {
+				runtime.ReadMemStats(&before)
+			}
+			r, err := k.AllToAllStart(nil, dst, src, rows, rows)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(k.AllReduce(nil, big, Sum), k.AllReduce(nil, small, Max), r.Wait(), k.AllToAll(nil, dst, src, rows, rows),
+				k.AllGather(nil, dst, dst.Slice(0, int64(c.Rank())*3, int64(c.Rank())*3+3), rows), k.ReduceScatter(nil, dst, src, rows), k.Broadcast(nil, src, 1),
+				k.SendRecv(nil, dst, 1-c.Rank(), src, 1-c.Rank()), k.Barrier()); err != nil {
+				return err
+			}
+		}
+		if c.Rank() == 0 {
+			runtime.ReadMemStats(&after)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := after.Mallocs - before.Mallocs; n > rounds/2 {
+		t.Errorf("%d allocations in %d rounds", n, rounds)
+	}
+}

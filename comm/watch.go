@@ -1,0 +1,165 @@
+package comm
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Watch notices calls that take too long. A dead or late peer never shows as an error of the call: the call just does not return, so
+// something beside it has to look at the clock. One timer serves all calls; it runs only while there is something to look at.
+type Watch struct {
+	limit  time.Duration
+	host   string
+	onLate func(description string)
+
+	mu      sync.Mutex
+	timer   *time.Timer
+	armed   bool
+	late    bool // said once
+	closed  bool
+	flights []flight
+	count   int // flights with a name
+	last    flight
+	ended   time.Time
+}
+
+// flight is one call under way. An empty op is a free slot.
+type flight struct {
+	op, axis   string
+	rank, size int
+	seq, bytes int64
+	began      time.Time
+}
+
+// NewWatch calls onLate once, from a goroutine of its own, when a call takes longer than limit; onLate then reports and aborts. A
+// limit of zero never calls, and InFlight still works. The host names this machine in texts. A nil Watch watches nothing.
+func NewWatch(limit time.Duration, host string, onLate func(description string)) *Watch {
+	w := &Watch{limit: limit, host: host, onLate: onLate, flights: make([]flight, 0, 8)}
+	if limit > 0 {
+		w.timer = time.AfterFunc(time.Hour, w.look)
+		w.timer.Stop()
+	}
+	return w
+}
+
+// Close stops the watch.
+func (w *Watch) Close() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed = true
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// begin enters a call and returns its place for end.
+func (w *Watch) begin(f flight) int {
+	if w == nil {
+		return 0
+	}
+	f.began = time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	place := -1
+	for i := range w.flights {
+		if w.flights[i].op == "" {
+			place = i
+			break
+		}
+	}
+	if place < 0 {
+		place = len(w.flights)
+		w.flights = append(w.flights, flight{})
+	}
+	w.flights[place] = f
+	w.count++
+	w.arm(w.limit)
+	return place
+}
+
+func (w *Watch) end(place int) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.ended = w.flights[place], time.Now()
+	w.flights[place] = flight{}
+	w.count-- // the timer stays: it finds nothing, or the next call
+}
+
+func (w *Watch) arm(d time.Duration) {
+	if w.timer != nil && !w.armed && !w.late && !w.closed {
+		w.armed = true
+		w.timer.Reset(d)
+	}
+}
+
+// look is the timer's: it finds the oldest call, and comes back when that would be late.
+func (w *Watch) look() {
+	w.mu.Lock()
+	w.armed = false
+	now := time.Now()
+	oldest := -1
+	for i := range w.flights {
+		if w.flights[i].op != "" && (oldest < 0 || w.flights[i].began.Before(w.flights[oldest].began)) {
+			oldest = i
+		}
+	}
+	if oldest < 0 || w.closed || w.late {
+		w.mu.Unlock()
+		return
+	}
+	waited := now.Sub(w.flights[oldest].began)
+	if waited < w.limit {
+		w.arm(w.limit - waited)
+		w.mu.Unlock()
+		return
+	}
+	w.late = true
+	text := w.describe(w.flights[oldest], now)
+	w.mu.Unlock()
+	if w.onLate != nil {
+		w.onLate(text)
+	}
+}
+
+func (w *Watch) describe(f flight, now time.Time) string {
+	return fmt.Sprintf("%s, waited %.1f s", w.name(f), now.Sub(f.began).Seconds())
+}
+
+func (w *Watch) name(f flight) string {
+	return fmt.Sprintf("rank %d of %d on host %s: %s #%d on axis %s, %d bytes", f.rank, f.size, w.host, f.op, f.seq, f.axis, f.bytes)
+}
+
+// InFlight says what this rank is doing in its communicators: each call under way, or which was the last and how long ago. A rank that
+// the others wait for is outside every call, and its text says so.
+func (w *Watch) InFlight() string {
+	if w == nil {
+		return ""
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now := time.Now()
+	text := ""
+	for _, f := range w.flights {
+		if f.op == "" {
+			continue
+		}
+		if text != "" {
+			text += "; "
+		}
+		text += w.describe(f, now)
+	}
+	switch {
+	case text != "":
+		return text
+	case w.last.op == "":
+		return fmt.Sprintf("on host %s: in no call, none made yet", w.host)
+	}
+	return fmt.Sprintf("%s, ended %.1f s ago; in no call since", w.name(w.last), now.Sub(w.ended).Seconds())
+}

@@ -1,0 +1,76 @@
+package comm
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// TestWatch: a rank that comes late ends the job by the watch of those that wait, whose text names what they were in.
+func TestWatch(t *testing.T) {
+	late := make(chan string, 3)
+	var idle string
+	err := within(t, func() error {
+		return RunLocal(3, func(c Comm) error {
+			w := NewWatch(50*time.Millisecond, "node7", func(text string) {
+				late <- text
+				c.Abort(status.Comm, text)
+			})
+			defer w.Close()
+			k := NewCounted(c, "sequence", nil, nil, w)
+			if err := k.Barrier(); err != nil {
+				return err
+			}
+			if c.Rank() == 2 {
+				for k.Inner().(*localComm).g.job.err() == nil {
+					time.Sleep(5 * time.Millisecond)
+				}
+				idle = w.InFlight()
+				return nil
+			}
+			return suiteAllToAll(k)
+		})
+	})
+	if status.Of(err) != status.Comm {
+		t.Fatalf("%v", err)
+	}
+	text := <-late
+	for _, part := range []string{"of 3 on host node7", "all-to-all #2 on axis sequence", "bytes, waited 0."} {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q lacks %q", text, part)
+		}
+	}
+	if !strings.Contains(idle, "rank 2 of 3 on host node7: barrier #1") || !strings.Contains(idle, "in no call since") {
+		t.Errorf("the late rank says %q", idle)
+	}
+}
+
+// TestWatchQuiet: many short calls, one after another for longer than the limit, are not late; and it is said once.
+func TestWatchQuiet(t *testing.T) {
+	said := make(chan string, 10)
+	w := NewWatch(60*time.Millisecond, "h", func(s string) { said <- s })
+	defer w.Close()
+	if !strings.Contains(w.InFlight(), "none made yet") {
+		t.Errorf("%q", w.InFlight())
+	}
+	for range 20 {
+		p := w.begin(flight{op: "x", axis: "a", size: 1})
+		time.Sleep(6 * time.Millisecond)
+		w.end(p)
+	}
+	if len(said) != 0 {
+		t.Errorf("late: %s", <-said)
+	}
+	a, b := w.begin(flight{op: "x", axis: "a", seq: 1, size: 1}), w.begin(flight{op: "y", axis: "a", seq: 2, size: 1})
+	if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
+		t.Errorf("%q", f)
+	}
+	time.Sleep(200 * time.Millisecond)
+	w.end(a)
+	w.end(b)
+	if len(said) != 1 || !strings.Contains(<-said, "x #1") {
+		t.Errorf("said %d times", len(said))
+	}
+}
