@@ -1,0 +1,340 @@
+// Package train is the step loop: data → forward → loss → backward → reduce → clip → step → log.
+package train
+
+import (
+	"math"
+	"time"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Setup is what a trainer is made of; the job wires it.
+type Setup struct {
+	Device    device.Device
+	Mesh      *comm.Mesh
+	Model     *model.Model
+	Weights   Weights
+	Train     *Set // nil for an evaluation
+	Eval      *Set // nil when there is nothing to evaluate
+	Data      *DataConfig
+	Optimizer *OptimizerConfig
+	OnNaN     string // "stop" or "skip"
+	Steps     int64
+	EvalEvery int64 // 0 = at the end only
+	Clock     *clock.Clock
+	Metrics   *Metrics               // rank 0's; nil elsewhere
+	Probe     func(step int64) error // called between the passes and the reduction of each step: where tests let a rank fail
+	OnStep    func(*Record) error    // on every rank, after the step; nil = nobody asks
+	OnEval    func(*EvalRecord)
+}
+
+// Trainer runs the steps of one rank. Everything it needs is allocated by New.
+type Trainer struct {
+	Setup
+	stream  device.Stream
+	arena   *device.Arena // activations
+	inputs  *device.Arena // tokens of this rank's shard, and scalars
+	ids     tensor.Tensor // [rows] I32; likewise targets, positions
+	targets tensor.Tensor
+	places  tensor.Tensor
+	counts  tensor.Tensor // [2] I64: valid targets, tokens; then [1] bytes
+	sums    tensor.Tensor // [2] F64: NLL, targets
+	micros  []*Micro
+	updates int64             // optimizer steps taken, which skipped steps are not
+	planned []model.Component // of the activations
+	sent    int64             // bytes that the formula says this rank's all-to-alls sent
+}
+
+// New allocates the activations of the longest batch and says what everything takes. Collective.
+func New(s Setup) (*Trainer, error) {
+	t := &Trainer{Setup: s}
+	err := t.allocate()
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		t.Free()
+		return nil, err
+	}
+	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
+	return t, nil
+}
+
+// MaxRows is the most tokens of a micro step and of one rank's shard of it.
+func (s *Setup) MaxRows() (tokens, rows int64) {
+	for _, set := range []*Set{s.Train, s.Eval} {
+		if set != nil {
+			tokens = max(tokens, s.Data.Batch*set.Longest())
+		}
+	}
+	lo, hi := sp.Shard(tokens, int64(s.Mesh.Seq.Size()), 0)
+	return tokens, hi - lo
+}
+
+func (t *Trainer) allocate() (err error) {
+	if t.stream, err = t.Device.NewStream(); err != nil {
+		return err
+	}
+	tokens, rows := t.MaxRows()
+	if t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil); err != nil {
+		return err
+	}
+	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planned)); err != nil {
+		return err
+	}
+	if t.inputs, err = device.NewArena(t.Device, "tokens", 3*device.Padded(t.Device, rows*4)+2*device.Padded(t.Device, 16)); err != nil {
+		return err
+	}
+	for _, x := range []struct {
+		t     *tensor.Tensor
+		dtype tensor.DType
+		n     int64
+	}{{&t.ids, tensor.I32, rows}, {&t.targets, tensor.I32, rows}, {&t.places, tensor.I32, rows}, {&t.counts, tensor.I64, 2}, {&t.sums, tensor.F64, 2}} {
+		if *x.t, err = t.inputs.Tensor(x.dtype, x.n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Free gives all memory back but the weights'.
+func (t *Trainer) Free() {
+	for _, a := range []*device.Arena{t.arena, t.inputs} {
+		if a != nil {
+			a.Free()
+		}
+	}
+	if t.stream != nil {
+		t.stream.Close()
+	}
+}
+
+// Components is the planned memory of this rank, for the table that is printed before step 1.
+func (t *Trainer) Components() []model.Component {
+	c := append(t.Weights.Components(), t.planned...)
+	return append(c, model.Component{Name: t.inputs.Name(), Bytes: t.inputs.Bytes()})
+}
+
+// PeakBytes is what was taken of it at most.
+func (t *Trainer) PeakBytes() int64 {
+	n := t.arena.Peak() + t.inputs.Peak()
+	for _, c := range t.Weights.Components() {
+		n += c.Bytes
+	}
+	return n
+}
+
+// ExchangeBytes is what the formula says this rank's all-to-alls have sent so far.
+func (t *Trainer) ExchangeBytes() int64 { return t.sent }
+
+// Run takes all steps and evaluates as asked. An error is this rank's own; peers may be inside a collective and must be aborted.
+func (t *Trainer) Run() error {
+	for step := int64(0); step < t.Steps; step++ {
+		r, err := t.Step(step)
+		if err != nil {
+			return err
+		}
+		if err := t.Metrics.Write(r); err != nil {
+			return err
+		}
+		if t.OnStep != nil {
+			if err := t.OnStep(r); err != nil {
+				return err
+			}
+		}
+		if last := step == t.Steps-1; t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
+			if _, err := t.Evaluate(step + 1); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Step is one optimizer step, s counted from 0. The gradient is that of Σ NLL / (valid targets of the global batch), whatever the mesh.
+func (t *Trainer) Step(s int64) (*Record, error) {
+	begin, before := time.Now(), t.Clock.Phases()
+	valid, tokens, pairs, err := t.read(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Weights.Begin(t.stream, int64(len(t.micros))); err != nil {
+		return nil, err
+	}
+	nll := 0.0
+	for _, m := range t.micros {
+		l, err := t.pass(m, valid, true)
+		if err != nil {
+			return nil, err
+		}
+		nll += l.Sum
+	}
+	if t.Probe != nil {
+		if err := t.Probe(s + 1); err != nil {
+			return nil, err
+		}
+	}
+	r := &Record{Step: s + 1, LR: t.Optimizer.Rate(s, t.Steps), Tokens: tokens, TargetTokens: valid}
+	if nll, _, err = t.sumLoss(nll, 0); err != nil {
+		return nil, err
+	}
+	r.Loss = Float(nll / float64(max(1, valid)))
+	norm, err := t.Weights.Reduce(t.stream)
+	if err != nil {
+		return nil, err
+	}
+	r.GradNorm = Float(norm)
+	if err := t.update(r, norm); err != nil {
+		return nil, err
+	}
+	if r.PeakBytes, err = t.maxBytes(); err != nil {
+		return nil, err
+	}
+	r.Seconds = time.Since(begin).Seconds()
+	r.TokensPerSecond = float64(tokens) / r.Seconds
+	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
+	r.PhaseSeconds = since(before, t.Clock.Phases())
+	return r, nil
+}
+
+// read fetches the micro steps and counts valid targets and tokens of the global batch; pairs is its sum over documents of length²/2,
+// estimated from this replica's share.
+func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
+	t.Clock.Push("data")
+	defer t.Clock.Pop()
+	for a := range t.micros {
+		t.micros[a], err = t.Train.Micro(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas), t.Data.Batch, int64(len(t.micros)), t.micros[a])
+		if err != nil {
+			return 0, 0, 0, err
+		}
+		valid += t.micros[a].Valid
+		tokens += int64(len(t.micros[a].IDs))
+		for i := 1; i < len(t.micros[a].CuSeqlens); i++ {
+			n := float64(t.micros[a].CuSeqlens[i] - t.micros[a].CuSeqlens[i-1])
+			pairs += n * n / 2
+		}
+	}
+	own := tokens
+	c := t.counts.Int64s()
+	c[0], c[1] = valid, tokens
+	if err := t.Mesh.Data.AllReduce(t.stream, t.counts, comm.Sum); err != nil {
+		return 0, 0, 0, err
+	}
+	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
+}
+
+// pass runs the model over one micro step: this rank's shard of its tokens.
+func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error) {
+	total := int64(len(m.IDs))
+	lo, hi := sp.Shard(total, int64(t.Mesh.Seq.Size()), int64(t.Mesh.Seq.Rank()))
+	batch, err := sp.NewBatch(t.Mesh.Seq, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
+	if err != nil {
+		return model.Loss{}, err
+	}
+	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, hi-lo), Targets: t.targets.Slice(0, 0, hi-lo), Positions: t.places.Slice(0, 0, hi-lo)}
+	for _, x := range []struct {
+		dst tensor.Tensor
+		src []int32
+	}{{b.IDs, m.IDs}, {b.Targets, m.Targets}, {b.Positions, m.Positions}} {
+		if err := t.Device.Copy(t.stream, x.dst, tensor.OfInt32(x.src[lo:hi], hi-lo)); err != nil {
+			return model.Loss{}, err
+		}
+	}
+	forward, back := t.Model.Plan().BytesSent(batch)
+	layers := t.Model.Config.NumHiddenLayers
+	t.sent += layers * forward
+	c := &model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}
+	if !backward {
+		return t.Model.Forward(c, &b)
+	}
+	t.sent += layers * back
+	if valid > 0 {
+		b.GradScale = 1 / float64(valid)
+	}
+	return t.Model.ForwardBackward(c, &b)
+}
+
+// update clips and steps, or deals with a loss or gradient that is no number.
+func (t *Trainer) update(r *Record, norm float64) error {
+	if bad := notFinite(float64(r.Loss)) || notFinite(norm); bad && t.OnNaN == "skip" {
+		r.Skipped = true
+		return nil
+	} else if bad {
+		return status.Errorf(status.Numeric, "train: step %d: loss %g, gradient norm %g: lower optimizer.lr, look at the data, or set train.on_nan = \"skip\"",
+			r.Step, float64(r.Loss), norm)
+	}
+	scale := 1.0
+	if t.Optimizer.Clip > 0 {
+		scale = min(1, t.Optimizer.Clip/(norm+1e-6))
+	}
+	t.Clock.Push("optimizer")
+	defer t.Clock.Pop()
+	t.updates++
+	return t.Weights.Update(t.stream, r.LR, scale, t.updates)
+}
+
+// Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
+func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
+	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
+	nll, targets := 0.0, int64(0)
+	var m *Micro
+	for lo := int64(t.Mesh.Replica) * t.Data.Batch; lo < rows; lo += replicas * t.Data.Batch {
+		t.Clock.Push("data")
+		var err error
+		m, err = t.Eval.Range(lo, min(rows, lo+t.Data.Batch), m)
+		t.Clock.Pop()
+		if err != nil {
+			return nil, err
+		}
+		l, err := t.pass(m, 0, false)
+		if err != nil {
+			return nil, err
+		}
+		nll += l.Sum
+		targets += l.Tokens
+	}
+	nll, n, err := t.sumLoss(nll, targets)
+	if err != nil {
+		return nil, err
+	}
+	r := &EvalRecord{Step: step, EvalLoss: Float(nll / float64(max(1, n))), EvalTokens: n}
+	if notFinite(nll) && t.OnNaN != "skip" {
+		return nil, status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g", step, nll)
+	}
+	if t.OnEval != nil {
+		t.OnEval(r)
+	}
+	return r, t.Metrics.Write(r)
+}
+
+// sumLoss adds numerators and counts over all ranks: sums travel, means do not.
+func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
+	s := t.sums.Float64s()
+	s[0], s[1] = nll, float64(targets)
+	err := t.Mesh.World.AllReduce(t.stream, t.sums, comm.Sum)
+	return s[0], int64(s[1]), err
+}
+
+func (t *Trainer) maxBytes() (int64, error) {
+	c := t.counts.Int64s()
+	c[0], c[1] = t.PeakBytes(), 0
+	err := t.Mesh.World.AllReduce(t.stream, t.counts, comm.Max)
+	return c[0], err
+}
+
+func notFinite(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
+
+// since is the seconds by phase between two states of the clock.
+func since(before, after []clock.Phase) map[string]float64 {
+	d := make(map[string]float64, len(after))
+	for i, p := range after {
+		if i < len(before) {
+			p.Seconds -= before[i].Seconds
+		}
+		d[p.Name] = p.Seconds
+	}
+	return d
+}
