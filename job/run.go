@@ -1,0 +1,166 @@
+package job
+
+import (
+	"io"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"ulysses/comm"
+	"ulysses/internal/backends"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/slurm"
+)
+
+// Options is what the command line says.
+type Options struct {
+	Path   string   // of the job file
+	Sets   []string // table.key=value
+	Ranks  int      // goroutine ranks in this process; 0 = one, or what the launcher started
+	Stdout io.Writer
+	Stderr io.Writer
+}
+
+// Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the
+// same code. A rank that fails on its own names itself on Stderr and ends the whole job.
+func Run(o Options) error { return launch(o, runKind) }
+
+func runKind(e *Env) error {
+	switch e.Job.Kind {
+	case "attention":
+		return runAttention(e)
+	case "train", "eval":
+		return runTrain(e)
+	}
+	return e.Job.Errorf(status.Unsupported, "kind", "%q is not built yet", e.Job.Kind)
+}
+
+// launch finds out how this process was started, and runs body once for each rank that lives in it.
+func launch(o Options, body func(*Env) error) error {
+	env := slurm.Detect()
+	if err := env.Check(comm.Available()); err != nil {
+		return err
+	}
+	if env.Tasks <= 1 && !env.Launched {
+		n := max(1, o.Ranks)
+		return comm.RunLocal(n, func(c comm.Comm) error { return runRank(c, n, o, body) })
+	}
+	if o.Ranks > 0 && o.Ranks != env.Tasks {
+		return status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks)
+	}
+	world, err := comm.World()
+	if err != nil {
+		return err
+	}
+	defer comm.Finalize()
+	if err := env.CheckWorld(world.Size()); err != nil {
+		return err
+	}
+	return runRank(world, env.LocalSize, o, body)
+}
+
+// runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
+// that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
+func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error) {
+	e := &Env{world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stdout: io.Discard, Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
+	if world.Rank() == 0 {
+		e.Stdout = o.Stdout
+	}
+	host, _ := os.Hostname()
+	e.Watch = comm.NewWatch(watchLimit(), host, func(late string) {
+		e.Log.Error().Msg(late)
+		world.Abort(status.Comm, late)
+	})
+	defer e.Watch.Close()
+	defer func() {
+		if p := recover(); p != nil {
+			err = status.Errorf(status.Internal, "panic: %v\n%s", p, stack())
+			e.alone = true
+		}
+		if err != nil && e.alone {
+			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", world.Rank(), host, err)
+			if world.Kind() != "local" { // RunLocal's caller prints; here the launcher would hide all but the code
+				e.Log.Error().Msg(err.Error())
+			}
+			world.Abort(status.Of(err), err.Error())
+		}
+	}()
+	if err := e.open(world, ranksOnNode, o); err != nil {
+		return err
+	}
+	defer e.Device.Close()
+	return body(e)
+}
+
+// open reads the job file, makes the mesh and opens the device: all ranks, or none.
+func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
+	src, err := readOnRoot(world, o.Path)
+	if err != nil {
+		return err
+	}
+	e.Job, err = Parse(src, o.Path, o.Sets, os.LookupEnv)
+	if err == nil {
+		err = e.Job.Resolve(world.Size())
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return err
+	}
+	if err := comm.Same(world, "job", comm.Field{Name: "--set", Value: strings.Join(o.Sets, " ")}); err != nil {
+		return err
+	}
+	p := e.Job.Parallel
+	if e.Mesh, err = comm.NewMesh(world, int(p.Ulysses), int(p.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
+		return err
+	}
+	e.Device, err = backends.Open(e.Job.Device.Backend, int(e.Job.Device.Threads), ranksOnNode)
+	if err == nil {
+		_, err = backends.OpenComm(e.Device, world, e.Job.Device.Comm)
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return err
+	}
+	return comm.Same(world, "device", comm.Field{Name: "kernels (pin with ULYSSES_ISA)", Value: e.Device.Info().Kernels})
+}
+
+// readOnRoot is the job file as rank 0 sees it.
+func readOnRoot(world comm.Comm, path string) ([]byte, error) {
+	var src []byte
+	var err error
+	if world.Rank() == 0 {
+		if src, err = os.ReadFile(path); err != nil {
+			err = status.Errorf(status.IO, "job file %s: %w", path, err)
+		}
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return nil, err
+	}
+	return comm.BroadcastBytes(world, src, 0)
+}
+
+func logger(w io.Writer, rank int) zerolog.Logger {
+	if f, ok := w.(*os.File); ok && isTerminal(f) {
+		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05"}
+	}
+	level := zerolog.InfoLevel
+	if rank > 0 {
+		level = zerolog.ErrorLevel
+	}
+	return zerolog.New(w).Level(level).With().Timestamp().Logger()
+}
+
+// watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten minutes.
+func watchLimit() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("ULYSSES_TIMEOUT")); err == nil && d >= 0 {
+		return d
+	}
+	return 10 * time.Minute
+}
+
+func stack() string {
+	b := make([]byte, 8<<10)
+	return string(b[:runtime.Stack(b, false)])
+}

@@ -1,0 +1,172 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/train"
+)
+
+// session is a train or eval job that is ready to run: everything that can be refused has been.
+type session struct {
+	*Env
+	config  *model.Config
+	model   *model.Model
+	weights *train.Replicated
+	trainer *train.Trainer
+	data    *train.Data
+	steps   int64
+}
+
+func runTrain(e *Env) error {
+	s, err := prepare(e)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	metrics, err := createOutput(e)
+	if err != nil {
+		return err
+	}
+	s.trainer.Metrics = metrics
+	defer metrics.Close()
+	if err := s.printMemory(); err != nil {
+		return err
+	}
+	p := newProgress(e, s.steps)
+	s.trainer.OnStep, s.trainer.OnEval = p.step, p.eval
+	e.alone = true
+	if err := s.run(); err != nil {
+		p.finish()
+		return err
+	}
+	p.finish()
+	e.alone = false
+	if e.Job.Kind == "train" && e.Job.Output.Model {
+		if err := s.save(filepath.Join(e.Job.Output.Dir, "model")); err != nil {
+			return err
+		}
+	}
+	return s.report(p)
+}
+
+func (s *session) run() error {
+	if s.Job.Kind == "eval" {
+		_, err := s.trainer.Evaluate(0)
+		return err
+	}
+	return s.trainer.Run()
+}
+
+// prepare builds model, weights, data and trainer. Collective: all ranks succeed or return the same code.
+func prepare(e *Env) (*session, error) {
+	s := &session{Env: e}
+	setup, err := s.load()
+	if err = comm.Agree(e.Mesh.World, err); err != nil {
+		s.close()
+		return nil, err
+	}
+	if s.trainer, err = train.New(*setup); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// load is this rank's part of prepare. model.New talks to the sequence group; ranks that fail before it agree first.
+func (s *session) load() (*train.Setup, error) {
+	j := s.Job
+	var folder *model.Folder
+	var err error
+	if j.Model.Path != "" {
+		if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
+			defer folder.Close()
+			s.config = folder.Config
+		}
+	} else if s.config, err = model.ConfigFromMap(j.Model.New); err == nil {
+		s.config, err = s.config.Override(j.Model.Override)
+	}
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return nil, err
+	}
+	if s.model, err = model.New(s.Device, s.Mesh.Seq, s.config); err != nil {
+		return nil, err
+	}
+	var opt *train.OptimizerConfig
+	if j.Kind == "train" {
+		opt = &j.Optimizer
+	}
+	if s.weights, err = train.NewReplicated(s.Device, s.Mesh.World, s.model.Groups(), opt); err != nil {
+		return nil, err
+	}
+	if folder != nil {
+		err = folder.Load(s.model)
+	} else {
+		err = s.model.Init(uint64(j.Seed))
+	}
+	if err != nil {
+		return nil, err
+	}
+	data, err := train.OpenData(j.Data, j.Eval, s.config.VocabSize, uint64(j.Seed))
+	if err != nil {
+		return nil, err
+	}
+	s.data = data
+	setup := &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Eval: data.Eval(), Data: &j.Data,
+		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, EvalEvery: j.Eval.Every, Clock: s.Clock}
+	if setup.Probe, err = probe(s.Mesh.World.Rank()); err != nil {
+		return nil, err
+	}
+	if j.Kind == "train" {
+		setup.Train = data.Train()
+		s.steps = j.Train.Steps
+		if j.Train.Epochs > 0 {
+			s.steps = data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
+		}
+		setup.Steps = s.steps
+	} else if setup.Eval == nil {
+		setup.Eval = data.Train() // neither eval.path nor eval.split: all of data.path
+	}
+	return setup, nil
+}
+
+func (s *session) close() {
+	if s.trainer != nil {
+		s.trainer.Free()
+	}
+	if s.data != nil {
+		s.data.Close()
+	}
+	if s.weights != nil {
+		s.weights.Free()
+	}
+	if s.model != nil {
+		s.model.Close()
+	}
+}
+
+// createOutput makes the output folder and an empty metrics.jsonl on rank 0: before the first step, so that a folder that cannot be
+// written costs nothing.
+func createOutput(e *Env) (m *train.Metrics, err error) {
+	if e.Mesh.World.Rank() == 0 {
+		dir := e.Job.Output.Dir
+		if err = os.MkdirAll(dir, 0o755); err != nil {
+			err = status.Errorf(status.IO, "output.dir: %w: choose a folder that can be written", err)
+		} else {
+			m, err = train.CreateMetrics(filepath.Join(dir, "metrics.jsonl"))
+		}
+	}
+	return m, comm.Agree(e.Mesh.World, err)
+}
+
+// save writes the trained weights as a Hugging Face folder.
+func (s *session) save(dir string) error {
+	var err error
+	if s.Mesh.World.Rank() == 0 {
+		err = s.model.Save(dir, s.Job.Model.Path)
+	}
+	return comm.Agree(s.Mesh.World, err)
+}

@@ -1,0 +1,201 @@
+package job
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"text/tabwriter"
+
+	"ulysses/comm"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// verifyLimit is the largest max|Δ|/max|ref| that two orders of f32 summation may leave.
+const verifyLimit = 2e-5
+
+// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor: an attention job's outputs and
+// gradients; of a training job the loss, the gradients and the updated weights of the first step. A difference beyond rounding is a
+// Numeric error.
+func Verify(o Options) error {
+	return launch(o, func(e *Env) error {
+		compute := map[string]func(*Env) ([]named, error){"attention": attentionTensors, "train": trainTensors, "eval": trainTensors}[e.Job.Kind]
+		if compute == nil {
+			return e.Job.Errorf(status.Unsupported, "kind", "%q cannot be verified yet", e.Job.Kind)
+		}
+		all, err := compute(e)
+		if err != nil {
+			return err
+		}
+		if e.Mesh.World.Rank() == 0 {
+			err = verifyAgainstOne(e, all, compute)
+		}
+		return comm.Agree(e.world, err) // not counted and not watched: the others wait for as long as one rank takes
+	})
+}
+
+// named is a tensor of a run in host memory. Judged tensors decide; the rest are shown.
+type named struct {
+	name   string
+	shape  []int64
+	data   []float32
+	judged bool
+}
+
+func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error)) error {
+	alone, err := e.onOneRank()
+	if err != nil {
+		return err
+	}
+	one, err := compute(alone)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(e.Stdout, "%d ranks (ulysses %d x data %d) against one, kernels %s\n\n", e.Mesh.World.Size(), e.Mesh.Ulysses, e.Mesh.Replicas, e.Device.Info().Kernels)
+	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "tensor\tshape\tmax |Δ|\tmean |Δ|\tmax |Δ| / max |ref|\tbits")
+	bad := 0
+	for i, a := range all {
+		d, err := compare(a, one[i])
+		if err != nil {
+			return err
+		}
+		bits, verdict := "equal", ""
+		if !d.equal {
+			bits = "differ"
+		}
+		if a.judged && !(d.relative <= verifyLimit) {
+			verdict = "  TOO FAR"
+			bad++
+		}
+		fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s%s\n", a.name, a.shape, d.max, d.mean, d.relative, bits, verdict)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if bad > 0 {
+		return status.Errorf(status.Numeric, "verify: %d of %d tensors differ by more than %g of the largest element", bad, len(all), verifyLimit)
+	}
+	fmt.Fprintf(e.Stdout, "\nthe same within %g\n", verifyLimit)
+	return nil
+}
+
+type difference struct {
+	max, mean, relative float64
+	equal               bool
+}
+
+// compare is max|Δ|, mean|Δ| and max|Δ|/max|ref|; -inf against -inf (the lse of a row without keys) is no difference, NaN is an infinite one.
+func compare(a, ref named) (difference, error) {
+	if a.name != ref.name || len(a.data) != len(ref.data) {
+		return difference{}, status.Errorf(status.Internal, "verify: %s has %d elements, on one rank %s has %d", a.name, len(a.data), ref.name, len(ref.data))
+	}
+	d, top := difference{equal: true}, 0.0
+	for i, x := range a.data {
+		y := ref.data[i]
+		if math.Float32bits(x) == math.Float32bits(y) {
+			if !math.IsInf(float64(y), 0) && y == y {
+				top = max(top, math.Abs(float64(y)))
+			}
+			continue
+		}
+		d.equal = false
+		delta := math.Abs(float64(x) - float64(y))
+		if math.IsNaN(delta) {
+			delta = math.Inf(1)
+		}
+		d.max = max(d.max, delta)
+		d.mean += delta / float64(len(a.data))
+		top = max(top, math.Abs(float64(y)))
+	}
+	if d.max > 0 {
+		d.relative = d.max / max(top, math.SmallestNonzeroFloat32)
+	}
+	return d, nil
+}
+
+// onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch, one micro step after another.
+func (e *Env) onOneRank() (*Env, error) {
+	j := *e.Job
+	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0
+	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
+	if err := j.Resolve(1); err != nil {
+		return nil, err
+	}
+	one := *e
+	one.Job, one.Ledger, one.Clock = &j, comm.NewLedger(), clock.New()
+	one.world = comm.Local(1)[0]
+	var err error
+	one.Mesh, err = comm.NewMesh(one.world, 1, 1, one.Ledger, one.Clock, nil)
+	return &one, err
+}
+
+// trainTensors is the loss, the gradients and the updated weights of the first step; of an evaluation the loss.
+func trainTensors(e *Env) ([]named, error) {
+	s, err := prepare(e)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	if e.Job.Kind == "eval" {
+		r, err := s.trainer.Evaluate(0)
+		if err != nil {
+			return nil, err
+		}
+		return []named{{"eval_loss", nil, []float32{float32(r.EvalLoss)}, true}}, nil
+	}
+	r, err := s.trainer.Step(0)
+	if err != nil {
+		return nil, err
+	}
+	out := []named{{"loss", nil, []float32{float32(r.Loss)}, true}, {"gradient norm", nil, []float32{float32(r.GradNorm)}, true}}
+	if e.Mesh.World.Rank() > 0 {
+		return out, nil
+	}
+	for _, g := range s.model.Groups() {
+		for _, p := range g.Params {
+			out = append(out, named{p.Name + " gradient", p.Shape, append([]float32(nil), p.Grad.View(p.Grad.Numel()).Float32s()...), true})
+		}
+	}
+	for _, g := range s.model.Groups() {
+		for _, p := range g.Params {
+			// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may decide the sign of a gradient near zero, so its
+			// weights are shown and not judged.
+			out = append(out, named{p.Name + " updated", p.Shape, append([]float32(nil), p.Value.View(p.Value.Numel()).Float32s()...), e.Job.Optimizer.Name == "sgd"})
+		}
+	}
+	return out, nil
+}
+
+// attentionTensors is what the job writes, read back from a file of its own.
+func attentionTensors(e *Env) ([]named, error) {
+	j := *e.Job
+	dir := filepath.Dir(j.Attention.Output)
+	j.Attention.Output = filepath.Join(dir, fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(j.Attention.Output)))
+	run := *e
+	run.Job, run.Stdout = &j, io.Discard
+	if err := runAttention(&run); err != nil {
+		return nil, err
+	}
+	if e.Mesh.World.Rank() > 0 {
+		return nil, nil
+	}
+	defer os.Remove(j.Attention.Output)
+	f, err := tensor.OpenSafetensors(j.Attention.Output)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var out []named
+	for _, t := range f.Entries() {
+		n := named{t.Name, t.Shape, make([]float32, t.Numel()), true}
+		if err := f.ReadFloat32(t, 0, n.data); err != nil {
+			return nil, err
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
