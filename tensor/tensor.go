@@ -162,6 +162,9 @@ func (t Tensor) Flatten(first, last int) Tensor {
 	r.Shape[first], r.Stride[first] = n, stride
 	copy(r.Shape[first+1:], t.Shape[last+1:t.NDim])
 	copy(r.Stride[first+1:], t.Stride[last+1:t.NDim])
+	for i := r.NDim; i < t.NDim; i++ {
+		r.Shape[i], r.Stride[i] = 0, 0 // as Of leaves them, so that equal shapes compare equal
+	}
 	return r
 }
 
