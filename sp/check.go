@@ -26,7 +26,7 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 		return err
 	}
 	if !a.LSE.IsNil() {
-		if err := checkTensor(op, "lse", column(a.LSE), tensor.F32, n, b.Rows(), l.Heads, 1); err != nil {
+		if err := checkShape(op, "lse", a.LSE, tensor.F32, n, b.Rows(), l.Heads); err != nil {
 			return err
 		}
 	}
@@ -76,14 +76,22 @@ func (p *Plan) checkBatch(op string, b *Batch) error {
 	return nil
 }
 
-// checkTensor holds a tensor to a type, a shape of four axes and a dense last axis.
-func checkTensor(op, name string, t tensor.Tensor, dtype tensor.DType, b, n, h, d int64) error {
-	want := tensor.Of(nil, dtype, b, n, h, d)
-	if t.DType != dtype || t.NDim != 4 || t.Shape != want.Shape {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be %v", op, name, t, want)
+// checkTensor holds a tensor to a type, a shape and a dense last axis.
+func checkTensor(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) error {
+	if err := checkShape(op, name, t, dtype, shape...); err != nil {
+		return err
 	}
-	if d > 1 && t.Stride[3] != 1 {
+	if t.Dim(-1) > 1 && t.Stride[t.NDim-1] != 1 {
 		return status.Errorf(status.InvalidArgument, "%s: %s is %v: its last axis must be dense", op, name, t)
+	}
+	return nil
+}
+
+// checkShape holds a tensor to a type and a shape.
+func checkShape(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) error {
+	want := tensor.Of(nil, dtype, shape...)
+	if t.DType != dtype || t.NDim != want.NDim || t.Shape != want.Shape {
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be %v", op, name, t, want)
 	}
 	return nil
 }
