@@ -259,7 +259,7 @@ func (p *Plan) partsOf(op string, b *Batch, r *Reshard, back bool) ([]part, erro
 			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v: all need one type, F32 where copies are summed",
 				op, i, t.seq, r.Heads[i])
 		}
-		d := t.seq.Dim(-1)
+		d := t.seq.Shape[3]
 		if err := checkTensor(op, "seq", t.seq, t.seq.DType, b.spec.Batch, n, h, d); err != nil {
 			return nil, err
 		}

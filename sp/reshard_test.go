@@ -168,6 +168,8 @@ func TestReshardOtherTypesAndRefusals(t *testing.T) {
 			r.SumCopies = false
 			r.Seq[0] = r.Seq[0].Slice(3, 0, 1)
 			refused(t, c, p.HeadsToSeq(b.stream, x, r), "heads is")
+			r.Seq[0] = tensor.Tensor{}
+			refused(t, c, p.HeadsToSeq(b.stream, x, r), "one type")
 			r.Heads = nil
 			refused(t, c, p.HeadsToSeq(b.stream, x, r), "as many of each")
 			if c.Size() > 1 {
