@@ -1,0 +1,50 @@
+package cpu
+
+import (
+	"slices"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// check looks at the arguments of one operation for what memory safety needs, and keeps the first fault. An extent of whatever in a
+// wanted shape stands for every extent.
+type check struct {
+	op  string
+	err error
+}
+
+const whatever = -1
+
+func (c *check) fail(format string, args ...any) {
+	if c.err == nil {
+		c.err = status.Errorf(status.InvalidArgument, "cpu."+c.op+": "+format, args...)
+	}
+}
+
+// shape wants host memory of a type and shape.
+func (c *check) shape(name string, t tensor.Tensor, d tensor.DType, shape ...int64) {
+	ok := t.DType == d && t.Where == tensor.Host && int(t.NDim) == len(shape)
+	for i, n := range shape {
+		ok = ok && (n == whatever || t.Shape[i] == n)
+	}
+	if !ok {
+		c.fail("%s is %v: want host memory %v%v", name, t, d, slices.Clone(shape))
+	}
+}
+
+// rows wants F32 of a shape whose last axis is dense.
+func (c *check) rows(name string, t tensor.Tensor, shape ...int64) {
+	c.shape(name, t, tensor.F32, shape...)
+	if n := t.NDim; n > 0 && t.Shape[n-1] > 1 && t.Stride[n-1] != 1 {
+		c.fail("%s is %v: its last axis must be dense", name, t)
+	}
+}
+
+// dense wants a shape without gaps.
+func (c *check) dense(name string, t tensor.Tensor, d tensor.DType, shape ...int64) {
+	c.shape(name, t, d, shape...)
+	if !t.Contiguous() {
+		c.fail("%s is %v: it must be dense", name, t)
+	}
+}

@@ -1,0 +1,36 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// CrossEntropy writes the negative log-likelihood of every row's target and, on request, its gradient.
+func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
+	c := check{op: "CrossEntropy"}
+	c.rows("logits", a.Logits, whatever, whatever)
+	rows, vocab := a.Logits.Shape[0], a.Logits.Shape[1]
+	c.dense("targets", a.Targets, tensor.I32, rows)
+	c.dense("nll", a.NLL, tensor.F32, rows)
+	if !a.DLogits.IsNil() {
+		c.rows("dlogits", a.DLogits, rows, vocab)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	for t, target := range a.Targets.Int32s() {
+		if target != C.CROSS_IGNORED && (target < 0 || int64(target) >= vocab) {
+			return status.Errorf(status.Internal, "cpu.CrossEntropy: target %d of row %d: there are %d logits; the data reader lets none outside pass",
+				target, t, vocab)
+		}
+	}
+	per := max(1, grain/4/max(1, vocab))
+	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data), nll: floatsOf(a.NLL),
+		dlogits: floatsOf(a.DLogits), rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
+		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per: C.int64_t(per), scale: C.double(a.GradScale)}
+	return d.run(C.K_cross_entropy, ceil(rows, per))
+}

@@ -1,0 +1,64 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+const (
+	bands   = 16 // of features in EmbeddingBackward, at most: as many tasks
+	minBand = 64 // features of a band: whole cache lines
+)
+
+// checkIDs finds ids outside of the table: memory would be read or written where nothing is.
+func checkIDs(op string, ids tensor.Tensor, vocab int64) error {
+	for t, id := range ids.Int32s() {
+		if id < 0 || int64(id) >= vocab {
+			return status.Errorf(status.Internal, "cpu.%s: id %d of token %d: the table has %d rows; the data reader lets none outside pass",
+				op, id, t, vocab)
+		}
+	}
+	return nil
+}
+
+// EmbeddingForward copies a row of the table for every id.
+func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
+	c := check{op: "EmbeddingForward"}
+	c.rows("table", a.Table, whatever, whatever)
+	c.dense("ids", a.IDs, tensor.I32, whatever)
+	c.rows("y", a.Y, a.IDs.Shape[0], a.Table.Shape[1])
+	if c.err != nil {
+		return c.err
+	}
+	if err := checkIDs(c.op, a.IDs, a.Table.Shape[0]); err != nil {
+		return err
+	}
+	n, t := a.Table.Shape[1], a.IDs.Shape[0]
+	per := max(1, grain/max(1, n))
+	*(*C.embed_args)(d.args) = C.embed_args{table: floatsOf(a.Table), ids: (*C.int32_t)(a.IDs.Data), y: floatsOf(a.Y), tokens: C.int64_t(t),
+		n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]), per: C.int64_t(per)}
+	return d.run(C.K_embed_forward, ceil(t, per))
+}
+
+// EmbeddingBackward adds the gradient of every token to the row of its id, in the order of tokens.
+func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) error {
+	c := check{op: "EmbeddingBackward"}
+	c.rows("dtable", a.DTable, whatever, whatever)
+	c.dense("ids", a.IDs, tensor.I32, whatever)
+	c.rows("dy", a.DY, a.IDs.Shape[0], a.DTable.Shape[1])
+	if c.err != nil {
+		return c.err
+	}
+	if err := checkIDs(c.op, a.IDs, a.DTable.Shape[0]); err != nil {
+		return err
+	}
+	n, t := a.DTable.Shape[1], a.IDs.Shape[0]
+	per := max(minBand, ceil(ceil(n, bands), minBand)*minBand)
+	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: floatsOf(a.DY), dtable: floatsOf(a.DTable),
+		tokens: C.int64_t(t), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per: C.int64_t(per)}
+	return d.run(C.K_embed_backward, ceil(n, per))
+}

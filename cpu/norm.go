@@ -1,0 +1,83 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// tokens are the strides of the leading axes of [T, N] or [T, H, N] as a token's and a head's, with the counts of both.
+func tokens(t tensor.Tensor) (tokens, heads int64, token, head C.int64_t) {
+	switch t.NDim {
+	case 1:
+		return 1, 1, 0, 0
+	case 2:
+		return t.Shape[0], 1, C.int64_t(t.Stride[0]), 0
+	}
+	return t.Shape[0], t.Shape[1], C.int64_t(t.Stride[0]), C.int64_t(t.Stride[1])
+}
+
+// normShape checks what forward and backward share and returns rows, heads and features.
+func normShape(c *check, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
+	if x.NDim < 1 || x.NDim > 3 {
+		c.fail("x is %v: want [N], [T, N] or [T, H, N]", x)
+		return 0, 0, 0
+	}
+	tokens, heads, _, _ := tokens(x)
+	rows, n = tokens*heads, x.Dim(-1)
+	c.rows("x", x, x.Shape[:x.NDim]...)
+	c.dense("w", w, tensor.F32, n)
+	c.dense("rstd", rstd, tensor.F32, rstd.Shape[:rstd.NDim]...)
+	if rstd.Numel() != rows {
+		c.fail("rstd is %v: want %d elements", rstd, rows)
+	}
+	if n == 0 {
+		c.fail("x is %v: a mean over no features", x)
+	}
+	return rows, heads, n
+}
+
+// RMSNormForward is y = x·rstd·w, row by row.
+func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
+	c := check{op: "RMSNormForward"}
+	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
+	c.rows("y", a.Y, a.X.Shape[:a.X.NDim]...)
+	if c.err != nil {
+		return c.err
+	}
+	per := max(1, grain/n)
+	_, _, xt, xh := tokens(a.X)
+	_, _, yt, yh := tokens(a.Y)
+	*(*C.norm_args)(d.args) = C.norm_args{x: floatsOf(a.X), w: floatsOf(a.W), y: floatsOf(a.Y), rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
+		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps)}
+	return d.run(C.K_norm_forward, ceil(rows, per))
+}
+
+// RMSNormBackward writes dx, or adds to it, and adds to dw.
+func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
+	c := check{op: "RMSNormBackward"}
+	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
+	c.rows("dy", a.DY, a.X.Shape[:a.X.NDim]...)
+	c.rows("dx", a.DX, a.X.Shape[:a.X.NDim]...)
+	c.dense("dw", a.DW, tensor.F32, n)
+	if c.err != nil || rows == 0 {
+		return c.err
+	}
+	parts, partial := d.parts(rows, n)
+	_, _, xt, xh := tokens(a.X)
+	_, _, yt, yh := tokens(a.DY)
+	_, _, dt, dh := tokens(a.DX)
+	p := (*C.norm_grad_args)(d.args)
+	*p = C.norm_grad_args{x: floatsOf(a.X), w: floatsOf(a.W), rstd: floatsOf(a.RStd), dy: floatsOf(a.DY), dx: floatsOf(a.DX), dw: floatsOf(a.DW),
+		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), parts: C.int64_t(parts),
+		x_token: xt, x_head: xh, dy_token: yt, dy_head: yh, dx_token: dt, dx_head: dh}
+	if a.AddDX {
+		p.add = 1
+	}
+	if err := d.run(C.K_norm_backward, parts); err != nil {
+		return err
+	}
+	return d.fold(a.DW, parts, partial)
+}

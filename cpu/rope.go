@@ -1,0 +1,60 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// angleWork is what an angle of the table costs, in elements of other operations.
+const angleWork = 64
+
+// RopeTable writes the cos and sin of positions times frequencies.
+func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
+	c := check{op: "RopeTable"}
+	c.dense("positions", a.Positions, tensor.I32, whatever)
+	c.dense("freq", a.Freq, tensor.F32, whatever)
+	n, half := a.Positions.Shape[0], a.Freq.Shape[0]
+	c.dense("cos", a.Cos, tensor.F32, n, half)
+	c.dense("sin", a.Sin, tensor.F32, n, half)
+	if c.err != nil || half == 0 {
+		return c.err
+	}
+	scale := a.Scale
+	if scale == 0 {
+		scale = 1
+	}
+	per := max(1, grain/angleWork/half)
+	*(*C.rope_table_args)(d.args) = C.rope_table_args{positions: (*C.int32_t)(a.Positions.Data), freq: floatsOf(a.Freq), cos: floatsOf(a.Cos),
+		sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half), per: C.int64_t(per), scale: C.double(scale)}
+	return d.run(C.K_rope_table, ceil(n, per))
+}
+
+// Rope turns the first R features of every head.
+func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
+	c := check{op: "Rope"}
+	c.rows("x", a.X, whatever, whatever, whatever)
+	c.rows("y", a.Y, a.X.Shape[:3]...)
+	c.dense("cos", a.Cos, tensor.F32, a.X.Shape[0], whatever)
+	half := a.Cos.Shape[1]
+	c.dense("sin", a.Sin, tensor.F32, a.X.Shape[0], half)
+	if dim := a.X.Shape[2]; 2*half > dim {
+		c.fail("x is %v, cos %v: more angles than pairs", a.X, a.Cos)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	n, heads, xt, xh := tokens(a.X)
+	_, _, yt, yh := tokens(a.Y)
+	dim := a.X.Shape[2]
+	per := max(1, grain/max(1, heads*dim))
+	p := (*C.rope_args)(d.args)
+	*p = C.rope_args{x: floatsOf(a.X), cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: floatsOf(a.Y), tokens: C.int64_t(n), heads: C.int64_t(heads),
+		dim: C.int64_t(dim), half: C.int64_t(half), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, sign: 1}
+	if a.Inverse {
+		p.sign = -1
+	}
+	return d.run(C.K_rope, ceil(n, per))
+}

@@ -1,0 +1,19 @@
+// Rotary position embedding.
+#pragma once
+#include <stdint.h>
+
+typedef struct {
+  const int32_t *positions;
+  const float *freq;
+  float *cos, *sin; // [tokens, half]
+  int64_t tokens, half, per; // per: tokens of a task
+  double scale;
+} rope_table_args;
+
+typedef struct {
+  const float *x, *cos, *sin;
+  float *y;
+  int64_t tokens, heads, dim, half, per;
+  int64_t x_token, x_head, y_token, y_head; // strides
+  float sign; // of the sine: -1 turns back
+} rope_args;
