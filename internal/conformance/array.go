@@ -1,0 +1,250 @@
+package conformance
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"testing"
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// sentinel fills all memory that is not a given value. As F32 it is a NaN, so that a result left unwritten and a value read from
+// outside an array both show; as I32 it is out of every range.
+const sentinel = 0x7fc0beef
+
+// layout is how an array lies in memory.
+type layout struct {
+	order []int // axes from the outermost to the innermost; nil = as they come
+	gap   int64 // elements between the rows of every axis but the innermost
+	inner int64 // stride of the innermost axis; 0 = 1
+	shift int64 // elements from an aligned address to the first
+	far   bool  // the outermost axis has a stride beyond 2³¹ elements, in memory that is reserved, not used
+}
+
+var (
+	dense     = layout{}
+	shifted   = layout{shift: 3}
+	padded    = layout{gap: 5, shift: 1}
+	headMajor = layout{order: []int{1, 0, 2}, gap: 3, shift: 2} // [T, H, D] as [H, T, D]
+	far       = layout{gap: 2, far: true}
+	farHeads  = layout{order: []int{1, 0, 2}, far: true}
+)
+
+// array is a tensor among sentinels.
+type array struct {
+	tensor.Tensor
+	name    string
+	buffer  device.Buffer
+	host    []byte // the whole buffer; on the CPU its memory itself
+	before  []byte // as it was before the operation
+	base    int64  // byte of element 0
+	written bool
+}
+
+// in places values that no operation may change, out a result, of poison; inout an array that is both.
+func (b *bed) in(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
+	return b.place(name, d, l, values, shape)
+}
+
+func (b *bed) out(name string, d tensor.DType, l layout, shape ...int64) *array {
+	a := b.place(name, d, l, nil, shape)
+	a.written = true
+	return a
+}
+
+func (b *bed) inout(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
+	a := b.place(name, d, l, values, shape)
+	a.written = true
+	return a
+}
+
+func (b *bed) place(name string, d tensor.DType, l layout, values []float64, shape []int64) *array {
+	b.t.Helper()
+	t := tensor.Of(nil, d, shape...)
+	order := l.order
+	if order == nil {
+		for i := range shape {
+			order = append(order, i)
+		}
+	}
+	step, last := max(l.inner, 1), int64(0)
+	for i := len(order) - 1; i >= 0; i-- {
+		n := shape[order[i]]
+		if l.far && i == 0 {
+			step = 1<<31 + 5
+		}
+		t.Stride[order[i]] = step
+		last += max(n-1, 0) * step
+		step = step*max(n, 1) + l.gap
+	}
+	guard := max(b.dev.Info().Align, 64)
+	base := guard + l.shift*d.Size()
+	alloc := b.dev.Alloc
+	if l.far {
+		alloc = reserve
+	}
+	buffer, err := alloc((base + (last+1)*d.Size() + guard + 3) / 4 * 4)
+	if err != nil {
+		b.t.Fatalf("%s: %v", name, err)
+	}
+	view := b.tensor(buffer.Pointer(), tensor.U8, buffer.Bytes())
+	t.Data, t.Where = unsafe.Add(buffer.Pointer(), base), view.Where
+	a := &array{Tensor: t, name: name, buffer: buffer, base: base}
+	b.arrays = append(b.arrays, a)
+	a.pull(b)
+	if l.far {
+		a.each(func(_, at int64) { encode(d, a.host[at:], math.NaN()) })
+	}
+	for i := 0; i+4 <= len(a.host) && !l.far; i += 4 {
+		binary.LittleEndian.PutUint32(a.host[i:], sentinel)
+	}
+	if values != nil {
+		if int64(len(values)) != t.Numel() {
+			b.t.Fatalf("%s: %d values for %v", name, len(values), t)
+		}
+		a.each(func(i, at int64) { encode(d, a.host[at:], values[i]) })
+	}
+	if !l.far {
+		a.before = append([]byte(nil), a.host...)
+		b.push(view, a.host)
+	}
+	return a
+}
+
+// each calls f with the row-major index of every element and its byte in host.
+func (a *array) each(f func(i, at int64)) {
+	n := a.Numel()
+	var index [tensor.MaxDims]int64
+	at, size := a.base, a.DType.Size()
+	for i := range n {
+		f(i, at)
+		for x := int(a.NDim) - 1; x >= 0; x-- {
+			index[x]++
+			at += a.Stride[x] * size
+			if index[x] < a.Shape[x] {
+				break
+			}
+			at -= index[x] * a.Stride[x] * size
+			index[x] = 0
+		}
+	}
+}
+
+// values are the elements in row-major order.
+func (a *array) values() []float64 {
+	y := make([]float64, a.Numel())
+	a.each(func(i, at int64) { y[i] = decode(a.DType, a.host[at:]) })
+	return y
+}
+
+// bits are the bytes of the elements in row-major order.
+func (a *array) bits() []byte {
+	size := a.DType.Size()
+	y := make([]byte, 0, a.Bytes())
+	a.each(func(_, at int64) { y = append(y, a.host[at:at+size]...) })
+	return y
+}
+
+// checkUntouched compares everything that is not a result with what it was.
+func (a *array) checkUntouched(t testing.TB) {
+	t.Helper()
+	if a.before == nil {
+		return
+	}
+	now := append([]byte(nil), a.host...)
+	if a.written {
+		size := a.DType.Size()
+		a.each(func(_, at int64) { copy(now[at:at+size], a.before[at:at+size]) })
+	}
+	for i := range now {
+		if now[i] != a.before[i] {
+			t.Errorf("%s: byte %d was overwritten, %d bytes from the first element of %v", a.name, i, int64(i)-a.base, a.Tensor)
+			return
+		}
+	}
+}
+
+func encode(d tensor.DType, p []byte, v float64) {
+	le := binary.LittleEndian
+	switch d {
+	case tensor.F32:
+		le.PutUint32(p, math.Float32bits(float32(v)))
+	case tensor.BF16:
+		le.PutUint16(p, tensor.F32ToBF16(float32(v)))
+	case tensor.F16: // the bits themselves: there is no conversion to F16
+		le.PutUint16(p, uint16(v))
+	case tensor.F64:
+		le.PutUint64(p, math.Float64bits(v))
+	case tensor.I32:
+		le.PutUint32(p, uint32(int32(v)))
+	case tensor.I64:
+		le.PutUint64(p, uint64(int64(v)))
+	case tensor.U8:
+		p[0] = uint8(v)
+	default:
+		panic(fmt.Sprintf("conformance: no encoding of %v", d))
+	}
+}
+
+func decode(d tensor.DType, p []byte) float64 {
+	le := binary.LittleEndian
+	switch d {
+	case tensor.F32:
+		return float64(math.Float32frombits(le.Uint32(p)))
+	case tensor.BF16:
+		return float64(tensor.BF16ToF32(le.Uint16(p)))
+	case tensor.F16:
+		return float64(le.Uint16(p))
+	case tensor.F64:
+		return math.Float64frombits(le.Uint64(p))
+	case tensor.I32:
+		return float64(int32(le.Uint32(p)))
+	case tensor.I64:
+		return float64(int64(le.Uint64(p)))
+	case tensor.U8:
+		return float64(p[0])
+	}
+	panic(fmt.Sprintf("conformance: no decoding of %v", d))
+}
+
+// tensor views device memory.
+func (b *bed) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Tensor {
+	t := tensor.Of(p, d, shape...)
+	if b.dev.Info().Kind != "cpu" {
+		t.Where = tensor.CUDA
+	}
+	return t
+}
+
+// pull brings the buffer into host. On the CPU host is the buffer from then on.
+func (a *array) pull(b *bed) []byte {
+	n := a.buffer.Bytes()
+	if b.dev.Info().Kind == "cpu" {
+		a.host = unsafe.Slice((*byte)(a.buffer.Pointer()), n)
+		return a.host
+	}
+	a.host = make([]byte, n)
+	b.transfer(tensor.Of(unsafe.Pointer(unsafe.SliceData(a.host)), tensor.U8, n), b.tensor(a.buffer.Pointer(), tensor.U8, n))
+	return a.host
+}
+
+// push brings host into device memory.
+func (b *bed) push(view tensor.Tensor, host []byte) {
+	if view.Where != tensor.Host {
+		b.transfer(view, tensor.Of(unsafe.Pointer(unsafe.SliceData(host)), tensor.U8, int64(len(host))))
+	}
+}
+
+func (b *bed) transfer(dst, src tensor.Tensor) {
+	b.t.Helper()
+	err := b.dev.Copy(b.stream, dst, src)
+	if err == nil {
+		err = b.stream.Sync()
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}

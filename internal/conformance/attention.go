@@ -1,0 +1,137 @@
+package conformance
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+
+	"ulysses/device"
+	"ulysses/internal/ref"
+	"ulysses/tensor"
+)
+
+// attentionInput are the values of one case.
+type attentionInput struct{ q, k, v, dout []float64 }
+
+func newAttentionInput(g *ref.Attention, r *rand.Rand) attentionInput {
+	return attentionInput{normal(r, g.Tq()*g.Hq*g.D), normal(r, g.Tk()*g.Hkv*g.D), normal(r, g.Tk()*g.Hkv*g.Dv), normal(r, g.Tq()*g.Hq*g.Dv)}
+}
+
+// attention runs forward and backward and returns out, lse, dq, dk, dv. Queries and keys may lie in different layouts.
+func (b *bed) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
+	q := b.in("q", tensor.F32, lq, x.q, g.Tq(), g.Hq, g.D)
+	k := b.in("k", tensor.F32, lk, x.k, g.Tk(), g.Hkv, g.D)
+	v := b.in("v", tensor.F32, lk, x.v, g.Tk(), g.Hkv, g.Dv)
+	out := b.out("out", tensor.F32, lq, g.Tq(), g.Hq, g.Dv)
+	lse := b.out("lse", tensor.F32, layout{order: []int{1, 0}, gap: 1, shift: 1}, g.Tq(), g.Hq)
+	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ, CuK: g.CuK,
+		KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale}
+	a.Workspace = b.out("workspace", tensor.U8, dense, b.dev.AttentionWorkspace(a, false)).Tensor
+	if err := b.dev.AttentionForward(b.stream, a); err != nil {
+		return nil, err
+	}
+	results := []*array{out, lse}
+	if x.dout != nil {
+		dq := b.out("dq", tensor.F32, lq, g.Tq(), g.Hq, g.D)
+		dk := b.out("dk", tensor.F32, lk, g.Tk(), g.Hkv, g.D)
+		dv := b.out("dv", tensor.F32, lk, g.Tk(), g.Hkv, g.Dv)
+		da := &device.AttentionGrad{Attention: *a, DOut: b.in("dout", tensor.F32, lq, x.dout, g.Tq(), g.Hq, g.Dv).Tensor,
+			DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor}
+		da.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.AttentionWorkspace(a, true)).Tensor
+		if err := b.dev.AttentionBackward(b.stream, da); err != nil {
+			return nil, err
+		}
+		results = append(results, dq, dk, dv)
+	}
+	return results, nil
+}
+
+var attentionResults = []string{"out", "lse", "dq", "dk", "dv"}
+
+// attentionWants are the references by case: the same for every instruction set, and not cheap.
+var attentionWants sync.Map
+
+func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
+	if w, ok := attentionWants.Load(name); ok {
+		return w.([]want)
+	}
+	f := ref.Convert[float32, float64]
+	q, k, v, d := f(x.q), f(x.k), f(x.v), f(x.dout)
+	out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
+	out32, lse32 := ref.AttentionForward(g, q, k, v)
+	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, x.dout)
+	dq32, dk32, dv32 := ref.AttentionBackward(g, q, k, v, d)
+	w := []want{both("out", out, out32), both("lse", lse, lse32), both("dq", dq, dq32), both("dk", dk, dk32), both("dv", dv, dv32)}
+	attentionWants.Store(name, w)
+	return w
+}
+
+// one is a batch of one document.
+func one(n int64) []int64 { return []int64{0, n} }
+
+// bounds are the document bounds of lengths.
+func bounds(lengths ...int64) []int64 {
+	c := []int64{0}
+	for _, n := range lengths {
+		c = append(c, c[len(c)-1]+n)
+	}
+	return c
+}
+
+func testAttention(s *suite) {
+	var cases []ref.Attention
+	add := func(g ref.Attention) { cases = append(cases, g) }
+	for i, d := range []int64{1, 3, 16, 33, 64, 80, 128, 200} { // head sizes
+		n := []int64{65, 100, 63}[i%3]
+		add(ref.Attention{Hq: 2, Hkv: 2, D: d, Dv: d, CuQ: one(n), CuK: one(n), Causal: i%2 == 0})
+		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n), Causal: i%2 == 1})
+	}
+	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, 257} { // lengths
+		add(ref.Attention{Hq: 1, Hkv: 1, D: 16, Dv: 16, CuQ: one(n), CuK: one(n), Causal: true})
+		add(ref.Attention{Hq: 1, Hkv: 1, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
+	}
+	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0}, {0, 17}, {0, 0}} { // queries and keys
+		for _, causal := range []bool{true, false} {
+			add(ref.Attention{Hq: 2, Hkv: 1, D: 8, Dv: 8, CuQ: one(n[0]), CuK: one(n[1]), Causal: causal})
+		}
+	}
+	packed := bounds(5, 1, 0, 64, 33, 1, 1, 100, 0, 7, 70)
+	for _, causal := range []bool{true, false} { // documents
+		add(ref.Attention{Hq: 2, Hkv: 2, D: 32, Dv: 32, CuQ: packed, CuK: packed, Causal: causal})
+		add(ref.Attention{Hq: 3, Hkv: 1, D: 7, Dv: 9, CuQ: packed, CuK: bounds(3, 4, 2, 0, 50, 1, 0, 130, 0, 7, 64), Causal: causal})
+		add(ref.Attention{Hq: 1, Hkv: 1, D: 20, Dv: 20, CuQ: bounds(0, 0, 200, 210), CuK: bounds(1, 0, 200, 210), Causal: causal})
+	}
+	for _, groups := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {0, 1, 1, 1, 1, 2}, {2}} { // query heads of a key head
+		n := int64(70)
+		add(ref.Attention{Hq: int64(len(groups)), Hkv: 4, D: 24, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: groups, Causal: true})
+	}
+	add(ref.Attention{Hq: 8, Hkv: 2, D: 64, Dv: 64, CuQ: one(129), CuK: one(129), Causal: true})
+	add(ref.Attention{Hq: 0, Hkv: 2, D: 64, Dv: 64, CuQ: one(9), CuK: one(9), KVHead: []int64{}, Causal: true}) // a rank without heads
+	add(ref.Attention{Hq: 1, Hkv: 1, D: 8, Dv: 8, CuQ: one(1100), CuK: one(1100), Causal: true})                // several blocks of any size
+	add(ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 4, CuQ: one(700), CuK: one(900)})
+	for i := range cases {
+		g := &cases[i]
+		g.Scale = []float64{0.3, 0.125, 1, 0.05}[i%4]
+		x := newAttentionInput(g, seeded(20, int64(i)))
+		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, g.CuQ, g.CuK, g.KVHead, g.Causal)
+		layouts := [][2]layout{{headMajor, headMajor}, {dense, padded}, {padded, headMajor}, {shifted, dense}}
+		l := layouts[i%4]
+		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+	}
+	s.attentionScores()
+}
+
+// attentionScores are steep and far from zero: the running maximum and its rescaling must hold.
+func (s *suite) attentionScores() {
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
+		x := newAttentionInput(g, seeded(21))
+		for j := range g.Tk() { // rising along the keys, to scores near ±100
+			for c := range g.D {
+				x.k[j*g.D+c] = float64(float32(x.k[j*g.D+c] * float64(j%97) / 4))
+			}
+		}
+		name := fmt.Sprint("steep scores, causal ", causal)
+		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+	}
+}

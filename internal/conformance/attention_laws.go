@@ -1,0 +1,166 @@
+package conformance
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/internal/ref"
+)
+
+// testAttentionLaws compares runs with each other, bit for bit: no reference and no tolerance.
+func testAttentionLaws(s *suite) {
+	s.t.Run("a head is independent of the others", s.headsAlone)
+	s.t.Run("a layout changes no bit", s.layoutsAgree)
+	s.t.Run("no token sees the future or another document", s.causality)
+	s.t.Run("NaN shows, in its document alone", s.attentionNaN)
+}
+
+// headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism exact for any number of ranks.
+func (s *suite) headsAlone(t *testing.T) {
+	for _, g := range []ref.Attention{
+		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
+		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
+		{Hq: 6, Hkv: 4, D: 128, Dv: 128, CuQ: one(1200), CuK: one(1200), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
+	} {
+		x := newAttentionInput(&g, seeded(22, g.D))
+		all := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(&g, x, dense, dense) })
+		for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
+			lo, n := heads[0], int64(len(heads))
+			sub := g
+			sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
+			alone := s.bits(t, func(b *bed) ([]*array, error) {
+				return b.attention(&sub, attentionInput{
+					columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
+					columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
+			})
+			for i, width := range []int64{g.Dv, 1, g.D, g.D, g.Dv} {
+				total, from, part := g.Hq, lo, n
+				if i >= 3 {
+					total, from, part = g.Hkv, int64(kv), 1
+				}
+				if !bytes.Equal(columns(all[i], 4*total*width, 4*from*width, 4*part*width), alone[i]) {
+					t.Errorf("%s of query heads %v alone has other bits than among %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
+				}
+			}
+		}
+	}
+}
+
+// columns is a range of the columns of rows of a width.
+func columns[T any](x []T, width, from, n int64) []T {
+	var y []T
+	for at := int64(0); at < int64(len(x)); at += width {
+		y = append(y, x[at+from:at+from+n]...)
+	}
+	return y
+}
+
+func (s *suite) layoutsAgree(t *testing.T) {
+	g := &ref.Attention{Hq: 4, Hkv: 2, D: 40, Dv: 24, CuQ: bounds(130, 7, 400), CuK: bounds(130, 7, 400), Causal: true, Scale: 0.2}
+	x := newAttentionInput(g, seeded(23))
+	first := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
+	for _, l := range []layout{shifted, padded, headMajor} {
+		for i, bits := range s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) }) {
+			if !bytes.Equal(bits, first[i]) {
+				t.Errorf("%s: other bits in layout %v", attentionResults[i], l)
+			}
+		}
+	}
+}
+
+// causality changes one token everywhere (q, k, v, dout), to values that would show. The results of tokens that the change cannot reach
+// must keep their bits: forward, a query that does not see the token; backward, also keys that no changed query sees.
+func (s *suite) causality(t *testing.T) {
+	cu := bounds(70, 1, 230, 99)
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.2}
+		x := newAttentionInput(g, seeded(24))
+		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+		for _, token := range []int64{0, 69, 70, 71, 150, 300, 301, 399} {
+			y := attentionInput{slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
+			for _, a := range []struct {
+				x     []float64
+				width int64
+			}{{y.q, g.Hq * g.D}, {y.k, g.Hkv * g.D}, {y.v, g.Hkv * g.Dv}, {y.dout, g.Hq * g.Dv}} {
+				for i := range a.width {
+					a.x[token*a.width+i] += 50
+				}
+			}
+			after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+			reaches := func(i int64) bool { lo, hi := g.Visible(i); return i == token || lo <= token && token < hi }
+			// The gradient of key j has a term from every query that sees it; those that see the token too have changed.
+			reachesKey := func(j int64) bool {
+				return g.Document(j) == g.Document(token)
+			}
+			for i, width := range []int64{g.Hq * g.Dv, g.Hq, g.Hq * g.D, g.Hkv * g.D, g.Hkv * g.Dv} {
+				for j := range g.Tq() {
+					same := bytes.Equal(before[i][4*j*width:4*(j+1)*width], after[i][4*j*width:4*(j+1)*width])
+					may := i < 3 && reaches(j) || i >= 3 && reachesKey(j)
+					if !same && !may {
+						t.Errorf("causal %v: token %d changes %s of token %d, which cannot see it", causal, token, attentionResults[i], j)
+					}
+					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" { // these are 0 in a document of one token
+						t.Errorf("causal %v: token %d changed and its %s did not", causal, token, attentionResults[i])
+					}
+				}
+			}
+		}
+		s.lastQuery(t, g, x, before)
+	}
+}
+
+// lastQuery changes dout of one query: keys behind it keep their gradients when it cannot see them.
+func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, before [][]byte) {
+	const token = 150
+	y := x
+	y.dout = slices.Clone(x.dout)
+	for i := range g.Hq * g.Dv {
+		y.dout[token*g.Hq*g.Dv+i] += 50
+	}
+	after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+	lo, hi := g.Visible(token)
+	for i, width := range map[int]int64{3: g.Hkv * g.D, 4: g.Hkv * g.Dv} {
+		for j := range g.Tk() {
+			same := bytes.Equal(before[i][4*j*width:4*(j+1)*width], after[i][4*j*width:4*(j+1)*width])
+			if !same && (j < lo || j >= hi) {
+				t.Errorf("causal %v: dout of query %d changes %s of key %d", g.Causal, token, attentionResults[i], j)
+			}
+		}
+	}
+}
+
+// attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it may spread within the
+// document (a tile is multiplied whole), never into another.
+func (s *suite) attentionNaN(t *testing.T) {
+	cu := bounds(40, 100, 30)
+	const token = 60
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
+		for input, name := range []string{"q", "k", "v", "dout"} {
+			x := newAttentionInput(g, seeded(25))
+			[][]float64{x.q, x.k, x.v, x.dout}[input][token*2*16+16+3] = math.NaN()
+			out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
+			dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, x.dout)
+			b := newBed(t, s.one)
+			results, err := b.attention(g, x, headMajor, headMajor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.finish()
+			for i, want := range [][]float64{out, lse, dq, dk, dv} {
+				got := results[i].values()
+				width := int64(len(want)) / g.Tq()
+				for at, v := range want {
+					d := g.Document(int64(at) / width)
+					if math.IsNaN(v) && !math.IsNaN(got[at]) || math.IsNaN(got[at]) && d != 1 {
+						t.Errorf("causal %v, NaN in %s: %s of token %d is %v, want %v", causal, name, attentionResults[i], int64(at)/width, got[at], v)
+						break
+					}
+				}
+			}
+			b.close()
+		}
+	}
+}

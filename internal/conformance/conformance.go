@@ -1,0 +1,184 @@
+// Package conformance is what the tests of every device contain: each operation of device.Ops against package ref.
+//
+// A case places its arrays in device memory among sentinels, runs the operation on one worker, holds the results against the float64
+// reference, looks whether anything but the results was written, and runs again on three workers, twice: the bits must not change.
+package conformance
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Opener opens the device under test with a number of workers. Devices without workers may ignore it.
+type Opener func(t testing.TB, workers int) device.Device
+
+// Run runs every case of every operation.
+func Run(t *testing.T, open Opener) {
+	for _, f := range []struct {
+		name string
+		test func(s *suite)
+	}{
+		{"Memory", testMemory}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
+		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
+		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
+		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Far", testFar}, {"Refusals", testRefusals},
+	} {
+		t.Run(f.name, func(t *testing.T) {
+			s := &suite{t: t, one: open(t, 1), three: open(t, 3)}
+			defer s.one.Close()
+			defer s.three.Close()
+			f.test(s)
+		})
+	}
+}
+
+// suite is one operation's cases on one device, opened twice.
+type suite struct {
+	t          *testing.T
+	one, three device.Device
+}
+
+// body places arrays on a bed, runs operations and returns the results, in the order of the wants.
+type body func(b *bed) ([]*array, error)
+
+// check runs one case as the package comment says.
+func (s *suite) check(name string, wants []want, f body) {
+	s.t.Run(name, func(t *testing.T) {
+		first := s.run(t, s.one, f, wants)
+		for range 2 {
+			again := s.run(t, s.three, f, nil)
+			for i := range first {
+				if !bytes.Equal(first[i], again[i]) {
+					t.Errorf("%s: other bits on three workers, or in the next run", wants[i].name)
+				}
+			}
+		}
+	})
+}
+
+// bits runs a case once and returns the memory of its results.
+func (s *suite) bits(t *testing.T, f body) [][]byte { return s.run(t, s.one, f, nil) }
+
+func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byte {
+	t.Helper()
+	b := newBed(t, d)
+	defer b.close()
+	results, err := f(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.finish()
+	out := make([][]byte, len(results))
+	for i, r := range results {
+		out[i] = r.bits()
+	}
+	if wants != nil && len(wants) != len(results) {
+		t.Fatalf("the case has %d results for %d wants", len(results), len(wants))
+	}
+	for i, w := range wants {
+		w.compare(t, results[i].values())
+	}
+	return out
+}
+
+// bed is the memory and the stream of one execution.
+type bed struct {
+	t      testing.TB
+	dev    device.Device
+	stream device.Stream
+	arrays []*array
+}
+
+func newBed(t testing.TB, d device.Device) *bed {
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &bed{t: t, dev: d, stream: s}
+}
+
+// finish waits for the stream and looks for writes outside of results.
+func (b *bed) finish() {
+	b.t.Helper()
+	if err := b.stream.Sync(); err != nil {
+		b.t.Fatal(err)
+	}
+	for _, a := range b.arrays {
+		a.pull(b)
+		a.checkUntouched(b.t)
+	}
+}
+
+func (b *bed) close() {
+	for _, a := range b.arrays {
+		a.buffer.Free()
+	}
+	b.stream.Close()
+}
+
+// seeded is the random source of a case, the same in every run.
+func seeded(parts ...int64) *rand.Rand {
+	h := uint64(14695981039346656037)
+	for _, p := range parts {
+		h = (h ^ uint64(p)) * 1099511628211
+	}
+	return rand.New(rand.NewPCG(h, 1))
+}
+
+// normal is n float32 values of a normal distribution.
+func normal(r *rand.Rand, n int64) []float64 {
+	x := make([]float64, n)
+	for i := range x {
+		x[i] = float64(float32(r.NormFloat64()))
+	}
+	return x
+}
+
+// integers is n numbers of [0, limit).
+func integers(r *rand.Rand, n, limit int64) []int64 {
+	x := make([]int64, n)
+	for i := range x {
+		x[i] = r.Int64N(limit)
+	}
+	return x
+}
+
+func floats(x []int64) []float64 {
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = float64(v)
+	}
+	return y
+}
+
+func testMemory(s *suite) {
+	for _, bytes := range []int64{1, 63, 4096, 1 << 22} {
+		b, err := s.one.Alloc(bytes)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if b.Bytes() < bytes {
+			s.t.Errorf("Alloc(%d) has %d bytes", bytes, b.Bytes())
+		}
+		if align := s.one.Info().Align; align < 1 || uintptr(b.Pointer())%uintptr(align) != 0 {
+			s.t.Errorf("Alloc(%d) is not aligned to %d", bytes, align)
+		}
+		bed := newBed(s.t, s.one)
+		x := &array{buffer: b, Tensor: bed.tensor(b.Pointer(), tensor.U8, bytes)}
+		for i, v := range x.pull(bed) {
+			if v != 0 {
+				s.t.Fatalf("Alloc(%d): byte %d is %d, not zero", bytes, i, v)
+			}
+		}
+		bed.arrays = append(bed.arrays, x)
+		bed.close()
+	}
+	if b, err := s.one.Alloc(1 << 60); status.Of(err) != status.OutOfMemory {
+		s.t.Errorf("Alloc(2^60) = %v, %v: want OutOfMemory", b, err)
+	}
+}

@@ -1,0 +1,60 @@
+package conformance
+
+import (
+	"fmt"
+	"syscall"
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/internal/ref"
+	"ulysses/tensor"
+)
+
+// reserved is address space of which only the touched pages exist.
+type reserved struct{ memory []byte }
+
+func (r *reserved) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(r.memory)) }
+func (r *reserved) Bytes() int64            { return int64(len(r.memory)) }
+func (r *reserved) Free()                   { _ = syscall.Munmap(r.memory) } // fails only for memory that is not mapped
+
+func reserve(bytes int64) (device.Buffer, error) {
+	m, err := syscall.Mmap(-1, 0, int(bytes), syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
+	if err != nil {
+		return nil, err
+	}
+	return &reserved{m}, nil
+}
+
+// testFar has strides beyond 2³¹ elements, where an offset in 32 bits ends elsewhere: a gigabyte of activations has them.
+func testFar(s *suite) {
+	if kind := s.one.Info().Kind; kind != "cpu" {
+		s.t.Skipf("SKIPPED: strides beyond 2^31 need sparse memory, which a device of kind %q has not", kind)
+	}
+	b, err := reserve(40 << 30)
+	if err != nil {
+		s.t.Skipf("SKIPPED: strides beyond 2^31 need 40 GiB of address space: %v", err)
+	}
+	b.Free()
+	s.copyCase(tensor.F32, []int64{3, 65}, far, dense)
+	s.copyCase(tensor.F32, []int64{3, 65}, dense, far)
+	s.copyCase(tensor.F32, []int64{65, 3}, dense, layout{order: []int{1, 0}, far: true})
+	s.copyCase(tensor.BF16, []int64{3, 4, 64}, far, headMajor)
+	s.columnSumCase(3, 65, far)
+	for _, l := range []layout{far, {order: []int{1, 0}, far: true}} {
+		s.gemmCase(3, 3, 3, l, dense, 0)
+		s.gemmCase(3, 70, 3, l, l, 2)
+	}
+	s.normCase([]int64{3, 65}, far, far, true, false)
+	s.normCase([]int64{5, 3, 64}, farHeads, farHeads, false, false)
+	s.ropeCase(3, 2, 64, 64, far, far)
+	s.ropeCase(5, 3, 40, 32, farHeads, farHeads)
+	s.swigluCase(3, 65, far)
+	s.embeddingCase(3, 65, 3, far)
+	s.crossEntropyCase(3, 65, 2, false, far)
+	for i, l := range []layout{far, farHeads} {
+		g := &ref.Attention{Hq: 3, Hkv: 3, D: 16, Dv: 8, CuQ: one(3), CuK: one(3), Causal: true, Scale: 0.3}
+		x := newAttentionInput(g, seeded(30))
+		s.check(fmt.Sprint("attention ", i), attentionWant("far", g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) })
+	}
+}

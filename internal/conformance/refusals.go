@@ -1,0 +1,86 @@
+package conformance
+
+import (
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// testRefusals hands operations what would lead them out of their memory. Each must be an error, and the device go on.
+func testRefusals(s *suite) {
+	b := newBed(s.t, s.one)
+	defer b.close()
+	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
+	ids := b.in("ids", tensor.I32, dense, []float64{0, 1, 2}, 3).Tensor
+	x35, x37, x5, x3, wide := f(3, 5), f(3, 7), f(5), f(3), b.inout("bf16", tensor.BF16, dense, nil, 3, 5).Tensor
+	x325 := f(3, 2, 5)
+	strided := b.inout("strided", tensor.F32, layout{inner: 2}, nil, 3, 5).Tensor
+	attention := func(change func(a *device.Attention)) error {
+		a := &device.Attention{Q: f(3, 2, 4), K: f(3, 1, 4), V: f(3, 1, 6), Out: f(3, 2, 6), LSE: f(3, 2), CuQ: one(3), CuK: one(3), Scale: 1}
+		a.Workspace = b.inout("workspace", tensor.U8, dense, nil, b.dev.AttentionWorkspace(a, false)).Tensor
+		change(a)
+		return b.dev.AttentionForward(b.stream, a)
+	}
+	for name, try := range map[string]func() error{
+		"Copy of another shape":     func() error { return b.dev.Copy(b.stream, x35, x37) },
+		"Copy of another rank":      func() error { return b.dev.Copy(b.stream, x35, x5) },
+		"Add of another shape":      func() error { return b.dev.Add(b.stream, x35, x35, x37) },
+		"Add of another type":       func() error { return b.dev.Add(b.stream, x35, x35, wide) },
+		"Scale of strides":          func() error { return b.dev.Scale(b.stream, strided, 2) },
+		"ColumnSum of another N":    func() error { return b.dev.ColumnSum(b.stream, x3, x35) },
+		"ColumnSum of strides":      func() error { return b.dev.ColumnSum(b.stream, x5, strided) },
+		"Sum into F32":              func() error { return b.dev.Sum(b.stream, x3, x35) },
+		"SumSquares of strides":     func() error { return b.dev.SumSquares(b.stream, f(1), strided) },
+		"Gemm of other inner axes":  func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: x35, B: x37, C: x37}) },
+		"Gemm into another M":       func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(2, 3), B: x35, C: x35}) },
+		"Gemm with another bias":    func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: x35, Bias: x3}) },
+		"RMSNorm of another weight": func() error { return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: x35, W: x3, Y: x35, RStd: x3}) },
+		"RMSNorm without rstd": func() error {
+			return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: x35, W: x5, Y: x35, RStd: f(2)})
+		},
+		"RMSNorm of another dy": func() error {
+			return b.dev.RMSNormBackward(b.stream, &device.RMSNormGrad{X: x35, W: x5, RStd: x3, DY: x37, DX: x35, DW: x5})
+		},
+		"RopeTable of another length": func() error {
+			return b.dev.RopeTable(b.stream, &device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: f(2, 5)})
+		},
+		"Rope with too many angles": func() error { return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: x35, Sin: x35}) },
+		"Rope of two axes":          func() error { return b.dev.Rope(b.stream, &device.Rope{X: x35, Y: x35, Cos: f(3, 2), Sin: f(3, 2)}) },
+		"SwiGLU of another up":      func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x37, Y: x35}) },
+		"SwiGLU of another dy": func() error {
+			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x5, DGate: x35, DUp: x35})
+		},
+		"Embedding of F32 ids":       func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: x3, Y: x35}) },
+		"Embedding of another width": func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: ids, Y: x37}) },
+		"CrossEntropy of another T": func() error {
+			return b.dev.CrossEntropy(b.stream, &device.CrossEntropy{Logits: f(2, 5), Targets: ids, NLL: x3})
+		},
+		"AdamW of another length":    func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x5, M: x3, V: x3, Step: 1}) },
+		"AdamW at step 0":            func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3}) },
+		"SGD of another length":      func() error { return b.dev.SGD(b.stream, &device.SGD{W: x3, G: x5}) },
+		"Attention, other key sizes": func() error { return attention(func(a *device.Attention) { a.K = f(3, 1, 5) }) },
+		"Attention, other lengths":   func() error { return attention(func(a *device.Attention) { a.K = f(4, 1, 4) }) },
+		"Attention, bounds that do not end": func() error {
+			return attention(func(a *device.Attention) { a.CuQ = []int64{0, 4} })
+		},
+		"Attention, bounds of another count": func() error { return attention(func(a *device.Attention) { a.CuK = []int64{0, 1, 3} }) },
+		"Attention, falling bounds": func() error {
+			return attention(func(a *device.Attention) { a.CuQ, a.CuK = []int64{0, 4, 3}, []int64{0, 3, 3} })
+		},
+		"Attention, no such key head": func() error { return attention(func(a *device.Attention) { a.KVHead = []int64{0, 1} }) },
+		"Attention, key heads falling": func() error {
+			return attention(func(a *device.Attention) { a.K, a.V, a.KVHead = f(3, 2, 4), f(3, 2, 6), []int64{1, 0} })
+		},
+		"Attention, without lse":           func() error { return attention(func(a *device.Attention) { a.LSE = tensor.Tensor{} }) },
+		"Attention, a workspace too small": func() error { return attention(func(a *device.Attention) { a.Workspace.Shape[0] /= 2 }) },
+	} {
+		s.t.Run(name, func(t *testing.T) {
+			if c := status.Of(b.settle(try())); c == status.OK || c == status.Internal {
+				t.Errorf("status %v: want a refusal", c)
+			}
+		})
+	}
+	b.finish()
+}

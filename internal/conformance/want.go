@@ -1,0 +1,90 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"ulysses/internal/ref"
+)
+
+const (
+	largest = 2e-5 // of max|Δ|/max|ref| in f32, for anything
+	ulp     = 1.0 / (1 << 23)
+	// A plain implementation may be exact by luck where one rounding decides; this much is always allowed.
+	resolution = 4 * ulp
+)
+
+// want is what a result must be.
+type want struct {
+	name  string
+	ref   []float64 // the reference
+	plain []float64 // a plain f32 implementation's result, whose error may be doubled; nil = only the absolute bound holds
+	exact bool      // equal: for moves and casts
+	bound float64   // for results better than f32; 0 = as above
+}
+
+// both makes a want of the reference in two precisions.
+func both(name string, ref64 []float64, ref32 []float32) want {
+	return want{name: name, ref: ref64, plain: ref.Convert[float64](ref32)}
+}
+
+// compare fails the test unless got is what is wanted.
+func (w want) compare(t testing.TB, got []float64) {
+	t.Helper()
+	if len(got) != len(w.ref) {
+		t.Errorf("%s: %d values, want %d", w.name, len(got), len(w.ref))
+		return
+	}
+	e, fault := deviation(got, w.ref)
+	bound := largest
+	if w.bound > 0 {
+		bound = w.bound
+	} else if w.exact {
+		bound = 0
+	} else if w.plain != nil {
+		p, f := deviation(w.plain, w.ref)
+		if f != "" {
+			t.Errorf("%s: the plain implementation fails: %s", w.name, f)
+		}
+		bound = min(bound, max(2*p, resolution))
+	}
+	if fault != "" {
+		t.Errorf("%s: %s", w.name, fault)
+	} else if !(e <= bound) {
+		t.Errorf("%s: error %.3g, at most %.3g: %s", w.name, e, bound, worst(got, w.ref))
+	}
+}
+
+// deviation is max|got-ref|/max|ref| over the finite elements of ref; the others must be equal in kind, or there is a fault.
+func deviation(got, ref []float64) (e float64, fault string) {
+	var delta, size float64
+	for i, r := range ref {
+		g := got[i]
+		switch {
+		case math.IsNaN(r) || math.IsInf(r, 0):
+			if g != r && !(g != g && r != r) {
+				return 0, fmt.Sprintf("element %d is %v, want %v", i, g, r)
+			}
+		case math.IsNaN(g) || math.IsInf(g, 0):
+			return 0, fmt.Sprintf("element %d is %v, want %v", i, g, r)
+		default:
+			delta, size = max(delta, math.Abs(g-r)), max(size, math.Abs(r))
+		}
+	}
+	if delta == 0 {
+		return 0, ""
+	}
+	return delta / size, ""
+}
+
+// worst names the element that is farthest off.
+func worst(got, ref []float64) string {
+	at, delta := 0, -1.0
+	for i := range ref {
+		if d := math.Abs(got[i] - ref[i]); d > delta {
+			at, delta = i, d
+		}
+	}
+	return fmt.Sprintf("element %d is %.9g, want %.9g", at, got[at], ref[at])
+}
