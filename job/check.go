@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -128,6 +129,26 @@ func (l *loader) check() {
 			}
 		}
 	}
+}
+
+// checkTokenizer refuses text for a model that brings a tokenizer of its own, unless the job file asks for bytes: the model has never
+// seen them.
+func (j *Job) checkTokenizer() error {
+	if !isModelJob(j) || j.Model.Path == "" || j.IsSet("data.tokenizer") {
+		return nil
+	}
+	text := ""
+	for _, p := range append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...) {
+		if !strings.EqualFold(filepath.Ext(p), ".safetensors") {
+			text = p
+		}
+	}
+	own := filepath.Join(j.Model.Path, "tokenizer.json")
+	if _, err := os.Stat(own); err != nil || text == "" {
+		return nil
+	}
+	return j.Errorf(status.Unsupported, "data.tokenizer",
+		"%s should be read with %s, and tokenizer files are not built yet: give ready tokens as a .safetensors file, or set data.tokenizer = \"bytes\" if bytes are meant", text, own)
 }
 
 var defaults = Default()

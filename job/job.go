@@ -150,9 +150,12 @@ func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	return f.err()
 }
 
-// Resolve settles what depends on the number of ranks: the mesh, and data.accumulate where data.global_batch is given. It may be
-// called again for another number.
+// Resolve settles what depends on the surroundings: on the number of ranks the mesh, and data.accumulate where data.global_batch is
+// given; on the model's folder which tokenizer is meant. It may be called again for another number of ranks.
 func (j *Job) Resolve(world int) error {
+	if err := j.checkTokenizer(); err != nil {
+		return err
+	}
 	w, ring := int64(world), j.Parallel.Ring
 	if world < 1 {
 		return status.Errorf(status.InvalidArgument, "job.Resolve: a world of %d ranks: needs at least one", world)

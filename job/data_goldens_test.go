@@ -1,0 +1,109 @@
+package job
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/train"
+)
+
+// The data of the goldens, read by our job file and our loader, must have the targets that PyTorch counted, step by step.
+func TestGoldenTargets(t *testing.T) {
+	cases, err := filepath.Glob("../testdata/goldens/*/case.json")
+	if err != nil || len(cases) == 0 {
+		t.Fatal("no goldens", err)
+	}
+	counted := 0
+	for _, path := range cases {
+		var c struct {
+			Kind, Name, Job, Model string
+			Ranks                  int
+			TargetTokens           []int64 `json:"target_tokens"`
+			Tokens                 []int64
+		}
+		b, err := os.ReadFile(path)
+		if err == nil {
+			err = json.Unmarshal(b, &c)
+		}
+		if err != nil {
+			t.Fatal(path, err)
+		}
+		file := filepath.Join(filepath.Dir(path), c.Job)
+		src, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := Parse(src, file, nil, nil)
+		if err == nil {
+			err = j.Resolve(c.Ranks)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+			continue
+		}
+		if c.Kind != "train" {
+			continue
+		}
+		counted++
+		var config struct {
+			Vocab int64 `json:"vocab_size"`
+		}
+		if b, err = os.ReadFile(filepath.Join(j.Model.Path, "config.json")); err == nil {
+			err = json.Unmarshal(b, &config)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := train.OpenData(j.Data, j.Eval, config.Vocab, uint64(j.Seed))
+		if err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+			continue
+		}
+		for step, want := range c.TargetTokens {
+			targets, tokens := int64(0), int64(0)
+			for a := range j.Data.Accumulate {
+				for d := range j.Mesh.Replicas {
+					m, err := data.Train().Micro(int64(step), a, d, j.Mesh.Replicas, j.Data.Batch, j.Data.Accumulate, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					targets, tokens = targets+m.Valid, tokens+int64(len(m.IDs))
+				}
+			}
+			if targets != want || step < len(c.Tokens) && tokens != c.Tokens[step] {
+				t.Errorf("%s: step %d: %d targets of %d tokens, PyTorch counted %d", c.Name, step+1, targets, tokens, want)
+			}
+		}
+		data.Close()
+	}
+	if counted == 0 {
+		t.Error("no training case")
+	}
+}
+
+func TestTokenizerOfTheModel(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		sets []string
+		code status.Code
+	}{
+		{[]string{"data.path=a.txt"}, status.Unsupported},
+		{[]string{"data.path=a.txt", "data.tokenizer=bytes"}, status.OK},
+		{[]string{"data.path=a.safetensors"}, status.OK},
+		{[]string{"data.path=a.safetensors", "eval.path=b.jsonl"}, status.Unsupported},
+	} {
+		j, err := parse("[optimizer]\nlr = 1e-5\n[model]\npath = \""+dir+"\"", c.sets...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Resolve(1); status.Of(err) != c.code {
+			t.Errorf("%v: %v", c.sets, err)
+		}
+	}
+}
