@@ -119,6 +119,9 @@ func (d *Device) Close() {
 
 // run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done.
 func (d *Device) run(kernel int, tasks int64) error {
+	// Arguments may point into the Go heap. Left behind, such a pointer would go stale and, when the next operation's takes its place,
+	// meet the collector's write barrier, which dies of it. Cleared as numbers, it meets none.
+	defer clear(unsafe.Slice((*uint64)(d.args), C.ULY_ARGS_BYTES/8))
 	if tasks <= 0 {
 		return nil
 	}
