@@ -24,7 +24,7 @@ func Agree(c Comm, err error) error {
 		mine = binary.LittleEndian.AppendUint32(nil, uint32(status.Of(err)))
 		mine = append(mine, err.Error()...)
 	}
-	all, gatherErr := gatherBytes(c, mine)
+	all, gatherErr := GatherBytes(c, mine)
 	if gatherErr != nil {
 		return gatherErr
 	}
@@ -60,7 +60,7 @@ func Same(c Comm, what string, fields ...Field) error {
 	for _, f := range fields {
 		mine = appendString(appendString(mine, f.Name), f.Value)
 	}
-	all, err := gatherBytes(c, mine)
+	all, err := GatherBytes(c, mine)
 	if err != nil {
 		return err
 	}
@@ -100,8 +100,8 @@ func parseFields(b []byte) []Field {
 	return fields
 }
 
-// gatherBytes brings every rank's bytes to all ranks, in rank order.
-func gatherBytes(c Comm, mine []byte) ([][]byte, error) {
+// GatherBytes brings every rank's bytes to all ranks, in rank order.
+func GatherBytes(c Comm, mine []byte) ([][]byte, error) {
 	size := c.Size()
 	own, lengths, ones := []int64{int64(len(mine))}, make([]int64, size), make([]int64, size)
 	for i := range ones {

@@ -170,9 +170,16 @@ func checkReduce(name string, t tensor.Tensor, op Op) error {
 	return nil
 }
 
-func checkRank(op, what string, rank, size int) error {
-	if rank >= size {
-		return status.Errorf(status.InvalidArgument, "%s: %s %d of %d ranks", op, what, rank, size)
+func checkSendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to, size int) error {
+	const op = "comm.SendRecv"
+	if err := usable(op, "recv", recv); err != nil {
+		return err
+	}
+	if err := usable(op, "send", send); err != nil {
+		return err
+	}
+	if from >= size || to >= size {
+		return status.Errorf(status.InvalidArgument, "%s: from %d to %d of %d ranks", op, from, to, size)
 	}
 	return nil
 }

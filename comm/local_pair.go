@@ -18,7 +18,7 @@ type localMessage struct {
 func (c *localComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	const name = "comm.SendRecv"
 	n := c.Size()
-	if err := cmp.Or(usable(name, "recv", recv), usable(name, "send", send), checkRank(name, "from", from, n), checkRank(name, "to", to, n), ready(s)); err != nil {
+	if err := cmp.Or(checkSendRecv(recv, from, send, to, n), ready(s)); err != nil {
 		return err
 	}
 	if c.closed {

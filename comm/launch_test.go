@@ -1,0 +1,43 @@
+//go:build mpi
+
+package comm
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+const sceneVariable = "ULYSSES_MPI_TEST"
+
+// Tests of MPI start their own binary under mpirun; inside, the same test finds itself a rank and plays a scene.
+
+// inside is the scene, in a process that startRanks started; else "".
+func inside() string { return os.Getenv(sceneVariable) }
+
+// startRanks runs the calling top-level test as n ranks under mpirun and returns their output; an exec.ExitError has mpirun's exit code.
+// Without mpirun the test is skipped, and fails where the environment variable CI is "true".
+func startRanks(t *testing.T, scene string, n int) (output string, err error) {
+	t.Helper()
+	mpirun, err := exec.LookPath("mpirun")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("no mpirun: %v: install openmpi-bin", err)
+		}
+		t.Skipf("SKIP: no mpirun: install openmpi-bin: %v", err)
+	}
+	name, _, _ := strings.Cut(t.Name(), "/")
+	ctx, cancel := context.WithTimeout(context.Background(), 150*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, mpirun, "--oversubscribe", "--bind-to", "none", "--timeout", "120", "-n", fmt.Sprint(n),
+		os.Args[0], "-test.run=^"+name+"$", "-test.count=1")
+	cmd.Env = append(os.Environ(), sceneVariable+"="+scene, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_orte_base_help_aggregate=0")
+	cmd.WaitDelay = 5 * time.Second
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}

@@ -1,0 +1,232 @@
+//go:build mpi
+
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/tensor"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if inside() != "" {
+		if code != 0 {
+			if w, err := World(); err == nil {
+				w.Abort(status.Code(code), "a test failed") // peers may be waiting for this rank
+			}
+		}
+		Finalize()
+	}
+	os.Exit(code)
+}
+
+func world(t *testing.T) *mpiComm {
+	t.Helper()
+	w, err := World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w.(*mpiComm)
+}
+
+func TestMPI(t *testing.T) {
+	if inside() == "" {
+		for _, n := range []int{2, 3, 4} {
+			if out, err := startRanks(t, "suite", n); err != nil {
+				t.Errorf("%d ranks: %v\n%s", n, err, out)
+			}
+		}
+		return
+	}
+	w := world(t)
+	if err := slurm.Env().Check(w.Size(), Available()); err != nil {
+		t.Fatal(err)
+	}
+	all := func(what string) {
+		for _, s := range suite {
+			if err := Agree(w, s.run(w)); err != nil {
+				t.Errorf("%s, %s: %v", what, s.name, err)
+			}
+		}
+	}
+	all("as it is")
+	// Limits so small that everything is cut into pieces and collectives are made of messages, as beyond 2^31 bytes.
+	mpiPiece, mpiCall = 1000, 3000
+	for _, s := range suite {
+		if s.name == "Concurrent" || s.name == "Agree" {
+			continue
+		}
+		if err := Agree(w, s.run(w)); err != nil {
+			t.Errorf("in pieces, %s: %v", s.name, err)
+		}
+	}
+	mpiPiece, mpiCall = 1<<30, 1<<31-1
+	for _, part := range []func(*mpiComm) error{mpiHandles, mpiSteadyState, mpiSameBits} {
+		if err := Agree(w, part(w)); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func mpiHandles(w *mpiComm) error {
+	sub, err := w.Split(w.Rank()%2, 0)
+	if err != nil {
+		return err
+	}
+	if f := sub.(*mpiComm).Fortran(); f < 0 || f == w.Fortran() {
+		return wrong("Fortran handles %d of the world, %d of a part", w.Fortran(), f)
+	}
+	if lib := Library(); !strings.Contains(lib, "thread level multiple") {
+		return wrong("library %q", lib)
+	}
+	if err := errors.Join(sub.Close(), sub.Close()); err != nil {
+		return err
+	}
+	if err := sub.Barrier(); status.Of(err) != status.InvalidArgument {
+		return wrong("barrier of a closed communicator: %v", err)
+	}
+	return nil
+}
+
+// mpiSteadyState: requests and scratch are used again, and memory of Go may be collected meanwhile.
+func mpiSteadyState(w *mpiComm) error {
+	rows := make([]int64, w.Size())
+	for j := range rows {
+		rows[j] = 9000
+	}
+	src, dst := newTensor(tensor.F32, total(rows)), newTensor(tensor.F32, total(rows))
+	small, big := newTensor(tensor.F32, 10), newTensor(tensor.F32, 100_000)
+	var before, after runtime.MemStats
+	const warm, rounds = 5, 50
+	for i := range warm + rounds {
+		if i == warm {
+			runtime.ReadMemStats(&before)
+		}
+		r, err := w.AllToAllStart(nil, dst, src, rows, rows)
+		if err != nil {
+			return err
+		}
+		if i < warm {
+			runtime.GC()
+		}
+		if err := errors.Join(w.AllReduce(nil, small, Sum), w.AllReduce(nil, big, Sum), r.Wait()); err != nil {
+			return err
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; n > 4*rounds {
+		return wrong("%d allocations in %d rounds", n, rounds)
+	}
+	return nil
+}
+
+// mpiSameBits: sums have the bits that goroutine ranks give.
+func mpiSameBits(w *mpiComm) error {
+	for _, d := range reducedTypes {
+		for _, n := range []int64{100, 50_000} {
+			t := newOperand(d, w.Rank(), n)
+			if err := w.AllReduce(nil, t, Sum); err != nil {
+				return err
+			}
+			err := RunLocal(w.Size(), func(c Comm) error {
+				u := newOperand(d, c.Rank(), n)
+				if err := c.AllReduce(nil, u, Sum); err != nil {
+					return err
+				}
+				if string(u.RawBytes()) != string(t.RawBytes()) {
+					return wrong("%v: goroutine ranks and MPI differ", t)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestMPIEnds: whatever happens to a rank, mpirun ends soon and with a code that tells.
+func TestMPIEnds(t *testing.T) {
+	scenes := []struct {
+		name string
+		code int    // of mpirun
+		says string // in the output
+	}{
+		{"abort", int(status.Numeric), "rank 1: loss is NaN"},
+		{"late", int(status.Comm), "all-to-all #1 on axis world"},
+		{"killed", 137, "signal 9"},
+		{"short", 0, "a message is shorter than its receiver expects"},
+	}
+	if scene := inside(); scene != "" {
+		mpiScene(t, scene)
+		return
+	}
+	for _, s := range scenes {
+		t.Run(s.name, func(t *testing.T) {
+			began := time.Now()
+			out, err := startRanks(t, s.name, 3)
+			var exit *exec.ExitError
+			code := 0
+			if errors.As(err, &exit) {
+				code = exit.ExitCode()
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if code != s.code || !strings.Contains(out, s.says) {
+				t.Errorf("exit code %d, want %d, and %q in:\n%s", code, s.code, s.says, out)
+			}
+			if took := time.Since(began); took > 30*time.Second {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+func mpiScene(t *testing.T, scene string) {
+	w := world(t)
+	watch := NewWatch(time.Second, "here", func(text string) {
+		fmt.Println(text)
+		w.Abort(status.Comm, text)
+	})
+	c := NewCounted(w, "world", nil, nil, watch)
+	if scene == "short" {
+		rows := int64(5)
+		if w.Rank() == 1 {
+			rows = 4
+		}
+		err := w.SendRecv(nil, newTensor(tensor.F32, 5), (w.Rank()+2)%3, newTensor(tensor.F32, rows), (w.Rank()+1)%3)
+		if (err != nil) != (w.Rank() == 2) {
+			t.Errorf("rank %d: %v", w.Rank(), err)
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+		return
+	}
+	if w.Rank() == 1 {
+		switch scene {
+		case "abort":
+			fmt.Println("rank 1: loss is NaN")
+			w.Abort(status.Numeric, "loss is NaN")
+		case "killed":
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		}
+		select {} // late for ever
+	}
+	t.Error(suiteAllToAll(c))
+}
