@@ -1,0 +1,57 @@
+// Arguments of the attention kernels, and the layout of their workspace.
+#pragma once
+#include <stdint.h>
+
+enum {
+  ATT_MQ = 192, // queries in a block: their transposed panel and its tiles of scores stay in L2
+  ATT_NK = 96,  // keys in a block: a tile of probabilities stays in L1
+  ATT_LQ = 208, // row stride of what has queries as lanes: an odd number of cache lines, so that rows spread over the L1 sets
+  ATT_CHUNK = 256, // key rows in a task that adds partial sums
+  ATT_PARTS = 4,   // most parts of a key head in the backward pass
+};
+
+// attention_block is a run of queries of one document. All indices are rows of the packed tensors.
+typedef struct {
+  int64_t q0, q1;   // the queries; q0 = q1 marks a document of keys alone
+  int64_t k0, k1;   // the document's keys
+  int64_t shift;    // query row i stands at key row i + shift: causal queries see keys up to there
+  int64_t document; // index of the document
+} attention_block;
+
+// attention_part is the share of the blocks that one task of the backward pass works through. Key gradients of the last document go to a
+// partial sum if later parts go on with that document.
+typedef struct {
+  int64_t b0, b1;         // blocks
+  int64_t k0, k1;         // keys of the partial sum; k0 = k1 where there is none
+  int64_t offset;         // of the partial sum, in floats: [k1-k0][d], then [k1-k0][dv]
+} attention_part;
+
+typedef struct {
+  const float *q, *k, *v, *dout;
+  float *out, *lse, *dq, *dk, *dv;
+  int64_t q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, lse_t, lse_h, dout_t, dout_h; // strides of a token and of a head
+  int64_t dq_t, dq_h, dk_t, dk_h, dv_t, dv_h;
+  int64_t heads, d, d_v, causal;
+  float scale;
+  const attention_block *blocks;
+  int64_t n_blocks, group; // group: blocks in a task of the forward pass
+  const int64_t *kv_head;  // [heads]
+  const int64_t *first;    // [kv heads + 1]: the query heads of key head h are first[h] .. first[h+1]-1
+  const attention_part *parts;
+  int64_t n_parts, kv0;    // kv0: the first key head of this wave
+  int64_t keys;            // rows of k
+  float *partial;          // [key heads of a wave][partial_floats]
+  int64_t partial_floats;
+  float *scratch;          // [workers][scratch_floats]
+  int64_t scratch_floats;
+} attention_args;
+
+static inline int64_t attention_pad(int64_t n) { return (n + 63) / 64 * 64; }
+
+// attention_forward_floats is one worker's scratch: Q transposed, scores, output transposed, running maximum and sum.
+static inline int64_t attention_forward_floats(int64_t d, int64_t dv) { return (d + ATT_NK + dv + 2) * ATT_LQ; }
+
+// attention_backward_floats: Q, dO, dQ transposed, probabilities and their gradients, logsumexp and delta, and dense copies of Q and dO.
+static inline int64_t attention_backward_floats(int64_t d, int64_t dv) {
+  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv));
+}

@@ -1,0 +1,195 @@
+package cpu
+
+/*
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"ulysses/device"
+)
+
+// partFlops is the work that makes another part of the backward pass worth its partial sums.
+const partFlops = 1.6e8
+
+// attentionLayout is how one attention call is cut up and where things lie in its workspace. Blocks and parts depend on document lengths, mask
+// and head sizes alone; only the amount of scratch depends on workers.
+type attentionLayout struct {
+	blocks, parts  int64 // counts
+	pairs          int64 // visible query-key pairs of a head
+	partialFloats  int64 // of one key head
+	wave           int64 // key heads whose partial sums exist at a time
+	group          int64 // blocks in a task of the forward pass
+	scratchFloats  int64 // of one worker
+	atParts        int64 // bytes from the start, as are those below
+	atKVHead       int64
+	atFirst        int64
+	atScratch      int64
+	atPartial      int64
+	bytes          int64
+	blocksAt       unsafe.Pointer
+	partsAt, heads unsafe.Pointer
+}
+
+// blockCursor walks the query blocks of all documents in order. Blocks of a document are even, in steps of 16 queries.
+type blockCursor struct {
+	a     *device.Attention
+	doc   int64
+	block C.attention_block
+}
+
+func (c *blockCursor) next() bool {
+	if c.block.q1 < c.block.k1-c.block.shift && c.doc > 0 { // the document goes on: its last query is k1 - shift - 1
+		c.cut(int64(c.block.q1))
+		return true
+	}
+	for int(c.doc)+1 < len(c.a.CuQ) {
+		d := c.doc
+		c.doc++
+		q0, q1, k0, k1 := c.a.CuQ[d], c.a.CuQ[d+1], c.a.CuK[d], c.a.CuK[d+1]
+		if q0 == q1 && k0 == k1 {
+			continue
+		}
+		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(k1 - q1), document: C.int64_t(d)}
+		c.cut(q0)
+		return true
+	}
+	return false
+}
+
+// cut takes the next block of the document from query row q0 on.
+func (c *blockCursor) cut(q0 int64) {
+	d := c.doc - 1
+	n := c.a.CuQ[d+1] - c.a.CuQ[d]
+	size := int64(0)
+	if n > 0 {
+		size = ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
+	}
+	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+size))
+}
+
+// visible is the number of query-key pairs of a block that the mask leaves.
+func visible(b *C.attention_block, causal bool) int64 {
+	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
+	if !causal {
+		return n * keys
+	}
+	first := int64(b.q0+b.shift-b.k0) + 1 // keys that the first query sees, before clamping to [0, keys]
+	return ramp(first+n, keys) - ramp(first, keys)
+}
+
+// ramp is the sum of clamp(i, 0, top) over i < n.
+func ramp(n, top int64) int64 {
+	if n <= 0 {
+		return 0
+	}
+	m := min(n, top+1) // terms up to top
+	return m*(m-1)/2 + (n-m)*top
+}
+
+// endKey is the row behind the last key that some query of the block sees, at least the first key.
+func endKey(b *C.attention_block, causal bool) int64 {
+	if !causal {
+		return int64(b.k1)
+	}
+	return int64(max(b.k0, min(b.k1, b.q1+b.shift)))
+}
+
+// layAttention cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace.
+func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
+	var l attentionLayout
+	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
+	for c := (blockCursor{a: a}); c.next(); {
+		if memory != nil {
+			*index[C.attention_block](memory, l.blocks) = c.block
+		}
+		l.blocks++
+		l.pairs += visible(&c.block, a.Causal)
+	}
+	// Enough blocks in a forward task that short documents do not drown in tasks.
+	l.group = 1
+	if l.pairs > 0 {
+		const taskFlops = 4e6
+		l.group = max(1, min(l.blocks, int64(taskFlops*float64(l.blocks)/(2*float64(l.pairs)*float64(dim+dv)))))
+	}
+	l.atParts = padded(l.blocks * C.sizeof_attention_block)
+	l.atKVHead = l.atParts + padded(C.ATT_PARTS*C.sizeof_attention_part)
+	l.atFirst = l.atKVHead + padded(a.Q.Shape[1]*8)
+	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
+	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv)))
+	if backward {
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv)))
+		d.layParts(a, &l, memory)
+	}
+	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
+	l.wave = kvHeads
+	if l.partialFloats > 0 {
+		l.wave = min(kvHeads, ceilDiv(4*int64(d.workers), l.parts))
+	}
+	l.bytes = l.atPartial + padded(l.wave*l.partialFloats*4)
+	return l
+}
+
+// layParts splits the blocks into parts of about equal work.
+func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
+	dim, dv := a.Q.Shape[2], a.V.Shape[2]
+	flops := float64(l.pairs) * float64(6*dim+4*dv)
+	want := max(1, min(C.ATT_PARTS, int64(flops/partFlops)))
+	var part C.attention_part
+	done, i := int64(0), int64(0)
+	c := blockCursor{a: a}
+	for more := c.next(); more; {
+		b := c.block
+		i++
+		done += visible(&b, a.Causal)
+		more = c.next()
+		if more && float64(done) < float64(l.pairs)*float64(l.parts+1)/float64(want) {
+			continue
+		}
+		part.b1, part.k0, part.k1 = C.int64_t(i), b.k0, b.k0
+		if more && c.block.document == b.document {
+			part.k1 = C.int64_t(endKey(&b, a.Causal))
+		}
+		part.offset = C.int64_t(l.partialFloats)
+		l.partialFloats += int64(part.k1-part.k0) * (dim + dv)
+		if memory != nil {
+			*index[C.attention_part](unsafe.Add(memory, l.atParts), l.parts) = part
+		}
+		l.parts++
+		part.b0 = part.b1
+	}
+}
+
+// layHeads writes the two tables that pair query heads with key heads.
+func layHeads(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
+	heads, kvHeads := a.Q.Shape[1], a.K.Shape[1]
+	kv, first := unsafe.Add(memory, l.atKVHead), unsafe.Add(memory, l.atFirst)
+	next := int64(0)
+	for h := range heads {
+		g := kvHead(a, h)
+		*index[int64](kv, h) = g
+		for ; next <= g; next++ {
+			*index[int64](first, next) = h
+		}
+	}
+	for ; next <= kvHeads; next++ {
+		*index[int64](first, next) = heads
+	}
+}
+
+// kvHead is the key head of a query head.
+func kvHead(a *device.Attention, h int64) int64 {
+	if a.KVHead != nil {
+		return a.KVHead[h]
+	}
+	return h / (a.Q.Shape[1] / a.K.Shape[1])
+}
+
+func padded(n int64) int64 { return (n + align - 1) / align * align }
+
+func index[T any](p unsafe.Pointer, i int64) *T {
+	var t T
+	return (*T)(unsafe.Add(p, i*int64(unsafe.Sizeof(t))))
+}
