@@ -14,7 +14,7 @@ import (
 // origin is where a value was set: a line of the job file, or a --set as the user typed it.
 type origin struct {
 	file string
-	line int
+	line int // of the file, or the --set's number
 	set  string
 	arg  bool // it is a --set
 }
@@ -62,12 +62,15 @@ func (f *faults) err() error {
 	if len(*f) == 0 {
 		return nil
 	}
-	sort.SliceStable(*f, func(i, j int) bool {
+	sort.Slice(*f, func(i, j int) bool {
 		a, b := (*f)[i], (*f)[j]
 		if a.arg != b.arg {
 			return b.arg
 		}
-		return a.line < b.line
+		if a.line != b.line {
+			return a.line < b.line
+		}
+		return a.text < b.text // not the order of a map: all ranks must say the same
 	})
 	code, lines, seen := status.Unsupported, []string(nil), map[string]bool{}
 	for _, x := range *f {

@@ -26,8 +26,8 @@ func Parse(src []byte, path string, sets []string, getenv func(string) (string, 
 	l := &loader{job: &d, bad: map[string]bool{}}
 	l.job.Path, l.job.at = path, map[string]origin{}
 	l.file(strings.TrimPrefix(strings.ReplaceAll(string(src), "\r\n", "\n"), "\ufeff"))
-	for _, s := range sets {
-		l.set(s)
+	for i, s := range sets {
+		l.set(i, s)
 	}
 	l.paths(getenv)
 	l.check()

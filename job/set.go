@@ -8,8 +8,8 @@ import (
 )
 
 // set applies one --set table.key=value.
-func (l *loader) set(arg string) {
-	o := origin{set: arg, arg: true}
+func (l *loader) set(number int, arg string) {
+	o := origin{line: number, set: arg, arg: true}
 	name, text, ok := strings.Cut(arg, "=")
 	s := scanner{src: strings.TrimSpace(name), line: 1}
 	path := s.key()

@@ -1,0 +1,44 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The exit code of the process is the status table's. The test binary stands in for the program.
+func TestMain(m *testing.M) {
+	if os.Getenv("ULYSSES_TEST_AS_PROGRAM") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func TestExitCodes(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "job.toml")
+	if err := os.WriteFile(bad, []byte("kind = 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ring := filepath.Join(t.TempDir(), "job.toml")
+	if err := os.WriteFile(ring, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nparallel.ring = 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"version"}, 0, "ulysses-mpi"}, {[]string{"--help"}, 0, "usage"}, {[]string{"doctor"}, 0, "kernels"},
+		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{ring}, 3, "job.toml:3: parallel.ring = 2"},
+		{[]string{ring, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`}, {[]string{bad + "x"}, 7, "no such file"},
+	} {
+		cmd := exec.Command(os.Args[0], c.args...)
+		cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1")
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) {
+			t.Errorf("%v: exit code %d, want %d:\n%s", c.args, code, c.code, out)
+		}
+	}
+}

@@ -1,0 +1,226 @@
+package job
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/slurm"
+)
+
+const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n, --ranks N]
+       ulysses-mpi verify job.toml       the same job on one rank and on all, compared tensor by tensor
+       ulysses-mpi doctor                what was found on this machine, and what is missing
+       ulysses-mpi version
+
+Under mpirun or srun each process is one rank. Started alone, --ranks N runs N ranks inside one process.
+
+  --set table.key=value   replaces a key of the job file; a TOML value, else text; may be repeated
+  -n, --ranks N           ranks inside this process (default 1)
+  -h, --help              this text
+
+The keys of a job file are in docs/job-file.md. The exit code is 0, or says what failed: 1 command line, 2 job file, model or data,
+3 not built, 4 memory, 5 communication, 6 device, 7 files, 8 numbers, 10 a fault of this program, 75 stopped in time, 77 nothing to run on.
+`
+
+// verbs maps a verb to what it does. The verbs that take a job file get exactly one.
+var verbs = map[string]struct {
+	takesJob bool
+	run      func(o Options) error
+}{
+	"run":     {true, Run},
+	"verify":  {true, Verify},
+	"doctor":  {false, func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) }},
+	"version": {false, func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) }},
+}
+
+// planned are verbs of the command line to come; they are refused by name.
+var planned = map[string]string{
+	"plan":   "predicting memory and time",
+	"export": "turning a checkpoint into a model folder",
+}
+
+// Main is the command line without the process: it does what args say and returns the exit code. Failures go to stderr, once for the
+// whole job where all ranks share them.
+func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
+	defer func() {
+		if p := recover(); p != nil {
+			code = status.Internal
+			fmt.Fprintf(stderr, "ulysses-mpi: a fault of this program: %v (%s)\n", p, panicPlace())
+		}
+	}()
+	verb, o, err := parseArgs(args)
+	if errors.Is(err, flag.ErrHelp) {
+		if _, err := io.WriteString(stdout, usage); err != nil {
+			return status.IO
+		}
+		return status.OK
+	}
+	o.Stdout, o.Stderr = stdout, stderr
+	if err == nil {
+		err = verbs[verb].run(o)
+	}
+	complain(stderr, err)
+	return status.Of(err)
+}
+
+// parseArgs reads flags before and behind the verb and the job file.
+func parseArgs(args []string) (verb string, o Options, err error) {
+	f := flag.NewFlagSet("ulysses-mpi", flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.Func("set", "", func(s string) error {
+		if name, _, ok := strings.Cut(s, "="); !ok || strings.TrimSpace(name) == "" {
+			return errors.New("table.key=value is needed")
+		}
+		o.Sets = append(o.Sets, s)
+		return nil
+	})
+	f.IntVar(&o.Ranks, "ranks", 0, "")
+	f.IntVar(&o.Ranks, "n", 0, "")
+	fail := func(format string, args ...any) (string, Options, error) {
+		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", fmt.Sprintf(format, args...))
+	}
+	var words []string
+	for len(args) > 0 {
+		if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
+			return "", o, err
+		} else if err != nil {
+			return fail("%v", err)
+		}
+		if args = f.Args(); len(args) > 0 {
+			words, args = append(words, args[0]), args[1:]
+		}
+	}
+	given := map[string]bool{}
+	f.Visit(func(x *flag.Flag) { given[x.Name] = true })
+	if (given["n"] || given["ranks"]) && (o.Ranks < 1 || o.Ranks > maxRanks) {
+		return fail("--ranks %d: 1 to %d are possible", o.Ranks, maxRanks)
+	}
+	if len(words) == 0 {
+		return fail("a job file or a verb is needed")
+	}
+	verb = "run"
+	if _, ok := verbs[words[0]]; ok {
+		verb, words = words[0], words[1:]
+	} else if what, ok := planned[words[0]]; ok {
+		return "", o, status.Errorf(status.Unsupported, "%s: %s is not built yet; run, verify, doctor and version are", words[0], what)
+	} else if words[0] == "help" {
+		return "", o, flag.ErrHelp
+	}
+	switch want := verbs[verb].takesJob; {
+	case want && len(words) == 0:
+		return fail("%s: a job file is needed", verb)
+	case want && len(words) > 1:
+		if _, isVerb := verbs[words[1]]; isVerb {
+			return fail("%s %s: the verb comes first", words[0], words[1])
+		}
+		return fail("%s: one job file is needed, and there are %d: %s", verb, len(words), strings.Join(words, ", "))
+	case want:
+		o.Path = words[0]
+	case len(words) > 0:
+		return fail("%s takes no %q", verb, words[0])
+	case len(given) > 0:
+		return fail("%s takes no flags", verb)
+	}
+	return verb, o, nil
+}
+
+// maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
+const maxRanks = 1024
+
+// complain writes the error. All ranks return what they agreed on, so the first speaks for them; but a failure of communication, of a
+// device or of this program is each rank's own.
+func complain(stderr io.Writer, err error) {
+	if err == nil {
+		return
+	}
+	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)]
+	if rank := slurm.Env().Rank; rank > 0 && !own {
+		return
+	}
+	text := withoutRanks(err.Error())
+	if lines := strings.Count(text, "\n") + 1; lines > 1 && !own {
+		text = fmt.Sprintf("%d faults, %v:\n%s", lines, status.Of(err), text)
+	}
+	fmt.Fprintf(stderr, "ulysses-mpi: %s\n", text)
+}
+
+var (
+	rankPrefix = regexp.MustCompile(`^rank (\d+): `)
+	rankCount  = regexp.MustCompile(` \((\d+) of (\d+) ranks failed\)$`)
+)
+
+// withoutRanks takes from an agreed error the ranks that every layer put before it, but for one that tells something: a rank other than
+// the first, in a failure that not all share.
+func withoutRanks(text string) string {
+	shared := false
+	if m := rankCount.FindStringSubmatch(text); m != nil && m[1] == m[2] {
+		shared, text = true, strings.TrimSuffix(text, m[0])
+	}
+	rank := ""
+	for m := rankPrefix.FindStringSubmatch(text); m != nil; m = rankPrefix.FindStringSubmatch(text) {
+		rank, text = m[1], text[len(m[0]):]
+	}
+	if rank == "" || rank == "0" || shared || strings.HasPrefix(text, "rank "+rank+" ") {
+		return text
+	}
+	return "rank " + rank + ": " + text
+}
+
+// onFirstRank keeps a verb that only tells something from telling it once a process.
+func onFirstRank(f func() error) error {
+	if slurm.Env().Rank > 0 {
+		return nil
+	}
+	return f()
+}
+
+func version(w io.Writer) error {
+	mpi := "without MPI"
+	if comm.Available() {
+		mpi = "with MPI"
+	}
+	revision := ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				revision = " " + s.Value[:min(12, len(s.Value))]
+			}
+		}
+	}
+	return written(fmt.Fprintf(w, "ulysses-mpi %s%s, %s, %s %s/%s\n", Version, revision, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+}
+
+// Version is that of the command line and the job file.
+const Version = "0.1"
+
+func written(_ int, err error) error {
+	if err != nil {
+		return status.Errorf(status.IO, "standard output: %w", err)
+	}
+	return nil
+}
+
+// panicPlace is the function and line of ours that panicked, for a report of one line.
+func panicPlace() string {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
+	panicked := false
+	for {
+		f, more := frames.Next()
+		if panicked && !strings.HasPrefix(f.Function, "runtime.") {
+			return fmt.Sprintf("%s, line %d; please report it", f.Function, f.Line)
+		}
+		panicked = panicked || f.Function == "runtime.gopanic"
+		if !more {
+			return "please report it"
+		}
+	}
+}

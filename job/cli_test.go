@@ -1,0 +1,145 @@
+package job
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+func TestParseArgs(t *testing.T) {
+	for _, c := range []struct {
+		args string
+		verb string
+		want Options
+		err  string
+	}{
+		{args: "job.toml", verb: "run", want: Options{Path: "job.toml"}},
+		{args: "run job.toml --set a=1 -n 4 --set b=2=3", verb: "run", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2=3"}, Ranks: 4}},
+		{args: "--ranks=2 --set a=1 verify --set=b=2 job.toml", verb: "verify", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2"}, Ranks: 2}},
+		{args: "doctor", verb: "doctor"}, {args: "version", verb: "version"},
+		{args: "", err: "a job file or a verb is needed"}, {args: "run", err: "run: a job file is needed"}, {args: "verify", err: "verify: a job file"},
+		{args: "job.toml verify", err: "the verb comes first"}, {args: "a.toml b.toml", err: "there are 2: a.toml, b.toml"},
+		{args: "job.toml --ranks 0", err: "--ranks 0: 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "not defined: -rank"},
+		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "table.key=value is needed"}, {args: "job.toml --set =a", err: "table.key=value"},
+		{args: "doctor x", err: `doctor takes no "x"`}, {args: "version -n 2", err: "version takes no flags"},
+	} {
+		verb, o, err := parseArgs(strings.Fields(c.args))
+		if c.err != "" {
+			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.err) || !strings.Contains(err.Error(), "--help") {
+				t.Errorf("%q: %v", c.args, err)
+			}
+		} else if err != nil || verb != c.verb || o.Path != c.want.Path || o.Ranks != c.want.Ranks || strings.Join(o.Sets, " ") != strings.Join(c.want.Sets, " ") {
+			t.Errorf("%q: %s %+v %v", c.args, verb, o, err)
+		}
+	}
+}
+
+// call is the command line with what it wrote.
+func call(args ...string) (code status.Code, stdout, stderr string) {
+	var out, errs strings.Builder
+	code = Main(args, &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+func TestVerbs(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		code   status.Code
+		out    string
+		stderr string
+	}{
+		{[]string{"--help"}, status.OK, "usage: ulysses-mpi", ""},
+		{[]string{"help"}, status.OK, "usage: ulysses-mpi", ""},
+		{[]string{"verify", "-h"}, status.OK, "usage: ulysses-mpi", ""},
+		{[]string{"version"}, status.OK, "ulysses-mpi " + Version, ""},
+		{[]string{"plan", "job.toml"}, status.Unsupported, "", "ulysses-mpi: plan: predicting memory and time is not built yet"},
+		{[]string{"export", "a", "b"}, status.Unsupported, "", "export: "},
+		{nil, status.InvalidArgument, "", "a job file or a verb is needed"},
+	} {
+		code, out, errs := call(c.args...)
+		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.stderr) || (c.stderr == "") != (errs == "") {
+			t.Errorf("%v: code %v\nstdout %s\nstderr %s", c.args, code, out, errs)
+		}
+	}
+}
+
+// Faults of a job file come once, whole, whatever the number of ranks.
+func TestFaultsThroughTheCommandLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "job.toml")
+	if err := os.WriteFile(path, []byte("[data]\nsequnce = 1\n[modle]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, ranks := range []string{"1", "3"} {
+		code, out, errs := call(path, "--ranks", ranks)
+		want := "ulysses-mpi: 4 faults, invalid configuration:\n" +
+			path + ":1: data.path: missing: give .txt, .jsonl or .safetensors files\n" +
+			path + ":1: model.path: missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch\n" +
+			path + ":2: data.sequnce: unknown key; did you mean data.sequence?\n" +
+			path + ":3: modle: unknown table; did you mean [model]?\n"
+		if code != status.InvalidConfig || out != "" || errs != want {
+			t.Errorf("%s ranks: %v\n%s%s", ranks, code, out, errs)
+		}
+	}
+	code, _, errs := call(path+"x", "--ranks", "2")
+	if code != status.IO || !strings.HasPrefix(errs, "ulysses-mpi: job file "+path+"x: ") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("%v %s", code, errs)
+	}
+}
+
+func TestWithoutRanks(t *testing.T) {
+	for text, want := range map[string]string{
+		"rank 0: rank 0: a: no such file":              "a: no such file",
+		"rank 0: rank 0: b:3: x (4 of 4 ranks failed)": "b:3: x",
+		"rank 2: c: no such file":                      "rank 2: c: no such file",
+		"rank 0: rank 2: c (1 of 4 ranks failed)":      "rank 2: c (1 of 4 ranks failed)",
+		"rank 1: rank 1 on host failed: d":             "rank 1 on host failed: d",
+		"rank 3: rank 3: e (2 of 2 ranks failed)":      "e",
+		"plain": "plain",
+	} {
+		if got := withoutRanks(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	code, out, errs := call("doctor")
+	if code != status.OK || errs != "" {
+		t.Fatal(code, errs)
+	}
+	for _, want := range []string{"processor", "kernels", "cores", "memory", "MPI", "launcher", "CUDA plug-in: not built", "missing:"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	t.Setenv("ULYSSES_ISA", "mmx")
+	if code, out, _ = call("doctor"); code != status.OK || !strings.Contains(out, `"mmx"`) {
+		t.Errorf("a pinned set that does not exist: %v\n%s", code, out)
+	}
+}
+
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("disk full") }
+
+type exploding struct{}
+
+func (exploding) Write([]byte) (int, error) { panic("boom") }
+
+func TestMainHoldsFailures(t *testing.T) {
+	if code := Main([]string{"doctor"}, full{}, io.Discard); code != status.IO {
+		t.Errorf("a full disk: %v", code)
+	}
+	var errs strings.Builder
+	if code := Main([]string{"version"}, exploding{}, &errs); code != status.Internal {
+		t.Errorf("a panic: %v", code)
+	}
+	if s := errs.String(); strings.Count(s, "\n") != 1 || !strings.Contains(s, "boom") || !strings.Contains(s, "exploding") {
+		t.Errorf("%q", s)
+	}
+}
