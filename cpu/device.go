@@ -117,11 +117,14 @@ func (d *Device) Close() {
 	d.job, d.args, d.scratch = nil, nil, nil
 }
 
-// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done.
+// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done. The arguments are gone then.
 func (d *Device) run(kernel int, tasks int64) error {
-	// Arguments may point into the Go heap. Left behind, such a pointer would go stale and, when the next operation's takes its place,
-	// meet the collector's write barrier, which dies of it. Cleared as numbers, it meets none.
-	defer clear(unsafe.Slice((*uint64)(d.args), C.ULY_ARGS_BYTES/8))
+	defer d.forget()
+	return d.runKeeping(kernel, tasks)
+}
+
+// runKeeping leaves the arguments for the next run of the same operation, which must forget them in the end.
+func (d *Device) runKeeping(kernel int, tasks int64) error {
 	if tasks <= 0 {
 		return nil
 	}
@@ -129,6 +132,10 @@ func (d *Device) run(kernel int, tasks int64) error {
 	d.job.tasks, d.job.next = C.int64_t(tasks), 0
 	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
 }
+
+// forget clears the arguments, which may point into the Go heap. Left behind, such a pointer would go stale and, when the next
+// operation's takes its place, meet the collector's write barrier, which dies of it. Cleared as numbers, it meets none.
+func (d *Device) forget() { clear(unsafe.Slice((*uint64)(d.args), C.ULY_ARGS_BYTES/8)) }
 
 // buffer is memory outside the Go heap: kernels may keep pointers into it, and the collector never looks at it.
 type buffer struct {
