@@ -27,6 +27,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 // Headers of argument structs.
 #include "peak.h"
 #include "gemm.h"
+#include "attention.h"
 #include "axes.h"
 #include "copy.h"
 #include "elementwise.h"
@@ -42,6 +43,9 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #define ULY_KERNELS(X) \
   X(peak) \
   X(gemm) \
+  X(attention_forward) \
+  X(attention_backward) \
+  X(attention_reduce) \
   X(copy) \
   X(turn) \
   X(fill) \
