@@ -12,10 +12,10 @@ type Component struct {
 }
 
 // Memory is what a pass takes from its arena at its peak, by component: rows are this rank's, tokens the whole sequence's. It is the
-// code of the pass itself, run without memory, so that plan and peak are the same number for a sequence of one document. Parameters,
-// gradients and optimizer states are their owner's.
+// code of the pass itself, run without memory, so that plan and peak are the same number. Parameters, gradients and optimizer states
+// are their owner's.
 func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
-	sizes, err := m.plan.MaxSizes(1, tokens, tokens)
+	sizes, err := m.attentionSizes(tokens)
 	if err != nil {
 		return nil, err
 	}

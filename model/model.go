@@ -27,7 +27,9 @@ type Model struct {
 	freq      tensor.Tensor // [D/2], RoPE's angle per position
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
-	targets   []int32 // of a device whose memory cannot be read
+	targets   []int32  // of a device whose memory cannot be read
+	sizes     sp.Sizes // of attention over sizesOf tokens
+	sizesOf   int64
 	pass      pass
 }
 
@@ -123,8 +125,12 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if err := m.check(op, b, backward); err != nil {
 		return Loss{}, err
 	}
+	sizes, err := m.attentionSizes(b.SP.Seq())
+	if err != nil {
+		return Loss{}, err
+	}
 	p := &m.pass
-	p.begin(m.dev, c, b, b.SP.Rows(), m.plan.Sizes(b.SP), backward)
+	p.begin(m.dev, c, b, b.SP.Rows(), sizes, backward)
 	mark := p.mark()
 	defer c.Arena.Reset(mark)
 	m.execute(p)
@@ -140,6 +146,18 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.at].Name, p.err)
 	}
 	return loss, nil
+}
+
+// attentionSizes is what attention over this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
+func (m *Model) attentionSizes(tokens int64) (sp.Sizes, error) {
+	if m.sizesOf != tokens {
+		sizes, err := m.plan.MaxSizes(1, tokens, tokens)
+		if err != nil {
+			return sizes, err
+		}
+		m.sizes, m.sizesOf = sizes, tokens
+	}
+	return m.sizes, nil
 }
 
 // begin readies the pass, keeping the memory of arguments.

@@ -42,7 +42,7 @@ func readRope(r *reader, maxPosition int64) Rope {
 		rope.LowFreqFactor = t.required("low_freq_factor")
 		rope.HighFreqFactor = t.required("high_freq_factor")
 		rope.OriginalMaxPositionEmbeddings = t.positive("original_max_position_embeddings", float64(maxPosition))
-		if rope.HighFreqFactor <= rope.LowFreqFactor {
+		if t.has("low_freq_factor") && t.has("high_freq_factor") && rope.HighFreqFactor <= rope.LowFreqFactor {
 			t.fault(status.InvalidConfig, "high_freq_factor = %v must be above low_freq_factor = %v", rope.HighFreqFactor, rope.LowFreqFactor)
 		}
 	default:

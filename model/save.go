@@ -7,10 +7,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -159,9 +160,9 @@ func f32ToF16(f float32) uint16 {
 
 // fields is what config.json says: the source's fields, or all of them for a model from scratch.
 func (c *Config) fields() map[string]any {
-	f := maps.Clone(c.raw)
-	if f == nil {
-		f = map[string]any{}
+	f := map[string]any{}
+	if c.raw != nil {
+		f = pointed(c.raw).(map[string]any)
 	}
 	put := func(name string, value any) {
 		if f[name] == nil {
@@ -173,11 +174,11 @@ func (c *Config) fields() map[string]any {
 	put("num_key_value_heads", c.NumKeyValueHeads)
 	put("head_dim", c.HeadDim)
 	put("max_position_embeddings", c.MaxPositionEmbeddings)
-	put("rms_norm_eps", c.RMSNormEps)
-	put("initializer_range", c.InitializerRange)
+	put("rms_norm_eps", pointed(c.RMSNormEps))
+	put("initializer_range", pointed(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
 	if _, nested := f["rope_parameters"]; !nested { // where transformers 5 keeps it; it reads the older fields too
-		put("rope_theta", c.Rope.Theta)
+		put("rope_theta", pointed(c.Rope.Theta))
 	}
 	if c.ModelType != "qwen2" {
 		put("attention_bias", c.AttentionBias)
@@ -186,4 +187,23 @@ func (c *Config) fields() map[string]any {
 		f["torch_dtype"] = "float32"
 	}
 	return f
+}
+
+// pointed writes whole numbers of floating type with a point, as in 8.0: transformers looks at the type of some.
+func pointed(v any) any {
+	switch v := v.(type) {
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(text, ".eE") {
+			text += ".0"
+		}
+		return json.Number(text)
+	case map[string]any:
+		m := make(map[string]any, len(v))
+		for name, x := range v {
+			m[name] = pointed(x)
+		}
+		return m
+	}
+	return v
 }

@@ -1,0 +1,239 @@
+package model
+
+import (
+	"math"
+	"math/rand/v2"
+	"sync"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// sequence is the tokens of a micro step, whole.
+type sequence struct {
+	ids, targets, positions []int32
+	cu                      []int64
+}
+
+// documents makes a sequence of random documents of these lengths; targets are shifted, and some are ignored.
+func documents(vocab int64, lengths ...int64) *sequence {
+	r := rand.New(rand.NewPCG(1, uint64(len(lengths))))
+	s := &sequence{cu: []int64{0}}
+	for _, n := range lengths {
+		for i := range n {
+			s.ids = append(s.ids, int32(r.Int64N(vocab)))
+			s.positions = append(s.positions, int32(i))
+		}
+		s.cu = append(s.cu, s.cu[len(s.cu)-1]+n)
+	}
+	for i := range s.ids {
+		s.targets = append(s.targets, -100)
+		if i+1 < len(s.ids) && s.positions[i+1] != 0 && i%7 != 3 {
+			s.targets[i] = s.ids[i+1]
+		}
+	}
+	return s
+}
+
+func (s *sequence) valid() (n int64) {
+	for _, id := range s.targets {
+		if id >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// configs are small models in which everything that types differ in is at work.
+func configs(t testing.TB) map[string]*Config {
+	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
+		"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "initializer_range": 0.3}
+	make := func(more map[string]any) *Config {
+		fields := map[string]any{}
+		for _, m := range []map[string]any{base, more} {
+			for k, v := range m {
+				fields[k] = v
+			}
+		}
+		c, err := ConfigFromMap(fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	return map[string]*Config{
+		"llama": make(map[string]any{"model_type": "llama"}),
+		"llama3": make(map[string]any{"model_type": "llama", "attention_bias": true, "mlp_bias": true, "num_key_value_heads": 3,
+			"rope_theta": 500.0, "rope_scaling": map[string]any{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+				"high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
+		"qwen2": make(map[string]any{"model_type": "qwen2", "tie_word_embeddings": true,
+			"rope_parameters": map[string]any{"rope_type": "linear", "factor": 2.0, "rope_theta": 1000}}),
+		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true}),
+	}
+}
+
+// weights are values for every parameter, by name alone.
+func weights(m *Model) map[string][]float32 {
+	w := map[string][]float32{}
+	for _, g := range m.Groups() {
+		for _, p := range g.Params {
+			seed := uint64(0)
+			for _, c := range p.Name {
+				seed = seed*31 + uint64(c)
+			}
+			r := rand.New(rand.NewPCG(seed, 7))
+			x := make([]float32, p.Numel())
+			for i := range x {
+				x[i] = 0.3 * float32(r.NormFloat64())
+				if p.fill == ones {
+					x[i]++
+				}
+			}
+			w[p.Name] = x
+		}
+	}
+	return w
+}
+
+// rank is a model with memory on one rank.
+type rank struct {
+	*Model
+	c      *Ctx
+	values [][]float32 // by group
+	grads  [][]float32
+	memory []device.Buffer
+}
+
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+// newRank makes a model whose arena is as large as Memory says for sequences of this many tokens.
+func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
+	dev, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	m, err := New(dev, c, cfg)
+	must(err)
+	r := &rank{Model: m}
+	r.bind(true)
+	s, err := dev.NewStream()
+	must(err)
+	lo, hi := sp.Shard(tokens, int64(c.Size()), int64(c.Rank()))
+	table, err := m.Memory(hi-lo, tokens, backward)
+	must(err)
+	arena, err := device.NewArena(dev, "activations", Bytes(table))
+	must(err)
+	r.c = &Ctx{Stream: s, Arena: arena, Clock: clock.New()}
+	return r
+}
+
+func (r *rank) bind(grads bool) {
+	for _, g := range r.Groups() {
+		n := g.Numel()
+		v, d := make([]float32, n), make([]float32, n)
+		r.values, r.grads = append(r.values, v), append(r.grads, d)
+		gradient := tensor.OfFloat32(d, n)
+		if !grads {
+			gradient = tensor.Tensor{}
+		}
+		g.Bind(tensor.OfFloat32(v, n), gradient)
+	}
+}
+
+func (r *rank) set(w map[string][]float32) {
+	for _, g := range r.Groups() {
+		for _, p := range g.Params {
+			copy(p.Value.Float32s(), w[p.Name])
+		}
+	}
+}
+
+// shard is this rank's part of a sequence.
+func shard(c comm.Comm, s *sequence) *Batch {
+	b, err := sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: int64(len(s.ids)), CuSeqlens: s.cu})
+	must(err)
+	part := func(x []int32) tensor.Tensor {
+		mine := append([]int32(nil), x[b.Lo():b.Hi()]...)
+		return tensor.OfInt32(mine, int64(len(mine)))
+	}
+	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), GradScale: 1}
+}
+
+// outcome is loss and gradients summed over ranks.
+type outcome struct {
+	Loss
+	grads map[string][]float64
+}
+
+// train runs forward and backward on n ranks.
+func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank)) outcome {
+	t.Helper()
+	o := outcome{grads: map[string][]float64{}}
+	var mu sync.Mutex
+	err := comm.RunLocal(n, func(c comm.Comm) error {
+		r := newRank(c, cfg, int64(len(s.ids)), true)
+		r.set(weights(r.Model))
+		if prepare != nil {
+			prepare(r)
+		}
+		loss, err := r.ForwardBackward(r.c, shard(c, s))
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		o.Sum += loss.Sum
+		o.Tokens += loss.Tokens
+		for _, g := range r.Groups() {
+			for _, p := range g.Params {
+				sum := o.grads[p.Name]
+				if sum == nil {
+					sum = make([]float64, p.Numel())
+					o.grads[p.Name] = sum
+				}
+				for i, v := range p.Grad.Float32s() {
+					sum[i] += float64(v)
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// far is max|a-b| / max|b|, +Inf with a NaN.
+func far(a, b []float64) float64 {
+	var d, size float64
+	for i := range b {
+		e := math.Abs(a[i] - b[i])
+		if math.IsNaN(e) {
+			return math.Inf(1)
+		}
+		d, size = max(d, e), max(size, math.Abs(b[i]))
+	}
+	return d / size
+}
+
+func norm2(x []float64) (s float64) {
+	for _, v := range x {
+		s += v * v
+	}
+	return math.Sqrt(s)
+}
+
+// each runs a test on all small models.
+func each(t *testing.T, f func(t *testing.T, cfg *Config)) {
+	for name, cfg := range configs(t) {
+		t.Run(name, func(t *testing.T) { f(t, cfg) })
+	}
+}

@@ -1,0 +1,211 @@
+package model
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+
+	"ulysses/internal/ref"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+const llama31 = `{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+ "eos_token_id": [128001, 128008], "head_dim": 64, "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02,
+ "intermediate_size": 8192, "max_position_embeddings": 131072, "mlp_bias": false, "model_type": "llama", "num_attention_heads": 32,
+ "num_hidden_layers": 16, "num_key_value_heads": 8, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+ "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+ "rope_type": "llama3"}, "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+ "transformers_version": "4.45.0.dev0", "use_cache": true, "vocab_size": 128256}`
+
+const qwen2 = `{"model_type": "qwen2", "hidden_act": "silu", "hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
+ "max_window_layers": 21, "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+ "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true, "torch_dtype": "bfloat16", "use_sliding_window": false,
+ "use_mrope": false, "vocab_size": 151936}`
+
+const qwen3 = `{"model_type": "qwen3", "attention_bias": false, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+ "intermediate_size": 3072, "layer_types": ["full_attention", "full_attention"], "max_position_embeddings": 40960,
+ "num_attention_heads": 16, "num_hidden_layers": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+ "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "sliding_window": null, "dtype": "bfloat16", "vocab_size": 151936}`
+
+func parse(t *testing.T, text string) *Config {
+	t.Helper()
+	c, err := ParseConfig([]byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestParseConfig(t *testing.T) {
+	c := parse(t, llama31)
+	if c.HeadDim != 64 || c.NumKeyValueHeads != 8 || !c.TieWordEmbeddings || c.DType != tensor.BF16 || c.RMSNormEps != 1e-5 ||
+		c.Rope != (Rope{"llama3", 500000, 32, 1, 4, 8192}) || c.QKVBias() || c.OutBias() || c.QKNorm() {
+		t.Errorf("%+v", c)
+	}
+	c = parse(t, qwen2)
+	if c.HeadDim != 64 || c.VocabSize != 151936 || c.Rope != (Rope{Type: "default", Theta: 1e6, Factor: 1}) || !c.QKVBias() || c.OutBias() {
+		t.Errorf("%+v", c)
+	}
+	c = parse(t, qwen3)
+	if c.HeadDim != 128 || c.TieWordEmbeddings || c.Rope.Theta != 1e6 || c.DType != tensor.BF16 || c.QKVBias() || !c.QKNorm() {
+		t.Errorf("%+v", c)
+	}
+}
+
+// with replaces fields of a JSON object; null stays and means absent.
+func with(t *testing.T, text, fields string) []byte {
+	t.Helper()
+	var a, b map[string]any
+	if err := json.Unmarshal([]byte(text), &a); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte("{"+fields+"}"), &b); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range b {
+		a[k] = v
+	}
+	out, err := json.Marshal(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestConfigFaults(t *testing.T) {
+	const bad, no = status.InvalidConfig, status.Unsupported
+	for _, c := range []struct {
+		base, fields string
+		code         status.Code
+		want         []string
+	}{
+		{qwen2, `"hidden_size": null`, bad, []string{"hidden_size is missing"}},
+		{qwen2, `"hidden_size": "896"`, bad, []string{"hidden_size = 896: give a whole number"}},
+		{qwen2, `"hidden_size": 896.5`, bad, []string{"hidden_size = 896.5"}},
+		{qwen2, `"vocab_size": -3, "num_hidden_layers": 0, "rms_norm_eps": 0`, bad, []string{"vocab_size = -3", "num_hidden_layers = 0", "rms_norm_eps = 0"}},
+		{qwen2, `"vocab_size": 1e300`, bad, []string{"vocab_size"}},
+		{qwen2, `"num_key_value_heads": 4`, bad, []string{"num_key_value_heads = 4 does not divide num_attention_heads = 14"}},
+		{qwen2, `"hidden_size": 900`, bad, []string{"hidden_size = 900 is not a multiple of num_attention_heads = 14"}},
+		{qwen2, `"head_dim": 63`, bad, []string{"head_dim = 63 is odd"}},
+		{qwen2, `"hidden_act": "gelu"`, no, []string{`hidden_act = "gelu" is not built`}},
+		{qwen2, `"use_sliding_window": true`, no, []string{"use_sliding_window"}},
+		{qwen2, `"hidden_act": "gelu", "use_sliding_window": true, "vocab_size": 0`, bad, []string{"gelu", "use_sliding_window", "vocab_size"}},
+		{qwen2, `"rope_scaling": {"type": "yarn", "factor": 4.0}`, no, []string{`rope_scaling.rope_type = "yarn" is not built`}},
+		{qwen2, `"rope_scaling": {"rope_type": "dynamic"}`, no, []string{"dynamic"}},
+		{qwen2, `"rope_scaling": {"rope_type": "linear"}`, bad, []string{"rope_scaling.factor is missing"}},
+		{qwen3, `"rope_parameters": {"rope_type": "llama3", "factor": 8}`, bad, []string{"rope_parameters.low_freq_factor is missing", "rope_parameters.high_freq_factor"}},
+		{qwen3, `"rope_parameters": {"rope_theta": 0}`, bad, []string{"rope_parameters.rope_theta = 0"}},
+		{qwen3, `"rope_parameters": {"partial_rotary_factor": 0.25}`, no, []string{"partial_rotary_factor"}},
+		{qwen3, `"layer_types": ["full_attention", "sliding_attention"]`, no, []string{"layer_types[1]"}},
+		{qwen3, `"layer_types": ["full_attention"]`, bad, []string{"layer_types has 1 entries"}},
+		{llama31, `"attention_dropout": 0.1`, no, []string{"attention_dropout = 0.1"}},
+		{llama31, `"quantization_config": {"bits": 4}`, no, []string{"quantization_config"}},
+		{llama31, `"model_type": "gpt2"`, no, []string{`"gpt2" (learned positions) is not built`}},
+		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
+		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
+		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, qwen2 and qwen3 are`}},
+		{llama31, `"model_type": null`, bad, []string{"model_type is missing"}},
+		{llama31, `"tie_word_embeddings": "yes"`, bad, []string{"tie_word_embeddings = yes: give true or false"}},
+		{llama31, `"torch_dtype": "float8_e4m3fn"`, no, []string{"float8_e4m3fn"}},
+		{qwen2, `"attention_bias": true`, bad, []string{"attention_bias"}},
+		{qwen2, `"mlp_bias": true`, bad, []string{"mlp_bias"}},
+	} {
+		_, err := ParseConfig(with(t, c.base, c.fields))
+		if status.Of(err) != c.code {
+			t.Errorf("%s: code %v of %v, want %v", c.fields, status.Of(err), err, c.code)
+			continue
+		}
+		for _, want := range c.want {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v\nwant %q", c.fields, err, want)
+			}
+		}
+		if n := strings.Count(err.Error(), "\n"); n != len(c.want) && (n != 0 || len(c.want) != 1) {
+			t.Errorf("%s: %d lines for %d faults: %v", c.fields, n, len(c.want), err)
+		}
+	}
+	for _, text := range []string{"", "[]", "null", "{", `{"model_type": `} {
+		if _, err := ParseConfig([]byte(text)); status.Of(err) != status.InvalidConfig {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestConfigFromMap(t *testing.T) {
+	_, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": int64(256), "hidden_size": int64(64), "intermediate_sise": int64(128),
+		"num_hidden_layers": int64(2), "num_attention_heads": int64(4)})
+	for _, want := range []string{"intermediate_size is missing", "intermediate_sise: unknown field; did you mean intermediate_size?"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
+func TestOverride(t *testing.T) {
+	c, err := parse(t, qwen3).Override(map[string]any{"rope_theta": 5e6, "tie_word_embeddings": true, "dtype": "float32"})
+	if err != nil || c.Rope.Theta != 5e6 || !c.TieWordEmbeddings || c.DType != tensor.F32 || !c.forced {
+		t.Fatal(c, err)
+	}
+	text, _ := json.Marshal(c.fields())
+	if again := parse(t, string(text)); again.Rope != c.Rope || again.DType != c.DType {
+		t.Errorf("written back: %+v", again)
+	}
+	if c, err = parse(t, llama31).Override(map[string]any{"rope_theta": int64(7)}); err != nil || c.Rope.Theta != 7 || c.Rope.Type != "llama3" {
+		t.Error(c, err)
+	}
+	c, err = parse(t, qwen3).Override(map[string]any{"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}})
+	if err != nil || c.Rope != (Rope{Type: "linear", Theta: 1e6, Factor: 2}) {
+		t.Error(c, err)
+	}
+	_, err = parse(t, qwen3).Override(map[string]any{"rope_teta": 5e6})
+	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "did you mean rope_theta?") {
+		t.Error(err)
+	}
+	if _, err = parse(t, qwen3).Override(map[string]any{"model_type": "gpt2"}); status.Of(err) != status.Unsupported {
+		t.Error(err)
+	}
+}
+
+// The frequencies of Llama 3.1 are those of transformers' formula, whose three cases are written out here.
+func TestFrequencies(t *testing.T) {
+	rope := parse(t, llama31).Rope
+	got := rope.Frequencies(64)
+	for i, f := range ref.RopeFrequencies(500000, 64) {
+		wave, want := 2*math.Pi/f, f
+		switch low, high := 8192.0/1, 8192.0/4; {
+		case wave > low:
+			want = f / 32
+		case wave >= high:
+			smooth := (8192/wave - 1) / (4 - 1)
+			want = (1-smooth)*f/32 + smooth*f
+		}
+		if math.Abs(float64(got[i])-want) > 1e-7*want {
+			t.Errorf("pair %d: %v, want %v", i, got[i], want)
+		}
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	for _, s := range []string{llama31, qwen2, qwen3, `{"model_type":"llama","num_attention_heads":3,"rope_scaling":[1]}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		c, err := ParseConfig(text)
+		if err != nil {
+			if code := status.Of(err); code != status.InvalidConfig && code != status.Unsupported {
+				t.Fatal(code, err)
+			}
+			return
+		}
+		out, err := json.Marshal(c.fields())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ParseConfig(out); err != nil || again.Rope != c.Rope || again.HeadDim != c.HeadDim {
+			t.Fatalf("written back as %s: %v", out, err)
+		}
+	})
+}

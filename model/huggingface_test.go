@@ -1,0 +1,303 @@
+package model
+
+import (
+	"encoding/json"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// onRank runs f with a model on one rank, whose weights are set.
+func onRank(t *testing.T, cfg *Config, f func(r *rank)) {
+	t.Helper()
+	err := comm.RunLocal(1, func(c comm.Comm) error {
+		r := newRank(c, cfg, 1, false)
+		r.set(weights(r.Model))
+		f(r)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// items lists a model's parameters for a file of the given type.
+func items(m *Model, dtype tensor.DType) (all []tensor.Item) {
+	for _, g := range m.Groups() {
+		for _, p := range g.Params {
+			x := p.Value
+			if dtype == tensor.BF16 {
+				b := make([]byte, 0, 2*p.Numel())
+				for _, v := range p.Value.Float32s() {
+					h := tensor.F32ToBF16(v)
+					b = append(b, byte(h), byte(h>>8))
+				}
+				x = tensor.Of(unsafe.Pointer(&b[0]), tensor.BF16, p.Shape...)
+			}
+			all = append(all, tensor.Item{Name: p.Name, Tensor: x})
+		}
+	}
+	return all
+}
+
+func writeFolder(t *testing.T, cfg *Config, files map[string][]tensor.Item) string {
+	t.Helper()
+	dir := t.TempDir()
+	text, err := json.Marshal(cfg.fields())
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := map[string]string{}
+	for name, list := range files {
+		if err := tensor.WriteSafetensors(filepath.Join(dir, name), nil, list); err != nil {
+			t.Fatal(err)
+		}
+		for _, it := range list {
+			parts[it.Name] = name
+		}
+	}
+	if files[weightsFile] == nil {
+		index, _ := json.Marshal(map[string]any{"weight_map": parts})
+		os.WriteFile(filepath.Join(dir, indexFile), index, 0o600)
+	}
+	os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
+	return dir
+}
+
+// load opens a folder and fills a fresh model from it.
+func load(t *testing.T, dir string, override map[string]any, then func(r *rank)) error {
+	t.Helper()
+	f, err := OpenFolder(dir, override)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return comm.RunLocal(1, func(c comm.Comm) error {
+		r := newRank(c, f.Config, 1, false)
+		if err := f.Load(r.Model); err != nil {
+			return err
+		}
+		if then != nil {
+			then(r)
+		}
+		return nil
+	})
+}
+
+// What is saved is what is loaded, to the bit in F32, with the tokenizer beside it; a folder that was there is replaced whole.
+func TestSaveAndLoad(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		source, dir := t.TempDir(), filepath.Join(t.TempDir(), "new", "model")
+		os.WriteFile(filepath.Join(source, "tokenizer.json"), []byte("{}"), 0o600)
+		onRank(t, cfg, func(r *rank) {
+			for range 2 {
+				if err := r.Save(dir, source); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "{}" {
+				t.Error(string(text), err)
+			}
+			if left, _ := os.ReadDir(filepath.Dir(dir)); len(left) != 1 {
+				t.Errorf("beside the folder: %v", left)
+			}
+			err := load(t, dir, nil, func(s *rank) {
+				for i := range r.values {
+					if !slices.Equal(r.values[i], s.values[i]) {
+						t.Errorf("group %d differs", i)
+					}
+				}
+				if a, b := *r.Config, *s.Config; a.Rope != b.Rope || a.HeadDim != b.HeadDim || a.TieWordEmbeddings != b.TieWordEmbeddings {
+					t.Errorf("config %+v became %+v", a, b)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	})
+}
+
+// Parts with an index load like one file, in any type; the type of the source is the type of what is saved.
+func TestPartsAndTypes(t *testing.T) {
+	cfg := configs(t)["qwen3"]
+	onRank(t, cfg, func(r *rank) {
+		all := items(r.Model, tensor.BF16)
+		dir := writeFolder(t, cfg, map[string][]tensor.Item{"a-00001-of-00002.safetensors": all[:5], "a-00002-of-00002.safetensors": all[5:]})
+		for _, want := range []tensor.DType{tensor.BF16, tensor.F32, tensor.F16} {
+			override := map[string]any{"dtype": map[tensor.DType]string{tensor.F32: "float32", tensor.F16: "float16"}[want]}
+			if want == tensor.BF16 {
+				override = nil
+			}
+			err := load(t, dir, override, func(s *rank) {
+				p, q := r.Groups()[1].Params[1], s.Groups()[1].Params[1]
+				if v := tensor.BF16ToF32(tensor.F32ToBF16(p.Value.Float32s()[7])); q.Value.Float32s()[7] != v {
+					t.Errorf("%v is not %v rounded", q.Value.Float32s()[7], v)
+				}
+				out := filepath.Join(t.TempDir(), "out")
+				if err := s.Save(out, dir); err != nil {
+					t.Fatal(err)
+				}
+				f, err := OpenFolder(out, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				if e := f.where[q.Name].entry; e.DType != want || f.Config.DType != want && want != tensor.BF16 {
+					t.Errorf("saved as %v, config %v, want %v", e, f.Config.DType, want)
+				}
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestFolderFaults(t *testing.T) {
+	cfg := configs(t)["llama"]
+	tied := configs(t)["qwen2"]
+	swap := func(change func(list []tensor.Item) []tensor.Item) func(t *testing.T, m *Model) string {
+		return func(t *testing.T, m *Model) string {
+			return writeFolder(t, m.Config, map[string][]tensor.Item{weightsFile: change(items(m, tensor.F32))})
+		}
+	}
+	value := func(v float32) func(t *testing.T, m *Model) string {
+		return func(t *testing.T, m *Model) string {
+			m.Groups()[2].Params[1].Value.Float32s()[24+5] = v
+			return swap(func(l []tensor.Item) []tensor.Item { return l })(t, m)
+		}
+	}
+	extra := tensor.Item{Name: "extra.weight", Tensor: tensor.OfFloat32([]float32{1}, 1)}
+	for name, c := range map[string]struct {
+		cfg  *Config
+		make func(t *testing.T, m *Model) string
+		code status.Code
+		want []string
+	}{
+		"missing": {cfg, swap(func(l []tensor.Item) []tensor.Item { return l[2:] }), status.InvalidConfig,
+			[]string{"model.embed_tokens.weight[23 24] is missing", "model.layers.0.input_layernorm.weight[24] is missing"}},
+		"unexpected": {cfg, swap(func(l []tensor.Item) []tensor.Item { return append(l, extra) }), status.InvalidConfig,
+			[]string{"extra.weight F32[1] has no place in a llama"}},
+		"shape": {cfg, swap(func(l []tensor.Item) []tensor.Item {
+			l[2].Tensor = l[2].Tensor.View(12, 48)
+			return l
+		}), status.InvalidConfig, []string{"q_proj.weight is [12 48] in the file, config.json says [24 24] (num_attention_heads · head_dim, hidden_size)"}},
+		"integers": {cfg, swap(func(l []tensor.Item) []tensor.Item {
+			l[1].Tensor = tensor.OfInt32(make([]int32, 24), 24)
+			return l
+		}), status.InvalidConfig, []string{"input_layernorm.weight is I32"}},
+		"nan":      {cfg, value(float32(math.NaN())), status.Numeric, []string{"model.layers.1.self_attn.q_proj.weight has NaN at [1 5]"}},
+		"infinity": {cfg, value(float32(math.Inf(-1))), status.Numeric, []string{"-Inf at [1 5]"}},
+		"no head": {cfg, swap(func(l []tensor.Item) []tensor.Item { return l[:len(l)-1] }), status.InvalidConfig,
+			[]string{"lm_head.weight[23 24] is missing: set override tie_word_embeddings = true"}},
+		"tied, differing": {tied, swap(func(l []tensor.Item) []tensor.Item {
+			return append(l, tensor.Item{Name: tiedName, Tensor: tensor.OfFloat32(make([]float32, 23*24), 23, 24)})
+		}), status.InvalidConfig, []string{"lm_head.weight F32[23, 24] differs", "tie_word_embeddings = false"}},
+		"empty folder": {cfg, func(t *testing.T, _ *Model) string { return t.TempDir() }, status.IO, []string{"no config.json here"}},
+		"no weights": {cfg, func(t *testing.T, m *Model) string {
+			dir := writeFolder(t, m.Config, nil)
+			os.Remove(filepath.Join(dir, indexFile))
+			os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o600)
+			return dir
+		}, status.IO, []string{"weights are missing", "pytorch_model.bin is there: convert it"}},
+		"no part": {cfg, func(t *testing.T, m *Model) string {
+			all := items(m, tensor.F32)
+			dir := writeFolder(t, m.Config, map[string][]tensor.Item{"a.safetensors": all[:4], "b.safetensors": all[4:]})
+			os.Remove(filepath.Join(dir, "b.safetensors"))
+			return dir
+		}, status.IO, []string{"b.safetensors: no such file"}},
+		"index outside": {cfg, func(t *testing.T, m *Model) string {
+			dir := writeFolder(t, m.Config, nil)
+			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight_map": {"a": "../a.safetensors"}}`), 0o600)
+			return dir
+		}, status.InvalidConfig, []string{"parts lie in the folder itself"}},
+		"index disagrees": {cfg, func(t *testing.T, m *Model) string {
+			all := items(m, tensor.F32)
+			dir := writeFolder(t, m.Config, map[string][]tensor.Item{"a.safetensors": all})
+			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight_map": {"b": "a.safetensors"}}`), 0o600)
+			return dir
+		}, status.InvalidConfig, []string{"tensor b should be in a.safetensors and is not"}},
+		"broken index": {cfg, func(t *testing.T, m *Model) string {
+			dir := writeFolder(t, m.Config, nil)
+			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight`), 0o600)
+			return dir
+		}, status.InvalidConfig, []string{"no usable weight_map"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onRank(t, c.cfg, func(r *rank) {
+				err := load(t, c.make(t, r.Model), nil, nil)
+				if status.Of(err) != c.code {
+					t.Fatalf("%v of %v, want %v", status.Of(err), err, c.code)
+				}
+				for _, want := range c.want {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("%v\nwant %q", err, want)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A second, equal copy of tied weights and old buffers are no fault.
+func TestFolderTolerates(t *testing.T) {
+	cfg := configs(t)["qwen2"]
+	onRank(t, cfg, func(r *rank) {
+		list := items(r.Model, tensor.F32)
+		list = append(list, tensor.Item{Name: tiedName, Tensor: list[0].Tensor},
+			tensor.Item{Name: "model.layers.0.self_attn.rotary_emb.inv_freq", Tensor: tensor.OfFloat32([]float32{1}, 1)})
+		if err := load(t, writeFolder(t, cfg, map[string][]tensor.Item{weightsFile: list}), nil, nil); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A folder that cannot be written leaves nothing behind and says what to do.
+func TestSaveFaults(t *testing.T) {
+	onRank(t, configs(t)["llama"], func(r *rank) {
+		dir := t.TempDir()
+		file := filepath.Join(dir, "file")
+		os.WriteFile(file, nil, 0o600)
+		if err := r.Save(filepath.Join(file, "model"), ""); status.Of(err) != status.IO || !strings.Contains(err.Error(), "choose an output folder") {
+			t.Error(err)
+		}
+		p := r.Groups()[0].Params[0]
+		p.stored = tensor.F16
+		p.Value.Float32s()[3] = 1e6
+		if err := r.Save(filepath.Join(dir, "model"), ""); err == nil || !strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
+			t.Error(err)
+		}
+		if left, _ := os.ReadDir(dir); len(left) != 1 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+}
+
+// Every half is itself when widened and rounded back, and rounding is to the nearest, ties to even.
+func TestHalf(t *testing.T) {
+	for h := range 1 << 16 {
+		f := tensor.F16ToF32(uint16(h))
+		if got := f32ToF16(f); got != uint16(h) && f == f {
+			t.Fatalf("%04x is %v is %04x", h, f, got)
+		}
+		if next := tensor.F16ToF32(uint16(h) + 1); f == f && next == next && h&0x7fff < 0x7bff {
+			middle := float32((float64(f) + float64(next)) / 2)
+			even := uint16(h + h&1)
+			if got := f32ToF16(middle); got != even {
+				t.Fatalf("between %04x and its neighbour: %04x", h, got)
+			}
+			if got := f32ToF16(math.Nextafter32(middle, f)); got != uint16(h) {
+				t.Fatalf("below the middle above %04x: %04x", h, got)
+			}
+		}
+	}
+}

@@ -1,0 +1,373 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/ref"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+func newReference(t testing.TB, cfg *Config) *reference {
+	r := &reference{cfg: cfg, w: map[string][]float64{}}
+	err := comm.RunLocal(1, func(c comm.Comm) error {
+		for name, x := range weights(newRank(c, cfg, 1, false).Model) {
+			r.w[name] = ref.Convert[float64](x)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// The loss is the float64 model's, and every parameter's gradient has its slope along random directions.
+func TestGradients(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 9, 1, 13)
+		r := newReference(t, cfg)
+		o := train(t, 1, cfg, s, nil)
+		if want := r.loss(s); math.Abs(o.Sum-want) > 2e-6*want || o.Tokens != s.valid() {
+			t.Errorf("loss %v of %d tokens, want %v of %d", o.Sum, o.Tokens, want, s.valid())
+		}
+		random := rand.New(rand.NewPCG(3, 4))
+		for name, g := range o.grads {
+			size := norm2(g)
+			if size == 0 || len(g) != len(r.w[name]) {
+				t.Fatalf("%s: gradient of size %v", name, size)
+			}
+			for try := range 3 {
+				direction, got := make([]float64, len(g)), 0.0
+				for i := range direction {
+					direction[i] = float64(1 - 2*random.IntN(2))
+					if try == 0 {
+						direction[i] = g[i] / size
+					}
+					got += g[i] * direction[i]
+				}
+				want := r.slope(s, name, direction)
+				if !(math.Abs(got-want) < 1e-5*size) {
+					t.Errorf("%s, direction %d: slope %v, want %v (norm %v)", name, try, got, want, size)
+				}
+			}
+		}
+	})
+}
+
+// Loss and gradients do not depend on the number of ranks, fewer tokens than ranks included.
+func TestRanks(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13, 4), documents(cfg.VocabSize, 3), documents(cfg.VocabSize, 32)} {
+			one := train(t, 1, cfg, s, nil)
+			for n := 2; n <= 4; n++ {
+				o := train(t, n, cfg, s, nil)
+				if math.Abs(o.Sum-one.Sum) > 1e-6*math.Abs(one.Sum) || o.Tokens != one.Tokens {
+					t.Errorf("%d ranks, %d tokens: %v, one rank has %v", n, len(s.ids), o.Loss, one.Loss)
+				}
+				for name, g := range o.grads {
+					if e := far(g, one.grads[name]); !(e < 2e-5) {
+						t.Errorf("%d ranks, %d tokens: gradient of %s is off by %.2g", n, len(s.ids), name, e)
+					}
+				}
+			}
+		}
+	})
+}
+
+// A document alone, and among others, has the same loss and gradients: their sum is that of all.
+func TestDocumentsAreAlone(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 6, 11, 2)
+		all := train(t, 2, cfg, s, nil)
+		sum, tokens, grads := 0.0, int64(0), map[string][]float64{}
+		for d, lo := range s.cu[:3] {
+			hi := s.cu[d+1]
+			o := train(t, 1, cfg, &sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}}, nil)
+			sum, tokens = sum+o.Sum, tokens+o.Tokens
+			for name, g := range o.grads {
+				if grads[name] == nil {
+					grads[name] = make([]float64, len(g))
+				}
+				add(grads[name], g)
+			}
+		}
+		if math.Abs(all.Sum-sum) > 1e-6*sum || all.Tokens != tokens {
+			t.Errorf("%v, documents alone have %v of %d", all.Loss, sum, tokens)
+		}
+		for name, g := range all.grads {
+			if e := far(g, grads[name]); !(e < 2e-5) {
+				t.Errorf("gradient of %s is off by %.2g", name, e)
+			}
+		}
+	})
+}
+
+// A token changes no loss before it and none in another document, to the bit.
+func TestNoTokenIsSeenTooEarly(t *testing.T) {
+	cfg := configs(t)["llama"]
+	s := documents(cfg.VocabSize, 12, 8)
+	loss := func(first, last int64, changed int) float64 {
+		x := &sequence{slices.Clone(s.ids), make([]int32, len(s.ids)), s.positions, s.cu}
+		for i := range x.targets {
+			x.targets[i] = -100
+			if int64(i) >= first && int64(i) < last {
+				x.targets[i] = s.targets[i]
+			}
+		}
+		if changed >= 0 {
+			x.ids[changed] = (x.ids[changed] + 1) % 23
+		}
+		return train(t, 2, cfg, x, nil).Sum
+	}
+	if loss(0, 7, -1) != loss(0, 7, 7) {
+		t.Error("token 7 changes a loss before it")
+	}
+	if loss(12, 20, -1) != loss(12, 20, 3) || loss(0, 12, -1) != loss(0, 12, 15) {
+		t.Error("a token changes a loss in another document")
+	}
+	if loss(0, 12, -1) == loss(0, 12, 3) {
+		t.Error("token 3 changes nothing: this test cannot fail")
+	}
+}
+
+// Any tile of the loss gives one loss, to the bit, and one gradient.
+func TestLossTiles(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 9, 14)
+		one := train(t, 1, cfg, s, nil)
+		for _, tile := range []int64{1, 5, 22, 23, 100} {
+			o := train(t, 1, cfg, s, func(r *rank) { r.SetLossTile(tile) })
+			if o.Loss != one.Loss {
+				t.Errorf("tile of %d: %v, want %v", tile, o.Loss, one.Loss)
+			}
+			for name, g := range o.grads {
+				if e := far(g, one.grads[name]); !(e < 2e-5) {
+					t.Errorf("tile of %d: gradient of %s is off by %.2g", tile, name, e)
+				}
+			}
+		}
+	})
+}
+
+// An evaluation gives the loss of training to the bit and needs less memory; gradients add up, and scale.
+func TestForwardAndAccumulation(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 9, 14)
+		one := train(t, 1, cfg, s, nil)
+		err := comm.RunLocal(1, func(c comm.Comm) error {
+			r := newRank(c, cfg, int64(len(s.ids)), true)
+			r.set(weights(r.Model))
+			b := shard(c, s)
+			loss, err := r.Forward(r.c, b)
+			if err != nil || loss != one.Loss {
+				t.Errorf("evaluation: %v (%v), training: %v", loss, err, one.Loss)
+			}
+			b.GradScale = 0.25
+			for range 4 {
+				if _, err := r.ForwardBackward(r.c, b); err != nil {
+					return err
+				}
+			}
+			for _, g := range r.Groups() {
+				for _, p := range g.Params {
+					if e := far(ref.Convert[float64](p.Grad.Float32s()), one.grads[p.Name]); !(e < 2e-5) {
+						t.Errorf("gradient of %s in four parts is off by %.2g", p.Name, e)
+					}
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// The plan of memory is what a pass takes, to the byte, and a pass takes nothing elsewhere.
+func TestMemory(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		for n := 1; n <= 3; n++ {
+			s := documents(cfg.VocabSize, 12, 1, 1, 9, 8)
+			err := comm.RunLocal(n, func(c comm.Comm) error {
+				for _, backward := range []bool{true, false} {
+					r := newRank(c, cfg, int64(len(s.ids)), backward)
+					r.Init(1)
+					b := shard(c, s)
+					pass := r.Forward
+					if backward {
+						pass = r.ForwardBackward
+					}
+					for range 2 {
+						if _, err := pass(r.c, b); err != nil {
+							return err
+						}
+					}
+					if r.c.Arena.Peak() != r.c.Arena.Bytes() || r.c.Arena.Mark() != 0 {
+						return fmt.Errorf("backward %v: peak %d, planned %d, left %d", backward, r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
+					}
+					if n == 1 {
+						if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 {
+							return fmt.Errorf("backward %v: %v allocations in a pass", backward, a)
+						}
+					}
+				}
+				return nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	runtime.GC()
+}
+
+// lender records what a trainer would see.
+type lender struct {
+	t     *testing.T
+	m     *Model
+	held  map[int]bool
+	ready map[string]int
+}
+
+func (l *lender) Need(group int, _ device.Stream) error { l.held[group] = true; return nil }
+func (l *lender) Done(group int, _ device.Stream) error {
+	if !l.held[group] {
+		l.t.Errorf("group %d is done without need", group)
+	}
+	delete(l.held, group)
+	return nil
+}
+func (l *lender) GradReady(p *Param, _ device.Stream) error { l.ready[p.Name]++; return nil }
+
+// Groups are given back, every gradient is announced once and is complete then, and a trainer's error ends the pass.
+func TestWeights(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 9, 14)
+		one := train(t, 1, cfg, s, nil)
+		train(t, 1, cfg, s, func(r *rank) {
+			l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+			r.c.Weights = l
+			check := &complete{lender: l, want: one}
+			r.c.Weights = check
+			if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); err != nil {
+				t.Fatal(err)
+			}
+			if len(l.held) != 0 {
+				t.Errorf("groups %v are not given back", l.held)
+			}
+			for _, g := range r.Groups() {
+				for _, p := range g.Params {
+					if l.ready[p.Name] != 1 {
+						t.Errorf("%s is announced %d times", p.Name, l.ready[p.Name])
+					}
+					clear(p.Grad.Float32s())
+				}
+			}
+			r.c.Weights = refusing{}
+			if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); status.Of(err) != status.Comm {
+				t.Errorf("a trainer's error came back as %v", err)
+			}
+			r.c.Weights = nil
+		})
+	})
+}
+
+type complete struct {
+	*lender
+	want outcome
+}
+
+func (l *complete) GradReady(p *Param, s device.Stream) error {
+	if e := far(ref.Convert[float64](p.Grad.Float32s()), l.want.grads[p.Name]); e != 0 {
+		l.t.Errorf("%s is announced before it is complete: off by %.2g", p.Name, e)
+	}
+	return l.lender.GradReady(p, s)
+}
+
+type refusing struct{}
+
+func (refusing) Need(group int, _ device.Stream) error {
+	if group == 2 {
+		return status.Errorf(status.Comm, "no weights")
+	}
+	return nil
+}
+func (refusing) Done(int, device.Stream) error         { return nil }
+func (refusing) GradReady(*Param, device.Stream) error { return nil }
+
+// Weights of a new model depend on seed and name alone, and are normal.
+func TestInit(t *testing.T) {
+	cfg := configs(t)["qwen2"]
+	init := func(seed uint64) (x map[string][]float32) {
+		err := comm.RunLocal(1, func(c comm.Comm) error {
+			r := newRank(c, cfg, 1, false)
+			x = map[string][]float32{}
+			if err := r.Init(seed); err != nil {
+				return err
+			}
+			for _, g := range r.Groups() {
+				for _, p := range g.Params {
+					x[p.Name] = slices.Clone(p.Value.Float32s())
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	a, b, other := init(1), init(1), init(2)
+	for name := range a {
+		if !slices.Equal(a[name], b[name]) {
+			t.Errorf("%s is not repeatable", name)
+		}
+	}
+	q := a["model.layers.0.self_attn.q_proj.weight"]
+	if slices.Equal(q, other["model.layers.0.self_attn.q_proj.weight"]) || slices.Equal(q, a["model.layers.1.self_attn.q_proj.weight"]) {
+		t.Error("seed or name does not matter")
+	}
+	if a["model.norm.weight"][3] != 1 || a["model.layers.0.self_attn.q_proj.bias"][3] != 0 {
+		t.Error("norms do not start at 1, or biases at 0")
+	}
+	x := ref.Convert[float64](slices.Concat(q, a["model.embed_tokens.weight"], a["model.layers.0.mlp.up_proj.weight"]))
+	mean, deviation := ref.Sum(x)/float64(len(x)), norm2(x)/math.Sqrt(float64(len(x)))
+	if math.Abs(mean) > 0.03 || math.Abs(deviation-0.3) > 0.02 {
+		t.Errorf("mean %v, deviation %v of %d values, want 0 and 0.3", mean, deviation, len(x))
+	}
+}
+
+// What a pass cannot run on is refused with a sentence.
+func TestPassRefusals(t *testing.T) {
+	cfg := configs(t)["llama"]
+	s := documents(cfg.VocabSize, 9)
+	err := comm.RunLocal(1, func(c comm.Comm) error {
+		r := newRank(c, cfg, 9, true)
+		b := shard(c, s)
+		b.IDs = tensor.OfInt32(make([]int32, 8), 8)
+		if _, err := r.ForwardBackward(r.c, b); status.Of(err) != status.InvalidArgument {
+			t.Errorf("8 ids for 9 rows: %v", err)
+		}
+		small, err := device.NewArena(r.dev, "activations", r.c.Arena.Bytes()-64)
+		must(err)
+		if _, err := r.ForwardBackward(&Ctx{Stream: r.c.Stream, Arena: small}, shard(c, s)); status.Of(err) != status.OutOfMemory {
+			t.Errorf("a small arena: %v", err)
+		}
+		r.Groups()[1].Bind(tensor.OfFloat32(r.values[1], int64(len(r.values[1]))), tensor.Tensor{})
+		if _, err := r.ForwardBackward(r.c, shard(c, s)); status.Of(err) != status.InvalidArgument {
+			t.Errorf("no gradients: %v", err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
