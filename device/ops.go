@@ -31,6 +31,7 @@ type Ops interface {
 	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
 	CrossEntropy(s Stream, a *CrossEntropy) error
 
+	// AttentionWorkspace is the bytes of Attention.Workspace for a call; with CuQ nil, a bound for any documents of these lengths.
 	AttentionWorkspace(a *Attention, backward bool) int64
 	AttentionForward(s Stream, a *Attention) error
 	AttentionBackward(s Stream, a *AttentionGrad) error
@@ -117,6 +118,14 @@ type Attention struct {
 	Causal    bool
 	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
 	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
+}
+
+// AttentionMost is an optional interface of a device whose AttentionWorkspace depends on how documents lie, for memory that is planned
+// before they are known.
+type AttentionMost interface {
+	// AttentionWorkspaceMost is no less than AttentionWorkspace of any call with a's heads and at most its lengths, however they are cut
+	// into documents that each have a query. CuQ and CuK are not looked at.
+	AttentionWorkspaceMost(a *Attention, backward bool) int64
 }
 
 // AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key heads that no query head uses get zeros.

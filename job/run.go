@@ -41,11 +41,11 @@ func runKind(e *Env) error {
 
 // launch finds out how this process was started, and runs body once for each rank that lives in it.
 func launch(o Options, body func(*Env) error) error {
-	env := slurm.Detect()
-	if err := env.Check(comm.Available()); err != nil {
+	env := slurm.Env()
+	if err := env.Ready(comm.Available()); err != nil {
 		return err
 	}
-	if env.Tasks <= 1 && !env.Launched {
+	if env.Tasks <= 1 {
 		n := max(1, o.Ranks)
 		return comm.RunLocal(n, func(c comm.Comm) error { return runRank(c, n, o, body) })
 	}
@@ -57,7 +57,7 @@ func launch(o Options, body func(*Env) error) error {
 		return err
 	}
 	defer comm.Finalize()
-	if err := env.CheckWorld(world.Size()); err != nil {
+	if err := env.Check(world.Size(), true); err != nil {
 		return err
 	}
 	return runRank(world, env.LocalSize, o, body)

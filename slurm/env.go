@@ -21,7 +21,8 @@ type Environment struct {
 	Host      string // as the launcher names it, else as the system does
 	JobID     string // of Slurm; also set in a shell inside an allocation
 	StepID    string
-	Restarts  int // how often Slurm has requeued the job
+	Restarts  int  // how often Slurm has requeued the job
+	Wired     bool // the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's own
 }
 
 // Env reads the environment of this process.
@@ -51,6 +52,7 @@ func read(get func(string) string) Environment {
 	}
 	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"), Restarts: number("SLURM_RESTART_COUNT"),
 		Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
+	e.Wired = get("PMIX_RANK") != "" || get("PMI_RANK") != "" || get("OMPI_COMM_WORLD_SIZE") != ""
 	for _, l := range launchers {
 		if n := number(l.size); n > 0 {
 			e.Launcher, e.Tasks, e.Rank, e.LocalRank, e.LocalSize = l.name, n, number(l.rank), number(l.localRank), number(l.localSize)
@@ -87,6 +89,19 @@ func tasksOn(list string, node int) int {
 		node -= nodes
 	}
 	return 0
+}
+
+// Ready refuses what can be told before MPI starts: without a way to its peers Open MPI ends the process in MPI_Init with a page about
+// its own build, and MPICH makes it rank 0 of 1.
+func (e Environment) Ready(mpiBuilt bool) error {
+	if !mpiBuilt {
+		return e.Check(1, false)
+	}
+	if e.Tasks > 1 && !e.Wired {
+		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks without PMIx or PMI, so they cannot find each other: use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
+			e.Launcher, e.Tasks)
+	}
+	return nil
 }
 
 // Check holds what the launcher says against the size of the world that this program found. A launcher that this program cannot talk

@@ -86,31 +86,38 @@ func (p *Plan) gradients(b *Batch, c *carver) (d local) {
 	return d
 }
 
-// Sizes is the bytes that calls with this batch need. They grow with each length of the batch, so that buffers made for the longest
-// batch serve all.
+// Sizes is the bytes that calls with this batch need.
 func (p *Plan) Sizes(b *Batch) Sizes {
-	saved, ws := carver{align: p.align}, carver{align: p.align}
-	x := p.inputs(b, &saved)
-	p.describe(b, &x)
-	// A forward pass without Saved keeps its inputs in the workspace.
-	scratch := max(p.wire(b, false), p.dev.AttentionWorkspace(&p.attention, false))
-	size := Sizes{Workspace: device.Padded(p.dev, saved.used) + scratch}
-	if !p.layer.NoBackward {
-		p.gradients(b, &ws)
-		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
-		size.Saved = saved.used
-		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
-	}
-	return size
+	return p.sizes(b, p.dev.AttentionWorkspace)
 }
 
-// MaxSizes is Sizes for lengths alone, whatever the documents: for plans of memory.
+// MaxSizes is the bytes that calls need with any batch of at most these extents, whatever its documents: for memory that is planned
+// before the batches are known, and for buffers that serve batches of different lengths one after another.
 func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
 		return Sizes{}, err
 	}
+	if d, ok := p.dev.(device.AttentionMost); ok {
+		return p.sizes(b, d.AttentionWorkspaceMost), nil
+	}
 	return p.Sizes(b), nil
+}
+
+func (p *Plan) sizes(b *Batch, attention func(a *device.Attention, backward bool) int64) Sizes {
+	saved, ws := carver{align: p.align}, carver{align: p.align}
+	x := p.inputs(b, &saved)
+	p.describe(b, &x)
+	// A forward pass without Saved keeps its inputs in the workspace.
+	scratch := max(p.wire(b, false), attention(&p.attention, false))
+	size := Sizes{Workspace: device.Padded(p.dev, saved.used) + scratch}
+	if !p.layer.NoBackward {
+		p.gradients(b, &ws)
+		scratch = max(p.wire(b, true), attention(&p.attention, true))
+		size.Saved = saved.used
+		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
+	}
+	return size
 }
 
 // wire is the bytes of the larger exchange of a pass.

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+func gemm(o *options) error {
+	d, err := cpu.New(cpu.Options{Workers: o.threads})
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	stream, err := d.NewStream()
+	if err != nil {
+		return err
+	}
+	for _, s := range o.chosen(o.cases.Gemm) {
+		var a, b, c tensor.Tensor // [batch, M, K], [batch, K, N], [batch, M, N]
+		free, err := build(d, func(m arena) {
+			a, b, c = m.random(s.Batch, s.M, s.K), m.random(s.Batch, s.K, s.N), m.take(tensor.F32, s.Batch, s.M, s.N)
+			if s.Form == "tn" {
+				a = tensor.Of(a.Data, tensor.F32, s.Batch, s.K, s.M).Permute(0, 2, 1)
+			}
+			if s.Form == "nt" {
+				b = tensor.Of(b.Data, tensor.F32, s.Batch, s.N, s.K).Permute(0, 2, 1)
+			}
+		})
+		if err != nil {
+			return err
+		}
+		times, err := measure(o.repeat, nil, func() error {
+			for i := range s.Batch {
+				if err := d.Gemm(stream, &device.Gemm{A: a.Select(0, i), B: b.Select(0, i), C: c.Select(0, i)}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		emit(s.Name, times, "gflops", 2*float64(s.Batch*s.M*s.N*s.K), map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "form": s.Form})
+		free()
+	}
+	return nil
+}

@@ -1,0 +1,33 @@
+package cpu
+
+/*
+#include "kernels.h"
+*/
+import "C"
+
+import "ulysses/device"
+
+// attentionBound is the largest workspace that any documents of these lengths need. A document adds at most one block to those of one
+// long document; visible pairs, which decide the number of parts, are most for one document.
+func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
+	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
+	tq, tk := a.Q.Shape[0], a.K.Shape[0]
+	one := *a
+	one.CuQ, one.CuK = []int64{0, tq}, []int64{0, tk}
+	l := d.layAttention(&one, backward, nil)
+	blocks := l.blocks + tq + tk // as many documents as tokens
+	bytes := l.bytes - padded(l.wave*l.partialFloats*4) + padded(blocks*C.sizeof_attention_block) - padded(l.blocks*C.sizeof_attention_block)
+	if !backward {
+		return bytes
+	}
+	pairs := float64(tq) * float64(tk)
+	if a.Causal && tq <= tk {
+		pairs = float64(l.pairs)
+	}
+	partial := int64(0)
+	for parts := int64(2); parts <= partsFor(pairs, dim, dv); parts++ {
+		floats := (parts - 1) * tk * (dim + dv)
+		partial = max(partial, padded(waveOf(kvHeads, int64(d.workers), parts)*floats*4))
+	}
+	return bytes + partial
+}
