@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"time"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
@@ -143,6 +144,7 @@ func complain(stderr io.Writer, err error) {
 	}
 	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)]
 	if rank := slurm.Env().Rank; rank > 0 && !own {
+		time.Sleep(silence)
 		return
 	}
 	text := withoutRanks(err.Error())
@@ -173,6 +175,9 @@ func withoutRanks(text string) string {
 	}
 	return "rank " + rank + ": " + text
 }
+
+// silence is how long the other ranks wait for the first to speak: a launcher kills all processes when one exits with a failure.
+const silence = 300 * time.Millisecond
 
 // onFirstRank keeps a verb that only tells something from telling it once a process.
 func onFirstRank(f func() error) error {

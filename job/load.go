@@ -80,7 +80,7 @@ func (l *loader) file(src string) {
 // decode parses the source. The library stops at the first syntax error, so a faulty line is taken out and the rest tried again, as long
 // as the error is the line's own business (an unfinished list or string makes everything behind it look wrong).
 func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, repaired string) {
-	for last := 0; ; {
+	for last, n := 0, 1; ; n++ {
 		tree = nil
 		err := decodeTOML(src, &tree)
 		if err == nil {
@@ -94,7 +94,7 @@ func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, r
 		}
 		start := min(max(pe.Position.Start, 0), len(src))
 		line := 1 + strings.Count(src[:start], "\n")
-		if line <= last {
+		if line <= last || n > maxSyntaxFaults {
 			return nil, src
 		}
 		last = line
@@ -116,6 +116,9 @@ func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, r
 		src = src[:lo] + with + src[hi:]
 	}
 }
+
+// maxSyntaxFaults bounds the attempts to read on; a file with more is no job file.
+const maxSyntaxFaults = 20
 
 // setAside marks a table whose own header is faulty: what is in it cannot be judged.
 const setAside = "?"

@@ -230,6 +230,12 @@ func TestFaults(t *testing.T) {
 		{name: "syntax, several", code: status.InvalidConfig, src: "kind = train\nseed = \n[data]\nsequnce = 1\npath = [\"a\"]\npath = [\"b\"]\n[device\nbackend = \"cpu\"\n[output]\ndri = \"x\"\n",
 			want: []string{`:1: kind: not TOML: expected value but found "train" instead; text is written in quotes: "train"`, ":2: seed: not TOML", ":4: data.sequnce", ":6: Key 'data.path' has already been defined",
 				":7: not TOML", ":10: output.dri: unknown key; did you mean output.dir?"}},
+		{name: "no job file at all", code: status.InvalidConfig, src: strings.Repeat("x = \n", 2000), want: func() (w []string) {
+			for n := range maxSyntaxFaults {
+				w = append(w, fmt.Sprintf(":%d: x: not TOML", n+1))
+			}
+			return w
+		}()},
 		{name: "open list", code: status.InvalidConfig, src: base + "[eval]\npath = [\"x\",\nsplit = 0.1\nevery = 4\n", want: []string{":7: eval.path: not TOML: expected"}},
 		{name: "open string", code: status.InvalidConfig, src: base + "text_field = \"\"\"x\n\n", want: []string{"data.text_field: not TOML: unexpected EOF"}},
 		{name: "clash", code: status.InvalidConfig, src: "output.dir = \"x\"\noutput = 3\n" + base, want: []string{":2: output: already defined on line 1"}},
