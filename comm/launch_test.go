@@ -31,9 +31,9 @@ func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 		t.Skipf("SKIP: no mpirun: install openmpi-bin: %v", err)
 	}
 	name, _, _ := strings.Cut(t.Name(), "/")
-	ctx, cancel := context.WithTimeout(context.Background(), 150*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 70*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, mpirun, "--oversubscribe", "--bind-to", "none", "--timeout", "120", "-n", fmt.Sprint(n),
+	cmd := exec.CommandContext(ctx, mpirun, "--oversubscribe", "--bind-to", "none", "--timeout", "60", "-n", fmt.Sprint(n),
 		os.Args[0], "-test.run=^"+name+"$", "-test.count=1")
 	cmd.Env = append(os.Environ(), sceneVariable+"="+scene, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_orte_base_help_aggregate=0")

@@ -21,8 +21,8 @@ import (
 // algorithm, on sizes and on the placing of ranks, ours is rank order always, so a job gives the same bits with goroutine ranks, under
 // mpirun and under srun. The volume is that of a reduce-scatter and an all-gather, the least there is.
 
-// reduceScratch is the bytes that arrive, from all ranks together, before they are summed.
-const reduceScratch = 8 << 20
+// reduceScratch is the bytes that arrive, from all ranks together, before they are summed. Tests make it small.
+var reduceScratch int64 = 8 << 20
 
 func (m *mpiComm) Barrier() error {
 	if err := m.open("comm.Barrier"); err != nil {
