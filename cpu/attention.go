@@ -15,6 +15,9 @@ import (
 // AttentionWorkspace is the bytes that AttentionForward, or AttentionBackward, needs for a call of these shapes and documents: scratch for each worker,
 // and for the backward pass partial sums of key gradients where one key head is split. None grows with queries times keys.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
+	if a.CuQ == nil {
+		return d.attentionBound(a, backward)
+	}
 	return d.layAttention(a, backward, nil).bytes
 }
 

@@ -126,17 +126,24 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
 	l.wave = kvHeads
 	if l.partialFloats > 0 {
-		l.wave = min(kvHeads, ceilDiv(4*int64(d.workers), l.parts))
+		l.wave = waveOf(kvHeads, int64(d.workers), l.parts)
 	}
 	l.bytes = l.atPartial + padded(l.wave*l.partialFloats*4)
 	return l
 }
 
+// partsFor is how many parts the backward pass of a key head is split into.
+func partsFor(pairs float64, dim, dv int64) int64 {
+	return max(1, min(C.ATT_PARTS, int64(pairs*float64(6*dim+4*dv)/partFlops)))
+}
+
+// waveOf is how many key heads have their partial sums in memory at a time.
+func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4*workers, parts)) }
+
 // layParts splits the blocks into parts of about equal work.
 func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	dim, dv := a.Q.Shape[2], a.V.Shape[2]
-	flops := float64(l.pairs) * float64(6*dim+4*dv)
-	want := max(1, min(C.ATT_PARTS, int64(flops/partFlops)))
+	want := partsFor(float64(l.pairs), dim, dv)
 	var part C.attention_part
 	done, i := int64(0), int64(0)
 	c := blockCursor{a: a}
