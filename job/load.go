@@ -63,6 +63,9 @@ func (l *loader) file(src string) {
 		return
 	}
 	tree, repaired := l.decode(src, at)
+	if tree == nil {
+		return
+	}
 	if repaired != src {
 		lines = keyLines(repaired)
 	}
