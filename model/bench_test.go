@@ -1,15 +1,21 @@
 package model
 
 import (
+	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"sync"
 	"testing"
+	"unsafe"
 
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/mpitest"
+	"ulysses/internal/ref"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -106,7 +112,6 @@ type rank struct {
 	c      *Ctx
 	values [][]float32 // by group
 	grads  [][]float32
-	memory []device.Buffer
 }
 
 func must(err error) {
@@ -122,7 +127,7 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	m, err := New(dev, c, cfg)
 	must(err)
 	r := &rank{Model: m}
-	r.bind(true)
+	r.bind()
 	s, err := dev.NewStream()
 	must(err)
 	lo, hi := sp.Shard(tokens, int64(c.Size()), int64(c.Rank()))
@@ -134,17 +139,19 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	return r
 }
 
-func (r *rank) bind(grads bool) {
+func (r *rank) bind() {
 	for _, g := range r.Groups() {
 		n := g.Numel()
 		v, d := make([]float32, n), make([]float32, n)
 		r.values, r.grads = append(r.values, v), append(r.grads, d)
-		gradient := tensor.OfFloat32(d, n)
-		if !grads {
-			gradient = tensor.Tensor{}
-		}
-		g.Bind(tensor.OfFloat32(v, n), gradient)
+		g.Bind(tensor.OfFloat32(v, n), tensor.OfFloat32(d, n))
 	}
+}
+
+func (r *rank) close() {
+	r.c.Arena.Free()
+	r.Close()
+	r.dev.Close()
 }
 
 func (r *rank) set(w map[string][]float32) {
@@ -172,13 +179,29 @@ type outcome struct {
 	grads map[string][]float64
 }
 
+func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }
+
+// ranks runs f on n ranks: goroutines, or processes when n is the number of them; one rank is always at hand.
+func ranks(t testing.TB, n int, f func(c comm.Comm) error) {
+	t.Helper()
+	if n > 1 {
+		mpitest.Ranks(t, n, f)
+	} else if err := comm.RunLocal(1, f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// several is the largest number of ranks at hand.
+func several() int { sizes := mpitest.Sizes(); return sizes[len(sizes)-1] }
+
 // train runs forward and backward on n ranks.
 func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank)) outcome {
 	t.Helper()
-	o := outcome{grads: map[string][]float64{}}
+	var o outcome
 	var mu sync.Mutex
-	err := comm.RunLocal(n, func(c comm.Comm) error {
+	ranks(t, n, func(c comm.Comm) error {
 		r := newRank(c, cfg, int64(len(s.ids)), true)
+		defer r.close()
 		r.set(weights(r.Model))
 		if prepare != nil {
 			prepare(r)
@@ -187,27 +210,24 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 		if err != nil {
 			return err
 		}
+		all := []float64{loss.Sum, float64(loss.Tokens)}
+		for _, g := range r.grads {
+			all = append(all, ref.Convert[float64](g)...)
+		}
+		if err := c.AllReduce(r.c.Stream, tensor.Of(unsafe.Pointer(&all[0]), tensor.F64, int64(len(all))), comm.Sum); err != nil {
+			return err
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		o.Sum += loss.Sum
-		o.Tokens += loss.Tokens
+		o = outcome{Loss{all[0], int64(all[1])}, map[string][]float64{}} // the same from every rank
+		all = all[2:]
 		for _, g := range r.Groups() {
 			for _, p := range g.Params {
-				sum := o.grads[p.Name]
-				if sum == nil {
-					sum = make([]float64, p.Numel())
-					o.grads[p.Name] = sum
-				}
-				for i, v := range p.Grad.Float32s() {
-					sum[i] += float64(v)
-				}
+				o.grads[p.Name], all = all[:p.Numel()], all[p.Numel():]
 			}
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return o
 }
 
@@ -233,7 +253,8 @@ func norm2(x []float64) (s float64) {
 
 // each runs a test on all small models.
 func each(t *testing.T, f func(t *testing.T, cfg *Config)) {
-	for name, cfg := range configs(t) {
-		t.Run(name, func(t *testing.T) { f(t, cfg) })
+	all := configs(t)
+	for _, name := range slices.Sorted(maps.Keys(all)) { // the same order on all ranks
+		t.Run(name, func(t *testing.T) { f(t, all[name]) })
 	}
 }

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"testing"
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/internal/mpitest"
 	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -17,15 +17,12 @@ import (
 
 func newReference(t testing.TB, cfg *Config) *reference {
 	r := &reference{cfg: cfg, w: map[string][]float64{}}
-	err := comm.RunLocal(1, func(c comm.Comm) error {
+	ranks(t, 1, func(c comm.Comm) error {
 		for name, x := range weights(newRank(c, cfg, 1, false).Model) {
 			r.w[name] = ref.Convert[float64](x)
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	return r
 }
 
@@ -67,7 +64,7 @@ func TestRanks(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13, 4), documents(cfg.VocabSize, 3), documents(cfg.VocabSize, 32)} {
 			one := train(t, 1, cfg, s, nil)
-			for n := 2; n <= 4; n++ {
+			for _, n := range mpitest.Sizes() {
 				o := train(t, n, cfg, s, nil)
 				if math.Abs(o.Sum-one.Sum) > 1e-6*math.Abs(one.Sum) || o.Tokens != one.Tokens {
 					t.Errorf("%d ranks, %d tokens: %v, one rank has %v", n, len(s.ids), o.Loss, one.Loss)
@@ -86,7 +83,7 @@ func TestRanks(t *testing.T) {
 func TestDocumentsAreAlone(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 6, 11, 2)
-		all := train(t, 2, cfg, s, nil)
+		all := train(t, several(), cfg, s, nil)
 		sum, tokens, grads := 0.0, int64(0), map[string][]float64{}
 		for d, lo := range s.cu[:3] {
 			hi := s.cu[d+1]
@@ -125,7 +122,7 @@ func TestNoTokenIsSeenTooEarly(t *testing.T) {
 		if changed >= 0 {
 			x.ids[changed] = (x.ids[changed] + 1) % 23
 		}
-		return train(t, 2, cfg, x, nil).Sum
+		return train(t, several(), cfg, x, nil).Sum
 	}
 	if loss(0, 7, -1) != loss(0, 7, 7) {
 		t.Error("token 7 changes a loss before it")
@@ -162,7 +159,7 @@ func TestForwardAndAccumulation(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
 		one := train(t, 1, cfg, s, nil)
-		err := comm.RunLocal(1, func(c comm.Comm) error {
+		ranks(t, 1, func(c comm.Comm) error {
 			r := newRank(c, cfg, int64(len(s.ids)), true)
 			r.set(weights(r.Model))
 			b := shard(c, s)
@@ -185,18 +182,15 @@ func TestForwardAndAccumulation(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Error(err)
-		}
 	})
 }
 
 // The plan of memory is what a pass takes, to the byte, and a pass takes nothing elsewhere.
 func TestMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
-		for n := 1; n <= 3; n++ {
+		for _, n := range append(mpitest.Sizes(), 1) {
 			s := documents(cfg.VocabSize, 12, 1, 1, 9, 8)
-			err := comm.RunLocal(n, func(c comm.Comm) error {
+			ranks(t, n, func(c comm.Comm) error {
 				for _, backward := range []bool{true, false} {
 					r := newRank(c, cfg, int64(len(s.ids)), backward)
 					r.Init(1)
@@ -221,12 +215,8 @@ func TestMemory(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil {
-				t.Error(err)
-			}
 		}
 	})
-	runtime.GC()
 }
 
 // lender records what a trainer would see.
@@ -307,7 +297,7 @@ func (refusing) GradReady(*Param, device.Stream) error { return nil }
 func TestInit(t *testing.T) {
 	cfg := configs(t)["qwen2"]
 	init := func(seed uint64) (x map[string][]float32) {
-		err := comm.RunLocal(1, func(c comm.Comm) error {
+		ranks(t, 1, func(c comm.Comm) error {
 			r := newRank(c, cfg, 1, false)
 			x = map[string][]float32{}
 			if err := r.Init(seed); err != nil {
@@ -320,9 +310,6 @@ func TestInit(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 		return x
 	}
 	a, b, other := init(1), init(1), init(2)
@@ -349,7 +336,7 @@ func TestInit(t *testing.T) {
 func TestPassRefusals(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 9)
-	err := comm.RunLocal(1, func(c comm.Comm) error {
+	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, cfg, 9, true)
 		b := shard(c, s)
 		b.IDs = tensor.OfInt32(make([]int32, 8), 8)
@@ -367,7 +354,4 @@ func TestPassRefusals(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Error(err)
-	}
 }
