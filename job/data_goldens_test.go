@@ -107,3 +107,24 @@ func TestTokenizerOfTheModel(t *testing.T) {
 		}
 	}
 }
+
+// Every example must be a job, for four ranks.
+func TestExamplesAreJobs(t *testing.T) {
+	files, err := filepath.Glob("../examples/*.toml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no examples", err)
+	}
+	for _, file := range files {
+		src, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := Parse(src, file, nil, nil)
+		if err == nil {
+			err = j.Resolve(4)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
