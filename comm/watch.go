@@ -22,6 +22,8 @@ type Watch struct {
 	count   int // flights with a name
 	last    flight
 	ended   time.Time
+	onSlow  func(description string) // nil: being outside all calls is nobody's business
+	slow    bool                     // said since the last call
 }
 
 // flight is one call under way. An empty op is a free slot.
@@ -56,6 +58,22 @@ func (w *Watch) Close() {
 	}
 }
 
+// Pace makes this rank answer for the time between calls, too: onSlow is called once when no call was made for three quarters of the
+// limit, which is before the peers that wait for it give up. nil ends it. It is for loops whose ranks move in step.
+func (w *Watch) Pace(onSlow func(description string)) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.onSlow, w.slow, w.ended = onSlow, false, time.Now()
+	if onSlow != nil {
+		w.arm(w.patience())
+	}
+}
+
+func (w *Watch) patience() time.Duration { return w.limit * 3 / 4 }
+
 // begin enters a call and returns its place for end.
 func (w *Watch) begin(f flight) int {
 	if w == nil {
@@ -77,6 +95,7 @@ func (w *Watch) begin(f flight) int {
 	}
 	w.flights[place] = f
 	w.count++
+	w.slow = false
 	w.arm(w.limit)
 	return place
 }
@@ -90,6 +109,9 @@ func (w *Watch) end(place int) {
 	w.last, w.ended = w.flights[place], time.Now()
 	w.flights[place] = flight{}
 	w.count-- // the timer stays: it finds nothing, or the next call
+	if w.onSlow != nil {
+		w.arm(w.patience())
+	}
 }
 
 func (w *Watch) arm(d time.Duration) {
@@ -110,6 +132,10 @@ func (w *Watch) look() {
 			oldest = i
 		}
 	}
+	if oldest < 0 && w.onSlow != nil && !w.closed && !w.late && !w.slow {
+		w.lookOutside(now)
+		return
+	}
 	if oldest < 0 || w.closed || w.late {
 		w.mu.Unlock()
 		return
@@ -126,6 +152,19 @@ func (w *Watch) look() {
 	if w.onLate != nil {
 		w.onLate(text)
 	}
+}
+
+// lookOutside is look where no call is under way; it unlocks.
+func (w *Watch) lookOutside(now time.Time) {
+	if idle := now.Sub(w.ended); idle < w.patience() {
+		w.arm(w.patience() - idle)
+		w.mu.Unlock()
+		return
+	}
+	w.slow = true
+	say, text := w.onSlow, fmt.Sprintf("%s ended %.1f s ago, and nothing since: this rank is late", w.name(w.last), now.Sub(w.ended).Seconds())
+	w.mu.Unlock()
+	say(text)
 }
 
 func (w *Watch) describe(f flight, now time.Time) string {

@@ -3,8 +3,10 @@ package job
 import (
 	"io"
 	"os"
+	"os/signal"
 	"runtime"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -76,6 +78,9 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		world.Abort(status.Comm, late)
 	})
 	defer e.Watch.Close()
+	if world.Kind() != "local" {
+		defer e.onTerminate(world.Rank(), host)()
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			err = status.Errorf(status.Internal, "panic: %v\n%s", p, stack())
@@ -94,6 +99,16 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	}
 	defer e.Device.Close()
 	return body(e)
+}
+
+// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, and one that is late says so itself.
+func (e *Env) inStep(loop func() error) error {
+	e.alone = true
+	e.Watch.Pace(func(slow string) { e.Log.Error().Msg(slow) })
+	err := loop()
+	e.Watch.Pace(nil)
+	e.alone = err != nil
+	return err
 }
 
 // open reads the job file, makes the mesh and opens the device: all ranks, or none.
@@ -139,6 +154,19 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 		return nil, err
 	}
 	return comm.BroadcastBytes(world, src, 0)
+}
+
+// onTerminate makes a rank that the launcher ends, because another one died, say where it was.
+func (e *Env) onTerminate(rank int, host string) (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+	go func() {
+		if s, ok := <-signals; ok {
+			e.Log.Error().Msgf("rank %d on %s: %v: %s", rank, host, s, e.Watch.InFlight())
+			os.Exit(128 + int(s.(syscall.Signal)))
+		}
+	}()
+	return func() { signal.Stop(signals); close(signals) }
 }
 
 func logger(w io.Writer, rank int) zerolog.Logger {

@@ -38,13 +38,11 @@ func runTrain(e *Env) error {
 	}
 	p := newProgress(e, s.steps)
 	s.trainer.OnStep, s.trainer.OnEval = p.step, p.eval
-	e.alone = true
-	if err := s.run(); err != nil {
-		p.finish()
+	err = e.inStep(s.run)
+	p.finish()
+	if err != nil {
 		return err
 	}
-	p.finish()
-	e.alone = false
 	if e.Job.Kind == "train" && e.Job.Output.Model {
 		if err := s.save(filepath.Join(e.Job.Output.Dir, "model")); err != nil {
 			return err

@@ -1,0 +1,161 @@
+//go:build mpi
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// program is this test binary, which stands in for the program: TestMain.
+var program = os.Args[0]
+
+// launch runs a command line with extra environment under a timeout and returns its exit code and everything it wrote.
+func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)
+	cmd.WaitDelay = 2 * time.Second
+	var o, e bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &o, &e
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatalf("%v: %v\n%s", argv, err, e.String())
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("%v was still running after 100 s\n%s\n%s", argv, o.String(), e.String())
+	}
+	return cmd.ProcessState.ExitCode(), o.String(), e.String()
+}
+
+func mpirun(t *testing.T, ranks string, env []string, args ...string) (int, string, string) {
+	t.Helper()
+	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks}
+	for _, e := range env { // so that a fault reaches the ranks through any launcher
+		argv = append(argv, "-x", strings.SplitN(e, "=", 2)[0])
+	}
+	return launch(t, env, append(append(argv, program), args...)...)
+}
+
+const quick = "../../examples/quickstart.toml"
+
+// small is the quickstart cut to a few steps of short sequences.
+func small(out string, more ...string) []string {
+	args := []string{quick, "--set", "output.dir=" + out, "--set", "data.sequence=256", "--set", "eval.split=0.0"}
+	for _, m := range more {
+		args = append(args, "--set", m)
+	}
+	return args
+}
+
+func losses(t *testing.T, out string) []float64 {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(out, "metrics.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseLosses(t, b)
+}
+
+// Two, three and four processes give the losses of four goroutine ranks.
+func TestProcessesMatchGoroutines(t *testing.T) {
+	want := t.TempDir()
+	if code, _, e := launch(t, nil, append([]string{program, "--ranks", "4"}, small(want, "train.steps=3", "parallel.ulysses=4")...)...); code != 0 {
+		t.Fatal(code, e)
+	}
+	for _, n := range []string{"2", "3", "4"} {
+		out := t.TempDir()
+		if code, _, e := mpirun(t, n, nil, small(out, "train.steps=3", "parallel.ulysses=0")...); code != 0 {
+			t.Fatalf("%s ranks: exit %d\n%s", n, code, e)
+		}
+		same(t, n+" ranks", losses(t, out), losses(t, want), 1e-5)
+	}
+}
+
+func same(t *testing.T, what string, got, want []float64, tolerance float64) {
+	t.Helper()
+	if len(got) != len(want) || len(got) == 0 {
+		t.Fatalf("%s: %d losses, want %d", what, len(got), len(want))
+	}
+	for i := range got {
+		if !(math.Abs(got[i]-want[i]) <= tolerance*want[i]) {
+			t.Errorf("%s: step %d: loss %.8f, want %.8f", what, i+1, got[i], want[i])
+		}
+	}
+}
+
+// One rank killed, failing, panicking or late for ever: the whole job ends soon, non-zero, and says who and where.
+func TestFaultsEndTheJob(t *testing.T) {
+	host, _ := os.Hostname()
+	for _, c := range []struct {
+		fault string
+		code  int // 0 = any but 0
+		want  []string
+	}{
+		{"kill:1:2", 0, []string{"signal 9", "rank 1", "terminated: rank ", "all-reduce"}},
+		{"fail:2:2", 10, []string{"rank 2 on " + host, "asked to fail"}},
+		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}},
+		{"late:1:2", 5, []string{"late", "rank 1 of 4 on host " + host, "this rank is late", "waited"}},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			begin := time.Now()
+			code, _, stderr := mpirun(t, "4", []string{"ULYSSES_FAULT=" + c.fault, "ULYSSES_TIMEOUT=4s"}, small(t.TempDir(), "train.steps=4")...)
+			if code == 0 || c.code != 0 && code != c.code {
+				t.Errorf("exit %d, want %d", code, c.code)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(stderr, w) {
+					t.Errorf("stderr does not say %q", w)
+				}
+			}
+			if took := time.Since(begin); took > 60*time.Second {
+				t.Errorf("took %v", took)
+			}
+			if t.Failed() {
+				t.Log(stderr)
+			}
+		})
+	}
+}
+
+// Processes that a launcher started as N strangers must not run N copies of rank 0.
+func TestStrangersAreRefused(t *testing.T) {
+	code, _, stderr := launch(t, []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_JOB_ID=1"}, append([]string{program}, small(t.TempDir())...)...)
+	if code != 5 && code != 1 || !strings.Contains(stderr, "pmix") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	plain := filepath.Join(t.TempDir(), "plain")
+	if out, err := exec.Command("go", "build", "-o", plain, ".").CombinedOutput(); err != nil {
+		t.Fatal(string(out))
+	}
+	code, _, stderr = launch(t, nil, append([]string{"mpirun", "--oversubscribe", "-n", "2", plain}, small(t.TempDir())...)...)
+	if code == 0 || !strings.Contains(stderr, "without MPI") {
+		t.Errorf("a program without MPI under mpirun: exit %d: %s", code, stderr)
+	}
+}
+
+func parseLosses(t *testing.T, jsonl []byte) (out []float64) {
+	t.Helper()
+	for d := json.NewDecoder(bytes.NewReader(jsonl)); d.More(); {
+		var r struct{ Loss *float64 }
+		if err := d.Decode(&r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Loss != nil {
+			out = append(out, *r.Loss)
+		}
+	}
+	return out
+}

@@ -1,0 +1,54 @@
+//go:build mpi
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestSlurm runs the quickstart's model under a real Slurm of two virtual nodes: slurm/lab.sh starts its daemons on loopback.
+func TestSlurm(t *testing.T) {
+	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if _, err := exec.LookPath("slurmctld"); err != nil || os.Getuid() != 0 {
+		if os.Getenv("CI") != "" {
+			t.Fatal("CI needs Slurm and root: make deps-test")
+		}
+		t.Skip("no slurmctld, or not root: make deps-test installs it")
+	}
+	lab, err := os.MkdirTemp("/tmp", "lab") // a short path: the daemons' sockets have 108 bytes for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		launch(t, nil, "../../slurm/lab.sh", "down", lab)
+		os.RemoveAll(lab)
+	})
+	if code, _, e := launch(t, nil, "timeout", "60", "../../slurm/lab.sh", "up", lab); code != 0 {
+		t.Fatal("slurm/lab.sh up:", code, e)
+	}
+	conf := []string{"SLURM_CONF=" + filepath.Join(lab, "etc", "slurm.conf")}
+
+	t.Run("losses", func(t *testing.T) {
+		here, there := t.TempDir(), t.TempDir()
+		steps := "train.steps=20"
+		if code, _, e := mpirun(t, "4", nil, small(here, steps)...); code != 0 {
+			t.Fatal(code, e)
+		}
+		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program}
+		if code, _, e := launch(t, conf, append(srun, small(there, steps)...)...); code != 0 {
+			t.Fatal(code, e)
+		}
+		same(t, "srun", losses(t, there), losses(t, here), 1e-5)
+	})
+	t.Run("wrong launcher", func(t *testing.T) {
+		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}
+		code, _, stderr := launch(t, conf, append(srun, small(t.TempDir(), "train.steps=1")...)...)
+		if code == 0 || !strings.Contains(stderr, "--mpi=pmix") {
+			t.Errorf("exit %d: %s", code, stderr)
+		}
+	})
+}
