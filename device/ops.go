@@ -120,14 +120,6 @@ type Attention struct {
 	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
 }
 
-// AttentionMost is an optional interface of a device whose AttentionWorkspace depends on how documents lie, for memory that is planned
-// before they are known.
-type AttentionMost interface {
-	// AttentionWorkspaceMost is no less than AttentionWorkspace of any call with a's heads and at most its lengths, however they are cut
-	// into documents that each have a query. CuQ and CuK are not looked at.
-	AttentionWorkspaceMost(a *Attention, backward bool) int64
-}
-
 // AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key heads that no query head uses get zeros.
 // dk, dv of a key head are summed over its query heads in index order.
 type AttentionGrad struct {

@@ -56,6 +56,9 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, t *AttentionTa
 	report := &AttentionReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Bytes: r.arena.Bytes()}
 	report.SentForward, report.SentBackward = plan.BytesSent(batch)
 	report.SentForward += plan.LSEBytesSent(batch)
+	if !in.backward() {
+		report.SentBackward = 0
+	}
 	clk.Push("attention")
 	start := time.Now()
 	err = r.compute()

@@ -26,8 +26,15 @@ func attend(ranks int, t *AttentionTable) error {
 			return err
 		}
 		defer d.Close()
-		_, err = RunAttention(d, c, nil, t)
-		return err
+		ledger := comm.NewLedger()
+		r, err := RunAttention(d, comm.NewCounted(c, "sequence", ledger, nil, nil), nil, t)
+		if err != nil {
+			return err
+		}
+		if sent := ledger.Get("sequence", comm.OpAllToAll).Bytes; sent != r.SentForward+r.SentBackward {
+			return fmt.Errorf("sent %d bytes, planned %d and %d", sent, r.SentForward, r.SentBackward)
+		}
+		return nil
 	})
 }
 

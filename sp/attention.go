@@ -87,9 +87,7 @@ func (p *Plan) gradients(b *Batch, c *carver) (d local) {
 }
 
 // Sizes is the bytes that calls with this batch need.
-func (p *Plan) Sizes(b *Batch) Sizes {
-	return p.sizes(b, p.dev.AttentionWorkspace)
-}
+func (p *Plan) Sizes(b *Batch) Sizes { return p.sizes(b, b.queries.cu) }
 
 // MaxSizes is the bytes that calls need with any batch of at most these extents, whatever its documents: for memory that is planned
 // before the batches are known, and for buffers that serve batches of different lengths one after another.
@@ -98,22 +96,23 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 	if err != nil {
 		return Sizes{}, err
 	}
-	if d, ok := p.dev.(device.AttentionMost); ok {
-		return p.sizes(b, d.AttentionWorkspaceMost), nil
-	}
-	return p.Sizes(b), nil
+	return p.sizes(b, nil), nil
 }
 
-func (p *Plan) sizes(b *Batch, attention func(a *device.Attention, backward bool) int64) Sizes {
+// sizes is for documents that start at cuQ among the queries; nil = any.
+func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	saved, ws := carver{align: p.align}, carver{align: p.align}
 	x := p.inputs(b, &saved)
 	p.describe(b, &x)
+	if p.attention.CuQ = cuQ; cuQ == nil {
+		p.attention.CuK = nil
+	}
 	// A forward pass without Saved keeps its inputs in the workspace.
-	scratch := max(p.wire(b, false), attention(&p.attention, false))
+	scratch := max(p.wire(b, false), p.dev.AttentionWorkspace(&p.attention, false))
 	size := Sizes{Workspace: device.Padded(p.dev, saved.used) + scratch}
 	if !p.layer.NoBackward {
 		p.gradients(b, &ws)
-		scratch = max(p.wire(b, true), attention(&p.attention, true))
+		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
 		size.Saved = saved.used
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
 	}

@@ -112,23 +112,21 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 			continue
 		}
 		var err error
+		delta, largest := 0.0, 0.0
 		each(x.got, func(n, i, h, d int64, got *float32) {
-			sum, size := float32(0), 0.0
-			for j, p := range parts {
-				v := *at(x.part(p), n, kvLo+i, 0, d)
-				if size += math.Abs(float64(v)); j == 0 {
-					sum = v
-				} else {
-					sum += v
-				}
+			sum := *at(x.part(parts[0]), n, kvLo+i, 0, d)
+			for _, p := range parts[1:] {
+				sum += *at(x.part(p), n, kvLo+i, 0, d)
 			}
-			single := *at(x.whole, n, kvLo+i, h, d)
-			bound := float64(len(parts)) * size / (1 << 24)
-			if err == nil && (math.Float32bits(sum) != math.Float32bits(*got) || !(math.Abs(float64(*got-single)) <= bound)) {
-				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v, one rank has %v, bound %v",
-					x.name, n, i, kv, *got, len(parts), sum, single, bound)
+			if err == nil && math.Float32bits(sum) != math.Float32bits(*got) {
+				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v", x.name, n, i, kv, *got, len(parts), sum)
 			}
+			delta = max(delta, math.Abs(float64(*got)-float64(*at(x.whole, n, kvLo+i, h, d))))
 		})
+		each(x.whole, func(_, _, _, _ int64, v *float32) { largest = max(largest, math.Abs(float64(*v))) })
+		if err == nil && !(delta <= 1e-6*largest) {
+			err = fmt.Errorf("%s of key head %d is %.3g from one rank's, of %.3g", x.name, kv, delta, largest)
+		}
 		if err != nil {
 			return err
 		}
@@ -178,7 +176,9 @@ func TestAgainstFloat64(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			if limit := min(2e-5*largest, 2*theirs+1e-7*largest); mine > limit {
+			// Inputs are below 1, so a rounding of numbers of that size is granted; gradients that are zero but for rounding have no other measure.
+			rounding := max(1, largest) / (1 << 23)
+			if limit := min(max(2e-5*largest, rounding), max(2*theirs, rounding)); mine > limit {
 				return fmt.Errorf("%s: error %.3g of %.3g, a plain f32 implementation has %.3g", x.name, mine, largest, theirs)
 			}
 		}
@@ -204,7 +204,7 @@ func reference[T ref.Float](g *ref.Attention, x *Batch) [5][]T {
 	q, k := whole(nameQ, x.Seq(), g.Hq, g.D), whole(nameK, x.KVSeq(), g.Hkv, g.D)
 	v, dout := whole(nameV, x.KVSeq(), g.Hkv, g.Dv), whole(nameDOut, x.Seq(), g.Hq, g.Dv)
 	out, lse := ref.AttentionForward(g, q, k, v)
-	dq, dk, dv := ref.AttentionBackward(g, q, k, v, dout)
+	dq, dk, dv := ref.AttentionBackward(g, q, k, v, out, lse, dout)
 	return [5][]T{out, lse, dq, dk, dv}
 }
 
@@ -247,7 +247,7 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 			l := Layer{Heads: 6, KVHeads: 2, Dim: 16, VDim: 16, Causal: true}
 			p, err := NewPlan(b.dev, c, l)
 			must(err)
-			size, err := p.MaxSizes(2, 70, 70)
+			size, err := p.MaxSizes(2, 131, 131)
 			must(err)
 			saved, ws := b.bytes(size.Saved), b.bytes(size.Workspace)
 			for _, s := range specs {
@@ -276,8 +276,8 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 	}
 }
 
-// Sizes never shrink when a length grows.
-func TestSizesGrow(t *testing.T) {
+// The most that lengths may need never shrinks when one grows.
+func TestMaxSizes(t *testing.T) {
 	b := newBench()
 	defer b.close()
 	for _, l := range []Layer{{Heads: 4, KVHeads: 2, Dim: 64, VDim: 64, Causal: true}, {Heads: 3, KVHeads: 1, Dim: 5, VDim: 9}} {
@@ -291,15 +291,16 @@ func TestSizesGrow(t *testing.T) {
 				t.Fatalf("%v: sizes %v at %d tokens, %v before", l, size, n, last)
 			}
 			last = size
-			// Documents never need more than the same tokens without.
-			for _, cut := range []int64{1, n / 2, n - 1} {
-				if cut < 1 || cut >= n {
-					continue
+			// They hold for any documents.
+			for _, length := range []int64{1, 10, n / 2, n - 1, n} {
+				var cu []int64
+				for at := int64(0); at < n; at += max(1, length) {
+					cu = append(cu, at)
 				}
-				x, err := newBatch(0, 1, BatchSpec{Batch: 1, Seq: n, CuSeqlens: []int64{0, cut, n}})
+				x, err := newBatch(0, 1, BatchSpec{Batch: 1, Seq: n, CuSeqlens: append(cu, n)})
 				must(err)
 				if packed := p.Sizes(x); packed.Workspace > size.Workspace || packed.Saved > size.Saved {
-					t.Fatalf("%v: %d tokens cut at %d need %v, whole %v", l, n, cut, packed, size)
+					t.Fatalf("%v: %d tokens in documents of %d need %v, at most %v", l, n, length, packed, size)
 				}
 			}
 		}

@@ -7,7 +7,8 @@
 // are sent to each of them, and their gradients are summed in rank order.
 //
 // A head's attention runs over the whole sequence on one rank, so results are those of one rank bit for bit, except dk and dv of a
-// key head whose query heads are split over ranks: repeatable, and within parts·2^-24·Σ|partial| of one rank's.
+// key head whose query heads are split over ranks: those are the ranks' partial gradients summed in rank order, repeatable, and within
+// f32 rounding of one rank's.
 package sp
 
 import (
