@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -92,6 +93,54 @@ func TestRunLocalEnds(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestLocalAbortLeavesMemory: when the job ends in the middle of a call, a rank comes back only when nobody is in its memory any more, so
+// that it may give it back to the system, as it does here.
+func TestLocalAbortLeavesMemory(t *testing.T) {
+	const n, bytes = 3, 3 << 20
+	for name, call := range map[string]func(c Comm, dst, src tensor.Tensor, rows []int64) error{
+		"exchange": func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllToAll(nil, dst, src, rows, rows) },
+		"reduce":   func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllReduce(nil, src, Sum) },
+		"gather": func(c Comm, dst, src tensor.Tensor, rows []int64) error {
+			return c.AllGather(nil, dst, src.Slice(0, 0, rows[0]), rows)
+		},
+		"pair": func(c Comm, dst, src tensor.Tensor, rows []int64) error {
+			return c.SendRecv(nil, dst, (c.Rank()+1)%n, src, (c.Rank()+2)%n)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for round := range 12 {
+				err := within(t, func() error {
+					return RunLocal(n, func(c Comm) error {
+						var memory [2][]byte
+						for i := range memory {
+							var err error
+							if memory[i], err = syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE); err != nil {
+								return err
+							}
+							defer syscall.Munmap(memory[i])
+						}
+						dst, src := bytesOf(memory[0]).At(0, tensor.F32, bytes/4), bytesOf(memory[1]).At(0, tensor.F32, bytes/4)
+						if err := c.Barrier(); err != nil {
+							return err
+						}
+						if c.Rank() == 0 {
+							time.AfterFunc(time.Duration(50+100*round)*time.Microsecond, func() { c.Abort(status.Internal, "now") })
+						}
+						for {
+							if err := call(c, dst, src, []int64{bytes / 12, bytes / 12, bytes / 12}); err != nil {
+								return err
+							}
+						}
+					})
+				})
+				if status.Of(err) != status.Comm {
+					t.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -169,7 +169,7 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiPiece), m.pending))
 }
 
-// allToAllLibrary is MPI_Alltoall itself, blocks of equal bytes: what benchmarks compare with.
-func (m *mpiComm) allToAllLibrary(dst, src tensor.Tensor) error {
+// AllToAllLibrary is MPI_Alltoall itself, for blocks of equal bytes: what benchmarks compare AllToAll with (by type assertion).
+func (m *mpiComm) AllToAllLibrary(dst, src tensor.Tensor) error {
 	return mpiError("MPI_Alltoall", C.umpi_alltoall(m.c, src.Data, dst.Data, C.int(src.Bytes()/int64(m.size))))
 }
