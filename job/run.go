@@ -25,6 +25,8 @@ type Options struct {
 	Ranks  int      // goroutine ranks in this process; 0 = one, or what the launcher started
 	Stdout io.Writer
 	Stderr io.Writer
+
+	late func(text string) // told that the watch has given up on a peer
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the
@@ -48,8 +50,7 @@ func launch(o Options, body func(*Env) error) error {
 		return err
 	}
 	if env.Tasks <= 1 {
-		n := max(1, o.Ranks)
-		return comm.RunLocal(n, func(c comm.Comm) error { return runRank(c, n, o, body) })
+		return launchLocal(max(1, o.Ranks), o, body)
 	}
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
 		return status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks)
@@ -62,12 +63,45 @@ func launch(o Options, body func(*Env) error) error {
 	if err := env.Check(world.Size(), true); err != nil {
 		return err
 	}
-	return runRank(world, env.LocalSize, o, body)
+	err, _ = runRank(world, env.LocalSize, o, body)
+	return err
+}
+
+// launchLocal runs goroutine ranks in this process. A goroutine that is late for ever cannot be ended: it is left behind, and the process
+// ends without it.
+func launchLocal(n int, o Options, body func(*Env) error) error {
+	agreed, done := make([]error, n), make(chan error, 1)
+	late := make(chan string, n)
+	o.late = func(text string) { late <- text }
+	go func() {
+		done <- comm.RunLocal(n, func(c comm.Comm) error {
+			err, alone := runRank(c, n, o, body)
+			if alone {
+				return err
+			}
+			agreed[c.Rank()] = err
+			return nil
+		})
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case text := <-late:
+		select {
+		case err = <-done:
+		case <-time.After(time.Second):
+			err = status.Errorf(status.Comm, "%s", text)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return agreed[0]
 }
 
 // runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
-func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error) {
+func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
 	e := &Env{world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stdout: io.Discard, Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
 	if world.Rank() == 0 {
 		e.Stdout = o.Stdout
@@ -76,6 +110,9 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	e.Watch = comm.NewWatch(watchLimit(), host, func(late string) {
 		e.Log.Error().Msg(late)
 		world.Abort(status.Comm, late)
+		if o.late != nil {
+			o.late(late)
+		}
 	})
 	defer e.Watch.Close()
 	if world.Kind() != "local" {
@@ -93,12 +130,13 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 			}
 			world.Abort(status.Of(err), err.Error())
 		}
+		alone = e.alone
 	}()
 	if err := e.open(world, ranksOnNode, o); err != nil {
-		return err
+		return err, false
 	}
 	defer e.Device.Close()
-	return body(e)
+	return body(e), false
 }
 
 // inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, and one that is late says so itself.

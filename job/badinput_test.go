@@ -1,0 +1,193 @@
+package job
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// writeTensors writes a model file whose tensors were changed by edit.
+func writeTensors(t *testing.T, from, to string, edit func(name string, shape []int64, x []float32) []int64) {
+	t.Helper()
+	s, err := tensor.OpenSafetensors(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var items []tensor.Item
+	for _, e := range s.Entries() {
+		x := make([]float32, e.Numel())
+		if err := s.ReadFloat32(e, 0, x); err != nil {
+			t.Fatal(err)
+		}
+		if shape := edit(e.Name, e.Shape, x); shape != nil {
+			items = append(items, tensor.Item{Name: e.Name, Tensor: tensor.OfFloat32(x, shape...)})
+		}
+	}
+	if err := tensor.WriteSafetensors(to, nil, items); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestBadInput: whatever is wrong with model, data or folders is a sentence that names the thing, the status table's code, the same on all
+// ranks, and leaves no output behind.
+func TestBadInput(t *testing.T) {
+	source := filepath.Join(goldens, "models", "qwen3")
+	keep := func(_ string, shape []int64, _ []float32) []int64 { return shape }
+	for _, c := range []struct {
+		name string
+		edit func(t *testing.T, model, data string) []string // breaks something; more --set
+		code status.Code
+		want []string
+	}{
+		{"truncated weights", func(t *testing.T, m, _ string) []string {
+			truncate(t, filepath.Join(m, "model.safetensors"), 100)
+			return nil
+		}, status.InvalidConfig, []string{"model.safetensors", "truncated"}},
+		{"header longer than the file", func(t *testing.T, m, _ string) []string {
+			put(t, filepath.Join(m, "model.safetensors"), "\xff\xff\xff\xff\xff\xff\xff\x00{}")
+			return nil
+		}, status.InvalidConfig, []string{"model.safetensors", "header"}},
+		{"no weights", func(t *testing.T, m, _ string) []string {
+			os.Remove(filepath.Join(m, "model.safetensors"))
+			return nil
+		}, status.IO, []string{"model.safetensors"}},
+		{"no config", func(t *testing.T, m, _ string) []string {
+			os.Remove(filepath.Join(m, "config.json"))
+			return nil
+		}, status.IO, []string{"config.json"}},
+		{"no folder", func(*testing.T, string, string) []string { return []string{"model.path=/nowhere"} }, status.IO, []string{"/nowhere"}},
+		{"not a model", func(t *testing.T, m, _ string) []string {
+			put(t, filepath.Join(m, "config.json"), `{"model_type": "gpt2", "n_embd": 4}`)
+			return nil
+		}, status.Unsupported, []string{"gpt2"}},
+		{"a tensor is missing", func(t *testing.T, m, _ string) []string {
+			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), func(n string, s []int64, x []float32) []int64 {
+				if n == "model.norm.weight" {
+					return nil
+				}
+				return s
+			})
+			return nil
+		}, status.InvalidConfig, []string{"model.norm.weight"}},
+		{"a shape disagrees with config.json", func(t *testing.T, m, _ string) []string {
+			var fields map[string]any
+			b, err := os.ReadFile(filepath.Join(m, "config.json"))
+			if err != nil || json.Unmarshal(b, &fields) != nil {
+				t.Fatal(err)
+			}
+			fields["intermediate_size"] = fields["intermediate_size"].(float64) + 8
+			b, _ = json.Marshal(fields)
+			put(t, filepath.Join(m, "config.json"), string(b))
+			return nil
+		}, status.InvalidConfig, []string{"mlp", "intermediate_size"}},
+		{"NaN weights", func(t *testing.T, m, _ string) []string {
+			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), func(n string, s []int64, x []float32) []int64 {
+				if n == "model.layers.1.mlp.up_proj.weight" {
+					x[7] = float32(math.NaN())
+				}
+				return s
+			})
+			return nil
+		}, status.Numeric, []string{"model.layers.1.mlp.up_proj.weight", "NaN"}},
+		{"ids outside the vocabulary", func(t *testing.T, _, d string) []string {
+			tokens := make([]int32, 128)
+			tokens[65] = 70000
+			if err := tensor.WriteSafetensors(d, nil, []tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(tokens, 2, 64)}}); err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		}, status.InvalidConfig, []string{"70000", "(row) 1", "position 1"}},
+		{"empty data", func(t *testing.T, _, d string) []string {
+			empty := strings.TrimSuffix(d, ".safetensors") + ".txt"
+			put(t, empty, "")
+			return []string{"data.path=[\"" + empty + "\"]"}
+		}, status.InvalidConfig, []string{"empty"}},
+		{"no such data", func(*testing.T, string, string) []string { return []string{`data.path=["/nowhere.txt"]`} }, status.IO, []string{"/nowhere.txt"}},
+		{"wrong width", func(*testing.T, string, string) []string { return []string{"data.sequence=65"} }, status.InvalidConfig, []string{"65", "64"}},
+		{"unwritable output", func(t *testing.T, m, _ string) []string { return []string{"output.dir=" + filepath.Join(m, "config.json", "out")} },
+			status.IO, []string{"output.dir"}},
+		{"ranks that do not divide", func(*testing.T, string, string) []string { return []string{"parallel.ulysses=2"} }, status.InvalidConfig,
+			[]string{"parallel.ulysses", "3"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			dir := t.TempDir()
+			m, d, out := filepath.Join(dir, "model"), filepath.Join(dir, "data.safetensors"), filepath.Join(dir, "out")
+			if err := os.CopyFS(m, os.DirFS(source)); err != nil {
+				t.Fatal(err)
+			}
+			writeTensors(t, filepath.Join(source, "model.safetensors"), filepath.Join(m, "model.safetensors"), keep)
+			if err := tensor.WriteSafetensors(d, nil, []tensor.Item{{Name: "input_ids", Tensor: tensor.OfInt32(make([]int32, 128), 2, 64)}}); err != nil {
+				t.Fatal(err)
+			}
+			job := filepath.Join(dir, "job.toml")
+			put(t, job, "[model]\npath = \"model\"\n[data]\npath = [\"data.safetensors\"]\nsequence = 64\n[optimizer]\nlr = 0.1\n[train]\nsteps = 1\n")
+			sets := append([]string{"output.dir=" + out}, c.edit(t, m, d)...)
+			err := Run(Options{Path: job, Sets: sets, Ranks: 3, Stdout: io.Discard, Stderr: io.Discard})
+			if status.Of(err) != c.code {
+				t.Fatalf("code %v, want %v: %v", status.Of(err), c.code, err)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q does not say %q", err, w)
+				}
+			}
+			if strings.Contains(err.Error(), "panic") || strings.Contains(err.Error(), "goroutine") {
+				t.Errorf("a stack instead of a sentence: %v", err)
+			}
+			if left, _ := filepath.Glob(filepath.Join(out, "model*")); len(left) > 0 {
+				t.Errorf("half-written: %v", left)
+			}
+		})
+	}
+}
+
+// TestRefusalsAreCommon: every rank returns the same code, also where one rank alone saw the fault.
+func TestRefusalsAreCommon(t *testing.T) {
+	dir := t.TempDir()
+	job := filepath.Join(dir, "job.toml")
+	put(t, job, "[model.new]\nmodel_type = \"llama\"\nhidden_size = 0\n[data]\npath = [\"x.txt\"]\n")
+	var mu sync.Mutex
+	var codes []status.Code
+	_ = launchLocal(4, Options{Path: job, Stdout: io.Discard, Stderr: &bytes.Buffer{}}, func(e *Env) error {
+		err := runKind(e)
+		_ = e.world.Barrier() // all ranks have theirs before one returns
+		mu.Lock()
+		defer mu.Unlock()
+		codes = append(codes, status.Of(err))
+		return err
+	})
+	if len(codes) != 4 {
+		t.Fatalf("%d ranks came back", len(codes))
+	}
+	for _, c := range codes {
+		if c != status.InvalidConfig {
+			t.Errorf("codes %v", codes)
+		}
+	}
+}
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func truncate(t *testing.T, path string, by int64) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err = errors.Join(err, os.Truncate(path, info.Size()-by)); err != nil {
+		t.Fatal(err)
+	}
+}
