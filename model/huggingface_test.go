@@ -102,6 +102,14 @@ func TestSaveAndLoad(t *testing.T) {
 				if err := r.Save(dir, source); err != nil {
 					t.Fatal(err)
 				}
+				os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600)
+				os.WriteFile(filepath.Join(dir, "model-00002-of-00003.safetensors"), nil, 0o600)
+			}
+			if err := r.Save(dir, source); err != nil {
+				t.Fatal(err)
+			}
+			if left, _ := os.ReadDir(dir); len(left) != 4 {
+				t.Errorf("in the folder: %v, want the user's notes and no stale weights", left)
 			}
 			if text, err := os.ReadFile(filepath.Join(dir, "tokenizer.json")); err != nil || string(text) != "{}" {
 				t.Error(string(text), err)
@@ -268,6 +276,9 @@ func TestSaveFaults(t *testing.T) {
 		file := filepath.Join(dir, "file")
 		os.WriteFile(file, nil, 0o600)
 		if err := r.Save(filepath.Join(file, "model"), ""); status.Of(err) != status.IO || !strings.Contains(err.Error(), "choose an output folder") {
+			t.Error(err)
+		}
+		if err := r.Save(file, ""); status.Of(err) != status.IO || !strings.Contains(err.Error(), "is a file") {
 			t.Error(err)
 		}
 		p := r.Groups()[0].Params[0]

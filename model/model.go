@@ -57,7 +57,11 @@ func New(d device.Device, c comm.Comm, cfg *Config) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps}
-	return m, m.makeConstants()
+	if err := m.makeConstants(); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 // makeConstants puts what does not change on the device.

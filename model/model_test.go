@@ -330,6 +330,13 @@ func TestInit(t *testing.T) {
 	if math.Abs(mean) > 0.03 || math.Abs(deviation-0.3) > 0.02 {
 		t.Errorf("mean %v, deviation %v of %d values, want 0 and 0.3", mean, deviation, len(x))
 	}
+	fourth := 0.0
+	for _, v := range x {
+		fourth += math.Pow(v/0.3, 4) / float64(len(x))
+	}
+	if math.Abs(fourth-3) > 0.5 {
+		t.Errorf("fourth moment %v, a normal distribution has 3", fourth)
+	}
 }
 
 // What a pass cannot run on is refused with a sentence.

@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,7 +25,7 @@ var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config
 
 // Save writes the bound parameters as a Hugging Face folder that transformers loads: the source's names and element types (F32 for a
 // model from scratch), tied tensors once, and the tokenizer's files of source, a folder or "". The folder appears whole or not at all;
-// one that was there is replaced. One rank calls it.
+// the model in one that was there is replaced, other files in it stay. One rank calls it.
 func (m *Model) Save(dir, source string) (err error) {
 	dir = filepath.Clean(dir)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
@@ -62,8 +63,11 @@ func (m *Model) Save(dir, source string) (err error) {
 	return replace(dir, temp)
 }
 
-// replace puts temp in the place of dir.
+// replace puts temp in the place of dir. Files of dir that are none of the model's move along.
 func replace(dir, temp string) error {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return status.Errorf(status.IO, "model.Save: %s is a file: move it away or choose another folder", dir)
+	}
 	old := temp + ".old"
 	err := os.Rename(dir, old)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -72,6 +76,16 @@ func replace(dir, temp string) error {
 	if err := os.Rename(temp, dir); err != nil {
 		os.Rename(old, dir) // as it was
 		return status.Errorf(status.IO, "model.Save: %s cannot be written: %w", dir, err)
+	}
+	entries, _ := os.ReadDir(old) // none when there was no folder
+	for _, e := range entries {
+		name := e.Name()
+		if name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin") {
+			continue
+		}
+		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
+			return status.Errorf(status.IO, "model.Save: %s is saved, but %s stays in %s: %w", dir, name, old, err)
+		}
 	}
 	if err := os.RemoveAll(old); err != nil {
 		return status.Errorf(status.IO, "model.Save: the former %s stays as %s: %w", dir, old, err)
