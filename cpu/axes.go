@@ -67,6 +67,19 @@ func (p *plane) drop(axis int) {
 	}
 }
 
+// fewStreams reorders outer axes whose order differs between operands 0 and 1: with the longer outside, a loop over the shorter reads or
+// writes as many streams, each in its order, where the other way it would jump through all of an operand for each index.
+func (p *plane) fewStreams() {
+	for i := 0; i+2 < p.rank; i++ {
+		for j := i; j >= 0 && p.stride[1][j] < p.stride[1][j+1] && p.shape[j] < p.shape[j+1]; j-- {
+			p.shape[j], p.shape[j+1] = p.shape[j+1], p.shape[j]
+			for o := range p.count {
+				p.stride[o][j], p.stride[o][j+1] = p.stride[o][j+1], p.stride[o][j]
+			}
+		}
+	}
+}
+
 // unit reports that the innermost axis is dense in every operand.
 func (p *plane) unit() bool {
 	for o := range p.count {

@@ -50,6 +50,7 @@ func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
 		return status.Errorf(status.Unsupported, "cpu.Copy: %v into %v: casts are F32 to and from BF16 and F64, and F16 to F32", src, dst)
 	}
 	p := merge(dst, src)
+	p.fewStreams()
 	if tasks, ok := d.turn(&p, dst, src); ok {
 		return d.run(C.K_turn, tasks)
 	}

@@ -2,7 +2,9 @@ package conformance
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"ulysses/device"
@@ -59,9 +61,12 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	q, k, v, d := f(x.q), f(x.k), f(x.v), f(x.dout)
 	out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
 	out32, lse32 := ref.AttentionForward(g, q, k, v)
-	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, x.dout)
-	dq32, dk32, dv32 := ref.AttentionBackward(g, q, k, v, d)
+	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, out, lse, x.dout)
+	dq32, dk32, dv32 := ref.AttentionBackward(g, q, k, v, out32, lse32, d)
 	w := []want{both("out", out, out32), both("lse", lse, lse32), both("dq", dq, dq32), both("dk", dk, dk32), both("dv", dv, dv32)}
+	for i := range w { // score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
+		w[i].chain = 8 * ulp
+	}
 	attentionWants.Store(name, w)
 	return w
 }
@@ -86,9 +91,9 @@ func testAttention(s *suite) {
 		add(ref.Attention{Hq: 2, Hkv: 2, D: d, Dv: d, CuQ: one(n), CuK: one(n), Causal: i%2 == 0})
 		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n), Causal: i%2 == 1})
 	}
-	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, 257} { // lengths
-		add(ref.Attention{Hq: 1, Hkv: 1, D: 16, Dv: 16, CuQ: one(n), CuK: one(n), Causal: true})
-		add(ref.Attention{Hq: 1, Hkv: 1, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
+	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, 257} { // lengths; of several heads, so that no error is small by luck
+		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n), Causal: true})
+		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
 	}
 	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0}, {0, 17}, {0, 0}} { // queries and keys
 		for _, causal := range []bool{true, false} {
@@ -111,7 +116,7 @@ func testAttention(s *suite) {
 	add(ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 4, CuQ: one(700), CuK: one(900)})
 	for i := range cases {
 		g := &cases[i]
-		g.Scale = []float64{0.3, 0.125, 1, 0.05}[i%4]
+		g.Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(g.D))
 		x := newAttentionInput(g, seeded(20, int64(i)))
 		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, g.CuQ, g.CuK, g.KVHead, g.Causal)
 		layouts := [][2]layout{{headMajor, headMajor}, {dense, padded}, {padded, headMajor}, {shifted, dense}}
@@ -121,7 +126,9 @@ func testAttention(s *suite) {
 	s.attentionScores()
 }
 
-// attentionScores are steep and far from zero: the running maximum and its rescaling must hold.
+// attentionScores are steep and far from zero: the running maximum and its rescaling must hold. Only the absolute bound does: the
+// logsumexp is saved in f32, so at scores of 100 its rounding alone is 4e-6 of every probability that backward makes from it. A plain
+// implementation that keeps the probabilities does not have this error.
 func (s *suite) attentionScores() {
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
@@ -132,6 +139,10 @@ func (s *suite) attentionScores() {
 			}
 		}
 		name := fmt.Sprint("steep scores, causal ", causal)
-		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+		wants := slices.Clone(attentionWant(name, g, x))
+		for i := range wants {
+			wants[i].plain = nil
+		}
+		s.check(name, wants, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
 	}
 }

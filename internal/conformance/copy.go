@@ -40,7 +40,7 @@ func testCopy(s *suite) {
 		}
 	}
 	for _, d := range types { // longer than any piece of work
-		s.copyCase(d, []int64{300001}, dense, shifted)
+		s.copyCase(d, []int64{150001}, dense, shifted)
 		s.copyCase(d, []int64{2, 0, 3}, dense, dense)
 		s.copyCase(d, nil, dense, dense)
 	}

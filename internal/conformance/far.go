@@ -42,8 +42,8 @@ func testFar(s *suite) {
 	s.copyCase(tensor.BF16, []int64{3, 4, 64}, far, headMajor)
 	s.columnSumCase(3, 65, far)
 	for _, l := range []layout{far, {order: []int{1, 0}, far: true}} {
-		s.gemmCase(3, 3, 3, l, dense, 0)
-		s.gemmCase(3, 70, 3, l, l, 2)
+		s.gemmCase(newGemm(3, 3, 3, 0), l, dense)
+		s.gemmCase(newGemm(3, 3, 3, 2), l, l)
 	}
 	s.normCase([]int64{3, 65}, far, far, true, false)
 	s.normCase([]int64{5, 3, 64}, farHeads, farHeads, false, false)

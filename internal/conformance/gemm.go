@@ -16,48 +16,55 @@ func testGemm(s *suite) {
 		{63, 65, 64}, {64, 64, 64}, {65, 63, 65}, {100, 100, 100}, {257, 100, 65}, {17, 257, 257}, {257, 65, 300}, {3, 700, 40}, {700, 3, 40},
 		{5, 5, 1500}, {0, 5, 3}, {5, 0, 3}, {5, 6, 0}, {130, 90, 600}, {1, 300, 520}, {210, 2100, 9},
 	}
+	layouts := []layout{dense, padded, turned}
 	for i, z := range sizes {
-		for _, la := range []layout{dense, padded, turned} {
-			for _, lb := range []layout{dense, padded, turned} {
-				s.gemmCase(z[0], z[1], z[2], la, lb, i%3)
-			}
-		}
 		for mode := range 3 {
-			s.gemmCase(z[0], z[1], z[2], shifted, turned, mode)
+			p := newGemm(z[0], z[1], z[2], mode)
+			s.gemmCase(p, shifted, turned)
+			for j, la := range layouts { // all nine pairs, three with each mode
+				s.gemmCase(p, la, layouts[(i+j+mode)%3])
+			}
 		}
 	}
 	s.gemmNaN()
 }
 
-// gemmCase has no addend (mode 0), a bias (1) or accumulates (2).
-func (s *suite) gemmCase(m, n, k int64, la, lb layout, mode int) {
+// gemm is a product with its result; mode is 0 for no addend, 1 for a bias, 2 to accumulate.
+type gemm struct {
+	m, n, k       int64
+	mode          int
+	a, b, bias, c []float64
+	want          want
+}
+
+func newGemm(m, n, k int64, mode int) *gemm {
 	r := seeded(7, m, n, k)
-	a, x, bias, c := normal(r, m*k), normal(r, k*n), normal(r, n), normal(r, m*n)
-	if mode != 1 {
-		bias = nil
-	}
-	if mode != 2 {
-		c = nil
-	}
+	p := &gemm{m: m, n: n, k: k, mode: mode, a: normal(r, m*k), b: normal(r, k*n)}
 	f := ref.Convert[float32, float64]
-	plainBias, plainC := f(bias), f(c)
-	if bias == nil {
-		plainBias = nil
+	var bias, c []float32
+	switch mode {
+	case 1:
+		p.bias = normal(r, n)
+		bias = f(p.bias)
+	case 2:
+		p.c = normal(r, m*n)
+		c = f(p.c)
 	}
-	if c == nil {
-		plainC = nil
-	}
-	w := both("c", ref.Gemm(m, n, k, a, x, bias, c), ref.Gemm(m, n, k, f(a), f(x), plainBias, plainC))
-	s.check(fmt.Sprintf("%dx%dx%d %v %v %d", m, n, k, la, lb, mode), []want{w}, func(b *bed) ([]*array, error) {
+	p.want = both("c", ref.Gemm(m, n, k, p.a, p.b, p.bias, p.c), ref.Gemm(m, n, k, f(p.a), f(p.b), bias, c))
+	return p
+}
+
+func (s *suite) gemmCase(p *gemm, la, lb layout) {
+	s.check(fmt.Sprintf("%dx%dx%d %v %v %d", p.m, p.n, p.k, la, lb, p.mode), []want{p.want}, func(b *bed) ([]*array, error) {
 		g := &device.Gemm{
-			A: b.in("a", tensor.F32, la, a, m, k).Tensor,
-			B: b.in("b", tensor.F32, lb, x, k, n).Tensor,
+			A: b.in("a", tensor.F32, la, p.a, p.m, p.k).Tensor,
+			B: b.in("b", tensor.F32, lb, p.b, p.k, p.n).Tensor,
 		}
-		if bias != nil {
-			g.Bias = b.in("bias", tensor.F32, shifted, bias, n).Tensor
+		if p.bias != nil {
+			g.Bias = b.in("bias", tensor.F32, shifted, p.bias, p.n).Tensor
 		}
-		out := b.inout("c", tensor.F32, padded, c, m, n)
-		g.C, g.Accumulate = out.Tensor, c != nil
+		out := b.inout("c", tensor.F32, padded, p.c, p.m, p.n)
+		g.C, g.Accumulate = out.Tensor, p.c != nil
 		return []*array{out}, b.dev.Gemm(b.stream, g)
 	})
 }

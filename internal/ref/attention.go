@@ -1,6 +1,9 @@
 package ref
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // Attention is the geometry of softmax(scale·q·kᵀ)·v over packed documents, see device.Attention.
 type Attention struct {
@@ -44,48 +47,43 @@ func (a *Attention) Visible(i int64) (lo, hi int64) {
 	return lo, max(lo, hi)
 }
 
-// weights is row i of head h of the softmax, over the keys [lo, hi), and the logarithm of its denominator.
-func weights[T Float](a *Attention, q, k []T, i, h int64) (lo, hi int64, p []T, lse T) {
+// scores is row i of head h of scale·q·kᵀ, over the keys [lo, hi) that it sees.
+func scores[T Float](a *Attention, q, k []T, i, h int64) (lo, hi int64, s []T) {
 	lo, hi = a.Visible(i)
-	if lo == hi {
-		return lo, hi, nil, T(math.Inf(-1))
-	}
-	p = make([]T, hi-lo)
-	top := T(math.Inf(-1))
+	s = make([]T, hi-lo)
 	qi := q[(i*a.Hq+h)*a.D:][:a.D]
-	for j := lo; j < hi; j++ {
-		kj := k[(j*a.Hkv+a.Head(h))*a.D:][:a.D]
-		var s T
+	for j := range s {
+		kj := k[((lo+int64(j))*a.Hkv+a.Head(h))*a.D:]
 		for c, x := range qi {
-			s += x * kj[c]
+			s[j] += x * kj[c]
 		}
-		p[j-lo] = s * T(a.Scale)
-		top = max(top, p[j-lo])
+		s[j] *= T(a.Scale)
 	}
-	var sum T
-	for j := range p {
-		p[j] = exp(p[j] - top)
-		sum += p[j]
-	}
-	for j := range p {
-		p[j] /= sum
-	}
-	return lo, hi, p, top + log(sum)
+	return lo, hi, s
 }
 
-// AttentionForward returns out [Tq, Hq, Dv] and lse [Tq, Hq] for q [Tq, Hq, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv].
-// A query that sees no key has out 0 and lse -inf.
+// AttentionForward returns out [Tq, Hq, Dv] and lse [Tq, Hq], the logarithm of the softmax's denominator, for q [Tq, Hq, D],
+// k [Tk, Hkv, D], v [Tk, Hkv, Dv]. A query that sees no key has out 0 and lse -inf.
 func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 	out, lse = make([]T, a.Tq()*a.Hq*a.Dv), make([]T, a.Tq()*a.Hq)
 	for i := range a.Tq() {
 		for h := range a.Hq {
-			lo, hi, p, l := weights(a, q, k, i, h)
-			lse[i*a.Hq+h] = l
+			lo, hi, s := scores(a, q, k, i, h)
+			if lo == hi {
+				lse[i*a.Hq+h] = T(math.Inf(-1))
+				continue
+			}
+			top, sum := slices.Max(s), T(0)
+			for j := range s {
+				s[j] = exp(s[j] - top)
+				sum += s[j]
+			}
+			lse[i*a.Hq+h] = top + log(sum)
 			o := out[(i*a.Hq+h)*a.Dv:][:a.Dv]
 			for j := lo; j < hi; j++ {
 				vj := v[(j*a.Hkv+a.Head(h))*a.Dv:]
 				for c := range o {
-					o[c] += p[j-lo] * vj[c]
+					o[c] += s[j-lo] / sum * vj[c]
 				}
 			}
 		}
@@ -93,34 +91,33 @@ func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 	return out, lse
 }
 
-// AttentionBackward returns the gradients for dout [Tq, Hq, Dv], in the shapes of q, k and v. With P the softmax and dP = dout·vᵀ:
+// AttentionBackward returns the gradients for dout [Tq, Hq, Dv], in the shapes of q, k and v, from what forward left: out and lse.
+// With P = exp(S - lse) the softmax of the scores S, and dP = dout·vᵀ (Dao 2023):
 //
-//	dS = P·(dP - Σ_j P·dP),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
-func AttentionBackward[T Float](a *Attention, q, k, v, dout []T) (dq, dk, dv []T) {
+//	dS = P·(dP - Σ dout·out),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
+func AttentionBackward[T Float](a *Attention, q, k, v, out, lse, dout []T) (dq, dk, dv []T) {
 	dq, dk, dv = make([]T, len(q)), make([]T, len(k)), make([]T, len(v))
 	for h := range a.Hq {
 		for i := range a.Tq() {
-			lo, hi, p, _ := weights(a, q, k, i, h)
-			do := dout[(i*a.Hq+h)*a.Dv:][:a.Dv]
-			dp, delta := make([]T, hi-lo), T(0)
-			for j := lo; j < hi; j++ {
-				vj := v[(j*a.Hkv+a.Head(h))*a.Dv:]
-				for c, x := range do {
-					dp[j-lo] += x * vj[c]
-				}
-				delta += p[j-lo] * dp[j-lo]
+			lo, hi, s := scores(a, q, k, i, h)
+			row := i*a.Hq + h
+			do, delta := dout[row*a.Dv:][:a.Dv], T(0)
+			for c, x := range do {
+				delta += x * out[row*a.Dv+int64(c)]
 			}
-			qi, dqi := q[(i*a.Hq+h)*a.D:][:a.D], dq[(i*a.Hq+h)*a.D:][:a.D]
+			qi, dqi := q[row*a.D:][:a.D], dq[row*a.D:][:a.D]
 			for j := lo; j < hi; j++ {
 				at := j*a.Hkv + a.Head(h)
-				kj, dkj, dvj := k[at*a.D:], dk[at*a.D:], dv[at*a.Dv:]
-				ds := p[j-lo] * (dp[j-lo] - delta) * T(a.Scale)
+				kj, vj, dkj, dvj := k[at*a.D:], v[at*a.Dv:], dk[at*a.D:], dv[at*a.Dv:]
+				p, dp := exp(s[j-lo]-lse[row]), T(0)
+				for c, x := range do {
+					dp += x * vj[c]
+					dvj[c] += p * x
+				}
+				ds := p * (dp - delta) * T(a.Scale)
 				for c := range qi {
 					dqi[c] += ds * kj[c]
 					dkj[c] += ds * qi[c]
-				}
-				for c, x := range do {
-					dvj[c] += p[j-lo] * x
 				}
 			}
 		}

@@ -107,7 +107,8 @@ func TestAttentionGradient(t *testing.T) {
 			q, k, v := normal(r, a.Tq()*a.Hq*a.D), normal(r, a.Tk()*a.Hkv*a.D), normal(r, a.Tk()*a.Hkv*a.Dv)
 			dout := normal(r, a.Tq()*a.Hq*a.Dv)
 			loss := func() float64 { out, _ := AttentionForward(a, q, k, v); return dot(out, dout) }
-			dq, dk, dv := AttentionBackward(a, q, k, v, dout)
+			out, lse := AttentionForward(a, q, k, v)
+			dq, dk, dv := AttentionBackward(a, q, k, v, out, lse, dout)
 			sameSlope(t, "dq", q, dq, loss)
 			sameSlope(t, "dk", k, dk, loss)
 			sameSlope(t, "dv", v, dv, loss)

@@ -26,7 +26,7 @@ func TestAttentionKnown(t *testing.T) {
 	if s := math.Log(math.Exp((0.03-0.2)/2) + math.Exp((-0.02-0.36)/2)); math.Abs(lse[0]-s) > 1e-14 {
 		t.Errorf("lse[0] = %v, want %v", lse[0], s)
 	}
-	dq, dk, dv := AttentionBackward(a, q, k, v, []float64{0.6, -1.1})
+	dq, dk, dv := AttentionBackward(a, q, k, v, out, lse, []float64{0.6, -1.1})
 	near(t, "dq", dq, knownAttention[1], 1e-10)
 	near(t, "dk", dk, knownAttention[2], 1e-10)
 	near(t, "dv", dv, knownAttention[3], 1e-10)
