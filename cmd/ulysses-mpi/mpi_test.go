@@ -84,6 +84,40 @@ func TestProcessesMatchGoroutines(t *testing.T) {
 	}
 }
 
+// Four processes give PyTorch's losses too: one golden of each family, the data-parallel one among them.
+func TestGoldensUnderMPI(t *testing.T) {
+	for _, name := range []string{"llama-sgd-packed", "qwen2-adamw-ignored", "qwen3-adamw-dp2"} {
+		dir, out := filepath.Join("../../testdata/goldens", name), t.TempDir()
+		var golden struct{ Losses []float64 }
+		b, err := os.ReadFile(filepath.Join(dir, "case.json"))
+		if err == nil {
+			err = json.Unmarshal(b, &golden)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if code, _, e := mpirun(t, "4", nil, filepath.Join(dir, "job.toml"), "--set", "output.dir="+out); code != 0 {
+			t.Fatalf("%s: exit %d\n%s", name, code, e)
+		}
+		same(t, name, losses(t, out), golden.Losses, 3e-5) // of losses near 6: 2e-4
+	}
+}
+
+// Goroutine ranks end as processes do.
+func TestFaultsInOneProcess(t *testing.T) {
+	for fault, want := range map[string]struct {
+		code int
+		says string
+	}{"fail:2:2": {10, "rank 2 on "}, "panic:3:1": {10, "rank 3 on "}, "late:1:2": {5, "this rank is late"}} {
+		begin := time.Now()
+		code, _, stderr := launch(t, []string{"ULYSSES_FAULT=" + fault, "ULYSSES_TIMEOUT=3s"},
+			append([]string{program, "--ranks", "4"}, small(t.TempDir(), "train.steps=4")...)...)
+		if code != want.code || !strings.Contains(stderr, want.says) || time.Since(begin) > 60*time.Second {
+			t.Errorf("%s: exit %d after %v: %s", fault, code, time.Since(begin), stderr)
+		}
+	}
+}
+
 func same(t *testing.T, what string, got, want []float64, tolerance float64) {
 	t.Helper()
 	if len(got) != len(want) || len(got) == 0 {
