@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/internal/clock"
 	"ulysses/internal/mpitest"
 	"ulysses/internal/ref"
 	"ulysses/tensor"
@@ -337,7 +338,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 			b := newBench()
 			defer b.close()
 			l, s := Layer{Heads: 6, KVHeads: 2, Dim: 16, VDim: 16, Causal: true}, BatchSpec{Batch: 1, Seq: 40, CuSeqlens: []int64{0, 7, 40}}
-			r := prepare(b, c, l, s, 0, 0)
+			r := prepare(b, comm.NewCounted(c, "sequence", comm.NewLedger(), clock.New(), nil), l, s, 0, 0)
 			must(r.forwardBackward(b))
 			best := uint64(math.MaxUint64)
 			for range 5 {
