@@ -19,7 +19,6 @@ type Watch struct {
 	late    bool // said once
 	closed  bool
 	flights []flight
-	count   int // flights with a name
 	last    flight
 	ended   time.Time
 	onSlow  func(description string) // nil: being outside all calls is nobody's business
@@ -94,9 +93,12 @@ func (w *Watch) begin(f flight) int {
 		w.flights = append(w.flights, flight{})
 	}
 	w.flights[place] = f
-	w.count++
 	w.slow = false
-	w.arm(w.limit)
+	if w.onSlow != nil {
+		w.arm(w.patience()) // the call may end at once, and nothing follow
+	} else {
+		w.arm(w.limit)
+	}
 	return place
 }
 
@@ -108,7 +110,7 @@ func (w *Watch) end(place int) {
 	defer w.mu.Unlock()
 	w.last, w.ended = w.flights[place], time.Now()
 	w.flights[place] = flight{}
-	w.count-- // the timer stays: it finds nothing, or the next call
+	// The timer stays: it finds nothing, or the next call.
 	if w.onSlow != nil {
 		w.arm(w.patience())
 	}

@@ -74,3 +74,36 @@ func TestWatchQuiet(t *testing.T) {
 		t.Errorf("said %d times", len(said))
 	}
 }
+
+// TestWatchPace: a rank that stays outside all calls says so before its peers' limit, once until its next call; not while it is in one.
+func TestWatchPace(t *testing.T) {
+	const limit = 400 * time.Millisecond
+	slow, late := make(chan string, 10), make(chan string, 10)
+	w := NewWatch(limit, "h", func(s string) { late <- s })
+	defer w.Close()
+	w.Pace(func(s string) { slow <- s })
+	call := func(d time.Duration) time.Time {
+		p := w.begin(flight{op: "x", axis: "a", seq: 7, size: 1})
+		time.Sleep(d)
+		w.end(p)
+		return time.Now()
+	}
+	for range 2 {
+		ended := call(time.Millisecond)
+		select {
+		case text := <-slow:
+			if waited := time.Since(ended); waited > limit*9/10 || !strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
+				t.Errorf("after %v: %q", waited, text)
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("nothing was said")
+		}
+		time.Sleep(limit)
+	}
+	call(limit * 9 / 10)
+	w.Pace(nil)
+	time.Sleep(limit)
+	if len(slow)+len(late) != 0 {
+		t.Errorf("said %d times too often", len(slow)+len(late))
+	}
+}

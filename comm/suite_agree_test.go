@@ -1,0 +1,165 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+func suiteAgree(c Comm) error {
+	if err := Agree(c, nil); err != nil {
+		return err
+	}
+	bad := c.Size() - 1
+	cause := errors.New("disk full")
+	var mine error
+	if c.Rank() == bad {
+		mine = status.Errorf(status.IO, "checkpoint: %w", cause)
+	}
+	err := Agree(c, mine)
+	if want := fmt.Sprintf("rank %d: checkpoint: disk full", bad); err == nil || err.Error() != want || status.Of(err) != status.IO {
+		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
+	}
+	if c.Rank() == bad && !errors.Is(err, cause) {
+		return wrong("agree lost the cause on the failing rank")
+	}
+	err = Agree(c, status.Errorf(status.Code(1+c.Rank()%4), "step: fault %d", c.Rank()))
+	want := fmt.Sprintf("rank %d: step: fault %d", c.Rank(), c.Rank())
+	if c.Size() > 1 {
+		want += fmt.Sprintf(" (%d of %d ranks failed)", c.Size(), c.Size())
+	}
+	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
+		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
+	}
+	return nil
+}
+
+func suiteSame(c Comm) error {
+	if err := Same(c, "plan", Field{"heads", "8"}, Field{"", ""}, Field{"length", "4096"}); err != nil {
+		return err
+	}
+	bad := c.Size() - 1
+	length := "4096"
+	if c.Rank() == bad {
+		length = "4097"
+	}
+	err := Same(c, "plan", Field{"heads", "8"}, Field{"length", length})
+	if c.Size() == 1 {
+		return err
+	}
+	want := fmt.Sprintf("plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks", bad)
+	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
+		return wrong("same: %v, want %q", err, want)
+	}
+	return nil
+}
+
+func suiteCounted(c Comm) error {
+	l, clk := NewLedger(), clock.New()
+	k := NewCounted(c, "sequence", l, clk, nil)
+	n, r := int64(c.Size()), int64(c.Rank())
+	recv, send := exchangeRows(c, 1)
+	src, dst := newTensor(tensor.BF16, total(send), 5), newTensor(tensor.BF16, total(recv), 5)
+	if err := k.AllToAll(nil, dst, src, recv, send); err != nil {
+		return err
+	}
+	request, err := k.AllToAllStart(nil, dst, src, recv, send)
+	if err != nil {
+		return err
+	}
+	if err := request.Wait(); err != nil {
+		return err
+	}
+	rows := make([]int64, n)
+	for j := range rows {
+		rows[j] = int64(j) + 1
+	}
+	whole, part := newTensor(tensor.F32, total(rows), 2), newTensor(tensor.F32, r+1, 2)
+	to := int((r + 1) % n)
+	err = errors.Join(k.AllReduce(nil, newTensor(tensor.F32, 10), Sum), k.AllGather(nil, whole, part, rows), k.ReduceScatter(nil, part, whole, rows),
+		k.Broadcast(nil, newTensor(tensor.I32, 9), 0), k.SendRecv(nil, newTensor(tensor.U8, 3), int((r-1+n)%n), newTensor(tensor.U8, 3), to), k.Barrier())
+	if err != nil {
+		return err
+	}
+	var exchanged int64
+	for j := range int(n) {
+		if j != int(r) {
+			exchanged += rowsBetween(int(r), j) * 5 * 2
+		}
+	}
+	lo, hi := Shard(10, int(r), int(n))
+	sent := map[string]int64{OpAllToAll: 2 * exchanged, OpAllReduce: 4 * (10 - (hi - lo) + (n-1)*(hi-lo)), OpAllGather: (n - 1) * (r + 1) * 8,
+		OpReduceScatter: (n*(n+1)/2 - r - 1) * 8, OpBroadcast: 36, OpSendRecv: 3, OpBarrier: 0}
+	if r == n-1 {
+		sent[OpBroadcast] = 0
+	}
+	if n == 1 {
+		sent[OpSendRecv] = 0
+	}
+	for op, want := range sent {
+		e, calls := l.Get("sequence", op), int64(1)
+		if op == OpAllToAll {
+			calls = 2
+		}
+		if e.Bytes != want || e.Calls != calls || e.Seconds <= 0 {
+			return wrong("%s: %+v, want %d calls and %d bytes", op, e, calls, want)
+		}
+	}
+	// Over all ranks the all-reduce of n elements sends 2(P-1)·n, the all-to-all all but the diagonal.
+	bytes := []int64{l.Get("sequence", OpAllReduce).Bytes}
+	if err := c.AllReduce(nil, int64s(bytes), Sum); err != nil {
+		return err
+	}
+	if bytes[0] != 2*(n-1)*40 {
+		return wrong("all-reduce sent %d bytes in all, want %d", bytes[0], 2*(n-1)*40)
+	}
+	calls := map[string]int64{}
+	for _, p := range clk.Phases() {
+		calls[p.Name] = p.Calls
+	}
+	if calls["exchange"] != 4 || calls["reduce"] != 5 || len(calls) != 2 {
+		return wrong("clock: %v", clk.Phases())
+	}
+	return nil
+}
+
+func suiteMesh(c Comm) error {
+	n := c.Size()
+	for _, ulysses := range []int{0, 1, 2, n, n + 1, -1} {
+		m, err := NewMesh(c, ulysses, 1, NewLedger(), nil, nil)
+		p := ulysses
+		if p == 0 {
+			p = n
+		}
+		if p < 0 || n%p != 0 {
+			if status.Of(err) != status.InvalidConfig {
+				return wrong("mesh %d of %d ranks: %v", ulysses, n, err)
+			}
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if m.Seq.Size() != p || m.Seq.Rank() != c.Rank()%p || m.Data.Size() != n/p || m.Data.Rank() != c.Rank()/p ||
+			m.Replica != c.Rank()/p || m.Replicas != n/p || m.Ulysses != p || m.World.Size() != n {
+			return wrong("mesh %d of %d ranks: %+v", ulysses, n, m)
+		}
+		x := []int32{int32(c.Rank())}
+		if err := m.Data.AllReduce(nil, tensor.OfInt32(x, 1), Sum); err != nil {
+			return err
+		}
+		if want := int32(m.Replicas*m.Seq.Rank() + p*m.Replicas*(m.Replicas-1)/2); x[0] != want {
+			return wrong("sum of ranks over data: %d, want %d", x[0], want)
+		}
+		if err := errors.Join(m.Seq.Close(), m.Data.Close()); err != nil {
+			return err
+		}
+	}
+	if _, err := NewMesh(c, 0, 2, nil, nil, nil); status.Of(err) != status.Unsupported {
+		return wrong("ring 2: %v", err)
+	}
+	return nil
+}
