@@ -188,7 +188,7 @@ func (p *Plan) String() string {
 		copies += p.key[j].n()
 		sent += p.query[j].n()*(l.Dim+l.VDim) + p.key[j].n()*(l.Dim+l.VDim)
 	}
-	s := fmt.Sprintf("ulysses: %d ranks, query heads %s, key heads %s", p.size, counts(p.query), counts(p.key))
+	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", p.size, counts(p.query), counts(p.key))
 	if copies > l.KVHeads {
 		s += fmt.Sprintf(" (%d held %d times)", l.KVHeads, copies)
 	}

@@ -1,0 +1,64 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Rows arrive in order, whatever the pieces they travel in; a rank may have none. A file that cannot be made is an error on all ranks,
+// none is left waiting.
+func TestWriteSharded(t *testing.T) {
+	const rows, width = 7, 3
+	for _, ranks := range []int{1, 2, 3, 8} {
+		for _, pieceRows := range []int64{1, 2, 100} {
+			for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "not", "there")} {
+				path := filepath.Join(dir, "x.safetensors")
+				err := comm.RunLocal(ranks, func(c comm.Comm) error {
+					lo, hi := sp.Shard(rows, int64(ranks), int64(c.Rank()))
+					x, y := make([]float32, (hi-lo)*width), make([]float32, hi-lo)
+					for i := range x {
+						x[i] = float32(lo*width + int64(i))
+					}
+					for i := range y {
+						y[i] = -float32(lo + int64(i))
+					}
+					piece := make([]byte, pieceRows*width*4)
+					err := writeSharded(c, nil, path, nil, []sharded{
+						{"x", tensor.OfFloat32(x, 1, hi-lo, width), []int64{rows, width}, rows},
+						{"y", tensor.OfFloat32(y, 1, hi-lo), []int64{rows}, rows},
+					}, tensor.Of(unsafe.Pointer(&piece[0]), tensor.U8, int64(len(piece))))
+					if filepath.Base(dir) != "there" {
+						return err
+					}
+					if status.Of(err) != status.IO {
+						t.Errorf("rank %d of %d: %v, want an input/output error", c.Rank(), ranks, err)
+					}
+					return nil
+				})
+				if err != nil {
+					t.Fatalf("%d ranks, pieces of %d rows: %v", ranks, pieceRows, err)
+				}
+				if filepath.Base(dir) == "there" {
+					if _, err := os.Stat(dir); err == nil {
+						t.Error("a folder was made")
+					}
+					continue
+				}
+				x, _ := floats(t, path, "x")
+				y, _ := floats(t, path, "y")
+				for i, v := range x {
+					if v != float32(i) || y[i/width] != -float32(i/width) {
+						t.Fatalf("%d ranks, pieces of %d rows: %v, %v", ranks, pieceRows, x, y)
+					}
+				}
+			}
+		}
+	}
+}
