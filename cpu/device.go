@@ -56,14 +56,13 @@ type Options struct {
 
 // Device is the CPU as one rank sees it. It serves one goroutine at a time.
 type Device struct {
-	device.Ops // operations that this package does not define yet
-	table      *table
-	workers    int
-	pool       *pool
-	job        *C.uly_job     // the run in progress, in C memory so that no call moves a Go pointer across
-	args       unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
-	scratch    unsafe.Pointer // workers x ULY_SCRATCH_BYTES
-	work       func(worker int)
+	table   *table
+	workers int
+	pool    *pool
+	job     *C.uly_job     // the run in progress, in C memory so that no call moves a Go pointer across
+	args    unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
+	scratch unsafe.Pointer // workers x ULY_SCRATCH_BYTES
+	work    func(worker int)
 }
 
 // New opens the CPU. An instruction set that this CPU lacks is Unsupported.
