@@ -63,8 +63,8 @@ class Suite:
                     if limit:
                         row["share"].append(x["gflops"] / limit)
                 for p, t in theirs.items():
-                    if case in t:
-                        row["ratios"][p].append(t[case]["min_s"] / x["min_s"])
+                    if (other := x.get("beside", case)) in t:
+                        row["ratios"][p].append(t[other]["min_s"] / x["min_s"])
             print(f"{self.name}: round {i + 1} of {rounds}", file=sys.stderr, flush=True)
         return out
 
@@ -109,7 +109,7 @@ def step(a, job) -> list[dict]:
             argv += ["--set", f"device.threads={a.threads}"]
         lines(argv)
         seconds = [json.loads(x)["seconds"] for x in (folder / "metrics.jsonl").read_text().splitlines()][2:]
-        out.append(dict(case=f"step-{ranks}-ranks" if ranks > 1 else "step", min_s=min(seconds), median_s=statistics.median(seconds)))
+        out.append(dict(case=f"{job.stem}-{ranks}-ranks", beside=job.stem, min_s=min(seconds), median_s=statistics.median(seconds)))
     return out
 
 

@@ -101,7 +101,13 @@ func allToAll(o *options) error {
 		for i, x := int64(0), src.Float32s(); i < part*size; i++ {
 			x[i] = value(int64(c.Rank()), i)
 		}
-		repeat := max(o.repeat, int(min(200, 64<<20/bytes)))
+		repeat := 15 // as peers/alltoall.c does
+		switch {
+		case bytes <= 1<<20:
+			repeat = 200
+		case bytes <= 4<<20:
+			repeat = 50
+		}
 		times, err := measure(repeat, func() { _ = c.Barrier() }, func() error { return c.AllToAll(stream, dst, src, rows, rows) })
 		if err != nil {
 			return err
