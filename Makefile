@@ -47,9 +47,22 @@ goldens: .venv/goldens
 .venv/goldens: testdata/goldens/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
+# Weights and logits of a folder that this program wrote, against a folder given: make goldens-check A=out/model B=testdata/goldens/models/llama
+goldens-check: .venv/goldens
+	.venv/bin/python testdata/goldens/check_hf.py $(A) $(B)
+
+bench: build .venv/peers
+	$(GO) build -tags mpi -o bin/ulysses-bench ./benchmarks
+	mpicc -O2 benchmarks/peers/alltoall.c -o bin/alltoall
+
+.venv/peers: benchmarks/peers/requirements.txt
+	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
+
 fuzz:
 	$(GO) test ./tensor -run '^$$' -fuzz FuzzSafetensors -fuzztime 60s
 	$(GO) test ./job -run '^$$' -fuzz FuzzParse -fuzztime 60s
+	$(GO) test ./train -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
+	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 
 clean:
 	rm -rf bin out examples/out
