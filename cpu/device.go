@@ -43,6 +43,7 @@ import (
 
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // align is the alignment of allocations, in bytes: a cache line, and the widest vector.
@@ -96,7 +97,8 @@ func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_
 
 // Info says what the device is.
 func (d *Device) Info() device.Info {
-	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align}
+	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align,
+		Place: tensor.Host, Compute: compute}
 }
 
 // Close gives back workers and scratch. Buffers stay valid until they are freed.
@@ -165,12 +167,20 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 }
 
 // stream has nothing to order: operations are done when they return.
-type stream struct{}
+var compute = []tensor.DType{tensor.F32}
 
-func (stream) Sync() error { return nil }
-func (stream) Close()      {}
+// order is stream and event at once: what was enqueued has run.
+type order struct{}
+
+func (order) Sync() error               { return nil }
+func (order) Record(device.Event) error { return nil }
+func (order) Wait(device.Event) error   { return nil }
+func (order) Close()                    {}
 
 // NewStream returns a stream; on this device all streams are the same.
-func (d *Device) NewStream() (device.Stream, error) { return stream{}, nil }
+func (d *Device) NewStream() (device.Stream, error) { return order{}, nil }
+
+// NewEvent returns an event, which has always come.
+func (d *Device) NewEvent() (device.Event, error) { return order{}, nil }
 
 var _ device.Device = (*Device)(nil)

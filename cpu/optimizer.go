@@ -11,37 +11,96 @@ import (
 )
 
 // AdamW takes one step. The order of operations is PyTorch's, so that the results agree to rounding.
-func (d *Device) AdamW(_ device.Stream, a *device.AdamW) error {
+func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 	c := check{op: "AdamW"}
 	shape := a.W.Shape[:a.W.NDim]
 	c.dense("w", a.W, tensor.F32, shape...)
 	c.dense("g", a.G, tensor.F32, shape...)
 	c.dense("m", a.M, tensor.F32, shape...)
 	c.dense("v", a.V, tensor.F32, shape...)
+	c.update(a.W, a.Low, a.Decay)
 	if a.Step < 1 {
 		c.fail("step %d: steps count from 1", a.Step)
 	}
 	if c.err != nil {
 		return c.err
 	}
-	n, t := a.W.Numel(), float64(a.Step)
-	*(*C.adamw_args)(d.args) = C.adamw_args{w: floatsOf(a.W), m: floatsOf(a.M), v: floatsOf(a.V), g: floatsOf(a.G), n: C.int64_t(n), piece: grain / 4,
-		grad: C.float(a.GradScale), keep: C.float(1 - a.LR*a.WeightDecay), beta1: C.float(a.Beta1), beta2: C.float(a.Beta2),
+	t := float64(a.Step)
+	w, g, m, v := flat(a.W), flat(a.G), flat(a.M), flat(a.V)
+	args := C.adamw_args{piece: grain / 4,
+		grad: C.float(a.GradScale), beta1: C.float(a.Beta1), beta2: C.float(a.Beta2),
 		rest1: C.float(1 - a.Beta1), rest2: C.float(1 - a.Beta2), size: C.float(a.LR / (1 - math.Pow(a.Beta1, t))),
 		root: C.float(math.Sqrt(1 - math.Pow(a.Beta2, t))), eps: C.float(a.Eps)}
-	return d.run(C.K_adamw, ceil(n, grain/4))
+	err := eachRange(w.Numel(), a.WeightDecay, a.Decay, func(lo, hi int64, decay float64) error {
+		args.w, args.m, args.v, args.g = floatsOf(w.Offset(lo)), floatsOf(m.Offset(lo)), floatsOf(v.Offset(lo)), floatsOf(g.Offset(lo))
+		args.n, args.keep = C.int64_t(hi-lo), C.float(1-a.LR*decay)
+		*(*C.adamw_args)(d.args) = args
+		return d.run(C.K_adamw, ceil(hi-lo, grain/4))
+	})
+	return d.lower(s, a.Low, a.W, err)
 }
 
 // SGD takes one step without momentum.
-func (d *Device) SGD(_ device.Stream, a *device.SGD) error {
+func (d *Device) SGD(s device.Stream, a *device.SGD) error {
 	c := check{op: "SGD"}
 	c.dense("w", a.W, tensor.F32, a.W.Shape[:a.W.NDim]...)
 	c.dense("g", a.G, tensor.F32, a.W.Shape[:a.W.NDim]...)
+	c.update(a.W, a.Low, a.Decay)
 	if c.err != nil {
 		return c.err
 	}
-	n := a.W.Numel()
-	*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(a.W), g: floatsOf(a.G), n: C.int64_t(n), piece: grain / 2,
-		keep: C.float(1 - a.LR*a.WeightDecay), rate: C.float(a.LR * a.GradScale)}
-	return d.run(C.K_sgd, ceil(n, grain/2))
+	w, g := flat(a.W), flat(a.G)
+	err := eachRange(w.Numel(), a.WeightDecay, a.Decay, func(lo, hi int64, decay float64) error {
+		*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(w.Offset(lo)), g: floatsOf(g.Offset(lo)), n: C.int64_t(hi - lo), piece: grain / 2,
+			keep: C.float(1 - a.LR*decay), rate: C.float(a.LR * a.GradScale)}
+		return d.run(C.K_sgd, ceil(hi-lo, grain/2))
+	})
+	return d.lower(s, a.Low, a.W, err)
+}
+
+func flat(t tensor.Tensor) tensor.Tensor { return t.View(t.Numel()) }
+
+// lower writes the rounded copy of the weights, if there is one.
+func (d *Device) lower(s device.Stream, low, w tensor.Tensor, err error) error {
+	if err != nil || low.IsNil() {
+		return err
+	}
+	return d.Copy(s, low, w)
+}
+
+// eachRange calls f for the stretches of [0, n) in order, with the decay inside the ranges and without it elsewhere.
+func eachRange(n int64, decay float64, ranges []device.Range, f func(lo, hi int64, decay float64) error) error {
+	if ranges == nil {
+		return f(0, n, decay)
+	}
+	at := int64(0)
+	step := func(hi int64, decay float64) (err error) {
+		if hi > at {
+			err, at = f(at, hi, decay), hi
+		}
+		return err
+	}
+	for _, r := range ranges {
+		if err := step(r.Lo, 0); err != nil {
+			return err
+		}
+		if err := step(r.Hi, decay); err != nil {
+			return err
+		}
+	}
+	return step(n, 0)
+}
+
+// update looks at what both optimizers have beside the state.
+func (c *check) update(w, low tensor.Tensor, ranges []device.Range) {
+	if !low.IsNil() {
+		c.dense("low", low, tensor.BF16, w.Shape[:w.NDim]...)
+	}
+	at := int64(0)
+	for _, r := range ranges {
+		if r.Lo < at || r.Hi < r.Lo || r.Hi > w.Numel() {
+			c.fail("decay range [%d, %d) of %d elements, after %d: ranges ascend", r.Lo, r.Hi, w.Numel(), at)
+		}
+		at = r.Hi
+	}
 }

@@ -2,8 +2,12 @@ package device
 
 import "ulysses/tensor"
 
-// Ops are the operations. T is tokens (rows), N features. Floating tensors are F32 unless said; gradients of weights are always
-// added to what is there, gradients of activations are written unless an Add flag says otherwise.
+// Ops are the operations. T is tokens (rows), N features. Gradients of weights are always added to what is there, gradients of
+// activations are written unless an Add flag says otherwise.
+//
+// Activations, their gradients and the weights they meet have one type in a call, the compute type: F32, or BF16 where Info.Compute
+// has it. Sums are in F32 all the same. F32 whatever the compute type are: statistics (LSE, RStd, NLL), tables (Cos, Sin, Freq), logits,
+// gradients of weights (DW, DTable, a ColumnSum's dst) and what the optimizer holds. C of a Gemm is either.
 type Ops interface {
 	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types may differ (cast).
 	Copy(s Stream, dst, src tensor.Tensor) error
@@ -13,7 +17,7 @@ type Ops interface {
 	Add(s Stream, dst, a, b tensor.Tensor) error
 	// Scale multiplies x (dense) by f in place.
 	Scale(s Stream, x tensor.Tensor, f float64) error
-	// ColumnSum adds the sum over rows of x [T, N] to dst [N]: the gradient of a bias.
+	// ColumnSum adds the sum over rows of x [T, N] to dst [N] (F32): the gradient of a bias.
 	ColumnSum(s Stream, dst, x tensor.Tensor) error
 	// Sum writes Σx into out (F64, one element); SumSquares adds Σx² to out. x is dense F32; the sums are in float64.
 	Sum(s Stream, out, x tensor.Tensor) error
@@ -42,8 +46,8 @@ type Ops interface {
 
 // Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense.
 type Gemm struct {
-	A, B, C    tensor.Tensor
-	Bias       tensor.Tensor // [N], optional; not together with Accumulate
+	A, B, C    tensor.Tensor // A and B of the compute type, C of it or F32
+	Bias       tensor.Tensor // [N], of B's type, optional; not together with Accumulate
 	Accumulate bool          // add to C
 }
 
@@ -97,10 +101,10 @@ type EmbeddingGrad struct{ IDs, DY, DTable tensor.Tensor }
 // CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient (softmax - onehot)·GradScale, which
 // may overwrite the logits. A target of -100 gives nll 0 and gradient 0. DLogits nil = forward only.
 type CrossEntropy struct {
-	Logits    tensor.Tensor // [T, V], last axis dense
+	Logits    tensor.Tensor // [T, V] F32, last axis dense
 	Targets   tensor.Tensor // [T] I32
-	NLL       tensor.Tensor // [T]
-	DLogits   tensor.Tensor // [T, V], optional, may be Logits
+	NLL       tensor.Tensor // [T] F32
+	DLogits   tensor.Tensor // [T, V] of the compute type, optional; F32 may be Logits
 	GradScale float64
 }
 
@@ -108,7 +112,8 @@ type CrossEntropy struct {
 //
 // The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1 entries from 0 to T, not decreasing);
 // document i's queries see document i's keys alone. Causal is aligned bottom-right: query i of a document with sq queries and sk keys
-// sees keys j <= i + sk - sq. A query that sees no key has out 0, lse -inf and zero gradients.
+// sees keys j <= i + sk - sq. A window [l, r] leaves keys i+sk-sq-l <= j <= i+sk-sq+r; masks AND. A query that sees no key has out 0,
+// lse -inf and zero gradients.
 type Attention struct {
 	Q, K, V   tensor.Tensor // [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
 	Out       tensor.Tensor // [Tq, Hq, Dv]
@@ -116,9 +121,13 @@ type Attention struct {
 	CuQ, CuK  []int64
 	KVHead    []int64 // key head of each query head, not decreasing; nil = h/(Hq/Hkv)
 	Causal    bool
+	Window    *Window       // nil = unbounded
 	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
 	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
 }
+
+// Window bounds the keys of a query; a negative side is unbounded.
+type Window struct{ Left, Right int64 }
 
 // AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key heads that no query head uses get zeros.
 // dk, dv of a key head are summed over its query heads in index order.
@@ -128,16 +137,22 @@ type AttentionGrad struct {
 	DQ, DK, DV tensor.Tensor // shapes of Q, K, V
 }
 
+// Range is the elements [Lo, Hi) of a flat tensor.
+type Range struct{ Lo, Hi int64 }
+
 // AdamW is one step of Loshchilov & Hutter 2019 as PyTorch does it: w ← w·(1 - lr·wd); m, v with bias correction for step t ≥ 1;
-// w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times GradScale. All dense F32 of one length.
+// w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times GradScale. All dense F32 of one length: many parameters lie in one call.
 type AdamW struct {
 	W, G, M, V                                    tensor.Tensor
+	Low                                           tensor.Tensor // dense BF16 of that length, optional: gets the new w, rounded
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
+	Decay                                         []Range // where the decay applies, ascending; nil = everywhere
 	Step                                          int64
 }
 
 // SGD is w ← w·(1 - lr·wd) - lr·GradScale·g, without momentum.
 type SGD struct {
-	W, G                       tensor.Tensor
+	W, G, Low                  tensor.Tensor // as AdamW's
 	LR, WeightDecay, GradScale float64
+	Decay                      []Range
 }

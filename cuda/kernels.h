@@ -1,0 +1,214 @@
+// The flat C face of libulysses_cuda.so, the CUDA plug-in. Go opens it at run time (load.go) and finds one symbol, uly_cuda_plugin; all else
+// hangs on the table that it returns. What each operation computes is said once, in device/ops.go: the structs here are those structs, field
+// by field, flat.
+//
+// Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is error(device). A device serves one thread
+// at a time; every call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
+#ifndef ULYSSES_CUDA_KERNELS_H
+#define ULYSSES_CUDA_KERNELS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ULY_CUDA_ABI 1u
+
+enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
+enum { ULY_HOST = 0, ULY_CUDA = 1 };                                         // tensor.Place
+
+// uly_tensor is tensor.Tensor, byte for byte: strides in elements.
+typedef struct {
+  void *data;
+  uint8_t dtype, where;
+  int8_t ndim;
+  int64_t shape[8], stride[8];
+} uly_tensor;
+
+// Codes of internal/status that the plug-in returns.
+enum { ULY_OK = 0, ULY_INVALID_ARGUMENT = 1, ULY_UNSUPPORTED = 3, ULY_OUT_OF_MEMORY = 4, ULY_COMM = 5, ULY_DEVICE = 6, ULY_INTERNAL = 10 };
+
+typedef enum {
+  ULY_OP_COPY,
+  ULY_OP_FILL,
+  ULY_OP_ADD,
+  ULY_OP_SCALE,
+  ULY_OP_COLUMN_SUM,
+  ULY_OP_SUM,
+  ULY_OP_SUM_SQUARES,
+  ULY_OP_GEMM,
+  ULY_OP_RMSNORM_FORWARD,
+  ULY_OP_RMSNORM_BACKWARD,
+  ULY_OP_ROPE_TABLE,
+  ULY_OP_ROPE,
+  ULY_OP_SWIGLU_FORWARD,
+  ULY_OP_SWIGLU_BACKWARD,
+  ULY_OP_EMBEDDING_FORWARD,
+  ULY_OP_EMBEDDING_BACKWARD,
+  ULY_OP_CROSS_ENTROPY,
+  ULY_OP_ATTENTION_FORWARD,
+  ULY_OP_ATTENTION_BACKWARD,
+  ULY_OP_ADAMW,
+  ULY_OP_SGD,
+  ULY_OP_RANK_SUM,
+  ULY_OPS
+} uly_op;
+
+// Copy: any strides, a cast; one side may be host memory, which is then dense and of the other's type. From the host, src may be used
+// again when the call returns; to the host, dst is there when the stream has been waited for.
+typedef struct { uly_tensor dst, src; } uly_copy;
+typedef struct { uly_tensor dst; double value; } uly_fill;
+typedef struct { uly_tensor dst, a, b; } uly_add;
+typedef struct { uly_tensor x; double f; } uly_scale;
+typedef struct { uly_tensor dst, x; } uly_column_sum;
+typedef struct { uly_tensor out, x; } uly_sum; // SUM and SUM_SQUARES
+typedef struct { uly_tensor a, b, c, bias; int32_t accumulate; } uly_gemm;
+typedef struct { uly_tensor x, w, y, rstd; double eps; } uly_rmsnorm;
+typedef struct { uly_tensor x, w, rstd, dy, dx, dw; int32_t add_dx; } uly_rmsnorm_grad;
+typedef struct { uly_tensor positions, freq, cos, sin; double scale; } uly_rope_table;
+typedef struct { uly_tensor x, y, cos, sin; int32_t inverse; } uly_rope;
+typedef struct { uly_tensor gate, up, y; } uly_swiglu;
+typedef struct { uly_tensor gate, up, dy, dgate, dup; } uly_swiglu_grad;
+typedef struct { uly_tensor table, ids, y; } uly_embedding;
+typedef struct { uly_tensor ids, dy, dtable; } uly_embedding_grad;
+typedef struct { uly_tensor logits, targets, nll, dlogits; double grad_scale; } uly_cross_entropy;
+
+typedef struct {
+  uly_tensor q, k, v, out, lse;
+  const int64_t *cu_q, *cu_k; // host, documents + 1 entries; NULL in a question for workspace: any documents
+  int64_t documents;
+  const int64_t *kv_head;     // host, one for each query head; NULL = h / (Hq / Hkv)
+  int64_t left, right;        // window; negative = unbounded
+  double scale;
+  int32_t causal;
+  int32_t backward;           // the fields below count
+  uly_tensor workspace;
+  uly_tensor dout, dq, dk, dv;
+} uly_attention;
+
+typedef struct { int64_t lo, hi; } uly_range;
+
+typedef struct {
+  uly_tensor w, g, m, v, low;
+  double lr, beta1, beta2, eps, weight_decay, grad_scale;
+  const uly_range *decay; // host; NULL = everywhere
+  int64_t decays, step;
+} uly_adamw;
+
+typedef struct {
+  uly_tensor w, g, low;
+  double lr, weight_decay, grad_scale;
+  const uly_range *decay;
+  int64_t decays;
+} uly_sgd;
+
+// RANK_SUM writes, element by element, src[0] ∘ src[1] ∘ …, in that order, in f32 (f64, i32, i64 for those types): what reductions of
+// communicators over mapped memory are made of. dst may be one of src.
+enum { ULY_MAX_RANKS = 64 };
+typedef struct {
+  void *dst;
+  const void *src[ULY_MAX_RANKS];
+  int64_t n;
+  int32_t ranks, dtype;
+  int32_t how; // comm.Op: 0 sum, 1 max (a NaN stays), 2 min
+} uly_rank_sum;
+
+typedef struct uly_device uly_device;
+typedef struct uly_stream uly_stream;
+typedef struct uly_event uly_event;
+typedef struct uly_nccl uly_nccl;
+
+// uly_library is one library that the plug-in looks for at run time; none is linked.
+typedef struct {
+  char name[32];     // "cuDNN"
+  char found[512];   // version and path, or why not
+  char costs[256];   // what is lost without it; empty when found
+  char remedy[256];
+  int32_t ok;
+} uly_library;
+
+enum { ULY_LIBRARIES = 5 }; // driver, cuBLASLt, cuDNN, NVRTC, NCCL
+
+typedef struct {
+  int32_t devices; // GPUs that this process sees
+  char text[512];  // why none
+  uly_library library[ULY_LIBRARIES];
+} uly_probe;
+
+typedef struct {
+  int32_t ordinal;
+  int32_t deterministic; // every result repeatable to the bit
+  const char *kernels;   // ULYSSES_KERNEL: "attention_forward=own,gemm=naive", or NULL
+} uly_open;
+
+typedef struct {
+  char name[128];     // "NVIDIA H200"
+  char kernels[256];  // "sm_90, cuBLASLt 13.1, cuDNN 9.19"; ranks must agree on it
+  char uuid[40];
+  int64_t memory, free;
+  int32_t sm, multiprocessors, driver;
+  int32_t emulated;   // no GPU: the host stands in, for tests
+} uly_info;
+
+enum { ULY_HANDLE = 64, ULY_NCCL_ID = 128 };
+
+typedef struct uly_cuda_api {
+  uint32_t abi, size;
+
+  int32_t (*probe)(uly_probe *out);
+  int32_t (*open)(const uly_open *how, uly_device **out, char *text, int64_t text_bytes);
+  void (*close)(uly_device *);
+  const char *(*error)(uly_device *); // of the last call that failed
+  int32_t (*info)(uly_device *, uly_info *out);
+
+  int32_t (*alloc)(uly_device *, int64_t bytes, void **out); // zeroed, aligned to 256
+  int32_t (*free)(uly_device *, void *);
+  int32_t (*alloc_host)(uly_device *, int64_t bytes, void **out); // pinned
+  int32_t (*free_host)(uly_device *, void *);
+
+  int32_t (*stream_create)(uly_device *, uly_stream **out);
+  int32_t (*stream_destroy)(uly_device *, uly_stream *);
+  int32_t (*stream_sync)(uly_device *, uly_stream *);
+  int32_t (*stream_query)(uly_device *, uly_stream *, int32_t *done);
+  int32_t (*stream_wait)(uly_device *, uly_stream *, uly_event *);
+  int32_t (*event_create)(uly_device *, int32_t shared, uly_event **out); // shared: may be handed to another process
+  int32_t (*event_destroy)(uly_device *, uly_event *);
+  int32_t (*event_record)(uly_device *, uly_event *, uly_stream *);
+  int32_t (*event_sync)(uly_device *, uly_event *);
+  int32_t (*event_query)(uly_device *, uly_event *, int32_t *done);
+
+  int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
+  int32_t (*workspace)(uly_device *, const uly_attention *, int64_t *bytes);
+  const char *(*kernel_of)(uly_device *, int32_t op, const void *args); // the row that would serve, "" = none
+
+  // Memory and events of other processes on this node.
+  int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes); // of the allocation p lies in
+  int32_t (*memory_open)(uly_device *, const char handle[ULY_HANDLE], void **out);
+  int32_t (*memory_close)(uly_device *, void *);
+  int32_t (*event_handle)(uly_device *, uly_event *, char handle[ULY_HANDLE]);
+  int32_t (*event_open)(uly_device *, const char handle[ULY_HANDLE], uly_event **out);
+  // raw copies of bytes, device to device or to and from pinned memory
+  int32_t (*copy_bytes)(uly_device *, uly_stream *, void *dst, const void *src, int64_t bytes);
+
+  int32_t (*nccl_id)(uly_device *, char id[ULY_NCCL_ID]);
+  int32_t (*nccl_init)(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
+  int32_t (*nccl_close)(uly_device *, uly_nccl *);
+  int32_t (*nccl_abort)(uly_device *, uly_nccl *);
+  int32_t (*nccl_error)(uly_device *, uly_nccl *); // an asynchronous error since the start, polled
+  // Offsets and counts in bytes, one for each rank.
+  int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at, const int64_t *recv_bytes, const void *src,
+                             const int64_t *send_at, const int64_t *send_bytes);
+  int32_t (*nccl_all_reduce)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype, int32_t how);
+  int32_t (*nccl_broadcast)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t bytes, int32_t root);
+  int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from, const void *send, int64_t send_bytes,
+                            int32_t to);
+} uly_cuda_api;
+
+// uly_cuda_plugin returns the table, or NULL for an ABI that this plug-in does not speak; then *have is the one that it does.
+const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

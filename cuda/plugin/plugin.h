@@ -1,0 +1,82 @@
+// What all sources of the plug-in share: the device and its streams, how a kernel is started, how a failure is told, and the rows of which
+// the operation table is made.
+//
+// The sources are written once and built twice: by nvcc for GPUs, and by g++ with -DULY_EMULATED, where emulated/ stands in for the CUDA
+// language and runtime and every kernel runs on the host, thread by thread, in an order that its barriers alone restrict. Tests run the second
+// build; it proves indices, barriers and order between streams, not speed and not what tensor cores or libraries do.
+#pragma once
+
+#ifdef ULY_EMULATED
+#include "emulated/cuda.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include <string>
+
+#include "../kernels.h"
+
+// A kernel is started by LAUNCH, takes dynamic shared memory by SHARED, and is otherwise plain CUDA: blockIdx, threadIdx, __shared__,
+// __syncthreads(), __syncwarp(), __shfl_*_sync with full warps, atomicAdd. What only a GPU has (mma, cp.async, inline assembly) is inside
+// #ifndef ULY_EMULATED, beside a plain form. Blocks have a multiple of 32 threads and are one-dimensional; all threads of a block pass
+// every barrier.
+#ifndef ULY_EMULATED
+#define LAUNCH(kernel, grid, block, shared, stream, ...) (kernel)<<<(grid), (block), (shared), (stream)->s>>>(__VA_ARGS__)
+#define SHARED(type, name)                                    \
+  extern __shared__ __align__(16) unsigned char uly_shared[]; \
+  type *name = reinterpret_cast<type *>(uly_shared)
+#endif
+
+struct uly_device {
+  int ordinal = 0, sm = 0, multiprocessors = 0, shared_limit = 0; // shared_limit: dynamic shared memory a block may have, bytes
+  bool deterministic = false, emulated = false;
+  std::string pins;      // ULYSSES_KERNEL
+  std::string text;      // error()
+  void *libraries = nullptr; // handles of cuBLASLt, cuDNN, plans: their files know
+};
+
+// A stream has scratch of its own, because operations on different streams run at once: an operation may use all of it and leaves nothing.
+struct uly_stream {
+  cudaStream_t s = nullptr;
+  char *scratch = nullptr;
+  int64_t scratch_bytes = 0;
+};
+enum : int64_t { ULY_SCRATCH = 64ll << 20 };
+
+struct uly_event { cudaEvent_t e = nullptr; bool opened = false; };
+
+// fail keeps the sentence and returns the code.
+int32_t fail(uly_device *d, int32_t code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
+// check turns what CUDA says into a code; `what` names the operation. started is check of the last launch.
+int32_t check(uly_device *d, cudaError_t e, const char *what);
+inline int32_t started(uly_device *d, const char *what) { return check(d, cudaGetLastError(), what); }
+
+#define TRY(expression)                       \
+  do {                                        \
+    int32_t try_code = (expression);          \
+    if (try_code != ULY_OK) return try_code;  \
+  } while (0)
+
+// uly_row is one kernel that can serve an operation. Of the rows of an operation the first that fits runs, unless ULYSSES_KERNEL names
+// another. fits is asked with the device and the arguments; NULL fits everything.
+struct uly_row {
+  int32_t op;
+  const char *name; // "cudnn", "own", "naive"
+  int32_t (*run)(uly_device *, uly_stream *, const void *args);
+  bool (*fits)(uly_device *, const void *args);
+};
+
+// The tables of the files, each ended by a row without run; plugin.cu lists them.
+extern const uly_row copy_rows[], elementwise_rows[], reduce_rows[], norm_rows[], rope_rows[], swiglu_rows[], embedding_rows[], loss_rows[],
+    optimizer_rows[], gemm_rows[], attention_rows[];
+
+// attention_workspace is the bytes that any row which may serve a needs.
+int64_t attention_workspace(uly_device *d, const uly_attention *a);
+
+// Shape arithmetic that the host can test is in headers without CUDA in them (index.h, …), which kernels and tests include alike.
