@@ -11,8 +11,12 @@ type Attention struct {
 	CuQ, CuK       []int64 // [documents+1] token bounds of queries and of keys
 	KVHead         []int64 // [Hq]; nil = h/(Hq/Hkv)
 	Causal         bool    // bottom-right aligned in each document
+	Window         *Window // nil = unbounded
 	Scale          float64
 }
+
+// Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries and sk keys; a negative side is unbounded.
+type Window struct{ Left, Right int64 }
 
 // Tq is the number of queries.
 func (a *Attention) Tq() int64 { return a.CuQ[len(a.CuQ)-1] }
@@ -41,8 +45,15 @@ func (a *Attention) Document(i int64) int {
 func (a *Attention) Visible(i int64) (lo, hi int64) {
 	d := a.Document(i)
 	lo, hi = a.CuK[d], a.CuK[d+1]
-	if a.Causal { // the last query of a document sees its last key
-		hi -= a.CuQ[d+1] - 1 - i
+	first, end, at := lo, hi, hi-(a.CuQ[d+1]-i) // the last query of a document stands at its last key
+	if a.Causal {
+		hi = min(hi, at+1)
+	}
+	if w := a.Window; w != nil && w.Left >= 0 && w.Left < at-first {
+		lo = max(lo, at-w.Left)
+	}
+	if w := a.Window; w != nil && w.Right >= 0 && w.Right < end-at {
+		hi = min(hi, at+w.Right+1)
 	}
 	return lo, max(lo, hi)
 }

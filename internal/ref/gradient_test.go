@@ -100,6 +100,8 @@ func TestAttentionGradient(t *testing.T) {
 		"fewer keys":     {Hq: 1, Hkv: 1, D: 1, Dv: 3, CuQ: []int64{0, 5}, CuK: []int64{0, 3}, Causal: true, Scale: 1.3},
 		"more keys":      {Hq: 1, Hkv: 1, D: 4, Dv: 1, CuQ: []int64{0, 2}, CuK: []int64{0, 5}, Causal: true, Scale: 0.5},
 		"documents":      {Hq: 2, Hkv: 1, D: 2, Dv: 2, CuQ: []int64{0, 3, 3, 4, 7}, CuK: []int64{0, 3, 5, 6, 9}, Causal: true, Scale: 0.7},
+		"window":         {Hq: 2, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 6}, CuK: []int64{0, 6}, Window: &Window{Left: 2, Right: 1}, Scale: 0.7},
+		"causal window":  {Hq: 1, Hkv: 1, D: 3, Dv: 2, CuQ: []int64{0, 4, 9}, CuK: []int64{0, 6, 8}, Causal: true, Window: &Window{Left: 1, Right: -1}, Scale: 0.7},
 		"uneven grouped": {Hq: 3, Hkv: 3, D: 2, Dv: 2, CuQ: []int64{0, 4}, CuK: []int64{0, 4}, KVHead: []int64{0, 0, 2}, Causal: true, Scale: 0.7},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -41,6 +41,35 @@ func TestAttentionSeesNothing(t *testing.T) {
 	}
 }
 
+// Which keys a query sees, by the definition: key by key.
+func TestVisible(t *testing.T) {
+	sides := []int64{-1, 0, 1, 2, 5, math.MaxInt64}
+	for sq := range int64(6) {
+		for sk := range int64(6) {
+			for _, left := range sides {
+				for _, right := range sides {
+					for _, causal := range []bool{false, true} {
+						a := &Attention{CuQ: []int64{0, 2, 2 + sq}, CuK: []int64{0, 3, 3 + sk}, Causal: causal, Window: &Window{left, right}}
+						for i := range sq {
+							lo, hi := a.Visible(2 + i)
+							for j := range sk {
+								at := i + sk - sq
+								sees := !(causal && j > at) && !(left >= 0 && at-j > left) && !(right >= 0 && j-at > right)
+								if got := lo <= 3+j && 3+j < hi; got != sees {
+									t.Fatalf("query %d of %d, key %d of %d, causal %v, window %d %d: visible %v, want %v", i, sq, j, sk, causal, left, right, got, sees)
+								}
+							}
+							if lo < hi && (lo < 3 || hi > 3+sk) {
+								t.Fatalf("query %d of %d sees [%d, %d), outside of its document", i, sq, lo, hi)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // The numbers are torch.optim.AdamW's of PyTorch 2.15 in float64: three steps with the gradient (0.3, -1, 2)·step. The formula of
 // Update is that of torch/optim/adamw.py.
 func TestAdamWKnown(t *testing.T) {
