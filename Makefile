@@ -2,12 +2,13 @@
 # make run    install what is missing, build, and train the quickstart's model on four ranks
 # make test   everything that needs no GPU
 # make deps   install what build, run and test need (Debian, Ubuntu; as root or with sudo)
+# make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
 
 GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -34,8 +35,22 @@ deps:
 deps-test:
 	@scripts/deps.sh test
 
-# CI=true makes a skipped MPI, Slurm or golden test a failure.
-test: deps deps-test build
+# One build at a time: tests of several packages ask for the plug-in at once.
+PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) -f cuda/plugin.mk
+
+cuda:
+	$(PLUGIN) real
+
+# The same sources on the host, in place of a GPU, for tests.
+cuda-emulated:
+	$(PLUGIN) emulated
+
+# cuDNN and NVRTC, which the plug-in opens at run time, for checks that need no GPU.
+cuda-libs:
+	$(PLUGIN) fetch FETCH=--with-libs
+
+# CI=true makes a skipped MPI, Slurm, golden or CUDA test a failure.
+test: deps deps-test build cuda-libs cuda cuda-emulated
 	$(GO) vet ./... && $(GO) vet -tags mpi ./...
 	$(GO) test ./...
 	$(GO) test -tags mpi -count=1 ./comm ./sp ./model ./cmd/...
@@ -65,4 +80,4 @@ fuzz:
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 
 clean:
-	rm -rf bin out examples/out
+	rm -rf bin build out examples/out

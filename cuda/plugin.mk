@@ -1,0 +1,83 @@
+# The plug-in, built from the same sources for GPUs (real: nvcc) and for the host that stands in for one (emulated: g++). The Makefile calls
+# this file from the root, with -j.
+#
+#   NVCC=/usr/local/cuda/bin/nvcc   this compiler instead of the fetched one
+#   NVIDIA=…/site-packages/nvidia   headers from there (cudnn, nccl, cu13); with NVCC and FRONTEND nothing is fetched
+#   FRONTEND=…/include              headers of cudnn-frontend
+#   GENCODE='-gencode …'            other GPUs
+#   CUDA_DIR=…                      where things are fetched to
+CUDA_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ulysses/cuda13
+NVIDIA   ?= $(CUDA_DIR)/nvidia
+FRONTEND ?= $(CUDA_DIR)/cudnn_frontend/include
+NVCC     ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
+# Hopper with its own instructions (wgmma needs the a), and the plain form for Ampere.
+GENCODE  ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80
+OUT      := build/cuda
+SRC      := cuda/plugin
+SHELL    := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: real emulated fetch force
+
+kernels  := $(wildcard $(SRC)/*.cu)
+host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/*.cpp))
+standin  := $(filter-out %_test.cpp,$(wildcard $(SRC)/emulated/*.cpp))
+exports  := $(SRC)/exports.map
+
+real: $(OUT)/libulysses_cuda.so
+emulated: $(OUT)/libulysses_cuda_emulated.so
+
+# As system headers: what a compiler given by hand brings along comes before them.
+includes := $(addprefix -isystem ,$(NVIDIA)/cu13/include $(NVIDIA)/cudnn/include $(NVIDIA)/nccl/include $(FRONTEND))
+static   := -static-libstdc++ -static-libgcc
+warnings := -Wall -Wextra -Wno-unused-parameter
+
+# --- for GPUs ---------------------------------------------------------------------------------------------------------------------------
+fetched := $(findstring $(CUDA_DIR),$(NVCC) $(NVIDIA) $(FRONTEND))
+fetch:
+	@$(if $(fetched),scripts/fetch-cuda.sh $(CUDA_DIR) $(FETCH))
+
+# What objects depend on beside their sources, in a file that changes only with it.
+settings = $(NVCC) $(GENCODE) $(includes) $$(cat $(CUDA_DIR)/.stamp 2>/dev/null | cut -d ' ' -f 1)
+$(OUT)/real/settings: force | fetch
+	@mkdir -p $(@D)
+	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
+
+# What ptxas says of registers, local memory and spills is kept: a test reads it.
+$(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
+	@echo 'nvcc $*.cu'
+	@$(NVCC) -std=c++17 -O3 $(GENCODE) -lineinfo -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $< \
+	  > $@.ptxas 2>&1 || { cat $@.ptxas; exit 1; }
+	@grep -E 'warning|error' $@.ptxas || true
+
+# The frontend of cuDNN is one large unit; it is compiled without its JSON, which halves the memory that takes.
+$(OUT)/real/%.cpp.o: $(SRC)/%.cpp cuda/plugin.mk $(OUT)/real/settings
+	@echo 'g++ $*.cpp'
+	@$(CXX) -std=c++17 -O2 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(warnings) -DCUDNN_FRONTEND_SKIP_JSON_LIB $(includes) -MMD -MP -c -o $@ $<
+
+# The longest compilations first, so that none is left alone at the end.
+objects := $(host:$(SRC)/%.cpp=$(OUT)/real/%.cpp.o) $(kernels:$(SRC)/%.cu=$(OUT)/real/%.cu.o)
+$(OUT)/libulysses_cuda.so: $(objects) $(exports)
+	@echo 'link libulysses_cuda.so'
+	@cat $(kernels:$(SRC)/%.cu=$(OUT)/real/%.cu.o.ptxas) > $(OUT)/ptxas.txt
+	@$(NVCC) $(GENCODE) -shared -cudart static -Xlinker --version-script=$(exports) -Xlinker -z,defs,-z,relro,--gc-sections,--exclude-libs,ALL \
+	  $(addprefix -Xcompiler ,$(static)) -o $@.new $(objects) -ldl -lpthread -lrt
+	@strip --strip-unneeded $@.new && mv $@.new $@
+
+# --- on the host ------------------------------------------------------------------------------------------------------------------------
+emulate := $(CXX) -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings)
+
+$(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
+	@mkdir -p $(@D)
+	@echo 'g++ $*.cu'
+	@$(emulate) -MMD -MP -x c++ -c -o $@ $<
+$(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
+	@mkdir -p $(@D)
+	@echo 'g++ emulated/$*.cpp'
+	@$(emulate) -MMD -MP -c -o $@ $<
+
+pieces := $(kernels:$(SRC)/%.cu=$(OUT)/emulated/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o)
+$(OUT)/libulysses_cuda_emulated.so: $(pieces) $(exports)
+	@echo 'link libulysses_cuda_emulated.so'
+	@$(CXX) -shared -Wl,--version-script=$(exports) -Wl,-z,defs $(static) -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
+
+-include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d)
