@@ -40,11 +40,21 @@ struct uly_device {
   void *libraries = nullptr; // handles of cuBLASLt, cuDNN, plans: their files know
 };
 
+// uly_fault is what a kernel found that the host could not know: an id without a row, a target without a logit. It lies in pinned host memory,
+// 16 bytes aligned to 16, zeroed at the stream's creation; the kernel writes all of it at once, and stream_sync asks found after its wait.
+struct uly_fault {
+  int32_t op, id; // op: 0 = none, else 1 + uly_op
+  int64_t at;     // token or row
+};
+// found is the error that a fault stands for, once; ULY_OK without one. The stream must be idle.
+int32_t found(uly_device *d, uly_fault *fault);
+
 // A stream has scratch of its own, because operations on different streams run at once: an operation may use all of it and leaves nothing.
 struct uly_stream {
   cudaStream_t s = nullptr;
   char *scratch = nullptr;
   int64_t scratch_bytes = 0;
+  uly_fault *fault = nullptr;
 };
 enum : int64_t { ULY_SCRATCH = 64ll << 20 };
 
