@@ -11,6 +11,7 @@ type Arena struct {
 	name       string
 	buffer     Buffer
 	align      int64
+	place      tensor.Place
 	used, peak int64
 }
 
@@ -20,11 +21,13 @@ func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	if err != nil {
 		return nil, status.Errorf(status.Of(err), "memory for %s: %w", name, err)
 	}
-	return &Arena{name: name, buffer: b, align: d.Info().Align}, nil
+	return &Arena{name: name, buffer: b, align: d.Info().Align, place: d.Info().Place}, nil
 }
 
 // Sketch is an arena without memory: its tensors have shapes and no data. Laying a plan out on it gives the size of the real one (Peak).
-func Sketch(d Device, name string) *Arena { return &Arena{name: name, align: d.Info().Align} }
+func Sketch(d Device, name string) *Arena {
+	return &Arena{name: name, align: d.Info().Align, place: d.Info().Place}
+}
 
 // Sketched reports an arena without memory; operations on its tensors must not run.
 func (a *Arena) Sketched() bool { return a.buffer == nil }
@@ -35,6 +38,7 @@ func Padded(d Device, n int64) int64 { a := d.Info().Align; return (n + a - 1) /
 // Tensor takes a dense tensor from the arena; its contents are whatever was there.
 func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error) {
 	t := tensor.Of(nil, dtype, shape...)
+	t.Where = a.place
 	lo := (a.used + a.align - 1) / a.align * a.align
 	hi := lo + t.Bytes()
 	if a.buffer == nil {
@@ -46,7 +50,9 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 			a.name, t, t.Bytes(), max(0, a.buffer.Bytes()-lo), a.buffer.Bytes())
 	}
 	a.used, a.peak = hi, max(a.peak, hi)
-	return tensor.Of(a.buffer.Pointer(), tensor.U8, a.buffer.Bytes()).At(lo, dtype, shape...), nil
+	all := tensor.Of(a.buffer.Pointer(), tensor.U8, a.buffer.Bytes())
+	all.Where = a.place
+	return all.At(lo, dtype, shape...), nil
 }
 
 // Mark and Reset bracket a scope: Reset(Mark()) gives back what was taken since.

@@ -27,6 +27,7 @@ var may = map[string]string{
 	"internal/ref":         "tensor",
 	"internal/conformance": "internal/ref device tensor",
 	"internal/mpitest":     "comm",
+	"internal/fake":        "cpu comm device tensor", // in tests alone
 	"internal/arch":        "",
 	"internal/status":      "",
 	"internal/clock":       "",

@@ -1,0 +1,166 @@
+// Package fake is a device for tests that is as unlike the host as a GPU is, and computes with the CPU's operations: its memory cannot be
+// read by the host (an attempt faults), what is enqueued runs late and, where no event orders it, in random order across streams, and
+// activations may be BF16. What works here does not lean on the CPU's habit of being done at once.
+package fake
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Options choose the device's habits.
+type Options struct {
+	Seed      uint64         // of the order in which streams run
+	Compute   []tensor.DType // nil = BF16, F32
+	HeadMajor bool           // attention likes heads first, as on the CPU
+	Memory    int64          // bytes it claims to have, and allocates at most; 0 = no limit
+}
+
+// Device is the fake. It serves one goroutine at a time.
+type Device struct {
+	inner   device.Device
+	host    device.Stream // of inner
+	options Options
+	random  *rand.Rand
+	streams []*stream
+	memory  []*buffer
+	used    int64
+	err     error // of the first operation that failed; nothing runs after it
+}
+
+// Open opens a fake device.
+func Open(o Options) (*Device, error) {
+	inner, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		return nil, err
+	}
+	host, err := inner.NewStream()
+	if err != nil {
+		return nil, err
+	}
+	if o.Compute == nil {
+		o.Compute = []tensor.DType{tensor.BF16, tensor.F32}
+	}
+	return &Device{inner: inner, host: host, options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}, nil
+}
+
+// Info says what the device is.
+func (d *Device) Info() device.Info {
+	return device.Info{Kind: "fake", Name: "the CPU, late", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
+		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory}
+}
+
+// Close runs what is still enqueued.
+func (d *Device) Close() {
+	d.drain()
+	d.inner.Close()
+}
+
+// drain runs whatever can run.
+func (d *Device) drain() {
+	for d.step() {
+	}
+}
+
+// step runs the head of a random stream; false when none can run.
+func (d *Device) step() bool {
+	var ready []*stream
+	for _, s := range d.streams {
+		if len(s.queue) > 0 && (s.queue[0].after == nil || s.queue[0].after.come) {
+			ready = append(ready, s)
+		}
+	}
+	if len(ready) == 0 {
+		return false
+	}
+	s := ready[d.random.IntN(len(ready))]
+	t := s.queue[0]
+	s.queue = s.queue[1:]
+	if t.mark != nil {
+		t.mark.come = true
+	}
+	if t.run != nil && d.err == nil {
+		d.err = t.run()
+	}
+	return true
+}
+
+// until runs streams at random until something has come, and no further.
+func (d *Device) until(come func() bool) error {
+	for !come() {
+		if !d.step() {
+			return status.Errorf(status.Internal, "fake: the streams wait for each other")
+		}
+	}
+	return d.err
+}
+
+// mark is one recording of an event.
+type mark struct{ come bool }
+
+// task is one thing in a stream.
+type task struct {
+	run   func() error
+	mark  *mark // comes here
+	after *mark // waits for it
+}
+
+type stream struct {
+	d     *Device
+	queue []task
+}
+
+// NewStream returns an empty stream.
+func (d *Device) NewStream() (device.Stream, error) {
+	s := &stream{d: d}
+	d.streams = append(d.streams, s)
+	return s, nil
+}
+
+func (s *stream) Sync() error { return s.d.until(func() bool { return len(s.queue) == 0 }) }
+
+func (s *stream) Record(e device.Event) error {
+	x, ok := e.(*event)
+	if !ok || x.d != s.d {
+		return status.Errorf(status.InvalidArgument, "fake.Record: an event of another device")
+	}
+	x.last = new(mark)
+	s.queue = append(s.queue, task{mark: x.last})
+	return nil
+}
+
+func (s *stream) Wait(e device.Event) error {
+	x, ok := e.(*event)
+	if !ok || x.d != s.d {
+		return status.Errorf(status.InvalidArgument, "fake.Wait: an event of another device")
+	}
+	if x.last != nil {
+		s.queue = append(s.queue, task{after: x.last})
+	}
+	return nil
+}
+
+func (s *stream) Close() {
+	_ = s.Sync()
+	s.d.streams = slices.DeleteFunc(s.d.streams, func(x *stream) bool { return x == s })
+}
+
+type event struct {
+	d    *Device
+	last *mark
+}
+
+// NewEvent returns an event that was never recorded.
+func (d *Device) NewEvent() (device.Event, error) { return &event{d: d}, nil }
+
+func (e *event) Sync() error {
+	return e.d.until(func() bool { return e.last == nil || e.last.come })
+}
+func (e *event) Close() {}
+
+var _ device.Device = (*Device)(nil)
