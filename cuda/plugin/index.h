@@ -1,0 +1,287 @@
+// Index arithmetic of the operations: how shapes are merged, walked, cut into tiles, parts and ranges. No CUDA in here: the kernels include
+// this file, and so does a program that the host runs (index_test.cpp), with extents that no memory has.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+
+#include "../kernels.h"
+
+#ifdef __CUDACC__
+#define ULY_BOTH __host__ __device__ __forceinline__
+#else
+#define ULY_BOTH inline
+#endif
+
+enum { ULY_OPERANDS = 5, ULY_AXES = 8 };
+
+ULY_BOTH int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+ULY_BOTH int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+ULY_BOTH int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+inline int64_t size_of(int dtype) {
+  static const int8_t sizes[] = {0, 4, 2, 2, 8, 4, 8, 1};
+  return dtype >= 0 && dtype <= ULY_U8 ? sizes[dtype] : 0;
+}
+
+inline int64_t elements(const uly_tensor &t) {
+  int64_t n = 1;
+  for (int i = 0; i < t.ndim; i++) n *= t.shape[i];
+  return n;
+}
+
+// contiguous is row-major order without gaps; axes of extent 1 may have any stride.
+inline bool contiguous(const uly_tensor &t) {
+  int64_t step = 1;
+  for (int i = t.ndim - 1; i >= 0; i--) {
+    if (t.shape[i] != 1 && t.stride[i] != step) return elements(t) == 0;
+    step *= t.shape[i];
+  }
+  return true;
+}
+
+// Divider divides numbers below 2^31 by a multiplication (Granlund & Montgomery 1994).
+struct Divider {
+  uint32_t divisor = 1, magic = 1, shift = 0;
+  Divider() = default;
+  explicit Divider(int64_t d) {
+    if (d < 1 || d > INT32_MAX) return; // never asked: what it would divide is not narrow
+    divisor = (uint32_t)d;
+    while ((1ull << shift) < divisor) shift++;
+    magic = (uint32_t)((1ull << 32) * ((1ull << shift) - divisor) / divisor + 1);
+  }
+  ULY_BOTH uint32_t operator()(uint32_t n) const { return ((uint32_t)((uint64_t)n * magic >> 32) + n) >> shift; }
+};
+
+// Plane is a shape with the strides of several operands: axes of extent 1 dropped, axes that lie as one merged, outermost first in the
+// order of one of the operands.
+struct Plane {
+  int rank = 0, count = 0;
+  int64_t shape[ULY_AXES];
+  int64_t stride[ULY_OPERANDS][ULY_AXES];
+
+  int64_t elements() const {
+    int64_t n = 1;
+    for (int i = 0; i < rank; i++) n *= shape[i];
+    return n;
+  }
+};
+
+// plane_of makes the plane of operands of one shape, ordered by operands[by].
+inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
+  Plane p;
+  p.count = count;
+  const uly_tensor &first = *operands[by];
+  int order[ULY_AXES], n = 0;
+  for (int i = 0; i < first.ndim; i++) {
+    if (first.shape[i] == 1) continue;
+    int j = n++;
+    for (; j > 0 && first.stride[order[j - 1]] < first.stride[i]; j--) order[j] = order[j - 1];
+    order[j] = i;
+  }
+  for (int k = 0; k < n; k++) {
+    const int a = order[k];
+    bool extends = p.rank > 0;
+    for (int o = 0; extends && o < count; o++) extends = p.stride[o][p.rank - 1] == operands[o]->stride[a] * operands[o]->shape[a];
+    if (extends) p.shape[p.rank - 1] *= first.shape[a];
+    else p.shape[p.rank++] = first.shape[a];
+    for (int o = 0; o < count; o++) p.stride[o][p.rank - 1] = operands[o]->stride[a];
+  }
+  return p;
+}
+
+// fits_unit says that k elements can be one unit: the innermost axis is dense in every operand and a multiple of k, and every unit begins
+// at a multiple of its size.
+inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *sizes, int64_t k) {
+  if (k == 1) return true;
+  if (p.rank == 0 || p.shape[p.rank - 1] % k != 0) return false;
+  for (int o = 0; o < p.count; o++) {
+    if (p.stride[o][p.rank - 1] != 1 || (uintptr_t)data[o] % (uintptr_t)(k * sizes[o]) != 0) return false;
+    for (int i = 0; i + 1 < p.rank; i++)
+      if (p.stride[o][i] % k != 0) return false;
+  }
+  return true;
+}
+
+// Walk finds the offsets, in elements, of the i-th unit of a plane in N operands. Narrow walks have fewer than 2^31 units and divide by
+// multiplication; offsets are in 64 bits either way.
+template <int N> struct Walk {
+  int rank = 0;
+  bool narrow = true;
+  int64_t units = 1, shape[ULY_AXES];
+  int64_t step[N][ULY_AXES];
+  Divider by[ULY_AXES];
+
+  Walk() = default;
+  Walk(const Plane &p, int64_t k) {
+    rank = p.rank;
+    for (int i = 0; i < rank; i++) {
+      const int64_t unit = i == rank - 1 ? k : 1;
+      shape[i] = p.shape[i] / unit;
+      for (int o = 0; o < N; o++) step[o][i] = p.stride[o][i] * unit;
+      units *= shape[i];
+      by[i] = Divider(shape[i]);
+    }
+    narrow = units <= INT32_MAX;
+  }
+
+  template <bool NARROW> ULY_BOTH void at(int64_t i, int64_t (&offset)[N]) const {
+    for (int o = 0; o < N; o++) offset[o] = 0;
+    for (int a = rank - 1; a > 0; a--) {
+      const int64_t q = NARROW ? (int64_t)by[a]((uint32_t)i) : i / shape[a];
+      const int64_t r = i - q * shape[a];
+      for (int o = 0; o < N; o++) offset[o] += r * step[o][a];
+      i = q;
+    }
+    if (rank > 0)
+      for (int o = 0; o < N; o++) offset[o] += i * step[o][0];
+  }
+};
+
+// Turn is a transpose: dst is dense along axis x, src along axis y. It is done by square tiles of `edge`, in the order of the plane's other
+// axes, then y, then x.
+struct Turn {
+  int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0; // extents; strides along the other's dense axis
+  int64_t across = 0, down = 0, tiles = 0;
+  Walk<2> outer;
+
+  static bool fits(const Plane &p, int64_t worth) {
+    const int y = dense_axis(p);
+    return y >= 0 && p.shape[p.rank - 1] >= worth && p.shape[y] >= worth;
+  }
+  Turn(const Plane &p, int64_t edge) {
+    const int x = p.rank - 1, y = dense_axis(p);
+    nx = p.shape[x], ny = p.shape[y], dst_y = p.stride[0][y], src_x = p.stride[1][x];
+    across = ceil_div(nx, edge), down = ceil_div(ny, edge);
+    Plane rest = p;
+    rest.rank = 0;
+    for (int i = 0; i < p.rank; i++) {
+      if (i == x || i == y) continue;
+      rest.shape[rest.rank] = p.shape[i];
+      for (int o = 0; o < 2; o++) rest.stride[o][rest.rank] = p.stride[o][i];
+      rest.rank++;
+    }
+    outer = Walk<2>(rest, 1);
+    tiles = outer.units * across * down;
+  }
+  // tile gives the first element of a tile along x and y, and the offsets of its plane.
+  ULY_BOTH void tile(int64_t i, int64_t edge, int64_t *x, int64_t *y, int64_t (&offset)[2]) const {
+    const int64_t row = i / across;
+    *x = (i - row * across) * edge;
+    *y = row % down * edge;
+    outer.at<false>(row / down, offset);
+  }
+
+private:
+  static int dense_axis(const Plane &p) {
+    if (p.rank < 2 || p.stride[0][p.rank - 1] != 1 || p.stride[1][p.rank - 1] == 1) return -1;
+    for (int i = 0; i + 1 < p.rank; i++)
+      if (p.stride[1][i] == 1) return i;
+    return -1;
+  }
+};
+
+// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to four operands: row r is head r % heads of token r / heads.
+struct Rows {
+  int64_t rows = 1, heads = 1;
+  int64_t token[4] = {0, 0, 0, 0}, head[4] = {0, 0, 0, 0};
+  bool narrow = true;
+  Divider by;
+
+  Rows() = default;
+  Rows(const uly_tensor *const *operands, int count) {
+    const int leading = operands[0]->ndim - 1;
+    if (leading > 0) rows = operands[0]->shape[0];
+    if (leading > 1) heads = operands[0]->shape[1];
+    rows *= heads;
+    for (int o = 0; o < count; o++) {
+      if (leading > 0) token[o] = operands[o]->stride[0];
+      if (leading > 1) head[o] = operands[o]->stride[1];
+    }
+    narrow = rows <= INT32_MAX;
+    by = Divider(heads);
+  }
+  ULY_BOTH void split(int64_t r, int64_t *t, int64_t *h) const {
+    *t = heads == 1 ? r : narrow ? (int64_t)by((uint32_t)r) : r / heads;
+    *h = r - *t * heads;
+  }
+};
+
+// Sums over many rows or elements are made in parts: shapes alone say how many there are and what each holds, so that the order of additions
+// does not depend on the GPU.
+enum : int64_t { ULY_MAX_PARTS = 1024 };
+
+// parts_of is the number of parts of a sum over rows, each of at least `worth` rows and of n values that lie in scratch side by side.
+ULY_BOTH int64_t parts_of(int64_t rows, int64_t n, int64_t worth, int64_t scratch) {
+  return most(1, least(least(ceil_div(rows, worth), ULY_MAX_PARTS), scratch / most(n, 1)));
+}
+// part_at is the first of `all` things that part p of `parts` holds; part_at(p + 1) ends it.
+ULY_BOTH int64_t part_at(int64_t all, int64_t parts, int64_t p) { return all / parts * p + least(p, all % parts); }
+
+// sum_piece is the elements of one part of a sum over a flat array: a multiple of 1024, so that vectors do not straddle.
+ULY_BOTH int64_t sum_piece(int64_t n) { return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024); }
+
+// vocabulary_blocks is into how many ranges the rows of a table are cut for the backward of an embedding (part_at bounds them).
+ULY_BOTH int64_t vocabulary_blocks(int64_t vocabulary) { return most(1, least(vocabulary, 1024)); }
+
+// Ranges are some of the stretches in which weights decay, as a kernel is given them, and the elements [from, to) that it does.
+enum { ULY_RANGES = 64 };
+struct Ranges {
+  int64_t from = 0, to = 0;
+  int32_t everywhere = 0, count = 0;
+  uly_range range[ULY_RANGES];
+
+  // next makes the piece behind [.., at) of n elements; *used ranges of the list are behind it and are counted on.
+  void next(const uly_range *list, int64_t ranges, int64_t n, int64_t *used) {
+    from = to, to = n, count = 0, everywhere = list == nullptr;
+    if (everywhere) return;
+    for (; *used < ranges && count < ULY_RANGES; ++*used) range[count++] = list[*used];
+    if (*used < ranges) to = range[count - 1].hi;
+  }
+  // decays says whether element i does, and up to where its neighbours do as it does.
+  ULY_BOTH bool decays(int64_t i, int64_t *upto) const {
+    if (everywhere) return *upto = to, true;
+    int lo = 0, hi = count; // ranges before lo begin at or before i, those from hi on behind it
+    while (lo < hi) {
+      const int mid = (lo + hi) / 2;
+      if (range[mid].lo <= i) lo = mid + 1;
+      else hi = mid;
+    }
+    if (lo > 0 && i < range[lo - 1].hi) return *upto = range[lo - 1].hi, true;
+    *upto = lo < count ? range[lo].lo : to;
+    return false;
+  }
+};
+
+// turn_by is the sine and cosine of an angle of any size that positions have, to 1e-15 for |angle| < 2^31: π/2 is taken off in three
+// pieces, each product exact in fma's, and the rest is Taylor's series on [-π/4, π/4]. The library's own has a path for huge angles that needs local
+// memory.
+ULY_BOTH void turn_by(double angle, double *sine, double *cosine) {
+  const double turns = rint(angle * 0.63661977236758134308);
+  double x = fma(-turns, 1.57079632679489655800e+00, angle);
+  x = fma(-turns, 6.12323399573676603587e-17, x);
+  x = fma(-turns, -1.49738490485916983e-33, x);
+  const double z = x * x;
+  double s = 2.8114572543455207632e-15;
+  s = fma(s, z, -7.6471637318198164759e-13);
+  s = fma(s, z, 1.6059043836821614599e-10);
+  s = fma(s, z, -2.5052108385441718775e-08);
+  s = fma(s, z, 2.7557319223985890653e-06);
+  s = fma(s, z, -1.9841269841269841270e-04);
+  s = fma(s, z, 8.3333333333333333333e-03);
+  s = fma(s, z, -1.6666666666666666667e-01);
+  s = fma(s * z, x, x);
+  double c = 4.7794773323873852974e-14;
+  c = fma(c, z, -1.1470745597729724714e-11);
+  c = fma(c, z, 2.0876756987868098979e-09);
+  c = fma(c, z, -2.7557319223985890653e-07);
+  c = fma(c, z, 2.4801587301587301587e-05);
+  c = fma(c, z, -1.3888888888888888889e-03);
+  c = fma(c, z, 4.1666666666666666667e-02);
+  c = fma(c, z, -0.5);
+  c = fma(c, z, 1.0);
+  const int64_t quarter = (int64_t)turns;
+  const double a = quarter & 1 ? c : s, b = quarter & 1 ? s : c;
+  *sine = quarter & 2 ? -a : a;
+  *cosine = (quarter + 1) & 2 ? -b : b;
+}

@@ -1,0 +1,84 @@
+// Values in kernels: F32 and BF16 alike as float, in vectors of 16 bytes where memory allows, and sums over a warp or a block in a fixed
+// order.
+#pragma once
+
+#include "index.h"
+#include "plugin.h"
+
+typedef __nv_bfloat16 bf16;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(bf16 x) { return __bfloat162float(x); }
+template <typename T> __device__ __forceinline__ T narrow(float x);
+template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16(x); }
+
+// LANES is the elements of a vector of 16 bytes.
+template <typename T> struct Wide { enum { LANES = 16 / sizeof(T) }; };
+
+template <typename T, int K> struct alignas(sizeof(T) * K) Pack { T v[K]; };
+
+// load and store move K elements as one; the address is a multiple of their size.
+template <int K, typename T> __device__ __forceinline__ void load(const T *p, float (&x)[K]) {
+  const Pack<T, K> a = *reinterpret_cast<const Pack<T, K> *>(p);
+#pragma unroll
+  for (int i = 0; i < K; i++) x[i] = widen(a.v[i]);
+}
+template <int K, typename T> __device__ __forceinline__ void store(T *p, const float (&x)[K]) {
+  Pack<T, K> a;
+#pragma unroll
+  for (int i = 0; i < K; i++) a.v[i] = narrow<T>(x[i]);
+  *reinterpret_cast<Pack<T, K> *>(p) = a;
+}
+
+// load_some and store_some move up to n of K elements (n may be negative): as one when ALIGNED, which also says that n is K or nothing; else
+// one by one. What is missing reads as 0. The owner of an element is thus the same whatever the alignment, and so are sums.
+template <bool ALIGNED, int K, typename T> __device__ __forceinline__ void load_some(const T *p, int64_t n, float (&x)[K]) {
+  if (ALIGNED) {
+    if (n > 0) {
+      load<K>(p, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < K; i++) x[i] = 0;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < K; i++) x[i] = i < n ? widen(p[i]) : 0.0f;
+  }
+}
+template <bool ALIGNED, int K, typename T> __device__ __forceinline__ void store_some(T *p, int64_t n, const float (&x)[K]) {
+  if (ALIGNED) {
+    if (n > 0) store<K>(p, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < K; i++)
+      if (i < n) p[i] = narrow<T>(x[i]);
+  }
+}
+
+// warp_sum is the sum over a warp, in every lane, by halves.
+template <typename T> __device__ __forceinline__ T warp_sum(T x) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+  return x;
+}
+
+// block_sum is the sum over a block, in every thread, warps in order. `room` is shared, one value for each warp; the caller lets a barrier pass
+// before room is used again.
+template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
+  x = warp_sum(x);
+  if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
+  __syncthreads();
+  T sum = 0;
+  for (unsigned w = 0; w < blockDim.x / 32; w++) sum += room[w];
+  return sum;
+}
+
+// aligned16 says that vectors of 16 bytes (of elements of `size` bytes) may be used on memory with these strides.
+inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
+  const int64_t lanes = 16 / size;
+  return (uintptr_t)p % 16 == 0 && stride_a % lanes == 0 && stride_b % lanes == 0;
+}
+
+// blocks_for is a grid of one thread for each of n things, or fewer: kernels go on by whole grids.
+inline unsigned blocks_for(int64_t n, int64_t per_block) { return (unsigned)most(1, least(ceil_div(n, per_block), 1 << 20)); }
