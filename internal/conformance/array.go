@@ -213,16 +213,14 @@ func decode(d tensor.DType, p []byte) float64 {
 // tensor views device memory.
 func (b *bed) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Tensor {
 	t := tensor.Of(p, d, shape...)
-	if b.dev.Info().Kind != "cpu" {
-		t.Where = tensor.CUDA
-	}
+	t.Where = b.dev.Info().Place
 	return t
 }
 
 // pull brings the buffer into host. On the CPU host is the buffer from then on.
 func (a *array) pull(b *bed) []byte {
 	n := a.buffer.Bytes()
-	if b.dev.Info().Kind == "cpu" {
+	if b.dev.Info().Place == tensor.Host {
 		a.host = unsafe.Slice((*byte)(a.buffer.Pointer()), n)
 		return a.host
 	}

@@ -1,0 +1,134 @@
+// Package cuda is the device that the plug-in libulysses_cuda.so makes of a GPU, and the communicators for its memory. The plug-in is a file
+// that is opened at run time: the program builds and runs without it, and without CUDA. kernels.h is all that the two share.
+package cuda
+
+/*
+#cgo linux LDFLAGS: -ldl
+#include <stdlib.h>
+#include "bridge.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+
+	"ulysses/internal/status"
+)
+
+// ErrNoPlugin is the cause in the error of a plug-in that is nowhere: there the CPU is a fair choice, while a plug-in that is there and
+// does not work is a fault.
+var ErrNoPlugin = errors.New("no CUDA plug-in")
+
+const (
+	fileName   = "libulysses_cuda.so"
+	variable   = "ULYSSES_CUDA_PLUGIN"
+	textLength = 1024
+)
+
+// plugin is a plug-in that was opened.
+type plugin struct {
+	path  string
+	table *C.uly_cuda_api
+}
+
+// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside the program, in lib beside its folder, or where
+// the system's loader looks.
+func load() (*plugin, error) {
+	if path := os.Getenv(variable); path != "" {
+		if _, err := os.Stat(path); err != nil {
+			return nil, status.Errorf(status.Device, "%s=%s: no such file: name a %s, or unset it", variable, path, fileName)
+		}
+		return open(path)
+	}
+	folder := ""
+	if program, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(program); err == nil {
+			program = real
+		}
+		folder = filepath.Dir(program)
+		for _, path := range []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)} {
+			if _, err := os.Stat(path); err == nil {
+				return open(path)
+			}
+		}
+	}
+	p, err := open(fileName)
+	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
+		return nil, status.Errorf(status.Device, "%w: %s is not in %s, in its sibling lib, or where the system's loader looks: build it with make cuda, "+
+			"or name the file in %s", ErrNoPlugin, fileName, folder, variable)
+	}
+	return p, err
+}
+
+// open opens one file.
+func open(path string) (*plugin, error) {
+	name, text := C.CString(path), (*C.char)(C.malloc(textLength))
+	defer C.free(unsafe.Pointer(name))
+	defer C.free(unsafe.Pointer(text))
+	var have C.uint32_t
+	table := C.plug_load(name, text, textLength, &have)
+	why := C.GoString(text)
+	switch {
+	case table != nil:
+		return &plugin{path, table}, nil
+	case have != 0 && have != C.ULY_CUDA_ABI:
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s speaks version %d of the interface, this program version %d: use the %s that was built with "+
+			"this program (make cuda)", path, have, uint32(C.ULY_CUDA_ABI), fileName)
+	case have != 0:
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s does not fit this program, though both say version %d: it has %s: use the %s that was built "+
+			"with this program (make cuda)", path, have, why, fileName)
+	case why != "":
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: %s: build it with make cuda, on a system as old as the oldest it is to run on", path, why)
+	}
+	return nil, status.Errorf(status.Device, "%s is a library but no CUDA plug-in: it has no function uly_cuda_plugin: name a %s in %s, or unset it", path, fileName, variable)
+}
+
+// Library is one of the libraries that the plug-in looks for at run time.
+type Library struct {
+	Name  string
+	Found string // version and path, or why not
+	// What is lost without it and how to get it; "" when it was found.
+	Costs, Remedy string
+}
+
+// Findings is what a plug-in sees of this machine.
+type Findings struct {
+	Plugin    string // path
+	GPUs      int
+	Text      string // why there is none
+	Libraries []Library
+}
+
+// Probe opens the plug-in and asks what there is, without touching a GPU.
+func Probe() (Findings, error) {
+	p, err := load()
+	if err != nil {
+		return Findings{}, err
+	}
+	return p.probe()
+}
+
+func (p *plugin) probe() (Findings, error) {
+	out := (*C.uly_probe)(C.calloc(1, C.sizeof_uly_probe))
+	defer C.free(unsafe.Pointer(out))
+	if code := C.plug_probe(p.table, out); code != 0 {
+		return Findings{Plugin: p.path}, status.Errorf(status.Code(code), "CUDA plug-in %s: %s", p.path, C.GoString(&out.text[0]))
+	}
+	f := Findings{Plugin: p.path, GPUs: int(out.devices), Text: C.GoString(&out.text[0])}
+	for i := range out.library {
+		l := &out.library[i]
+		if l.name[0] == 0 {
+			continue
+		}
+		found := Library{Name: C.GoString(&l.name[0]), Found: C.GoString(&l.found[0])}
+		if l.ok == 0 {
+			found.Costs, found.Remedy = C.GoString(&l.costs[0]), C.GoString(&l.remedy[0])
+		}
+		f.Libraries = append(f.Libraries, found)
+	}
+	return f, nil
+}
