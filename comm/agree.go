@@ -15,6 +15,20 @@ type hostBroadcaster interface {
 	hostBroadcast(data []byte, root int) (done bool, err error)
 }
 
+// broadcaster is what c has of the kind, or what it stands on.
+func broadcaster(c Comm) hostBroadcaster {
+	for {
+		if h, ok := c.(hostBroadcaster); ok {
+			return h
+		}
+		l, ok := c.(Layered)
+		if !ok {
+			return nil
+		}
+		c = l.Host()
+	}
+}
+
 // Agree is called by all ranks after a step that may have failed on some, so that they fail together instead of one waiting for
 // another for ever. Without an error anywhere it returns nil everywhere. Otherwise every rank gets the lowest failing rank's code; the
 // text is that rank's, or its own on a rank that failed itself, with the rank before it.
@@ -139,7 +153,7 @@ func BroadcastBytes(c Comm, data []byte, root int) ([]byte, error) {
 	if len(data) == 0 {
 		return data, nil
 	}
-	if h, ok := c.(hostBroadcaster); ok {
+	if h := broadcaster(c); h != nil {
 		if done, err := h.hostBroadcast(data, root); done || err != nil {
 			return data, err
 		}

@@ -194,8 +194,8 @@ func (c *Counted) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 
 // hostBroadcast hands the bytes to a communicator that has its own way for them.
 func (c *Counted) hostBroadcast(data []byte, root int) (done bool, err error) {
-	h, ok := c.inner.(hostBroadcaster)
-	if !ok {
+	h := broadcaster(c.inner)
+	if h == nil {
 		return false, nil
 	}
 	k := c.begin(OpBroadcast, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
