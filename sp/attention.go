@@ -5,10 +5,7 @@ import (
 	"ulysses/tensor"
 )
 
-// elementBytes is the size of an element on the wire: tensors are F32.
-const elementBytes = 4
-
-// Args are the tensors of one layer's attention. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads Saved, and looks
+// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads Saved, and looks
 // at no other. Strides are free but for a dense last axis.
 type Args struct {
 	Q   tensor.Tensor // [B, rows, Hq, D]
@@ -32,8 +29,9 @@ type Grads struct {
 // Sizes are bytes of Args.Saved and Args.Workspace.
 type Sizes struct{ Saved, Workspace int64 }
 
-// local is what a rank's attention works on: all rows of its heads, head-major. One rank copies into it too: kernels on the CPU gain
-// more from the layout than the copy costs (6-13 % against 1-4 %), and the backward pass needs a copy of its own anyway.
+// local is what a rank's attention works on: all rows of its heads, in memory as the device's kernels like it. One rank copies into it
+// too: kernels on the CPU gain more from the layout than the copy costs (6-13 % against 1-4 %), and the backward pass needs a copy of its
+// own anyway.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]
 	lse          tensor.Tensor // [hq, B, S, 1]
@@ -46,14 +44,14 @@ type carver struct {
 	used  int64
 }
 
-func (c *carver) take(shape ...int64) tensor.Tensor {
-	t := tensor.Of(nil, tensor.F32, shape...)
+func (c *carver) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+	t := tensor.Of(nil, dtype, shape...)
 	lo := (c.used + c.align - 1) / c.align * c.align
 	c.used = lo + t.Bytes()
 	if c.mem.IsNil() {
 		return t
 	}
-	return c.mem.At(lo, tensor.F32, shape...)
+	return c.mem.At(lo, dtype, shape...)
 }
 
 // rest is what has not been handed out.
@@ -65,24 +63,28 @@ func (c *carver) rest() tensor.Tensor {
 	return c.mem.At(lo, tensor.U8, c.mem.Numel()-lo)
 }
 
+// take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device likes that.
+func (p *Plan) take(c *carver, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
+	if p.tokenMajor {
+		return c.take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
+	}
+	return c.take(dtype, heads, batch, rows, dim)
+}
+
 // inputs carves what the forward pass leaves for the backward pass.
-func (p *Plan) inputs(b *Batch, c *carver) (x local) {
-	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
-	x.q = c.take(hq, n, b.queries.n, l.Dim)
-	x.k = c.take(hkv, n, b.keys.n, l.Dim)
-	x.v = c.take(hkv, n, b.keys.n, l.VDim)
-	x.out = c.take(hq, n, b.queries.n, l.VDim)
-	x.lse = c.take(hq, n, b.queries.n, 1)
+func (p *Plan) inputs(b *Batch, c *carver) local {
+	x := p.qkvOut(b, c)
+	x.lse = p.take(c, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
 	return x
 }
 
-// gradients carves their gradients; out's is that of the output.
-func (p *Plan) gradients(b *Batch, c *carver) (d local) {
+// qkvOut carves q, k, v and out, or their gradients.
+func (p *Plan) qkvOut(b *Batch, c *carver) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
-	d.q = c.take(hq, n, b.queries.n, l.Dim)
-	d.k = c.take(hkv, n, b.keys.n, l.Dim)
-	d.v = c.take(hkv, n, b.keys.n, l.VDim)
-	d.out = c.take(hq, n, b.queries.n, l.VDim)
+	d.q = p.take(c, l.DType, hq, n, b.queries.n, l.Dim)
+	d.k = p.take(c, l.DType, hkv, n, b.keys.n, l.Dim)
+	d.v = p.take(c, l.DType, hkv, n, b.keys.n, l.VDim)
+	d.out = p.take(c, l.DType, hq, n, b.queries.n, l.VDim)
 	return d
 }
 
@@ -111,7 +113,7 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	scratch := max(p.wire(b, false), p.dev.AttentionWorkspace(&p.attention, false))
 	size := Sizes{Workspace: device.Padded(p.dev, saved.used) + scratch}
 	if !p.layer.NoBackward {
-		p.gradients(b, &ws)
+		p.qkvOut(b, &ws)
 		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
 		size.Saved = saved.used
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
@@ -122,7 +124,7 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 // wire is the bytes of the larger exchange of a pass.
 func (p *Plan) wire(b *Batch, backward bool) int64 {
 	l, me, n, m := p.layer, p.rank, b.queries.rows, b.keys.rows
-	var in, out int64 // both ways, elements a batch row
+	var in, out, lse int64 // both ways, elements a batch row
 	for j := range p.size {
 		if j == me {
 			continue
@@ -131,18 +133,26 @@ func (p *Plan) wire(b *Batch, backward bool) int64 {
 		k := p.key[j].n()*m[me].n() + p.key[me].n()*m[j].n()
 		in += q*l.Dim + k*(l.Dim+l.VDim)
 		out += q * l.VDim
-		if !backward {
-			out += q // the LSE
-		}
+		lse += q
 	}
-	return max(in, out) * b.spec.Batch * elementBytes
+	if backward {
+		lse = 0
+	}
+	size := l.DType.Size()
+	if p.together() {
+		out += lse
+	}
+	return max(in*size, out*size, lse*tensor.F32.Size()) * b.spec.Batch
 }
+
+// together reports that the LSE travels with the output: an exchange has one type.
+func (p *Plan) together() bool { return p.layer.DType == tensor.F32 }
 
 // describe fills the arguments of the device's operation.
 func (p *Plan) describe(b *Batch, x *local) {
 	p.attention = device.Attention{
 		Q: tokens(x.q), K: tokens(x.k), V: tokens(x.v), Out: tokens(x.out), LSE: tokens(x.lse).Select(2, 0),
-		CuQ: b.queries.cu, CuK: b.keys.cu, KVHead: p.kvHead, Causal: p.layer.Causal, Scale: p.layer.Scale,
+		CuQ: b.queries.cu, CuK: b.keys.cu, KVHead: p.kvHead, Causal: p.layer.Causal, Window: p.layer.Window, Scale: p.layer.Scale,
 	}
 }
 
@@ -177,12 +187,17 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 		}
 	}
 	out := [2]part{{seq: a.Out, heads: x.out, split: p.query, rows: b.queries.rows}}
-	n := 1
-	if !a.LSE.IsNil() {
-		out[n] = part{seq: column(a.LSE), heads: x.lse, split: p.query, rows: b.queries.rows}
-		n++
+	if a.LSE.IsNil() {
+		return p.headsToSeq(s, scratch, out[:1])
 	}
-	return p.headsToSeq(s, scratch, out[:n])
+	out[1] = part{seq: column(a.LSE), heads: x.lse, split: p.query, rows: b.queries.rows}
+	if p.together() {
+		return p.headsToSeq(s, scratch, out[:])
+	}
+	if err := p.headsToSeq(s, scratch, out[:1]); err != nil {
+		return err
+	}
+	return p.headsToSeq(s, scratch, out[1:])
 }
 
 // Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It allocates nothing.
@@ -192,7 +207,7 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	}
 	keep := carver{mem: a.Saved, align: p.align}
 	ws := carver{mem: bytesOf(a.Workspace), align: p.align}
-	x, d := p.inputs(b, &keep), p.gradients(b, &ws)
+	x, d := p.inputs(b, &keep), p.qkvOut(b, &ws)
 	scratch := ws.rest()
 	dout := [...]part{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {

@@ -189,13 +189,18 @@ func TestAgainstFloat64(t *testing.T) {
 
 // reference is out, lse, dq, dk, dv of the whole batch, token-major.
 func reference[T ref.Float](g *ref.Attention, x *Batch) [5][]T {
+	return referenceOf[T](g, x, func(v float32) float32 { return v })
+}
+
+// referenceOf is reference of inputs that were rounded.
+func referenceOf[T ref.Float](g *ref.Attention, x *Batch, round func(float32) float32) [5][]T {
 	whole := func(name uint64, seq, heads, dim int64) []T {
 		var v []T
 		for n := range x.Batch() {
 			for i := range seq {
 				for h := range heads {
 					for d := range dim {
-						v = append(v, T(value(name, n, i, h, d)))
+						v = append(v, T(round(value(name, n, i, h, d))))
 					}
 				}
 			}

@@ -13,16 +13,16 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 		return err
 	}
 	l, n := p.layer, b.spec.Batch
-	if err := checkTensor(op, "q", a.Q, tensor.F32, n, b.Rows(), l.Heads, l.Dim); err != nil {
+	if err := checkTensor(op, "q", a.Q, l.DType, n, b.Rows(), l.Heads, l.Dim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "k", a.K, tensor.F32, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
+	if err := checkTensor(op, "k", a.K, l.DType, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "v", a.V, tensor.F32, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
+	if err := checkTensor(op, "v", a.V, l.DType, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "out", a.Out, tensor.F32, n, b.Rows(), l.Heads, l.VDim); err != nil {
+	if err := checkTensor(op, "out", a.Out, l.DType, n, b.Rows(), l.Heads, l.VDim); err != nil {
 		return err
 	}
 	if !a.LSE.IsNil() {
@@ -48,16 +48,16 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
 	l, n := p.layer, b.spec.Batch
-	if err := checkTensor(op, "dout", g.DOut, tensor.F32, n, b.Rows(), l.Heads, l.VDim); err != nil {
+	if err := checkTensor(op, "dout", g.DOut, l.DType, n, b.Rows(), l.Heads, l.VDim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "dq", g.DQ, tensor.F32, n, b.Rows(), l.Heads, l.Dim); err != nil {
+	if err := checkTensor(op, "dq", g.DQ, l.DType, n, b.Rows(), l.Heads, l.Dim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "dk", g.DK, tensor.F32, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
+	if err := checkTensor(op, "dk", g.DK, l.DType, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "dv", g.DV, tensor.F32, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
+	if err := checkTensor(op, "dv", g.DV, l.DType, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
 		return err
 	}
 	size := p.Sizes(b)

@@ -8,18 +8,20 @@
 //
 // A head's attention runs over the whole sequence on one rank, so results are those of one rank bit for bit, except dk and dv of a
 // key head whose query heads are split over ranks: those are the ranks' partial gradients summed in rank order, repeatable, and within
-// f32 rounding of one rank's.
+// rounding of one rank's.
 package sp
 
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // Shard gives the rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more. Heads are cut likewise.
@@ -49,20 +51,23 @@ func shards(n, size int64) []span {
 
 // Layer is a kind of attention layer.
 type Layer struct {
-	Heads, KVHeads int64 // query heads; key heads, which divide them
-	Dim, VDim      int64 // features of a query and key head; of a value head
+	Heads, KVHeads int64        // query heads; key heads, which divide them
+	Dim, VDim      int64        // features of a query and key head; of a value head
+	DType          tensor.DType // of all tensors but the LSE: F32, or BF16 where the device computes in it; 0 = F32
 	Causal         bool
-	Scale          float64 // of q·k; 0 = 1/sqrt(Dim)
-	NoBackward     bool    // Backward will not be called: nothing is saved
+	Window         *device.Window // of keys that a query sees, beside Causal; nil = unbounded
+	Scale          float64        // of q·k; 0 = 1/sqrt(Dim)
+	NoBackward     bool           // Backward will not be called: nothing is saved
 }
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
 type Plan struct {
 	dev        device.Device
 	comm       comm.Comm
-	layer      Layer // Scale resolved
+	layer      Layer // DType and Scale resolved
 	rank, size int64
 	align      int64
+	tokenMajor bool // local copies and blocks on the wire have tokens before heads
 
 	query  []span  // query heads of each rank
 	key    []span  // key heads under them: a head may be on several ranks
@@ -79,28 +84,40 @@ type Plan struct {
 // them alike (InvalidArgument).
 func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	info := d.Info()
+	if l.DType == tensor.Invalid {
+		l.DType = tensor.F32
+	}
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, "sp.NewPlan",
 		comm.Field{Name: "heads", Value: number(l.Heads)},
 		comm.Field{Name: "kv_heads", Value: number(l.KVHeads)},
 		comm.Field{Name: "dim", Value: number(l.Dim)},
 		comm.Field{Name: "v_dim", Value: number(l.VDim)},
+		comm.Field{Name: "dtype", Value: l.DType.String()},
 		comm.Field{Name: "causal", Value: strconv.FormatBool(l.Causal)},
+		comm.Field{Name: "window", Value: windowText(l.Window)},
 		comm.Field{Name: "scale", Value: strconv.FormatFloat(l.Scale, 'g', -1, 64)},
 		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
 		comm.Field{Name: "device", Value: info.Kind},
+		comm.Field{Name: "tokens before heads", Value: strconv.FormatBool(info.TokenMajor)},
 		comm.Field{Name: "kernels", Value: info.Kernels})
 	if err != nil {
 		return nil, err
 	}
 	// The ranks hold the same layer, so each comes to the same verdict by itself.
-	if err := l.check(); err != nil {
+	if err := l.check(info); err != nil {
 		return nil, err
 	}
 	if l.Scale == 0 {
 		l.Scale = 1 / math.Sqrt(float64(l.Dim))
 	}
-	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align)}
+	if w := l.Window; w != nil {
+		own := *w // the caller's may change
+		if l.Window = &own; w.Left < 0 && w.Right < 0 {
+			l.Window = nil
+		}
+	}
+	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align), tokenMajor: info.TokenMajor}
 	p.query = shards(l.Heads, p.size)
 	p.key, p.owned = keyHeads(p.query, l.Heads/l.KVHeads)
 	p.send, p.recv = make([]int64, p.size), make([]int64, p.size)
@@ -110,7 +127,15 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	return p, nil
 }
 
-func (l Layer) check() error {
+// windowText is a window in the notation of the job file.
+func windowText(w *device.Window) string {
+	if w == nil {
+		return "[-1, -1]"
+	}
+	return fmt.Sprintf("[%d, %d]", max(-1, w.Left), max(-1, w.Right))
+}
+
+func (l Layer) check(info device.Info) error {
 	for _, f := range []struct {
 		name  string
 		value int64
@@ -118,6 +143,9 @@ func (l Layer) check() error {
 		if f.value <= 0 {
 			return status.Errorf(status.InvalidArgument, "sp.NewPlan: %s %d: set it to 1 or more", f.name, f.value)
 		}
+	}
+	if !slices.Contains(info.Compute, l.DType) {
+		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v: device %s computes in %v", l.DType, info.Kind, info.Compute)
 	}
 	if l.Heads%l.KVHeads != 0 {
 		return status.Errorf(status.InvalidArgument,
@@ -145,7 +173,7 @@ func keyHeads(query []span, group int64) (key, owned []span) {
 	return key, owned
 }
 
-// Layer is what the plan was made for, its scale resolved.
+// Layer is what the plan was made for, its type and scale resolved.
 func (p *Plan) Layer() Layer { return p.layer }
 
 // Heads gives this rank's query heads [lo, hi) and the key heads [kvLo, kvHi) under them.
@@ -172,12 +200,13 @@ func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 		backward += n*p.query[j].n()*l.VDim + b.queries.rows[j].n()*p.query[me].n()*l.Dim +
 			b.keys.rows[j].n()*p.key[me].n()*(l.Dim+l.VDim)
 	}
-	return forward * b.spec.Batch * elementBytes, backward * b.spec.Batch * elementBytes
+	bytes := b.spec.Batch * l.DType.Size()
+	return forward * bytes, backward * bytes
 }
 
-// LSEBytesSent is what a forward that is asked for the LSE sends on top.
+// LSEBytesSent is what a forward that is asked for the LSE sends on top: it is F32 whatever the type.
 func (p *Plan) LSEBytesSent(b *Batch) int64 {
-	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * elementBytes
+	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * tensor.F32.Size()
 }
 
 // String says how the plan works, in one line.
@@ -193,7 +222,7 @@ func (p *Plan) String() string {
 		s += fmt.Sprintf(" (%d held %d times)", l.KVHeads, copies)
 	}
 	// Of what a token's rows hold, the share that stays on its rank is 1/P.
-	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*elementBytes)*float64(p.size-1)/float64(p.size))
+	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(p.size-1)/float64(p.size))
 }
 
 // counts lists how many heads each rank has, runs shortened: "2×3 1".

@@ -1,6 +1,8 @@
 package sp
 
 import (
+	"slices"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -39,8 +41,9 @@ func (p *Plan) wireElements(parts []part) (send, recv int64) {
 	return send, recv
 }
 
-// A block on the wire is head-major, one part after the other: [h, B, n, D]. Unpacking a block into [h, B, S, D] is then h·B runs of
-// n·D elements. What a rank sends to itself does not pass the wire.
+// A block on the wire, one part after the other, lies like the local tensors: [h, B, n, D] in memory, so that unpacking it into
+// [h, B, S, D] is h·B runs of n·D elements; with tokens first [B, n, h, D], which unpacks into B runs. What a rank sends to itself does
+// not pass the wire.
 
 // seqToHeads fills the parts' heads from their seq in one exchange.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
@@ -52,7 +55,7 @@ func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) err
 			t := &parts[i]
 			dst := t.heads.Slice(2, t.rows[me].lo, t.rows[me].hi)
 			if j != me {
-				dst, at = take(wire, at, t, t.split[j].n(), t.rows[me].n())
+				dst, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
 			}
 			if err := p.copy(s, dst, t.mine(t.split[j])); err != nil {
 				return err
@@ -79,7 +82,7 @@ func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) err
 				continue
 			}
 			var src tensor.Tensor
-			src, at = take(wire, at, t, t.split[me].n(), t.rows[j].n())
+			src, at = p.block(wire, at, t, t.split[me].n(), t.rows[j].n())
 			if err := p.copy(s, t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi), src); err != nil {
 				return err
 			}
@@ -101,7 +104,7 @@ func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) err
 				continue
 			}
 			var dst tensor.Tensor
-			dst, at = take(wire, at, t, t.split[me].n(), t.rows[j].n())
+			dst, at = p.block(wire, at, t, t.split[me].n(), t.rows[j].n())
 			if err := p.copy(s, dst, t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)); err != nil {
 				return err
 			}
@@ -125,7 +128,7 @@ func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) err
 			t := &parts[i]
 			src := t.heads.Slice(2, t.rows[me].lo, t.rows[me].hi)
 			if j != me {
-				src, at = take(wire, at, t, t.split[j].n(), t.rows[me].n())
+				src, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
 			}
 			if err := p.merge(s, t, j, src); err != nil {
 				return err
@@ -150,9 +153,10 @@ func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error
 	return p.copy(s, t.mine(t.first[j]), src.Slice(0, shared, heads.n()))
 }
 
-// take carves the next block of a part off the wire, at an element offset; it returns the offset behind it.
-func take(wire tensor.Tensor, at int64, t *part, heads, rows int64) (tensor.Tensor, int64) {
-	block := wire.At(at*t.seq.DType.Size(), t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
+// block carves the next block [h, B, n, D] of a part off the wire, at an element offset; it returns the offset behind it.
+func (p *Plan) block(wire tensor.Tensor, at int64, t *part, heads, rows int64) (tensor.Tensor, int64) {
+	c := carver{mem: wire, align: 1, used: at * t.seq.DType.Size()}
+	block := p.take(&c, t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
 	return block, at + block.Numel()
 }
 
@@ -185,7 +189,7 @@ type Reshard struct {
 	// Shared says, for each, that its heads and rows are those of keys; nil = none.
 	Shared []bool
 	// SumCopies makes HeadsToSeq add up the copies of shared heads that several ranks hold, in rank order: the adjoint of SeqToHeads.
-	// Without it the lowest rank's copy is taken: the inverse. F32 only.
+	// Without it the lowest rank's copy is taken: the inverse. F32, or the device's other types of activations, then rounded after each.
 	SumCopies bool
 	Workspace tensor.Tensor // U8, ReshardWorkspace bytes, aligned to Info.Align
 }
@@ -255,9 +259,10 @@ func (p *Plan) partsOf(op string, b *Batch, r *Reshard, back bool) ([]part, erro
 		if shared {
 			t.split, t.rows, h, all, n = p.key, b.keys.rows, p.layer.KVHeads, b.keys.n, b.KVRows()
 		}
-		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType || (r.SumCopies && t.seq.DType != tensor.F32) {
-			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v: all need one type, F32 where copies are summed",
-				op, i, t.seq, r.Heads[i])
+		summed := p.dev.Info().Compute
+		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType || (r.SumCopies && !slices.Contains(summed, t.seq.DType)) {
+			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v: all need one type, one of %v where copies are summed",
+				op, i, t.seq, r.Heads[i], summed)
 		}
 		d := t.seq.Shape[3]
 		if err := checkTensor(op, "seq", t.seq, t.seq.DType, b.spec.Batch, n, h, d); err != nil {

@@ -1,0 +1,259 @@
+package sp
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/fake"
+	"ulysses/internal/mpitest"
+	"ulysses/internal/ref"
+	"ulysses/tensor"
+)
+
+// lateRun is a layer on a device whose memory the host cannot read and whose operations run late.
+type lateRun struct {
+	dev    *fake.Device
+	stream device.Stream
+	bufs   []device.Buffer
+	layerRun
+	sent counted
+}
+
+var fakes = []struct {
+	name  string
+	dtype tensor.DType
+	o     fake.Options
+}{
+	{"f32, tokens first", tensor.F32, fake.Options{}},
+	{"f32, heads first", tensor.F32, fake.Options{HeadMajor: true}},
+	{"bf16, tokens first", tensor.BF16, fake.Options{}},
+	{"bf16, heads first", tensor.BF16, fake.Options{HeadMajor: true}},
+}
+
+func eachFake(t *testing.T, f func(c comm.Comm, lc layerCase, o fake.Options) error) {
+	for _, x := range fakes {
+		for _, lc := range layerCases {
+			t.Run(x.name+"/"+lc.name, func(t *testing.T) {
+				lc.layer.DType = x.dtype
+				for _, n := range mpitest.Sizes() {
+					mpitest.Ranks(t, n, func(c comm.Comm) error {
+						o := x.o
+						o.Seed = uint64(n*10 + c.Rank())
+						return f(c, lc, o)
+					})
+				}
+			})
+		}
+	}
+}
+
+// late is prepare on a fake device.
+func late(host comm.Comm, l Layer, s BatchSpec, h0, k0 int64, o fake.Options) *lateRun {
+	d, err := fake.Open(o)
+	must(err)
+	r := &lateRun{dev: d}
+	r.sent.Comm = fake.Communicator(d, host)
+	r.stream, err = d.NewStream()
+	must(err)
+	r.p, err = NewPlan(d, &r.sent, l)
+	must(err)
+	r.x, err = NewBatch(&r.sent, s)
+	must(err)
+	x, n, size := r.x, s.Batch, r.p.Sizes(r.x)
+	gapped := func(dtype tensor.DType, rows, heads, dim int64) tensor.Tensor {
+		outer := tensor.Of(nil, dtype, n, rows+1, heads+1, dim+3)
+		return r.bytes(outer.Bytes()).At(0, dtype, n, rows+1, heads+1, dim+3).Slice(1, 0, rows).Slice(2, 0, heads).Slice(3, 0, dim)
+	}
+	r.a = Args{Q: gapped(l.DType, x.Rows(), l.Heads, l.Dim), K: gapped(l.DType, x.KVRows(), l.KVHeads, l.Dim),
+		V: gapped(l.DType, x.KVRows(), l.KVHeads, l.VDim), Out: gapped(l.DType, x.Rows(), l.Heads, l.VDim),
+		LSE: gapped(tensor.F32, x.Rows(), l.Heads, 1).Select(3, 0), Saved: r.bytes(size.Saved), Workspace: r.bytes(size.Workspace)}
+	r.g = Grads{DOut: gapped(l.DType, x.Rows(), l.Heads, l.VDim), DQ: gapped(l.DType, x.Rows(), l.Heads, l.Dim),
+		DK: gapped(l.DType, x.KVRows(), l.KVHeads, l.Dim), DV: gapped(l.DType, x.KVRows(), l.KVHeads, l.VDim)}
+	r.fill(r.a.Q, nameQ, x.Lo(), h0)
+	r.fill(r.a.K, nameK, x.KVLo(), k0)
+	r.fill(r.a.V, nameV, x.KVLo(), k0)
+	r.fill(r.g.DOut, nameDOut, x.Lo(), h0)
+	return r
+}
+
+func (r *lateRun) close() {
+	for _, b := range r.bufs {
+		b.Free()
+	}
+	r.dev.Close()
+}
+
+// bytes is fresh memory, filled with NaNs.
+func (r *lateRun) bytes(n int64) tensor.Tensor {
+	b, err := r.dev.Alloc(max(n, 1))
+	must(err)
+	r.bufs = append(r.bufs, b)
+	t := tensor.Of(b.Pointer(), tensor.U8, n)
+	t.Where = tensor.CUDA
+	must(r.dev.Fill(r.stream, t, 0xff))
+	return t
+}
+
+func (r *lateRun) fill(t tensor.Tensor, name uint64, lo, h0 int64) {
+	host := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
+	fill(host, name, lo, h0)
+	must(r.dev.Copy(r.stream, t, host))
+}
+
+// host brings a tensor to the host, in F32.
+func (r *lateRun) host(t tensor.Tensor) tensor.Tensor {
+	x := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
+	must(r.dev.Copy(r.stream, x, t))
+	must(r.stream.Sync())
+	return x
+}
+
+func (r *lateRun) run() error {
+	if err := r.p.Forward(r.stream, r.x, &r.a); err != nil {
+		return err
+	}
+	return r.p.Backward(r.stream, r.x, &r.a, &r.g)
+}
+
+// results are out, lse, dq, dk, dv on the host.
+func (r *lateRun) results() [5]tensor.Tensor {
+	return [5]tensor.Tensor{r.host(r.a.Out), r.host(column(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK), r.host(r.g.DV)}
+}
+
+var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
+
+// A device that is late and likes another layout gives the bits that the CPU gives.
+func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
+	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
+		if lc.layer.DType != tensor.F32 {
+			return nil // the CPU has no other
+		}
+		r := late(c, lc.layer, lc.batch, 0, 0, o)
+		defer r.close()
+		must(r.run())
+		got := r.results()
+		b := newBench()
+		defer b.close()
+		w := prepare(b, c, lc.layer, lc.batch, 0, 0)
+		must(w.forwardBackward(b))
+		for i, want := range []tensor.Tensor{w.a.Out, column(w.a.LSE), w.g.DQ, w.g.DK, w.g.DV} {
+			if err := sameBits(resultNames[i], got[i], want, 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// On any number of ranks out, lse and dq have the bits of one rank, in either type, and so have dk and dv of key heads that are on one
+// rank; of others they are near. BF16 sends half the bytes, and the LSE whole.
+func TestLateRanksGiveTheBitsOfOne(t *testing.T) {
+	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
+		r := late(c, lc.layer, lc.batch, 0, 0, o)
+		defer r.close()
+		forward, backward := r.p.BytesSent(r.x)
+		if must(r.run()); r.sent.bytes != forward+backward+r.p.LSEBytesSent(r.x) {
+			return fmt.Errorf("sent %d bytes, planned %d, %d and %d", r.sent.bytes, forward, backward, r.p.LSEBytesSent(r.x))
+		}
+		one := late(alone(), lc.layer, lc.batch, 0, 0, o)
+		defer one.close()
+		must(one.run())
+		got, want := r.results(), one.results()
+		for i, lo := range [5]int64{r.x.Lo(), r.x.Lo(), r.x.Lo(), r.x.KVLo(), r.x.KVLo()} {
+			for h := range got[i].Shape[2] {
+				x, y := got[i].Slice(2, h, h+1), want[i].Slice(2, h, h+1)
+				holders := 0
+				for _, k := range r.p.key {
+					if h >= k.lo && h < k.hi {
+						holders++
+					}
+				}
+				if i < 3 || holders < 2 {
+					if err := sameBits(resultNames[i], x, y, lo); err != nil {
+						return err
+					}
+					continue
+				}
+				limit := 1e-6 // partial sums, each rounded to the type, and their sums
+				if lc.layer.DType == tensor.BF16 {
+					limit = float64(2*holders) / 512
+				}
+				if delta, top := farFrom(x, y, lo); !(delta <= limit*top) {
+					return fmt.Errorf("%s of key head %d, on %d ranks, is %.3g from one rank's, of %.3g", resultNames[i], h, holders, delta, top)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// farFrom is max|Δ| between the rows of a rank, from lo on, and those of a whole tensor, and its largest element.
+func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
+	each(got, func(n, i, h, d int64, x *float32) {
+		if e := math.Abs(float64(*x) - float64(*at(whole, n, lo+i, h, d))); !(e <= delta) {
+			delta = e
+		}
+	})
+	each(whole, func(_, _, _, _ int64, x *float32) { top = max(top, math.Abs(float64(*x))) })
+	return delta, top
+}
+
+// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of the output that it starts from.
+func TestBF16AgainstFloat64(t *testing.T) {
+	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
+		if lc.layer.DType != tensor.BF16 {
+			return nil
+		}
+		r := late(c, lc.layer, lc.batch, 0, 0, o)
+		defer r.close()
+		must(r.run())
+		cuQ, cuK := r.x.Documents()
+		g := &ref.Attention{Hq: lc.layer.Heads, Hkv: lc.layer.KVHeads, D: lc.layer.Dim, Dv: lc.layer.VDim, CuQ: cuQ, CuK: cuK,
+			Causal: lc.layer.Causal, Scale: r.p.layer.Scale}
+		exact := referenceOf[float64](g, r.x, func(v float32) float32 { return tensor.BF16ToF32(tensor.F32ToBF16(v)) })
+		for i, x := range r.results() {
+			lo, seq := r.x.Lo(), r.x.Seq()
+			if i >= 3 {
+				lo, seq = r.x.KVLo(), r.x.KVSeq()
+			}
+			delta, top := 0.0, 0.0
+			for _, e := range exact[i] {
+				if !math.IsInf(e, 0) {
+					top = max(top, math.Abs(e))
+				}
+			}
+			each(x, func(n, row, h, d int64, v *float32) {
+				e := exact[i][((n*seq+lo+row)*x.Shape[2]+h)*x.Shape[3]+d]
+				if off := math.Abs(float64(*v) - e); !(off <= delta) && !(math.IsInf(e, -1) && float64(*v) == e) {
+					delta = off
+				}
+			})
+			// Half a unit in the last place is 2^-9 of a number. Gradients that are zero but for rounding are measured against inputs below 1.
+			limit := [5]float64{1.0 / 400, 2e-5, 1.0 / 60, 1.0 / 60, 1.0 / 60}[i] * max(top, 0.25)
+			if !(delta <= limit) {
+				return fmt.Errorf("%s: error %.3g of %.3g, limit %.3g", resultNames[i], delta, top, limit)
+			}
+		}
+		return nil
+	})
+}
+
+// A type that the device does not compute in is refused when the layer is planned.
+func TestTypesAreRefused(t *testing.T) {
+	b := newBench()
+	defer b.close()
+	l := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, DType: tensor.BF16}
+	_, err := NewPlan(b.dev, alone(), l)
+	if err == nil || err.Error() != "sp.NewPlan: dtype BF16: device cpu computes in [F32]" {
+		t.Errorf("BF16 on the CPU: %v", err)
+	}
+	l.DType = tensor.F32
+	r := prepare(b, alone(), l, BatchSpec{Batch: 1, Seq: 8}, 0, 0)
+	r.a.K.DType = tensor.BF16
+	if err := r.forwardBackward(b); err == nil {
+		t.Error("keys of another type")
+	}
+}
