@@ -21,7 +21,7 @@ import (
 // attend runs the job on goroutine ranks.
 func attend(ranks int, t *AttentionTable) error {
 	return comm.RunLocal(ranks, func(c comm.Comm) error {
-		d, err := backends.Open("cpu", 1, ranks)
+		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: ranks})
 		if err != nil {
 			return err
 		}
@@ -297,7 +297,7 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 	if dir := os.Getenv("ULYSSES_TEST_LONG"); dir != "" {
 		err := comm.RunLocal(1, func(c comm.Comm) error {
 			var d device.Device
-			d, err := backends.Open("cpu", 0, 1)
+			d, _, err := backends.Open(backends.Choice{Backend: "cpu"})
 			if err != nil {
 				return err
 			}

@@ -76,7 +76,7 @@ func processor() finding {
 }
 
 func kernels() finding {
-	d, err := backends.Open("cpu", 0, 1)
+	d, _, err := backends.Open(backends.Choice{Backend: "cpu"})
 	if err != nil {
 		return finding{"kernels", "none", err.Error(), "unset ULYSSES_ISA, or set it to one that is named"}
 	}

@@ -169,14 +169,27 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	if e.Mesh, err = comm.NewMesh(world, int(p.Ulysses), int(p.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
 		return err
 	}
-	e.Device, err = backends.Open(e.Job.Device.Backend, int(e.Job.Device.Threads), ranksOnNode)
+	var why string
+	e.Device, why, err = backends.Open(backends.Choice{Backend: e.Job.Device.Backend, Threads: int(e.Job.Device.Threads),
+		LocalRank: localRank(world), RanksOnNode: ranksOnNode, Deterministic: e.Job.Device.Deterministic})
 	if err == nil {
 		_, err = backends.OpenComm(e.Device, world, e.Job.Device.Comm)
 	}
 	if err := comm.Agree(world, err); err != nil {
 		return err
 	}
+	if why != "" {
+		e.Log.Info().Msg("device: " + why)
+	}
 	return comm.Same(world, "device", comm.Field{Name: "kernels (pin with ULYSSES_ISA)", Value: e.Device.Info().Kernels})
+}
+
+// localRank is this rank among those of its node.
+func localRank(world comm.Comm) int {
+	if world.Kind() == "local" {
+		return world.Rank()
+	}
+	return slurm.Env().LocalRank
 }
 
 // readOnRoot is the job file as rank 0 sees it.

@@ -2,28 +2,87 @@
 package backends
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"runtime"
 
 	"ulysses/comm"
 	"ulysses/cpu"
+	"ulysses/cuda"
 	"ulysses/device"
 	"ulysses/internal/status"
 )
 
-// Open opens the device of backend "auto", "cpu" or "cuda". threads 0 shares the cores this process may use among the ranks that share
-// them. "cuda" never falls back to the CPU.
-func Open(backend string, threads, ranksOnNode int) (device.Device, error) {
-	switch backend {
-	case "auto", "cpu":
-		if threads == 0 {
-			threads = max(1, runtime.NumCPU()/max(1, ranksOnNode))
-		}
-		return cpu.New(cpu.Options{Workers: threads, ISA: os.Getenv("ULYSSES_ISA")})
+// Choice is what the job file and the launcher say of a rank's device.
+type Choice struct {
+	Backend       string // "auto", "cpu" or "cuda"
+	Threads       int    // of a CPU; 0 = the cores that this process may use, shared among the ranks that share them
+	LocalRank     int    // among the ranks of this node: picks the GPU
+	RanksOnNode   int
+	Deterministic bool // every result of a GPU repeatable to the bit
+}
+
+// Open opens a device, and says why it is this one where the choice was left open. "cuda" never falls back to the CPU; "auto" does where there is
+// no plug-in or no GPU, but not where a plug-in is there and broken.
+func Open(c Choice) (d device.Device, why string, err error) {
+	switch c.Backend {
+	case "cpu":
+		d, err = openCPU(c)
+		return d, "", err
 	case "cuda":
-		return nil, status.Errorf(status.Unsupported, "device.backend = \"cuda\": this build has no CUDA plug-in: use \"cpu\" or \"auto\"")
+		d, err = openCUDA(c)
+		return d, "", err
+	case "auto":
+		return openEither(c)
 	}
-	return nil, status.Errorf(status.InvalidConfig, "device.backend = %q: auto, cpu or cuda", backend)
+	return nil, "", status.Errorf(status.InvalidConfig, "device.backend = %q: auto, cpu or cuda", c.Backend)
+}
+
+func openCPU(c Choice) (device.Device, error) {
+	if c.Threads == 0 {
+		c.Threads = max(1, runtime.NumCPU()/max(1, c.RanksOnNode))
+	}
+	return cpu.New(cpu.Options{Workers: c.Threads, ISA: os.Getenv("ULYSSES_ISA")})
+}
+
+func openCUDA(c Choice) (device.Device, error) {
+	found, err := cuda.Probe()
+	switch {
+	case errors.Is(err, cuda.ErrNoPlugin):
+		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w; or use \"cpu\" or \"auto\"", err)
+	case err != nil:
+		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w", err)
+	case found.GPUs == 0:
+		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s: run where there is a GPU, or use \"cpu\" or \"auto\"", found.Text)
+	}
+	return openGPU(c, found)
+}
+
+// openGPU opens the GPU of this rank: one of those that it sees, in turn. Ranks may share one.
+func openGPU(c Choice, found cuda.Findings) (device.Device, error) {
+	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.GPUs, Deterministic: c.Deterministic, Kernels: os.Getenv("ULYSSES_KERNEL")})
+	if err != nil {
+		return nil, err // not d: a nil *cuda.Device is not a nil device.Device
+	}
+	return d, nil
+}
+
+func openEither(c Choice) (d device.Device, why string, err error) {
+	found, err := cuda.Probe()
+	switch {
+	case errors.Is(err, cuda.ErrNoPlugin):
+		why = err.Error()
+	case err != nil:
+		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or say \"cpu\"", err)
+	case found.GPUs == 0:
+		why = found.Text
+	default:
+		d, err = openGPU(c, found)
+		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.GPUs), err
+	}
+	d, err = openCPU(c)
+	return d, "the CPU: " + why, err
 }
 
 // OpenComm gives the communicator for tensors of the device: on the CPU the host's own. The policy is the job file's device.comm; one
