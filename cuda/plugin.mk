@@ -64,7 +64,7 @@ $(OUT)/libulysses_cuda.so: $(objects) $(exports)
 	@strip --strip-unneeded $@.new && mv $@.new $@
 
 # --- on the host ------------------------------------------------------------------------------------------------------------------------
-emulate := $(CXX) -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings)
+emulate := $(CXX) -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings) -Wno-unknown-pragmas
 
 $(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
 	@mkdir -p $(@D)

@@ -1,0 +1,145 @@
+// Matrix products by cuBLASLt: sums in f32, and never in TF32. What the library is told for a shape is settled when the shape is first seen and kept;
+// afterwards a call allocates nothing.
+#include "gemm_cublaslt.h"
+
+#include <cublasLt.h>
+#include <string.h>
+
+#include <unordered_map>
+
+#include "gemm_layout.h"
+#include "library.h"
+
+namespace {
+
+// A key is everything that the choice of a kernel may depend on. It is compared byte by byte, gaps and all: make it by key_of.
+struct key {
+  gemm_plan p;
+  uint32_t aligned[4]; // first, second, c, bias
+  uint8_t in, out, bias, accumulate;
+};
+struct same {
+  bool operator()(const key &a, const key &b) const { return memcmp(&a, &b, sizeof a) == 0; }
+};
+struct hash {
+  size_t operator()(const key &k) const {
+    uint64_t h = 14695981039346656037ull; // FNV-1a
+    const unsigned char *p = reinterpret_cast<const unsigned char *>(&k);
+    for (size_t i = 0; i < sizeof k; i++) h = (h ^ p[i]) * 1099511628211ull;
+    return h;
+  }
+};
+
+bool key_of(const uly_gemm &g, key *out) {
+  memset(static_cast<void *>(out), 0, sizeof *out);
+  auto view = [](const uly_tensor &t) { return gemm_view{t.shape[0], t.shape[1], t.stride[0], t.stride[1]}; };
+  gemm_plan p;
+  if (!gemm_plan_of(view(g.a), view(g.b), view(g.c), &p) || p.m == 0 || p.n == 0 || p.k == 0) return false;
+  auto copy = [](gemm_operand &to, const gemm_operand &from) {
+    to.rows = from.rows, to.columns = from.columns, to.ld = from.ld, to.transposed = from.transposed;
+  };
+  out->p.m = p.m, out->p.n = p.n, out->p.k = p.k;
+  copy(out->p.first, p.first), copy(out->p.second, p.second), copy(out->p.c, p.c);
+  const void *pointers[4] = {g.b.data, g.a.data, g.c.data, g.bias.data};
+  for (int i = 0; i < 4; i++) out->aligned[i] = pointers[i] ? gemm_alignment(pointers[i]) : 0;
+  out->in = g.a.dtype, out->out = g.c.dtype, out->bias = g.bias.data != nullptr, out->accumulate = g.accumulate != 0;
+  return true;
+}
+
+// A product is what the library is told.
+struct product {
+  cublasLtMatmulDesc_t what = nullptr;
+  cublasLtMatrixLayout_t first = nullptr, second = nullptr, c = nullptr;
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace = 0;
+  bool ok = false;
+  void close() {
+    if (what) cublasLtMatmulDescDestroy(what);
+    for (cublasLtMatrixLayout_t l : {first, second, c})
+      if (l) cublasLtMatrixLayoutDestroy(l);
+  }
+};
+
+cudaDataType_t type_of(uint8_t dtype) { return dtype == ULY_F32 ? CUDA_R_32F : CUDA_R_16BF; }
+
+struct products : kept {
+  cublasLtHandle_t handle = nullptr;
+  std::unordered_map<key, product, hash, same> known;
+  ~products() override {
+    for (auto &p : known) p.second.close();
+    if (handle) cublasLtDestroy(handle);
+  }
+};
+
+product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
+  product p;
+  cublasLtMatmulPreference_t wish = nullptr;
+  auto layout = [](cublasLtMatrixLayout_t *l, uint8_t type, const gemm_operand &o) {
+    return cublasLtMatrixLayoutCreate(l, type_of(type), static_cast<uint64_t>(o.rows), static_cast<uint64_t>(o.columns), o.ld) == CUBLAS_STATUS_SUCCESS;
+  };
+  auto set = [&](cublasLtMatmulDescAttributes_t name, const auto &v) { return cublasLtMatmulDescSetAttribute(p.what, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS; };
+  auto want = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &v) { return cublasLtMatmulPreferenceSetAttribute(wish, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS; };
+  const cublasOperation_t op[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
+  const cublasLtEpilogue_t epilogue = k.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  const uint64_t workspace = ULY_SCRATCH;
+  const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; // parts of k are added in f32, never in C's type
+  bool told = cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+              set(CUBLASLT_MATMUL_DESC_TRANSA, op[k.p.first.transposed]) && set(CUBLASLT_MATMUL_DESC_TRANSB, op[k.p.second.transposed]) &&
+              set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) && (!k.bias || set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&
+              layout(&p.first, k.in, k.p.first) && layout(&p.second, k.in, k.p.second) && layout(&p.c, k.out, k.p.c) &&
+              cublasLtMatmulPreferenceCreate(&wish) == CUBLAS_STATUS_SUCCESS && want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) &&
+              want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums) && want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k.aligned[0]) &&
+              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k.aligned[1]) && want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k.aligned[2]) &&
+              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k.aligned[2]);
+  cublasLtMatmulHeuristicResult_t best;
+  int found = 0;
+  p.ok = told && cublasLtMatmulAlgoGetHeuristic(handle, p.what, p.first, p.second, p.c, p.c, wish, 1, &best, &found) == CUBLAS_STATUS_SUCCESS && found == 1 &&
+         best.state == CUBLAS_STATUS_SUCCESS;
+  if (p.ok) {
+    p.algorithm = best.algo;
+    p.workspace = best.workspaceSize;
+  }
+  if (wish) cublasLtMatmulPreferenceDestroy(wish);
+  return p;
+}
+
+// find is NULL when the library is not there or has no kernel.
+product *find(uly_device *d, const uly_gemm &g) {
+  key k;
+  if (!key_of(g, &k) || !library_open(LIB_CUBLASLT)) return nullptr;
+  kept *&slot = libraries_of(d).gemm;
+  if (!slot) slot = new products;
+  products &all = *static_cast<products *>(slot);
+  if (!all.handle && cublasLtCreate(&all.handle) != CUBLAS_STATUS_SUCCESS) {
+    all.handle = nullptr;
+    return nullptr;
+  }
+  auto at = all.known.find(k);
+  if (at == all.known.end()) at = all.known.emplace(k, settle(all.handle, k, g.bias.data)).first;
+  return at->second.ok ? &at->second : nullptr;
+}
+
+} // namespace
+
+bool gemm_cublaslt_fits(uly_device *d, const uly_gemm &g) {
+  uly_gemm alone = g;
+  if (g.bias.data && g.bias.dtype != g.c.dtype) { // then gemm.cu puts the bias into C first
+    alone.bias = {};
+    alone.accumulate = 1;
+  }
+  return find(d, alone) != nullptr;
+}
+
+int32_t gemm_cublaslt(uly_device *d, uly_stream *s, const uly_gemm &g) {
+  product *p = find(d, g);
+  if (!p) return fail(d, ULY_UNSUPPORTED, "cuda.Gemm: cuBLASLt has no kernel for [%lld, %lld] · [%lld, %lld]: ULYSSES_KERNEL=gemm=naive has", (long long)g.a.shape[0],
+                      (long long)g.a.shape[1], (long long)g.b.shape[0], (long long)g.b.shape[1]);
+  const float one = 1, beta = g.accumulate ? 1 : 0;
+  if (g.bias.data) cublasLtMatmulDescSetAttribute(p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias.data, sizeof g.bias.data);
+  cublasStatus_t status = cublasLtMatmul(static_cast<products *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data, p->second, &beta, g.c.data,
+                                         p->c, g.c.data, p->c, &p->algorithm, s->scratch, p->workspace, s->s);
+  if (status != CUBLAS_STATUS_SUCCESS)
+    return fail(d, ULY_DEVICE, "cuda.Gemm: cublasLtMatmul of [%lld, %lld] · [%lld, %lld]: %s", (long long)g.a.shape[0], (long long)g.a.shape[1], (long long)g.b.shape[0],
+                (long long)g.b.shape[1], cublasLtGetStatusString(status));
+  return ULY_OK;
+}
