@@ -81,6 +81,9 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 		t.Fatalf("the case has %d results for %d wants", len(results), len(wants))
 	}
 	for i, w := range wants {
+		if w.low > 0 {
+			w.ref = rounded(tensor.BF16, results[w.low-1].values())
+		}
 		w.compare(t, results[i].values())
 	}
 	return out
@@ -137,6 +140,20 @@ func normal(r *rand.Rand, n int64) []float64 {
 		x[i] = float64(float32(r.NormFloat64()))
 	}
 	return x
+}
+
+// normalAs is n values of a normal distribution that a type holds exactly.
+func normalAs(d tensor.DType, r *rand.Rand, n int64) []float64 { return rounded(d, normal(r, n)) }
+
+// typed calls f for each type that activations may have on the device; the suffix of names is empty for F32.
+func (s *suite) typed(f func(d tensor.DType, suffix string)) {
+	for _, d := range s.one.Info().Compute {
+		suffix := ""
+		if d != tensor.F32 {
+			suffix = " " + d.String()
+		}
+		f(d, suffix)
+	}
 }
 
 // integers is n numbers of [0, limit).

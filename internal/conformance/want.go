@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ulysses/internal/ref"
+	"ulysses/tensor"
 )
 
 const (
@@ -13,6 +14,10 @@ const (
 	ulp     = 1.0 / (1 << 23)
 	// A plain implementation of a few elements may be exact by luck; the roundings in the longest chain of operations are always allowed.
 	resolution = 4 * ulp
+
+	// The same of results in BF16, whose last rounding is all that should be seen of it: inputs are exact, sums are in f32.
+	largestBF16    = 1.0 / (1 << 7)
+	resolutionBF16 = 1.0 / (1 << 9)
 )
 
 // want is what a result must be.
@@ -20,14 +25,40 @@ type want struct {
 	name  string
 	ref   []float64 // the reference
 	plain []float64 // a plain f32 implementation's result, whose error may be doubled; nil = only the absolute bound holds
+	bf16  bool      // the result is in BF16
 	exact bool      // equal: for moves and casts
 	bound float64   // for results better than f32; 0 = as above
 	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
+	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
 }
 
 // both makes a want of the reference in two precisions.
 func both(name string, ref64 []float64, ref32 []float32) want {
 	return want{name: name, ref: ref64, plain: ref.Convert[float64](ref32)}
+}
+
+// as is the want of a result of type d: a plain implementation rounds once, at the end.
+func (w want) as(d tensor.DType) want {
+	if d != tensor.BF16 {
+		return w
+	}
+	w.bf16, w.plain = true, rounded(d, w.plain)
+	if w.exact {
+		w.ref = rounded(d, w.ref)
+	}
+	return w
+}
+
+// rounded is x as a type holds it.
+func rounded(d tensor.DType, x []float64) []float64 {
+	if d != tensor.BF16 || x == nil {
+		return x
+	}
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = float64(tensor.BF16ToF32(tensor.F32ToBF16(float32(v))))
+	}
+	return y
 }
 
 // compare fails the test unless got is what is wanted.
@@ -38,7 +69,10 @@ func (w want) compare(t testing.TB, got []float64) {
 		return
 	}
 	e, fault := deviation(got, w.ref)
-	bound := largest
+	bound, least := largest, resolution
+	if w.bf16 {
+		bound, least = largestBF16, resolutionBF16
+	}
 	if w.bound > 0 {
 		bound = w.bound
 	} else if w.exact {
@@ -48,7 +82,7 @@ func (w want) compare(t testing.TB, got []float64) {
 		if f != "" {
 			t.Errorf("%s: the plain implementation fails: %s", w.name, f)
 		}
-		bound = min(bound, max(2*p, resolution, w.chain))
+		bound = min(bound, max(2*p, least, w.chain))
 	}
 	if fault != "" {
 		t.Errorf("%s: %s", w.name, fault)
