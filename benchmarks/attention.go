@@ -24,13 +24,18 @@ func (a arena) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
 func (a arena) random(shape ...int64) tensor.Tensor {
 	t := a.take(tensor.F32, shape...)
 	if !a.Sketched() {
-		r := rand.New(rand.NewPCG(1, uint64(len(shape))))
-		x := t.Float32s()
-		for i := range x {
-			x[i] = float32(r.NormFloat64())
-		}
+		copy(t.Float32s(), normals(t.Numel()))
 	}
 	return t
+}
+
+// normals are n standard normal variates, the same in every run.
+func normals(n int64) []float32 {
+	r, x := rand.New(rand.NewPCG(1, 1)), make([]float32, n)
+	for i := range x {
+		x[i] = float32(r.NormFloat64())
+	}
+	return x
 }
 
 // build lays f's tensors out on a sketch, then for real.

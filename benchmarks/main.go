@@ -2,6 +2,7 @@
 // peers/, so that run.py can put the two side by side.
 //
 //	ulysses-bench peak|attention|gemm|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
+//	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype BF16] [--repeat N] [--cases words]
 //
 // attention and gemm run on one rank; ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
 package main
@@ -38,17 +39,21 @@ type shape struct {
 	Batch     int64
 	M, K, N   int64
 	Form      string // nn, nt, tn: which operand lies transposed
+	Hidden    int64  // of a layer
+	FFN       int64
 }
 
 type cases struct {
 	Attention, Gemm, Ulysses []shape
 	AllToAll                 []int64 `json:"alltoall_bytes"`
+	GPUAttention             []shape `json:"gpu_attention"`
+	GPULayer                 []shape `json:"gpu_layer"`
 }
 
 // options are the flags.
 type options struct {
 	threads, repeat, ranks int
-	words                  string
+	words, device, dtype   string
 	forward                bool
 	cases                  cases
 	world                  comm.Comm // ulysses and a2a
@@ -62,15 +67,18 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "ulysses": ulysses, "a2a": allToAll}
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "ulysses": ulysses, "a2a": allToAll,
+		"gpu_attention": gpuAttention}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|ulysses|a2a [flags]")
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|ulysses|a2a|gpu_attention|gpu_layer [flags]")
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	f.IntVar(&o.threads, "threads", 2, "CPU threads of a rank")
 	f.IntVar(&o.repeat, "repeat", 7, "timed repetitions of a case")
 	f.IntVar(&o.ranks, "ranks", 1, "goroutine ranks, where no launcher started any")
+	f.StringVar(&o.device, "device", "cuda", "device of the gpu suites")
+	f.StringVar(&o.dtype, "dtype", "BF16", "compute type of the gpu suites: BF16 or F32")
 	f.StringVar(&o.words, "cases", "", "only cases whose name contains one of these words, comma-separated")
 	f.BoolVar(&o.forward, "forward", false, "time attention's forward pass alone as well")
 	if err := f.Parse(args[1:]); err != nil {

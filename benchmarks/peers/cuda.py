@@ -1,0 +1,120 @@
+"""PyTorch on a GPU in bf16, over the gpu_* cases of ../cases.json: scaled_dot_product_attention with its flash and its cuDNN backend, forward
+and backward apart; and a Llama decoder layer of transformers with each of them, forward + backward.
+
+Times are CUDA events', after a warm-up of half a second. TFLOP/s count causal attention as half and backward as 2.5 times forward. A backend
+that refuses a case is said so and left out.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+CASES = json.loads((pathlib.Path(__file__).resolve().parent.parent / "cases.json").read_text())
+BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+
+
+def measure(f, repeat: int) -> dict:
+    f()
+    torch.cuda.synchronize()
+    end = time.time() + 0.5
+    while time.time() < end:
+        f()
+        torch.cuda.synchronize()
+    times = []
+    for _ in range(repeat):
+        a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        a.record()
+        f()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b) / 1e3)
+    return dict(min_s=min(times), median_s=statistics.median(times), repeat=repeat)
+
+
+def emit(peer: str, case: str, **fields) -> None:
+    print(json.dumps(dict(peer=peer, case=case, **fields)), flush=True)
+
+
+def attention(c: dict, backend: str, repeat: int) -> None:
+    t, d = c["tokens"], c["head_dim"]
+    make = lambda heads: torch.randn(1, t, heads, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
+    for x in (q, k, v):
+        x.requires_grad_()
+    gqa = c["heads"] != c["kv_heads"]
+    attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=c["causal"], enable_gqa=gqa)
+    flops = 4.0 * t * t * c["heads"] * d / (2 if c["causal"] else 1)
+    with sdpa_kernel(BACKENDS[backend]):
+        with torch.no_grad():
+            m = measure(attend, repeat)
+        emit(backend, c["name"], op="forward", tflops=flops / m["median_s"] / 1e12, **m)
+        out = attend()
+
+        def backward():
+            torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+        m = measure(backward, repeat)
+        emit(backend, c["name"], op="backward", tflops=2.5 * flops / m["median_s"] / 1e12, **m)
+
+
+def layer(c: dict, backend: str, repeat: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+    config = LlamaConfig(
+        hidden_size=c["hidden"], intermediate_size=c["ffn"], num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
+        max_position_embeddings=c["tokens"], rope_theta=500000.0,
+    )
+    config._attn_implementation = "sdpa"
+    block = LlamaDecoderLayer(config, 0).to("cuda", torch.bfloat16)
+    x = torch.randn(1, c["tokens"], c["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    positions = torch.arange(c["tokens"], device="cuda")[None]
+    rope = LlamaRotaryEmbedding(config).to("cuda")(x, positions)
+    dy = torch.randn_like(x)
+
+    def step():
+        x.grad = None
+        for p in block.parameters():
+            p.grad = None
+        y = block(x, position_embeddings=rope, attention_mask=None)
+        (y[0] if isinstance(y, tuple) else y).backward(dy)
+
+    with sdpa_kernel(BACKENDS[backend]):
+        m = measure(step, repeat)
+    emit(backend, c["name"], op="forward+backward", tokens_per_second=c["tokens"] / m["median_s"], **m)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--suite", default="gpu_attention,gpu_layer")
+    p.add_argument("--cases", default="", help="only cases whose name contains one of these words")
+    p.add_argument("--repeat", type=int, default=7)
+    a = p.parse_args()
+    if not torch.cuda.is_available():
+        print("no GPU: nothing was measured", file=sys.stderr)
+        sys.exit(77)
+    emit("device", torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), cuda=torch.version.cuda)
+    words = [w for w in a.cases.split(",") if w]
+    for suite in a.suite.split(","):
+        for c in CASES[suite]:
+            if words and not any(w in c["name"] for w in words):
+                continue
+            for backend in BACKENDS:
+                try:
+                    (layer if suite == "gpu_layer" else attention)(c, backend, a.repeat)
+                except (RuntimeError, torch.OutOfMemoryError) as e:
+                    print(f"{backend} {c['name']}: {str(e).splitlines()[0]}", file=sys.stderr)
+                with contextlib.suppress(Exception):
+                    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
