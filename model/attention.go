@@ -26,7 +26,7 @@ type softmaxAttention struct {
 	qkv, out     linear
 	qNorm, kNorm *Param        // [D], nil but for Qwen3
 	raw          tensor.Tensor // [T, (Hq+Hkv)·D], q and k before their norms
-	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv]
+	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
 	args         sp.Args
 	grads        sp.Grads
@@ -80,14 +80,14 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 		a.args.Saved = p.keepAs(attention, tensor.U8, p.sizes.Saved)
 		if a.qNorm != nil {
 			a.raw = p.keep(qkv, p.rows, (a.hq+a.hkv)*a.d)
-			a.qRStd, a.kRStd = p.keep(qkv, p.rows*a.hq), p.keep(qkv, p.rows*a.hkv)
+			a.qRStd, a.kRStd = p.keepStat(qkv, p.rows*a.hq), p.keepStat(qkv, p.rows*a.hkv)
 		}
 	}
 	mark := p.mark()
 	if !p.backward {
 		a.mixed, a.args.Saved = p.temp(p.rows, a.hq*a.d), tensor.Tensor{}
 		if a.qNorm != nil {
-			a.qRStd, a.kRStd = p.temp(p.rows*a.hq), p.temp(p.rows*a.hkv)
+			a.qRStd, a.kRStd = p.stat(p.rows*a.hq), p.stat(p.rows*a.hkv)
 		}
 	}
 	all := p.temp(p.rows, a.qkv.out) // [T, (Hq+2Hkv)·D]

@@ -124,7 +124,7 @@ func must(err error) {
 func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	dev, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
-	m, err := New(dev, c, cfg)
+	m, err := New(dev, c, cfg, tensor.F32)
 	must(err)
 	r := &rank{Model: m}
 	r.bind()
@@ -144,7 +144,7 @@ func (r *rank) bind() {
 		n := g.Numel()
 		v, d := make([]float32, n), make([]float32, n)
 		r.values, r.grads = append(r.values, v), append(r.grads, d)
-		g.Bind(tensor.OfFloat32(v, n), tensor.OfFloat32(d, n))
+		g.Bind(tensor.OfFloat32(v, n), tensor.Tensor{}, tensor.OfFloat32(d, n))
 	}
 }
 

@@ -9,8 +9,8 @@ const (
 	lossTileMax   = 1024
 )
 
-// head is the final norm and the projection to the vocabulary, with the loss. The logits exist a tile of rows at a time, and so do
-// their gradients, which take their place.
+// head is the final norm and the projection to the vocabulary, with the loss. The logits exist a tile of rows at a time, in F32, and so
+// do their gradients, in the compute type: where that is F32 they take the logits' place.
 type head struct {
 	norm   *Param
 	matrix linear // [V, hidden]; the embedding's table when tied
@@ -34,16 +34,20 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.end()
 	p.phase("loss")
 	mark, tile := p.mark(), h.tileRows(p.rows)
-	nll := p.temp(p.rows) // the sum is over all rows at once, so that tiles leave no trace in it
-	all := p.temp(tile, h.matrix.out)
+	nll := p.stat(p.rows) // the sum is over all rows at once, so that tiles leave no trace in it
+	all := p.stat(tile, h.matrix.out)
+	dall := all
+	if p.backward && p.compute != tensor.F32 {
+		dall = p.temp(tile, h.matrix.out)
+	}
 	for lo := int64(0); lo < p.rows; lo += tile {
 		hi := min(lo+tile, p.rows)
-		act, logits := p.act.Slice(0, lo, hi), all.Slice(0, 0, hi-lo) // [tile, hidden], [tile, V]
+		act, logits, dlogits := p.act.Slice(0, lo, hi), all.Slice(0, 0, hi-lo), dall.Slice(0, 0, hi-lo) // [tile, hidden], [tile, V] twice
 		h.matrix.forward(p, logits, act)
-		p.CrossEntropy(nll.Slice(0, lo, hi), logits, p.batch.Targets.Slice(0, lo, hi))
+		p.CrossEntropy(nll.Slice(0, lo, hi), logits, dlogits, p.batch.Targets.Slice(0, lo, hi))
 		if p.backward {
-			h.matrix.addWeights(p, logits, act)
-			h.matrix.backwardInput(p, act, logits)
+			h.matrix.addWeights(p, dlogits, act)
+			h.matrix.backwardInput(p, act, dlogits)
 		}
 	}
 	p.Sum(sum, nll)

@@ -22,7 +22,7 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	arena := device.Sketch(m.dev, "activations")
 	ids := tensor.Of(nil, tensor.I32, rows)
 	var p pass
-	p.begin(m.dev, &Ctx{Arena: arena}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
+	p.begin(m, &Ctx{Arena: arena}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
 	m.execute(&p)
 	if p.err != nil {
 		return nil, p.err

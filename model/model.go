@@ -2,7 +2,6 @@ package model
 
 import (
 	"fmt"
-	"unsafe"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -23,24 +22,27 @@ type Model struct {
 	blocks []*block
 	head   head
 
-	constants device.Buffer
-	freq      tensor.Tensor // [D/2], RoPE's angle per position
+	compute   tensor.DType // of activations and of the weights they meet
+	constants *device.Arena
+	freq      tensor.Tensor // [D/2] F32, RoPE's angle per position
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
-	targets   []int32  // of a device whose memory cannot be read
+	targets   []int32  // of the batch under way, on the host
 	sizes     sp.Sizes // of attention over sizesOf tokens
 	sizesOf   int64
 	pass      pass
 }
 
-// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot be is refused on all ranks alike.
-func New(d device.Device, c comm.Comm, cfg *Config) (*Model, error) {
-	plan, err := sp.NewPlan(d, c, sp.Layer{
-		Heads: cfg.NumAttentionHeads, KVHeads: cfg.NumKeyValueHeads, Dim: cfg.HeadDim, VDim: cfg.HeadDim, Causal: true})
+// New lays out a model on the ranks of c, which share each sequence, that computes in F32 or another type of the device: activations and
+// weights have it, while sums, statistics, logits and gradients of weights are F32 all the same. It is collective; what cannot be is
+// refused on all ranks alike.
+func New(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType) (*Model, error) {
+	plan, err := sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads, KVHeads: cfg.NumKeyValueHeads, Dim: cfg.HeadDim, VDim: cfg.HeadDim,
+		DType: compute, Causal: true})
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: cfg, dev: d, plan: plan, hostSum: make([]float64, 1)}
+	m := &Model{Config: cfg, dev: d, compute: compute, plan: plan, hostSum: make([]float64, 1)}
 	vocabulary := []string{"vocab_size", "hidden_size"}
 	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
 	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
@@ -68,13 +70,16 @@ func New(d device.Device, c comm.Comm, cfg *Config) (*Model, error) {
 func (m *Model) makeConstants() error {
 	freq := m.Config.Rope.Frequencies(m.Config.HeadDim)
 	n := int64(len(freq))
-	at := device.Padded(m.dev, 4*n)
 	var err error
-	if m.constants, err = m.dev.Alloc(at + 8); err != nil {
+	if m.constants, err = device.NewArena(m.dev, "constants", device.Padded(m.dev, 4*n)+8); err != nil {
 		return err
 	}
-	all := tensor.Of(m.constants.Pointer(), tensor.U8, at+8)
-	m.freq, m.sum = all.At(0, tensor.F32, n), all.At(at, tensor.F64, 1)
+	if m.freq, err = m.constants.Tensor(tensor.F32, n); err != nil {
+		return err
+	}
+	if m.sum, err = m.constants.Tensor(tensor.F64, 1); err != nil {
+		return err
+	}
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return err
@@ -105,6 +110,9 @@ func (m *Model) Numel() int64 {
 	return n
 }
 
+// Compute is the type of activations and of the weights they meet.
+func (m *Model) Compute() tensor.DType { return m.compute }
+
 // Plan is the attention plan that all layers share.
 func (m *Model) Plan() *sp.Plan { return m.plan }
 
@@ -134,20 +142,23 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 		return Loss{}, err
 	}
 	p := &m.pass
-	p.begin(m.dev, c, b, b.SP.Rows(), sizes, backward)
+	p.begin(m, c, b, b.SP.Rows(), sizes, backward)
 	mark := p.mark()
 	defer c.Arena.Reset(mark)
 	m.execute(p)
-	p.Copy(tensor.Of(unsafe.Pointer(&m.hostSum[0]), tensor.F64, 1), m.sum)
+	p.Copy(tensor.OfFloat64(m.hostSum, 1), m.sum)
+	targets := m.hostTargets(p, b.Targets)
 	if p.err == nil {
-		p.err = c.Stream.Sync()
-	}
-	if p.err == nil {
-		loss.Sum = m.hostSum[0]
-		loss.Tokens, p.err = m.countTargets(c.Stream, b.Targets)
+		p.wait()
 	}
 	if p.err != nil {
 		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.at].Name, p.err)
+	}
+	loss.Sum = m.hostSum[0]
+	for _, id := range targets {
+		if id >= 0 {
+			loss.Tokens++
+		}
 	}
 	return loss, nil
 }
@@ -165,16 +176,16 @@ func (m *Model) attentionSizes(tokens int64) (sp.Sizes, error) {
 }
 
 // begin readies the pass, keeping the memory of arguments.
-func (p *pass) begin(d device.Device, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
-	p.dev, p.c, p.batch, p.rows, p.sizes, p.backward = d, c, b, rows, sizes, backward
+func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
+	p.dev, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.compute, c, b, rows, sizes, backward
 	p.err, p.at, p.saved, p.dry = nil, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 
 // execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
 func (m *Model) execute(p *pass) {
 	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.HeadDim/2
-	p.cos, p.sin = p.temp(p.rows, half), p.temp(p.rows, half)
-	p.rstd, p.act = p.temp(p.rows), p.temp(p.rows, hidden)
+	p.cos, p.sin = p.stat(p.rows, half), p.stat(p.rows, half)
+	p.rstd, p.act = p.stat(p.rows), p.temp(p.rows, hidden)
 	p.phase("rope")
 	p.RopeTable(b.Positions, m.freq)
 	p.end()
@@ -226,6 +237,12 @@ func (m *Model) check(op string, b *Batch, backward bool) error {
 			return bad("%s is %v: I32[%d] is needed, one for each row of this rank", [...]string{"ids", "targets", "positions"}[i], *t, rows)
 		}
 	}
+	place := m.dev.Info().Place
+	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
+		if t.Where != place && rows > 0 {
+			return bad("%s lie in the memory of another device than the weights: copy them there", [...]string{"ids", "targets", "positions"}[i])
+		}
+	}
 	for _, g := range m.groups {
 		if p := g.Params[0]; p.Value.IsNil() || backward && p.Grad.IsNil() {
 			return bad("group %s has no memory for its values or gradients: Bind it", g.Name)
@@ -234,28 +251,15 @@ func (m *Model) check(op string, b *Batch, backward bool) error {
 	return nil
 }
 
-// countTargets counts the valid ones.
-func (m *Model) countTargets(s device.Stream, t tensor.Tensor) (int64, error) {
-	var ids []int32
+// hostTargets is the targets where the host can read them, once the stream has come past.
+func (m *Model) hostTargets(p *pass, t tensor.Tensor) []int32 {
 	if t.Where == tensor.Host {
-		ids = t.Int32s()
-	} else {
-		if int64(len(m.targets)) < t.Numel() {
-			m.targets = make([]int32, t.Numel())
-		}
-		ids = m.targets[:t.Numel()]
-		if err := m.dev.Copy(s, tensor.OfInt32(ids, t.Numel()), t); err != nil {
-			return 0, err
-		}
-		if err := s.Sync(); err != nil {
-			return 0, err
-		}
+		return t.Int32s()
 	}
-	n := int64(0)
-	for _, id := range ids {
-		if id >= 0 {
-			n++
-		}
+	n := t.Numel()
+	if int64(len(m.targets)) < n {
+		m.targets = make([]int32, n)
 	}
-	return n, nil
+	p.Copy(tensor.OfInt32(m.targets[:n], n), t)
+	return m.targets[:n]
 }

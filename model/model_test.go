@@ -355,7 +355,7 @@ func TestPassRefusals(t *testing.T) {
 		if _, err := r.ForwardBackward(&Ctx{Stream: r.c.Stream, Arena: small}, shard(c, s)); status.Of(err) != status.OutOfMemory {
 			t.Errorf("a small arena: %v", err)
 		}
-		r.Groups()[1].Bind(tensor.OfFloat32(r.values[1], int64(len(r.values[1]))), tensor.Tensor{})
+		r.Groups()[1].Bind(tensor.OfFloat32(r.values[1], int64(len(r.values[1]))), tensor.Tensor{}, tensor.Tensor{})
 		if _, err := r.ForwardBackward(r.c, shard(c, s)); status.Of(err) != status.InvalidArgument {
 			t.Errorf("no gradients: %v", err)
 		}

@@ -12,11 +12,12 @@ import (
 
 // Param is one trained tensor.
 type Param struct {
-	Name  string // in Hugging Face's file
-	Shape []int64
-	Decay bool          // weight decay applies: two dimensions or more
-	Value tensor.Tensor // Shape, F32
-	Grad  tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted
+	Name   string // in Hugging Face's file
+	Shape  []int64
+	Decay  bool          // weight decay applies: two dimensions or more
+	Value  tensor.Tensor // Shape, of the compute type: what passes read
+	Master tensor.Tensor // Shape, F32: what the optimizer steps and Save writes, Value being it rounded; nil = Value is all there is
+	Grad   tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted
 
 	axes   []string     // the config fields that Shape comes from
 	stored tensor.DType // in the source's file; what Save writes
@@ -55,16 +56,19 @@ func (g *Group) Numel() int64 {
 	return n
 }
 
-// Bind lays the parameters out in values and grads, dense F32 of Numel elements; a nil grads is for evaluation.
-func (g *Group) Bind(values, grads tensor.Tensor) {
+// Bind lays the parameters out in values, of the compute type, masters and grads, F32, all dense of Numel elements. Masters are for
+// training in another type than F32; without grads it is for evaluation.
+func (g *Group) Bind(values, masters, grads tensor.Tensor) {
 	at := int64(0)
-	for _, p := range g.Params {
-		n := p.Numel()
-		p.Value, p.Grad = values.Slice(0, at, at+n).View(p.Shape...), tensor.Tensor{}
-		if !grads.IsNil() {
-			p.Grad = grads.Slice(0, at, at+n).View(p.Shape...)
+	part := func(all tensor.Tensor, p *Param) tensor.Tensor {
+		if all.IsNil() {
+			return all
 		}
-		at += n
+		return all.Slice(0, at, at+p.Numel()).View(p.Shape...)
+	}
+	for _, p := range g.Params {
+		p.Value, p.Master, p.Grad = part(values, p), part(masters, p), part(grads, p)
+		at += p.Numel()
 	}
 	if values.Dim(0) != at {
 		panic(fmt.Sprintf("model.Bind: %v for %d elements of group %s", values, at, g.Name))
@@ -98,11 +102,14 @@ func (m *Model) Init(seed uint64) error {
 }
 
 func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
-	switch p.fill {
-	case ones:
-		return m.dev.Fill(s, p.Value, 1)
-	case zeros:
-		return m.dev.Fill(s, p.Value, 0)
+	if p.fill != normal {
+		value := map[fill]float64{ones: 1, zeros: 0}[p.fill]
+		if !p.Master.IsNil() {
+			if err := m.dev.Fill(s, p.Master, value); err != nil {
+				return err
+			}
+		}
+		return m.dev.Fill(s, p.Value, value)
 	}
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
@@ -116,10 +123,18 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	})
 }
 
+// whole is the parameter at its most exact, flat.
+func (p *Param) whole() tensor.Tensor {
+	if p.Master.IsNil() {
+		return p.Value.View(p.Numel())
+	}
+	return p.Master.View(p.Numel())
+}
+
 // upload fills a parameter piece by piece from the host.
 func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
 	n := p.Numel()
-	flat := p.Value.View(n)
+	flat := p.whole()
 	for at := int64(0); at < n; at += int64(len(piece)) {
 		dst := piece[:min(int64(len(piece)), n-at)]
 		if err := read(at, dst); err != nil {
@@ -132,7 +147,13 @@ func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at 
 			return err
 		}
 	}
-	return nil
+	if p.Master.IsNil() || n == 0 {
+		return nil
+	}
+	if err := m.dev.Copy(s, p.Value, p.Master); err != nil {
+		return err
+	}
+	return s.Sync()
 }
 
 // mix is the finalizer of splitmix64 (Steele et al. 2014).

@@ -54,11 +54,12 @@ type pass struct {
 	dry      bool // lay out memory, run nothing
 	backward bool // activations are saved for the backward pass
 
-	rows     int64 // T, this rank's tokens
+	compute  tensor.DType // of activations
+	rows     int64        // T, this rank's tokens
 	sizes    sp.Sizes
 	saved    [kinds]int64  // bytes
-	cos, sin tensor.Tensor // [T, D/2]
-	rstd     tensor.Tensor // [T], of the norm under way
+	cos, sin tensor.Tensor // [T, D/2] F32
+	rstd     tensor.Tensor // [T] F32, of the norm under way
 	act      tensor.Tensor // [T, hidden], between a norm and its sublayer's output; its gradient on the way back
 
 	gemm     device.Gemm
@@ -73,11 +74,19 @@ type pass struct {
 	table    device.RopeTable
 }
 
-// temp takes F32 memory until the next reset.
-func (p *pass) temp(shape ...int64) tensor.Tensor { return p.take(tensor.F32, shape...) }
+// temp takes memory of the compute type until the next reset.
+func (p *pass) temp(shape ...int64) tensor.Tensor { return p.take(p.compute, shape...) }
 
-// keep takes F32 memory for the backward pass; in an evaluation it is like temp.
-func (p *pass) keep(k kind, shape ...int64) tensor.Tensor { return p.keepAs(k, tensor.F32, shape...) }
+// stat takes F32 memory, of statistics and tables.
+func (p *pass) stat(shape ...int64) tensor.Tensor { return p.take(tensor.F32, shape...) }
+
+// keep takes memory of the compute type for the backward pass; in an evaluation it is like temp.
+func (p *pass) keep(k kind, shape ...int64) tensor.Tensor { return p.keepAs(k, p.compute, shape...) }
+
+// keepStat is stat for the backward pass.
+func (p *pass) keepStat(k kind, shape ...int64) tensor.Tensor {
+	return p.keepAs(k, tensor.F32, shape...)
+}
 
 func (p *pass) keepAs(k kind, dtype tensor.DType, shape ...int64) tensor.Tensor {
 	before := p.c.Arena.Mark()
@@ -102,6 +111,15 @@ func (p *pass) reset(mark int64) { p.c.Arena.Reset(mark) }
 // phase enters a phase of the clock and returns what leaves it.
 func (p *pass) phase(name string) { p.c.Clock.Push(name) }
 func (p *pass) end()              { p.c.Clock.Pop() }
+
+// wait lets the stream come past. The time it takes is the work of other phases, where operations return before they are done.
+func (p *pass) wait() {
+	if p.dev.Info().Place != tensor.Host {
+		p.phase("wait")
+		defer p.end()
+	}
+	p.err = p.c.Stream.Sync()
+}
 
 // skip reports that an operation must not run.
 func (p *pass) skip() bool { return p.err != nil || p.dry }
@@ -232,14 +250,14 @@ func (p *pass) EmbedBack(dy, ids tensor.Tensor, w *Param) {
 	p.ready(w)
 }
 
-// CrossEntropy writes nll, and over the logits their gradient when the pass has a backward half.
-func (p *pass) CrossEntropy(nll, logits, targets tensor.Tensor) {
+// CrossEntropy writes nll, and the gradient of the logits, which may take their place, when the pass has a backward half.
+func (p *pass) CrossEntropy(nll, logits, dlogits, targets tensor.Tensor) {
 	if p.skip() {
 		return
 	}
 	p.cross = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, GradScale: p.batch.GradScale}
 	if p.backward {
-		p.cross.DLogits = logits
+		p.cross.DLogits = dlogits
 	}
 	p.err = p.dev.CrossEntropy(p.c.Stream, &p.cross)
 }

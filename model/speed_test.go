@@ -7,6 +7,7 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/tensor"
 )
 
 // BenchmarkQuickstart is one forward and backward pass of the quickstart's model, on one rank with two workers.
@@ -18,7 +19,7 @@ func BenchmarkQuickstart(b *testing.B) {
 	ranks(b, 1, func(c comm.Comm) error {
 		dev, err := cpu.New(cpu.Options{Workers: 2})
 		must(err)
-		m, err := New(dev, c, cfg)
+		m, err := New(dev, c, cfg, tensor.F32)
 		must(err)
 		r := &rank{Model: m}
 		r.bind()

@@ -39,12 +39,12 @@ type Trainer struct {
 	Setup
 	stream  device.Stream
 	arena   *device.Arena // activations
-	inputs  *device.Arena // tokens of this rank's shard, and scalars
+	inputs  *device.Arena // tokens of this rank's shard
 	ids     tensor.Tensor // [rows] I32; likewise targets, positions
 	targets tensor.Tensor
 	places  tensor.Tensor
-	counts  tensor.Tensor // [2] I64: valid targets, tokens; then [1] bytes
-	sums    tensor.Tensor // [2] F64: NLL, targets
+	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
+	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
 	micros  []*Micro
 	updates int64             // optimizer steps taken, which skipped steps are not
 	planned []model.Component // of the activations
@@ -53,7 +53,7 @@ type Trainer struct {
 
 // New allocates the activations of the longest batch and says what everything takes. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s}
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2)}
 	err := t.allocate()
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		t.Free()
@@ -85,15 +85,11 @@ func (t *Trainer) allocate() (err error) {
 	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planned)); err != nil {
 		return err
 	}
-	if t.inputs, err = device.NewArena(t.Device, "tokens", 3*device.Padded(t.Device, rows*4)+2*device.Padded(t.Device, 16)); err != nil {
+	if t.inputs, err = device.NewArena(t.Device, "tokens", 2*device.Padded(t.Device, rows*4)+rows*4); err != nil {
 		return err
 	}
-	for _, x := range []struct {
-		t     *tensor.Tensor
-		dtype tensor.DType
-		n     int64
-	}{{&t.ids, tensor.I32, rows}, {&t.targets, tensor.I32, rows}, {&t.places, tensor.I32, rows}, {&t.counts, tensor.I64, 2}, {&t.sums, tensor.F64, 2}} {
-		if *x.t, err = t.inputs.Tensor(x.dtype, x.n); err != nil {
+	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.places} {
+		if *x, err = t.inputs.Tensor(tensor.I32, rows); err != nil {
 			return err
 		}
 	}
@@ -220,13 +216,14 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 	own := tokens
 	c := t.counts.Int64s()
 	c[0], c[1] = valid, tokens
-	if err := t.Mesh.Data.AllReduce(t.stream, t.counts, comm.Sum); err != nil {
+	if err := t.Mesh.Data.AllReduce(nil, t.counts, comm.Sum); err != nil {
 		return 0, 0, 0, err
 	}
 	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
 }
 
-// pass runs the model over one micro step: this rank's shard of its tokens.
+// pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices are read when the stream comes to
+// them; the model waits for the stream, to know the loss, so that they may change when the pass is over.
 func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
 	lo, hi := sp.Shard(total, int64(t.Mesh.Seq.Size()), int64(t.Mesh.Seq.Rank()))
@@ -273,7 +270,10 @@ func (t *Trainer) update(r *Record, norm float64) error {
 	t.Clock.Push("optimizer")
 	defer t.Clock.Pop()
 	t.updates++
-	return t.Weights.Update(t.stream, r.LR, scale, t.updates)
+	if err := t.Weights.Update(t.stream, r.LR, scale, t.updates); err != nil {
+		return err
+	}
+	return t.stream.Sync() // weights are read in other orders than this stream's, and the time of the step is to be its own
 }
 
 // Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
@@ -314,14 +314,14 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
 	s := t.sums.Float64s()
 	s[0], s[1] = nll, float64(targets)
-	err := t.Mesh.World.AllReduce(t.stream, t.sums, comm.Sum)
+	err := t.Mesh.World.AllReduce(nil, t.sums, comm.Sum)
 	return s[0], int64(s[1]), err
 }
 
 func (t *Trainer) maxBytes() (int64, error) {
 	c := t.counts.Int64s()
 	c[0], c[1] = t.PeakBytes(), 0
-	err := t.Mesh.World.AllReduce(t.stream, t.counts, comm.Max)
+	err := t.Mesh.World.AllReduce(nil, t.counts, comm.Max)
 	return c[0], err
 }
 

@@ -25,24 +25,31 @@ type Weights interface {
 }
 
 // Replicated holds the parameters, their gradients and the optimizer's moments whole on every rank, each in one flat buffer, so that the
-// reduction is one call. Parameters lie in the order of the groups.
+// reduction is one call and so is the optimizer's step. Parameters lie in the order of the groups.
 type Replicated struct {
-	dev    device.Device
-	world  comm.Comm
-	opt    *OptimizerConfig
-	params []*model.Param
-	index  map[*model.Param]int
-	ready  []int64 // how often GradReady came for each parameter in this step
-	micros int64
+	dev     device.Device
+	world   comm.Comm
+	opt     *OptimizerConfig
+	compute tensor.DType
+	params  []*model.Param
+	index   map[*model.Param]int
+	decay   []device.Range // where the weight decay applies; nil would be everywhere
+	ready   []int64        // how often GradReady came for each parameter in this step
+	micros  int64
 
-	values, grads, m, v tensor.Tensor // [numel]; m, v for adamw alone
-	sum                 tensor.Tensor // F64 [1]
-	buffers             []*device.Arena
+	values       tensor.Tensor // [numel] of the compute type
+	masters      tensor.Tensor // [numel] F32, when training in another type
+	grads, m, v  tensor.Tensor // [numel] F32; m, v for adamw alone
+	sum, hostSum tensor.Tensor // F64 [1]
+	buffers      []*device.Arena
+	adamw        device.AdamW // arguments, kept so that no step allocates
+	sgd          device.SGD
 }
 
-// NewReplicated allocates and binds the parameters of the groups.
-func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, opt *OptimizerConfig) (*Replicated, error) {
-	w := &Replicated{dev: d, world: world, opt: opt, index: map[*model.Param]int{}}
+// NewReplicated allocates and binds the parameters of the groups, whose values have the compute type.
+func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
+	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, index: map[*model.Param]int{}, decay: []device.Range{},
+		hostSum: tensor.OfFloat64(make([]float64, 1), 1)}
 	n := int64(0)
 	for _, g := range groups {
 		n += g.Numel()
@@ -61,19 +68,34 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, opt 
 	at := int64(0)
 	for _, g := range groups {
 		hi := at + g.Numel()
-		grads := w.grads
-		if !grads.IsNil() {
-			grads = grads.Slice(0, at, hi)
+		part := func(all tensor.Tensor) tensor.Tensor {
+			if all.IsNil() {
+				return all
+			}
+			return all.Slice(0, at, hi)
 		}
-		g.Bind(w.values.Slice(0, at, hi), grads)
-		at = hi
+		g.Bind(part(w.values), part(w.masters), part(w.grads))
 		for _, p := range g.Params {
 			w.index[p] = len(w.params)
 			w.params = append(w.params, p)
+			w.place(at, at+p.Numel(), p.Decay)
+			at += p.Numel()
 		}
 	}
 	w.ready = make([]int64, len(w.params))
 	return w, nil
+}
+
+// place notes whether a parameter decays; neighbours that do are one range.
+func (w *Replicated) place(lo, hi int64, decay bool) {
+	last := len(w.decay) - 1
+	switch {
+	case !decay:
+	case last >= 0 && w.decay[last].Hi == lo:
+		w.decay[last].Hi = hi
+	default:
+		w.decay = append(w.decay, device.Range{Lo: lo, Hi: hi})
+	}
 }
 
 type planned struct {
@@ -85,9 +107,12 @@ type planned struct {
 
 // plan is the list of buffers: a nil optimizer (evaluation) needs the weights alone.
 func (w *Replicated) plan(n int64) []planned {
-	p := []planned{{"weights", tensor.F32, n, &w.values}}
+	p := []planned{{"weights", w.compute, n, &w.values}}
 	if w.opt == nil {
 		return p
+	}
+	if w.compute != tensor.F32 {
+		p = append(p, planned{"master weights", tensor.F32, n, &w.masters})
 	}
 	p = append(p, planned{"gradients", tensor.F32, n, &w.grads}, planned{"norm", tensor.F64, 1, &w.sum})
 	if w.opt.Name == "adamw" {
@@ -147,34 +172,26 @@ func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.dev.SumSquares(s, w.sum, w.grads); err != nil {
 		return 0, err
 	}
+	if err := w.dev.Copy(s, w.hostSum, w.sum); err != nil {
+		return 0, err
+	}
 	if err := s.Sync(); err != nil {
 		return 0, err
 	}
-	return math.Sqrt(w.sum.Float64s()[0]), nil
+	return math.Sqrt(w.hostSum.Float64s()[0]), nil
 }
 
 func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {
-	at := int64(0)
-	part := func(x tensor.Tensor, n int64) tensor.Tensor { return x.Slice(0, at, at+n) }
-	for _, p := range w.params {
-		decay, n := 0.0, int64(1)
-		if p.Decay {
-			decay = w.opt.WeightDecay
-		}
-		for _, d := range p.Shape {
-			n *= d
-		}
-		var err error
-		if w.opt.Name == "adamw" {
-			err = w.dev.AdamW(s, &device.AdamW{W: part(w.values, n), G: part(w.grads, n), M: part(w.m, n), V: part(w.v, n), LR: lr,
-				Beta1: w.opt.Betas[0], Beta2: w.opt.Betas[1], Eps: w.opt.Eps, WeightDecay: decay, GradScale: scale, Step: t})
-		} else {
-			err = w.dev.SGD(s, &device.SGD{W: part(w.values, n), G: part(w.grads, n), LR: lr, WeightDecay: decay, GradScale: scale})
-		}
-		if err != nil {
-			return err
-		}
-		at += n
+	exact, low := w.values, tensor.Tensor{}
+	if !w.masters.IsNil() {
+		exact, low = w.masters, w.values
 	}
-	return nil
+	o := w.opt
+	if o.Name == "adamw" {
+		w.adamw = device.AdamW{W: exact, G: w.grads, M: w.m, V: w.v, Low: low, LR: lr, Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps,
+			WeightDecay: o.WeightDecay, GradScale: scale, Decay: w.decay, Step: t}
+		return w.dev.AdamW(s, &w.adamw)
+	}
+	w.sgd = device.SGD{W: exact, G: w.grads, Low: low, LR: lr, WeightDecay: o.WeightDecay, GradScale: scale, Decay: w.decay}
+	return w.dev.SGD(s, &w.sgd)
 }

@@ -1,0 +1,260 @@
+package train
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/internal/fake"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+var tiny = map[string]map[string]any{
+	"llama": {"model_type": "llama", "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+		"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "mlp_bias": true},
+	"qwen3": {"model_type": "qwen3", "vocab_size": 256, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8,
+		"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": true},
+}
+
+// run is a training run of a test: what varies.
+type run struct {
+	model     string
+	ranks     int
+	ulysses   int
+	optimizer string
+	compute   tensor.DType
+	cpu       bool // else a late device
+}
+
+// outcome is what rank 0 saw.
+type outcome struct {
+	losses, norms []float64
+	eval          float64
+	weights       []float32 // the exact ones
+	table         []model.Component
+}
+
+const testSteps = 20
+
+func (x run) train(t *testing.T) (o outcome) {
+	t.Helper()
+	dir := t.TempDir()
+	text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 12)
+	data := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
+	data.Accumulate, data.Batch = 4/int64(x.ranks/x.ulysses), 1
+	var mu sync.Mutex
+	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
+		got, err := x.rank(host, &data)
+		if err == nil && host.Rank() == 0 {
+			mu.Lock()
+			defer mu.Unlock()
+			o = got
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatalf("%+v: %v", x, err)
+	}
+	return o
+}
+
+func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
+	c := host
+	var d device.Device
+	if x.cpu {
+		d, err = cpu.New(cpu.Options{Workers: 1})
+	} else {
+		var late *fake.Device
+		late, err = fake.Open(fake.Options{Seed: uint64(host.Rank())})
+		d, c = late, fake.Communicator(late, host)
+	}
+	if err != nil {
+		return o, err
+	}
+	defer d.Close()
+	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
+	if err != nil {
+		return o, err
+	}
+	cfg, err := model.ConfigFromMap(tiny[x.model])
+	if err != nil {
+		return o, err
+	}
+	m, err := model.New(d, mesh.Seq, cfg, x.compute)
+	if err != nil {
+		return o, err
+	}
+	defer m.Close()
+	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1, Clip: 1, Schedule: "cosine", Warmup: 3}
+	if x.optimizer == "sgd" {
+		opt.LR = 0.3
+	}
+	w, err := NewReplicated(d, mesh.World, m.Groups(), x.compute, opt)
+	if err != nil {
+		return o, err
+	}
+	defer w.Free()
+	if err := m.Init(7); err != nil {
+		return o, err
+	}
+	set, err := OpenData(*data, EvalConfig{}, cfg.VocabSize, 1)
+	if err != nil {
+		return o, err
+	}
+	defer set.Close()
+	t, err := New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: set.Train(), Data: data, Optimizer: opt,
+		OnNaN: "stop", Steps: testSteps, Clock: clock.New(), OnStep: func(r *Record) error {
+			o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
+			return nil
+		}, OnEval: func(r *EvalRecord) { o.eval = float64(r.EvalLoss) }})
+	if err != nil {
+		return o, err
+	}
+	defer t.Free()
+	if err := t.Run(); err != nil {
+		return o, err
+	}
+	o.table = t.Components()
+	if planned := model.Bytes(o.table); planned != t.PeakBytes() {
+		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
+	}
+	s, err := d.NewStream() // another order than the trainer's: its steps must be over
+	if err != nil {
+		return o, err
+	}
+	defer s.Close()
+	for _, p := range w.params {
+		exact := p.Value
+		if !p.Master.IsNil() {
+			exact = p.Master
+		}
+		x := make([]float32, p.Numel())
+		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), exact.View(p.Numel())); err != nil {
+			return o, err
+		}
+		if err := s.Sync(); err != nil {
+			return o, err
+		}
+		o.weights = append(o.weights, x...)
+	}
+	return o, nil
+}
+
+// worst is the largest difference of two lists.
+func worst(a, b []float64) (d float64) {
+	if len(a) != len(b) {
+		return math.Inf(1)
+	}
+	for i := range a {
+		if e := math.Abs(a[i] - b[i]); !(e <= d) {
+			d = e
+		}
+	}
+	return d
+}
+
+// Twenty steps on a device that is late and out of reach give the CPU's losses in F32, and nearly so in BF16, on any mesh.
+func TestTrainingOnALateDevice(t *testing.T) {
+	for _, name := range []string{"llama", "qwen3"} {
+		for _, optimizer := range []string{"adamw", "sgd"} {
+			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32, cpu: true}.train(t)
+			if len(want.losses) != testSteps || want.losses[testSteps-1] > want.losses[0]-0.4 {
+				t.Fatalf("%s with %s does not learn: %v", name, optimizer, want.losses)
+			}
+			for _, mesh := range [][2]int{{1, 1}, {2, 2}, {4, 4}, {4, 2}} {
+				if optimizer == "sgd" && mesh[0] > 2 {
+					continue
+				}
+				for _, compute := range []tensor.DType{tensor.F32, tensor.BF16} {
+					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: compute}
+					got := x.train(t)
+					limit := 1e-5
+					if mesh[0] > 1 {
+						limit = 3e-5 // gradients are added up in another order, twenty times over
+					}
+					if compute == tensor.BF16 {
+						limit = 1e-2
+					}
+					if d := max(worst(got.losses, want.losses), math.Abs(got.eval-want.eval)); !(d <= limit) {
+						t.Errorf("%+v: losses are off by %.2g: %v, want %v", x, d, got.losses, want.losses)
+					}
+					if compute == tensor.F32 && mesh[0] == 1 && !slices.Equal(got.weights, want.weights) {
+						t.Errorf("%+v: the same operations give other weights", x)
+					}
+				}
+			}
+		}
+	}
+}
+
+// In BF16 masters stand in the table, values take half, and small steps add up: they would be lost in values alone.
+func TestMasters(t *testing.T) {
+	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}
+	got := x.train(t)
+	bytes := map[string]int64{}
+	for _, c := range got.table {
+		bytes[c.Name] = c.Bytes
+	}
+	if n := int64(len(got.weights)); bytes["weights"] != 2*n || bytes["master weights"] != 4*n || bytes["gradients"] != 4*n || bytes["first moments"] != 4*n {
+		t.Errorf("%d parameters: %v", n, got.table)
+	}
+	fine := 0
+	for _, v := range got.weights {
+		if tensor.BF16ToF32(tensor.F32ToBF16(v)) != v {
+			fine++
+		}
+	}
+	if fine < len(got.weights)/2 {
+		t.Errorf("%d of %d masters are finer than BF16", fine, len(got.weights))
+	}
+}
+
+// Weight decay applies to matrices alone: neighbours are one range, and what lies between decays not.
+func TestDecayRanges(t *testing.T) {
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	groups := []*model.Group{
+		{Params: []*model.Param{{Name: "a", Shape: []int64{2, 3}, Decay: true}, {Name: "b", Shape: []int64{3}}}},
+		{Params: []*model.Param{{Name: "c", Shape: []int64{4, 1}, Decay: true}, {Name: "d", Shape: []int64{1, 5}, Decay: true}, {Name: "e", Shape: []int64{2}}}},
+	}
+	w, err := NewReplicated(d, comm.Local(1)[0], groups, tensor.F32, &OptimizerConfig{Name: "sgd", WeightDecay: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Free()
+	s, _ := d.NewStream()
+	if err := d.Fill(s, w.values, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Update(s, 0.5, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range w.values.Float32s() {
+		want := float32(1)
+		if i < 6 || i >= 9 && i < 18 {
+			want = 0.75
+		}
+		if v != want {
+			t.Errorf("element %d is %v, want %v", i, v, want)
+		}
+	}
+	if len(w.decay) != 2 {
+		t.Errorf("ranges %v", w.decay)
+	}
+	norms := &model.Group{Params: []*model.Param{{Name: "n", Shape: []int64{3}}}}
+	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"}); err != nil || w.decay == nil {
+		t.Errorf("no matrices: ranges %v, %v", w.decay, err)
+	}
+	w.Free()
+}
