@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "../kernels.h"
 
@@ -22,6 +23,13 @@ ULY_BOTH int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t size_of(int dtype) {
   static const int8_t sizes[] = {0, 4, 2, 2, 8, 4, 8, 1};
   return dtype >= 0 && dtype <= ULY_U8 ? sizes[dtype] : 0;
+}
+
+// bf16_bits rounds to nearest even; a NaN stays a NaN.
+inline uint16_t bf16_bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return f != f ? (uint16_t)(u >> 16 | 0x40) : (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
 inline int64_t elements(const uly_tensor &t) {
@@ -101,6 +109,15 @@ inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *si
       if (p.stride[o][i] % k != 0) return false;
   }
   return true;
+}
+
+// units_of is the plane of units of k elements, in units.
+inline Plane units_of(Plane p, int64_t k) {
+  if (k == 1) return p;
+  p.shape[p.rank - 1] /= k;
+  for (int o = 0; o < p.count; o++)
+    for (int i = 0; i + 1 < p.rank; i++) p.stride[o][i] /= k;
+  return p;
 }
 
 // Walk finds the offsets, in elements, of the i-th unit of a plane in N operands. Narrow walks have fewer than 2^31 units and divide by
@@ -195,8 +212,8 @@ struct Rows {
     if (leading > 1) heads = operands[0]->shape[1];
     rows *= heads;
     for (int o = 0; o < count; o++) {
-      if (leading > 0) token[o] = operands[o]->stride[0];
-      if (leading > 1) head[o] = operands[o]->stride[1];
+      if (leading > 0 && operands[o]->shape[0] > 1) token[o] = operands[o]->stride[0];
+      if (leading > 1 && heads > 1) head[o] = operands[o]->stride[1];
     }
     narrow = rows <= INT32_MAX;
     by = Divider(heads);

@@ -31,6 +31,16 @@ template <int K, typename T> __device__ __forceinline__ void store(T *p, const f
   *reinterpret_cast<Pack<T, K> *>(p) = a;
 }
 
+// load_raw is load_some without widening: what is kept in registers takes no more of them than memory.
+template <bool ALIGNED, int K, typename T> __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
+  if (ALIGNED && n > 0) {
+    x = *reinterpret_cast<const Pack<T, K> *>(p);
+  } else {
+#pragma unroll
+    for (int i = 0; i < K; i++) x.v[i] = !ALIGNED && i < n ? p[i] : narrow<T>(0.0f);
+  }
+}
+
 // load_some and store_some move up to n of K elements (n may be negative): as one when ALIGNED, which also says that n is K or nothing; else
 // one by one. What is missing reads as 0. The owner of an element is thus the same whatever the alignment, and so are sums.
 template <bool ALIGNED, int K, typename T> __device__ __forceinline__ void load_some(const T *p, int64_t n, float (&x)[K]) {
@@ -54,6 +64,16 @@ template <bool ALIGNED, int K, typename T> __device__ __forceinline__ void store
     for (int i = 0; i < K; i++)
       if (i < n) p[i] = narrow<T>(x[i]);
   }
+}
+
+// load_flat and store_flat move up to K elements of an array that ends after n more, as one where they are aligned and all there.
+template <int K, typename T> __device__ __forceinline__ void load_flat(const T *p, int64_t n, bool aligned, float (&x)[K]) {
+  if (aligned && n >= K) load<K>(p, x);
+  else load_some<false, K>(p, n, x);
+}
+template <int K, typename T> __device__ __forceinline__ void store_flat(T *p, int64_t n, bool aligned, const float (&x)[K]) {
+  if (aligned && n >= K) store<K>(p, x);
+  else store_some<false, K>(p, n, x);
 }
 
 // warp_sum is the sum over a warp, in every lane, by halves.

@@ -1,0 +1,147 @@
+// Fill, Add, Scale: one pass, element by element, in vectors of 16 bytes where memory allows.
+#include <string.h>
+
+#include "check.h"
+#include "values.h"
+
+namespace {
+
+constexpr int BLOCK = 256;
+
+template <typename U, bool NARROW> __global__ void __launch_bounds__(BLOCK) fill_units(Walk<1> w, U *dst, U value) {
+  const int64_t stride = (int64_t)gridDim.x * BLOCK;
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
+    int64_t o[1];
+    w.template at<NARROW>(i, o);
+    dst[o[0]] = value;
+  }
+}
+
+template <typename U> void start_fill(uly_stream *s, const Plane &p, void *dst, const unsigned char *pattern) {
+  U value;
+  memcpy(&value, pattern, sizeof value);
+  const Walk<1> w(p, 1);
+  if (w.narrow) LAUNCH((fill_units<U, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, (U *)dst, value);
+  else LAUNCH((fill_units<U, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, (U *)dst, value);
+}
+
+int32_t fill(uly_device *d, uly_stream *s, const void *args) {
+  const uly_fill *a = (const uly_fill *)args;
+  const uly_tensor *dst = &a->dst;
+  Check c(d, "Fill");
+  if (dst->dtype == ULY_F16 || size_of(dst->dtype) == 0) c.refuse("%s: must be of a type other than F16", text_of(*dst).c_str());
+  c.shape("dst", *dst, dst->dtype, Shape(*dst));
+  if (c.failed() || elements(*dst) == 0) return c.code;
+
+  const int64_t size = size_of(dst->dtype);
+  union {
+    float f32;
+    uint16_t bf16;
+    double f64;
+    int64_t i64; // a prefix of it is the value in any shorter type
+    unsigned char bytes[16];
+  } value;
+  switch (dst->dtype) {
+  case ULY_F32: value.f32 = (float)a->value; break;
+  case ULY_BF16: value.bf16 = bf16_bits((float)a->value); break;
+  case ULY_F64: value.f64 = a->value; break;
+  default: value.i64 = (int64_t)a->value; break;
+  }
+  for (int64_t i = size; i < 16; i++) value.bytes[i] = value.bytes[i - size];
+
+  const Plane p = plane_of(&dst, 1, 0);
+  const void *data[] = {dst->data};
+  int64_t k = 16 / size;
+  while (!fits_unit(p, data, &size, k)) k /= 2;
+  const Plane units = units_of(p, k);
+  switch (k * size) {
+  case 1: start_fill<uint8_t>(s, units, dst->data, value.bytes); break;
+  case 2: start_fill<uint16_t>(s, units, dst->data, value.bytes); break;
+  case 4: start_fill<uint32_t>(s, units, dst->data, value.bytes); break;
+  case 8: start_fill<uint2>(s, units, dst->data, value.bytes); break;
+  default: start_fill<uint4>(s, units, dst->data, value.bytes); break;
+  }
+  return started(d, "cuda.Fill");
+}
+
+// dst may be a or b: a unit is read before it is written, by the same thread.
+template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK) add_units(Walk<3> w, T *dst, const T *a, const T *b) {
+  const int64_t stride = (int64_t)gridDim.x * BLOCK;
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
+    int64_t o[3];
+    float x[K], y[K];
+    w.template at<NARROW>(i, o);
+    load<K>(a + o[1], x);
+    load<K>(b + o[2], y);
+#pragma unroll
+    for (int j = 0; j < K; j++) x[j] += y[j];
+    store<K>(dst + o[0], x);
+  }
+}
+
+template <typename T, int K> void start_add(uly_stream *s, const Plane &p, const uly_add *a) {
+  const Walk<3> w(p, K);
+  T *dst = (T *)a->dst.data;
+  const T *x = (const T *)a->a.data, *y = (const T *)a->b.data;
+  if (w.narrow) LAUNCH((add_units<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dst, x, y);
+  else LAUNCH((add_units<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dst, x, y);
+}
+
+template <typename T> void add_of(uly_stream *s, const uly_add *a) {
+  const uly_tensor *operands[] = {&a->dst, &a->a, &a->b};
+  const Plane p = plane_of(operands, 3, 0);
+  const void *data[] = {a->dst.data, a->a.data, a->b.data};
+  const int64_t sizes[] = {sizeof(T), sizeof(T), sizeof(T)};
+  if (fits_unit(p, data, sizes, Wide<T>::LANES)) start_add<T, Wide<T>::LANES>(s, p, a);
+  else start_add<T, 1>(s, p, a);
+}
+
+int32_t add(uly_device *d, uly_stream *s, const void *args) {
+  const uly_add *a = (const uly_add *)args;
+  Check c(d, "Add");
+  const int type = c.compute("dst", a->dst);
+  c.rows("dst", a->dst, type, Shape(a->dst));
+  c.rows("a", a->a, type, Shape(a->dst));
+  c.rows("b", a->b, type, Shape(a->dst));
+  if (c.failed() || elements(a->dst) == 0) return c.code;
+  if (type == ULY_F32) add_of<float>(s, a);
+  else add_of<bf16>(s, a);
+  return started(d, "cuda.Add");
+}
+
+template <typename T> __global__ void __launch_bounds__(BLOCK) scale_flat(T *x, int64_t n, float f, bool aligned) {
+  constexpr int K = Wide<T>::LANES;
+  const int64_t stride = (int64_t)gridDim.x * BLOCK * K;
+  for (int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * K; i < n; i += stride) {
+    float v[K];
+    load_flat<K>(x + i, n - i, aligned, v);
+#pragma unroll
+    for (int j = 0; j < K; j++) v[j] *= f;
+    store_flat<K>(x + i, n - i, aligned, v);
+  }
+}
+
+template <typename T> void scale_of(uly_stream *s, const uly_scale *a) {
+  const int64_t n = elements(a->x);
+  LAUNCH(scale_flat<T>, blocks_for(n, BLOCK * Wide<T>::LANES), BLOCK, 0, s, (T *)a->x.data, n, (float)a->f, aligned16(a->x.data, sizeof(T)));
+}
+
+int32_t scale(uly_device *d, uly_stream *s, const void *args) {
+  const uly_scale *a = (const uly_scale *)args;
+  Check c(d, "Scale");
+  const int type = c.compute("x", a->x);
+  c.dense("x", a->x, type, Shape(a->x));
+  if (c.failed() || elements(a->x) == 0) return c.code;
+  if (type == ULY_F32) scale_of<float>(s, a);
+  else scale_of<bf16>(s, a);
+  return started(d, "cuda.Scale");
+}
+
+} // namespace
+
+const uly_row elementwise_rows[] = {
+    {ULY_OP_FILL, "own", fill, nullptr},
+    {ULY_OP_ADD, "own", add, nullptr},
+    {ULY_OP_SCALE, "own", scale, nullptr},
+    {0, nullptr, nullptr, nullptr},
+};

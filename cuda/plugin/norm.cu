@@ -1,0 +1,338 @@
+// RMSNorm, forward and backward (Zhang & Sennrich 2019). A row is held in registers by 16, 32 or 256 threads (a group); what is longer is
+// read again. The gradient of the weight is summed by each block over its part of the rows, and folded.
+#include "check.h"
+#include "columns.h"
+#include "values.h"
+
+namespace {
+
+constexpr int BLOCK = 256;
+
+// group_sum is the sum over a group, in each of its threads. A group of 256 is the block; the caller lets a barrier pass before the next.
+template <int G> __device__ __forceinline__ float group_sum(float x, float *room) {
+  if constexpr (G == BLOCK) {
+    return block_sum(x, room);
+  } else {
+#pragma unroll
+    for (int i = G / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
+  }
+}
+
+template <typename T> struct Forward {
+  Rows rows; // x, y
+  const T *x, *w;
+  T *y;
+  float *rstd;
+  int64_t n;
+  float eps;
+};
+
+// A thread has M packs of the row; M = 0: any number, read again for the result.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_forward(Forward<T> a) {
+  constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
+  __shared__ float room[BLOCK / 32];
+  const int lane = threadIdx.x % G;
+  for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
+    const int64_t r = base + threadIdx.x / G;
+    const int64_t n = r < a.rows.rows ? a.n : 0; // no row: this group only keeps step
+    int64_t t, h;
+    a.rows.split(r, &t, &h);
+    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
+    T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1];
+    Pack<T, K> kept[M ? M : 1];
+    float sum = 0;
+    const auto squares = [&](const Pack<T, K> &v) {
+#pragma unroll
+      for (int i = 0; i < K; i++) sum += widen(v.v[i]) * widen(v.v[i]);
+    };
+    if (M) {
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int64_t c = (m * G + lane) * K;
+        load_raw<ALIGNED, K>(x + c, n - c, kept[m]);
+        squares(kept[m]);
+      }
+    } else {
+      for (int64_t c = lane * K; c < n; c += G * K) {
+        load_raw<ALIGNED, K>(x + c, n - c, kept[0]);
+        squares(kept[0]);
+      }
+    }
+    const float rstd = 1.0f / sqrtf(group_sum<G>(sum, room) / (float)a.n + a.eps);
+    if (lane == 0 && n > 0) a.rstd[r] = rstd;
+    const auto write = [&](const Pack<T, K> &v, int64_t c) {
+      float w[K];
+      load_some<ALIGNED, K>(a.w + c, n - c, w);
+#pragma unroll
+      for (int i = 0; i < K; i++) w[i] *= widen(v.v[i]) * rstd;
+      store_some<ALIGNED, K>(y + c, n - c, w);
+    };
+    if (M) {
+#pragma unroll
+      for (int m = 0; m < M; m++) write(kept[m], (m * G + lane) * K);
+    } else {
+      for (int64_t c = lane * K; c < n; c += G * K) {
+        load_raw<ALIGNED, K>(x + c, n - c, kept[0]);
+        write(kept[0], c);
+      }
+    }
+    if (G == BLOCK) __syncthreads();
+  }
+}
+
+template <typename T> struct Backward {
+  Rows rows; // x, dy, dx
+  const T *x, *w, *dy;
+  const float *rstd;
+  T *dx;
+  float *partial; // [parts, n]
+  int64_t n, parts;
+  bool add;
+};
+
+// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x), of one pack.
+template <typename T, bool ALIGNED>
+__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, T *dx, int64_t left,
+                                              float rstd, float mean, bool add) {
+  constexpr int K = Wide<T>::LANES;
+  float v[K], was[K];
+  load_some<ALIGNED, K>(w, left, v);
+#pragma unroll
+  for (int i = 0; i < K; i++) v[i] = widen(dy.v[i]) * rstd * v[i] - widen(x.v[i]) * mean;
+  if (add) {
+    load_some<ALIGNED, K>(dx, left, was);
+#pragma unroll
+    for (int i = 0; i < K; i++) v[i] += was[i];
+  }
+  store_some<ALIGNED, K>(dx, left, v);
+}
+
+// norm_dot adds Σ dy·w·x of one pack.
+template <typename T, bool ALIGNED>
+__device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, int64_t left) {
+  constexpr int K = Wide<T>::LANES;
+  float v[K], sum = 0;
+  load_some<ALIGNED, K>(w, left, v);
+#pragma unroll
+  for (int i = 0; i < K; i++) sum += widen(dy.v[i]) * v[i] * widen(x.v[i]);
+  return sum;
+}
+
+// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the weight's gradient for its own columns.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_backward(Backward<T> a) {
+  constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
+  __shared__ float room[BLOCK / 32];
+  __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : G * M * K];
+  const int lane = threadIdx.x % G, group = threadIdx.x / G;
+  for (int64_t part = blockIdx.x; part < a.parts; part += gridDim.x) {
+    const int64_t end = part_at(a.rows.rows, a.parts, part + 1);
+    float dw[M][K];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int i = 0; i < K; i++) dw[m][i] = 0;
+    for (int64_t base = part_at(a.rows.rows, a.parts, part); base < end; base += GROUPS) {
+      const int64_t r = base + group;
+      const int64_t n = r < end ? a.n : 0;
+      int64_t t, h;
+      a.rows.split(r, &t, &h);
+      const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
+      T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
+      const float rstd = n > 0 ? a.rstd[r] : 0.0f;
+      Pack<T, K> xs[M], ds[M];
+      float dot = 0;
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int64_t c = (m * G + lane) * K;
+        load_raw<ALIGNED, K>(x + c, n - c, xs[m]);
+        load_raw<ALIGNED, K>(dy + c, n - c, ds[m]);
+      }
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int64_t c = (m * G + lane) * K;
+        dot += norm_dot<T, ALIGNED>(xs[m], ds[m], a.w + c, n - c);
+      }
+      const float mean = rstd * rstd * rstd * (group_sum<G>(dot, room) / (float)a.n);
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int64_t c = (m * G + lane) * K;
+        norm_gradient<T, ALIGNED>(xs[m], ds[m], a.w + c, dx + c, n - c, rstd, mean, a.add);
+#pragma unroll
+        for (int i = 0; i < K; i++) dw[m][i] += widen(ds[m].v[i]) * rstd * widen(xs[m].v[i]);
+      }
+      if (G == BLOCK) __syncthreads();
+    }
+    float *partial = a.partial + part * a.n;
+    if (GROUPS == 1) {
+#pragma unroll
+      for (int m = 0; m < M; m++) {
+        const int64_t c = (m * G + lane) * K;
+        store_some<false, K>(partial + c, a.n - c, dw[m]);
+      }
+    } else {
+#pragma unroll
+      for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int i = 0; i < K; i++) sums[group][(m * G + lane) * K + i] = dw[m][i];
+      __syncthreads();
+      for (int c = threadIdx.x; c < a.n; c += BLOCK) {
+        float sum = 0;
+        for (int g = 0; g < GROUPS; g++) sum += sums[g][c];
+        partial[c] = sum;
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// norm_backward_long writes dx of rows that registers do not hold; their weight's gradient is a sum over columns.
+template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_backward_long(Backward<T> a) {
+  constexpr int K = Wide<T>::LANES;
+  __shared__ float room[BLOCK / 32];
+  for (int64_t r = blockIdx.x; r < a.rows.rows; r += gridDim.x) {
+    int64_t t, h;
+    a.rows.split(r, &t, &h);
+    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
+    T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
+    const float rstd = a.rstd[r];
+    Pack<T, K> xs, ds;
+    float dot = 0;
+    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
+      load_raw<ALIGNED, K>(x + c, a.n - c, xs);
+      load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
+      dot += norm_dot<T, ALIGNED>(xs, ds, a.w + c, a.n - c);
+    }
+    const float mean = rstd * rstd * rstd * (block_sum(dot, room) / (float)a.n);
+    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
+      load_raw<ALIGNED, K>(x + c, a.n - c, xs);
+      load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
+      norm_gradient<T, ALIGNED>(xs, ds, a.w + c, dx + c, a.n - c, rstd, mean, a.add);
+    }
+    __syncthreads();
+  }
+}
+
+// NormRows are the rows dy·x·rstd, whose sum is the weight's gradient.
+template <typename T> struct NormRows {
+  enum { K = Wide<T>::LANES };
+  Rows rows;
+  const T *x, *dy;
+  const float *rstd;
+  NormRows from(int64_t column) const { return {rows, x + column, dy + column, rstd}; }
+  template <bool ALIGNED> __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
+    int64_t t, h;
+    rows.split(r, &t, &h);
+    float g[K];
+    load_some<ALIGNED, K>(x + t * rows.token[0] + h * rows.head[0] + column, left, v);
+    load_some<ALIGNED, K>(dy + t * rows.token[1] + h * rows.head[1] + column, left, g);
+    const float f = rstd[r];
+#pragma unroll
+    for (int i = 0; i < K; i++) v[i] *= g[i] * f;
+  }
+};
+
+// norm_shape checks what forward and backward share.
+int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_tensor &rstd) {
+  const int type = c.compute("x", x);
+  if (x.ndim < 1 || x.ndim > 3) {
+    c.refuse("x is %s: want [N], [T, N] or [T, H, N]", text_of(x).c_str());
+    return type;
+  }
+  const uly_tensor *operand = &x;
+  const int64_t n = x.shape[x.ndim - 1], rows = Rows(&operand, 1).rows;
+  c.rows("x", x, type, Shape(x));
+  c.dense("w", w, type, {n});
+  c.dense("rstd", rstd, ULY_F32, Shape(rstd));
+  if (elements(rstd) != rows) c.refuse("rstd is %s: want %lld elements", text_of(rstd).c_str(), (long long)rows);
+  if (n == 0) c.refuse("x is %s: a mean over no features", text_of(x).c_str());
+  return type;
+}
+
+// aligned_rows says that all rows of an operand begin at multiples of 16 bytes.
+template <typename T> bool aligned_rows(const Rows &rows, int operand, const void *p) {
+  return aligned16(p, sizeof(T), rows.token[operand], rows.head[operand]);
+}
+
+template <typename T, int G, int M> void start_forward(uly_stream *s, const Forward<T> &a, bool aligned) {
+  const unsigned grid = blocks_for(a.rows.rows, BLOCK / G);
+  if (aligned) LAUNCH((norm_forward<T, G, M, true>), grid, BLOCK, 0, s, a);
+  else LAUNCH((norm_forward<T, G, M, false>), grid, BLOCK, 0, s, a);
+}
+
+template <typename T> void forward_of(uly_stream *s, const uly_rmsnorm *p) {
+  constexpr int K = Wide<T>::LANES;
+  const uly_tensor *operands[] = {&p->x, &p->y};
+  const int64_t n = p->x.shape[p->x.ndim - 1];
+  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data, (const T *)p->w.data, (T *)p->y.data, (float *)p->rstd.data, n, (float)p->eps};
+  const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
+  const int64_t packs = ceil_div(n, K);
+  if (packs <= 16) start_forward<T, 16, 1>(s, a, aligned);
+  else if (packs <= 32) start_forward<T, 32, 1>(s, a, aligned);
+  else if (packs <= 64) start_forward<T, 32, 2>(s, a, aligned);
+  else if (packs <= 256) start_forward<T, 256, 1>(s, a, aligned);
+  else if (packs <= 512) start_forward<T, 256, 2>(s, a, aligned);
+  else if (packs <= 1024) start_forward<T, 256, 4>(s, a, aligned);
+  else start_forward<T, 256, 0>(s, a, aligned);
+}
+
+int32_t forward(uly_device *d, uly_stream *s, const void *args) {
+  const uly_rmsnorm *a = (const uly_rmsnorm *)args;
+  Check c(d, "RMSNormForward");
+  const int type = norm_shape(c, a->x, a->w, a->rstd);
+  c.rows("y", a->y, type, Shape(a->x));
+  if (c.failed() || elements(a->x) == 0) return c.code;
+  if (type == ULY_F32) forward_of<float>(s, a);
+  else forward_of<bf16>(s, a);
+  return started(d, "cuda.RMSNormForward");
+}
+
+// start_backward gives each group some rows of a part, so that its partial sums are few beside them.
+template <typename T, int G, int M> void start_backward(uly_stream *s, Backward<T> &a, float *dw, bool aligned) {
+  a.parts = parts_of(a.rows.rows, a.n, 16 * (BLOCK / G), s->scratch_bytes / 4);
+  if (aligned) LAUNCH((norm_backward<T, G, M, true>), (unsigned)a.parts, BLOCK, 0, s, a);
+  else LAUNCH((norm_backward<T, G, M, false>), (unsigned)a.parts, BLOCK, 0, s, a);
+  start_fold(s, dw, a.n, a.parts);
+}
+
+template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p) {
+  constexpr int K = Wide<T>::LANES;
+  const uly_tensor *operands[] = {&p->x, &p->dy, &p->dx};
+  const int64_t n = p->x.shape[p->x.ndim - 1], packs = ceil_div(n, K);
+  Backward<T> a = {Rows(operands, 3), (const T *)p->x.data, (const T *)p->w.data, (const T *)p->dy.data, (const float *)p->rstd.data,
+                   (T *)p->dx.data, (float *)s->scratch, n, 0, p->add_dx != 0};
+  const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.dy) && aligned_rows<T>(a.rows, 2, a.dx) &&
+                       aligned16(a.w, sizeof(T));
+  float *dw = (float *)p->dw.data;
+  if (packs <= 16) return start_backward<T, 16, 1>(s, a, dw, aligned);
+  if (packs <= 32) return start_backward<T, 32, 1>(s, a, dw, aligned);
+  if (packs <= 64) return start_backward<T, 32, 2>(s, a, dw, aligned);
+  if (packs <= 256) return start_backward<T, 256, 1>(s, a, dw, aligned);
+  if (packs <= 512) return start_backward<T, 256, 2>(s, a, dw, aligned);
+  if (packs <= 1024) return start_backward<T, 256, 4>(s, a, dw, aligned);
+  start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw); // before dx, which may be dy
+  const unsigned grid = blocks_for(a.rows.rows, 1);
+  if (aligned) LAUNCH((norm_backward_long<T, true>), grid, BLOCK, 0, s, a);
+  else LAUNCH((norm_backward_long<T, false>), grid, BLOCK, 0, s, a);
+}
+
+int32_t backward(uly_device *d, uly_stream *s, const void *args) {
+  const uly_rmsnorm_grad *a = (const uly_rmsnorm_grad *)args;
+  Check c(d, "RMSNormBackward");
+  const int type = norm_shape(c, a->x, a->w, a->rstd);
+  c.rows("dy", a->dy, type, Shape(a->x));
+  c.rows("dx", a->dx, type, Shape(a->x));
+  c.dense("dw", a->dw, ULY_F32, {a->x.ndim > 0 ? a->x.shape[a->x.ndim - 1] : 0});
+  if (c.failed() || elements(a->x) == 0) return c.code;
+  if (type == ULY_F32) backward_of<float>(s, a);
+  else backward_of<bf16>(s, a);
+  return started(d, "cuda.RMSNormBackward");
+}
+
+} // namespace
+
+const uly_row norm_rows[] = {
+    {ULY_OP_RMSNORM_FORWARD, "own", forward, nullptr},
+    {ULY_OP_RMSNORM_BACKWARD, "own", backward, nullptr},
+    {0, nullptr, nullptr, nullptr},
+};
