@@ -7,8 +7,30 @@
 
 #include <unordered_map>
 
+#include "dl.h"
 #include "gemm_layout.h"
-#include "library.h"
+
+#define CALL(name, parameters, arguments) FORWARD(LIB_CUBLASLT, true, cublasStatus_t, name, parameters, arguments, CUBLAS_STATUS_NOT_INITIALIZED)
+CALL(cublasLtCreate, (cublasLtHandle_t * h), (h))
+CALL(cublasLtDestroy, (cublasLtHandle_t h), (h))
+CALL(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t * d, cublasComputeType_t c, cudaDataType_t s), (d, c, s))
+CALL(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t d), (d))
+CALL(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t n), (d, a, v, n))
+CALL(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t * l, cudaDataType t, uint64_t rows, uint64_t columns, int64_t ld), (l, t, rows, columns, ld))
+CALL(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t l), (l))
+CALL(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * p), (p))
+CALL(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t p), (p))
+CALL(cublasLtMatmulPreferenceSetAttribute, (cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *v, size_t n), (p, a, v, n))
+CALL(cublasLtMatmulAlgoGetHeuristic,
+     (cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+      cublasLtMatmulPreference_t p, int asked, cublasLtMatmulHeuristicResult_t *results, int *found),
+     (h, d, a, b, c, out, p, asked, results, found))
+CALL(cublasLtMatmul,
+     (cublasLtHandle_t h, cublasLtMatmulDesc_t what, const void *alpha, const void *a, cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
+      const void *beta, const void *c, cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+      size_t bytes, cudaStream_t s),
+     (h, what, alpha, a, la, b, lb, beta, c, lc, d, ld, algorithm, workspace, bytes, s))
+FORWARD(LIB_CUBLASLT, true, const char *, cublasLtGetStatusString, (cublasStatus_t s), (s), "cuBLASLt is not loaded")
 
 namespace {
 

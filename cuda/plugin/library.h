@@ -8,8 +8,10 @@ enum library { LIB_DRIVER, LIB_CUBLASLT, LIB_CUDNN, LIB_NVRTC, LIB_NCCL };
 
 // library_open finds and opens one, once; false when it is not there, or lacks a function that is used.
 bool library_open(library l);
-// library_why is the sentence for an operation that cannot do without: what was looked for and the remedy.
-std::string library_why(library l);
+// What a user is told: why it is not there, where it is, what to do.
+std::string library_reason(library l);
+std::string library_path(library l);
+std::string library_remedy(library l);
 // library_version is "13.1.0"; empty when the library is not there.
 std::string library_version(library l);
 
