@@ -94,7 +94,11 @@ func (b *bed) place(name string, d tensor.DType, l layout, values []float64, sha
 	t.Data, t.Where = unsafe.Add(buffer.Pointer(), base), view.Where
 	a := &array{Tensor: t, name: name, buffer: buffer, base: base}
 	b.arrays = append(b.arrays, a)
-	a.pull(b)
+	if view.Where == tensor.Host || l.far {
+		a.pull(b)
+	} else {
+		a.host = make([]byte, buffer.Bytes())
+	}
 	if l.far {
 		a.each(func(_, at int64) { encode(d, a.host[at:], math.NaN()) })
 	}
@@ -217,10 +221,10 @@ func (b *bed) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Te
 	return t
 }
 
-// pull brings the buffer into host. On the CPU host is the buffer from then on.
+// pull brings the buffer into host. On the CPU, and when it is reserved, host is the buffer from then on.
 func (a *array) pull(b *bed) []byte {
 	n := a.buffer.Bytes()
-	if b.dev.Info().Place == tensor.Host {
+	if _, ok := a.buffer.(*reserved); ok || b.dev.Info().Place == tensor.Host {
 		a.host = unsafe.Slice((*byte)(a.buffer.Pointer()), n)
 		return a.host
 	}

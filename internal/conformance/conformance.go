@@ -23,7 +23,7 @@ func Run(t *testing.T, open Opener) {
 		name string
 		test func(s *suite)
 	}{
-		{"Memory", testMemory}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
+		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
 		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Far", testFar}, {"Refusals", testRefusals},

@@ -29,46 +29,51 @@ func testFill(s *suite) {
 	})
 }
 
-func testAdd(s *suite) {
+func testAdd(s *suite) { s.typed(s.addCases) }
+
+func (s *suite) addCases(d tensor.DType, suffix string) {
 	for i, shape := range [][]int64{{1}, {3}, {257}, {2, 100}, {17, 65}, {5, 3, 64}, {3, 7, 2}, {0, 5}, {150000}} {
 		n := tensor.Of(nil, tensor.F32, shape...).Numel()
 		r := seeded(3, n)
-		x, y, sum := normal(r, n), normal(r, n), make([]float64, n)
+		x, y, sum := normalAs(d, r, n), normalAs(d, r, n), make([]float64, n)
 		if n > 0 {
 			x[n/2] = math.NaN()
 		}
 		for i := range sum {
 			sum[i] = float64(float32(x[i]) + float32(y[i]))
 		}
-		wants := []want{{name: "dst", ref: sum, exact: true}}
+		wants := []want{want{name: "dst", ref: sum, exact: true}.as(d)}
+		name := fmt.Sprint(shape, suffix)
 		la, lb := dense, padded
 		if i%2 == 1 {
 			la, lb = padded, shifted
 		}
-		s.check(fmt.Sprint(shape), wants, func(b *bed) ([]*array, error) {
-			a, c, dst := b.in("a", tensor.F32, la, x, shape...), b.in("b", tensor.F32, lb, y, shape...), b.out("dst", tensor.F32, lb, shape...)
+		s.check(name, wants, func(b *bed) ([]*array, error) {
+			a, c, dst := b.in("a", d, la, x, shape...), b.in("b", d, lb, y, shape...), b.out("dst", d, lb, shape...)
 			return []*array{dst}, b.dev.Add(b.stream, dst.Tensor, a.Tensor, c.Tensor)
 		})
-		s.check(fmt.Sprint(shape, " into a"), wants, func(b *bed) ([]*array, error) {
-			a, c := b.inout("a", tensor.F32, la, x, shape...), b.in("b", tensor.F32, lb, y, shape...)
+		s.check(name+" into a", wants, func(b *bed) ([]*array, error) {
+			a, c := b.inout("a", d, la, x, shape...), b.in("b", d, lb, y, shape...)
 			return []*array{a}, b.dev.Add(b.stream, a.Tensor, a.Tensor, c.Tensor)
 		})
-		s.check(fmt.Sprint(shape, " into b"), wants, func(b *bed) ([]*array, error) {
-			a, c := b.in("a", tensor.F32, la, x, shape...), b.inout("b", tensor.F32, lb, y, shape...)
+		s.check(name+" into b", wants, func(b *bed) ([]*array, error) {
+			a, c := b.in("a", d, la, x, shape...), b.inout("b", d, lb, y, shape...)
 			return []*array{c}, b.dev.Add(b.stream, c.Tensor, a.Tensor, c.Tensor)
 		})
 	}
 }
 
-func testScale(s *suite) {
+func testScale(s *suite) { s.typed(s.scaleCases) }
+
+func (s *suite) scaleCases(d tensor.DType, suffix string) {
 	for _, n := range []int64{0, 1, 3, 64, 257, 150000} {
-		x := normal(seeded(4, n), n)
+		x := normalAs(d, seeded(4, n), n)
 		y := make([]float64, n)
 		for i := range y {
 			y[i] = float64(float32(x[i]) * float32(0.3))
 		}
-		s.check(fmt.Sprint(n), []want{{name: "x", ref: y, exact: true}}, func(b *bed) ([]*array, error) {
-			a := b.inout("x", tensor.F32, shifted, x, n)
+		s.check(fmt.Sprint(n, suffix), []want{want{name: "x", ref: y, exact: true}.as(d)}, func(b *bed) ([]*array, error) {
+			a := b.inout("x", d, shifted, x, n)
 			return []*array{a}, b.dev.Scale(b.stream, a.Tensor, 0.3)
 		})
 	}

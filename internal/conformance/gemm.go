@@ -17,68 +17,81 @@ func testGemm(s *suite) {
 		{5, 5, 1500}, {0, 5, 3}, {5, 0, 3}, {5, 6, 0}, {130, 90, 600}, {1, 300, 520}, {210, 2100, 9},
 	}
 	layouts := []layout{dense, padded, turned}
-	for i, z := range sizes {
-		for mode := range 3 {
-			p := newGemm(z[0], z[1], z[2], mode)
-			s.gemmCase(p, shifted, turned)
-			for j, la := range layouts { // all nine pairs, three with each mode
-				s.gemmCase(p, la, layouts[(i+j+mode)%3])
+	s.typed(func(d tensor.DType, _ string) {
+		for i, z := range sizes {
+			for mode := range 3 {
+				for _, c := range outputs(d) {
+					p := newGemm(d, c, z[0], z[1], z[2], mode)
+					s.gemmCase(p, shifted, turned)
+					for j, la := range layouts { // all nine pairs, three with each mode
+						s.gemmCase(p, la, layouts[(i+j+mode)%3])
+					}
+				}
 			}
 		}
+		s.gemmNaN(d)
+	})
+}
+
+// outputs are the types of a product of matrices of type d.
+func outputs(d tensor.DType) []tensor.DType {
+	if d == tensor.F32 {
+		return []tensor.DType{d}
 	}
-	s.gemmNaN()
+	return []tensor.DType{d, tensor.F32}
 }
 
 // gemm is a product with its result; mode is 0 for no addend, 1 for a bias, 2 to accumulate.
 type gemm struct {
+	d, to         tensor.DType // of a, b and bias, and of c
 	m, n, k       int64
 	mode          int
 	a, b, bias, c []float64
 	want          want
 }
 
-func newGemm(m, n, k int64, mode int) *gemm {
+func newGemm(d, to tensor.DType, m, n, k int64, mode int) *gemm {
 	r := seeded(7, m, n, k)
-	p := &gemm{m: m, n: n, k: k, mode: mode, a: normal(r, m*k), b: normal(r, k*n)}
+	p := &gemm{d: d, to: to, m: m, n: n, k: k, mode: mode, a: normalAs(d, r, m*k), b: normalAs(d, r, k*n)}
 	f := ref.Convert[float32, float64]
 	var bias, c []float32
 	switch mode {
 	case 1:
-		p.bias = normal(r, n)
+		p.bias = normalAs(d, r, n)
 		bias = f(p.bias)
 	case 2:
-		p.c = normal(r, m*n)
+		p.c = normalAs(to, r, m*n)
 		c = f(p.c)
 	}
-	p.want = both("c", ref.Gemm(m, n, k, p.a, p.b, p.bias, p.c), ref.Gemm(m, n, k, f(p.a), f(p.b), bias, c))
+	p.want = both("c", ref.Gemm(m, n, k, p.a, p.b, p.bias, p.c), ref.Gemm(m, n, k, f(p.a), f(p.b), bias, c)).as(to)
 	return p
 }
 
 func (s *suite) gemmCase(p *gemm, la, lb layout) {
-	s.check(fmt.Sprintf("%dx%dx%d %v %v %d", p.m, p.n, p.k, la, lb, p.mode), []want{p.want}, func(b *bed) ([]*array, error) {
+	s.check(fmt.Sprintf("%dx%dx%d %v %v %d %v to %v", p.m, p.n, p.k, la, lb, p.mode, p.d, p.to), []want{p.want}, func(b *bed) ([]*array, error) {
 		g := &device.Gemm{
-			A: b.in("a", tensor.F32, la, p.a, p.m, p.k).Tensor,
-			B: b.in("b", tensor.F32, lb, p.b, p.k, p.n).Tensor,
+			A: b.in("a", p.d, la, p.a, p.m, p.k).Tensor,
+			B: b.in("b", p.d, lb, p.b, p.k, p.n).Tensor,
 		}
 		if p.bias != nil {
-			g.Bias = b.in("bias", tensor.F32, shifted, p.bias, p.n).Tensor
+			g.Bias = b.in("bias", p.d, shifted, p.bias, p.n).Tensor
 		}
-		out := b.inout("c", tensor.F32, padded, p.c, p.m, p.n)
+		out := b.inout("c", p.to, padded, p.c, p.m, p.n)
 		g.C, g.Accumulate = out.Tensor, p.c != nil
 		return []*array{out}, b.dev.Gemm(b.stream, g)
 	})
 }
 
-func (s *suite) gemmNaN() {
+func (s *suite) gemmNaN(d tensor.DType) {
 	const m, n, k = 20, 70, 30
 	r := seeded(8)
-	a, x := normal(r, m*k), normal(r, k*n)
+	a, x := normalAs(d, r, m*k), normalAs(d, r, k*n)
 	a[7*k+29] = math.NaN()
 	x[3*n+69] = math.Inf(1)
-	w := want{name: "c", ref: ref.Gemm(m, n, k, a, x, nil, nil)}
-	s.check("NaN and infinity", []want{w}, func(b *bed) ([]*array, error) {
-		out := b.out("c", tensor.F32, dense, m, n)
+	w := want{name: "c", ref: ref.Gemm(m, n, k, a, x, nil, nil)}.as(d)
+	s.check("NaN and infinity "+d.String(), []want{w}, func(b *bed) ([]*array, error) {
+		out := b.out("c", d, dense, m, n)
 		return []*array{out}, b.dev.Gemm(b.stream, &device.Gemm{
-			A: b.in("a", tensor.F32, dense, a, m, k).Tensor, B: b.in("b", tensor.F32, dense, x, k, n).Tensor, C: out.Tensor})
+			A: b.in("a", d, dense, a, m, k).Tensor, B: b.in("b", d, dense, x, k, n).Tensor, C: out.Tensor})
 	})
 }

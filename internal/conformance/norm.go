@@ -18,36 +18,38 @@ func testRMSNorm(s *suite) {
 			layouts = append(layouts, headMajor)
 		}
 		for j, l := range layouts {
-			s.normCase(shape, l, layouts[(j+1)%len(layouts)], i%2 == 0, i == 5)
+			s.typed(func(d tensor.DType, suffix string) {
+				s.normCase(d, suffix, shape, l, layouts[(j+1)%len(layouts)], i%2 == 0, i == 5)
+			})
 		}
 	}
 }
 
-func (s *suite) normCase(shape []int64, lx, ly layout, add, nan bool) {
+func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly layout, add, nan bool) {
 	const eps = 1e-5
 	size := tensor.Of(nil, tensor.F32, shape...).Numel()
 	n := shape[len(shape)-1]
 	rows := size / n
 	r := seeded(9, size, n)
-	x, w, dy, was, dw := normal(r, size), normal(r, n), normal(r, size), normal(r, size), normal(r, n)
+	x, w, dy, was, dw := normalAs(d, r, size), normalAs(d, r, n), normalAs(d, r, size), normalAs(d, r, size), normal(r, n)
 	if nan {
 		x[5*n+1] = math.NaN()
 	}
 	f := ref.Convert[float32, float64]
 	y, rstd := ref.RMSNorm(n, x, w, eps)
 	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), eps)
-	name := fmt.Sprint(shape, lx, ly)
-	forward := []want{both("y", y, y32), both("rstd", rstd, rstd32)}
+	name := fmt.Sprint(shape, lx, ly, suffix)
+	forward := []want{both("y", y, y32).as(d), both("rstd", rstd, rstd32)}
 	s.check(name, forward, func(b *bed) ([]*array, error) {
-		out, saved := b.out("y", tensor.F32, ly, shape...), b.out("rstd", tensor.F32, shifted, rows)
+		out, saved := b.out("y", d, ly, shape...), b.out("rstd", tensor.F32, shifted, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
-			X: b.in("x", tensor.F32, lx, x, shape...).Tensor, W: b.in("w", tensor.F32, shifted, w, n).Tensor,
+			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor,
 			Y: out.Tensor, RStd: saved.Tensor, Eps: eps})
 	})
 	s.check(name+" in place", forward, func(b *bed) ([]*array, error) {
-		out, saved := b.inout("x", tensor.F32, lx, x, shape...), b.out("rstd", tensor.F32, dense, rows)
+		out, saved := b.inout("x", d, lx, x, shape...), b.out("rstd", tensor.F32, dense, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
-			X: out.Tensor, W: b.in("w", tensor.F32, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps})
+			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps})
 	})
 
 	dw64, dw32 := append([]float64{}, dw...), f(dw)
@@ -57,25 +59,25 @@ func (s *suite) normCase(shape []int64, lx, ly layout, add, nan bool) {
 			dx[i], dx32[i] = dx[i]+v, dx32[i]+float32(v)
 		}
 	}
-	backward := []want{both("dx", dx, dx32), both("dw", dw64, dw32)}
+	backward := []want{both("dx", dx, dx32).as(d), both("dw", dw64, dw32)}
 	grad := func(b *bed, dyl layout) (*device.RMSNormGrad, *array) {
-		d := b.inout("dw", tensor.F32, shifted, dw, n)
+		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return &device.RMSNormGrad{
-			X: b.in("x", tensor.F32, lx, x, shape...).Tensor, W: b.in("w", tensor.F32, dense, w, n).Tensor,
-			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: d.Tensor, AddDX: add}, d
+			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor,
+			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add}, weights
 	}
 	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
-		a, d := grad(b, ly)
-		out := b.inout("dx", tensor.F32, lx, was, shape...)
-		a.DY, a.DX = b.in("dy", tensor.F32, ly, dy, shape...).Tensor, out.Tensor
-		return []*array{out, d}, b.dev.RMSNormBackward(b.stream, a)
+		a, weights := grad(b, ly)
+		out := b.inout("dx", d, lx, was, shape...)
+		a.DY, a.DX = b.in("dy", d, ly, dy, shape...).Tensor, out.Tensor
+		return []*array{out, weights}, b.dev.RMSNormBackward(b.stream, a)
 	})
 	if !add {
 		s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
-			a, d := grad(b, ly)
-			out := b.inout("dy", tensor.F32, ly, dy, shape...)
+			a, weights := grad(b, ly)
+			out := b.inout("dy", d, ly, dy, shape...)
 			a.DY, a.DX = out.Tensor, out.Tensor
-			return []*array{out, d}, b.dev.RMSNormBackward(b.stream, a)
+			return []*array{out, weights}, b.dev.RMSNormBackward(b.stream, a)
 		})
 	}
 }

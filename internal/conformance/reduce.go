@@ -11,22 +11,22 @@ import (
 func testColumnSum(s *suite) {
 	for _, shape := range [][]int64{{0, 5}, {1, 1}, {3, 7}, {257, 1}, {17, 65}, {100, 257}, {3000, 33}, {2, 1000}, {700, 100}} {
 		for _, l := range []layout{dense, padded} {
-			s.columnSumCase(shape[0], shape[1], l)
+			s.typed(func(d tensor.DType, suffix string) { s.columnSumCase(d, suffix, shape[0], shape[1], l) })
 		}
 	}
 }
 
-func (s *suite) columnSumCase(t, n int64, l layout) {
+func (s *suite) columnSumCase(d tensor.DType, suffix string, t, n int64, l layout) {
 	r := seeded(5, t, n)
-	x, was := normal(r, t*n), normal(r, n)
+	x, was := normalAs(d, r, t*n), normal(r, n)
 	if t == 17 {
 		x[3] = math.NaN()
 	}
 	sum, plain := append([]float64{}, was...), ref.Convert[float32](was)
 	ref.ColumnSum(sum, x)
 	ref.ColumnSum(plain, ref.Convert[float32](x))
-	s.check(fmt.Sprint(t, n, l), []want{both("dst", sum, plain)}, func(b *bed) ([]*array, error) {
-		a, dst := b.in("x", tensor.F32, l, x, t, n), b.inout("dst", tensor.F32, shifted, was, n)
+	s.check(fmt.Sprint(t, n, l, suffix), []want{both("dst", sum, plain)}, func(b *bed) ([]*array, error) {
+		a, dst := b.in("x", d, l, x, t, n), b.inout("dst", tensor.F32, shifted, was, n)
 		return []*array{dst}, b.dev.ColumnSum(b.stream, dst.Tensor, a.Tensor)
 	})
 }

@@ -15,7 +15,8 @@ func testRefusals(s *suite) {
 	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
 	ids := b.in("ids", tensor.I32, dense, []float64{0, 1, 2}, 3).Tensor
 	x35, x37, x5, x3, wide := f(3, 5), f(3, 7), f(5), f(3), b.inout("bf16", tensor.BF16, dense, nil, 3, 5).Tensor
-	x325 := f(3, 2, 5)
+	x325, wide3 := f(3, 2, 5), b.inout("bf16", tensor.BF16, dense, nil, 3, 2, 5).Tensor
+	double := b.inout("f64", tensor.F64, dense, nil, 1).Tensor
 	strided := b.inout("strided", tensor.F32, layout{inner: 2}, nil, 3, 5).Tensor
 	attention := func(change func(a *device.Attention)) error {
 		a := &device.Attention{Q: f(3, 2, 4), K: f(3, 1, 4), V: f(3, 1, 6), Out: f(3, 2, 6), LSE: f(3, 2), CuQ: one(3), CuK: one(3), Scale: 1}
@@ -57,8 +58,35 @@ func testRefusals(s *suite) {
 		"CrossEntropy of another T": func() error {
 			return b.dev.CrossEntropy(b.stream, &device.CrossEntropy{Logits: f(2, 5), Targets: ids, NLL: x3})
 		},
-		"AdamW of another length":    func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x5, M: x3, V: x3, Step: 1}) },
-		"AdamW at step 0":            func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3}) },
+		"AdamW of another length": func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x5, M: x3, V: x3, Step: 1}) },
+		"AdamW at step 0":         func() error { return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3}) },
+		"Gemm of two types":       func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: wide, C: x35}) },
+		"Gemm of F32 into BF16":   func() error { return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: wide}) },
+		"Gemm with another type of bias": func() error {
+			return b.dev.Gemm(b.stream, &device.Gemm{A: f(3, 3), B: x35, C: x35, Bias: wide.Select(0, 0)})
+		},
+		"ColumnSum into BF16": func() error { return b.dev.ColumnSum(b.stream, wide.Select(0, 0), x35) },
+		"Sum of BF16":         func() error { return b.dev.Sum(b.stream, double, wide) },
+		"Add of F32 to BF16":  func() error { return b.dev.Add(b.stream, wide, wide, x35) },
+		"RMSNorm of two types": func() error {
+			return b.dev.RMSNormForward(b.stream, &device.RMSNorm{X: wide, W: x5, Y: wide, RStd: x3})
+		},
+		"Rope of two types":   func() error { return b.dev.Rope(b.stream, &device.Rope{X: wide3, Y: x325, Cos: f(3, 1), Sin: f(3, 1)}) },
+		"SwiGLU of two types": func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: wide, Up: x35, Y: wide}) },
+		"Embedding into another type": func() error {
+			return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: wide, IDs: ids, Y: x35})
+		},
+		"CrossEntropy of BF16": func() error {
+			return b.dev.CrossEntropy(b.stream, &device.CrossEntropy{Logits: wide, Targets: ids, NLL: x3})
+		},
+		"AdamW of BF16": func() error {
+			x := wide.Select(0, 0)
+			return b.dev.AdamW(b.stream, &device.AdamW{W: x, G: x5, M: x5, V: x5, Step: 1})
+		},
+		"AdamW with a low of another length": func() error {
+			return b.dev.AdamW(b.stream, &device.AdamW{W: x3, G: x3, M: x3, V: x3, Low: wide.Select(0, 0), Step: 1})
+		},
+		"SGD with a low in F32":      func() error { return b.dev.SGD(b.stream, &device.SGD{W: x5, G: x5, Low: x5}) },
 		"SGD of another length":      func() error { return b.dev.SGD(b.stream, &device.SGD{W: x3, G: x5}) },
 		"Attention, other key sizes": func() error { return attention(func(a *device.Attention) { a.K = f(3, 1, 5) }) },
 		"Attention, other lengths":   func() error { return attention(func(a *device.Attention) { a.K = f(4, 1, 4) }) },
