@@ -64,7 +64,9 @@ $(OUT)/libulysses_cuda.so: $(objects) $(exports)
 	@strip --strip-unneeded $@.new && mv $@.new $@
 
 # --- on the host ------------------------------------------------------------------------------------------------------------------------
-emulate := $(CXX) -std=c++17 -O2 -g1 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings) -Wno-unknown-pragmas
+# The same arithmetic as a GPU's, no more fused than the sources say; fmaf as an instruction where the processor has it.
+fused   := $(shell grep -qm1 -w fma /proc/cpuinfo && grep -qm1 -w avx2 /proc/cpuinfo && echo -mfma -mavx2)
+emulate := $(CXX) -std=c++17 -O2 -g1 -fno-strict-aliasing -ffp-contract=off $(fused) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings) -Wno-unknown-pragmas
 
 $(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
 	@mkdir -p $(@D)
@@ -78,6 +80,6 @@ $(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
 pieces := $(kernels:$(SRC)/%.cu=$(OUT)/emulated/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o)
 $(OUT)/libulysses_cuda_emulated.so: $(pieces) $(exports)
 	@echo 'link libulysses_cuda_emulated.so'
-	@$(CXX) -shared -Wl,--version-script=$(exports) -Wl,-z,defs $(static) -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
+	@$(CXX) -shared -Wl,--version-script=$(exports) -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
 
 -include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d)
