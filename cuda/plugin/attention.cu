@@ -1,0 +1,213 @@
+// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu and attention_backward.cu, cuDNN's in sdpa.cpp.
+#include "attention.h"
+
+#include <atomic>
+
+#include "check.h"
+#ifndef ULY_EMULATED
+#include "libraries.h"
+#endif
+
+// Entries of tables on their way to the workspace.
+enum { ENTRIES = 240 };
+struct Entries {
+  char *to;
+  int n;
+  int64_t at[ENTRIES], value[ENTRIES];
+};
+__global__ void attention_put(Entries e) {
+  if ((int)threadIdx.x < e.n) *(int64_t *)(e.to + e.at[threadIdx.x]) = e.value[threadIdx.x];
+}
+
+int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k) {
+  Entries e = {};
+  e.to = (char *)a->workspace.data;
+  int32_t code = ULY_OK;
+  auto send = [&] {
+    if (e.n == 0 || code != ULY_OK) return;
+    LAUNCH(attention_put, 1, 256, 0, s, e);
+    code = started(d, "Attention: tables of documents");
+    e.n = 0;
+  };
+  attention_tables(*a, l, tile_q, tile_k, [&](int64_t at, int64_t value) {
+    e.at[e.n] = at;
+    e.value[e.n++] = value;
+    if (e.n == ENTRIES) send();
+  });
+  send();
+  return code;
+}
+
+static int64_t workspace_bytes(uly_device *d, const uly_attention &a, bool backward) {
+  const AttentionLayout l = attention_layout(a, backward);
+#ifndef ULY_EMULATED
+  if (sdpa_fits(d, &a)) return most(l.bytes, l.tables + ceil_div(sdpa_workspace(d, &a), 256) * 256);
+#endif
+  return l.bytes;
+}
+
+int64_t attention_workspace(uly_device *d, const uly_attention *a) { return workspace_bytes(d, *a, a->backward != 0); }
+
+static void check_documents(Check &c, const char *name, const int64_t *cu, int64_t documents, int64_t rows) {
+  if (!cu || documents < 0 || cu[0] != 0 || cu[documents] != rows)
+    return c.refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name, (long long)documents, (long long)rows);
+  for (int64_t i = 0; i < documents; i++)
+    if (cu[i + 1] < cu[i]) return c.refuse("%s[%lld] = %lld is less than the %lld before it", name, (long long)i + 1, (long long)cu[i + 1], (long long)cu[i]);
+}
+
+// check_attention looks at what memory safety needs.
+static int32_t check_attention(uly_device *d, const uly_attention &a, bool backward) {
+  Check c(d, backward ? "AttentionBackward" : "AttentionForward");
+  if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3) {
+    c.refuse("q is %s, k %s, v %s: want [tokens, heads, features]", text_of(a.q).c_str(), text_of(a.k).c_str(), text_of(a.v).c_str());
+    return c.code;
+  }
+  const int type = c.compute("q", a.q);
+  const int64_t tq = a.q.shape[0], hq = a.q.shape[1], dim = a.q.shape[2], tk = a.k.shape[0], hkv = a.k.shape[1], dv = a.v.shape[2];
+  c.rows("q", a.q, type, {-1, -1, -1});
+  c.rows("k", a.k, type, {-1, -1, dim});
+  c.rows("v", a.v, type, {tk, hkv, -1});
+  c.rows("out", a.out, type, {tq, hq, dv});
+  c.shape("lse", a.lse, ULY_F32, {tq, hq});
+  if (dim < 1 || dv < 1) c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dim, (long long)dv);
+  check_documents(c, "CuQ", a.cu_q, a.documents, tq);
+  check_documents(c, "CuK", a.cu_k, a.documents, tk);
+  if (!a.kv_head && hq > 0 && (hkv == 0 || hq % hkv != 0))
+    c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq, (long long)hkv);
+  for (int64_t h = 0; a.kv_head && h < hq; h++)
+    if (a.kv_head[h] < (h ? a.kv_head[h - 1] : 0) || a.kv_head[h] >= hkv) {
+      c.refuse("KVHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h, (long long)a.kv_head[h], (long long)hkv);
+      break;
+    }
+  if (backward) {
+    c.rows("dout", a.dout, type, {tq, hq, dv});
+    c.rows("dq", a.dq, type, {tq, hq, dim});
+    c.rows("dk", a.dk, type, {tk, hkv, dim});
+    c.rows("dv", a.dv, type, {tk, hkv, dv});
+  }
+  if (c.failed()) return c.code;
+  const int64_t bytes = workspace_bytes(d, a, backward);
+  c.dense("workspace", a.workspace, ULY_U8, {-1});
+  if (!c.failed() && a.workspace.shape[0] < bytes)
+    c.refuse("workspace %s: AttentionWorkspace asks for %lld bytes", text_of(a.workspace).c_str(), (long long)bytes);
+  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0) c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
+  return c.code;
+}
+
+static AttentionView view(const uly_tensor &t) {
+  const bool bf16 = t.dtype == ULY_BF16;
+  const bool wide = t.shape[2] % 4 == 0 && t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (bf16 ? 8 : 16) == 0;
+  return {t.data, t.stride[0], t.stride[1], (int32_t)t.shape[2], bf16, wide};
+}
+
+static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, bool backward) {
+  char *w = (char *)a.workspace.data;
+  auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
+  AttentionCall c = {};
+  c.q = view(a.q), c.k = view(a.k), c.v = view(a.v), c.out = view(a.out);
+  c.lse = (float *)a.lse.data, c.lse_token = a.lse.stride[0], c.lse_head = a.lse.stride[1];
+  c.heads = a.q.shape[1], c.kv_heads = a.k.shape[1], c.queries = a.q.shape[0], c.keys = a.k.shape[0];
+  c.documents = l.documents;
+  c.cu_q = table(l.cu_q), c.cu_k = table(l.cu_k), c.tiles_q = table(l.tiles_q), c.tiles_k = table(l.tiles_k);
+  c.kv_head = table(l.kv_head), c.first = table(l.first);
+  c.mask = attention_mask(a);
+  c.scale = (float)a.scale, c.scale2 = (float)(a.scale * 1.44269504088896341);
+  if (backward) {
+    c.dout = view(a.dout), c.dq = view(a.dq), c.dk = view(a.dk), c.dv = view(a.dv);
+    c.delta = (float *)(w + l.delta), c.sums = (float *)(w + l.sums);
+  }
+  return c;
+}
+
+// launch starts one of a row of kernels on `work` items. A GPU is told once that a kernel's blocks have more shared memory than others.
+static int32_t launch(uly_device *d, uly_stream *s, const char *what, const AttentionKernel *kernels, std::atomic<uint64_t> *told, int size, int64_t shared, int64_t work,
+                      const AttentionCall &call) {
+  if (work == 0) return ULY_OK;
+  const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
+  if (!(told[size].load() & gpu) || gpu == 0) {
+    TRY(check(d, cudaFuncSetAttribute((const void *)kernels[size], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    told[size].fetch_or(gpu);
+  }
+  LAUNCH(kernels[size], (unsigned)least(work, INT32_MAX), ATTENTION_THREADS, (size_t)shared, s, call);
+  return started(d, what);
+}
+
+static std::atomic<uint64_t> told_forward[ATTENTION_SIZES], told_dq[ATTENTION_SIZES], told_dkv[ATTENTION_SIZES];
+
+static int32_t refuse_heads(uly_device *d, const char *op, const uly_attention &a) {
+  if (most(a.q.shape[2], a.v.shape[2]) <= ATTENTION_HEAD) return ULY_OK;
+  return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: attention is built for up to %d", op, (long long)a.q.shape[2], (long long)a.v.shape[2], ATTENTION_HEAD);
+}
+
+static int32_t forward(uly_device *d, uly_stream *s, const void *args, bool small) {
+  const uly_attention &a = *(const uly_attention *)args;
+  const char *op = "AttentionForward";
+  TRY(check_attention(d, a, false));
+  TRY(refuse_heads(d, op, a));
+  const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
+  const AttentionLayout l = attention_layout(a, false);
+  AttentionCall c = call_of(a, l, false);
+  c.count_q = attention_count(a.cu_q, a.documents, size.rows);
+  if (c.heads * c.count_q == 0) return ULY_OK;
+  TRY(attention_upload(d, s, &a, l, size.rows, size.columns));
+  return launch(d, s, op, attention_forward_kernels, told_forward, (int)(&size - attention_sizes), attention_shared(size, false), c.heads * c.count_q, c);
+}
+
+static int32_t backward(uly_device *d, uly_stream *s, const void *args, bool small) {
+  const uly_attention &a = *(const uly_attention *)args;
+  const char *op = "AttentionBackward";
+  TRY(check_attention(d, a, true));
+  TRY(refuse_heads(d, op, a));
+  const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
+  const AttentionLayout l = attention_layout(a, true);
+  AttentionCall c = call_of(a, l, true);
+  c.count_q = attention_count(a.cu_q, a.documents, size.back_rows);
+  c.count_k = attention_count(a.cu_k, a.documents, size.back_rows);
+  const int i = (int)(&size - attention_sizes);
+  const int64_t shared = attention_shared(size, true), rows = c.heads * c.queries;
+  if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
+  TRY(attention_upload(d, s, &a, l, size.back_rows, size.back_rows));
+  if (rows > 0) {
+    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), INT32_MAX), ATTENTION_THREADS, 0, s, c);
+    TRY(started(d, op));
+  }
+  TRY(launch(d, s, op, attention_dkv_kernels, told_dkv, i, shared, c.kv_heads * c.count_k, c));
+  return launch(d, s, op, attention_dq_kernels, told_dq, i, shared, c.heads * c.count_q, c);
+}
+
+static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, false); }
+static int32_t small_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, true); }
+static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, false); }
+static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, true); }
+
+// own asks for shared memory; small serves GPUs that have less, and tells what no row serves.
+static bool room(uly_device *d, const void *args, bool backward) {
+  const uly_attention &a = *(const uly_attention *)args;
+  const int64_t head = most(a.q.shape[2], a.v.shape[2]);
+  return head <= ATTENTION_HEAD && attention_shared(attention_size(a.q.shape[2], a.v.shape[2], false), backward) <= d->shared_limit;
+}
+static bool own_fits_forward(uly_device *d, const void *a) { return room(d, a, false); }
+static bool own_fits_backward(uly_device *d, const void *a) { return room(d, a, true); }
+
+#ifndef ULY_EMULATED
+static int32_t cudnn_forward(uly_device *d, uly_stream *s, const void *a) {
+  TRY(check_attention(d, *(const uly_attention *)a, false));
+  return sdpa_forward(d, s, a);
+}
+static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
+  TRY(check_attention(d, *(const uly_attention *)a, true));
+  return sdpa_backward(d, s, a);
+}
+#endif
+
+const uly_row attention_rows[] = {
+#ifndef ULY_EMULATED
+    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, sdpa_fits},
+    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, sdpa_fits},
+#endif
+    {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
+    {ULY_OP_ATTENTION_FORWARD, "small", small_forward, nullptr},
+    {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, nullptr},
+    {0, nullptr, nullptr, nullptr},
+};

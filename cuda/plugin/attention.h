@@ -1,0 +1,36 @@
+// What the files of attention share: a call as its kernels see it, and the tables of documents.
+#pragma once
+
+#include "attention_index.h"
+#include "plugin.h"
+
+// AttentionView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be moved as one.
+struct AttentionView {
+  void *data;
+  int64_t token, head;
+  int32_t width;
+  bool bf16, wide;
+};
+
+// AttentionCall is what kernels are given.
+struct AttentionCall {
+  AttentionView q, k, v, out, dout, dq, dk, dv;
+  float *lse;
+  int64_t lse_token, lse_head;
+  int64_t heads, kv_heads, queries, keys; // all queries and keys
+  int64_t documents, count_q, count_k;    // tiles of rows, of one head
+  const int64_t *cu_q, *cu_k, *tiles_q, *tiles_k, *kv_head, *first;
+  AttentionMask mask;
+  float scale, scale2; // scale2: to base 2
+  float *delta, *sums;
+};
+
+typedef void (*AttentionKernel)(AttentionCall);
+
+// The kernels by the place of their sizes in attention_sizes.
+extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES], attention_dkv_kernels[ATTENTION_SIZES];
+__global__ void attention_delta(AttentionCall a);
+
+// attention_upload writes the tables into the workspace. It runs in the order of the stream and needs no host memory after it has returned:
+// the values travel as arguments of kernels.
+int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k);

@@ -1,0 +1,238 @@
+// Attention backward (Dao 2023). With P = exp(S - lse) the probabilities, dP = dout·vᵀ and delta = Σ dout·out of a query:
+//
+//   dS = P·(dP - delta),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
+//
+// dq is made by blocks that keep queries while keys pass, dk and dv by blocks that keep keys while queries pass. Scores are thus made twice, and in
+// return nothing is added across blocks: every sum has one order.
+#include "attention_tile.h"
+
+// delta [head][query]: in one chain, as dP, so that a query which sees a single key has a dS of exactly 0.
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {
+  const int64_t n = a.heads * a.queries;
+  for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n; at += (int64_t)gridDim.x * ATTENTION_THREADS) {
+    const int64_t head = at / a.queries, row = at % a.queries;
+    const int64_t x = row * a.out.token + head * a.out.head, y = row * a.dout.token + head * a.dout.head;
+    float sum = 0;
+    if (a.out.bf16) {
+      const __nv_bfloat16 *o = (const __nv_bfloat16 *)a.out.data + x, *g = (const __nv_bfloat16 *)a.dout.data + y;
+      for (int c = 0; c < a.out.width; c++) sum = madd(__bfloat162float(g[c]), __bfloat162float(o[c]), sum);
+    } else {
+      const float *o = (const float *)a.out.data + x, *g = (const float *)a.dout.data + y;
+      for (int c = 0; c < a.out.width; c++) sum = madd(g[c], o[c], sum);
+    }
+    a.delta[at] = sum;
+  }
+}
+
+// What the kernels below have in shared memory: two tiles that stay, two that pass by, one of products, and for dk, dv lse and delta of the
+// queries that pass.
+template <int SIZE> struct Backward {
+  static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows, COLUMNS = attention_sizes[SIZE].back_columns;
+  static constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
+  float *stay, *stay2, *pass, *pass2, *product, *lse, *delta;
+  __device__ __forceinline__ explicit Backward(float *shared) {
+    stay = shared;
+    stay2 = stay + ROWS * W;
+    pass = stay2 + ROWS * W;
+    pass2 = pass + COLUMNS * W;
+    product = pass2 + COLUMNS * W;
+    lse = product + ROWS * (COLUMNS + ATTENTION_GAP);
+    delta = lse + COLUMNS;
+  }
+};
+
+// dq: queries stay with dout, keys pass with values.
+template <int SIZE>
+__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
+  typedef Backward<SIZE> B;
+  constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
+  SHARED(float, shared);
+  const B tile(shared);
+  const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
+  const int depth = (a.q.width + 3) / 4 * 4, depth_v = (a.v.width + 3) / 4 * 4;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_q, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const int64_t kv = a.kv_head[work.head];
+    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const bool active = y / 2 * 2 < t.rows;
+
+    // Groups of copies: queries, dout and the first values; the first keys; the second values; …
+    __syncthreads();
+    load_rows<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
+    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    copies.close();
+    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    copies.close();
+
+    float dq[RT][HEAD / 16], lse[RT], delta[RT];
+    clear(dq);
+#pragma unroll
+    for (int i = 0; i < RT; i++) {
+      const int64_t r = t.q + t.first + least(y + 16 * i, t.rows - 1);
+      lse[i] = a.lse[r * a.lse_token + work.head * a.lse_head] * 1.44269504088896341f;
+      delta[i] = a.delta[work.head * a.queries + r];
+    }
+    for (int64_t k0 = see.lo; k0 < see.hi; k0 += COLUMNS) {
+      const int n = (int)least(COLUMNS, see.hi - k0), next = (int)least(COLUMNS, see.hi - k0 - COLUMNS);
+      float ds[RT][CT];
+      copies.wait<1>();
+      __syncthreads();
+      float dp[RT][CT];
+      if (active) scores<HEAD>(dp, tile.stay2, tile.pass2, depth_v);
+      __syncthreads();
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + k0 + COLUMNS, kv, next);
+      copies.close();
+      copies.wait<1>();
+      __syncthreads();
+      if (active) {
+        scores<HEAD>(ds, tile.stay, tile.pass, depth);
+        const AttentionBand band = attention_band(a.mask, t.sq, t.sk, t.first, k0);
+#pragma unroll
+        for (int i = 0; i < RT; i++)
+#pragma unroll
+          for (int j = 0; j < CT; j++) {
+            const int c = x + 16 * j, apart = c - (y + 16 * i);
+            const float p = exp2f(madd(ds[i][j], a.scale2, -lse[i]));
+            ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
+          }
+        weights(tile.product, ds);
+        accumulate<HEAD, RT, CT>(dq, tile.product, tile.pass, n);
+      }
+      __syncthreads();
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + k0 + COLUMNS, kv, next);
+      copies.close();
+    }
+    copies.wait<0>();
+#pragma unroll
+    for (int i = 0; i < RT; i++) {
+      if (y + 16 * i >= t.rows) continue;
+#pragma unroll
+      for (int g = 0; g < HEAD / 64; g++) {
+        const float *d = &dq[i][4 * g];
+        store_four(a.dq, t.q + t.first + y + 16 * i, work.head, 64 * g + 4 * x, make_float4(d[0] * a.scale, d[1] * a.scale, d[2] * a.scale, d[3] * a.scale));
+      }
+    }
+  }
+}
+
+// finish adds a query head's sum (times f) to that of the heads before it, which lies in the result itself where that is F32, else in `sums`,
+// with features from `at` on. One thread owns an element through all heads.
+__device__ __forceinline__ void finish(const AttentionCall &a, const AttentionView &to, int64_t row, int64_t kv, int at, int c, const float *d, float f, bool first,
+                                       bool last) {
+  float part[4] = {d[0] * f, d[1] * f, d[2] * f, d[3] * f};
+  float *sum = !to.bf16 ? (float *)to.data + row * to.token + kv * to.head + c
+               : first && last ? nullptr : a.sums + (kv * a.keys + row) * (a.k.width + a.v.width) + at + c;
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    if (!first && c + e < to.width) part[e] = sum[e] + part[e];
+  if (!to.bf16 || last) {
+    store_four(to, row, kv, c, make_float4(part[0], part[1], part[2], part[3]));
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    if (c + e < to.width) sum[e] = part[e];
+}
+
+// dk and dv: keys stay with values, queries pass with dout. Products are transposed: their rows are keys.
+template <int SIZE>
+__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
+  typedef Backward<SIZE> B;
+  constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
+  SHARED(float, shared);
+  const B tile(shared);
+  const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
+  const int depth = (a.q.width + 3) / 4 * 4, depth_v = (a.v.width + 3) / 4 * 4;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.kv_heads * a.count_k; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_k, true);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_k, a.documents, work.tile, ROWS, true);
+    const int64_t kv = work.head, first = a.first[kv], heads = a.first[kv + 1] - first;
+    const AttentionRange seen = attention_queries(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const int64_t passes = seen.lo < seen.hi ? ceil_div(seen.hi - seen.lo, COLUMNS) : 0;
+    const bool active = y / 2 * 2 < t.rows;
+
+    // Step by step through the query heads, and in each through its queries.
+    auto load_dout = [&](int64_t head, int64_t pass) {
+      const int64_t q0 = seen.lo + pass * COLUMNS;
+      load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.dout, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
+    };
+    auto load_q = [&](int64_t head, int64_t pass) {
+      const int64_t q0 = seen.lo + pass * COLUMNS, r = t.q + q0 + threadIdx.x;
+      load_rows<HEAD, COLUMNS>(copies, tile.pass, a.q, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
+      if (threadIdx.x < COLUMNS) {
+        const bool there = q0 + threadIdx.x < seen.hi;
+        copies.copy<1>(tile.lse + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
+        copies.copy<1>(tile.delta + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta, there);
+      }
+    };
+    __syncthreads();
+    load_rows<HEAD, ROWS>(copies, tile.stay, a.k, t.k + t.first, kv, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.stay2, a.v, t.k + t.first, kv, t.rows);
+    if (heads > 0 && passes > 0) load_dout(0, 0);
+    copies.close();
+    if (heads > 0 && passes > 0) load_q(0, 0);
+    copies.close();
+
+    float dk[RT][HEAD / 16], dv[RT][HEAD / 16];
+    for (int64_t head = 0; head < most(heads, 1); head++) { // a key head without query heads has gradients, too: zeros
+      clear(dk);
+      clear(dv);
+      for (int64_t pass = 0; pass < (heads > 0 ? passes : 0); pass++) {
+        const int64_t q0 = seen.lo + pass * COLUMNS, next_pass = pass + 1 < passes ? pass + 1 : 0, next_head = head + (next_pass == 0);
+        const int n = (int)least(COLUMNS, seen.hi - q0);
+        float s[RT][CT], dp[RT][CT];
+        copies.wait<1>();
+        __syncthreads();
+        if (active) scores<HEAD>(dp, tile.stay2, tile.pass2, depth_v);
+        copies.wait<0>();
+        __syncthreads();
+        if (active) {
+          scores<HEAD>(s, tile.stay, tile.pass, depth);
+          const AttentionBand band = attention_band(a.mask, t.sq, t.sk, q0, t.first);
+#pragma unroll
+          for (int j = 0; j < CT; j++) {
+            const int c = x + 16 * j;
+            const float lse = tile.lse[c] * 1.44269504088896341f, delta = tile.delta[c];
+#pragma unroll
+            for (int i = 0; i < RT; i++) {
+              const int apart = y + 16 * i - c;
+              const bool sees = c < n && band.below <= apart && apart <= band.above;
+              s[i][j] = sees ? exp2f(madd(s[i][j], a.scale2, -lse)) : 0;
+              dp[i][j] = sees ? s[i][j] * (dp[i][j] - delta) : 0;
+            }
+          }
+          weights(tile.product, s);
+          accumulate<HEAD, RT, CT>(dv, tile.product, tile.pass2, n);
+        }
+        __syncthreads();
+        if (next_head < heads) load_dout(next_head, next_pass);
+        copies.close();
+        if (active) {
+          weights(tile.product, dp);
+          accumulate<HEAD, RT, CT>(dk, tile.product, tile.pass, n);
+        }
+        __syncthreads();
+        if (next_head < heads) load_q(next_head, next_pass);
+        copies.close();
+      }
+#pragma unroll
+      for (int i = 0; i < RT; i++) {
+        const int64_t row = t.k + t.first + y + 16 * i;
+        if (y + 16 * i >= t.rows) continue;
+#pragma unroll
+        for (int g = 0; g < HEAD / 64; g++) {
+          finish(a, a.dk, row, kv, 0, 64 * g + 4 * x, &dk[i][4 * g], a.scale, head == 0, head + 1 >= heads);
+          finish(a, a.dv, row, kv, a.k.width, 64 * g + 4 * x, &dv[i][4 * g], 1, head == 0, head + 1 >= heads);
+        }
+      }
+    }
+    copies.wait<0>();
+  }
+}
+
+const AttentionKernel attention_dq_kernels[ATTENTION_SIZES] = {attention_dq_kernel<0>, attention_dq_kernel<1>, attention_dq_kernel<2>, attention_dq_kernel<3>};
+const AttentionKernel attention_dkv_kernels[ATTENTION_SIZES] = {attention_dkv_kernel<0>, attention_dkv_kernel<1>, attention_dkv_kernel<2>, attention_dkv_kernel<3>};

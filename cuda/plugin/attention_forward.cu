@@ -1,0 +1,98 @@
+// Attention forward (Dao 2023, FlashAttention-2): a block has a tile of queries of one head and goes along the keys that they see, with a
+// running maximum and sum. While one product runs, the other one's next keys or values are on their way to shared memory.
+#include "attention_tile.h"
+
+template <int SIZE>
+__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel(AttentionCall a) {
+  constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].rows, COLUMNS = attention_sizes[SIZE].columns;
+  constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
+  SHARED(float, shared);
+  float *qs = shared, *ks = qs + ROWS * W, *vs = ks + COLUMNS * W, *ps = vs + COLUMNS * W;
+  const int x = (int)threadIdx.x % 16, y = (int)threadIdx.x / 16;
+  const int depth = (a.q.width + 3) / 4 * 4;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_q, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const int64_t kv = a.kv_head[work.head];
+    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const bool active = y / 2 * 2 < t.rows; // a warp has rows y, y+16, … of two neighbouring y
+
+    // Groups of copies in order: queries and first keys, first values, second keys, …: the one waited for is always the last but one.
+    __syncthreads(); // the tile before has been read
+    load_rows<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
+    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    copies.close();
+    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    copies.close();
+
+    float o[RT][HEAD / 16], top[RT], sum[RT];
+    clear(o);
+#pragma unroll
+    for (int i = 0; i < RT; i++) top[i] = -INFINITY, sum[i] = 0;
+    for (int64_t k0 = see.lo; k0 < see.hi; k0 += COLUMNS) {
+      const int n = (int)least(COLUMNS, see.hi - k0), next = (int)least(COLUMNS, see.hi - k0 - COLUMNS);
+      float s[RT][CT];
+      copies.wait<1>();
+      __syncthreads();
+      if (active) scores<HEAD>(s, qs, ks, depth);
+      __syncthreads();
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + k0 + COLUMNS, kv, next);
+      copies.close();
+      if (active) {
+        const AttentionBand band = attention_band(a.mask, t.sq, t.sk, t.first, k0);
+#pragma unroll
+        for (int i = 0; i < RT; i++) {
+          float m = top[i];
+#pragma unroll
+          for (int j = 0; j < CT; j++) {
+            const int c = x + 16 * j, apart = c - (y + 16 * i);
+            s[i][j] = c < n && band.below <= apart && apart <= band.above ? s[i][j] * a.scale2 : -INFINITY;
+            m = fmaxf(m, s[i][j]);
+          }
+#pragma unroll
+          for (int lane = 8; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
+          const float base = m == -INFINITY ? 0 : m, keep = exp2f(top[i] - base); // before any key: 0
+          top[i] = m;
+          sum[i] *= keep;
+#pragma unroll
+          for (int j = 0; j < CT; j++) {
+            s[i][j] = exp2f(s[i][j] - base);
+            sum[i] += s[i][j];
+          }
+#pragma unroll
+          for (int c = 0; c < HEAD / 16; c++) o[i][c] *= keep;
+        }
+        weights(ps, s);
+      }
+      copies.wait<1>();
+      __syncthreads();
+      if (active) accumulate<HEAD, RT, CT>(o, ps, vs, n);
+      __syncthreads();
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + k0 + COLUMNS, kv, next);
+      copies.close();
+    }
+    copies.wait<0>();
+    if (!active) continue;
+#pragma unroll
+    for (int i = 0; i < RT; i++) {
+      float l = sum[i];
+#pragma unroll
+      for (int lane = 8; lane > 0; lane /= 2) l += __shfl_xor_sync(0xffffffffu, l, lane);
+      const int64_t r = t.first + y + 16 * i;
+      if (y + 16 * i >= t.rows) continue;
+      const AttentionRange row = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
+      const bool none = row.lo >= row.hi;
+      const float f = none ? 0 : 1 / l;
+      if (x == 0) a.lse[(t.q + r) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : (float)(top[i] * 0.693147180559945309 + logf(l));
+#pragma unroll
+      for (int g = 0; g < HEAD / 64; g++) {
+        const float4 out = make_float4(o[i][4 * g] * f, o[i][4 * g + 1] * f, o[i][4 * g + 2] * f, o[i][4 * g + 3] * f);
+        store_four(a.out, t.q + r, work.head, 64 * g + 4 * x, none ? make_float4(0, 0, 0, 0) : out);
+      }
+    }
+  }
+}
+
+const AttentionKernel attention_forward_kernels[ATTENTION_SIZES] = {attention_forward_kernel<0>, attention_forward_kernel<1>, attention_forward_kernel<2>,
+                                                                   attention_forward_kernel<3>};

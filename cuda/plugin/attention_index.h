@@ -1,0 +1,157 @@
+// Index arithmetic of attention: which keys a query sees, how documents are cut into tiles, which tile a block works on, and where things lie
+// in the workspace. No CUDA in here: kernels and a host program (attention_index_test.cpp) include it alike.
+#pragma once
+
+#include "index.h"
+
+// AttentionRange is [lo, hi), empty when hi <= lo.
+struct AttentionRange { int64_t lo, hi; };
+
+// AttentionMask is what a query sees around the key it stands at, which is i + keys - queries for query i of a document: `left` keys before and
+// `right` keys after it; negative = all.
+struct AttentionMask { int64_t left, right; };
+
+// attention_mask folds causal into the window. A bound that no document can reach is left out, so that no sum below overflows.
+inline AttentionMask attention_mask(const uly_attention &a) {
+  const int64_t reach = a.q.shape[0] + a.k.shape[0];
+  const int64_t left = a.left < 0 || a.left >= reach ? -1 : a.left, right = a.right < 0 || a.right >= reach ? -1 : a.right;
+  return {left, a.causal ? 0 : right};
+}
+
+// attention_keys is the keys that some of the queries [q0, q1) of a document see; for a single query exactly those that it sees. Below, too,
+// queries and keys are counted from the start of their document, which has sq and sk of them.
+ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t q1) {
+  const int64_t off = sk - sq;
+  return {m.left < 0 ? 0 : most(0, q0 + off - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + off + m.right))};
+}
+
+// attention_queries is the queries that see some of the keys [k0, k1).
+ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t sk, int64_t k0, int64_t k1) {
+  const int64_t off = sk - sq;
+  return {m.right < 0 ? 0 : most(0, k0 - off - m.right), m.left < 0 ? sq : most(0, least(sq, k1 - off + m.left))};
+}
+
+// AttentionBand is the mask of a tile of queries from q0 on and of keys from k0 on: query q0 + r sees key k0 + c of the document if
+// below <= c - r <= above. Exact for r and c below 2^15.
+struct AttentionBand { int below, above; };
+ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) {
+  const int64_t at = q0 + sk - sq - k0, far = 1 << 16;
+  return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)), m.right < 0 ? (int)far : (int)most(-far, least(far, at + m.right))};
+}
+
+// AttentionSize is the tiles of one build of the kernels: head sizes up to `head`; the forward pass has `rows` queries against `columns` keys at
+// a time, the backward pass `back_rows` queries or keys, which stay, against `back_columns` keys or queries, which pass by.
+struct AttentionSize { int head, rows, columns, back_rows, back_columns; };
+
+// The first that holds the heads serves. The last is for GPUs with less shared memory, and serves all.
+enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = 256, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
+constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {{64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 32, 32, 32}};
+
+inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
+  int i = small ? ATTENTION_SIZES - 1 : 0;
+  while (attention_sizes[i].head < most(d, dv)) i++;
+  return attention_sizes[i];
+}
+
+// Bytes of shared memory. Rows of tiles have a gap, so that lanes which read the same column of neighbouring rows meet in no bank.
+constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
+  return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) + s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
+                       : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
+}
+
+// AttentionLayout is a workspace, in bytes from its start. In front the tables of documents, int64: what is asked for often is not what a call
+// says (host memory, documents without a token) but these.
+struct AttentionLayout {
+  int64_t documents;          // with a token; with cu_q NULL the most there can be
+  int64_t cu_q, cu_k;         // [documents + 1] bounds
+  int64_t tiles_q, tiles_k;   // [documents + 1] tiles of rows in the documents before
+  int64_t kv_head;            // [query heads] key head
+  int64_t first;              // [key heads + 1] first query head
+  int64_t tables;             // end of the tables: of here on a row of kernels has its own
+  int64_t delta;              // [query heads][queries] F32, backward
+  int64_t sums;               // [key heads][keys][d + dv] F32, backward: sums over query heads where dk, dv are not F32
+  int64_t bytes;
+};
+
+inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
+  const int64_t tq = a.q.shape[0], hq = a.q.shape[1], tk = a.k.shape[0], hkv = a.k.shape[1];
+  AttentionLayout l = {};
+  l.documents = a.cu_q ? 0 : tq + tk;
+  for (int64_t i = 0; a.cu_q && i < a.documents; i++) l.documents += a.cu_q[i + 1] > a.cu_q[i] || a.cu_k[i + 1] > a.cu_k[i];
+  auto take = [&](int64_t n, int64_t size) {
+    const int64_t at = l.bytes;
+    l.bytes = ceil_div(at + n * size, 256) * 256;
+    return at;
+  };
+  l.cu_q = take(l.documents + 1, 8);
+  l.cu_k = take(l.documents + 1, 8);
+  l.tiles_q = take(l.documents + 1, 8);
+  l.tiles_k = take(l.documents + 1, 8);
+  l.kv_head = take(hq, 8);
+  l.first = take(hkv + 1, 8);
+  l.tables = l.bytes;
+  if (!backward) return l;
+  l.delta = take(hq * tq, 4);
+  l.sums = take(a.k.dtype == ULY_F32 || (!a.kv_head && hq <= hkv) ? 0 : hkv * tk * (a.k.shape[2] + a.v.shape[2]), 4);
+  return l;
+}
+
+inline int64_t attention_kv_head(const uly_attention &a, int64_t h) { return a.kv_head ? a.kv_head[h] : h / (a.q.shape[1] / a.k.shape[1]); }
+
+// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the queries, or keys, of a tile.
+template <class Put> void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k, Put put) {
+  int64_t n = 0, tiles_q = 0, tiles_k = 0;
+  auto entry = [&](int64_t q, int64_t k) {
+    put(l.cu_q + 8 * n, q);
+    put(l.cu_k + 8 * n, k);
+    put(l.tiles_q + 8 * n, tiles_q);
+    put(l.tiles_k + 8 * n, tiles_k);
+    n++;
+  };
+  entry(0, 0);
+  for (int64_t i = 0; i < a.documents; i++) {
+    const int64_t q = a.cu_q[i + 1] - a.cu_q[i], k = a.cu_k[i + 1] - a.cu_k[i];
+    if (q == 0 && k == 0) continue;
+    tiles_q += ceil_div(q, tile_q);
+    tiles_k += ceil_div(k, tile_k);
+    entry(a.cu_q[i + 1], a.cu_k[i + 1]);
+  }
+  const int64_t hq = a.q.shape[1], hkv = a.k.shape[1];
+  for (int64_t h = 0; h < hq; h++) put(l.kv_head + 8 * h, attention_kv_head(a, h));
+  for (int64_t kv = 0, h = 0; kv <= hkv; kv++) {
+    while (h < hq && attention_kv_head(a, h) < kv) h++;
+    put(l.first + 8 * kv, h);
+  }
+}
+
+// attention_count is the tiles of all documents.
+inline int64_t attention_count(const int64_t *cu, int64_t documents, int64_t tile) {
+  int64_t n = 0;
+  for (int64_t i = 0; i < documents; i++) n += ceil_div(cu[i + 1] - cu[i], tile);
+  return n;
+}
+
+// AttentionTile is a block's work: rows [first, first + rows) of a document, counted from its start.
+struct AttentionTile {
+  int64_t q, sq, k, sk; // the document: where its queries and keys start, and how many they are
+  int64_t first;
+  int rows;
+};
+
+// attention_tile finds tile t of those that `tiles` counts: tiles of queries, or of keys.
+ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents, int64_t t, int size, bool keys) {
+  int64_t lo = 0, hi = documents; // tiles[lo] <= t < tiles[hi]
+  while (hi - lo > 1) {
+    const int64_t mid = lo + (hi - lo) / 2;
+    if (tiles[mid] <= t) lo = mid;
+    else hi = mid;
+  }
+  AttentionTile x = {cu_q[lo], cu_q[lo + 1] - cu_q[lo], cu_k[lo], cu_k[lo + 1] - cu_k[lo], (t - tiles[lo]) * size, 0};
+  x.rows = (int)least(size, (keys ? x.sk : x.sq) - x.first);
+  return x;
+}
+
+// AttentionWork is item w of `tiles` of each head: heads in order, so that blocks which run at once read the same keys. Tiles that see most
+// come first: with a causal mask the last queries, or the first keys.
+struct AttentionWork { int64_t head, tile; };
+ULY_BOTH AttentionWork attention_work(int64_t w, int64_t tiles, bool keys) { return {w / tiles, keys ? w % tiles : tiles - 1 - w % tiles}; }

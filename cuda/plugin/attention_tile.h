@@ -1,0 +1,199 @@
+// The pieces of which attention's kernels are made: tiles of rows in shared memory, and two products of tiles in registers.
+//
+// A block has 16 x 16 threads, (y, x). Thread (y, x) holds rows y, y+16, … of a product and columns x, x+16, … of scores, or features 4x .. 4x+3
+// of each 64. All arithmetic is F32; every sum runs along its axis in order, in one chain, so that a result does not depend on where its row
+// lies in a tile, and equal sums cancel to the bit.
+#pragma once
+
+#include "attention.h"
+
+#ifdef ULY_EMULATED
+#include <vector>
+// The host has no fast fused form: two roundings.
+inline float madd(float a, float b, float c) { return a * b + c; }
+#else
+__device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
+#endif
+
+// Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;
+// others see them after a barrier besides. Emulated copies happen as late as wait allows.
+class Copies {
+public:
+  // Four floats, or one; `there` false writes zeros and reads nothing.
+  template <int N> __device__ __forceinline__ void copy(float *to, const float *from, bool there) {
+#ifndef ULY_EMULATED
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 4 * N : 0;
+    if (N == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+#else
+    late.push_back({to, from, N, group, there});
+#endif
+  }
+  // Ends a group.
+  __device__ __forceinline__ void close() {
+#ifndef ULY_EMULATED
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    group++;
+#endif
+  }
+  // Waits until at most LEFT groups are under way.
+  template <int LEFT> __device__ __forceinline__ void wait() {
+#ifndef ULY_EMULATED
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#else
+    size_t n = 0;
+    for (; n < late.size() && late[n].group < group - LEFT; n++)
+      for (int i = 0; i < late[n].n; i++) late[n].to[i] = late[n].there ? late[n].from[i] : 0.0f;
+    late.erase(late.begin(), late.begin() + (long)n);
+#endif
+  }
+
+private:
+#ifdef ULY_EMULATED
+  struct Late { float *to; const float *from; int n, group; bool there; };
+  std::vector<Late> late;
+  int group = 0;
+#endif
+};
+
+// load_rows brings rows row .. row+n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP floats. Up to the next multiple of four,
+// rows and columns that do not exist are zero: products may read them.
+template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &copies, float *to, const AttentionView &x, int64_t row, int64_t head, int n) {
+  constexpr int LANES = HEAD / 4, STEP = ATTENTION_THREADS / LANES;
+  const int c = (int)threadIdx.x % LANES * 4;
+  if (c >= x.width) return;
+  const int64_t base = row * x.token + head * x.head + c;
+  const int end = (n + 3) / 4 * 4;
+  if (!x.bf16) {
+    const float *p = (const float *)x.data;
+#pragma unroll 1
+    for (int r = (int)threadIdx.x / LANES; r < end; r += STEP) {
+      const float *from = r < n ? p + base + r * x.token : p;
+      float *at = to + r * (HEAD + ATTENTION_GAP) + c;
+      if (x.wide) {
+        copies.copy<4>(at, from, r < n);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; e++) copies.copy<1>(at + e, c + e < x.width ? from + e : p, r < n && c + e < x.width);
+      }
+    }
+    return;
+  }
+  const __nv_bfloat16 *p = (const __nv_bfloat16 *)x.data;
+#pragma unroll 2
+  for (int r = (int)threadIdx.x / LANES; r < end; r += STEP) {
+    const __nv_bfloat16 *from = p + base + r * x.token;
+    float4 y = make_float4(0, 0, 0, 0);
+    if (r < n && x.wide) {
+      const uint2 u = *reinterpret_cast<const uint2 *>(from); // bf16 is the upper half of f32
+      y = make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
+    } else if (r < n) {
+      y.x = __bfloat162float(from[0]);
+      if (c + 1 < x.width) y.y = __bfloat162float(from[1]);
+      if (c + 2 < x.width) y.z = __bfloat162float(from[2]);
+      if (c + 3 < x.width) y.w = __bfloat162float(from[3]);
+    }
+    *reinterpret_cast<float4 *>(to + r * (HEAD + ATTENTION_GAP) + c) = y;
+  }
+}
+
+// store_four writes features c .. c+3 of a row, as far as they exist.
+__device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, int64_t head, int c, float4 y) {
+  if (c >= x.width) return;
+  const int64_t at = row * x.token + head * x.head + c;
+  const float part[4] = {y.x, y.y, y.z, y.w};
+  if (!x.bf16) {
+    float *p = (float *)x.data + at;
+    if (x.wide) *reinterpret_cast<float4 *>(p) = y;
+    else
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        if (c + e < x.width) p[e] = part[e];
+    return;
+  }
+  __nv_bfloat16 *p = (__nv_bfloat16 *)x.data + at;
+  __nv_bfloat16 low[4];
+#pragma unroll
+  for (int e = 0; e < 4; e++) low[e] = __float2bfloat16(part[e]);
+  if (x.wide) {
+    uint2 u;
+    u.x = __bfloat16_as_ushort(low[0]) | (unsigned)__bfloat16_as_ushort(low[1]) << 16;
+    u.y = __bfloat16_as_ushort(low[2]) | (unsigned)__bfloat16_as_ushort(low[3]) << 16;
+    *reinterpret_cast<uint2 *>(p) = u;
+  } else {
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+      if (c + e < x.width) p[e] = low[e];
+  }
+}
+
+// scores: s[i][j] = row y + 16i of a · row x + 16j of b, over `depth` features, a multiple of four.
+template <int HEAD, int RT, int CT> __device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const float *b, int depth) {
+  constexpr int W = HEAD + ATTENTION_GAP;
+  a += threadIdx.x / 16 * W;
+  b += threadIdx.x % 16 * W;
+#pragma unroll
+  for (int i = 0; i < RT; i++)
+#pragma unroll
+    for (int j = 0; j < CT; j++) s[i][j] = 0;
+#pragma unroll (HEAD < 256 ? 2 : 1)
+  for (int c = 0; c < depth; c += 4) {
+    float4 y[CT];
+#pragma unroll
+    for (int j = 0; j < CT; j++) y[j] = *reinterpret_cast<const float4 *>(b + 16 * j * W + c);
+#pragma unroll
+    for (int i = 0; i < RT; i++) {
+      const float4 x = *reinterpret_cast<const float4 *>(a + 16 * i * W + c);
+#pragma unroll
+      for (int j = 0; j < CT; j++) s[i][j] = madd(x.w, y[j].w, madd(x.z, y[j].z, madd(x.y, y[j].y, madd(x.x, y[j].x, s[i][j]))));
+    }
+  }
+}
+
+// weights writes a thread's part of a product to a tile of rows of COLUMNS + ATTENTION_GAP; the rows of a warp are read by that warp alone.
+template <int RT, int CT> __device__ __forceinline__ void weights(float *p, const float (&s)[RT][CT]) {
+  constexpr int W = 16 * CT + ATTENTION_GAP;
+  p += threadIdx.x / 16 * W + threadIdx.x % 16;
+  __syncwarp(); // its lanes have read what was there
+#pragma unroll
+  for (int i = 0; i < RT; i++)
+#pragma unroll
+    for (int j = 0; j < CT; j++) p[16 * i * W + 16 * j] = s[i][j];
+  __syncwarp();
+}
+
+// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four.
+template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n) {
+  constexpr int W = HEAD + ATTENTION_GAP, PW = 16 * CT + ATTENTION_GAP;
+  p += threadIdx.x / 16 * PW;
+  b += threadIdx.x % 16 * 4;
+  for (int t = 0; t < n; t += 4) {
+    float x[RT][4];
+#pragma unroll
+    for (int i = 0; i < RT; i++) {
+      const float4 four = *reinterpret_cast<const float4 *>(p + 16 * i * PW + t);
+      x[i][0] = four.x, x[i][1] = four.y, x[i][2] = four.z, x[i][3] = four.w;
+    }
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+#pragma unroll
+      for (int g = 0; g < HEAD / 64; g++) {
+        const float4 y = *reinterpret_cast<const float4 *>(b + (t + u) * W + 64 * g);
+#pragma unroll
+        for (int i = 0; i < RT; i++) {
+          o[i][4 * g] = madd(x[i][u], y.x, o[i][4 * g]);
+          o[i][4 * g + 1] = madd(x[i][u], y.y, o[i][4 * g + 1]);
+          o[i][4 * g + 2] = madd(x[i][u], y.z, o[i][4 * g + 2]);
+          o[i][4 * g + 3] = madd(x[i][u], y.w, o[i][4 * g + 3]);
+        }
+      }
+  }
+}
+
+template <int RT, int N> __device__ __forceinline__ void clear(float (&o)[RT][N]) {
+#pragma unroll
+  for (int i = 0; i < RT; i++)
+#pragma unroll
+    for (int c = 0; c < N; c++) o[i][c] = 0;
+}
