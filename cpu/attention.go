@@ -148,9 +148,8 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 		partial: (*C.float)(unsafe.Add(w, l.atPartial)), partial_floats: C.int64_t(l.partialFloats),
 		scratch: (*C.float)(unsafe.Add(w, l.atScratch)), scratch_floats: C.int64_t(l.scratchFloats),
 	}
-	if a.Causal {
-		p.causal = 1
-	}
+	left, right := sides(a)
+	p.left, p.right = C.int64_t(left), C.int64_t(right)
 	p.q_t, p.q_h = strides(a.Q)
 	p.k_t, p.k_h = strides(a.K)
 	p.v_t, p.v_h = strides(a.V)

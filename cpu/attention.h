@@ -8,13 +8,17 @@ enum {
   ATT_LQ = 208, // row stride of what has queries as lanes: an odd number of cache lines, so that rows spread over the L1 sets
   ATT_CHUNK = 256, // key rows in a task that adds partial sums
   ATT_PARTS = 4,   // most parts of a key head in the backward pass
+  ATT_RUN = 42 * ATT_NK, // most keys whose dk and dv a worker holds for one of several query heads of a key head
 };
+
+// A side of the window that has no bound: far beyond every row, and far from overflow.
+#define ATT_UNBOUNDED ((int64_t)1 << 60)
 
 // attention_block is a run of queries of one document. All indices are rows of the packed tensors.
 typedef struct {
   int64_t q0, q1;   // the queries; q0 = q1 marks a document of keys alone
   int64_t k0, k1;   // the document's keys
-  int64_t shift;    // query row i stands at key row i + shift: causal queries see keys up to there
+  int64_t shift;    // query row i stands at key row i + shift: it sees the keys from left of there to right of there
   int64_t document; // index of the document
 } attention_block;
 
@@ -31,7 +35,8 @@ typedef struct {
   float *out, *lse, *dq, *dk, *dv;
   int64_t q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, lse_t, lse_h, dout_t, dout_h; // strides of a token and of a head
   int64_t dq_t, dq_h, dk_t, dk_h, dv_t, dv_h;
-  int64_t heads, d, d_v, causal;
+  int64_t heads, d, d_v;
+  int64_t left, right; // keys that a query sees on either side of where it stands; causal is right 0
   float scale;
   const attention_block *blocks;
   int64_t n_blocks, group; // group: blocks in a task of the forward pass
@@ -51,7 +56,8 @@ static inline int64_t attention_pad(int64_t n) { return (n + 63) / 64 * 64; }
 // attention_forward_floats is one worker's scratch: Q transposed, scores, output transposed, running maximum and sum.
 static inline int64_t attention_forward_floats(int64_t d, int64_t dv) { return (d + ATT_NK + dv + 2) * ATT_LQ; }
 
-// attention_backward_floats: Q, dO, dQ transposed, probabilities and their gradients, logsumexp and delta, and dense copies of Q and dO.
-static inline int64_t attention_backward_floats(int64_t d, int64_t dv) {
-  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv));
+// attention_backward_floats: Q, dO, dQ transposed, probabilities and their gradients, logsumexp and delta, dense copies of Q and dO, and where key heads
+// serve several query heads dK and dV of one of these.
+static inline int64_t attention_backward_floats(int64_t d, int64_t dv, int64_t grouped) {
+  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv)) + (grouped ? ATT_RUN * (d + dv) : 0);
 }

@@ -8,11 +8,13 @@ import "C"
 import "ulysses/device"
 
 // attentionBound is the largest workspace that any documents of these lengths need. A document adds at most one block to those of one
-// long document; visible pairs, which decide the number of parts, are most for one document.
+// long document; visible pairs, which decide the number of parts, are most for one document, and no more than a window's for each query.
 func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	tq, tk := a.Q.Shape[0], a.K.Shape[0]
+	left, right := sides(a)
 	one := *a
+	one.Window = nil
 	one.CuQ, one.CuK = []int64{0, tq}, []int64{0, tk}
 	l := d.layAttention(&one, backward, nil)
 	blocks := l.blocks + tq + tk // as many documents as tokens
@@ -24,9 +26,16 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	if a.Causal && tq <= tk {
 		pairs = float64(l.pairs)
 	}
+	if left+right < tk {
+		pairs = min(pairs, float64(tq)*float64(left+right+1))
+	}
 	partial := int64(0)
 	for parts := int64(2); parts <= partsFor(pairs, dim, dv); parts++ {
-		floats := (parts - 1) * tk * (dim + dv)
+		rows := (parts - 1) * tk
+		if left+right < tk { // neighbours have no more in common than a window
+			rows = min(rows, tk+(parts-1)*(left+right))
+		}
+		floats := rows * (dim + dv)
 		partial = max(partial, padded(waveOf(kvHeads, int64(d.workers), parts)*floats*4))
 	}
 	return bytes + partial

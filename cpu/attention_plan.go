@@ -71,14 +71,33 @@ func (c *blockCursor) cut(q0 int64) {
 	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+size))
 }
 
-// visible is the number of query-key pairs of a block that the mask leaves.
-func visible(b *C.attention_block, causal bool) int64 {
-	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
-	if !causal {
-		return n * keys
+// sides are how many keys a query sees on either side of where it stands; causal is none to the right.
+func sides(a *device.Attention) (left, right int64) {
+	left, right = C.ATT_UNBOUNDED, C.ATT_UNBOUNDED
+	if w := a.Window; w != nil && w.Left >= 0 {
+		left = min(left, w.Left)
 	}
-	first := int64(b.q0+b.shift-b.k0) + 1 // keys that the first query sees, before clamping to [0, keys]
-	return ramp(first+n, keys) - ramp(first, keys)
+	if w := a.Window; w != nil && w.Right >= 0 {
+		right = min(right, w.Right)
+	}
+	if a.Causal {
+		right = 0
+	}
+	return left, right
+}
+
+// visible is the number of query-key pairs of a block that the mask leaves.
+func visible(b *C.attention_block, left, right int64) int64 {
+	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
+	at := int64(b.q0 + b.shift - b.k0) // where the first query stands; below, sums over queries of keys clamped to [0, keys]
+	upTo, before := n*keys, int64(0)
+	if right < C.ATT_UNBOUNDED {
+		upTo = ramp(at+right+1+n, keys) - ramp(at+right+1, keys)
+	}
+	if left < C.ATT_UNBOUNDED {
+		before = ramp(at-left+n, keys) - ramp(at-left, keys)
+	}
+	return upTo - before
 }
 
 // ramp is the sum of clamp(i, 0, top) over i < n.
@@ -90,24 +109,26 @@ func ramp(n, top int64) int64 {
 	return m*(m-1)/2 + (n-m)*top
 }
 
-// endKey is the row behind the last key that some query of the block sees, at least the first key.
-func endKey(b *C.attention_block, causal bool) int64 {
-	if !causal {
-		return int64(b.k1)
-	}
-	return int64(max(b.k0, min(b.k1, b.q1+b.shift)))
+// beginKey is the row of the first key that some query of the block sees, endKey that behind the last; the first key's row if there is none.
+func beginKey(b *C.attention_block, left int64) int64 {
+	return min(max(int64(b.k0), int64(b.q0+b.shift)-left), int64(b.k1))
+}
+
+func endKey(b *C.attention_block, right int64) int64 {
+	return max(int64(b.k0), min(int64(b.k1), int64(b.q1+b.shift)+right))
 }
 
 // layAttention cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace.
 func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
 	var l attentionLayout
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
+	left, right := sides(a)
 	for c := (blockCursor{a: a}); c.next(); {
 		if memory != nil {
 			*index[C.attention_block](memory, l.blocks) = c.block
 		}
 		l.blocks++
-		l.pairs += visible(&c.block, a.Causal)
+		l.pairs += visible(&c.block, left, right)
 	}
 	// Enough blocks in a forward task that short documents do not drown in tasks.
 	l.group = 1
@@ -121,7 +142,7 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
 	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv)))
 	if backward {
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv)))
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), C.int64_t(grouped(a))))
 		d.layParts(a, &l, memory)
 	}
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
@@ -144,21 +165,26 @@ func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4
 // layParts splits the blocks into parts of about equal work.
 func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	dim, dv := a.Q.Shape[2], a.V.Shape[2]
+	left, right := sides(a)
 	want := partsFor(float64(l.pairs), dim, dv)
 	var part C.attention_part
+	document, from := C.int64_t(-1), int64(0) // the document at hand and the first of its keys that this part sees
 	done, i := int64(0), int64(0)
 	c := blockCursor{a: a}
 	for more := c.next(); more; {
 		b := c.block
+		if C.int64_t(i) == part.b0 || b.document != document {
+			document, from = b.document, beginKey(&b, left)
+		}
 		i++
-		done += visible(&b, a.Causal)
+		done += visible(&b, left, right)
 		more = c.next()
 		if more && float64(done) < float64(l.pairs)*float64(l.parts+1)/float64(want) {
 			continue
 		}
-		part.b1, part.k0, part.k1 = C.int64_t(i), b.k0, b.k0
+		part.b1, part.k0, part.k1 = C.int64_t(i), C.int64_t(from), C.int64_t(from)
 		if more && c.block.document == b.document {
-			part.k1 = C.int64_t(endKey(&b, a.Causal))
+			part.k1 = C.int64_t(max(from, endKey(&b, right)))
 		}
 		part.offset = C.int64_t(l.partialFloats)
 		l.partialFloats += int64(part.k1-part.k0) * (dim + dv)
@@ -185,6 +211,16 @@ func layHeads(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	for ; next <= kvHeads; next++ {
 		*index[int64](first, next) = heads
 	}
+}
+
+// grouped is 1 where some key head serves several query heads.
+func grouped(a *device.Attention) int64 {
+	for h := int64(1); h < a.Q.Shape[1]; h++ {
+		if kvHead(a, h) == kvHead(a, h-1) {
+			return 1
+		}
+	}
+	return 0
 }
 
 // kvHead is the key head of a query head.

@@ -18,6 +18,7 @@ type attentionCase struct {
 	d, dv             int64
 	kvHead            []int64
 	causal, headMajor bool
+	window            *device.Window
 }
 
 func (c *attentionCase) make(t testing.TB, d *Device) *device.AttentionGrad {
@@ -33,7 +34,7 @@ func (c *attentionCase) make(t testing.TB, d *Device) *device.AttentionGrad {
 		Attention: device.Attention{
 			Q: of(tq, c.heads, c.d, 1), K: of(tk, c.kvHeads, c.d, 2), V: of(tk, c.kvHeads, c.dv, 3), Out: of(tq, c.heads, c.dv, 4),
 			LSE: tensor.OfFloat32(floats(t, d, c.heads*tq+1), c.heads, tq).Permute(1, 0), CuQ: c.cuQ, CuK: c.cuK, KVHead: c.kvHead,
-			Causal: c.causal, Scale: 1 / math.Sqrt(float64(c.d)),
+			Causal: c.causal, Window: c.window, Scale: 1 / math.Sqrt(float64(c.d)),
 		},
 		DOut: of(tq, c.heads, c.dv, 5), DQ: of(tq, c.heads, c.d, 6), DK: of(tk, c.kvHeads, c.d, 7), DV: of(tk, c.kvHeads, c.dv, 8),
 	}
@@ -90,12 +91,22 @@ func dense(g *device.AttentionGrad) (out, lse, dq, dk, dv *array) {
 		for h := range heads {
 			kv := kvHead(&g.Attention, h)
 			for i := q0; i < q1; i++ {
-				end := k1
+				begin, end := k0, k1
 				if g.Causal {
-					end = min(k1, i+k1-q1+1)
+					end = max(k0, min(k1, i+k1-q1+1))
+				}
+				if w := g.Window; w != nil && w.Left >= 0 && w.Left < i+k1-q1-k0 {
+					begin = i + k1 - q1 - w.Left
+				}
+				if w := g.Window; w != nil && w.Right >= 0 && w.Right < q1-i {
+					end = max(k0, min(end, i+k1-q1+w.Right+1))
+				}
+				if begin >= end {
+					*lse.at(i, h, 0) = math.Inf(-1)
+					continue
 				}
 				top, sum := math.Inf(-1), 0.0
-				for j := k0; j < end; j++ {
+				for j := begin; j < end; j++ {
 					s := 0.0
 					for e := range dim {
 						s += element(g.Q, i, h, e) * element(g.K, j, kv, e)
@@ -103,12 +114,12 @@ func dense(g *device.AttentionGrad) (out, lse, dq, dk, dv *array) {
 					p[j-k0] = s * g.Scale
 					top = max(top, p[j-k0])
 				}
-				for j := k0; j < end; j++ {
+				for j := begin; j < end; j++ {
 					sum += math.Exp(p[j-k0] - top)
 				}
 				*lse.at(i, h, 0) = top + math.Log(sum)
 				delta := 0.0
-				for j := k0; j < end; j++ {
+				for j := begin; j < end; j++ {
 					p[j-k0] = math.Exp(p[j-k0] - *lse.at(i, h, 0))
 					for e := range n {
 						*out.at(i, h, e) += p[j-k0] * element(g.V, j, kv, e)
@@ -117,7 +128,7 @@ func dense(g *device.AttentionGrad) (out, lse, dq, dk, dv *array) {
 				for e := range n {
 					delta += *out.at(i, h, e) * element(g.DOut, i, h, e)
 				}
-				for j := k0; j < end; j++ {
+				for j := begin; j < end; j++ {
 					dp := 0.0
 					for e := range n {
 						dp += element(g.DOut, i, h, e) * element(g.V, j, kv, e)
@@ -167,17 +178,26 @@ func cu(lengths ...int64) []int64 {
 }
 
 var attentionCases = []attentionCase{
-	{"one", cu(1), cu(1), 1, 1, 1, 1, nil, true, true},
-	{"causal", cu(300), cu(300), 2, 2, 64, 64, nil, true, true},
-	{"full", cu(257), cu(301), 2, 1, 16, 24, nil, false, false},
-	{"more keys", cu(70), cu(333), 1, 1, 33, 7, nil, true, false},
-	{"more queries", cu(333), cu(70), 3, 1, 3, 80, nil, true, true},
-	{"documents", cu(1, 0, 40, 200, 17, 0, 300), cu(1, 5, 60, 100, 17, 0, 300), 2, 2, 48, 48, nil, true, false},
-	{"documents, full", cu(1, 0, 40, 0, 17, 99), cu(1, 5, 60, 3, 0, 300), 2, 1, 128, 32, nil, false, true},
-	{"uneven groups", cu(100, 101), cu(100, 101), 4, 4, 20, 20, []int64{0, 0, 0, 2}, true, false},
-	{"parts", cu(500, 300), cu(500, 300), 2, 1, 40, 40, nil, true, true},
-	{"parts, full", cu(100, 640), cu(90, 377), 1, 1, 32, 33, nil, false, true},
-	{"no heads", cu(9), cu(9), 0, 2, 8, 8, []int64{}, true, true},
+	{"one", cu(1), cu(1), 1, 1, 1, 1, nil, true, true, nil},
+	{"causal", cu(300), cu(300), 2, 2, 64, 64, nil, true, true, nil},
+	{"full", cu(257), cu(301), 2, 1, 16, 24, nil, false, false, nil},
+	{"more keys", cu(70), cu(333), 1, 1, 33, 7, nil, true, false, nil},
+	{"more queries", cu(333), cu(70), 3, 1, 3, 80, nil, true, true, nil},
+	{"documents", cu(1, 0, 40, 200, 17, 0, 300), cu(1, 5, 60, 100, 17, 0, 300), 2, 2, 48, 48, nil, true, false, nil},
+	{"documents, full", cu(1, 0, 40, 0, 17, 99), cu(1, 5, 60, 3, 0, 300), 2, 1, 128, 32, nil, false, true, nil},
+	{"uneven groups", cu(100, 101), cu(100, 101), 4, 4, 20, 20, []int64{0, 0, 0, 2}, true, false, nil},
+	{"parts", cu(500, 300), cu(500, 300), 2, 1, 40, 40, nil, true, true, nil},
+	{"parts, full", cu(100, 640), cu(90, 377), 1, 1, 32, 33, nil, false, true, nil},
+	{"left", cu(300), cu(300), 2, 1, 33, 20, nil, false, true, &device.Window{Left: 40, Right: -1}},
+	{"right", cu(300), cu(300), 2, 1, 16, 16, nil, false, true, &device.Window{Left: -1, Right: 7}},
+	{"none beside itself", cu(211, 30), cu(211, 30), 2, 2, 24, 24, nil, false, false, &device.Window{}},
+	{"sliding", cu(450, 100), cu(450, 100), 4, 2, 40, 40, nil, true, true, &device.Window{Left: 130, Right: 5}},
+	{"sliding, more keys", cu(70, 200), cu(333, 500), 3, 1, 16, 8, nil, true, true, &device.Window{Left: 60, Right: -1}},
+	{"sliding, more queries", cu(333, 220), cu(70, 90), 2, 1, 16, 8, nil, false, true, &device.Window{Left: 20, Right: 33}},
+	{"window beyond the document", cu(70, 1, 0, 130), cu(70, 1, 3, 130), 2, 1, 16, 16, nil, true, true, &device.Window{Left: math.MaxInt64, Right: math.MaxInt64}},
+	{"parts, sliding", cu(900, 50), cu(900, 50), 2, 1, 80, 80, nil, true, true, &device.Window{Left: 250, Right: 0}},
+	{"parts, both sides", cu(40, 900), cu(90, 700), 3, 1, 48, 80, nil, false, true, &device.Window{Left: 101, Right: 150}},
+	{"no heads", cu(9), cu(9), 0, 2, 8, 8, []int64{}, true, true, nil},
 }
 
 // fewFlops makes the backward pass cut even small heads into parts.

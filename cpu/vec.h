@@ -27,6 +27,7 @@ AI __mmask16 v_lanes_below(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (
 AI vf v_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(v_lanes_below(n), p); }
 AI void v_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, v_lanes_below(n), x); }
 AI vf v_fill_below(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), x, _mm512_set1_ps(fill)); }
+AI vf v_fill_above(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), _mm512_set1_ps(fill), x); }
 AI int v_any_ne(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0; }
 AI void v_transpose(vf *r) {
   vf t[16];
@@ -70,6 +71,9 @@ AI vf v_load_n(const float *p, int64_t n) { return _mm256_maskload_ps(p, v_lanes
 AI void v_store_n(float *p, vf x, int64_t n) { _mm256_maskstore_ps(p, v_lanes_below(n), x); }
 AI vf v_fill_below(vf x, int64_t n, float fill) {
   return _mm256_blendv_ps(x, _mm256_set1_ps(fill), _mm256_castsi256_ps(v_lanes_below(n)));
+}
+AI vf v_fill_above(vf x, int64_t n, float fill) {
+  return _mm256_blendv_ps(_mm256_set1_ps(fill), x, _mm256_castsi256_ps(v_lanes_below(n)));
 }
 AI int v_any_ne(vf a, vf b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ)) != 0; }
 AI void v_transpose(vf *r) {
@@ -124,6 +128,10 @@ AI vf v_fill_below(vf x, int64_t n, float fill) {
   for (int i = 0; i < VW && i < n; i++) x[i] = fill;
   return x;
 }
+AI vf v_fill_above(vf x, int64_t n, float fill) {
+  for (int i = 0; i < VW; i++) x[i] = i < n ? x[i] : fill;
+  return x;
+}
 AI int v_any_ne(vf a, vf b) {
   int any = 0;
   UNROLL for (int i = 0; i < VW; i++) any |= a[i] != b[i];
@@ -142,7 +150,7 @@ AI void v_transpose(vf *r) {
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 
 // v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
-// v_fill_below replaces lanes [0, n) by fill. v_any_ne: some lane differs (or is NaN). v_transpose: VW vectors as a square, in place.
+// v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW). v_any_ne: some lane differs (or is NaN). v_transpose: VW vectors as a square, in place.
 
 AI vf v_zero(void) { return (vf){0}; }
 AI vf v_add(vf a, vf b) { return a + b; }
