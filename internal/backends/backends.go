@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 
-	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/cuda"
 	"ulysses/device"
@@ -83,16 +82,4 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 	}
 	d, err = openCPU(c)
 	return d, "the CPU: " + why, err
-}
-
-// OpenComm gives the communicator for tensors of the device: on the CPU the host's own. The policy is the job file's device.comm; one
-// that does not fit is refused.
-func OpenComm(d device.Device, host comm.Comm, policy string) (comm.Comm, error) {
-	switch {
-	case policy == "auto" || policy == host.Kind():
-		return host, nil
-	case policy == "mpi" || policy == "local":
-		return nil, status.Errorf(status.Unsupported, "device.comm = %q: these ranks were started as %q: say \"auto\"", policy, host.Kind())
-	}
-	return nil, status.Errorf(status.Unsupported, "device.comm = %q on device %s: say \"auto\"", policy, d.Info().Kind)
 }

@@ -1,0 +1,112 @@
+package cuda
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+
+	"ulysses/comm"
+	"ulysses/tensor"
+)
+
+// What ranks tell each other of a call.
+
+type ipcOp uint8
+
+const (
+	opFailed ipcOp = iota
+	opAllToAll
+	opAllGather
+	opReduceScatter
+	opAllReduce
+	opBroadcast
+	opSendRecv
+)
+
+var ipcNames = [...]string{"nothing", "AllToAll", "AllGather", "ReduceScatter", "AllReduce", "Broadcast", "SendRecv"}
+
+// header is what must be the same on all ranks.
+type header struct {
+	op    ipcOp
+	dtype tensor.DType
+	how   comm.Op
+	root  int
+	unit  int64 // bytes of a row or of the whole, or elements
+}
+
+func (h header) name() string { return ipcNames[h.op] }
+
+func (h header) String() string {
+	switch h.op {
+	case opAllReduce:
+		return fmt.Sprintf("AllReduce of %v[%d], reduction %d", h.dtype, h.unit, h.how)
+	case opBroadcast:
+		return fmt.Sprintf("Broadcast of %d bytes from %d", h.unit, h.root)
+	case opAllGather, opReduceScatter:
+		return fmt.Sprintf("%s of rows of %d bytes of %v", h.name(), h.unit, h.dtype)
+	}
+	return h.name()
+}
+
+// handleBytes is ULY_HANDLE.
+const handleBytes = 64
+
+// packet is a header, where a tensor lies, and the counts received and sent, by rank.
+type packet struct {
+	raw  []byte
+	size int
+}
+
+// Offsets in a packet.
+const (
+	packetOp      = 0 // and type, reduction
+	packetRoot    = 4
+	packetUnit    = 8
+	packetAddress = 16 // for ranks of the same process
+	packetOffset  = 24 // into the allocation, for others
+	packetHandle  = 32 // of the allocation; its first byte may be anything
+	packetKnown   = packetHandle + handleBytes
+	packetRows    = packetKnown + 8
+)
+
+func newPacket(size int) packet { return packet{make([]byte, packetRows+16*size), size} }
+
+func (p packet) long(at int) int64       { return int64(binary.LittleEndian.Uint64(p.raw[at:])) }
+func (p packet) setLong(at int, v int64) { binary.LittleEndian.PutUint64(p.raw[at:], uint64(v)) }
+
+// write says everything but where the tensor lies.
+func (p packet) write(h header, recvRows, sendRows []int64) {
+	clear(p.raw)
+	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2] = byte(h.op), byte(h.dtype), byte(h.how)
+	binary.LittleEndian.PutUint32(p.raw[packetRoot:], uint32(h.root))
+	p.setLong(packetUnit, h.unit)
+	for j, n := range recvRows {
+		p.setLong(packetRows+8*j, n)
+	}
+	for j, n := range sendRows {
+		p.setLong(packetRows+8*(p.size+j), n)
+	}
+}
+
+func (p packet) header() header {
+	return header{op: ipcOp(p.raw[packetOp]), dtype: tensor.DType(p.raw[packetOp+1]), how: comm.Op(p.raw[packetOp+2]),
+		root: int(int32(binary.LittleEndian.Uint32(p.raw[packetRoot:]))), unit: p.long(packetUnit)}
+}
+
+// fail tells the others that this rank cannot take part.
+func (p packet) fail()        { p.raw[packetOp] = byte(opFailed) }
+func (p packet) failed() bool { return p.raw[packetOp] == byte(opFailed) }
+
+func (p packet) received(from int) int64 { return p.long(packetRows + 8*from) }
+func (p packet) sent(to int) int64       { return p.long(packetRows + 8*(p.size+to)) }
+
+// sentBefore is the bytes that lie before what this rank sends to one.
+func (p packet) sentBefore(to int) int64 {
+	var n int64
+	for j := range to {
+		n += p.sent(j)
+	}
+	return n
+}
+
+func (p packet) sameRows(q packet) bool { return bytes.Equal(p.raw[packetRows:], q.raw[packetRows:]) }

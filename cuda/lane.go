@@ -1,0 +1,172 @@
+package cuda
+
+// #include "bridge.h"
+import "C"
+
+import (
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// lane is a communicator's own stream: what it moves runs beside what callers compute, ordered by events alone. An operation takes what
+// the caller's stream holds as done before it (enter) and is done before what comes later on that stream (leave). A caller without a
+// stream vouches for the tensors himself and finds the operation done when the call returns.
+type lane struct {
+	d     *Device
+	s     *stream
+	ready *event // what the caller's stream held when the operation began
+	left  *event // the end of an operation that its call waits for
+	spare []*request
+}
+
+func newLane(d *Device, shared bool) (*lane, error) {
+	l := &lane{d: d}
+	var err error
+	if l.s, err = d.newStream(); err != nil {
+		return nil, err
+	}
+	if l.ready, err = d.newEvent(shared); err == nil {
+		l.left, err = d.newEvent(false)
+	}
+	if err != nil {
+		l.close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// close waits for what the lane holds.
+func (l *lane) close() error {
+	var err error
+	if l.d.open && l.s.s != nil {
+		err = l.s.Sync()
+	}
+	for _, e := range []*event{l.ready, l.left} {
+		if e != nil {
+			e.Close()
+		}
+	}
+	for _, r := range l.spare {
+		r.done.Close()
+	}
+	l.spare = nil
+	l.s.Close()
+	return err
+}
+
+// enter orders the lane behind what s holds. The caller's stream is nil where s is.
+func (l *lane) enter(op string, s device.Stream) (caller *stream, err error) {
+	from := l.s
+	if s != nil {
+		if caller, err = l.d.of(op, s); err != nil {
+			return nil, err
+		}
+		from = caller
+	}
+	if err := from.Record(l.ready); err != nil || caller == nil {
+		return nil, err
+	}
+	return caller, l.s.Wait(l.ready)
+}
+
+// leave orders what comes later on the caller's stream behind the lane.
+func (l *lane) leave(caller *stream) error { return l.meet(caller, l.left) }
+
+// meet marks the lane with the event, and makes the caller wait for it.
+func (l *lane) meet(caller *stream, e *event) error {
+	if err := l.s.Record(e); err != nil {
+		return err
+	}
+	return reach(caller, e)
+}
+
+// reach makes the caller's stream wait for the event, or the host where there is none.
+func reach(caller *stream, e *event) error {
+	if caller == nil {
+		return e.Sync()
+	}
+	return caller.Wait(e)
+}
+
+// await makes the lane wait for another rank's event.
+func (l *lane) await(e *C.uly_event) error {
+	return l.d.result(C.plug_stream_wait(l.d.table, l.d.d, l.s.s, e))
+}
+
+// copy moves bytes between memory that this GPU reaches; overlapping places are the same place.
+func (l *lane) copy(dst, src uintptr, bytes int64) error {
+	if bytes <= 0 || dst == src {
+		return nil
+	}
+	return l.d.result(C.plug_copy_bytes(l.d.table, l.d.d, l.s.s, pointer(dst), pointer(src), C.int64_t(bytes)))
+}
+
+// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each.
+func (l *lane) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
+	if n <= 0 || len(src) == 1 && dst == src[0] {
+		return nil
+	}
+	a := arguments[C.uly_rank_sum](l.d)
+	*(*uintptr)(unsafe.Pointer(&a.dst)) = dst
+	for i, p := range src {
+		*(*uintptr)(unsafe.Pointer(&a.src[i])) = p
+	}
+	a.n, a.ranks, a.dtype, a.how = C.int64_t(n), C.int32_t(len(src)), C.int32_t(dtype), C.int32_t(op)
+	return enqueue(l.d, l.s, C.ULY_OP_RANK_SUM, a)
+}
+
+// Addresses of other ranks' memory are numbers here: the collector need not know of them, and a packet carries them.
+
+func number(p unsafe.Pointer) uintptr { return uintptr(p) }
+
+func pointer(a uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&a)) }
+
+// request is an exchange under way on a lane.
+type request struct {
+	l      *lane
+	caller *stream
+	done   *event
+	active bool
+	finish func(*request) error // what is left for Wait to do before the mark; nil when it is set already
+	staged stagedExchange       // finish's
+}
+
+// request takes one that is not in use.
+func (l *lane) request(caller *stream) (*request, error) {
+	var r *request
+	if n := len(l.spare); n > 0 {
+		r, l.spare = l.spare[n-1], l.spare[:n-1]
+	} else {
+		done, err := l.d.newEvent(false)
+		if err != nil {
+			return nil, err
+		}
+		r = &request{l: l, done: done}
+	}
+	r.caller, r.active, r.finish = caller, true, nil
+	return r, nil
+}
+
+// Wait orders what comes later on the caller's stream behind the exchange. It is called once.
+func (r *request) Wait() error {
+	if !r.active {
+		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
+	}
+	r.active = false
+	if r.finish != nil {
+		if err := r.finish(r); err != nil {
+			return err
+		}
+		if err := r.l.s.Record(r.done); err != nil {
+			return err
+		}
+	}
+	err := reach(r.caller, r.done)
+	r.caller = nil
+	r.l.spare = append(r.l.spare, r)
+	return err
+}

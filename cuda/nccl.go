@@ -1,0 +1,337 @@
+package cuda
+
+// #include "bridge.h"
+import "C"
+
+import (
+	"sync"
+	"time"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// ncclScratch is the bytes that arrive, from all ranks together, before this rank combines them.
+const ncclScratch = 32 << 20
+
+// ncclPoll is how often asynchronous errors are asked for while nothing else does.
+const ncclPoll = time.Second
+
+// nccl moves tensors with NCCL, one rank a GPU. Sums over all ranks are NCCL's own, in its order. What NCCL has not as it is needed here
+// (uneven rows, sums in BF16 that are rounded once, reductions that keep a NaN) is its sends and receives and reductions of our own.
+//
+// A kernel of NCCL waits on the GPU for its peers, so a peer's death shows as a stream that never ends. A goroutine asks for NCCL's
+// asynchronous errors and ends the communicator, which ends the kernel and the wait.
+type nccl struct {
+	*lane
+	host    comm.Comm
+	scratch device.Buffer
+	longs   []int64   // four vectors of size: offsets and bytes, received and sent
+	rows    []int64   // two more: shards, and the rows of a piece
+	parts   []uintptr // by rank
+
+	mu     sync.Mutex // one call of the library at a time
+	failed error
+	stop   chan struct{}
+
+	life   sync.Mutex  // between an abort and the end of the handle
+	handle *C.uly_nccl // nil once closed
+}
+
+func newNCCL(d *Device, host comm.Comm) (carrier, error) {
+	n := host.Size()
+	if n > MaxRanks {
+		return nil, status.Errorf(status.Unsupported, "device.comm = \"nccl\": %d ranks: at most %d are built: use more replicas' worth of jobs, or \"mpi\"", n, MaxRanks)
+	}
+	c := &nccl{host: host, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
+	var id [C.ULY_NCCL_ID]byte
+	var err error
+	if c.lane, err = newLane(d, false); err == nil && host.Rank() == 0 {
+		err = d.result(C.plug_nccl_id(d.table, d.d, (*C.char)(unsafe.Pointer(&id[0]))))
+	}
+	if agreed := comm.Agree(host, err); agreed != nil {
+		if err == nil {
+			err = agreed
+		}
+	} else if _, err = broadcastInto(host, id[:]); err == nil {
+		err = d.result(C.plug_nccl_init(d.table, d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(n), C.int32_t(host.Rank()), &c.handle))
+	}
+	if err != nil {
+		if c.lane != nil {
+			c.lane.close()
+		}
+		return nil, err
+	}
+	go c.poll()
+	return c, nil
+}
+
+func broadcastInto(host comm.Comm, id []byte) (int, error) {
+	got, err := comm.BroadcastBytes(host, id, 0)
+	return copy(id, got), err
+}
+
+func (c *nccl) kind() string { return "nccl" }
+
+// poll looks for asynchronous errors.
+func (c *nccl) poll() {
+	for {
+		select {
+		case <-c.stop:
+			return
+		case <-time.After(ncclPoll):
+			c.mu.Lock()
+			err := c.sound()
+			c.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}
+}
+
+// sound asks for asynchronous errors and ends the communicator at the first. The lock is held.
+func (c *nccl) sound() error {
+	switch {
+	case c.failed != nil:
+	case c.handle == nil:
+		c.failed = status.Errorf(status.Comm, "NCCL: the communicator is closed")
+	default:
+		if code := C.plug_nccl_error(c.d.table, c.d.d, c.handle); code != 0 {
+			c.failed = c.d.failed(code)
+			c.abort()
+		}
+	}
+	return c.failed
+}
+
+// abort may come from any goroutine, also while another is inside NCCL, which then comes back with an error.
+func (c *nccl) abort() {
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.handle != nil {
+		C.plug_nccl_abort(c.d.table, c.d.d, c.handle)
+	}
+}
+
+func (c *nccl) close() error {
+	close(c.stop)
+	err := c.lane.close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.life.Lock()
+	defer c.life.Unlock()
+	if c.handle != nil {
+		if closed := c.d.result(C.plug_nccl_close(c.d.table, c.d.d, c.handle)); err == nil {
+			err = closed
+		}
+		c.handle = nil
+	}
+	if c.scratch != nil {
+		c.scratch.Free()
+		c.scratch = nil
+	}
+	return err
+}
+
+// call makes one call of the library while no error is known.
+func (c *nccl) call(f func() C.int32_t) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := c.sound(); err != nil {
+		return err
+	}
+	return c.d.result(f())
+}
+
+// vectors are the four of an exchange, cleared: where what is received and sent lies, and how much.
+func (c *nccl) vectors() (recvAt, recv, sendAt, send []int64) {
+	clear(c.longs)
+	n := c.host.Size()
+	return c.longs[:n], c.longs[n : 2*n], c.longs[2*n : 3*n], c.longs[3*n:]
+}
+
+// exchange moves what the vectors say.
+func (c *nccl) exchange(dst, src uintptr) error {
+	recvAt, recv, sendAt, send := c.longs, c.longs[c.host.Size():], c.longs[2*c.host.Size():], c.longs[3*c.host.Size():]
+	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
+	return c.call(func() C.int32_t {
+		return C.plug_nccl_all_to_all(c.d.table, c.d.d, c.handle, c.s.s, pointer(dst), at(recvAt), at(recv), pointer(src), at(sendAt), at(send))
+	})
+}
+
+func (c *nccl) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+	caller, err := c.enter("AllToAll", s)
+	if err != nil {
+		return nil, err
+	}
+	row := max(comm.RowBytes(dst), comm.RowBytes(src))
+	recvAt, recv, sendAt, send := c.vectors()
+	for j := range recvRows {
+		recvAt[j], recv[j] = comm.RowsBefore(recvRows, j)*row, recvRows[j]*row
+		sendAt[j], send[j] = comm.RowsBefore(sendRows, j)*row, sendRows[j]*row
+	}
+	if err := c.exchange(number(dst.Data), number(src.Data)); err != nil {
+		return nil, err
+	}
+	r, err := c.request(caller)
+	if err != nil {
+		return nil, err
+	}
+	return r, c.s.Record(r.done)
+}
+
+func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
+	if c.host.Size() == 1 || t.Bytes() == 0 {
+		return c.nothing("AllReduce", s)
+	}
+	caller, err := c.enter("AllReduce", s)
+	if err != nil {
+		return err
+	}
+	n, x := t.Numel(), number(t.Data)
+	if op == comm.Sum && t.DType != tensor.BF16 {
+		err = c.call(func() C.int32_t {
+			return C.plug_nccl_all_reduce(c.d.table, c.d.d, c.handle, c.s.s, t.Data, C.int64_t(n), C.int32_t(t.DType), C.int32_t(op))
+		})
+	} else { // NCCL's maximum of a number and a NaN is the number, and its sums in BF16 are rounded at every hop
+		shards := c.rows[:c.host.Size()]
+		for j := range shards {
+			lo, hi := comm.Shard(n, j, len(shards))
+			shards[j] = hi - lo
+		}
+		own := x + uintptr(comm.RowsBefore(shards, c.host.Rank())*t.DType.Size())
+		if err = c.combineParts(own, x, shards, t.DType.Size(), t.DType, op); err == nil {
+			err = c.gather(x, own, shards, t.DType.Size())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return c.leave(caller)
+}
+
+func (c *nccl) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	caller, err := c.enter("AllGather", s)
+	if err != nil {
+		return err
+	}
+	if err := c.gather(number(dst.Data), number(src.Data), rows, comm.RowBytes(dst)); err != nil {
+		return err
+	}
+	return c.leave(caller)
+}
+
+// gather brings everyone's block to its place in all; own may be there already.
+func (c *nccl) gather(all, own uintptr, rows []int64, unit int64) error {
+	me := c.host.Rank()
+	if err := c.copy(all+uintptr(comm.RowsBefore(rows, me)*unit), own, rows[me]*unit); err != nil {
+		return err
+	}
+	recvAt, recv, _, send := c.vectors()
+	for j := range rows {
+		if j != me {
+			recvAt[j], recv[j], send[j] = comm.RowsBefore(rows, j)*unit, rows[j]*unit, rows[me]*unit
+		}
+	}
+	return c.exchange(all, own)
+}
+
+func (c *nccl) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	caller, err := c.enter("ReduceScatter", s)
+	if err != nil {
+		return err
+	}
+	if err := c.combineParts(number(dst.Data), number(src.Data), rows, comm.RowBytes(src), src.DType, comm.Sum); err != nil {
+		return err
+	}
+	return c.leave(caller)
+}
+
+// combineParts leaves in dst this rank's block of src, combined over the ranks in rank order, in pieces that all ranks cut alike.
+func (c *nccl) combineParts(dst, src uintptr, rows []int64, unit int64, dtype tensor.DType, op comm.Op) error {
+	me, n := c.host.Rank(), c.host.Size()
+	if unit == 0 {
+		return nil
+	}
+	x := newCut(rows, unit, c.rows[n:], ncclScratch)
+	if need := int64(n) * min(x.step, rows[me]) * unit; c.scratch == nil || c.scratch.Bytes() < need {
+		if c.scratch != nil {
+			c.scratch.Free() // waits for what still uses it
+		}
+		var err error
+		if c.scratch, err = c.d.Alloc(need); err != nil {
+			c.scratch = nil
+			return err
+		}
+	}
+	in := number(c.scratch.Pointer())
+	for k := range x.n {
+		x.piece(k)
+		now := x.now[me] * unit
+		recvAt, recv, sendAt, send := c.vectors()
+		for j := range rows {
+			if c.parts[j] = in + uintptr(int64(j)*now); j == me {
+				c.parts[j] = src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
+				continue
+			}
+			recvAt[j], recv[j] = int64(j)*now, now
+			sendAt[j], send[j] = (comm.RowsBefore(rows, j)+k*x.step)*unit, x.now[j]*unit
+		}
+		if err := c.exchange(in, src); err != nil {
+			return err
+		}
+		if err := c.combine(dst+uintptr(k*x.step*unit), c.parts, now/dtype.Size(), dtype, op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *nccl) broadcast(s device.Stream, t tensor.Tensor, root int) error {
+	if c.host.Size() == 1 || t.Bytes() == 0 {
+		return c.nothing("Broadcast", s)
+	}
+	caller, err := c.enter("Broadcast", s)
+	if err != nil {
+		return err
+	}
+	err = c.call(func() C.int32_t {
+		return C.plug_nccl_broadcast(c.d.table, c.d.d, c.handle, c.s.s, t.Data, C.int64_t(t.Bytes()), C.int32_t(root))
+	})
+	if err != nil {
+		return err
+	}
+	return c.leave(caller)
+}
+
+func (c *nccl) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
+	caller, err := c.enter("SendRecv", s)
+	if err != nil {
+		return err
+	}
+	err = c.call(func() C.int32_t {
+		return C.plug_nccl_send_recv(c.d.table, c.d.d, c.handle, c.s.s, recv.Data, C.int64_t(size(recv)), C.int32_t(from), send.Data, C.int64_t(size(send)), C.int32_t(to))
+	})
+	if err != nil {
+		return err
+	}
+	return c.leave(caller)
+}
+
+// HasNCCL reports whether the plug-in has found NCCL, or why not.
+func HasNCCL() (bool, string) {
+	found, err := Probe()
+	if err != nil {
+		return false, err.Error()
+	}
+	for _, l := range found.Libraries {
+		if l.Name == "NCCL" {
+			return l.Costs == "" && l.Remedy == "", l.Found
+		}
+	}
+	return false, "this plug-in knows no NCCL"
+}

@@ -1,0 +1,151 @@
+package backends
+
+import (
+	"encoding/json"
+	"fmt"
+
+	"ulysses/comm"
+	"ulysses/cuda"
+	"ulysses/device"
+	"ulysses/internal/status"
+)
+
+// OpenComm gives the communicator for tensors of the device and of the host, and says why it is this one. The policy is the job file's
+// device.comm: "auto", or the way that is wanted. A CPU's tensors go by the host's own communicator. Tensors of a GPU go by NCCL where
+// every rank has a GPU of its own; by each other's memory (ipc) on one machine; else through the host ("mpi" and "local" ask for that).
+// All ranks call it. One that cannot be is refused on all of them; a rank without a device (nil) makes it fail on all.
+func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
+	gpu, _ := d.(*cuda.Device)
+	cards, err := gather(host, gpu, d)
+	if err != nil {
+		return nil, "", err
+	}
+	kind, why, err := choose(cards, host.Kind(), policy)
+	if err != nil {
+		return nil, "", err
+	}
+	if kind == host.Kind() {
+		return host, why, nil
+	}
+	made, err := cuda.NewComm(gpu, host, kind)
+	if err != nil {
+		return nil, "", err
+	}
+	return made, why, nil
+}
+
+// card is what a rank says of its device, for all to choose alike.
+type card struct {
+	Kind    string // "cpu", "cuda", "" = none
+	Machine string
+	GPU     string // uuid
+	NCCL    bool
+	NoNCCL  string // why not
+}
+
+func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
+	var own card
+	switch {
+	case gpu != nil:
+		own = card{Kind: "cuda", Machine: cuda.Machine(), GPU: gpu.Details().UUID}
+		own.NCCL, own.NoNCCL = cuda.HasNCCL()
+	case d != nil:
+		own.Kind = d.Info().Kind
+	}
+	text, err := json.Marshal(own)
+	if err != nil {
+		return nil, err
+	}
+	texts, err := comm.GatherBytes(host, text)
+	if err != nil {
+		return nil, err
+	}
+	cards := make([]card, len(texts))
+	for r := range texts {
+		if err := json.Unmarshal(texts[r], &cards[r]); err != nil {
+			return nil, status.Errorf(status.Comm, "rank %d: device.comm: %w: all ranks must run the same program", r, err)
+		}
+	}
+	return cards, nil
+}
+
+// choose is the kind of communicator that the ranks take, and why. It is the same on all ranks.
+func choose(cards []card, host, policy string) (kind, why string, err error) {
+	for r, c := range cards {
+		if c.Kind == "" {
+			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device", r)
+		}
+		if c.Kind != cards[0].Kind {
+			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 computes on device %s, rank %d on %s: set device.backend to one of them", cards[0].Kind, r, c.Kind)
+		}
+	}
+	if cards[0].Kind != "cuda" {
+		return chooseHost(cards[0].Kind, host, policy)
+	}
+	noNCCL, noIPC := withoutNCCL(cards), withoutIPC(cards)
+	switch policy {
+	case "auto":
+		switch {
+		case len(cards) == 1:
+			return "ipc", "ipc: one rank alone", nil
+		case noNCCL == "":
+			return "nccl", fmt.Sprintf("nccl: each of %d ranks has a GPU of its own", len(cards)), nil
+		case noIPC == "":
+			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine, and for nccl %s", noNCCL), nil
+		}
+		return "staged", fmt.Sprintf("staged through host memory and %s: for nccl %s; for ipc %s", host, noNCCL, noIPC), nil
+	case "nccl":
+		if noNCCL == "" {
+			return "nccl", "", nil
+		}
+		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s: say \"ipc\" (one machine) or \"mpi\", or start one rank a GPU with NCCL", noNCCL)
+	case "ipc":
+		if noIPC == "" {
+			return "ipc", "", nil
+		}
+		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s: say \"nccl\" or \"mpi\"", noIPC)
+	case "mpi", "local":
+		return "staged", fmt.Sprintf("staged through host memory and %s", host), nil
+	}
+	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q: auto, nccl, ipc, mpi or local", policy)
+}
+
+// chooseHost is for a device whose memory is the host's.
+func chooseHost(device, host, policy string) (kind, why string, err error) {
+	switch {
+	case policy == "auto" || policy == host:
+		return host, "", nil
+	case policy == "mpi" || policy == "local":
+		return "", "", status.Errorf(status.Unsupported, "device.comm = %q: these ranks were started as %q: say \"auto\"", policy, host)
+	}
+	return "", "", status.Errorf(status.Unsupported, "device.comm = %q on device %s: say \"auto\"", policy, device)
+}
+
+// withoutNCCL is why NCCL cannot serve these ranks; "" when it can.
+func withoutNCCL(cards []card) string {
+	first := map[string]int{}
+	for r, c := range cards {
+		if !c.NCCL {
+			return fmt.Sprintf("rank %d has no NCCL (%s)", r, c.NoNCCL)
+		}
+		key := c.Machine + " " + c.GPU
+		if other, ok := first[key]; ok {
+			return fmt.Sprintf("ranks %d and %d share %s", other, r, c.GPU)
+		}
+		first[key] = r
+	}
+	return ""
+}
+
+// withoutIPC is why ranks cannot reach each other's memory; "" when they can.
+func withoutIPC(cards []card) string {
+	for r, c := range cards {
+		if c.Machine != cards[0].Machine {
+			return fmt.Sprintf("ranks 0 and %d are on different machines (%s, %s)", r, cards[0].Machine, c.Machine)
+		}
+	}
+	if len(cards) > cuda.MaxRanks {
+		return fmt.Sprintf("%d ranks are more than the %d that are built", len(cards), cuda.MaxRanks)
+	}
+	return ""
+}
