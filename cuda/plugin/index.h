@@ -238,8 +238,13 @@ ULY_BOTH int64_t part_at(int64_t all, int64_t parts, int64_t p) { return all / p
 // sum_piece is the elements of one part of a sum over a flat array: a multiple of 1024, so that vectors do not straddle.
 ULY_BOTH int64_t sum_piece(int64_t n) { return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024); }
 
-// vocabulary_blocks is into how many ranges the rows of a table are cut for the backward of an embedding (part_at bounds them).
-ULY_BOTH int64_t vocabulary_blocks(int64_t vocabulary) { return most(1, least(vocabulary, 1024)); }
+// vocabulary_owners is the number of owners that share the rows of a table in the backward of an embedding: a power of two, at most 1024. Row
+// id belongs to owner id & (owners - 1): frequent tokens are often neighbours, and should not all be one block's.
+ULY_BOTH int64_t vocabulary_owners(int64_t vocabulary) {
+  int64_t n = 1;
+  while (n < 1024 && 2 * n <= vocabulary) n *= 2;
+  return n;
+}
 
 // Ranges are some of the stretches in which weights decay, as a kernel is given them, and the elements [from, to) that it does.
 enum { ULY_RANGES = 64 };

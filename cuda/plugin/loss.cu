@@ -1,0 +1,120 @@
+// Cross-entropy of rows of logits in F32, and its gradient. A block has a row: one pass finds the maximum and the sum of exponentials together,
+// a second writes the gradient.
+#include "check.h"
+#include "faults.h"
+#include "values.h"
+
+namespace {
+
+constexpr int BLOCK = 256, K = 4, IGNORED = -100;
+
+// Tail is the sum of e^(x - top) over some logits and their maximum; -inf and 0 of none. A NaN among them makes the sum NaN.
+struct Tail {
+  float top, sum;
+};
+__device__ __forceinline__ float weight(float top, float common) { return top == common ? 1.0f : expf(top - common); }
+__device__ __forceinline__ Tail joined(Tail a, Tail b) {
+  const float top = fmaxf(a.top, b.top);
+  return {top, a.sum * weight(a.top, top) + b.sum * weight(b.top, top)};
+}
+// base is what is taken off before exp: never -inf, so that e^(-inf - base) is 0.
+__device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
+
+template <typename D> struct Loss {
+  const float *logits;
+  const int32_t *targets;
+  float *nll;
+  D *dlogits; // may be logits; NULL = none
+  int64_t rows, n, logits_row, dlogits_row;
+  float scale;
+  uly_fault *fault;
+};
+
+template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cross_entropy(Loss<D> a) {
+  __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
+  for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
+    const float *x = a.logits + r * a.logits_row;
+    D *d = a.dlogits ? a.dlogits + r * a.dlogits_row : nullptr;
+    const int64_t target = a.targets[r];
+    float v[K];
+    if (target == IGNORED) {
+      if (threadIdx.x == 0) a.nll[r] = 0;
+#pragma unroll
+      for (int i = 0; i < K; i++) v[i] = 0;
+      if (d)
+        for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) store_some<ALIGNED, K>(d + c, a.n - c, v);
+      continue;
+    }
+    if (target < 0 || target >= a.n) {
+      if (threadIdx.x == 0) report(a.fault, ULY_OP_CROSS_ENTROPY, (int32_t)target, r);
+      continue;
+    }
+    const float own = x[target]; // before anything is written
+
+    Tail all = {-INFINITY, 0};
+#pragma unroll 2
+    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
+      load_some<ALIGNED, K>(x + c, a.n - c, v);
+      if (!ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < K; i++)
+          if (i >= a.n - c) v[i] = -INFINITY;
+      }
+      const float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+      if (top > all.top) {
+        all.sum *= all.top == -INFINITY ? 1.0f : expf(all.top - top);
+        all.top = top;
+      }
+      const float base = base_of(all.top);
+      all.sum += (expf(v[0] - base) + expf(v[1] - base)) + (expf(v[2] - base) + expf(v[3] - base));
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) all = joined(all, {__shfl_xor_sync(0xffffffffu, all.top, i), __shfl_xor_sync(0xffffffffu, all.sum, i)});
+    if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all.top, sums[threadIdx.x / 32] = all.sum;
+    __syncthreads();
+    all = {tops[0], sums[0]};
+    for (int w = 1; w < BLOCK / 32; w++) all = joined(all, {tops[w], sums[w]});
+    __syncthreads(); // room is used again
+
+    if (threadIdx.x == 0) a.nll[r] = logf(all.sum) - (own - all.top);
+    if (!d) continue;
+    const float base = base_of(all.top), f = a.scale / all.sum;
+#pragma unroll 2
+    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
+      load_some<ALIGNED, K>(x + c, a.n - c, v);
+#pragma unroll
+      for (int i = 0; i < K; i++) {
+        const float e = expf(v[i] - base);
+        v[i] = c + i == target ? (e / all.sum - 1.0f) * a.scale : e * f;
+      }
+      store_some<ALIGNED, K>(d + c, a.n - c, v);
+    }
+  }
+}
+
+template <typename D> void start_loss(uly_stream *s, const uly_cross_entropy *p) {
+  const int64_t rows = p->logits.shape[0];
+  const int64_t step = rows > 1 ? p->logits.stride[0] : 0, dstep = rows > 1 && p->dlogits.dtype ? p->dlogits.stride[0] : 0;
+  const Loss<D> a = {(const float *)p->logits.data, (const int32_t *)p->targets.data, (float *)p->nll.data,
+                     p->dlogits.dtype ? (D *)p->dlogits.data : nullptr, rows, p->logits.shape[1], step, dstep, (float)p->grad_scale, s->fault};
+  const bool aligned = a.n % K == 0 && aligned16(a.logits, 4, step) && (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
+  if (aligned) LAUNCH((cross_entropy<D, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else LAUNCH((cross_entropy<D, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
+}
+
+int32_t loss(uly_device *d, uly_stream *s, const void *args) {
+  const uly_cross_entropy *a = (const uly_cross_entropy *)args;
+  Check c(d, "CrossEntropy");
+  c.rows("logits", a->logits, ULY_F32, {-1, -1});
+  c.dense("targets", a->targets, ULY_I32, {a->logits.shape[0]});
+  c.dense("nll", a->nll, ULY_F32, {a->logits.shape[0]});
+  if (a->dlogits.dtype) c.rows("dlogits", a->dlogits, c.compute("dlogits", a->dlogits), Shape(a->logits));
+  if (c.failed() || a->logits.shape[0] == 0) return c.code;
+  if (a->dlogits.dtype == ULY_BF16) start_loss<bf16>(s, a);
+  else start_loss<float>(s, a);
+  return started(d, "cuda.CrossEntropy");
+}
+
+} // namespace
+
+const uly_row loss_rows[] = {{ULY_OP_CROSS_ENTROPY, "own", loss, nullptr}, {0, nullptr, nullptr, nullptr}};
