@@ -22,9 +22,10 @@ type AttentionReport struct {
 	SentForward, SentBackward int64
 }
 
-// RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and its gradients if the input has dout.
-// Every rank reads its own rows; rank 0 writes the output, whole or not at all. It is collective and fails on all ranks alike.
-func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, t *AttentionTable) (*AttentionReport, error) {
+// RunAttention runs a job of kind "attention" on the ranks of c, which serves tensors of the host and of the device: attention of saved
+// tensors, and its gradients if the input has dout, in the compute type; the LSE is F32. Every rank reads its own rows; rank 0 writes the
+// output, whole or not at all. It is collective and fails on all ranks alike.
+func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*AttentionReport, error) {
 	in, err := openAttention(t, c.Rank() == 0)
 	if in != nil {
 		defer in.file.Close()
@@ -33,6 +34,7 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, t *AttentionTa
 		return nil, err
 	}
 	layer, spec := in.layer(t), in.spec()
+	layer.DType = compute
 	batch, err := sp.NewBatch(c, spec)
 	if err != nil {
 		return nil, in.fault(err)
@@ -41,8 +43,8 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, t *AttentionTa
 	if err != nil {
 		return nil, in.fault(err)
 	}
-	r := &attentionRun{in: in, plan: plan, batch: batch, comm: c, clock: clk}
-	if err := comm.Agree(c, r.allocate(d)); err != nil {
+	r := &attentionRun{in: in, dev: d, plan: plan, batch: batch, comm: c, clock: clk}
+	if err := comm.Agree(c, r.allocate()); err != nil {
 		r.free()
 		return nil, err
 	}
@@ -75,6 +77,7 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, t *AttentionTa
 // attentionRun is the job under way, once its input was found sound.
 type attentionRun struct {
 	in     *attentionInput
+	dev    device.Device
 	plan   *sp.Plan
 	batch  *sp.Batch
 	comm   comm.Comm
@@ -83,14 +86,14 @@ type attentionRun struct {
 	arena  *device.Arena
 	args   sp.Args
 	grads  sp.Grads
-	piece  tensor.Tensor // U8: rows on their way to rank 0
 }
 
-// pieceBytes is how much of a tensor travels at a time on its way to the file, if that is a row or more.
+// pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is a row or more.
 const pieceBytes = 4 << 20
 
 // allocate takes all memory of the run at once.
-func (r *attentionRun) allocate(d device.Device) error {
+func (r *attentionRun) allocate() error {
+	d := r.dev
 	sketch := device.Sketch(d, "attention")
 	if err := r.layout(sketch); err != nil {
 		return err
@@ -114,21 +117,20 @@ func (r *attentionRun) layout(a *device.Arena) (err error) {
 		}
 		return t
 	}
+	compute := r.plan.Layer().DType
 	r.args = sp.Args{
-		Q:         take(tensor.F32, 1, b.Rows(), in.hq, in.d),
-		K:         take(tensor.F32, 1, b.KVRows(), in.hkv, in.d),
-		V:         take(tensor.F32, 1, b.KVRows(), in.hkv, in.dv),
-		Out:       take(tensor.F32, 1, b.Rows(), in.hq, in.dv),
+		Q:         take(compute, 1, b.Rows(), in.hq, in.d),
+		K:         take(compute, 1, b.KVRows(), in.hkv, in.d),
+		V:         take(compute, 1, b.KVRows(), in.hkv, in.dv),
+		Out:       take(compute, 1, b.Rows(), in.hq, in.dv),
 		LSE:       take(tensor.F32, 1, b.Rows(), in.hq),
 		Workspace: take(tensor.U8, size.Workspace),
 	}
 	if in.backward() {
 		r.args.Saved = take(tensor.U8, size.Saved)
 		// The backward pass looks at Saved, not at q, k and v again: their gradients take their place.
-		r.grads = sp.Grads{DOut: take(tensor.F32, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V}
+		r.grads = sp.Grads{DOut: take(compute, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V}
 	}
-	row := max(in.hq*max(in.d, in.dv), in.hkv*max(in.d, in.dv)) * tensor.F32.Size()
-	r.piece = take(tensor.U8, max(pieceBytes, row))
 	return err
 }
 
@@ -144,6 +146,7 @@ func (r *attentionRun) free() {
 // read fills this rank's rows and refuses numbers that are none.
 func (r *attentionRun) read() error {
 	in, b := r.in, r.batch
+	var piece []float32
 	for _, x := range []struct {
 		entry tensor.Entry
 		dst   tensor.Tensor
@@ -152,13 +155,28 @@ func (r *attentionRun) read() error {
 		if x.dst.IsNil() {
 			continue
 		}
-		row := x.entry.Shape[1] * x.entry.Shape[2]
-		values := x.dst.Float32s()
-		if err := in.file.ReadFloat32(x.entry, x.lo*row, values); err != nil {
-			return err
+		start, n := x.lo*x.entry.Shape[1]*x.entry.Shape[2], x.dst.Numel()
+		if x.dst.Where == tensor.Host && x.dst.DType == tensor.F32 {
+			if err := in.read(x.entry, start, x.dst.Float32s()); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := in.finite(x.entry, x.lo, values); err != nil {
-			return err
+		if piece == nil {
+			piece = make([]float32, pieceBytes/4)
+		}
+		for lo, flat := int64(0), x.dst.View(n); lo < n; lo += int64(len(piece)) {
+			hi := min(lo+int64(len(piece)), n)
+			values := piece[:hi-lo]
+			if err := in.read(x.entry, start+lo, values); err != nil {
+				return err
+			}
+			if err := r.dev.Copy(r.stream, flat.Slice(0, lo, hi), tensor.OfFloat32(values, hi-lo)); err != nil {
+				return err
+			}
+			if err := r.stream.Sync(); err != nil { // the piece is used again
+				return err
+			}
 		}
 	}
 	return nil
@@ -192,5 +210,5 @@ func (r *attentionRun) write(path string) error {
 			sharded{"dk", r.grads.DK, []int64{in.sk, in.hkv, in.d}, in.sk},
 			sharded{"dv", r.grads.DV, []int64{in.sk, in.hkv, in.dv}, in.sk})
 	}
-	return writeSharded(r.comm, r.stream, path, map[string]string{"producer": "ulysses"}, items, r.piece)
+	return writeSharded(r.comm, r.dev, r.stream, path, map[string]string{"producer": "ulysses"}, items, pieceBytes)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -41,7 +42,11 @@ func (in *attentionInput) String() string {
 }
 
 func (in *attentionInput) layer(t *AttentionTable) sp.Layer {
-	return sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward()}
+	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward()}
+	if t.Window != noWindow {
+		l.Window = &device.Window{Left: t.Window[0], Right: t.Window[1]}
+	}
+	return l
 }
 
 func (in *attentionInput) spec() sp.BatchSpec {
@@ -97,9 +102,6 @@ func openAttention(t *AttentionTable, writer bool) (*attentionInput, error) {
 
 // refuse names the options that are not built.
 func (t *AttentionTable) refuse(f *faultList) {
-	if t.Window != [2]int64{-1, -1} {
-		f.add(status.Unsupported, "attention.window = %v: windows are not built yet: leave it at [-1, -1]", t.Window)
-	}
 	if t.Softcap != 0 {
 		f.add(status.Unsupported, "attention.softcap = %v: not built yet: leave it at 0", t.Softcap)
 	}
@@ -165,6 +167,9 @@ func (in *attentionInput) checkHeader(f *faultList) {
 	in.positions = in.integers(f, "position_ids", in.sq)
 }
 
+// noWindow is attention.window where every key is seen that other masks leave.
+var noWindow = [2]int64{-1, -1}
+
 // heads finds a tensor of three axes, none empty, in a type that widens to f32 exactly.
 func (in *attentionInput) heads(f *faultList, name string, required bool) tensor.Entry {
 	e, ok := in.file.Entry(name)
@@ -173,7 +178,7 @@ func (in *attentionInput) heads(f *faultList, name string, required bool) tensor
 		f.add(status.InvalidConfig, "attention.input: %s has no tensor %s: save q [Sq, Hq, D], k [Sk, Hkv, D] and v [Sk, Hkv, Dv]", in.file.Path, name)
 	case !ok:
 	case e.DType != tensor.F32 && e.DType != tensor.BF16 && e.DType != tensor.F16:
-		f.add(status.InvalidConfig, "attention.input: tensor %v: the computation is in F32: save it as F32, BF16 or F16", e)
+		f.add(status.InvalidConfig, "attention.input: tensor %v: save it as F32, BF16 or F16", e)
 	case len(e.Shape) != 3 || e.Numel() == 0:
 		f.add(status.InvalidConfig, "attention.input: tensor %v: it must have three axes, [rows, heads, features], none of them empty", e)
 	}
@@ -203,14 +208,17 @@ func (in *attentionInput) integers(f *faultList, name string, length int64) []in
 	return x
 }
 
-// finite refuses NaN and infinity. values are the rows of e from lo on.
-func (in *attentionInput) finite(e tensor.Entry, lo int64, values []float32) error {
+// read fills values with the elements of e from start on, and refuses NaN and infinity.
+func (in *attentionInput) read(e tensor.Entry, start int64, values []float32) error {
+	if err := in.file.ReadFloat32(e, start, values); err != nil {
+		return err
+	}
 	for i, v := range values {
 		if v-v != 0 { // NaN and the infinities alone
-			at := int64(i)
+			at := start + int64(i)
 			row := e.Shape[1] * e.Shape[2]
 			return status.Errorf(status.Numeric, "attention.input: %s: %s[%d, %d, %d] is %v: save finite numbers",
-				in.file.Path, e.Name, lo+at/row, at%row/e.Shape[2], at%e.Shape[2], v)
+				in.file.Path, e.Name, at/row, at%row/e.Shape[2], at%e.Shape[2], v)
 		}
 	}
 	return nil

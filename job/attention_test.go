@@ -27,7 +27,7 @@ func attend(ranks int, t *AttentionTable) error {
 		}
 		defer d.Close()
 		ledger := comm.NewLedger()
-		r, err := RunAttention(d, comm.NewCounted(c, "sequence", ledger, nil, nil), nil, t)
+		r, err := RunAttention(d, comm.NewCounted(c, "sequence", ledger, nil, nil), nil, tensor.F32, t)
 		if err != nil {
 			return err
 		}
@@ -169,7 +169,6 @@ func TestAttentionFaults(t *testing.T) {
 		code   status.Code
 		want   []string
 	}{
-		{name: "window", shapes: good, spoil: func(t *AttentionTable) { t.Window[0] = 3 }, code: status.Unsupported, want: []string{"window"}},
 		{name: "softcap", shapes: good, spoil: func(t *AttentionTable) { t.Softcap = 3 }, code: status.Unsupported, want: []string{"softcap"}},
 		{name: "dropout", shapes: good, spoil: func(t *AttentionTable) { t.Dropout = 0.1 }, code: status.Unsupported, want: []string{"dropout"}},
 		{name: "scale", shapes: good, spoil: func(t *AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
@@ -301,7 +300,7 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = RunAttention(d, c, nil, attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out")))
+			_, err = RunAttention(d, c, nil, tensor.F32, attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out")))
 			return err
 		})
 		if err != nil {

@@ -73,11 +73,12 @@ var refusals = []rule{
 	{"kind", func(j *Job) bool { return j.Kind == "gdn" }, `"gdn" is not built yet: use "train", "eval" or "attention"`},
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
 	{"parallel.zero", func(j *Job) bool { return j.Parallel.Zero > 0 }, "sharded weights and optimizer states are not built yet: set parallel.zero = 0"},
-	{"device.backend", func(j *Job) bool { return j.Device.Backend == "cuda" },
-		`the CUDA plug-in is not built yet, and cuda never falls back to the CPU: set device.backend = "cpu"`},
-	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" }, `bf16 is not built for the CPU yet: set device.dtype = "f32"`},
-	{"device.comm", func(j *Job) bool { return j.Device.Comm == "nccl" || j.Device.Comm == "ipc" },
-		`it needs the CUDA plug-in, which is not built yet: set device.comm = "auto", "mpi" or "local"`},
+	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" && j.Device.Backend == "cpu" },
+		`bf16 is not built for the CPU yet: set device.dtype = "f32"`},
+	{"device.comm", func(j *Job) bool {
+		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
+	},
+		`it moves memory of GPUs, and device.backend = "cpu" has none: set device.comm = "auto", "mpi" or "local"`},
 	{"data.tokenizer", func(j *Job) bool { return j.Data.Tokenizer != "bytes" },
 		`tokenizer files are not built yet: set data.tokenizer = "bytes", or give ready tokens as a .safetensors file`},
 	{"train.time_limit", func(j *Job) bool {
@@ -96,7 +97,6 @@ var refusals = []rule{
 	{"checkpoint.resume", func(j *Job) bool { return j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off" },
 		`checkpoints are not built yet: set checkpoint.resume = "off"`},
 	{"output.trace", func(j *Job) bool { return len(j.Output.Trace) > 0 }, "traces are not built yet: set output.trace = []"},
-	{"attention.window", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Window != [2]int64{-1, -1} }, "windows are not built yet: set attention.window = [-1, -1]"},
 	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, "a soft cap is not built yet: set attention.softcap = 0"},
 	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, "dropout is not built yet: set attention.dropout = 0"},
 }

@@ -8,20 +8,24 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/tensor"
 )
 
 // Env is what one rank of a job is wired to.
 type Env struct {
-	Job    *Job
-	Device device.Device
-	Mesh   *comm.Mesh
-	Ledger *comm.Ledger
-	Clock  *clock.Clock
-	Watch  *comm.Watch
-	Stdout io.Writer      // tables; discards on ranks above 0
-	Stderr io.Writer      // where Log writes
-	Log    zerolog.Logger // info from rank 0 alone, errors from all
+	Job     *Job
+	Device  device.Device
+	Compute tensor.DType // of activations, and of the weights they meet
+	Mesh    *comm.Mesh   // serves tensors of the host and of the device
+	Ledger  *comm.Ledger
+	Clock   *clock.Clock
+	Watch   *comm.Watch
+	Stdout  io.Writer      // tables; discards on ranks above 0
+	Stderr  io.Writer      // where Log writes
+	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
-	world comm.Comm // the ranks themselves: not counted, not watched
-	alone bool      // an error from now on is this rank's own: its peers sit in a collective
+	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
+	opener  opener
+	layered bool // the mesh stands on a communicator of the device, not on world itself
+	alone   bool // an error from now on is this rank's own: its peers sit in a collective
 }

@@ -20,7 +20,11 @@ func (s *session) printMemory() error {
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, mib(c.Bytes))
 		total += c.Bytes
 	}
-	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n\n", total, mib(total))
+	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", total, mib(total))
+	if all := s.Device.Info().Memory; all > 0 {
+		fmt.Fprintf(w, "of the device\t%d\t%.1f\t\n", all, mib(all))
+	}
+	fmt.Fprintln(w)
 	return w.Flush()
 }
 

@@ -5,14 +5,12 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
 
 	"ulysses/comm"
-	"ulysses/internal/backends"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/slurm"
@@ -27,6 +25,7 @@ type Options struct {
 	Stderr io.Writer
 
 	late func(text string) // told that the watch has given up on a peer
+	open opener            // of device and communicator; nil = internal/backends
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the
@@ -136,7 +135,10 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		return err, false
 	}
 	defer e.Device.Close()
-	return body(e), false
+	if err = body(e); err == nil {
+		err = e.closeComm()
+	}
+	return err, false
 }
 
 // inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, and one that is late says so itself.
@@ -147,49 +149,6 @@ func (e *Env) inStep(loop func() error) error {
 	e.Watch.Pace(nil)
 	e.alone = err != nil
 	return err
-}
-
-// open reads the job file, makes the mesh and opens the device: all ranks, or none.
-func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
-	src, err := readOnRoot(world, o.Path)
-	if err != nil {
-		return err
-	}
-	e.Job, err = Parse(src, o.Path, o.Sets, os.LookupEnv)
-	if err == nil {
-		err = e.Job.Resolve(world.Size())
-	}
-	if err := comm.Agree(world, err); err != nil {
-		return err
-	}
-	if err := comm.Same(world, "job", comm.Field{Name: "--set", Value: strings.Join(o.Sets, " ")}); err != nil {
-		return err
-	}
-	p := e.Job.Parallel
-	if e.Mesh, err = comm.NewMesh(world, int(p.Ulysses), int(p.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
-		return err
-	}
-	var why string
-	e.Device, why, err = backends.Open(backends.Choice{Backend: e.Job.Device.Backend, Threads: int(e.Job.Device.Threads),
-		LocalRank: localRank(world), RanksOnNode: ranksOnNode, Deterministic: e.Job.Device.Deterministic})
-	if err == nil {
-		_, err = backends.OpenComm(e.Device, world, e.Job.Device.Comm)
-	}
-	if err := comm.Agree(world, err); err != nil {
-		return err
-	}
-	if why != "" {
-		e.Log.Info().Msg("device: " + why)
-	}
-	return comm.Same(world, "device", comm.Field{Name: "kernels (pin with ULYSSES_ISA)", Value: e.Device.Info().Kernels})
-}
-
-// localRank is this rank among those of its node.
-func localRank(world comm.Comm) int {
-	if world.Kind() == "local" {
-		return world.Rank()
-	}
-	return slurm.Env().LocalRank
 }
 
 // readOnRoot is the job file as rank 0 sees it.

@@ -16,7 +16,7 @@ func runAttention(e *Env) error {
 			e.Mesh.Ulysses, e.Mesh.World.Size())
 	}
 	e.alone = false // RunAttention agrees on its own failures
-	r, err := RunAttention(e.Device, e.Mesh.Seq, e.Clock, &e.Job.Attention)
+	r, err := RunAttention(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention)
 	if err != nil {
 		return err
 	}
@@ -32,7 +32,7 @@ func runAttention(e *Env) error {
 	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "input\t%s\n", r.Input)
 	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
-	fmt.Fprintf(w, "seconds\t%.4f on rank 0, kernels %s\n", r.Seconds, e.Device.Info().Kernels)
+	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, dtypeName(e.Compute), e.Device.Info().Kernels)
 	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", mib(r.Bytes))
 	fmt.Fprintf(w, "all-to-alls\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
 	fmt.Fprintf(w, "output\t%s\n", e.Job.Attention.Output)

@@ -7,7 +7,6 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/model"
-	"ulysses/tensor"
 	"ulysses/train"
 )
 
@@ -91,14 +90,14 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
-	if s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, tensor.F32); err != nil {
+	if s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, s.Compute); err != nil {
 		return nil, err
 	}
 	var opt *train.OptimizerConfig
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
-	if s.weights, err = train.NewReplicated(s.Device, s.Mesh.World, s.model.Groups(), tensor.F32, opt); err != nil {
+	if s.weights, err = train.NewReplicated(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt); err != nil {
 		return nil, err
 	}
 	if folder != nil {

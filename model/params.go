@@ -123,8 +123,8 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	})
 }
 
-// whole is the parameter at its most exact, flat.
-func (p *Param) whole() tensor.Tensor {
+// Exact is the parameter at its most exact, flat: the master, else the value.
+func (p *Param) Exact() tensor.Tensor {
 	if p.Master.IsNil() {
 		return p.Value.View(p.Numel())
 	}
@@ -134,7 +134,7 @@ func (p *Param) whole() tensor.Tensor {
 // upload fills a parameter piece by piece from the host.
 func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
 	n := p.Numel()
-	flat := p.whole()
+	flat := p.Exact()
 	for at := int64(0); at < n; at += int64(len(piece)) {
 		dst := piece[:min(int64(len(piece)), n-at)]
 		if err := read(at, dst); err != nil {

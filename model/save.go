@@ -124,7 +124,7 @@ func (m *Model) saveWeights(path string) error {
 
 func (m *Model) writeParam(s device.Stream, w io.Writer, p *Param, piece []float32, bytes []byte) error {
 	n := p.Numel()
-	flat := p.whole()
+	flat := p.Exact()
 	for at := int64(0); at < n; at += int64(len(piece)) {
 		src := piece[:min(int64(len(piece)), n-at)]
 		if err := m.dev.Copy(s, tensor.OfFloat32(src, int64(len(src))), flat.Slice(0, at, at+int64(len(src)))); err != nil {

@@ -82,10 +82,14 @@ func (t *Trainer) allocate() (err error) {
 	if t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil); err != nil {
 		return err
 	}
+	inputs := 2*device.Padded(t.Device, rows*4) + rows*4
+	if err := fits(t.Device, t.components(inputs)); err != nil {
+		return err
+	}
 	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planned)); err != nil {
 		return err
 	}
-	if t.inputs, err = device.NewArena(t.Device, "tokens", 2*device.Padded(t.Device, rows*4)+rows*4); err != nil {
+	if t.inputs, err = device.NewArena(t.Device, "tokens", inputs); err != nil {
 		return err
 	}
 	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.places} {
@@ -109,9 +113,11 @@ func (t *Trainer) Free() {
 }
 
 // Components is the planned memory of this rank, for the table that is printed before step 1.
-func (t *Trainer) Components() []model.Component {
+func (t *Trainer) Components() []model.Component { return t.components(t.inputs.Bytes()) }
+
+func (t *Trainer) components(inputs int64) []model.Component {
 	c := append(t.Weights.Components(), t.planned...)
-	return append(c, model.Component{Name: t.inputs.Name(), Bytes: t.inputs.Bytes()})
+	return append(c, model.Component{Name: "tokens", Bytes: inputs})
 }
 
 // PeakBytes is what was taken of it at most.

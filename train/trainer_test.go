@@ -13,6 +13,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/fake"
+	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -79,6 +80,10 @@ func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
 	if err != nil {
 		return o, err
 	}
+	return x.on(d, c, data)
+}
+
+func (x run) on(d device.Device, c comm.Comm, data *DataConfig) (o outcome, err error) {
 	defer d.Close()
 	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
 	if err != nil {
@@ -132,12 +137,8 @@ func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
 	}
 	defer s.Close()
 	for _, p := range w.params {
-		exact := p.Value
-		if !p.Master.IsNil() {
-			exact = p.Master
-		}
 		x := make([]float32, p.Numel())
-		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), exact.View(p.Numel())); err != nil {
+		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), p.Exact()); err != nil {
 			return o, err
 		}
 		if err := s.Sync(); err != nil {
@@ -257,4 +258,27 @@ func TestDecayRanges(t *testing.T) {
 		t.Errorf("no matrices: ranges %v, %v", w.decay, err)
 	}
 	w.Free()
+}
+
+// A plan that is larger than the device is refused before anything runs, with its largest part and what to do.
+func TestPlanMustFit(t *testing.T) {
+	text := strings.Repeat("all work and no play. ", 200)
+	for _, x := range []struct {
+		memory   int64
+		sequence int64
+		part     string
+	}{{100 << 10, 48, "master weights"}, {2 << 20, 4000, "working memory"}} {
+		data := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
+		err := comm.RunLocal(1, func(host comm.Comm) error {
+			d, err := fake.Open(fake.Options{Memory: x.memory})
+			if err != nil {
+				return err
+			}
+			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.on(d, fake.Communicator(d, host), &data)
+			return err
+		})
+		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest part, "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
+			t.Errorf("%d bytes: %v", x.memory, err)
+		}
+	}
 }

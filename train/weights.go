@@ -54,6 +54,13 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, comp
 	for _, g := range groups {
 		n += g.Numel()
 	}
+	var table []model.Component
+	for _, b := range w.plan(n) {
+		table = append(table, model.Component{Name: b.name, Bytes: b.numel * b.dtype.Size()})
+	}
+	if err := fits(d, table); err != nil {
+		return nil, err
+	}
 	for _, b := range w.plan(n) {
 		a, err := device.NewArena(d, b.name, b.numel*b.dtype.Size())
 		if err != nil {

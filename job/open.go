@@ -1,0 +1,156 @@
+package job
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/rs/zerolog"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/backends"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/tensor"
+)
+
+// opener opens a rank's device, and the communicator that goes with it on top of one for the host; both say why it is these, where that
+// was left open. Tests put a device of their own here.
+type opener struct {
+	device func(backends.Choice) (d device.Device, why string, err error)
+	comm   func(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error)
+}
+
+var ordinary = opener{backends.Open, backends.OpenComm}
+
+// open reads the job file, opens the device and makes the mesh on the communicator that goes with it: all ranks, or none.
+func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
+	src, err := readOnRoot(world, o.Path)
+	if err != nil {
+		return err
+	}
+	e.Job, err = Parse(src, o.Path, o.Sets, os.LookupEnv)
+	if err == nil {
+		err = e.Job.Resolve(world.Size())
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return err
+	}
+	if err := comm.Same(world, "job", comm.Field{Name: "--set", Value: strings.Join(o.Sets, " ")}); err != nil {
+		return err
+	}
+	if e.opener = o.open; e.opener.device == nil {
+		e.opener = ordinary
+	}
+	if err := e.openDevice(world, ranksOnNode); err != nil {
+		return err
+	}
+	if err := e.openMesh(world, e.Job.Parallel.Ulysses); err != nil {
+		e.Device.Close()
+		return err
+	}
+	return nil
+}
+
+// openDevice opens the device and settles what is computed in.
+func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
+	t := &e.Job.Device
+	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), LocalRank: localRank(world), RanksOnNode: ranksOnNode,
+		Deterministic: t.Deterministic})
+	if err == nil {
+		e.Device = d
+		e.Compute, err = e.Job.compute(d.Info())
+	}
+	if err = comm.Agree(world, err); err == nil {
+		info := d.Info()
+		err = comm.Same(world, "device",
+			comm.Field{Name: "kind (say which with device.backend)", Value: info.Kind},
+			comm.Field{Name: "kernels (pin with ULYSSES_ISA, or ULYSSES_KERNEL on a GPU)", Value: info.Kernels})
+	}
+	if err != nil {
+		if d != nil {
+			d.Close()
+		}
+		return err
+	}
+	info := d.Info()
+	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, dtypeName(e.Compute))
+	if why != "" {
+		text += ": " + why
+	}
+	e.Log.Info().Msg(text)
+	return nil
+}
+
+// openMesh makes the mesh of the job on these ranks, with the communicator that the device's tensors travel by.
+func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
+	c, why, err := e.opener.comm(e.Device, host, e.Job.Device.Comm)
+	if err = comm.Agree(host, err); err != nil {
+		return err
+	}
+	if c != host || why != "" {
+		text := "communicator: " + c.Kind()
+		if why != "" {
+			text += ": " + why
+		}
+		e.Log.Info().Msg(text)
+	}
+	e.layered = c != host
+	e.Mesh, err = comm.NewMesh(c, int(ulysses), int(e.Job.Parallel.Ring), e.Ledger, e.Clock, e.Watch)
+	return err
+}
+
+// closeComm gives up what stands between the device and the host's communicator, which is left to its owner. All ranks come here, or none.
+func (e *Env) closeComm() error {
+	if !e.layered {
+		return nil
+	}
+	return e.Mesh.Close()
+}
+
+// compute is the type that device.dtype means on a device.
+func (j *Job) compute(info device.Info) (tensor.DType, error) {
+	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
+	if !ok || !slices.Contains(info.Compute, want) {
+		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s: set it to \"auto\"", j.Device.DType, info.Kind, dtypeNames(info.Compute))
+	}
+	return want, nil
+}
+
+// dtypeName is a type in the words of the job file.
+func dtypeName(d tensor.DType) string { return strings.ToLower(d.String()) }
+
+func dtypeNames(ds []tensor.DType) string {
+	var names []string
+	for _, d := range ds {
+		names = append(names, dtypeName(d))
+	}
+	return strings.Join(names, " and ")
+}
+
+// localRank is this rank among those of its node.
+func localRank(world comm.Comm) int {
+	if world.Kind() == "local" {
+		return world.Rank()
+	}
+	return slurm.Env().LocalRank
+}
+
+// onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch, one micro step after another.
+func (e *Env) onOneRank() (*Env, error) {
+	j := *e.Job
+	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0
+	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
+	j.Device.Comm = "auto" // among one rank there is nothing to choose
+	if err := j.Resolve(1); err != nil {
+		return nil, err
+	}
+	one := *e
+	one.Job, one.Ledger, one.Clock, one.Watch = &j, comm.NewLedger(), clock.New(), nil
+	one.Log = one.Log.Level(zerolog.ErrorLevel)
+	one.world = comm.Local(1)[0]
+	return &one, one.openMesh(one.world, 1)
+}
