@@ -92,6 +92,9 @@ func (p *plugin) open(o Options) (*Device, error) {
 func (d *Device) Info() device.Info { return d.info }
 func (d *Device) Details() Details  { return d.more }
 
+// SharesHostMemory reports that host memory may be used as the device's own, as only the stand-in of tests can.
+func (d *Device) SharesHostMemory() bool { return d.more.Emulated }
+
 // Close closes the device. What lives on it may be closed after it; the GPU is given back with the last of them.
 func (d *Device) Close() {
 	if d.open {

@@ -27,6 +27,7 @@ var may = map[string]string{
 	"internal/backends":    "cpu cuda comm device tensor",
 	"internal/ref":         "tensor",
 	"internal/conformance": "internal/ref device tensor",
+	"internal/cudatest":    "",
 	"internal/mpitest":     "comm",
 	"internal/fake":        "cpu comm device tensor", // in tests alone
 	"internal/arch":        "",

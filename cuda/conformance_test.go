@@ -1,0 +1,43 @@
+package cuda
+
+import (
+	"os"
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/conformance"
+	"ulysses/internal/cudatest"
+)
+
+// opener opens GPUs in the way of the options, again and again.
+func opener(o Options) conformance.Opener {
+	return func(t testing.TB, _ int) device.Device {
+		d, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+}
+
+// TestConformance holds the plug-in against the reference: on a GPU the one that is named, else the one built for the host.
+// ULYSSES_KERNEL pins rows of kernels.
+func TestConformance(t *testing.T) {
+	cudatest.Use(t)
+	conformance.Run(t, opener(Options{Deterministic: true, Kernels: os.Getenv("ULYSSES_KERNEL")}))
+}
+
+// TestConformanceOfRows pins the rows that the first choice passes over, and lets libraries choose what need not be repeatable.
+func TestConformanceOfRows(t *testing.T) {
+	cudatest.Use(t)
+	d := opener(Options{})(t, 1).(*Device)
+	emulated := d.Details().Emulated
+	d.Close()
+	if emulated {
+		t.Skip("SKIPPED: the emulated plug-in has one row for each operation")
+	}
+	t.Run("own", func(t *testing.T) {
+		conformance.Run(t, opener(Options{Deterministic: true, Kernels: "gemm=naive,attention_forward=own,attention_backward=own"}))
+	})
+	t.Run("any", func(t *testing.T) { conformance.RunUnrepeatable(t, opener(Options{})) })
+}
