@@ -68,7 +68,7 @@ func main() {
 
 func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "ulysses": ulysses, "a2a": allToAll,
-		"gpu_attention": gpuAttention}
+		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|ulysses|a2a|gpu_attention|gpu_layer [flags]")
 	}
