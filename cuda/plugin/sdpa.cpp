@@ -1,0 +1,250 @@
+// Attention by cuDNN's graphs (its frontend, version 1): BF16, forward and backward. What it is asked for is in sdpa_shape.h; a plan is built when
+// a shape is first seen, and kept.
+#include "sdpa.h"
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wall"
+#pragma GCC diagnostic ignored "-Wextra"
+#include <cudnn_frontend.h>
+#pragma GCC diagnostic pop
+
+#include <unordered_map>
+
+namespace fe = cudnn_frontend;
+using Graph = fe::graph::Graph;
+using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
+
+namespace {
+
+// Names of tensors in graphs. Offsets follow from OFFSETS on, in the order of sdpa_shape.h.
+enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV, LENGTHS_Q, LENGTHS_K, OFFSETS };
+
+struct same {
+  bool operator()(const sdpa_shape &a, const sdpa_shape &b) const { return memcmp(&a, &b, sizeof a) == 0; }
+};
+struct hash {
+  size_t operator()(const sdpa_shape &s) const {
+    uint64_t h = 14695981039346656037ull; // FNV-1a
+    const unsigned char *p = reinterpret_cast<const unsigned char *>(&s);
+    for (size_t i = 0; i < sizeof s; i++) h = (h ^ p[i]) * 1099511628211ull;
+    return h;
+  }
+};
+
+// describe makes the graph of a shape.
+class describe {
+public:
+  describe(const sdpa_shape &shape, Graph &graph) : s(shape), g(graph) {
+    g.set_io_data_type(fe::DataType_t::BFLOAT16).set_intermediate_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
+    if (s.packed) {
+      lengths_q = array("lengths_q", LENGTHS_Q, s.b, fe::DataType_t::INT32);
+      lengths_k = array("lengths_k", LENGTHS_K, s.b, fe::DataType_t::INT32);
+      for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++) offsets[i] = array("offsets", OFFSETS + i, s.b + 1, fe::DataType_t::INT64);
+    }
+    if (s.backward) backward();
+    else forward();
+  }
+
+private:
+  const sdpa_shape &s;
+  Graph &g;
+  Tensor lengths_q, lengths_k, offsets[SDPA_OFFSETS];
+
+  Tensor array(const char *name, int64_t uid, int64_t n, fe::DataType_t type) {
+    return g.tensor(fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim({n, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(type));
+  }
+
+  // shape [documents, heads, tokens, width]
+  void lay(Tensor t, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
+    t->set_uid(uid).set_dim({s.b, heads, rows, width}).set_stride({rows * x.token, x.head, x.token, 1});
+    if (s.packed) t->set_ragged_offset(offsets[which]);
+  }
+  Tensor input(const char *name, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
+    Tensor t = g.tensor(fe::graph::Tensor_attributes().set_name(name));
+    lay(t, uid, which, heads, rows, width, x);
+    return t;
+  }
+  void output(Tensor t, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
+    t->set_output(true);
+    lay(t, uid, which, heads, rows, width, x);
+  }
+  void lay_stats(Tensor t) {
+    t->set_uid(STATS).set_data_type(fe::DataType_t::FLOAT).set_dim({s.b, s.hq, s.sq, 1});
+    if (s.packed) t->set_stride({s.hq * s.sq, 1, s.hq, 1}).set_ragged_offset(offsets[SDPA_STATS]);
+    else t->set_stride({s.hq * s.sq, s.sq, 1, 1});
+  }
+
+  template <class Options> void mask(Options &o) {
+    o.set_attn_scale(s.scale);
+    if (s.packed) o.set_padding_mask(true).set_seq_len_q(lengths_q).set_seq_len_kv(lengths_k);
+    o.set_diagonal_alignment(s.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT : fe::DiagonalAlignment_t::TOP_LEFT);
+    if (s.causal) o.set_diagonal_band_right_bound(0);
+    if (s.left) o.set_diagonal_band_left_bound(static_cast<int>(s.left));
+  }
+
+  void forward() {
+    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k), v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
+    auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+    mask(options);
+    auto results = g.sdpa(q, k, v, options);
+    output(results[0], OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out);
+    results[1]->set_output(true);
+    lay_stats(results[1]);
+  }
+
+  void backward() {
+    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k), v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
+    Tensor out = input("out", OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out), dout = input("dout", DOUT, SDPA_DOUT, s.hq, s.sq, s.dv, s.dout);
+    Tensor stats = g.tensor(fe::graph::Tensor_attributes().set_name("stats"));
+    lay_stats(stats);
+    auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
+    mask(options);
+    if (s.packed) options.set_max_total_seq_len_q(s.tokens_q).set_max_total_seq_len_kv(s.tokens_k);
+    auto results = g.sdpa_backward(q, k, v, out, dout, stats, options);
+    output(results[0], DQ, SDPA_DQ, s.hq, s.sq, s.d, s.dq);
+    output(results[1], DK, SDPA_DK, s.hkv, s.sk, s.d, s.dk);
+    output(results[2], DV, SDPA_DV, s.hkv, s.sk, s.dv, s.dgv);
+  }
+};
+
+struct plan {
+  std::shared_ptr<Graph> graph;
+  int64_t workspace = 0;
+  std::unordered_map<int64_t, void *> pack; // tensors of a call, by name
+};
+
+struct plans : kept {
+  cudnnHandle_t handle = nullptr;
+  bool broken = false; // cuDNN does not come up on this GPU
+  std::unordered_map<sdpa_shape, plan, hash, same> known;
+  ~plans() override {
+    known.clear();
+    if (handle) cudnnDestroy(handle);
+  }
+};
+
+// build goes through cuDNN's steps, for the GPU of a handle or for one that `properties` describe.
+fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::shared_ptr<fe::DeviceProperties> properties, int sm) {
+  p.graph = std::make_shared<Graph>();
+  Graph &g = *p.graph;
+  if (properties) g.set_sm_version(sm).set_device_properties(properties);
+  describe(s, g);
+  fe::error_t e = g.validate();
+  if (e.is_good()) e = properties ? g.build_operation_graph() : g.build_operation_graph(handle);
+  if (e.is_good()) e = g.create_execution_plans({fe::HeurMode_t::A});
+  if (e.is_good()) e = properties ? g.check_support() : g.check_support(handle);
+  if (e.is_good()) e = properties ? g.build_plans() : g.build_plans(handle);
+  if (e.is_good()) e = g.get_workspace_size(p.workspace);
+  return e;
+}
+
+// find is NULL when cuDNN is not there or does not serve the shape.
+plan *find(uly_device *d, const sdpa_shape &s) {
+  kept *&slot = libraries_of(d).sdpa;
+  if (!slot) slot = new plans;
+  plans &all = *static_cast<plans *>(slot);
+  if (all.broken) return nullptr;
+  if (!all.handle && cudnnCreate(&all.handle) != CUDNN_STATUS_SUCCESS) {
+    all.handle = nullptr;
+    all.broken = true;
+    return nullptr;
+  }
+  auto at = all.known.find(s);
+  if (at == all.known.end()) {
+    plan p;
+    bool good = false;
+    try {
+      good = build(p, s, all.handle, nullptr, 0).is_good();
+    } catch (const std::exception &) { // some checks of the frontend throw
+    }
+    if (!good) p.graph = nullptr;
+    at = all.known.emplace(s, p).first;
+  }
+  return at->second.graph ? &at->second : nullptr;
+}
+
+const uly_attention &attention(const void *a) { return *static_cast<const uly_attention *>(a); }
+
+bool available(uly_device *d, const uly_attention &a) {
+  // Backward, cuDNN adds up dq in the order in which blocks come.
+  return d->sm >= 80 && !(d->deterministic && a.backward) && library_open(LIB_CUDNN);
+}
+
+int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_lay(s).plan + p.workspace; }
+
+// serving is the plan for a call with documents.
+plan *serving(uly_device *d, const uly_attention &a, sdpa_shape *s) {
+  if (sdpa_describe(a, s) != nullptr) return nullptr;
+  plan *p = find(d, *s);
+  return p && (!s->packed || bytes_of(*s, *p) <= sdpa_bound(*s)) ? p : nullptr;
+}
+
+int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const char *op) {
+  sdpa_shape s;
+  plan *p = available(d, a) ? serving(d, a, &s) : nullptr;
+  if (!p) return fail(d, ULY_UNSUPPORTED, "cuda.%s: cuDNN does not serve this call: ULYSSES_KERNEL=attention_forward=own,attention_backward=own does", op);
+  cudnnHandle_t handle = static_cast<plans *>(libraries_of(d).sdpa)->handle;
+
+  const AttentionLayout tables = attention_layout(a, s.backward);
+  const sdpa_layout mine = sdpa_lay(s);
+  char *at = static_cast<char *>(a.workspace.data) + tables.tables;
+  if (a.workspace.shape[0] < tables.tables + bytes_of(s, *p))
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op, (long long)a.workspace.shape[0], (long long)(tables.tables + bytes_of(s, *p)));
+  if (s.packed) {
+    TRY(attention_upload(d, stream, &a, tables, 128, 128));
+    TRY(sdpa_tables(d, stream, a, tables, s, at));
+    p->pack[LENGTHS_Q] = at + mine.lengths_q;
+    p->pack[LENGTHS_K] = at + mine.lengths_k;
+    for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++) p->pack[OFFSETS + i] = at + mine.offsets + 8 * i * (s.b + 1);
+  }
+  float *stats = reinterpret_cast<float *>(at + mine.stats);
+  if (s.backward) TRY(sdpa_stats(d, stream, a, s, stats, true));
+  p->pack[Q] = a.q.data, p->pack[K] = a.k.data, p->pack[V] = a.v.data, p->pack[OUT] = a.out.data, p->pack[STATS] = stats;
+  if (s.backward) p->pack[DOUT] = a.dout.data, p->pack[DQ] = a.dq.data, p->pack[DK] = a.dk.data, p->pack[DV] = a.dv.data;
+
+  cudnnStatus_t status = cudnnSetStream(handle, stream->s);
+  if (status != CUDNN_STATUS_SUCCESS) return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
+  fe::error_t e = p->graph->execute(handle, p->pack, at + mine.plan);
+  if (e.is_bad()) return fail(d, ULY_DEVICE, "cuda.%s: cuDNN: %s", op, e.get_message().c_str());
+  return s.backward ? ULY_OK : sdpa_stats(d, stream, a, s, stats, false);
+}
+
+} // namespace
+
+bool sdpa_fits(uly_device *d, const void *args) {
+  const uly_attention &a = attention(args);
+  sdpa_shape s;
+  if (!available(d, a)) return false;
+  return a.cu_q ? serving(d, a, &s) != nullptr : sdpa_describe(a, &s) == nullptr;
+}
+
+int64_t sdpa_workspace(uly_device *d, const uly_attention *a) {
+  sdpa_shape s;
+  if (!available(d, *a) || sdpa_describe(*a, &s) != nullptr) return 0;
+  plan *p = find(d, s);
+  const int64_t bytes = p ? bytes_of(s, *p) : 0;
+  return a->cu_q ? bytes : most(bytes, sdpa_bound(s));
+}
+
+int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *a) { return run(d, s, attention(a), "AttentionForward"); }
+int32_t sdpa_backward(uly_device *d, uly_stream *s, const void *a) { return run(d, s, attention(a), "AttentionBackward"); }
+
+bool sdpa_plan(const sdpa_shape &shape, const std::string &properties, int sm, int64_t *workspace, std::string *text) {
+  if (!library_open(LIB_CUDNN)) {
+    *text = library_reason(LIB_CUDNN);
+    return false;
+  }
+  try {
+    auto gpu = std::make_shared<fe::DeviceProperties>();
+    fe::error_t e = gpu->deserialize(std::vector<uint8_t>(properties.begin(), properties.end()));
+    plan p;
+    if (e.is_good()) e = build(p, shape, nullptr, gpu, sm);
+    if (e.is_good()) e = p.graph->get_plan_name(*text);
+    *workspace = p.workspace;
+    if (e.is_bad()) *text = e.get_message();
+    return e.is_good();
+  } catch (const std::exception &e) {
+    *text = e.what();
+    return false;
+  }
+}
