@@ -16,8 +16,8 @@ import (
 func TestLocal(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		for _, s := range suite {
-			t.Run(fmt.Sprintf("%s/%d", s.name, n), func(t *testing.T) {
-				if err := within(t, func() error { return RunLocal(n, s.run) }); err != nil {
+			t.Run(fmt.Sprintf("%s/%d", s.Name, n), func(t *testing.T) {
+				if err := within(t, func() error { return RunLocal(n, s.Run) }); err != nil {
 					t.Error(err)
 				}
 			})

@@ -55,7 +55,7 @@ func TestMPI(t *testing.T) {
 	}
 	all := func(how string) {
 		for _, s := range suite {
-			mpiRun(t, w, how+", "+s.name, s.run)
+			mpiRun(t, w, how+", "+s.Name, s.Run)
 		}
 	}
 	all("as it is")

@@ -10,8 +10,8 @@ import (
 
 // suite is what every communicator must do. Each function runs on all ranks at once and returns what was wrong on its rank.
 var suite = []struct {
-	name string
-	run  func(c Comm) error
+	Name string
+	Run  func(c Comm) error
 }{
 	{"Barrier", func(c Comm) error { return c.Barrier() }},
 	{"AllToAllUneven", suiteAllToAll},

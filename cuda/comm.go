@@ -30,7 +30,7 @@ type carrier interface {
 	broadcast(s device.Stream, t tensor.Tensor, root int) error
 	sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
 	abort()
-	close() error
+	close(whole bool) error // whole: all ranks have made theirs, and all call this
 }
 
 // newComm makes a communicator; all ranks of host call it, and fail together.
@@ -38,7 +38,7 @@ func newComm(host comm.Comm, make func(comm.Comm) (carrier, error)) (*Comm, erro
 	k, err := make(host)
 	if err = comm.Agree(host, err); err != nil {
 		if k != nil {
-			k.close()
+			k.close(false)
 		}
 		return nil, err
 	}
@@ -193,13 +193,13 @@ func (c *Comm) Abort(code status.Code, reason string) {
 	c.host.Abort(code, reason)
 }
 
-// Close waits for what is under way and gives both communicators up.
+// Close waits for what is under way and gives both communicators up. All ranks call it, but after a failure, when none does.
 func (c *Comm) Close() error {
 	if c.closed {
 		return nil
 	}
 	c.closed = true
-	err := c.carrier.close()
+	err := c.carrier.close(true)
 	if hostErr := c.host.Close(); err == nil {
 		err = hostErr
 	}

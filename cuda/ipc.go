@@ -35,10 +35,11 @@ type ipc struct {
 	pairs   []*event // by rank: that this rank has read what that one sent it (sendRecv)
 	maps    *mappings
 	mine    packet
-	all     []byte // everyone's packets
-	bytes   []int64
+	all     []byte        // everyone's packets
+	bytes   []int64       // three vectors of size: of a packet; received and sent by an all-to-all
 	at      []uintptr     // by rank: its tensor, as this rank reaches it
 	scratch device.Buffer // of small reductions
+	room    *room
 }
 
 func (c *ipc) kind() string { return "ipc" }
@@ -47,6 +48,7 @@ func (c *ipc) abort()       {}
 // meet enters a call: what the caller's stream holds comes first, and packets are exchanged. Afterwards the lane has waited for all ranks'
 // tensors, c.at says where they lie, and theirs(j) what rank j says.
 func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
+	c.room.enter()
 	caller, err := c.enter(h.name(), s)
 	if err != nil {
 		return nil, err
@@ -56,8 +58,8 @@ func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRow
 	if packErr != nil {
 		c.mine.fail()
 	}
-	if err := c.host.AllGather(nil, bytesOf(c.all), bytesOf(c.mine.raw), c.bytes); err != nil {
-		return nil, err
+	if err := c.host.AllGather(nil, bytesOf(c.all), bytesOf(c.mine.raw), c.bytes[:len(c.peers)]); err != nil {
+		return nil, c.room.lost(err)
 	}
 	if packErr != nil {
 		return nil, packErr
@@ -108,7 +110,7 @@ func (c *ipc) settle() error {
 		return err
 	}
 	if err := c.host.Barrier(); err != nil {
-		return err
+		return c.room.lost(err)
 	}
 	for j := range c.peers {
 		if j == c.me {
@@ -121,18 +123,24 @@ func (c *ipc) settle() error {
 	return nil
 }
 
-// end is the end of a call that is waited for at once.
-func (c *ipc) end(caller *stream, err error) error {
-	if err == nil {
-		err = c.settle()
-	}
-	if err != nil {
+// end settles a call that is waited for at once.
+func (c *ipc) end(caller *stream) error {
+	if err := c.settle(); err != nil {
 		return err
 	}
 	return c.leave(caller)
 }
 
-func (c *ipc) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+// over is deferred by every call. After a failure nothing of this rank is left in others' memory, and nothing of theirs in its own.
+func (c *ipc) over(err *error) {
+	if *err != nil && c.room.here() {
+		c.s.Sync()
+	}
+	c.room.leave(*err != nil)
+}
+
+func (c *ipc) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (_ comm.Request, err error) {
+	defer c.over(&err)
 	n := len(c.peers)
 	width := max(comm.RowBytes(dst), comm.RowBytes(src))
 	recv, send := c.bytes[n:2*n], c.bytes[2*n:]
@@ -167,7 +175,8 @@ func (c *ipc) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows 
 	return r, c.s.Record(r.done)
 }
 
-func (c *ipc) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+func (c *ipc) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
+	defer c.over(&err)
 	row := comm.RowBytes(dst)
 	caller, err := c.meet(s, header{op: opAllGather, unit: row}, src, rows, nil)
 	if err != nil {
@@ -179,10 +188,11 @@ func (c *ipc) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) e
 			return err
 		}
 	}
-	return c.end(caller, nil)
+	return c.end(caller)
 }
 
-func (c *ipc) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+func (c *ipc) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
+	defer c.over(&err)
 	row := comm.RowBytes(src)
 	caller, err := c.meet(s, header{op: opReduceScatter, dtype: src.DType, unit: row}, src, rows, nil)
 	if err != nil {
@@ -192,13 +202,16 @@ func (c *ipc) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int6
 		c.at[j] += uintptr(comm.RowsBefore(rows, c.me) * row)
 	}
 	if n := rows[c.me] * row; n > 0 {
-		err = c.combine(number(dst.Data), c.at, n/src.DType.Size(), src.DType, comm.Sum)
+		if err := c.combine(number(dst.Data), c.at, n/src.DType.Size(), src.DType, comm.Sum); err != nil {
+			return err
+		}
 	}
-	return c.end(caller, err)
+	return c.end(caller)
 }
 
 // allReduce combines a shard on each rank, in place, and gathers the shards; a small tensor each rank combines itself, beside it.
-func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
+func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error) {
+	defer c.over(&err)
 	n, elem := t.Numel(), t.DType.Size()
 	if t.IsNil() {
 		n = 0
@@ -241,10 +254,11 @@ func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 			return err
 		}
 	}
-	return c.end(caller, nil)
+	return c.end(caller)
 }
 
-func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) error {
+func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) (err error) {
+	defer c.over(&err)
 	var bytes int64
 	if !t.IsNil() {
 		bytes = t.Bytes()
@@ -253,12 +267,23 @@ func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	if err != nil {
 		return err
 	}
-	return c.end(caller, c.copy(number(t.Data), c.at[root], bytes))
+	if err := c.copy(number(t.Data), c.at[root], bytes); err != nil {
+		return err
+	}
+	return c.end(caller)
 }
 
-// close waits for the lane, which has waited for all who read this rank's memory.
-func (c *ipc) close() error {
-	err := c.lane.close()
+// close waits for the lane, which has waited for all who read this rank's memory, and for the peers, who may have still to enqueue their
+// waits for its events. A communicator that never was whole has no peers to wait for.
+func (c *ipc) close(whole bool) error {
+	var err error
+	if whole {
+		err = c.host.Barrier()
+	}
+	if closed := c.lane.close(); err == nil {
+		err = closed
+	}
+	c.room.give()
 	for i := range c.peers {
 		c.peers[i].close(c.d)
 	}

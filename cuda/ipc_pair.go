@@ -18,7 +18,9 @@ import (
 // receipt is whether the message fitted, and the receiver's event: address, then handle.
 const receiptBytes = 8 + 8 + handleBytes
 
-func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
+func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) (err error) {
+	c.room.enter()
+	defer c.over(&err)
 	const name = "comm.SendRecv"
 	caller, err := c.enter("SendRecv", s)
 	if err != nil {
@@ -37,7 +39,7 @@ func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 		in = bytesOf(incoming.raw)
 	}
 	if err := c.host.SendRecv(nil, in, from, out, to); err != nil {
-		return err
+		return c.room.lost(err)
 	}
 	var theirs, ours [receiptBytes]byte
 	if from >= 0 && incoming.header().unit == size(recv) {
@@ -53,7 +55,7 @@ func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 		in = bytesOf(theirs[:])
 	}
 	if err := c.host.SendRecv(nil, in, to, out, from); err != nil {
-		return err
+		return c.room.lost(err)
 	}
 	if from >= 0 && ours[0] == 0 {
 		return status.Errorf(status.Comm, "%s: rank %d sends %d bytes to rank %d, which expects %v", name, from, incoming.header().unit, c.me, recv)

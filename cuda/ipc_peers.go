@@ -29,6 +29,7 @@ func Machine() string {
 // card is what a rank says of itself when a communicator is made.
 type card struct {
 	Process, Machine string
+	Room             string // rank 0's name for what its communicator's ranks in one process share
 	Ready, Done      ipcEvent
 	Failed           bool
 }
@@ -52,7 +53,7 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 	if n > MaxRanks {
 		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks: at most %d are built: use \"nccl\"", n, MaxRanks)
 	}
-	own := card{Process: process, Machine: Machine()}
+	own := card{Process: process, Machine: Machine(), Room: rand.Text()}
 	cards, err := gatherCards(host, own)
 	if err != nil {
 		return nil, err
@@ -67,6 +68,7 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 	}
 	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), mine: newPacket(n), bytes: make([]int64, 3*n), at: make([]uintptr, n)}
 	c.all = make([]byte, n*len(c.mine.raw))
+	c.room = roomOf(cards[0].Room)
 	for j := range n {
 		c.bytes[j] = int64(len(c.mine.raw))
 	}
@@ -85,8 +87,10 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 		err = c.meetPeer(j, cards[j])
 	}
 	if err != nil {
-		if c.lane != nil {
-			c.close()
+		if c.lane == nil {
+			c.room.give()
+		} else {
+			c.close(false)
 		}
 		return nil, err
 	}

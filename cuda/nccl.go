@@ -117,7 +117,7 @@ func (c *nccl) abort() {
 	}
 }
 
-func (c *nccl) close() error {
+func (c *nccl) close(bool) error {
 	close(c.stop)
 	err := c.lane.close()
 	c.mu.Lock()

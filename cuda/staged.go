@@ -46,7 +46,7 @@ func newStaged(d *Device, host comm.Comm) (carrier, error) {
 	}
 	for i := range c.down {
 		if c.down[i], err = d.newEvent(false); err != nil {
-			c.close()
+			c.close(false)
 			return nil, err
 		}
 	}
@@ -56,7 +56,7 @@ func newStaged(d *Device, host comm.Comm) (carrier, error) {
 func (c *staged) kind() string { return "staged" }
 func (c *staged) abort()       {}
 
-func (c *staged) close() error {
+func (c *staged) close(bool) error {
 	err := c.lane.close()
 	for _, e := range c.down {
 		if e != nil {
