@@ -64,6 +64,9 @@ func (b *bed) inout(name string, d tensor.DType, l layout, values []float64, sha
 func (b *bed) place(name string, d tensor.DType, l layout, values []float64, shape []int64) *array {
 	b.t.Helper()
 	t := tensor.Of(nil, d, shape...)
+	if b.aligned {
+		l = l.aligned()
+	}
 	order := l.order
 	if order == nil {
 		for i := range shape {

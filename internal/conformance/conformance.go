@@ -31,7 +31,7 @@ func run(t *testing.T, open Opener, repeatable bool) {
 		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
 		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
-		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Far", testFar}, {"Refusals", testRefusals},
+		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			if f.name == "AttentionLaws" && !repeatable {
@@ -50,6 +50,7 @@ type suite struct {
 	t          *testing.T
 	one, three device.Device
 	repeatable bool
+	aligned    bool // arrays lie as aligned says
 }
 
 // body places arrays on a bed, runs operations and returns the results, in the order of the wants.
@@ -76,6 +77,7 @@ func (s *suite) bits(t *testing.T, f body) [][]byte { return s.run(t, s.one, f, 
 func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byte {
 	t.Helper()
 	b := newBed(t, d)
+	b.aligned = s.aligned
 	defer b.close()
 	results, err := f(b)
 	if err != nil {
@@ -104,6 +106,8 @@ type bed struct {
 	dev    device.Device
 	stream device.Stream
 	arrays []*array
+
+	aligned bool
 }
 
 func newBed(t testing.TB, d device.Device) *bed {
