@@ -111,7 +111,7 @@ static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, b
   c.cu_q = table(l.cu_q), c.cu_k = table(l.cu_k), c.tiles_q = table(l.tiles_q), c.tiles_k = table(l.tiles_k);
   c.kv_head = table(l.kv_head), c.first = table(l.first);
   c.mask = attention_mask(a);
-  c.scale = (float)a.scale, c.scale2 = (float)(a.scale * 1.44269504088896341);
+  c.scale = (float)a.scale;
   if (backward) {
     c.dout = view(a.dout), c.dq = view(a.dq), c.dk = view(a.dk), c.dv = view(a.dv);
     c.delta = (float *)(w + l.delta), c.sums = (float *)(w + l.sums);
@@ -134,16 +134,10 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, const Atte
 
 static std::atomic<uint64_t> told_forward[ATTENTION_SIZES], told_dq[ATTENTION_SIZES], told_dkv[ATTENTION_SIZES];
 
-static int32_t refuse_heads(uly_device *d, const char *op, const uly_attention &a) {
-  if (most(a.q.shape[2], a.v.shape[2]) <= ATTENTION_HEAD) return ULY_OK;
-  return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: attention is built for up to %d", op, (long long)a.q.shape[2], (long long)a.v.shape[2], ATTENTION_HEAD);
-}
-
 static int32_t forward(uly_device *d, uly_stream *s, const void *args, bool small) {
   const uly_attention &a = *(const uly_attention *)args;
   const char *op = "AttentionForward";
   TRY(check_attention(d, a, false));
-  TRY(refuse_heads(d, op, a));
   const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
   const AttentionLayout l = attention_layout(a, false);
   AttentionCall c = call_of(a, l, false);
@@ -157,7 +151,6 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, bool sma
   const uly_attention &a = *(const uly_attention *)args;
   const char *op = "AttentionBackward";
   TRY(check_attention(d, a, true));
-  TRY(refuse_heads(d, op, a));
   const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
   const AttentionLayout l = attention_layout(a, true);
   AttentionCall c = call_of(a, l, true);
@@ -180,16 +173,30 @@ static int32_t small_forward(uly_device *d, uly_stream *s, const void *a) { retu
 static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, false); }
 static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, true); }
 
-// own asks for shared memory; small serves GPUs that have less, and tells what no row serves.
-static bool room(uly_device *d, const void *args, bool backward) {
-  const uly_attention &a = *(const uly_attention *)args;
-  const int64_t head = most(a.q.shape[2], a.v.shape[2]);
-  return head <= ATTENTION_HEAD && attention_shared(attention_size(a.q.shape[2], a.v.shape[2], false), backward) <= d->shared_limit;
+// room: the kernels are built for these heads, and the GPU has shared memory for their tiles. Arguments that are no attention at all pass: run
+// refuses them with its own sentence.
+static bool room(uly_device *d, const uly_attention &a, bool small, bool backward) {
+  if (a.q.ndim != 3 || a.v.ndim != 3) return true;
+  const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
+  if (most(dim, dv) > ATTENTION_HEAD) {
+    fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: kernels of our own go to %d", (long long)dim, (long long)dv, (int)ATTENTION_HEAD);
+    return false;
+  }
+  const int64_t bytes = attention_shared(attention_size(dim, dv, small), backward);
+  if (bytes <= d->shared_limit) return true;
+  fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim, (long long)dv, (long long)bytes, d->shared_limit);
+  return false;
 }
-static bool own_fits_forward(uly_device *d, const void *a) { return room(d, a, false); }
-static bool own_fits_backward(uly_device *d, const void *a) { return room(d, a, true); }
+static bool own_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, false, false); }
+static bool own_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, false, true); }
+static bool small_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, true, false); }
+static bool small_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, true, true); }
 
 #ifndef ULY_EMULATED
+static bool cudnn_fits(uly_device *d, const void *args) {
+  const uly_attention &a = *(const uly_attention *)args;
+  return a.q.ndim == 3 && a.k.ndim == 3 && a.v.ndim == 3 && sdpa_fits(d, args);
+}
 static int32_t cudnn_forward(uly_device *d, uly_stream *s, const void *a) {
   TRY(check_attention(d, *(const uly_attention *)a, false));
   return sdpa_forward(d, s, a);
@@ -200,14 +207,15 @@ static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
 }
 #endif
 
+// small serves GPUs with less shared memory than own asks for.
 const uly_row attention_rows[] = {
 #ifndef ULY_EMULATED
-    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, sdpa_fits},
-    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, sdpa_fits},
+    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits},
+    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, cudnn_fits},
 #endif
     {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
-    {ULY_OP_ATTENTION_FORWARD, "small", small_forward, nullptr},
-    {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, nullptr},
+    {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, small_fits_backward},
     {0, nullptr, nullptr, nullptr},
 };

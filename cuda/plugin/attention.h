@@ -21,7 +21,7 @@ struct AttentionCall {
   int64_t documents, count_q, count_k;    // tiles of rows, of one head
   const int64_t *cu_q, *cu_k, *tiles_q, *tiles_k, *kv_head, *first;
   AttentionMask mask;
-  float scale, scale2; // scale2: to base 2
+  float scale;
   float *delta, *sums;
 };
 

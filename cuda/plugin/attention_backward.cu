@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
 #pragma unroll
     for (int i = 0; i < RT; i++) {
       const int64_t r = t.q + t.first + least(y + 16 * i, t.rows - 1);
-      lse[i] = a.lse[r * a.lse_token + work.head * a.lse_head] * 1.44269504088896341f;
+      lse[i] = a.lse[r * a.lse_token + work.head * a.lse_head];
       delta[i] = a.delta[work.head * a.queries + r];
     }
     for (int64_t k0 = see.lo; k0 < see.hi; k0 += COLUMNS) {
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            const float p = exp2f(madd(ds[i][j], a.scale2, -lse[i]));
+            const float p = power(madd(ds[i][j], a.scale, -lse[i]));
             ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
           }
         weights(tile.product, ds);
@@ -196,12 +196,12 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j;
-            const float lse = tile.lse[c] * 1.44269504088896341f, delta = tile.delta[c];
+            const float lse = tile.lse[c], delta = tile.delta[c];
 #pragma unroll
             for (int i = 0; i < RT; i++) {
               const int apart = y + 16 * i - c;
               const bool sees = c < n && band.below <= apart && apart <= band.above;
-              s[i][j] = sees ? exp2f(madd(s[i][j], a.scale2, -lse)) : 0;
+              s[i][j] = sees ? power(madd(s[i][j], a.scale, -lse)) : 0;
               dp[i][j] = sees ? s[i][j] * (dp[i][j] - delta) : 0;
             }
           }

@@ -47,17 +47,17 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            s[i][j] = c < n && band.below <= apart && apart <= band.above ? s[i][j] * a.scale2 : -INFINITY;
+            s[i][j] = c < n && band.below <= apart && apart <= band.above ? s[i][j] * a.scale : -INFINITY;
             m = fmaxf(m, s[i][j]);
           }
 #pragma unroll
           for (int lane = 8; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
-          const float base = m == -INFINITY ? 0 : m, keep = exp2f(top[i] - base); // before any key: 0
+          const float base = m == -INFINITY ? 0 : m, keep = power(top[i] - base); // before any key: 0
           top[i] = m;
           sum[i] *= keep;
 #pragma unroll
           for (int j = 0; j < CT; j++) {
-            s[i][j] = exp2f(s[i][j] - base);
+            s[i][j] = power(s[i][j] - base);
             sum[i] += s[i][j];
           }
 #pragma unroll
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
       const AttentionRange row = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
       const bool none = row.lo >= row.hi;
       const float f = none ? 0 : 1 / l;
-      if (x == 0) a.lse[(t.q + r) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : (float)(top[i] * 0.693147180559945309 + logf(l));
+      if (x == 0) a.lse[(t.q + r) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : top[i] + logf(l);
 #pragma unroll
       for (int g = 0; g < HEAD / 64; g++) {
         const float4 out = make_float4(o[i][4 * g] * f, o[i][4 * g + 1] * f, o[i][4 * g + 2] * f, o[i][4 * g + 3] * f);

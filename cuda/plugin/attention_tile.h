@@ -15,6 +15,10 @@ inline float madd(float a, float b, float c) { return a * b + c; }
 __device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
 #endif
 
+// power is e to the x, for a difference from a maximum or a logsumexp. The base changes after the difference: scores in base 2 would bring a rounding
+// that all probabilities of a query share.
+__device__ __forceinline__ float power(float x) { return exp2f(x * 1.44269504088896341f); }
+
 // Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;
 // others see them after a barrier besides. Emulated copies happen as late as wait allows.
 class Copies {

@@ -12,32 +12,39 @@ import (
 	"ulysses/tensor"
 )
 
-// attentionInput are the values of one case.
-type attentionInput struct{ q, k, v, dout []float64 }
+// attentionInput are the values of one case, which type d holds.
+type attentionInput struct {
+	d             tensor.DType
+	q, k, v, dout []float64
+}
 
-func newAttentionInput(g *ref.Attention, r *rand.Rand) attentionInput {
-	return attentionInput{normal(r, g.Tq()*g.Hq*g.D), normal(r, g.Tk()*g.Hkv*g.D), normal(r, g.Tk()*g.Hkv*g.Dv), normal(r, g.Tq()*g.Hq*g.Dv)}
+func newAttentionInput(d tensor.DType, g *ref.Attention, r *rand.Rand) attentionInput {
+	n := func(n int64) []float64 { return normalAs(d, r, n) }
+	return attentionInput{d, n(g.Tq() * g.Hq * g.D), n(g.Tk() * g.Hkv * g.D), n(g.Tk() * g.Hkv * g.Dv), n(g.Tq() * g.Hq * g.Dv)}
 }
 
 // attention runs forward and backward and returns out, lse, dq, dk, dv. Queries and keys may lie in different layouts.
 func (b *bed) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
-	q := b.in("q", tensor.F32, lq, x.q, g.Tq(), g.Hq, g.D)
-	k := b.in("k", tensor.F32, lk, x.k, g.Tk(), g.Hkv, g.D)
-	v := b.in("v", tensor.F32, lk, x.v, g.Tk(), g.Hkv, g.Dv)
-	out := b.out("out", tensor.F32, lq, g.Tq(), g.Hq, g.Dv)
+	q := b.in("q", x.d, lq, x.q, g.Tq(), g.Hq, g.D)
+	k := b.in("k", x.d, lk, x.k, g.Tk(), g.Hkv, g.D)
+	v := b.in("v", x.d, lk, x.v, g.Tk(), g.Hkv, g.Dv)
+	out := b.out("out", x.d, lq, g.Tq(), g.Hq, g.Dv)
 	lse := b.out("lse", tensor.F32, layout{order: []int{1, 0}, gap: 1, shift: 1}, g.Tq(), g.Hq)
 	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ, CuK: g.CuK,
 		KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale}
+	if w := g.Window; w != nil {
+		a.Window = &device.Window{Left: w.Left, Right: w.Right}
+	}
 	a.Workspace = b.out("workspace", tensor.U8, dense, b.dev.AttentionWorkspace(a, false)).Tensor
 	if err := b.dev.AttentionForward(b.stream, a); err != nil {
 		return nil, err
 	}
 	results := []*array{out, lse}
 	if x.dout != nil {
-		dq := b.out("dq", tensor.F32, lq, g.Tq(), g.Hq, g.D)
-		dk := b.out("dk", tensor.F32, lk, g.Tk(), g.Hkv, g.D)
-		dv := b.out("dv", tensor.F32, lk, g.Tk(), g.Hkv, g.Dv)
-		da := &device.AttentionGrad{Attention: *a, DOut: b.in("dout", tensor.F32, lq, x.dout, g.Tq(), g.Hq, g.Dv).Tensor,
+		dq := b.out("dq", x.d, lq, g.Tq(), g.Hq, g.D)
+		dk := b.out("dk", x.d, lk, g.Tk(), g.Hkv, g.D)
+		dv := b.out("dv", x.d, lk, g.Tk(), g.Hkv, g.Dv)
+		da := &device.AttentionGrad{Attention: *a, DOut: b.in("dout", x.d, lq, x.dout, g.Tq(), g.Hq, g.Dv).Tensor,
 			DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor}
 		da.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.AttentionWorkspace(a, true)).Tensor
 		if err := b.dev.AttentionBackward(b.stream, da); err != nil {
@@ -61,9 +68,10 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	q, k, v, d := f(x.q), f(x.k), f(x.v), f(x.dout)
 	out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
 	out32, lse32 := ref.AttentionForward(g, q, k, v)
-	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, out, lse, x.dout)
-	dq32, dk32, dv32 := ref.AttentionBackward(g, q, k, v, out32, lse32, d)
-	w := []want{both("out", out, out32), both("lse", lse, lse32), both("dq", dq, dq32), both("dk", dk, dk32), both("dv", dv, dv32)}
+	// Backward is given out as forward leaves it: in the type of the case.
+	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, rounded(x.d, out), lse, x.dout)
+	dq32, dk32, dv32 := ref.AttentionBackward(g, q, k, v, f(rounded(x.d, ref.Convert[float64](out32))), lse32, d)
+	w := []want{both("out", out, out32).as(x.d), both("lse", lse, lse32), both("dq", dq, dq32).as(x.d), both("dk", dk, dk32).as(x.d), both("dv", dv, dv32).as(x.d)}
 	for i := range w { // score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
 		w[i].chain = 8 * ulp
 	}
@@ -114,31 +122,66 @@ func testAttention(s *suite) {
 	add(ref.Attention{Hq: 0, Hkv: 2, D: 64, Dv: 64, CuQ: one(9), CuK: one(9), KVHead: []int64{}, Causal: true}) // a rank without heads
 	add(ref.Attention{Hq: 1, Hkv: 1, D: 8, Dv: 8, CuQ: one(1100), CuK: one(1100), Causal: true})                // several blocks of any size
 	add(ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 4, CuQ: one(700), CuK: one(900)})
+	cases = append(cases, windows()...)
 	for i := range cases {
 		g := &cases[i]
 		g.Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(g.D))
-		x := newAttentionInput(g, seeded(20, int64(i)))
-		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, g.CuQ, g.CuK, g.KVHead, g.Causal)
 		layouts := [][2]layout{{headMajor, headMajor}, {dense, padded}, {padded, headMajor}, {shifted, dense}}
 		l := layouts[i%4]
-		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+		s.typed(func(d tensor.DType, suffix string) {
+			x := newAttentionInput(d, g, seeded(20, int64(i)))
+			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, g.CuQ, g.CuK, g.KVHead, g.Causal)
+			if w := g.Window; w != nil {
+				name += fmt.Sprintf(", window %d %d", w.Left, w.Right)
+			}
+			name += suffix
+			s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+		})
 	}
-	s.attentionScores()
+	s.typed(s.attentionScores)
+}
+
+// windows are cases of windows: one side, both, a query's own key alone, wider than a tile and than the document, beside a causal mask, with
+// unequal lengths and with documents.
+func windows() (cases []ref.Attention) {
+	add := func(q, k []int64, causal bool, left, right int64) {
+		cases = append(cases, ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 12, CuQ: q, CuK: k, Causal: causal, Window: &ref.Window{Left: left, Right: right}})
+	}
+	for _, w := range [][2]int64{{9, -1}, {-1, 5}, {7, 3}, {0, 0}, {0, -1}, {-1, 0}, {-1, -1}, {1 << 40, 1 << 40}, {math.MaxInt64, 2}} {
+		add(one(100), one(100), false, w[0], w[1])
+	}
+	for _, w := range [][2]int64{{9, -1}, {0, -1}, {70, 4}, {150, 0}} {
+		add(one(300), one(300), true, w[0], w[1])
+	}
+	for _, w := range [][2]int64{{5, 0}, {-1, 8}, {100, 100}, {0, 70}, {20, 20}} { // queries before the first key see what the window reaches
+		for _, n := range [][2]int64{{40, 130}, {130, 40}, {3, 200}, {200, 3}, {17, 0}} {
+			add(one(n[0]), one(n[1]), w[0] == 20, w[0], w[1])
+		}
+	}
+	packed, other := bounds(5, 1, 0, 64, 33, 1, 1, 100, 0, 7, 70), bounds(3, 4, 2, 0, 50, 1, 0, 130, 0, 7, 64)
+	for _, causal := range []bool{true, false} {
+		add(packed, packed, causal, 10, -1)
+		add(packed, packed, causal, 3, 5)
+		add(packed, other, causal, 30, 20)
+		add(one(700), one(900), causal, 128, 64) // several blocks of any size, most of which a query does not reach
+	}
+	return cases
 }
 
 // attentionScores are steep and far from zero: the running maximum and its rescaling must hold. Only the absolute bound does: the
 // logsumexp is saved in f32, so at scores of 100 its rounding alone is 4e-6 of every probability that backward makes from it. A plain
 // implementation that keeps the probabilities does not have this error.
-func (s *suite) attentionScores() {
+func (s *suite) attentionScores(d tensor.DType, suffix string) {
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
-		x := newAttentionInput(g, seeded(21))
+		x := newAttentionInput(d, g, seeded(21))
 		for j := range g.Tk() { // rising along the keys, to scores near ±100
 			for c := range g.D {
 				x.k[j*g.D+c] = float64(float32(x.k[j*g.D+c] * float64(j%97) / 4))
 			}
 		}
-		name := fmt.Sprint("steep scores, causal ", causal)
+		x.k = rounded(d, x.k)
+		name := fmt.Sprint("steep scores, causal ", causal, suffix)
 		wants := slices.Clone(attentionWant(name, g, x))
 		for i := range wants {
 			wants[i].plain = nil

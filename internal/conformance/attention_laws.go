@@ -7,40 +7,51 @@ import (
 	"testing"
 
 	"ulysses/internal/ref"
+	"ulysses/tensor"
 )
 
 // testAttentionLaws compares runs with each other, bit for bit: no reference and no tolerance.
 func testAttentionLaws(s *suite) {
-	s.t.Run("a head is independent of the others", s.headsAlone)
-	s.t.Run("a layout changes no bit", s.layoutsAgree)
-	s.t.Run("no token sees the future or another document", s.causality)
-	s.t.Run("NaN shows, in its document alone", s.attentionNaN)
+	s.typed(func(d tensor.DType, suffix string) {
+		for name, law := range map[string]func(*testing.T, tensor.DType){
+			"a head is independent of the others": s.headsAlone, "a layout changes no bit": s.layoutsAgree,
+			"no token sees the future or another document": s.causality, "NaN shows, in its document alone": s.attentionNaN,
+		} {
+			s.t.Run(name+suffix, func(t *testing.T) { law(t, d) })
+		}
+	})
+}
+
+// attentionWidths are the bytes of a token in out, lse, dq, dk and dv: rows of bits.
+func attentionWidths(d tensor.DType, g *ref.Attention) []int64 {
+	n := d.Size()
+	return []int64{n * g.Hq * g.Dv, 4 * g.Hq, n * g.Hq * g.D, n * g.Hkv * g.D, n * g.Hkv * g.Dv}
 }
 
 // headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism exact for any number of ranks.
-func (s *suite) headsAlone(t *testing.T) {
+func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 	for _, g := range []ref.Attention{
 		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
 		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
 		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(1200), CuK: one(1200), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
 	} {
-		x := newAttentionInput(&g, seeded(22, g.D))
+		x := newAttentionInput(d, &g, seeded(22, g.D))
 		all := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(&g, x, dense, dense) })
 		for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
 			lo, n := heads[0], int64(len(heads))
 			sub := g
 			sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
 			alone := s.bits(t, func(b *bed) ([]*array, error) {
-				return b.attention(&sub, attentionInput{
+				return b.attention(&sub, attentionInput{d,
 					columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
 					columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
 			})
-			for i, width := range []int64{g.Dv, 1, g.D, g.D, g.Dv} {
+			for i, row := range attentionWidths(d, &g) {
 				total, from, part := g.Hq, lo, n
 				if i >= 3 {
 					total, from, part = g.Hkv, int64(kv), 1
 				}
-				if !bytes.Equal(columns(all[i], 4*total*width, 4*from*width, 4*part*width), alone[i]) {
+				if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
 					t.Errorf("%s of query heads %v alone has other bits than among %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
 				}
 			}
@@ -57,9 +68,9 @@ func columns[T any](x []T, width, from, n int64) []T {
 	return y
 }
 
-func (s *suite) layoutsAgree(t *testing.T) {
+func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 	g := &ref.Attention{Hq: 4, Hkv: 2, D: 40, Dv: 24, CuQ: bounds(130, 7, 400), CuK: bounds(130, 7, 400), Causal: true, Scale: 0.2}
-	x := newAttentionInput(g, seeded(23))
+	x := newAttentionInput(d, g, seeded(23))
 	first := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
 	for _, l := range []layout{shifted, padded, headMajor} {
 		for i, bits := range s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) }) {
@@ -72,14 +83,14 @@ func (s *suite) layoutsAgree(t *testing.T) {
 
 // causality changes one token everywhere (q, k, v, dout), to values that would show. The results of tokens that the change cannot reach
 // must keep their bits: forward, a query that does not see the token; backward, also keys that no changed query sees.
-func (s *suite) causality(t *testing.T) {
+func (s *suite) causality(t *testing.T, d tensor.DType) {
 	cu := bounds(70, 1, 230, 99)
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.2}
-		x := newAttentionInput(g, seeded(24))
+		x := newAttentionInput(d, g, seeded(24))
 		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
 		for _, token := range []int64{0, 69, 70, 71, 150, 300, 301, 399} {
-			y := attentionInput{slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
+			y := attentionInput{d, slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
 			for _, a := range []struct {
 				x     []float64
 				width int64
@@ -94,9 +105,9 @@ func (s *suite) causality(t *testing.T) {
 			reachesKey := func(j int64) bool {
 				return g.Document(j) == g.Document(token)
 			}
-			for i, width := range []int64{g.Hq * g.Dv, g.Hq, g.Hq * g.D, g.Hkv * g.D, g.Hkv * g.Dv} {
+			for i, width := range attentionWidths(d, g) {
 				for j := range g.Tq() {
-					same := bytes.Equal(before[i][4*j*width:4*(j+1)*width], after[i][4*j*width:4*(j+1)*width])
+					same := bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 					may := i < 3 && reaches(j) || i >= 3 && reachesKey(j)
 					if !same && !may {
 						t.Errorf("causal %v: token %d changes %s of token %d, which cannot see it", causal, token, attentionResults[i], j)
@@ -121,9 +132,9 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 	}
 	after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
 	lo, hi := g.Visible(token)
-	for i, width := range map[int]int64{3: g.Hkv * g.D, 4: g.Hkv * g.Dv} {
+	for i, width := range attentionWidths(x.d, g) {
 		for j := range g.Tk() {
-			same := bytes.Equal(before[i][4*j*width:4*(j+1)*width], after[i][4*j*width:4*(j+1)*width])
+			same := i < 3 || bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 			if !same && (j < lo || j >= hi) {
 				t.Errorf("causal %v: dout of query %d changes %s of key %d", g.Causal, token, attentionResults[i], j)
 			}
@@ -133,13 +144,13 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 
 // attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it may spread within the
 // document (a tile is multiplied whole), never into another.
-func (s *suite) attentionNaN(t *testing.T) {
+func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	const token = 60
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
 		for input, name := range []string{"q", "k", "v", "dout"} {
-			x := newAttentionInput(g, seeded(25))
+			x := newAttentionInput(d, g, seeded(25))
 			[][]float64{x.q, x.k, x.v, x.dout}[input][token*2*16+16+3] = math.NaN()
 			out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
 			dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, out, lse, x.dout)

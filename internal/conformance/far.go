@@ -56,7 +56,7 @@ func testFar(s *suite) {
 	})
 	for i, l := range []layout{far, farHeads} {
 		g := &ref.Attention{Hq: 3, Hkv: 3, D: 16, Dv: 8, CuQ: one(3), CuK: one(3), Causal: true, Scale: 0.3}
-		x := newAttentionInput(g, seeded(30))
+		x := newAttentionInput(tensor.F32, g, seeded(30))
 		s.check(fmt.Sprint("attention ", i), attentionWant("far", g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) })
 	}
 }

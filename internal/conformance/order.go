@@ -157,7 +157,7 @@ func (s *suite) hostWaits(t *testing.T) {
 // argumentsReturn spoils structs, host slices and host memory as soon as each call has returned, before anything needs to have run.
 func (s *suite) argumentsReturn(t *testing.T) {
 	g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: bounds(30, 0, 41), CuK: bounds(30, 5, 50), KVHead: []int64{0, 1, 1, 1}, Causal: true, Scale: 0.25}
-	in := newAttentionInput(g, seeded(31))
+	in := newAttentionInput(tensor.F32, g, seeded(31))
 	wanted := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, in, dense, dense) })
 	spoiled := s.bits(t, func(b *bed) ([]*array, error) {
 		c := *g
