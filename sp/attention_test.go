@@ -143,8 +143,7 @@ func TestAgainstFloat64(t *testing.T) {
 			return err
 		}
 		cuQ, cuK := r.x.Documents()
-		g := &ref.Attention{Hq: lc.layer.Heads, Hkv: lc.layer.KVHeads, D: lc.layer.Dim, Dv: lc.layer.VDim, CuQ: cuQ, CuK: cuK,
-			Causal: lc.layer.Causal, Scale: r.p.layer.Scale}
+		g := r.p.layer.reference(cuQ, cuK)
 		exact, plain := reference[float64](g, r.x), reference[float32](g, r.x)
 		for i, x := range []struct {
 			name  string
@@ -185,6 +184,15 @@ func TestAgainstFloat64(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// reference is the layer as the reference knows it.
+func (l Layer) reference(cuQ, cuK []int64) *ref.Attention {
+	g := &ref.Attention{Hq: l.Heads, Hkv: l.KVHeads, D: l.Dim, Dv: l.VDim, CuQ: cuQ, CuK: cuK, Causal: l.Causal, Scale: l.Scale}
+	if l.Window != nil {
+		g.Window = &ref.Window{Left: l.Window.Left, Right: l.Window.Right}
+	}
+	return g
 }
 
 // reference is out, lse, dq, dk, dv of the whole batch, token-major.

@@ -179,6 +179,10 @@ var layerCases = []layerCase{
 		BatchSpec{Batch: 2, Seq: 25, Positions: positionsOf([]int64{0, 10, 11, 25, 40, 50})}},
 	{"more keys", Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, Causal: true}, BatchSpec{Batch: 2, Seq: 19, KVSeq: 45}},
 	{"fewer keys", Layer{Heads: 4, KVHeads: 1, Dim: 8, VDim: 12, Causal: true}, BatchSpec{Batch: 1, Seq: 40, KVSeq: 5}},
+	{"window", Layer{Heads: 6, KVHeads: 2, Dim: 8, VDim: 8, Causal: true, Window: &device.Window{Left: 5, Right: -1}},
+		BatchSpec{Batch: 1, Seq: 90, CuSeqlens: []int64{0, 1, 30, 31, 33, 80, 90}}},
+	{"window both ways", Layer{Heads: 4, KVHeads: 4, Dim: 8, VDim: 8, Window: &device.Window{Left: 7, Right: 3}},
+		BatchSpec{Batch: 2, Seq: 19, KVSeq: 45}},
 	{"documents across", Layer{Heads: 5, KVHeads: 5, Dim: 8, VDim: 8},
 		BatchSpec{Batch: 2, Seq: 20, KVSeq: 10, CuSeqlens: []int64{0, 3, 20, 40}, CuSeqlensKV: []int64{0, 9, 10, 20}}},
 }
