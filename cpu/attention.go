@@ -37,7 +37,7 @@ func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	return d.run(C.K_attention_forward, heads*ceilDiv(l.blocks, l.group))
 }
 
-// AttentionBackward is the derivative. A key head is split into parts by shapes alone, and their sums are added in order.
+// AttentionBackward is the derivative. A key head is split into parts by shapes alone; their sums are added in order, and so are its query heads'.
 func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) error {
 	a := &g.Attention
 	c := check{op: "AttentionBackward"}
@@ -64,14 +64,21 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	for kv := int64(0); kv < kvHeads; kv += l.wave {
 		n := min(l.wave, kvHeads-kv)
 		p.kv0 = C.int64_t(kv)
-		if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
-			return err
-		}
 		if l.partialFloats == 0 {
+			p.j1 = C.int64_t(l.most)
+			if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
+				return err
+			}
 			continue
 		}
-		if err := d.runKeeping(C.K_attention_reduce, n*ceilDiv(keys, C.ATT_CHUNK)); err != nil {
-			return err
+		for j := range max(1, l.most) { // a query head at a time: its parts are added up before the next one's
+			p.j0, p.j1 = C.int64_t(j), C.int64_t(j+1)
+			if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
+				return err
+			}
+			if err := d.runKeeping(C.K_attention_reduce, n*ceilDiv(keys, C.ATT_CHUNK)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -22,12 +22,13 @@ typedef struct {
   int64_t document; // index of the document
 } attention_block;
 
-// attention_part is the share of the blocks that one task of the backward pass works through. Key gradients of the last document go to a
-// partial sum if later parts go on with that document.
+// attention_part is the share of the blocks that one task of the backward pass works through. Key gradients of the last document go to a partial sum if
+// later parts go on with it. Those of the first, if it began in earlier parts and ends here, go where they belong, but for the second query head of a
+// key head and those behind it to a partial sum too, the tail: parts are added up before heads are.
 typedef struct {
   int64_t b0, b1;         // blocks
-  int64_t k0, k1;         // keys of the partial sum; k0 = k1 where there is none
-  int64_t offset;         // of the partial sum, in floats: [k1-k0][d], then [k1-k0][dv]
+  int64_t k0, k1, offset; // keys of the partial sum, k0 = k1 where there is none, and its place in floats: [k1-k0][d], then [k1-k0][dv]
+  int64_t t0, t1, tail;   // the same of the tail
 } attention_part;
 
 typedef struct {
@@ -44,6 +45,7 @@ typedef struct {
   const int64_t *first;    // [kv heads + 1]: the query heads of key head h are first[h] .. first[h+1]-1
   const attention_part *parts;
   int64_t n_parts, kv0;    // kv0: the first key head of this wave
+  int64_t j0, j1;          // query heads of each key head's that are this run's: all, or one where parts meet in partial sums
   int64_t keys;            // rows of k
   float *partial;          // [key heads of a wave][partial_floats]
   int64_t partial_floats;

@@ -31,9 +31,12 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	}
 	partial := int64(0)
 	for parts := int64(2); parts <= partsFor(pairs, dim, dv); parts++ {
-		rows := (parts - 1) * tk
+		rows, sums := (parts-1)*tk, parts-1
+		if l.most > 1 { // and tails
+			rows, sums = parts*tk, 2*sums
+		}
 		if left+right < tk { // neighbours have no more in common than a window
-			rows = min(rows, tk+(parts-1)*(left+right))
+			rows = min(rows, tk+sums*(left+right))
 		}
 		floats := rows * (dim + dv)
 		partial = max(partial, padded(waveOf(kvHeads, int64(d.workers), parts)*floats*4))

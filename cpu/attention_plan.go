@@ -21,6 +21,7 @@ type attentionLayout struct {
 	blocks, parts  int64 // counts
 	pairs          int64 // visible query-key pairs of a head
 	partialFloats  int64 // of one key head
+	most           int64 // query heads of one key head, at most
 	wave           int64 // key heads whose partial sums exist at a time
 	group          int64 // blocks in a task of the forward pass
 	scratchFloats  int64 // of one worker
@@ -142,7 +143,12 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
 	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv)))
 	if backward {
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), C.int64_t(grouped(a))))
+		l.most = largestGroup(a)
+		grouped := C.int64_t(0)
+		if l.most > 1 {
+			grouped = 1
+		}
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), grouped))
 		d.layParts(a, &l, memory)
 	}
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
@@ -164,35 +170,44 @@ func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4
 
 // layParts splits the blocks into parts of about equal work.
 func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
-	dim, dv := a.Q.Shape[2], a.V.Shape[2]
 	left, right := sides(a)
-	want := partsFor(float64(l.pairs), dim, dv)
+	want := partsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
+	take := func(k0, k1 int64) (from, to, offset C.int64_t) { // a partial sum of these keys
+		offset = C.int64_t(l.partialFloats)
+		l.partialFloats += (k1 - k0) * (a.Q.Shape[2] + a.V.Shape[2])
+		return C.int64_t(k0), C.int64_t(k1), offset
+	}
 	var part C.attention_part
-	document, from := C.int64_t(-1), int64(0) // the document at hand and the first of its keys that this part sees
+	began := int64(0) // the part in which the document at hand began
+	document, from := C.int64_t(-1), int64(0)
 	done, i := int64(0), int64(0)
 	c := blockCursor{a: a}
 	for more := c.next(); more; {
 		b := c.block
-		if C.int64_t(i) == part.b0 || b.document != document {
-			document, from = b.document, beginKey(&b, left)
+		if b.document != document {
+			document, began = b.document, l.parts
+			from = beginKey(&b, left)
+		} else if C.int64_t(i) == part.b0 {
+			from = beginKey(&b, left)
 		}
 		i++
 		done += visible(&b, left, right)
 		more = c.next()
+		goesOn := more && c.block.document == document
+		if !goesOn && began < l.parts && l.most > 1 {
+			part.t0, part.t1, part.tail = take(from, max(from, endKey(&b, right)))
+		}
 		if more && float64(done) < float64(l.pairs)*float64(l.parts+1)/float64(want) {
 			continue
 		}
-		part.b1, part.k0, part.k1 = C.int64_t(i), C.int64_t(from), C.int64_t(from)
-		if more && c.block.document == b.document {
-			part.k1 = C.int64_t(max(from, endKey(&b, right)))
+		if part.b1 = C.int64_t(i); goesOn {
+			part.k0, part.k1, part.offset = take(from, max(from, endKey(&b, right)))
 		}
-		part.offset = C.int64_t(l.partialFloats)
-		l.partialFloats += int64(part.k1-part.k0) * (dim + dv)
 		if memory != nil {
 			*index[C.attention_part](unsafe.Add(memory, l.atParts), l.parts) = part
 		}
 		l.parts++
-		part.b0 = part.b1
+		part = C.attention_part{b0: part.b1}
 	}
 }
 
@@ -213,14 +228,16 @@ func layHeads(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	}
 }
 
-// grouped is 1 where some key head serves several query heads.
-func grouped(a *device.Attention) int64 {
-	for h := int64(1); h < a.Q.Shape[1]; h++ {
-		if kvHead(a, h) == kvHead(a, h-1) {
-			return 1
+// largestGroup is the most query heads that one key head serves.
+func largestGroup(a *device.Attention) (most int64) {
+	n := int64(0)
+	for h := range a.Q.Shape[1] {
+		if n++; h > 0 && kvHead(a, h) != kvHead(a, h-1) {
+			n = 1
 		}
+		most = max(most, n)
 	}
-	return 0
+	return most
 }
 
 // kvHead is the key head of a query head.
