@@ -40,6 +40,7 @@ namespace uly_emulated {
 struct Kernel { const char *name, *file; int line; const void *address; };
 void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, std::function<void()> body);
 unsigned char *dynamic_shared(); // of the running block
+void claim(cudaEvent_t e);       // for tests: records an event that other processes see, and never completes it
 int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count
 // exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32 values.
 const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line);

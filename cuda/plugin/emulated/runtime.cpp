@@ -464,6 +464,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
   return m->come() ? result(m->failure) : cudaErrorNotReady;
 }
 
+void uly_emulated::claim(cudaEvent_t e) { slot_record(e->slot); }
+
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e) {
   std::lock_guard<std::mutex> held(lock);
   if (!e || !e->slot || e->opened) return last(cudaErrorInvalidResourceHandle);
