@@ -1,6 +1,10 @@
 package cuda
 
-// #include "bridge.h"
+/*
+#include "bridge.h"
+#cgo noescape plug_workspace
+#cgo nocallback plug_workspace
+*/
 import "C"
 
 import (

@@ -3,8 +3,6 @@ package cuda
 /*
 #include <stdlib.h>
 #include "bridge.h"
-#cgo noescape plug_enqueue
-#cgo nocallback plug_enqueue
 */
 import "C"
 
@@ -74,7 +72,7 @@ func (p *plugin) open(o Options) (*Device, error) {
 	}
 	d := &Device{table: p.table, open: true}
 	if code := C.plug_open(p.table, how, &d.d, text, textLength); code != 0 {
-		return nil, status.Errorf(status.Code(code), "GPU %d: %s", o.Ordinal, C.GoString(text))
+		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
 	}
 	d.args = C.calloc(1, argsBytes)
 	if code := C.plug_info(d.table, d.d, out); code != 0 {

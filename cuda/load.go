@@ -44,24 +44,33 @@ func load() (*plugin, error) {
 		}
 		return open(path)
 	}
-	folder := ""
-	if program, err := os.Executable(); err == nil {
-		if real, err := filepath.EvalSymlinks(program); err == nil {
-			program = real
-		}
-		folder = filepath.Dir(program)
-		for _, path := range []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)} {
-			if _, err := os.Stat(path); err == nil {
-				return open(path)
-			}
+	program, err := os.Executable()
+	if err != nil {
+		program = ""
+	}
+	for _, path := range beside(program) {
+		if _, err := os.Stat(path); err == nil {
+			return open(path)
 		}
 	}
 	p, err := open(fileName)
 	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s is not in %s, in its sibling lib, or where the system's loader looks: build it with make cuda, "+
-			"or name the file in %s", ErrNoPlugin, fileName, folder, variable)
+		return nil, status.Errorf(status.Device, "%w: %s is not beside the program, in lib beside its folder, or where the system's loader looks: "+
+			"build it with make cuda, or name the file in %s", ErrNoPlugin, fileName, variable)
 	}
 	return p, err
+}
+
+// beside lists where a plug-in that was installed with the program lies.
+func beside(program string) []string {
+	if program == "" {
+		return nil
+	}
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		program = real
+	}
+	folder := filepath.Dir(program)
+	return []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)}
 }
 
 // open opens one file.

@@ -1,0 +1,267 @@
+package cuda
+
+import (
+	"math"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// opened is a device with a stream, and a tensor of n numbers on it.
+func opened(t testing.TB) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
+	t.Helper()
+	cudatest.Use(t)
+	d, err := Open(Options{Deterministic: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return d, s, func(dtype tensor.DType, shape ...int64) tensor.Tensor {
+		x := tensor.Of(nil, dtype, shape...)
+		b, err := d.Alloc(x.Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.Free)
+		x.Data, x.Where = b.Pointer(), tensor.CUDA
+		return x
+	}
+}
+
+func TestInfo(t *testing.T) {
+	d, _, _ := opened(t)
+	i, more := d.Info(), d.Details()
+	if i.Kind != "cuda" || i.Name == "" || i.Kernels == "" || i.Align != 256 || i.Place != tensor.CUDA || !i.TokenMajor || i.Memory <= 0 {
+		t.Errorf("%+v", i)
+	}
+	if len(i.Compute) != 2 || i.Compute[0] != tensor.BF16 || i.Compute[1] != tensor.F32 {
+		t.Errorf("computes in %v, want BF16 first, then F32", i.Compute)
+	}
+	if more.UUID == "" || more.Free <= 0 || more.Free > i.Memory || more.SM <= 0 {
+		t.Errorf("%+v", more)
+	}
+	if d, err := Open(Options{Ordinal: 1 << 20}); err == nil || !strings.Contains(err.Error(), "1048576") {
+		t.Errorf("GPU 2^20 = %v, %v: want an error that names it", d, err)
+	}
+	if d, err := Open(Options{Kernels: "gemm=imagined"}); err == nil || !strings.Contains(err.Error(), "imagined") {
+		t.Errorf("a row that is none = %v, %v: want an error that names it", d, err)
+	}
+}
+
+// TestClosing closes in every order that a program may come to, and uses what is closed.
+func TestClosing(t *testing.T) {
+	cudatest.Use(t)
+	parts := func() (d *Device, s device.Stream, e device.Event, b, host device.Buffer) {
+		t.Helper()
+		d, err := Open(Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var errs [4]error
+		s, errs[0] = d.NewStream()
+		e, errs[1] = d.NewEvent()
+		b, errs[2] = d.Alloc(1000)
+		host, errs[3] = d.AllocHost(1000)
+		for _, err := range errs {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return d, s, e, b, host
+	}
+	for _, order := range [][]int{{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {2, 0, 4, 1, 3}} {
+		d, s, e, b, host := parts()
+		x := tensor.Of(b.Pointer(), tensor.F32, 10)
+		x.Where = tensor.CUDA
+		if err := d.Fill(s, x, 1); err != nil { // something to wait for
+			t.Fatal(err)
+		}
+		steps := []func(){d.Close, s.Close, e.Close, b.Free, host.Free}
+		for range 2 {
+			for _, i := range order {
+				steps[i]()
+			}
+		}
+		if d.d != nil || d.live != 0 {
+			t.Errorf("order %v: the GPU is still held by %d", order, d.live)
+		}
+		_, noStream := d.NewStream()
+		_, noEvent := d.NewEvent()
+		_, noMemory := d.Alloc(1)
+		for name, err := range map[string]error{"Fill": d.Fill(s, x, 1), "Sync": s.Sync(), "Record": s.Record(e), "Wait": s.Wait(e), "Event.Sync": e.Sync(),
+			"NewStream": noStream, "NewEvent": noEvent, "Alloc": noMemory} {
+			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "closed") {
+				t.Errorf("%s after Close: %v", name, err)
+			}
+		}
+	}
+}
+
+func TestForeign(t *testing.T) {
+	d, s, alloc := opened(t)
+	_, other, _ := opened(t)
+	host, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer host.Close()
+	alien, _ := host.NewStream()
+	mark, _ := host.NewEvent()
+	x := alloc(tensor.F32, 4)
+	for name, err := range map[string]error{
+		"no stream": d.Fill(nil, x, 1), "the CPU's stream": d.Fill(alien, x, 1), "another GPU's stream": d.Fill(other, x, 1),
+		"Copy on another's stream": d.Copy(other, x, x), "no event": s.Wait(nil), "the CPU's event": s.Record(mark),
+		"Alloc of -1": func() error { _, err := d.Alloc(-1); return err }(),
+	} {
+		if status.Of(err) != status.InvalidArgument {
+			t.Errorf("%s: %v: want a refusal", name, err)
+		}
+	}
+	if err := s.Sync(); err != nil {
+		t.Errorf("after refusals: %v", err)
+	}
+}
+
+// TestNoAllocation: a call costs no memory of Go's, whatever it carries.
+func TestNoAllocation(t *testing.T) {
+	d, s, alloc := opened(t)
+	const n, heads, dim = 24, 2, 8
+	x, w, rstd := alloc(tensor.BF16, n, dim), alloc(tensor.BF16, dim), alloc(tensor.F32, n)
+	flat, qkv := alloc(tensor.F32, 100), alloc(tensor.BF16, n, heads, dim)
+	a := &device.Attention{Q: qkv, K: qkv, V: qkv, Out: alloc(tensor.BF16, n, heads, dim), LSE: alloc(tensor.F32, n, heads), CuQ: []int64{0, 5, n},
+		CuK: []int64{0, 5, n}, KVHead: []int64{0, 1}, Causal: true, Scale: 1, Window: &device.Window{Left: 3, Right: -1}}
+	a.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(a, true), d.AttentionWorkspace(a, false), 1))
+	grad := &device.AttentionGrad{Attention: *a, DOut: a.Out, DQ: alloc(tensor.BF16, n, heads, dim), DK: alloc(tensor.BF16, n, heads, dim), DV: alloc(tensor.BF16, n, heads, dim)}
+	norm := &device.RMSNorm{X: x, W: w, Y: x, RStd: rstd}
+	adam := &device.AdamW{W: flat, G: flat, M: flat, V: flat, Step: 1, Decay: []device.Range{{Lo: 0, Hi: 10}, {Lo: 20, Hi: 100}}}
+	e, err := d.NewEvent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	back := tensor.OfFloat32(make([]float32, 100), 100)
+	calls := func() {
+		for _, err := range []error{d.Fill(s, flat, 1), d.RMSNormForward(s, norm), d.AttentionForward(s, a), d.AttentionBackward(s, grad),
+			d.AdamW(s, adam), d.Copy(s, flat, back), d.Copy(s, back, flat), s.Record(e), s.Wait(e), s.Sync()} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if d.AttentionWorkspace(a, true) <= 0 {
+			t.Fatal("no workspace")
+		}
+	}
+	calls()
+	if n := testing.AllocsPerRun(20, calls); n != 0 {
+		t.Errorf("%v allocations for twelve calls, want none", n)
+	}
+}
+
+// TestThreads hands a device from goroutine to goroutine, each on a thread of its own, and two devices to two at once.
+func TestThreads(t *testing.T) {
+	type rank struct {
+		d *Device
+		s device.Stream
+		x tensor.Tensor
+	}
+	var ranks [2]rank
+	for i := range ranks {
+		d, s, alloc := opened(t)
+		ranks[i] = rank{d, s, alloc(tensor.F32, 1000)}
+	}
+	for round := range 8 {
+		var all sync.WaitGroup
+		for _, r := range ranks {
+			all.Go(func() {
+				runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+				host := make([]float32, 1000)
+				for _, err := range []error{r.d.Fill(r.s, r.x, float64(round)), r.d.Copy(r.s, tensor.OfFloat32(host, 1000), r.x), r.s.Sync()} {
+					if err != nil {
+						t.Error(err)
+					}
+				}
+				if host[0] != float32(round) || host[999] != float32(round) {
+					t.Errorf("round %d: %v, %v", round, host[0], host[999])
+				}
+			})
+		}
+		all.Wait()
+	}
+}
+
+// TestCollector keeps the host memory of a copy from the collector until the copy is done, although nobody else holds it.
+func TestCollector(t *testing.T) {
+	d, s, alloc := opened(t)
+	x := alloc(tensor.F32, 1<<16)
+	if err := d.Fill(s, x, math.NaN()); err != nil {
+		t.Fatal(err)
+	}
+	collected := make(chan bool, 1)
+	func() {
+		host := new([1 << 16]float32)
+		runtime.AddCleanup(host, func(c chan bool) { c <- true }, collected)
+		if err := d.Copy(s, tensor.OfFloat32(host[:], 1<<16), x); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range 3 {
+		runtime.GC()
+	}
+	select {
+	case <-collected:
+		t.Error("the memory was collected while a copy was to write it")
+	default:
+	}
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		runtime.GC()
+		select {
+		case <-collected:
+			return
+		default:
+			runtime.Gosched()
+		}
+	}
+	t.Error("the memory is kept after the copy is done")
+}
+
+// TestAttentionLists are lists whose lengths the plug-in is not told.
+func TestAttentionLists(t *testing.T) {
+	d, s, alloc := opened(t)
+	good := device.Attention{Q: alloc(tensor.F32, 3, 2, 8), K: alloc(tensor.F32, 3, 1, 8), V: alloc(tensor.F32, 3, 1, 8), Out: alloc(tensor.F32, 3, 2, 8),
+		LSE: alloc(tensor.F32, 3, 2), CuQ: []int64{0, 3}, CuK: []int64{0, 3}, Scale: 1}
+	good.Workspace = alloc(tensor.U8, max(1, d.AttentionWorkspace(&good, false)))
+	if err := d.AttentionForward(s, &good); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(a *device.Attention){
+		"no documents":         func(a *device.Attention) { a.CuQ, a.CuK = nil, nil },
+		"empty documents":      func(a *device.Attention) { a.CuQ, a.CuK = []int64{}, []int64{} },
+		"other documents":      func(a *device.Attention) { a.CuK = []int64{0, 1, 3} },
+		"key heads too few":    func(a *device.Attention) { a.KVHead = []int64{0} },
+		"key heads, but empty": func(a *device.Attention) { a.KVHead = []int64{} },
+	} {
+		a := good
+		change(&a)
+		for pass, err := range map[string]error{"forward": d.AttentionForward(s, &a),
+			"backward": d.AttentionBackward(s, &device.AttentionGrad{Attention: a, DOut: a.Out, DQ: a.Q, DK: a.K, DV: a.V})} {
+			if status.Of(err) != status.InvalidArgument {
+				t.Errorf("%s, %s: %v: want a refusal", name, pass, err)
+			}
+		}
+	}
+}

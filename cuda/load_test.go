@@ -1,0 +1,168 @@
+package cuda
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+)
+
+// library compiles C into a shared library.
+func library(t *testing.T, source string) string {
+	t.Helper()
+	c, so := filepath.Join(t.TempDir(), "x.c"), filepath.Join(t.TempDir(), "x.so")
+	if err := os.WriteFile(c, []byte(source), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	root, err := cudatest.Root()
+	if err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-I", filepath.Join(root, "cuda"), "-o", so, c).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, out)
+	}
+	return so
+}
+
+// TestRefusedPlugins are files that are not the plug-in of this program. None passes for "no plug-in": it is there, and wrong.
+func TestRefusedPlugins(t *testing.T) {
+	text := filepath.Join(t.TempDir(), "text.so")
+	if err := os.WriteFile(text, []byte("not a library\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		path string
+		want []string
+	}{
+		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
+			[]string{"version 999", "this program version 1", "make cuda"}},
+		"of another ABI, with a table": {library(t, `#include "kernels.h"
+			static uly_cuda_api t = {.abi = 2, .size = sizeof t};
+			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
+			[]string{"version 2", "this program version 1", "make cuda"}},
+		"with a shorter table": {library(t, `#include "kernels.h"
+			static uly_cuda_api t = {.abi = ULY_CUDA_ABI, .size = 40};
+			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
+			[]string{"both say version 1", "40 bytes", "make cuda"}},
+		"without the function": {library(t, `int uly_other;`), []string{"no function uly_cuda_plugin", variable}},
+		"a text":               {text, []string{"cannot be opened", "text.so"}},
+		"missing":              {filepath.Join(t.TempDir(), "none.so"), []string{"no such file", variable}},
+		"of missing libraries": {needing(t), []string{"cannot be opened", "libabsent"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(variable, c.path)
+			_, err := Open(Options{})
+			if status.Of(err) != status.Device || errors.Is(err, ErrNoPlugin) {
+				t.Fatalf("%v (status %v): want a fault of the device", err, status.Of(err))
+			}
+			for _, w := range append(c.want, c.path) {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%v: want %q in it", err, w)
+				}
+			}
+			if _, probed := Probe(); probed == nil || probed.Error() != err.Error() {
+				t.Errorf("Probe says %v, Open %v", probed, err)
+			}
+		})
+	}
+}
+
+// needing is a library that needs another, which is gone.
+func needing(t *testing.T) string {
+	t.Helper()
+	folder := t.TempDir()
+	build := func(so string, args ...string) {
+		if out, err := exec.Command("cc", append([]string{"-shared", "-fPIC", "-Wl,--no-as-needed", "-o", filepath.Join(folder, so)}, args...)...).CombinedOutput(); err != nil {
+			t.Fatalf("cc: %v\n%s", err, out)
+		}
+	}
+	empty := filepath.Join(folder, "empty.c")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	build("libabsent.so", empty)
+	build("needing.so", empty, "-L"+folder, "-labsent")
+	if err := os.Remove(filepath.Join(folder, "libabsent.so")); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(folder, "needing.so")
+}
+
+func TestNoPlugin(t *testing.T) {
+	t.Setenv(variable, "")
+	for name, f := range map[string]func() error{
+		"Open":  func() error { _, err := Open(Options{}); return err },
+		"Probe": func() error { _, err := Probe(); return err },
+	} {
+		if err := f(); !errors.Is(err, ErrNoPlugin) || status.Of(err) != status.Device || !strings.Contains(err.Error(), "make cuda") {
+			t.Errorf("%s: %v: want %v with its remedy", name, err, ErrNoPlugin)
+		}
+	}
+}
+
+// TestInstalled wants the plug-in of an installation to be the one beside the program, wherever a link to the program lies.
+func TestInstalled(t *testing.T) {
+	folder := t.TempDir()
+	program, link := filepath.Join(folder, "bin", "program"), filepath.Join(folder, "link")
+	if err := os.Mkdir(filepath.Dir(program), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(program, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(program, link); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{filepath.Join(folder, "bin", fileName), filepath.Join(folder, "lib", fileName)}
+	for _, p := range []string{program, link} {
+		if got := beside(p); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+			t.Errorf("beside(%s) = %v, want %v", p, got, want)
+		}
+	}
+}
+
+// TestWithoutDriver opens the plug-in for GPUs where there is none: a sentence and a status.
+func TestWithoutDriver(t *testing.T) {
+	path := os.Getenv(variable)
+	if path == "" {
+		root, err := cudatest.Root()
+		if err != nil {
+			t.Fatal(err)
+		}
+		path = filepath.Join(root, "build", "cuda", fileName)
+	}
+	if _, err := os.Stat(path); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v: run make cuda", err)
+		}
+		t.Skipf("SKIPPED: %v: run make cuda", err)
+	}
+	t.Setenv(variable, path)
+	found, err := Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if found.GPUs > 0 {
+		t.Skipf("SKIPPED: there are %d GPUs", found.GPUs)
+	}
+	if found.Plugin != path || !strings.Contains(found.Text, "no CUDA driver") {
+		t.Errorf("%+v: want a sentence about the driver", found)
+	}
+	if len(found.Libraries) == 0 {
+		t.Errorf("%+v: want the libraries that are looked for", found)
+	}
+	for _, l := range found.Libraries {
+		if l.Name == "" || l.Found == "" || (l.Costs == "") != (l.Remedy == "") {
+			t.Errorf("%+v: want what was found, or what is lost and the remedy", l)
+		}
+	}
+	_, err = Open(Options{})
+	if status.Of(err) != status.Device || !strings.Contains(err.Error(), "no CUDA driver") {
+		t.Errorf("Open: %v (status %v): want a sentence about the driver", err, status.Of(err))
+	}
+}
