@@ -14,7 +14,26 @@ import (
 // The communicators for memory of a GPU pass this package's suite. Where there is no GPU the emulated plug-in stands in, which runs what
 // no event orders in any order; ULYSSES_CUDA_PLUGIN names another.
 
-var kinds = []string{"ipc", "staged"}
+// ways are the communicators under test; with a cut, tensors go in pieces of so many bytes, as large ones do.
+var ways = []struct {
+	name, kind string
+	cut        int64
+}{{"ipc", "ipc", 0}, {"staged", "staged", 0}, {"pieces", "staged", 3000}}
+
+// suiteOnGPU runs one case of the suite on this rank.
+func suiteOnGPU(host comm.Comm, kind string, cut int64, run func(comm.Comm) error) error {
+	var m *mirror
+	err := onGPU(host, kind, func(d *cuda.Device, c *cuda.Comm) (err error) {
+		if m, err = newMirror(d, c, cut); err != nil {
+			return err
+		}
+		return run(m)
+	})
+	if m != nil {
+		m.close() // memory that was exchanged outlives the communicator
+	}
+	return err
+}
 
 // onGPU runs f with a communicator of the kind, for a GPU that is this rank's or that ranks share.
 func onGPU(host comm.Comm, kind string, f func(d *cuda.Device, c *cuda.Comm) error) error {
@@ -42,24 +61,15 @@ func onGPU(host comm.Comm, kind string, f func(d *cuda.Device, c *cuda.Comm) err
 
 func TestCUDALocal(t *testing.T) {
 	cudatest.Use(t)
-	for _, kind := range kinds {
+	for _, w := range ways {
 		for _, n := range []int{1, 2, 3, 4, 8} {
 			for _, s := range comm.Suite {
-				if s.Name == "Concurrent" {
+				if s.Name == "Concurrent" || w.cut > 0 && n != 3 {
 					continue // a device serves one goroutine
 				}
-				t.Run(fmt.Sprintf("%s/%s/%d", kind, s.Name, n), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s/%s/%d", w.name, s.Name, n), func(t *testing.T) {
 					err := within(t, func() error {
-						return comm.RunLocal(n, func(host comm.Comm) error {
-							return onGPU(host, kind, func(d *cuda.Device, c *cuda.Comm) error {
-								m, err := newMirror(d, c)
-								if err != nil {
-									return err
-								}
-								defer m.close()
-								return s.Run(m)
-							})
-						})
+						return comm.RunLocal(n, func(host comm.Comm) error { return suiteOnGPU(host, w.kind, w.cut, s.Run) })
 					})
 					if err != nil {
 						t.Error(err)

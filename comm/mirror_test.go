@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/cuda"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -19,12 +20,16 @@ type mirror struct {
 	used   int64
 	flying int
 	calls  int
+	cut    int64
 }
 
 const mirrorBytes = 24 << 20
 
-func newMirror(d device.Device, c comm.Comm) (*mirror, error) {
-	m := &mirror{Comm: c, d: d}
+func newMirror(d device.Device, c comm.Comm, cut int64) (*mirror, error) {
+	m := &mirror{Comm: c, d: d, cut: cut}
+	if cut > 0 {
+		c.(*cuda.Comm).Cut(cut)
+	}
 	var err error
 	if m.s, err = d.NewStream(); err != nil {
 		return nil, err
@@ -33,7 +38,6 @@ func newMirror(d device.Device, c comm.Comm) (*mirror, error) {
 	return m, err
 }
 
-// close is not Close: the suite closes communicators that it splits off, and their memory stays for the others' sake.
 func (m *mirror) close() {
 	m.s.Close()
 	m.memory.Free()
@@ -46,7 +50,7 @@ func (m *mirror) Split(color, key int) (comm.Comm, error) {
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return newMirror(m.d, part)
+	return newMirror(m.d, part, m.cut)
 }
 
 func (m *mirror) Close() error {

@@ -187,13 +187,22 @@ func (c *Comm) Reserve(n int, bytes int64) error {
 	return nil
 }
 
+// Cut sets how many bytes a reduction, gather, broadcast or message through the host has under way at a time; all ranks say the same.
+// It is for tests, which would otherwise need large tensors.
+func (c *Comm) Cut(bytes int64) {
+	if k, ok := c.carrier.(*staged); ok {
+		k.piece = bytes
+	}
+}
+
 // Abort ends the job.
 func (c *Comm) Abort(code status.Code, reason string) {
 	c.carrier.abort()
 	c.host.Abort(code, reason)
 }
 
-// Close waits for what is under way and gives both communicators up. All ranks call it, but after a failure, when none does.
+// Close waits for what is under way and gives both communicators up. All ranks call it, but after a failure, when none does. Memory that was
+// exchanged is freed after it.
 func (c *Comm) Close() error {
 	if c.closed {
 		return nil

@@ -34,6 +34,7 @@ type ipc struct {
 	peers   []peer
 	pairs   []*event // by rank: that this rank has read what that one sent it (sendRecv)
 	maps    *mappings
+	mapped  map[mapping]uintptr
 	mine    packet
 	all     []byte        // everyone's packets
 	bytes   []int64       // three vectors of size: of a packet; received and sent by an all-to-all
@@ -273,33 +274,35 @@ func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) (err error) 
 	return c.end(caller)
 }
 
-// close waits for the lane, which has waited for all who read this rank's memory, and for the peers, who may have still to enqueue their
-// waits for its events. A communicator that never was whole has no peers to wait for.
+// close waits for the lane, which has waited for all who read this rank's memory, and for the peers: at first for those who have still to
+// enqueue their waits for its events, in the end for those who still have its memory mapped, so that it may be freed from here on. A
+// communicator that never was whole has no peers to wait for.
 func (c *ipc) close(whole bool) error {
 	var err error
-	if whole {
-		err = c.host.Barrier()
+	meet := func() {
+		if whole && err == nil {
+			err = c.host.Barrier()
+		}
 	}
+	meet()
 	if closed := c.lane.close(); err == nil {
 		err = closed
 	}
-	c.room.give()
 	for i := range c.peers {
 		c.peers[i].close(c.d)
 	}
+	c.unmap()
+	meet()
 	for _, e := range append(c.pairs, c.done) {
 		if e != nil {
 			e.Close()
 		}
 	}
-	if c.maps != nil {
-		c.maps.release()
-		c.maps = nil
-	}
 	if c.scratch != nil {
 		c.scratch.Free()
 		c.scratch = nil
 	}
+	c.room.give()
 	return err
 }
 

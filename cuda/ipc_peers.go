@@ -108,7 +108,7 @@ func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
 	if c.scratch, err = d.Alloc(smallReduce); err != nil {
 		return err
 	}
-	c.maps = mappingsOf(d)
+	c.maps, c.mapped = mappingsOf(d), map[mapping]uintptr{}
 	if own.Ready, err = d.show(c.ready, shared); err != nil {
 		return err
 	}
@@ -204,16 +204,16 @@ func (c *ipc) reach(j int, p packet) (uintptr, error) {
 	if p.long(packetKnown) == 0 {
 		return 0, nil
 	}
-	base, err := c.maps.open(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes])
+	base, err := c.base(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes])
 	return base + uintptr(p.long(packetOffset)), err
 }
 
 // mappings is the memory of other processes that one device has mapped, for all its communicators, because an allocation is mapped once.
-// It is kept until the last of them is closed: tensors that are exchanged live as long as that, as arenas do.
+// A communicator keeps what it has used until it is closed: tensors that are exchanged live as long as that, as arenas do.
 type mappings struct {
 	d     *Device
 	users int
-	at    map[mapping]uintptr
+	at    map[mapping]*mapped
 }
 
 type mapping struct {
@@ -221,53 +221,68 @@ type mapping struct {
 	handle  [handleBytes]byte
 }
 
-var mapped = struct {
+type mapped struct {
+	base  uintptr
+	users int
+}
+
+var deviceMappings = struct {
 	sync.Mutex
 	by map[*Device]*mappings
 }{by: map[*Device]*mappings{}}
 
 func mappingsOf(d *Device) *mappings {
-	mapped.Lock()
-	defer mapped.Unlock()
-	m := mapped.by[d]
+	deviceMappings.Lock()
+	defer deviceMappings.Unlock()
+	m := deviceMappings.by[d]
 	if m == nil {
-		m = &mappings{d: d, at: map[mapping]uintptr{}}
-		mapped.by[d] = m
+		m = &mappings{d: d, at: map[mapping]*mapped{}}
+		deviceMappings.by[d] = m
 	}
 	m.users++
 	return m
 }
 
-func (m *mappings) open(process string, handle []byte) (uintptr, error) {
+// base is where the allocation of a handle begins, mapped by this communicator or now.
+func (c *ipc) base(process string, handle []byte) (uintptr, error) {
 	key := mapping{process: process}
 	copy(key.handle[:], handle)
-	if at, ok := m.at[key]; ok {
+	if at, ok := c.mapped[key]; ok {
 		return at, nil
 	}
-	var p unsafe.Pointer
-	if err := m.d.result(C.plug_memory_open(m.d.table, m.d.d, (*C.char)(unsafe.Pointer(&handle[0])), &p)); err != nil {
-		return 0, err
+	m := c.maps.at[key]
+	if m == nil {
+		var p unsafe.Pointer
+		if err := c.d.result(C.plug_memory_open(c.d.table, c.d.d, (*C.char)(unsafe.Pointer(&handle[0])), &p)); err != nil {
+			return 0, err
+		}
+		m = &mapped{base: number(p)}
+		c.maps.at[key] = m
 	}
-	m.at[key] = number(p)
-	return number(p), nil
+	m.users++
+	c.mapped[key] = m.base
+	return m.base, nil
 }
 
-// release closes everything with the last user.
-func (m *mappings) release() {
-	mapped.Lock()
-	m.users--
-	last := m.users == 0
-	if last {
-		delete(mapped.by, m.d)
-	}
-	mapped.Unlock()
-	if !last {
+// unmap gives back what this communicator alone still used.
+func (c *ipc) unmap() {
+	if c.maps == nil {
 		return
 	}
-	for _, at := range m.at {
-		C.plug_memory_close(m.d.table, m.d.d, pointer(at))
+	for key := range c.mapped {
+		m := c.maps.at[key]
+		if m.users--; m.users == 0 {
+			C.plug_memory_close(c.d.table, c.d.d, pointer(m.base))
+			delete(c.maps.at, key)
+		}
 	}
-	m.at = nil
+	c.mapped = nil
+	deviceMappings.Lock()
+	defer deviceMappings.Unlock()
+	if c.maps.users--; c.maps.users == 0 {
+		delete(deviceMappings.by, c.d)
+	}
+	c.maps = nil
 }
 
 const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE) // as in kernels.h

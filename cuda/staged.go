@@ -8,8 +8,8 @@ import (
 )
 
 // stagedPiece is the bytes that are in one pinned buffer at a time where an operation can be cut; two are in use, so that the GPU fills
-// one while the host exchanges the other. Tests make it small.
-var stagedPiece int64 = 16 << 20
+// one while the host exchanges the other.
+const stagedPiece = 16 << 20
 
 // staged takes tensors through pinned memory of the host and the host's communicator. Sums are the host's: the same bits.
 //
@@ -20,6 +20,7 @@ var stagedPiece int64 = 16 << 20
 type staged struct {
 	*lane
 	host  comm.Comm
+	piece int64 // stagedPiece, but in tests
 	pool  []*pinned
 	parts []int64 // two vectors of size: rows received and sent, without the rank's own
 	halves
@@ -39,7 +40,7 @@ type pinned struct {
 }
 
 func newStaged(d *Device, host comm.Comm) (carrier, error) {
-	c := &staged{host: host, parts: make([]int64, 2*host.Size())}
+	c := &staged{host: host, piece: stagedPiece, parts: make([]int64, 2*host.Size())}
 	var err error
 	if c.lane, err = newLane(d, false); err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ func (c *staged) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	if err != nil {
 		return err
 	}
-	step := max(stagedPiece/elem, 1)
+	step := max(c.piece/elem, 1)
 	extent := func(k int64) int64 { return min(step, n-k*step) }
 	place := func(k int64) uintptr { return x + uintptr(k*step*elem) }
 	err = c.pieces(ceil(n, step), min(step, n)*elem,
@@ -87,7 +87,7 @@ func (c *staged) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64
 	if err := c.lane.copy(home, from, rows[me]*row); err != nil {
 		return err
 	}
-	x := newCut(rows, row, c.parts[:n], stagedPiece)
+	x := newCut(rows, row, c.parts[:n], c.piece)
 	if n == 1 {
 		x.n = 0
 	}
@@ -131,7 +131,7 @@ func (c *staged) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []i
 		}
 		return c.leave(caller)
 	}
-	x := newCut(rows, row, c.parts[:n], stagedPiece)
+	x := newCut(rows, row, c.parts[:n], c.piece)
 	width := int64(0) // elements of a row
 	if row > 0 {
 		width = row / src.DType.Size()
@@ -166,8 +166,8 @@ func (c *staged) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 		return err
 	}
 	x, bytes, mine := number(t.Data), t.Bytes(), c.host.Rank() == root
-	extent := func(k int64) int64 { return min(stagedPiece, bytes-k*stagedPiece) }
-	n := ceil(bytes, stagedPiece)
+	extent := func(k int64) int64 { return min(c.piece, bytes-k*c.piece) }
+	n := ceil(bytes, c.piece)
 	if c.host.Size() == 1 {
 		n = 0
 	}
@@ -175,7 +175,7 @@ func (c *staged) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 		if !mine {
 			return nil
 		}
-		return c.copy(p.at(0), x+uintptr(k*stagedPiece), extent(k))
+		return c.copy(p.at(0), x+uintptr(k*c.piece), extent(k))
 	}
 	meet := func(k int64, p *pinned) error {
 		return c.host.Broadcast(nil, p.tensor(0, tensor.U8, extent(k)), root)
@@ -184,9 +184,9 @@ func (c *staged) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 		if mine {
 			return nil
 		}
-		return c.copy(x+uintptr(k*stagedPiece), p.at(0), extent(k))
+		return c.copy(x+uintptr(k*c.piece), p.at(0), extent(k))
 	}
-	if err := c.pieces(n, min(bytes, stagedPiece), down, meet, up); err != nil {
+	if err := c.pieces(n, min(bytes, c.piece), down, meet, up); err != nil {
 		return err
 	}
 	return c.leave(caller)
@@ -214,7 +214,7 @@ func (c *staged) sendRecv(s device.Stream, recv tensor.Tensor, from int, send te
 		}
 		return c.leave(caller)
 	}
-	half := stagedPiece / 2
+	half := c.piece / 2
 	sends, receives := max(ceil(out, half), 1), max(ceil(in, half), 1)
 	if to < 0 {
 		sends = 0

@@ -1,0 +1,55 @@
+//go:build mpi
+
+package comm_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"ulysses/comm"
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+)
+
+// TestCUDAMPI runs the suite on processes that share a GPU, or have one each.
+func TestCUDAMPI(t *testing.T) {
+	if comm.Inside() == "" {
+		cudatest.Use(t)
+		t.Setenv("ULYSSES_EMULATED_SHARED", "1") // memory that other processes can map
+		for _, n := range []int{2, 3, 4} {
+			if out, err := comm.StartRanks(t, "cuda", n); err != nil {
+				t.Errorf("%d ranks: %v\n%s", n, err, out)
+			}
+		}
+		return
+	}
+	world, err := comm.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range ways {
+		for _, s := range comm.Suite {
+			if s.Name == "Concurrent" {
+				continue
+			}
+			host, err := world.Split(0, world.Rank()) // it is closed with the device's
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := w.name + ", " + s.Name
+			watch := time.AfterFunc(20*time.Second, func() {
+				fmt.Printf("rank %d: %s hangs\n", world.Rank(), name)
+				world.Abort(status.Comm, "hangs")
+			})
+			err = suiteOnGPU(host, w.kind, w.cut, s.Run)
+			if err != nil {
+				fmt.Printf("rank %d: %s: %v\n", world.Rank(), name, err) // at once: the others may be waiting
+			}
+			if err := comm.Agree(world, err); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			watch.Stop()
+		}
+	}
+}

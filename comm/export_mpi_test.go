@@ -1,0 +1,8 @@
+//go:build mpi
+
+package comm
+
+var (
+	StartRanks = startRanks
+	Inside     = inside
+)
