@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(BLOCK) embed_rows(U *y, const U *table, const 
 template <typename U> void start_rows(uly_stream *s, const uly_embedding *a, int64_t k) {
   const int64_t tokens = a->ids.shape[0], each = a->table.shape[1] / k, units = tokens * each;
   LAUNCH(embed_rows<U>, blocks_for(units, BLOCK), BLOCK, 0, s, (U *)a->y.data, (const U *)a->table.data, (const int32_t *)a->ids.data,
-         a->y.stride[0] / k, a->table.stride[0] / k, a->table.shape[0], units, each, Divider(each), units <= INT32_MAX, s->fault);
+         a->y.stride[0] / k, a->table.stride[0] / k, a->table.shape[0], units, each, Divider(each), is_narrow(units), s->fault);
 }
 
 // one_row makes the stride of an axis of extent 1 harmless.

@@ -4,6 +4,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../kernels.h"
@@ -46,6 +47,14 @@ inline bool contiguous(const uly_tensor &t) {
     step *= t.shape[i];
   }
   return true;
+}
+
+// is_narrow says that n things can be numbered in 31 bits, and so be found by a Divider. Tests of the emulated plug-in make it say no.
+inline bool is_narrow(int64_t n) {
+#ifdef ULY_EMULATED
+  if (getenv("ULYSSES_EMULATED_WIDE")) return false;
+#endif
+  return n <= INT32_MAX;
 }
 
 // Divider divides numbers below 2^31 by a multiplication (Granlund & Montgomery 1994).
@@ -139,7 +148,7 @@ template <int N> struct Walk {
       units *= shape[i];
       by[i] = Divider(shape[i]);
     }
-    narrow = units <= INT32_MAX;
+    narrow = is_narrow(units);
   }
 
   template <bool NARROW> ULY_BOTH void at(int64_t i, int64_t (&offset)[N]) const {
@@ -215,7 +224,7 @@ struct Rows {
       if (leading > 0 && operands[o]->shape[0] > 1) token[o] = operands[o]->stride[0];
       if (leading > 1 && heads > 1) head[o] = operands[o]->stride[1];
     }
-    narrow = rows <= INT32_MAX;
+    narrow = is_narrow(rows);
     by = Divider(heads);
   }
   ULY_BOTH void split(int64_t r, int64_t *t, int64_t *h) const {

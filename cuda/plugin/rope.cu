@@ -29,7 +29,7 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   c.dense("sin", a->sin, ULY_F32, {tokens, half});
   if (c.failed() || n == 0) return c.code;
   LAUNCH(rope_table, blocks_for(n, BLOCK), BLOCK, 0, s, (const int32_t *)a->positions.data, (const float *)a->freq.data, (float *)a->cos.data,
-         (float *)a->sin.data, n, half, Divider(half), n <= INT32_MAX, a->scale == 0 ? 1.0 : a->scale);
+         (float *)a->sin.data, n, half, Divider(half), is_narrow(n), a->scale == 0 ? 1.0 : a->scale);
   return started(d, "cuda.RopeTable");
 }
 
@@ -79,7 +79,7 @@ template <typename T, int K> void start_rope(uly_stream *s, Turned<T> a, int64_t
   a.units = a.rows.rows * a.each;
   if (a.units == 0) return;
   a.by = Divider(a.each);
-  a.narrow = a.units <= INT32_MAX;
+  a.narrow = is_narrow(a.units);
   LAUNCH((rope_units<T, K>), blocks_for(a.units, BLOCK), BLOCK, 0, s, a);
 }
 

@@ -7,6 +7,7 @@ package conformance
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"ulysses/device"
@@ -20,10 +21,13 @@ type Opener func(t testing.TB, workers int) device.Device
 // Run runs every case of every operation.
 func Run(t *testing.T, open Opener) { run(t, open, true) }
 
+// RunSome runs every case of the operations named.
+func RunSome(t *testing.T, open Opener, names ...string) { run(t, open, true, names...) }
+
 // RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and leaves out what compares bits of two runs.
 func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, false) }
 
-func run(t *testing.T, open Opener, repeatable bool) {
+func run(t *testing.T, open Opener, repeatable bool, names ...string) {
 	for _, f := range []struct {
 		name string
 		test func(s *suite)
@@ -33,6 +37,9 @@ func run(t *testing.T, open Opener, repeatable bool) {
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals},
 	} {
+		if len(names) > 0 && !slices.Contains(names, f.name) {
+			continue
+		}
 		t.Run(f.name, func(t *testing.T) {
 			if f.name == "AttentionLaws" && !repeatable {
 				t.Skip("SKIPPED: a law between the bits of two runs")

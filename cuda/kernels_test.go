@@ -1,0 +1,249 @@
+package cuda
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/conformance"
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// bench is a device with a stream, and memory that goes with the test.
+type bench struct {
+	t *testing.T
+	d *Device
+	s *stream
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	cudatest.Use(t)
+	d, err := Open(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	s, err := d.newStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return &bench{t, d, s}
+}
+
+func (b *bench) must(err error) {
+	b.t.Helper()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// host views bytes as a tensor in host memory.
+func host(x []byte, d tensor.DType, shape ...int64) tensor.Tensor {
+	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), d, shape...)
+}
+
+// put is device memory that holds x, `shift` bytes from an aligned address.
+func (b *bench) put(x []byte, shift int64, d tensor.DType, shape ...int64) tensor.Tensor {
+	b.t.Helper()
+	memory, err := b.d.Alloc(shift + int64(len(x)) + 1)
+	b.must(err)
+	b.t.Cleanup(memory.Free)
+	t := tensor.Of(unsafe.Add(memory.Pointer(), shift), d, shape...)
+	t.Where = tensor.CUDA
+	b.must(b.d.Copy(b.s, t, host(x, d, shape...)))
+	return t
+}
+
+// get is what dense device memory holds.
+func (b *bench) get(x tensor.Tensor) []byte {
+	b.t.Helper()
+	y := make([]byte, x.Bytes())
+	b.must(b.d.Copy(b.s, host(y, x.DType, x.Dims()...), x))
+	b.must(b.s.Sync())
+	return y
+}
+
+// TestWideIndices runs kernels in the form that they have from 2^31 elements on, whose indices are divided in 64 bits.
+func TestWideIndices(t *testing.T) {
+	b := newBench(t)
+	if !b.d.Details().Emulated {
+		t.Skip("SKIPPED: only the emulated plug-in takes small arrays for large ones")
+	}
+	t.Setenv("ULYSSES_EMULATED_WIDE", "1")
+	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding")
+}
+
+// TestCopyInPieces is of host memory that must be cast or scattered and does not fit into the scratch of a stream at once.
+func TestCopyInPieces(t *testing.T) {
+	b := newBench(t)
+	shape := []int64{5, 700, 120}
+	if !b.d.Details().Emulated { // whose scratch is larger
+		shape[1] *= 64
+	}
+	n := shape[0] * shape[1] * shape[2]
+	x, want := make([]byte, 4*n), make([]byte, 2*n)
+	for i := range n {
+		v := float32(i%65521) * 0.37
+		binary.LittleEndian.PutUint32(x[4*i:], math.Float32bits(v))
+		binary.LittleEndian.PutUint16(want[2*i:], tensor.F32ToBF16(v))
+	}
+	memory, err := b.d.Alloc(2 * n)
+	b.must(err)
+	defer memory.Free()
+	dense := tensor.Of(memory.Pointer(), tensor.BF16, n)
+	dense.Where = tensor.CUDA
+	scattered := dense.View(shape[1], shape[2], shape[0]).Permute(2, 0, 1)
+	for _, there := range []tensor.Tensor{dense.View(shape...), scattered} {
+		b.must(b.d.Fill(b.s, dense, math.NaN()))
+		b.must(b.d.Copy(b.s, there, host(x, tensor.F32, shape...)))
+		back, wide := make([]byte, 2*n), make([]byte, 4*n)
+		b.must(b.d.Copy(b.s, host(back, tensor.BF16, shape...), there))
+		b.must(b.d.Copy(b.s, host(wide, tensor.F32, shape...), there))
+		b.must(b.s.Sync())
+		for i := range n {
+			w := binary.LittleEndian.Uint16(want[2*i:])
+			g, f := binary.LittleEndian.Uint16(back[2*i:]), binary.LittleEndian.Uint32(wide[4*i:])
+			if g != w || f != uint32(w)<<16 {
+				t.Fatalf("element %d of %v is %#x and %#x, want %#x", i, there, g, f, w)
+			}
+		}
+	}
+}
+
+// TestFaults is what only a kernel finds: the next wait tells it, once, and the stream goes on.
+func TestFaults(t *testing.T) {
+	b := newBench(t)
+	table := b.put(make([]byte, 4*4*3), 0, tensor.F32, 4, 3)
+	y := b.put(make([]byte, 4*2*3), 0, tensor.F32, 2, 3)
+	ids := func(x ...int32) tensor.Tensor {
+		var p []byte
+		for _, v := range x {
+			p = binary.LittleEndian.AppendUint32(p, uint32(v))
+		}
+		return b.put(p, 0, tensor.I32, int64(len(x)))
+	}
+	nll := b.put(make([]byte, 8), 0, tensor.F32, 2)
+	wrong, negative, right := ids(3, 1<<30), ids(-7, 0), ids(3, 0)
+	for _, c := range []struct {
+		want string
+		run  func(x tensor.Tensor) error
+		bad  tensor.Tensor
+	}{
+		{"cuda.EmbeddingForward: id 1073741824 of token 1", func(x tensor.Tensor) error {
+			return b.d.EmbeddingForward(b.s, &device.Embedding{Table: table, IDs: x, Y: y})
+		}, wrong},
+		{"cuda.EmbeddingBackward: id -7 of token 0", func(x tensor.Tensor) error {
+			return b.d.EmbeddingBackward(b.s, &device.EmbeddingGrad{DTable: table, IDs: x, DY: y})
+		}, negative},
+		{"cuda.CrossEntropy: target -7 of row 0", func(x tensor.Tensor) error {
+			return b.d.CrossEntropy(b.s, &device.CrossEntropy{Logits: table.Slice(0, 0, 2).Slice(1, 0, 3), Targets: x, NLL: nll})
+		}, negative},
+	} {
+		b.must(c.run(c.bad))
+		if err := b.s.Sync(); status.Of(err) != status.Internal || !strings.Contains(fmt.Sprint(err), c.want) {
+			t.Errorf("%v: want %q, of kind internal", err, c.want)
+		}
+		b.must(b.s.Sync())
+	}
+	b.must(b.d.EmbeddingForward(b.s, &device.Embedding{Table: table, IDs: right, Y: y}))
+	b.must(b.s.Sync())
+}
+
+// summand is a type of ranks' sums, with how the host adds it.
+type summand struct {
+	dtype  tensor.DType
+	encode func(p []byte, v float64)
+	join   func(op comm.Op, a, b float64) float64 // a ∘ b as the type adds
+	decode func(p []byte) float64
+}
+
+func joinFloats[T float32 | float64](op comm.Op, a, b float64) float64 {
+	switch {
+	case op == comm.Sum:
+		return float64(T(a) + T(b))
+	case math.IsNaN(a) || math.IsNaN(b):
+		return math.NaN()
+	case op == comm.Max:
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+var summands = []summand{
+	{tensor.F32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, math.Float32bits(float32(v))) }, joinFloats[float32],
+		func(p []byte) float64 { return float64(math.Float32frombits(binary.LittleEndian.Uint32(p))) }},
+	{tensor.BF16, func(p []byte, v float64) { binary.LittleEndian.PutUint16(p, tensor.F32ToBF16(float32(v))) }, joinFloats[float32],
+		func(p []byte) float64 { return float64(tensor.BF16ToF32(binary.LittleEndian.Uint16(p))) }},
+	{tensor.F64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, math.Float64bits(v)) }, joinFloats[float64],
+		func(p []byte) float64 { return math.Float64frombits(binary.LittleEndian.Uint64(p)) }},
+	{tensor.I32, func(p []byte, v float64) { binary.LittleEndian.PutUint32(p, uint32(int32(v*1000))) }, joinFloats[float64],
+		func(p []byte) float64 { return float64(int32(binary.LittleEndian.Uint32(p))) }},
+	{tensor.I64, func(p []byte, v float64) { binary.LittleEndian.PutUint64(p, uint64(int64(v*1e9))) }, joinFloats[float64],
+		func(p []byte) float64 { return float64(int64(binary.LittleEndian.Uint64(p))) }},
+}
+
+// TestRankSum adds, rank by rank, into memory of its own or of one of the ranks.
+func TestRankSum(t *testing.T) {
+	b := newBench(t)
+	l := &lane{d: b.d, s: b.s}
+	for _, c := range summands {
+		float := c.dtype == tensor.F32 || c.dtype == tensor.BF16 || c.dtype == tensor.F64
+		size := c.dtype.Size()
+		for _, op := range []comm.Op{comm.Sum, comm.Max, comm.Min} {
+			for _, ranks := range []int{1, 2, 3, 8} {
+				for _, n := range []int64{1, 3, 64, 1003} {
+					for _, into := range []int{-1, ranks - 1} { // which of the ranks is dst
+						shift := size * (n % 2) // odd lengths lie on odd addresses
+						want := make([]float64, n)
+						var src []uintptr
+						var at []tensor.Tensor
+						for r := range ranks {
+							x := make([]byte, n*size)
+							for i := range n {
+								v := math.Sin(float64(i*7+int64(r)*13)) * float64(1+i%5)
+								if float && i == 2 && r == ranks/2 {
+									v = math.NaN()
+								}
+								c.encode(x[i*size:], v)
+								if v = c.decode(x[i*size:]); r > 0 {
+									v = c.join(op, want[i], v)
+								}
+								want[i] = v
+							}
+							at = append(at, b.put(x, shift, c.dtype, n))
+							src = append(src, number(at[r].Data))
+						}
+						dst := b.put(make([]byte, n*size), shift, c.dtype, n)
+						if into >= 0 && ranks > 1 {
+							dst = at[into]
+						}
+						b.must(l.combine(number(dst.Data), src, n, c.dtype, op))
+						got := b.get(dst)
+						for i := range n {
+							p := make([]byte, 8)
+							if c.dtype == tensor.BF16 { // rounded once, at the end
+								c.encode(p, want[i])
+								want[i] = c.decode(p)
+							}
+							if g := c.decode(got[i*size:]); g != want[i] && !(g != g && want[i] != want[i]) {
+								t.Fatalf("%v, operation %d of %d ranks: element %d of %d is %v, want %v", c.dtype, op, ranks, i, n, g, want[i])
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	if err := l.combine(8, []uintptr{8, 8}, 1, tensor.F16, comm.Sum); status.Of(err) != status.Unsupported {
+		t.Errorf("a sum in F16: %v, want it refused by name", err)
+	}
+}
