@@ -24,7 +24,7 @@ func TestAttentionBound(t *testing.T) {
 		cu[docs] = n
 		return cu
 	}
-	for range 300 {
+	for range 600 {
 		tq, tk := 1+r.Int64N(9000), 1+r.Int64N(9000)
 		if r.IntN(2) == 0 {
 			tk = tq
@@ -32,6 +32,9 @@ func TestAttentionBound(t *testing.T) {
 		heads, group, dim, dv := 1+r.Int64N(4), 1+r.Int64N(3), 1+r.Int64N(130), 1+r.Int64N(130)
 		a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, heads*group, dim), K: tensor.Of(nil, tensor.F32, tk, heads, dim),
 			V: tensor.Of(nil, tensor.F32, tk, heads, dv), Causal: r.IntN(2) == 0}
+		if r.IntN(2) == 0 {
+			a.Window = &device.Window{Left: r.Int64N(500) - 100, Right: r.Int64N(500) - 100}
+		}
 		docs := []int{1, 2, 3, 11, int(min(tq, tk))}[r.IntN(5)]
 		for _, backward := range []bool{false, true} {
 			bound := a
@@ -40,8 +43,8 @@ func TestAttentionBound(t *testing.T) {
 				a.CuK = a.CuQ
 			}
 			if n, most := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); n > most {
-				t.Fatalf("%d x %d, %d documents, %d x %d heads, D %d, Dv %d, causal %v, backward %v: %d bytes, bound %d",
-					tq, tk, docs, heads, group, dim, dv, a.Causal, backward, n, most)
+				t.Fatalf("%d x %d, %d documents, %d x %d heads, D %d, Dv %d, causal %v, window %v, backward %v: %d bytes, bound %d",
+					tq, tk, docs, heads, group, dim, dv, a.Causal, a.Window, backward, n, most)
 			}
 			a.CuQ, a.CuK = nil, nil
 		}
