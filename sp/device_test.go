@@ -7,6 +7,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/internal/devicetest"
 	"ulysses/internal/fake"
 	"ulysses/internal/mpitest"
 	"ulysses/tensor"
@@ -14,47 +15,49 @@ import (
 
 // lateRun is a layer on a device whose memory the host cannot read and whose operations run late.
 type lateRun struct {
-	dev    *fake.Device
+	dev    device.Device
+	done   func() error
 	stream device.Stream
 	bufs   []device.Buffer
 	layerRun
 	sent counted
 }
 
-var fakes = []struct {
-	name  string
-	dtype tensor.DType
-	o     fake.Options
-}{
-	{"f32, tokens first", tensor.F32, fake.Options{}},
-	{"f32, heads first", tensor.F32, fake.Options{HeadMajor: true}},
-	{"bf16, tokens first", tensor.BF16, fake.Options{}},
-	{"bf16, heads first", tensor.BF16, fake.Options{HeadMajor: true}},
+// fakes are devices of which each is different; their arithmetic is the CPU's.
+func fakes() []devicetest.Kind {
+	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
-func eachFake(t *testing.T, f func(c comm.Comm, lc layerCase, o fake.Options) error) {
-	for _, x := range fakes {
-		for _, lc := range layerCases {
-			t.Run(x.name+"/"+lc.name, func(t *testing.T) {
-				lc.layer.DType = x.dtype
-				for _, n := range mpitest.Sizes() {
-					mpitest.Ranks(t, n, func(c comm.Comm) error {
-						o := x.o
-						o.Seed = uint64(n*10 + c.Rank())
-						return f(c, lc, o)
-					})
-				}
-			})
+// plugins are the CUDA plug-in with its communicators.
+func plugins(t *testing.T) []devicetest.Kind {
+	return []devicetest.Kind{devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)}
+}
+
+func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most int, f func(c comm.Comm, lc layerCase, k devicetest.Kind) error) {
+	for _, k := range kinds {
+		for _, dtype := range dtypes {
+			for _, lc := range layerCases {
+				t.Run(fmt.Sprint(k.Name, "/", dtype, "/", lc.name), func(t *testing.T) {
+					lc.layer.DType = dtype
+					for _, n := range mpitest.Sizes() {
+						if n <= most {
+							mpitest.Ranks(t, n, func(c comm.Comm) error { return f(c, lc, k) })
+						}
+					}
+				})
+			}
 		}
 	}
 }
 
-// late is prepare on a fake device.
-func late(host comm.Comm, l Layer, s BatchSpec, h0, k0 int64, o fake.Options) *lateRun {
-	d, err := fake.Open(o)
+var bothTypes = []tensor.DType{tensor.F32, tensor.BF16}
+
+// late is prepare on such a device.
+func late(host comm.Comm, l Layer, s BatchSpec, k devicetest.Kind) *lateRun {
+	d, c, done, err := k.Open(host)
 	must(err)
-	r := &lateRun{dev: d}
-	r.sent.Comm = fake.Communicator(d, host)
+	r := &lateRun{dev: d, done: done}
+	r.sent.Comm = c
 	r.stream, err = d.NewStream()
 	must(err)
 	r.p, err = NewPlan(d, &r.sent, l)
@@ -71,18 +74,20 @@ func late(host comm.Comm, l Layer, s BatchSpec, h0, k0 int64, o fake.Options) *l
 		LSE: gapped(tensor.F32, x.Rows(), l.Heads, 1).Select(3, 0), Saved: r.bytes(size.Saved), Workspace: r.bytes(size.Workspace)}
 	r.g = Grads{DOut: gapped(l.DType, x.Rows(), l.Heads, l.VDim), DQ: gapped(l.DType, x.Rows(), l.Heads, l.Dim),
 		DK: gapped(l.DType, x.KVRows(), l.KVHeads, l.Dim), DV: gapped(l.DType, x.KVRows(), l.KVHeads, l.VDim)}
-	r.fill(r.a.Q, nameQ, x.Lo(), h0)
-	r.fill(r.a.K, nameK, x.KVLo(), k0)
-	r.fill(r.a.V, nameV, x.KVLo(), k0)
-	r.fill(r.g.DOut, nameDOut, x.Lo(), h0)
+	r.fill(r.a.Q, nameQ, x.Lo())
+	r.fill(r.a.K, nameK, x.KVLo())
+	r.fill(r.a.V, nameV, x.KVLo())
+	r.fill(r.g.DOut, nameDOut, x.Lo())
 	return r
 }
 
-func (r *lateRun) close() {
+// close is for ranks that have come through: they meet in it.
+func (r *lateRun) close() error {
 	for _, b := range r.bufs {
 		b.Free()
 	}
-	r.dev.Close()
+	r.stream.Close()
+	return r.done()
 }
 
 // bytes is fresh memory, filled with NaNs.
@@ -91,15 +96,16 @@ func (r *lateRun) bytes(n int64) tensor.Tensor {
 	must(err)
 	r.bufs = append(r.bufs, b)
 	t := tensor.Of(b.Pointer(), tensor.U8, n)
-	t.Where = tensor.CUDA
+	t.Where = r.dev.Info().Place
 	must(r.dev.Fill(r.stream, t, 0xff))
 	return t
 }
 
-func (r *lateRun) fill(t tensor.Tensor, name uint64, lo, h0 int64) {
+func (r *lateRun) fill(t tensor.Tensor, name uint64, lo int64) {
 	host := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
-	fill(host, name, lo, h0)
+	fill(host, name, lo, 0)
 	must(r.dev.Copy(r.stream, t, host))
+	must(r.stream.Sync())
 }
 
 // host brings a tensor to the host, in F32.
@@ -126,12 +132,8 @@ var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
 
 // A device that is late and likes another layout gives the bits that the CPU gives.
 func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
-	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
-		if lc.layer.DType != tensor.F32 {
-			return nil // the CPU has no other
-		}
-		r := late(c, lc.layer, lc.batch, 0, 0, o)
-		defer r.close()
+	eachLate(t, fakes(), bothTypes[:1], 8, func(c comm.Comm, lc layerCase, k devicetest.Kind) error {
+		r := late(c, lc.layer, lc.batch, k)
 		must(r.run())
 		got := r.results()
 		b := newBench()
@@ -143,50 +145,53 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 				return err
 			}
 		}
-		return nil
+		return r.close()
 	})
 }
 
 // On any number of ranks out, lse and dq have the bits of one rank, in either type, and so have dk and dv of key heads that are on one
 // rank; of others they are near. BF16 sends half the bytes, and the LSE whole.
 func TestLateRanksGiveTheBitsOfOne(t *testing.T) {
-	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
-		r := late(c, lc.layer, lc.batch, 0, 0, o)
-		defer r.close()
-		forward, backward := r.p.BytesSent(r.x)
-		if must(r.run()); r.sent.bytes != forward+backward+r.p.LSEBytesSent(r.x) {
-			return fmt.Errorf("sent %d bytes, planned %d, %d and %d", r.sent.bytes, forward, backward, r.p.LSEBytesSent(r.x))
-		}
-		one := late(alone(), lc.layer, lc.batch, 0, 0, o)
-		defer one.close()
-		must(one.run())
-		got, want := r.results(), one.results()
-		for i, lo := range [5]int64{r.x.Lo(), r.x.Lo(), r.x.Lo(), r.x.KVLo(), r.x.KVLo()} {
-			for h := range got[i].Shape[2] {
-				x, y := got[i].Slice(2, h, h+1), want[i].Slice(2, h, h+1)
-				holders := 0
-				for _, k := range r.p.key {
-					if h >= k.lo && h < k.hi {
-						holders++
-					}
-				}
-				if i < 3 || holders < 2 {
-					if err := sameBits(resultNames[i], x, y, lo); err != nil {
-						return err
-					}
-					continue
-				}
-				limit := 1e-6 // partial sums, each rounded to the type, and their sums
-				if lc.layer.DType == tensor.BF16 {
-					limit = float64(2*holders) / 512
-				}
-				if delta, top := farFrom(x, y, lo); !(delta <= limit*top) {
-					return fmt.Errorf("%s of key head %d, on %d ranks, is %.3g from one rank's, of %.3g", resultNames[i], h, holders, delta, top)
+	eachLate(t, fakes(), bothTypes, 8, bitsOfOne)
+	eachLate(t, plugins(t)[:1], bothTypes, 4, bitsOfOne)
+	eachLate(t, plugins(t)[1:], bothTypes[1:], 3, bitsOfOne)
+}
+
+func bitsOfOne(c comm.Comm, lc layerCase, k devicetest.Kind) error {
+	r := late(c, lc.layer, lc.batch, k)
+	forward, backward := r.p.BytesSent(r.x)
+	if must(r.run()); r.sent.bytes != forward+backward+r.p.LSEBytesSent(r.x) {
+		return fmt.Errorf("sent %d bytes, planned %d, %d and %d", r.sent.bytes, forward, backward, r.p.LSEBytesSent(r.x))
+	}
+	one := late(alone(), lc.layer, lc.batch, k)
+	must(one.run())
+	got, want := r.results(), one.results()
+	for i, lo := range [5]int64{r.x.Lo(), r.x.Lo(), r.x.Lo(), r.x.KVLo(), r.x.KVLo()} {
+		for h := range got[i].Shape[2] {
+			x, y := got[i].Slice(2, h, h+1), want[i].Slice(2, h, h+1)
+			holders := 0
+			for _, k := range r.p.key {
+				if h >= k.lo && h < k.hi {
+					holders++
 				}
 			}
+			if i < 3 || holders < 2 {
+				if err := sameBits(resultNames[i], x, y, lo); err != nil {
+					return err
+				}
+				continue
+			}
+			limit := 1e-6 // partial sums, each rounded to the type, and their sums
+			if lc.layer.DType == tensor.BF16 {
+				limit = float64(2*holders) / 512
+			}
+			if delta, top := farFrom(x, y, lo); !(delta <= limit*top) {
+				return fmt.Errorf("%s of key head %d, on %d ranks, is %.3g from one rank's, of %.3g", resultNames[i], h, holders, delta, top)
+			}
 		}
-		return nil
-	})
+	}
+	must(one.close())
+	return r.close()
 }
 
 // farFrom is max|Δ| between the rows of a rank, from lo on, and those of a whole tensor, and its largest element.
@@ -200,43 +205,47 @@ func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 	return delta, top
 }
 
-// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of the output that it starts from.
-func TestBF16AgainstFloat64(t *testing.T) {
-	eachFake(t, func(c comm.Comm, lc layerCase, o fake.Options) error {
-		if lc.layer.DType != tensor.BF16 {
-			return nil
+// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of the output that it starts from. The
+// plug-in's own arithmetic is held to the limit of F32 too.
+func TestLateDevicesAgainstFloat64(t *testing.T) {
+	eachLate(t, fakes()[:1], bothTypes[1:], 8, againstFloat64)
+	eachLate(t, plugins(t)[:1], bothTypes, 3, againstFloat64)
+}
+
+func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
+	r := late(c, lc.layer, lc.batch, k)
+	must(r.run())
+	round, limits := func(v float32) float32 { return v }, [5]float64{2e-5, 2e-5, 2e-5, 2e-5, 2e-5}
+	if lc.layer.DType == tensor.BF16 {
+		// Half a unit in the last place is at most 2^-8 of a number.
+		round, limits = func(v float32) float32 { return tensor.BF16ToF32(tensor.F32ToBF16(v)) }, [5]float64{1.0 / 250, 2e-5, 1.0 / 60, 1.0 / 60, 1.0 / 60}
+	}
+	cuQ, cuK := r.x.Documents()
+	g := r.p.layer.reference(cuQ, cuK)
+	exact := referenceOf[float64](g, r.x, round)
+	for i, x := range r.results() {
+		lo, seq := r.x.Lo(), r.x.Seq()
+		if i >= 3 {
+			lo, seq = r.x.KVLo(), r.x.KVSeq()
 		}
-		r := late(c, lc.layer, lc.batch, 0, 0, o)
-		defer r.close()
-		must(r.run())
-		cuQ, cuK := r.x.Documents()
-		g := r.p.layer.reference(cuQ, cuK)
-		exact := referenceOf[float64](g, r.x, func(v float32) float32 { return tensor.BF16ToF32(tensor.F32ToBF16(v)) })
-		for i, x := range r.results() {
-			lo, seq := r.x.Lo(), r.x.Seq()
-			if i >= 3 {
-				lo, seq = r.x.KVLo(), r.x.KVSeq()
-			}
-			delta, top := 0.0, 0.0
-			for _, e := range exact[i] {
-				if !math.IsInf(e, 0) {
-					top = max(top, math.Abs(e))
-				}
-			}
-			each(x, func(n, row, h, d int64, v *float32) {
-				e := exact[i][((n*seq+lo+row)*x.Shape[2]+h)*x.Shape[3]+d]
-				if off := math.Abs(float64(*v) - e); !(off <= delta) && !(math.IsInf(e, -1) && float64(*v) == e) {
-					delta = off
-				}
-			})
-			// Half a unit in the last place is at most 2^-8 of a number. Gradients that are zero but for rounding are measured against inputs below 1.
-			limit := [5]float64{1.0 / 250, 2e-5, 1.0 / 60, 1.0 / 60, 1.0 / 60}[i] * max(top, 0.25)
-			if !(delta <= limit) {
-				return fmt.Errorf("%s: error %.3g of %.3g, limit %.3g", resultNames[i], delta, top, limit)
+		delta, top := 0.0, 0.0
+		for _, e := range exact[i] {
+			if !math.IsInf(e, 0) {
+				top = max(top, math.Abs(e))
 			}
 		}
-		return nil
-	})
+		each(x, func(n, row, h, d int64, v *float32) {
+			e := exact[i][((n*seq+lo+row)*x.Shape[2]+h)*x.Shape[3]+d]
+			if off := math.Abs(float64(*v) - e); !(off <= delta) && !(math.IsInf(e, -1) && float64(*v) == e) {
+				delta = off
+			}
+		})
+		limit := limits[i] * max(top, 0.25) // gradients that are zero but for rounding are measured against inputs below 1
+		if !(delta <= limit) {
+			return fmt.Errorf("%s: error %.3g of %.3g, limit %.3g", resultNames[i], delta, top, limit)
+		}
+	}
+	return r.close()
 }
 
 // A type that the device does not compute in is refused when the layer is planned.

@@ -30,6 +30,7 @@ var may = map[string]string{
 	"internal/cudatest":    "",
 	"internal/mpitest":     "comm",
 	"internal/fake":        "cpu comm device tensor", // in tests alone
+	"internal/devicetest":  "comm device internal/backends internal/cudatest internal/fake",
 	"internal/arch":        "",
 	"internal/status":      "",
 	"internal/clock":       "",

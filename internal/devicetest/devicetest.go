@@ -1,0 +1,61 @@
+// Package devicetest opens devices that are not the host, for tests of what stands above the device: the fake, which runs late and in
+// random order, and the CUDA plug-in, real or emulated.
+package devicetest
+
+import (
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/backends"
+	"ulysses/internal/cudatest"
+	"ulysses/internal/fake"
+)
+
+// Kind is a way to open a device for a rank, and the communicator that serves its tensors on top of one for the host. done gives both up,
+// and leaves the host's to its owner; all ranks call it.
+type Kind struct {
+	Name string
+	Open func(host comm.Comm) (d device.Device, c comm.Comm, done func() error, err error)
+}
+
+// Fake is a fake device; ranks run in different orders.
+func Fake(name string, o fake.Options) Kind {
+	return Kind{name, func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
+		o := o
+		o.Seed = uint64(host.Size()*10 + host.Rank())
+		d, err := fake.Open(o)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		return d, fake.Communicator(d, host), func() error { d.Close(); return nil }, nil
+	}}
+}
+
+// CUDA is the plug-in. Through the host, or by what is chosen otherwise.
+func CUDA(t testing.TB, name string, throughHost bool) Kind {
+	cudatest.Use(t)
+	return Kind{name, func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
+		d, _, err := backends.Open(backends.Choice{Backend: "cuda", LocalRank: host.Rank(), RanksOnNode: host.Size()})
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		part, err := host.Split(0, host.Rank()) // which goes with the communicator
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		policy := "auto"
+		if throughHost {
+			policy = part.Kind()
+		}
+		c, _, err := backends.OpenComm(d, part, policy)
+		if err != nil {
+			return nil, nil, nil, err
+		}
+		return d, c, func() error {
+			err := c.Close()
+			d.Close()
+			return err
+		}, nil
+	}}
+}
