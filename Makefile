@@ -45,7 +45,7 @@ cuda:
 cuda-emulated:
 	$(PLUGIN) emulated
 
-# cuDNN and NVRTC, which the plug-in opens at run time, for checks that need no GPU.
+# cuDNN and what it needs, which the plug-in opens at run time, for checks that need no GPU.
 cuda-libs:
 	$(PLUGIN) fetch FETCH=--with-libs
 

@@ -4,19 +4,20 @@
 #   NVCC=/usr/local/cuda/bin/nvcc   this compiler instead of the fetched one
 #   NVIDIA=…/site-packages/nvidia   headers from there (cudnn, nccl, cu13); with NVCC and FRONTEND nothing is fetched
 #   FRONTEND=…/include              headers of cudnn-frontend
-#   GENCODE='-gencode …'            other GPUs
+#   ARCHS='80 90a 100'              for these GPUs (a release); otherwise Hopper, and what this machine has
 #   CUDA_DIR=…                      where things are fetched to
 CUDA_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ulysses/cuda13
 NVIDIA   ?= $(CUDA_DIR)/nvidia
 FRONTEND ?= $(CUDA_DIR)/cudnn_frontend/include
 NVCC     ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
-# Hopper with its own instructions (wgmma needs the a), and the plain form for Ampere.
-GENCODE  ?= -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=sm_80
+# Hopper with its own instructions needs the a.
+ARCHS    ?= $(sort 90a $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)))
+GENCODE  ?= $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
 OUT      := build/cuda
 SRC      := cuda/plugin
 SHELL    := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: real emulated fetch force
+.PHONY: real emulated matrix fetch force
 
 kernels  := $(wildcard $(SRC)/*.cu)
 host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/*.cpp))
@@ -37,7 +38,7 @@ fetch:
 	@$(if $(fetched),scripts/fetch-cuda.sh $(CUDA_DIR) $(FETCH))
 
 # What objects depend on beside their sources, in a file that changes only with it.
-settings = $(NVCC) $(GENCODE) $(includes) $$(cat $(CUDA_DIR)/.stamp 2>/dev/null | cut -d ' ' -f 1)
+settings = $(NVCC) $(GENCODE) $(includes) $$(sha256sum < cuda/requirements.txt)
 $(OUT)/real/settings: force | fetch
 	@mkdir -p $(@D)
 	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
@@ -45,14 +46,15 @@ $(OUT)/real/settings: force | fetch
 # What ptxas says of registers, local memory and spills is kept: a test reads it.
 $(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
 	@echo 'nvcc $*.cu'
-	@$(NVCC) -std=c++17 -O3 $(GENCODE) -lineinfo -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $< \
+	@$(NVCC) -std=c++17 -O3 $(GENCODE) -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $< \
 	  > $@.ptxas 2>&1 || { cat $@.ptxas; exit 1; }
 	@grep -E 'warning|error' $@.ptxas || true
 
-# The frontend of cuDNN is one large unit; it is compiled without its JSON, which halves the memory that takes.
+# The frontend of cuDNN is one large unit: without its JSON, which halves the memory that takes, and little optimised.
+$(OUT)/real/sdpa.cpp.o: level := -O1
 $(OUT)/real/%.cpp.o: $(SRC)/%.cpp cuda/plugin.mk $(OUT)/real/settings
 	@echo 'g++ $*.cpp'
-	@$(CXX) -std=c++17 -O2 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(warnings) -DCUDNN_FRONTEND_SKIP_JSON_LIB $(includes) -MMD -MP -c -o $@ $<
+	@$(CXX) -std=c++17 $(or $(level),-O2) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(warnings) -DCUDNN_FRONTEND_SKIP_JSON_LIB $(includes) -MMD -MP -c -o $@ $<
 
 # The longest compilations first, so that none is left alone at the end.
 objects := $(host:$(SRC)/%.cpp=$(OUT)/real/%.cpp.o) $(kernels:$(SRC)/%.cu=$(OUT)/real/%.cu.o)
@@ -62,6 +64,16 @@ $(OUT)/libulysses_cuda.so: $(objects) $(exports)
 	@$(NVCC) $(GENCODE) -shared -cudart static -Xlinker --version-script=$(exports) -Xlinker -z,defs,-z,relro,--gc-sections,--exclude-libs,ALL \
 	  $(addprefix -Xcompiler ,$(static)) -o $@.new $(objects) -ldl -lpthread -lrt
 	@strip --strip-unneeded $@.new && mv $@.new $@
+
+# What cuDNN serves, asked without a GPU: the plug-in's own objects in a program, and a stand-in for the driver's library.
+matrix: $(OUT)/matrix/matrix $(OUT)/matrix/stub/libcuda.so.1
+$(OUT)/matrix/matrix.o: cuda/matrix/matrix.cpp cuda/plugin.mk $(OUT)/real/settings
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -O1 $(warnings) $(includes) -MMD -MP -c -o $@ $<
+$(OUT)/matrix/matrix: $(OUT)/matrix/matrix.o $(objects)
+	@$(NVCC) $(GENCODE) -cudart static -o $@ $^ -ldl -lpthread -lrt
+$(OUT)/matrix/stub/libcuda.so.1: cuda/matrix/stub.py $(OUT)/real/settings
+	@python3 $< $(NVIDIA)/cudnn/lib $(@D)
 
 # --- on the host ------------------------------------------------------------------------------------------------------------------------
 # The same arithmetic as a GPU's, no more fused than the sources say; fmaf as an instruction where the processor has it.
@@ -82,4 +94,4 @@ $(OUT)/libulysses_cuda_emulated.so: $(pieces) $(exports)
 	@echo 'link libulysses_cuda_emulated.so'
 	@$(CXX) -shared -Wl,--version-script=$(exports) -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
 
--include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d)
+-include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d $(OUT)/matrix/*.d)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # fetch-cuda.sh FOLDER [--with-libs]: a CUDA compiler and the headers of NVIDIA's libraries, from the wheels in cuda/requirements.txt; with
-# --with-libs also cuDNN and NVRTC themselves (0.6 GB), for checks that need no GPU. Needs Python 3 with pip or venv; no GPU, no root.
+# --with-libs also cuDNN, and NVRTC and cuBLASLt, which it needs (1.2 GB), for checks that need no GPU. Needs Python 3 with pip or venv; no GPU, no root.
 #
 # The folder appears whole or not at all: everything is unpacked beside it and renamed, and its .stamp says what it holds.
 set -euo pipefail
@@ -49,12 +49,12 @@ import os, sys, zipfile
 
 wheels, dest, libs = sys.argv[1:]
 compiler = ("nvidia_cuda_nvcc", "nvidia_cuda_crt", "nvidia_nvvm", "nvidia_cuda_runtime", "nvidia_cuda_cccl")
-libraries = ("nvidia_cudnn_cu13", "nvidia_cuda_nvrtc") if libs else ()
+libraries = ("nvidia_cudnn_cu13", "nvidia_cuda_nvrtc", "nvidia_cublas") if libs else ()
 
 def wanted(wheel, path):
     if wheel == "nvidia_cudnn_frontend":
         return path.startswith("include/")
-    if not path.startswith("nvidia/") or path.endswith("/libnvvm.so.4"):  # nvcc does not use libnvvm
+    if not path.startswith("nvidia/") or path.endswith(("/libnvvm.so.4", "/libcublas.so.13", "/libnvblas.so.13")) or ".alt." in path:  # nobody uses them
         return False
     return wheel in compiler or wheel in libraries or "/include/" in path
 

@@ -19,7 +19,7 @@ struct place {
   const char *remedy;
 };
 
-// cuDNN opens NVRTC, and NVRTC its builtins, by bare names: those have to be there before, for all.
+// cuDNN opens NVRTC and cuBLASLt, and NVRTC its builtins, by bare names, and ends the process where one is missing: they are there before.
 const place places[] = {
     {"ULYSSES_CUDA_DRIVER_LIB", "libcuda.so.1", nullptr, RTLD_LOCAL, "cuDriverGetVersion", "install NVIDIA's driver, 580 or newer; start containers with access to GPUs (--gpus all, --nv)"},
     {"ULYSSES_CUBLASLT_LIB", "libcublasLt.so.13", "cu13", RTLD_LOCAL, "cublasLtGetVersion", "pip install nvidia-cublas==13.1.0.3"},
@@ -86,8 +86,9 @@ void open_builtins(const std::string &nvrtc) {
 bool open(library l) {
   const place &p = places[l];
   state &s = state_of(l);
-  if (l == LIB_CUDNN && !library_open(LIB_NVRTC)) {
-    s.why = "needs NVRTC, which is missing";
+  for (library need : {LIB_NVRTC, LIB_CUBLASLT}) {
+    if (l != LIB_CUDNN || library_open(need)) continue;
+    s.why = std::string("needs ") + places[need].file + ", which is missing";
     return false;
   }
   std::string absent, broken;
