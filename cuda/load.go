@@ -107,7 +107,7 @@ type Library struct {
 // Findings is what a plug-in sees of this machine.
 type Findings struct {
 	Plugin    string // path
-	GPUs      int
+	Count     int    // of GPUs that this process sees
 	Text      string // why there is none
 	Libraries []Library
 }
@@ -127,7 +127,7 @@ func (p *plugin) probe() (Findings, error) {
 	if code := C.plug_probe(p.table, out); code != 0 {
 		return Findings{Plugin: p.path}, status.Errorf(status.Code(code), "CUDA plug-in %s: %s", p.path, C.GoString(&out.text[0]))
 	}
-	f := Findings{Plugin: p.path, GPUs: int(out.devices), Text: C.GoString(&out.text[0])}
+	f := Findings{Plugin: p.path, Count: int(out.devices), Text: C.GoString(&out.text[0])}
 	for i := range out.library {
 		l := &out.library[i]
 		if l.name[0] == 0 {

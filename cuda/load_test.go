@@ -147,8 +147,8 @@ func TestWithoutDriver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found.GPUs > 0 {
-		t.Skipf("SKIPPED: there are %d GPUs", found.GPUs)
+	if found.Count > 0 {
+		t.Skipf("SKIPPED: there are %d GPUs", found.Count)
 	}
 	if found.Plugin != path || !strings.Contains(found.Text, "no CUDA driver") {
 		t.Errorf("%+v: want a sentence about the driver", found)

@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -29,7 +28,7 @@ func Doctor(w io.Writer) error {
 	if err := version(w); err != nil {
 		return err
 	}
-	findings := []finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher(), gpus()}
+	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
 		fmt.Fprintf(table, "  %s\t%s\n", f.what, f.found)
@@ -155,15 +154,4 @@ func launcher() finding {
 		return finding{what: "launcher", found: "none: started alone"}
 	}
 	return finding{what: "launcher", found: fmt.Sprintf("%s: %d tasks, %d on this node (%s)", e.Launcher, e.Tasks, e.LocalSize, e.Host)}
-}
-
-// gpus looks for device files alone: nothing here can use one yet.
-func gpus() finding {
-	found, _ := filepath.Glob("/dev/nvidia[0-9]*")
-	f := finding{what: "GPUs", found: "CUDA plug-in: not built; NCCL: not built", costs: "everything runs on the CPU, in f32",
-		remedy: `nothing to install yet: this version has no GPU support, and device.backend = "cuda" is refused`}
-	if len(found) > 0 {
-		f.found += fmt.Sprintf("; %s is there and is not used", strings.Join(found, ", "))
-	}
-	return f
 }

@@ -52,15 +52,15 @@ func openCUDA(c Choice) (device.Device, error) {
 		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w; or use \"cpu\" or \"auto\"", err)
 	case err != nil:
 		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w", err)
-	case found.GPUs == 0:
-		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s: run where there is a GPU, or use \"cpu\" or \"auto\"", found.Text)
+	case found.Count == 0:
+		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s; or use \"cpu\" or \"auto\"", found.Text)
 	}
 	return openGPU(c, found)
 }
 
 // openGPU opens the GPU of this rank: one of those that it sees, in turn. Ranks may share one.
 func openGPU(c Choice, found cuda.Findings) (device.Device, error) {
-	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.GPUs, Deterministic: c.Deterministic, Kernels: os.Getenv("ULYSSES_KERNEL")})
+	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.Count, Deterministic: c.Deterministic, Kernels: os.Getenv("ULYSSES_KERNEL")})
 	if err != nil {
 		return nil, err // not d: a nil *cuda.Device is not a nil device.Device
 	}
@@ -74,11 +74,11 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 		why = err.Error()
 	case err != nil:
 		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or say \"cpu\"", err)
-	case found.GPUs == 0:
+	case found.Count == 0:
 		why = found.Text
 	default:
 		d, err = openGPU(c, found)
-		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.GPUs), err
+		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.Count), err
 	}
 	d, err = openCPU(c)
 	return d, "the CPU: " + why, err

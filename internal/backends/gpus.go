@@ -1,0 +1,41 @@
+package backends
+
+import (
+	"errors"
+
+	"ulysses/cuda"
+	"ulysses/device"
+)
+
+// GPUs is what the CUDA plug-in finds on this machine, for a report.
+type GPUs struct {
+	cuda.Findings
+	Opened []GPU
+}
+
+// GPU is one that was opened, or an error.
+type GPU struct {
+	device.Info
+	cuda.Details
+	Err error
+}
+
+// FindGPUs looks for the plug-in, its libraries and GPUs, and opens each GPU for a moment.
+func FindGPUs() (g GPUs, err error) {
+	if g.Findings, err = cuda.Probe(); err != nil {
+		return g, err
+	}
+	for i := range g.Count {
+		d, err := cuda.Open(cuda.Options{Ordinal: i})
+		if err != nil {
+			g.Opened = append(g.Opened, GPU{Err: err})
+			continue
+		}
+		g.Opened = append(g.Opened, GPU{Info: d.Info(), Details: d.Details()})
+		d.Close()
+	}
+	return g, nil
+}
+
+// NoPlugin reports that an error is about a plug-in that is nowhere, not about one that is broken.
+func NoPlugin(err error) bool { return errors.Is(err, cuda.ErrNoPlugin) }

@@ -1,0 +1,44 @@
+package job
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"ulysses/internal/backends"
+)
+
+const onCPU = `everything runs on the CPU, in f32; device.backend = "cuda" is refused`
+
+// gpus are the plug-in, the GPUs that it opens, and the libraries that it finds.
+func gpus() []finding {
+	found, err := backends.FindGPUs()
+	if err != nil {
+		f := finding{what: "CUDA plug-in", found: "none", costs: onCPU, remedy: err.Error()}
+		if !backends.NoPlugin(err) {
+			f.found = "broken"
+			f.costs += `, "auto" too, as long as the file is there`
+		}
+		if files, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(files) > 0 {
+			f.found += fmt.Sprintf("; %s is there and is not used", strings.Join(files, ", "))
+		}
+		return []finding{f}
+	}
+	list := []finding{{what: "CUDA plug-in", found: found.Plugin}}
+	if found.Count == 0 {
+		list = append(list, finding{what: "GPUs", found: "none", costs: onCPU, remedy: found.Text})
+	}
+	for i, g := range found.Opened {
+		f := finding{what: fmt.Sprintf("GPU %d", i)}
+		if g.Err != nil {
+			f.found, f.costs, f.remedy = "cannot be opened", "ranks that come to it fail", g.Err.Error()
+		} else {
+			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, gib(g.Free), gib(g.Memory), g.Kernels)
+		}
+		list = append(list, f)
+	}
+	for _, l := range found.Libraries {
+		list = append(list, finding{l.Name, l.Found, l.Costs, l.Remedy})
+	}
+	return list
+}

@@ -1,0 +1,62 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+)
+
+// doctor is what it prints, with runs of spaces as one.
+func doctor(t *testing.T) string {
+	t.Helper()
+	code, out, errs := call("doctor")
+	if code != status.OK || errs != "" {
+		t.Fatal(code, errs)
+	}
+	return regexp.MustCompile(` +`).ReplaceAllString(out, " ")
+}
+
+func wants(t *testing.T, out string, wants ...string) {
+	t.Helper()
+	for _, w := range wants {
+		if !strings.Contains(out, w) {
+			t.Errorf("no %q in\n%s", w, out)
+		}
+	}
+}
+
+func TestDoctorWithoutPlugin(t *testing.T) {
+	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
+	wants(t, doctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda")
+	path := filepath.Join(t.TempDir(), "broken.so")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
+	wants(t, doctor(t), " CUDA plug-in broken", path, `"auto" too`)
+}
+
+// TestDoctorOnGPUs names the plug-in, every GPU that opens, and every library, with what is lost where one is missing.
+func TestDoctorOnGPUs(t *testing.T) {
+	path := cudatest.Use(t)
+	out := doctor(t)
+	wants(t, out, " CUDA plug-in "+path, "\n GPU 0 ")
+	if !regexp.MustCompile(`\n GPU 0 .*, [0-9.]+ GiB free of [0-9.]+ GiB \(.+\)\n`).MatchString(out) {
+		t.Errorf("no memory and kernels of GPU 0 in\n%s", out)
+	}
+	for _, library := range []string{"cuBLASLt", "cuDNN", "NVRTC", "NCCL"} {
+		wants(t, out, "\n "+library+" ")
+		if regexp.MustCompile("\n "+library+" (not|needs) ").MatchString(out) && !regexp.MustCompile(`\n `+library+`: .+\n .+\n`).MatchString(out) {
+			t.Errorf("%s is missing without its costs and remedy in\n%s", library, out)
+		}
+	}
+	t.Setenv("ULYSSES_EMULATED_DEVICES", "0") // a real GPU stays
+	if strings.Contains(path, "emulated") {
+		wants(t, doctor(t), " GPUs none", "\n GPUs: everything runs on the CPU", "no GPU is visible")
+	}
+}
