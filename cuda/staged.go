@@ -32,7 +32,8 @@ type halves struct {
 	down   [2]*event // its piece has left the GPU
 }
 
-// pinned is host memory at the GPU's full speed. It is free once its mark has come.
+// pinned is host memory at the GPU's full speed. The lane fills it again only behind what it still reads of it; the host writes only what
+// lies behind such a filling.
 type pinned struct {
 	buffer device.Buffer
 	mark   *event
@@ -126,7 +127,7 @@ func (c *staged) take(bytes int64) (*pinned, error) {
 	}
 	p := c.pool[best]
 	p.used = true
-	return p, p.mark.Sync()
+	return p, nil
 }
 
 // reserve makes the pinned memory of n exchanges at a time, in which a rank sends and receives so many bytes in all.

@@ -1,0 +1,172 @@
+package cuda
+
+import (
+	"fmt"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// gpuRank is a rank with a device, its communicator, streams, and tensors.
+type gpuRank struct {
+	host comm.Comm
+	d    *Device
+	c    *Comm
+	s    [2]device.Stream
+	mem  []device.Buffer
+}
+
+// onGPUs runs f on n goroutine ranks that share the GPU.
+func onGPUs(t *testing.T, n int, make func(*Device, comm.Comm) (*Comm, error), f func(r *gpuRank) error) {
+	t.Helper()
+	cudatest.Use(t)
+	err := comm.RunLocal(n, func(host comm.Comm) (err error) {
+		r := &gpuRank{host: host}
+		if r.d, err = Open(Options{}); err != nil {
+			return err
+		}
+		defer r.d.Close()
+		if r.c, err = make(r.d, host); err != nil {
+			return err
+		}
+		for i := range r.s {
+			if r.s[i], err = r.d.NewStream(); err != nil {
+				return err
+			}
+		}
+		if err := f(r); err != nil {
+			return err
+		}
+		err = r.c.Close()
+		for _, s := range r.s {
+			s.Close()
+		}
+		for _, b := range r.mem {
+			b.Free()
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func ofKind(kind string) func(*Device, comm.Comm) (*Comm, error) {
+	return func(d *Device, host comm.Comm) (*Comm, error) { return NewComm(d, host, kind) }
+}
+
+// tensor makes a tensor of the device.
+func (r *gpuRank) tensor(d tensor.DType, shape ...int64) (tensor.Tensor, error) {
+	t := tensor.Of(nil, d, shape...)
+	b, err := r.d.Alloc(t.Bytes())
+	if err != nil {
+		return t, err
+	}
+	r.mem = append(r.mem, b)
+	t.Data, t.Where = b.Pointer(), tensor.CUDA
+	return t, nil
+}
+
+// values brings a tensor to the host behind what the stream holds.
+func (r *gpuRank) values(s device.Stream, t tensor.Tensor) ([]float32, error) {
+	x := make([]float32, t.Numel())
+	if err := r.d.Copy(s, tensor.OfFloat32(x, t.Dims()...), t); err != nil {
+		return nil, err
+	}
+	return x, s.Sync()
+}
+
+// TestCommOrder: each operation is ordered behind what its stream holds and before what comes later on it, on every rank, though other
+// streams are busy and the emulated device runs what no event orders in any order. Right after an operation its source is overwritten, as
+// the step loop does with its buffers, and what it wrote is read; the host waits for nothing in between. It is enough that one event is
+// missing in a communicator for this to fail.
+func TestCommOrder(t *testing.T) {
+	for _, kind := range []string{"ipc", "staged"} {
+		for _, rows := range []int64{512, 20_000} { // a small and a large reduction
+			for _, n := range []int{2, 3} {
+				t.Run(fmt.Sprintf("%s/%d/%d", kind, rows, n), func(t *testing.T) {
+					onGPUs(t, n, ofKind(kind), func(r *gpuRank) error { return orderRounds(r, n, 25, rows) })
+				})
+			}
+		}
+	}
+}
+
+func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
+	var tensors [6]tensor.Tensor
+	for i := range tensors {
+		var err error
+		if tensors[i], err = r.tensor(tensor.F32, int64(n)*rows); err != nil {
+			return err
+		}
+	}
+	src, dst, sum, seen, reduced, other := tensors[0], tensors[1], tensors[2], tensors[3], tensors[4], tensors[5]
+	counts := make([]int64, n)
+	for j := range counts {
+		counts[j] = rows
+	}
+	for round := range rounds {
+		s, beside := r.s[round%2], r.s[1-round%2]
+		value := float64(100*round + 10*r.c.Rank() + 1)
+		var request comm.Request
+		var err error
+		fill := func(s device.Stream, t tensor.Tensor, v float64) {
+			if err == nil {
+				err = r.d.Fill(s, t, v)
+			}
+		}
+		do := func(f func() error) {
+			if err == nil {
+				err = f()
+			}
+		}
+		exchanged := func() {
+			do(func() error { return request.Wait() })
+			fill(s, src, -2) // all have read it
+			do(func() error { return r.d.Copy(s, seen, dst) })
+			fill(s, dst, -3)
+		}
+		fill(s, src, -5) // what is sent comes late on the stream
+		do(func() error { return r.d.Scale(s, src, 0.5) })
+		fill(s, src, value)
+		fill(s, sum, value)
+		fill(s, dst, -1)
+		do(func() (err error) { request, err = r.c.AllToAllStart(s, dst, src, counts, counts); return err })
+		fill(beside, other, value)
+		if round%4 < 2 { // nothing comes in between
+			exchanged()
+		}
+		do(func() error { return r.c.AllReduce(s, sum, comm.Sum) })
+		if round%4 >= 2 {
+			exchanged()
+		}
+		do(func() error { return r.d.Copy(s, reduced, sum) })
+		fill(s, sum, -4)
+		if err != nil {
+			return err
+		}
+		got, err := r.values(s, seen)
+		if err != nil {
+			return err
+		}
+		for i, x := range got {
+			if want := float32(100*round + 10*(i/int(rows)) + 1); x != want {
+				return status.Errorf(status.Internal, "round %d: element %d of the exchange is %v, want %v", round, i, x, want)
+			}
+		}
+		got, err = r.values(s, reduced)
+		if err != nil {
+			return err
+		}
+		for i, x := range got {
+			if want := float32(n*(100*round+1) + 10*n*(n-1)/2); x != want {
+				return status.Errorf(status.Internal, "round %d: element %d of the sum is %v, want %v", round, i, x, want)
+			}
+		}
+	}
+	return nil
+}
