@@ -1,0 +1,141 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/cudatest"
+)
+
+// The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU, else on the one that is built for the
+// host. Their ranks are goroutines that share GPUs; processes are cmd/ulysses-mpi's tests.
+
+// onCUDA runs a job on the plug-in and returns its report.
+func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if err := Run(Options{Path: path, Sets: append([]string{"device.backend=cuda"}, sets...), Ranks: ranks, Stdout: &stdout, Stderr: &stderr}); err != nil {
+		t.Fatalf("%v\n%s", err, stderr.String())
+	}
+	return stdout.String()
+}
+
+// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through the host.
+func TestCUDAGoldenTraining(t *testing.T) {
+	cudatest.Use(t)
+	i := 0
+	for dir, c := range readGoldens(t, "train") {
+		i++
+		policy := []string{"ipc", "mpi"}[i%2]
+		t.Run(c.Name+" "+policy, func(t *testing.T) {
+			out := t.TempDir()
+			report := onCUDA(t, filepath.Join(dir, c.Job), c.Ranks, "output.dir="+out, "device.dtype=f32", "device.comm="+policy)
+			if !strings.Contains(report, ": equal") {
+				t.Errorf("bytes sent are not the formula's: %s", report)
+			}
+			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+				if !(math.Abs(r.Loss-c.Losses[i]) <= 2e-4) || !(math.Abs(r.GradNorm-c.GradNorms[i]) <= 2e-3*c.GradNorms[i]) {
+					t.Errorf("step %d: loss %.7f, gradient norm %.6f; PyTorch %.7f, %.6f", i+1, r.Loss, r.GradNorm, c.Losses[i], c.GradNorms[i])
+				}
+			}
+			checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
+		})
+	}
+}
+
+// Twenty steps of a small Llama and Qwen3 have the losses of the CPU: within 1e-3 in F32, 1e-2 in BF16, on one rank and four.
+func TestCUDALosses(t *testing.T) {
+	cudatest.Use(t)
+	for _, name := range []string{"llama-adamw-packed", "qwen3-adamw-packed"} {
+		path := filepath.Join(goldens, name, "job.toml")
+		cpu := t.TempDir()
+		common := []string{"train.steps=20", "parallel.ulysses=0", "optimizer.lr=0.001", "output.model=false"}
+		if err := Run(Options{Path: path, Sets: append(common, "output.dir="+cpu), Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+			t.Fatal(err)
+		}
+		want := readMetrics(t, filepath.Join(cpu, "metrics.jsonl"))
+		if first, last := want[0].Loss, want[len(want)-1].Loss; !(last < first-0.05) {
+			t.Fatalf("%s learns nothing: %g to %g", name, first, last)
+		}
+		for dtype, limit := range map[string]float64{"f32": 1e-3, "bf16": 1e-2} {
+			for _, ranks := range []int{1, 4} {
+				t.Run(fmt.Sprint(name, " ", dtype, " ", ranks), func(t *testing.T) {
+					out := t.TempDir()
+					onCUDA(t, path, ranks, append(common, "output.dir="+out, "device.dtype="+dtype)...)
+					got := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
+					if len(got) != 20 {
+						t.Fatalf("%d records", len(got))
+					}
+					most := 0.0
+					for i, r := range got {
+						d := math.Abs(r.Loss - want[i].Loss)
+						if most = max(most, d); !(d <= limit) {
+							t.Errorf("step %d: loss %.6f, on the CPU %.6f", i+1, r.Loss, want[i].Loss)
+						}
+					}
+					t.Logf("largest difference %.1e", most)
+				})
+			}
+		}
+	}
+}
+
+// Attention jobs give PyTorch's float64 results by the error rule, and verify finds one rank and many alike to the bit.
+func TestCUDAAttention(t *testing.T) {
+	cudatest.Use(t)
+	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
+	if err != nil || len(dirs) < 3 {
+		t.Fatal(dirs, err)
+	}
+	for _, dir := range dirs {
+		for dtype, limit := range map[string]float64{"f32": 2e-5, "bf16": 2e-2} {
+			t.Run(filepath.Base(dir)+" "+dtype, func(t *testing.T) {
+				path := filepath.Join(dir, "job.toml")
+				want, got := filepath.Join(t.TempDir(), "cpu"), filepath.Join(t.TempDir(), "cuda")
+				if err := Run(Options{Path: path, Sets: []string{"attention.output=" + want}, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+					t.Fatal(err)
+				}
+				onCUDA(t, path, 3, "attention.output="+got, "device.dtype="+dtype)
+				compareFiles(t, got, want, limit)
+				var stdout bytes.Buffer
+				err := Verify(Options{Path: path, Sets: []string{"device.backend=cuda", "device.deterministic=true", "attention.output=" + got, "device.dtype=" + dtype},
+					Ranks: 4, Stdout: &stdout, Stderr: os.Stderr})
+				if err != nil {
+					t.Errorf("verify: %v\n%s", err, stdout.String())
+				}
+			})
+		}
+	}
+}
+
+// compareFiles holds every tensor to max|Δ|/max|ref|.
+func compareFiles(t *testing.T, got, want string, limit float64) {
+	t.Helper()
+	a, _ := readWeights(t, got)
+	b, _ := readWeights(t, want)
+	if len(a) != len(b) || len(a) < 5 {
+		t.Fatalf("%d tensors, want %d", len(a), len(b))
+	}
+	for name, ref := range b {
+		worst, scale := 0.0, 0.0
+		for i, v := range ref {
+			if math.IsInf(float64(v), -1) && a[name][i] == v {
+				continue // a query without keys
+			}
+			d := math.Abs(float64(a[name][i]) - float64(v))
+			if math.IsNaN(d) {
+				t.Fatalf("%s[%d] is %v, want %v", name, i, a[name][i], v)
+			}
+			worst, scale = max(worst, d), max(scale, math.Abs(float64(v)))
+		}
+		if worst > limit*scale {
+			t.Errorf("%s: error %.1e, allowed %.0e", name, worst/scale, limit)
+		}
+	}
+}
