@@ -119,6 +119,13 @@ static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, b
   return c;
 }
 
+// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so that tests see them do so.
+#ifdef ULY_EMULATED
+enum : int64_t { GRID = 5 };
+#else
+enum : int64_t { GRID = INT32_MAX };
+#endif
+
 // launch starts one of a row of kernels on `work` items. A GPU is told once that a kernel's blocks have more shared memory than others.
 static int32_t launch(uly_device *d, uly_stream *s, const char *what, const AttentionKernel *kernels, std::atomic<uint64_t> *told, int size, int64_t shared, int64_t work,
                       const AttentionCall &call) {
@@ -128,7 +135,7 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, const Atte
     TRY(check(d, cudaFuncSetAttribute((const void *)kernels[size], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
     told[size].fetch_or(gpu);
   }
-  LAUNCH(kernels[size], (unsigned)least(work, INT32_MAX), ATTENTION_THREADS, (size_t)shared, s, call);
+  LAUNCH(kernels[size], (unsigned)least(work, GRID), ATTENTION_THREADS, (size_t)shared, s, call);
   return started(d, what);
 }
 
@@ -161,7 +168,7 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, bool sma
   if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, size.back_rows, size.back_rows));
   if (rows > 0) {
-    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), INT32_MAX), ATTENTION_THREADS, 0, s, c);
+    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID), ATTENTION_THREADS, 0, s, c);
     TRY(started(d, op));
   }
   TRY(launch(d, s, op, attention_dkv_kernels, told_dkv, i, shared, c.kv_heads * c.count_k, c));

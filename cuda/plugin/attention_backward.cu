@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
             ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
           }
         weights(tile.product, ds);
-        accumulate<HEAD, RT, CT>(dq, tile.product, tile.pass, n);
+        accumulate<HEAD, RT, CT>(dq, tile.product, tile.pass, n, a.q.width);
       }
       __syncthreads();
       if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + k0 + COLUMNS, kv, next);
@@ -206,14 +206,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
             }
           }
           weights(tile.product, s);
-          accumulate<HEAD, RT, CT>(dv, tile.product, tile.pass2, n);
+          accumulate<HEAD, RT, CT>(dv, tile.product, tile.pass2, n, a.v.width);
         }
         __syncthreads();
         if (next_head < heads) load_dout(next_head, next_pass);
         copies.close();
         if (active) {
           weights(tile.product, dp);
-          accumulate<HEAD, RT, CT>(dk, tile.product, tile.pass, n);
+          accumulate<HEAD, RT, CT>(dk, tile.product, tile.pass, n, a.q.width);
         }
         __syncthreads();
         if (next_head < heads) load_q(next_head, next_pass);

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
       }
       copies.wait<1>();
       __syncthreads();
-      if (active) accumulate<HEAD, RT, CT>(o, ps, vs, n);
+      if (active) accumulate<HEAD, RT, CT>(o, ps, vs, n, a.v.width);
       __syncthreads();
       if (next > 0) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + k0 + COLUMNS, kv, next);
       copies.close();

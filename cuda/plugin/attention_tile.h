@@ -167,8 +167,9 @@ template <int RT, int CT> __device__ __forceinline__ void weights(float *p, cons
   __syncwarp();
 }
 
-// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four.
-template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n) {
+// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four. Where heads differ most, features
+// beyond `width` are left out.
+template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
   constexpr int W = HEAD + ATTENTION_GAP, PW = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * PW;
   b += threadIdx.x % 16 * 4;
@@ -183,6 +184,7 @@ template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(f
     for (int u = 0; u < 4; u++)
 #pragma unroll
       for (int g = 0; g < HEAD / 64; g++) {
+        if (HEAD == 256 && 64 * g >= width) continue;
         const float4 y = *reinterpret_cast<const float4 *>(b + (t + u) * W + 64 * g);
 #pragma unroll
         for (int i = 0; i < RT; i++) {
