@@ -38,6 +38,19 @@ func normals(n int64) []float32 {
 	return x
 }
 
+// opened gives the device a stream.
+func opened(d device.Device, err error) (device.Device, device.Stream, error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := d.NewStream()
+	if err != nil {
+		d.Close()
+		return nil, nil, err
+	}
+	return d, s, nil
+}
+
 // build lays f's tensors out on a sketch, then for real.
 func build(d device.Device, f func(arena)) (free func(), err error) {
 	s := arena{device.Sketch(d, "benchmark")}
@@ -71,15 +84,11 @@ func (s shape) documents() []int64 {
 }
 
 func attention(o *options) error {
-	d, err := cpu.New(cpu.Options{Workers: o.threads})
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	stream, err := d.NewStream()
-	if err != nil {
-		return err
-	}
 	for _, s := range o.chosen(o.cases.Attention) {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) { g = attentionTensors(d, a, s) })

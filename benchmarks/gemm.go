@@ -7,15 +7,11 @@ import (
 )
 
 func gemm(o *options) error {
-	d, err := cpu.New(cpu.Options{Workers: o.threads})
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	stream, err := d.NewStream()
-	if err != nil {
-		return err
-	}
 	for _, s := range o.chosen(o.cases.Gemm) {
 		var a, b, c tensor.Tensor // [batch, M, K], [batch, K, N], [batch, M, N]
 		free, err := build(d, func(m arena) {

@@ -13,12 +13,8 @@ import (
 
 func (o *options) openGPU() (device.Device, device.Stream, error) {
 	d, _, err := backends.Open(backends.Choice{Backend: o.device, Threads: o.threads, RanksOnNode: 1})
+	d, s, err := opened(d, err)
 	if err != nil {
-		return nil, nil, err
-	}
-	s, err := d.NewStream()
-	if err != nil {
-		d.Close()
 		return nil, nil, err
 	}
 	emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824, map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs our benchmarks and their peers in turn and writes the ratios to results/.
 
-    make bench-deps          # once: PyTorch and the peers' requirements in .venv
+    make bench               # builds our programs; PyTorch and the peers' requirements go into .venv
     benchmarks/run.py attention gemm ulysses a2a step
 
 Ours and each peer are whole processes run A B C A B C ..., so that a machine whose speed drifts does so for all. A case's ratio is the median
@@ -153,6 +153,8 @@ def main() -> None:
     p.add_argument("--isa", default="avx512,avx2", help="instruction sets of ours")
     p.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"), help="a Python with peers/requirements.txt")
     a = p.parse_args()
+    if not BENCH.exists():
+        sys.exit(f"{BENCH.relative_to(ROOT)} is missing: run `make bench` first")
     for name, s in suites(a).items():
         if name in a.suite or s.name in a.suite:
             report(name, s.run(a.rounds), a)

@@ -12,15 +12,11 @@ import (
 
 // ulysses is attention over sequence shards, forward and backward, with its all-to-alls: the slowest rank's time.
 func ulysses(o *options) error {
-	d, err := cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())})
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	stream, err := d.NewStream()
-	if err != nil {
-		return err
-	}
 	for _, s := range o.chosen(o.cases.Ulysses) {
 		plan, err := sp.NewPlan(d, o.world, sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal})
 		if err != nil {
@@ -75,15 +71,11 @@ func slowest(c comm.Comm, times []float64) error {
 // allToAll is the exchange alone, equal parts, in the sizes of cases.json (bytes a rank sends, its own part included). Every element is a
 // function of sender and index, and is checked.
 func allToAll(o *options) error {
-	d, err := cpu.New(cpu.Options{Workers: 1})
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: 1}))
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	stream, err := d.NewStream()
-	if err != nil {
-		return err
-	}
 	c, size := o.world, int64(o.world.Size())
 	for _, bytes := range o.cases.AllToAll {
 		part := bytes / 4 / size

@@ -12,12 +12,23 @@ import (
 // smallReduce is the bytes, over all ranks, up to which each rank reduces everything itself: one exchange instead of two.
 const smallReduce = 64 << 10
 
-func (c *localComm) Split(color, key int) (Comm, error) {
-	o, err := c.post("comm.Split", localPost{a: color, b: key})
+// posted posts a call and waits until every rank has.
+func (c *localComm) posted(name string, p localPost) (*localCall, error) {
+	o, err := c.post(name, p)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.meet(o, 0, false); err != nil {
+	return o, c.meet(o, 0, false)
+}
+
+// rowsDiffer names two ranks that do not cut the same tensor alike.
+func (c *localComm) rowsDiffer(o *localCall, name string, rows []int64, mine tensor.Tensor, j int, theirs tensor.Tensor) error {
+	return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, mine, j, o.posts[j].sendRows, theirs)
+}
+
+func (c *localComm) Split(color, key int) (Comm, error) {
+	o, err := c.posted("comm.Split", localPost{a: color, b: key})
+	if err != nil {
 		return nil, err
 	}
 	g := c.g
@@ -63,11 +74,8 @@ func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error 
 	if err := cmp.Or(usable(name, "tensor", t), checkRoot(root, c.Size()), ready(s)); err != nil {
 		return err
 	}
-	o, err := c.post(name, localPost{src: t, a: root})
+	o, err := c.posted(name, localPost{src: t, a: root})
 	if err != nil {
-		return err
-	}
-	if err := c.meet(o, 0, false); err != nil {
 		return err
 	}
 	from := &o.posts[root]
@@ -86,11 +94,8 @@ func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []in
 	if err := cmp.Or(checkParts(name, "dst", "src", dst, src, rows, c.rank, n), ready(s)); err != nil {
 		return err
 	}
-	o, err := c.post(name, localPost{dst: dst, src: src, sendRows: rows})
+	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})
 	if err != nil {
-		return err
-	}
-	if err := c.meet(o, 0, false); err != nil {
 		return err
 	}
 	row := rowBytes(dst)
@@ -98,7 +103,7 @@ func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []in
 		j := (c.rank + k) % n // everyone starts with another rank's memory
 		p := &o.posts[j]
 		if !slices.Equal(p.sendRows, rows) || rows[j] > 0 && rowBytes(p.src) != row {
-			return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, dst, j, p.sendRows, p.dst)
+			return c.rowsDiffer(o, name, rows, dst, j, p.dst)
 		}
 		copyBytes(place(dst.Data, before(rows, j)*row, rows[j]*row), p.src.Data, rows[j]*row)
 	}
@@ -111,18 +116,15 @@ func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows 
 	if err := cmp.Or(checkParts(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), ready(s)); err != nil {
 		return err
 	}
-	o, err := c.post(name, localPost{dst: dst, src: src, sendRows: rows})
+	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})
 	if err != nil {
-		return err
-	}
-	if err := c.meet(o, 0, false); err != nil {
 		return err
 	}
 	row := rowBytes(src)
 	for j := range n {
 		p := &o.posts[j]
 		if !slices.Equal(p.sendRows, rows) || p.src.DType != src.DType || rowBytes(p.src) != row {
-			return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, src, j, p.sendRows, p.src)
+			return c.rowsDiffer(o, name, rows, src, j, p.src)
 		}
 		c.parts[j] = place(p.src.Data, before(rows, c.rank)*row, rows[c.rank]*row)
 	}
@@ -137,11 +139,8 @@ func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	if err := cmp.Or(checkReduce(name, t, op), ready(s)); err != nil {
 		return err
 	}
-	o, err := c.post(name, localPost{src: t, a: int(op)})
+	o, err := c.posted(name, localPost{src: t, a: int(op)})
 	if err != nil {
-		return err
-	}
-	if err := c.meet(o, 0, false); err != nil {
 		return err
 	}
 	n, size := t.Numel(), c.Size()
