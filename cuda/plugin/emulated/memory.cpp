@@ -17,7 +17,7 @@
 
 namespace uly_emulated {
 
-enum : size_t { page = 4096, zone = 256, poisoned = 1 << 20 };
+enum : size_t { page = 4096, zone = 256, poisoned = 64 << 10, large = 256 << 10 };
 enum : uint64_t { space = 1ull << 38 };
 static const uint16_t zone_value = 0xffa5; // a NaN in f32 and in bf16
 
@@ -78,7 +78,7 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   char *p = start + page;
   mark(p - zone);
   mark(p + bytes);
-  // Fresh memory is NaN; of very large allocations, the ends.
+  // Fresh memory is NaN; of large allocations, the ends.
   size_t n = bytes < poisoned ? bytes : (size_t)poisoned;
   memset(p, 0xff, n);
   memset(p + bytes - n, 0xff, n);
@@ -128,7 +128,7 @@ Place place(const void *v, size_t bytes) {
 
 void clear(void *p, int value, size_t bytes) {
   auto *c = static_cast<char *>(p);
-  if (value == 0 && bytes >= poisoned) { // holes read as zeros and cost nothing
+  if (value == 0 && bytes >= large) { // holes read as zeros and cost nothing
     auto it = heap.all.upper_bound(c);
     if (it != heap.all.begin() && (--it)->second.offset >= 0) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
