@@ -2,11 +2,11 @@
 // another fiber takes up the threads that come next. So kernels without barriers pay a call for each thread.
 #include <cxxabi.h>
 #include <link.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <sys/mman.h>
-#ifndef __x86_64__
 #include <ucontext.h>
-#endif
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +254,57 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
   return table;
 }
 
+// --- addresses that are nowhere -----------------------------------------------------------------------------------------------------------
+// While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in stray(), on its fiber's stack. Signals of other
+// threads go where they went before, which is Go's handler.
+#ifdef __x86_64__
+static struct { struct sigaction segv, bus; } before;
+static pthread_t executor;
+static const void *volatile stray_address;
+
+[[noreturn]] static void stray() {
+  auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address)), *stack = block.running->stack;
+  if (p < stack && p >= stack - guard_bytes) fail(format("a thread needs more than %zu bytes of stack", (size_t)stack_bytes));
+  fail("it touched " + describe(p));
+}
+
+static void on_signal(int number, siginfo_t *info, void *context) {
+  struct sigaction &old = number == SIGSEGV ? before.segv : before.bus;
+  if (pthread_equal(pthread_self(), executor) && block.running) {
+    stray_address = info->si_addr;
+    auto *c = static_cast<ucontext_t *>(context);
+    c->uc_mcontext.gregs[REG_RSP] = (greg_t)(block.running->stack + stack_bytes - 8);
+    c->uc_mcontext.gregs[REG_RIP] = (greg_t)&stray;
+  } else if (old.sa_flags & SA_SIGINFO) {
+    old.sa_sigaction(number, info, context);
+  } else if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) {
+    old.sa_handler(number);
+  } else {
+    sigaction(number, &old, nullptr); // and it comes again
+  }
+}
+
+struct Signals {
+  Signals() {
+    executor = pthread_self();
+    struct sigaction a {};
+    a.sa_sigaction = on_signal;
+    a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    sigfillset(&a.sa_mask);
+    sigdelset(&a.sa_mask, SIGSEGV);
+    sigdelset(&a.sa_mask, SIGBUS);
+    sigaction(SIGSEGV, &a, &before.segv);
+    sigaction(SIGBUS, &a, &before.bus);
+  }
+  ~Signals() {
+    sigaction(SIGSEGV, &before.segv, nullptr);
+    sigaction(SIGBUS, &before.bus, nullptr);
+  }
+};
+#else
+struct Signals {};
+#endif
+
 // --- shared memory ----------------------------------------------------------------------------------------------------------------------
 unsigned char *dynamic_shared() { return block.shared; }
 
@@ -337,6 +388,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
   blockDim = size;
   gridDim = grid;
 
+  Signals signals;
   Static s = static_shared();
   uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, every = 1 + s.bytes / 16384; // a whole library's shared memory is too much for each block
   Steps order(blocks);

@@ -287,6 +287,9 @@ static void divergence() {
 __global__ void write_at(float *x, int64_t at) {
   if (threadIdx.x == 0) x[at] = 1;
 }
+__global__ void read_at(float *x, const float *from) {
+  if (threadIdx.x == 5) x[0] = *from;
+}
 __global__ void write_shared(int64_t at) {
   SHARED(float, tile);
   if (threadIdx.x == 0) tile[at] = 1;
@@ -304,7 +307,19 @@ static void bounds() {
   fails(writes(101), cudaErrorIllegalAddress, {"write_at", "byte 404", "404 bytes"});
   fails(writes(-1), cudaErrorIllegalAddress, {"write_at", "byte -4", "404 bytes"});
   fails(writes(150), cudaErrorIllegalAddress, {"byte 600"});
-  Stream *s = stream();
+  Stream *s;
+#ifdef __x86_64__
+  fails(writes(1 << 20), cudaErrorLaunchFailure, {"write_at", "touched address", "4194304 bytes from the start of an allocation of 404 bytes"});
+  float *gone = device<float>(101);
+  FINE(cudaFree(gone));
+  float *const nowhere[] = {nullptr, gone, reinterpret_cast<float *>(0x1234567890)};
+  for (float *from : nowhere) {
+    s = stream();
+    LAUNCH(read_at, 2, 64, 0, s, x, from);
+    fails(s, cudaErrorLaunchFailure, {"read_at", "touched address"});
+  }
+#endif
+  s = stream();
   LAUNCH(write_shared, 1, 32, 64, s, 15);
   FINE(cudaStreamSynchronize(s->s));
   LAUNCH(write_shared, 1, 32, 64, s, 16);

@@ -39,6 +39,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared,
 enum class Place { pageable, pinned, device, invalid };
 Place place(const void *p, size_t bytes);     // invalid: in the device's address space, but not wholly inside one allocation
 std::string check_red_zones();                // what has been written beyond an allocation, and mends it
+std::string describe(const void *p);          // where an address lies, for people
 void clear(void *p, int value, size_t bytes); // memset that gives pages back
 struct Slot;                                  // an event that other processes see
 Slot *slot_create();

@@ -126,6 +126,15 @@ Place place(const void *v, size_t bytes) {
   return ours ? Place::invalid : Place::pageable;
 }
 
+std::string describe(const void *v) {
+  auto *p = static_cast<char *>(const_cast<void *>(v));
+  auto it = heap.all.upper_bound(p);
+  bool ours = heap.base && p >= heap.base && p < heap.base + space;
+  if (!ours || it == heap.all.begin()) return format("address %p, which is no device memory", v);
+  --it;
+  return format("address %p, %lld bytes from the start of an allocation of %zu bytes and in none, or in memory that has been freed", v, (long long)(p - it->first), it->second.bytes);
+}
+
 void clear(void *p, int value, size_t bytes) {
   auto *c = static_cast<char *>(p);
   if (value == 0 && bytes >= large) { // holes read as zeros and cost nothing
