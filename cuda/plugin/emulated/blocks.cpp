@@ -263,7 +263,8 @@ static pthread_t executor;
 static const void *volatile stray_address;
 
 [[noreturn]] static void stray() {
-  auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address)), *stack = block.running->stack;
+  auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address));
+  const unsigned char *stack = block.running->stack;
   if (p < stack && p >= stack - guard_bytes) fail(format("a thread needs more than %zu bytes of stack", (size_t)stack_bytes));
   fail("it touched " + describe(p));
 }
