@@ -3,6 +3,7 @@ package backends
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 
 	"ulysses/comm"
 	"ulysses/cuda"
@@ -41,6 +42,7 @@ type card struct {
 	GPU     string // uuid
 	NCCL    bool
 	NoNCCL  string // why not
+	HostID  string // NCCL_HOSTID: NCCL takes ranks with different ones to be on different machines, and lets them share a GPU
 }
 
 func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
@@ -49,6 +51,7 @@ func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
 	case gpu != nil:
 		own = card{Kind: "cuda", Machine: cuda.Machine(), GPU: gpu.Details().UUID}
 		own.NCCL, own.NoNCCL = cuda.HasNCCL()
+		own.HostID = os.Getenv("NCCL_HOSTID")
 	case d != nil:
 		own.Kind = d.Info().Kind
 	}
@@ -128,7 +131,7 @@ func withoutNCCL(cards []card) string {
 		if !c.NCCL {
 			return fmt.Sprintf("rank %d has no NCCL (%s)", r, c.NoNCCL)
 		}
-		key := c.Machine + " " + c.GPU
+		key := c.Machine + " " + c.GPU + " " + c.HostID
 		if other, ok := first[key]; ok {
 			return fmt.Sprintf("ranks %d and %d share %s", other, r, c.GPU)
 		}

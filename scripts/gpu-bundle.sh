@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# gpu-bundle.sh [DEST]: everything that scripts/gpu-check.sh and benchmarks/gpu.py need on a machine with a GPU and without Go: the program,
+# the plug-in, the tests as programs, and an Open MPI. Beside it that machine needs this repository's files and NVIDIA's libraries.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dest=${1:-dist/gpu}
+go=${GO:-go}
+rm -rf "$dest" && mkdir -p "$dest"/{bin,lib,tests}
+cp build/cuda/libulysses_cuda.so "$dest/lib/"
+$go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-mpi" ./cmd/ulysses-mpi
+$go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-bench" ./benchmarks
+$go test -c -ldflags '-s -w' -o "$dest/tests/cuda.test" ./cuda
+$go test -c -ldflags '-s -w' -o "$dest/tests/job.test" ./job
+$go test -c -ldflags '-s -w' -tags mpi -o "$dest/tests/comm.test" ./comm
+$go test -c -ldflags '-s -w' -tags mpi -o "$dest/tests/ulysses-mpi.test" ./cmd/ulysses-mpi
+scripts/openmpi-tree.sh "$dest/openmpi" > /dev/null
+echo "$dest: $(du -sm "$dest" | cut -f1) MiB"

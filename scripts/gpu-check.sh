@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# gpu-check.sh [BUNDLE]: is the plug-in right on this machine's GPU? Needs at least one GPU, NVIDIA's libraries (ULYSSES_NVIDIA_ROOT, if the loader
+# does not find them) and what gpu-bundle.sh packed; no Go. One line a check, then the count. Exit 0: all passed; 1: some failed; 77: no GPU,
+# nothing was checked. Logs are in BUNDLE/logs, or in $OUT where that is set. CHECKS="conformance comm" runs some.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bundle=$(cd "${1:-dist/gpu}" 2> /dev/null && pwd) || { echo "gpu-check: no bundle at ${1:-dist/gpu}: make gpu-bundle on a machine with Go" >&2; exit 3; }
+logs=${OUT:-$bundle/logs}
+mkdir -p "$logs"
+export ULYSSES_CUDA_PLUGIN=$bundle/lib/libulysses_cuda.so
+if [ -z "${ULYSSES_NVIDIA_ROOT:-}" ]; then # the libraries that a PyTorch here brought along
+  root=$(python3 -c 'import nvidia, os; print(list(nvidia.__path__)[0])' 2> /dev/null) && export ULYSSES_NVIDIA_ROOT=$root
+fi
+. "$bundle/openmpi/env.sh"
+passed=0 failed=0 skipped=0
+
+"$bundle/bin/ulysses-mpi" doctor > "$logs/doctor.log" 2>&1
+if ! (nvidia-smi -L 2> /dev/null || ls /dev/nvidia[0-9]* 2> /dev/null) | grep -q .; then
+  echo "gpu-check: no GPU on this machine: nothing was checked (77)"
+  exit 77
+fi
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null
+
+wanted() { [ -z "${CHECKS:-}" ] || [[ " $CHECKS " == *" $1 "* ]]; }
+line() { # line OUTCOME SECONDS NAME [WHY]
+  case $1 in ok) passed=$((passed + 1)) ;; FAILED) failed=$((failed + 1)) ;; *) skipped=$((skipped + 1)) ;; esac
+  printf '%-7s %7s s  %s\n' "$1" "$2" "$3${4:+: $4}"
+}
+
+# tests NAME FOLDER LIMIT PROGRAM ARGUMENTS…: a test program in its package's folder; each test, and each part of a test one level down, is a check.
+tests() {
+  local name=$1 folder=$2 limit=$3 log=$logs/${1// /-}.log begin=$SECONDS
+  shift 3
+  (cd "$folder" && timeout -k 10 "$limit" "$@" -test.v -test.timeout "$((limit - 5))s") > "$log" 2>&1
+  local code=$? found=0
+  while read -r _ outcome test seconds; do
+    found=1
+    seconds=${seconds#(} seconds=${seconds%s)}
+    case $outcome in
+      PASS:) line ok "$seconds" "$name: $test" ;;
+      SKIP:) line skipped "$seconds" "$name: $test" "$(grep -o 'SKIPPED.*' "$log" | head -1)" ;;
+      FAIL:) line FAILED "$seconds" "$name: $test" "$log" ;;
+    esac
+  done < <(grep -E '^(    )?--- (PASS|FAIL|SKIP): ' "$log")
+  if [ $code = 124 ] || [ $code = 137 ]; then line FAILED $((SECONDS - begin)) "$name" "ran past $limit s: $log"
+  elif [ $code != 0 ] && ! grep -qE '^ *--- FAIL: ' "$log"; then line FAILED $((SECONDS - begin)) "$name" "exit $code: $(tail -1 "$log" | cut -c1-160)"
+  elif [ $found = 0 ]; then line FAILED $((SECONDS - begin)) "$name" "no test ran: $log"; fi
+}
+
+# run NAME LIMIT COMMAND…: exit 0 passes, 77 is skipped.
+run() {
+  local name=$1 limit=$2 log=$logs/${1// /-}.log begin=$SECONDS
+  shift 2
+  timeout -k 10 "$limit" "$@" > "$log" 2>&1
+  case $? in
+    0) line ok $((SECONDS - begin)) "$name" ;;
+    77) line skipped $((SECONDS - begin)) "$name" "$(tail -1 "$log" | cut -c1-160)" ;;
+    *) line FAILED $((SECONDS - begin)) "$name" "$(grep -iE 'error|fail|refus' "$log" | tail -1 | cut -c1-200) ($log)" ;;
+  esac
+}
+
+# Every operation against float64, on the rows that are chosen and on those that are passed over; then the device itself.
+wanted conformance && tests conformance cuda 900 "$bundle/tests/cuda.test" -test.run '^TestConformance'
+wanted device && tests device cuda 300 "$bundle/tests/cuda.test" \
+  -test.run '^Test(Info|Closing|Foreign|NoAllocation|Threads|Collector|AttentionLists|WideIndices|CopyInPieces|Faults|RankSum|CommOrder)$'
+
+# Ranks that share a GPU: goroutines and processes, over mapped memory and through the host.
+wanted comm && tests comm comm 600 "$bundle/tests/comm.test" -test.run '^TestCUDA'
+wanted processes && tests processes cmd/ulysses-mpi 600 "$bundle/tests/ulysses-mpi.test" -test.run '^TestCUDA'
+
+# NCCL: one rank; then two on this GPU, which NCCL takes only when it believes them to be on different machines.
+nccl() {
+  local ranks=$1 job=testdata/goldens/llama-sgd-packed/job.toml out=$bundle/out/nccl-$1
+  local set=(--set "output.dir=$out" --set device.backend=cuda --set device.comm=nccl --set parallel.ulysses=0 --set output.model=false)
+  local apps=() common=(-x ULYSSES_CUDA_PLUGIN -x ULYSSES_NVIDIA_ROOT -x ULYSSES_TIMEOUT=60s)
+  for ((r = 0; r < ranks; r++)); do
+    apps+=(-n 1 "${common[@]}" -x "NCCL_HOSTID=ulysses-$r" -x NCCL_SOCKET_IFNAME=lo -x NCCL_NET=Socket -x NCCL_IB_DISABLE=1 -x NCCL_NET_PLUGIN=none
+      -x NCCL_MNNVL_ENABLE=0 -x NCCL_NVLS_ENABLE=0 -x NCCL_RAS_ENABLE=0 -x NCCL_MAX_CTAS=4 "$bundle/bin/ulysses-mpi" "$job" "${set[@]}" :)
+  done
+  unset "apps[-1]"
+  mpirun --oversubscribe --bind-to none "${apps[@]}"
+}
+# The first loss is the golden's.
+nccl_losses() {
+  local want got
+  nccl "$1" || { grep -q 'Duplicate GPU\|share' "$logs/nccl-$1.log" && exit 77; exit 1; }
+  want=$(grep -o '"losses": *\[[^,]*' testdata/goldens/llama-sgd-packed/case.json | grep -oE '[0-9.]+$' || tr -d ' \n' < testdata/goldens/llama-sgd-packed/case.json | grep -oE '"losses":\[[0-9.]+' | grep -oE '[0-9.]+$')
+  got=$(head -1 "$bundle/out/nccl-$1/metrics.jsonl" | grep -oE '"loss":[0-9.]+' | cut -d: -f2)
+  echo "loss $got, PyTorch $want"
+  awk -v a="$got" -v b="$want" 'BEGIN { d = a - b; exit !(a > 0 && d < 0.02 && d > -0.02) }'
+}
+if wanted nccl; then
+  export -f nccl nccl_losses
+  export bundle logs
+  run "nccl 1" 120 bash -c 'nccl_losses 1'
+  run "nccl 2" 180 bash -c 'nccl_losses 2'
+fi
+
+# Jobs: PyTorch's goldens, the CPU's losses, attention.
+wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
+
+# Memory that is not ours to touch, on small shapes.
+if wanted sanitizer; then
+  if command -v compute-sanitizer > /dev/null; then
+    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionLaws'; do
+      (cd cuda && run "sanitizer ${ops//|/ }" 600 compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" -test.run "^TestConformance\$/^($ops)\$" -test.timeout 590s)
+      case $? in *) ;; esac
+    done
+  else
+    line skipped 0 sanitizer "compute-sanitizer is not on the PATH"
+  fi
+fi
+
+total=$((passed + failed + skipped))
+echo "gpu-check: $total checks: $passed passed, $failed failed, $skipped skipped"
+[ $failed = 0 ] && [ $passed -gt 0 ]
