@@ -1,6 +1,5 @@
-// The plug-in's table (kernels.h): finding the GPU, memory, streams, events, and which kernel serves an operation. Operations are in the
+// The plug-in's table (kernels.h): opening the GPU, memory, streams, events, and which kernel serves an operation. Operations are in the
 // files of their rows.
-#include <dlfcn.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,14 +12,13 @@
 
 #include "libraries.h"
 #include "plugin.h"
+#include "probe.h"
 
 namespace {
 
 #ifdef ULY_EMULATED
-enum : bool { emulated = true };
 int64_t scratch_of_a_stream() { return 1 << 20; } // little, so that tests come to what needs more than one piece of it
 #else
-enum : bool { emulated = false };
 int64_t scratch_of_a_stream() { return ULY_SCRATCH; }
 #endif
 
@@ -108,61 +106,6 @@ std::string formatted(const char *format, va_list args) {
   char text[2048];
   vsnprintf(text, sizeof text, format, args);
   return text;
-}
-
-void put(char *out, size_t bytes, const std::string &s) {
-  size_t n = s.size() < bytes ? s.size() : bytes - 1;
-  memcpy(out, s.data(), n);
-  out[n] = 0;
-}
-
-// --- finding GPUs -----------------------------------------------------------------------------------------------------------------------
-// count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for first: without it, the runtime speaks of a
-// driver that is too old.
-int count_gpus(std::string *why) {
-  if (!emulated) {
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_GLOBAL);
-    if (!driver) {
-      const char *e = dlerror();
-      *why = std::string("no CUDA driver: ") + (e ? e : "libcuda.so.1 does not load") + "; run on a node with an NVIDIA GPU and its driver (nvidia-smi shows it)";
-      return 0;
-    }
-  }
-  int n = 0;
-  cudaError_t e = cudaGetDeviceCount(&n);
-  if (e == cudaSuccess && n > 0) return n;
-  cudaGetLastError();
-  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-  if (e == cudaErrorInsufficientDriver) {
-    int have = 0, need = 0;
-    cudaDriverGetVersion(&have);
-    cudaRuntimeGetVersion(&need);
-    char text[256];
-    snprintf(text, sizeof text, "the CUDA driver is too old: it serves CUDA %d.%d, and the plug-in needs %d.%d; install driver 580 or newer", have / 1000, have % 1000 / 10,
-             need / 1000, need % 1000 / 10);
-    *why = text;
-  } else if (e == cudaErrorNoDevice || e == cudaSuccess) {
-    *why = "no GPU is visible to this process";
-    if (visible) *why += std::string(": CUDA_VISIBLE_DEVICES is '") + visible + "'";
-    else *why += ": ask the scheduler for one (srun --gpus-per-task=1), or start the container with GPUs";
-  } else {
-    *why = std::string("the CUDA driver does not start: ") + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
-  }
-  return 0;
-}
-
-int32_t api_probe(uly_probe *out) {
-  memset(out, 0, sizeof *out);
-  try {
-    std::string why;
-    out->devices = count_gpus(&why);
-    put(out->text, sizeof out->text, why);
-    probe_libraries(out);
-    return ULY_OK;
-  } catch (...) {
-    put(out->text, sizeof out->text, "looking for GPUs: no host memory");
-    return ULY_INTERNAL;
-  }
 }
 
 // --- opening ----------------------------------------------------------------------------------------------------------------------------
@@ -589,7 +532,7 @@ int32_t api_nccl_abort(uly_device *d, uly_nccl *n) {
 const uly_cuda_api table = {
     ULY_CUDA_ABI,
     sizeof(uly_cuda_api),
-    api_probe,
+    probe,
     api_open,
     api_close,
     api_error,

@@ -1,0 +1,55 @@
+#include "probe.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "libraries.h"
+
+// count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for first: without it, the runtime speaks of a
+// driver that is too old.
+int count_gpus(std::string *why) {
+  if (!emulated) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!driver) {
+      const char *e = dlerror();
+      *why = std::string("no CUDA driver: ") + (e ? e : "libcuda.so.1 does not load") + "; run on a node with an NVIDIA GPU and its driver (nvidia-smi shows it)";
+      return 0;
+    }
+  }
+  int n = 0;
+  cudaError_t e = cudaGetDeviceCount(&n);
+  if (e == cudaSuccess && n > 0) return n;
+  cudaGetLastError();
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  if (e == cudaErrorInsufficientDriver) {
+    int have = 0, need = 0;
+    cudaDriverGetVersion(&have);
+    cudaRuntimeGetVersion(&need);
+    char text[256];
+    snprintf(text, sizeof text, "the CUDA driver is too old: it serves CUDA %d.%d, and the plug-in needs %d.%d; install driver 580 or newer", have / 1000, have % 1000 / 10,
+             need / 1000, need % 1000 / 10);
+    *why = text;
+  } else if (e == cudaErrorNoDevice || e == cudaSuccess) {
+    *why = "no GPU is visible to this process";
+    if (visible) *why += std::string(": CUDA_VISIBLE_DEVICES is '") + visible + "'";
+    else *why += ": ask the scheduler for one (srun --gpus-per-task=1), or start the container with GPUs";
+  } else {
+    *why = std::string("the CUDA driver does not start: ") + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
+  }
+  return 0;
+}
+
+int32_t probe(uly_probe *out) {
+  memset(out, 0, sizeof *out);
+  try {
+    std::string why;
+    out->devices = count_gpus(&why);
+    put(out->text, sizeof out->text, why);
+    probe_libraries(out);
+    return ULY_OK;
+  } catch (...) {
+    put(out->text, sizeof out->text, "looking for GPUs: no host memory");
+    return ULY_INTERNAL;
+  }
+}
