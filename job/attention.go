@@ -26,6 +26,11 @@ type AttentionReport struct {
 // tensors, and its gradients if the input has dout, in the compute type; the LSE is F32. Every rank reads its own rows; rank 0 writes the
 // output, whole or not at all. It is collective and fails on all ranks alike.
 func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*AttentionReport, error) {
+	return runAttentionThen(d, c, clk, compute, t, func(err error) error { return err })
+}
+
+// runAttentionThen calls leave at the end, before the memory that was exchanged is given back.
+func runAttentionThen(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable, leave func(error) error) (_ *AttentionReport, err error) {
 	in, err := openAttention(t, c.Rank() == 0)
 	if in != nil {
 		defer in.file.Close()
@@ -49,6 +54,7 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor
 		return nil, err
 	}
 	defer r.free()
+	defer func() { err = leave(err) }()
 	clk.Push("read")
 	err = comm.Agree(c, r.read())
 	clk.Pop()

@@ -13,6 +13,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/backends"
+	"ulysses/internal/cudatest"
 	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -188,5 +189,58 @@ func TestTypesOfTheDevice(t *testing.T) {
 	}
 	if names := dtypeNames([]tensor.DType{tensor.BF16, tensor.F32}); names != "bf16 and f32" {
 		t.Error(names)
+	}
+}
+
+// The jobs on the CUDA plug-in as a user starts them: device.backend = "cuda", with what the plug-in and its communicators do.
+func TestJobsOnThePlugin(t *testing.T) {
+	cudatest.Use(t)
+	cases := readGoldens(t, "train")
+	for dir, c := range cases {
+		if c.Name != "llama-adamw-dp2" && c.Name != "qwen3-adamw-packed" {
+			continue
+		}
+		for _, x := range []struct {
+			dtype, comm string
+			limit       float64
+		}{{"f32", "auto", 2e-4}, {"bf16", "ipc", 1e-2}, {"auto", "local", 1e-2}} {
+			out := t.TempDir()
+			var stdout, stderr bytes.Buffer
+			err := Run(Options{Path: filepath.Join(dir, c.Job), Ranks: c.Ranks, Stdout: &stdout, Stderr: &stderr,
+				Sets: []string{"device.backend=cuda", "device.dtype=" + x.dtype, "device.comm=" + x.comm, "train.steps=3", "output.dir=" + out}})
+			if err != nil {
+				t.Fatal(c.Name, x, err, stderr.String())
+			}
+			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+				if d := math.Abs(r.Loss - c.Losses[i]); i < 2 && !(d <= x.limit*c.Losses[i]) { // the schedule of 3 steps is another after two
+					t.Errorf("%s, %v, step %d: loss %.7f, PyTorch %.7f", c.Name, x, i+1, r.Loss, c.Losses[i])
+				}
+			}
+			if !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "of the device") || !strings.Contains(stderr.String(), "device: cuda") {
+				t.Errorf("%s, %v: %s%s", c.Name, x, stdout.String(), stderr.String())
+			}
+		}
+	}
+	dir := filepath.Join(goldens, "attention-gqa-packed")
+	for _, x := range []struct {
+		dtype string
+		limit float64
+	}{{"f32", 2e-5}, {"bf16", 2e-2}} {
+		file := filepath.Join(t.TempDir(), "out")
+		sets := []string{"device.backend=cuda", "device.dtype=" + x.dtype, "attention.output=" + file}
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 3, Sets: sets, Stdout: io.Discard, Stderr: io.Discard}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
+			got, _ := floats(t, file, name)
+			want, _ := floats(t, filepath.Join(dir, "expected.safetensors"), name)
+			if e := relative(got, want); !(e <= x.limit) {
+				t.Errorf("%s in %s is off by %.3g", name, x.dtype, e)
+			}
+		}
+		var stdout bytes.Buffer
+		if err := Verify(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Sets: sets, Stdout: &stdout, Stderr: io.Discard}); err != nil {
+			t.Errorf("verify in %s: %v\n%s", x.dtype, err, stdout.String())
+		}
 	}
 }

@@ -87,7 +87,14 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 
 // openMesh makes the mesh of the job on these ranks, with the communicator that the device's tensors travel by.
 func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
-	c, why, err := e.opener.comm(e.Device, host, e.Job.Device.Comm)
+	under := host
+	var err error
+	if e.Device.Info().Place != tensor.Host { // a communicator of the device takes the one under it along when it ends
+		if under, err = host.Split(0, host.Rank()); err != nil {
+			return err
+		}
+	}
+	c, why, err := e.opener.comm(e.Device, under, e.Job.Device.Comm)
 	if err = comm.Agree(host, err); err != nil {
 		return err
 	}
@@ -103,10 +110,18 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 	return err
 }
 
-// closeComm gives up what stands between the device and the host's communicator, which is left to its owner. All ranks come here, or none.
-func (e *Env) closeComm() error {
-	if !e.layered {
-		return nil
+// leave gives up the communicator of the device, before memory that peers may have mapped is given back. All ranks come here, with an
+// error or without, but one that is alone with its error; after an error nothing is waited for.
+func (e *Env) leave(err error) error {
+	if !e.layered || e.alone {
+		return err
+	}
+	e.layered = false
+	if any := comm.Agree(e.world, err); any != nil {
+		if err == nil {
+			err = any
+		}
+		return err
 	}
 	return e.Mesh.Close()
 }

@@ -136,7 +136,7 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	}
 	defer e.Device.Close()
 	if err = body(e); err == nil {
-		err = e.closeComm()
+		err = e.leave(nil)
 	}
 	return err, false
 }

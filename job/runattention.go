@@ -16,13 +16,13 @@ func runAttention(e *Env) error {
 			e.Mesh.Ulysses, e.Mesh.World.Size())
 	}
 	e.alone = false // RunAttention agrees on its own failures
-	r, err := RunAttention(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention)
+	r, err := runAttentionThen(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, e.leave)
 	if err != nil {
 		return err
 	}
 	entry := e.Ledger.Get("sequence", comm.OpAllToAll)
 	sums := []int64{entry.Bytes, r.SentForward + r.SentBackward}
-	if err := e.Mesh.World.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
+	if err := e.world.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
 		return err
 	}
 	verdict := "equal"

@@ -21,12 +21,13 @@ type session struct {
 	steps   int64
 }
 
-func runTrain(e *Env) error {
+func runTrain(e *Env) (err error) {
 	s, err := prepare(e)
 	if err != nil {
 		return err
 	}
 	defer s.close()
+	defer func() { err = e.leave(err) }()
 	metrics, err := createOutput(e)
 	if err != nil {
 		return err

@@ -121,12 +121,13 @@ func compare(a, ref named) (difference, error) {
 }
 
 // trainTensors is the loss, the gradients and the updated weights of the first step; of an evaluation the loss.
-func trainTensors(e *Env) ([]named, error) {
+func trainTensors(e *Env) (out []named, err error) {
 	s, err := prepare(e)
 	if err != nil {
 		return nil, err
 	}
 	defer s.close()
+	defer func() { err = e.leave(err) }()
 	if e.Job.Kind == "eval" {
 		r, err := s.trainer.Evaluate(0)
 		if err != nil {
@@ -138,7 +139,7 @@ func trainTensors(e *Env) ([]named, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := []named{{"loss", nil, []float32{float32(r.Loss)}, true}, {"gradient norm", nil, []float32{float32(r.GradNorm)}, true}}
+	out = []named{{"loss", nil, []float32{float32(r.Loss)}, true}, {"gradient norm", nil, []float32{float32(r.GradNorm)}, true}}
 	if e.Mesh.World.Rank() > 0 {
 		return out, nil
 	}

@@ -83,11 +83,14 @@ func late(host comm.Comm, l Layer, s BatchSpec, k devicetest.Kind) *lateRun {
 
 // close is for ranks that have come through: they meet in it.
 func (r *lateRun) close() error {
+	must(r.stream.Sync())
+	must(r.done())
 	for _, b := range r.bufs {
 		b.Free()
 	}
 	r.stream.Close()
-	return r.done()
+	r.dev.Close()
+	return nil
 }
 
 // bytes is fresh memory, filled with NaNs.

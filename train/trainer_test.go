@@ -12,6 +12,7 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/devicetest"
 	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -32,7 +33,8 @@ type run struct {
 	ulysses   int
 	optimizer string
 	compute   tensor.DType
-	cpu       bool // else a late device
+	on        *devicetest.Kind // nil = the CPU
+	steps     int64            // 0 = twenty
 }
 
 // outcome is what rank 0 saw.
@@ -43,7 +45,13 @@ type outcome struct {
 	table         []model.Component
 }
 
-const testSteps = 20
+// length is the steps of the run.
+func (x run) length() int64 {
+	if x.steps > 0 {
+		return x.steps
+	}
+	return 20
+}
 
 func (x run) train(t *testing.T) (o outcome) {
 	t.Helper()
@@ -68,23 +76,24 @@ func (x run) train(t *testing.T) (o outcome) {
 }
 
 func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
-	c := host
-	var d device.Device
-	if x.cpu {
-		d, err = cpu.New(cpu.Options{Workers: 1})
-	} else {
-		var late *fake.Device
-		late, err = fake.Open(fake.Options{Seed: uint64(host.Rank())})
-		d, c = late, fake.Communicator(late, host)
+	if x.on != nil {
+		d, c, done, err := x.on.Open(host)
+		if err != nil {
+			return o, err
+		}
+		defer d.Close()
+		return x.with(d, c, done, data)
 	}
+	d, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
 		return o, err
 	}
-	return x.on(d, c, data)
+	defer d.Close()
+	return x.with(d, host, func() error { return nil }, data)
 }
 
-func (x run) on(d device.Device, c comm.Comm, data *DataConfig) (o outcome, err error) {
-	defer d.Close()
+// with is the run on a device; done ends the communicator.
+func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataConfig) (o outcome, err error) {
 	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
 	if err != nil {
 		return o, err
@@ -116,7 +125,7 @@ func (x run) on(d device.Device, c comm.Comm, data *DataConfig) (o outcome, err 
 	}
 	defer set.Close()
 	t, err := New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: set.Train(), Data: data, Optimizer: opt,
-		OnNaN: "stop", Steps: testSteps, Clock: clock.New(), OnStep: func(r *Record) error {
+		OnNaN: "stop", Steps: x.length(), Clock: clock.New(), OnStep: func(r *Record) error {
 			o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
 			return nil
 		}, OnEval: func(r *EvalRecord) { o.eval = float64(r.EvalLoss) }})
@@ -125,6 +134,14 @@ func (x run) on(d device.Device, c comm.Comm, data *DataConfig) (o outcome, err 
 	}
 	defer t.Free()
 	if err := t.Run(); err != nil {
+		return o, err
+	}
+	for _, part := range []*comm.Counted{mesh.Seq, mesh.Data} {
+		if err := part.Close(); err != nil {
+			return o, err
+		}
+	}
+	if err := done(); err != nil {
 		return o, err
 	}
 	o.table = t.Components()
@@ -164,10 +181,11 @@ func worst(a, b []float64) (d float64) {
 
 // Twenty steps on a device that is late and out of reach give the CPU's losses in F32, and nearly so in BF16, on any mesh.
 func TestTrainingOnALateDevice(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
 	for _, name := range []string{"llama", "qwen3"} {
 		for _, optimizer := range []string{"adamw", "sgd"} {
-			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32, cpu: true}.train(t)
-			if len(want.losses) != testSteps || want.losses[testSteps-1] > want.losses[0]-0.4 {
+			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32}.train(t)
+			if n := len(want.losses); n != 20 || want.losses[n-1] > want.losses[0]-0.4 {
 				t.Fatalf("%s with %s does not learn: %v", name, optimizer, want.losses)
 			}
 			for _, mesh := range [][2]int{{1, 1}, {2, 2}, {4, 4}, {4, 2}} {
@@ -175,18 +193,13 @@ func TestTrainingOnALateDevice(t *testing.T) {
 					continue
 				}
 				for _, compute := range []tensor.DType{tensor.F32, tensor.BF16} {
-					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: compute}
+					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: compute, on: &late}
 					got := x.train(t)
 					limit := 1e-5
 					if mesh[0] > 1 {
 						limit = 3e-5 // gradients are added up in another order, twenty times over
 					}
-					if compute == tensor.BF16 {
-						limit = 1e-2
-					}
-					if d := max(worst(got.losses, want.losses), math.Abs(got.eval-want.eval)); !(d <= limit) {
-						t.Errorf("%+v: losses are off by %.2g: %v, want %v", x, d, got.losses, want.losses)
-					}
+					x.near(t, got, want, limit)
 					if compute == tensor.F32 && mesh[0] == 1 && !slices.Equal(got.weights, want.weights) {
 						t.Errorf("%+v: the same operations give other weights", x)
 					}
@@ -196,9 +209,38 @@ func TestTrainingOnALateDevice(t *testing.T) {
 	}
 }
 
+// near holds losses to a limit in F32, and to 1e-2 in BF16.
+func (x run) near(t *testing.T, got, want outcome, limit float64) {
+	t.Helper()
+	if x.compute == tensor.BF16 {
+		limit = 1e-2
+	}
+	if d := max(worst(got.losses, want.losses), math.Abs(got.eval-want.eval)); !(d <= limit) {
+		t.Errorf("%+v: losses are off by %.2g: %v, want %v", x, d, got.losses, want.losses)
+	}
+}
+
+// The CUDA plug-in, with arithmetic of its own, stays near too.
+func TestTrainingOnThePlugin(t *testing.T) {
+	byPeers, throughHost := devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)
+	for _, name := range []string{"llama", "qwen3"} {
+		want := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 6}.train(t)
+		for _, x := range []run{
+			{ranks: 1, ulysses: 1, compute: tensor.F32, on: &byPeers}, {ranks: 1, ulysses: 1, compute: tensor.BF16, on: &byPeers},
+			{ranks: 2, ulysses: 2, compute: tensor.F32, on: &byPeers}, {ranks: 4, ulysses: 2, compute: tensor.BF16, on: &byPeers},
+			{ranks: 2, ulysses: 2, compute: tensor.BF16, on: &throughHost},
+		} {
+			x.model, x.optimizer, x.steps = name, "adamw", 6
+			x.near(t, x.train(t), want, 1e-3)
+		}
+	}
+}
+
 // In BF16 masters stand in the table, values take half, and small steps add up: they would be lost in values alone.
 func TestMasters(t *testing.T) {
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}
+	late := devicetest.Fake("late", fake.Options{})
+	x.on = &late
 	got := x.train(t)
 	bytes := map[string]int64{}
 	for _, c := range got.table {
@@ -274,7 +316,7 @@ func TestPlanMustFit(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.on(d, fake.Communicator(d, host), &data)
+			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
 			return err
 		})
 		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest part, "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
