@@ -5,7 +5,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a C++ program of its own
@@ -34,5 +39,46 @@ func TestEmulator(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A kernel that writes beyond its memory fails the stream, with a sentence, and the device for good; other devices go on.
+func TestStrayWrite(t *testing.T) {
+	cudatest.Use(t)
+	d, other := opener(Options{})(t, 1).(*Device), opener(Options{})(t, 1).(*Device)
+	defer d.Close()
+	defer other.Close()
+	if !d.Details().Emulated {
+		t.Skip("SKIPPED: on a GPU compute-sanitizer looks for this")
+	}
+	for _, x := range []struct {
+		d    *Device
+		n    int64
+		want string
+	}{{d, 257, "byte 1024 of an allocation of 1024 bytes"}, {other, 256, ""}} {
+		b, err := x.d.Alloc(1024)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := x.d.NewStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst := tensor.Tensor{Data: b.Pointer(), DType: tensor.F32, Where: tensor.CUDA, NDim: 1, Shape: [8]int64{x.n}, Stride: [8]int64{1}}
+		if err := x.d.Fill(s, dst, 1); err != nil {
+			t.Fatal(err)
+		}
+		err = s.Sync()
+		if x.want == "" {
+			if err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		for _, e := range []error{err, s.Sync(), x.d.Fill(s, dst, 1)} {
+			if status.Of(e) != status.Device || !strings.Contains(fmt.Sprint(e), x.want) {
+				t.Errorf("%v", e)
+			}
+		}
 	}
 }
