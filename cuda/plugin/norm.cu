@@ -290,8 +290,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
 // start_backward gives each group some rows of a part, so that its partial sums are few beside them.
 template <typename T, int G, int M> void start_backward(uly_stream *s, Backward<T> &a, float *dw, bool aligned) {
   a.parts = parts_of(a.rows.rows, a.n, 16 * (BLOCK / G), s->scratch_bytes / 4);
-  if (aligned) LAUNCH((norm_backward<T, G, M, true>), (unsigned)a.parts, BLOCK, 0, s, a);
-  else LAUNCH((norm_backward<T, G, M, false>), (unsigned)a.parts, BLOCK, 0, s, a);
+  if (aligned) LAUNCH((norm_backward<T, G, M, true>), blocks_for(a.parts, 1), BLOCK, 0, s, a);
+  else LAUNCH((norm_backward<T, G, M, false>), blocks_for(a.parts, 1), BLOCK, 0, s, a);
   start_fold(s, dw, a.n, a.parts);
 }
 
