@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"ulysses/cpu"
 	"ulysses/device"
@@ -237,6 +238,30 @@ func TestCollector(t *testing.T) {
 		}
 	}
 	t.Error("the memory is kept after the copy is done")
+}
+
+// TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a failure. The collector must not mind.
+func TestForgottenStream(t *testing.T) {
+	d, _, alloc := opened(t)
+	x := alloc(tensor.F32, 10)
+	func() {
+		s, err := d.newStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Copy(s, tensor.OfFloat32(make([]float32, 10), 10), x); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range 5 {
+		runtime.GC()
+		time.Sleep(time.Millisecond) // for finalizers
+	}
+	for s := range kept.streams {
+		if s.d == d {
+			s.Close()
+		}
+	}
 }
 
 // TestAttentionLists are lists whose lengths the plug-in is not told.

@@ -5,6 +5,7 @@ import "C"
 
 import (
 	"runtime"
+	"sync"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -15,6 +16,26 @@ type stream struct {
 	d    *Device
 	s    *C.uly_stream  // nil once closed
 	pins runtime.Pinner // Go memory that copies in the stream will write
+}
+
+// kept are the streams that are not closed. One that is dropped with copies in it must not be collected: they still write, and the runtime ends
+// a program that loses what it has pinned.
+var kept struct {
+	sync.Mutex
+	streams map[*stream]bool
+}
+
+func (s *stream) keep(open bool) {
+	kept.Lock()
+	defer kept.Unlock()
+	if kept.streams == nil {
+		kept.streams = map[*stream]bool{}
+	}
+	if open {
+		kept.streams[s] = true
+	} else {
+		delete(kept.streams, s)
+	}
 }
 
 // event is a mark in a stream's order.
@@ -41,6 +62,7 @@ func (d *Device) newStream() (*stream, error) {
 		return nil, d.failed(code)
 	}
 	d.live++
+	s.keep(true)
 	return s, nil
 }
 
@@ -136,6 +158,7 @@ func (s *stream) Close() {
 	C.plug_stream_destroy(s.d.table, s.d.d, s.s)
 	s.pins.Unpin()
 	s.s = nil
+	s.keep(false)
 	s.d.ended()
 }
 
