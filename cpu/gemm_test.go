@@ -53,7 +53,7 @@ func at(t tensor.Tensor, i, j int64) *float32 {
 }
 
 func TestGemm(t *testing.T) {
-	sizes := [][3]int64{{1, 1, 1}, {1, 5, 3}, {5, 1, 7}, {3, 33, 0}, {12, 32, 256}, {13, 31, 257}, {64, 64, 64}, {65, 17, 300}, {2, 700, 20},
+	sizes := [][3]int64{{1, 1, 1}, {1, 5, 3}, {5, 1, 7}, {3, 33, 0}, {12, 32, 256}, {13, 31, 257}, {64, 64, 64}, {17, 96, 50}, {33, 16, 128}, {65, 17, 300}, {2, 700, 20},
 		{250, 130, 70}, {9, 515, 513}, {400, 48, 9}}
 	for _, isa := range ISAs() {
 		d := open(t, isa, 2)
@@ -108,6 +108,43 @@ func TestGemm(t *testing.T) {
 				}
 				if !(worst/top <= 1e-6) {
 					t.Errorf("%s [%d %d %d] mode %d: error %g", isa, m, n, k, mode, worst/top)
+				}
+			}
+		}
+	}
+}
+
+// TestGemmDirect: a small product that is read where it lies has the bits of one that is packed because its rows lie far apart.
+func TestGemmDirect(t *testing.T) {
+	const m, n, k, far = 50, 48, 70, 300
+	for _, isa := range ISAs() {
+		d := open(t, isa, 1)
+		for mode := range 3 { // plain, accumulate, bias
+			var want []float32
+			for _, gap := range []int64{0, far} {
+				a, b := view(floats(t, d, m*(k+gap)), m, k, k+gap, false), view(floats(t, d, k*(n+gap)), k, n, n+gap, false)
+				for i, x := range []tensor.Tensor{a, b} { // the same values whatever the gap
+					for r := range x.Shape[0] {
+						for c := range x.Shape[1] {
+							*at(x, r, c) = float32(math.Sin(float64(i) + 0.37*float64(r*x.Shape[1]+c)))
+						}
+					}
+				}
+				c := floats(t, d, m*n)
+				g := device.Gemm{A: a, B: b, C: tensor.OfFloat32(c, m, n), Accumulate: mode == 1}
+				if mode == 2 {
+					g.Bias = tensor.OfFloat32(floats(t, d, n), n)
+				}
+				if err := d.Gemm(nil, &g); err != nil {
+					t.Fatal(err)
+				}
+				if want == nil {
+					want = append(want, c...)
+				}
+				for i, x := range c {
+					if x != want[i] {
+						t.Fatalf("%s mode %d: c[%d] = %g packed, %g in place", isa, mode, i, x, want[i])
+					}
 				}
 			}
 		}
