@@ -105,8 +105,28 @@ func (l *lane) copy(dst, src uintptr, bytes int64) error {
 	return l.d.result(C.plug_copy_bytes(l.d.table, l.d.d, l.s.s, pointer(dst), pointer(src), C.int64_t(bytes)))
 }
 
-// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each.
+// mostCombined is how many parts one operation combines. Tests make it small.
+var mostCombined = MaxRanks
+
+// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each. Of more than mostCombined none may be dst.
 func (l *lane) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
+	if len(src) > mostCombined && dtype == tensor.BF16 {
+		return status.Errorf(status.Unsupported, "a sum in BF16 over %d ranks, rounded once, is built for %d at most: use F32", len(src), mostCombined)
+	}
+	part := min(len(src), mostCombined)
+	if err := l.combineSome(dst, src[:part], n, dtype, op); err != nil {
+		return err
+	}
+	for src = src[part:]; len(src) > 0; src = src[part:] {
+		part = min(len(src), mostCombined-1)
+		if err := l.combineSome(dst, append([]uintptr{dst}, src[:part]...), n, dtype, op); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *lane) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if n <= 0 || len(src) == 1 && dst == src[0] {
 		return nil
 	}

@@ -1,12 +1,8 @@
 package cuda
 
-// #include "bridge.h"
-import "C"
-
 import (
 	"sync"
 	"time"
-	"unsafe"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -33,45 +29,53 @@ type nccl struct {
 	rows    []int64   // two more: shards, and the rows of a piece
 	parts   []uintptr // by rank
 
-	mu     sync.Mutex // one call of the library at a time
-	failed error
-	stop   chan struct{}
+	mu      sync.Mutex // one call of the library at a time
+	library ncclLibrary
+	failed  error
+	stop    chan struct{}
+}
 
-	life   sync.Mutex  // between an abort and the end of the handle
-	handle *C.uly_nccl // nil once closed
+// ncclLibrary is what is used of NCCL, on the lane's stream. Offsets and counts are in bytes, one for each rank.
+type ncclLibrary interface {
+	id() ([]byte, error) // of a new communicator, on one rank
+	start(ranks, rank int, id []byte) error
+	allToAll(dst uintptr, recvAt, recv []int64, src uintptr, sendAt, send []int64) error
+	sum(t tensor.Tensor) error // over the ranks, in place
+	broadcast(t tensor.Tensor, root int) error
+	sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error
+	err() error // asynchronous, since the start
+	abort()     // from any goroutine
+	close() error
 }
 
 func newNCCL(d *Device, host comm.Comm) (carrier, error) {
+	l, err := newLane(d, false)
+	return newNCCLOver(host, l, &realNCCL{l: l}, err)
+}
+
+// newNCCLOver takes the error of what came before, because all ranks have to meet.
+func newNCCLOver(host comm.Comm, l *lane, library ncclLibrary, err error) (carrier, error) {
 	n := host.Size()
-	if n > MaxRanks {
-		return nil, status.Errorf(status.Unsupported, "device.comm = \"nccl\": %d ranks: at most %d are built: use more replicas' worth of jobs, or \"mpi\"", n, MaxRanks)
-	}
-	c := &nccl{host: host, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
-	var id [C.ULY_NCCL_ID]byte
-	var err error
-	if c.lane, err = newLane(d, false); err == nil && host.Rank() == 0 {
-		err = d.result(C.plug_nccl_id(d.table, d.d, (*C.char)(unsafe.Pointer(&id[0]))))
+	c := &nccl{lane: l, host: host, library: library, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
+	var id []byte
+	if err == nil && host.Rank() == 0 {
+		id, err = library.id()
 	}
 	if agreed := comm.Agree(host, err); agreed != nil {
 		if err == nil {
 			err = agreed
 		}
-	} else if _, err = broadcastInto(host, id[:]); err == nil {
-		err = d.result(C.plug_nccl_init(d.table, d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(n), C.int32_t(host.Rank()), &c.handle))
+	} else if id, err = comm.BroadcastBytes(host, id, 0); err == nil {
+		err = library.start(n, host.Rank(), id)
 	}
 	if err != nil {
 		if c.lane != nil {
 			c.lane.close()
 		}
-		return nil, err
+		return nil, err // of start, on the rank that it failed on: all meet again behind this
 	}
 	go c.poll()
 	return c, nil
-}
-
-func broadcastInto(host comm.Comm, id []byte) (int, error) {
-	got, err := comm.BroadcastBytes(host, id, 0)
-	return copy(id, got), err
 }
 
 func (c *nccl) kind() string { return "nccl" }
@@ -95,41 +99,26 @@ func (c *nccl) poll() {
 
 // sound asks for asynchronous errors and ends the communicator at the first. The lock is held.
 func (c *nccl) sound() error {
-	switch {
-	case c.failed != nil:
-	case c.handle == nil:
-		c.failed = status.Errorf(status.Comm, "NCCL: the communicator is closed")
-	default:
-		if code := C.plug_nccl_error(c.d.table, c.d.d, c.handle); code != 0 {
-			c.failed = c.d.failed(code)
-			c.abort()
+	if c.failed == nil {
+		if c.failed = c.library.err(); c.failed != nil {
+			c.library.abort()
 		}
 	}
 	return c.failed
 }
 
-// abort may come from any goroutine, also while another is inside NCCL, which then comes back with an error.
-func (c *nccl) abort() {
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.handle != nil {
-		C.plug_nccl_abort(c.d.table, c.d.d, c.handle)
-	}
-}
+// abort may come while another goroutine is inside NCCL, which then comes back with an error.
+func (c *nccl) abort() { c.library.abort() }
 
 func (c *nccl) close(bool) error {
 	close(c.stop)
 	err := c.lane.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.life.Lock()
-	defer c.life.Unlock()
-	if c.handle != nil {
-		if closed := c.d.result(C.plug_nccl_close(c.d.table, c.d.d, c.handle)); err == nil {
-			err = closed
-		}
-		c.handle = nil
+	if closed := c.library.close(); err == nil {
+		err = closed
 	}
+	c.failed = status.Errorf(status.InvalidArgument, "NCCL: the communicator is closed")
 	if c.scratch != nil {
 		c.scratch.Free()
 		c.scratch = nil
@@ -138,13 +127,13 @@ func (c *nccl) close(bool) error {
 }
 
 // call makes one call of the library while no error is known.
-func (c *nccl) call(f func() C.int32_t) error {
+func (c *nccl) call(f func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.sound(); err != nil {
 		return err
 	}
-	return c.d.result(f())
+	return f()
 }
 
 // vectors are the four of an exchange, cleared: where what is received and sent lies, and how much.
@@ -156,10 +145,9 @@ func (c *nccl) vectors() (recvAt, recv, sendAt, send []int64) {
 
 // exchange moves what the vectors say.
 func (c *nccl) exchange(dst, src uintptr) error {
-	recvAt, recv, sendAt, send := c.longs, c.longs[c.host.Size():], c.longs[2*c.host.Size():], c.longs[3*c.host.Size():]
-	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
-	return c.call(func() C.int32_t {
-		return C.plug_nccl_all_to_all(c.d.table, c.d.d, c.handle, c.s.s, pointer(dst), at(recvAt), at(recv), pointer(src), at(sendAt), at(send))
+	n := c.host.Size()
+	return c.call(func() error {
+		return c.library.allToAll(dst, c.longs[:n], c.longs[n:2*n], src, c.longs[2*n:3*n], c.longs[3*n:])
 	})
 }
 
@@ -194,9 +182,7 @@ func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	}
 	n, x := t.Numel(), number(t.Data)
 	if op == comm.Sum && t.DType != tensor.BF16 {
-		err = c.call(func() C.int32_t {
-			return C.plug_nccl_all_reduce(c.d.table, c.d.d, c.handle, c.s.s, t.Data, C.int64_t(n), C.int32_t(t.DType), C.int32_t(op))
-		})
+		err = c.call(func() error { return c.library.sum(t) })
 	} else { // NCCL's maximum of a number and a NaN is the number, and its sums in BF16 are rounded at every hop
 		shards := c.rows[:c.host.Size()]
 		for j := range shards {
@@ -274,14 +260,20 @@ func (c *nccl) combineParts(dst, src uintptr, rows []int64, unit int64, dtype te
 		now := x.now[me] * unit
 		recvAt, recv, sendAt, send := c.vectors()
 		for j := range rows {
-			if c.parts[j] = in + uintptr(int64(j)*now); j == me {
-				c.parts[j] = src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
+			c.parts[j] = in + uintptr(int64(j)*now)
+			if j == me {
 				continue
 			}
 			recvAt[j], recv[j] = int64(j)*now, now
 			sendAt[j], send[j] = (comm.RowsBefore(rows, j)+k*x.step)*unit, x.now[j]*unit
 		}
 		if err := c.exchange(in, src); err != nil {
+			return err
+		}
+		own := src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
+		if n <= mostCombined {
+			c.parts[me] = own
+		} else if err := c.copy(c.parts[me], own, now); err != nil { // dst may be own, and is written before the last are read
 			return err
 		}
 		if err := c.combine(dst+uintptr(k*x.step*unit), c.parts, now/dtype.Size(), dtype, op); err != nil {
@@ -299,10 +291,7 @@ func (c *nccl) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	if err != nil {
 		return err
 	}
-	err = c.call(func() C.int32_t {
-		return C.plug_nccl_broadcast(c.d.table, c.d.d, c.handle, c.s.s, t.Data, C.int64_t(t.Bytes()), C.int32_t(root))
-	})
-	if err != nil {
+	if err := c.call(func() error { return c.library.broadcast(t, root) }); err != nil {
 		return err
 	}
 	return c.leave(caller)
@@ -313,25 +302,8 @@ func (c *nccl) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tens
 	if err != nil {
 		return err
 	}
-	err = c.call(func() C.int32_t {
-		return C.plug_nccl_send_recv(c.d.table, c.d.d, c.handle, c.s.s, recv.Data, C.int64_t(size(recv)), C.int32_t(from), send.Data, C.int64_t(size(send)), C.int32_t(to))
-	})
-	if err != nil {
+	if err := c.call(func() error { return c.library.sendRecv(recv, from, send, to) }); err != nil {
 		return err
 	}
 	return c.leave(caller)
-}
-
-// HasNCCL reports whether the plug-in has found NCCL, or why not.
-func HasNCCL() (bool, string) {
-	found, err := Probe()
-	if err != nil {
-		return false, err.Error()
-	}
-	for _, l := range found.Libraries {
-		if l.Name == "NCCL" {
-			return l.Costs == "" && l.Remedy == "", l.Found
-		}
-	}
-	return false, "this plug-in knows no NCCL"
 }

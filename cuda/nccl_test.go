@@ -1,0 +1,356 @@
+package cuda
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// fakeNCCL does what NCCL would for goroutine ranks, by meeting on the host: what is tested is what the communicator asks of NCCL.
+type fakeNCCL struct {
+	l      *lane
+	host   comm.Comm
+	id_    []byte
+	failed chan error
+	ended  chan struct{}
+}
+
+func newFakeNCCL(d *Device, host comm.Comm) (carrier, error) {
+	part, err := host.Split(0, host.Rank()) // of its own, as NCCL's connections are
+	if err != nil {
+		return nil, err
+	}
+	l, err := newLane(d, false)
+	return newNCCLOver(host, l, &fakeNCCL{l: l, host: part, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
+}
+
+func (f *fakeNCCL) id() ([]byte, error) { return []byte("the id"), nil }
+
+func (f *fakeNCCL) start(ranks, rank int, id []byte) error {
+	if ranks != f.host.Size() || rank != f.host.Rank() || string(id) != "the id" {
+		return status.Errorf(status.Internal, "start: rank %d of %d, %q", rank, ranks, id)
+	}
+	return nil
+}
+
+func (f *fakeNCCL) abort() { f.ended <- struct{}{} }
+
+func (f *fakeNCCL) close() error { return f.host.Close() }
+
+func (f *fakeNCCL) err() error {
+	select {
+	case err := <-f.failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+type fakeCall struct {
+	Name string
+	At   uintptr
+	A, B []int64
+}
+
+// meet waits for what the lane holds and tells the ranks of each other's calls.
+func (f *fakeNCCL) meet(own fakeCall) ([]fakeCall, error) {
+	if err := f.l.s.Sync(); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(own)
+	if err != nil {
+		return nil, err
+	}
+	texts, err := comm.GatherBytes(f.host, text)
+	calls := make([]fakeCall, len(texts))
+	for j := range texts {
+		if err := json.Unmarshal(texts[j], &calls[j]); err != nil {
+			return nil, err
+		}
+		if calls[j].Name != own.Name {
+			return nil, status.Errorf(status.Internal, "rank %d: %s, here %s", j, calls[j].Name, own.Name)
+		}
+	}
+	return calls, err
+}
+
+// part waits until all have done their copies.
+func (f *fakeNCCL) part() error {
+	if err := f.l.s.Sync(); err != nil {
+		return err
+	}
+	return f.host.Barrier()
+}
+
+func (f *fakeNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, sendAt, send []int64) error {
+	calls, err := f.meet(fakeCall{"all to all", src, sendAt, send})
+	if err != nil {
+		return err
+	}
+	for j, c := range calls {
+		if c.B[f.host.Rank()] != recv[j] {
+			return status.Errorf(status.Internal, "%d bytes come from rank %d, and %d are expected", c.B[f.host.Rank()], j, recv[j])
+		}
+		if err := f.l.copy(dst+uintptr(recvAt[j]), c.At+uintptr(c.A[f.host.Rank()]), recv[j]); err != nil {
+			return err
+		}
+	}
+	return f.part()
+}
+
+func (f *fakeNCCL) sum(t tensor.Tensor) error {
+	if t.DType == tensor.BF16 {
+		return status.Errorf(status.Internal, "NCCL rounds sums in BF16 at every hop")
+	}
+	calls, err := f.meet(fakeCall{Name: "sum", At: number(t.Data)})
+	if err != nil {
+		return err
+	}
+	out, err := f.l.d.Alloc(t.Bytes())
+	if err != nil {
+		return err
+	}
+	defer out.Free()
+	var parts []uintptr
+	for _, c := range calls {
+		parts = append(parts, c.At)
+	}
+	if err := f.l.combine(number(out.Pointer()), parts, t.Numel(), t.DType, comm.Sum); err != nil {
+		return err
+	}
+	if err := f.part(); err != nil {
+		return err
+	}
+	return f.l.copy(number(t.Data), number(out.Pointer()), t.Bytes())
+}
+
+func (f *fakeNCCL) broadcast(t tensor.Tensor, root int) error {
+	calls, err := f.meet(fakeCall{Name: fmt.Sprint("broadcast ", root), At: number(t.Data)})
+	if err != nil {
+		return err
+	}
+	if err := f.l.copy(number(t.Data), calls[root].At, t.Bytes()); err != nil {
+		return err
+	}
+	return f.part()
+}
+
+func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
+	calls, err := f.meet(fakeCall{"pair", number(send.Data), []int64{int64(to)}, []int64{size(send)}})
+	if err != nil {
+		return err
+	}
+	if from >= 0 {
+		if calls[from].A[0] != int64(f.host.Rank()) || calls[from].B[0] != size(recv) {
+			return status.Errorf(status.Internal, "rank %d sends otherwise", from)
+		}
+		if err := f.l.copy(number(recv.Data), calls[from].At, size(recv)); err != nil {
+			return err
+		}
+	}
+	return f.part()
+}
+
+// TestNCCLAsks: with NCCL, and sums in parts, every operation gives the bits that the way through the host gives, which passes the suite.
+func TestNCCLAsks(t *testing.T) {
+	for _, most := range []int{MaxRanks, 2} {
+		for _, n := range []int{1, 2, 3, 4} {
+			t.Run(fmt.Sprintf("%d/%d", most, n), func(t *testing.T) {
+				defer func(m int) { mostCombined = m }(mostCombined)
+				mostCombined = most
+				onGPUs(t, n, func(d *Device, host comm.Comm) (*Comm, error) {
+					return newComm(host, func(h comm.Comm) (carrier, error) { return newFakeNCCL(d, h) })
+				}, func(r *gpuRank) error { return sameAsStaged(r, n) })
+			})
+		}
+	}
+}
+
+func sameAsStaged(r *gpuRank, n int) error {
+	part, err := r.host.Split(0, r.host.Rank())
+	if err != nil {
+		return err
+	}
+	through, err := NewComm(r.d, part, "staged")
+	if err != nil {
+		return err
+	}
+	defer through.Close()
+	me := r.c.Rank()
+	rows, recv, send := make([]int64, n), make([]int64, n), make([]int64, n)
+	for j := range n {
+		rows[j] = int64((j*2 + 1) % 3 * 700)
+		recv[j], send[j] = int64((j*3+me*5)%4*100), int64((me*3+j*5)%4*100)
+	}
+	all, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
+	types := []tensor.DType{tensor.F32, tensor.BF16, tensor.F64, tensor.I32, tensor.I64}
+	for _, d := range types {
+		if d == tensor.BF16 && n > mostCombined {
+			continue // refused, as its own test says
+		}
+		for _, op := range []struct {
+			name    string
+			out, in int64 // elements of the result and of the argument; the result starts as 7 or, without an argument, as the argument
+			run     func(c *Comm, out, in tensor.Tensor) error
+		}{
+			{"exchange", received * 3, sent * 3, func(c *Comm, out, in tensor.Tensor) error {
+				return c.AllToAll(r.s[0], out.View(received, 3), in.View(sent, 3), recv, send)
+			}},
+			{"gather", all * 3, rows[me] * 3, func(c *Comm, out, in tensor.Tensor) error {
+				return c.AllGather(r.s[0], out.View(all, 3), in.View(rows[me], 3), rows)
+			}},
+			{"scatter", rows[me] * 3, all * 3, func(c *Comm, out, in tensor.Tensor) error {
+				return c.ReduceScatter(r.s[0], out.View(rows[me], 3), in.View(all, 3), rows)
+			}},
+			{"scatter in place", all * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
+				whole := out.View(all, 3)
+				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), whole, rows)
+			}},
+			{"gather in place", all * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
+				whole := out.View(all, 3)
+				return c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), rows)
+			}},
+			{"sum", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Sum) }},
+			{"max", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Max) }},
+			{"min", 1, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Min) }},
+			{"broadcast", 999, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.Broadcast(r.s[0], out, n-1) }},
+			{"pair", 500, 500, func(c *Comm, out, in tensor.Tensor) error {
+				return c.SendRecv(r.s[0], out, (me+n-1)%n, in, (me+1)%n)
+			}},
+		} {
+			var bits [2][]byte
+			for i, c := range []*Comm{r.c, through} {
+				var err error
+				if bits[i], err = r.result(d, op.out, op.in, func(out, in tensor.Tensor) error { return op.run(c, out, in) }); err != nil {
+					return status.Errorf(status.Internal, "%s of %v with %s: %w", op.name, d, c.Kind(), err)
+				}
+			}
+			if string(bits[0]) != string(bits[1]) {
+				return status.Errorf(status.Internal, "%s of %v: the bits differ from those through the host", op.name, d)
+			}
+		}
+	}
+	return nil
+}
+
+// result runs an operation on values of this rank's and returns the bits of its result. One value is a NaN, on one rank.
+func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.Tensor) error) ([]byte, error) {
+	make_ := func(n int64) (tensor.Tensor, device.Buffer, error) {
+		values := make([]float32, n)
+		for k := range values {
+			values[k] = float32((int64(r.c.Rank()+1)*(int64(k)+3)*7919)%20011-10000) / 3
+			if k == 4 && r.c.Rank() == 0 && (d == tensor.F32 || d == tensor.F64 || d == tensor.BF16) {
+				values[k] = float32(math.NaN())
+			}
+		}
+		t := tensor.Of(nil, d, n)
+		b, err := r.d.Alloc(t.Bytes())
+		if err != nil {
+			return t, nil, err
+		}
+		t.Data, t.Where = b.Pointer(), tensor.CUDA
+		host := make([]byte, t.Bytes()+8)
+		encoded := bytesOf(host).At(0, d, n)
+		for k, v := range values {
+			switch d {
+			case tensor.F32:
+				encoded.Float32s()[k] = v
+			case tensor.F64:
+				encoded.Float64s()[k] = float64(v)
+			case tensor.I32:
+				encoded.Int32s()[k] = int32(v)
+			case tensor.I64:
+				encoded.Int64s()[k] = int64(v)
+			case tensor.BF16:
+				bits := tensor.F32ToBF16(v)
+				host[2*k], host[2*k+1] = byte(bits), byte(bits>>8)
+			}
+		}
+		if n == 0 {
+			return t, b, nil
+		}
+		return t, b, r.d.Copy(r.s[0], t, encoded)
+	}
+	o, ob, err := make_(out)
+	if err != nil {
+		return nil, err
+	}
+	defer ob.Free()
+	i, ib, err := make_(in)
+	if err != nil {
+		return nil, err
+	}
+	defer ib.Free()
+	if err := run(o, i); err != nil {
+		return nil, err
+	}
+	bits := make([]byte, o.Bytes())
+	if len(bits) > 0 {
+		if err := r.d.Copy(r.s[0], bytesOf(bits).At(0, d, out), o); err != nil {
+			return nil, err
+		}
+	}
+	err = r.s[0].Sync()
+	for k := int64(0); k < out; k++ { // one NaN is as good as another
+		at := bits[k*d.Size() : (k+1)*d.Size()]
+		one := bytesOf(at)
+		nan := false
+		switch d {
+		case tensor.F32:
+			nan = math.IsNaN(float64(one.At(0, d, 1).Float32s()[0]))
+		case tensor.F64:
+			nan = math.IsNaN(one.At(0, d, 1).Float64s()[0])
+		case tensor.BF16:
+			nan = math.IsNaN(float64(tensor.BF16ToF32(uint16(at[0]) | uint16(at[1])<<8)))
+		}
+		if nan {
+			clear(at)
+			at[0] = 0x5a
+		}
+	}
+	return bits, err
+}
+
+// TestNCCLFails: an asynchronous error ends the communicator at once, with a sentence for whoever calls next; a sum that cannot be rounded
+// once is refused.
+func TestNCCLFails(t *testing.T) {
+	defer func(m int) { mostCombined = m }(mostCombined)
+	mostCombined = 2
+	var fakes [3]*fakeNCCL
+	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
+		return newComm(host, func(h comm.Comm) (carrier, error) {
+			c, err := newFakeNCCL(d, h)
+			if err == nil {
+				fakes[host.Rank()] = c.(*nccl).library.(*fakeNCCL)
+			}
+			return c, err
+		})
+	}, func(r *gpuRank) error {
+		low, err := r.tensor(tensor.BF16, 10)
+		if err != nil {
+			return err
+		}
+		if err := r.c.AllReduce(r.s[0], low, comm.Sum); status.Of(err) != status.Unsupported {
+			return status.Errorf(status.Internal, "BF16 over 3 ranks, 2 at a time: %v", err)
+		}
+		f := fakes[r.c.Rank()]
+		f.failed <- status.Errorf(status.Comm, "NCCL: a peer is gone")
+		select {
+		case <-f.ended:
+		case <-time.After(20 * time.Second):
+			return status.Errorf(status.Internal, "nobody asked for asynchronous errors")
+		}
+		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
+			return status.Errorf(status.Internal, "after the error: %v", err)
+		}
+		return nil
+	})
+}
