@@ -8,7 +8,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -48,6 +48,10 @@ cuda-emulated:
 # cuDNN and what it needs, which the plug-in opens at run time, for checks that need no GPU.
 cuda-libs:
 	$(PLUGIN) fetch FETCH=--with-libs
+
+# Attention that cuDNN serves, asked without a GPU, against cuda/matrix/expected.md.
+cuda-matrix: cuda-libs
+	$(PLUGIN) check-matrix
 
 # CI=true makes a skipped MPI, Slurm, golden or CUDA test a failure.
 test: deps deps-test build cuda-libs cuda cuda-emulated

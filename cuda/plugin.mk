@@ -17,7 +17,7 @@ OUT      := build/cuda
 SRC      := cuda/plugin
 SHELL    := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: real emulated matrix fetch force
+.PHONY: real emulated matrix check-matrix fetch force
 
 kernels  := $(wildcard $(SRC)/*.cu)
 host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/*.cpp))
@@ -74,6 +74,11 @@ $(OUT)/matrix/matrix: $(OUT)/matrix/matrix.o $(objects)
 	@$(NVCC) $(GENCODE) -cudart static -o $@ $^ -ldl -lpthread -lrt
 $(OUT)/matrix/stub/libcuda.so.1: cuda/matrix/stub.py $(OUT)/real/settings
 	@python3 $< $(NVIDIA)/cudnn/lib $(@D)
+
+# The whole table must be the expected one; of a part, as tests run it, every line must be in it.
+check-matrix: matrix
+	@LD_LIBRARY_PATH=$(OUT)/matrix/stub ULYSSES_NVIDIA_ROOT=$(NVIDIA) $(OUT)/matrix/matrix cuda/matrix/h200.json $(PART) > $(OUT)/matrix.md || { cat $(OUT)/matrix.md; exit 1; }
+	@$(if $(PART),! grep -Fxv -f cuda/matrix/expected.md $(OUT)/matrix.md,grep '^|' cuda/matrix/expected.md | diff - $(OUT)/matrix.md && cat $(OUT)/matrix.md)
 
 # --- on the host ------------------------------------------------------------------------------------------------------------------------
 # The same arithmetic as a GPU's, no more fused than the sources say; fmaf as an instruction where the processor has it.

@@ -1,0 +1,130 @@
+package cuda
+
+import (
+	"bufio"
+	"debug/elf"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const built = "../build/cuda/libulysses_cuda.so"
+
+// needBuilt skips where make cuda has not run. In CI it has.
+func needBuilt(t *testing.T) {
+	t.Helper()
+	if _, err := os.Stat(built); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v: make cuda builds it", err)
+		}
+		t.Skipf("%v: make cuda builds it", err)
+	}
+}
+
+// TestBuiltFile: the plug-in exports one function, needs no library of NVIDIA's and no C++ run time, and runs on systems with glibc 2.35.
+func TestBuiltFile(t *testing.T) {
+	needBuilt(t)
+	f, err := elf.Open(built)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exported []string
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF && elf.ST_BIND(s.Info) != elf.STB_LOCAL {
+			exported = append(exported, s.Name)
+		}
+	}
+	if !slices.Equal(exported, []string{"uly_cuda_plugin"}) {
+		t.Errorf("exported: %v, want uly_cuda_plugin alone", exported)
+	}
+	needed, err := f.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range needed {
+		if !slices.Contains([]string{"libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "libdl.so.2", "libpthread.so.0", "librt.so.1"}, l) {
+			t.Errorf("needs %s", l)
+		}
+	}
+	imported, err := f.ImportedSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(imported) == 0 {
+		t.Fatal("no imported symbols: nothing was looked at")
+	}
+	for _, s := range imported {
+		if version, ok := strings.CutPrefix(s.Version, "GLIBC_"); ok && newer(version, "2.35") {
+			t.Errorf("%s needs %s: 2.35 is the newest that may be", s.Name, s.Version)
+		}
+	}
+}
+
+// newer compares versions of dotted numbers.
+func newer(a, b string) bool {
+	numbers := func(s string) (n []int) {
+		for p := range strings.SplitSeq(s, ".") {
+			i, _ := strconv.Atoi(p)
+			n = append(n, i)
+		}
+		return n
+	}
+	return slices.Compare(numbers(a), numbers(b)) > 0
+}
+
+// spilling names kernels that may use local memory, each with the reason. A kernel is named by a part of its symbol.
+var spilling = map[string]string{}
+
+var (
+	entry = regexp.MustCompile(`Compiling entry function '(\S+)' for '(\S+)'`)
+	frame = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
+)
+
+// TestRegisters reads what the assembler said: a kernel that spills registers, or keeps an array in local memory, is many times slower than it
+// looks.
+func TestRegisters(t *testing.T) {
+	needBuilt(t)
+	f, err := os.Open("../build/cuda/ptxas.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	used := map[string]bool{}
+	kernels, name := 0, ""
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if m := entry.FindStringSubmatch(lines.Text()); m != nil {
+			name = m[1] + " for " + m[2]
+			kernels++
+		}
+		m := frame.FindStringSubmatch(lines.Text())
+		if m == nil || name == "" || m[1] == "0" && m[2] == "0" && m[3] == "0" {
+			continue
+		}
+		allowed := false
+		for part := range spilling {
+			if strings.Contains(name, part) {
+				used[part], allowed = true, true
+			}
+		}
+		if !allowed {
+			t.Errorf("%s: %s", name, m[0])
+		}
+	}
+	if lines.Err() != nil || kernels < 10 {
+		t.Fatalf("%d kernels in ptxas.txt, %v", kernels, lines.Err())
+	}
+	for part, why := range spilling {
+		if !used[part] {
+			t.Errorf("%q (%s) uses no local memory: take it off the list", part, why)
+		}
+	}
+}

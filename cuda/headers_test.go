@@ -1,0 +1,12 @@
+package cuda
+
+import "testing"
+
+// TestGemmLayout multiplies matrices as a column-major library would, told what cuBLASLt is told.
+func TestGemmLayout(t *testing.T) { hostProgram(t, "gemm_layout_test.cpp") }
+
+// TestNCCLTimeout reads ULYSSES_TIMEOUT as Go does.
+func TestNCCLTimeout(t *testing.T) { hostProgram(t, "nccl_timeout_test.cpp") }
+
+// TestSDPAShape is what cuDNN is asked for, and what it is told.
+func TestSDPAShape(t *testing.T) { hostProgram(t, "sdpa_shape_test.cpp") }

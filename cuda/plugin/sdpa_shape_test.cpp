@@ -1,0 +1,172 @@
+// What cuDNN is told, against what attention is: its masks, as its documentation has them, leave the same keys. A Go test compiles and runs this.
+#include "sdpa_shape.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <string>
+#include <vector>
+
+static int failures;
+#define CHECK(ok, ...)              \
+  do {                              \
+    if (!(ok)) {                    \
+      printf("line %d: ", __LINE__); \
+      printf(__VA_ARGS__);          \
+      printf("\n");                 \
+      if (++failures > 20) exit(1); \
+    }                               \
+  } while (0)
+
+// A call whose tensors lie token by token, with `gap` elements after each token.
+struct call {
+  uly_attention a = {};
+  std::vector<int64_t> cu_q{0}, cu_k{0};
+  call(std::vector<int64_t> sq, std::vector<int64_t> sk, int64_t hq = 4, int64_t hkv = 2, int64_t d = 16, int64_t dv = 16, int64_t gap = 0) {
+    for (int64_t n : sq) cu_q.push_back(cu_q.back() + n);
+    for (int64_t n : sk) cu_k.push_back(cu_k.back() + n);
+    a.documents = static_cast<int64_t>(sq.size());
+    a.left = a.right = -1, a.scale = 0.25, a.causal = 1;
+    a.q = tensor(cu_q.back(), hq, d, gap), a.k = tensor(cu_k.back(), hkv, d, gap), a.v = tensor(cu_k.back(), hkv, dv, gap), a.out = tensor(cu_q.back(), hq, dv, gap);
+  }
+  static uly_tensor tensor(int64_t tokens, int64_t heads, int64_t width, int64_t gap) {
+    uly_tensor t = {};
+    t.dtype = ULY_BF16, t.where = ULY_CUDA, t.ndim = 3;
+    t.shape[0] = tokens, t.shape[1] = heads, t.shape[2] = width;
+    t.stride[0] = heads * width + gap, t.stride[1] = width, t.stride[2] = 1;
+    return t;
+  }
+  void gradients() { a.backward = 1, a.dq = a.q, a.dk = a.k, a.dv = a.v, a.dout = a.out; }
+  const char *describe(sdpa_shape *s) {
+    a.cu_q = cu_q.data(), a.cu_k = cu_k.data();
+    return sdpa_describe(a, s);
+  }
+  bool refused(const char *why) {
+    sdpa_shape s;
+    const char *said = describe(&s);
+    if (said && strstr(said, why)) return true;
+    printf("said: %s\n", said ? said : "served");
+    return false;
+  }
+};
+
+static void masks() {
+  int served = 0;
+  for (int64_t sq = 1; sq <= 6; sq++)
+    for (int64_t sk = 1; sk <= 6; sk++)
+      for (int causal = 0; causal < 2; causal++)
+        for (int64_t left = -1; left <= 7; left++)
+          for (int64_t right = -1; right <= 7; right++) {
+            call c({sq}, {sk});
+            c.a.causal = causal, c.a.left = left, c.a.right = right;
+            sdpa_shape s;
+            const char *why = c.describe(&s);
+            bool empty = false, ahead = false, same = true;
+            for (int64_t i = 0; i < sq; i++) {
+              int64_t keys = 0;
+              for (int64_t j = 0; j < sk; j++) {
+                const int64_t at = i + sk - sq; // the definition, in device/ops.go
+                const bool sees = (!causal || j <= at) && (left < 0 || j >= at - left) && (right < 0 || j <= at + right);
+                const int64_t row = i + (s.bottom_right ? sk - sq : 0); // cuDNN's
+                const bool told = (!s.causal || j <= row) && (!s.left || j + s.left > row);
+                keys += sees, same = same && sees == told, ahead = ahead || (sees && j > at);
+              }
+              empty = empty || keys == 0;
+            }
+            CHECK(why || (same && !empty), "%lld x %lld, causal %d, window %lld %lld: another mask", (long long)sq, (long long)sk, causal, (long long)left, (long long)right);
+            CHECK(!why || empty || right > 0, "%lld x %lld, causal %d, window %lld %lld: %s", (long long)sq, (long long)sk, causal, (long long)left, (long long)right, why);
+            served += !why;
+          }
+  CHECK(served > 1000, "%d served", served);
+}
+
+static void packed() {
+  call c({100, 0, 300, 7}, {100, 0, 300, 7}, 8, 2, 64, 32, 16);
+  sdpa_shape s;
+  const char *why = c.describe(&s);
+  CHECK(!why && s.packed && s.b == 4 && s.sq == 512 && s.sk == 512 && !s.bottom_right && s.tokens_q == 407, "three documents: %s", why ? why : "");
+  CHECK(s.q.token == 8 * 64 + 16 && s.q.head == 64 && sdpa_token(s, SDPA_V) == 2 * 32 + 16 && sdpa_token(s, SDPA_STATS) == 8, "strides");
+  sdpa_shape other; // another packing, the same plan
+  CHECK(!call({200, 200, 7}, {200, 200, 7}, 8, 2, 64, 32, 16).describe(&other) && other.b == 4 && other.sq == 256, "buckets");
+  CHECK(!call({150, 250, 7}, {150, 250, 7}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0, "another packing needs another plan");
+  CHECK(!call({100, 200}, {100, 300}).describe(&s) && s.bottom_right && s.b == 2 && s.sq == 256 && s.sk == 512, "fewer queries than keys");
+  CHECK(!call({407}, {407}).describe(&s) && !s.packed && s.b == 1 && s.sq == 407, "one document is dense");
+  CHECK(!call({0, 407, 0}, {0, 407, 0}).describe(&s) && !s.packed, "one document with tokens is dense");
+  CHECK(!call(std::vector<int64_t>(8192, 2), std::vector<int64_t>(8192, 2)).describe(&s) && s.b == 8192, "8192 documents");
+  CHECK(call(std::vector<int64_t>(8193, 2), std::vector<int64_t>(8193, 2)).refused("8192"), "8193 documents");
+
+  const sdpa_layout l = sdpa_lay(s);
+  CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b && l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
+        "parts of the workspace overlap");
+  for (int64_t at : {l.lengths_q, l.lengths_k, l.offsets, l.stats, l.plan}) CHECK(at % 256 == 0, "a part that is not aligned");
+}
+
+static void refusals() {
+  auto with = [](auto change) {
+    call c({64, 64}, {64, 64});
+    change(c);
+    return c;
+  };
+  CHECK(with([](call &c) { c.a.k.dtype = ULY_F32; }).refused("BF16"), "types");
+  CHECK(with([](call &c) { c.a.q.stride[0] += 1; }).refused("16 bytes"), "strides");
+  CHECK(with([](call &c) { c.a.v.stride[1] = 0; }).refused("16 bytes"), "heads one over another");
+  CHECK(with([](call &c) { c.a.out.data = reinterpret_cast<void *>(8); }).refused("aligned"), "alignment");
+  CHECK(with([](call &c) { c.a.q.stride[2] = 2; }).refused("dense"), "last axis");
+  CHECK(with([](call &c) { c.a.right = 3, c.a.causal = 0; }).refused("ahead"), "look ahead");
+  CHECK(with([](call &c) { c.a.scale = NAN; }).refused("finite"), "scale");
+  CHECK(call({64}, {64}, 4, 3).refused("divide"), "heads");
+  CHECK(call({64}, {64}, 4, 2, 264, 8).refused("head sizes"), "d 264");
+  CHECK(call({64}, {64}, 4, 2, 20, 16).refused("16 bytes"), "d 20");
+  CHECK(call({64, 0}, {0, 64}).refused("no key"), "queries without keys");
+  CHECK(call({0}, {0}).refused("nothing"), "no tokens");
+  CHECK(call({64}, {64}, 0, 2).refused("nothing"), "no heads");
+  const int64_t spread[] = {0, 0, 1, 1}, uneven[] = {0, 1, 1, 1};
+  sdpa_shape s;
+  CHECK(!with([&](call &c) { c.a.kv_head = spread; }).describe(&s), "heads in pairs");
+  CHECK(with([&](call &c) { c.a.kv_head = uneven; }).refused("evenly"), "heads not in pairs");
+  // Packed, heads before tokens: cuDNN would find room for its sums by the token's stride.
+  auto turned = [](uly_tensor &t) { t.stride[0] = t.shape[2], t.stride[1] = t.shape[0] * t.shape[2]; };
+  CHECK(with([&](call &c) { turned(c.a.q); }).refused("token by token"), "heads before tokens");
+  CHECK(with([&](call &c) { c.gradients(), turned(c.a.dk); }).refused("gradients"), "gradients, heads before tokens");
+  call dense({128}, {128});
+  turned(dense.a.q);
+  CHECK(!dense.describe(&s) && s.q.head == 128 * 16 && s.q.token == 16, "one document, heads before tokens");
+  CHECK(with([](call &c) { c.gradients(); }).describe(&s) == nullptr && s.backward, "backward");
+  call without({64, 0}, {64, 64});
+  CHECK(!without.describe(&s), "a document without queries, forward");
+  without.gradients();
+  CHECK(without.refused("without queries"), "a document without queries, backward");
+  call eight({64, 64}, {64, 64}, 4, 2, 24, 24);
+  CHECK(!eight.describe(&s), "d 24, forward");
+  eight.gradients();
+  CHECK(eight.refused("16, backward"), "d 24, backward");
+}
+
+// A question for workspace comes without documents and without gradients; the answer holds for all.
+static void questions() {
+  call c({4096}, {4096}, 32, 8, 128, 128);
+  c.a.backward = 1;
+  sdpa_shape s;
+  CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token && s.dgv.token == s.v.token, "a question");
+  const int64_t bound = sdpa_bound(s);
+  CHECK(bound >= 4 * 4096 * (32 * 128 + 32 * 128 * 2), "a bound without room for the sums");
+  for (int64_t n : {2, 5, 64, 4096}) {
+    call some(std::vector<int64_t>(static_cast<size_t>(n), 4096 / n), std::vector<int64_t>(static_cast<size_t>(n), 4096 / n), 32, 8, 128, 128);
+    some.gradients();
+    sdpa_shape t;
+    CHECK(!some.describe(&t) && sdpa_bound(t) <= bound, "%lld documents: beyond the bound", (long long)n);
+  }
+  call far({SDPA_TOKENS}, {SDPA_TOKENS}, 128, 128, 256, 256);
+  far.gradients();
+  CHECK(!far.describe(&s) && sdpa_lay(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40, "far lengths");
+  CHECK(call({SDPA_TOKENS + 1}, {SDPA_TOKENS + 1}).refused("16 million"), "too far");
+}
+
+int main() {
+  masks();
+  packed();
+  refusals();
+  questions();
+  if (!failures) printf("ok\n");
+  return failures != 0;
+}
