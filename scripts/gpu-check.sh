@@ -71,7 +71,7 @@ wanted processes && tests processes cmd/ulysses-mpi 600 "$bundle/tests/ulysses-m
 # NCCL: one rank; then two on this GPU, which NCCL takes only when it believes them to be on different machines.
 nccl() {
   local ranks=$1 job=testdata/goldens/llama-sgd-packed/job.toml out=$bundle/out/nccl-$1
-  local set=(--set "output.dir=$out" --set device.backend=cuda --set device.comm=nccl --set parallel.ulysses=0 --set output.model=false)
+  local set=(--set "output.dir=$out" --set device.backend=cuda --set device.dtype=f32 --set device.comm=nccl --set parallel.ulysses=0 --set output.model=false)
   local apps=() common=(-x ULYSSES_CUDA_PLUGIN -x ULYSSES_NVIDIA_ROOT -x ULYSSES_TIMEOUT=60s)
   for ((r = 0; r < ranks; r++)); do
     apps+=(-n 1 "${common[@]}" -x "NCCL_HOSTID=ulysses-$r" -x NCCL_SOCKET_IFNAME=lo -x NCCL_NET=Socket -x NCCL_IB_DISABLE=1 -x NCCL_NET_PLUGIN=none
@@ -84,10 +84,10 @@ nccl() {
 nccl_losses() {
   local want got
   nccl "$1" || { grep -q 'Duplicate GPU\|share' "$logs/nccl-$1.log" && exit 77; exit 1; }
-  want=$(grep -o '"losses": *\[[^,]*' testdata/goldens/llama-sgd-packed/case.json | grep -oE '[0-9.]+$' || tr -d ' \n' < testdata/goldens/llama-sgd-packed/case.json | grep -oE '"losses":\[[0-9.]+' | grep -oE '[0-9.]+$')
+  want=$(tr -d ' \n' < testdata/goldens/llama-sgd-packed/case.json | grep -oE '"losses":\[[0-9.]+' | grep -oE '[0-9.]+$')
   got=$(head -1 "$bundle/out/nccl-$1/metrics.jsonl" | grep -oE '"loss":[0-9.]+' | cut -d: -f2)
   echo "loss $got, PyTorch $want"
-  awk -v a="$got" -v b="$want" 'BEGIN { d = a - b; exit !(a > 0 && d < 0.02 && d > -0.02) }'
+  awk -v a="$got" -v b="$want" 'BEGIN { d = a - b; exit !(a > 0 && d < 2e-4 && d > -2e-4) }'
 }
 if wanted nccl; then
   export -f nccl nccl_losses
@@ -103,8 +103,8 @@ wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
 if wanted sanitizer; then
   if command -v compute-sanitizer > /dev/null; then
     for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionLaws'; do
-      (cd cuda && run "sanitizer ${ops//|/ }" 600 compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" -test.run "^TestConformance\$/^($ops)\$" -test.timeout 590s)
-      case $? in *) ;; esac
+      run "sanitizer ${ops//|/ }" 600 env -C cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" \
+        -test.run "^TestConformance\$/^($ops)\$" -test.timeout 590s
     done
   else
     line skipped 0 sanitizer "compute-sanitizer is not on the PATH"

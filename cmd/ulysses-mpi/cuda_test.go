@@ -1,0 +1,62 @@
+//go:build mpi
+
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/cudatest"
+)
+
+// Processes that share a GPU, or a host that stands in for one, give PyTorch's losses: over each other's mapped memory, and through the
+// host. NCCL takes one rank a GPU; TestNCCL of gpu-check is cuda's own.
+func TestCUDAProcesses(t *testing.T) {
+	plugin := cudatest.Use(t)
+	for _, c := range []struct {
+		name, ranks, comm string
+	}{{"llama-sgd-packed", "2", "ipc"}, {"llama-sgd-packed", "4", "ipc"}, {"qwen3-adamw-dp2", "4", "ipc"}, {"qwen2-adamw-ignored", "4", "mpi"}} {
+		t.Run(strings.Join([]string{c.name, c.ranks, c.comm}, " "), func(t *testing.T) {
+			dir, out := filepath.Join("../../testdata/goldens", c.name), t.TempDir()
+			var golden struct{ Losses []float64 }
+			b, err := os.ReadFile(filepath.Join(dir, "case.json"))
+			if err == nil {
+				err = json.Unmarshal(b, &golden)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			args := []string{filepath.Join(dir, "job.toml")}
+			sets := []string{"output.dir=" + out, "device.backend=cuda", "device.dtype=f32", "device.comm=" + c.comm}
+			if c.ranks == "2" {
+				sets = append(sets, "parallel.ulysses=2")
+			}
+			for _, s := range sets {
+				args = append(args, "--set", s)
+			}
+			code, stdout, stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin}, args...)
+			if code != 0 {
+				t.Fatalf("exit %d\n%s", code, stderr)
+			}
+			if !strings.Contains(stdout, ": equal") {
+				t.Errorf("bytes sent are not the formula's: %s", stdout)
+			}
+			same(t, c.name, losses(t, out), golden.Losses, 3e-5)
+		})
+	}
+}
+
+// A rank that fails or dies on a device ends the job as one on the CPU does.
+func TestCUDAFaults(t *testing.T) {
+	plugin := cudatest.Use(t)
+	for _, fault := range []string{"fail:1:2", "kill:2:2", "late:3:2"} {
+		code, _, stderr := mpirun(t, "4", []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_FAULT=" + fault, "ULYSSES_TIMEOUT=3s"},
+			small(t.TempDir(), "train.steps=4", "device.backend=cuda", "model.new.num_hidden_layers=1", "data.sequence=64")...)
+		if code == 0 || !strings.Contains(stderr, "rank ") {
+			t.Errorf("%s: exit %d: %s", fault, code, stderr)
+		}
+	}
+}
