@@ -1,6 +1,7 @@
 # make        build bin/ulysses-mpi
 # make run    install what is missing, build, and train the quickstart's model on four ranks
 # make test   everything that needs no GPU
+# make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
 # make deps   install what build, run and test need (Debian, Ubuntu; as root or with sudo)
 # make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
 
@@ -8,7 +9,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -52,6 +53,22 @@ cuda-libs:
 # Attention that cuDNN serves, asked without a GPU, against cuda/matrix/expected.md.
 cuda-matrix: cuda-libs
 	$(PLUGIN) check-matrix
+
+# For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu and this repository there, make gpu-check (gpu-bench) there. On a
+# machine that has both, gpu-check makes the bundle first.
+gpu-bundle: deps cuda
+	scripts/gpu-bundle.sh dist/gpu
+
+dist/gpu:
+	@command -v $(GO) >/dev/null || { echo "gpu-check: no dist/gpu, and no Go to make it: make gpu-bundle elsewhere and bring it along" >&2; exit 3; }
+	$(MAKE) gpu-bundle
+
+gpu-check: | dist/gpu
+	scripts/gpu-check.sh dist/gpu
+
+# Attention and a Llama-8B layer beside PyTorch's flash and cuDNN backends: a table and JSON in benchmarks/results.
+gpu-bench: | dist/gpu
+	benchmarks/gpu.py --ulysses scripts/gpu-run.sh --python $(or $(PYTHON),python3)
 
 # CI=true makes a skipped MPI, Slurm, golden or CUDA test a failure.
 test: deps deps-test build cuda-libs cuda cuda-emulated
