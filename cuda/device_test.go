@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"math"
 	"runtime"
 	"strings"
@@ -238,6 +239,28 @@ func TestCollector(t *testing.T) {
 		}
 	}
 	t.Error("the memory is kept after the copy is done")
+}
+
+// TestSource overwrites the host memory of a copy as soon as the call has returned.
+func TestSource(t *testing.T) {
+	d, s, alloc := opened(t)
+	const n = 1 << 18
+	x, src, back := alloc(tensor.F32, n), make([]float32, n), make([]float32, n)
+	for _, v := range []float32{1, 2, 3} {
+		for i := range src {
+			src[i] = v
+		}
+		if err := d.Copy(s, x, tensor.OfFloat32(src, n)); err != nil {
+			t.Fatal(err)
+		}
+		clear(src)
+		if err := errors.Join(d.Copy(s, tensor.OfFloat32(back, n), x), s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		if back[0] != v || back[n-1] != v {
+			t.Errorf("%v ... %v arrived, want %v", back[0], back[n-1], v)
+		}
+	}
 }
 
 // TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a failure. The collector must not mind.
