@@ -41,10 +41,10 @@ func onGPU(host comm.Comm, kind string, f func(d *cuda.Device, c *cuda.Comm) err
 	if err != nil {
 		return err
 	}
-	if found.GPUs == 0 {
+	if found.Count == 0 {
 		return comm.Wrong("no GPU: %s", found.Text)
 	}
-	d, err := cuda.Open(cuda.Options{Ordinal: host.Rank() % found.GPUs})
+	d, err := cuda.Open(cuda.Options{Ordinal: host.Rank() % found.Count})
 	if err != nil {
 		return err
 	}
