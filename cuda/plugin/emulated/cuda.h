@@ -38,19 +38,29 @@ enum : int { warpSize = 32 };
 
 namespace uly_emulated {
 struct Kernel { const char *name, *file; int line; const void *address; };
-void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, std::function<void()> body);
+// pointers: of the kernel's parameters those that are pointers; one to host memory fails the launch
+// (unless a test sets ULYSSES_EMULATED_HOST=1).
+void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers, int n, std::function<void()> body);
 unsigned char *dynamic_shared(); // of the running block
 void claim(cudaEvent_t e);       // for tests: records an event that other processes see, and never completes it
 int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count
 // exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32 values.
 const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line);
 
+template <class T> const void *pointer(const T &v) {
+  if constexpr (std::is_pointer<T>::value) return reinterpret_cast<const void *>(v);
+  else return nullptr;
+}
+
 template <class... P, class... A>
 void call(const char *name, const char *file, int line, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...a) {
   static_assert(!(std::is_reference<P>::value || ...), "a kernel takes its parameters by value");
   static_assert((std::is_trivially_copyable<P>::value && ...), "a kernel's parameters are copied bit by bit");
   std::tuple<std::remove_cv_t<P>...> args{static_cast<P>(std::forward<A>(a))...};
-  launch({name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, [kernel, args] { std::apply(kernel, args); });
+  const void *pointers[sizeof...(P) + 1];
+  std::apply([&](const auto &...v) { int i = 0; ((pointers[i++] = pointer(v)), ...); (void)i; }, args);
+  launch({name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, pointers, (int)sizeof...(P),
+         [kernel, args] { std::apply(kernel, args); });
 }
 
 template <class T> uint64_t pack(T v) {

@@ -312,7 +312,7 @@ static void bounds() {
   fails(writes(1 << 20), cudaErrorLaunchFailure, {"write_at", "touched address", "4194304 bytes from the start of an allocation of 404 bytes"});
   float *gone = device<float>(101);
   FINE(cudaFree(gone));
-  float *const nowhere[] = {nullptr, gone, reinterpret_cast<float *>(0x1234567890)};
+  float *const nowhere[] = {nullptr, gone};
   for (float *from : nowhere) {
     s = stream();
     LAUNCH(read_at, 2, 64, 0, s, x, from);
@@ -346,6 +346,9 @@ static void bounds() {
   float *huge = nullptr;
   EXPECT(cudaMalloc(&huge, 1ull << 60) == cudaErrorMemoryAllocation && !huge, "out of memory");
   cudaGetLastError();
+
+  LAUNCH(write_at, 1, 32, 0, s, host.data(), 0);
+  EXPECT(cudaGetLastError() == cudaErrorInvalidDevicePointer, "a pointer to host memory");
 
   auto configuration = [&](const char *word) {
     EXPECT(cudaGetLastError() == cudaErrorInvalidConfiguration, "a launch that no GPU takes");

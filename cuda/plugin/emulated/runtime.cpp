@@ -252,7 +252,8 @@ void uly_emulated::drain(std::unique_lock<std::mutex> &held) {
       nullptr);
 }
 
-void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> body) {
+void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, const void *const *pointers, int n,
+                          std::function<void()> body) {
   std::unique_lock<std::mutex> held(lock);
   if (!known(stream)) { last(cudaErrorInvalidResourceHandle); return; }
   CUstream_st *s = own(stream);
@@ -265,6 +266,11 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
   else if (threads > 1024 || block.z > 64) why = format("a block of %llu threads", (unsigned long long)threads);
   else if (threads % 32) why = format("a block of %llu threads, which is no multiple of 32", (unsigned long long)threads);
   else if (shared > limit) why = format("%zu bytes of dynamic shared memory, where %zu are allowed (cudaFuncSetAttribute)", shared, limit);
+  for (int i = 0; i < n; i++)
+    if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
+      last(cudaErrorInvalidDevicePointer, format("kernel %s (%s:%d) is started with a pointer to host memory, which no GPU reaches", kernel.name, kernel.file, kernel.line));
+      return;
+    }
   if (!why.empty()) {
     last(cudaErrorInvalidConfiguration, format("kernel %s (%s:%d) is started with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
     return;
