@@ -1,0 +1,95 @@
+package cuda
+
+import (
+	"errors"
+	"math"
+	"runtime"
+	"testing"
+	"time"
+
+	"ulysses/tensor"
+)
+
+// TestCollector keeps the host memory of a copy from the collector until the copy is done, although nobody else holds it.
+func TestCollector(t *testing.T) {
+	d, s, alloc := opened(t)
+	x := alloc(tensor.F32, 1<<16)
+	if err := d.Fill(s, x, math.NaN()); err != nil {
+		t.Fatal(err)
+	}
+	collected := make(chan bool, 1)
+	func() {
+		host := new([1 << 16]float32)
+		runtime.AddCleanup(host, func(c chan bool) { c <- true }, collected)
+		if err := d.Copy(s, tensor.OfFloat32(host[:], 1<<16), x); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range 3 {
+		runtime.GC()
+	}
+	select {
+	case <-collected:
+		t.Error("the memory was collected while a copy was to write it")
+	default:
+	}
+	if err := s.Sync(); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		runtime.GC()
+		select {
+		case <-collected:
+			return
+		default:
+			runtime.Gosched()
+		}
+	}
+	t.Error("the memory is kept after the copy is done")
+}
+
+// TestSource overwrites the host memory of a copy as soon as the call has returned.
+func TestSource(t *testing.T) {
+	d, s, alloc := opened(t)
+	const n = 1 << 18
+	x, src, back := alloc(tensor.F32, n), make([]float32, n), make([]float32, n)
+	for _, v := range []float32{1, 2, 3} {
+		for i := range src {
+			src[i] = v
+		}
+		if err := d.Copy(s, x, tensor.OfFloat32(src, n)); err != nil {
+			t.Fatal(err)
+		}
+		clear(src)
+		if err := errors.Join(d.Copy(s, tensor.OfFloat32(back, n), x), s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		if back[0] != v || back[n-1] != v {
+			t.Errorf("%v ... %v arrived, want %v", back[0], back[n-1], v)
+		}
+	}
+}
+
+// TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a failure. The collector must not mind.
+func TestForgottenStream(t *testing.T) {
+	d, _, alloc := opened(t)
+	x := alloc(tensor.F32, 10)
+	func() {
+		s, err := d.newStream()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Copy(s, tensor.OfFloat32(make([]float32, 10), 10), x); err != nil {
+			t.Fatal(err)
+		}
+	}()
+	for range 5 {
+		runtime.GC()
+		time.Sleep(time.Millisecond) // for finalizers
+	}
+	for s := range kept.streams {
+		if s.d == d {
+			s.Close()
+		}
+	}
+}
