@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            s[i][j] = c < n && band.below <= apart && apart <= band.above ? s[i][j] * a.scale : -INFINITY;
+            // Rounded here: fused with the subtraction below, the largest would not become exactly 0.
+            s[i][j] = c < n && band.below <= apart && apart <= band.above ? __fmul_rn(s[i][j], a.scale) : -INFINITY;
             m = fmaxf(m, s[i][j]);
           }
 #pragma unroll

@@ -34,6 +34,7 @@ func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
 		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
 		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(1200), CuK: one(1200), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
+		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
 	} {
 		x := newAttentionInput(d, &g, seeded(22, g.D))
 		all := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(&g, x, dense, dense) })
@@ -85,8 +86,8 @@ func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 // must keep their bits: forward, a query that does not see the token; backward, also keys that no changed query sees.
 func (s *suite) causality(t *testing.T, d tensor.DType) {
 	cu := bounds(70, 1, 230, 99)
-	for _, causal := range []bool{true, false} {
-		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.2}
+	for _, mask := range []ref.Attention{{Causal: true}, {}, {Window: &ref.Window{Left: 33, Right: 7}}} {
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window, Scale: 0.2}
 		x := newAttentionInput(d, g, seeded(24))
 		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
 		for _, token := range []int64{0, 69, 70, 71, 150, 300, 301, 399} {
@@ -110,10 +111,10 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 					same := bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 					may := i < 3 && reaches(j) || i >= 3 && reachesKey(j)
 					if !same && !may {
-						t.Errorf("causal %v: token %d changes %s of token %d, which cannot see it", causal, token, attentionResults[i], j)
+						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal, g.Window, token, attentionResults[i], j)
 					}
 					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" { // these are 0 in a document of one token
-						t.Errorf("causal %v: token %d changed and its %s did not", causal, token, attentionResults[i])
+						t.Errorf("causal %v, window %v: token %d changed and its %s did not", g.Causal, g.Window, token, attentionResults[i])
 					}
 				}
 			}
@@ -136,7 +137,7 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 		for j := range g.Tk() {
 			same := i < 3 || bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
 			if !same && (j < lo || j >= hi) {
-				t.Errorf("causal %v: dout of query %d changes %s of key %d", g.Causal, token, attentionResults[i], j)
+				t.Errorf("causal %v, window %v: dout of query %d changes %s of key %d", g.Causal, g.Window, token, attentionResults[i], j)
 			}
 		}
 	}
