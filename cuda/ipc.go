@@ -28,19 +28,20 @@ const smallReduce = 64 << 10
 // their waits for it; and "done" only when all have entered the next call.
 type ipc struct {
 	*lane
-	host    comm.Comm
-	me      int
-	done    *event
-	peers   []peer
-	pairs   []*event // by rank: that this rank has read what that one sent it (sendRecv)
-	maps    *mappings
-	mapped  map[mapping]uintptr
-	mine    packet
-	all     []byte        // everyone's packets
-	bytes   []int64       // three vectors of size: of a packet; received and sent by an all-to-all
-	at      []uintptr     // by rank: its tensor, as this rank reaches it
-	scratch device.Buffer // of small reductions
-	room    *room
+	host     comm.Comm
+	me       int
+	done     *event
+	peers    []peer
+	pairs    []*event // by rank: that this rank has read what that one sent it (sendRecv)
+	receipts []byte
+	maps     *mappings
+	mapped   map[mapping]uintptr
+	mine     packet
+	all      []byte        // everyone's packets
+	bytes    []int64       // three vectors of size: of a packet; received and sent by an all-to-all
+	at       []uintptr     // by rank: its tensor, as this rank reaches it
+	scratch  device.Buffer // of small reductions
+	room     *room
 }
 
 func (c *ipc) kind() string { return "ipc" }

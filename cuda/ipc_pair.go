@@ -41,18 +41,19 @@ func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	if err := c.host.SendRecv(nil, in, from, out, to); err != nil {
 		return c.room.lost(err)
 	}
-	var theirs, ours [receiptBytes]byte
+	clear(c.receipts)
+	ours, theirs := c.receipts[:receiptBytes], c.receipts[receiptBytes:]
 	if from >= 0 && incoming.header().unit == size(recv) {
-		if err := c.pull(recv, from, incoming, ours[:]); err != nil {
+		if err := c.pull(recv, from, incoming, ours); err != nil {
 			return err
 		}
 	}
 	in, out = tensor.Tensor{}, tensor.Tensor{}
 	if from >= 0 {
-		out = bytesOf(ours[:])
+		out = bytesOf(ours)
 	}
 	if to >= 0 {
-		in = bytesOf(theirs[:])
+		in = bytesOf(theirs)
 	}
 	if err := c.host.SendRecv(nil, in, to, out, from); err != nil {
 		return c.room.lost(err)
@@ -64,7 +65,7 @@ func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 		if theirs[0] == 0 {
 			return status.Errorf(status.Comm, "%s: rank %d expects another size than the %v of rank %d", name, to, send, c.me)
 		}
-		if err := c.awaitRead(to, theirs[:]); err != nil {
+		if err := c.awaitRead(to, theirs); err != nil {
 			return err
 		}
 	}

@@ -66,7 +66,7 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 				j, cards[0].Machine, k.Machine)
 		}
 	}
-	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), mine: newPacket(n), bytes: make([]int64, 3*n), at: make([]uintptr, n)}
+	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), receipts: make([]byte, 2*receiptBytes), mine: newPacket(n), bytes: make([]int64, 3*n), at: make([]uintptr, n)}
 	c.all = make([]byte, n*len(c.mine.raw))
 	c.room = roomOf(cards[0].Room)
 	for j := range n {
