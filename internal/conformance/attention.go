@@ -91,6 +91,14 @@ func bounds(lengths ...int64) []int64 {
 	return c
 }
 
+// listed is the bounds for a name.
+func listed(cu []int64) string {
+	if n := len(cu) - 1; n > 20 {
+		return fmt.Sprintf("%d in %d documents", cu[n], n)
+	}
+	return fmt.Sprint(cu)
+}
+
 func testAttention(s *suite) {
 	var cases []ref.Attention
 	add := func(g ref.Attention) { cases = append(cases, g) }
@@ -114,6 +122,11 @@ func testAttention(s *suite) {
 		add(ref.Attention{Hq: 3, Hkv: 1, D: 7, Dv: 9, CuQ: packed, CuK: bounds(3, 4, 2, 0, 50, 1, 0, 130, 0, 7, 64), Causal: causal})
 		add(ref.Attention{Hq: 1, Hkv: 1, D: 20, Dv: 20, CuQ: bounds(0, 0, 200, 210), CuK: bounds(1, 0, 200, 210), Causal: causal})
 	}
+	lengths := make([]int64, 150) // many documents
+	for i := range lengths {
+		lengths[i] = int64(i % 4)
+	}
+	add(ref.Attention{Hq: 2, Hkv: 1, D: 6, Dv: 5, CuQ: bounds(lengths...), CuK: bounds(lengths...), Causal: true})
 	for _, groups := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {0, 1, 1, 1, 1, 2}, {2}} { // query heads of a key head
 		n := int64(70)
 		add(ref.Attention{Hq: int64(len(groups)), Hkv: 4, D: 24, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: groups, Causal: true})
@@ -130,7 +143,7 @@ func testAttention(s *suite) {
 		l := layouts[i%4]
 		s.typed(func(d tensor.DType, suffix string) {
 			x := newAttentionInput(d, g, seeded(20, int64(i)))
-			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, g.CuQ, g.CuK, g.KVHead, g.Causal)
+			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal)
 			if w := g.Window; w != nil {
 				name += fmt.Sprintf(", window %d %d", w.Left, w.Right)
 			}
