@@ -2,7 +2,10 @@
 //
 // Streams are queues, and nothing in them runs before somebody must have it: a synchronisation, a copy into pageable memory, cudaFree. Then
 // what is at the head of any stream and is not held up by an event runs in a random order (ULYSSES_EMULATED_SEED), until what was asked for
-// is there, and no further.
+// is there, and no further. Recording an event that other processes see runs everything before it, since they may wait for it.
+//
+// ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their bytes, _TIMEOUT (60) the seconds that an event of
+// another process is waited for.
 #pragma once
 
 #include <stddef.h>
