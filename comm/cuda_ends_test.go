@@ -29,7 +29,7 @@ func TestCUDAEnds(t *testing.T) {
 		"scatter":  func(c comm.Comm) error { return c.ReduceScatter(nil, f32(4000), f32(12000), rows) },
 		"pair":     func(c comm.Comm) error { return c.SendRecv(nil, f32(4000), (c.Rank()+1)%n, f32(4000), (c.Rank()+2)%n) },
 	}
-	for _, w := range ways {
+	for _, w := range ways[:3] { // NCCL's ranks die with the job
 		for name, call := range calls {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				for round := range 4 {
@@ -64,7 +64,7 @@ func TestCUDAMismatch(t *testing.T) {
 	cudatest.Use(t)
 	f32 := func(n int64) tensor.Tensor { return tensor.OfFloat32(make([]float32, n), n) }
 	odd := func(c comm.Comm) int64 { return int64(c.Rank() % 2) }
-	for _, w := range ways {
+	for _, w := range ways[:3] { // NCCL does not compare
 		for name, run := range map[string]func(comm.Comm) error{
 			"order": func(c comm.Comm) error {
 				if c.Rank() == 0 {

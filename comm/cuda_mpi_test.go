@@ -30,7 +30,7 @@ func TestCUDAMPI(t *testing.T) {
 	}
 	for _, w := range ways {
 		for _, s := range comm.Suite {
-			if s.Name == "Concurrent" {
+			if !runs(t, w.kind, s.Name, world.Size()) {
 				continue
 			}
 			host, err := world.Split(0, world.Rank()) // it is closed with the device's

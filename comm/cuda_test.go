@@ -18,7 +18,22 @@ import (
 var ways = []struct {
 	name, kind string
 	cut        int64
-}{{"ipc", "ipc", 0}, {"staged", "staged", 0}, {"pieces", "staged", 3000}}
+}{{"ipc", "ipc", 0}, {"staged", "staged", 0}, {"pieces", "staged", 3000}, {"nccl", "nccl", 0}}
+
+// runs reports whether the case is for these ranks: a device serves one goroutine; NCCL wants a GPU for each rank, and its sums have the
+// bits of rank order for two.
+func runs(t *testing.T, kind, name string, ranks int) bool {
+	t.Helper()
+	if kind != "nccl" || name == "Concurrent" {
+		return name != "Concurrent"
+	}
+	found, err := cuda.Probe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	has, _ := cuda.HasNCCL()
+	return has && ranks <= min(2, found.Count)
+}
 
 // suiteOnGPU runs one case of the suite on this rank.
 func suiteOnGPU(host comm.Comm, kind string, cut int64, run func(comm.Comm) error) error {
@@ -64,8 +79,8 @@ func TestCUDALocal(t *testing.T) {
 	for _, w := range ways {
 		for _, n := range []int{1, 2, 3, 4, 8} {
 			for _, s := range comm.Suite {
-				if s.Name == "Concurrent" || w.cut > 0 && n != 3 {
-					continue // a device serves one goroutine
+				if !runs(t, w.kind, s.Name, n) || w.cut > 0 && n != 3 {
+					continue
 				}
 				t.Run(fmt.Sprintf("%s/%s/%d", w.name, s.Name, n), func(t *testing.T) {
 					err := within(t, func() error {

@@ -4,6 +4,7 @@ package cuda
 import "C"
 
 import (
+	"sync"
 	"unsafe"
 
 	"ulysses/comm"
@@ -12,9 +13,12 @@ import (
 	"ulysses/tensor"
 )
 
-// lane is a communicator's own stream: what it moves runs beside what callers compute, ordered by events alone. An operation takes what
+// lane is where communicators move things: a stream beside those that callers compute on, ordered by events alone. An operation takes what
 // the caller's stream holds as done before it (enter) and is done before what comes later on that stream (leave). A caller without a
 // stream vouches for the tensors himself and finds the operation done when the call returns.
+//
+// All communicators of a device share one stream: a stream has scratch of its own, and NCCL's kernels, which wait on the GPU for their peers,
+// could wait for each other for ever if ranks ran those of two communicators in different orders.
 type lane struct {
 	d     *Device
 	s     *stream
@@ -26,7 +30,7 @@ type lane struct {
 func newLane(d *Device, shared bool) (*lane, error) {
 	l := &lane{d: d}
 	var err error
-	if l.s, err = d.newStream(); err != nil {
+	if l.s, err = takeStream(d); err != nil {
 		return nil, err
 	}
 	if l.ready, err = d.newEvent(shared); err == nil {
@@ -54,8 +58,45 @@ func (l *lane) close() error {
 		r.done.Close()
 	}
 	l.spare = nil
-	l.s.Close()
+	giveStream(l.d)
 	return err
+}
+
+// streams are those of the devices that have communicators.
+var streams = struct {
+	sync.Mutex
+	by map[*Device]*sharedStream
+}{by: map[*Device]*sharedStream{}}
+
+type sharedStream struct {
+	s     *stream
+	users int
+}
+
+func takeStream(d *Device) (*stream, error) {
+	streams.Lock()
+	defer streams.Unlock()
+	x := streams.by[d]
+	if x == nil {
+		s, err := d.newStream()
+		if err != nil {
+			return nil, err
+		}
+		x = &sharedStream{s: s}
+		streams.by[d] = x
+	}
+	x.users++
+	return x.s, nil
+}
+
+func giveStream(d *Device) {
+	streams.Lock()
+	defer streams.Unlock()
+	x := streams.by[d]
+	if x.users--; x.users == 0 {
+		delete(streams.by, d)
+		x.s.Close()
+	}
 }
 
 // enter orders the lane behind what s holds. The caller's stream is nil where s is.
