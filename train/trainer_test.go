@@ -224,13 +224,12 @@ func (x run) near(t *testing.T, got, want outcome, limit float64) {
 func TestTrainingOnThePlugin(t *testing.T) {
 	byPeers, throughHost := devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)
 	for _, name := range []string{"llama", "qwen3"} {
-		want := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 6}.train(t)
+		want := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 4}.train(t)
 		for _, x := range []run{
-			{ranks: 1, ulysses: 1, compute: tensor.F32, on: &byPeers}, {ranks: 1, ulysses: 1, compute: tensor.BF16, on: &byPeers},
-			{ranks: 2, ulysses: 2, compute: tensor.F32, on: &byPeers}, {ranks: 4, ulysses: 2, compute: tensor.BF16, on: &byPeers},
-			{ranks: 2, ulysses: 2, compute: tensor.BF16, on: &throughHost},
+			{ranks: 1, ulysses: 1, compute: tensor.F32, on: &byPeers}, {ranks: 4, ulysses: 2, compute: tensor.BF16, on: &byPeers},
+			{ranks: 2, ulysses: 2, compute: tensor.F32, on: &throughHost},
 		} {
-			x.model, x.optimizer, x.steps = name, "adamw", 6
+			x.model, x.optimizer, x.steps = name, "adamw", 4
 			x.near(t, x.train(t), want, 1e-3)
 		}
 	}
