@@ -1,0 +1,110 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// nvidia is where make cuda-libs puts NVIDIA's libraries.
+func nvidia(t *testing.T) string {
+	t.Helper()
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(cache, "ulysses", "cuda13")
+	if f := os.Getenv("CUDA_DIR"); f != "" {
+		folder = f
+	}
+	folder = filepath.Join(folder, "nvidia")
+	if _, err := os.Stat(filepath.Join(folder, "cudnn", "lib", "libcudnn.so.9")); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("%v: make cuda-libs fetches it", err)
+		}
+		t.Skipf("%v: make cuda-libs fetches it", err)
+	}
+	return folder
+}
+
+// installed says that the system's loader, or CUDA's usual folder, has libraries of NVIDIA's: then they are found without being told where.
+func installed() bool {
+	known, _ := exec.Command("/sbin/ldconfig", "-p").Output()
+	_, err := os.Stat("/usr/local/cuda/lib64/libcublasLt.so.13")
+	return err == nil || strings.Contains(string(known), "libcublasLt.so.13") || strings.Contains(string(known), "libnccl.so.2")
+}
+
+// TestLibraries: the plug-in finds libraries where it is told to look, and says of the others what is lost and what to do. Each case is a
+// process of its own, because libraries are looked for once.
+func TestLibraries(t *testing.T) {
+	needBuilt(t)
+	const asked = "ULYSSES_TEST_LIBRARIES"
+	if os.Getenv(asked) != "" {
+		found, err := Probe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range found.Libraries {
+			fmt.Printf("%s: %s|%s|%s\n", l.Name, l.Found, l.Costs, l.Remedy)
+		}
+		return
+	}
+	root := nvidia(t)
+	plugin, err := filepath.Abs(built)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := filepath.Join(t.TempDir(), "libcudnn.so.9")
+	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cases := []struct {
+		name string
+		env  []string
+		want map[string][]string
+	}{
+		{"nowhere", nil, map[string][]string{
+			"cuBLASLt": {"not found: libcublasLt.so.13, /usr/local/cuda", "many times slower", "pip install nvidia-cublas==", "ULYSSES_NVIDIA_ROOT"},
+			"cuDNN":    {"needs libnvrtc.so.13, which is missing", "attention", "pip install nvidia-cudnn-cu13=="},
+			"NCCL":     {"not found: libnccl.so.2", "CUDA IPC", "pip install nvidia-nccl-cu13=="},
+		}},
+		{"a root", []string{"ULYSSES_NVIDIA_ROOT=" + root}, map[string][]string{
+			"cuBLASLt": {"13.1.0, " + root}, "cuDNN": {"9.19.0, " + root}, "NVRTC": {"13.0, " + root},
+		}},
+		{"a file that is no library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + text}, map[string][]string{
+			"cuBLASLt": {"13.1.0"}, "cuDNN": {text, "file too short", "ULYSSES_CUDNN_LIB"},
+		}},
+		{"another library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_NCCL_LIB=" + filepath.Join(root, "cu13", "lib", "libnvrtc.so.13")}, map[string][]string{
+			"NCCL": {"libnvrtc.so.13 has no nccl", "too old"},
+		}},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			if c.env == nil && installed() {
+				t.Skip("this system has NVIDIA's libraries")
+			}
+			run := exec.Command(os.Args[0], "-test.run=^TestLibraries$")
+			run.Env = append([]string{asked + "=1", "ULYSSES_CUDA_PLUGIN=" + plugin, "HOME=" + os.Getenv("HOME"), "PATH=" + os.Getenv("PATH")}, c.env...)
+			out, err := run.CombinedOutput()
+			if err != nil {
+				t.Fatalf("%v\n%s", err, out)
+			}
+			for name, parts := range c.want {
+				line := ""
+				for l := range strings.Lines(string(out)) {
+					if strings.HasPrefix(l, name+": ") {
+						line = l
+					}
+				}
+				for _, part := range parts {
+					if !strings.Contains(line, part) {
+						t.Errorf("%s: %q is not in %q", name, part, line)
+					}
+				}
+			}
+		})
+	}
+}
