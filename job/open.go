@@ -99,11 +99,7 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 		return err
 	}
 	if c != host || why != "" {
-		text := "communicator: " + c.Kind()
-		if why != "" {
-			text += ": " + why
-		}
-		e.Log.Info().Msg(text)
+		e.Log.Info().Msg("communicator: " + c.Kind() + ": " + strings.TrimPrefix(why, c.Kind()+": "))
 	}
 	e.layered = c != host
 	e.Mesh, err = comm.NewMesh(c, int(ulysses), int(e.Job.Parallel.Ring), e.Ledger, e.Clock, e.Watch)
