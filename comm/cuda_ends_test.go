@@ -32,15 +32,20 @@ func TestCUDAEnds(t *testing.T) {
 	for _, w := range ways[:3] { // NCCL's ranks die with the job
 		for name, call := range calls {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
-				for round := range 4 {
+				for round := range 10 {
 					err := within(t, func() error {
-						return comm.RunLocal(n, func(host comm.Comm) error {
+						return comm.RunLocal(n, func(host comm.Comm) (err error) {
+							defer func() {
+								if status.Of(err) != status.Comm { // of the GPU, where memory was gone
+									t.Errorf("rank %d: %v", host.Rank(), err)
+								}
+							}()
 							return suiteOnGPU(host, w.kind, w.cut, func(c comm.Comm) error {
 								if err := c.Barrier(); err != nil {
 									return err
 								}
 								if c.Rank() == round%n {
-									time.AfterFunc(time.Duration(300+700*round)*time.Microsecond, func() { c.Abort(status.Internal, "now") })
+									time.AfterFunc(time.Duration(300+150*round)*time.Microsecond, func() { c.Abort(status.Internal, "now") })
 								}
 								for {
 									if err := call(c); err != nil {
