@@ -27,6 +27,8 @@ std::string refusal(const uly_gemm &g) {
     return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias is dense, [" + std::to_string(n) + "], of B's type, and excludes accumulation";
   if (gemm_unit(view_of(g.a)) < 0 || gemm_unit(view_of(g.b)) < 0 || (n > 1 && g.c.stride[1] != 1))
     return product + "A and B need an axis of stride 1, C a last axis of stride 1";
+  for (const uly_tensor *t : {&g.a, &g.b, &g.c})
+    if (t->data == nullptr && elements(*t) > 0) return product + "a matrix without memory";
   return "";
 }
 
