@@ -21,6 +21,8 @@ type BatchSpec struct {
 	CuSeqlens   []int64 // document starts, then Batch·Seq; from 0, increasing, every row's end among them
 	CuSeqlensKV []int64 // the same over Batch·KVSeq keys, as many documents; nil = CuSeqlens
 	Positions   []int64 // [Batch·Seq]: a 0 starts a document, and so does a row's first token; other jumps start nothing
+	Rows        []int64 // of each rank, Seq in all, any of them 0; nil = cut evenly
+	KVRows      []int64 // of keys, KVSeq in all; nil = Rows where KVSeq is Seq, else cut evenly
 	_           struct{}
 }
 
@@ -48,7 +50,9 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 		comm.Field{Name: "kv_seq", Value: number(s.KVSeq)},
 		comm.Field{Name: "cu_seqlens", Value: digest(s.CuSeqlens)},
 		comm.Field{Name: "cu_seqlens_k", Value: digest(s.CuSeqlensKV)},
-		comm.Field{Name: "positions", Value: digest(s.Positions)})
+		comm.Field{Name: "positions", Value: digest(s.Positions)},
+		comm.Field{Name: "rows", Value: digest(s.Rows)},
+		comm.Field{Name: "kv_rows", Value: digest(s.KVRows)})
 	if err != nil {
 		return nil, err
 	}
@@ -64,14 +68,44 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 		return nil, status.Errorf(status.InvalidArgument,
 			"sp.NewBatch: batch %d of %d queries and %d keys: each must be 1 or more", s.Batch, s.Seq, s.KVSeq)
 	}
-	b := &Batch{spec: s, rank: rank, size: size,
-		queries: axis{n: s.Seq, rows: shards(s.Seq, size)},
-		keys:    axis{n: s.KVSeq, rows: shards(s.KVSeq, size)}}
+	if s.KVRows == nil && s.KVSeq == s.Seq {
+		s.KVRows = s.Rows
+	}
+	b := &Batch{spec: s, rank: rank, size: size, queries: axis{n: s.Seq}, keys: axis{n: s.KVSeq}}
+	var err error
+	if b.queries.rows, err = cutRows("rows", s.Rows, s.Seq, size); err != nil {
+		return nil, err
+	}
+	if b.keys.rows, err = cutRows("kv_rows", s.KVRows, s.KVSeq, size); err != nil {
+		return nil, err
+	}
 	if err := b.documents(); err != nil {
 		return nil, err
 	}
-	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions = nil, nil, nil // the caller's memory
+	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil // the caller's memory
 	return b, nil
+}
+
+// cutRows cuts n as given, or evenly.
+func cutRows(name string, rows []int64, n, size int64) ([]span, error) {
+	if rows == nil {
+		return shards(n, size), nil
+	}
+	if int64(len(rows)) != size {
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: %d entries for %d ranks: give one for each", name, len(rows), size)
+	}
+	cut, at := make([]span, size), int64(0)
+	for r, k := range rows {
+		if k < 0 || k > n-at {
+			return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: rank %d has %d of %d: they must add up to the sequence", name, r, k, n)
+		}
+		cut[r] = span{at, at + k}
+		at += k
+	}
+	if at != n {
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s add up to %d of %d: give every row to a rank", name, at, n)
+	}
+	return cut, nil
 }
 
 // documents settles where documents start among queries and keys.
@@ -225,3 +259,11 @@ func (b *Batch) KVRows() int64 { return b.keys.rows[b.rank].n() }
 
 // Documents are the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys. Read-only.
 func (b *Batch) Documents() (cuQ, cuK []int64) { return b.queries.cu, b.keys.cu }
+
+// RankRows bounds the rows of queries that a rank holds of each sequence.
+func (b *Batch) RankRows(rank int) (lo, hi int64) {
+	return b.queries.rows[rank].lo, b.queries.rows[rank].hi
+}
+
+// Size is the number of ranks.
+func (b *Batch) Size() int { return int(b.size) }

@@ -47,6 +47,18 @@ func (p *Plan) wireElements(parts []part) (send, recv int64) {
 
 // seqToHeads fills the parts' heads from their seq in one exchange.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
+	sent, err := p.packSeq(s, wire, parts)
+	if err != nil {
+		return err
+	}
+	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
+		return err
+	}
+	return p.unpackHeads(s, wire, sent, parts)
+}
+
+// packSeq fills the front of the wire, sent elements, and the counts of the exchange.
+func (p *Plan) packSeq(s device.Stream, wire tensor.Tensor, parts []part) (sent int64, err error) {
 	me := p.rank
 	at := int64(0)
 	for j := range p.size {
@@ -58,12 +70,11 @@ func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) err
 				dst, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
 			}
 			if err := p.copy(s, dst, t.mine(t.split[j])); err != nil {
-				return err
+				return 0, err
 			}
 		}
 		p.send[j] = at - start
 	}
-	sent := at
 	for j := range p.size {
 		p.recv[j] = 0
 		if j != me {
@@ -72,9 +83,12 @@ func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) err
 			}
 		}
 	}
-	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
-		return err
-	}
+	return at, nil
+}
+
+// unpackHeads reads what came, which lies from element at on.
+func (p *Plan) unpackHeads(s device.Stream, wire tensor.Tensor, at int64, parts []part) error {
+	me := p.rank
 	for j := range p.size {
 		for i := range parts {
 			t := &parts[i]
@@ -94,6 +108,18 @@ func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) err
 // headsToSeq fills the parts' seq from their heads in one exchange: the inverse of seqToHeads, and its adjoint where first is set,
 // which adds up the copies of a head in rank order.
 func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) error {
+	sent, err := p.packHeads(s, wire, parts)
+	if err != nil {
+		return err
+	}
+	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
+		return err
+	}
+	return p.unpackSeq(s, wire, sent, parts)
+}
+
+// packHeads is packSeq the other way.
+func (p *Plan) packHeads(s device.Stream, wire tensor.Tensor, parts []part) (sent int64, err error) {
 	me := p.rank
 	at := int64(0)
 	for j := range p.size {
@@ -106,12 +132,11 @@ func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) err
 			var dst tensor.Tensor
 			dst, at = p.block(wire, at, t, t.split[me].n(), t.rows[j].n())
 			if err := p.copy(s, dst, t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)); err != nil {
-				return err
+				return 0, err
 			}
 		}
 		p.send[j] = at - start
 	}
-	sent := at
 	for j := range p.size {
 		p.recv[j] = 0
 		if j != me {
@@ -120,9 +145,12 @@ func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) err
 			}
 		}
 	}
-	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
-		return err
-	}
+	return at, nil
+}
+
+// unpackSeq is unpackHeads the other way; the rows that stay on this rank are copied here.
+func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []part) error {
+	me := p.rank
 	for j := range p.size {
 		for i := range parts {
 			t := &parts[i]
