@@ -275,3 +275,24 @@ func TestTypesAreRefused(t *testing.T) {
 		t.Error("keys of another type")
 	}
 }
+
+// The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the largest.
+func TestWireHoldsTheLSE(t *testing.T) {
+	for _, n := range mpitest.Sizes() {
+		mpitest.Ranks(t, n, func(c comm.Comm) error {
+			d, err := fake.Open(fake.Options{})
+			must(err)
+			defer d.Close()
+			p, err := NewPlan(d, c, Layer{Heads: 16, KVHeads: 1, Dim: 1, VDim: 1, DType: tensor.BF16})
+			must(err)
+			x, err := NewBatch(c, BatchSpec{Batch: 1, Seq: 64})
+			must(err)
+			lse := tensor.Of(nil, tensor.F32, 1, x.Rows(), 16, 1)
+			send, recv := p.wireElements([]part{{seq: lse, split: p.query, rows: x.queries.rows}})
+			if need, have := 4*(send+recv), p.wire(x, false); have < need {
+				return fmt.Errorf("%d bytes for %d", have, need)
+			}
+			return nil
+		})
+	}
+}
