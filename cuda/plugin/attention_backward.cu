@@ -95,11 +95,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            const float p = power(madd(ds[i][j], a.scale, -lse[i]));
+            const float p = expf(madd(ds[i][j], a.scale, -lse[i]));
             ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
           }
         weights(tile.product, ds);
-        accumulate<HEAD, RT, CT>(dq, tile.product, tile.pass, n, a.q.width);
+        add_tile<HEAD, RT, CT>(dq, tile.product, tile.pass, n, a.q.width);
       }
       __syncthreads();
       if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + k0 + COLUMNS, kv, next);
@@ -201,19 +201,19 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
             for (int i = 0; i < RT; i++) {
               const int apart = y + 16 * i - c;
               const bool sees = c < n && band.below <= apart && apart <= band.above;
-              s[i][j] = sees ? power(madd(s[i][j], a.scale, -lse)) : 0;
+              s[i][j] = sees ? expf(madd(s[i][j], a.scale, -lse)) : 0;
               dp[i][j] = sees ? s[i][j] * (dp[i][j] - delta) : 0;
             }
           }
           weights(tile.product, s);
-          accumulate<HEAD, RT, CT>(dv, tile.product, tile.pass2, n, a.v.width);
+          add_tile<HEAD, RT, CT>(dv, tile.product, tile.pass2, n, a.v.width);
         }
         __syncthreads();
         if (next_head < heads) load_dout(next_head, next_pass);
         copies.close();
         if (active) {
           weights(tile.product, dp);
-          accumulate<HEAD, RT, CT>(dk, tile.product, tile.pass, n, a.q.width);
+          add_tile<HEAD, RT, CT>(dk, tile.product, tile.pass, n, a.q.width);
         }
         __syncthreads();
         if (next_head < heads) load_q(next_head, next_pass);

@@ -53,12 +53,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
           }
 #pragma unroll
           for (int lane = 8; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
-          const float base = m == -INFINITY ? 0 : m, keep = power(top[i] - base); // before any key: 0
+          // Not exp2f of scores in base 2, which would bring a rounding that all probabilities of a query share.
+          const float base = m == -INFINITY ? 0 : m, keep = expf(top[i] - base); // before any key: 0
           top[i] = m;
           sum[i] *= keep;
 #pragma unroll
           for (int j = 0; j < CT; j++) {
-            s[i][j] = power(s[i][j] - base);
+            s[i][j] = expf(s[i][j] - base);
             sum[i] += s[i][j];
           }
 #pragma unroll
@@ -68,7 +69,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
       }
       copies.wait<1>();
       __syncthreads();
-      if (active) accumulate<HEAD, RT, CT>(o, ps, vs, n, a.v.width);
+      if (active) accumulate<HEAD, HEAD / 64, RT, CT>(o, ps, vs, n, a.v.width);
       __syncthreads();
       if (next > 0) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + k0 + COLUMNS, kv, next);
       copies.close();

@@ -9,15 +9,14 @@
 
 #ifdef ULY_EMULATED
 #include <vector>
-// The host has no fast fused form: two roundings.
+#endif
+
+#if defined(ULY_EMULATED) && !defined(__FMA__)
+// A host without the instruction has two roundings: its fmaf is slow.
 inline float madd(float a, float b, float c) { return a * b + c; }
 #else
 __device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
 #endif
-
-// power is e to the x, for a difference from a maximum or a logsumexp. The base changes after the difference: scores in base 2 would bring a rounding
-// that all probabilities of a query share.
-__device__ __forceinline__ float power(float x) { return exp2f(x * 1.44269504088896341f); }
 
 // Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;
 // others see them after a barrier besides. Emulated copies happen as late as wait allows.
@@ -167,9 +166,9 @@ template <int RT, int CT> __device__ __forceinline__ void weights(float *p, cons
   __syncwarp();
 }
 
-// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four. Where heads differ most, features
-// beyond `width` are left out.
-template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
+// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four, for groups g < G. Where heads
+// differ most, features beyond `width` are left out.
+template <int HEAD, int G, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][4 * G], const float *p, const float *b, int n, int width) {
   constexpr int W = HEAD + ATTENTION_GAP, PW = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * PW;
   b += threadIdx.x % 16 * 4;
@@ -183,8 +182,8 @@ template <int HEAD, int RT, int CT> __device__ __forceinline__ void accumulate(f
 #pragma unroll
     for (int u = 0; u < 4; u++)
 #pragma unroll
-      for (int g = 0; g < HEAD / 64; g++) {
-        if (HEAD == 256 && 64 * g >= width) continue;
+      for (int g = 0; g < G; g++) {
+        if (HEAD == 256 && G > 1 && 64 * g >= width) continue;
         const float4 y = *reinterpret_cast<const float4 *>(b + (t + u) * W + 64 * g);
 #pragma unroll
         for (int i = 0; i < RT; i++) {
@@ -202,4 +201,21 @@ template <int RT, int N> __device__ __forceinline__ void clear(float (&o)[RT][N]
   for (int i = 0; i < RT; i++)
 #pragma unroll
     for (int c = 0; c < N; c++) o[i][c] = 0;
+}
+
+// add_tile adds the product of a tile that was summed on its own: in one chain through thousands of tokens roundings would add up.
+// Of the widest heads, 64 features at a time: registers are few.
+template <int HEAD, int RT, int CT> __device__ __forceinline__ void add_tile(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
+  constexpr int G = HEAD == 256 ? 1 : HEAD / 64;
+#pragma unroll
+  for (int g = 0; g < HEAD / 64; g += G) {
+    if (64 * g >= width) continue;
+    float part[RT][4 * G];
+    clear(part);
+    accumulate<HEAD, G, RT, CT>(part, p, b + 64 * g, n, width);
+#pragma unroll
+    for (int i = 0; i < RT; i++)
+#pragma unroll
+      for (int c = 0; c < 4 * G; c++) o[i][4 * g + c] += part[i][c];
+  }
 }
