@@ -9,7 +9,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -41,6 +41,15 @@ PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-direct
 
 cuda:
 	$(PLUGIN) real
+
+# What libulysses.so opens for a host program's MPI: a file for each MPI library, lib/libulysses_mpi_ompi.so or _mpich.so. make mpi-shim
+# MPICC=/opt/mpich/bin/mpicc for another than the first.
+MPICC ?= mpicc
+mpi-shim:
+	@mkdir -p lib
+	@lib=$$($(MPICC) -E -dM comm/mpi_calls.c | sed -n 's/^\#define \(OPEN_MPI\|MPICH_VERSION\) .*/\1/p'); \
+	case "$$lib" in OPEN_MPI) name=ompi;; MPICH_VERSION) name=mpich;; *) echo "mpi-shim: $(MPICC) is of no MPI library that is known here: MPICC=mpicc of Open MPI or MPICH" >&2; exit 1;; esac; \
+	set -x; $(MPICC) -std=gnu11 -O2 -Wall -fPIC -fvisibility=hidden -shared -o lib/libulysses_mpi_$$name.so comm/mpi_calls.c
 
 # The same sources on the host, in place of a GPU, for tests.
 cuda-emulated:

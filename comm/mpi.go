@@ -1,10 +1,8 @@
-//go:build mpi
-
 package comm
 
 /*
-#cgo pkg-config: ompi
-#include "mpi_calls.h"
+#cgo linux LDFLAGS: -ldl
+#include "mpi_bridge.h"
 */
 import "C"
 
@@ -15,72 +13,64 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/emer/empi/mpi"
-
 	"ulysses/internal/status"
 	"ulysses/slurm"
 )
 
-// MPI is used through two layers. The package empi starts and ends it, says rank and size, and broadcasts bytes of the host. Its
-// communicators are duplicated here, and what it lacks (v-variants, splits, requests, abort with a code) is mpi_calls.c.
-
-// Available reports whether this program was built with MPI.
-func Available() bool { return true }
+// MPI is reached through a table of C functions (mpi_table.h), linked into the program (tag mpi) or opened when a host program's
+// communicator comes (FromMPI): code without MPI builds, loads and runs.
 
 var mpiStart struct {
 	sync.Mutex
-	owned bool // started here, so ended here
+	loaded bool   // the table is there
+	end    func() // set by World, where it started MPI
 }
 
 // Library is the MPI library and its thread level, "Open MPI v4.1.4, thread level multiple".
 func Library() string {
-	var text [4096]C.char
-	C.umpi_library(&text[0], C.int(len(text)))
-	full, _, _ := strings.Cut(C.GoString(&text[0]), "\n")
-	name, _, _ := strings.Cut(full, ",")
+	mpiStart.Lock()
+	defer mpiStart.Unlock()
+	if !mpiStart.loaded {
+		return "none: built without the tag mpi"
+	}
 	initialized, finalized, level := mpiState()
-	switch {
+	switch name := libraryName(); {
 	case !initialized:
 		return name + ", not started"
 	case finalized:
 		return name + ", ended"
-	case level == int(C.umpi_multiple()):
+	case level == threadMultiple:
 		return name + ", thread level multiple"
+	default:
+		return name + ", thread level below multiple"
 	}
-	return name + ", thread level below multiple"
 }
+
+// libraryName is the start of the text by which the library of the table names itself, "Open MPI v4.1.4".
+func libraryName() string {
+	var text [4096]C.char
+	C.umpi_library(&text[0], C.int(len(text)))
+	return firstWords(C.GoString(&text[0]))
+}
+
+func firstWords(text string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
+	name, _, _ := strings.Cut(line, ",")
+	return strings.Join(strings.Fields(name), " ")
+}
+
+// Thread levels, in the order that MPI gives them.
+const (
+	threadSingle = iota
+	threadFunneled
+	threadSerialized
+	threadMultiple
+)
 
 func mpiState() (initialized, finalized bool, level int) {
 	var i, f, l C.int
 	C.umpi_state(&i, &f, &l)
 	return i != 0, f != 0, int(l)
-}
-
-// World is all processes of the MPI job, a duplicate of MPI_COMM_WORLD. The first call starts MPI, unless a host program has. It is
-// collective. Compare its size with what the launcher says (slurm.Check): a foreign launcher makes every process a world of its own.
-func World() (Comm, error) {
-	mpiStart.Lock()
-	defer mpiStart.Unlock()
-	initialized, finalized, level := mpiState()
-	switch {
-	case finalized:
-		return nil, status.Errorf(status.Comm, "comm.World: MPI has ended: it cannot be started twice")
-	case initialized && level != int(C.umpi_multiple()):
-		return nil, status.Errorf(status.Unsupported, "comm.World: the host program started MPI with thread level %d: start it with MPI_THREAD_MULTIPLE", level)
-	case !initialized:
-		prepare()
-		if err := mpi.InitThreadSafe(); err != nil {
-			return nil, status.Errorf(status.Unsupported, "comm.World: this MPI does not grant MPI_THREAD_MULTIPLE: use a library built with it: %w", err)
-		}
-		mpiStart.owned = true
-		mpi.LogErrors = false // they are returned
-		C.umpi_return_errors(C.umpi_world())
-	}
-	m := &mpiComm{rank: mpi.WorldRank(), size: mpi.WorldSize(), world: true}
-	if err := mpiError("comm.World: MPI_Comm_dup", C.umpi_dup(C.umpi_world(), &m.c)); err != nil {
-		return nil, err
-	}
-	return m.sized(), nil
 }
 
 // prepare sets what libraries read when they start, where the user has not.
@@ -98,23 +88,29 @@ func prepare() {
 	}
 }
 
-// Finalize ends MPI if World started it. All ranks call it, when all is well; otherwise Abort.
+// Finalize ends MPI if World or FromMPI started it. All ranks call it, when all is well; otherwise Abort. After FromMPI a C program's exit(0)
+// does it, too; a Go program's end does not.
 func Finalize() {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()
-	if _, finalized, _ := mpiState(); mpiStart.owned && !finalized {
-		mpi.Finalize()
+	if !mpiStart.loaded {
+		return
 	}
+	if _, finalized, _ := mpiState(); mpiStart.end != nil && !finalized {
+		mpiStart.end()
+		return
+	}
+	C.umpi_end()
 }
 
 // mpiComm is a communicator of MPI. Memory is the host's. It serves one goroutine at a time; different ones may be used at once.
 type mpiComm struct {
-	c          C.MPI_Comm
+	c          C.umpi_comm
 	rank, size int
-	world      bool // its ranks are those of MPI_COMM_WORLD, which empi reaches
 	closed     bool
 	seq        int64 // exchanges started
-	control    *mpi.Comm
+	// control broadcasts bytes of the host by a way of its own; nil where there is none.
+	control func(root int, data []byte) error
 
 	ints    []C.int // two vectors of size: counts and offsets
 	longs   []int64 // four vectors of size: offsets and bytes, of sends, then of receives
@@ -124,10 +120,15 @@ type mpiComm struct {
 	spare   []*mpiRequest
 }
 
-func (m *mpiComm) sized() *mpiComm {
+// sized asks for rank and size and makes what calls use.
+func (m *mpiComm) sized(operation string) (*mpiComm, error) {
+	var rank, size C.int
+	if err := mpiError(operation, C.umpi_identify(m.c, &rank, &size)); err != nil {
+		return nil, err
+	}
+	m.rank, m.size = int(rank), int(size)
 	m.ints, m.longs, m.parts = make([]C.int, 2*m.size), make([]int64, 4*m.size), make([]unsafe.Pointer, m.size)
-	m.pending = C.umpi_pending_new()
-	return m
+	return m, mpiError(operation, C.umpi_pending_new(&m.pending))
 }
 
 func mpiError(operation string, code C.int) error {
@@ -136,6 +137,15 @@ func mpiError(operation string, code C.int) error {
 		return nil
 	case C.UMPI_SHORT:
 		return status.Errorf(status.Comm, "%s: a message is shorter than its receiver expects: both ranks must name one size", operation)
+	case C.UMPI_ENDED:
+		return status.Errorf(status.Comm, "%s: MPI has ended: close communicators and contexts before MPI_Finalize", operation)
+	case C.UMPI_THREAD:
+		return status.Errorf(status.InvalidArgument, "%s: MPI was started below MPI_THREAD_SERIALIZED and this is not the thread that started it: "+
+			"call from that thread, or start MPI with MPI_THREAD_MULTIPLE", operation)
+	case C.UMPI_NULL:
+		return status.Errorf(status.InvalidArgument, "%s: no communicator has this handle: pass MPI_Comm_c2f() of one that is not freed, or -1 for MPI_COMM_WORLD", operation)
+	case C.UMPI_INTER:
+		return status.Errorf(status.InvalidArgument, "%s: this is an intercommunicator: pass what MPI_Intercomm_merge makes of it", operation)
 	}
 	var text [1024]C.char
 	C.umpi_error_text(code, &text[0], C.int(len(text)))
@@ -147,25 +157,25 @@ func (m *mpiComm) Size() int    { return m.size }
 func (m *mpiComm) Kind() string { return "mpi" }
 
 // Fortran is the communicator's handle as an integer (MPI_Comm_c2f), the form in which libraries pass one.
-func (m *mpiComm) Fortran() int64 { return int64(C.umpi_fortran(m.c)) }
+func (m *mpiComm) Fortran() int64 {
+	var f C.int32_t
+	C.umpi_fortran(m.c, &f)
+	return int64(f)
+}
 
 func (m *mpiComm) Split(color, key int) (Comm, error) {
 	if err := m.open("comm.Split"); err != nil {
 		return nil, err
 	}
 	sub := &mpiComm{}
-	var none, rank, size C.int
+	var none C.int
 	if err := mpiError("comm.Split", C.umpi_split(m.c, C.int(max(color, -1)), C.int(key), &sub.c, &none)); err != nil || none != 0 {
 		return nil, err
 	}
-	if err := mpiError("comm.Split", C.umpi_identify(sub.c, &rank, &size)); err != nil {
-		return nil, err
-	}
-	sub.rank, sub.size = int(rank), int(size)
-	return sub.sized(), nil
+	return sub.sized("comm.Split")
 }
 
-// Abort ends all processes of the job with the code; it does not return. The caller has said why, for MPI cannot.
+// Abort ends all processes of the job with the code; it does not return, unless MPI has ended. The caller has said why, for MPI cannot.
 func (m *mpiComm) Abort(code status.Code, reason string) {
 	if code == status.OK {
 		code = status.Internal // a launcher takes 0 for success
@@ -184,10 +194,7 @@ func (m *mpiComm) Close() error {
 		C.umpi_pending_free(r.pending)
 	}
 	m.pending, m.spare = nil, nil
-	if _, finalized, _ := mpiState(); finalized {
-		return nil
-	}
-	return mpiError("comm.Close", C.umpi_free(&m.c))
+	return mpiError("comm.Close", C.umpi_release(m.c))
 }
 
 func (m *mpiComm) open(operation string) error {

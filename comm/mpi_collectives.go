@@ -1,16 +1,12 @@
-//go:build mpi
-
 package comm
 
 /*
-#include "mpi_calls.h"
+#include "mpi_bridge.h"
 */
 import "C"
 
 import (
 	"unsafe"
-
-	"github.com/emer/empi/mpi"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -54,17 +50,12 @@ func (m *mpiComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	return nil
 }
 
-// hostBroadcast goes over the control plane, where the communicator is the whole world.
+// hostBroadcast goes over the control plane, where there is one.
 func (m *mpiComm) hostBroadcast(data []byte, root int) (done bool, err error) {
-	if !m.world || int64(len(data)) > mpiPiece || len(data) == 0 {
+	if m.control == nil || int64(len(data)) > mpiPiece || len(data) == 0 {
 		return false, nil
 	}
-	if m.control == nil {
-		if m.control, err = mpi.NewComm(nil); err != nil {
-			return false, status.Errorf(status.Comm, "comm.BroadcastBytes: %w", err)
-		}
-	}
-	if err = m.control.BcastU8(root, data); err != nil {
+	if err = m.control(root, data); err != nil {
 		return false, status.Errorf(status.Comm, "comm.BroadcastBytes: %w", err)
 	}
 	return true, nil

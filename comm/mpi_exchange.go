@@ -1,9 +1,7 @@
-//go:build mpi
-
 package comm
 
 /*
-#include "mpi_calls.h"
+#include "mpi_bridge.h"
 */
 import "C"
 
@@ -107,6 +105,7 @@ type mpiRequest struct {
 	pending *C.umpi_pending
 	pins    runtime.Pinner // of Go memory, between start and wait
 	active  bool
+	done    C.int
 }
 
 func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
@@ -118,7 +117,10 @@ func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	if n := len(m.spare); n > 0 {
 		r, m.spare = m.spare[n-1], m.spare[:n-1]
 	} else {
-		r = &mpiRequest{m: m, pending: C.umpi_pending_new()}
+		r = &mpiRequest{m: m}
+		if err := mpiError("comm.AllToAll", C.umpi_pending_new(&r.pending)); err != nil {
+			return nil, err
+		}
 	}
 	for _, p := range [2]unsafe.Pointer{dst.Data, src.Data} {
 		if p != nil {
@@ -149,9 +151,9 @@ func (r *mpiRequest) Test() (bool, error) {
 	if !r.active {
 		return true, nil
 	}
-	var done C.int
-	err := mpiError("comm.AllToAll", C.umpi_test(r.pending, &done))
-	return done != 0, err
+	r.done = 0
+	err := mpiError("comm.AllToAll", C.umpi_test(r.pending, &r.done))
+	return r.done != 0, err
 }
 
 func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {

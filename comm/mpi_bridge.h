@@ -1,0 +1,24 @@
+// Calls through the table, and how the table is found (mpi_opened.go, mpi_linked.go).
+#ifndef ULYSSES_MPI_BRIDGE_H
+#define ULYSSES_MPI_BRIDGE_H
+
+#include "mpi_table.h"
+
+#pragma GCC visibility push(hidden)
+extern const umpi_api *umpi; // NULL until MPI is needed; then for good
+
+#define UMPI_CALL(name, parameters, arguments) static inline int umpi_##name parameters { return umpi->name arguments; }
+UMPI_CALLS(UMPI_CALL)
+#undef UMPI_CALL
+
+void umpi_use(const umpi_api *table);
+// Opens a file that has the table and uses it; else text says why, and have is its version, 0 for a file without a table.
+int umpi_open(const char *path, char *text, int size, uint32_t *have);
+// The text by which the MPI library of this process names itself: of one that is visible to all when path is NULL, else of that file, which
+// is mapped already. Returns whether there is one.
+int umpi_present(const char *path, char *text, int size);
+// The file that this code lies in: the program or the library.
+int umpi_here(char *text, int size);
+#pragma GCC visibility pop
+
+#endif
