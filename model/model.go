@@ -16,6 +16,7 @@ type Model struct {
 	Config *Config
 
 	dev    device.Device
+	comm   comm.Comm // of the ranks that share each sequence
 	plan   *sp.Plan
 	groups []*Group
 	embed  *Param // [V, hidden]
@@ -42,7 +43,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType) (*Mode
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Config: cfg, dev: d, compute: compute, plan: plan, hostSum: make([]float64, 1)}
+	m := &Model{Config: cfg, dev: d, comm: c, compute: compute, plan: plan, hostSum: make([]float64, 1)}
 	vocabulary := []string{"vocab_size", "hidden_size"}
 	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
 	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
@@ -177,7 +178,7 @@ func (m *Model) attentionSizes(tokens int64) (sp.Sizes, error) {
 
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
-	p.dev, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.compute, c, b, rows, sizes, backward
+	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
 	p.err, p.at, p.saved, p.dry = nil, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 

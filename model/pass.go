@@ -1,6 +1,7 @@
 package model
 
 import (
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/sp"
@@ -47,6 +48,7 @@ var kindNames = [kinds]string{"block input", "qkv", "attention", "mlp"}
 // allocates) and the error kept here: after the first error nothing runs, and the error is looked at once, at the end.
 type pass struct {
 	dev      device.Device
+	comm     comm.Comm // of the ranks that share the sequence
 	c        *Ctx
 	batch    *Batch
 	err      error
@@ -117,6 +119,9 @@ func (p *pass) wait() {
 	if p.dev.Info().Place != tensor.Host {
 		p.phase("wait")
 		defer p.end()
+		if p.err = comm.Meet(p.comm); p.err != nil {
+			return
+		}
 	}
 	p.err = p.c.Stream.Sync()
 }

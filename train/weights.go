@@ -182,6 +182,9 @@ func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.dev.Copy(s, w.hostSum, w.sum); err != nil {
 		return 0, err
 	}
+	if err := comm.Meet(w.world); err != nil {
+		return 0, err
+	}
 	if err := s.Sync(); err != nil {
 		return 0, err
 	}
