@@ -8,6 +8,18 @@ import "ulysses/tensor"
 // Layered is a communicator for memory of a device that stands on one for memory of the host, over the same ranks.
 type Layered interface{ Host() Comm }
 
+// Reserve makes, before the first step, what a communicator needs beside the tensors for n exchanges at a time, in which this rank sends and
+// receives so many bytes in all. Most need nothing.
+func Reserve(c Comm, n int, bytes int64) error {
+	if counted, ok := c.(*Counted); ok {
+		c = counted.inner
+	}
+	if r, ok := c.(interface{ Reserve(int, int64) error }); ok {
+		return r.Reserve(n, bytes)
+	}
+	return nil
+}
+
 func anywhere(t tensor.Tensor) tensor.Tensor {
 	t.Where = tensor.Host
 	return t

@@ -1,6 +1,7 @@
 package sp
 
 import (
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -119,6 +120,15 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
 	}
 	return size
+}
+
+// Reserve has the communicator make, before the first step, what it needs beside tensors for batches of at most these extents.
+func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
+	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
+	if err != nil {
+		return err
+	}
+	return comm.Reserve(p.comm, 1, max(p.wire(b, false), p.wire(b, true)))
 }
 
 // wire is the bytes of the larger exchange of a pass.

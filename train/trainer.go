@@ -82,6 +82,9 @@ func (t *Trainer) allocate() (err error) {
 	if t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil); err != nil {
 		return err
 	}
+	if err = t.Model.Plan().Reserve(1, tokens, tokens); err != nil {
+		return err
+	}
 	inputs := 2*device.Padded(t.Device, rows*4) + rows*4
 	if err := fits(t.Device, t.components(inputs)); err != nil {
 		return err
