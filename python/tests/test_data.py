@@ -1,0 +1,156 @@
+"""Sharding of batches: what each rank holds in each micro-step. No library needed."""
+
+import unittest
+
+import numpy as np
+
+import ulysses
+from ranks import run
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def ids(values):
+    return np.array([values], np.int64)
+
+
+class Shard(unittest.TestCase):
+    def test_fixture(self):
+        """The example of the docstring, from both ranks' batches."""
+
+        def body(comm):
+            own = ids([1, 10, 10, 10, 2, 2]) + 100 * comm.rank
+            return list(ulysses.shard({"input_ids": own, "labels": own}, comm))
+
+        for rank, micros in enumerate(run(2, body)):
+            for owner, m in enumerate(micros):
+                self.assertEqual(m.owner, owner)
+                want_ids = [[1, 10, 10], [10, 2, 2]][rank]
+                want_labels = [[10, 10, 10], [2, 2, -100]][rank]
+                self.assertEqual((m["input_ids"] - 100 * owner).tolist(), [want_ids])
+                labels = m["shift_labels"]
+                self.assertEqual(np.where(labels == -100, -100, labels - 100 * owner).tolist(), [want_labels])
+                self.assertEqual(m["position_ids"].tolist(), [[[0, 1, 2], [3, 4, 5]][rank]])
+                self.assertNotIn("labels", m)
+                self.assertEqual((m.lo, m.hi, m.sequences.seq), (3 * rank, 3 * rank + 3, 6))
+
+    def test_lengths_of_their_own(self):
+        """Ranks bring other lengths, one shorter than there are ranks; rows put together are the batch."""
+
+        def body(comm):
+            n = [2, 7, 4][comm.rank]
+            return list(ulysses.shard({"input_ids": np.arange(2 * n).reshape(2, n), "embeds": np.random.default_rng(comm.rank).normal(size=(2, n, 3)),
+                                       "name": f"rank {comm.rank}", "table": np.full((4, 4, 4), comm.rank)}, comm))
+
+        steps = run(3, body)
+        for owner, n in enumerate([2, 7, 4]):
+            whole = np.concatenate([steps[r][owner]["input_ids"] for r in range(3)], 1)
+            self.assertEqual(whole.tolist(), np.arange(2 * n).reshape(2, n).tolist())
+            embeds = np.concatenate([steps[r][owner]["embeds"] for r in range(3)], 1)
+            np.testing.assert_array_equal(embeds, np.random.default_rng(owner).normal(size=(2, n, 3)))
+            for r in range(3):
+                self.assertEqual(steps[r][owner]["name"], f"rank {owner}")
+        self.assertEqual(steps[0][1]["table"].shape, (4, 4, 4))  # second axis is not 7: whole
+        self.assertEqual(steps[0][2]["table"].shape[1], 2)  # it is 4: cut
+
+    def test_dims(self):
+        def body(comm):
+            return list(ulysses.shard({"input_ids": ids(range(6)), "pixels": np.arange(8), "positions3": np.zeros((3, 1, 6)), "side": np.zeros((1, 6))}, comm,
+                                      dims={"pixels": 0, "positions3": 2, "side": None}))
+
+        m = run(2, body)[1][0]
+        self.assertEqual(m["pixels"].tolist(), [4, 5, 6, 7])
+        self.assertEqual(m["positions3"].shape, (3, 1, 3))
+        self.assertEqual(m["side"].shape, (1, 6))
+
+    def test_documents(self):
+        """A document starts at position 0; the label of its first token is nobody's; a run of zeros at the end is one document."""
+
+        def body(comm):
+            x = ids([5, 6, 7, 8, 9, 0, 0, 0])
+            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "position_ids": ids([0, 1, 2, 0, 1, 0, 0, 0])}, comm)))
+
+        a, b = run(2, body)
+        self.assertEqual(a.sequences.cu_seqlens, (0, 3, 5, 8))
+        self.assertEqual(a["shift_labels"].tolist() + b["shift_labels"].tolist(), [[6, 7, -100, 9], [-100, 0, 0, -100]])
+
+    def test_cu_seqlens(self):
+        def body(comm):
+            x = ids([5, 6, 7, 8])
+            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "cu_seqlens": [0, 3, 4]}, comm, pad=True)))
+
+        micros = run(3, body)
+        self.assertEqual(micros[0].sequences.cu_seqlens, (0, 3, 4, 6))
+        self.assertEqual(np.concatenate([m["position_ids"] for m in micros], 1).tolist(), [[0, 1, 2, 0, 0, 0]])
+        self.assertEqual(np.concatenate([m["shift_labels"] for m in micros], 1).tolist(), [[6, 7, -100, -100, -100, -100]])
+
+    def test_pad(self):
+        def body(comm):
+            x = ids([1, 2, 3, 4, 5])
+            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "attention_mask": np.ones((1, 5), int)}, comm, pad=True)))
+
+        a, b = run(2, body)
+        self.assertEqual(b["input_ids"].tolist(), [[4, 5, 0]])
+        self.assertEqual(b["shift_labels"].tolist(), [[5, -100, -100]])
+        self.assertEqual(b["attention_mask"].tolist(), [[1, 1, 1]])
+        self.assertEqual(a.sequences, ulysses.Sequences(1, 6, None, (0, 5, 6)))
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_torch(self):
+        def body(comm):
+            x = torch.arange(6)[None] + comm.rank
+            return list(ulysses.shard({"input_ids": x, "labels": x, "h": torch.ones(1, 6, 2, dtype=torch.bfloat16), "flag": x > 3}, comm))
+
+        m = run(2, body)[1][1]
+        self.assertEqual(m["input_ids"].tolist(), [[4, 5, 6]])
+        self.assertEqual(m["shift_labels"].tolist(), [[5, 6, -100]])
+        self.assertEqual((m["h"].dtype, tuple(m["h"].shape)), (torch.bfloat16, (1, 3, 2)))
+        self.assertEqual(m["flag"].tolist(), [[True, True, True]])
+
+    def test_faults_are_everybodys(self):
+        bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 2]}
+
+        def body(comm):
+            with self.assertRaisesRegex((ulysses.InvalidArgument, ulysses.CommError), "cu_seqlens") as caught:
+                list(ulysses.shard(bad if comm.rank == 1 else {"input_ids": ids([1, 2, 3])}, comm))
+            return type(caught.exception)
+
+        self.assertEqual(run(2, body), [ulysses.CommError, ulysses.InvalidArgument])
+
+
+class Loader(unittest.TestCase):
+    def test_ends_together(self):
+        """Rank 1 has two batches, rank 0 three: two rounds of two steps, on both; a second epoch is the same."""
+
+        def body(comm):
+            batches = [{"input_ids": ids([comm.rank, i, 7])} for i in range(3 - comm.rank)]
+            it = ulysses.loader(batches, comm)
+            first = [m["input_ids"].tolist() for m in it]
+            self.assertEqual(len(it), 2 * len(batches))
+            self.assertEqual([m["input_ids"].tolist() for m in it], first)
+            return first
+
+        a, b = run(2, body)
+        self.assertEqual(a, [[[0, 0]], [[1, 0]], [[0, 1]], [[1, 1]]])
+        self.assertEqual(b, [[[7]]] * 4)
+
+    def test_a_loader_that_fails(self):
+        def broken():
+            yield {"input_ids": ids([1, 2])}
+            raise RuntimeError("disk gone")
+
+        def body(comm):
+            steps = 0
+            with self.assertRaisesRegex(Exception, "disk gone") as caught:
+                for _ in ulysses.loader(broken() if comm.rank == 0 else [{"input_ids": ids([1, 2])}] * 5, comm):
+                    steps += 1
+            return steps, type(caught.exception)
+
+        self.assertEqual(run(2, body), [(2, RuntimeError), (2, ulysses.CommError)])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,207 @@
+"""Tiled compute: same values and gradients as without tiles, and what goes wrong elsewhere. No library needed; PyTorch."""
+
+import functools
+import unittest
+
+import ulysses
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = None
+
+
+class Tiles(unittest.TestCase):
+    def test_arithmetic(self):
+        self.assertEqual(ulysses.tiles(5, 2, 8), [(0, 2), (2, 4), (4, 5), (5, 5)])
+        self.assertEqual(ulysses.tiles(5, 0), [(0, 5)])
+        self.assertEqual(ulysses.tiles(0, 4), [(0, 0)])
+        self.assertEqual(ulysses.tiles(0, 4, 9), [(0, 0)] * 3)
+        self.assertEqual(len(ulysses.tiles(300, 2)), 150)
+        for rows in range(40):
+            for tile in range(0, 45, 3):
+                for most in (0, rows, rows + 5):
+                    cut = ulysses.tiles(rows, tile, most)
+                    self.assertEqual(len(cut), max(1, -(-(most or rows) // tile)) if tile else 1)
+                    self.assertEqual([cut[0][0], cut[-1][1]], [0, rows])
+                    for (_, hi), (lo, _) in zip(cut, cut[1:]):
+                        self.assertEqual(hi, lo)
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "7 rows"):
+            ulysses.tiles(7, 2, 6)
+
+
+if torch is not None:
+
+    class MLP(nn.Module):
+        def __init__(self, n=8, m=24):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(n, m), nn.Linear(n, m, bias=False), nn.Linear(m, n)
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Compute(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+    def compare(self, make, tiled, whole, tol=1e-12):
+        """Values and gradients of two ways from the same parameters."""
+        results = []
+        for way in (tiled, whole):
+            torch.manual_seed(1)
+            tensors = make()
+            out = way(*tensors)
+            (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum().backward()
+            results.append([out.detach()] + [t.grad for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad] +
+                           [p.grad for m in tensors if isinstance(m, nn.Module) for p in m.parameters()])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=tol, atol=tol)
+
+    def test_stacked_mlps(self):
+        """(b) every length by every tile, lengths that leave empty tiles among them; two in a row, so that inputs' gradients count."""
+        for batch, rows in ((1, 125), (2, 85), (1, 5)):
+            for tile in (1, 2, 7, 64, 1000):
+                def make():
+                    return torch.randn(batch, rows, 8, dtype=torch.float64, requires_grad=True), MLP().double(), MLP().double()
+
+                self.compare(make, lambda x, a, b: ulysses.tiled_compute(b, ulysses.tiled_compute(a, x, tile_rows=tile), tile_rows=tile),
+                             lambda x, a, b: b(a(x)))
+
+    def test_tiles_of_nothing(self):
+        """(c) a rank with fewer rows than its peers, or none, walks as many tiles."""
+        for rows in (5, 1, 0):
+            calls = []
+            mlp = MLP().double()
+
+            def fn(x):
+                calls.append(x.shape[1])
+                return mlp(x)
+
+            x = torch.randn(1, rows, 8, dtype=torch.float64, requires_grad=True)
+            out = ulysses.tiled_compute(fn, x, tile_rows=2, max_rows=8, params=list(mlp.parameters()))
+            self.assertEqual((out.shape[1], len(calls)), (rows, 4))
+            out.sum().backward()
+            self.assertEqual(len(calls), 8)
+            self.assertTrue(all(p.grad is not None for p in mlp.parameters()))
+
+    def test_gradients_are_complete_once(self):
+        """(c) a consumer of gradients, as ZeRO is one: told once for each parameter and each backward, when all tiles have been added."""
+        mlp, x = MLP().double(), torch.randn(1, 13, 8, dtype=torch.float64)
+        whole = MLP().double()
+        whole.load_state_dict(mlp.state_dict())
+        whole(x).sum().backward()
+        told = []
+
+        def tell(name, want, p):
+            told.append(name)
+            torch.testing.assert_close(p.grad, want)
+
+        for (name, p), w in zip(mlp.named_parameters(), whole.parameters()):
+            p.register_post_accumulate_grad_hook(functools.partial(tell, name, w.grad))
+        for tile, most in ((1, 0), (4, 0), (100, 0), (3, 40)):
+            told.clear()
+            mlp.zero_grad()
+            ulysses.tiled_compute(mlp, x, tile_rows=tile, max_rows=most).sum().backward()
+            self.assertEqual(sorted(told), sorted(n for n, _ in mlp.named_parameters()))
+
+    def test_params(self):
+        """(a) None finds them; a wrong list is an error, not a lost gradient."""
+        mlp, x = MLP(), torch.randn(1, 9, 8)
+        ulysses.tiled_compute(lambda t: mlp(t), x, tile_rows=4, params=None).sum().backward()
+        self.assertTrue(all(p.grad is not None for p in mlp.parameters()))
+        out = ulysses.tiled_compute(mlp, x, tile_rows=4, params=list(mlp.gate.parameters()))
+        with self.assertRaisesRegex(ulysses.InvalidArgument, r"\(24, 8\).*params="):
+            out.sum().backward()
+
+    def loss(self, head, reduction):
+        def fn(h, y):
+            nll = torch.nn.functional.cross_entropy(head(h).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum")
+            return (nll, (y != -100).sum()) if reduction == "mean" else nll
+        return fn
+
+    def test_loss(self):
+        """(d, f) a mean over unequal tiles and masked labels is exact, forward and backward; a tile or all of it without labels is 0."""
+        def make(valid=slice(0, 9)):
+            y = torch.full((2, 17), -100)
+            y[:, valid] = torch.randint(0, 11, y[:, valid].shape)
+            return torch.randn(2, 17, 8, dtype=torch.float64, requires_grad=True), y, nn.Linear(8, 11).double()
+
+        for tile in (1, 5, 7, 64):
+            for reduction in ("mean", "sum"):
+                self.compare(make, lambda h, y, head: ulysses.tiled_compute(self.loss(head, reduction), h, y, tile_rows=tile, reduction=reduction),
+                             lambda h, y, head: torch.nn.functional.cross_entropy(head(h).flatten(0, 1), y.flatten(), reduction=reduction))
+        h, y, head = make(slice(0, 0))
+        out = ulysses.tiled_compute(self.loss(head, "mean"), h, y, tile_rows=4, reduction="mean")
+        out.backward()
+        self.assertEqual((out.item(), h.grad.abs().sum().item()), (0, 0))
+
+    def test_incoming_gradient_stays(self):
+        """(e) the gradient that comes in is read, not divided in place."""
+        h, y, head = torch.randn(1, 6, 8, requires_grad=True), torch.randint(0, 11, (1, 6)), nn.Linear(8, 11)
+        out = ulysses.tiled_compute(self.loss(head, "mean"), h, y, tile_rows=2, reduction="mean")
+        grad = torch.tensor(3.0)
+        out.backward(grad)
+        self.assertEqual(float(grad), 3)
+
+    def test_shapes(self):
+        """(g) results of any shape, joined along any axis; inputs cut along any."""
+        w = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
+
+        def make():
+            return (torch.randn(10, 2, 8, dtype=torch.float64, requires_grad=True),)
+
+        self.compare(make, lambda x: ulysses.tiled_compute(lambda t: (t @ w).permute(1, 2, 0), x, tile_rows=4, dim=0, out_dim=2),
+                     lambda x: (x @ w).permute(1, 2, 0))
+
+    def test_whole_and_others(self):
+        def fn(x, table, scale, nothing):
+            self.assertIsNone(nothing)
+            return x * table.sum(0) * scale
+
+        def make():
+            return torch.randn(1, 7, 4, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+        self.compare(make, lambda x, t: ulysses.tiled_compute(fn, x, ulysses.Whole(t), 2.0, None, tile_rows=3), lambda x, t: fn(x, t, 2.0, None))
+
+    def test_decorator_and_dropout(self):
+        """The second run of a tile draws what the first drew: the input's gradient is the mask of the output."""
+        @ulysses.tiled_compute(tile_rows=3)
+        def drop(x):
+            return torch.nn.functional.dropout(x, 0.5)
+
+        x = torch.ones(1, 50, 4, requires_grad=True)
+        out = drop(x)
+        out.sum().backward()
+        torch.testing.assert_close(x.grad, out.detach())
+        self.assertTrue(0 < float((out == 0).sum()) < out.numel())
+
+    def test_no_grad_keeps_nothing(self):
+        x = torch.randn(1, 8, 8, requires_grad=True)
+        with torch.no_grad():
+            self.assertFalse(ulysses.tiled_compute(MLP(), x, tile_rows=3).requires_grad)
+
+    def test_memory_of_inner_activations(self):
+        """What the forward keeps is its inputs and parameters, whatever fn makes inside."""
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t):
+            ulysses.tiled_compute(MLP(8, 4096), torch.randn(1, 64, 8, requires_grad=True), tile_rows=8)
+        self.assertFalse([s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1])  # one row is looked at to find parameters, and let go
+        self.assertIn((1, 64, 8), kept)
+
+    def test_refusals(self):
+        x, y = torch.randn(1, 4, 2), torch.randn(1, 5, 2)
+        for words, call in (("rows", lambda: ulysses.tiled_compute(lambda a, b: a, x, y)),
+                            ("reduction", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="max")),
+                            (r"\(sum, count\)", lambda: ulysses.tiled_compute(lambda a: a.sum(), x, reduction="mean")),
+                            ("scalar", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="sum")),
+                            ("one tensor", lambda: ulysses.tiled_compute(lambda a: (a, a), x))):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                call()
+
+
+if __name__ == "__main__":
+    unittest.main()

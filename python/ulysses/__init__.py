@@ -1,0 +1,22 @@
+"""Ulysses: attention over sequences that are cut across ranks, from NumPy, PyTorch and transformers.
+
+    ctx = ulysses.Context(MPI.COMM_WORLD)          # mpi4py, torch.distributed's gloo, a host's own functions, or nothing: one rank
+    ulysses.use(ctx)
+    out = ulysses.attention(q, k, v, causal=True)  # [B, rows, H, D], each rank its rows
+
+The package is ctypes around libulysses.so; docs are in each function. Nothing is printed; failures are exceptions with a sentence.
+"""
+
+from ._library import build_info, version
+from .attention import Call, attention, attention_backward, attention_forward
+from .communicator import Alone, Callbacks, Communicator, MPI, TorchGroup, communicator
+from .context import Context, current, use
+from .data import Micro, loader, shard, shift_labels
+from .errors import (CommError, DeviceError, InputOutputError, InternalError, InvalidArgument, InvalidConfig, NumericError, OutOfMemory, Preempted,
+                     Status, UlyssesError, Unsupported)
+from .plan import Batch, Plan, Sequences, shard_rows
+from .reshard import gather_heads_scatter_seq, gather_seq_scatter_heads, reduce_sequence_parallel_loss
+from .tiled import Whole, tiled_compute, tiles
+from .transformers import register_transformers, transformers_attention
+
+__version__ = "0.1.0"

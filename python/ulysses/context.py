@@ -1,0 +1,217 @@
+"""Contexts: one rank of one sequence-parallel group, with the plans and batches made on it."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import threading
+import weakref
+from typing import Any, Callable
+
+from . import _library, _struct
+from .communicator import Alone, Callbacks, Communicator, TorchGroup, communicator
+from .errors import InvalidArgument
+from .plan import Batch, Plan, Sequences
+
+DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
+BATCHES = 64  # lengths and documents remembered; the same on all ranks, as making one is collective
+_current: "Context | None" = None
+
+
+class Context:
+    """One rank of one sequence-parallel group. Collective: all ranks of `comm` make it, and close it.
+
+    comm     None = this process alone; an mpi4py communicator (duplicated by the library, no callbacks); a torch.distributed process group
+             of gloo; any object with rank, size, allgather and alltoallv (ulysses.Communicator)
+    device   "cpu" or "cuda"; ordinal which of its kind
+    threads  of the CPU's kernels, 0 = the cores that this process may use
+    ulysses, ring  the mesh: their product is the ranks; 0 = the library chooses
+    timeout  seconds until a late peer is an error, 0 = the library's
+    callbacks  True = use an mpi4py communicator through callbacks, for an MPI that the library was not built for
+
+    Errors: InvalidArgument, Unsupported (named), CommError (ranks disagree: all of them get it).
+
+        with ulysses.Context(MPI.COMM_WORLD) as ctx:
+            out = ulysses.attention(q, k, v, causal=True, seq=4096, context=ctx)
+
+    One thread at a time calls with a context. Not usable in a forked child.
+    """
+
+    def __init__(self, comm: Any = None, *, device: str | None = "cpu", ordinal: int = 0, threads: int = 0, ulysses: int = 0, ring: int = 0,
+                 timeout: int = 0, callbacks: bool = False, log: Callable[[int, str], None] | None = None):
+        self._handle = ctypes.c_void_p()
+        if device not in DEVICES:
+            raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
+        self._lock = threading.RLock()
+        self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
+        self._plans: dict[Any, Plan] = {}
+        self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
+        self._made: weakref.WeakSet = weakref.WeakSet()
+        self.sequences: Sequences | None = None  # what `use` set
+        options = _struct.Options(device=DEVICES[device], ordinal=ordinal, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout)
+        self._keep: list[Any] = [options]
+        if log is not None:
+            options.log = _struct.Log(lambda user, level, line: log(level, (line or b"").decode(errors="replace")))
+        self.communicator: Communicator = communicator(comm)
+        out = ctypes.byref(self._handle)
+        if isinstance(self.communicator, Alone):
+            self._call("ulysses_context_create_local", ctypes.byref(options), out)
+        elif hasattr(comm, "py2f") and not callbacks:
+            self._call("ulysses_context_create_mpi", comm.py2f(), ctypes.byref(options), out)
+        else:
+            host = self._host()
+            self._call("ulysses_context_create_host", ctypes.byref(host), ctypes.byref(options), out)
+        info = _struct.ContextInfo()
+        self._call("ulysses_context_query", self._handle, ctypes.byref(info))
+        self.rank, self.size, self.ulysses, self.ring = info.rank, info.size, info.ulysses, info.ring
+        self.device = "cuda" if info.device == _struct.CUDA else "cpu"
+        self.ordinal = info.ordinal
+
+    @classmethod
+    def torch(cls, group: Any = None, **options: Any) -> "Context":
+        """A context on a torch.distributed process group; None = the default group."""
+        return cls(TorchGroup(group), **options)
+
+    @classmethod
+    def world(cls, **options: Any) -> "Context":
+        """A context on MPI_COMM_WORLD without mpi4py: the library initialises MPI if nobody did, and finalises it then."""
+        self = cls.__new__(cls)
+        Context.__init__(self, _World(), **options)
+        self.communicator = _WorldOnly(self.rank, self.size)
+        return self
+
+    def _host(self) -> _struct.HostComm:
+        comm = self.communicator
+
+        def guarded(f: Callable[..., None]) -> Callable[..., int]:
+            def run(*args: Any) -> int:
+                try:
+                    f(*args)
+                    return 0
+                except BaseException as e:  # it must not cross C
+                    self._failure = e
+                    return 1
+            return run
+
+        def allgather(user: int, send: int, receive: int, n: int) -> None:
+            comm.allgather(_memory(send, n), _memory(receive, n * comm.size))
+
+        def alltoallv(user: int, send: int, send_bytes: Any, receive: int, receive_bytes: Any) -> None:
+            out, back = [send_bytes[i] for i in range(comm.size)], [receive_bytes[i] for i in range(comm.size)]
+            comm.alltoallv(_memory(send, sum(out)), out, _memory(receive, sum(back)), back)
+
+        host = _struct.HostComm(rank=comm.rank, size=comm.size, allgather=_struct.AllGather(guarded(allgather)),
+                                alltoallv=_struct.AllToAllV(guarded(alltoallv)))
+        self._keep.append(host)
+        return host
+
+    def _call(self, name: str, *args: Any) -> None:
+        with self._lock:
+            self._failure = None
+            try:
+                _library.call(name, *args)
+            except Exception as e:
+                if self._failure is not None:
+                    raise e from self._failure
+                raise
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise InvalidArgument("ulysses: the context is closed: make another")
+        return self._handle
+
+    def plan(self, *, heads: int, head_dim: int, kv_heads: int = 0, v_dim: int = 0, dtype: int = _struct.F32, causal: bool = False,
+             window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0) -> "Plan":
+        """The plan for a kind of layer; made at its first use, which is collective, and kept. window = (left, right), -1 unbounded."""
+        key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap)
+        if key not in self._plans:
+            self._plans[key] = Plan(self, *key)
+        return self._plans[key]
+
+    def batch(self, sequences: Sequences) -> "Batch":
+        """The batch for lengths and documents; made at its first use, which is collective. The last 64 are kept."""
+        found = self._batches.get(sequences)
+        if found is None:
+            found = self._batches[sequences] = Batch(self, sequences)
+            if len(self._batches) > BATCHES:
+                self._batches.popitem(last=False)  # destroyed when no backward needs it
+        else:
+            self._batches.move_to_end(sequences)
+        return found
+
+    def use(self, sequences: Sequences | None) -> None:
+        """Sets the lengths and documents of calls that name none: the transformers attention, attention without seq. `shard` does this."""
+        self.sequences = sequences
+
+    def abort(self, status: int) -> None:
+        """Tells the peers that this rank failed alone. Over MPI this ends the job."""
+        with self._lock:
+            _library.library().ulysses_context_abort(self.handle, int(status))
+
+    def close(self) -> None:
+        """Destroys plans, batches and the context. Collective. Calls afterwards raise InvalidArgument."""
+        global _current
+        if _current is self:
+            _current = None
+        if not self._handle or not _library.usable():
+            return
+        with self._lock:
+            for made in list(self._made):
+                made.close()
+            self._plans.clear()
+            self._batches.clear()
+            _library.library().ulysses_context_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def __enter__(self) -> "Context":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ulysses.Context(rank {self.rank} of {self.size}, {self.device})"
+
+
+class _World:
+    """Stands for MPI_COMM_WORLD where no mpi4py is."""
+
+    rank, size = 0, 0
+
+    def py2f(self) -> int:
+        return -1
+
+    def Get_rank(self) -> int:
+        return 0
+
+    def Get_size(self) -> int:
+        return 0
+
+
+class _WorldOnly(Callbacks):
+    def __init__(self, rank: int, size: int):
+        def refuse(*_: Any) -> None:
+            raise InvalidArgument("ulysses: Context.world() gives the library MPI, but Python none: make the context from an mpi4py communicator")
+
+        super().__init__(rank, size, refuse, refuse)
+
+
+def _memory(address: int | None, n: int) -> memoryview:
+    if not n:
+        return memoryview(bytearray(0))
+    return memoryview((ctypes.c_uint8 * n).from_address(address)).cast("B")
+
+
+def use(context: Context | None) -> None:
+    """Makes a context the one that calls use where none is given."""
+    global _current
+    _current = context
+
+
+def current(context: Context | None = None) -> Context:
+    """`context`, or what `use` set; InvalidArgument where there is neither."""
+    found = context if context is not None else _current
+    if found is None:
+        raise InvalidArgument("ulysses: no context: give context=, or set one for all calls with ulysses.use(ulysses.Context(comm))")
+    return found

@@ -1,0 +1,122 @@
+"""Plans, a kind of layer settled for the ranks of a context, and batches, lengths and documents settled for them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+from . import _library, _struct
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Lengths and documents of a batch, the same on all ranks.
+
+    batch       sequences
+    seq         tokens of each, over all ranks
+    kv_seq      keys of each, for cross-attention; None = seq
+    cu_seqlens  document starts over batch*seq tokens, then batch*seq; None = one document a sequence
+    kv_cu_seqlens  the same over the keys
+    """
+
+    batch: int
+    seq: int
+    kv_seq: int | None = None
+    cu_seqlens: tuple[int, ...] | None = None
+    kv_cu_seqlens: tuple[int, ...] | None = None
+
+
+class _Made:
+    """A plan or a batch on a Context: destroyed, which is local, when nobody holds it."""
+
+    _destroy = ""
+
+    def __init__(self, context: Any):
+        self.context, self._handle = context, ctypes.c_void_p()
+        context._made.add(self)
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        if not self._handle:
+            raise InvalidArgument(f"ulysses: the {type(self).__name__.lower()} is closed with its context: make another")
+        return self._handle
+
+    def close(self) -> None:
+        if self._handle and _library.usable():
+            getattr(_library.library(), self._destroy)(self._handle)
+        self._handle = ctypes.c_void_p()
+
+    def __del__(self) -> None:
+        try:
+            with self.context._lock:
+                self.close()
+        except Exception:  # the interpreter is going
+            pass
+
+
+class Plan(_Made):
+    """A kind of attention layer on the ranks of a context. Made by Context.plan."""
+
+    _destroy = "ulysses_plan_destroy"
+
+    def __init__(self, context: Any, heads: int, head_dim: int, kv_heads: int, v_dim: int, dtype: int, causal: bool,
+                 window: tuple[int, int] | None, scale: float | None, cross: bool, softcap: float):
+        super().__init__(context)
+        self.heads, self.head_dim, self.kv_heads, self.v_dim, self.dtype, self.cross = heads, head_dim, kv_heads, v_dim, dtype, cross
+        flags = _struct.CAUSAL * bool(causal) | _struct.WINDOW * (window is not None) | _struct.CROSS * bool(cross)
+        left, right = window if window is not None else (0, 0)
+        if scale is not None and scale == 0:
+            raise InvalidArgument("ulysses: scale 0: give another number, or None for 1/sqrt(head_dim)")
+        desc = _struct.AttentionDesc(dtype=dtype, flags=flags, scale=scale or 0.0, softcap=softcap, heads=heads, kv_heads=kv_heads,
+                                     head_dim=head_dim, v_dim=v_dim, window_left=left, window_right=right)
+        context._call("ulysses_attention_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle))
+
+    def sizes(self, batch: "Batch | None" = None) -> _struct.Sizes:
+        """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""
+        sizes = _struct.Sizes()
+        self.context._call("ulysses_plan_sizes", self.handle, batch.handle if batch else None, ctypes.byref(sizes))
+        return sizes
+
+    def describe(self) -> dict:
+        """How the plan works: head split, kernels, bytes sent."""
+        return json.loads(_library.library().ulysses_plan_json(self.handle) or b"{}")
+
+
+class Batch(_Made):
+    """Lengths and documents settled for the ranks of a context. Made by Context.batch."""
+
+    _destroy = "ulysses_batch_destroy"
+
+    def __init__(self, context: Any, sequences: Sequences):
+        super().__init__(context)
+        s, self.sequences = sequences, sequences
+        cu, kv_cu = _int64s(s.cu_seqlens), _int64s(s.kv_cu_seqlens)
+        if s.seq < 1:  # 0 would mean "add up the ranks' rows" to the library
+            raise InvalidArgument(f"ulysses: a batch of {s.batch} sequences of {s.seq} tokens: each must be 1 or more")
+        desc = _struct.BatchDesc(batch=s.batch, seq=s.seq, kv_seq=s.kv_seq or 0, docs=len(s.cu_seqlens) - 1 if s.cu_seqlens else 0,
+                                 cu_seqlens=cu, kv_cu_seqlens=kv_cu)
+        context._call("ulysses_batch_create", context.handle, ctypes.byref(desc), ctypes.byref(self._handle))
+        self.info = _struct.BatchInfo()
+        context._call("ulysses_batch_query", self._handle, ctypes.byref(self.info))
+        self.rows, self.lo, self.hi = self.info.rows, self.info.lo[0], self.info.hi[0]
+        self.kv_rows = self.info.kv_rows if s.kv_seq else self.info.rows
+
+    def positions(self) -> list[int]:
+        """[batch * rows] positions of this rank's tokens inside their documents, for rotary embeddings."""
+        out = (ctypes.c_int64 * (self.sequences.batch * self.rows))()
+        self.context._call("ulysses_batch_positions", self.handle, out)
+        return list(out)
+
+
+def _int64s(values: Sequence[int] | None) -> Any:
+    return None if values is None else ctypes.cast((ctypes.c_int64 * len(values))(*values), ctypes.POINTER(ctypes.c_int64))
+
+
+def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
+    """The rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more."""
+    rows, more = divmod(n, size)
+    lo = rank * rows + min(rank, more)
+    return lo, lo + rows + (rank < more)

@@ -1,0 +1,133 @@
+"""Arrays of NumPy, PyTorch and any library with DLPack, seen by the library without a copy.
+
+A `View` is a pointer, a shape and strides in elements; its axes can be reordered like an array's, whatever library made it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from typing import Any, Sequence
+
+import numpy as np
+
+from . import _struct
+from .errors import InvalidArgument, Unsupported
+
+_NUMPY = {"float32": _struct.F32, "float16": _struct.F16, "bfloat16": _struct.BF16, "int32": _struct.I32, "int64": _struct.I64,
+          "uint8": _struct.U8}
+NAMES = {code: name for name, code in _NUMPY.items()}
+
+
+def torch_or_none() -> Any:
+    """PyTorch if the host has imported it; it is never imported here."""
+    return sys.modules.get("torch")
+
+
+def is_torch(x: Any) -> bool:
+    torch = torch_or_none()
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+class View:
+    """A tensor as the library takes it. Keeps the array alive, and the shape and strides that the C struct points to."""
+
+    __slots__ = ("owner", "data", "device", "ordinal", "dtype", "shape", "strides", "_c")
+
+    def __init__(self, owner: Any, data: int, device: int, ordinal: int, dtype: int, shape: Sequence[int], strides: Sequence[int]):
+        self.owner, self.data, self.device, self.ordinal, self.dtype = owner, data, device, ordinal, dtype
+        self.shape, self.strides, self._c = tuple(shape), tuple(strides), None
+
+    def permute(self, *axes: int) -> "View":
+        """The same memory with its axes in another order."""
+        return View(self.owner, self.data, self.device, self.ordinal, self.dtype, [self.shape[i] for i in axes], [self.strides[i] for i in axes])
+
+    def pointer(self) -> Any:
+        """A ulysses_tensor* that lives as long as the view."""
+        if self._c is None:
+            n = len(self.shape)
+            shape, strides = (ctypes.c_int64 * n)(*self.shape), (ctypes.c_int64 * n)(*self.strides)
+            t = _struct.Tensor(data=self.data, device=self.device, ordinal=self.ordinal, ndim=n, code=self.dtype & 255, bits=self.dtype >> 8,
+                               lanes=1, shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
+                               strides=ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)))
+            self._c = (ctypes.pointer(t), t, shape, strides)
+        return self._c[0]
+
+
+class _Managed(ctypes.Structure):  # DLPack's DLManagedTensor, the part that is read
+    _fields_ = [("tensor", _struct.Tensor)]
+
+
+def dtype_of(x: Any) -> int:
+    """The library's number for an array's type; InvalidArgument where it has none."""
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in _NUMPY:
+        raise Unsupported(f"ulysses: dtype {name}: give one of {', '.join(_NUMPY)}")
+    return _NUMPY[name]
+
+
+def view(x: Any) -> View:
+    """A view of a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or anything with __dlpack__. Nothing is copied."""
+    if isinstance(x, np.ndarray):
+        if any(s % x.itemsize for s in x.strides):
+            raise InvalidArgument(f"ulysses: an array with strides of {x.strides} bytes and elements of {x.itemsize}: copy it first")
+        return View(x, x.ctypes.data, _struct.CPU, 0, dtype_of(x), x.shape, [s // x.itemsize for s in x.strides])
+    if is_torch(x):
+        device = {"cpu": _struct.CPU, "cuda": _struct.CUDA}.get(x.device.type)
+        if device is None or x.layout is not torch_or_none().strided:
+            raise Unsupported(f"ulysses: a tensor on {x.device} with layout {x.layout}: bring a strided one on the CPU or a CUDA device")
+        return View(x, x.data_ptr(), device, x.device.index or 0, dtype_of(x), x.shape, x.stride())
+    if hasattr(x, "__dlpack__"):
+        return _from_dlpack(x)
+    raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give a NumPy array, a PyTorch tensor or an object with __dlpack__")
+
+
+def _from_dlpack(x: Any) -> View:
+    capsule = x.__dlpack__()
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    t = _Managed.from_address(get(capsule, b"dltensor")).tensor
+    shape = [t.shape[i] for i in range(t.ndim)]
+    strides = [t.strides[i] for i in range(t.ndim)] if t.strides else _dense(shape)
+    # The capsule, which was not consumed, frees the tensor when the view goes.
+    return View((x, capsule), (t.data or 0) + t.byte_offset, t.device, t.ordinal, t.code | t.bits << 8, shape, strides)
+
+
+def _dense(shape: Sequence[int]) -> list[int]:
+    strides, n = [0] * len(shape), 1
+    for i in reversed(range(len(shape))):
+        strides[i], n = n, n * shape[i]
+    return strides
+
+
+def without_zero_strides(x: Any) -> Any:
+    """x, or a copy where it repeats elements (stride 0, as the gradient of sum() does) or its last axis is not dense. The library refuses both."""
+    v = x if isinstance(x, View) else view(x)
+    repeats = any(s == 0 and n > 1 for n, s in zip(v.shape, v.strides))
+    if not repeats and (v.shape[-1:] in ((), (0,), (1,)) or v.strides[-1] == 1):
+        return x
+    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+
+
+def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
+    """An array of like's library and device, not filled. dtype is one of the library's numbers; None = like's."""
+    if is_torch(like):
+        torch = torch_or_none()
+        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, NAMES[dtype]), device=like.device)
+    return np.empty(tuple(shape), dtype=np.asarray(like).dtype if dtype is None else NAMES[dtype])
+
+
+def block(like: Any, size: int) -> Any:
+    """size bytes where like lives, aligned to 64 bytes on the CPU (256 on CUDA, by PyTorch's allocator)."""
+    if is_torch(like):
+        return torch_or_none().empty(size, dtype=torch_or_none().uint8, device=like.device)
+    whole = np.empty(size + 64, np.uint8)
+    lo = -whole.ctypes.data % 64
+    return whole[lo:lo + size]
+
+
+def stream_of(x: Any) -> int | None:
+    """PyTorch's current stream on a CUDA tensor's device: the library enqueues there. None on the CPU."""
+    if is_torch(x) and x.is_cuda:
+        return torch_or_none().cuda.current_stream(x.device).cuda_stream
+    return None
