@@ -1,5 +1,3 @@
-//go:build mpi
-
 package comm
 
 import (
@@ -10,9 +8,23 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ulysses/internal/status"
 )
 
 const sceneVariable = "ULYSSES_MPI_TEST"
+
+// TestMain ends MPI in the processes that startRanks started.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if inside() != "" {
+		if code != 0 && mpiStart.loaded {
+			(&mpiComm{}).Abort(status.Code(code), "a test failed") // peers may be waiting for this rank
+		}
+		Finalize()
+	}
+	os.Exit(code)
+}
 
 // Tests of MPI start their own binary under mpirun; inside, the same test finds itself a rank and plays a scene.
 
@@ -40,4 +52,20 @@ func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()
 	return string(out), err
+}
+
+// mpiRun runs f on all ranks. An error of one rank alone is said at once, for the others may be waiting for it; the watch ends them then.
+func mpiRun(t *testing.T, w Comm, name string, f func(Comm) error) {
+	watch := time.AfterFunc(20*time.Second, func() {
+		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)
+		w.Abort(status.Comm, "hangs")
+	})
+	defer watch.Stop()
+	err := f(w)
+	if err != nil {
+		fmt.Printf("rank %d: %s: %v\n", w.Rank(), name, err)
+	}
+	if err := Agree(w, err); err != nil {
+		t.Errorf("%s: %v", name, err)
+	}
 }

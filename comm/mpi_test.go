@@ -18,19 +18,6 @@ import (
 	"ulysses/tensor"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if inside() != "" {
-		if code != 0 {
-			if w, err := World(); err == nil {
-				w.Abort(status.Code(code), "a test failed") // peers may be waiting for this rank
-			}
-		}
-		Finalize()
-	}
-	os.Exit(code)
-}
-
 func world(t *testing.T) *mpiComm {
 	t.Helper()
 	w, err := World()
@@ -68,22 +55,6 @@ func TestMPI(t *testing.T) {
 	mpiRun(t, w, "handles", mpiHandles)
 	if err := w.Close(); err != nil {
 		t.Error(err)
-	}
-}
-
-// mpiRun runs f on all ranks. An error of one rank alone is said at once, for the others may be waiting for it; the watch ends them then.
-func mpiRun(t *testing.T, w *mpiComm, name string, f func(Comm) error) {
-	watch := time.AfterFunc(20*time.Second, func() {
-		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)
-		w.Abort(status.Comm, "hangs")
-	})
-	defer watch.Stop()
-	err := f(w)
-	if err != nil {
-		fmt.Printf("rank %d: %s: %v\n", w.Rank(), name, err)
-	}
-	if err := Agree(w, err); err != nil {
-		t.Errorf("%s: %v", name, err)
 	}
 }
 
@@ -136,32 +107,6 @@ func mpiSteadyState(w Comm) error {
 	runtime.ReadMemStats(&after)
 	if n := after.Mallocs - before.Mallocs; n > 4*rounds {
 		return wrong("%d allocations in %d rounds", n, rounds)
-	}
-	return nil
-}
-
-// mpiSameBits: sums have the bits that goroutine ranks give.
-func mpiSameBits(w Comm) error {
-	for _, d := range reducedTypes {
-		for _, n := range []int64{100, 50_000} {
-			t := newOperand(d, w.Rank(), n)
-			if err := w.AllReduce(nil, t, Sum); err != nil {
-				return err
-			}
-			err := RunLocal(w.Size(), func(c Comm) error {
-				u := newOperand(d, c.Rank(), n)
-				if err := c.AllReduce(nil, u, Sum); err != nil {
-					return err
-				}
-				if string(u.RawBytes()) != string(t.RawBytes()) {
-					return wrong("%v: goroutine ranks and MPI differ", t)
-				}
-				return nil
-			})
-			if err != nil {
-				return err
-			}
-		}
 	}
 	return nil
 }

@@ -1,0 +1,171 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// TestFromMPI plays a host program that has MPI, at every thread level, and one that has not started it. Without the tag mpi the table
+// is a file that is opened; the file is made here.
+func TestFromMPI(t *testing.T) {
+	scenes := map[string]func(t *testing.T){
+		"started by us": func(t *testing.T) { hostOfMPI(t, -1) },
+		"single":        func(t *testing.T) { hostOfMPI(t, threadSingle) },
+		"funneled":      func(t *testing.T) { hostOfMPI(t, threadFunneled) },
+		"serialized":    func(t *testing.T) { hostOfMPI(t, threadSerialized) },
+		"multiple":      func(t *testing.T) { hostOfMPI(t, threadMultiple) },
+		"abort": func(t *testing.T) {
+			w := fromMPI(t, -1)
+			if w.Rank() == 1 {
+				w.Abort(status.Numeric, "loss is NaN")
+			}
+			t.Error(w.Barrier()) // waits until it is ended
+		},
+	}
+	if scene := inside(); scene != "" {
+		runtime.LockOSThread() // a host program calls from the thread that started MPI
+		scenes[scene](t)
+		return
+	}
+	needTable(t)
+	for name := range scenes {
+		for _, n := range []int{2, 3} {
+			out, err := startRanks(t, name, n)
+			var exit *exec.ExitError
+			if name == "abort" && errors.As(err, &exit) && exit.ExitCode() == int(status.Numeric) {
+				continue
+			}
+			if err != nil || name == "abort" {
+				t.Errorf("%s, %d ranks: %v\n%s", name, n, err, out)
+			}
+		}
+	}
+}
+
+func fromMPI(t *testing.T, handle int64) *mpiComm {
+	t.Helper()
+	c, err := FromMPI(handle)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.(*mpiComm)
+}
+
+// mustBe compares an error's code and text.
+func mustBe(t *testing.T, what string, err error, code status.Code, text string) {
+	t.Helper()
+	if status.Of(err) != code || !strings.Contains(fmt.Sprint(err), text) {
+		t.Errorf("%s: %v (%v), want %q (%v)", what, err, status.Of(err), text, code)
+	}
+}
+
+// hostOfMPI starts MPI with the level, or leaves that to FromMPI where it is negative.
+func hostOfMPI(t *testing.T, level int) {
+	_, err := FromMPI(7)
+	mustBe(t, "a handle before MPI_Init", err, status.InvalidArgument, "MPI has not been started")
+	_, err = FromMPI(1 << 40)
+	mustBe(t, "a handle that is none", err, status.InvalidArgument, "beyond 32 bits")
+	if level >= 0 {
+		if err := startMPI(level); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, have := mpiState(); have != level {
+			t.Fatalf("thread level %d, not %d", have, level)
+		}
+	}
+	w := fromMPI(t, -1)
+	checkPresent(t)
+	if lib := Library(); strings.Contains(lib, "thread level multiple") != (level < 0 || level == threadMultiple) {
+		t.Errorf("library %q at level %d", lib, level)
+	}
+	_, err = FromMPI(123456)
+	mustBe(t, "nobody's handle", err, status.InvalidArgument, "no communicator has this handle")
+	for _, s := range suite {
+		if s.Name != "Concurrent" || level < 0 || level == threadMultiple {
+			mpiRun(t, w, s.Name, s.Run)
+		}
+	}
+	mpiRun(t, w, "same bits", mpiSameBits)
+	subset(t, w)
+	if level == threadSingle || level == threadFunneled {
+		done := make(chan error)
+		go func() {
+			runtime.LockOSThread()
+			done <- w.Barrier()
+		}()
+		mustBe(t, "another thread", <-done, status.InvalidArgument, "call from that thread")
+	}
+	second, last := fromMPI(t, w.Fortran()), fromMPI(t, -1)
+	if err := errors.Join(w.Close(), second.Barrier(), second.Close()); err != nil {
+		t.Error(err)
+	}
+	rows := make([]int64, last.size)
+	r, err := last.AllToAllStart(nil, bytesOf(nil), bytesOf(nil), rows, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Finalize() // too early
+	mustBe(t, "a call after MPI_Finalize", last.Barrier(), status.Comm, "MPI has ended")
+	mustBe(t, "a request after MPI_Finalize", r.Wait(), status.Comm, "MPI has ended")
+	mustBe(t, "closing after MPI_Finalize", last.Close(), status.Comm, "MPI has ended")
+	_, err = FromMPI(-1)
+	mustBe(t, "MPI again", err, status.Comm, "MPI has ended")
+	last.Abort(status.Internal, "nothing to end")
+}
+
+// subset gives the handle of a communicator that has all ranks but the first, in reverse, and then that of a freed one.
+func subset(t *testing.T, w *mpiComm) {
+	mpiRun(t, w, "subset", func(Comm) error {
+		sub, err := w.Split(min(w.rank, 1)-1, -w.rank)
+		if err != nil || sub == nil {
+			return err
+		}
+		handle := sub.(*mpiComm).Fortran()
+		c, err := FromMPI(handle)
+		if err != nil {
+			return err
+		}
+		if c.Size() != w.size-1 || c.Rank() != w.size-1-w.rank || c.(*mpiComm).Fortran() == handle {
+			return wrong("rank %d of %d, handle %d of %d", c.Rank(), c.Size(), c.(*mpiComm).Fortran(), handle)
+		}
+		if err := sub.Close(); err != nil { // the duplicate lives on
+			return err
+		}
+		if _, err := FromMPI(handle); status.Of(err) != status.InvalidArgument {
+			return wrong("handle %d of a freed communicator: %v", handle, err)
+		}
+		return errors.Join(suiteAllToAll(c), suiteAllReduce(c), c.Close())
+	})
+}
+
+// mpiSameBits: sums have the bits that goroutine ranks give.
+func mpiSameBits(w Comm) error {
+	for _, d := range reducedTypes {
+		for _, n := range []int64{100, 50_000} {
+			t := newOperand(d, w.Rank(), n)
+			if err := w.AllReduce(nil, t, Sum); err != nil {
+				return err
+			}
+			err := RunLocal(w.Size(), func(c Comm) error {
+				u := newOperand(d, c.Rank(), n)
+				if err := c.AllReduce(nil, u, Sum); err != nil {
+					return err
+				}
+				if string(u.RawBytes()) != string(t.RawBytes()) {
+					return wrong("%v: goroutine ranks and MPI differ", t)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+//go:build !mpi
+
+package comm
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// needTable builds the file for this machine's MPI and names it to the processes that follow. Without mpicc the test is skipped, and fails
+// where the environment variable CI is "true".
+func needTable(t *testing.T) {
+	t.Helper()
+	mpicc, err := exec.LookPath("mpicc")
+	if err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatalf("no mpicc: %v: install libopenmpi-dev", err)
+		}
+		t.Skipf("SKIP: no mpicc: install libopenmpi-dev: %v", err)
+	}
+	t.Setenv(mpiVariable, compile(t, mpicc, "mpi_calls.c", mpiLibraries[0].file))
+}
+
+func compile(t *testing.T, cc, source, name string) string {
+	t.Helper()
+	folder, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command(cc, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-shared", "-I", folder, "-o", file, source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return file
+}
+
+// checkPresent: the library that was opened privately, as a Python module's would be, is found in memory.
+func checkPresent(t *testing.T) {
+	if present := presentMPI(); firstWords(present) != libraryName() {
+		t.Errorf("in memory: %q, opened: %q", present, libraryName())
+	}
+}
+
+func TestShimFiles(t *testing.T) {
+	const ompi, mpich = "libulysses_mpi_ompi.so", "libulysses_mpi_mpich.so"
+	for _, c := range []struct {
+		present, launcher string
+		want              []string
+	}{
+		{"", "", []string{ompi, mpich}},
+		{"", "PMI_SIZE", []string{mpich, ompi}},
+		{"", "OMPI_COMM_WORLD_SIZE", []string{ompi, mpich}},
+		{"MPICH Version:\t4.0.2\nMPICH Release date", "OMPI_COMM_WORLD_SIZE", []string{mpich}},
+		{"Intel(R) MPI Library 2021.9 for Linux* OS\n", "", []string{mpich}},
+		{"Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", "PMI_SIZE", []string{ompi}},
+		{"Other MPI 1.0", "", nil},
+	} {
+		for _, v := range []string{mpiVariable, "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"} {
+			t.Setenv(v, "")
+		}
+		if c.launcher != "" {
+			t.Setenv(c.launcher, "4")
+		}
+		got, err := shimFiles(c.present)
+		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
+			t.Errorf("%q under %q: %v, %v, want %v", c.present, c.launcher, got, err, c.want)
+		}
+		if err != nil {
+			mustBe(t, c.present, err, status.Unsupported, `"Other MPI 1.0", of which nothing is known here`)
+		}
+	}
+	t.Setenv(mpiVariable, "/nowhere/x.so")
+	_, err := shimFiles("")
+	mustBe(t, "a file that is not there", err, status.InvalidArgument, "ULYSSES_MPI_SHIM=/nowhere/x.so: no such file")
+}
+
+// TestShimRefused: files that are not the table, or another's, are refused by name, and then nothing is loaded.
+func TestShimRefused(t *testing.T) {
+	source := func(text string) string {
+		file := filepath.Join(t.TempDir(), "table.c")
+		if err := os.WriteFile(file, []byte("#include \"mpi_table.h\"\n"+text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return compile(t, "gcc", file, "table.so")
+	}
+	const open = "__attribute__((visibility(\"default\"))) const umpi_api *umpi_table(uint32_t want, uint32_t *have) { static umpi_api t; (void)want, (void)t; "
+	text := filepath.Join(t.TempDir(), "text.so")
+	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]string{
+		text:                     "cannot be opened",
+		source("int nothing;\n"): "it has no function umpi_table",
+		source(open + "*have = 99; return 0; }\n"):                                              "speaks version 99 of the interface, this library version 1",
+		source(open + "*have = UMPI_ABI; t.abi = UMPI_ABI; t.size = 24; return &t; }\n"):        "a table of 24 bytes",
+		source(open + "*have = UMPI_ABI; t.abi = 7; t.size = (uint32_t)sizeof t; return &t; }"): "speaks version 7",
+	} {
+		t.Setenv(mpiVariable, file)
+		_, err := FromMPI(-1)
+		mustBe(t, want, err, status.Unsupported, want)
+		if !strings.Contains(err.Error(), file) || mpiStart.loaded {
+			t.Errorf("%v; loaded: %v", err, mpiStart.loaded)
+		}
+	}
+	if _, err := World(); status.Of(err) != status.Unsupported || Available() || Library() != "none: built without the tag mpi" {
+		t.Errorf("a program without MPI: %v, %v, %q", err, Available(), Library())
+	}
+	other := source("#include <string.h>\nstatic int says(char *text, int size) { (void)size; strcpy(text, \"Open MPI v9.9\"); return 0; }\n" + open +
+		"*have = t.abi = UMPI_ABI; t.size = (uint32_t)sizeof t; t.library = says; return &t; }\n")
+	if err := openShim(other); err != nil {
+		t.Fatal(err)
+	}
+	err := fitsMPI(other, "Open MPI v4.1.4, package")
+	mustBe(t, "another MPI", err, status.Unsupported, "stands on Open MPI v9.9, the host program on Open MPI v4.1.4")
+	if mpiStart.loaded {
+		t.Error("loaded all the same")
+	}
+}
