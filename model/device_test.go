@@ -28,11 +28,14 @@ type lateRank struct {
 	grads   []tensor.Tensor
 }
 
-func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64) *lateRank {
+func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, tiles ...Tiles) *lateRank {
 	dev, err := fake.Open(fake.Options{Seed: uint64(host.Rank())})
 	must(err)
 	m, err := New(dev, fake.Communicator(dev, host), cfg, compute)
 	must(err)
+	for _, x := range tiles {
+		must(m.SetTiles(x))
+	}
 	r := &lateRank{Model: m, dev: dev, host: host}
 	r.arena, err = device.NewArena(dev, "weights", 16*m.Numel()+1<<20)
 	must(err)
@@ -103,10 +106,10 @@ func (r *lateRank) read(t tensor.Tensor) []float32 {
 }
 
 // trainLate is train on late devices.
-func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequence) (o outcome) {
+func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequence, tiles ...Tiles) (o outcome) {
 	t.Helper()
 	ranks(t, n, func(host comm.Comm) error {
-		r := newLate(host, cfg, compute, int64(len(s.ids)))
+		r := newLate(host, cfg, compute, int64(len(s.ids)), tiles...)
 		defer r.close()
 		r.set(weights(r.Model))
 		loss, err := r.ForwardBackward(r.c, r.shard(s))

@@ -37,19 +37,23 @@ func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 	p.Gemm(y, x, l.matrix(l.w[0].Value).Permute(1, 0), l.bias())
 }
 
-// backwardWeights adds the gradients of W and b from dy [T, out] and the x [T, in] that forward saw.
+// backwardWeights adds the gradients of W and b, which are complete then, from dy [T, out] and the x [T, in] that forward saw.
 func (l *linear) backwardWeights(p *pass, dy, x tensor.Tensor) {
 	l.addWeights(p, dy, x)
-	p.ready(l.w...)
+	l.ready(p)
+}
+
+// addWeights is backwardWeights of some of the rows; when all are there, ready announces the gradients.
+func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
+	p.GemmAdd(l.matrix(l.w[0].Grad), dy.Permute(1, 0), x)
 	if len(l.b) > 0 {
 		p.ColumnSum(span(l.b[0].Grad, l.out), dy)
-		p.ready(l.b...)
 	}
 }
 
-// addWeights adds the gradient of W from some of the rows.
-func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
-	p.GemmAdd(l.matrix(l.w[0].Grad), dy.Permute(1, 0), x)
+func (l *linear) ready(p *pass) {
+	p.ready(l.w...)
+	p.ready(l.b...)
 }
 
 // backwardInput writes dx [T, in] from dy [T, out].

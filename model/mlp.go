@@ -11,6 +11,7 @@ type mlp struct {
 	gateUp, down linear
 	width        int64         // F, features of gate and of up
 	hidden       tensor.Tensor // [T, 2F], gate and up; their gradients on the way back
+	tiles        *mlpTiles
 }
 
 func newMLP(cfg *Config, layer int64) *mlp {
@@ -29,7 +30,9 @@ func newMLP(cfg *Config, layer int64) *mlp {
 		}
 		downBias = []*Param{newParam(name("down_proj.bias"), cfg.DType, zeros, wide[1:], cfg.HiddenSize)}
 	}
-	return &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), width: cfg.IntermediateSize}
+	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), width: cfg.IntermediateSize}
+	m.tiles = newMLPTiles(m)
+	return m
 }
 
 func (m *mlp) Params() []*Param {
@@ -37,18 +40,22 @@ func (m *mlp) Params() []*Param {
 	return append(append(ps, m.down.w...), m.down.b...)
 }
 
-func (m *mlp) split() (gate, up tensor.Tensor) { // [T, F] each
-	return m.hidden.Slice(1, 0, m.width), m.hidden.Slice(1, m.width, 2*m.width)
+func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) { // [T, F] each
+	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
 }
 
 func (m *mlp) Forward(p *pass, x tensor.Tensor) {
+	if p.tiles.MLP > 0 {
+		m.tiles.run(p, x, tensor.Tensor{})
+		return
+	}
 	mark := p.mark()
 	m.hidden = p.keep(gateUp, p.rows, 2*m.width)
 	if p.backward {
 		mark = p.mark()
 	}
 	y := p.temp(p.rows, m.width)
-	gate, up := m.split()
+	gate, up := m.split(m.hidden)
 
 	p.phase("mlp")
 	m.gateUp.forward(p, m.hidden, x)
@@ -60,9 +67,13 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 
 // Backward computes silu(gate)·up again rather than keeping it: it costs a pass over memory, keeping it a third of the layer's.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
+	if p.tiles.MLP > 0 {
+		m.tiles.run(p, x, dy)
+		return
+	}
 	mark := p.mark()
 	y := p.temp(p.rows, m.width)
-	gate, up := m.split()
+	gate, up := m.split(m.hidden)
 
 	p.phase("mlp")
 	p.SwiGLU(y, gate, up)

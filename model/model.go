@@ -21,8 +21,9 @@ type Model struct {
 	groups []*Group
 	embed  *Param // [V, hidden]
 	blocks []*block
-	head   head
+	head   *head
 
+	tiles     Tiles
 	compute   tensor.DType // of activations and of the weights they meet
 	constants *device.Arena
 	freq      tensor.Tensor // [D/2] F32, RoPE's angle per position
@@ -59,7 +60,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType) (*Mode
 		last.Params = append(last.Params, matrix)
 	}
 	m.groups = append(m.groups, last)
-	m.head = head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps}
+	m.head = newHead(cfg, norm, matrix)
 	if err := m.makeConstants(); err != nil {
 		m.Close()
 		return nil, err
@@ -116,9 +117,6 @@ func (m *Model) Compute() tensor.DType { return m.compute }
 
 // Plan is the attention plan that all layers share.
 func (m *Model) Plan() *sp.Plan { return m.plan }
-
-// SetLossTile fixes the rows of logits that exist at a time; 0 lets the model choose. Losses do not depend on it.
-func (m *Model) SetLossTile(rows int64) { m.head.tile = rows }
 
 // ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to every Param.Grad: this rank's part,
 // to be summed over ranks. Collective.
@@ -179,7 +177,7 @@ func (m *Model) attentionSizes(tokens int64) (sp.Sizes, error) {
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
 	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
-	p.err, p.at, p.saved, p.dry = nil, 0, [kinds]int64{}, c.Arena.Sketched()
+	p.tiles, p.err, p.at, p.saved, p.dry = m.tiles, nil, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 
 // execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.

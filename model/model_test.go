@@ -141,7 +141,7 @@ func TestLossTiles(t *testing.T) {
 		s := documents(cfg.VocabSize, 9, 14)
 		one := train(t, 1, cfg, s, nil)
 		for _, tile := range []int64{1, 5, 22, 23, 100} {
-			o := train(t, 1, cfg, s, func(r *rank) { r.SetLossTile(tile) })
+			o := train(t, 1, cfg, s, func(r *rank) { must(r.SetTiles(Tiles{Loss: tile})) })
 			if o.Loss != one.Loss {
 				t.Errorf("tile of %d: %v, want %v", tile, o.Loss, one.Loss)
 			}

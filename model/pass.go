@@ -58,6 +58,7 @@ type pass struct {
 
 	compute  tensor.DType // of activations
 	rows     int64        // T, this rank's tokens
+	tiles    Tiles
 	sizes    sp.Sizes
 	saved    [kinds]int64  // bytes
 	cos, sin tensor.Tensor // [T, D/2] F32

@@ -1,0 +1,240 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/mpitest"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+	"ulysses/tile"
+)
+
+// inTiles gives a rank tiles, and an arena as large as Memory says then.
+func inTiles(x Tiles, tokens int64) func(r *rank) {
+	return func(r *rank) {
+		must(r.SetTiles(x))
+		lo, hi := comm.Shard(tokens, r.comm.Rank(), r.comm.Size())
+		table, err := r.Memory(hi-lo, tokens, true)
+		must(err)
+		r.c.Arena.Free()
+		r.c.Arena, err = device.NewArena(r.dev, "activations", Bytes(table))
+		must(err)
+	}
+}
+
+// ignoring leaves a sequence's targets from lo to hi out.
+func ignoring(s *sequence, lo, hi int) *sequence {
+	s.targets = slices.Clone(s.targets)
+	for i := lo; i < hi; i++ {
+		s.targets[i] = -100
+	}
+	return s
+}
+
+// lengths are tiles: single rows, some, many, and more than there are.
+var lengths = []int64{1, 7, 64, 1000}
+
+// Tiles of MLP and loss leave the loss to the bit, gradients within the rounding of their sums, and an SGD step's weights within 1e-7: in
+// stacked layers, on ranks with unequal shards, with no token, with no target.
+func TestTiles(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		for _, s := range []*sequence{
+			documents(cfg.VocabSize, 9, 1, 13),
+			documents(cfg.VocabSize, 3),                    // fewer than ranks
+			ignoring(documents(cfg.VocabSize, 150), 0, 76), // no target on rank 0 of two, on 0 and 1 of four
+		} {
+			for _, n := range append([]int{1}, mpitest.Sizes()...) {
+				want := train(t, n, cfg, s, func(r *rank) { must(r.SetTiles(Tiles{MLP: TileOff, Loss: TileOff})) })
+				for _, rows := range lengths {
+					got := train(t, n, cfg, s, inTiles(Tiles{MLP: rows, Loss: rows}, int64(len(s.ids))))
+					if got.Loss != want.Loss {
+						t.Errorf("%d tokens, %d ranks, tiles of %d: %v, want %v", len(s.ids), n, rows, got.Loss, want.Loss)
+					}
+					same(t, fmt.Sprintf("%d tokens, %d ranks, tiles of %d", len(s.ids), n, rows), got, want)
+				}
+			}
+		}
+	})
+}
+
+// same compares gradients, and the weights that SGD makes of them.
+func same(t *testing.T, what string, got, want outcome) {
+	t.Helper()
+	const lr = 0.1
+	for name, g := range want.grads {
+		if e := far(got.grads[name], g); !(e < 2e-5) {
+			t.Errorf("%s: gradient of %s is off by %.2g", what, name, e)
+		}
+		for i := range g {
+			if d := lr * math.Abs(got.grads[name][i]-g[i]) / float64(max(1, want.Tokens)); !(d <= 1e-7) {
+				t.Fatalf("%s: weight %d of %s is off by %.2g after a step", what, i, name, d)
+			}
+		}
+	}
+}
+
+// Tiled passes take what is planned to the byte, an evaluation too, allocate nothing, and keep no gate and up.
+func TestTilesMemory(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 150, 31)
+		for _, backward := range []bool{true, false} {
+			ranks(t, 1, func(c comm.Comm) error {
+				var before int64
+				for _, x := range []Tiles{{TileOff, TileOff}, {TileOff, 64}, {64, 64}, {7, 7}, {1, 1}} {
+					r := newRank(c, cfg, 1, backward)
+					defer r.close()
+					r.Init(1)
+					must(r.SetTiles(x))
+					table, err := r.Memory(181, 181, backward)
+					must(err)
+					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 && size > before-2*2*4*40*181 { // two layers' gates and ups
+						t.Errorf("backward %v, tiles %v: %d bytes, with larger ones %d", backward, x, size, before)
+					}
+					before = Bytes(table)
+					r.c.Arena, err = device.NewArena(r.dev, "activations", before)
+					must(err)
+					pass, b := r.Forward, shard(c, s)
+					if backward {
+						pass = r.ForwardBackward
+					}
+					if _, err := pass(r.c, b); err != nil {
+						return err
+					}
+					if r.c.Arena.Peak() != before || r.c.Arena.Mark() != 0 {
+						t.Errorf("backward %v, tiles %v: peak %d, planned %d, left %d", backward, x, r.c.Arena.Peak(), before, r.c.Arena.Mark())
+					}
+					if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 {
+						t.Errorf("backward %v, tiles %v: %v allocations in a pass", backward, x, a)
+					}
+					if _, err := pass(r.c, shard(c, documents(cfg.VocabSize, 100))); err != nil { // a shorter batch in the same memory
+						return err
+					}
+				}
+				return nil
+			})
+		}
+	})
+}
+
+// What the logits and the loss take beside the hidden states does not grow with the sequence, but for one number a token, its loss.
+func TestLossMemoryIsFlat(t *testing.T) {
+	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 128256, "hidden_size": 64, "intermediate_size": 64,
+		"num_hidden_layers": 1, "num_attention_heads": 1})
+	must(err)
+	ranks(t, 1, func(c comm.Comm) error {
+		r := newRank(c, configs(t)["llama"], 1, false)
+		m, err := New(r.dev, c, cfg, tensor.F32)
+		must(err)
+		peak := func(rows int64, loss int64) int64 {
+			must(m.SetTiles(Tiles{Loss: loss}))
+			arena, ids := device.Sketch(r.dev, "loss"), tensor.Of(nil, tensor.I32, rows)
+			var p pass
+			p.begin(m, &Ctx{Arena: arena}, &Batch{Targets: ids}, rows, m.sizes, true)
+			p.act, p.rstd = p.temp(rows, 64), p.stat(rows)
+			x, before := p.temp(rows, 64), arena.Mark()
+			m.head.run(&p, x, m.sum)
+			must(p.err)
+			return arena.Peak() - before - 4*rows // its loss
+		}
+		for _, rows := range []int64{2048, 16384, 131072, 1048576} {
+			auto, whole := peak(rows, TileAuto), peak(rows, TileOff)
+			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileRows(Tiles{}), float64(whole)/(1<<20))
+			if auto != peak(2048, TileAuto) || whole != rows*128256*4 {
+				t.Errorf("%d tokens: %d bytes in tiles, %d at once; 2048 tokens take %d in tiles", rows, auto, whole, peak(2048, TileAuto))
+			}
+		}
+		return nil
+	})
+}
+
+// Every gradient is announced once, after its last tile, though a rank's last tiles are empty or it has no rows at all.
+func TestTilesWeights(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 14), documents(cfg.VocabSize, 3)} {
+			tiles := inTiles(Tiles{MLP: 7, Loss: 7}, int64(len(s.ids)))
+			one := train(t, 1, cfg, s, tiles)
+			train(t, 1, cfg, s, func(r *rank) {
+				tiles(r)
+				l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+				r.c.Weights = &complete{lender: l, want: one}
+				if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); err != nil {
+					t.Fatal(err)
+				}
+				once(t, r, l)
+				r.c.Weights = nil
+			})
+			for _, n := range mpitest.Sizes() {
+				train(t, n, cfg, s, func(r *rank) {
+					must(r.SetTiles(Tiles{MLP: 2, Loss: 2}))
+					l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+					r.c.Weights = l
+					if _, err := r.ForwardBackward(r.c, shard(r.comm, s)); err != nil {
+						t.Error(err)
+					}
+					once(t, r, l)
+					r.c.Weights = nil
+					_, most := comm.Shard(int64(len(s.ids)), 0, n)
+					if got, want := r.head.compute.Plan.Count, tile.Count(most, 2); got != want {
+						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as all", len(s.ids), r.comm.Rank(), n, got, want)
+					}
+				})
+			}
+		}
+	})
+}
+
+func once(t *testing.T, r *rank, l *lender) {
+	for _, g := range r.Groups() {
+		for _, p := range g.Params {
+			if l.ready[p.Name] != 1 {
+				t.Errorf("%s is announced %d times", p.Name, l.ready[p.Name])
+			}
+			clear(p.Grad.Float32s())
+		}
+	}
+}
+
+// On a device that runs late tiles give the CPU's bits, and in BF16 what is near.
+func TestTilesOnLateDevice(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s, x := documents(cfg.VocabSize, 9, 1, 13), Tiles{MLP: 7, Loss: 5}
+		for _, n := range append([]int{1}, mpitest.Sizes()...) {
+			want, got := train(t, n, cfg, s, inTiles(x, 23)), trainLate(t, n, cfg, tensor.F32, s, x)
+			if got.Loss != want.Loss {
+				t.Errorf("%d ranks: %v, on the CPU %v", n, got.Loss, want.Loss)
+			}
+			for name, g := range want.grads {
+				if !slices.Equal(got.grads[name], g) {
+					t.Errorf("%d ranks: gradient of %s is off by %.2g", n, name, far(got.grads[name], g))
+				}
+			}
+		}
+		want, got := trainLate(t, 1, cfg, tensor.BF16, s), trainLate(t, 1, cfg, tensor.BF16, s, x)
+		if got.Loss != want.Loss {
+			t.Errorf("BF16: %v, untiled %v", got.Loss, want.Loss)
+		}
+		for name, g := range want.grads {
+			if e := far(got.grads[name], g); !(e < 2e-5) {
+				t.Errorf("BF16: gradient of %s is off by %.2g", name, e)
+			}
+		}
+	})
+}
+
+// Tiles that cannot be are refused.
+func TestTilesRefusals(t *testing.T) {
+	ranks(t, 1, func(c comm.Comm) error {
+		r := newRank(c, configs(t)["llama"], 1, false)
+		for _, x := range []Tiles{{MLP: -2}, {Loss: -7}} {
+			if err := r.SetTiles(x); status.Of(err) != status.InvalidArgument || r.Tiles() != (Tiles{}) {
+				t.Errorf("%v: %v, now %v", x, err, r.Tiles())
+			}
+		}
+		return nil
+	})
+}
