@@ -1,5 +1,6 @@
-// Package comm moves tensors between ranks. The same interface is served by goroutines in one process (Local), by MPI (build tag mpi),
-// and by what a device brings (NCCL, IPC). Everything above talks to a *Counted, which times, counts and watches each call.
+// Package comm moves tensors between ranks. The same interface is served by goroutines in one process (Local), by MPI (the program's own,
+// World, or a host program's, FromMPI), by a host program's own collectives (NewHost), and by what a device brings (NCCL, IPC). Everything
+// above talks to a *Counted, which times, counts and watches each call.
 //
 // All operations are collective over the communicator unless said otherwise and are called in one order by all ranks. Tensors are
 // dense; rows are slices of the first axis, so a row of a [n, 4, 8] tensor is 32 elements and of a [n] tensor is one.
@@ -31,7 +32,7 @@ type Tester interface{ Test() (bool, error) }
 type Comm interface {
 	Rank() int
 	Size() int
-	Kind() string // "local", "mpi", "nccl", "ipc"
+	Kind() string // "local", "mpi", "host", "nccl", "ipc"
 	// Split makes a communicator of the ranks with this color, ordered by key, then by rank. A negative color takes part and gets nil.
 	Split(color, key int) (Comm, error)
 	Barrier() error
@@ -50,7 +51,7 @@ type Comm interface {
 	ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
 	// Broadcast copies t of the root to every rank.
 	Broadcast(s device.Stream, t tensor.Tensor, root int) error
-	// SendRecv sends to one rank and receives from another (not collective); a negative rank is nobody.
+	// SendRecv sends to one rank and receives from another; a negative rank is nobody. It is not collective, but with Kind "host" it is.
 	SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
 	// Abort ends the whole job with the code as soon as it can; peers' calls fail or their processes end. It may be called from any goroutine.
 	Abort(code status.Code, reason string)

@@ -35,6 +35,15 @@ func inside() string { return os.Getenv(sceneVariable) }
 // Without mpirun the test is skipped, and fails where the environment variable CI is "true".
 func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 	t.Helper()
+	name, _, _ := strings.Cut(t.Name(), "/")
+	t.Setenv(sceneVariable, scene)
+	defer os.Unsetenv(sceneVariable)
+	return startProgram(t, n, os.Args[0], "-test.run=^"+name+"$", "-test.count=1")
+}
+
+// startProgram does the same with any program.
+func startProgram(t *testing.T, n int, program ...string) (output string, err error) {
+	t.Helper()
 	mpirun, err := exec.LookPath("mpirun")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
@@ -42,12 +51,10 @@ func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 		}
 		t.Skipf("SKIP: no mpirun: install openmpi-bin: %v", err)
 	}
-	name, _, _ := strings.Cut(t.Name(), "/")
 	ctx, cancel := context.WithTimeout(context.Background(), 70*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, mpirun, "--oversubscribe", "--bind-to", "none", "--timeout", "60", "-n", fmt.Sprint(n),
-		os.Args[0], "-test.run=^"+name+"$", "-test.count=1")
-	cmd.Env = append(os.Environ(), sceneVariable+"="+scene, "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+	cmd := exec.CommandContext(ctx, mpirun, append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "60", "-n", fmt.Sprint(n)}, program...)...)
+	cmd.Env = append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
 		"OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_tcp_if_include=lo", "OMPI_MCA_orte_base_help_aggregate=0")
 	cmd.WaitDelay = 5 * time.Second
 	out, err := cmd.CombinedOutput()

@@ -82,6 +82,7 @@ func prepare() {
 	}
 	// UCX would take the handler of segmentation faults away from the Go runtime, which turns them into panics.
 	set("UCX_ERROR_SIGNALS", "")
+	set("UCX_WARN_UNUSED_ENV_VARS", "n") // not every UCX knows that one, and it would say so
 	// Ranks that share cores must give them up while they wait; mpirun knows when, srun does not say.
 	if slurm.Env().LocalSize > runtime.NumCPU() {
 		set("OMPI_MCA_mpi_yield_when_idle", "1")

@@ -71,6 +71,9 @@ func hostOfMPI(t *testing.T, level int) {
 	mustBe(t, "a handle before MPI_Init", err, status.InvalidArgument, "MPI has not been started")
 	_, err = FromMPI(1 << 40)
 	mustBe(t, "a handle that is none", err, status.InvalidArgument, "beyond 32 bits")
+	if !mpiStart.loaded {
+		t.Fatal("no MPI")
+	}
 	if level >= 0 {
 		if err := startMPI(level); err != nil {
 			t.Fatal(err)

@@ -164,6 +164,9 @@ func findShim(file string) (path string, found bool) {
 		if real, err := filepath.EvalSymlinks(b); err == nil {
 			b = real
 		}
+		if whole, err := filepath.Abs(b); err == nil { // a name without a folder is for the loader's path
+			b = whole
+		}
 		for _, path := range []string{filepath.Join(filepath.Dir(b), file), filepath.Join(filepath.Dir(b), "..", "lib", file)} {
 			if _, err := os.Stat(path); err == nil {
 				return path, true

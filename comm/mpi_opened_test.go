@@ -3,12 +3,15 @@
 package comm
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"ulysses/internal/status"
 )
@@ -45,6 +48,32 @@ func compile(t *testing.T, cc, source, name string) string {
 func checkPresent(t *testing.T) {
 	if present := presentMPI(); firstWords(present) != libraryName() {
 		t.Errorf("in memory: %q, opened: %q", present, libraryName())
+	}
+}
+
+// TestShimExits: MPI that was started through the table ends with a C program that exits with 0, and is left to the launcher otherwise,
+// which ends the ranks that wait.
+func TestShimExits(t *testing.T) {
+	needTable(t)
+	host := filepath.Join(t.TempDir(), "exits")
+	if out, err := exec.Command("gcc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", host, "testdata/exits.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, code := range []int{0, 5} {
+		began := time.Now()
+		out, err := startProgram(t, 3, host, os.Getenv(mpiVariable), strconv.Itoa(code))
+		have := 0
+		if exit := new(exec.ExitError); errors.As(err, &exit) {
+			have = exit.ExitCode()
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if have != code {
+			t.Errorf("exit(%d): %v\n%s", code, err, out)
+		}
+		if took := time.Since(began); took > 30*time.Second {
+			t.Errorf("exit(%d) took %v", code, took)
+		}
 	}
 }
 
