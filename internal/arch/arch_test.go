@@ -24,6 +24,7 @@ var may = map[string]string{
 	"train":                "model sp comm device tensor",
 	"job":                  "train model sp comm device tensor internal/backends",
 	"cmd/ulysses-mpi":      "job",
+	"capi":                 "sp tile comm device tensor internal/backends",
 	"benchmarks":           "job model sp comm cpu device tensor internal/backends",
 	"internal/backends":    "cpu cuda comm device tensor",
 	"internal/ref":         "tensor",

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"unsafe"
+
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// tensors reads what a call brings into places, in order, and stops at the first fault.
+type tensors struct {
+	c   *context
+	op  string
+	err error
+}
+
+// get reads one; out says that the call writes it.
+func (r *tensors) get(dst *tensor.Tensor, name string, p *cTensor, axes int, out bool) {
+	*dst = tensor.Tensor{}
+	if r.err != nil {
+		return
+	}
+	if *dst, r.err = r.c.tensorIn(r.op, name, p, axes); r.err == nil {
+		r.c.note(name, *dst, out)
+	}
+}
+
+// optional is get for what may be NULL.
+func (r *tensors) optional(dst *tensor.Tensor, name string, p *cTensor, axes int, out bool) {
+	*dst = tensor.Tensor{}
+	if p != nil {
+		r.get(dst, name, p, axes, out)
+	}
+}
+
+// memory reads saved, and the workspace or the context's own.
+func (r *tensors) memory(saved, workspace *tensor.Tensor, a *cArgs, savedIsOut bool) {
+	r.saved(saved, a.saved, uint64(a.saved_bytes), savedIsOut)
+	r.workspace(workspace, a.workspace, uint64(a.workspace_bytes))
+}
+
+func (r *tensors) saved(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, out bool) {
+	*dst = tensor.Tensor{}
+	if r.err == nil {
+		if *dst, r.err = r.c.block(r.op, "saved", p, bytes); r.err == nil {
+			r.c.note("saved", *dst, out)
+		}
+	}
+}
+
+func (r *tensors) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64) {
+	*dst = tensor.Tensor{}
+	if r.err == nil {
+		if *dst, r.err = r.c.workspace(r.op, p, bytes); r.err == nil {
+			r.c.note("workspace", *dst, true)
+		}
+	}
+}
+
+// readArgs reads attention's arguments; what no plan can ask for yet is refused by name.
+func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
+	if a, err = read[cArgs](op+": args", p); err != nil {
+		return a, err
+	}
+	switch {
+	case a.sinks != nil || a.alibi != nil || a.block_mask != nil:
+		return a, unbuilt("%s: sinks, alibi, block_mask: not built yet: leave them NULL", op)
+	case a.dropout_seed != 0:
+		return a, unbuilt("%s: dropout_seed: dropout is not built yet: leave it 0", op)
+	case a.reserved != 0:
+		return a, invalid("%s: args.reserved is %d: leave it 0", op, a.reserved)
+	}
+	return a, nil
+}
+
+func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
+	const op = "ulysses_attention_forward"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	a, err := readArgs(op, args)
+	if err != nil {
+		return err
+	}
+	r := tensors{c: c, op: op}
+	r.get(&c.args.Q, "q", a.q, 4, false)
+	r.get(&c.args.K, "k", a.k, 4, false)
+	r.get(&c.args.V, "v", a.v, 4, false)
+	r.get(&c.args.Out, "out", a.out, 4, true)
+	r.optional(&c.args.LSE, "lse", a.lse, 3, true)
+	r.memory(&c.args.Saved, &c.args.Workspace, &a, true)
+	if r.err == nil {
+		r.err = c.overlaps(op)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	return p.sp.Forward(c.stream, b, &c.args)
+}
+
+func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
+	const op = "ulysses_attention_backward"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	a, err := readArgs(op, args)
+	if err != nil {
+		return err
+	}
+	g, err := readGrads(op, grads)
+	if err != nil {
+		return err
+	}
+	r := tensors{c: c, op: op}
+	c.args = sp.Args{}
+	r.get(&c.grads.DOut, "dout", g.dout, 4, false)
+	r.get(&c.grads.DQ, "dq", g.dq, 4, true)
+	r.get(&c.grads.DK, "dk", g.dk, 4, true)
+	r.get(&c.grads.DV, "dv", g.dv, 4, true)
+	r.memory(&c.args.Saved, &c.args.Workspace, &a, false)
+	if r.err == nil {
+		r.err = c.overlaps(op)
+	}
+	if r.err != nil {
+		return r.err
+	}
+	return p.sp.Backward(c.stream, b, &c.args, &c.grads)
+}
+
+func readGrads(op string, p unsafe.Pointer) (g cGrads, err error) {
+	if g, err = read[cGrads](op+": grads", p); err != nil {
+		return g, err
+	}
+	switch {
+	case g.dsinks != nil:
+		return g, unbuilt("%s: dsinks: sinks are not built yet: leave it NULL", op)
+	case g.reserved != 0:
+		return g, invalid("%s: grads.reserved is %d: leave it 0", op, g.reserved)
+	}
+	return g, nil
+}

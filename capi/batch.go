@@ -1,0 +1,281 @@
+package main
+
+import (
+	"encoding/binary"
+	"strconv"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/sp"
+)
+
+// batch is lengths and documents on a context.
+type batch struct {
+	ctx     *context
+	self    uintptr
+	own     *sp.Batch // queries against themselves
+	crossed *sp.Batch // queries against the keys of kv_*; nil = none given
+}
+
+// int64s views a caller's list.
+func int64s(p *int64, n int64) []int64 {
+	if p == nil {
+		return nil
+	}
+	return unsafe.Slice(p, n)
+}
+
+// checkBatch is what a rank can say of its description alone.
+func checkBatch(op string, d *cBatch, c *context) error {
+	switch {
+	case d.flags&flagZigzag != 0:
+		return unbuilt("%s: ULYSSES_ZIGZAG comes with ring attention and is not built yet", op)
+	case d.flags != 0:
+		return invalid("%s: flags %#x: unknown", op, d.flags)
+	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:
+		return invalid("%s: batch %d, seq %d, rows %d, kv_seq %d, kv_rows %d, docs %d: batch is 1 or more, the others 0 or more", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
+	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
+		return invalid("%s: batch %d of seq %d, rows %d, kv_seq %d, kv_rows %d: 2^40 tokens are the most", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
+	case d.docs > 0 && d.cu_seqlens == nil:
+		return invalid("%s: docs %d and cu_seqlens NULL: give the documents' starts", op, d.docs)
+	case d.docs == 0 && (d.cu_seqlens != nil || d.kv_cu_seqlens != nil):
+		return invalid("%s: docs 0 and cu_seqlens given: set docs to their number", op)
+	case d.seq > 0 && d.docs > d.batch*d.seq:
+		return invalid("%s: docs %d of %d tokens: every document has one", op, d.docs, d.batch*d.seq)
+	}
+	if d.seq > 0 {
+		lo, hi := sp.Shard(d.seq, int64(c.comm.Size()), int64(c.comm.Rank()))
+		if d.rows != 0 && d.rows != hi-lo {
+			return invalid("%s: seq %d gives this rank %d rows and rows says %d: set one of them to 0", op, d.seq, hi-lo, d.rows)
+		}
+	}
+	return nil
+}
+
+// rankRows gathers the rows of all ranks and adds them up.
+func rankRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int64, err error) {
+	parts, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(rows)))
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, p := range parts {
+		n := int64(binary.LittleEndian.Uint64(p))
+		all, total = append(all, n), total+n
+		if total > maxTokens/batch {
+			return nil, 0, invalid("%s: the ranks' rows add up to %d in %d sequences: 2^40 tokens are the most", op, total, batch)
+		}
+	}
+	if total == 0 {
+		return nil, 0, invalid("%s: no rank has rows: give one a row, or set seq", op)
+	}
+	return all, total, nil
+}
+
+// gatherPositions makes the ranks' positions [batch, rows] those of whole sequences.
+func gatherPositions(c comm.Comm, s *sp.BatchSpec, mine []int64) error {
+	var b []byte
+	for _, p := range mine {
+		b = binary.LittleEndian.AppendUint64(b, uint64(p))
+	}
+	parts, err := comm.GatherBytes(c, b)
+	if err != nil {
+		return err
+	}
+	s.Positions = make([]int64, 0, s.Batch*s.Seq)
+	for i := range s.Batch {
+		for _, p := range parts {
+			row := int64(len(p)) / 8 / s.Batch
+			for j := i * row; j < (i+1)*row; j++ {
+				s.Positions = append(s.Positions, int64(binary.LittleEndian.Uint64(p[8*j:])))
+			}
+		}
+	}
+	return nil
+}
+
+func newBatch(h uintptr, desc, out unsafe.Pointer) error {
+	const op = "ulysses_batch_create"
+	c, err := find[context](op, aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	d, err := read[cBatch](op+": desc", desc)
+	if out == nil {
+		err = invalid("%s: out is NULL", op)
+	} else {
+		*(*uintptr)(out) = 0
+	}
+	if err == nil {
+		err = checkBatch(op, &d, c)
+	}
+	if err = comm.Agree(c.comm, err); err != nil {
+		return err
+	}
+	x := &batch{ctx: c}
+	if err := x.settle(op, &d); err != nil {
+		return err
+	}
+	for p := range c.plans {
+		if err == nil {
+			err = p.reserveFor(x)
+		}
+	}
+	if err = comm.Agree(c.comm, err); err != nil {
+		return err
+	}
+	if x.self, err = register(aBatch, x); err != nil {
+		return err
+	}
+	c.batches[x] = true
+	*(*uintptr)(out) = x.self
+	return nil
+}
+
+// settle makes the batches of sp. It is collective; every rank comes to one verdict.
+func (x *batch) settle(op string, d *cBatch) error {
+	c := x.ctx.comm
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
+		comm.Field{Name: "kv_seq", Value: number(d.kv_seq)}, comm.Field{Name: "docs", Value: number(d.docs)},
+		comm.Field{Name: "positions given", Value: strconv.FormatBool(d.positions != nil)},
+		comm.Field{Name: "kv_cu_seqlens given", Value: strconv.FormatBool(d.kv_cu_seqlens != nil)})
+	if err != nil {
+		return err
+	}
+	s := sp.BatchSpec{Batch: d.batch, Seq: d.seq}
+	rows := d.rows
+	if d.seq == 0 {
+		if s.Rows, s.Seq, err = rankRows(op, c, d.rows, d.batch); err != nil {
+			return err
+		}
+	} else {
+		lo, hi := sp.Shard(d.seq, int64(c.Size()), int64(c.Rank()))
+		rows = hi - lo
+	}
+	if d.docs > d.batch*s.Seq {
+		return invalid("%s: docs %d of %d tokens: every document has one", op, d.docs, d.batch*s.Seq)
+	}
+	if d.docs > 0 {
+		s.CuSeqlens = int64s(d.cu_seqlens, d.docs+1)
+	}
+	if d.positions != nil {
+		if err := gatherPositions(c, &s, int64s(d.positions, d.batch*rows)); err != nil {
+			return err
+		}
+	}
+	if x.own, err = sp.NewBatch(c, s); err != nil {
+		return err
+	}
+	return x.settleKeys(op, d, s)
+}
+
+// settleKeys adds the lengths of the keys, where the description has any.
+func (x *batch) settleKeys(op string, d *cBatch, s sp.BatchSpec) error {
+	c := x.ctx.comm
+	s.KVSeq = d.kv_seq
+	if d.kv_seq == 0 {
+		parts, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(d.kv_rows)))
+		if err != nil {
+			return err
+		}
+		any := false
+		for _, p := range parts {
+			any = any || binary.LittleEndian.Uint64(p) > 0
+		}
+		if !any {
+			return nil
+		}
+		if s.KVRows, s.KVSeq, err = rankRows(op, c, d.kv_rows, d.batch); err != nil {
+			return err
+		}
+	} else if s.Rows != nil {
+		// Queries as the ranks have them, keys cut evenly.
+		s.KVRows = nil
+		for r := range int64(c.Size()) {
+			lo, hi := sp.Shard(d.kv_seq, int64(c.Size()), r)
+			s.KVRows = append(s.KVRows, hi-lo)
+		}
+	}
+	if d.docs > 0 {
+		s.CuSeqlensKV = int64s(d.kv_cu_seqlens, d.docs+1)
+	}
+	var err error
+	x.crossed, err = sp.NewBatch(c, s)
+	return err
+}
+
+func batchQuery(bh uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_batch_query"
+	x, err := find[batch](op, aBatch, bh)
+	if err != nil {
+		return err
+	}
+	b := x.own
+	cu, _ := b.Documents()
+	info := cBatchInfo{ranges: 1, seq: b.Seq(), rows: b.Rows(), gathered_rows: b.Seq(), docs: int64(len(cu) - 1)}
+	info.lo[0], info.hi[0] = b.Lo(), b.Hi()
+	for r := range b.Size() {
+		lo, hi := b.RankRows(r)
+		info.max_rows = max(info.max_rows, hi-lo)
+	}
+	if k := x.crossed; k != nil {
+		info.kv_seq, info.kv_rows, info.kv_gathered_rows = k.KVSeq(), k.KVRows(), k.KVSeq()
+	} else {
+		info.kv_seq, info.kv_rows, info.kv_gathered_rows = b.Seq(), b.Rows(), b.Seq()
+	}
+	return write(op+": out", out, &info)
+}
+
+// batchPositions writes [batch, rows]: each row's place in its document.
+func batchPositions(bh uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_batch_positions"
+	x, err := find[batch](op, aBatch, bh)
+	if err != nil {
+		return err
+	}
+	b := x.own
+	n := b.Batch() * b.Rows()
+	if n == 0 {
+		return nil
+	}
+	if out == nil {
+		return invalid("%s: out is NULL: it needs room for %d int64", op, n)
+	}
+	dst := unsafe.Slice((*int64)(out), n)
+	cu, _ := b.Documents()
+	doc, k := 0, 0
+	for i := range b.Batch() {
+		for t := i*b.Seq() + b.Lo(); t < i*b.Seq()+b.Hi(); t++ {
+			for cu[doc+1] <= t {
+				doc++
+			}
+			dst[k] = t - cu[doc]
+			k++
+		}
+	}
+	return nil
+}
+
+func batchDestroy(bh uintptr) error {
+	const op = "ulysses_batch_destroy"
+	if bh == 0 {
+		return nil
+	}
+	x, err := find[batch](op, aBatch, bh)
+	if err != nil {
+		return err
+	}
+	if !x.ctx.mu.TryLock() {
+		return invalid("%s: the context is in a call", op)
+	}
+	defer x.ctx.leave()
+	delete(x.ctx.batches, x)
+	x.end()
+	return nil
+}
+
+func (b *batch) end() { forget(b.self) }

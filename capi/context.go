@@ -1,0 +1,289 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/backends"
+	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Devices, as DLPack numbers them.
+const (
+	onCPU  = 1
+	onCUDA = 2
+)
+
+// context is one rank of one sequence group on one device.
+type context struct {
+	mu       sync.Mutex // held during a call
+	self     uintptr
+	dev      device.Device
+	comm     comm.Comm
+	stream   device.Stream
+	place    int32 // DLPack's device
+	ordinal  int32
+	own      device.Buffer // workspace of calls that bring none
+	plans    map[*plan]bool
+	batches  map[*batch]bool
+	requests []*request // free and under way
+	failed   error      // after abort
+	closed   bool
+	log      func(level int32, line string)
+
+	// Of the call under way, kept here so that no call allocates.
+	seen       []seen
+	args       sp.Args
+	grads      sp.Grads
+	reshard    sp.Reshard
+	seq        [maxReshard]tensor.Tensor
+	heads      [maxReshard]tensor.Tensor
+	shared     [maxReshard]bool
+	shapesOnly bool // tensors need no data: a query of sizes
+	local      localPlaces
+	layer      layerPlaces
+	loss       []float64 // of its own, so that C may look at it
+	send, recv []int64
+}
+
+// enter begins a call. A context serves one thread at a time, and no callback may call in.
+func (c *context) enter(op string) error {
+	if !c.mu.TryLock() {
+		return invalid("%s: the context is in a call already, of another thread or around a callback: one at a time", op)
+	}
+	err := c.failed
+	if c.closed {
+		err = invalid("%s: the context was destroyed", op)
+	}
+	if err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	c.seen = c.seen[:0]
+	return nil
+}
+
+func (c *context) leave() { c.mu.Unlock() }
+
+// settings are options that were checked.
+type settings struct {
+	threads       int
+	ulysses, ring int32
+	comm          int32
+	log           func(level int32, line string)
+}
+
+// options checks what a context is to be. NULL is all defaults.
+func options(op string, p unsafe.Pointer) (s settings, err error) {
+	var o cOptions
+	if p != nil {
+		if o, err = read[cOptions](op+": options", p); err != nil {
+			return s, err
+		}
+	}
+	switch {
+	case o.device == onCUDA:
+		return s, unbuilt("%s: device CUDA: the plug-in cannot take the host's stream yet (its table lacks stream_wrap): use ULYSSES_CPU", op)
+	case o.device != 0 && o.device != onCPU:
+		return s, invalid("%s: device %d: use ULYSSES_CPU or ULYSSES_CUDA", op, o.device)
+	case o.ordinal != 0:
+		return s, invalid("%s: ordinal %d: the CPU has 0 alone", op, o.ordinal)
+	case o.threads < 0 || o.threads > 4096:
+		return s, invalid("%s: threads %d: 1 to 4096, or 0 for the cores of the mask", op, o.threads)
+	case o.ring < 0 || o.ulysses < 0:
+		return s, invalid("%s: ulysses %d, ring %d: 0 or more", op, o.ulysses, o.ring)
+	case o.ring > 1:
+		return s, unbuilt("%s: ring %d: ring attention is not built yet: use ring 1", op, o.ring)
+	case o.comm < 0 || o.comm > 3:
+		return s, invalid("%s: comm %d: use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
+	case o.comm >= 2:
+		return s, unbuilt("%s: comm %d (NCCL, IPC) on the CPU: use ULYSSES_COMM_AUTO", op, o.comm)
+	case o.timeout != 0:
+		return s, unbuilt("%s: timeout %d: not built yet: use 0, which waits as the host's communicator does", op, o.timeout)
+	case o.nccl_comm != nil:
+		return s, unbuilt("%s: nccl_comm: a shared ncclComm_t is not built yet: use NULL", op)
+	}
+	s = settings{threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm}
+	if f := o.log; f != nil {
+		user := o.log_user
+		s.log = func(level int32, line string) { callLog(unsafe.Pointer(f), user, level, line) }
+	}
+	return s, nil
+}
+
+// newLocal makes a context of one rank.
+func newLocal(opts, out unsafe.Pointer) error {
+	const op = "ulysses_context_create_local"
+	if out == nil {
+		return invalid("%s: out is NULL", op)
+	}
+	*(*uintptr)(out) = 0
+	s, err := options(op, opts)
+	if err != nil {
+		return err
+	}
+	return newContext(op, s, comm.Local(1)[0], out)
+}
+
+// newContext makes a context on a communicator, which it then owns. All ranks call it with what each found about its own arguments
+// agreed on before.
+func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
+	defer func() {
+		if err != nil {
+			c.Close()
+		}
+	}()
+	number := func(n int32) string { return strconv.Itoa(int(n)) }
+	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)}); err != nil {
+		return err
+	}
+	if n := int32(c.Size()); s.ulysses != 0 && s.ulysses*s.ring != n {
+		return invalid("%s: ulysses %d, ring %d and %d ranks: their product must be the ranks, or ulysses 0", op, s.ulysses, s.ring, n)
+	}
+	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2)}
+	x.local.c = newLocalC()
+	if s.threads == 0 {
+		s.threads = max(1, runtime.NumCPU()/max(1, slurm.Env().LocalSize))
+	}
+	x.dev, _, err = backends.Open(backends.Choice{Backend: "cpu", Threads: s.threads})
+	if err == nil {
+		x.stream, err = x.dev.NewStream()
+	}
+	if err = comm.Agree(c, err); err == nil {
+		x.self, err = register(aContext, x)
+	}
+	if err != nil {
+		if x.dev != nil {
+			x.dev.Close()
+		}
+		return err
+	}
+	x.say(fmt.Sprintf(`{"event":"context","rank":%d,"size":%d,"comm":%q,"device":%q,"kernels":%q,"threads":%d}`,
+		c.Rank(), c.Size(), c.Kind(), x.dev.Info().Name, x.dev.Info().Kernels, s.threads))
+	*(*uintptr)(out) = x.self
+	return nil
+}
+
+func (c *context) say(line string) {
+	if c.log != nil {
+		c.log(0, line)
+	}
+}
+
+// reserve makes the context's own workspace at least this large.
+func (c *context) reserve(bytes int64) error {
+	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 {
+		return nil
+	}
+	b, err := c.dev.Alloc(bytes)
+	if err != nil {
+		return status.Errorf(status.Of(err), "libulysses: the context's own workspace: %w: give a workspace of your own, or smaller batches", err)
+	}
+	if c.own != nil {
+		c.own.Free()
+	}
+	c.own = b
+	return nil
+}
+
+// workspace is the caller's, or the context's own when the caller gives none.
+func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64) (tensor.Tensor, error) {
+	if p != nil || bytes > 0 || c.own == nil {
+		return c.block(op, "workspace", p, bytes)
+	}
+	t := tensor.Of(c.own.Pointer(), tensor.U8, c.own.Bytes())
+	t.Where = c.dev.Info().Place
+	return t, nil
+}
+
+func contextQuery(h uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_context_query"
+	c, err := find[context](op, aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+
+	return write(op+": out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
+		device: c.place, ordinal: c.ordinal, comm: 1})
+}
+
+func contextError(h uintptr) error {
+	c, err := find[context]("ulysses_context_async_error", aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter("ulysses_context_async_error"); err != nil {
+		return err
+	}
+	defer c.leave()
+	return nil // the CPU is done when a call returns
+}
+
+// contextAbort makes this rank's later calls fail, and its peers' where the communicator reaches them.
+func contextAbort(h uintptr, why int32) error {
+	const op = "ulysses_context_abort"
+	c, err := find[context](op, aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	code := status.Code(why)
+	if code == status.OK {
+		code = status.Internal
+	}
+	c.failed = status.Errorf(code, "the context was aborted by its host with status %d (%v): destroy it", why, status.Code(why))
+	c.comm.Abort(code, "ulysses_context_abort")
+	return nil
+}
+
+// contextDestroy ends a context and what was made on it.
+func contextDestroy(h uintptr) error {
+	const op = "ulysses_context_destroy"
+	if h == 0 {
+		return nil
+	}
+	c, err := find[context](op, aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter(op); err != nil && c.failed == nil {
+		return err
+	} else if err != nil && !c.mu.TryLock() {
+		return err
+	}
+	defer c.leave()
+	c.closed = true
+	for _, r := range c.requests {
+		r.end()
+	}
+	for p := range c.plans {
+		p.end()
+	}
+	for b := range c.batches {
+		b.end()
+	}
+	forget(c.self)
+	if c.own != nil {
+		c.own.Free()
+	}
+	freeLocalC(c.local.c)
+	c.stream.Close()
+	err = c.comm.Close()
+	c.dev.Close()
+	return err
+}

@@ -1,0 +1,146 @@
+// What the host links. Each function clears the thread's error text, turns handles into numbers and goes through to Go (export.go), which writes
+// the text. Nothing here looks at memory that the caller names.
+#include <stdio.h>
+#include "_cgo_export.h"
+#include "ulysses.h"
+
+#define API __attribute__((visibility("default")))
+enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096 };
+
+static _Thread_local char text[TEXT];
+
+static char *fresh(void) {
+  text[0] = 0;
+  return text;
+}
+
+#define H(x) ((uintptr_t)(x))
+#define P(x) ((void *)(uintptr_t)(x))
+
+// uly_fail is for the parts of the library that are C alone.
+ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b) {
+  snprintf(text, sizeof text, format, op, a, b);
+  return code;
+}
+void uly_fresh(void) { fresh(); }
+
+API uint32_t ulysses_version(void) { return ULYSSES_VERSION; }
+
+API const char *ulysses_build_info(void) {
+  static _Thread_local char info[1024];
+  uly_build_info(info, sizeof info);
+  return info;
+}
+
+API const char *ulysses_status_string(ulysses_status code) {
+  switch (code) {
+  case ULYSSES_OK: return "ok";
+  case ULYSSES_INVALID_ARGUMENT: return "invalid argument";
+  case ULYSSES_INVALID_CONFIG: return "invalid configuration";
+  case ULYSSES_UNSUPPORTED: return "unsupported";
+  case ULYSSES_OUT_OF_MEMORY: return "out of memory";
+  case ULYSSES_COMM: return "communication";
+  case ULYSSES_DEVICE: return "device";
+  case ULYSSES_IO: return "input/output";
+  case ULYSSES_NUMERIC: return "numeric";
+  case ULYSSES_INTERNAL: return "internal";
+  case ULYSSES_PREEMPTED: return "preempted";
+  }
+  return "unknown status";
+}
+
+API const char *ulysses_last_error(void) { return text; }
+
+API ulysses_status ulysses_context_create_local(const ulysses_options *o, ulysses_context **out) { return uly_context_create_local(P(o), out, fresh()); }
+API ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *o, ulysses_context **out) {
+  return uly_context_create_mpi(fcomm, P(o), out, fresh());
+}
+API ulysses_status ulysses_context_create_host(const ulysses_host_comm *h, const ulysses_options *o, ulysses_context **out) {
+  return uly_context_create_host(P(h), P(o), out, fresh());
+}
+API ulysses_status ulysses_context_query(const ulysses_context *c, ulysses_context_info *out) { return uly_context_query(H(c), out, fresh()); }
+API ulysses_status ulysses_context_async_error(ulysses_context *c) { return uly_context_async_error(H(c), fresh()); }
+API void ulysses_context_abort(ulysses_context *c, ulysses_status why) { uly_context_abort(H(c), why, fresh()); }
+API void ulysses_context_destroy(ulysses_context *c) { uly_destroy(CONTEXT, H(c), fresh()); }
+
+API ulysses_status ulysses_attention_plan(ulysses_context *c, const ulysses_attention_desc *d, ulysses_plan **out) {
+  return uly_attention_plan(H(c), P(d), out, fresh());
+}
+API ulysses_status ulysses_gdn_plan(ulysses_context *c, const ulysses_gdn_desc *d, ulysses_plan **out) {
+  (void)c, (void)d, (void)out;
+  return uly_unbuilt("ulysses_gdn_plan", fresh());
+}
+API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a) {
+  (void)p, (void)b, (void)a;
+  return uly_unbuilt("ulysses_gdn_forward", fresh());
+}
+API ulysses_status ulysses_gdn_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a, const ulysses_gdn_grads *g) {
+  (void)p, (void)b, (void)a, (void)g;
+  return uly_unbuilt("ulysses_gdn_backward", fresh());
+}
+API const char *ulysses_plan_json(const ulysses_plan *p) { return uly_plan_json(H(p)); }
+API void ulysses_plan_destroy(ulysses_plan *p) { uly_destroy(PLAN, H(p), fresh()); }
+API ulysses_status ulysses_plan_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return uly_plan_sizes(H(p), H(b), out, fresh()); }
+
+API ulysses_status ulysses_batch_create(ulysses_context *c, const ulysses_batch_desc *d, ulysses_batch **out) {
+  return uly_batch_create(H(c), P(d), out, fresh());
+}
+API ulysses_status ulysses_batch_query(const ulysses_batch *b, ulysses_batch_info *out) { return uly_batch_query(H(b), out, fresh()); }
+API ulysses_status ulysses_batch_positions(const ulysses_batch *b, int64_t *out) { return uly_batch_positions(H(b), out, fresh()); }
+API void ulysses_batch_destroy(ulysses_batch *b) { uly_destroy(BATCH, H(b), fresh()); }
+
+API ulysses_status ulysses_seq_to_heads(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a) {
+  return uly_reshard(H(p), H(b), P(a), 1, fresh());
+}
+API ulysses_status ulysses_heads_to_seq(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a) {
+  return uly_reshard(H(p), H(b), P(a), 0, fresh());
+}
+API ulysses_status ulysses_seq_to_heads_start(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, ulysses_request **out) {
+  return uly_reshard_start(H(p), H(b), P(a), 1, out, fresh());
+}
+API ulysses_status ulysses_heads_to_seq_start(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, ulysses_request **out) {
+  return uly_reshard_start(H(p), H(b), P(a), 0, out, fresh());
+}
+API ulysses_status ulysses_request_wait(ulysses_request *r) { return uly_request_wait(H(r), fresh()); }
+API ulysses_status ulysses_reshard_workspace(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, int32_t to_heads, uint64_t *bytes) {
+  return uly_reshard_workspace(H(p), H(b), P(a), to_heads, bytes, fresh());
+}
+
+API ulysses_status ulysses_halo_forward(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a) {
+  return uly_halo(H(c), H(b), P(a), 1, fresh());
+}
+API ulysses_status ulysses_halo_backward(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a) {
+  return uly_halo(H(c), H(b), P(a), 0, fresh());
+}
+API ulysses_status ulysses_halo_workspace(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a, uint64_t *bytes) {
+  return uly_halo_workspace(H(c), H(b), P(a), bytes, fresh());
+}
+API ulysses_status ulysses_loss_reduce(ulysses_context *c, double *sum, int64_t *count, double *mean) {
+  return uly_loss_reduce(H(c), sum, count, mean, fresh());
+}
+
+API ulysses_status ulysses_attention_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a) {
+  return uly_attention_forward(H(p), H(b), P(a), fresh());
+}
+API ulysses_status ulysses_attention_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, const ulysses_attention_grads *g) {
+  return uly_attention_backward(H(p), H(b), P(a), P(g), fresh());
+}
+API ulysses_status ulysses_local_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, ulysses_local_attention f, void *user) {
+  return uly_local_forward(H(p), H(b), P(a), P(f), user, fresh());
+}
+API ulysses_status ulysses_local_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, const ulysses_attention_grads *g,
+                                          ulysses_local_attention f, void *user) {
+  return uly_local_backward(H(p), H(b), P(a), P(g), P(f), user, fresh());
+}
+API ulysses_status ulysses_local_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return uly_local_sizes(H(p), H(b), out, fresh()); }
+
+API ulysses_status ulysses_attention_layer_sizes(const ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a, ulysses_sizes *out) {
+  return uly_attention_layer_sizes(H(p), H(b), P(a), out, fresh());
+}
+API ulysses_status ulysses_attention_layer_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a) {
+  return uly_attention_layer_forward(H(p), H(b), P(a), fresh());
+}
+API ulysses_status ulysses_attention_layer_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a,
+                                                    const ulysses_attention_layer_grads *g) {
+  return uly_attention_layer_backward(H(p), H(b), P(a), P(g), fresh());
+}

@@ -1,0 +1,86 @@
+package main
+
+/*
+#include "ulysses.h"
+
+static int32_t call_allgather(const ulysses_host_comm *h, const void *in, void *out, int64_t bytes) { return h->allgather(h->user, in, out, bytes); }
+static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+	return h->alltoallv(h->user, in, in_bytes, out, out_bytes);
+}
+static void call_log(void *f, void *user, int32_t level, const char *line) { ((void (*)(void *, int32_t, const char *))f)(user, level, line); }
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+)
+
+// callLog hands a line to the host. It is C's for the call.
+func callLog(f, user unsafe.Pointer, level int32, line string) {
+	text := append([]byte(line), 0)
+	C.call_log(f, user, C.int32_t(level), (*C.char)(unsafe.Pointer(&text[0])))
+}
+
+// newMPI makes a context on the host's communicator, which is duplicated.
+func newMPI(fcomm int64, opts, out unsafe.Pointer) error {
+	const op = "ulysses_context_create_mpi"
+	c, err := comm.FromMPI(fcomm)
+	if err != nil {
+		return err
+	}
+	return newAgreed(op, c, opts, out)
+}
+
+// newAgreed makes a context on a communicator of several ranks: what is wrong with one's arguments is everyone's error.
+func newAgreed(op string, c comm.Comm, opts, out unsafe.Pointer) error {
+	s, err := options(op, opts)
+	if out == nil {
+		err = invalid("%s: out is NULL", op)
+	} else {
+		*(*uintptr)(out) = 0
+	}
+	if err := comm.Agree(c, err); err != nil {
+		c.Close()
+		return err
+	}
+	return newContext(op, s, c, out)
+}
+
+// newHost makes a context on the host's own collectives.
+func newHost(desc, opts, out unsafe.Pointer) error {
+	const op = "ulysses_context_create_host"
+	h, err := read[cHostComm](op+": host", desc)
+	if err != nil {
+		return err
+	}
+	if h.reserved != 0 || h.allgather == nil || h.size < 1 || h.rank < 0 || h.rank >= h.size {
+		return invalid("%s: rank %d of %d, reserved %d, allgather %p: give a rank below size, 0 and a function", op, h.rank, h.size, h.reserved, h.allgather)
+	}
+	failed := func(name string, code C.int32_t) error {
+		if code == 0 {
+			return nil
+		}
+		return status.Errorf(status.Comm, "%s: the host's %s returned %d", op, name, int32(code))
+	}
+	f := new(cHostComm)
+	*f = h
+	theirs := (*C.ulysses_host_comm)(unsafe.Pointer(f))
+	gather := func(in, out []byte) error {
+		return failed("allgather", C.call_allgather(theirs, unsafe.Pointer(unsafe.SliceData(in)), unsafe.Pointer(unsafe.SliceData(out)), C.int64_t(len(in))))
+	}
+	var exchange func(in []byte, inBytes []int64, out []byte, outBytes []int64) error
+	if h.alltoallv != nil {
+		exchange = func(in []byte, inBytes []int64, out []byte, outBytes []int64) error {
+			return failed("alltoallv", C.call_alltoallv(theirs, unsafe.Pointer(unsafe.SliceData(in)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(inBytes))),
+				unsafe.Pointer(unsafe.SliceData(out)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
+		}
+	}
+	c, err := comm.NewHost(int(h.rank), int(h.size), gather, exchange)
+	if err != nil {
+		return err
+	}
+	return newAgreed(op, c, opts, out)
+}

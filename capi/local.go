@@ -1,0 +1,242 @@
+package main
+
+/*
+#include <stdlib.h>
+#include "ulysses.h"
+
+static int32_t call_local(void *f, void *user, const ulysses_local_call *a) { return ((ulysses_local_attention)f)(user, a); }
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// gathered is all rows of this rank's heads, [B, S, h, D] each.
+type gathered struct{ q, k, v, out tensor.Tensor }
+
+// localPlaces is what a call with the caller's own attention works on. It lies in C memory where C reads it.
+type localPlaces struct {
+	keep, grad gathered
+	seq, heads [3]tensor.Tensor
+	shared     [3]bool
+	exchange   sp.Reshard
+	c          *localC
+}
+
+// localC is the callback's arguments: eight tensors with their shapes and strides.
+type localC struct {
+	call    cLocalCall
+	tensors [8]cTensor
+	shape   [8][4]int64
+	strides [8][4]int64
+}
+
+func newLocalC() *localC   { return (*localC)(C.calloc(1, C.size_t(unsafe.Sizeof(localC{})))) }
+func freeLocalC(m *localC) { C.free(unsafe.Pointer(m)) }
+
+// gather carves what a rank has after the exchange.
+func (p *plan) gather(c *carver, b *sp.Batch) gathered {
+	l := p.sp.Layer()
+	lo, hi, klo, khi := p.sp.Heads()
+	return gathered{q: c.take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: c.take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
+		v: c.take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: c.take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
+}
+
+// localSizes is the bytes of saved and workspace.
+func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
+	x, l := &p.ctx.local, p.sp.Layer()
+	c := carver{align: p.ctx.dev.Info().Align}
+	x.keep = p.gather(&c, b)
+	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.Dim)
+	x.seq[1] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.Dim)
+	x.seq[2] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.VDim)
+	x.heads = [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
+	x.shared = [3]bool{false, true, true}
+	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:]}
+	in, err := p.sp.ReshardWorkspace(b, &x.exchange)
+	if err != nil {
+		return s, err
+	}
+	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.VDim)
+	x.heads[0] = x.keep.out
+	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1]}
+	out, err := p.sp.ReshardWorkspace(b, &x.exchange)
+	if err != nil {
+		return s, err
+	}
+	s.Workspace = c.padded() + max(in, out) // in either pass: what is gathered, or its gradients
+	if !l.NoBackward {
+		s.Saved = c.used
+	}
+	return s, nil
+}
+
+func localSizesOf(ph, bh uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_local_sizes"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	defer p.ctx.leave()
+	s, err := p.localSizes(b)
+	if err != nil {
+		return err
+	}
+	return p.writeSizes(op, s, out)
+}
+
+// localMemory reads and sizes saved and workspace.
+func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cArgs, forward bool) {
+	c := p.ctx
+	r.memory(&c.args.Saved, &c.args.Workspace, a, forward)
+	if r.err != nil {
+		return
+	}
+	if r.err = c.overlaps(r.op); r.err != nil {
+		return
+	}
+	size, err := p.localSizes(b)
+	if r.err = err; err != nil {
+		return
+	}
+	if r.err = sizeOf(r.op, "workspace", c.args.Workspace, size.Workspace); r.err == nil && !c.args.Saved.IsNil() {
+		r.err = sizeOf(r.op, "saved", c.args.Saved, size.Saved)
+	}
+}
+
+func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
+	const op = "ulysses_local_forward"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	a, err := readArgs(op, args)
+	if err != nil {
+		return err
+	}
+	if f == nil {
+		return invalid("%s: the callback is NULL", op)
+	}
+	if a.lse != nil {
+		return unbuilt("%s: lse: the callback's own statistics stay with it: leave lse NULL", op)
+	}
+	r := tensors{c: c, op: op}
+	x := &c.local
+	r.get(&c.args.Q, "q", a.q, 4, false)
+	r.get(&c.args.K, "k", a.k, 4, false)
+	r.get(&c.args.V, "v", a.v, 4, false)
+	r.get(&c.args.Out, "out", a.out, 4, true)
+	if p.localMemory(&r, b, &a, true); r.err != nil {
+		return r.err
+	}
+	ws := carver{mem: c.args.Workspace, align: c.dev.Info().Align}
+	keep := &ws
+	if !c.args.Saved.IsNil() {
+		keep = &carver{mem: c.args.Saved, align: c.dev.Info().Align}
+	}
+	x.keep = p.gather(keep, b)
+	x.seq, x.heads = [3]tensor.Tensor{c.args.Q, c.args.K, c.args.V}, [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
+	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], Workspace: ws.rest()}
+	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
+		return err
+	}
+	called := p.call(op, f, user, a.stream, false)
+	x.seq[0], x.heads[0] = c.args.Out, x.keep.out
+	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.rest()}
+	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
+		return err
+	}
+	return called
+}
+
+func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
+	const op = "ulysses_local_backward"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	a, err := readArgs(op, args)
+	if err != nil {
+		return err
+	}
+	g, err := readGrads(op, grads)
+	if err != nil {
+		return err
+	}
+	if f == nil {
+		return invalid("%s: the callback is NULL", op)
+	}
+	if p.sp.Layer().NoBackward || a.saved == nil {
+		return invalid("%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
+	}
+	r := tensors{c: c, op: op}
+	x := &c.local
+	c.args = sp.Args{}
+	r.get(&c.grads.DOut, "dout", g.dout, 4, false)
+	r.get(&c.grads.DQ, "dq", g.dq, 4, true)
+	r.get(&c.grads.DK, "dk", g.dk, 4, true)
+	r.get(&c.grads.DV, "dv", g.dv, 4, true)
+	if p.localMemory(&r, b, &a, false); r.err != nil {
+		return r.err
+	}
+	ws := carver{mem: c.args.Workspace, align: c.dev.Info().Align}
+	keep := carver{mem: c.args.Saved, align: c.dev.Info().Align}
+	x.keep, x.grad = p.gather(&keep, b), p.gather(&ws, b)
+	x.seq[0], x.heads[0] = c.grads.DOut, x.grad.out
+	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.rest()}
+	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
+		return err
+	}
+	called := p.call(op, f, user, a.stream, true)
+	x.seq, x.heads = [3]tensor.Tensor{c.grads.DQ, c.grads.DK, c.grads.DV}, [3]tensor.Tensor{x.grad.q, x.grad.k, x.grad.v}
+	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], SumCopies: true, Workspace: ws.rest()}
+	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
+		return err
+	}
+	return called
+}
+
+// call runs the callback on what this rank has gathered. A rank without heads has nothing to do.
+func (p *plan) call(op string, f, user, stream unsafe.Pointer, backward bool) error {
+	x := &p.ctx.local
+	if x.keep.q.Numel() == 0 {
+		return nil
+	}
+	m := x.c
+	lo, hi, klo, khi := p.sp.Heads()
+	m.call = cLocalCall{struct_size: uint32(unsafe.Sizeof(m.call)), head_lo: lo, head_hi: hi,
+		kv_head_lo: klo, kv_head_hi: khi, stream: stream}
+	m.call.q, m.call.k, m.call.v, m.call.out = p.shown(0, x.keep.q), p.shown(1, x.keep.k), p.shown(2, x.keep.v), p.shown(3, x.keep.out)
+	if backward {
+		m.call.backward = 1
+		m.call.dq, m.call.dk, m.call.dv, m.call.dout = p.shown(4, x.grad.q), p.shown(5, x.grad.k), p.shown(6, x.grad.v), p.shown(7, x.grad.out)
+	}
+	if code := C.call_local(f, user, (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
+		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", op, int32(code), status.Code(code))
+	}
+	return nil
+}
+
+// shown is a tensor as C sees it, in C memory.
+func (p *plan) shown(i int, t tensor.Tensor) *cTensor {
+	m, c := p.ctx.local.c, p.ctx
+	d := &m.tensors[i]
+	*d = cTensor{data: t.Data, device: c.place, ordinal: c.ordinal, ndim: 4, lanes: 1, shape: &m.shape[i][0], strides: &m.strides[i][0]}
+	d.code, d.bits = 2, 32
+	if t.DType == tensor.BF16 {
+		d.code, d.bits = 4, 16
+	}
+	for k := range 4 {
+		m.shape[i][k], m.strides[i][k] = t.Shape[k], t.Stride[k]
+	}
+	return d
+}

@@ -1,0 +1,282 @@
+package main
+
+/*
+#include <stdlib.h>
+#include "ulysses.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// plan is a kind of layer on a context.
+type plan struct {
+	ctx   *context
+	self  uintptr
+	sp    *sp.Plan
+	cross bool
+	max   int64 // tokens to reserve for
+	json  *C.char
+}
+
+// Limits keep sizes in bytes far below 2^63.
+const (
+	maxHeads, maxDim = 1 << 16, 1 << 16
+	maxTokens        = int64(1) << 40
+	maxWork          = int64(1) << 52 // tokens × heads × features
+)
+
+// describe checks a description and makes it a layer.
+func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens int64, err error) {
+	d, err := read[cAttention](op+": desc", desc)
+	if err != nil {
+		return l, 0, 0, err
+	}
+	known := int32(flagCausal | flagWindow | flagCross | flagSinks | flagAlibi | flagBlockMask |
+		flagDeterministic | flagSaveLess | flagNoBackward)
+	if d.flags&^known != 0 {
+		return l, 0, 0, invalid("%s: flags %#x: attention does not know %#x", op, d.flags, d.flags&^known)
+	}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{d.flags&flagSinks != 0, "ULYSSES_SINKS"}, {d.flags&flagAlibi != 0, "ULYSSES_ALIBI"}, {d.flags&flagBlockMask != 0, "ULYSSES_BLOCK_MASK"},
+		{d.flags&flagSaveLess != 0, "ULYSSES_SAVE_LESS"}, {d.softcap != 0, "softcap"}, {d.dropout != 0, "dropout"}} {
+		if f.on {
+			return l, 0, 0, unbuilt("%s: %s is not built yet: plan without it", op, f.name)
+		}
+	}
+	if d.block_q != 0 || d.block_k != 0 {
+		return l, 0, 0, invalid("%s: block_q %d, block_k %d without ULYSSES_BLOCK_MASK: leave them 0", op, d.block_q, d.block_k)
+	}
+	l = sp.Layer{Heads: d.heads, KVHeads: d.kv_heads, Dim: d.head_dim, VDim: d.v_dim, Causal: d.flags&flagCausal != 0,
+		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0}
+	if l.KVHeads == 0 {
+		l.KVHeads = l.Heads
+	}
+	if l.VDim == 0 {
+		l.VDim = l.Dim
+	}
+	if l.Heads < 1 || l.KVHeads < 1 || l.Heads > maxHeads || l.KVHeads > maxHeads || l.Dim < 1 || l.VDim < 1 || l.Dim > maxDim || l.VDim > maxDim {
+		return l, 0, 0, invalid("%s: heads %d, kv_heads %d, head_dim %d, v_dim %d: heads and features of a head are 1 to %d", op, d.heads, d.kv_heads, d.head_dim, d.v_dim, maxHeads)
+	}
+	dtype, ok := dtypes[uint16(d.dtype)]
+	if !ok || d.dtype>>16 != 0 {
+		return l, 0, 0, invalid("%s: dtype %#x: use ULYSSES_F32 or ULYSSES_BF16", op, d.dtype)
+	}
+	l.DType = dtype
+	if d.flags&flagWindow != 0 {
+		if d.window_left < -1 || d.window_right < -1 {
+			return l, 0, 0, invalid("%s: window %d, %d: 0 or more, or -1 for unbounded", op, d.window_left, d.window_right)
+		}
+		l.Window = &device.Window{Left: d.window_left, Right: d.window_right}
+	} else if d.window_left != 0 || d.window_right != 0 {
+		return l, 0, 0, invalid("%s: window %d, %d without ULYSSES_WINDOW: set the flag, or leave them 0", op, d.window_left, d.window_right)
+	}
+	if d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens*max(l.Heads, 1) > maxWork/max(l.Dim, l.VDim) {
+		return l, 0, 0, invalid("%s: max_tokens %d: 0 or more, and times heads and features below 2^52", op, d.max_tokens)
+	}
+	return l, d.flags, d.max_tokens, nil
+}
+
+func newPlan(h uintptr, desc, out unsafe.Pointer) error {
+	const op = "ulysses_attention_plan"
+	c, err := find[context](op, aContext, h)
+	if err != nil {
+		return err
+	}
+	if err := c.enter(op); err != nil {
+		return err
+	}
+	defer c.leave()
+	if out == nil {
+		err = invalid("%s: out is NULL", op)
+	} else {
+		*(*uintptr)(out) = 0
+	}
+	l, flags, tokens, described := describe(op, desc)
+	if err == nil {
+		err = described
+	}
+	if err := comm.Agree(c.comm, err); err != nil {
+		return err
+	}
+	p := &plan{ctx: c, cross: flags&flagCross != 0, max: tokens}
+	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
+		return err
+	}
+	err = p.reserveAll()
+	if err = comm.Agree(c.comm, err); err != nil {
+		return err
+	}
+	if p.self, err = register(aPlan, p); err != nil {
+		return err
+	}
+	lo, hi, klo, khi := p.sp.Heads()
+	text, err := json.Marshal(map[string]any{"strategy": "ulysses", "text": p.sp.String(), "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
+		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": l.DType.String()})
+	if err != nil {
+		return err
+	}
+	p.json = C.CString(string(text))
+	c.plans[p] = true
+	*(*uintptr)(out) = p.self
+	return nil
+}
+
+// reserveAll makes the own workspace large enough for the plan with all batches, and with as many tokens as it was planned for.
+func (p *plan) reserveAll() error {
+	if p.max > 0 {
+		s, err := p.sp.MaxSizes(1, p.max, p.max)
+		if err != nil {
+			return err
+		}
+		if err := p.ctx.reserve(s.Workspace); err != nil {
+			return err
+		}
+	}
+	for b := range p.ctx.batches {
+		if err := p.reserveFor(b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reserveFor is for one batch; a pair that does not fit together is found out in the call.
+func (p *plan) reserveFor(b *batch) error {
+	x, err := p.batchOf("libulysses", b)
+	if err != nil {
+		return nil
+	}
+	return p.ctx.reserve(p.sp.Sizes(x).Workspace)
+}
+
+// batchOf is the lengths that count for the plan: those with the keys' own for cross-attention.
+func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
+	if b.ctx != p.ctx {
+		return nil, invalid("%s: the batch was made on another context than the plan", op)
+	}
+	x := b.own
+	if p.cross {
+		if x = b.crossed; x == nil {
+			return nil, invalid("%s: the plan is ULYSSES_CROSS and the batch has no kv_seq: give the keys' lengths", op)
+		}
+	}
+	l := p.sp.Layer()
+	if tokens := x.Batch() * max(x.Seq(), x.KVSeq()); tokens > maxWork/(l.Heads*max(l.Dim, l.VDim)) {
+		return nil, invalid("%s: %d tokens of %d heads of %d features: their product must stay below 2^52", op, tokens, l.Heads, max(l.Dim, l.VDim))
+	}
+	return x, nil
+}
+
+// pair finds a plan and a batch and enters their context; the caller leaves it.
+func pair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
+	if p, err = find[plan](op, aPlan, ph); err != nil {
+		return nil, nil, err
+	}
+	whole, err := find[batch](op, aBatch, bh)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err = p.ctx.enter(op); err != nil {
+		return nil, nil, err
+	}
+	if b, err = p.batchOf(op, whole); err != nil {
+		p.ctx.leave()
+		return nil, nil, err
+	}
+	return p, b, nil
+}
+
+func planSizes(ph, bh uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_plan_sizes"
+	p, err := find[plan](op, aPlan, ph)
+	if err != nil {
+		return err
+	}
+	var s sp.Sizes
+	if bh == 0 {
+		if err := p.ctx.enter(op); err != nil {
+			return err
+		}
+		defer p.ctx.leave()
+		if p.max == 0 {
+			return invalid("%s: batch is NULL and the plan has no max_tokens: give one of the two", op)
+		}
+		if s, err = p.sp.MaxSizes(1, p.max, p.max); err != nil {
+			return err
+		}
+	} else {
+		_, b, err := pair(op, ph, bh)
+		if err != nil {
+			return err
+		}
+		defer p.ctx.leave()
+		s = p.sp.Sizes(b)
+	}
+	return p.writeSizes(op, s, out)
+}
+
+func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
+	lo, hi, klo, khi := p.sp.Heads()
+	return write(op+": out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
+}
+
+// planJSON is the plan's text, which lives with it; nil for what is no plan.
+func planJSON(ph uintptr) *C.char {
+	p, err := find[plan]("ulysses_plan_json", aPlan, ph)
+	if err != nil {
+		return nil
+	}
+	return p.json
+}
+
+func planDestroy(ph uintptr) error {
+	const op = "ulysses_plan_destroy"
+	if ph == 0 {
+		return nil
+	}
+	p, err := find[plan](op, aPlan, ph)
+	if err != nil {
+		return err
+	}
+	if !p.ctx.mu.TryLock() {
+		return invalid("%s: the context is in a call", op)
+	}
+	defer p.ctx.leave()
+	for _, r := range p.ctx.requests {
+		if r.plan == p && r.self != 0 {
+			return invalid("%s: a request of the plan is under way: wait for it first", op)
+		}
+	}
+	delete(p.ctx.plans, p)
+	p.end()
+	return nil
+}
+
+func (p *plan) end() {
+	forget(p.self)
+	C.free(unsafe.Pointer(p.json))
+	p.json = nil
+}
+
+// sizeOf reports memory that is too small.
+func sizeOf(op, name string, t tensor.Tensor, need int64) error {
+	have := int64(0)
+	if !t.IsNil() {
+		have = t.Numel()
+	}
+	if have < need {
+		return status.Errorf(status.InvalidArgument, "%s: %s has %d bytes, %d are needed: the query of sizes says so beforehand", op, name, have, need)
+	}
+	return nil
+}

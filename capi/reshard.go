@@ -1,0 +1,224 @@
+package main
+
+import (
+	"unsafe"
+
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// maxReshard is the most tensors of one exchange, maxRequests the most exchanges of a context that are under way.
+const maxReshard, maxRequests = 16, 16
+
+// request is a reshard under way, or a free place for one.
+type request struct {
+	ctx     *context
+	plan    *plan
+	self    uintptr // 0 = free
+	pending sp.Pending
+}
+
+func (r *request) end() {
+	if r.self != 0 {
+		forget(r.self)
+		r.self = 0
+	}
+}
+
+// readReshard reads the tensors of an exchange into the context's places. Without data, shapes alone count.
+func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshard, r *sp.Reshard, err error) {
+	if a, err = read[cReshard](op+": args", args); err != nil {
+		return a, nil, err
+	}
+	switch {
+	case a.n < 1 || a.n > maxReshard:
+		return a, nil, invalid("%s: n is %d: 1 to %d tensors", op, a.n, maxReshard)
+	case a.in == nil || a.out == nil:
+		return a, nil, invalid("%s: in or out is NULL: give arrays of %d pointers to tensors", op, a.n)
+	case a.sum_copies != 0 && a.sum_copies != 1 || a.reserved != 0:
+		return a, nil, invalid("%s: sum_copies %d, reserved %d: 0 or 1, and 0", op, a.sum_copies, a.reserved)
+	case a.sum_copies == 1 && toHeads:
+		return a, nil, invalid("%s: sum_copies 1 is for the way back, ulysses_heads_to_seq", op)
+	}
+	c.shapesOnly = !data
+	defer func() { c.shapesOnly = false }()
+	t := tensors{c: c, op: op}
+	ins, outs := &c.seq, &c.heads
+	if !toHeads {
+		ins, outs = outs, ins
+	}
+	n := int(a.n)
+	for i := range n {
+		t.get(&ins[i], inNames[i], at(a.in, i), 4, false)
+		t.get(&outs[i], outNames[i], at(a.out, i), 4, true)
+		if c.shared[i] = false; a.shared != nil {
+			c.shared[i] = at(a.shared, i) != 0
+		}
+	}
+	c.reshard = sp.Reshard{Seq: c.seq[:n], Heads: c.heads[:n], Shared: c.shared[:n], SumCopies: a.sum_copies == 1}
+	return a, &c.reshard, t.err
+}
+
+var inNames, outNames = numbered("in"), numbered("out")
+
+// numbered names the tensors of a list: "in[3]".
+func numbered(name string) (names [maxReshard]string) {
+	for i := range names {
+		names[i] = name + "[" + string(rune('0'+i/10)) + string(rune('0'+i%10)) + "]"
+	}
+	return names
+}
+
+func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
+	op := reshardName(toHeads)
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	a, r, err := c.readReshard(op, args, toHeads, true)
+	if err != nil {
+		return err
+	}
+	t := tensors{c: c, op: op}
+	if t.workspace(&r.Workspace, a.workspace, uint64(a.workspace_bytes)); t.err != nil {
+		return t.err
+	}
+	if err := c.overlaps(op); err != nil {
+		return err
+	}
+	if toHeads {
+		return p.sp.SeqToHeads(c.stream, b, r)
+	}
+	return p.sp.HeadsToSeq(c.stream, b, r)
+}
+
+func reshardName(toHeads bool) string {
+	if toHeads {
+		return "ulysses_seq_to_heads"
+	}
+	return "ulysses_heads_to_seq"
+}
+
+func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
+	const op = "ulysses_reshard_workspace"
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	defer p.ctx.leave()
+	_, r, err := p.ctx.readReshard(op, args, toHeads, false)
+	if err != nil {
+		return err
+	}
+	if out == nil {
+		return invalid("%s: bytes is NULL", op)
+	}
+	n, err := p.sp.ReshardWorkspace(b, r)
+	if err != nil {
+		return err
+	}
+	*(*uint64)(out) = uint64(n)
+	return nil
+}
+
+func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
+	op := reshardName(toHeads)
+	p, b, err := pair(op, ph, bh)
+	if err != nil {
+		return err
+	}
+	c := p.ctx
+	defer c.leave()
+	if out == nil {
+		return invalid("%s: out is NULL", op)
+	}
+	*(*uintptr)(out) = 0
+	a, r, err := c.readReshard(op, args, toHeads, true)
+	if err != nil {
+		return err
+	}
+	if r.Workspace, err = c.block(op, "workspace", a.workspace, uint64(a.workspace_bytes)); err != nil {
+		return err
+	}
+	c.note("workspace", r.Workspace, true)
+	if err := c.overlaps(op); err != nil {
+		return err
+	}
+	q, err := c.request(op)
+	if err != nil {
+		return err
+	}
+	if toHeads {
+		err = p.sp.StartSeqToHeads(c.stream, b, r, &q.pending)
+	} else {
+		err = p.sp.StartHeadsToSeq(c.stream, b, r, &q.pending)
+	}
+	if err != nil {
+		return err
+	}
+	q.plan = p
+	if q.self, err = register(aRequest, q); err != nil {
+		return err
+	}
+	*(*uintptr)(out) = q.self
+	return nil
+}
+
+// request is a free place.
+func (c *context) request(op string) (*request, error) {
+	for _, r := range c.requests {
+		if r.self == 0 {
+			return r, nil
+		}
+	}
+	if len(c.requests) == maxRequests {
+		return nil, invalid("%s: %d requests are under way: wait for one", op, maxRequests)
+	}
+	r := &request{ctx: c}
+	c.requests = append(c.requests, r)
+	return r, nil
+}
+
+func requestWait(h uintptr) error {
+	const op = "ulysses_request_wait"
+	r, err := find[request](op, aRequest, h)
+	if err != nil {
+		return err
+	}
+	if err := r.ctx.enter(op); err != nil {
+		return err
+	}
+	defer r.ctx.leave()
+	r.end()
+	return r.pending.Wait()
+}
+
+// carver hands out aligned parts of a block; without memory it counts.
+type carver struct {
+	mem         tensor.Tensor
+	align, used int64
+}
+
+func (c *carver) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+	t := tensor.Of(nil, dtype, shape...)
+	lo := (c.used + c.align - 1) / c.align * c.align
+	c.used = lo + t.Bytes()
+	if c.mem.IsNil() {
+		return t
+	}
+	return c.mem.At(lo, dtype, shape...)
+}
+
+// rest is what is left.
+func (c *carver) rest() tensor.Tensor {
+	if c.mem.IsNil() {
+		return tensor.Tensor{}
+	}
+	lo := min((c.used+c.align-1)/c.align*c.align, c.mem.Numel())
+	return c.mem.At(lo, tensor.U8, c.mem.Numel()-lo)
+}
+
+// padded is what is used, up to where the next part would begin.
+func (c *carver) padded() int64 { return (c.used + c.align - 1) / c.align * c.align }

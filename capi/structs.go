@@ -1,0 +1,248 @@
+package main
+
+/*
+#include <stddef.h>
+#include "ulysses.h"
+*/
+import "C"
+
+import "unsafe"
+
+// The structs of ulysses.h with Go's own types, as `go tool cgo -godefs` gives them: bodies and tests speak no C. layouts holds them to the header.
+type (
+	cTensor struct {
+		data        unsafe.Pointer
+		device      int32
+		ordinal     int32
+		ndim        int32
+		code        uint8
+		bits        uint8
+		lanes       uint16
+		shape       *int64
+		strides     *int64
+		byte_offset uint64
+	}
+	cOptions struct {
+		struct_size uint32
+		device      int32
+		ordinal     int32
+		threads     int32
+		ulysses     int32
+		ring        int32
+		comm        int32
+		timeout     int32
+		log         unsafe.Pointer
+		log_user    unsafe.Pointer
+		nccl_comm   unsafe.Pointer
+	}
+	cHostComm struct {
+		struct_size uint32
+		rank        int32
+		size        int32
+		reserved    int32
+		user        unsafe.Pointer
+		allgather   unsafe.Pointer
+		alltoallv   unsafe.Pointer
+	}
+	cContextInfo struct {
+		struct_size uint32
+		rank        int32
+		size        int32
+		ulysses     int32
+		ring        int32
+		device      int32
+		ordinal     int32
+		comm        int32
+	}
+	cAttention struct {
+		struct_size  uint32
+		dtype        int32
+		flags        int32
+		block_q      int32
+		block_k      int32
+		scale        float32
+		softcap      float32
+		dropout      float32
+		heads        int64
+		kv_heads     int64
+		head_dim     int64
+		v_dim        int64
+		window_left  int64
+		window_right int64
+		max_tokens   int64
+	}
+	cBatch struct {
+		struct_size   uint32
+		flags         int32
+		batch         int64
+		seq           int64
+		rows          int64
+		kv_seq        int64
+		kv_rows       int64
+		docs          int64
+		cu_seqlens    *int64
+		kv_cu_seqlens *int64
+		positions     *int64
+	}
+	cBatchInfo struct {
+		struct_size      uint32
+		ranges           int32
+		seq              int64
+		rows             int64
+		lo               [2]int64
+		hi               [2]int64
+		max_rows         int64
+		gathered_rows    int64
+		kv_seq           int64
+		kv_rows          int64
+		kv_gathered_rows int64
+		docs             int64
+	}
+	cSizes struct {
+		struct_size uint32
+		reserved    int32
+		saved       uint64
+		workspace   uint64
+		head_lo     int64
+		head_hi     int64
+		shared_lo   int64
+		shared_hi   int64
+	}
+	cReshard struct {
+		struct_size     uint32
+		n               int32
+		sum_copies      int32
+		reserved        int32
+		shared          *int32
+		in              **cTensor
+		out             **cTensor
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cHalo struct {
+		struct_size     uint32
+		reserved        int32
+		n               int64
+		x               *cTensor
+		halo            *cTensor
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cArgs struct {
+		struct_size     uint32
+		reserved        int32
+		q               *cTensor
+		k               *cTensor
+		v               *cTensor
+		sinks           *cTensor
+		alibi           *cTensor
+		block_mask      *cTensor
+		out             *cTensor
+		lse             *cTensor
+		dropout_seed    uint64
+		saved           unsafe.Pointer
+		saved_bytes     uint64
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cGrads struct {
+		size     uint32
+		reserved int32
+		dout     *cTensor
+		dq       *cTensor
+		dk       *cTensor
+		dv       *cTensor
+		dsinks   *cTensor
+	}
+	cLayer struct {
+		struct_size     uint32
+		eps             float32
+		hidden          int64
+		x               *cTensor
+		wq              *cTensor
+		wk              *cTensor
+		wv              *cTensor
+		wo              *cTensor
+		bq              *cTensor
+		bk              *cTensor
+		bv              *cTensor
+		bo              *cTensor
+		q_norm          *cTensor
+		k_norm          *cTensor
+		cos             *cTensor
+		sin             *cTensor
+		y               *cTensor
+		saved           unsafe.Pointer
+		saved_bytes     uint64
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cLayerGrads struct {
+		struct_size uint32
+		reserved    int32
+		dy          *cTensor
+		dx          *cTensor
+		dwq         *cTensor
+		dwk         *cTensor
+		dwv         *cTensor
+		dwo         *cTensor
+		dbq         *cTensor
+		dbk         *cTensor
+		dbv         *cTensor
+		dbo         *cTensor
+		dq_norm     *cTensor
+		dk_norm     *cTensor
+	}
+	cLocalCall struct {
+		struct_size uint32
+		backward    int32
+		head_lo     int64
+		head_hi     int64
+		kv_head_lo  int64
+		kv_head_hi  int64
+		q           *cTensor
+		k           *cTensor
+		v           *cTensor
+		out         *cTensor
+		dout        *cTensor
+		dq          *cTensor
+		dk          *cTensor
+		dv          *cTensor
+		stream      unsafe.Pointer
+	}
+)
+
+// layouts are sizes of both sides; a test and the compiler compare them.
+var layouts = [...]struct {
+	name   string
+	c, go_ uintptr
+}{
+	{"ulysses_tensor", C.sizeof_ulysses_tensor, unsafe.Sizeof(cTensor{})},
+	{"ulysses_options", C.sizeof_ulysses_options, unsafe.Sizeof(cOptions{})},
+	{"ulysses_host_comm", C.sizeof_ulysses_host_comm, unsafe.Sizeof(cHostComm{})},
+	{"ulysses_context_info", C.sizeof_ulysses_context_info, unsafe.Sizeof(cContextInfo{})},
+	{"ulysses_attention_desc", C.sizeof_ulysses_attention_desc, unsafe.Sizeof(cAttention{})},
+	{"ulysses_batch_desc", C.sizeof_ulysses_batch_desc, unsafe.Sizeof(cBatch{})},
+	{"ulysses_batch_info", C.sizeof_ulysses_batch_info, unsafe.Sizeof(cBatchInfo{})},
+	{"ulysses_sizes", C.sizeof_ulysses_sizes, unsafe.Sizeof(cSizes{})},
+	{"ulysses_reshard_args", C.sizeof_ulysses_reshard_args, unsafe.Sizeof(cReshard{})},
+	{"ulysses_halo_args", C.sizeof_ulysses_halo_args, unsafe.Sizeof(cHalo{})},
+	{"ulysses_attention_args", C.sizeof_ulysses_attention_args, unsafe.Sizeof(cArgs{})},
+	{"ulysses_attention_grads", C.sizeof_ulysses_attention_grads, unsafe.Sizeof(cGrads{})},
+	{"ulysses_attention_layer_args", C.sizeof_ulysses_attention_layer_args, unsafe.Sizeof(cLayer{})},
+	{"ulysses_attention_layer_grads", C.sizeof_ulysses_attention_layer_grads, unsafe.Sizeof(cLayerGrads{})},
+	{"ulysses_local_call", C.sizeof_ulysses_local_call, unsafe.Sizeof(cLocalCall{})},
+}
+
+// Flags of descriptions.
+const (
+	flagCausal, flagWindow, flagCross           = C.ULYSSES_CAUSAL, C.ULYSSES_WINDOW, C.ULYSSES_CROSS
+	flagSinks, flagAlibi, flagBlockMask         = C.ULYSSES_SINKS, C.ULYSSES_ALIBI, C.ULYSSES_BLOCK_MASK
+	flagDeterministic, flagSaveLess             = C.ULYSSES_DETERMINISTIC, C.ULYSSES_SAVE_LESS
+	flagNoBackward, flagZigzag                  = C.ULYSSES_NO_BACKWARD, C.ULYSSES_ZIGZAG
+	typeF32, typeBF16, typeF16, typeI32, typeU8 = C.ULYSSES_F32, C.ULYSSES_BF16, C.ULYSSES_F16, C.ULYSSES_I32, C.ULYSSES_U8
+)
