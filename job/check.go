@@ -85,8 +85,6 @@ var refusals = []rule{
 		return j.Train.TimeLimit != "off" && j.Train.TimeLimit != "auto" && !badTimeLimit(j.Train.TimeLimit)
 	},
 		`stopping in time needs checkpoints, which are not built yet: set train.time_limit = "off"`},
-	{"tile.mlp", func(j *Job) bool { return j.Tile.MLP != "auto" && j.Tile.MLP != "off" }, `a tile size of one's own is not built yet: set tile.mlp = "auto"`},
-	{"tile.loss", func(j *Job) bool { return j.Tile.Loss != "auto" && j.Tile.Loss != "off" }, `a tile size of one's own is not built yet: set tile.loss = "auto"`},
 	{"memory.block_input", func(j *Job) bool { return notKept(j.Memory.BlockInput) }, notKeptText},
 	{"memory.attention", func(j *Job) bool { return notKept(j.Memory.Attention) }, notKeptText},
 	{"memory.qkv", func(j *Job) bool { return notKept(j.Memory.QKV) }, notKeptText},

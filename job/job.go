@@ -3,8 +3,10 @@ package job
 
 import (
 	"fmt"
+	"strconv"
 
 	"ulysses/internal/status"
+	"ulysses/model"
 	"ulysses/train"
 )
 
@@ -57,10 +59,22 @@ type ModelTable struct {
 	New      map[string]any `toml:"new"`
 }
 
-// TileTable is [tile]: tokens a tile, or a word.
+// TileTable is [tile]: tokens of a rank in a tile, or a word.
 type TileTable struct {
 	MLP  string `toml:"mlp" enum:"auto off" number:"1"`
 	Loss string `toml:"loss" enum:"auto off" number:"1"`
+}
+
+// tiles are the model's.
+func (t *TileTable) tiles() model.Tiles {
+	rows := func(s string) int64 {
+		if n, ok := map[string]int64{"auto": model.TileAuto, "off": model.TileOff}[s]; ok {
+			return n
+		}
+		n, _ := strconv.ParseInt(s, 10, 64) // Parse has seen that it is one
+		return n
+	}
+	return model.Tiles{MLP: rows(t.MLP), Loss: rows(t.Loss)}
 }
 
 // MemoryTable is [memory]: what becomes of activations until the backward pass, and limits in GiB.

@@ -24,6 +24,9 @@ func (s *session) printMemory() error {
 	if all := s.Device.Info().Memory; all > 0 {
 		fmt.Fprintf(w, "of the device\t%d\t%.1f\t\n", all, mib(all))
 	}
+	if rows := s.model.Tiles().MLP; rows > 0 {
+		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", rows)
+	}
 	fmt.Fprintln(w)
 	return w.Flush()
 }

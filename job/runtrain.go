@@ -94,6 +94,9 @@ func (s *session) load() (*train.Setup, error) {
 	if s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, s.Compute); err != nil {
 		return nil, err
 	}
+	if err = s.model.SetTiles(j.Tile.tiles()); err != nil {
+		return nil, err
+	}
 	var opt *train.OptimizerConfig
 	if j.Kind == "train" {
 		opt = &j.Optimizer

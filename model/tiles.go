@@ -9,7 +9,7 @@ import (
 // Tiles says how many of this rank's rows the layers that are local to a token compute at a time: TileAuto, TileOff or a number. Losses do
 // not depend on it, gradients of weights by no more than the order of their sums.
 type Tiles struct {
-	// MLP in tiles keeps nothing between the passes but its input: backward computes gate and up again, a fourth more work. TileAuto is
+	// MLP in tiles keeps nothing between the passes but its input: backward computes gate and up again, a fifth more work. TileAuto is
 	// TileOff here; a trainer that knows what memory there is decides.
 	MLP int64
 	// Loss: rows of logits. TileAuto takes as many as products are efficient with.

@@ -54,7 +54,10 @@ type Trainer struct {
 // New allocates the activations of the longest batch and says what everything takes. Collective.
 func New(s Setup) (*Trainer, error) {
 	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2)}
-	err := t.allocate()
+	err := t.plan()
+	if err == nil {
+		err = t.allocate()
+	}
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		t.Free()
 		return nil, err
@@ -79,13 +82,10 @@ func (t *Trainer) allocate() (err error) {
 		return err
 	}
 	tokens, rows := t.MaxRows()
-	if t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil); err != nil {
-		return err
-	}
 	if err = t.Model.Plan().Reserve(1, tokens, tokens); err != nil {
 		return err
 	}
-	inputs := 2*device.Padded(t.Device, rows*4) + rows*4
+	inputs := t.inputBytes()
 	if err := fits(t.Device, t.components(inputs)); err != nil {
 		return err
 	}

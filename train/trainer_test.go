@@ -35,6 +35,8 @@ type run struct {
 	compute   tensor.DType
 	on        *devicetest.Kind // nil = the CPU
 	steps     int64            // 0 = twenty
+	tiles     model.Tiles
+	taken     *model.Tiles // where to put the tiles that were used
 }
 
 // outcome is what rank 0 saw.
@@ -107,6 +109,12 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		return o, err
 	}
 	defer m.Close()
+	if err := m.SetTiles(x.tiles); err != nil {
+		return o, err
+	}
+	if x.taken != nil {
+		defer func() { *x.taken = m.Tiles() }()
+	}
 	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1, Clip: 1, Schedule: "cosine", Warmup: 3}
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
