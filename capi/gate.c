@@ -1,15 +1,35 @@
 // What the host links. Each function clears the thread's error text, turns handles into numbers and goes through to Go (export.go), which writes
 // the text. Nothing here looks at memory that the caller names.
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include "_cgo_export.h"
 #include "ulysses.h"
 
 #define API __attribute__((visibility("default")))
-enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096 };
+enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096, INFO = 1024 };
 
-static _Thread_local char text[TEXT];
+// A thread's texts are on the heap, made at its first call and freed at its end: Go's runtime makes all thread-local storage of this library static,
+// and what a process has left of that when it opens a library is some hundred bytes.
+struct texts { char error[TEXT], info[INFO]; };
+static _Thread_local struct texts *own;
+static struct texts shared; // where there is no memory for a thread's own
+static pthread_key_t ending;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static void key(void) { pthread_key_create(&ending, free); }
+
+static struct texts *texts(void) {
+  if (own == NULL) {
+    pthread_once(&once, key);
+    own = calloc(1, sizeof *own);
+    if (own == NULL) return &shared;
+    pthread_setspecific(ending, own);
+  }
+  return own;
+}
 
 static char *fresh(void) {
+  char *text = texts()->error;
   text[0] = 0;
   return text;
 }
@@ -19,7 +39,7 @@ static char *fresh(void) {
 
 // uly_fail is for the parts of the library that are C alone.
 ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b) {
-  snprintf(text, sizeof text, format, op, a, b);
+  snprintf(texts()->error, TEXT, format, op, a, b);
   return code;
 }
 void uly_fresh(void) { fresh(); }
@@ -27,8 +47,8 @@ void uly_fresh(void) { fresh(); }
 API uint32_t ulysses_version(void) { return ULYSSES_VERSION; }
 
 API const char *ulysses_build_info(void) {
-  static _Thread_local char info[1024];
-  uly_build_info(info, sizeof info);
+  char *info = texts()->info;
+  uly_build_info(info, INFO);
   return info;
 }
 
@@ -49,7 +69,7 @@ API const char *ulysses_status_string(ulysses_status code) {
   return "unknown status";
 }
 
-API const char *ulysses_last_error(void) { return text; }
+API const char *ulysses_last_error(void) { return texts()->error; }
 
 API ulysses_status ulysses_context_create_local(const ulysses_options *o, ulysses_context **out) { return uly_context_create_local(P(o), out, fresh()); }
 API ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *o, ulysses_context **out) {
