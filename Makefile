@@ -9,7 +9,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -50,6 +50,33 @@ mpi-shim:
 	@lib=$$($(MPICC) -E -dM comm/mpi_calls.c | sed -n 's/^\#define \(OPEN_MPI\|MPICH_VERSION\) .*/\1/p'); \
 	case "$$lib" in OPEN_MPI) name=ompi;; MPICH_VERSION) name=mpich;; *) echo "mpi-shim: $(MPICC) is of no MPI library that is known here: MPICC=mpicc of Open MPI or MPICH" >&2; exit 1;; esac; \
 	set -x; $(MPICC) -std=gnu11 -O2 -Wall -fPIC -fvisibility=hidden -shared -o lib/libulysses_mpi_$$name.so comm/mpi_calls.c
+
+# libulysses.so for hosts in C, C++, Fortran and Python: capi/ulysses.h. It links no MPI; lib/libulysses_mpi_*.so is what it opens for a host's.
+ABI := 0
+VERSION := 0.1.0
+lib:
+	@mkdir -p lib
+	CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "-extldflags '-Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)'" \
+	  -o lib/libulysses.so.$(ABI) ./capi
+	@rm -f lib/libulysses.so.h lib/libulysses.h lib/libulysses.so.$(ABI).h && ln -sf libulysses.so.$(ABI) lib/libulysses.so
+	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else echo "lib: no $(MPICC): libulysses.so works in hosts without MPI alone"; fi
+
+# The header compiles alone, the library gives what the header declares and nothing else, links no MPI and no CUDA, and takes older structs.
+check-abi: lib
+	scripts/check-abi.sh lib/libulysses.so.$(ABI)
+
+PREFIX ?= /usr/local
+install: lib
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 644 capi/ulysses.h $(DESTDIR)$(PREFIX)/include/ulysses.h
+	install -m 755 lib/libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/
+	ln -sf libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libulysses.so
+	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" $(DESTDIR)$(PREFIX)/lib/; done
+	sed -e 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ulysses.pc
+
+# A C host makes 10,000 calls forward and backward under valgrind: its memory must be flat.
+soak-c: lib
+	$(GO) test ./capi -run TestSoak -count=1 -v -soak 10000
 
 # The same sources on the host, in place of a GPU, for tests.
 cuda-emulated:
