@@ -38,6 +38,9 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
     ctx = current(context)
     if layout not in LAYOUTS:
         raise InvalidArgument(f"ulysses: layout {layout!r}: give one of {', '.join(LAYOUTS)}")
+    for x in (q, k, v):
+        if not hasattr(x, "shape"):
+            raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors")
     shapes = [tuple(x.shape) for x in (q, k, v)]
     if any(len(s) != len(layout) for s in shapes):
         raise InvalidArgument(f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes")
@@ -84,16 +87,16 @@ def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = 
     out = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,))
     table = empty(q, ((1,) if layout == "THD" else (batch.sequences.batch,)) + (batch.rows, plan.heads), _struct.F32) if lse else None
     sizes = plan.sizes(batch)
-    saved = block(q, sizes.saved if save else 0)
+    saved = block(q, max(sizes.saved, 64)) if save else None  # a rank without heads saves nothing, and says by memory that it will go backward
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
     args = _struct.AttentionArgs(q=views[0].pointer(), k=views[1].pointer(), v=views[2].pointer(), out=views[3].pointer(), stream=stream_of(q))
     if table is not None:
         lse_view = view(table if layout != "THD" else table[0])
         args.lse = lse_view.pointer()
     if save:
-        args.saved, args.saved_bytes = _address(saved), sizes.saved
+        args.saved, args.saved_bytes = _address(saved), max(sizes.saved, 64)
     ctx._call("ulysses_attention_forward", plan.handle, batch.handle, ctypes.byref(args))
-    call = Call(plan, batch, layout, saved if save else None, tuple(tuple(x.shape) for x in (q, k, v)))
+    call = Call(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
     if table is not None and layout == "THD":
         table = table[0]
     return out, table, call
@@ -107,7 +110,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
     dout = without_zero_strides(dout)
     grads = [empty(dout, shape) for shape in call.shapes]
     views: list[View] = [view(x).permute(*axes) for x in (dout, *grads)]
-    args = _struct.AttentionArgs(saved=_address(call.saved), saved_bytes=plan.sizes(batch).saved, stream=stream_of(dout))
+    args = _struct.AttentionArgs(saved=_address(call.saved), saved_bytes=call.saved.shape[0], stream=stream_of(dout))
     g = _struct.AttentionGrads(dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer())
     plan.context._call("ulysses_attention_backward", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(g))
     return grads[0], grads[1], grads[2]

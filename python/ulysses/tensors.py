@@ -36,7 +36,8 @@ class View:
 
     def __init__(self, owner: Any, data: int, device: int, ordinal: int, dtype: int, shape: Sequence[int], strides: Sequence[int]):
         self.owner, self.data, self.device, self.ordinal, self.dtype = owner, data, device, ordinal, dtype
-        self.shape, self.strides, self._c = tuple(shape), tuple(strides), None
+        self.shape, self._c = tuple(shape), None
+        self.strides = tuple(strides) if 0 not in self.shape else tuple(_dense(self.shape))  # NumPy gives empty arrays strides of 0
 
     def permute(self, *axes: int) -> "View":
         """The same memory with its axes in another order."""
@@ -96,7 +97,7 @@ def _from_dlpack(x: Any) -> View:
 def _dense(shape: Sequence[int]) -> list[int]:
     strides, n = [0] * len(shape), 1
     for i in reversed(range(len(shape))):
-        strides[i], n = n, n * shape[i]
+        strides[i], n = n, n * max(1, shape[i])
     return strides
 
 

@@ -1,0 +1,71 @@
+"""What test_launch.py starts on each rank: mpi4py's communicator as a handle and by callbacks, halves of the world, torch.distributed."""
+
+import sys
+
+import numpy as np
+
+import ulysses
+from reference import TOLERANCE, attention, error, mask
+
+
+def check(ctx, s=29, seed=0):
+    """Attention there and back on a context of any communicator, against float64."""
+    rng = np.random.default_rng(seed)
+    q, k, v, dout = (rng.standard_normal((2, s, h, 16), np.float32) for h in (6, 2, 2, 6))
+    lo, hi = ulysses.shard_rows(s, ctx.size, ctx.rank)
+    cut = lambda x: np.ascontiguousarray(x[:, lo:hi])
+    out, lse, call = ulysses.attention_forward(cut(q), cut(k), cut(v), causal=True, seq=s, lse=True, context=ctx)
+    found = (out, lse, *ulysses.attention_backward(call, cut(dout)))
+    for a, b in zip(found, attention(q, k, v, dout, see=mask(s, s, True))):
+        assert error(a, b[:, lo:hi]) < TOLERANCE
+    x = np.arange(s * 6 * 2, dtype=np.float32).reshape(1, s, 6, 2)
+    heads = ulysses.shard_rows(6, ctx.size, ctx.rank)
+    got = ulysses.gather_seq_scatter_heads(cut(x), 1, 2, s, padded=False, context=ctx)
+    np.testing.assert_array_equal(got, x[:, :, heads[0]:heads[1]])
+    mean = ulysses.reduce_sequence_parallel_loss(float(ctx.rank), ctx.rank, context=ctx)
+    n = sum(range(ctx.size))
+    assert abs(mean - sum(r * r for r in range(ctx.size)) / max(n, 1)) < 1e-12
+    steps = list(ulysses.shard({"input_ids": np.full((1, 5), ctx.rank)}, ctx))
+    assert [m["input_ids"].max(initial=m.owner) for m in steps] == list(range(ctx.size))
+
+
+def mpi():
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    with ulysses.Context(world, threads=1) as ctx:
+        assert (ctx.rank, ctx.size) == (world.rank, world.size)
+        check(ctx)
+    with ulysses.Context(world, threads=1, callbacks=True) as ctx:
+        check(ctx)
+    half = world.Split(world.rank % 2, world.rank)  # a proper subset, beside the world, both open
+    with ulysses.Context(world, threads=1) as all_, ulysses.Context(half, threads=1) as mine:
+        check(mine, seed=world.rank % 2)
+        check(all_)
+        check(mine, s=200)
+    if world.size > 1:
+        part = world.Create_group(world.group.Incl([1]))  # a communicator that rank 0 is not in
+        if world.rank == 1:
+            with ulysses.Context(part, threads=1) as ctx:
+                check(ctx)
+    world.Barrier()
+    return world.rank
+
+
+def torch_gloo():
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    with ulysses.Context.torch(threads=1) as ctx:
+        check(ctx)
+    pair = dist.new_group([0, 1], backend="gloo")
+    with ulysses.Context(pair, threads=1) as ctx:
+        check(ctx)
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    return rank
+
+
+if __name__ == "__main__":
+    rank = {"mpi": mpi, "torch": torch_gloo}[sys.argv[1]]()
+    print(f"rank {rank} ok", flush=True)

@@ -1,0 +1,62 @@
+"""Attention in float64 NumPy, as its definition reads."""
+
+import numpy as np
+
+
+def mask(sq, sk, causal=False, window=None, cu=None, kv_cu=None):
+    """[sq, sk] true where a query sees a key. Documents align bottom-right: their last query with their last key."""
+    cu = [0, sq] if cu is None else cu
+    kv_cu = ([0, sk] if sq != sk or cu == [0, sq] else cu) if kv_cu is None else kv_cu
+    see = np.zeros((sq, sk), bool)
+    for (a, b), (c, d) in zip(zip(cu, cu[1:]), zip(kv_cu, kv_cu[1:])):
+        i, j = np.arange(b - a)[:, None] + (d - c) - (b - a), np.arange(d - c)[None]
+        ok = np.ones((b - a, d - c), bool)
+        if causal:
+            ok &= j <= i
+        if window is not None:
+            left, right = window
+            ok &= (j >= i - left) if left >= 0 else True
+            ok &= (j <= i + right) if right >= 0 else True
+        see[a:b, c:d] = ok
+    return see
+
+
+def attention(q, k, v, dout=None, scale=None, see=None):
+    """q [B, S, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]: (out, lse) or, with dout, (out, lse, dq, dk, dv)."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    group = q.shape[2] // k.shape[2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    kh, vh = np.repeat(k, group, 2), np.repeat(v, group, 2)
+    s = np.einsum("bihd,bjhd->bhij", q, kh) * scale
+    if see is not None:
+        s = np.where(see, s, -np.inf)
+    top = s.max(-1, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    e = np.exp(s - top)
+    total = e.sum(-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + top)[..., 0].transpose(0, 2, 1)
+    p = e / np.where(total == 0, 1, total)
+    out = np.einsum("bhij,bjhd->bihd", p, vh)
+    if dout is None:
+        return out, lse
+    dout = np.asarray(dout, np.float64)
+    dp = np.einsum("bihd,bjhd->bhij", dout, vh)
+    ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
+    dq = np.einsum("bhij,bjhd->bihd", ds, kh)
+    dk, dv = np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
+    fold = lambda x: x.reshape(*x.shape[:2], -1, group, x.shape[-1]).sum(3)
+    return out, lse, dq, fold(dk), fold(dv)
+
+
+def error(found, want):
+    """max|difference| / max|want|; NaN counts as infinite."""
+    found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
+    assert found.shape == want.shape, (found.shape, want.shape)
+    if not want.size:
+        return 0.0
+    e = np.abs(found - want).max() / max(np.abs(want).max(), 1e-30)
+    return float("inf") if np.isnan(e) else float(e)
+
+
+TOLERANCE = 2e-5  # of F32, relative to a tensor's largest value

@@ -1,0 +1,229 @@
+"""Attention on NumPy arrays against float64, on ranks that are threads of this process. Needs the library."""
+
+import unittest
+
+import numpy as np
+
+import ulysses
+from ranks import contexts
+from reference import TOLERANCE, attention, error, mask
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def rows(x, ctx, axis=1):
+    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
+    return x[(slice(None),) * axis + (slice(lo, hi),)]
+
+
+class Attention(unittest.TestCase):
+    CASES = {
+        "plain": dict(s=16, h=4),
+        "causal, uneven rows, 3 heads": dict(s=11, h=3, causal=True),
+        "2 key heads, 2 sequences": dict(b=2, s=13, h=6, hkv=2, causal=True),
+        "1 key head": dict(s=12, h=4, hkv=1),
+        "wider values": dict(s=9, h=2, d=8, dv=24),
+        "window": dict(s=20, h=2, causal=True, window=(5, 0)),
+        "window, both sides": dict(s=20, h=2, window=(3, 2)),
+        "documents": dict(s=17, h=4, hkv=2, causal=True, cu=[0, 1, 6, 17]),
+        "cross": dict(s=7, sk=15, h=4),
+        "cross, causal": dict(s=7, sk=15, h=4, causal=True),
+        "scale": dict(s=8, h=2, scale=0.3),
+        "fewer rows than ranks": dict(s=2, h=1),
+    }
+
+    def check(self, size, b=1, s=16, sk=None, h=4, hkv=None, d=16, dv=None, causal=False, window=None, cu=None, scale=None):
+        hkv, dv = hkv or h, dv or d
+        q, k, v, dout = draw(1, b, s, h, d), draw(2, b, sk or s, hkv, d), draw(3, b, sk or s, hkv, dv), draw(4, b, s, h, dv)
+
+        def body(ctx):
+            out, lse, call = ulysses.attention_forward(rows(q, ctx), rows(k, ctx), rows(v, ctx), lse=True, causal=causal, window=window, scale=scale,
+                                                       seq=s, kv_seq=sk, cu_seqlens=cu, context=ctx)
+            again = ulysses.attention(rows(q, ctx), rows(k, ctx), rows(v, ctx), causal=causal, window=window, scale=scale, seq=s, kv_seq=sk,
+                                      cu_seqlens=cu, context=ctx)
+            np.testing.assert_array_equal(out, again)
+            return out, lse, *ulysses.attention_backward(call, rows(dout, ctx))
+
+        found = [np.concatenate(x, 1) for x in zip(*contexts(size, body))]
+        want = attention(q, k, v, dout, scale, mask(s, sk or s, causal, window, cu))
+        for name, a, b_ in zip(("out", "lse", "dq", "dk", "dv"), found, want):
+            self.assertLess(error(a, b_), TOLERANCE, name)
+        return found
+
+    def test_cases(self):
+        for name, case in self.CASES.items():
+            one = None
+            for size in (1, 2, 3):
+                with self.subTest(name, ranks=size):
+                    found = self.check(size, **case)
+                    one = one or found
+                    np.testing.assert_array_equal(found[0], one[0])  # bit for bit
+                    np.testing.assert_array_equal(found[2], one[2])
+
+    def test_layouts(self):
+        """The same numbers, bit for bit, in any order of axes and for views of larger arrays."""
+        q, k, v, dout = draw(1, 2, 10, 4, 8), draw(2, 2, 10, 2, 8), draw(3, 2, 10, 2, 8), draw(4, 2, 10, 4, 8)
+
+        def body(ctx):
+            mine = [rows(x, ctx) for x in (q, k, v, dout)]
+            out, _, call = ulysses.attention_forward(*mine[:3], causal=True, seq=10, context=ctx)
+            grads = ulysses.attention_backward(call, mine[3])
+            for layout, axes in (("SBHD", (1, 0, 2, 3)), ("BHSD", (0, 2, 1, 3))):
+                for prepare in (lambda x: np.ascontiguousarray(x.transpose(axes)), lambda x: x.transpose(axes)):
+                    moved = [prepare(x) for x in mine]
+                    other, _, call = ulysses.attention_forward(*moved[:3], causal=True, seq=10, layout=layout, context=ctx)
+                    np.testing.assert_array_equal(other, out.transpose(axes))
+                    for a, b in zip(ulysses.attention_backward(call, moved[3]), grads):
+                        np.testing.assert_array_equal(a, b.transpose(axes))
+            packed = [x[0] for x in mine]
+            other, lse, call = ulysses.attention_forward(*packed[:3], causal=True, seq=10, layout="THD", lse=True, context=ctx)
+            np.testing.assert_array_equal(other, out[0])
+            self.assertEqual(lse.shape, packed[0].shape[:2])
+            np.testing.assert_array_equal(ulysses.attention_backward(call, packed[3])[0], grads[0][0])
+
+        for size in (1, 2):
+            contexts(size, body)
+
+    def test_expanded_gradient(self):
+        """A gradient that repeats elements, as sum() gives, is copied."""
+        q = draw(1, 1, 6, 2, 8)
+
+        def body(ctx):
+            x = rows(q, ctx)
+            out, _, call = ulysses.attention_forward(x, x, x, seq=6, context=ctx)
+            a = ulysses.attention_backward(call, np.broadcast_to(np.float32(2), out.shape))
+            b = ulysses.attention_backward(call, np.full(out.shape, 2, np.float32))
+            for x, y in zip(a, b):
+                np.testing.assert_array_equal(x, y)
+
+        contexts(2, body)
+
+    def test_200_lengths_on_one_plan(self):
+        def body(ctx):
+            for s in range(1, 201):
+                q = rows(draw(s, 1, s, 2, 8), ctx)
+                out = ulysses.attention(q, q, q, causal=True, seq=s, context=ctx)
+                if s % 40 == 1:
+                    whole = draw(s, 1, s, 2, 8)
+                    want, _ = attention(whole, whole, whole, see=mask(s, s, True))
+                    self.assertLess(error(out, rows(want, ctx)), TOLERANCE)
+            self.assertEqual(len(ctx._plans), 1)
+            self.assertLessEqual(len(ctx._batches), 64)
+
+        contexts(2, body)
+
+    def test_a_backward_after_its_batch_was_forgotten(self):
+        def body(ctx):
+            q = rows(draw(1, 1, 300, 2, 8), ctx)
+            _, _, call = ulysses.attention_forward(q, q, q, seq=300, context=ctx)
+            want = ulysses.attention_backward(call, q)
+            for s in range(2, 80):
+                x = rows(draw(s, 1, s, 2, 8), ctx)
+                ulysses.attention(x, x, x, seq=s, context=ctx)
+            for a, b in zip(ulysses.attention_backward(call, q), want):
+                np.testing.assert_array_equal(a, b)
+
+        contexts(2, body)
+
+    def test_dlpack(self):
+        """Any library's tensors: what matters is __dlpack__."""
+        class Other:
+            def __init__(self, x):
+                self.x, self.dtype = x, x.dtype
+
+            def __dlpack__(self, **_):
+                return self.x.__dlpack__()
+
+        from ulysses.tensors import view
+
+        x = draw(1, 2, 3, 4).transpose(1, 0, 2)
+        a, b = view(Other(x)), view(x)
+        self.assertEqual((a.data, a.shape, a.strides, a.dtype, a.device), (b.data, b.shape, b.strides, b.dtype, b.device))
+
+
+class Faults(unittest.TestCase):
+    def test_arguments(self):
+        q = draw(1, 1, 8, 4, 8)
+        with ulysses.Context() as ctx:
+            for words, call in (("layout", lambda: ulysses.attention(q, q, q, layout="BSDH", context=ctx)),
+                                ("axes", lambda: ulysses.attention(q[0], q, q, context=ctx)),
+                                ("float64", lambda: ulysses.attention(q.astype(np.float64), q, q, context=ctx)),
+                                ("heads", lambda: ulysses.attention(q, q[:, :, :3], q[:, :, :3], context=ctx)),
+                                ("rows", lambda: ulysses.attention(q, q, q, seq=9, context=ctx)),
+                                ("cu_seqlens", lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5, 3, 8], context=ctx)),
+                                ("save=False", lambda: ulysses.attention_backward(ulysses.attention_forward(q, q, q, save=False, context=ctx)[2], q)),
+                                ("no array", lambda: ulysses.attention([1], q, q, context=ctx))):
+                with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:
+                    call()
+                self.assertIsInstance(caught.exception, ulysses.UlyssesError)
+            ulysses.attention(q, q, q, context=ctx)  # none of that did harm
+
+    def test_after_close(self):
+        q = draw(1, 1, 8, 4, 8)
+        ctx = ulysses.Context()
+        _, _, call = ulysses.attention_forward(q, q, q, context=ctx)
+        ctx.close()
+        ctx.close()
+        for late in (lambda: ulysses.attention(q, q, q, context=ctx), lambda: ulysses.attention_backward(call, q)):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "closed"):
+                late()
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "no context"):
+            ulysses.attention(q, q, q)
+
+    def test_two_contexts(self):
+        q = draw(1, 1, 8, 4, 8)
+
+        def body(ctx):
+            with ulysses.Context() as alone:
+                whole = ulysses.attention(q, q, q, context=alone)
+                mine = rows(q, ctx)
+                out = ulysses.attention(mine, mine, mine, seq=8, context=ctx)
+                np.testing.assert_array_equal(out, rows(whole, ctx))
+            return out
+
+        contexts(2, body)
+
+    def test_ranks_that_disagree(self):
+        """All ranks get the error, none hangs; the context still works."""
+        def body(ctx):
+            q = draw(1, 1, 4, 4 + 4 * ctx.rank, 8)
+            with self.assertRaisesRegex(ulysses.UlyssesError, "heads"):
+                ulysses.attention(q, q, q, context=ctx)
+            q = draw(1, 1, 4, 4, 8)
+            ulysses.attention(q, q, q, context=ctx)
+
+        contexts(2, body)
+
+    def test_a_callback_that_fails(self):
+        """Its exception is the cause of the call's."""
+        def fail(*_):
+            raise RuntimeError("network gone")
+
+        with self.assertRaises(ulysses.UlyssesError) as caught:
+            ulysses.Context(ulysses.Callbacks(0, 2, fail, fail))
+        self.assertIn("network gone", str(caught.exception.__cause__))
+
+    def test_library_not_found(self):
+        import os
+        from ulysses import _library
+
+        before = os.environ.get("ULYSSES_LIBRARY")
+        os.environ["ULYSSES_LIBRARY"] = "/nowhere/libulysses.so"
+        try:
+            with self.assertRaisesRegex(ulysses.DeviceError, "/nowhere.*make lib"):
+                _library._open()
+        finally:
+            if before is None:
+                del os.environ["ULYSSES_LIBRARY"]
+            else:
+                os.environ["ULYSSES_LIBRARY"] = before
+        with self.assertRaisesRegex(ulysses.DeviceError, "version 1.0"):
+            _library.check_version(10000)
+        with self.assertRaisesRegex(ulysses.DeviceError, "version 0.0"):
+            _library.check_version(99)
+
+
+if __name__ == "__main__":
+    unittest.main()

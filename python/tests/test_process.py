@@ -1,0 +1,115 @@
+"""The library as a guest of a process: symbols stay its own, forked children live on, two ways to find it. Needs the library."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+import numpy as np
+
+import ulysses
+from ulysses import _library
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def python(code, **env):
+    """Runs code in a process of its own; its output."""
+    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=180)
+    if done.returncode:
+        raise AssertionError(done.stdout + done.stderr)
+    return done.stdout.strip()
+
+
+CALL = """
+import numpy as np, ulysses
+ctx = ulysses.Context(threads=1)
+x = np.ones((1, 4, 2, 8), np.float32)
+assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
+"""
+
+
+class Process(unittest.TestCase):
+    def test_symbols_stay_local(self):
+        """RTLD_LOCAL: a name of the library is not found in the process's own scope."""
+        self.assertEqual(python(CALL + """
+import ctypes
+try:
+    ctypes.CDLL(None).ulysses_version
+    print("visible")
+except AttributeError:
+    print("local")
+"""), "local")
+
+    def test_no_mpi_until_asked(self):
+        """The library, and a local context, load no MPI."""
+        self.assertEqual(python(CALL + "print('libmpi' in open('/proc/self/maps').read())"), "False")
+
+    def test_import_opens_nothing(self):
+        self.assertEqual(python("import ulysses; print('libulysses' in open('/proc/self/maps').read())"), "False")
+
+    def test_nothing_is_printed(self):
+        self.assertEqual(python(CALL + """
+try:
+    ulysses.attention(x, x[:, :, :0], x, context=ctx)
+except ulysses.UlyssesError:
+    pass
+"""), "")
+
+    def test_forked_child(self):
+        """A forked child that collects a context, and ends, is not held up by it; its calls are refused."""
+        self.assertEqual(python(CALL + """
+import gc, os
+pid = os.fork()
+if pid == 0:
+    try:
+        ulysses.attention(x, x, x, context=ctx)
+    except ulysses.InternalError as e:
+        assert "fork" in str(e)
+        ctx.close()
+        del ctx
+        gc.collect()
+        os._exit(7)
+    os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
+"""), "7")
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_forked_workers_of_a_loader(self):
+        """DataLoader's workers are forked after the library was opened, and work, while the parent calls."""
+        self.assertEqual(python("""
+import torch, ulysses
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 12
+    def __getitem__(self, i): return {"input_ids": torch.arange(6) + i, "labels": torch.arange(6) + i}
+ctx = ulysses.Context(threads=1)
+x = torch.ones(1, 6, 2, 8, requires_grad=True)
+for epoch in range(2):
+    seen = 0
+    batches = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for micro in ulysses.loader(batches, ctx):
+        ulysses.attention(x, x, x, causal=True, context=ctx).sum().backward()
+        seen += micro["input_ids"].shape[0]
+    print(seen)
+"""), "12\n12")
+
+    def test_versions(self):
+        self.assertRegex(ulysses.version(), r"^\d+\.\d+\.\d+$")
+        self.assertIsInstance(ulysses.build_info(), dict)
+
+    def test_named_by_the_environment(self):
+        path = next(c for c in _library.candidates() if os.path.exists(c))
+        self.assertEqual(python(CALL + "print('ok')", ULYSSES_LIBRARY=str(path)), "ok")
+        self.assertEqual(python(CALL + "print('ok')", ULYSSES_LIBRARY=os.path.dirname(path)), "ok")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,199 @@
+"""PyTorch: gradients against torch's own SDPA in float64, transformers, BF16 where the device computes in it. Ranks are threads."""
+
+import copy
+import unittest
+
+import ulysses
+from ranks import contexts
+from reference import TOLERANCE, error
+
+try:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+except ImportError:
+    torch = None
+try:
+    import transformers
+except ImportError:
+    transformers = None
+
+
+def rows(x, ctx, axis):
+    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
+    return x.narrow(axis, lo, hi - lo)
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Torch(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+    def test_against_sdpa(self):
+        b, s, h, hkv, d = 2, 37, 6, 2, 16
+        q, k, v, w = torch.randn(b, h, s, d), torch.randn(b, hkv, s, d), torch.randn(b, hkv, s, d), torch.randn(b, h, s, d)
+        for causal in (False, True):
+            exact = [x.double().requires_grad_() for x in (q, k, v)]
+            want = sdpa(*exact, is_causal=causal, enable_gqa=True)
+            (want * w).sum().backward()
+
+            def body(ctx):
+                mine = [rows(x, ctx, 2).detach().requires_grad_() for x in (q, k, v)]
+                out = ulysses.attention(*mine, causal=causal, seq=s, layout="BHSD", context=ctx)
+                (out * rows(w, ctx, 2)).sum().backward()
+                return (out.detach(), *(x.grad for x in mine))
+
+            for size in (1, 2, 4):
+                found = [torch.cat(x, 2) for x in zip(*contexts(size, body))]
+                for name, a, b_ in zip(("out", "dq", "dk", "dv"), found, (want.detach(), *(x.grad for x in exact))):
+                    self.assertLess(error(a, b_), TOLERANCE, (name, size, causal))
+
+    def test_expanded_gradient_and_hooks(self):
+        """sum().backward() hands out a gradient of stride 0; saved memory passes the hooks that offload it."""
+        seen = []
+
+        def body(ctx):
+            x = torch.randn(1, 5, 2, 8, requires_grad=True)
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.dtype), t.clone())[1], lambda t: t):
+                ulysses.attention(x, x, x, context=ctx).sum().backward()
+            self.assertEqual(x.grad.shape, x.shape)
+
+        contexts(2, body)
+        self.assertEqual(seen, [torch.uint8] * 2)
+
+    def test_no_grad_saves_nothing(self):
+        with ulysses.Context() as ctx, torch.no_grad():
+            x = torch.randn(1, 5, 2, 8, requires_grad=True)
+            self.assertIsNone(ulysses.attention(x, x, x, context=ctx).grad_fn)
+
+    def test_reshards(self):
+        """The derivative of a reshard is the reshard back, padding included."""
+        x, w = torch.randn(2, 7, 6, 4), torch.randn(2, 7, 6, 4)
+
+        def body(ctx):
+            full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -7 % ctx.size))
+            mine = rows(full, ctx, 1).clone().requires_grad_()
+            for async_op in (False, True):
+                mine.grad = None
+                y = ulysses.gather_seq_scatter_heads(mine, 1, 2, 7, async_op, context=ctx)
+                y = y.wait() if async_op else y
+                z = ulysses.gather_heads_scatter_seq(y * rows(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx)
+                z = z.wait() if async_op else z
+                z.sum().backward()
+                torch.testing.assert_close(z.detach(), rows(torch.nn.functional.pad(x * w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1), rtol=0, atol=0)
+                torch.testing.assert_close(mine.grad, rows(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1), rtol=0, atol=0)
+
+        for size in (1, 2, 3):
+            contexts(size, body)
+
+    def test_loss(self):
+        """Backward: ranks * n / N where gradients are averaged, n / N where summed; a rank without tokens gives and gets 0."""
+        counts = [3, 0, 5]
+        for gradients, factor in (("averaged", 3), ("summed", 1)):
+            def body(ctx):
+                loss = torch.tensor(2.0 + ctx.rank if counts[ctx.rank] else float("nan"), requires_grad=True)
+                out = ulysses.reduce_sequence_parallel_loss(loss, torch.tensor(counts[ctx.rank]), gradients=gradients, context=ctx)
+                (out * 2).backward()
+                return out.item(), loss.grad.item()
+
+            found = contexts(3, body)
+            for rank, (mean, grad) in enumerate(found):
+                self.assertAlmostEqual(mean, (2.0 * 3 + 4.0 * 5) / 8, places=6)
+                self.assertAlmostEqual(grad, 2 * factor * counts[rank] / 8, places=6)
+
+    def test_gradient_is_that_of_the_whole(self):
+        """A layer cut over ranks, loss by valid tokens, gradients summed: those of the uncut layer."""
+        s, n, h, vocab = 13, 16, 4, 11
+        ids, labels = torch.randint(0, vocab, (1, s)), torch.randint(0, vocab, (1, s))
+        labels[:, 3:7] = -100
+
+        layers = torch.nn.Embedding(vocab, n), torch.nn.Linear(n, 3 * n), torch.nn.Linear(n, vocab)
+
+        def gradients(dtype, attend, reduce, ids, labels):
+            embed, qkv, head = own = [copy.deepcopy(m).to(dtype) for m in layers]
+            x = qkv(embed(ids)).unflatten(-1, (3, h, n // h))
+            y = head(attend(*x.unbind(2)).flatten(2))
+            reduce(torch.nn.functional.cross_entropy(y.flatten(0, 1), labels.flatten(), ignore_index=-100), (labels != -100).sum()).backward()
+            return [p.grad for m in own for p in m.parameters()]
+
+        want = gradients(torch.float64, lambda q, k, v: sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True).transpose(1, 2),
+                         lambda mean, count: mean, ids, labels)
+
+        def body(ctx):
+            return gradients(torch.float32, lambda q, k, v: ulysses.attention(q, k, v, causal=True, seq=s, context=ctx),
+                             lambda mean, count: ulysses.reduce_sequence_parallel_loss(mean, count, gradients="summed", context=ctx),
+                             rows(ids, ctx, 1), rows(labels, ctx, 1))
+
+        for size in (1, 2, 4):  # of 4 ranks, one holds no valid token
+            for a, b in zip(zip(*contexts(size, body)), want):
+                self.assertLess(error(sum(a), b), TOLERANCE)
+
+
+@unittest.skipIf(torch is None or transformers is None, "no transformers")
+class Transformers(unittest.TestCase):
+    def model(self, attention, **more):
+        torch.manual_seed(1)
+        config = transformers.LlamaConfig(vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                          num_key_value_heads=2, max_position_embeddings=64, attn_implementation=attention, **more)
+        return transformers.LlamaForCausalLM(config).train()
+
+    def test_llama(self):
+        """Loss and every weight's gradient of a Llama, its sequence cut over the ranks by `shard`, against its own SDPA uncut."""
+        ulysses.register_transformers()
+        x = torch.randint(0, 31, (2, 21), generator=torch.Generator().manual_seed(2))
+        whole = self.model("sdpa")
+        out = whole(input_ids=x, labels=x)
+        out.loss.backward()
+        want = {n: p.grad for n, p in whole.named_parameters()}
+        for size in (1, 2, 3):
+            models = [self.model("ulysses") for _ in range(size)]
+
+            def body(ctx):
+                ulysses_model = models[ctx.rank]
+                # Threads share `ulysses.use`, so the context travels with the model here.
+                ulysses.register_transformers(f"ulysses_{ctx.rank}", ctx)
+                ulysses_model.set_attn_implementation(f"ulysses_{ctx.rank}")
+                micro = next(iter(ulysses.shard({"input_ids": x, "labels": x}, ctx)))
+                logits = ulysses_model(input_ids=micro["input_ids"], position_ids=micro["position_ids"], use_cache=False).logits
+                labels = micro["shift_labels"]
+                mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+                loss = ulysses.reduce_sequence_parallel_loss(mean, (labels != -100).sum(), gradients="summed", context=ctx)
+                loss.backward()
+                return loss.item()
+
+            for loss in contexts(size, body):
+                self.assertAlmostEqual(loss, out.loss.item(), places=5)
+            for name, grad in want.items():
+                found = sum(dict(m.named_parameters())[name].grad for m in models)
+                self.assertLess(error(found, grad), 1e-5, (name, size))
+
+    def test_refusals(self):
+        ulysses.register_transformers()
+        x = torch.randint(0, 31, (1, 6))
+        with ulysses.Context() as ctx:
+            ulysses.use(ctx)
+            hidden = torch.ones(1, 6, dtype=torch.long)
+            hidden[0, 0] = 0
+            with self.assertRaisesRegex(ulysses.Unsupported, "attention_mask"):
+                self.model("ulysses")(input_ids=x, attention_mask=hidden)
+            with self.assertRaisesRegex(ulysses.Unsupported, "dropout"):
+                self.model("ulysses", attention_dropout=0.1)(input_ids=x)
+            model = self.model("ulysses").eval()
+            torch.testing.assert_close(model(input_ids=x, use_cache=False).logits, self.model("sdpa").eval()(input_ids=x).logits, rtol=1e-5, atol=1e-6)
+
+    def test_positions_that_start_anew(self):
+        """A model called without the ranks' positions would turn every rank's rows as if they were the first."""
+        def body(ctx):
+            class Module:
+                is_causal = True
+
+            q, here = torch.randn(1, 2, 4, 8), torch.arange(4)[None]
+            if ctx.rank == 1:
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1 of 2, the rank's rows at 4"):
+                    ulysses.transformers_attention(Module, q, q, q, None, position_ids=here, context=ctx)
+
+        contexts(2, body)
+
+
+if __name__ == "__main__":
+    unittest.main()
