@@ -22,25 +22,11 @@ import (
 // Errors are returned, and errors of the host's communicator stay what they are.
 func FromMPI(fortran int64) (Comm, error) {
 	const name = "comm.FromMPI"
-	mpiStart.Lock()
-	defer mpiStart.Unlock()
 	if fortran < math.MinInt32 || fortran > math.MaxInt32 {
 		return nil, status.Errorf(status.InvalidArgument, "%s: handle %d is beyond 32 bits: pass what MPI_Comm_c2f returns, a C int", name, fortran)
 	}
-	if err := loadMPI(); err != nil {
+	if err := needMPI(name, fortran); err != nil {
 		return nil, err
-	}
-	initialized, finalized, _ := mpiState()
-	switch {
-	case finalized:
-		return nil, status.Errorf(status.Comm, "%s: MPI has ended: it cannot be started twice", name)
-	case !initialized && fortran != -1:
-		return nil, status.Errorf(status.InvalidArgument, "%s: MPI has not been started, so %d is nobody's handle: call MPI_Init first, or pass -1 for MPI_COMM_WORLD, "+
-			"which starts it", name, fortran)
-	case !initialized:
-		if err := startMPI(threadMultiple); err != nil {
-			return nil, err
-		}
 	}
 	m := &mpiComm{}
 	var code C.int
@@ -56,6 +42,27 @@ func FromMPI(fortran int64) (Comm, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// needMPI finds MPI, and starts it where that is left to us. The lock is not held in collective calls: threads of a host may make communicators at
+// once, in another order on each rank.
+func needMPI(name string, fortran int64) error {
+	mpiStart.Lock()
+	defer mpiStart.Unlock()
+	if err := loadMPI(); err != nil {
+		return err
+	}
+	initialized, finalized, _ := mpiState()
+	switch {
+	case finalized:
+		return status.Errorf(status.Comm, "%s: MPI has ended: it cannot be started twice", name)
+	case !initialized && fortran != -1:
+		return status.Errorf(status.InvalidArgument, "%s: MPI has not been started, so %d is nobody's handle: call MPI_Init first, or pass -1 for MPI_COMM_WORLD, "+
+			"which starts it", name, fortran)
+	case !initialized:
+		return startMPI(threadMultiple)
+	}
+	return nil
 }
 
 // startMPI asks for a thread level and takes what it gets.

@@ -6,7 +6,9 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"ulysses/internal/status"
 )
@@ -96,6 +98,9 @@ func hostOfMPI(t *testing.T, level int) {
 	}
 	mpiRun(t, w, "same bits", mpiSameBits)
 	subset(t, w)
+	if level < 0 || level == threadMultiple {
+		mpiRun(t, w, "two at once", fromTwoThreads)
+	}
 	if level == threadSingle || level == threadFunneled {
 		done := make(chan error)
 		go func() {
@@ -145,6 +150,34 @@ func subset(t *testing.T, w *mpiComm) {
 		}
 		return errors.Join(suiteAllToAll(c), suiteAllReduce(c), c.Close())
 	})
+}
+
+// fromTwoThreads makes communicators from two threads of a host, whose orders differ between ranks.
+func fromTwoThreads(w Comm) error {
+	handles, errs := [2]*mpiComm{}, [2]error{}
+	for i := range handles {
+		sub, err := w.Split(0, 0)
+		if err != nil {
+			return err
+		}
+		handles[i] = sub.(*mpiComm)
+	}
+	var wg sync.WaitGroup
+	for i := range handles {
+		k := (i + w.Rank()) % 2
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			c, err := FromMPI(handles[k].Fortran())
+			if err == nil {
+				err = errors.Join(c.Barrier(), c.Close())
+			}
+			errs[k] = errors.Join(err, handles[k].Close())
+		}()
+		time.Sleep(20 * time.Millisecond) // one waits for its peer in the first when the second comes
+	}
+	wg.Wait()
+	return errors.Join(errs[:]...)
 }
 
 // mpiSameBits: sums have the bits that goroutine ranks give.
