@@ -106,11 +106,9 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 		p.Norm(k, k, a.kNorm, a.kRStd, a.eps)
 		p.end()
 	}
-	p.phase("rope")
-	p.Rope(qk, false)
-	p.end()
 	p.phase("attention")
 	a.args.Q, a.args.K, a.args.V, a.args.Out = one(q), one(k), one(v), one(a.mixed.Split(1, a.hq))
+	a.args.Cos, a.args.Sin = p.cos, p.sin
 	if !p.skip() {
 		p.err = a.plan.Forward(p.c.Stream, p.batch.SP, &a.args)
 	}
@@ -126,7 +124,7 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	dmixed := p.temp(p.rows, a.hq*a.d)
 	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v
 	a.args.Workspace = p.take(tensor.U8, p.sizes.Workspace)
-	qk, q, k, v := a.split(all)
+	_, q, k, v := a.split(all)
 
 	p.phase("projection")
 	a.out.backwardWeights(p, dy, a.mixed)
@@ -137,9 +135,6 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	if !p.skip() {
 		p.err = a.plan.Backward(p.c.Stream, p.batch.SP, &a.args, &a.grads)
 	}
-	p.end()
-	p.phase("rope")
-	p.Rope(qk, true)
 	p.end()
 	if a.qNorm != nil {
 		p.phase("norm")

@@ -68,7 +68,6 @@ type pass struct {
 	gemm     device.Gemm
 	norm     device.RMSNorm
 	normGrad device.RMSNormGrad
-	rope     device.Rope
 	swi      device.SwiGLU
 	swiGrad  device.SwiGLUGrad
 	embed    device.Embedding
@@ -208,14 +207,6 @@ func (p *pass) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tensor, a
 		p.err = p.dev.RMSNormBackward(p.c.Stream, &p.normGrad)
 	}
 	p.ready(w)
-}
-
-// Rope turns x [T, H, D] in place by the batch's positions, or back.
-func (p *pass) Rope(x tensor.Tensor, inverse bool) {
-	if !p.skip() {
-		p.rope = device.Rope{X: x, Y: x, Cos: p.cos, Sin: p.sin, Inverse: inverse}
-		p.err = p.dev.Rope(p.c.Stream, &p.rope)
-	}
 }
 
 func (p *pass) RopeTable(positions, freq tensor.Tensor) {

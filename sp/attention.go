@@ -1,6 +1,8 @@
 package sp
 
 import (
+	"slices"
+
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/tensor"
@@ -14,6 +16,10 @@ type Args struct {
 	V   tensor.Tensor // [B, kvrows, Hkv, Dv]
 	Out tensor.Tensor // [B, rows, Hq, Dv]
 	LSE tensor.Tensor // [B, rows, Hq], optional: it costs LSEBytesSent
+
+	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, optional: Forward rotates q and k while it packs them, Backward turns dq and dk
+	// back while it unpacks them. Q and K stay as they are.
+	Cos, Sin tensor.Tensor
 
 	Saved     tensor.Tensor // U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
 	Workspace tensor.Tensor // U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
@@ -182,8 +188,8 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	x := p.inputs(b, keep)
 	scratch := ws.rest()
 	qkv := [...]part{
-		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows},
-		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows},
+		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
+		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin},
 		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
 	}
 	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
@@ -232,11 +238,19 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 		}
 	}
 	qkv := [...]part{
-		{seq: g.DQ, heads: d.q, split: p.query, rows: b.queries.rows},
-		{seq: g.DK, heads: d.k, split: p.key, rows: b.keys.rows, first: p.owned},
-		{seq: g.DV, heads: d.v, split: p.key, rows: b.keys.rows, first: p.owned},
+		{seq: g.DQ, heads: d.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
+		{seq: g.DK, heads: d.k, split: p.key, rows: b.keys.rows, first: p.shared(), cos: a.Cos, sin: a.Sin},
+		{seq: g.DV, heads: d.v, split: p.key, rows: b.keys.rows, first: p.shared()},
 	}
 	return p.headsToSeq(s, scratch, qkv[:])
+}
+
+// shared is owned where any head is on several ranks.
+func (p *Plan) shared() []span {
+	if slices.Equal(p.owned, p.key) {
+		return nil
+	}
+	return p.owned
 }
 
 // column views [B, n, H] as [B, n, H, 1].

@@ -30,6 +30,9 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 			return err
 		}
 	}
+	if err := p.checkRotation(op, b, a); err != nil {
+		return err
+	}
 	size := p.Sizes(b)
 	if !a.Saved.IsNil() {
 		if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
@@ -60,11 +63,37 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := checkTensor(op, "dv", g.DV, l.DType, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
 		return err
 	}
+	if err := p.checkRotation(op, b, a); err != nil {
+		return err
+	}
 	size := p.Sizes(b)
 	if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
 		return err
 	}
 	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
+}
+
+// checkRotation wants tables for the rows of queries and keys, which are then the same.
+func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
+	if a.Cos.IsNil() && a.Sin.IsNil() {
+		return nil
+	}
+	if b.queries.n != b.keys.n {
+		return status.Errorf(status.InvalidArgument, "%s: %d queries and %d keys have no table of angles in common: rotate them before the call", op, b.queries.n, b.keys.n)
+	}
+	half := a.Cos.Shape[1]
+	for _, x := range [...]struct {
+		name string
+		t    tensor.Tensor
+	}{{"cos", a.Cos}, {"sin", a.Sin}} {
+		if err := checkShape(op, x.name, x.t, tensor.F32, b.spec.Batch*b.Rows(), half); err != nil {
+			return err
+		}
+		if !x.t.Contiguous() || 2*half > p.layer.Dim {
+			return status.Errorf(status.InvalidArgument, "%s: %s is %v: a dense table of at most %d angles a row is needed", op, x.name, x.t, p.layer.Dim/2)
+		}
+	}
+	return nil
 }
 
 // checkBatch refuses a batch of other ranks.

@@ -78,6 +78,7 @@ type Plan struct {
 	send, recv []int64              // elements to and from each rank, of the exchange under way
 	attention  device.Attention     // arguments of the operation under way: kept here so that no call allocates
 	gradient   device.AttentionGrad // likewise
+	rope       device.Rope          // likewise
 }
 
 // NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of

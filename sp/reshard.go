@@ -15,6 +15,8 @@ type part struct {
 	split []span        // heads of each rank
 	rows  []span        // rows of each rank
 	first []span        // for heads held by several ranks: those of split that no lower rank has; nil = all
+
+	cos, sin tensor.Tensor // [B·n, R/2]: features are rotated on the way to heads, and back on the way to seq; nil = as they are
 }
 
 // block is the elements of a part that rank i's heads have at rank j's rows.
@@ -69,7 +71,7 @@ func (p *Plan) packSeq(s device.Stream, wire tensor.Tensor, parts []part) (sent 
 			if j != me {
 				dst, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
 			}
-			if err := p.copy(s, dst, t.mine(t.split[j])); err != nil {
+			if err := p.turn(s, t, dst, t.mine(t.split[j]), false); err != nil {
 				return 0, err
 			}
 		}
@@ -163,13 +165,24 @@ func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []
 			}
 		}
 	}
+	for i := range parts {
+		if t := &parts[i]; t.first != nil && !t.cos.IsNil() { // copies of a head are added first
+			all := t.mine(span{0, t.seq.Shape[2]})
+			if err := p.turn(s, t, all, all, true); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
 // merge writes rank j's heads into the rows of t, adding where a lower rank had the head too. src is [h_j, B, n, D].
 func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
-	if t.first == nil || heads == t.first[j] {
+	if t.first == nil {
+		return p.turn(s, t, t.mine(heads), src, true)
+	}
+	if heads == t.first[j] {
 		return p.copy(s, t.mine(heads), src)
 	}
 	shared := t.first[j].lo - heads.lo
@@ -193,6 +206,25 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 		return nil
 	}
 	return p.dev.Copy(s, dst, src)
+}
+
+// turn is copy with the rotation of the part, if it has one: both are [h, B, n, D], n this rank's rows.
+func (p *Plan) turn(s device.Stream, t *part, dst, src tensor.Tensor, inverse bool) error {
+	if t.cos.IsNil() {
+		return p.copy(s, dst, src)
+	}
+	n := src.Shape[2]
+	for b := range src.Shape[1] {
+		x, y := src.Select(1, b).Permute(1, 0, 2), dst.Select(1, b).Permute(1, 0, 2) // [n, h, D]
+		if x.Numel() == 0 {
+			continue
+		}
+		p.rope = device.Rope{X: x, Y: y, Cos: t.cos.Slice(0, b*n, (b+1)*n), Sin: t.sin.Slice(0, b*n, (b+1)*n), Inverse: inverse}
+		if err := p.dev.Rope(s, &p.rope); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // exchange sends the first elements of the wire by p.send and receives behind them by p.recv.

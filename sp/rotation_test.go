@@ -1,0 +1,90 @@
+package sp
+
+import (
+	"math"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// angles is a table for this rank's rows of every batch row, by global places.
+func angles(b *bench, x *Batch, half int64) (cos, sin tensor.Tensor) {
+	n := x.spec.Batch * x.Rows()
+	cos, sin = b.tensor(n, half), b.tensor(n, half)
+	for i := range n {
+		place := float64(x.Lo() + i%max(1, x.Rows()))
+		for j := range half {
+			angle := place / math.Pow(100, float64(j)/float64(half))
+			cos.Float32s()[i*half+j], sin.Float32s()[i*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
+		}
+	}
+	return cos, sin
+}
+
+// rotate turns [B, n, H, D] by the table.
+func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
+	n := src.Shape[1]
+	for i := range src.Shape[0] {
+		must(b.dev.Rope(b.stream, &device.Rope{X: src.Select(0, i), Y: dst.Select(0, i), Cos: cos.Slice(0, i*n, (i+1)*n), Sin: sin.Slice(0, i*n, (i+1)*n), Inverse: inverse}))
+	}
+}
+
+// Rotating q and k on their way, and dq and dk on theirs back, gives the bits of rotating them before and after the call; the caller's q and
+// k stay as they are.
+func TestRotationOnTheWay(t *testing.T) {
+	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
+		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
+			return err
+		}
+		half := lc.layer.Dim / 4 // a part of the features
+		r, want := prepare(b, c, lc.layer, lc.batch, 0, 0), prepare(b, c, lc.layer, lc.batch, 0, 0)
+		cos, sin := angles(b, r.x, half)
+		like := func(t tensor.Tensor) tensor.Tensor { return b.gapped(t.Shape[0], t.Shape[1], t.Shape[2], t.Shape[3]) }
+		q, k := like(want.a.Q), like(want.a.K)
+		rotate(b, q, want.a.Q, cos, sin, false)
+		rotate(b, k, want.a.K, cos, sin, false)
+		want.a.Q, want.a.K = q, k
+		if err := want.forwardBackward(b); err != nil {
+			return err
+		}
+		rotate(b, want.g.DQ, want.g.DQ, cos, sin, true)
+		rotate(b, want.g.DK, want.g.DK, cos, sin, true)
+
+		before := prepare(b, c, lc.layer, lc.batch, 0, 0)
+		r.a.Cos, r.a.Sin = cos, sin
+		if err := r.forwardBackward(b); err != nil {
+			return err
+		}
+		for _, x := range []struct {
+			name      string
+			got, want tensor.Tensor
+		}{{"out", r.a.Out, want.a.Out}, {"dq", r.g.DQ, want.g.DQ}, {"dk", r.g.DK, want.g.DK}, {"dv", r.g.DV, want.g.DV},
+			{"the caller's q", r.a.Q, before.a.Q}, {"the caller's k", r.a.K, before.a.K}} {
+			if err := sameBits(x.name, x.got, x.want, 0); err != nil {
+				return err
+			}
+		}
+		return b.gapsIntact()
+	})
+}
+
+// Tables of another shape are refused, and so are lengths that have none in common.
+func TestRotationRefused(t *testing.T) {
+	b := newBench()
+	defer b.close()
+	r := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 5}, 0, 0)
+	for name, cos := range map[string]tensor.Tensor{"rows": b.tensor(4, 4), "angles": b.tensor(5, 5), "one of two": {}} {
+		r.a.Cos, r.a.Sin = cos, b.tensor(5, 4)
+		if err := r.p.Forward(b.stream, r.x, &r.a); status.Of(err) != status.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	cross := prepare(b, alone(), Layer{Heads: 2, KVHeads: 1, Dim: 8, VDim: 8}, BatchSpec{Batch: 1, Seq: 5, KVSeq: 7}, 0, 0)
+	cross.a.Cos, cross.a.Sin = b.tensor(5, 4), b.tensor(5, 4)
+	if err := cross.p.Forward(b.stream, cross.x, &cross.a); status.Of(err) != status.InvalidArgument {
+		t.Errorf("cross lengths: %v", err)
+	}
+}
