@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads Saved, and looks
-// at no other. Strides are free but for a dense last axis.
+// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32. Forward reads Q, K, V and writes Out, LSE
+// and Saved; Backward reads Saved, and looks at no other. Strides are free but for a dense last axis.
 type Args struct {
 	Q   tensor.Tensor // [B, rows, Hq, D]
 	K   tensor.Tensor // [B, kvrows, Hkv, D]
@@ -221,7 +221,7 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.checkBackward(b, a, g); err != nil {
 		return err
 	}
-	keep := carver{mem: a.Saved, align: p.align}
+	keep := carver{mem: bytesOf(a.Saved), align: p.align}
 	ws := carver{mem: bytesOf(a.Workspace), align: p.align}
 	x, d := p.inputs(b, &keep), p.qkvOut(b, &ws)
 	scratch := ws.rest()

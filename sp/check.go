@@ -47,7 +47,8 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := p.checkBatch(op, b); err != nil {
 		return err
 	}
-	if p.layer.NoBackward || a.Saved.IsNil() {
+	size := p.Sizes(b)
+	if p.layer.NoBackward || a.Saved.IsNil() && size.Saved > 0 { // a rank without heads saves nothing
 		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
 	l, n := p.layer, b.spec.Batch
@@ -66,9 +67,10 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := p.checkRotation(op, b, a); err != nil {
 		return err
 	}
-	size := p.Sizes(b)
-	if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
-		return err
+	if size.Saved > 0 {
+		if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+			return err
+		}
 	}
 	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
 }
