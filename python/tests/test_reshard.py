@@ -47,8 +47,8 @@ class Reshard(unittest.TestCase):
 
         def body(ctx):
             mine = part(x, 1, ctx)
-            a = ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
-            b = ulysses.gather_seq_scatter_heads(mine + 1, 1, 2, async_op=True, context=ctx)
+            a = ulysses.gather_seq_scatter_heads(mine, 1, 2, 8, True, padded=False, context=ctx)
+            b = ulysses.gather_seq_scatter_heads(mine + 1, 1, 2, 8, True, padded=False, context=ctx)
             np.testing.assert_array_equal(a.wait(), part(x, 2, ctx))
             np.testing.assert_array_equal(b(), part(x, 2, ctx) + 1)
             self.assertIs(a.wait(), a.wait())
