@@ -9,7 +9,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -106,11 +106,23 @@ gpu-check: | dist/gpu
 gpu-bench: | dist/gpu
 	benchmarks/gpu.py --ulysses scripts/gpu-run.sh --python $(or $(PYTHON),python3)
 
+# The package for Python, with the library inside: dist/ulysses-*.whl. PYTHON=... for another interpreter than the tests' own.
+wheel: lib .venv/hosts
+	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
+
+# The package against the library: alone, under mpirun with mpi4py, and, where PYTHON has them, with PyTorch and transformers.
+test-python: lib .venv/hosts
+	PYTHONPATH=python $(or $(PYTHON),.venv/bin/python) -m unittest discover -s python/tests
+
+.venv/hosts: python/tests/requirements.txt
+	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
+
 # CI=true makes a skipped MPI, Slurm, golden or CUDA test a failure.
 test: deps deps-test build cuda-libs cuda cuda-emulated
 	$(GO) vet ./... && $(GO) vet -tags mpi ./...
 	$(GO) test ./...
 	$(GO) test -tags mpi -count=1 ./comm ./sp ./model ./cmd/...
+	$(MAKE) --no-print-directory test-python
 
 # The goldens come from PyTorch alone; this program never writes them. Needs Python 3 and, once, the registry.
 goldens: .venv/goldens

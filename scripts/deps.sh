@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing for: build (Go is asked for, Open MPI, gcc, pkg-config), test (also Slurm, g++, and pip or venv for the CUDA
-# compiler). Says what to do where it cannot.
+# Installs what is missing for: build (Go is asked for, Open MPI, gcc, pkg-config), test (also Slurm, g++, and venv for the
+# CUDA compiler and the tests of python/). Says what to do where it cannot.
 set -euo pipefail
 what=${1:-build}
 
@@ -22,7 +22,7 @@ command -v mpirun >/dev/null || packages+=(openmpi-bin)
 pkg-config --exists ompi 2>/dev/null || packages+=(libopenmpi-dev)
 if [ "$what" = test ]; then
   command -v g++ >/dev/null || packages+=(g++)
-  python3 -m pip --version >/dev/null 2>&1 || python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
+  python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
   for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${b%%:*}" >/dev/null || packages+=("${b##*:}")
   done
