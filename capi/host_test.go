@@ -1,0 +1,157 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var soakCalls = flag.Int("soak", 300, "calls forward and backward of the C host under valgrind")
+
+// missing skips for want of a tool; in CI that is a failure.
+func missing(t *testing.T, tool string) {
+	t.Helper()
+	if _, err := exec.LookPath(tool); err == nil {
+		return
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("%s is missing: scripts/deps.sh test installs it", tool)
+	}
+	t.Skipf("no %s", tool)
+}
+
+func root(t testing.TB) string {
+	t.Helper()
+	dir, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var library sync.Once
+
+// built makes the library and gives its folder.
+func built(t *testing.T) string {
+	t.Helper()
+	missing(t, "gcc")
+	lib := filepath.Join(root(t), "lib")
+	library.Do(func() { output(t, time.Minute*10, nil, "make", "-C", root(t), "lib") })
+	return lib
+}
+
+// output runs a command that must end with 0.
+func output(t *testing.T, limit time.Duration, env []string, name string, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Env = append(os.Environ(), env...)
+	timer := time.AfterFunc(limit, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return string(out)
+}
+
+// compile builds a host against the library.
+func compile(t *testing.T, compiler string, args ...string) string {
+	t.Helper()
+	missing(t, compiler)
+	lib := built(t)
+	exe := filepath.Join(t.TempDir(), "host")
+	args = append(args, "-I.", "-o", exe, "-L"+lib, "-lulysses", "-Wl,-rpath,"+lib, "-lm")
+	output(t, time.Minute, nil, compiler, args...)
+	return exe
+}
+
+func TestHostInC(t *testing.T) {
+	exe := compile(t, "gcc", "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/host.c")
+	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled", "overhead"} {
+		t.Run(mode, func(t *testing.T) { t.Log(output(t, time.Minute, nil, exe, mode)) })
+	}
+}
+
+// mpirun is Open MPI's, with the manners of containers.
+func mpirun(t *testing.T, n int, exe string) string {
+	t.Helper()
+	missing(t, "mpirun")
+	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
+	return output(t, 3*time.Minute, env, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n), exe)
+}
+
+func TestHostWithMPI(t *testing.T) {
+	exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/mpi.c")
+	for _, n := range []int{1, 2, 4} {
+		t.Run(strconv.Itoa(n), func(t *testing.T) {
+			if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprintf("ok mpi %d", n)) {
+				t.Error(out)
+			}
+		})
+	}
+}
+
+// The examples are what users copy: they run as they are.
+func TestExamples(t *testing.T) {
+	for _, e := range []struct {
+		name, compiler string
+		args           []string
+	}{
+		{"c", "mpicc", []string{"-std=c11", "-Wall", "-Wextra", "-Werror", "../examples/c/attention_mpi.c"}},
+		{"cpp", "mpicxx", []string{"-std=c++17", "-Wall", "-Wextra", "-Werror", "-I../examples/cpp", "../examples/cpp/attention.cpp"}},
+		{"fortran", "mpif90", []string{"-std=f2008", "-Wall", "../examples/fortran/attention.f90"}},
+	} {
+		t.Run(e.name, func(t *testing.T) {
+			if e.name == "fortran" {
+				missing(t, "gfortran")
+				e.args = append(e.args, "-J"+t.TempDir())
+			}
+			exe := compile(t, e.compiler, e.args...)
+			for _, n := range []int{1, 2, 4} {
+				if out := mpirun(t, n, exe); !strings.Contains(out, "equal") {
+					t.Errorf("%d ranks: %s", n, out)
+				}
+			}
+		})
+	}
+}
+
+// TestSoak looks at what the process still holds after many calls, against a few: it must not grow with their number.
+func TestSoak(t *testing.T) {
+	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "testdata/host.c")
+	few, many := residentAfter(t, exe, *soakCalls/10+100), residentAfter(t, exe, *soakCalls+100)
+	t.Logf("%d calls forward and backward: %d KiB at most; %d: %d KiB", *soakCalls/10+100, few, *soakCalls+100, many)
+	if many > few+few/10+2048 {
+		t.Errorf("memory grows: %d KiB after few calls, %d KiB after many", few, many)
+	}
+	if _, err := exec.LookPath("valgrind"); err != nil {
+		t.Log("no valgrind: resident memory alone was looked at")
+		return
+	}
+	out := output(t, 10*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",
+		"--error-exitcode=9", exe, "soak", strconv.Itoa(*soakCalls))
+	t.Log(out[max(0, len(out)-900):])
+}
+
+// residentAfter is the most memory a run of the host held, in KiB.
+func residentAfter(t *testing.T, exe string, calls int) int64 {
+	t.Helper()
+	cmd := exec.Command(exe, "soak", strconv.Itoa(calls))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v\n%s", cmd, err, out)
+	}
+	return maxResident(cmd.ProcessState)
+}
+
+func TestABI(t *testing.T) {
+	missing(t, "g++")
+	built(t)
+	t.Log(output(t, time.Minute, nil, filepath.Join(root(t), "scripts", "check-abi.sh"), filepath.Join(root(t), "lib", "libulysses.so.0")))
+}

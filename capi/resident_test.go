@@ -1,0 +1,9 @@
+package main
+
+import (
+	"os"
+	"syscall"
+)
+
+// maxResident is the largest resident memory of a process that has ended, in KiB.
+func maxResident(s *os.ProcessState) int64 { return s.SysUsage().(*syscall.Rusage).Maxrss }

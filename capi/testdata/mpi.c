@@ -1,0 +1,215 @@
+// A C host with its own MPI: contexts on its communicators, on a proper subset of the world, two at once, on its own collectives, and ranks
+// that disagree.
+#include <mpi.h>
+#include "host.h"
+
+typedef struct { MPI_Comm comm; int calls, fail; } collectives;
+
+static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+  collectives *u = user;
+  if (++u->calls == u->fail) return 77; // on all ranks alike
+  return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, u->comm);
+}
+
+static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+  collectives *u = user;
+  int n, s[64], so[64], r[64], ro[64], at = 0, to = 0;
+  MPI_Comm_size(u->comm, &n);
+  for (int i = 0; i < n; i++) {
+    s[i] = (int)in_bytes[i], so[i] = at, at += s[i];
+    r[i] = (int)out_bytes[i], ro[i] = to, to += r[i];
+  }
+  return MPI_Alltoallv(in, s, so, MPI_BYTE, out, r, ro, MPI_BYTE, u->comm);
+}
+
+// disagree: what one rank gets wrong is everyone's error, and the context goes on.
+static void disagree(ulysses_context *c, int rank, int size) {
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ulysses_plan *plan = NULL;
+  ulysses_batch *batch = NULL;
+  if (size == 1) return;
+  ULYSSES_INIT(&d);
+  ULYSSES_INIT(&bd);
+  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = rank == size - 1 ? D + 1 : D;
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!plan && strstr(ulysses_last_error(), "dim"));
+  IS(ulysses_attention_plan(c, rank ? &d : NULL, &plan), ULYSSES_INVALID_ARGUMENT);
+  d.head_dim = D, d.dropout = rank ? 0 : 0.1f;
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
+  bd.batch = 1, bd.seq = rank ? S : S + 1;
+  IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+  bd.seq = S;
+  IS(ulysses_batch_create(c, rank ? NULL : &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+  int64_t cu[3] = {0, rank ? 4 : 5, S};
+  bd.docs = 2, bd.cu_seqlens = cu;
+  IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+}
+
+// rows: every rank brings as many as it likes, with positions of its own; the loss is that of all.
+static void rows(ulysses_context *c, int rank, int size) {
+  ulysses_batch_desc bd;
+  ulysses_batch *batch;
+  ulysses_batch_info info;
+  ULYSSES_INIT(&bd);
+  ULYSSES_INIT(&info);
+  int64_t mine = rank == 0 ? 3 : rank == 1 ? 0 : rank, first = rank < 2 ? rank * 3 : 3 + (int64_t)rank * (rank - 1) / 2 - 1, total = 3;
+  for (int r = 2; r < size; r++) total += r;
+  int64_t positions[2 * 64], got[2 * 64];
+  for (int b = 0; b < 2; b++)
+    for (int64_t i = 0; i < mine; i++) positions[b * mine + i] = (first + i) % 4; // documents of four tokens, cut by ranks
+  bd.batch = 2, bd.rows = mine, bd.positions = positions;
+  OK(ulysses_batch_create(c, &bd, &batch));
+  OK(ulysses_batch_query(batch, &info));
+  CHECK(info.rows == mine && info.seq == total && info.docs == 2 * ((total + 3) / 4) && info.max_rows == (size > 3 ? 3 : 3));
+  OK(ulysses_batch_positions(batch, got));
+  CHECK(mine == 0 || memcmp(positions, got, (size_t)(2 * mine) * 8) == 0);
+
+  // The two rows before and after this rank's, and their gradients.
+  float x[2 * 8], halo[2 * 2], dx[2 * 8];
+  int64_t xs[3] = {2, mine, 1}, hs[3] = {2, 2, 1};
+  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_F32, 3, xs, NULL), th = ulysses_tensor_of(halo, 1, 0, ULYSSES_F32, 3, hs, NULL);
+  ulysses_tensor tdx = ulysses_tensor_of(dx, 1, 0, ULYSSES_F32, 3, xs, NULL);
+  for (int b = 0; b < 2; b++)
+    for (int64_t i = 0; i < mine; i++) x[b * mine + i] = (float)(100 * (b + 1) + first + i), dx[b * mine + i] = 0;
+  for (int after = 0; after < 2; after++) {
+    ulysses_halo_args a;
+    ULYSSES_INIT(&a);
+    a.n = after ? -2 : 2, a.x = &tx, a.halo = &th;
+    OK(ulysses_halo_workspace(c, batch, &a, &a.workspace_bytes));
+    a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+    OK(ulysses_halo_forward(c, batch, &a));
+    for (int b = 0; b < 2; b++)
+      for (int i = 0; i < 2; i++) {
+        int64_t near = after ? first + mine - 1 : first, t = after ? first + mine + i : first - 2 + i;
+        int in = mine && t >= 0 && t < total && t / 4 == near / 4;
+        CHECK(halo[b * 2 + i] == (in ? (float)(100 * (b + 1) + t) : 0));
+        halo[b * 2 + i] = 1; // its gradient
+      }
+    a.x = &tdx;
+    OK(ulysses_halo_backward(c, batch, &a));
+    free(a.workspace);
+  }
+  double count = 0, all = 0, wanted = 0;
+  for (int64_t i = 0; i < 2 * mine; i++) count += dx[i];
+  int64_t n = rank == 0 ? 0 : 5 * rank, valid = n;
+  double loss = 0.25 * (double)n, mean;
+  MPI_Allreduce(&count, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  (void)wanted;
+  OK(ulysses_loss_reduce(c, &loss, &valid, &mean));
+  CHECK(valid == 5 * size * (size - 1) / 2 && mean == (size > 1 ? 0.25 : 0));
+  CHECK(size == 1 ? all == 0 : all >= 0);
+  ulysses_batch_destroy(batch);
+}
+
+// started: two exchanges under way at once give what attention's own exchange gives.
+static void started(ulysses_context *c) {
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ULYSSES_INIT(&d);
+  ULYSSES_INIT(&bd);
+  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D, bd.batch = B, bd.seq = S;
+  ulysses_plan *plan;
+  ulysses_batch *batch;
+  ulysses_batch_info info;
+  ulysses_sizes size;
+  ULYSSES_INIT(&info);
+  ULYSSES_INIT(&size);
+  OK(ulysses_attention_plan(c, &d, &plan));
+  OK(ulysses_batch_create(c, &bd, &batch));
+  OK(ulysses_batch_query(batch, &info));
+  OK(ulysses_plan_sizes(plan, batch, &size));
+  int64_t h = size.head_hi - size.head_lo, rs[4] = {B, info.rows, H, D}, hs[4] = {B, S, h, D};
+  ulysses_request *q[2];
+  float *x[2], *y[2], *z[2];
+  void *ws[2];
+  ulysses_tensor tx[2], ty[2], tz[2];
+  ulysses_reshard_args a;
+  for (int i = 0; i < 2; i++) {
+    x[i] = room((uint64_t)(B * info.rows * H * D) * 4), y[i] = room((uint64_t)(B * S * h * D) * 4), z[i] = room((uint64_t)(B * info.rows * H * D) * 4);
+    fill(i, x[i], info.lo[0], info.hi[0]);
+    tx[i] = floats(x[i], rs), ty[i] = floats(y[i], hs), tz[i] = floats(z[i], rs);
+    const ulysses_tensor *in[1] = {&tx[i]};
+    ulysses_tensor *out[1] = {&ty[i]};
+    ULYSSES_INIT(&a);
+    a.n = 1, a.in = in, a.out = out;
+    OK(ulysses_reshard_workspace(plan, batch, &a, 1, &a.workspace_bytes));
+    ws[i] = a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+    OK(ulysses_seq_to_heads_start(plan, batch, &a, &q[i]));
+  }
+  for (int i = 0; i < 2; i++) {
+    OK(ulysses_request_wait(q[i]));
+    IS(ulysses_request_wait(q[i]), ULYSSES_INVALID_ARGUMENT);
+    for (int64_t b = 0; b < B; b++)
+      for (int64_t s = 0; s < S; s++)
+        for (int64_t k = 0; k < h * D; k++) CHECK(y[i][(b * S + s) * h * D + k] == number(i, ((b * S + s) * H + size.head_lo) * D + k));
+    const ulysses_tensor *in[1] = {&ty[i]};
+    ulysses_tensor *out[1] = {&tz[i]};
+    a.in = in, a.out = out, a.workspace = ws[i];
+    OK(ulysses_heads_to_seq(plan, batch, &a));
+    CHECK(memcmp(x[i], z[i], (size_t)(B * info.rows * H * D) * 4) == 0);
+    free(x[i]), free(y[i]), free(z[i]), free(ws[i]);
+  }
+  ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
+}
+
+int main(int argc, char **argv) {
+  int rank, size;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.threads = 1;
+  ulysses_context *alone, *world, *part = NULL, *own;
+  OK(ulysses_context_create_local(&o, &alone));
+  results whole = attention(alone, 1);
+  OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &world));
+  o.ulysses = size + 1;
+  IS(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &own), ULYSSES_INVALID_ARGUMENT);
+  o.ulysses = rank ? 0 : size;
+  if (size > 1) IS(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &own), ULYSSES_INVALID_ARGUMENT);
+  o.ulysses = 0;
+
+  // Every rank but the last, in the other order: a proper subset.
+  MPI_Comm sub;
+  MPI_Comm_split(MPI_COMM_WORLD, rank == size - 1 && size > 1 ? MPI_UNDEFINED : 0, -rank, &sub);
+  if (sub != MPI_COMM_NULL) OK(ulysses_context_create_mpi(MPI_Comm_c2f(sub), &o, &part));
+  collectives u = {MPI_COMM_WORLD, 0, 0};
+  ulysses_host_comm h;
+  ULYSSES_INIT(&h);
+  h.rank = rank, h.size = size, h.user = &u, h.allgather = gather, h.alltoallv = exchange;
+  OK(ulysses_context_create_host(&h, &o, &own));
+
+  ulysses_context *contexts[3] = {world, own, part};
+  for (int i = 0; i < 3; i++)
+    if (contexts[i]) {
+      results r = attention(contexts[i], 1);
+      same(r, whole);
+      free_results(r);
+    }
+  CHECK(u.calls > 0 || size == 1); // one rank alone needs nobody
+  for (int i = 1; i < 4 && size > 1; i++) {
+    collectives bad = {MPI_COMM_WORLD, 0, i};
+    ulysses_context *none = NULL;
+    h.user = &bad;
+    IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_COMM);
+    CHECK(!none && strstr(ulysses_last_error(), "77"));
+  }
+  disagree(world, rank, size), disagree(own, rank, size);
+  started(world), started(own);
+  rows(world, rank, size), rows(own, rank, size);
+  results r = attention(world, 2); // after all that was refused
+  same(r, whole);
+  free_results(r), free_results(whole);
+
+  ulysses_context_destroy(part), ulysses_context_destroy(own), ulysses_context_destroy(world), ulysses_context_destroy(alone);
+  if (sub != MPI_COMM_NULL) MPI_Comm_free(&sub);
+  int flag;
+  MPI_Finalized(&flag);
+  CHECK(!flag); // MPI is the host's to end
+  MPI_Barrier(MPI_COMM_WORLD);
+  MPI_Finalize();
+  if (rank == 0) printf("ok mpi %d\n", size);
+  return 0;
+}
