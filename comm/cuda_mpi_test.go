@@ -4,6 +4,7 @@ package comm_test
 
 import (
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -15,11 +16,18 @@ import (
 // TestCUDAMPI runs the suite on processes that share a GPU, or have one each.
 func TestCUDAMPI(t *testing.T) {
 	if comm.Inside() == "" {
+		onGPU := os.Getenv("ULYSSES_CUDA_PLUGIN") != ""
 		cudatest.Use(t)
 		t.Setenv("ULYSSES_EMULATED_SHARED", "1") // memory that other processes can map
 		for _, n := range []int{2, 3, 4} {
 			if out, err := comm.StartRanks(t, "cuda", n); err != nil {
 				t.Errorf("%d ranks: %v\n%s", n, err, out)
+			}
+		}
+		if !onGPU { // memory of an emulated GPU is one that any MPI takes; on a GPU the library is asked
+			t.Setenv("ULYSSES_MPI_CUDA", "1")
+			if out, err := comm.StartRanks(t, "cuda", 3); err != nil {
+				t.Errorf("MPI that takes memory of a GPU: %v\n%s", err, out)
 			}
 		}
 		return

@@ -6,6 +6,9 @@
 #include "mpi_table.h"
 
 #include <mpi.h>
+#ifdef OPEN_MPI
+#include <mpi-ext.h>
+#endif
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +54,15 @@ static int copy_text(const char *full, int n, char *text, int size) {
 	if (n > size - 1) n = size - 1;
 	memcpy(text, full, n);
 	text[n] = 0;
+	return MPI_SUCCESS;
+}
+
+static int call_device_memory(int *yes) {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) // the headers know the question; the library that runs has the answer
+	*yes = MPIX_Query_cuda_support();
+#else
+	*yes = 0;
+#endif
 	return MPI_SUCCESS;
 }
 

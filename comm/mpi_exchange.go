@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"math"
+	"os"
 	"runtime"
 	"unsafe"
 
@@ -113,6 +114,30 @@ func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	if err != nil {
 		return nil, err
 	}
+	return m.startRequest(dst, src, l)
+}
+
+// TakesDeviceMemory reports a library that says so, or a user who knows better: ULYSSES_MPI_CUDA=1, 0.
+func (m *mpiComm) TakesDeviceMemory() bool {
+	if known := os.Getenv("ULYSSES_MPI_CUDA"); known != "" {
+		return known == "1"
+	}
+	var yes C.int
+	return C.umpi_device_memory(&yes) == 0 && yes != 0
+}
+
+// AllToAllDirect leaves out the rank's own rows: a copy by the processor would not reach them.
+func (m *mpiComm) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
+	dst, src = anywhere(dst), anywhere(src)
+	l, err := m.prepareAllToAll(nil, dst, src, recvRows, sendRows)
+	if err != nil {
+		return nil, err
+	}
+	l.sbytes[m.rank], l.rbytes[m.rank] = 0, 0
+	return m.startRequest(dst, src, l)
+}
+
+func (m *mpiComm) startRequest(dst, src tensor.Tensor, l layout) (Request, error) {
 	var r *mpiRequest
 	if n := len(m.spare); n > 0 {
 		r, m.spare = m.spare[n-1], m.spare[:n-1]

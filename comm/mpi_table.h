@@ -23,6 +23,7 @@ typedef struct umpi_pending umpi_pending; // messages of one exchange under way;
 	/* thread level: 0 single, 1 funneled, 2 serialized, 3 multiple; of the calls before start and after end only these two are allowed */ \
 	X(state, (int *initialized, int *finalized, int *level), (initialized, finalized, level)) \
 	X(library, (char *text, int size), (text, size)) \
+	X(device_memory, (int *yes), (yes)) /* whether messages may lie in memory of a CUDA GPU */ \
 	X(start, (int level), (level)) /* asks for a level, and ends MPI when the process exits with 0 */ \
 	X(end, (void), ()) /* if start started it */ \
 	X(error_text, (int code, char *text, int size), (code, text, size)) \

@@ -20,6 +20,13 @@ func Reserve(c Comm, n int, bytes int64) error {
 	return nil
 }
 
+// Direct is a communicator of the host whose exchanges may lie in memory of a GPU.
+type Direct interface {
+	TakesDeviceMemory() bool
+	// AllToAllDirect is AllToAllStart without the rank's own rows, which are the caller's to copy. What it sends is there when it is called.
+	AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error)
+}
+
 func anywhere(t tensor.Tensor) tensor.Tensor {
 	t.Where = tensor.Host
 	return t

@@ -16,11 +16,12 @@ const stagedPiece = 16 << 20
 // An all-to-all is not cut, because its ranks would have to agree on a number of pieces: its buffers have the size of what is exchanged.
 // Its start waits until what is sent has left the GPU, and hands it to the host's communicator at once: so the wire works while the caller
 // enqueues what comes next, and exchanges start in the order of the calls, on all ranks, whatever the order of their Waits. An MPI that
-// takes device memory by itself is not used for that.
+// says that it takes memory of a GPU gets the tensors themselves.
 type staged struct {
 	*lane
 	host  comm.Comm
-	piece int64 // stagedPiece, but in tests
+	aware comm.Direct // the host's communicator, if it takes memory of a GPU
+	piece int64       // stagedPiece, but in tests
 	pool  []*pinned
 	parts []int64 // two vectors of size: rows received and sent, without the rank's own
 	halves
@@ -42,6 +43,9 @@ type pinned struct {
 
 func newStaged(d *Device, host comm.Comm) (carrier, error) {
 	c := &staged{host: host, piece: stagedPiece, parts: make([]int64, 2*host.Size())}
+	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
+		c.aware = x
+	}
 	var err error
 	if c.lane, err = newLane(d, false); err != nil {
 		return nil, err
@@ -132,6 +136,9 @@ func (c *staged) take(bytes int64) (*pinned, error) {
 
 // reserve makes the pinned memory of n exchanges at a time, in which a rank sends and receives so many bytes in all.
 func (c *staged) reserve(n int, bytes int64) error {
+	if c.aware != nil {
+		return nil
+	}
 	var held []*pinned
 	for range n {
 		p, err := c.take(bytes)
@@ -160,6 +167,9 @@ func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRo
 	caller, err := c.enter("AllToAll", s)
 	if err != nil {
 		return nil, err
+	}
+	if c.aware != nil {
+		return c.startAware(caller, dst, src, recvRows, sendRows)
 	}
 	me, n := c.host.Rank(), c.host.Size()
 	width := max(comm.RowBytes(dst), comm.RowBytes(src))
@@ -202,6 +212,36 @@ func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRo
 	r.finish = finishStaged
 	r.staged = stagedExchange{c: c, host: under, p: p, in: sent * width, gap: recvGap, rest: received*width - recvGap, dst: to, own: own}
 	return r, nil
+}
+
+// startAware waits until what is sent is there, copies the rank's own rows and leaves the rest to MPI.
+func (c *staged) startAware(caller *stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+	if err := c.s.Record(c.down[0]); err != nil {
+		return nil, err
+	}
+	me, width := c.host.Rank(), max(comm.RowBytes(dst), comm.RowBytes(src))
+	to, from := number(dst.Data)+uintptr(comm.RowsBefore(recvRows, me)*width), number(src.Data)+uintptr(comm.RowsBefore(sendRows, me)*width)
+	if err := c.copy(to, from, sendRows[me]*width); err != nil {
+		return nil, err
+	}
+	if err := c.down[0].Sync(); err != nil {
+		return nil, err
+	}
+	r, err := c.request(caller)
+	if err != nil {
+		return nil, err
+	}
+	if r.staged.host, err = c.aware.AllToAllDirect(dst, src, recvRows, sendRows); err != nil {
+		return nil, err
+	}
+	r.finish = finishAware
+	return r, nil
+}
+
+func finishAware(r *request) error {
+	under := r.staged.host
+	r.staged = stagedExchange{}
+	return under.Wait()
 }
 
 // finishStaged waits for the host's exchange and enqueues the way back to the GPU.
