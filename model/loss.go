@@ -8,7 +8,7 @@ import (
 // Rows of logits in a tile, where nobody says.
 const (
 	lossTileMin = 128
-	lossTileMax = 1024
+	lossTileMax = 4096
 )
 
 // head is the final norm and the projection to the vocabulary, with the loss. The logits exist a tile of rows at a time, in F32, and so
