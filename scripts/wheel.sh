@@ -8,7 +8,7 @@ tag=manylinux_${need#GLIBC_}
 tag=${tag/./_}_$(uname -m)
 work=build/wheel
 rm -rf $work && mkdir -p $work dist
-cp -r python/pyproject.toml python/ulysses $work/
+cp -r python/pyproject.toml python/README.md python/ulysses $work/
 find $work -name __pycache__ -prune -exec rm -rf {} +
 for f in lib/libulysses.so lib/libulysses_mpi_*.so; do [ ! -e "$f" ] || cp -L "$f" $work/ulysses/; done
 printf '[bdist_wheel]\nplat_name = %s\n' "$tag" >$work/setup.cfg

@@ -52,6 +52,18 @@ def mpi():
     return world.rank
 
 
+def world():
+    """MPI without mpi4py: the library starts it, and ends it."""
+    with ulysses.Context.world(threads=1) as ctx:
+        q = np.ones((1, 4, 2, 8), np.float32)
+        assert (ulysses.attention(q, q, q, causal=True, context=ctx) == 1).all()
+        try:
+            ulysses.shard({"input_ids": q[0, :1, :, 0]}, ctx)
+        except ulysses.InvalidArgument as e:
+            assert "mpi4py" in str(e)
+        return ctx.rank
+
+
 def torch_gloo():
     import torch.distributed as dist
 
@@ -67,5 +79,5 @@ def torch_gloo():
 
 
 if __name__ == "__main__":
-    rank = {"mpi": mpi, "torch": torch_gloo}[sys.argv[1]]()
+    rank = {"mpi": mpi, "world": world, "torch": torch_gloo}[sys.argv[1]]()
     print(f"rank {rank} ok", flush=True)

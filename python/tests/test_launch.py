@@ -61,6 +61,11 @@ class Launch(unittest.TestCase):
             with self.subTest(ranks=ranks):
                 self.assertEqual(mpirun(ranks, str(HERE / "launched.py"), "mpi").count("ok"), ranks)
 
+    @without_mpi
+    def test_world_without_mpi4py(self):
+        out = mpirun(2, str(HERE / "launched.py"), "world")
+        self.assertEqual(sorted(out.split("\n"))[1:], ["rank 0 ok", "rank 1 ok"])
+
     @unittest.skipIf(not TORCH, "no torch")
     def test_torch_distributed(self):
         self.assertEqual(processes(2, str(HERE / "launched.py"), "torch").count("ok"), 2)

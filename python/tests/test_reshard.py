@@ -56,6 +56,21 @@ class Reshard(unittest.TestCase):
         for size in (1, 2, 3):
             contexts(size, body)
 
+    def test_a_request_that_is_dropped(self):
+        """Its memory stays until the context is closed: peers still send into it."""
+        x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
+
+        def body(ctx):
+            mine = part(x, 1, ctx)
+            for _ in range(3):
+                ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
+            self.assertEqual(len(ctx._pending), 3)
+            request = ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
+            self.assertEqual(len(ctx._pending), 4)
+            del request
+
+        contexts(2, body)
+
     def test_refusals(self):
         x = np.zeros((1, 4, 4, 2), np.float32)
         with ulysses.Context() as ctx:

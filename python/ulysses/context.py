@@ -46,6 +46,7 @@ class Context:
         self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
         self._plans: dict[Any, Plan] = {}
         self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
+        self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
         self.sequences: Sequences | None = None  # what `use` set
         options = _struct.Options(device=DEVICES[device], ordinal=ordinal, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout)
@@ -161,6 +162,7 @@ class Context:
                 made.close()
             self._plans.clear()
             self._batches.clear()
+            self._pending.clear()
             _library.library().ulysses_context_destroy(self._handle)
             self._handle = ctypes.c_void_p()
 

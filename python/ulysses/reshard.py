@@ -32,6 +32,11 @@ class Move:
     seq: int  # rows of the whole group, with padding
     unpadded: int  # rows without
 
+    @property
+    def chunk(self) -> int:
+        """Heads that always travel together: they are handed over as one, so that longer runs are copied."""
+        return self.heads // self.context.size if self.heads % self.context.size == 0 and self.heads else 1
+
     def back(self) -> "Move":
         return replace(self, to_heads=not self.to_heads)
 
@@ -43,7 +48,7 @@ class Move:
         lead = math.prod(x.shape[i] for i in before)
         if lead == 0:
             raise InvalidArgument(f"ulysses: a tensor of shape {tuple(x.shape)}: its leading axes must not be empty")
-        plan = self.context.plan(heads=self.heads, head_dim=1, dtype=_struct.F32)
+        plan = self.context.plan(heads=self.heads // self.chunk, head_dim=1, dtype=_struct.F32)
         batch = self.context.batch(Sequences(lead, self.seq))
         return plan, batch, (*before, self.seq_dim, self.head_dim, *behind), len(before)
 
@@ -59,14 +64,14 @@ class Move:
         shape = tuple(moved.shape)
         rows_in, heads_in = shape[lead], shape[lead + 1]
         sizes = plan.sizes(batch)
-        mine = sizes.head_hi - sizes.head_lo
+        mine = (sizes.head_hi - sizes.head_lo) * self.chunk
         want = (batch.rows, self.heads) if self.to_heads else (self.seq, mine)
         if (rows_in, heads_in) != want:
             raise InvalidArgument(f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows_in} rows of {heads_in} heads: of {self.seq} rows and {self.heads} heads "
                                   f"{'before' if self.to_heads else 'after'} the exchange it holds {want[0]} rows of {want[1]} heads")
         rows_out, heads_out = (self.seq, mine) if self.to_heads else (batch.rows, self.heads)
-        flat = _dense(moved).reshape(math.prod(shape[:lead]), rows_in, heads_in, math.prod(shape[lead + 2:]))
-        out = empty(x, (flat.shape[0], rows_out, heads_out, flat.shape[3]))
+        flat = _dense(moved).reshape(math.prod(shape[:lead]), rows_in, heads_in // self.chunk, self.chunk * math.prod(shape[lead + 2:]))
+        out = empty(x, (flat.shape[0], rows_out, heads_out // self.chunk, flat.shape[3]))
         result = shape[:lead] + (rows_out, heads_out) + shape[lead + 2:]
         back = tuple(int(i) for i in np.argsort(axes))
         trim = self.unpadded if self.to_heads else None
@@ -102,11 +107,13 @@ class Request:
             self._done = True
         else:
             context._call(name + "_start", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(self._handle))
+            context._pending[id(self._keep)] = self._keep  # a request that is dropped still receives into this memory
 
     def wait(self) -> Any:
         """The result, at the first call and every later one. Collective."""
         if not self._done:
             self._done = True
+            self._context._pending.pop(id(self._keep), None)
             self._context._call("ulysses_request_wait", self._handle)
         if self._finish is not None:
             self._result, self._finish, self._keep = self._finish(), None, None
