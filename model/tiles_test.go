@@ -78,17 +78,17 @@ func same(t *testing.T, what string, got, want outcome) {
 	}
 }
 
-// Tiled passes take what is planned to the byte, an evaluation too, allocate nothing, and keep no gate and up.
+// Tiled passes take what is planned to the byte, an evaluation too, with the same loss, allocate nothing, and keep no gate and up.
 func TestTilesMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 150, 31)
+		var want Loss // of training and of evaluation
 		for _, backward := range []bool{true, false} {
 			ranks(t, 1, func(c comm.Comm) error {
 				var before int64
 				for _, x := range []Tiles{{TileOff, TileOff}, {TileOff, 64}, {64, 64}, {7, 7}, {1, 1}} {
 					r := newRank(c, cfg, 1, backward)
 					defer r.close()
-					r.Init(1)
 					must(r.SetTiles(x))
 					table, err := r.Memory(181, 181, backward)
 					must(err)
@@ -102,8 +102,16 @@ func TestTilesMemory(t *testing.T) {
 					if backward {
 						pass = r.ForwardBackward
 					}
-					if _, err := pass(r.c, b); err != nil {
+					r.set(weights(r.Model))
+					got, err := pass(r.c, b)
+					if err != nil {
 						return err
+					}
+					if want.Tokens == 0 {
+						want = got
+					}
+					if got != want {
+						t.Errorf("backward %v, tiles %v: loss %v, want %v", backward, x, got, want)
 					}
 					if r.c.Arena.Peak() != before || r.c.Arena.Mark() != 0 {
 						t.Errorf("backward %v, tiles %v: peak %d, planned %d, left %d", backward, x, r.c.Arena.Peak(), before, r.c.Arena.Mark())
