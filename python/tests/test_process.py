@@ -63,6 +63,39 @@ except ulysses.UlyssesError:
     pass
 """), "")
 
+    def test_interrupt(self):
+        """Ctrl-C is still Python's."""
+        self.assertEqual(python(CALL + """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+    print("slept")
+except KeyboardInterrupt:
+    print("interrupted")
+assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
+"""), "interrupted")
+
+    def test_memory_stays(self):
+        """2,000 pairs of calls of 100 lengths, batches forgotten and made again: the process does not grow."""
+        grown = int(python(CALL + """
+import gc
+def resident():
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+def round():
+    for s in range(1, 101):
+        y = np.ones((1, s, 2, 8), np.float32)
+        for _ in range(5):
+            out, _, call = ulysses.attention_forward(y, y, y, causal=True, context=ctx)
+            ulysses.attention_backward(call, y)
+round()
+before = resident()
+for _ in range(4): round()
+print(resident() - before)
+"""))
+        self.assertLess(grown, 8 << 20)
+
     def test_forked_child(self):
         """A forked child that collects a context, and ends, is not held up by it; its calls are refused."""
         self.assertEqual(python(CALL + """

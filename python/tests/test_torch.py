@@ -61,6 +61,19 @@ class Torch(unittest.TestCase):
         contexts(2, body)
         self.assertEqual(seen, [torch.uint8] * 2)
 
+    def test_bf16(self):
+        """Refused by name, or right within BF16's rounding: never F32's numbers in disguise."""
+        x = torch.randn(1, 9, 2, 16).bfloat16()
+        with ulysses.Context() as ctx:
+            try:
+                out = ulysses.attention(x, x, x, context=ctx)
+            except ulysses.Unsupported as e:
+                self.assertIn("BF16", str(e))
+                return
+            want = sdpa(*(x.double().transpose(1, 2),) * 3).transpose(1, 2)
+            self.assertEqual(out.dtype, torch.bfloat16)
+            self.assertLess(error(out.double(), want), 2e-2)
+
     def test_no_grad_saves_nothing(self):
         with ulysses.Context() as ctx, torch.no_grad():
             x = torch.randn(1, 5, 2, 8, requires_grad=True)

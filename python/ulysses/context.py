@@ -26,7 +26,7 @@ class Context:
     device   "cpu" or "cuda"; ordinal which of its kind
     threads  of the CPU's kernels, 0 = the cores that this process may use
     ulysses, ring  the mesh: their product is the ranks; 0 = the library chooses
-    timeout  seconds until a late peer is an error, 0 = the library's
+    timeout  seconds until a late peer is an error; 0 = wait as the communicator does. Others are refused by libraries that have it not built
     callbacks  True = use an mpi4py communicator through callbacks, for an MPI that the library was not built for
 
     Errors: InvalidArgument, Unsupported (named), CommError (ranks disagree: all of them get it).
