@@ -149,13 +149,13 @@ type (
 		stream          unsafe.Pointer
 	}
 	cGrads struct {
-		size     uint32
-		reserved int32
-		dout     *cTensor
-		dq       *cTensor
-		dk       *cTensor
-		dv       *cTensor
-		dsinks   *cTensor
+		struct_size uint32
+		reserved    int32
+		dout        *cTensor
+		dq          *cTensor
+		dk          *cTensor
+		dv          *cTensor
+		dsinks      *cTensor
 	}
 	cLayer struct {
 		struct_size     uint32

@@ -22,6 +22,7 @@ command -v mpirun >/dev/null || packages+=(openmpi-bin)
 pkg-config --exists ompi 2>/dev/null || packages+=(libopenmpi-dev)
 if [ "$what" = test ]; then
   command -v g++ >/dev/null || packages+=(g++)
+  command -v gfortran >/dev/null || packages+=(gfortran)
   python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
   for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${b%%:*}" >/dev/null || packages+=("${b##*:}")

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+func TestStructsAreTheHeaders(t *testing.T) {
+	for _, l := range layouts {
+		if l.c != l.go_ {
+			t.Errorf("%s has %d bytes in C and %d here", l.name, l.c, l.go_)
+		}
+	}
+}
+
+// must fails the test on an error.
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refused wants a status.
+func refused(t testing.TB, what string, want status.Code, err error) {
+	t.Helper()
+	if status.Of(err) != want || (want != 0 && err.Error() == "") {
+		t.Errorf("%s: %v (%v), want %v", what, err, status.Of(err), want)
+	}
+}
+
+func p[T any](x *T) unsafe.Pointer { return unsafe.Pointer(x) }
+
+// aligned is memory as the device wants it.
+func aligned(n uint64) unsafe.Pointer {
+	b := make([]byte, n+64)
+	off := -uintptr(p(&b[0])) & 63
+	return p(&b[off])
+}
+
+// host is a context of one rank with a plan, a batch and tensors of random numbers.
+type host struct {
+	ctx, plan, batch uintptr
+	desc             cAttention
+	lengths          cBatch
+	sizes            cSizes
+	data             [8][]float32
+	t                [8]cTensor // q k v out dout dq dk dv
+	shapes           [8][4]int64
+	args             cArgs
+	grads            cGrads
+}
+
+func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
+	t.Helper()
+	h := &host{desc: cAttention{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatch{batch: b, seq: s}}
+	h.desc.struct_size, h.lengths.struct_size = uint32(unsafe.Sizeof(h.desc)), uint32(unsafe.Sizeof(h.lengths))
+	h.sizes.struct_size = uint32(unsafe.Sizeof(h.sizes))
+	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
+	must(t, newLocal(p(&o), p(&h.ctx)))
+	must(t, newPlan(h.ctx, p(&h.desc), p(&h.plan)))
+	must(t, newBatch(h.ctx, p(&h.lengths), p(&h.batch)))
+	must(t, planSizes(h.plan, h.batch, p(&h.sizes)))
+	for i := range h.t {
+		heads := hq
+		if i == 1 || i == 2 || i == 6 || i == 7 {
+			heads = hkv
+		}
+		h.shapes[i] = [4]int64{b, s, heads, d}
+		h.data[i] = make([]float32, b*s*heads*d)
+		for j := range h.data[i] {
+			h.data[i][j] = float32(math.Sin(float64(j*(i+3)) + float64(i)))
+		}
+		h.t[i] = cTensor{data: p(&h.data[i][0]), device: onCPU, ndim: 4, code: 2, bits: 32, lanes: 1, shape: &h.shapes[i][0]}
+	}
+	h.args = cArgs{struct_size: uint32(unsafe.Sizeof(h.args)), q: &h.t[0], k: &h.t[1], v: &h.t[2], out: &h.t[3],
+		saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace), workspace_bytes: h.sizes.workspace}
+	h.grads = cGrads{struct_size: uint32(unsafe.Sizeof(h.grads)), dout: &h.t[4], dq: &h.t[5], dk: &h.t[6], dv: &h.t[7]}
+	t.Cleanup(func() { contextDestroy(h.ctx) })
+	return h
+}
+
+// What comes through the door is what sp computes, to the bit.
+func TestAttentionIsThatOfSP(t *testing.T) {
+	h := newHostOf(t, 2, 9, 4, 2, 8, flagCausal)
+	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
+	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	must(t, err)
+	defer d.Close()
+	s, _ := d.NewStream()
+	c := comm.Local(1)[0]
+	plan, err := sp.NewPlan(d, c, sp.Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, Causal: true})
+	must(t, err)
+	b, err := sp.NewBatch(c, sp.BatchSpec{Batch: 2, Seq: 9})
+	must(t, err)
+	size := plan.Sizes(b)
+	var x [8]tensor.Tensor
+	for i := range x {
+		x[i] = tensor.OfFloat32(slices.Clone(h.data[i]), h.shapes[i][:]...)
+	}
+	a := sp.Args{Q: x[0], K: x[1], V: x[2], Out: x[3], Saved: tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
+		Workspace: tensor.Of(aligned(uint64(size.Workspace)), tensor.U8, size.Workspace)}
+	must(t, plan.Forward(s, b, &a))
+	must(t, plan.Backward(s, b, &a, &sp.Grads{DOut: x[4], DQ: x[5], DK: x[6], DV: x[7]}))
+	for i := range x {
+		if !slices.Equal(x[i].Float32s(), h.data[i]) {
+			t.Errorf("tensor %d differs", i)
+		}
+	}
+}
+
+// Calls leave no garbage: mallocs are counted over many.
+func TestCallsAllocateNothing(t *testing.T) {
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
+	const calls = 10000
+	body := func() {
+		must(t, guarded(func() error { return attentionForward(h.plan, h.batch, p(&h.args)) }))
+		must(t, guarded(func() error { return attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)) }))
+	}
+	body()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range calls / 2 {
+		body()
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; n > calls/100 {
+		t.Errorf("%d mallocs in %d calls", n, calls)
+	} else {
+		t.Logf("%d mallocs in %d calls", n, calls)
+	}
+}
+
+// Every fault of a tensor is a status, and the call goes through once it is mended.
+func TestHostileTensors(t *testing.T) {
+	h := newHostOf(t, 2, 5, 2, 2, 4, 0)
+	strides := [4]int64{40, 8, 4, 1}
+	negative := [4]int64{-1, 5, 2, 4}
+	huge := [4]int64{1 << 40, 1 << 40, 2, 4}
+	for _, c := range []struct {
+		name string
+		harm func(q *cTensor)
+	}{
+		{"device", func(q *cTensor) { q.device = onCUDA }}, {"no device", func(q *cTensor) { q.device = 0 }}, {"data", func(q *cTensor) { q.data = nil }},
+		{"shape", func(q *cTensor) { q.shape = nil }}, {"axes", func(q *cTensor) { q.ndim = 2 }}, {"many axes", func(q *cTensor) { q.ndim = 1 << 30 }},
+		{"negative axes", func(q *cTensor) { q.ndim = -1 }}, {"lanes", func(q *cTensor) { q.lanes = 4 }}, {"type", func(q *cTensor) { q.code = 0 }},
+		{"bits", func(q *cTensor) { q.bits = 16 }}, {"extent", func(q *cTensor) { q.shape = &negative[0] }}, {"huge", func(q *cTensor) { q.shape = &huge[0] }},
+		{"other shape", func(q *cTensor) { s := [4]int64{2, 5, 2, 3}; q.shape = &s[0] }},
+		{"stride 0", func(q *cTensor) { s := strides; s[1] = 0; q.strides = &s[0] }},
+		{"negative stride", func(q *cTensor) { s := strides; s[0] = -40; q.strides = &s[0] }},
+		{"huge stride", func(q *cTensor) { s := strides; s[0] = 1 << 60; q.strides = &s[0] }},
+		{"last axis", func(q *cTensor) { s := [4]int64{80, 16, 8, 2}; q.strides = &s[0] }},
+		{"offset", func(q *cTensor) { q.byte_offset = 1 << 60 }}, {"odd address", func(q *cTensor) { q.byte_offset = 2 }},
+	} {
+		for i := range 4 {
+			keep := h.t[i]
+			c.harm(&h.t[i])
+			refused(t, fmt.Sprintf("%s of tensor %d", c.name, i), status.InvalidArgument, attentionForward(h.plan, h.batch, p(&h.args)))
+			h.t[i] = keep
+		}
+	}
+	for i, harm := range []func(a *cArgs){
+		func(a *cArgs) { a.q = nil }, func(a *cArgs) { a.out = nil }, func(a *cArgs) { a.out = a.v }, func(a *cArgs) { a.saved_bytes-- },
+		func(a *cArgs) { a.workspace_bytes-- }, func(a *cArgs) { a.saved = unsafe.Add(a.saved, 4) }, func(a *cArgs) { a.saved = nil },
+		func(a *cArgs) { a.workspace = nil }, func(a *cArgs) { a.workspace = a.saved }, func(a *cArgs) { a.saved_bytes = 1 << 63 },
+		func(a *cArgs) { a.struct_size = 2 }, func(a *cArgs) { a.reserved = 1 }, func(a *cArgs) { a.lse = a.q },
+	} {
+		a := h.args
+		harm(&a)
+		refused(t, fmt.Sprintf("arguments %d", i), status.InvalidArgument, attentionForward(h.plan, h.batch, p(&a)))
+	}
+	sinks := h.args
+	sinks.sinks = &h.t[0]
+	refused(t, "sinks", status.Unsupported, attentionForward(h.plan, h.batch, p(&sinks)))
+	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
+	refused(t, "dq over dk", status.InvalidArgument, func() error { g := h.grads; g.dq = g.dk; return attentionBackward(h.plan, h.batch, p(&h.args), p(&g)) }())
+	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
+}
+
+// q, k, v as views of one buffer [B, S, 3, H, D], and sequence first, give what dense tensors give.
+func TestLayoutsAreStrides(t *testing.T) {
+	const b, s, n, d = 2, 5, 2, 4
+	h := newHostOf(t, b, s, n, n, d, flagCausal)
+	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
+	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
+	for _, strides := range [][4]int64{{s * 3 * n * d, 3 * n * d, d, 1}, {3 * n * d, b * 3 * n * d, d, 1}} { // B,S,3,H,D and S,B,3,H,D
+		in, grad := make([]float32, b*s*3*n*d), make([]float32, b*s*3*n*d)
+		x := *h
+		st := strides
+		each := func(do func(i, dense, wide int64)) {
+			for i := range int64(3) {
+				for k := range int64(b * s * n * d) {
+					do(i, k, k/(s*n*d)*st[0]+k/(n*d)%s*st[1]+i*n*d+k%(n*d))
+				}
+			}
+		}
+		each(func(i, dense, wide int64) { in[wide] = h.data[i][dense] })
+		for i := range 3 {
+			x.t[i].data, x.t[i].strides = p(&in[i*n*d]), &st[0]
+			x.t[5+i].data, x.t[5+i].strides = p(&grad[i*n*d]), &st[0]
+		}
+		x.args.q, x.args.k, x.args.v, x.grads.dq, x.grads.dk, x.grads.dv = &x.t[0], &x.t[1], &x.t[2], &x.t[5], &x.t[6], &x.t[7]
+		must(t, attentionForward(h.plan, h.batch, p(&x.args)))
+		must(t, attentionBackward(h.plan, h.batch, p(&x.args), p(&x.grads)))
+		each(func(i, dense, wide int64) {
+			if grad[wide] != h.data[5+i][dense] {
+				t.Fatalf("strides %v: gradient %d at %d: %v, dense %v", st, i, dense, grad[wide], h.data[5+i][dense])
+			}
+		})
+		x.t[6].data = p(&grad[d]) // dk over the second half of dq
+		refused(t, "views that overlap", status.InvalidArgument, attentionBackward(h.plan, h.batch, p(&x.args), p(&x.grads)))
+	}
+}
+
+// 200 lengths on one plan.
+func TestManyLengths(t *testing.T) {
+	h := newHostOf(t, 1, 200, 2, 2, 4, flagCausal)
+	for s := int64(1); s <= 200; s++ {
+		l := cBatch{struct_size: h.lengths.struct_size, batch: 1, seq: s}
+		var batch uintptr
+		must(t, newBatch(h.ctx, p(&l), p(&batch)))
+		for i := range h.shapes {
+			h.shapes[i][1] = s
+		}
+		must(t, attentionForward(h.plan, batch, p(&h.args)))
+		must(t, attentionBackward(h.plan, batch, p(&h.args), p(&h.grads)))
+		must(t, batchDestroy(batch))
+		refused(t, "a batch that was destroyed", status.InvalidArgument, attentionForward(h.plan, batch, p(&h.args)))
+	}
+}
+
+// Descriptors of any bytes end in a status: never in a crash, and never in a panic that guarded had to catch.
+func FuzzDescriptors(f *testing.F) {
+	f.Add([]byte{88, 0, 0, 0, 2, 32, 0, 0, 1}, byte(0))
+	f.Add(make([]byte, 200), byte(255))
+	h := newHostOf(f, 1, 4, 2, 2, 4, 0)
+	f.Fuzz(func(t *testing.T, raw []byte, mask byte) {
+		var desc cAttention
+		copy(unsafe.Slice((*byte)(p(&desc)), unsafe.Sizeof(desc)), raw)
+		desc.struct_size = uint32(unsafe.Sizeof(desc))
+		desc.max_tokens %= 1 << 10
+		desc.heads %= 1 << 8
+		desc.head_dim %= 1 << 8
+		desc.v_dim %= 1 << 8
+		var plan, batch uintptr
+		check := func(err error) {
+			if status.Of(err) == status.Internal {
+				t.Fatal(err)
+			}
+		}
+		check(guarded(func() error { return newPlan(h.ctx, p(&desc), p(&plan)) }))
+		l := cBatch{}
+		copy(unsafe.Slice((*byte)(p(&l)), unsafe.Offsetof(l.docs)), raw)
+		l.struct_size = uint32(unsafe.Sizeof(l))
+		l.batch, l.seq, l.rows, l.kv_seq, l.kv_rows = l.batch%8, l.seq%64, l.rows%64, l.kv_seq%64, l.kv_rows%64
+		check(guarded(func() error { return newBatch(h.ctx, p(&l), p(&batch)) }))
+		x := *h
+		x.args.q, x.args.k, x.args.v, x.args.out = &x.t[0], &x.t[1], &x.t[2], &x.t[3]
+		if i := int(mask) % 4; len(raw) > 48 {
+			data, shape := x.t[i].data, x.t[i].shape
+			copy(unsafe.Slice((*byte)(p(&x.t[i])), unsafe.Sizeof(cTensor{})), raw[8:])
+			x.t[i].data, x.t[i].shape, x.t[i].strides, x.t[i].byte_offset = data, shape, nil, x.t[i].byte_offset&^15%1 // inside the memory
+		}
+		for _, pl := range []uintptr{plan, h.plan, uintptr(mask) << 8} {
+			for _, b := range []uintptr{batch, h.batch} {
+				check(guarded(func() error { return attentionForward(pl, b, p(&x.args)) }))
+			}
+		}
+		planDestroy(plan)
+		batchDestroy(batch)
+	})
+}
