@@ -59,7 +59,7 @@ func (r *tensors) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64) 
 
 // readArgs reads attention's arguments; what no plan can ask for yet is refused by name.
 func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
-	if a, err = read[cArgs](op+": args", p); err != nil {
+	if a, err = read[cArgs](op, "args", p); err != nil {
 		return a, err
 	}
 	switch {
@@ -134,7 +134,7 @@ func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 }
 
 func readGrads(op string, p unsafe.Pointer) (g cGrads, err error) {
-	if g, err = read[cGrads](op+": grads", p); err != nil {
+	if g, err = read[cGrads](op, "grads", p); err != nil {
 		return g, err
 	}
 	switch {

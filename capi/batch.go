@@ -103,7 +103,7 @@ func newBatch(h uintptr, desc, out unsafe.Pointer) error {
 		return err
 	}
 	defer c.leave()
-	d, err := read[cBatch](op+": desc", desc)
+	d, err := read[cBatch](op, "desc", desc)
 	if out == nil {
 		err = invalid("%s: out is NULL", op)
 	} else {
@@ -227,7 +227,7 @@ func batchQuery(bh uintptr, out unsafe.Pointer) error {
 	} else {
 		info.kv_seq, info.kv_rows, info.kv_gathered_rows = b.Seq(), b.Rows(), b.Seq()
 	}
-	return write(op+": out", out, &info)
+	return write(op, "out", out, &info)
 }
 
 // batchPositions writes [batch, rows]: each row's place in its document.

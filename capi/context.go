@@ -50,6 +50,7 @@ type context struct {
 	shapesOnly bool // tensors need no data: a query of sizes
 	local      localPlaces
 	layer      layerPlaces
+	halo       halo
 	loss       []float64 // of its own, so that C may look at it
 	send, recv []int64
 }
@@ -85,7 +86,7 @@ type settings struct {
 func options(op string, p unsafe.Pointer) (s settings, err error) {
 	var o cOptions
 	if p != nil {
-		if o, err = read[cOptions](op+": options", p); err != nil {
+		if o, err = read[cOptions](op, "options", p); err != nil {
 			return s, err
 		}
 	}
@@ -215,7 +216,7 @@ func contextQuery(h uintptr, out unsafe.Pointer) error {
 	}
 	defer c.leave()
 
-	return write(op+": out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
+	return write(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
 		device: c.place, ordinal: c.ordinal, comm: 1})
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -95,10 +94,10 @@ func (h *halo) each(mine bool, at int64, do func(local, wire tensor.Tensor) erro
 }
 
 // readHalo checks a call; without data, shapes alone count.
-func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool) (h halo, a cHalo, err error) {
+func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHalo, err error) {
 	c, err := find[context](op, aContext, ch)
 	if err != nil {
-		return h, a, err
+		return nil, a, err
 	}
 	b, err := find[batch](op, aBatch, bh)
 	if err != nil {
@@ -110,8 +109,9 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	if err := c.enter(op); err != nil {
 		return h, a, err
 	}
-	h = halo{c: c, b: b.own}
-	if a, err = read[cHalo](op+": args", args); err != nil {
+	h = &c.halo
+	*h = halo{c: c, b: b.own}
+	if a, err = read[cHalo](op, "args", args); err != nil {
 		return h, a, err
 	}
 	h.n = a.n
@@ -150,7 +150,7 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 // run exchanges: forward sends rows and receives halos, backward the other way round.
 func haloCall(op string, ch, bh uintptr, args unsafe.Pointer, forward bool) error {
 	h, a, err := readHalo(op, ch, bh, args, forward, true)
-	if h.c != nil {
+	if h != nil {
 		defer h.c.leave()
 	}
 	if err != nil {
@@ -213,7 +213,7 @@ func (h *halo) exchange(s device.Stream, sent, received int64, send, recv []int6
 func haloWorkspace(ch, bh uintptr, args, out unsafe.Pointer) error {
 	const op = "ulysses_halo_workspace"
 	h, _, err := readHalo(op, ch, bh, args, true, false)
-	if h.c != nil {
+	if h != nil {
 		defer h.c.leave()
 	}
 	if err != nil {
@@ -258,5 +258,3 @@ func lossReduce(ch uintptr, sum, count, mean unsafe.Pointer) error {
 	}
 	return nil
 }
-
-var _ = status.OK

@@ -52,7 +52,7 @@ func newAgreed(op string, c comm.Comm, opts, out unsafe.Pointer) error {
 // newHost makes a context on the host's own collectives.
 func newHost(desc, opts, out unsafe.Pointer) error {
 	const op = "ulysses_context_create_host"
-	h, err := read[cHostComm](op+": host", desc)
+	h, err := read[cHostComm](op, "host", desc)
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ const layerOp = "ulysses_attention_layer"
 
 // readLayer checks what forward and backward have in common.
 func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cLayer, x *layerPlaces, err error) {
-	if a, err = read[cLayer](op+": args", args); err != nil {
+	if a, err = read[cLayer](op, "args", args); err != nil {
 		return a, nil, err
 	}
 	x = &c.layer

@@ -19,7 +19,7 @@ func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	if err != nil {
 		return err
 	}
-	g, err := read[cLayerGrads](op+": grads", grads)
+	g, err := read[cLayerGrads](op, "grads", grads)
 	if err != nil {
 		return err
 	}

@@ -60,19 +60,19 @@ func finish(err error, text *C.char) C.int32_t {
 }
 
 // read copies a struct in: one of an older header is shorter and gets zeros, one of a newer header may be longer by zeros alone.
-func read[T any](name string, p unsafe.Pointer) (s T, err error) {
+func read[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 	if p == nil {
-		return s, invalid("%s is NULL: pass a struct that ULYSSES_INIT has prepared", name)
+		return s, invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given, known := uintptr(*(*uint32)(p)), unsafe.Sizeof(s)
 	if given < 4 || given%4 != 0 || given > 1<<16 {
-		return s, invalid("%s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", name, given, known)
+		return s, invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, known)
 	}
 	bytes := unsafe.Slice((*byte)(p), given)
 	for i := known; i < given; i++ {
 		if bytes[i] != 0 {
-			return s, invalid("%s.struct_size is %d, this library knows %d bytes and byte %d is not zero: a newer header's field that this library lacks",
-				name, given, known, i)
+			return s, invalid("%s: %s.struct_size is %d, this library knows %d bytes and byte %d is not zero: a newer header's field that this library lacks",
+				op, name, given, known, i)
 		}
 	}
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&s)), known), bytes)
@@ -80,13 +80,13 @@ func read[T any](name string, p unsafe.Pointer) (s T, err error) {
 }
 
 // write copies a struct out, as much of it as the caller's header knows.
-func write[T any](name string, p unsafe.Pointer, s *T) error {
+func write[T any](op, name string, p unsafe.Pointer, s *T) error {
 	if p == nil {
-		return invalid("%s is NULL: pass a struct that ULYSSES_INIT has prepared", name)
+		return invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given := uintptr(*(*uint32)(p))
 	if given < 4 || given > 1<<16 {
-		return invalid("%s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", name, given, unsafe.Sizeof(*s))
+		return invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, unsafe.Sizeof(*s))
 	}
 	n := min(given, unsafe.Sizeof(*s))
 	copy(unsafe.Slice((*byte)(p), n)[4:], unsafe.Slice((*byte)(unsafe.Pointer(s)), n)[4:])

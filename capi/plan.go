@@ -36,7 +36,7 @@ const (
 
 // describe checks a description and makes it a layer.
 func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens int64, err error) {
-	d, err := read[cAttention](op+": desc", desc)
+	d, err := read[cAttention](op, "desc", desc)
 	if err != nil {
 		return l, 0, 0, err
 	}
@@ -228,7 +228,7 @@ func planSizes(ph, bh uintptr, out unsafe.Pointer) error {
 
 func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
 	lo, hi, klo, khi := p.sp.Heads()
-	return write(op+": out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
+	return write(op, "out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
 }
 
 // planJSON is the plan's text, which lives with it; nil for what is no plan.
