@@ -1,0 +1,96 @@
+package main
+
+import (
+	"math"
+	"testing"
+	"unsafe"
+
+	"ulysses/internal/status"
+)
+
+// The gradients of a whole layer, with biases, norms and rotation, are those that small steps of x and of every weight show.
+func TestLayerGradients(t *testing.T) {
+	const b, s, hq, hkv, d, hidden = 2, 5, 4, 2, 8, 12
+	h := newHostOf(t, b, s, hq, hkv, d, flagCausal)
+	names := []string{"x", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm", "cos", "sin", "y", "dy", "dx"}
+	shapes := [][]int64{{b, s, hidden}, {hq * d, hidden}, {hkv * d, hidden}, {hkv * d, hidden}, {hidden, hq * d}, {hq * d}, {hkv * d}, {hkv * d}, {hidden}, {d}, {d},
+		{b * s, d / 2}, {b * s, d / 2}, {b, s, hidden}, {b, s, hidden}, {b, s, hidden}}
+	made := func(shape []int64, seed int) ([]float32, *cTensor) {
+		n := int64(1)
+		for _, e := range shape {
+			n *= e
+		}
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(math.Sin(float64(seed*31+i*7) * 1.7))
+		}
+		return x, &cTensor{data: p(&x[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shape[0]}
+	}
+	data, ts := make([][]float32, len(names)), make([]*cTensor, len(names))
+	for i := range names {
+		data[i], ts[i] = made(shapes[i], i)
+	}
+	for i := range data[11] { // angles
+		a := float64(i) * 0.3
+		data[11][i], data[12][i] = float32(math.Cos(a)), float32(math.Sin(a))
+	}
+	a := cLayer{struct_size: uint32(unsafe.Sizeof(cLayer{})), hidden: hidden, x: ts[0], wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
+		bo: ts[8], q_norm: ts[9], k_norm: ts[10], cos: ts[11], sin: ts[12], y: ts[13]}
+	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
+	must(t, attentionLayerSizes(h.plan, h.batch, p(&a), p(&size)))
+	a.workspace, a.workspace_bytes = aligned(size.workspace), size.workspace
+	loss := func() (sum float64) {
+		must(t, attentionLayerForward(h.plan, h.batch, p(&a)))
+		for i, y := range data[13] {
+			sum += float64(y) * float64(data[14][i])
+		}
+		return sum
+	}
+	without := loss() // saved NULL
+	a.saved, a.saved_bytes = aligned(size.saved), size.saved
+	if with := loss(); with != without {
+		t.Errorf("with saved memory the output differs: %v, %v", with, without)
+	}
+	grads, gt := make([][]float32, 11), make([]*cTensor, 11)
+	for i := 1; i < 11; i++ {
+		grads[i], gt[i] = made(shapes[i], 0)
+		clear(grads[i])
+	}
+	grads[0] = data[15]
+	g := cLayerGrads{struct_size: uint32(unsafe.Sizeof(cLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
+		dbv: gt[7], dbo: gt[8], dq_norm: gt[9], dk_norm: gt[10]}
+	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
+	const step = 1e-2
+	for i := range 11 {
+		dot, norm := 0.0, 0.0
+		keep := append([]float32(nil), data[i]...)
+		dir := make([]float64, len(keep))
+		for j := range dir {
+			dir[j] = math.Cos(float64(j*j + i))
+			dot += dir[j] * float64(grads[i][j])
+			norm += dir[j] * dir[j]
+		}
+		norm = math.Sqrt(norm)
+		move := func(by float64) float64 {
+			for j := range dir {
+				data[i][j] = keep[j] + float32(by*dir[j]/norm)
+			}
+			return loss()
+		}
+		shown := (move(step) - move(-step)) / (2 * step)
+		copy(data[i], keep)
+		if want := dot / norm; math.Abs(shown-want) > 2e-2*math.Max(1, math.Abs(want)) {
+			t.Errorf("%s: steps show a slope of %v, the gradient says %v", names[i], shown, want)
+		}
+	}
+	// Gradients of weights are added to, and those that nobody wants may be NULL.
+	first := grads[1][3]
+	g.dwk, g.dq_norm, g.dbv = nil, nil, nil
+	must(t, attentionLayerForward(h.plan, h.batch, p(&a)))
+	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
+	if grads[1][3] != 2*first || first == 0 {
+		t.Errorf("dwq is %v after two passes, %v after one", grads[1][3], first)
+	}
+	a.q_norm = nil
+	refused(t, "one norm of two", status.InvalidArgument, attentionLayerForward(h.plan, h.batch, p(&a)))
+}
