@@ -6,7 +6,7 @@ import (
 	"ulysses/tensor"
 )
 
-func rowsBetween(from, to int) int64 { return int64((from*3 + to*5) % 4) } // zero for some pairs
+func rowsBetween(from, to int) int64 { return int64((from*2 + to*5 + 2) % 4) } // zero for some pairs; a rank keeps some of its own
 
 func exchangeRows(c Comm, scale int64) (recv, send []int64) {
 	for j := range c.Size() {
