@@ -147,6 +147,7 @@ fuzz:
 	$(GO) test ./job -run '^$$' -fuzz FuzzParse -fuzztime 60s
 	$(GO) test ./train -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
+	$(GO) test ./capi -run '^$$' -fuzz FuzzDescriptors -fuzztime 60s
 
 clean:
 	rm -rf bin build out examples/out

@@ -23,6 +23,15 @@ func TestStructsAreTheHeaders(t *testing.T) {
 	}
 }
 
+// A panic, and a descriptor that cannot be read, are statuses.
+func TestFaultsAreRecovered(t *testing.T) {
+	refused(t, "a panic", status.Internal, guarded(func() error { panic("a fault of ours") }))
+	wild := uintptr(1 << 20)
+	h := newHostOf(t, 1, 2, 1, 1, 1, 0)
+	refused(t, "a wild pointer", status.Internal, guarded(func() error { return attentionForward(h.plan, h.batch, *(*unsafe.Pointer)(p(&wild))) }))
+	must(t, attentionForward(h.plan, h.batch, p(&h.args))) // the context is free again
+}
+
 // must fails the test on an error.
 func must(t testing.TB, err error) {
 	t.Helper()
