@@ -1,6 +1,7 @@
 # make        build bin/ulysses-mpi
 # make run    install what is missing, build, and train the quickstart's model on four ranks
 # make test   everything that needs no GPU
+# make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
 # make deps   install what build, run and test need (Debian, Ubuntu; as root or with sudo)
 # make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
