@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"strings"
 
 	"ulysses/cpu"
 	"ulysses/cuda"
@@ -71,15 +72,15 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 	found, err := cuda.Probe()
 	switch {
 	case errors.Is(err, cuda.ErrNoPlugin):
-		why = err.Error()
+		why = "no CUDA plug-in"
 	case err != nil:
 		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or say \"cpu\"", err)
 	case found.Count == 0:
-		why = found.Text
+		why, _, _ = strings.Cut(found.Text, ":")
 	default:
 		d, err = openGPU(c, found)
 		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.Count), err
 	}
 	d, err = openCPU(c)
-	return d, "the CPU: " + why, err
+	return d, "the CPU, for there is " + why + " (ulysses-mpi doctor tells more)", err
 }
