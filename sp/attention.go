@@ -122,7 +122,7 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	if !p.layer.NoBackward {
 		p.qkvOut(b, &ws)
 		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
-		size.Saved = saved.used
+		size.Saved = max(saved.used, p.align) // of a rank without heads too: no memory means no backward, on all ranks alike
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
 	}
 	return size

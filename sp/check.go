@@ -48,7 +48,7 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 		return err
 	}
 	size := p.Sizes(b)
-	if p.layer.NoBackward || a.Saved.IsNil() && size.Saved > 0 { // a rank without heads saves nothing
+	if p.layer.NoBackward || a.Saved.IsNil() {
 		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
 	l, n := p.layer, b.spec.Batch
@@ -67,10 +67,8 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := p.checkRotation(op, b, a); err != nil {
 		return err
 	}
-	if size.Saved > 0 {
-		if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
-			return err
-		}
+	if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+		return err
 	}
 	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
 }
