@@ -2,9 +2,9 @@
 
 import os
 import pathlib
+import re
 import shutil
 import socket
-import re
 import subprocess
 import sys
 import unittest
