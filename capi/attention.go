@@ -86,10 +86,7 @@ func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
 		return err
 	}
 	r := tensors{c: c, op: op}
-	r.get(&c.args.Q, "q", a.q, 4, false)
-	r.get(&c.args.K, "k", a.k, 4, false)
-	r.get(&c.args.V, "v", a.v, 4, false)
-	r.get(&c.args.Out, "out", a.out, 4, true)
+	r.forward(&a)
 	r.optional(&c.args.LSE, "lse", a.lse, 3, true)
 	r.memory(&c.args.Saved, &c.args.Workspace, &a, true)
 	if r.err == nil {
@@ -119,10 +116,7 @@ func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	}
 	r := tensors{c: c, op: op}
 	c.args = sp.Args{}
-	r.get(&c.grads.DOut, "dout", g.dout, 4, false)
-	r.get(&c.grads.DQ, "dq", g.dq, 4, true)
-	r.get(&c.grads.DK, "dk", g.dk, 4, true)
-	r.get(&c.grads.DV, "dv", g.dv, 4, true)
+	r.backward(&g)
 	r.memory(&c.args.Saved, &c.args.Workspace, &a, false)
 	if r.err == nil {
 		r.err = c.overlaps(op)
@@ -131,6 +125,23 @@ func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 		return r.err
 	}
 	return p.sp.Backward(c.stream, b, &c.args, &c.grads)
+}
+
+// forward reads what a forward pass brings, backward what a backward pass does, into the context's arguments.
+func (r *tensors) forward(a *cArgs) {
+	x := &r.c.args
+	r.get(&x.Q, "q", a.q, 4, false)
+	r.get(&x.K, "k", a.k, 4, false)
+	r.get(&x.V, "v", a.v, 4, false)
+	r.get(&x.Out, "out", a.out, 4, true)
+}
+
+func (r *tensors) backward(g *cGrads) {
+	x := &r.c.grads
+	r.get(&x.DOut, "dout", g.dout, 4, false)
+	r.get(&x.DQ, "dq", g.dq, 4, true)
+	r.get(&x.DK, "dk", g.dk, 4, true)
+	r.get(&x.DV, "dv", g.dv, 4, true)
 }
 
 func readGrads(op string, p unsafe.Pointer) (g cGrads, err error) {

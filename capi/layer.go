@@ -42,29 +42,29 @@ type layerPlaces struct {
 }
 
 // keep carves what forward leaves for backward; the attention's own comes last.
-func (x *layerPlaces) keep(c *carver, attention int64) tensor.Tensor {
+func (x *layerPlaces) keep(c *device.Carver, attention int64) tensor.Tensor {
 	l, t := x.l, x.tokens
-	x.mixed = c.take(l.DType, t, l.Heads*l.VDim)
+	x.mixed = c.Take(l.DType, t, l.Heads*l.VDim)
 	if x.kind.norm {
-		x.rawQ, x.rawK = c.take(l.DType, t, l.Heads*l.Dim), c.take(l.DType, t, l.KVHeads*l.Dim)
-		x.qRStd, x.kRStd = c.take(tensor.F32, t*l.Heads), c.take(tensor.F32, t*l.KVHeads)
+		x.rawQ, x.rawK = c.Take(l.DType, t, l.Heads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.Dim)
+		x.qRStd, x.kRStd = c.Take(tensor.F32, t*l.Heads), c.Take(tensor.F32, t*l.KVHeads)
 	}
-	return c.take(tensor.U8, attention)
+	return c.Take(tensor.U8, attention)
 }
 
 // project carves q, k and v, or their gradients.
-func (x *layerPlaces) project(c *carver) {
+func (x *layerPlaces) project(c *device.Carver) {
 	l, t := x.l, x.tokens
-	x.q, x.k, x.v = c.take(l.DType, t, l.Heads*l.Dim), c.take(l.DType, t, l.KVHeads*l.Dim), c.take(l.DType, t, l.KVHeads*l.VDim)
+	x.q, x.k, x.v = c.Take(l.DType, t, l.Heads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.VDim)
 }
 
 // back carves what backward needs beside q, k and v.
-func (x *layerPlaces) back(c *carver) {
-	x.dmixed = c.take(x.l.DType, x.tokens, x.l.Heads*x.l.VDim)
+func (x *layerPlaces) back(c *device.Carver) {
+	x.dmixed = c.Take(x.l.DType, x.tokens, x.l.Heads*x.l.VDim)
 	if x.l.DType != tensor.F32 {
-		x.wide = c.take(tensor.F32, x.tokens, x.kind.hidden)
+		x.wide = c.Take(tensor.F32, x.tokens, x.kind.hidden)
 	}
-	x.noWeight = c.take(tensor.F32, x.l.Dim)
+	x.noWeight = c.Take(tensor.F32, x.l.Dim)
 }
 
 // start settles a layer's shapes for a plan and a batch.
@@ -78,15 +78,15 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 	x.start(p, b, kind)
 	attention := p.sp.Sizes(b)
 	align := p.ctx.dev.Info().Align
-	saved, forward, backward := carver{align: align}, carver{align: align}, carver{align: align}
+	saved, forward, backward := device.Carver{Align: align}, device.Carver{Align: align}, device.Carver{Align: align}
 	x.keep(&saved, attention.Saved)
 	x.project(&forward)
-	size := sp.Sizes{Workspace: forward.padded() + saved.padded() + attention.Workspace}
+	size := sp.Sizes{Workspace: forward.Padded() + saved.Padded() + attention.Workspace}
 	if !x.l.NoBackward {
 		x.project(&backward)
 		x.back(&backward)
-		size.Saved = saved.used
-		size.Workspace = max(size.Workspace, backward.padded()+attention.Workspace)
+		size.Saved = saved.Used
+		size.Workspace = max(size.Workspace, backward.Padded()+attention.Workspace)
 	}
 	return size
 }
@@ -226,8 +226,8 @@ func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 // layerForward runs on places that were checked.
 func (c *context) layerForward(p *plan, b *sp.Batch, x *layerPlaces) error {
 	align := c.dev.Info().Align
-	ws := carver{mem: x.workspace, align: align}
-	keep := carver{mem: x.saved, align: align}
+	ws := device.Carver{Mem: x.workspace, Align: align}
+	keep := device.Carver{Mem: x.saved, Align: align}
 	x.project(&ws)
 	attention := p.sp.Sizes(b)
 	c.args = sp.Args{}
@@ -253,7 +253,7 @@ func (c *context) layerForward(p *plan, b *sp.Batch, x *layerPlaces) error {
 		return steps.err
 	}
 	c.args.Q, c.args.K, c.args.V = x.batched(x.q, x.l.Heads), x.batched(x.k, x.l.KVHeads), x.batched(x.v, x.l.KVHeads)
-	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), ws.rest()
+	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), ws.Rest()
 	if err := p.sp.Forward(c.stream, b, &c.args); err != nil {
 		return err
 	}

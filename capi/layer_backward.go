@@ -3,6 +3,7 @@ package main
 import (
 	"unsafe"
 
+	"ulysses/device"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -79,13 +80,13 @@ func (x *layerPlaces) weightGrads(r *tensors, g *cLayerGrads) {
 // layerBackward is layerForward in mirror order.
 func (c *context) layerBackward(p *plan, b *sp.Batch, x *layerPlaces) error {
 	align := c.dev.Info().Align
-	ws := carver{mem: x.workspace, align: align}
-	keep := carver{mem: x.saved, align: align}
+	ws := device.Carver{Mem: x.workspace, Align: align}
+	keep := device.Carver{Mem: x.saved, Align: align}
 	attention := p.sp.Sizes(b)
 	c.args = sp.Args{Saved: x.keep(&keep, attention.Saved)}
 	x.project(&ws)
 	x.back(&ws)
-	c.args.Workspace = ws.rest()
+	c.args.Workspace = ws.Rest()
 
 	steps := lazy{c: c, x: x}
 	steps.weight(x.dwo, x.dbo, x.dy, x.mixed)

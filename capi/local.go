@@ -11,6 +11,7 @@ import "C"
 import (
 	"unsafe"
 
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -40,17 +41,17 @@ func newLocalC() *localC   { return (*localC)(C.calloc(1, C.size_t(unsafe.Sizeof
 func freeLocalC(m *localC) { C.free(unsafe.Pointer(m)) }
 
 // gather carves what a rank has after the exchange.
-func (p *plan) gather(c *carver, b *sp.Batch) gathered {
+func (p *plan) gather(c *device.Carver, b *sp.Batch) gathered {
 	l := p.sp.Layer()
 	lo, hi, klo, khi := p.sp.Heads()
-	return gathered{q: c.take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: c.take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
-		v: c.take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: c.take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
+	return gathered{q: c.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: c.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
+		v: c.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: c.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
 }
 
 // localSizes is the bytes of saved and workspace.
 func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	x, l := &p.ctx.local, p.sp.Layer()
-	c := carver{align: p.ctx.dev.Info().Align}
+	c := device.Carver{Align: p.ctx.dev.Info().Align}
 	x.keep = p.gather(&c, b)
 	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.Dim)
 	x.seq[1] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.Dim)
@@ -69,9 +70,9 @@ func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	if err != nil {
 		return s, err
 	}
-	s.Workspace = c.padded() + max(in, out) // in either pass: what is gathered, or its gradients
+	s.Workspace = c.Padded() + max(in, out) // in either pass: what is gathered, or its gradients
 	if !l.NoBackward {
-		s.Saved = c.used
+		s.Saved = c.Used
 	}
 	return s, nil
 }
@@ -129,27 +130,24 @@ func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
 	}
 	r := tensors{c: c, op: op}
 	x := &c.local
-	r.get(&c.args.Q, "q", a.q, 4, false)
-	r.get(&c.args.K, "k", a.k, 4, false)
-	r.get(&c.args.V, "v", a.v, 4, false)
-	r.get(&c.args.Out, "out", a.out, 4, true)
+	r.forward(&a)
 	if p.localMemory(&r, b, &a, true); r.err != nil {
 		return r.err
 	}
-	ws := carver{mem: c.args.Workspace, align: c.dev.Info().Align}
+	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
 	keep := &ws
 	if !c.args.Saved.IsNil() {
-		keep = &carver{mem: c.args.Saved, align: c.dev.Info().Align}
+		keep = &device.Carver{Mem: c.args.Saved, Align: c.dev.Info().Align}
 	}
 	x.keep = p.gather(keep, b)
 	x.seq, x.heads = [3]tensor.Tensor{c.args.Q, c.args.K, c.args.V}, [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
-	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], Workspace: ws.rest()}
+	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], Workspace: ws.Rest()}
 	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
 		return err
 	}
 	called := p.call(op, f, user, a.stream, false)
 	x.seq[0], x.heads[0] = c.args.Out, x.keep.out
-	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.rest()}
+	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
 	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
 		return err
 	}
@@ -181,24 +179,21 @@ func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
 	r := tensors{c: c, op: op}
 	x := &c.local
 	c.args = sp.Args{}
-	r.get(&c.grads.DOut, "dout", g.dout, 4, false)
-	r.get(&c.grads.DQ, "dq", g.dq, 4, true)
-	r.get(&c.grads.DK, "dk", g.dk, 4, true)
-	r.get(&c.grads.DV, "dv", g.dv, 4, true)
+	r.backward(&g)
 	if p.localMemory(&r, b, &a, false); r.err != nil {
 		return r.err
 	}
-	ws := carver{mem: c.args.Workspace, align: c.dev.Info().Align}
-	keep := carver{mem: c.args.Saved, align: c.dev.Info().Align}
+	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
+	keep := device.Carver{Mem: c.args.Saved, Align: c.dev.Info().Align}
 	x.keep, x.grad = p.gather(&keep, b), p.gather(&ws, b)
 	x.seq[0], x.heads[0] = c.grads.DOut, x.grad.out
-	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.rest()}
+	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
 	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
 		return err
 	}
 	called := p.call(op, f, user, a.stream, true)
 	x.seq, x.heads = [3]tensor.Tensor{c.grads.DQ, c.grads.DK, c.grads.DV}, [3]tensor.Tensor{x.grad.q, x.grad.k, x.grad.v}
-	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], SumCopies: true, Workspace: ws.rest()}
+	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], SumCopies: true, Workspace: ws.Rest()}
 	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
 		return err
 	}

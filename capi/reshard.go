@@ -4,7 +4,6 @@ import (
 	"unsafe"
 
 	"ulysses/sp"
-	"ulysses/tensor"
 )
 
 // maxReshard is the most tensors of one exchange, maxRequests the most exchanges of a context that are under way.
@@ -194,31 +193,3 @@ func requestWait(h uintptr) error {
 	r.end()
 	return r.pending.Wait()
 }
-
-// carver hands out aligned parts of a block; without memory it counts.
-type carver struct {
-	mem         tensor.Tensor
-	align, used int64
-}
-
-func (c *carver) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
-	t := tensor.Of(nil, dtype, shape...)
-	lo := (c.used + c.align - 1) / c.align * c.align
-	c.used = lo + t.Bytes()
-	if c.mem.IsNil() {
-		return t
-	}
-	return c.mem.At(lo, dtype, shape...)
-}
-
-// rest is what is left.
-func (c *carver) rest() tensor.Tensor {
-	if c.mem.IsNil() {
-		return tensor.Tensor{}
-	}
-	lo := min((c.used+c.align-1)/c.align*c.align, c.mem.Numel())
-	return c.mem.At(lo, tensor.U8, c.mem.Numel()-lo)
-}
-
-// padded is what is used, up to where the next part would begin.
-func (c *carver) padded() int64 { return (c.used + c.align - 1) / c.align * c.align }

@@ -44,49 +44,23 @@ type local struct {
 	lse          tensor.Tensor // [hq, B, S, 1]
 }
 
-// carver hands out aligned parts of a block of bytes. Without memory it only counts.
-type carver struct {
-	mem   tensor.Tensor
-	align int64
-	used  int64
-}
-
-func (c *carver) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
-	t := tensor.Of(nil, dtype, shape...)
-	lo := (c.used + c.align - 1) / c.align * c.align
-	c.used = lo + t.Bytes()
-	if c.mem.IsNil() {
-		return t
-	}
-	return c.mem.At(lo, dtype, shape...)
-}
-
-// rest is what has not been handed out.
-func (c *carver) rest() tensor.Tensor {
-	if c.mem.IsNil() {
-		return tensor.Of(nil, tensor.U8, 0)
-	}
-	lo := min((c.used+c.align-1)/c.align*c.align, c.mem.Numel())
-	return c.mem.At(lo, tensor.U8, c.mem.Numel()-lo)
-}
-
 // take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device likes that.
-func (p *Plan) take(c *carver, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
+func (p *Plan) take(c *device.Carver, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
 	if p.tokenMajor {
-		return c.take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
+		return c.Take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
 	}
-	return c.take(dtype, heads, batch, rows, dim)
+	return c.Take(dtype, heads, batch, rows, dim)
 }
 
 // inputs carves what the forward pass leaves for the backward pass.
-func (p *Plan) inputs(b *Batch, c *carver) local {
+func (p *Plan) inputs(b *Batch, c *device.Carver) local {
 	x := p.qkvOut(b, c)
 	x.lse = p.take(c, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
 	return x
 }
 
 // qkvOut carves q, k, v and out, or their gradients.
-func (p *Plan) qkvOut(b *Batch, c *carver) (d local) {
+func (p *Plan) qkvOut(b *Batch, c *device.Carver) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
 	d.q = p.take(c, l.DType, hq, n, b.queries.n, l.Dim)
 	d.k = p.take(c, l.DType, hkv, n, b.keys.n, l.Dim)
@@ -110,7 +84,7 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 
 // sizes is for documents that start at cuQ among the queries; nil = any.
 func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
-	saved, ws := carver{align: p.align}, carver{align: p.align}
+	saved, ws := device.Carver{Align: p.align}, device.Carver{Align: p.align}
 	x := p.inputs(b, &saved)
 	p.describe(b, &x)
 	if p.attention.CuQ = cuQ; cuQ == nil {
@@ -118,12 +92,12 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	}
 	// A forward pass without Saved keeps its inputs in the workspace.
 	scratch := max(p.wire(b, false), p.dev.AttentionWorkspace(&p.attention, false))
-	size := Sizes{Workspace: device.Padded(p.dev, saved.used) + scratch}
+	size := Sizes{Workspace: device.Padded(p.dev, saved.Used) + scratch}
 	if !p.layer.NoBackward {
 		p.qkvOut(b, &ws)
 		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
-		size.Saved = max(saved.used, p.align) // of a rank without heads too: no memory means no backward, on all ranks alike
-		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.used)+scratch)
+		size.Saved = max(saved.Used, p.align) // of a rank without heads too: no memory means no backward, on all ranks alike
+		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.Used)+scratch)
 	}
 	return size
 }
@@ -180,13 +154,13 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	if err := p.checkForward(b, a); err != nil {
 		return err
 	}
-	ws := carver{mem: bytesOf(a.Workspace), align: p.align}
+	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
 	keep := &ws
 	if !a.Saved.IsNil() {
-		keep = &carver{mem: a.Saved, align: p.align}
+		keep = &device.Carver{Mem: a.Saved, Align: p.align}
 	}
 	x := p.inputs(b, keep)
-	scratch := ws.rest()
+	scratch := ws.Rest()
 	qkv := [...]part{
 		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
 		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin},
@@ -221,10 +195,10 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.checkBackward(b, a, g); err != nil {
 		return err
 	}
-	keep := carver{mem: bytesOf(a.Saved), align: p.align}
-	ws := carver{mem: bytesOf(a.Workspace), align: p.align}
+	keep := device.Carver{Mem: bytesOf(a.Saved), Align: p.align}
+	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
 	x, d := p.inputs(b, &keep), p.qkvOut(b, &ws)
-	scratch := ws.rest()
+	scratch := ws.Rest()
 	dout := [...]part{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {
 		return err
