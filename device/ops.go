@@ -42,6 +42,8 @@ type Ops interface {
 
 	AdamW(s Stream, a *AdamW) error
 	SGD(s Stream, a *SGD) error
+
+	DeltaOps
 }
 
 // Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense.
@@ -51,12 +53,13 @@ type Gemm struct {
 	Accumulate bool          // add to C
 }
 
-// RMSNorm is y = x · rsqrt(mean(x²) + eps) · w over the last axis (Zhang & Sennrich 2019). Leading axes may be strided:
+// RMSNorm is y = x · rsqrt(mean(x²) + eps) · (w + Centre) over the last axis (Zhang & Sennrich 2019). Leading axes may be strided:
 // [T, N] rows or [T, H, D] heads.
 type RMSNorm struct {
 	X, W, Y tensor.Tensor // x, y [..., N]; w [N]; y may be x
 	RStd    tensor.Tensor // [rows] dense, rows = product of the leading axes: saved for backward
 	Eps     float64
+	Centre  float64 // 0, or 1 for weights that are stored as their distance from 1; the sum is taken in F32
 }
 
 // RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is added to.
@@ -64,6 +67,7 @@ type RMSNormGrad struct {
 	X, W, RStd, DY tensor.Tensor
 	DX, DW         tensor.Tensor // dx may be dy
 	AddDX          bool
+	Centre         float64
 }
 
 // RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale (1 when 0).

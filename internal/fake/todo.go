@@ -1,0 +1,49 @@
+package fake
+
+import (
+	"ulysses/device"
+	"ulysses/internal/status"
+)
+
+// Not built yet.
+
+func (d *Device) GatedDeltaSizes(*device.GatedDelta) device.DeltaSizes { return device.DeltaSizes{} }
+func (d *Device) GatedDeltaForward(device.Stream, *device.GatedDelta) error {
+	return status.Errorf(status.Unsupported, "fake.GatedDeltaForward is not built")
+}
+func (d *Device) GatedDeltaBackward(device.Stream, *device.GatedDeltaGrad) error {
+	return status.Errorf(status.Unsupported, "fake.GatedDeltaBackward is not built")
+}
+func (d *Device) DeltaState(device.Stream, *device.DeltaState) error {
+	return status.Errorf(status.Unsupported, "fake.DeltaState is not built")
+}
+func (d *Device) DeltaStateGrad(device.Stream, *device.DeltaStateGrad) error {
+	return status.Errorf(status.Unsupported, "fake.DeltaStateGrad is not built")
+}
+func (d *Device) DeltaFold(device.Stream, *device.DeltaFold) error {
+	return status.Errorf(status.Unsupported, "fake.DeltaFold is not built")
+}
+func (d *Device) DeltaGatesForward(device.Stream, *device.DeltaGates) error {
+	return status.Errorf(status.Unsupported, "fake.DeltaGatesForward is not built")
+}
+func (d *Device) DeltaGatesBackward(device.Stream, *device.DeltaGatesGrad) error {
+	return status.Errorf(status.Unsupported, "fake.DeltaGatesBackward is not built")
+}
+func (d *Device) Conv1dForward(device.Stream, *device.Conv1d) error {
+	return status.Errorf(status.Unsupported, "fake.Conv1dForward is not built")
+}
+func (d *Device) Conv1dBackward(device.Stream, *device.Conv1dGrad) error {
+	return status.Errorf(status.Unsupported, "fake.Conv1dBackward is not built")
+}
+func (d *Device) GatedRMSNormForward(device.Stream, *device.GatedRMSNorm) error {
+	return status.Errorf(status.Unsupported, "fake.GatedRMSNormForward is not built")
+}
+func (d *Device) GatedRMSNormBackward(device.Stream, *device.GatedRMSNormGrad) error {
+	return status.Errorf(status.Unsupported, "fake.GatedRMSNormBackward is not built")
+}
+func (d *Device) SigmoidGateForward(device.Stream, *device.SigmoidGate) error {
+	return status.Errorf(status.Unsupported, "fake.SigmoidGateForward is not built")
+}
+func (d *Device) SigmoidGateBackward(device.Stream, *device.SigmoidGateGrad) error {
+	return status.Errorf(status.Unsupported, "fake.SigmoidGateBackward is not built")
+}
