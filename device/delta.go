@@ -101,7 +101,7 @@ type DeltaFold struct {
 // DeltaGates is g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b), as Qwen3-Next and Qwen3.5 have it.
 type DeltaGates struct {
 	A, B         tensor.Tensor // [T, H]; last axis dense
-	ALog, DtBias tensor.Tensor // [H] F32
+	ALog, DtBias tensor.Tensor // [H], of the compute type or F32
 	G, Beta      tensor.Tensor // [T, H] F32, last axis dense
 }
 
