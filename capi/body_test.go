@@ -3,8 +3,10 @@ package main
 import (
 	"fmt"
 	"math"
+	"reflect"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -17,10 +19,30 @@ import (
 
 func TestStructsAreTheHeaders(t *testing.T) {
 	for _, l := range layouts {
-		if l.c != l.go_ {
-			t.Errorf("%s has %d bytes in C and %d here", l.name, l.c, l.go_)
+		if l.c.Size() != l.own.Size() || l.c.NumField() != l.own.NumField() {
+			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(), l.own.Size(), l.own.NumField())
+			continue
+		}
+		for i := range l.c.NumField() {
+			c, own := l.c.Field(i), l.own.Field(i)
+			// Go's words get an underscore from cgo.
+			if strings.TrimPrefix(c.Name, "_") != own.Name || c.Offset != own.Offset || !alike(c.Type, own.Type) {
+				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset, own.Name, own.Type, own.Offset)
+			}
 		}
 	}
+}
+
+// alike compares what C and Go make of a field: numbers by kind, pointers as pointers, arrays by length and element.
+func alike(c, own reflect.Type) bool {
+	address := func(t reflect.Type) bool { return t.Kind() == reflect.Pointer || t.Kind() == reflect.UnsafePointer }
+	switch {
+	case address(c) || address(own):
+		return address(c) && address(own)
+	case c.Kind() == reflect.Array && own.Kind() == reflect.Array:
+		return c.Len() == own.Len() && alike(c.Elem(), own.Elem())
+	}
+	return c.Kind() == own.Kind()
 }
 
 // A panic, and a descriptor that cannot be read, are statuses.

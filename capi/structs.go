@@ -6,7 +6,10 @@ package main
 */
 import "C"
 
-import "unsafe"
+import (
+	"reflect"
+	"unsafe"
+)
 
 // The structs of ulysses.h with Go's own types, as `go tool cgo -godefs` gives them: bodies and tests speak no C. layouts holds them to the header.
 type (
@@ -216,26 +219,26 @@ type (
 	}
 )
 
-// layouts are sizes of both sides; a test and the compiler compare them.
+// layouts are the structs as the compiler sees the header, and as they are above. A test compares every field's name, place and kind.
 var layouts = [...]struct {
 	name   string
-	c, go_ uintptr
+	c, own reflect.Type
 }{
-	{"ulysses_tensor", C.sizeof_ulysses_tensor, unsafe.Sizeof(cTensor{})},
-	{"ulysses_options", C.sizeof_ulysses_options, unsafe.Sizeof(cOptions{})},
-	{"ulysses_host_comm", C.sizeof_ulysses_host_comm, unsafe.Sizeof(cHostComm{})},
-	{"ulysses_context_info", C.sizeof_ulysses_context_info, unsafe.Sizeof(cContextInfo{})},
-	{"ulysses_attention_desc", C.sizeof_ulysses_attention_desc, unsafe.Sizeof(cAttention{})},
-	{"ulysses_batch_desc", C.sizeof_ulysses_batch_desc, unsafe.Sizeof(cBatch{})},
-	{"ulysses_batch_info", C.sizeof_ulysses_batch_info, unsafe.Sizeof(cBatchInfo{})},
-	{"ulysses_sizes", C.sizeof_ulysses_sizes, unsafe.Sizeof(cSizes{})},
-	{"ulysses_reshard_args", C.sizeof_ulysses_reshard_args, unsafe.Sizeof(cReshard{})},
-	{"ulysses_halo_args", C.sizeof_ulysses_halo_args, unsafe.Sizeof(cHalo{})},
-	{"ulysses_attention_args", C.sizeof_ulysses_attention_args, unsafe.Sizeof(cArgs{})},
-	{"ulysses_attention_grads", C.sizeof_ulysses_attention_grads, unsafe.Sizeof(cGrads{})},
-	{"ulysses_attention_layer_args", C.sizeof_ulysses_attention_layer_args, unsafe.Sizeof(cLayer{})},
-	{"ulysses_attention_layer_grads", C.sizeof_ulysses_attention_layer_grads, unsafe.Sizeof(cLayerGrads{})},
-	{"ulysses_local_call", C.sizeof_ulysses_local_call, unsafe.Sizeof(cLocalCall{})},
+	{"ulysses_tensor", reflect.TypeFor[C.ulysses_tensor](), reflect.TypeFor[cTensor]()},
+	{"ulysses_options", reflect.TypeFor[C.ulysses_options](), reflect.TypeFor[cOptions]()},
+	{"ulysses_host_comm", reflect.TypeFor[C.ulysses_host_comm](), reflect.TypeFor[cHostComm]()},
+	{"ulysses_context_info", reflect.TypeFor[C.ulysses_context_info](), reflect.TypeFor[cContextInfo]()},
+	{"ulysses_attention_desc", reflect.TypeFor[C.ulysses_attention_desc](), reflect.TypeFor[cAttention]()},
+	{"ulysses_batch_desc", reflect.TypeFor[C.ulysses_batch_desc](), reflect.TypeFor[cBatch]()},
+	{"ulysses_batch_info", reflect.TypeFor[C.ulysses_batch_info](), reflect.TypeFor[cBatchInfo]()},
+	{"ulysses_sizes", reflect.TypeFor[C.ulysses_sizes](), reflect.TypeFor[cSizes]()},
+	{"ulysses_reshard_args", reflect.TypeFor[C.ulysses_reshard_args](), reflect.TypeFor[cReshard]()},
+	{"ulysses_halo_args", reflect.TypeFor[C.ulysses_halo_args](), reflect.TypeFor[cHalo]()},
+	{"ulysses_attention_args", reflect.TypeFor[C.ulysses_attention_args](), reflect.TypeFor[cArgs]()},
+	{"ulysses_attention_grads", reflect.TypeFor[C.ulysses_attention_grads](), reflect.TypeFor[cGrads]()},
+	{"ulysses_attention_layer_args", reflect.TypeFor[C.ulysses_attention_layer_args](), reflect.TypeFor[cLayer]()},
+	{"ulysses_attention_layer_grads", reflect.TypeFor[C.ulysses_attention_layer_grads](), reflect.TypeFor[cLayerGrads]()},
+	{"ulysses_local_call", reflect.TypeFor[C.ulysses_local_call](), reflect.TypeFor[cLocalCall]()},
 }
 
 // Flags of descriptions.
