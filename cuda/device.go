@@ -48,7 +48,7 @@ type Details struct {
 }
 
 // argsBytes holds the arguments of any operation.
-const argsBytes = max(C.sizeof_uly_attention, C.sizeof_uly_adamw, C.sizeof_uly_rank_sum, C.sizeof_uly_rmsnorm_grad)
+const argsBytes = max(C.sizeof_uly_attention, C.sizeof_uly_adamw, C.sizeof_uly_rank_sum, C.sizeof_uly_gated_delta_grad, C.sizeof_uly_delta_gates_grad)
 
 // Open opens a GPU. It fails with a sentence, and with ErrNoPlugin as its cause where there is no plug-in.
 func Open(o Options) (*Device, error) {

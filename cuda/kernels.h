@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 1u
+#define ULY_CUDA_ABI 2u
 
 enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
 enum { ULY_HOST = 0, ULY_CUDA = 1 };                                         // tensor.Place
@@ -52,6 +52,19 @@ typedef enum {
   ULY_OP_ADAMW,
   ULY_OP_SGD,
   ULY_OP_RANK_SUM,
+  ULY_OP_GATED_DELTA_FORWARD,
+  ULY_OP_GATED_DELTA_BACKWARD,
+  ULY_OP_DELTA_STATE,
+  ULY_OP_DELTA_STATE_GRAD,
+  ULY_OP_DELTA_FOLD,
+  ULY_OP_DELTA_GATES_FORWARD,
+  ULY_OP_DELTA_GATES_BACKWARD,
+  ULY_OP_CONV1D_FORWARD,
+  ULY_OP_CONV1D_BACKWARD,
+  ULY_OP_GATED_RMSNORM_FORWARD,
+  ULY_OP_GATED_RMSNORM_BACKWARD,
+  ULY_OP_SIGMOID_GATE_FORWARD,
+  ULY_OP_SIGMOID_GATE_BACKWARD,
   ULY_OPS
 } uly_op;
 
@@ -64,8 +77,8 @@ typedef struct { uly_tensor x; double f; } uly_scale;
 typedef struct { uly_tensor dst, x; } uly_column_sum;
 typedef struct { uly_tensor out, x; } uly_sum; // SUM and SUM_SQUARES
 typedef struct { uly_tensor a, b, c, bias; int32_t accumulate; } uly_gemm;
-typedef struct { uly_tensor x, w, y, rstd; double eps; } uly_rmsnorm;
-typedef struct { uly_tensor x, w, rstd, dy, dx, dw; int32_t add_dx; } uly_rmsnorm_grad;
+typedef struct { uly_tensor x, w, y, rstd; double eps, centre; } uly_rmsnorm;
+typedef struct { uly_tensor x, w, rstd, dy, dx, dw; double centre; int32_t add_dx; } uly_rmsnorm_grad;
 typedef struct { uly_tensor positions, freq, cos, sin; double scale; } uly_rope_table;
 typedef struct { uly_tensor x, y, cos, sin; int32_t inverse; } uly_rope;
 typedef struct { uly_tensor gate, up, y; } uly_swiglu;
@@ -86,6 +99,53 @@ typedef struct {
   uly_tensor workspace;
   uly_tensor dout, dq, dk, dv;
 } uly_attention;
+
+// The gated delta rule and what is around it: device/delta.go.
+typedef struct {
+  uly_tensor q, k, v, out, g, beta;
+  const int64_t *cu;       // host, documents + 1 entries; NULL in a question for sizes: any documents
+  int64_t documents;
+  const int64_t *key_head; // host, one for each value head; NULL = h / (Hv / Hk)
+  double scale;
+  int64_t chunk;
+  int32_t l2norm;
+  uly_tensor state_in, state_out, saved, workspace;
+} uly_gated_delta;
+
+typedef struct {
+  uly_gated_delta delta;
+  int32_t per_head;
+  uly_tensor dout, dstate_out, dq, dk, dv, dg, dbeta, dstate_in;
+} uly_gated_delta_grad;
+
+typedef struct { int64_t saved, forward, backward, state; } uly_delta_sizes; // bytes
+
+typedef struct {
+  uly_tensor k, v, g, beta;
+  const int64_t *key_head;
+  int64_t chunk;
+  int32_t l2norm;
+  uly_tensor state, transition, workspace;
+} uly_delta_state;
+
+typedef struct {
+  uly_tensor q, k, g, beta, dout;
+  const int64_t *key_head;
+  double scale;
+  int64_t chunk;
+  int32_t l2norm;
+  uly_tensor dstate, workspace;
+} uly_delta_state_grad;
+
+typedef struct { uly_tensor m, x, e, y; int32_t transpose; } uly_delta_fold;
+typedef struct { uly_tensor a, b, a_log, dt_bias, g, beta; } uly_delta_gates;
+typedef struct { uly_tensor a, b, a_log, dt_bias, dg, dbeta, da, db, da_log, ddt_bias; } uly_delta_gates_grad;
+typedef struct { uly_tensor x, y, w, before; const int64_t *cu; int64_t documents; } uly_conv1d;
+typedef struct { uly_conv1d conv; uly_tensor dy, dx, dw, dbefore; } uly_conv1d_grad;
+typedef struct { uly_tensor x, gate, y, w, rstd; double eps; } uly_gated_rmsnorm;
+typedef struct { uly_tensor x, gate, w, rstd, dy, dx, dgate, dw; } uly_gated_rmsnorm_grad;
+typedef struct { uly_tensor x, gate, y; } uly_sigmoid_gate;
+typedef struct { uly_tensor x, gate, dy, dx, dgate; } uly_sigmoid_gate_grad;
 
 typedef struct { int64_t lo, hi; } uly_range;
 
@@ -180,6 +240,7 @@ typedef struct uly_cuda_api {
 
   int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
   int32_t (*workspace)(uly_device *, const uly_attention *, int64_t *bytes);
+  int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
   const char *(*kernel_of)(uly_device *, int32_t op, const void *args); // the row that would serve, "" = none
 
   // Memory and events of other processes on this node.

@@ -104,7 +104,7 @@ func (d *Device) RMSNormForward(s device.Stream, n *device.RMSNorm) error {
 	put(&a.w, n.W)
 	put(&a.y, n.Y)
 	put(&a.rstd, n.RStd)
-	a.eps = C.double(n.Eps)
+	a.eps, a.centre = C.double(n.Eps), C.double(n.Centre)
 	return enqueue(d, own, C.ULY_OP_RMSNORM_FORWARD, a)
 }
 
@@ -121,7 +121,7 @@ func (d *Device) RMSNormBackward(s device.Stream, n *device.RMSNormGrad) error {
 	put(&a.dy, n.DY)
 	put(&a.dx, n.DX)
 	put(&a.dw, n.DW)
-	a.add_dx = flag(n.AddDX)
+	a.centre, a.add_dx = C.double(n.Centre), flag(n.AddDX)
 	return enqueue(d, own, C.ULY_OP_RMSNORM_BACKWARD, a)
 }
 

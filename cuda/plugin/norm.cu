@@ -1,5 +1,6 @@
-// RMSNorm, forward and backward (Zhang & Sennrich 2019). A row is held in registers by 16, 32 or 256 threads (a group); what is longer is
-// read again. The gradient of the weight is summed by each block over its part of the rows, and folded.
+// RMSNorm, forward and backward (Zhang & Sennrich 2019), of weights that are stored as they are or as their distance from a centre. A row is
+// held in registers by 16, 32 or 256 threads (a group); what is longer is read again. The gradient of the weight is summed by each block over
+// its part of the rows, and folded.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -25,7 +26,7 @@ template <typename T> struct Forward {
   T *y;
   float *rstd;
   int64_t n;
-  float eps;
+  float eps, centre;
 };
 
 // A thread has M packs of the row; M = 0: any number, read again for the result.
@@ -65,7 +66,7 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
       float w[K];
       load_some<ALIGNED, K>(a.w + c, n - c, w);
 #pragma unroll
-      for (int i = 0; i < K; i++) w[i] *= widen(v.v[i]) * rstd;
+      for (int i = 0; i < K; i++) w[i] = (w[i] + a.centre) * (widen(v.v[i]) * rstd);
       store_some<ALIGNED, K>(y + c, n - c, w);
     };
     if (M) {
@@ -88,18 +89,19 @@ template <typename T> struct Backward {
   T *dx;
   float *partial; // [parts, n]
   int64_t n, parts;
+  float centre;
   bool add;
 };
 
-// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x), of one pack.
+// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x), of one pack; w is the weight and the centre.
 template <typename T, bool ALIGNED>
 __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, T *dx, int64_t left,
-                                              float rstd, float mean, bool add) {
+                                              float centre, float rstd, float mean, bool add) {
   constexpr int K = Wide<T>::LANES;
   float v[K], was[K];
   load_some<ALIGNED, K>(w, left, v);
 #pragma unroll
-  for (int i = 0; i < K; i++) v[i] = widen(dy.v[i]) * rstd * v[i] - widen(x.v[i]) * mean;
+  for (int i = 0; i < K; i++) v[i] = widen(dy.v[i]) * rstd * (v[i] + centre) - widen(x.v[i]) * mean;
   if (add) {
     load_some<ALIGNED, K>(dx, left, was);
 #pragma unroll
@@ -110,12 +112,12 @@ __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, 
 
 // norm_dot adds Σ dy·w·x of one pack.
 template <typename T, bool ALIGNED>
-__device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, int64_t left) {
+__device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, int64_t left, float centre) {
   constexpr int K = Wide<T>::LANES;
   float v[K], sum = 0;
   load_some<ALIGNED, K>(w, left, v);
 #pragma unroll
-  for (int i = 0; i < K; i++) sum += widen(dy.v[i]) * v[i] * widen(x.v[i]);
+  for (int i = 0; i < K; i++) sum += widen(dy.v[i]) * (v[i] + centre) * widen(x.v[i]);
   return sum;
 }
 
@@ -151,13 +153,13 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
-        dot += norm_dot<T, ALIGNED>(xs[m], ds[m], a.w + c, n - c);
+        dot += norm_dot<T, ALIGNED>(xs[m], ds[m], a.w + c, n - c, a.centre);
       }
       const float mean = rstd * rstd * rstd * (group_sum<G>(dot, room) / (float)a.n);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
-        norm_gradient<T, ALIGNED>(xs[m], ds[m], a.w + c, dx + c, n - c, rstd, mean, a.add);
+        norm_gradient<T, ALIGNED>(xs[m], ds[m], a.w + c, dx + c, n - c, a.centre, rstd, mean, a.add);
 #pragma unroll
         for (int i = 0; i < K; i++) dw[m][i] += widen(ds[m].v[i]) * rstd * widen(xs[m].v[i]);
       }
@@ -201,13 +203,13 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) nor
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
       load_raw<ALIGNED, K>(x + c, a.n - c, xs);
       load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
-      dot += norm_dot<T, ALIGNED>(xs, ds, a.w + c, a.n - c);
+      dot += norm_dot<T, ALIGNED>(xs, ds, a.w + c, a.n - c, a.centre);
     }
     const float mean = rstd * rstd * rstd * (block_sum(dot, room) / (float)a.n);
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
       load_raw<ALIGNED, K>(x + c, a.n - c, xs);
       load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
-      norm_gradient<T, ALIGNED>(xs, ds, a.w + c, dx + c, a.n - c, rstd, mean, a.add);
+      norm_gradient<T, ALIGNED>(xs, ds, a.w + c, dx + c, a.n - c, a.centre, rstd, mean, a.add);
     }
     __syncthreads();
   }
@@ -264,7 +266,7 @@ template <typename T> void forward_of(uly_stream *s, const uly_rmsnorm *p) {
   constexpr int K = Wide<T>::LANES;
   const uly_tensor *operands[] = {&p->x, &p->y};
   const int64_t n = p->x.shape[p->x.ndim - 1];
-  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data, (const T *)p->w.data, (T *)p->y.data, (float *)p->rstd.data, n, (float)p->eps};
+  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data, (const T *)p->w.data, (T *)p->y.data, (float *)p->rstd.data, n, (float)p->eps, (float)p->centre};
   const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
   const int64_t packs = ceil_div(n, K);
   if (packs <= 16) start_forward<T, 16, 1>(s, a, aligned);
@@ -300,7 +302,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   const uly_tensor *operands[] = {&p->x, &p->dy, &p->dx};
   const int64_t n = p->x.shape[p->x.ndim - 1], packs = ceil_div(n, K);
   Backward<T> a = {Rows(operands, 3), (const T *)p->x.data, (const T *)p->w.data, (const T *)p->dy.data, (const float *)p->rstd.data,
-                   (T *)p->dx.data, (float *)s->scratch, n, 0, p->add_dx != 0};
+                   (T *)p->dx.data, (float *)s->scratch, n, 0, (float)p->centre, p->add_dx != 0};
   const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.dy) && aligned_rows<T>(a.rows, 2, a.dx) &&
                        aligned16(a.w, sizeof(T));
   float *dw = (float *)p->dw.data;

@@ -57,10 +57,23 @@ const Operation operations[ULY_OPS] = {
     {"adamw", sizeof(uly_adamw)},
     {"sgd", sizeof(uly_sgd)},
     {"rank_sum", sizeof(uly_rank_sum)},
+    {"gated_delta_forward", sizeof(uly_gated_delta)},
+    {"gated_delta_backward", sizeof(uly_gated_delta_grad)},
+    {"delta_state", sizeof(uly_delta_state)},
+    {"delta_state_grad", sizeof(uly_delta_state_grad)},
+    {"delta_fold", sizeof(uly_delta_fold)},
+    {"delta_gates_forward", sizeof(uly_delta_gates)},
+    {"delta_gates_backward", sizeof(uly_delta_gates_grad)},
+    {"conv1d_forward", sizeof(uly_conv1d)},
+    {"conv1d_backward", sizeof(uly_conv1d_grad)},
+    {"gated_rmsnorm_forward", sizeof(uly_gated_rmsnorm)},
+    {"gated_rmsnorm_backward", sizeof(uly_gated_rmsnorm_grad)},
+    {"sigmoid_gate_forward", sizeof(uly_sigmoid_gate)},
+    {"sigmoid_gate_backward", sizeof(uly_sigmoid_gate_grad)},
 };
 
 const uly_row *const tables[] = {copy_rows,   elementwise_rows, reduce_rows, norm_rows, rope_rows,     swiglu_rows,
-                                 embedding_rows, loss_rows,     optimizer_rows, gemm_rows, attention_rows};
+                                 embedding_rows, loss_rows,     optimizer_rows, gemm_rows, attention_rows, delta_rows};
 
 template <class F> void each_row(int32_t op, F f) {
   for (const uly_row *table : tables)
@@ -444,6 +457,13 @@ int32_t api_workspace(uly_device *d, const uly_attention *a, int64_t *bytes) {
   });
 }
 
+int32_t api_delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out) {
+  return guarded(d, [&] {
+    *out = {};
+    return delta_sizes(d, a, out);
+  });
+}
+
 const char *api_kernel_of(uly_device *d, int32_t op, const void *args) {
   if (op < 0 || op >= ULY_OPS) return "";
   try {
@@ -553,6 +573,7 @@ const uly_cuda_api table = {
     api_event_query,
     api_enqueue,
     api_workspace,
+    api_delta_sizes,
     api_kernel_of,
     api_memory_handle,
     api_memory_open,

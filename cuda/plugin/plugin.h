@@ -84,9 +84,12 @@ struct uly_row {
 
 // The tables of the files, each ended by a row without run; plugin.cu lists them.
 extern const uly_row copy_rows[], elementwise_rows[], reduce_rows[], norm_rows[], rope_rows[], swiglu_rows[], embedding_rows[], loss_rows[],
-    optimizer_rows[], gemm_rows[], attention_rows[];
+    optimizer_rows[], gemm_rows[], attention_rows[], delta_rows[];
 
 // attention_workspace is the bytes that any row which may serve a needs.
 int64_t attention_workspace(uly_device *d, const uly_attention *a);
+
+// delta_sizes is the bytes that any row which may serve a and its gradient, or a DeltaState or DeltaStateGrad of a's tokens, needs.
+int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out);
 
 // Shape arithmetic that the host can test is in headers without CUDA in them (index.h, …), which kernels and tests include alike.
