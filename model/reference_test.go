@@ -31,7 +31,7 @@ func (r *reference) linear(x []float64, in int64, name string) []float64 {
 }
 
 func (r *reference) norm(x []float64, n int64, name string) []float64 {
-	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], r.cfg.RMSNormEps)
+	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], 0, r.cfg.RMSNormEps)
 	return y
 }
 

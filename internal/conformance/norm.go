@@ -36,8 +36,8 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 		x[5*n+1] = math.NaN()
 	}
 	f := ref.Convert[float32, float64]
-	y, rstd := ref.RMSNorm(n, x, w, eps)
-	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), eps)
+	y, rstd := ref.RMSNorm(n, x, w, 0, eps)
+	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), 0, eps)
 	name := fmt.Sprint(shape, lx, ly, suffix)
 	forward := []want{both("y", y, y32).as(d), both("rstd", rstd, rstd32)}
 	s.check(name, forward, func(b *bed) ([]*array, error) {
@@ -53,7 +53,7 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 	})
 
 	dw64, dw32 := append([]float64{}, dw...), f(dw)
-	dx, dx32 := ref.RMSNormGrad(n, x, w, rstd, dy, dw64), ref.RMSNormGrad(n, f(x), f(w), rstd32, f(dy), dw32)
+	dx, dx32 := ref.RMSNormGrad(n, x, w, 0, rstd, dy, dw64), ref.RMSNormGrad(n, f(x), f(w), 0, rstd32, f(dy), dw32)
 	if add {
 		for i, v := range was {
 			dx[i], dx32[i] = dx[i]+v, dx32[i]+float32(v)

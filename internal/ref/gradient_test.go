@@ -44,13 +44,15 @@ func sameSlope(t *testing.T, name string, x, gradient []float64, loss func() flo
 func TestRMSNormGradient(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const rows, n, eps = 3, 5, 0.01
-	x, w, dy := normal(r, rows*n), normal(r, n), normal(r, rows*n)
-	loss := func() float64 { y, _ := RMSNorm(n, x, w, eps); return dot(y, dy) }
-	_, rstd := RMSNorm(n, x, w, eps)
-	dw := make([]float64, n)
-	dx := RMSNormGrad(n, x, w, rstd, dy, dw)
-	sameSlope(t, "dx", x, dx, loss)
-	sameSlope(t, "dw", w, dw, loss)
+	for _, centre := range []float64{0, 1} {
+		x, w, dy := normal(r, rows*n), normal(r, n), normal(r, rows*n)
+		loss := func() float64 { y, _ := RMSNorm(n, x, w, centre, eps); return dot(y, dy) }
+		_, rstd := RMSNorm(n, x, w, centre, eps)
+		dw := make([]float64, n)
+		dx := RMSNormGrad(n, x, w, centre, rstd, dy, dw)
+		sameSlope(t, "dx", x, dx, loss)
+		sameSlope(t, "dw", w, dw, loss)
+	}
 }
 
 func TestSwiGLUGradient(t *testing.T) {

@@ -1,0 +1,258 @@
+package ref
+
+import "slices"
+
+// GatedDelta is the geometry of linear attention by the gated delta rule over packed documents, see device.GatedDelta.
+type GatedDelta struct {
+	Hk, Hv, Dk, Dv int64
+	Cu             []int64 // [documents+1] token bounds
+	KeyHead        []int64 // [Hv]; nil = h/(Hv/Hk)
+	L2Norm         bool
+	Scale          float64
+	In, Out        int64 // the first In documents begin with a state that is given; that behind the last Out is returned
+}
+
+// T is the number of tokens.
+func (a *GatedDelta) T() int64 { return a.Cu[len(a.Cu)-1] }
+
+// Documents is their number.
+func (a *GatedDelta) Documents() int64 { return int64(len(a.Cu) - 1) }
+
+// Key is the key head of value head h.
+func (a *GatedDelta) Key(h int64) int64 {
+	if a.KeyHead != nil {
+		return a.KeyHead[h]
+	}
+	return h / (a.Hv / a.Hk)
+}
+
+// KeySum is the sum of x [T, Hv, Dk] over the value heads of each key head, in index order: [T, Hk, Dk].
+func KeySum[T Float](a *GatedDelta, x []T) []T {
+	y := make([]T, a.T()*a.Hk*a.Dk)
+	for t := range a.T() {
+		for h := range a.Hv {
+			for c := range a.Dk {
+				y[(t*a.Hk+a.Key(h))*a.Dk+c] += x[(t*a.Hv+h)*a.Dk+c]
+			}
+		}
+	}
+	return y
+}
+
+// row is that of token t and head h in x [T, heads, d].
+func row[T any](x []T, t, heads, h, d int64) []T { return x[(t*heads+h)*d:][:d] }
+
+// unit is x/sqrt(Σx² + 1e-6), and that factor; without L2Norm x and 1.
+func unit[T Float](a *GatedDelta, x []T) (y []T, by T) {
+	if !a.L2Norm {
+		return x, 1
+	}
+	y, by = make([]T, len(x)), 1/sqrt(SumSquares(x)+T(1e-6))
+	for i, v := range x {
+		y[i] = v * by
+	}
+	return y, by
+}
+
+// unitGrad is the gradient of x for that of y = unit(x).
+func unitGrad[T Float](a *GatedDelta, y []T, by T, dy []T) []T {
+	if !a.L2Norm {
+		return dy
+	}
+	dx, along := make([]T, len(y)), T(0)
+	for i, v := range y {
+		along += v * dy[i]
+	}
+	for i, v := range y {
+		dx[i] = by * (dy[i] - v*along)
+	}
+	return dx
+}
+
+// GatedDeltaGrad are gradients in the shapes of what they belong to, but dq and dk of each value head: [T, Hv, Dk].
+type GatedDeltaGrad[T Float] struct{ DQ, DK, DV, DG, DBeta, DState []T }
+
+// deltaStep takes the state s [Dk, N] over one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s ← s + k·uᵀ.
+func deltaStep[T Float](s, k, v []T, g, beta T) {
+	n, decay, u := len(v), exp(g), slices.Clone(v)
+	for i := range s {
+		s[i] *= decay
+	}
+	for i, x := range k {
+		for j := range u {
+			u[j] -= x * s[i*n+j]
+		}
+	}
+	for i, x := range k {
+		for j := range u {
+			s[i*n+j] += x * beta * u[j]
+		}
+	}
+}
+
+// deltaStepGrad is its derivative: s is the state before the token, d the gradient of the one behind it, which becomes that of s.
+func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T) {
+	n, decay, e := len(v), exp(g), slices.Clone(v)
+	decayed := make([]T, len(s))
+	for i := range s {
+		decayed[i] = decay * s[i]
+	}
+	dk, dv = make([]T, len(k)), make([]T, n)
+	for i, x := range k {
+		for j := range e {
+			e[j] -= x * decayed[i*n+j]
+			dv[j] += x * d[i*n+j]
+		}
+	}
+	for j := range e {
+		dbeta += dv[j] * e[j]
+		dv[j] *= beta
+	}
+	for i, x := range k {
+		for j := range e {
+			dk[i] += d[i*n+j]*beta*e[j] - decayed[i*n+j]*dv[j]
+			d[i*n+j] -= x * dv[j]
+			dg += d[i*n+j] * decayed[i*n+j]
+			d[i*n+j] *= decay
+		}
+	}
+	return dk, dv, dg, dbeta
+}
+
+// given is the state of head h of a document in states [In, Hv, Dk, Dv], a copy; zero where there is none.
+func given[T Float](a *GatedDelta, states []T, document, h int64) []T {
+	if s := make([]T, a.Dk*a.Dv); document >= a.In {
+		return s
+	}
+	return slices.Clone(row(states, document, a.Hv, h, a.Dk*a.Dv))
+}
+
+// GatedDeltaForward is the recurrence, token after token: q, k [T, Hk, Dk], v [T, Hv, Dv], g, beta [T, Hv], in [In, Hv, Dk, Dv]. It returns
+// out [T, Hv, Dv] and last [Out, Hv, Dk, Dv].
+func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, last []T) {
+	out, last = make([]T, len(v)), make([]T, a.Out*a.Hv*a.Dk*a.Dv)
+	for h := range a.Hv {
+		for document := range a.Documents() {
+			s := given(a, in, document, h)
+			for t := a.Cu[document]; t < a.Cu[document+1]; t++ {
+				key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
+				query, _ := unit(a, row(q, t, a.Hk, a.Key(h), a.Dk))
+				deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+				o := row(out, t, a.Hv, h, a.Dv)
+				for i, x := range query {
+					for j := range o {
+						o[j] += T(a.Scale) * x * s[int64(i)*a.Dv+int64(j)]
+					}
+				}
+			}
+			if at := document - (a.Documents() - a.Out); at >= 0 {
+				copy(row(last, at, a.Hv, h, a.Dk*a.Dv), s)
+			}
+		}
+	}
+	return out, last
+}
+
+// GatedDeltaBackward returns the gradients for dout [T, Hv, Dv] and dlast [Out, Hv, Dk, Dv], by the recurrence run backwards from the states
+// that it left. dlast nil is zero.
+func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlast []T) GatedDeltaGrad[T] {
+	y := GatedDeltaGrad[T]{make([]T, a.T()*a.Hv*a.Dk), make([]T, a.T()*a.Hv*a.Dk), make([]T, len(v)), make([]T, len(g)), make([]T, len(g)), make([]T, a.In*a.Hv*a.Dk*a.Dv)}
+	for h := range a.Hv {
+		for document := range a.Documents() {
+			lo, hi := a.Cu[document], a.Cu[document+1]
+			states := [][]T{given(a, in, document, h)} // states[i] is that before token lo + i
+			for t := lo; t < hi; t++ {
+				s := slices.Clone(states[t-lo])
+				key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
+				deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+				states = append(states, s)
+			}
+			d := make([]T, a.Dk*a.Dv)
+			if at := document - (a.Documents() - a.Out); at >= 0 && dlast != nil {
+				copy(d, row(dlast, at, a.Hv, h, a.Dk*a.Dv))
+			}
+			for t := hi - 1; t >= lo; t-- {
+				at, do := t*a.Hv+h, row(dout, t, a.Hv, h, a.Dv)
+				key, keyBy := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
+				query, queryBy := unit(a, row(q, t, a.Hk, a.Key(h), a.Dk))
+				dq := make([]T, a.Dk)
+				for i, x := range query {
+					for j, o := range do {
+						dq[i] += T(a.Scale) * states[t-lo+1][int64(i)*a.Dv+int64(j)] * o
+						d[int64(i)*a.Dv+int64(j)] += T(a.Scale) * x * o
+					}
+				}
+				dk, dv, dg, dbeta := deltaStepGrad(states[t-lo], d, key, row(v, t, a.Hv, h, a.Dv), g[at], beta[at])
+				copy(row(y.DQ, t, a.Hv, h, a.Dk), unitGrad(a, query, queryBy, dq))
+				copy(row(y.DK, t, a.Hv, h, a.Dk), unitGrad(a, key, keyBy, dk))
+				copy(row(y.DV, t, a.Hv, h, a.Dv), dv)
+				y.DG[at], y.DBeta[at] = dg, dbeta
+			}
+			if document < a.In {
+				copy(row(y.DState, document, a.Hv, h, a.Dk*a.Dv), d)
+			}
+		}
+	}
+	return y
+}
+
+// DeltaState sums up all tokens as one document: the state behind it is transition·S + state, whatever the state S before it. Both are
+// what the recurrence makes: state [Hv, Dk, Dv] of zero, transition [Hv, Dk, Dk] of the identity when v is zero.
+func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []T) {
+	state, transition = make([]T, a.Hv*a.Dk*a.Dv), make([]T, a.Hv*a.Dk*a.Dk)
+	for h := range a.Hv {
+		s, m := row(state, 0, a.Hv, h, a.Dk*a.Dv), row(transition, 0, a.Hv, h, a.Dk*a.Dk)
+		for i := range a.Dk {
+			m[i*a.Dk+i] = 1
+		}
+		for t := range a.T() {
+			key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
+			deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+			deltaStep(m, key, make([]T, a.Dk), g[t*a.Hv+h], beta[t*a.Hv+h])
+		}
+	}
+	return state, transition
+}
+
+// DeltaStateGrad is the way back: dstate [Hv, Dk, Dv], the gradient of the state before the tokens when that behind them is zero.
+func DeltaStateGrad[T Float](a *GatedDelta, q, k, g, beta, dout []T) (dstate []T) {
+	dstate = make([]T, a.Hv*a.Dk*a.Dv)
+	for h := range a.Hv {
+		d := row(dstate, 0, a.Hv, h, a.Dk*a.Dv)
+		for t := a.T() - 1; t >= 0; t-- {
+			key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
+			query, _ := unit(a, row(q, t, a.Hk, a.Key(h), a.Dk))
+			for i, x := range query {
+				for j, o := range row(dout, t, a.Hv, h, a.Dv) {
+					d[int64(i)*a.Dv+int64(j)] += T(a.Scale) * x * o
+				}
+			}
+			// Neither the state nor v has a part in this gradient.
+			deltaStepGrad(make([]T, len(d)), d, key, make([]T, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+		}
+	}
+	return dstate
+}
+
+// DeltaFold is m·x + e head by head, or mᵀ·x + e: m [H, K, K], x [H, K, N], e likewise or nil.
+func DeltaFold[T Float](heads, k, n int64, m, x, e []T, transpose bool) []T {
+	y := make([]T, len(x))
+	for h := range heads {
+		for i := range k {
+			for j := range n {
+				at := (h*k+i)*n + j
+				for p := range k {
+					f := m[(h*k+i)*k+p]
+					if transpose {
+						f = m[(h*k+p)*k+i]
+					}
+					y[at] += f * x[(h*k+p)*n+j]
+				}
+				if e != nil {
+					y[at] += e[at]
+				}
+			}
+		}
+	}
+	return y
+}

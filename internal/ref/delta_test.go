@@ -1,0 +1,122 @@
+package ref
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+)
+
+func bounds(lengths ...int64) []int64 {
+	cu := []int64{0}
+	for _, n := range lengths {
+		cu = append(cu, cu[len(cu)-1]+n)
+	}
+	return cu
+}
+
+// decays are logarithms of decays, betas in [0, 1).
+func decays(r *rand.Rand, n int64) (g, beta []float64) {
+	g, beta = normal(r, n), make([]float64, n)
+	for i := range g {
+		g[i], beta[i] = -math.Abs(g[i]), r.Float64()
+	}
+	return g, beta
+}
+
+func TestGatedDeltaGradient(t *testing.T) {
+	for name, a := range map[string]*GatedDelta{
+		"plain":     {Hk: 1, Hv: 1, Dk: 3, Dv: 2, Cu: bounds(5), Scale: 0.6},
+		"one token": {Hk: 1, Hv: 1, Dk: 2, Dv: 3, Cu: bounds(1), Scale: 0.6, L2Norm: true},
+		"grouped":   {Hk: 2, Hv: 4, Dk: 2, Dv: 3, Cu: bounds(4), Scale: 1.3, L2Norm: true, In: 1, Out: 1},
+		"key heads": {Hk: 2, Hv: 3, Dk: 2, Dv: 1, Cu: bounds(4), KeyHead: []int64{0, 0, 1}, Scale: 0.6},
+		"documents": {Hk: 1, Hv: 2, Dk: 2, Dv: 2, Cu: bounds(2, 0, 1, 3), Scale: 0.6, L2Norm: true, In: 2, Out: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(3, uint64(len(name))))
+			n, square := a.T(), a.Hv*a.Dk*a.Dv
+			q, k, v := normal(r, n*a.Hk*a.Dk), normal(r, n*a.Hk*a.Dk), normal(r, n*a.Hv*a.Dv)
+			g, beta := decays(r, n*a.Hv)
+			in, dout, dlast := normal(r, a.In*square), normal(r, n*a.Hv*a.Dv), normal(r, a.Out*square)
+			loss := func() float64 {
+				out, last := GatedDeltaForward(a, q, k, v, g, beta, in)
+				return dot(out, dout) + dot(last, dlast)
+			}
+			d := GatedDeltaBackward(a, q, k, v, g, beta, in, dout, dlast)
+			sameSlope(t, "dq", q, KeySum(a, d.DQ), loss)
+			sameSlope(t, "dk", k, KeySum(a, d.DK), loss)
+			sameSlope(t, "dv", v, d.DV, loss)
+			sameSlope(t, "dg", g, d.DG, loss)
+			sameSlope(t, "dbeta", beta, d.DBeta, loss)
+			sameSlope(t, "dstate", in, d.DState, loss)
+		})
+	}
+}
+
+// A stretch summed up does to a state, and to a gradient, what its tokens do.
+func TestDeltaState(t *testing.T) {
+	a := &GatedDelta{Hk: 1, Hv: 2, Dk: 3, Dv: 2, Cu: bounds(7), Scale: 0.6, L2Norm: true, In: 1, Out: 1}
+	r := rand.New(rand.NewPCG(3, 100))
+	q, k, v := normal(r, 7*3), normal(r, 7*3), normal(r, 7*2*2)
+	g, beta := decays(r, 7*2)
+	in, dout, dlast := normal(r, 2*3*2), normal(r, 7*2*2), normal(r, 2*3*2)
+	_, last := GatedDeltaForward(a, q, k, v, g, beta, in)
+	state, transition := DeltaState(a, k, v, g, beta)
+	near(t, "state", DeltaFold(2, 3, 2, transition, in, state, false), last, 1e-12)
+	d := GatedDeltaBackward(a, q, k, v, g, beta, in, dout, dlast)
+	dstate := DeltaStateGrad(a, q, k, g, beta, dout)
+	near(t, "dstate", DeltaFold(2, 3, 2, transition, dlast, dstate, true), d.DState, 1e-12)
+	near(t, "fold", DeltaFold(1, 2, 1, []float64{1, 2, 3, 4}, []float64{5, 6}, nil, true), []float64{23, 34}, 0)
+}
+
+func TestConv1dGradient(t *testing.T) {
+	for width := int64(1); width <= 4; width++ {
+		for _, cu := range [][]int64{bounds(6), bounds(1, 4), bounds(0, 2, 0, 3)} {
+			a := &Conv1d{C: 2, Width: width, Cu: cu}
+			r := rand.New(rand.NewPCG(4, uint64(width)))
+			n := a.T() * a.C
+			x, w, before, dy, dw := normal(r, n), normal(r, a.C*width), normal(r, (width-1)*a.C), normal(r, n), make([]float64, a.C*width)
+			loss := func() float64 { return dot(Conv1dForward(a, x, w, before), dy) }
+			dx, dbefore := Conv1dBackward(a, x, w, before, dy, dw)
+			sameSlope(t, "dx", x, dx, loss)
+			sameSlope(t, "dw", w, dw, loss)
+			sameSlope(t, "dbefore", before, dbefore, loss)
+			clear(before)
+			near(t, "nothing before", Conv1dForward(a, x, w, nil), Conv1dForward(a, x, w, before), 0)
+		}
+	}
+}
+
+func TestGatesGradient(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 1))
+	const tokens, heads = 4, 3
+	a, b, alog, bias := normal(r, tokens*heads), normal(r, tokens*heads), normal(r, heads), normal(r, heads)
+	a[4], a[5] = 30, -30
+	dg, dbeta, dalog, dbias := normal(r, tokens*heads), normal(r, tokens*heads), make([]float64, heads), make([]float64, heads)
+	loss := func() float64 { g, beta := DeltaGates(a, b, alog, bias); return dot(g, dg) + dot(beta, dbeta) }
+	da, db := DeltaGatesGrad(a, b, alog, bias, dg, dbeta, dalog, dbias)
+	sameSlope(t, "da", a, da, loss)
+	sameSlope(t, "db", b, db, loss)
+	sameSlope(t, "dalog", alog, dalog, loss)
+	sameSlope(t, "dbias", bias, dbias, loss)
+}
+
+func TestGatedNormGradient(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 2))
+	const rows, n, eps = 3, 5, 0.01
+	x, gate, w, dy, dw := normal(r, rows*n), normal(r, rows*n), normal(r, n), normal(r, rows*n), make([]float64, n)
+	loss := func() float64 { y, _ := GatedRMSNorm(n, x, gate, w, eps); return dot(y, dy) }
+	_, rstd := GatedRMSNorm(n, x, gate, w, eps)
+	dx, dgate := GatedRMSNormGrad(n, x, gate, w, rstd, dy, dw)
+	sameSlope(t, "dx", x, dx, loss)
+	sameSlope(t, "dgate", gate, dgate, loss)
+	sameSlope(t, "dw", w, dw, loss)
+}
+
+func TestSigmoidGateGradient(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 3))
+	x, gate, dy := normal(r, 20), normal(r, 20), normal(r, 20)
+	loss := func() float64 { return dot(SigmoidGate(x, gate), dy) }
+	dx, dgate := SigmoidGateGrad(x, gate, dy)
+	sameSlope(t, "dx", x, dx, loss)
+	sameSlope(t, "dgate", gate, dgate, loss)
+}
