@@ -120,3 +120,34 @@ func TestSigmoidGateGradient(t *testing.T) {
 	sameSlope(t, "dx", x, dx, loss)
 	sameSlope(t, "dgate", gate, dgate, loss)
 }
+
+// The numbers are torch_recurrent_gated_delta_rule's of transformers 5.23, which computes in float32.
+func TestGatedDeltaKnown(t *testing.T) {
+	q, k := []float64{0.1, -0.4, 0.7, 0.2, -0.3, 0.5}, []float64{0.3, 0.5, -0.2, 0.9, 0.8, -0.1}
+	v, g, beta := []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{-0.5, -0.1, -2}, []float64{0.9, 0.3, 1}
+	for _, c := range []struct {
+		norm      bool
+		out, last []float64
+	}{
+		{false, []float64{-0.248290241, 0.123333015, 0.250288963, -0.48581785, 0.239336282, -0.629016817}, []float64{-0.777839899, 2.35351348, 0.210241273, -0.367020041}},
+		{true, []float64{-0.601346254, 0.680516124, 0.342032611, -1.01637483, 0.496859819, -1.38399935}, []float64{-0.978757679, 2.96002698, 0.232188791, -0.506537437}},
+	} {
+		a := &GatedDelta{Hk: 1, Hv: 1, Dk: 2, Dv: 2, Cu: bounds(3), L2Norm: c.norm, Scale: math.Sqrt(0.5), In: 1, Out: 1}
+		out, last := GatedDeltaForward(a, q, k, v, g, beta, []float64{0.2, -0.6, 1.1, 0.4})
+		near(t, "out", out, c.out, 2e-6)
+		near(t, "last", last, c.last, 2e-6)
+	}
+}
+
+// The numbers are silu of conv1d's of PyTorch 2.15 in float64.
+func TestConv1dKnown(t *testing.T) {
+	a := &Conv1d{C: 2, Width: 3, Cu: bounds(3)}
+	y := Conv1dForward(a, []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{0.1, 0.2, 0.3, -0.4, 0.5, -0.6}, nil)
+	near(t, "y", y, []float64{0.172332755043, 0.922229740199, 0.205316152621, -0.276562445509, -0.0475020812521, -0.257438100643}, 1e-11)
+}
+
+func TestGatesKnown(t *testing.T) {
+	g, beta := DeltaGates([]float64{0, 25, -800}, []float64{0, math.Log(3), 0}, []float64{math.Log(2), 0, 0}, []float64{0, 5, 0})
+	near(t, "g", g, []float64{-2 * math.Ln2, -30, 0}, 1e-15)
+	near(t, "beta", beta, []float64{0.5, 0.75, 0.5}, 1e-15)
+}
