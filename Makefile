@@ -77,7 +77,8 @@ install: lib
 
 # A C host makes 10,000 calls forward and backward under valgrind: its memory must be flat.
 soak-c: lib
-	$(GO) test ./capi -run TestSoak -count=1 -v -soak 10000
+	@command -v valgrind >/dev/null || { echo "soak-c: no valgrind: apt-get install valgrind" >&2; exit 1; }
+	$(GO) test ./capi -run TestSoak -count=1 -v -timeout 40m -soak 10000
 
 # The same sources on the host, in place of a GPU, for tests.
 cuda-emulated:

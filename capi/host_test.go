@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -123,21 +124,51 @@ func TestExamples(t *testing.T) {
 	}
 }
 
+// The same host under the compiler's sanitizers: what it brings lies in memory that they guard, and nothing of it may be left behind.
+func TestHostUnderSanitizers(t *testing.T) {
+	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "testdata/host.c")
+	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled"} {
+		output(t, time.Minute, nil, exe, mode)
+	}
+	output(t, time.Minute, nil, exe, "soak", "300")
+}
+
 // TestSoak looks at what the process still holds after many calls, against a few: it must not grow with their number.
 func TestSoak(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "testdata/host.c")
-	few, many := residentAfter(t, exe, *soakCalls/10+100), residentAfter(t, exe, *soakCalls+100)
-	t.Logf("%d calls forward and backward: %d KiB at most; %d: %d KiB", *soakCalls/10+100, few, *soakCalls+100, many)
-	if many > few+few/10+2048 {
-		t.Errorf("memory grows: %d KiB after few calls, %d KiB after many", few, many)
+	few, many := *soakCalls/10+100, *soakCalls+100
+	least, most := residentAfter(t, exe, few), residentAfter(t, exe, many)
+	t.Logf("%d calls forward and backward: %d KiB at most; %d: %d KiB", few, least, many, most)
+	if most > least+least/10+2048 {
+		t.Errorf("memory grows: %d KiB after few calls, %d KiB after many", least, most)
 	}
 	if _, err := exec.LookPath("valgrind"); err != nil {
 		t.Log("no valgrind: resident memory alone was looked at")
 		return
 	}
-	out := output(t, 10*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",
-		"--error-exitcode=9", exe, "soak", strconv.Itoa(*soakCalls))
-	t.Log(out[max(0, len(out)-900):])
+	// What C takes from its heap may differ by the threads that Go starts, and by nothing that counts calls.
+	a, b := heapUnderValgrind(t, exe, few), heapUnderValgrind(t, exe, many)
+	t.Logf("under valgrind: %d allocations and %d bytes left after %d calls, %d and %d after %d", a[0], a[1], few, b[0], b[1], many)
+	if b[0]-a[0] > 50 || b[1]-a[1] > 20000 {
+		t.Error("C's heap grows with the calls")
+	}
+}
+
+var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+) allocs`), regexp.MustCompile(`in use at exit: ([0-9,]+) bytes`)}
+
+// heapUnderValgrind is the allocations of a run of the host, and the bytes that it left. Errors and lost memory fail the test.
+func heapUnderValgrind(t *testing.T, exe string, calls int) (found [2]int) {
+	t.Helper()
+	out := output(t, 20*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",
+		"--error-exitcode=9", exe, "soak", strconv.Itoa(calls))
+	for i, text := range heapTexts {
+		m := text.FindStringSubmatch(out)
+		if m == nil {
+			t.Fatalf("valgrind does not say %v:\n%s", text, out[max(0, len(out)-2000):])
+		}
+		found[i], _ = strconv.Atoi(strings.ReplaceAll(m[1], ",", ""))
+	}
+	return found
 }
 
 // residentAfter is the most memory a run of the host held, in KiB.

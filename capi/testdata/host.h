@@ -72,6 +72,7 @@ static inline results attention(ulysses_context *c, int times) {
     OK(ulysses_attention_forward(plan, batch, &a));
     OK(ulysses_attention_backward(plan, batch, &a, &g));
   }
+  free(a.workspace);
   a.workspace = NULL, a.workspace_bytes = 0; // the context's own
   OK(ulysses_attention_forward(plan, batch, &a));
   OK(ulysses_attention_backward(plan, batch, &a, &g));
