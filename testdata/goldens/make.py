@@ -45,6 +45,12 @@ def cases() -> dict:
     out["qwen2-adamw-dp2"].update(accumulate=1, global_batch=4)
     out["llama3-sgd-clip"] = dict(model="llama3", optimizer=SGD | dict(clip=0.5, weight_decay=0.1, warmup=3), **PLAIN)
     out["llama3-adamw-linear"] = dict(model="llama3", optimizer=ADAMW | dict(schedule="linear"), **PACKED)
+    slow = SGD | dict(lr=0.02)  # at 0.1 these are chaotic: float32 would not follow float64
+    for o in (slow, ADAMW):
+        for d, spec in dict(plain=PLAIN, ignored=IGNORED, packed=PACKED, dp2=DP2).items():
+            out[f"qwen3_5-{o['name']}-{d}"] = dict(model="qwen3_5", optimizer=o, **spec)
+    out["qwen3_5-tied-sgd-packed"] = dict(model="qwen3_5-tied", optimizer=slow, **PACKED)
+    out["qwen3_5-tied-adamw-plain"] = dict(model="qwen3_5-tied", optimizer=ADAMW, **PLAIN)
     # One row a step: step 4 has not a single valid target. AdamW still decays, and its moments still move.
     out["qwen3-adamw-no-targets"] = dict(model="qwen3", optimizer=ADAMW, **IGNORED | dict(batch=1))
     out["llama-adamw-text-packed"] = dict(model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2)

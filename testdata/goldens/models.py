@@ -51,6 +51,27 @@ MODELS = {
             tie_word_embeddings=False, rms_norm_eps=1e-2,  # large enough that another eps is another answer
         ),
     ),
+    # Hybrids. Linear layers with two value heads to a key head, so that 4 ranks cut key heads, and d_k != d_v; gated attention whose rotation
+    # ends after a quarter of the features. layer_types are those of full_attention_interval 4.
+    "qwen3_5": dict(
+        config=transformers.Qwen3_5TextConfig,
+        fields=dict(
+            hidden_size=40, intermediate_size=56, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
+            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=8,
+            rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
+            tie_word_embeddings=False, rms_norm_eps=1e-3,
+        ),
+    ),
+    # Tied; fewer value heads than 4 ranks; a short convolution; half of the features rotate, as config.json says at its top.
+    "qwen3_5-tied": dict(
+        config=transformers.Qwen3_5TextConfig,
+        fields=dict(
+            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, head_dim=8,
+            linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"], tie_word_embeddings=True, rms_norm_eps=1e-2,
+        ),
+        at_the_top=dict(rope_theta=100.0, partial_rotary_factor=0.5),
+    ),
 }
 
 
@@ -63,11 +84,14 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             if "embed_tokens" in name:
                 p.copy_((0.15 if model.config.tie_word_embeddings else 0.5) * r)
             elif p.dim() >= 2:
-                p.copy_(1.5 * r / math.sqrt(p.shape[1]))
+                p.copy_(1.5 * r / math.sqrt(p[0].numel()))
             elif name.endswith("bias"):
                 p.copy_(0.3 * r)
+            elif name.endswith("A_log"):
+                p.copy_(1.5 * r - 3)  # states that last, and some that do not
             else:
-                p.copy_(1 + 0.2 * r)
+                zero_centred = model.config.model_type == "qwen3_5_text" and not name.endswith("linear_attn.norm.weight")
+                p.copy_(0.2 * r + (0 if zero_centred else 1))
 
 
 def write_models(root: pathlib.Path) -> None:
@@ -76,7 +100,7 @@ def write_models(root: pathlib.Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-        config = m["config"](**COMMON | m["fields"])
+        config = m["config"](**COMMON | m["fields"] | m.get("at_the_top", {}))
         model = transformers.AutoModelForCausalLM.from_config(config)
         randomize(model, 1000 + i)
         model.to(m.get("dtype", torch.float32))
@@ -84,6 +108,11 @@ def write_models(root: pathlib.Path) -> None:
         (folder / "generation_config.json").unlink(missing_ok=True)
         if "rope_scaling" in m:
             in_words_of_transformers_4(folder / "config.json", m)
+        if "at_the_top" in m:
+            path = folder / "config.json"
+            c = json.loads(path.read_text()) | m["at_the_top"]
+            c.pop("rope_parameters")
+            path.write_text(json.dumps(c, indent=2, sort_keys=True) + "\n")
 
 
 def in_words_of_transformers_4(path: pathlib.Path, m: dict) -> None:

@@ -1,8 +1,9 @@
 """The reference: what a job computes, told by PyTorch without sharding, packing or accumulation.
 
 Every document is run alone through the transformers model; the loss is the sum of the negative log-likelihoods of all valid targets of the
-global batch over their number; clipping and optimizers are torch's own. In float64 the two places where transformers falls back to
-float32 (norms, rotary angles) are replaced, so that the result is exact to about 1e-12; the plain float32 run is recorded beside it.
+global batch over their number; clipping and optimizers are torch's own. In float64 the places where transformers falls back to
+float32 (norms, rotary angles, the gated delta rule) are replaced, so that the result is exact to about 1e-12; the plain float32 run is
+recorded beside it.
 """
 
 import math
@@ -32,16 +33,50 @@ def learning_rate(o: dict, step: int, steps: int) -> float:
     return o["lr"] * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[o["schedule"]]
 
 
+def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The layer by its recurrence, token after token: Yang, Kautz & Hatamizadeh 2024 with the convolution and the gates of Qwen3.5."""
+    n, width, hk, hv = x.shape[1], m.conv_kernel_size, m.num_k_heads, m.num_v_heads
+    mixed = torch.nn.functional.pad(m.in_proj_qkv(x[0]), (0, 0, width - 1, 0))  # [width - 1 + n, C]
+    mixed = torch.nn.functional.silu(sum(mixed[i : i + n] * m.conv1d.weight[:, 0, i] for i in range(width)))
+    q, k, v = mixed.split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
+    q, k = (y.reshape(n, hk, -1).repeat_interleave(hv // hk, dim=1) for y in (q, k))
+    q, k = (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
+    v = v.reshape(n, hv, -1)
+    beta = torch.sigmoid(m.in_proj_b(x[0]))
+    decay = torch.exp(-torch.exp(m.A_log) * torch.nn.functional.softplus(m.in_proj_a(x[0]) + m.dt_bias))
+    state, out = torch.zeros(hv, m.head_k_dim, m.head_v_dim, dtype=x.dtype), []
+    for t in range(n):
+        state = decay[t, :, None, None] * state
+        u = beta[t, :, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
+        state = state + k[t][:, :, None] * u[:, None, :]
+        out.append(torch.einsum("hkv,hk->hv", state, q[t]) / math.sqrt(m.head_k_dim))
+    gate = m.in_proj_z(x[0]).reshape(n, hv, -1)
+    return m.out_proj(m.norm(torch.stack(out), gate).reshape(1, n, -1))
+
+
 def exact(model: torch.nn.Module) -> torch.nn.Module:
     """The model in float64 throughout."""
     model = model.double()
     for m in model.modules():
-        if type(m).__name__.endswith("RMSNorm"):
-            m.forward = lambda x, m=m: m.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon))
+        name = type(m).__name__
+        if name == "Qwen3_5RMSNorm":  # weights are stored as their distance from 1
+            m.forward = lambda x, m=m: (1 + m.weight) * rms(x, m.eps)
+        elif name.endswith("RMSNorm"):
+            m.forward = lambda x, m=m: m.weight * rms(x, m.variance_epsilon)
+        elif name.endswith("RMSNormGated"):
+            m.forward = lambda x, gate, m=m: m.weight * rms(x, m.variance_epsilon) * torch.nn.functional.silu(gate)
+        elif name.endswith("GatedDeltaNet"):
+            m.forward = lambda hidden_states, m=m, **_: gated_delta_net(m, hidden_states)
     rotary = model.model.rotary_emb
     freq = rotary.inv_freq.double()
 
     def angles(x, position_ids):
+        if position_ids.ndim == 3:  # time, height and width, which are the same for text
+            position_ids = position_ids[0]
         a = position_ids[..., None].double() * freq
         a = torch.cat((a, a), dim=-1)
         return a.cos() * rotary.attention_scaling, a.sin() * rotary.attention_scaling
