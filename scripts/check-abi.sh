@@ -23,6 +23,25 @@ major=$(( $(sed -n 's/^#define ULYSSES_VERSION \([0-9]*\)u.*/\1/p' "$header") / 
 [ "$soname" = "libulysses.so.$major" ] || fail "SONAME $soname, the header's major version is $major"
 readelf -d "$lib" | grep NEEDED | grep -Eiv '\[(libc|libm|libpthread|libdl|libresolv|ld-linux[^]]*)\.so' && fail "needs a library beyond libc" || true
 
+# Go's runtime makes thread-local storage of a library initial-exec: it must fit into what the loader kept beside the program's own when the process
+# started, 512 bytes in glibc (rtld.optional_static_tls) for all libraries that are opened later. Go takes one word and the error texts' pointer another;
+# an eighth of it is the most that one library may take from the others.
+segment=$(LC_ALL=C readelf -lW "$lib" | awk '$1 == "TLS" {print $6}')
+[ -n "$segment" ] || fail "no TLS segment: Go's runtime has one, so readelf was misread"
+tls=$((segment))
+[ "$tls" -le 64 ] || fail "$tls bytes of static thread-local storage, 64 at most: dlopen would fail beside other libraries that have some; put it on the heap"
+cat >"$work/open.c" <<'C'
+#include <dlfcn.h>
+#include <stdio.h>
+int main(int argc, char **argv) {
+  void *lib = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
+  if (!lib || !dlsym(lib, "tiled_compute")) return fprintf(stderr, "%s\n", dlerror()), 1;
+  return dlsym(RTLD_DEFAULT, "tiled_compute") != NULL; // local: nobody else sees it
+}
+C
+gcc -std=gnu11 -D_GNU_SOURCE -Wall -Werror "$work/open.c" -o "$work/open"
+GLIBC_TUNABLES=glibc.rtld.optional_static_tls=$tls "$work/open" "$(realpath "$lib")" || fail "dlopen with RTLD_LOCAL and $tls bytes to spare for static thread-local storage"
+
 cat >"$work/old.c" <<'C'
 #include <stdio.h>
 #include <stddef.h>
@@ -48,4 +67,4 @@ ln -s "$(basename "$lib")" "$work/libulysses.so"
 gcc -std=c11 -Wall -Wextra -pedantic -Werror -I"$(dirname "$header")" "$work/old.c" -o "$work/old" -L"$work" -lulysses -Wl,-rpath,"$work" -Wno-overlength-strings
 "$work/old" || fail "struct_size"
 grep -q '^Libs: -L${libdir} -lulysses' "$(dirname "$header")/ulysses.pc.in" || fail "pkg-config file"
-echo "check-abi: $(wc -l <"$work/declared") functions, $soname"
+echo "check-abi: $(wc -l <"$work/declared") functions, $soname, $tls bytes of static thread-local storage"
