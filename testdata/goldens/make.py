@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 import attention
 import data
+import gdn
 import models
 import reference
 
@@ -139,12 +140,13 @@ def train_case(name: str, c: dict) -> None:
           f" f32: {dloss:.1e} {dnorm:.1e}")
 
 
-def attention_case(name: str, c: dict, seed: int) -> None:
+def saved_case(kind: str, name: str, c: dict, seed: int) -> None:
+    """A job on saved tensors."""
     folder = ROOT / name
     folder.mkdir()
-    (folder / "job.toml").write_text(attention.write_case(folder, c, seed))
+    (folder / "job.toml").write_text({"attention": attention, "gdn": gdn}[kind].write_case(folder, c, seed))
     write_json(folder / "case.json", dict(
-        kind="attention", name=name, what=c["what"], job="job.toml", input="in.safetensors", expected="expected.safetensors", ranks=4,
+        kind=kind, name=name, what=c["what"], job="job.toml", input="in.safetensors", expected="expected.safetensors", ranks=4,
         versions=versions(), sha256=hashes(folder, [folder / "in.safetensors", folder / "expected.safetensors"]),
     ))
     print(name)
@@ -158,7 +160,9 @@ def main() -> None:
     models.write_models(ROOT / "models")
     data.write_data(ROOT / "data")
     for i, (name, c) in enumerate(attention.CASES.items()):
-        attention_case(name, c, 50 + i)
+        saved_case("attention", name, c, 50 + i)
+    for i, (name, c) in enumerate(gdn.CASES.items()):
+        saved_case("gdn", name, c, 60 + i)
     for name, c in cases().items():
         train_case(name, c)
 
