@@ -35,6 +35,18 @@ func (c *Counted) Inner() Comm { return c.inner }
 // Axis is the name in the ledger.
 func (c *Counted) Axis() string { return c.axis }
 
+// Sent is the bytes that the operations on the axis of c have sent to other ranks so far; 0 where they are not counted.
+func Sent(c Comm) (bytes int64) {
+	if c, ok := c.(*Counted); ok {
+		for _, e := range c.ledger.Entries() {
+			if e.Axis == c.axis {
+				bytes += e.Bytes
+			}
+		}
+	}
+	return bytes
+}
+
 // call is one operation between begin and end.
 type call struct {
 	op    string

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,21 +22,8 @@ import (
 
 // attend runs the job on goroutine ranks.
 func attend(ranks int, t *AttentionTable) error {
-	return comm.RunLocal(ranks, func(c comm.Comm) error {
-		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: ranks})
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		ledger := comm.NewLedger()
-		r, err := RunAttention(d, comm.NewCounted(c, "sequence", ledger, nil, nil), nil, tensor.F32, t)
-		if err != nil {
-			return err
-		}
-		if sent := ledger.Get("sequence", comm.OpAllToAll).Bytes; sent != r.SentForward+r.SentBackward {
-			return fmt.Errorf("sent %d bytes, planned %d and %d", sent, r.SentForward, r.SentBackward)
-		}
-		return nil
+	return onRanks(ranks, func(d device.Device, c comm.Comm) (*SavedReport, error) {
+		return RunAttention(d, c, nil, tensor.F32, t)
 	})
 }
 
@@ -126,15 +115,12 @@ func relative(got, want []float32) float64 {
 	return delta / largest
 }
 
-// saved makes an input file of small numbers. Shapes of nil are left out; ints are added as I64.
+// saved makes an input file of small numbers; ints are added as I64.
 func saved(t *testing.T, shapes map[string][]int64, ints map[string][]int64) string {
 	t.Helper()
 	var items []tensor.Item
-	for _, name := range []string{"q", "k", "v", "dout", "sinks", "alibi", "block_mask", "Q"} {
-		shape, ok := shapes[name]
-		if !ok {
-			continue
-		}
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
+		shape := shapes[name]
 		x := make([]float32, tensor.Of(nil, tensor.F32, shape...).Numel())
 		for i := range x {
 			x[i] = float32((i*37+len(name))%17-8) / 8
@@ -180,7 +166,7 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4}}), code: status.Unsupported, want: []string{"block_mask"}},
 		{name: "unknown", shapes: with(map[string][]int64{"Q": {4}}), code: status.InvalidConfig, want: []string{"Q F32[4]", "the names are q, k"}},
 		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor k", "no tensor v"}},
-		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "three axes"}},
+		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "the axes [rows, heads, features]"}},
 		{name: "empty", shapes: with(map[string][]int64{"q": {0, 4, 8}}), code: status.InvalidConfig, want: []string{"q F32[0, 4, 8]", "empty"}},
 		{name: "widths", shapes: with(map[string][]int64{"q": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"q F32[6, 4, 9]", "as wide"}},
 		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "as many rows"}},

@@ -36,6 +36,10 @@ var missing = []rule{
 		"missing: give a .safetensors file with q, k and v"},
 	{"attention.output", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Output == "" },
 		"missing: give the .safetensors file to write"},
+	{"gdn.input", func(j *Job) bool { return j.Kind == "gdn" && j.GDN.Input == "" },
+		"missing: give a .safetensors file with q, k, v, g and beta"},
+	{"gdn.output", func(j *Job) bool { return j.Kind == "gdn" && j.GDN.Output == "" },
+		"missing: give the .safetensors file to write"},
 }
 
 var conflicts = []rule{
@@ -43,7 +47,7 @@ var conflicts = []rule{
 		"given together with [model.new]: keep one (--set model.new={} takes the table out)"},
 	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty: name the field of a .jsonl line that holds the text"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "given together with eval.path: keep one"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.Kind != "attention" }, "there is no data.path to keep a share of"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && isModelJob(j) }, "there is no data.path to keep a share of"},
 	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate: set eval.path or eval.split"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"given together with train.steps: keep one (--set train.steps=0 or --set train.epochs=0 takes one out)"},
@@ -57,6 +61,8 @@ var conflicts = []rule{
 	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
 	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
 		"the same file as attention.input: name another"},
+	{"gdn.output", func(j *Job) bool { return j.GDN.Input != "" && j.GDN.Input == j.GDN.Output },
+		"the same file as gdn.input: name another"},
 }
 
 func badTimeLimit(s string) bool {
@@ -64,13 +70,12 @@ func badTimeLimit(s string) bool {
 	return s != "auto" && s != "off" && (err != nil || d <= 0)
 }
 
-// onlyAttention lists keys that change what attention computes. In a training job a model's config.json decides that, so setting them
-// there would do nothing without a word.
-var onlyAttention = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout"}
+// onlySaved lists keys that change what a job on saved tensors computes. In a training job a model's config.json decides that, so setting
+// them there would do nothing without a word.
+var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
-	{"kind", func(j *Job) bool { return j.Kind == "gdn" }, `"gdn" is not built yet: use "train", "eval" or "attention"`},
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
 	{"parallel.zero", func(j *Job) bool { return j.Parallel.Zero > 0 }, "sharded weights and optimizer states are not built yet: set parallel.zero = 0"},
 	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" && j.Device.Backend == "cpu" },
@@ -120,7 +125,7 @@ func (l *loader) check() {
 		apply(missing, status.InvalidConfig)
 	}
 	if isModelJob(l.job) && !l.bad["kind"] {
-		for _, key := range onlyAttention {
+		for _, key := range onlySaved {
 			if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
 				l.faults.add(l.job.origin(key), status.InvalidConfig,
 					"%s%s: it has no effect with kind = %q, where the model's config.json decides: take it out", key, l.value(key), l.job.Kind)

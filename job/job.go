@@ -121,7 +121,7 @@ type GDNTable struct {
 	Strategy string  `toml:"strategy" enum:"auto heads state"`
 	QKL2Norm bool    `toml:"qk_l2norm"`
 	Scale    float64 `toml:"scale"`
-	Chunk    int64   `toml:"chunk" min:"1"`
+	Chunk    int64   `toml:"chunk" min:"16"`
 }
 
 // Default is an empty job file.

@@ -33,13 +33,10 @@ type Options struct {
 func Run(o Options) error { return launch(o, runKind) }
 
 func runKind(e *Env) error {
-	switch e.Job.Kind {
-	case "attention":
-		return runAttention(e)
-	case "train", "eval":
-		return runTrain(e)
+	if _, ok := savedJobs[e.Job.Kind]; ok {
+		return runSaved(e)
 	}
-	return e.Job.Errorf(status.Unsupported, "kind", "%q is not built yet", e.Job.Kind)
+	return runTrain(e)
 }
 
 // launch finds out how this process was started, and runs body once for each rank that lives in it.

@@ -18,14 +18,14 @@ import (
 // comes out a little different may be rounded the other way, by 2^-8, and what follows with it.
 var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 
-// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor: an attention job's outputs and
-// gradients; of a training job the loss, the gradients and the updated weights of the first step. A difference beyond rounding is a
+// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor: the outputs and gradients of a job on
+// saved tensors; of a training job the loss, the gradients and the updated weights of the first step. A difference beyond rounding is a
 // Numeric error.
 func Verify(o Options) error {
 	return launch(o, func(e *Env) error {
-		compute := map[string]func(*Env) ([]named, error){"attention": attentionTensors, "train": trainTensors, "eval": trainTensors}[e.Job.Kind]
-		if compute == nil {
-			return e.Job.Errorf(status.Unsupported, "kind", "%q cannot be verified yet", e.Job.Kind)
+		compute := trainTensors
+		if _, ok := savedJobs[e.Job.Kind]; ok {
+			compute = savedTensors
 		}
 		all, err := compute(e)
 		if err != nil {
@@ -180,21 +180,21 @@ func fetch(d device.Device, s device.Stream, t tensor.Tensor) ([]float32, error)
 	return x, s.Sync()
 }
 
-// attentionTensors is what the job writes, read back from a file of its own.
-func attentionTensors(e *Env) ([]named, error) {
+// savedTensors is what the job writes, read back from a file of its own.
+func savedTensors(e *Env) ([]named, error) {
 	j := *e.Job
-	dir := filepath.Dir(j.Attention.Output)
-	j.Attention.Output = filepath.Join(dir, fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(j.Attention.Output)))
+	output := savedJobs[j.Kind].output(&j)
+	*output = filepath.Join(filepath.Dir(*output), fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(*output)))
 	run := *e
 	run.Job, run.Stdout = &j, io.Discard
-	if err := runAttention(&run); err != nil {
+	if err := runSaved(&run); err != nil {
 		return nil, err
 	}
 	if e.Mesh.World.Rank() > 0 {
 		return nil, nil
 	}
-	defer os.Remove(j.Attention.Output)
-	f, err := tensor.OpenSafetensors(j.Attention.Output)
+	defer os.Remove(*output)
+	f, err := tensor.OpenSafetensors(*output)
 	if err != nil {
 		return nil, err
 	}

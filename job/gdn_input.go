@@ -1,0 +1,114 @@
+package job
+
+import (
+	"fmt"
+	"math"
+
+	"ulysses/gdn"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// gdnInput is the input of a job of kind "gdn": its header checked, its documents read.
+type gdnInput struct {
+	savedInput
+	q, k, v              tensor.Entry // [S, Hk, Dk], [S, Hk, Dk], [S, Hv, Dv]
+	g, beta              tensor.Entry // [S, Hv]
+	dout                 tensor.Entry // [S, Hv, Dv], optional
+	stateIn, dstateOut   tensor.Entry // [documents, Hv, Dk, Dv], optional
+	s, hk, hv, dk, dv, n int64        // n documents
+	cu, positions        []int64
+}
+
+var (
+	gdnTensors = []string{"q", "k", "v", "g", "beta", "dout", "state_in", "dstate_out", "cu_seqlens", "position_ids"}
+	gdnResults = []string{"out", "state_out", "dq", "dk", "dv", "dg", "dbeta", "dstate_in"}
+)
+
+func (in *gdnInput) backward() bool { return in.dout.Name != "" }
+
+func (in *gdnInput) String() string {
+	s := fmt.Sprintf("%v, %v, %v", in.q, in.k, in.v)
+	if in.backward() {
+		s += fmt.Sprintf(", %v", in.dout)
+	}
+	return s
+}
+
+func (in *gdnInput) layer(t *GDNTable) gdn.Layer {
+	strategy, _ := gdn.ParseStrategy(t.Strategy) // Parse has seen that it is one
+	return gdn.Layer{KeyHeads: in.hk, ValueHeads: in.hv, KeyDim: in.dk, ValueDim: in.dv, Scale: t.Scale, L2Norm: t.QKL2Norm, Chunk: t.Chunk,
+		Strategy: strategy, Tokens: in.s, NoBackward: !in.backward()}
+}
+
+func (in *gdnInput) spec() sp.BatchSpec {
+	return sp.BatchSpec{Batch: 1, Seq: in.s, CuSeqlens: in.cu, Positions: in.positions}
+}
+
+// openGDN opens the input and checks the table and the header; writer is the rank that will write the output.
+func openGDN(t *GDNTable, writer bool) (*gdnInput, error) {
+	var f faultList
+	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
+		f.add(status.InvalidConfig, "gdn.scale = %v: give a finite number, or 0 for 1/sqrt(Dk)", t.Scale)
+	}
+	in := &gdnInput{savedInput: openSaved(&f, "gdn", t.Input, t.Output, writer)}
+	if in.file != nil {
+		in.checkHeader(&f)
+	}
+	return in, f.err()
+}
+
+func (in *gdnInput) checkHeader(f *faultList) {
+	in.names(f, gdnTensors, gdnResults, nil)
+	before := len(f.errs)
+	const all = "q, k [S, Hk, Dk], v [S, Hv, Dv], g and beta [S, Hv]"
+	heads := func(name, required string) tensor.Entry {
+		return in.floats(f, name, required, "rows", "heads", "features")
+	}
+	states := func(name string) tensor.Entry {
+		return in.floats(f, name, "", "documents", "heads", "key features", "value features")
+	}
+	in.q, in.k, in.v, in.dout = heads("q", all), heads("k", all), heads("v", all), heads("dout", "")
+	in.g, in.beta = in.floats(f, "g", all, "rows", "heads"), in.floats(f, "beta", all, "rows", "heads")
+	in.stateIn, in.dstateOut = states("state_in"), states("dstate_out")
+	if len(f.errs) > before {
+		return // what follows compares their shapes
+	}
+	in.s, in.hk, in.dk = in.q.Shape[0], in.q.Shape[1], in.q.Shape[2]
+	in.hv, in.dv = in.v.Shape[1], in.v.Shape[2]
+	in.like(f, in.k, "q", in.s, in.hk, in.dk)
+	in.like(f, in.g, "v's rows and heads", in.s, in.hv)
+	in.like(f, in.beta, "v's rows and heads", in.s, in.hv)
+	in.like(f, in.dout, "the output", in.s, in.hv, in.dv)
+	if in.v.Shape[0] != in.s {
+		f.add(status.InvalidConfig, "gdn.input: %v and %v: q and v must have as many rows", in.q, in.v)
+	}
+	if in.hv%in.hk != 0 {
+		f.add(status.InvalidConfig, "gdn.input: %v and %v: the heads of v must be a multiple of those of q and k", in.q, in.v)
+	}
+	if in.dstateOut.Name != "" && !in.backward() {
+		f.add(status.InvalidConfig, "gdn.input: %v without dout: save both, or neither", in.dstateOut)
+	}
+	in.cu = in.integers(f, "cu_seqlens", 0, in.s+1)
+	in.positions = in.integers(f, "position_ids", in.s, in.s)
+}
+
+// documents holds the states to the batch, which knows its documents.
+func (in *gdnInput) documents(b *sp.Batch) error {
+	var f faultList
+	cu, _ := b.Documents()
+	in.n = int64(len(cu) - 1)
+	for _, e := range []tensor.Entry{in.stateIn, in.dstateOut} {
+		in.like(&f, e, "the documents' states", in.n, in.hv, in.dk, in.dv)
+	}
+	return f.err()
+}
+
+// A decay is a logarithm. One above 0 lets the state grow from token to token, which is a sign mistaken somewhere.
+func notDecay(g float32) string {
+	if g > 0 {
+		return "g is the logarithm of a decay, at most 0: save -exp(A_log)·softplus(a + dt_bias), not the decay itself"
+	}
+	return ""
+}

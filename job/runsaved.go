@@ -1,0 +1,53 @@
+package job
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// savedJobs are the kinds of jobs on saved tensors.
+var savedJobs = map[string]struct {
+	output func(j *Job) *string
+	run    func(e *Env) (*SavedReport, error)
+}{
+	"attention": {func(j *Job) *string { return &j.Attention.Output }, func(e *Env) (*SavedReport, error) {
+		return runAttentionThen(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, e.leave)
+	}},
+	"gdn": {func(j *Job) *string { return &j.GDN.Output }, func(e *Env) (*SavedReport, error) {
+		return runGDNThen(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.GDN, e.leave)
+	}},
+}
+
+// runSaved is a job on saved tensors: one sequence group, its exchanges counted against the formula.
+func runSaved(e *Env) error {
+	kind := savedJobs[e.Job.Kind]
+	if n := e.Mesh.Replicas; n > 1 {
+		return e.Job.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence and a job of kind %q has one: set 0 for all of them",
+			e.Mesh.Ulysses, e.Mesh.World.Size(), e.Job.Kind)
+	}
+	e.alone = false // the run agrees on its own failures
+	r, err := kind.run(e)
+	if err != nil {
+		return err
+	}
+	sums := []int64{r.Sent, r.Formula}
+	if err := e.world.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
+		return err
+	}
+	verdict := "equal"
+	if sums[0] != sums[1] {
+		verdict = "NOT EQUAL"
+	}
+	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "input\t%s\n", r.Input)
+	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
+	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, dtypeName(e.Compute), e.Device.Info().Kernels)
+	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", mib(r.Bytes))
+	fmt.Fprintf(w, "exchanges\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
+	fmt.Fprintf(w, "output\t%s\n", *kind.output(e.Job))
+	return w.Flush()
+}

@@ -1,0 +1,145 @@
+package job
+
+import (
+	"time"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// SavedReport is what a job on saved tensors did, for the table at its end. Times and bytes are this rank's.
+type SavedReport struct {
+	Input    string // shapes, as read
+	Plan     string // how heads or states are shared
+	Backward bool
+	Bytes    int64   // of device memory
+	Seconds  float64 // forward, and backward if there was one
+	Sent     int64   // by the passes' exchanges, as counted
+	Formula  int64   // as the plan has it
+}
+
+// savedRun is a job on saved tensors under way. The communicator serves tensors of the host and of the device. Every rank reads its own
+// rows; rank 0 writes the output, whole or not at all. What is here is collective and fails on all ranks alike.
+type savedRun struct {
+	in     *savedInput
+	dev    device.Device
+	comm   comm.Comm
+	clock  *clock.Clock
+	stream device.Stream
+	arena  *device.Arena
+	piece  []float32
+	report SavedReport
+}
+
+// savedKind is what one kind of job does in a run, each in turn.
+type savedKind interface {
+	layout(a *device.Arena) error // takes all memory of the run
+	read() error                  // fills this rank's rows and refuses numbers that cannot be
+	compute() error
+	results() []sharded
+}
+
+// pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is a row or more.
+const pieceBytes = 4 << 20
+
+// run does the work once the plan stands; it calls leave at the end, before the memory that was exchanged is given back.
+func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err error) {
+	defer r.free()
+	if err := comm.Agree(r.comm, r.allocate(k)); err != nil {
+		return err
+	}
+	defer func() { err = leave(err) }()
+	r.clock.Push("read")
+	err = comm.Agree(r.comm, k.read())
+	r.clock.Pop()
+	if err != nil {
+		return err
+	}
+	r.report.Bytes = r.arena.Bytes()
+	r.clock.Push(r.in.kind)
+	sent, start := comm.Sent(r.comm), time.Now()
+	if err = k.compute(); err == nil {
+		err = r.stream.Sync()
+	}
+	r.report.Seconds, r.report.Sent = time.Since(start).Seconds(), comm.Sent(r.comm)-sent
+	r.clock.Pop()
+	if err != nil {
+		// A rank that fails here fails alone, so it ends the job: its peers are waiting in an exchange.
+		r.comm.Abort(status.Of(err), err.Error())
+		return err
+	}
+	r.clock.Push("write")
+	defer r.clock.Pop()
+	return writeSharded(r.comm, r.dev, r.stream, output, map[string]string{"producer": "ulysses"}, k.results(), pieceBytes)
+}
+
+// allocate takes all memory of the run at once.
+func (r *savedRun) allocate(k savedKind) error {
+	d := r.dev
+	sketch := device.Sketch(d, r.in.kind)
+	if err := k.layout(sketch); err != nil {
+		return err
+	}
+	var err error
+	if r.arena, err = device.NewArena(d, r.in.kind, sketch.Peak()); err != nil {
+		return status.Errorf(status.Of(err), "%w: use more ranks, so that each holds fewer rows and heads", err)
+	}
+	if err := k.layout(r.arena); err != nil {
+		return err
+	}
+	r.stream, err = d.NewStream()
+	return err
+}
+
+func (r *savedRun) free() {
+	if r.stream != nil {
+		r.stream.Close()
+	}
+	if r.arena != nil {
+		r.arena.Free()
+	}
+}
+
+// load fills dst, dense, with the elements of an entry from start on; a tensor that is not wanted is nil.
+func (r *savedRun) load(dst tensor.Tensor, e tensor.Entry, start int64, wrong func(float32) string) error {
+	if dst.IsNil() {
+		return nil
+	}
+	n := dst.Numel()
+	if dst.Where == tensor.Host && dst.DType == tensor.F32 {
+		return r.in.read(e, start, dst.Float32s(), wrong)
+	}
+	if r.piece == nil {
+		r.piece = make([]float32, pieceBytes/4)
+	}
+	for lo, flat := int64(0), dst.View(n); lo < n; lo += int64(len(r.piece)) {
+		hi := min(lo+int64(len(r.piece)), n)
+		values := r.piece[:hi-lo]
+		if err := r.in.read(e, start+lo, values, wrong); err != nil {
+			return err
+		}
+		if err := r.dev.Copy(r.stream, flat.Slice(0, lo, hi), tensor.OfFloat32(values, hi-lo)); err != nil {
+			return err
+		}
+		if err := r.stream.Sync(); err != nil { // the piece is used again
+			return err
+		}
+	}
+	return nil
+}
+
+// taker takes tensors from an arena until one fails.
+type taker struct {
+	arena *device.Arena
+	err   error
+}
+
+func (t *taker) take(dtype tensor.DType, shape ...int64) (x tensor.Tensor) {
+	if t.err == nil {
+		x, t.err = t.arena.Tensor(dtype, shape...)
+	}
+	return x
+}
