@@ -28,6 +28,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #include "peak.h"
 #include "gemm.h"
 #include "attention.h"
+#include "delta.h"
 #include "axes.h"
 #include "copy.h"
 #include "elementwise.h"
@@ -46,6 +47,10 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(attention_forward) \
   X(attention_backward) \
   X(attention_reduce) \
+  X(delta_forward) \
+  X(delta_backward) \
+  X(delta_state) \
+  X(delta_state_grad) \
   X(copy) \
   X(turn) \
   X(fill) \

@@ -7,22 +7,6 @@ import (
 
 // Not built yet.
 
-func (d *Device) GatedDeltaSizes(*device.GatedDelta) device.DeltaSizes { return device.DeltaSizes{} }
-func (d *Device) GatedDeltaForward(device.Stream, *device.GatedDelta) error {
-	return status.Errorf(status.Unsupported, "cpu.GatedDeltaForward is not built")
-}
-func (d *Device) GatedDeltaBackward(device.Stream, *device.GatedDeltaGrad) error {
-	return status.Errorf(status.Unsupported, "cpu.GatedDeltaBackward is not built")
-}
-func (d *Device) DeltaState(device.Stream, *device.DeltaState) error {
-	return status.Errorf(status.Unsupported, "cpu.DeltaState is not built")
-}
-func (d *Device) DeltaStateGrad(device.Stream, *device.DeltaStateGrad) error {
-	return status.Errorf(status.Unsupported, "cpu.DeltaStateGrad is not built")
-}
-func (d *Device) DeltaFold(device.Stream, *device.DeltaFold) error {
-	return status.Errorf(status.Unsupported, "cpu.DeltaFold is not built")
-}
 func (d *Device) DeltaGatesForward(device.Stream, *device.DeltaGates) error {
 	return status.Errorf(status.Unsupported, "cpu.DeltaGatesForward is not built")
 }

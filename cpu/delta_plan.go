@@ -1,0 +1,123 @@
+package cpu
+
+/*
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"unsafe"
+
+	"ulysses/device"
+)
+
+// deltaLayout is how one call of the gated delta rule is cut up and where things lie in its memory. Everything but the amount of scratch
+// depends on shapes and documents alone.
+type deltaLayout struct {
+	chunk           int64
+	documents, runs int64 // that are not empty; tasks of a head
+	states          int64 // saved ones of a head
+	atRuns          int64 // bytes from the start of the workspace, as are those below
+	atKeyHead       int64
+	atFirst         int64
+	atScratch       int64
+	savedFloats     int64 // of a head
+	scratchFloats   int64 // of a worker
+	bytes           int64
+}
+
+// deltaChunk is the tokens of a chunk: what is asked for, up to what registers and caches like.
+func deltaChunk(asked int64) int64 {
+	if asked <= 0 {
+		return C.DELTA_C
+	}
+	return min(asked, C.DELTA_C)
+}
+
+// layDelta cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace. Cu nil: as many documents as
+// tokens, and as many states as one document has, which has most.
+func (d *Device) layDelta(a *device.GatedDelta, scratch int64, memory unsafe.Pointer) deltaLayout {
+	l := deltaLayout{chunk: deltaChunk(a.Chunk), scratchFloats: scratch}
+	tokens, heads, keyHeads := a.V.Shape[0], a.V.Shape[1], a.K.Shape[1]
+	dk, dv := a.K.Shape[2], a.V.Shape[2]
+	if a.Cu == nil {
+		l.documents, l.runs, l.states = tokens, tokens, tokens/l.chunk
+	} else {
+		l.cutDelta(a.Cu, nil)
+	}
+	l.savedFloats = tokens*int64(C.delta_ld(C.int64_t(dv))) + l.states*dk*int64(C.delta_pad(C.int64_t(dv)))
+	l.atRuns = padded(l.documents * C.sizeof_delta_document)
+	l.atKeyHead = l.atRuns + padded((l.runs+1)*8)
+	l.atFirst = l.atKeyHead + padded(heads*8)
+	l.atScratch = l.atFirst + padded((keyHeads+1)*8)
+	l.bytes = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
+	if memory != nil {
+		l.cutDelta(a.Cu, memory)
+		layKeyHeads(unsafe.Add(memory, l.atKeyHead), unsafe.Add(memory, l.atFirst), a.KeyHead, heads, keyHeads)
+	}
+	return l
+}
+
+// cutDelta counts documents, runs of them and states, and writes them down where there is memory.
+func (l *deltaLayout) cutDelta(cu []int64, memory unsafe.Pointer) {
+	l.documents, l.runs, l.states = 0, 0, 0
+	room := int64(0) // tokens that the last run takes yet
+	for i := 0; i+1 < len(cu); i++ {
+		n := cu[i+1] - cu[i]
+		if n == 0 {
+			continue
+		}
+		if n > room {
+			if memory != nil {
+				*index[int64](unsafe.Add(memory, l.atRuns), l.runs) = l.documents
+			}
+			l.runs++
+			room = C.DELTA_RUN
+		}
+		room -= n
+		if memory != nil {
+			*index[C.delta_document](memory, l.documents) = C.delta_document{t0: C.int64_t(cu[i]), t1: C.int64_t(cu[i+1]), index: C.int64_t(i), states: C.int64_t(l.states)}
+		}
+		l.documents++
+		l.states += (n - 1) / l.chunk
+	}
+	if memory != nil {
+		*index[int64](unsafe.Add(memory, l.atRuns), l.runs) = l.documents
+	}
+}
+
+// layKeyHeads writes the two tables that pair value heads with key heads.
+func layKeyHeads(of, first unsafe.Pointer, keyHead []int64, heads, keyHeads int64) {
+	next := int64(0)
+	for h := range heads {
+		g := deltaKeyHead(keyHead, h, heads, keyHeads)
+		*index[int64](of, h) = g
+		for ; next <= g; next++ {
+			*index[int64](first, next) = h
+		}
+	}
+	for ; next <= keyHeads; next++ {
+		*index[int64](first, next) = heads
+	}
+}
+
+// deltaKeyHead is the key head of a value head.
+func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
+	if table != nil {
+		return table[h]
+	}
+	return h / (heads / keyHeads)
+}
+
+// GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every chunk but a document's first the state
+// before it; Dv is rounded up to whole panels. Workspace is tables of the documents and scratch for each worker.
+func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
+	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), nil)
+	return device.DeltaSizes{
+		Saved:    padded(a.V.Shape[1] * l.savedFloats * 4),
+		Forward:  l.bytes,
+		Backward: d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), nil).bytes,
+		State:    d.layDelta(a, int64(C.delta_state_floats(dk, dv)), nil).bytes,
+	}
+}

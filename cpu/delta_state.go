@@ -1,0 +1,124 @@
+package cpu
+
+/*
+#include "kernels.h"
+*/
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// DeltaState sums up a stretch: its chunks one after the other from a zero state, and without values from the unit matrix.
+func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
+	c := check{op: "DeltaState"}
+	heads := a.V.Shape[1]
+	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
+	c.rows("v", a.V, a.K.Shape[0], whatever, whatever)
+	c.dense("state", a.State, tensor.F32, heads, a.K.Shape[2], a.V.Shape[2])
+	if !a.Transition.IsNil() {
+		c.dense("transition", a.Transition, tensor.F32, heads, a.K.Shape[2], a.K.Shape[2])
+	}
+	if c.err != nil {
+		return c.err
+	}
+	l := d.layStretch(&c, a.K, a.V, a.KeyHead, a.Chunk, a.Workspace)
+	if c.err != nil {
+		return c.err
+	}
+	p := (*C.delta_args)(d.args)
+	*p = stretchArgs(a.K, a.V, a.G, a.Beta)
+	p.v = floatPointer(a.V)
+	p.v_t, p.v_h = strides(a.V)
+	p.state, p.transition = floatPointer(a.State), floatPointer(a.Transition)
+	pointDelta(p, &l, a.Workspace.Data, a.L2Norm)
+	return d.run(C.K_delta_state, heads)
+}
+
+// DeltaStateGrad is backward's walk over the chunks with nothing but the gradient of the state.
+func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error {
+	c := check{op: "DeltaStateGrad"}
+	heads := a.DOut.Shape[1]
+	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
+	c.rows("q", a.Q, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
+	c.rows("dout", a.DOut, a.K.Shape[0], whatever, whatever)
+	c.dense("dstate", a.DState, tensor.F32, heads, a.K.Shape[2], a.DOut.Shape[2])
+	if c.err != nil {
+		return c.err
+	}
+	l := d.layStretch(&c, a.K, a.DOut, a.KeyHead, a.Chunk, a.Workspace)
+	if c.err != nil {
+		return c.err
+	}
+	p := (*C.delta_args)(d.args)
+	*p = stretchArgs(a.K, a.DOut, a.G, a.Beta)
+	p.q, p.dout, p.scale = floatPointer(a.Q), floatPointer(a.DOut), C.float(a.Scale)
+	p.q_t, p.q_h = strides(a.Q)
+	p.dout_t, p.dout_h = strides(a.DOut)
+	p.state = floatPointer(a.DState)
+	pointDelta(p, &l, a.Workspace.Data, a.L2Norm)
+	return d.run(C.K_delta_state_grad, heads)
+}
+
+// layStretch lays out tables and scratch; values tells heads and their size.
+func (d *Device) layStretch(c *check, k, values tensor.Tensor, keyHead []int64, chunk int64, workspace tensor.Tensor) deltaLayout {
+	if k.Shape[2] < 1 || values.Shape[2] < 1 {
+		c.fail("head sizes %d and %d: they must be at least 1", k.Shape[2], values.Shape[2])
+	}
+	scratch := int64(C.delta_state_floats(C.int64_t(k.Shape[2]), C.int64_t(values.Shape[2])))
+	cu := [2]int64{0, values.Shape[0]}
+	a := device.GatedDelta{K: k, V: values, KeyHead: keyHead, Chunk: chunk, Cu: cu[:]}
+	l := d.layDelta(&a, scratch, nil)
+	checkMemory(c, "workspace", workspace, l.bytes)
+	if c.err == nil {
+		d.layDelta(&a, scratch, workspace.Data)
+	}
+	return l
+}
+
+// stretchArgs is what both directions share.
+func stretchArgs(k, values, g, beta tensor.Tensor) C.delta_args {
+	p := C.delta_args{
+		k: floatPointer(k), g: floatPointer(g), beta: floatPointer(beta),
+		heads: C.int64_t(values.Shape[1]), key_heads: C.int64_t(k.Shape[1]), d_k: C.int64_t(k.Shape[2]), d_v: C.int64_t(values.Shape[2]),
+		tokens: C.int64_t(values.Shape[0]),
+	}
+	p.k_t, p.k_h = strides(k)
+	p.g_t, p.g_h = strides(g)
+	p.beta_t, p.beta_h = strides(beta)
+	return p
+}
+
+// DeltaFold is a matrix product for each head.
+func (d *Device) DeltaFold(s device.Stream, a *device.DeltaFold) error {
+	c := check{op: "DeltaFold"}
+	heads, k, n := a.X.Shape[0], a.X.Shape[1], a.X.Shape[2]
+	c.dense("m", a.M, tensor.F32, heads, k, k)
+	c.dense("x", a.X, tensor.F32, heads, k, n)
+	c.dense("y", a.Y, tensor.F32, heads, k, n)
+	if !a.E.IsNil() {
+		c.dense("e", a.E, tensor.F32, heads, k, n)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	if a.Y.Numel() == 0 {
+		return nil
+	}
+	if !a.E.IsNil() && a.E.Data != a.Y.Data {
+		if err := d.Copy(s, a.Y, a.E); err != nil {
+			return err
+		}
+	}
+	for h := range heads {
+		g := device.Gemm{A: a.M.Select(0, h), B: a.X.Select(0, h), C: a.Y.Select(0, h), Accumulate: !a.E.IsNil()}
+		if a.Transpose {
+			g.A = g.A.Permute(1, 0)
+		}
+		if err := d.Gemm(s, &g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
