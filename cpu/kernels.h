@@ -36,6 +36,10 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #include "norm.h"
 #include "rope.h"
 #include "swiglu.h"
+#include "sigmoidgate.h"
+#include "gatednorm.h"
+#include "conv1d.h"
+#include "deltagates.h"
 #include "embedding.h"
 #include "crossentropy.h"
 #include "optimizer.h"
@@ -65,6 +69,15 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(rope) \
   X(swiglu_forward) \
   X(swiglu_backward) \
+  X(sigmoid_gate_forward) \
+  X(sigmoid_gate_backward) \
+  X(gated_norm_forward) \
+  X(gated_norm_backward) \
+  X(conv1d_forward) \
+  X(conv1d_backward) \
+  X(delta_gates_forward) \
+  X(delta_gates_backward) \
+  X(delta_gates_fold) \
   X(embed_forward) \
   X(embed_backward) \
   X(cross_entropy) \

@@ -39,7 +39,7 @@ func normShape(c *check, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 	return rows, heads, n
 }
 
-// RMSNormForward is y = x·rstd·w, row by row.
+// RMSNormForward is y = x·rstd·(w + centre), row by row.
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	c := check{op: "RMSNormForward"}
 	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
@@ -51,7 +51,7 @@ func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	_, _, xt, xh := tokens(a.X)
 	_, _, yt, yh := tokens(a.Y)
 	*(*C.norm_args)(d.args) = C.norm_args{x: floatsOf(a.X), w: floatsOf(a.W), y: floatsOf(a.Y), rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
-		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps)}
+		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps), centre: C.float(a.Centre)}
 	return d.run(C.K_norm_forward, ceil(rows, per))
 }
 
@@ -72,7 +72,7 @@ func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	p := (*C.norm_grad_args)(d.args)
 	*p = C.norm_grad_args{x: floatsOf(a.X), w: floatsOf(a.W), rstd: floatsOf(a.RStd), dy: floatsOf(a.DY), dx: floatsOf(a.DX), dw: floatsOf(a.DW),
 		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), parts: C.int64_t(parts),
-		x_token: xt, x_head: xh, dy_token: yt, dy_head: yh, dx_token: dt, dx_head: dh}
+		x_token: xt, x_head: xh, dy_token: yt, dy_head: yh, dx_token: dt, dx_head: dh, centre: C.float(a.Centre)}
 	if a.AddDX {
 		p.add = 1
 	}

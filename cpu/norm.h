@@ -8,6 +8,7 @@ typedef struct {
   int64_t rows, heads, n, per; // per: rows of a task
   int64_t x_token, x_head, y_token, y_head; // strides
   double eps;
+  float centre; // added to w
 } norm_args;
 
 typedef struct {
@@ -16,4 +17,5 @@ typedef struct {
   int64_t rows, heads, n, parts;
   int64_t x_token, x_head, dy_token, dy_head, dx_token, dx_head;
   int64_t add; // to dx
+  float centre;
 } norm_grad_args;

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"ulysses/device"
@@ -35,13 +36,15 @@ func run(t *testing.T, open Opener, repeatable bool, names ...string) {
 		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
 		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
-		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws}, {"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals},
+		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws},
+		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"DeltaLaws", testDeltaLaws},
+		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals},
 	} {
 		if len(names) > 0 && !slices.Contains(names, f.name) {
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
-			if f.name == "AttentionLaws" && !repeatable {
+			if strings.HasSuffix(f.name, "Laws") && !repeatable {
 				t.Skip("SKIPPED: a law between the bits of two runs")
 			}
 			s := &suite{t: t, one: open(t, 1), three: open(t, 3), repeatable: repeatable}

@@ -47,13 +47,19 @@ func testFar(s *suite) {
 			s.gemmCase(newGemm(d, d, 3, 3, 3, 0), l, dense)
 			s.gemmCase(newGemm(d, d, 3, 3, 3, 2), l, l)
 		}
-		s.normCase(d, suffix, []int64{3, 65}, far, far, true, false)
-		s.normCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, false, false)
+		s.normCase(d, suffix, []int64{3, 65}, far, far, 0, true, false)
+		s.normCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, 1, false, false)
 		s.ropeCase(d, suffix, 3, 2, 64, 64, far, far)
 		s.ropeCase(d, suffix, 5, 3, 40, 32, farHeads, farHeads)
 		s.swigluCase(d, suffix, 3, 65, far)
 		s.embeddingCase(d, suffix, 3, 65, 3, far)
 		s.crossEntropyCase(d, suffix, 3, 65, 2, false, far)
+		s.gatedNormCase(d, suffix, []int64{3, 65}, far, far, false)
+		s.gatedNormCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, false)
+		s.sigmoidGateCase(d, suffix, []int64{3, 65}, far, far, false)
+		s.sigmoidGateCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, false)
+		s.gatesCase(d, d, suffix, 3, 65, far, false)
+		s.convCase(d, suffix, &ref.Conv1d{C: 65, Width: 2, Cu: bounds(1, 2)}, far, true, false)
 	})
 	for i, l := range []layout{far, farHeads} {
 		g := &ref.Attention{Hq: 3, Hkv: 3, D: 16, Dv: 8, CuQ: one(3), CuK: one(3), Causal: true, Scale: 0.3}

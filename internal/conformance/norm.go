@@ -19,13 +19,13 @@ func testRMSNorm(s *suite) {
 		}
 		for j, l := range layouts {
 			s.typed(func(d tensor.DType, suffix string) {
-				s.normCase(d, suffix, shape, l, layouts[(j+1)%len(layouts)], i%2 == 0, i == 5)
+				s.normCase(d, suffix, shape, l, layouts[(j+1)%len(layouts)], float64(i/2%2), i%2 == 0, i == 5)
 			})
 		}
 	}
 }
 
-func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly layout, add, nan bool) {
+func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly layout, centre float64, add, nan bool) {
 	const eps = 1e-5
 	size := tensor.Of(nil, tensor.F32, shape...).Numel()
 	n := shape[len(shape)-1]
@@ -36,24 +36,24 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 		x[5*n+1] = math.NaN()
 	}
 	f := ref.Convert[float32, float64]
-	y, rstd := ref.RMSNorm(n, x, w, 0, eps)
-	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), 0, eps)
-	name := fmt.Sprint(shape, lx, ly, suffix)
+	y, rstd := ref.RMSNorm(n, x, w, centre, eps)
+	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), float32(centre), eps)
+	name := fmt.Sprint(shape, lx, ly, " centre ", centre, suffix)
 	forward := []want{both("y", y, y32).as(d), both("rstd", rstd, rstd32)}
 	s.check(name, forward, func(b *bed) ([]*array, error) {
 		out, saved := b.out("y", d, ly, shape...), b.out("rstd", tensor.F32, shifted, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor,
-			Y: out.Tensor, RStd: saved.Tensor, Eps: eps})
+			Y: out.Tensor, RStd: saved.Tensor, Eps: eps, Centre: centre})
 	})
 	s.check(name+" in place", forward, func(b *bed) ([]*array, error) {
 		out, saved := b.inout("x", d, lx, x, shape...), b.out("rstd", tensor.F32, dense, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
-			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps})
+			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps, Centre: centre})
 	})
 
 	dw64, dw32 := append([]float64{}, dw...), f(dw)
-	dx, dx32 := ref.RMSNormGrad(n, x, w, 0, rstd, dy, dw64), ref.RMSNormGrad(n, f(x), f(w), 0, rstd32, f(dy), dw32)
+	dx, dx32 := ref.RMSNormGrad(n, x, w, centre, rstd, dy, dw64), ref.RMSNormGrad(n, f(x), f(w), float32(centre), rstd32, f(dy), dw32)
 	if add {
 		for i, v := range was {
 			dx[i], dx32[i] = dx[i]+v, dx32[i]+float32(v)
@@ -64,7 +64,7 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return &device.RMSNormGrad{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor,
-			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add}, weights
+			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add, Centre: centre}, weights
 	}
 	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
 		a, weights := grad(b, ly)

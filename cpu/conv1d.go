@@ -1,0 +1,101 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"runtime"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// documents checks the bounds of n tokens' documents.
+func (c *check) documents(cu []int64, n int64) {
+	if len(cu) == 0 || cu[0] != 0 || cu[len(cu)-1] != n {
+		c.fail("%d bounds of documents: want the first 0 and the last %d", len(cu), n)
+		return
+	}
+	for i := range cu[1:] {
+		if cu[i] > cu[i+1] {
+			c.fail("document %d ends at %d, before it begins at %d", i, cu[i+1], cu[i])
+		}
+	}
+}
+
+// conv1dShape checks what forward and backward share.
+func conv1dShape(c *check, a *device.Conv1d) (tokens, channels, width int64) {
+	c.rows("x", a.X, whatever, whatever)
+	tokens, channels = a.X.Shape[0], a.X.Shape[1]
+	c.dense("w", a.W, tensor.F32, channels, whatever)
+	if width = a.W.Shape[1]; width < 1 {
+		c.fail("w is %v: a convolution of width 0", a.W)
+		return tokens, channels, 1
+	}
+	if !a.Before.IsNil() {
+		c.rows("before", a.Before, width-1, channels)
+	}
+	c.documents(a.Cu, tokens)
+	if c.err == nil && width > C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/C.CONV1D_LEAST {
+		c.err = status.Errorf(status.Unsupported, "cpu.%s: width %d: at most %d", c.op, width, C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/C.CONV1D_LEAST)
+	}
+	return tokens, channels, width
+}
+
+// conv1dBlock is the channels of a task: so that there are many tasks and their sums fit into the scratch. No bit depends on it.
+func conv1dBlock(channels, width, tasks int64) int64 {
+	const least = C.CONV1D_LEAST
+	fit := min(C.CONV1D_BLOCK, C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/width/least*least)
+	return min(fit, max(1, ceil(channels, tasks*least))*least)
+}
+
+// conv1dTasks is how many blocks of channels backward likes to have.
+const conv1dTasks = 16
+
+// Conv1dForward writes silu of the convolution.
+func (d *Device) Conv1dForward(_ device.Stream, a *device.Conv1d) error {
+	c := check{op: "Conv1dForward"}
+	tokens, channels, width := conv1dShape(&c, a)
+	c.rows("y", a.Y, tokens, channels)
+	if c.err != nil || tokens == 0 || channels == 0 {
+		return c.err
+	}
+	defer runtime.KeepAlive(a)
+	block := conv1dBlock(channels, width, 1)
+	per := max(1, grain/2/min(block, channels))
+	*(*C.conv1d_args)(d.args) = C.conv1d_args{x: floatsOf(a.X), w: floatsOf(a.W), before: floatsOf(a.Before), y: floatsOf(a.Y),
+		cu: (*C.int64_t)(&a.Cu[0]), documents: C.int64_t(len(a.Cu) - 1), tokens: C.int64_t(tokens), channels: C.int64_t(channels), width: C.int64_t(width),
+		x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]),
+		block: C.int64_t(block), per: C.int64_t(per)}
+	return d.run(C.K_conv1d_forward, ceil(channels, block)*ceil(tokens, per))
+}
+
+// noDocuments are the bounds of one without tokens.
+var noDocuments = []int64{0, 0}
+
+// Conv1dBackward writes dx and dbefore and adds to dw.
+func (d *Device) Conv1dBackward(_ device.Stream, a *device.Conv1dGrad) error {
+	c := check{op: "Conv1dBackward"}
+	tokens, channels, width := conv1dShape(&c, &a.Conv1d)
+	c.rows("dy", a.DY, tokens, channels)
+	c.rows("dx", a.DX, tokens, channels)
+	c.dense("dw", a.DW, tensor.F32, channels, width)
+	if !a.DBefore.IsNil() {
+		c.rows("dbefore", a.DBefore, width-1, channels)
+	}
+	if c.err != nil || channels == 0 {
+		return c.err
+	}
+	defer runtime.KeepAlive(a)
+	cu := a.Cu
+	if len(cu) == 1 {
+		cu = noDocuments
+	}
+	block := conv1dBlock(channels, width, conv1dTasks)
+	*(*C.conv1d_grad_args)(d.args) = C.conv1d_grad_args{x: floatsOf(a.X), w: floatsOf(a.W), before: floatsOf(a.Before), dy: floatsOf(a.DY),
+		dx: floatsOf(a.DX), dw: floatsOf(a.DW), dbefore: floatsOf(a.DBefore), cu: (*C.int64_t)(&cu[0]), documents: C.int64_t(len(cu) - 1),
+		channels: C.int64_t(channels), width: C.int64_t(width), x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]),
+		dy_row: C.int64_t(a.DY.Stride[0]), dx_row: C.int64_t(a.DX.Stride[0]), dbefore_row: C.int64_t(a.DBefore.Stride[0]), block: C.int64_t(block)}
+	return d.run(C.K_conv1d_backward, ceil(channels, block))
+}

@@ -1,0 +1,74 @@
+package cpu
+
+// #include "kernels.h"
+import "C"
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+const (
+	gateHeads = 1 << 10 // whose sums the scratch holds at a time, in as many parts as there may be
+	gateRows  = 1 << 10 // that are worth a part of their own, whatever the number of heads: a head's sums do not depend on the others
+)
+
+// gatesShape checks what forward and backward share.
+func gatesShape(c *check, a, b, alog, bias *tensor.Tensor) (rows, heads int64) {
+	c.rows("a", *a, whatever, whatever)
+	rows, heads = a.Shape[0], a.Shape[1]
+	c.rows("b", *b, rows, heads)
+	c.dense("alog", *alog, tensor.F32, heads)
+	c.dense("dtbias", *bias, tensor.F32, heads)
+	return rows, heads
+}
+
+// DeltaGatesForward writes g and beta.
+func (d *Device) DeltaGatesForward(_ device.Stream, a *device.DeltaGates) error {
+	c := check{op: "DeltaGatesForward"}
+	rows, heads := gatesShape(&c, &a.A, &a.B, &a.ALog, &a.DtBias)
+	c.rows("g", a.G, rows, heads)
+	c.rows("beta", a.Beta, rows, heads)
+	if c.err != nil || heads == 0 {
+		return c.err
+	}
+	per := max(1, grain/8/heads)
+	*(*C.delta_gates_args)(d.args) = C.delta_gates_args{a: floatsOf(a.A), b: floatsOf(a.B), alog: floatsOf(a.ALog), bias: floatsOf(a.DtBias),
+		g: floatsOf(a.G), beta: floatsOf(a.Beta), rows: C.int64_t(rows), heads: C.int64_t(heads), per: C.int64_t(per),
+		a_row: C.int64_t(a.A.Stride[0]), b_row: C.int64_t(a.B.Stride[0]), g_row: C.int64_t(a.G.Stride[0]), beta_row: C.int64_t(a.Beta.Stride[0])}
+	return d.run(C.K_delta_gates_forward, ceil(rows, per))
+}
+
+// DeltaGatesBackward writes da and db and adds to dalog and ddtbias.
+func (d *Device) DeltaGatesBackward(_ device.Stream, a *device.DeltaGatesGrad) error {
+	c := check{op: "DeltaGatesBackward"}
+	rows, heads := gatesShape(&c, &a.A, &a.B, &a.ALog, &a.DtBias)
+	c.rows("dg", a.DG, rows, heads)
+	c.rows("dbeta", a.DBeta, rows, heads)
+	c.rows("da", a.DA, rows, heads)
+	c.rows("db", a.DB, rows, heads)
+	c.dense("dalog", a.DALog, tensor.F32, heads)
+	c.dense("ddtbias", a.DDtBias, tensor.F32, heads)
+	if c.err != nil || rows == 0 {
+		return c.err
+	}
+	parts := min(maxParts, ceil(rows, gateRows))
+	for lo := int64(0); lo < heads; lo += gateHeads {
+		n := min(gateHeads, heads-lo)
+		at := func(t *tensor.Tensor) *C.float { return floatsOf(t.Slice(int(t.NDim)-1, lo, lo+n)) }
+		*(*C.delta_gates_grad_args)(d.args) = C.delta_gates_grad_args{a: at(&a.A), b: at(&a.B), alog: at(&a.ALog), bias: at(&a.DtBias),
+			dg: at(&a.DG), dbeta: at(&a.DBeta), da: at(&a.DA), db: at(&a.DB), partial: (*C.float)(d.scratch),
+			rows: C.int64_t(rows), heads: C.int64_t(n), parts: C.int64_t(parts),
+			a_row: C.int64_t(a.A.Stride[0]), b_row: C.int64_t(a.B.Stride[0]), dg_row: C.int64_t(a.DG.Stride[0]),
+			dbeta_row: C.int64_t(a.DBeta.Stride[0]), da_row: C.int64_t(a.DA.Stride[0]), db_row: C.int64_t(a.DB.Stride[0])}
+		if err := d.run(C.K_delta_gates_backward, parts); err != nil {
+			return err
+		}
+		*(*C.delta_gates_fold_args)(d.args) = C.delta_gates_fold_args{partial: (*C.float)(d.scratch), dalog: at(&a.DALog), dbias: at(&a.DDtBias),
+			heads: C.int64_t(n), parts: C.int64_t(parts)}
+		if err := d.run(C.K_delta_gates_fold, 1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
