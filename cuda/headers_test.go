@@ -8,5 +8,8 @@ func TestGemmLayout(t *testing.T) { hostProgram(t, "gemm_layout_test.cpp") }
 // TestNCCLTimeout reads ULYSSES_TIMEOUT as Go does.
 func TestNCCLTimeout(t *testing.T) { hostProgram(t, "nccl_timeout_test.cpp") }
 
+// TestConv1dIndex cuts documents and channels into what kernels take at a time.
+func TestConv1dIndex(t *testing.T) { hostProgram(t, "conv1d_index_test.cpp") }
+
 // TestSDPAShape is what cuDNN is asked for, and what it is told.
 func TestSDPAShape(t *testing.T) { hostProgram(t, "sdpa_shape_test.cpp") }

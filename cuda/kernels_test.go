@@ -79,7 +79,7 @@ func TestWideIndices(t *testing.T) {
 		t.Skip("SKIPPED: only the emulated plug-in takes small arrays for large ones")
 	}
 	t.Setenv("ULYSSES_EMULATED_WIDE", "1")
-	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding")
+	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm", "SigmoidGate", "DeltaGates")
 }
 
 // TestCopyInPieces is of host memory that must be cast or scattered and does not fit into the scratch of a stream at once.

@@ -48,13 +48,6 @@ static int64_t workspace_bytes(uly_device *d, const uly_attention &a, bool backw
 
 int64_t attention_workspace(uly_device *d, const uly_attention *a) { return workspace_bytes(d, *a, a->backward != 0); }
 
-static void check_documents(Check &c, const char *name, const int64_t *cu, int64_t documents, int64_t rows) {
-  if (!cu || documents < 0 || cu[0] != 0 || cu[documents] != rows)
-    return c.refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name, (long long)documents, (long long)rows);
-  for (int64_t i = 0; i < documents; i++)
-    if (cu[i + 1] < cu[i]) return c.refuse("%s[%lld] = %lld is less than the %lld before it", name, (long long)i + 1, (long long)cu[i + 1], (long long)cu[i]);
-}
-
 // check_attention looks at what memory safety needs.
 static int32_t check_attention(uly_device *d, const uly_attention &a, bool backward) {
   Check c(d, backward ? "AttentionBackward" : "AttentionForward");
@@ -70,8 +63,8 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
   c.rows("out", a.out, type, {tq, hq, dv});
   c.shape("lse", a.lse, ULY_F32, {tq, hq});
   if (dim < 1 || dv < 1) c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dim, (long long)dv);
-  check_documents(c, "CuQ", a.cu_q, a.documents, tq);
-  check_documents(c, "CuK", a.cu_k, a.documents, tk);
+  c.documents("CuQ", a.cu_q, a.documents, tq);
+  c.documents("CuK", a.cu_k, a.documents, tk);
   if (!a.kv_head && hq > 0 && (hkv == 0 || hq % hkv != 0))
     c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq, (long long)hkv);
   for (int64_t h = 0; a.kv_head && h < hq; h++)

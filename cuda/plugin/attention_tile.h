@@ -6,16 +6,10 @@
 #pragma once
 
 #include "attention.h"
+#include "values.h"
 
 #ifdef ULY_EMULATED
 #include <vector>
-#endif
-
-#if defined(ULY_EMULATED) && !defined(__FMA__)
-// A host without the instruction has two roundings: its fmaf is slow.
-inline float madd(float a, float b, float c) { return a * b + c; }
-#else
-__device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
 #endif
 
 // Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;

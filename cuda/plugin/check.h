@@ -87,6 +87,14 @@ public:
     if (!contiguous(t)) refuse("%s is %s: it must be dense", name, text_of(t).c_str());
   }
 
+  // documents wants a list of them (host memory) that covers the rows.
+  void documents(const char *name, const int64_t *cu, int64_t count, int64_t rows) {
+    if (!cu || count < 0 || cu[0] != 0 || cu[count] != rows)
+      return refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name, (long long)count, (long long)rows);
+    for (int64_t i = 0; i < count; i++)
+      if (cu[i + 1] < cu[i]) return refuse("%s[%lld] = %lld is less than the %lld before it", name, (long long)i + 1, (long long)cu[i + 1], (long long)cu[i]);
+  }
+
   // compute wants a type that activations have, and returns it.
   int compute(const char *name, const uly_tensor &t) {
     if (t.dtype != ULY_F32 && t.dtype != ULY_BF16) refuse("%s is %s: want F32 or BF16", name, text_of(t).c_str());

@@ -60,8 +60,9 @@ static __global__ void __launch_bounds__(FOLD_WARPS * 32) column_fold(float *dst
   }
 }
 
-inline void start_fold(uly_stream *s, float *dst, int64_t n, int64_t parts) {
-  LAUNCH(column_fold, blocks_for(n, 32), FOLD_WARPS * 32, 0, s, dst, (const float *)s->scratch, n, parts);
+// start_fold takes parts from the scratch, `at` floats on.
+inline void start_fold(uly_stream *s, float *dst, int64_t n, int64_t parts, int64_t at = 0) {
+  LAUNCH(column_fold, blocks_for(n, 32), FOLD_WARPS * 32, 0, s, dst, (const float *)s->scratch + at, n, parts);
 }
 
 // start_columns adds the sum over rows to dst [n]. Columns go in bands whose partial sums fit into the scratch.

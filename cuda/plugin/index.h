@@ -207,10 +207,10 @@ private:
   }
 };
 
-// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to four operands: row r is head r % heads of token r / heads.
+// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to five operands: row r is head r % heads of token r / heads.
 struct Rows {
   int64_t rows = 1, heads = 1;
-  int64_t token[4] = {0, 0, 0, 0}, head[4] = {0, 0, 0, 0};
+  int64_t token[ULY_OPERANDS] = {}, head[ULY_OPERANDS] = {};
   bool narrow = true;
   Divider by;
 

@@ -9,17 +9,6 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-// group_sum is the sum over a group, in each of its threads. A group of 256 is the block; the caller lets a barrier pass before the next.
-template <int G> __device__ __forceinline__ float group_sum(float x, float *room) {
-  if constexpr (G == BLOCK) {
-    return block_sum(x, room);
-  } else {
-#pragma unroll
-    for (int i = G / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
-    return x;
-  }
-}
-
 template <typename T> struct Forward {
   Rows rows; // x, y
   const T *x, *w;

@@ -73,7 +73,8 @@ const Operation operations[ULY_OPS] = {
 };
 
 const uly_row *const tables[] = {copy_rows,   elementwise_rows, reduce_rows, norm_rows, rope_rows,     swiglu_rows,
-                                 embedding_rows, loss_rows,     optimizer_rows, gemm_rows, attention_rows, delta_rows};
+                                 embedding_rows, loss_rows,     optimizer_rows, gemm_rows, attention_rows, delta_rows,
+                                 delta_fold_rows, gate_rows,    conv1d_rows, gated_norm_rows};
 
 template <class F> void each_row(int32_t op, F f) {
   for (const uly_row *table : tables)

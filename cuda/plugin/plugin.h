@@ -84,7 +84,7 @@ struct uly_row {
 
 // The tables of the files, each ended by a row without run; plugin.cu lists them.
 extern const uly_row copy_rows[], elementwise_rows[], reduce_rows[], norm_rows[], rope_rows[], swiglu_rows[], embedding_rows[], loss_rows[],
-    optimizer_rows[], gemm_rows[], attention_rows[], delta_rows[];
+    optimizer_rows[], gemm_rows[], attention_rows[], delta_rows[], delta_fold_rows[], gate_rows[], conv1d_rows[], gated_norm_rows[];
 
 // attention_workspace is the bytes that any row which may serve a needs.
 int64_t attention_workspace(uly_device *d, const uly_attention *a);

@@ -6,8 +6,6 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-
 template <typename T, int K, bool NARROW>
 __global__ void __launch_bounds__(BLOCK) swiglu_forward(Walk<3> w, T *y, const T *gate, const T *up) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;

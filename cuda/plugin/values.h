@@ -13,6 +13,13 @@ template <typename T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16(x); }
 
+#if defined(ULY_EMULATED) && !defined(__FMA__)
+// A host without the instruction has two roundings: its fmaf is slow.
+inline float madd(float a, float b, float c) { return a * b + c; }
+#else
+__device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
+#endif
+
 // LANES is the elements of a vector of 16 bytes.
 template <typename T> struct Wide { enum { LANES = 16 / sizeof(T) }; };
 
@@ -93,6 +100,21 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
   for (unsigned w = 0; w < blockDim.x / 32; w++) sum += room[w];
   return sum;
 }
+
+// group_sum is the sum over a group of G threads, in each of them: 16, 32, or more, which are the block; then `room` is as block_sum's.
+template <int G> __device__ __forceinline__ float group_sum(float x, float *room) {
+  if constexpr (G > 32) {
+    return block_sum(x, room);
+  } else {
+#pragma unroll
+    for (int i = G / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+    return x;
+  }
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+// silu_slope is the derivative of x·s where s is sigmoid(x).
+__device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
 // aligned16 says that vectors of 16 bytes (of elements of `size` bytes) may be used on memory with these strides.
 inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
