@@ -33,7 +33,7 @@ func (o *options) timeLayer(d device.Device, stream device.Stream, world comm.Co
 		return err
 	}
 	compute := tensor.ParseDType(o.dtype)
-	m, err := model.New(d, world, cfg, compute)
+	m, err := model.New(d, world, cfg, model.Options{Compute: compute})
 	if err != nil {
 		return err
 	}

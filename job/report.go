@@ -28,7 +28,13 @@ func (s *session) printMemory() error {
 		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", rows)
 	}
 	fmt.Fprintln(w)
-	return w.Flush()
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if plan := s.model.Linear(); plan != nil {
+		fmt.Fprintf(s.Stdout, "linear attention: %v\n\n", plan)
+	}
+	return nil
 }
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }

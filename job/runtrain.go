@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 
 	"ulysses/comm"
+	"ulysses/gdn"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/train"
@@ -91,7 +92,12 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
-	if s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, s.Compute); err != nil {
+	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
+	if err != nil {
+		return nil, err
+	}
+	s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, model.Options{Compute: s.Compute, Strategy: strategy, Tokens: j.Data.Batch * j.Data.Sequence})
+	if err != nil {
 		return nil, err
 	}
 	if err = s.model.SetTiles(j.Tile.tiles()); err != nil {

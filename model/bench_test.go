@@ -124,7 +124,7 @@ func must(err error) {
 func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	dev, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
-	m, err := New(dev, c, cfg, tensor.F32)
+	m, err := New(dev, c, cfg, Options{})
 	must(err)
 	r := &rank{Model: m}
 	r.bind()

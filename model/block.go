@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -48,12 +47,18 @@ type block struct {
 	mixer, mlp residual
 }
 
-func newBlock(cfg *Config, plan *sp.Plan, layer int64) *block {
+func newBlock(cfg *Config, plans *plans, layer int64) *block {
 	norm := func(part string) *Param {
-		return newParam(fmt.Sprintf("model.layers.%d.%s.weight", layer, part), cfg.DType, ones, []string{"hidden_size"}, cfg.HiddenSize)
+		return newNorm(cfg, fmt.Sprintf("model.layers.%d.%s.weight", layer, part), "hidden_size", cfg.HiddenSize)
+	}
+	var mixer Mixer
+	if cfg.Linear(layer) {
+		mixer = newLinearAttention(cfg, plans.linear, layer)
+	} else {
+		mixer = newAttention(cfg, plans.full, layer)
 	}
 	return &block{
-		mixer: residual{norm: norm("input_layernorm"), inner: newAttention(cfg, plan, layer), eps: cfg.RMSNormEps},
+		mixer: residual{norm: norm("input_layernorm"), inner: mixer, eps: cfg.RMSNormEps},
 		mlp:   residual{norm: norm("post_attention_layernorm"), inner: newMLP(cfg, layer), eps: cfg.RMSNormEps},
 	}
 }

@@ -1,5 +1,5 @@
-// Package model is what is trained: Llama, Qwen2 and Qwen3 decoders with explicit forward and backward passes over one rank's shard of
-// a flat sequence of tokens. Tokens meet in the mixer alone; everything else is local to a token.
+// Package model is what is trained: Llama, Qwen2, Qwen3 and Qwen3.5 decoders with explicit forward and backward passes over one rank's shard
+// of a flat sequence of tokens. Tokens meet in the mixer alone; everything else is local to a token.
 package model
 
 import (
@@ -14,7 +14,7 @@ import (
 
 // Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults they have too.
 type Config struct {
-	ModelType             string // llama | qwen2 | qwen3
+	ModelType             string // llama | qwen2 | qwen3 | qwen3_5_text
 	VocabSize             int64
 	HiddenSize            int64
 	IntermediateSize      int64
@@ -26,24 +26,36 @@ type Config struct {
 	RMSNormEps            float64
 	InitializerRange      float64
 	Rope                  Rope
+	RotaryDim             int64 // features of a head that rotate, the first ones: HeadDim · partial_rotary_factor
 	TieWordEmbeddings     bool
 	AttentionBias         bool         // on q, k, v and o; Qwen2 has it on q, k, v always and never on o
 	MLPBias               bool         // on gate, up, down (Llama only)
 	DType                 tensor.DType // in which weights are stored; they are trained in F32
+	Hybrid                             // Qwen3.5 alone
 
 	raw    map[string]any // config.json as it was read, for Save and Override
 	forced bool           // DType was overridden: Save follows it rather than the source's files
 }
 
-// QKVBias, OutBias and QKNorm are what the model types differ in.
-func (c *Config) QKVBias() bool { return c.AttentionBias || c.ModelType == "qwen2" }
-func (c *Config) OutBias() bool { return c.AttentionBias && c.ModelType != "qwen2" }
-func (c *Config) QKNorm() bool  { return c.ModelType == "qwen3" }
+// What the model types differ in: biases, norms on the heads of q and k, a gate on attention's output, and norms whose weights are stored
+// as their distance from 1.
+func (c *Config) QKVBias() bool    { return c.AttentionBias || c.ModelType == "qwen2" }
+func (c *Config) OutBias() bool    { return c.AttentionBias && c.ModelType != "qwen2" }
+func (c *Config) QKNorm() bool     { return c.ModelType == "qwen3" || c.hybrid() }
+func (c *Config) OutputGate() bool { return c.hybrid() }
+func (c *Config) NormCentre() float64 {
+	if c.hybrid() {
+		return 1
+	}
+	return 0
+}
 
 // architectures are the model types that are built, with the class that transformers loads them by.
 var architectures = map[string]string{
-	"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+	"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
+
+const built = "llama, qwen2, qwen3 and " + hybridType + " are"
 
 // refusals says why a well-known model type is not built.
 var refusals = map[string]string{
@@ -51,8 +63,8 @@ var refusals = map[string]string{
 	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts", "gpt_oss": "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
-	"qwen3_5": "gated delta rule layers and vision", "qwen3_5_text": "gated delta rule layers", "qwen3_next": "gated delta rule layers",
-	"qwen3_5_moe": "gated delta rule layers and mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
+	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
+	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers", "mistral": "sliding windows",
 }
 
@@ -64,7 +76,7 @@ func ParseConfig(text []byte) (*Config, error) {
 	if err := d.Decode(&raw); err != nil || raw == nil {
 		return nil, status.Errorf(status.InvalidConfig, "config.json: not a JSON object (%v): the file is damaged or another format", err)
 	}
-	return read("config.json", raw, false)
+	return read("config.json", textOf(raw), false)
 }
 
 // ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in config.json, where transformers
@@ -92,15 +104,18 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	parameters, nested := raw["rope_parameters"].(map[string]any)
 	for name, value := range fields {
 		switch {
-		case name == "rope_theta" && nested:
+		case (name == "rope_theta" || name == "partial_rotary_factor") && nested:
 			parameters = maps.Clone(parameters)
-			parameters["rope_theta"] = value
+			parameters[name] = value
 			raw["rope_parameters"] = parameters
-			delete(raw, "rope_theta")
+			delete(raw, name)
 		case name == "rope_scaling" && nested:
 			delete(raw, "rope_parameters")
 			if _, ok := fields["rope_theta"]; !ok {
 				raw["rope_theta"] = c.Rope.Theta
+			}
+			if share, ok := parameters["partial_rotary_factor"]; ok && fields["partial_rotary_factor"] == nil {
+				raw["partial_rotary_factor"] = share
 			}
 			raw["rope_scaling"] = value
 			nested = false
@@ -143,13 +158,13 @@ func readFields(r *reader) *Config {
 	c := &Config{raw: r.raw}
 	c.ModelType = r.text("model_type", "")
 	if c.ModelType == "" {
-		r.fault(status.InvalidConfig, "model_type is missing: give llama, qwen2 or qwen3")
+		r.fault(status.InvalidConfig, "model_type is missing: %s built", built)
 	} else if _, ok := architectures[c.ModelType]; !ok {
 		why := refusals[c.ModelType]
 		if why != "" {
 			why = " (" + why + ")"
 		}
-		r.fault(status.Unsupported, "model_type = %q%s is not built: llama, qwen2 and qwen3 are", c.ModelType, why)
+		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, built)
 		return c // what else the file holds means something else there
 	}
 	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
@@ -159,13 +174,16 @@ func readFields(r *reader) *Config {
 	c.NumAttentionHeads = r.extent("num_attention_heads", 0, 1<<16)
 	c.NumKeyValueHeads = r.extent("num_key_value_heads", c.NumAttentionHeads, 1<<16)
 	c.readHeads(r)
+	if c.hybrid() {
+		c.readHybrid(r)
+	}
 	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, 1<<40)
 	c.RMSNormEps = r.positive("rms_norm_eps", 1e-6)
 	c.InitializerRange = r.number("initializer_range", 0.02)
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
 		r.fault(status.InvalidConfig, "initializer_range = %v: give a number of at least 0", c.InitializerRange)
 	}
-	c.Rope = readRope(r, c.MaxPositionEmbeddings)
+	c.readRope(r)
 	c.TieWordEmbeddings = r.flag("tie_word_embeddings", false)
 	c.AttentionBias = r.flag("attention_bias", false)
 	c.MLPBias = r.flag("mlp_bias", false)
@@ -185,8 +203,8 @@ func (c *Config) readHeads(r *reader) {
 		r.fault(status.InvalidConfig, "num_key_value_heads = %d does not divide num_attention_heads = %d: give a divisor of it",
 			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
-	def := int64(128) // Qwen3's own default
-	if c.ModelType != "qwen3" && c.NumAttentionHeads > 0 {
+	def, own := map[string]int64{"qwen3": 128, hybridType: 256}[c.ModelType]
+	if !own && c.NumAttentionHeads > 0 {
 		def = c.HiddenSize / c.NumAttentionHeads
 		if !r.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
 			r.fault(status.InvalidConfig, "hidden_size = %d is not a multiple of num_attention_heads = %d: change one, or give head_dim",
@@ -221,8 +239,8 @@ func (c *Config) readRefused(r *reader) {
 	r.seen["layer_types"] = true
 	if kinds, ok := r.raw["layer_types"].([]any); ok {
 		for i, kind := range kinds {
-			if kind != "full_attention" {
-				r.fault(status.Unsupported, "layer_types[%d] = %q is not built: full_attention is", i, kind)
+			if kind != fullAttention && !(kind == linearAttention && c.hybrid()) {
+				r.fault(status.Unsupported, "layer_types[%d] = %q is not built: %s", i, kind, c.layerKinds())
 				break
 			}
 		}

@@ -137,7 +137,8 @@ func (r *reader) take(name string, t *reader) {
 
 // notes are fields that say nothing about the computation, or nothing that is not said elsewhere.
 var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "sliding_window",
-	"max_window_layers", "pretraining_tp", "_name_or_path", "name_or_path"}
+	"max_window_layers", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype", "mtp_num_hidden_layers",
+	"mtp_use_dedicated_embeddings"}
 
 // unknown makes faults of the fields nobody asked for.
 func (r *reader) unknown() {

@@ -29,6 +29,18 @@ const qwen3 = `{"model_type": "qwen3", "attention_bias": false, "head_dim": 128,
  "num_attention_heads": 16, "num_hidden_layers": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
  "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "sliding_window": null, "dtype": "bfloat16", "vocab_size": 151936}`
 
+// As Qwen3.5 models are published: a language model inside one with vision.
+const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
+ "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3584,
+ "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+ "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+ "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "num_attention_heads": 8,
+ "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
+ "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "vocab_size": 248320}`
+
+const qwen35vision = `{"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 248056,
+ "tie_word_embeddings": true, "vision_config": {"depth": 12}, "text_config": ` + qwen35 + `}`
+
 func parse(t *testing.T, text string) *Config {
 	t.Helper()
 	c, err := ParseConfig([]byte(text))
@@ -51,6 +63,34 @@ func TestParseConfig(t *testing.T) {
 	c = parse(t, qwen3)
 	if c.HeadDim != 128 || c.TieWordEmbeddings || c.Rope.Theta != 1e6 || c.DType != tensor.BF16 || c.QKVBias() || !c.QKNorm() {
 		t.Errorf("%+v", c)
+	}
+}
+
+func TestParseHybrid(t *testing.T) {
+	for _, text := range []string{qwen35, qwen35vision} {
+		c := parse(t, text)
+		if c.ModelType != "qwen3_5_text" || c.HeadDim != 256 || c.RotaryDim != 64 || c.Rope.Theta != 1e7 || c.DType != tensor.BF16 ||
+			!c.QKNorm() || !c.OutputGate() || c.NormCentre() != 1 || c.LinearLayers() != 3 || c.Linear(3) || c.convChannels() != 8192 ||
+			c.TieWordEmbeddings != (text == qwen35vision) {
+			t.Errorf("%+v", c)
+		}
+	}
+	// transformers' own defaults
+	c := parse(t, `{"model_type": "qwen3_5_text", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 9, "num_attention_heads": 4}`)
+	if c.HeadDim != 256 || c.RotaryDim != 64 || c.Rope.Theta != 10000 || c.LinearNumKeyHeads != 16 || c.LinearNumValueHeads != 32 ||
+		c.LinearKeyHeadDim != 128 || c.LinearValueHeadDim != 128 || c.LinearConvKernelDim != 4 || c.LinearLayers() != 7 || c.Linear(3) || c.Linear(7) || !c.Linear(8) {
+		t.Errorf("%+v", c)
+	}
+	// Fields are replaced wherever the file has them.
+	for fields, want := range map[string]int64{"partial_rotary_factor": 128, "rope_theta": 64} {
+		o, err := parse(t, qwen35).Override(map[string]any{fields: 0.5})
+		if err != nil || o.RotaryDim != want || (o.Rope.Theta == 0.5) != (fields == "rope_theta") {
+			t.Errorf("%s = 0.5: %+v, %v", fields, o, err)
+		}
+	}
+	o, err := parse(t, qwen35).Override(map[string]any{"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}})
+	if err != nil || o.RotaryDim != 64 || o.Rope.Type != "linear" || o.Rope.Theta != 1e7 {
+		t.Errorf("%+v, %v", o, err)
 	}
 }
 
@@ -106,7 +146,25 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, qwen2 and qwen3 are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, qwen2, qwen3 and qwen3_5_text are`}},
+		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
+		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
+		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
+		{qwen35, `"linear_conv_kernel_dim": 0, "linear_key_head_dim": -1`, bad, []string{"linear_conv_kernel_dim = 0", "linear_key_head_dim = -1"}},
+		{qwen35, `"attn_output_gate": false`, no, []string{"attn_output_gate = false"}},
+		{qwen35, `"full_attention_interval": 0`, bad, []string{"full_attention_interval = 0"}},
+		{qwen35, `"layer_types": ["full_attention", "sliding_attention", "linear_attention", "linear_attention"]`, no,
+			[]string{`layer_types[1] = "sliding_attention" is not built: full_attention and linear_attention are`}},
+		{qwen35, `"layer_types": ["linear_attention"]`, bad, []string{"layer_types has 1 entries"}},
+		{qwen35, `"layer_types": "linear_attention"`, bad, []string{"layer_types = linear_attention: give a list"}},
+		{qwen35, `"head_dim": 15`, bad, []string{"head_dim = 15 is odd"}},
+		{qwen35, `"head_dim": 20`, bad, []string{"partial_rotary_factor = 0.25 of head_dim = 20 is 5 features"}},
+		{qwen35, `"rope_parameters": {"partial_rotary_factor": 1.5}`, bad, []string{"partial_rotary_factor = 1.5"}},
+		{qwen35, `"rope_parameters": {"partial_rotary_factor": 0}`, bad, []string{"partial_rotary_factor = 0"}},
+		{qwen35, `"rope_parameters": {"rope_type": "yarn"}`, no, []string{`"yarn" is not built`}},
+		{qwen35, `"mlp_bias": true`, bad, []string{"mlp_bias"}},
+		{qwen3, `"layer_types": ["full_attention", "linear_attention"]`, no, []string{`layer_types[1] = "linear_attention" is not built: full_attention is`}},
+		{llama31, `"partial_rotary_factor": 0.5`, no, []string{"partial_rotary_factor = 0.5 is not built for llama"}},
 		{llama31, `"model_type": null`, bad, []string{"model_type is missing"}},
 		{llama31, `"tie_word_embeddings": "yes"`, bad, []string{"tie_word_embeddings = yes: give true or false"}},
 		{llama31, `"torch_dtype": "float8_e4m3fn"`, no, []string{"float8_e4m3fn"}},

@@ -31,7 +31,7 @@ type lateRank struct {
 func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, tiles ...Tiles) *lateRank {
 	dev, err := fake.Open(fake.Options{Seed: uint64(host.Rank())})
 	must(err)
-	m, err := New(dev, fake.Communicator(dev, host), cfg, compute)
+	m, err := New(dev, fake.Communicator(dev, host), cfg, Options{Compute: compute})
 	must(err)
 	for _, x := range tiles {
 		must(m.SetTiles(x))
@@ -265,7 +265,7 @@ func TestPlaces(t *testing.T) {
 		if _, err := r.ForwardBackward(r.c, b); status.Of(err) != status.InvalidArgument {
 			t.Errorf("targets on the host: %v", err)
 		}
-		if _, err := New(newRank(c, cfg, 1, false).dev, c, cfg, tensor.BF16); status.Of(err) != status.Unsupported {
+		if _, err := New(newRank(c, cfg, 1, false).dev, c, cfg, Options{Compute: tensor.BF16}); status.Of(err) != status.Unsupported {
 			t.Errorf("BF16 on the CPU: %v", err)
 		}
 		return nil

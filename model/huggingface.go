@@ -99,7 +99,7 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[name]
+		at, ok := f.where[f.ours(name)]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s should be in %s and is not: the index and its parts disagree",
 				f.Dir, indexFile, name, file)
@@ -115,13 +115,21 @@ func (f *Folder) openFile(name string) error {
 	}
 	f.files = append(f.files, s)
 	for _, e := range s.Entries() {
-		if at, twice := f.where[e.Name]; twice {
+		if at, twice := f.where[f.ours(e.Name)]; twice {
 			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, e.Name,
 				filepath.Base(at.file.Path), name)
 		}
-		f.where[e.Name] = location{s, e}
+		f.where[f.ours(e.Name)] = location{s, e}
 	}
 	return nil
+}
+
+// ours is the name of a tensor in a language model alone: with vision, Qwen3.5 has model.language_model.* for model.*.
+func (f *Folder) ours(name string) string {
+	if rest, ok := strings.CutPrefix(name, "model.language_model."); ok && f.Config.hybrid() {
+		return "model." + rest
+	}
+	return name
 }
 
 // Check compares the files' tensors with what the model expects and lists every disagreement.
@@ -144,7 +152,7 @@ func (f *Folder) Check(m *Model) error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.where)) {
-		if !expected[name] && !ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
+		if !expected[name] && !m.Config.ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
 			faults = append(faults, fmt.Sprintf("tensor %v has no place in a %s of this configuration", f.where[name].entry, m.Config.ModelType))
 		}
 	}
@@ -153,8 +161,12 @@ func (f *Folder) Check(m *Model) error {
 
 const tiedName = "lm_head.weight"
 
-// ignored are buffers that old versions of transformers saved and that are computed from the configuration.
-func ignored(name string) bool { return strings.HasSuffix(name, ".rotary_emb.inv_freq") }
+// ignored are buffers that old versions of transformers saved and that are computed from the configuration; of Qwen3.5 what transformers
+// ignores too when it loads the language model alone: vision, and heads for tokens further ahead.
+func (c *Config) ignored(name string) bool {
+	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
+		c.hybrid() && (strings.HasPrefix(name, "model.visual.") || strings.HasPrefix(name, "mtp."))
+}
 
 func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	if !slices.Equal(e.Shape, p.Shape) {

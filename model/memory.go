@@ -15,7 +15,7 @@ type Component struct {
 // code of the pass itself, run without memory, so that plan and peak are the same number. Parameters, gradients and optimizer states
 // are their owner's.
 func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
-	sizes, err := m.attentionSizes(tokens)
+	sizes, err := m.mixerSizes(tokens)
 	if err != nil {
 		return nil, err
 	}

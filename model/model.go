@@ -5,8 +5,8 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/internal/status"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -17,7 +17,7 @@ type Model struct {
 
 	dev    device.Device
 	comm   comm.Comm // of the ranks that share each sequence
-	plan   *sp.Plan
+	plans  plans
 	groups []*Group
 	embed  *Param // [V, hidden]
 	blocks []*block
@@ -26,34 +26,42 @@ type Model struct {
 	tiles     Tiles
 	compute   tensor.DType // of activations and of the weights they meet
 	constants *device.Arena
-	freq      tensor.Tensor // [D/2] F32, RoPE's angle per position
+	freq      tensor.Tensor // [R/2] F32, RoPE's angle per position
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
-	targets   []int32  // of the batch under way, on the host
-	sizes     sp.Sizes // of attention over sizesOf tokens
+	targets   []int32 // of the batch under way, on the host
+	sizes     sizes   // of mixers over sizesOf tokens
 	sizesOf   int64
 	pass      pass
 }
 
-// New lays out a model on the ranks of c, which share each sequence, that computes in F32 or another type of the device: activations and
-// weights have it, while sums, statistics, logits and gradients of weights are F32 all the same. It is collective; what cannot be is
-// refused on all ranks alike.
-func New(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType) (*Model, error) {
-	plan, err := sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads, KVHeads: cfg.NumKeyValueHeads, Dim: cfg.HeadDim, VDim: cfg.HeadDim,
-		DType: compute, Causal: true})
-	if err != nil {
+// Options are what a configuration does not say.
+type Options struct {
+	// Compute is F32 or another type of the device: activations and weights have it, while sums, statistics, logits and gradients of weights
+	// are F32 all the same. 0 = F32.
+	Compute  tensor.DType
+	Strategy gdn.Strategy // of linear layers
+	Tokens   int64        // of a batch, as far as is known: what Strategy Auto goes by
+}
+
+// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot be is refused on all ranks alike.
+func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
+	if o.Compute == tensor.Invalid {
+		o.Compute = tensor.F32
+	}
+	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, hostSum: make([]float64, 1)}
+	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}
-	m := &Model{Config: cfg, dev: d, comm: c, compute: compute, plan: plan, hostSum: make([]float64, 1)}
 	vocabulary := []string{"vocab_size", "hidden_size"}
 	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
 	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
 	for i := range cfg.NumHiddenLayers {
-		b := newBlock(cfg, plan, i)
+		b := newBlock(cfg, &m.plans, i)
 		m.blocks = append(m.blocks, b)
 		m.groups = append(m.groups, &Group{Name: fmt.Sprintf("layer %d", i), Params: b.params()})
 	}
-	norm := newParam("model.norm.weight", cfg.DType, ones, vocabulary[1:], cfg.HiddenSize)
+	norm := newNorm(cfg, "model.norm.weight", "hidden_size", cfg.HiddenSize)
 	last, matrix := &Group{Name: "head", Params: []*Param{norm}}, m.embed
 	if !cfg.TieWordEmbeddings {
 		matrix = newParam("lm_head.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
@@ -70,7 +78,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType) (*Mode
 
 // makeConstants puts what does not change on the device.
 func (m *Model) makeConstants() error {
-	freq := m.Config.Rope.Frequencies(m.Config.HeadDim)
+	freq := m.Config.Rope.Frequencies(m.Config.RotaryDim)
 	n := int64(len(freq))
 	var err error
 	if m.constants, err = device.NewArena(m.dev, "constants", device.Padded(m.dev, 4*n)+8); err != nil {
@@ -115,9 +123,6 @@ func (m *Model) Numel() int64 {
 // Compute is the type of activations and of the weights they meet.
 func (m *Model) Compute() tensor.DType { return m.compute }
 
-// Plan is the attention plan that all layers share.
-func (m *Model) Plan() *sp.Plan { return m.plan }
-
 // ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to every Param.Grad: this rank's part,
 // to be summed over ranks. Collective.
 func (m *Model) ForwardBackward(c *Ctx, b *Batch) (Loss, error) {
@@ -136,7 +141,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if err := m.check(op, b, backward); err != nil {
 		return Loss{}, err
 	}
-	sizes, err := m.attentionSizes(b.SP.Seq())
+	sizes, err := m.mixerSizes(b.SP.Seq())
 	if err != nil {
 		return Loss{}, err
 	}
@@ -162,27 +167,27 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	return loss, nil
 }
 
-// attentionSizes is what attention over this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
-func (m *Model) attentionSizes(tokens int64) (sp.Sizes, error) {
+// mixerSizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
+func (m *Model) mixerSizes(tokens int64) (sizes, error) {
 	if m.sizesOf != tokens {
-		sizes, err := m.plan.MaxSizes(1, tokens, tokens)
+		s, err := m.plans.maxSizes(tokens)
 		if err != nil {
-			return sizes, err
+			return s, err
 		}
-		m.sizes, m.sizesOf = sizes, tokens
+		m.sizes, m.sizesOf = s, tokens
 	}
 	return m.sizes, nil
 }
 
 // begin readies the pass, keeping the memory of arguments.
-func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sp.Sizes, backward bool) {
+func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {
 	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
 	p.tiles, p.err, p.at, p.saved, p.dry = m.tiles, nil, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 
 // execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
 func (m *Model) execute(p *pass) {
-	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.HeadDim/2
+	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.RotaryDim/2
 	p.cos, p.sin = p.stat(p.rows, half), p.stat(p.rows, half)
 	p.rstd, p.act = p.stat(p.rows), p.temp(p.rows, hidden)
 	p.phase("rope")

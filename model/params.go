@@ -22,6 +22,7 @@ type Param struct {
 	axes   []string     // the config fields that Shape comes from
 	stored tensor.DType // in the source's file; what Save writes
 	fill   fill
+	centre float64 // of a norm's weight: what is added to it
 }
 
 // fill is how a parameter starts.
@@ -31,10 +32,22 @@ const (
 	normal fill = iota
 	ones
 	zeros
+	decays // ln of uniform(0.01, 16), as Qwen3.5 draws A_log
 )
 
 func newParam(name string, dtype tensor.DType, start fill, axes []string, shape ...int64) *Param {
 	return &Param{Name: name, Shape: shape, Decay: len(shape) > 1, axes: axes, stored: dtype, fill: start}
+}
+
+// newNorm is the weight of a norm over n features, which starts as 1.
+func newNorm(cfg *Config, name, axis string, n int64) *Param {
+	start := ones
+	if cfg.NormCentre() == 1 {
+		start = zeros
+	}
+	p := newParam(name, cfg.DType, start, []string{axis}, n)
+	p.centre = cfg.NormCentre()
+	return p
 }
 
 // Numel is the number of elements.
@@ -83,8 +96,8 @@ type Weights interface {
 	GradReady(p *Param, s device.Stream) error // once per micro step: p.Grad is complete as far as this rank goes
 }
 
-// Init gives every bound parameter its start: normal(0, initializer_range) for matrices, 1 for norms, 0 for biases. A value depends on
-// the seed, the name and the place in the tensor alone.
+// Init gives every bound parameter its start, as transformers does: normal(0, initializer_range) for matrices and convolutions, 1 for norms,
+// 0 for biases. A value depends on the seed, the name and the place in the tensor alone.
 func (m *Model) Init(seed uint64) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
@@ -102,7 +115,7 @@ func (m *Model) Init(seed uint64) error {
 }
 
 func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
-	if p.fill != normal {
+	if p.fill == ones || p.fill == zeros {
 		value := map[fill]float64{ones: 1, zeros: 0}[p.fill]
 		if !p.Master.IsNil() {
 			if err := m.dev.Fill(s, p.Master, value); err != nil {
@@ -117,6 +130,10 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	piece := make([]float32, min(p.Numel(), 1<<16))
 	return m.upload(s, p, piece, func(at int64, dst []float32) error {
 		for i := range dst {
+			if p.fill == decays {
+				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
+				continue
+			}
 			dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
 		}
 		return nil
@@ -167,6 +184,8 @@ func mix(x uint64) uint64 {
 // gauss is the i-th normal deviate of a key (Box & Muller 1958): counted, not drawn in turn, so that any part can be made anywhere.
 func gauss(key, i uint64) float64 {
 	u := float64(mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
-	v := float64(mix(key+2*i+1)>>11) / (1 << 53)
-	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*v)
+	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*uniform(key, 2*i+1))
 }
+
+// uniform is the i-th number in [0, 1) of a key.
+func uniform(key, i uint64) float64 { return float64(mix(key+i)>>11) / (1 << 53) }

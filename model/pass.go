@@ -59,9 +59,9 @@ type pass struct {
 	compute  tensor.DType // of activations
 	rows     int64        // T, this rank's tokens
 	tiles    Tiles
-	sizes    sp.Sizes
+	sizes    sizes
 	saved    [kinds]int64  // bytes
-	cos, sin tensor.Tensor // [T, D/2] F32
+	cos, sin tensor.Tensor // [T, R/2] F32
 	rstd     tensor.Tensor // [T] F32, of the norm under way
 	act      tensor.Tensor // [T, hidden], between a norm and its sublayer's output; its gradient on the way back
 
@@ -74,6 +74,11 @@ type pass struct {
 	embGrad  device.EmbeddingGrad
 	cross    device.CrossEntropy
 	table    device.RopeTable
+
+	gate          device.SigmoidGate
+	gateGrad      device.SigmoidGateGrad
+	gatedNorm     device.GatedRMSNorm
+	gatedNormGrad device.GatedRMSNormGrad
 }
 
 // temp takes memory of the compute type until the next reset.
@@ -192,10 +197,10 @@ func (p *pass) Sum(out, x tensor.Tensor) {
 	}
 }
 
-// Norm is y = rmsnorm(x)·w; rstd is left for NormBack.
+// Norm is y = rmsnorm(x)·w, or ·(1 + w) as the type has it; rstd is left for NormBack.
 func (p *pass) Norm(y, x tensor.Tensor, w *Param, rstd tensor.Tensor, eps float64) {
 	if !p.skip() {
-		p.norm = device.RMSNorm{X: x, W: w.Value, Y: y, RStd: rstd, Eps: eps}
+		p.norm = device.RMSNorm{X: x, W: w.Value, Y: y, RStd: rstd, Eps: eps, Centre: w.centre}
 		p.err = p.dev.RMSNormForward(p.c.Stream, &p.norm)
 	}
 }
@@ -203,7 +208,7 @@ func (p *pass) Norm(y, x tensor.Tensor, w *Param, rstd tensor.Tensor, eps float6
 // NormBack is dx = its derivative (dx += with add); the gradient of w is added to and is complete.
 func (p *pass) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tensor, add bool) {
 	if !p.skip() {
-		p.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: w.Grad, AddDX: add}
+		p.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: w.Grad, AddDX: add, Centre: w.centre}
 		p.err = p.dev.RMSNormBackward(p.c.Stream, &p.normGrad)
 	}
 	p.ready(w)
@@ -214,6 +219,39 @@ func (p *pass) RopeTable(positions, freq tensor.Tensor) {
 		p.table = device.RopeTable{Positions: positions, Freq: freq, Cos: p.cos, Sin: p.sin}
 		p.err = p.dev.RopeTable(p.c.Stream, &p.table)
 	}
+}
+
+// SigmoidGate is y = x·sigmoid(gate).
+func (p *pass) SigmoidGate(y, x, gate tensor.Tensor) {
+	if !p.skip() {
+		p.gate = device.SigmoidGate{X: x, Gate: gate, Y: y}
+		p.err = p.dev.SigmoidGateForward(p.c.Stream, &p.gate)
+	}
+}
+
+// SigmoidGateBack turns the gradient d of y into that of x, in place, and writes that of the gate.
+func (p *pass) SigmoidGateBack(d, dgate, x, gate tensor.Tensor) {
+	if !p.skip() {
+		p.gateGrad = device.SigmoidGateGrad{X: x, Gate: gate, DY: d, DX: d, DGate: dgate}
+		p.err = p.dev.SigmoidGateBackward(p.c.Stream, &p.gateGrad)
+	}
+}
+
+// GatedNorm is y = rmsnorm(x)·w·silu(gate); rstd is left for GatedNormBack.
+func (p *pass) GatedNorm(y, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor, eps float64) {
+	if !p.skip() {
+		p.gatedNorm = device.GatedRMSNorm{X: x, Gate: gate, Y: y, W: w.Value, RStd: rstd, Eps: eps}
+		p.err = p.dev.GatedRMSNormForward(p.c.Stream, &p.gatedNorm)
+	}
+}
+
+// GatedNormBack turns the gradient d of y into that of x, in place, and writes that of the gate; the gradient of w is added to and is complete.
+func (p *pass) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor) {
+	if !p.skip() {
+		p.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d, DGate: dgate, DW: w.Grad}
+		p.err = p.dev.GatedRMSNormBackward(p.c.Stream, &p.gatedNormGrad)
+	}
+	p.ready(w)
 }
 
 func (p *pass) SwiGLU(y, gate, up tensor.Tensor) {

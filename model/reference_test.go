@@ -31,13 +31,21 @@ func (r *reference) linear(x []float64, in int64, name string) []float64 {
 }
 
 func (r *reference) norm(x []float64, n int64, name string) []float64 {
-	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], 0, r.cfg.RMSNormEps)
+	y, _ := ref.RMSNorm(n, x, r.w[name+".weight"], r.cfg.NormCentre(), r.cfg.RMSNormEps)
+	return y
+}
+
+// columns is columns [lo, hi) of x, whose rows have n.
+func columns(x []float64, n, lo, hi int64) (y []float64) {
+	for row := int64(0); row < int64(len(x)); row += n {
+		y = append(y, x[row+lo:row+hi]...)
+	}
 	return y
 }
 
 // frequencies are written here once more, from the formulas of the papers and of transformers.
 func (r *reference) frequencies() []float64 {
-	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.HeadDim)
+	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.RotaryDim)
 	switch rope := r.cfg.Rope; rope.Type {
 	case "linear":
 		for i := range f {
@@ -56,24 +64,16 @@ func (r *reference) frequencies() []float64 {
 // loss is ΣNLL over the whole sequence.
 func (r *reference) loss(s *sequence) float64 {
 	c := r.cfg
-	tokens := int64(len(s.ids))
 	table := r.w["model.embed_tokens.weight"]
 	x := ref.Embedding(c.HiddenSize, table, wide(s.ids))
-	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(), 1)
-	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
-		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim))}
 	for i := range c.NumHiddenLayers {
 		name := func(part string) string { return fmt.Sprintf("model.layers.%d.%s", i, part) }
 		n := r.norm(x, c.HiddenSize, name("input_layernorm"))
-		q, k, v := r.linear(n, c.HiddenSize, name("self_attn.q_proj")), r.linear(n, c.HiddenSize, name("self_attn.k_proj")),
-			r.linear(n, c.HiddenSize, name("self_attn.v_proj"))
-		if c.QKNorm() {
-			q, k = r.norm(q, c.HeadDim, name("self_attn.q_norm")), r.norm(k, c.HeadDim, name("self_attn.k_norm"))
+		if c.Linear(i) {
+			add(x, r.linearAttention(s, n, name("linear_attn")))
+		} else {
+			add(x, r.attention(s, n, name("self_attn")))
 		}
-		q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
-		k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
-		mixed, _ := ref.AttentionForward(shape, q, k, v)
-		add(x, r.linear(mixed, shape.Hq*shape.D, name("self_attn.o_proj")))
 		n = r.norm(x, c.HiddenSize, name("post_attention_layernorm"))
 		y := ref.SwiGLU(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
 		add(x, r.linear(y, c.IntermediateSize, name("mlp.down_proj")))
@@ -85,6 +85,42 @@ func (r *reference) loss(s *sequence) float64 {
 	logits := r.linear(r.norm(x, c.HiddenSize, "model.norm"), c.HiddenSize, matrix)
 	nll, _ := ref.CrossEntropy(c.VocabSize, logits, wide(s.targets), 1)
 	return ref.Sum(nll)
+}
+
+func (r *reference) attention(s *sequence, x []float64, name string) []float64 {
+	c, tokens := r.cfg, int64(len(s.ids))
+	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(), 1)
+	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
+		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim))}
+	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"), r.linear(x, c.HiddenSize, name+".v_proj")
+	var gate []float64
+	if c.OutputGate() { // [q|gate] in each head
+		q, gate = columns(q, 2*c.HeadDim, 0, c.HeadDim), columns(q, 2*c.HeadDim, c.HeadDim, 2*c.HeadDim)
+	}
+	if c.QKNorm() {
+		q, k = r.norm(q, c.HeadDim, name+".q_norm"), r.norm(k, c.HeadDim, name+".k_norm")
+	}
+	q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
+	k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
+	mixed, _ := ref.AttentionForward(shape, q, k, v)
+	if gate != nil {
+		mixed = ref.SigmoidGate(mixed, gate)
+	}
+	return r.linear(mixed, shape.Hq*shape.D, name+".o_proj")
+}
+
+func (r *reference) linearAttention(s *sequence, x []float64, name string) []float64 {
+	c := r.cfg
+	keys, values := c.LinearNumKeyHeads*c.LinearKeyHeadDim, c.LinearNumValueHeads*c.LinearValueHeadDim
+	all := 2*keys + values
+	mixed := ref.Conv1dForward(&ref.Conv1d{C: all, Width: c.LinearConvKernelDim, Cu: s.cu}, r.linear(x, c.HiddenSize, name+".in_proj_qkv"),
+		r.w[name+".conv1d.weight"], nil)
+	g, beta := ref.DeltaGates(r.linear(x, c.HiddenSize, name+".in_proj_a"), r.linear(x, c.HiddenSize, name+".in_proj_b"), r.w[name+".A_log"], r.w[name+".dt_bias"])
+	shape := &ref.GatedDelta{Hk: c.LinearNumKeyHeads, Hv: c.LinearNumValueHeads, Dk: c.LinearKeyHeadDim, Dv: c.LinearValueHeadDim, Cu: s.cu,
+		L2Norm: true, Scale: 1 / math.Sqrt(float64(c.LinearKeyHeadDim))}
+	out, _ := ref.GatedDeltaForward(shape, columns(mixed, all, 0, keys), columns(mixed, all, keys, 2*keys), columns(mixed, all, 2*keys, all), g, beta, nil)
+	y, _ := ref.GatedRMSNorm(c.LinearValueHeadDim, out, r.linear(x, c.HiddenSize, name+".in_proj_z"), r.w[name+".norm.weight"], c.RMSNormEps)
+	return r.linear(y, values, name+".out_proj")
 }
 
 // slope is the derivative of the loss along a direction of one parameter, by central differences.

@@ -16,8 +16,29 @@ type Rope struct {
 	OriginalMaxPositionEmbeddings float64
 }
 
-// readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers 4).
-func readRope(r *reader, maxPosition int64) Rope {
+// readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers 4), and how much of a head rotates. The
+// sections of multimodal positions say nothing here: in text time, height and width are one.
+func (c *Config) readRope(r *reader) {
+	share := 1.0
+	if c.hybrid() {
+		share = 0.25
+	}
+	share = r.number("partial_rotary_factor", share)
+	c.Rope = readRope(r, c.MaxPositionEmbeddings, &share)
+	c.RotaryDim = int64(float64(c.HeadDim) * share)
+	switch {
+	case !c.hybrid():
+		if share != 1 {
+			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: 1 is", share, c.ModelType)
+		}
+	case c.HeadDim%2 != 0: // is a fault already
+	case !(share > 0 && share <= 1) || c.RotaryDim < 2 || c.RotaryDim%2 != 0:
+		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features: an even number of at least 2 has to rotate",
+			share, c.HeadDim, c.RotaryDim)
+	}
+}
+
+func readRope(r *reader, maxPosition int64, share *float64) Rope {
 	theta := r.positive("rope_theta", 10000)
 	rope := Rope{Type: "default", Theta: theta, Factor: 1}
 	name, t := "rope_parameters", r.table("rope_parameters")
@@ -30,9 +51,7 @@ func readRope(r *reader, maxPosition int64) Rope {
 	defer r.take(name, t)
 	rope.Theta = t.positive("rope_theta", theta)
 	rope.Type = t.text("rope_type", t.text("type", "default"))
-	if share := t.number("partial_rotary_factor", 1); share != 1 {
-		t.fault(status.Unsupported, "partial_rotary_factor = %v is not built: 1 is", share)
-	}
+	*share = t.number("partial_rotary_factor", *share)
 	switch rope.Type {
 	case "default":
 	case "linear":

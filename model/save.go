@@ -193,6 +193,12 @@ func (c *Config) fields() map[string]any {
 	put("tie_word_embeddings", c.TieWordEmbeddings)
 	if _, nested := f["rope_parameters"]; !nested { // where transformers 5 keeps it; it reads the older fields too
 		put("rope_theta", pointed(c.Rope.Theta))
+		if c.hybrid() {
+			put("partial_rotary_factor", pointed(float64(c.RotaryDim)/float64(c.HeadDim)))
+		}
+	}
+	if c.hybrid() {
+		c.Hybrid.put(put)
 	}
 	if c.ModelType != "qwen2" {
 		put("attention_bias", c.AttentionBias)

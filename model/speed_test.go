@@ -7,7 +7,6 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/tensor"
 )
 
 // BenchmarkQuickstart is one forward and backward pass of the quickstart's model, on one rank with two workers.
@@ -19,7 +18,7 @@ func BenchmarkQuickstart(b *testing.B) {
 	ranks(b, 1, func(c comm.Comm) error {
 		dev, err := cpu.New(cpu.Options{Workers: 2})
 		must(err)
-		m, err := New(dev, c, cfg, tensor.F32)
+		m, err := New(dev, c, cfg, Options{})
 		must(err)
 		r := &rank{Model: m}
 		r.bind()

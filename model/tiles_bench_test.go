@@ -8,7 +8,6 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/tensor"
 )
 
 // BenchmarkTiles is forward and backward passes with MLP or loss in tiles and without, in turn: what tiles cost, and what they save. One rank
@@ -47,7 +46,7 @@ func benchTiles(b *testing.B, cfg *Config, s *sequence, phase string, settings [
 		dev, err := cpu.New(cpu.Options{Workers: 2})
 		must(err)
 		defer dev.Close()
-		m, err := New(dev, c, cfg, tensor.F32)
+		m, err := New(dev, c, cfg, Options{})
 		must(err)
 		r := &rank{Model: m}
 		r.bind()

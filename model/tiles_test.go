@@ -136,7 +136,7 @@ func TestLossMemoryIsFlat(t *testing.T) {
 	must(err)
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["llama"], 1, false)
-		m, err := New(r.dev, c, cfg, tensor.F32)
+		m, err := New(r.dev, c, cfg, Options{})
 		must(err)
 		peak := func(rows int64, loss int64) int64 {
 			must(m.SetTiles(Tiles{Loss: loss}))

@@ -48,7 +48,7 @@ type Trainer struct {
 	micros  []*Micro
 	updates int64             // optimizer steps taken, which skipped steps are not
 	planned []model.Component // of the activations
-	sent    int64             // bytes that the formula says this rank's all-to-alls sent
+	sent    int64             // bytes that the formulas say this rank's mixers sent
 }
 
 // New allocates the activations of the longest batch and says what everything takes. Collective.
@@ -82,7 +82,7 @@ func (t *Trainer) allocate() (err error) {
 		return err
 	}
 	tokens, rows := t.MaxRows()
-	if err = t.Model.Plan().Reserve(1, tokens, tokens); err != nil {
+	if err = t.Model.Reserve(tokens); err != nil {
 		return err
 	}
 	inputs := t.inputBytes()
@@ -132,7 +132,7 @@ func (t *Trainer) PeakBytes() int64 {
 	return n
 }
 
-// ExchangeBytes is what the formula says this rank's all-to-alls have sent so far.
+// ExchangeBytes is what the formulas say this rank's mixers have sent so far.
 func (t *Trainer) ExchangeBytes() int64 { return t.sent }
 
 // Run takes all steps and evaluates as asked. An error is this rank's own; peers may be inside a collective and must be aborted.
@@ -249,14 +249,13 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 			return model.Loss{}, err
 		}
 	}
-	forward, back := t.Model.Plan().BytesSent(batch)
-	layers := t.Model.Config.NumHiddenLayers
-	t.sent += layers * forward
+	forward, back := t.Model.BytesSent(batch)
+	t.sent += forward
 	c := &model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}
 	if !backward {
 		return t.Model.Forward(c, &b)
 	}
-	t.sent += layers * back
+	t.sent += back
 	if valid > 0 {
 		b.GradScale = 1 / float64(valid)
 	}

@@ -11,6 +11,7 @@ import (
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/internal/clock"
 	"ulysses/internal/devicetest"
 	"ulysses/internal/fake"
@@ -33,6 +34,7 @@ type run struct {
 	ulysses   int
 	optimizer string
 	compute   tensor.DType
+	strategy  gdn.Strategy
 	on        *devicetest.Kind // nil = the CPU
 	steps     int64            // 0 = twenty
 	tiles     model.Tiles
@@ -104,7 +106,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, x.compute)
+	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy})
 	if err != nil {
 		return o, err
 	}

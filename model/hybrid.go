@@ -1,0 +1,113 @@
+package model
+
+import (
+	"maps"
+
+	"ulysses/internal/status"
+)
+
+// Hybrid is what a decoder has whose layers are of two kinds: most of them linear attention by the gated delta rule (Yang, Kautz &
+// Hatamizadeh 2024), every fourth or so softmax attention with a gate on its output.
+type Hybrid struct {
+	LayerTypes          []string // of each layer: full_attention | linear_attention
+	LinearNumKeyHeads   int64
+	LinearNumValueHeads int64 // a multiple of the key heads
+	LinearKeyHeadDim    int64
+	LinearValueHeadDim  int64
+	LinearConvKernelDim int64
+}
+
+const (
+	hybridType      = "qwen3_5_text"
+	fullAttention   = "full_attention"
+	linearAttention = "linear_attention"
+)
+
+func (c *Config) hybrid() bool { return c.ModelType == hybridType }
+
+// layerKinds ends the sentence of a kind of layer that is not built.
+func (c *Config) layerKinds() string {
+	if c.hybrid() {
+		return fullAttention + " and " + linearAttention + " are"
+	}
+	return fullAttention + " is"
+}
+
+// Linear says whether a layer is linear attention; LinearLayers is how many are.
+func (c *Config) Linear(layer int64) bool {
+	return layer < int64(len(c.LayerTypes)) && c.LayerTypes[layer] == linearAttention
+}
+
+func (c *Config) LinearLayers() (n int64) {
+	for i := range c.NumHiddenLayers {
+		if c.Linear(i) {
+			n++
+		}
+	}
+	return n
+}
+
+// convChannels is the features of q, k and v of a linear layer, which its convolution runs over; linearValues is those of v.
+func (c *Config) convChannels() int64 {
+	return 2*c.LinearNumKeyHeads*c.LinearKeyHeadDim + c.linearValues()
+}
+func (c *Config) linearValues() int64 { return c.LinearNumValueHeads * c.LinearValueHeadDim }
+
+func (c *Config) readHybrid(r *reader) {
+	c.LinearNumKeyHeads = r.extent("linear_num_key_heads", 16, 1<<16)
+	c.LinearNumValueHeads = r.extent("linear_num_value_heads", 32, 1<<16)
+	c.LinearKeyHeadDim = r.extent("linear_key_head_dim", 128, 1<<16)
+	c.LinearValueHeadDim = r.extent("linear_value_head_dim", 128, 1<<16)
+	c.LinearConvKernelDim = r.extent("linear_conv_kernel_dim", 4, 1<<10)
+	if c.LinearNumValueHeads%c.LinearNumKeyHeads != 0 {
+		r.fault(status.InvalidConfig, "linear_num_value_heads = %d is not a multiple of linear_num_key_heads = %d: correct one of them",
+			c.LinearNumValueHeads, c.LinearNumKeyHeads)
+	}
+	if !r.flag("attn_output_gate", true) {
+		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: true is", c.ModelType)
+	}
+	interval := r.extent("full_attention_interval", 4, maxLayers)
+	kinds, given := r.value("layer_types").([]any)
+	if !given && r.has("layer_types") {
+		r.fault(status.InvalidConfig, "layer_types = %v: give a list of %s and %s", r.raw["layer_types"], fullAttention, linearAttention)
+	}
+	for i := range c.NumHiddenLayers {
+		kind := linearAttention
+		if (i+1)%interval == 0 {
+			kind = fullAttention
+		}
+		if given && i < int64(len(kinds)) {
+			kind, _ = kinds[i].(string) // what it must not be is refused elsewhere
+		}
+		c.LayerTypes = append(c.LayerTypes, kind)
+	}
+}
+
+// textOf is the language model of a config.json of Qwen3.5 with vision: its text_config, with what the file says of the whole. Any other
+// file is as it was.
+func textOf(raw map[string]any) map[string]any {
+	text, ok := raw["text_config"].(map[string]any)
+	if raw["model_type"] != "qwen3_5" || !ok {
+		return raw
+	}
+	text = maps.Clone(text)
+	for _, name := range []string{"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"} {
+		if raw[name] != nil {
+			text[name] = raw[name]
+		}
+	}
+	if text["model_type"] == nil {
+		text["model_type"] = hybridType
+	}
+	return text
+}
+
+// put gives the fields by their names in config.json.
+func (h *Hybrid) put(put func(name string, value any)) {
+	put("layer_types", h.LayerTypes)
+	put("linear_num_key_heads", h.LinearNumKeyHeads)
+	put("linear_num_value_heads", h.LinearNumValueHeads)
+	put("linear_key_head_dim", h.LinearKeyHeadDim)
+	put("linear_value_head_dim", h.LinearValueHeadDim)
+	put("linear_conv_kernel_dim", h.LinearConvKernelDim)
+}
