@@ -176,6 +176,17 @@ func findShim(file string) (path string, found bool) {
 	return file, false
 }
 
+// Shims are the files of mpiLibraries that are there, by path. Nothing is opened.
+func Shims() []string {
+	paths := []string{}
+	for _, l := range mpiLibraries {
+		if path, found := findShim(l.file); found {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
 func openShim(path string) error {
 	name, text := C.CString(path), (*C.char)(C.malloc(mpiTextLength))
 	defer C.free(unsafe.Pointer(name))

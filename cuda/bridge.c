@@ -1,3 +1,4 @@
+#define _GNU_SOURCE
 #include "bridge.h"
 
 #include <dlfcn.h>
@@ -21,4 +22,9 @@ const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, 
     return 0;
   }
   return table;
+}
+
+int plug_here(char *text, int64_t text_bytes) {
+  Dl_info info;
+  return dladdr((void *)plug_here, &info) && info.dli_fname && snprintf(text, text_bytes, "%s", info.dli_fname) < text_bytes;
 }

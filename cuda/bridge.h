@@ -7,6 +7,8 @@
 // plug_load opens a plug-in and asks it for its table. It returns NULL with a text from the loader; with have = 0 when the file is no plug-in;
 // or, when the ABI is another, with the one that the plug-in speaks in have.
 const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, uint32_t *have);
+// plug_here is the file that this code is in: the program's, or that of a library in somebody's program.
+int plug_here(char *text, int64_t text_bytes);
 
 static inline int32_t plug_probe(const uly_cuda_api *t, uly_probe *out) { return t->probe(out); }
 static inline int32_t plug_open(const uly_cuda_api *t, const uly_open *how, uly_device **out, char *text, int64_t text_bytes) {
@@ -71,5 +73,12 @@ static inline int32_t plug_nccl_send_recv(const uly_cuda_api *t, uly_device *d, 
                                           const void *send, int64_t send_bytes, int32_t to) {
   return t->nccl_send_recv(d, n, s, recv, recv_bytes, from, send, send_bytes, to);
 }
+
+static inline int32_t plug_stream_wrap(const uly_cuda_api *t, uly_device *d, uintptr_t theirs, uly_stream **s) { return t->stream_wrap(d, (void *)theirs, s); }
+static inline int32_t plug_place_of(const uly_cuda_api *t, uly_device *d, uintptr_t p, int32_t *place, int32_t *ordinal) {
+  return t->place_of(d, (const void *)p, place, ordinal);
+}
+static inline uintptr_t plug_thread_save(const uly_cuda_api *t) { return (uintptr_t)t->thread_save(); }
+static inline void plug_thread_restore(const uly_cuda_api *t, uintptr_t was) { t->thread_restore((void *)was); }
 
 #endif

@@ -71,6 +71,7 @@ func (p *plugin) open(o Options) (*Device, error) {
 		defer C.free(unsafe.Pointer(how.kernels))
 	}
 	d := &Device{table: p.table, open: true}
+	defer d.Back(d.Thread())
 	if code := C.plug_open(p.table, how, &d.d, text, textLength); code != 0 {
 		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
 	}

@@ -213,6 +213,9 @@ typedef struct {
 
 enum { ULY_HANDLE = 64, ULY_NCCL_ID = 128 };
 
+// Where memory lies: the host's own, pinned or registered with CUDA, a GPU's, managed.
+enum { ULY_AT_HOST = 0, ULY_AT_PINNED, ULY_AT_GPU, ULY_AT_EITHER };
+
 typedef struct uly_cuda_api {
   uint32_t abi, size;
 
@@ -264,6 +267,14 @@ typedef struct uly_cuda_api {
   int32_t (*nccl_broadcast)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t bytes, int32_t root);
   int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from, const void *send, int64_t send_bytes,
                             int32_t to);
+
+  // For a guest in a program that uses CUDA itself. stream_wrap makes *s, or makes it anew, the program's cudaStream_t theirs (NULL, 1: the legacy default
+  // stream; 2: the thread's own), for stream_wait and event_record alone: it is the program's, has no scratch and runs no operation.
+  int32_t (*stream_wrap)(uly_device *, void *theirs, uly_stream **s);
+  int32_t (*place_of)(uly_device *, const void *p, int32_t *place, int32_t *ordinal); // ordinal: of the GPU; -1 = the host's
+  // What the calling thread computes on, before a call here makes it this GPU, and back to that.
+  void *(*thread_save)(void);
+  void (*thread_restore)(void *was);
 } uly_cuda_api;
 
 // uly_cuda_plugin returns the table, or NULL for an ABI that this plug-in does not speak; then *have is the one that it does.

@@ -35,8 +35,8 @@ type plugin struct {
 	table *C.uly_cuda_api
 }
 
-// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside the program, in lib beside its folder, or where
-// the system's loader looks.
+// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside the program, or the library that this code is in, in
+// lib beside their folders, or where the system's loader looks.
 func load() (*plugin, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := os.Stat(path); err != nil {
@@ -44,21 +44,38 @@ func load() (*plugin, error) {
 		}
 		return open(path)
 	}
+	if path := Find(); path != "" {
+		return open(path)
+	}
+	p, err := open(fileName)
+	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
+		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, or where the system's loader looks: "+
+			"build it with make cuda, or name the file in %s", ErrNoPlugin, fileName, variable)
+	}
+	return p, err
+}
+
+// Find is the file that would be opened, and opens nothing; "" where there is none, but for what the system's loader may find.
+func Find() string {
+	if path := os.Getenv(variable); path != "" {
+		return path
+	}
 	program, err := os.Executable()
 	if err != nil {
 		program = ""
 	}
-	for _, path := range beside(program) {
+	text := (*C.char)(C.malloc(textLength))
+	defer C.free(unsafe.Pointer(text))
+	paths := beside(program)
+	if C.plug_here(text, textLength) != 0 {
+		paths = append(beside(C.GoString(text)), paths...)
+	}
+	for _, path := range paths {
 		if _, err := os.Stat(path); err == nil {
-			return open(path)
+			return path
 		}
 	}
-	p, err := open(fileName)
-	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s is not beside the program, in lib beside its folder, or where the system's loader looks: "+
-			"build it with make cuda, or name the file in %s", ErrNoPlugin, fileName, variable)
-	}
-	return p, err
+	return ""
 }
 
 // beside lists where a plug-in that was installed with the program lies.

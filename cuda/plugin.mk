@@ -95,8 +95,8 @@ $(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
 	@$(emulate) -MMD -MP -c -o $@ $<
 
 pieces := $(kernels:$(SRC)/%.cu=$(OUT)/emulated/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o)
-$(OUT)/libulysses_cuda_emulated.so: $(pieces) $(exports)
+$(OUT)/libulysses_cuda_emulated.so: $(pieces) $(SRC)/emulated/exports.map
 	@echo 'link libulysses_cuda_emulated.so'
-	@$(CXX) -shared -Wl,--version-script=$(exports) -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
+	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
 
 -include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d $(OUT)/matrix/*.d)

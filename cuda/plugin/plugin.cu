@@ -10,6 +10,7 @@
 #include <new>
 #include <vector>
 
+#include "guest.h"
 #include "libraries.h"
 #include "plugin.h"
 #include "probe.h"
@@ -336,7 +337,7 @@ int32_t api_free_host(uly_device *d, void *p) {
 
 // --- streams and events -----------------------------------------------------------------------------------------------------------------
 void destroy(uly_stream *s) {
-  if (s->s) cudaStreamSynchronize(s->s), cudaStreamDestroy(s->s);
+  if (s->s && !s->wrapped) cudaStreamSynchronize(s->s), cudaStreamDestroy(s->s);
   if (s->scratch) cudaFree(s->scratch);
   if (s->fault) cudaFreeHost(s->fault);
   cudaGetLastError();
@@ -375,7 +376,7 @@ int32_t api_stream_destroy(uly_device *d, uly_stream *s) {
 int32_t api_stream_sync(uly_device *d, uly_stream *s) {
   return guarded(d, [&] {
     TRY(check(d, cudaStreamSynchronize(s->s), "Sync"));
-    return found(d, s->fault);
+    return s->wrapped ? (int32_t)ULY_OK : found(d, s->fault);
   });
 }
 
@@ -439,6 +440,7 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
   return guarded(d, [&] {
     if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
     const Operation &o = operations[op];
+    if (s->wrapped) return fail(d, ULY_INVALID_ARGUMENT, "%s: on a stream of the program's own, which is for order alone", o.name);
     if (args_bytes != o.bytes) return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes, (long long)o.bytes);
     d->text.clear();
     const uly_row *row = choose(of(d), op, args);
@@ -481,13 +483,21 @@ static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHan
 int32_t api_memory_handle(uly_device *d, const void *v, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes) {
   return guarded(d, [&] {
     auto *p = const_cast<char *>(static_cast<const char *>(v));
+    char *base = nullptr;
     auto it = of(d)->memory.upper_bound(p);
-    if (it == of(d)->memory.begin() || p >= (--it)->first + it->second) return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", v);
+    bool own = it != of(d)->memory.begin() && p < (--it)->first + it->second;
+    if (own) base = it->first, *bytes = it->second;
+    else if (!memory_range(p, &base, bytes)) return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", v);
     cudaIpcMemHandle_t h;
-    TRY(check(d, cudaIpcGetMemHandle(&h, it->first), "a handle of memory"));
+    cudaError_t e = cudaIpcGetMemHandle(&h, base);
+    if (!own && e == cudaErrorInvalidValue) {
+      cudaGetLastError();
+      return fail(d, ULY_UNSUPPORTED, "a handle of memory: %p is of an allocator whose memory other processes cannot map (a pool, or expandable segments): use memory of "
+                  "cudaMalloc, or another way than ipc", v);
+    }
+    TRY(check(d, e, "a handle of memory"));
     memcpy(handle, &h, sizeof h);
-    *offset = p - it->first;
-    *bytes = it->second;
+    *offset = p - base;
     return (int32_t)ULY_OK;
   });
 }
@@ -591,6 +601,10 @@ const uly_cuda_api table = {
     forwarded<nccl_all_reduce>,
     forwarded<nccl_broadcast>,
     forwarded<nccl_send_recv>,
+    forwarded<stream_wrap>,
+    forwarded<place_of>,
+    thread_context,
+    thread_context_set,
 };
 
 } // namespace

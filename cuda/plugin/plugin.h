@@ -55,6 +55,7 @@ struct uly_stream {
   char *scratch = nullptr;
   int64_t scratch_bytes = 0;
   uly_fault *fault = nullptr;
+  bool wrapped = false; // the program's own, for order alone: without the two above
 };
 enum : int64_t { ULY_SCRATCH = 64ll << 20 };
 

@@ -42,6 +42,7 @@ struct Kernel { const char *name, *file; int line; const void *address; };
 // (unless a test sets ULYSSES_EMULATED_HOST=1).
 void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers, int n, std::function<void()> body);
 unsigned char *dynamic_shared(); // of the running block
+bool range(const void *p, void **base, size_t *bytes); // of the allocation that device memory lies in
 void claim(cudaEvent_t e);       // for tests: records an event that other processes see, and never completes it
 int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count
 // exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32 values.

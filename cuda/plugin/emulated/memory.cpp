@@ -28,7 +28,7 @@ struct Allocation {
   Place place = Place::device;
   int64_t offset = -1; // in this process's file; -1: of another process
   size_t mapped = 0;
-  int refs = 1;
+  int refs = 1, device = 0;
   std::string handle; // of what another process gave
 };
 
@@ -72,6 +72,7 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   Allocation a;
   a.bytes = bytes;
   a.place = place;
+  cudaGetDevice(&a.device);
   a.mapped = pages(page + bytes + zone);
   char *start = take(a.mapped, &a.offset);
   if (!start) return cudaErrorMemoryAllocation;
@@ -264,6 +265,29 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
   std::lock_guard<std::mutex> held(lock);
   return last(allocate(p, bytes, Place::device));
 }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *v) {
+  std::lock_guard<std::mutex> held(lock);
+  *out = {};
+  out->device = -2; // as CUDA says of memory that it does not know
+  Place at = place(v, 1);
+  if (at != Place::device && at != Place::pinned) return cudaSuccess;
+  const Allocation &a = (--heap.all.upper_bound(static_cast<char *>(const_cast<void *>(v))))->second;
+  out->type = at == Place::device ? cudaMemoryTypeDevice : cudaMemoryTypeHost;
+  out->device = a.device;
+  out->devicePointer = const_cast<void *>(v);
+  if (at == Place::pinned) out->hostPointer = out->devicePointer;
+  return cudaSuccess;
+}
+
+bool uly_emulated::range(const void *v, void **base, size_t *bytes) {
+  std::lock_guard<std::mutex> held(lock);
+  if (place(v, 1) != Place::device) return false;
+  auto it = --heap.all.upper_bound(static_cast<char *>(const_cast<void *>(v)));
+  *base = it->first;
+  *bytes = it->second.bytes;
+  return true;
+}
+
 cudaError_t cudaFree(void *p) { return release(p, Place::device); }
 cudaError_t cudaMallocHost(void **p, size_t bytes) {
   std::lock_guard<std::mutex> held(lock);

@@ -63,6 +63,7 @@ namespace {
 struct PerThread {
   cudaError_t last = cudaSuccess;
   int device = 0;
+  CUstream_st *stream = nullptr; // its own default stream
   std::map<int, std::string> texts;
 };
 PerThread &mine() {
@@ -213,15 +214,19 @@ Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()
   return {};
 }
 
+// CUDA's names of streams that nobody makes: 1 the legacy default one, as NULL; 2 the calling thread's own.
+bool by_name(cudaStream_t s) { return reinterpret_cast<uintptr_t>(s) <= 2; }
+
 CUstream_st *own(cudaStream_t s) {
   static CUstream_st *legacy = nullptr;
-  if (s) return s;
-  if (!legacy) streams.push_back(legacy = new CUstream_st);
-  return legacy;
+  if (!by_name(s)) return s;
+  CUstream_st *&made = reinterpret_cast<uintptr_t>(s) == 2 ? mine().stream : legacy;
+  if (!made) streams.push_back(made = new CUstream_st);
+  return made;
 }
 
 bool known(cudaStream_t s) {
-  if (!s) return true;
+  if (by_name(s)) return true;
   for (CUstream_st *t : streams)
     if (t == s && !t->dying) return true;
   return false;
@@ -361,7 +366,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t s) { // what is in it runs all the same
   std::lock_guard<std::mutex> held(lock);
-  if (!s || !known(s)) return last(cudaErrorInvalidResourceHandle);
+  if (by_name(s) || !known(s)) return last(cudaErrorInvalidResourceHandle);
   s->dying = true;
   if (s->queue.empty()) {
     s->queue.push_back({});

@@ -1,0 +1,120 @@
+package cuda
+
+import (
+	"errors"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"ulysses/internal/cudatest"
+	"ulysses/tensor"
+)
+
+// TestGuest orders operations with a stream that is not ours, whichever of the two is asked for first. Another stream of the device stands for the
+// program's, by what it is.
+func TestGuest(t *testing.T) {
+	d, s, alloc := opened(t)
+	g, err := d.NewGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	theirs, err := d.newStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	const n = 1 << 12
+	x, y := alloc(tensor.F32, n), alloc(tensor.F32, n)
+	host := make([]float32, n)
+	for i := range 20 {
+		want := float64(i)
+		address := *(*uintptr)(unsafe.Pointer(theirs.s)) // uly_stream opens with its cudaStream_t
+		err := errors.Join(d.Fill(theirs, y, math.NaN()), d.Fill(theirs, x, want), g.Enter(address, s), d.Add(s, y, x, x), g.Leave(address, s),
+			d.Copy(theirs, tensor.OfFloat32(host, n), y), theirs.Sync())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if host[0] != float32(2*want) || host[n-1] != float32(2*want) {
+			t.Fatalf("run %d: %v ... %v, want %v", i, host[0], host[n-1], 2*want)
+		}
+	}
+	for _, byName := range []uintptr{0, 1, 2} {
+		if err := errors.Join(g.Enter(byName, s), g.Leave(byName, s), s.Sync()); err != nil {
+			t.Errorf("stream %d: %v", byName, err)
+		}
+	}
+	if err := enqueue(d, &stream{d: d, s: g.theirs}, 1, arguments[[0]byte](d)); err == nil || !strings.Contains(err.Error(), "order alone") {
+		t.Errorf("an operation on a stream that is not ours: %v", err)
+	}
+	if n := testing.AllocsPerRun(100, func() {
+		if _, _, err := g.PlaceOf(x.Data); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(g.Enter(0, s), g.Leave(0, s)); err != nil {
+			t.Error(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v mallocs a call", n)
+	}
+}
+
+// TestPlaces tells a program's memory apart.
+func TestPlaces(t *testing.T) {
+	d, _, alloc := opened(t)
+	g, err := d.NewGuest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	pinned, err := d.AllocHost(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pinned.Free()
+	x, own := alloc(tensor.F32, 100), make([]float32, 100)
+	for _, c := range []struct {
+		p    unsafe.Pointer
+		want Place
+		gpu  int
+	}{{x.Data, AtGPU, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), AtGPU, d.Details().Ordinal}, {unsafe.Pointer(&own[0]), AtHost, -1},
+		{pinned.Pointer(), AtPinned, d.Details().Ordinal}, {pointer(4096), AtHost, -1}} {
+		if at, gpu, err := g.PlaceOf(c.p); err != nil || at != c.want || gpu != c.gpu {
+			t.Errorf("%p lies at %d, GPU %d, %v: want %d, %d", c.p, at, gpu, err, c.want, c.gpu)
+		}
+	}
+}
+
+// TestThread leaves a thread of the program on the GPU that it had chosen.
+func TestThread(t *testing.T) {
+	cudatest.Use(t)
+	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d, err := Open(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	before := d.Thread()
+	other, err := Open(Options{Ordinal: 1})
+	if err != nil {
+		t.Skip("SKIPPED: one GPU alone: ", err)
+	}
+	defer other.Close()
+	if d.Thread() != before {
+		t.Error("opening another GPU made it the thread's")
+	}
+	b, err := other.Alloc(16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Free()
+	now := d.Thread()
+	d.Back(before)
+	if now == before || d.Thread() != before {
+		t.Errorf("the thread was on %#x, then on %#x, and is on %#x", before, now, d.Thread())
+	}
+}
