@@ -76,6 +76,27 @@ type Plan struct {
 	align      int64
 	tokenMajor bool // local copies have tokens before heads
 	why        string
+
+	ulysses  *sp.Plan   // with Heads: tokens against heads
+	keysCut  bool       // with Heads: the value heads of a key head lie on several ranks
+	keyHead  []int64    // with Heads: local key head of each local value head
+	channels []channels // of a layer
+	scan     bool       // with State: by a prefix scan
+
+	// Of the call under way, kept here so that no call allocates.
+	cut            cut
+	frame          frame
+	exchange       exchange
+	chain          chain
+	halo           sp.Halo
+	docRows        []int64
+	delta          device.GatedDelta
+	deltaGrad      device.GatedDeltaGrad
+	deltaState     device.DeltaState
+	deltaStateGrad device.DeltaStateGrad
+	conv           device.Conv1dGrad
+	gates          device.DeltaGates
+	gatesGrad      device.DeltaGatesGrad
 }
 
 // NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of them
@@ -113,7 +134,26 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		l.Scale = 1 / math.Sqrt(float64(l.KeyDim))
 	}
 	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align), tokenMajor: info.TokenMajor}
-	return p, nil
+	p.chain.send, p.chain.recv, p.docRows = make([]int64, p.size), make([]int64, p.size), make([]int64, p.size)
+	group := l.ValueHeads / l.KeyHeads
+	for r := range p.size {
+		lo, hi, _, _ := headsOf(l, p.size, r)
+		p.keysCut = p.keysCut || lo < hi && lo%group > 0 // which counts in the choice
+	}
+	if err := p.choose(); err != nil {
+		return nil, err
+	}
+	p.channels = p.channelsOf()
+	if p.layer.Strategy == State {
+		p.keysCut = false
+		return p, nil
+	}
+	lo, hi, keyLo, _ := p.Heads()
+	for h := lo; h < hi; h++ {
+		p.keyHead = append(p.keyHead, h/group-keyLo)
+	}
+	p.ulysses, err = sp.NewPlan(d, c, sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim, VDim: l.ValueDim, DType: l.DType, NoBackward: true})
+	return p, err
 }
 
 func (l Layer) check(info device.Info) error {

@@ -59,6 +59,15 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	return newBatch(int64(c.Rank()), int64(c.Size()), s)
 }
 
+// SketchBatch is the batch that NewBatch makes on a rank of size ranks, without asking the others: for what is sized, or predicted for any
+// rank, before there is a batch.
+func SketchBatch(rank, size int, s BatchSpec) (*Batch, error) {
+	if rank < 0 || rank >= size {
+		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d: it must be one of them", rank, size)
+	}
+	return newBatch(int64(rank), int64(size), s)
+}
+
 // newBatch is the part of NewBatch that each rank does by itself, with the same verdict.
 func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if s.KVSeq == 0 {
@@ -265,5 +274,13 @@ func (b *Batch) RankRows(rank int) (lo, hi int64) {
 	return b.queries.rows[rank].lo, b.queries.rows[rank].hi
 }
 
-// Size is the number of ranks.
+// Mixed reports that keys are other rows than queries, or are cut or documented otherwise: a batch for cross-attention.
+func (b *Batch) Mixed() bool {
+	return !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
+}
+
+// Rank is this rank, Size the number of them.
+func (b *Batch) Rank() int { return int(b.rank) }
+
+// Size is described at Rank.
 func (b *Batch) Size() int { return int(b.size) }
