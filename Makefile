@@ -150,6 +150,7 @@ fuzz:
 	$(GO) test ./train -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 	$(GO) test ./capi -run '^$$' -fuzz FuzzDescriptors -fuzztime 60s
+	$(GO) test ./capi -run TestTiledDescriptors -count=1 -v -tiledfuzz 60s
 
 clean:
 	rm -rf bin build out examples/out

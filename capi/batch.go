@@ -25,6 +25,9 @@ func int64s(p *int64, n int64) []int64 {
 	return unsafe.Slice(p, n)
 }
 
+// maxDocs bounds the tables of documents, which are host memory.
+const maxDocs = int64(1) << 24
+
 // checkBatch is what a rank can say of its description alone.
 func checkBatch(op string, d *cBatch, c *context) error {
 	switch {
@@ -36,6 +39,8 @@ func checkBatch(op string, d *cBatch, c *context) error {
 		return invalid("%s: batch %d, seq %d, rows %d, kv_seq %d, kv_rows %d, docs %d: batch is 1 or more, the others 0 or more", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
 	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
 		return invalid("%s: batch %d of seq %d, rows %d, kv_seq %d, kv_rows %d: 2^40 tokens are the most", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
+	case max(d.batch, d.docs) > maxDocs:
+		return invalid("%s: batch %d, docs %d: 2^24 sequences and documents are the most", op, d.batch, d.docs)
 	case d.docs > 0 && d.cu_seqlens == nil:
 		return invalid("%s: docs %d and cu_seqlens NULL: give the documents' starts", op, d.docs)
 	case d.docs == 0 && (d.cu_seqlens != nil || d.kv_cu_seqlens != nil):

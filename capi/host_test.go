@@ -16,6 +16,8 @@ import (
 
 var soakCalls = flag.Int("soak", 300, "calls forward and backward of the C host under valgrind")
 
+var tiledFuzz = flag.Duration("tiledfuzz", time.Second, "how long descriptors of tiled compute are drawn")
+
 // missing skips for want of a tool; in CI that is a failure.
 func missing(t *testing.T, tool string) {
 	t.Helper()
@@ -89,13 +91,18 @@ func mpirun(t *testing.T, n int, exe string) string {
 }
 
 func TestHostWithMPI(t *testing.T) {
-	exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/mpi.c")
-	for _, n := range []int{1, 2, 4} {
-		t.Run(strconv.Itoa(n), func(t *testing.T) {
-			if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprintf("ok mpi %d", n)) {
-				t.Error(out)
-			}
-		})
+	for _, c := range []struct {
+		name  string
+		ranks []int
+	}{{"mpi", []int{1, 2, 4}}, {"layers", []int{1, 2, 4, 7}}} {
+		exe := compile(t, "mpicc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/"+c.name+".c")
+		for _, n := range c.ranks {
+			t.Run(c.name+" "+strconv.Itoa(n), func(t *testing.T) {
+				if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprintf("ok %s %d", c.name, n)) {
+					t.Error(out)
+				}
+			})
+		}
 	}
 }
 
@@ -131,6 +138,15 @@ func TestHostUnderSanitizers(t *testing.T) {
 		output(t, time.Minute, nil, exe, mode)
 	}
 	output(t, time.Minute, nil, exe, "soak", "300")
+}
+
+// Tiled compute is C alone: its descriptors are driven in C, with the sanitizers in it.
+func TestTiledDescriptors(t *testing.T) {
+	missing(t, "gcc")
+	exe := filepath.Join(t.TempDir(), "fuzz")
+	output(t, time.Minute, nil, "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I.",
+		"-o", exe, "testdata/fuzz_tiled.c", "tiled.c")
+	t.Log(output(t, *tiledFuzz+time.Minute, nil, exe, strconv.FormatFloat(tiledFuzz.Seconds(), 'f', 1, 64)))
 }
 
 // TestSoak looks at what the process still holds after many calls, against a few: it must not grow with their number.

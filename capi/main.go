@@ -65,7 +65,7 @@ func read[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 		return s, invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given, known := uintptr(*(*uint32)(p)), unsafe.Sizeof(s)
-	if given < 4 || given%4 != 0 || given > 1<<16 {
+	if given < 4 || given%unsafe.Alignof(s) != 0 || given > 1<<16 { // no header ended within a pointer
 		return s, invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, known)
 	}
 	bytes := unsafe.Slice((*byte)(p), given)

@@ -71,7 +71,7 @@ static void cut(list *l, int64_t lo, int64_t hi) {
 static ulysses_status read_args(const char *op, const ulysses_tiled_args *p, ulysses_tiled_args *a) {
   if (!p) return uly_fail(ULYSSES_INVALID_ARGUMENT, "%s: args is NULL%.0lld%.0lld", op, 0, 0);
   uint32_t given = p->struct_size;
-  if (given < 4 || given % 4 || given > 65536) return uly_fail(ULYSSES_INVALID_ARGUMENT, "%s: args.struct_size is %lld, %lld here: use ULYSSES_INIT", op, given, sizeof *a);
+  if (given < 4 || given % 8 || given > 65536) return uly_fail(ULYSSES_INVALID_ARGUMENT, "%s: args.struct_size is %lld, %lld here: use ULYSSES_INIT", op, given, sizeof *a);
   for (uint32_t i = sizeof *a; i < given; i++)
     if (((const unsigned char *)p)[i])
       return uly_fail(ULYSSES_INVALID_ARGUMENT, "%s: args.struct_size is %lld and byte %lld is not zero: a newer header's field that this library lacks", op, given, i);

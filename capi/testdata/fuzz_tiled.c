@@ -1,0 +1,150 @@
+// fuzz_tiled.c SECONDS: walks of tiled_compute over tensors that are right but for a few faults. Built with tiled.c itself and the compiler's
+// sanitizers: every array is as long as it must be and no longer.
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include "ulysses.h"
+
+static char said[512];
+ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b);
+void uly_fresh(void);
+ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b) {
+  snprintf(said, sizeof said, format, op, a, b);
+  return code;
+}
+void uly_fresh(void) { said[0] = 0; }
+
+static uint64_t state;
+static int faults, flawed;
+static uint64_t draw(void) {
+  state += 0x9e3779b97f4a7c15ull;
+  uint64_t x = (state ^ state >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return x ^ x >> 31;
+}
+static int64_t upto(int64_t n) { return (int64_t)(draw() % (uint64_t)n); }
+static int wrong(void) { return faults > 0 && upto(12) == 0 && faults-- > 0; }
+static int64_t number(int64_t right) {
+  if (!wrong()) return right;
+  switch (upto(6)) {
+  case 0: return right + 1;
+  case 1: return right - 1;
+  case 2: return -right - 1;
+  case 3: return (int64_t)1 << upto(63);
+  case 4: return -((int64_t)1 << upto(63));
+  }
+  return (int64_t)draw();
+}
+#define CHECK(x) do { if (!(x)) { fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, said); exit(9); } } while (0)
+static void *exactly(size_t n) { void *p = malloc(n ? n : 1); CHECK(p); return memset(p, 0, n); }
+
+// What a tensor really has; what it says may differ.
+typedef struct { ulysses_tensor t; int64_t rows, width, gap; } made;
+static ulysses_tensor *tensor(int64_t rows, int64_t width) {
+  if (wrong()) return NULL;
+  made *m = exactly(sizeof *m);
+  m->rows = rows, m->width = width, m->gap = width + upto(3);
+  int ndim = (int)number(2), has = ndim > 0 && ndim <= 8 ? ndim : 0;
+  m->t.data = exactly((size_t)((rows ? (rows - 1) * m->gap + width : 0) * 4));
+  m->t.device = 1, m->t.code = 2, m->t.bits = 32, m->t.lanes = 1, m->t.ndim = ndim;
+  m->t.shape = exactly((size_t)has * 8), m->t.strides = exactly((size_t)has * 8);
+  for (int i = 0; i < has; i++) m->t.shape[i] = number(i ? width : rows), m->t.strides[i] = i ? 1 : m->gap;
+  if (wrong()) free(m->t.shape), m->t.shape = NULL;
+  if (m->gap == width && upto(2)) free(m->t.strides), m->t.strides = NULL;
+  return &m->t;
+}
+static void drop(ulysses_tensor *t) {
+  if (t) free(t->data), free(t->shape), free(t->strides), free(t);
+}
+
+enum { LIST = 3 };
+typedef struct { int64_t calls, last, rows, stop; const ulysses_tiled_args *a; } walk;
+
+// touch goes over a view, where its tensor says what it has.
+static int older; // the arguments end early: lists of axes, and what the callback shall be given, may be missing
+static walk *current;
+static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32_t dim, int64_t lo, int64_t hi, int write) {
+  if (older) return;
+  const made *m = (const made *)(const void *)whole;
+  if (!view) { CHECK(!whole); return; }
+  if (whole->ndim != 2 || whole->shape[0] != m->rows || whole->shape[1] != m->width) return;
+  CHECK(view->ndim == 2 && view->strides && dim < 2 && view->shape[0] == (dim == 0 ? hi - lo : m->rows) && view->shape[1] == (dim == 1 ? hi - lo : m->width));
+  CHECK(dim < 0 || (lo >= 0 && lo <= hi && hi <= (dim ? m->width : m->rows)));
+  for (int64_t i = 0; i < view->shape[0]; i++)
+    for (int64_t k = 0; k < view->shape[1]; k++) {
+      float *x = (float *)(void *)((char *)view->data + view->byte_offset) + i * view->strides[0] + k * view->strides[1];
+      if (write) *x += 1;
+      else CHECK(*x == 0);
+    }
+}
+
+static ulysses_status go(walk *w, const ulysses_tile *t) {
+  CHECK(t->index == w->calls && t->count > 0 && t->lo <= t->hi && t->lo == w->rows);
+  w->calls++, w->rows = t->hi, w->last = t->index == t->count - 1;
+  return w->calls > w->stop ? ULYSSES_NUMERIC : ULYSSES_OK;
+}
+static ulysses_status forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, ulysses_tensor *const *out) {
+  walk *w = older ? current : user;
+  for (int i = 0; i < w->a->n_in; i++) touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
+  for (int i = 0; i < w->a->n_out; i++) touch(out[i], w->a->out[i], w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 1);
+  return go(w, t);
+}
+static ulysses_status backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+  walk *w = older ? current : user;
+  for (int i = 0; i < w->a->n_in; i++) {
+    touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
+    touch(din[i], w->a->din ? w->a->din[i] : NULL, w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 1);
+  }
+  for (int i = 0; i < w->a->n_out; i++) touch(dout[i], w->a->dout ? w->a->dout[i] : NULL, w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 0);
+  return go(w, t);
+}
+
+static void once(uint64_t seed) {
+  state = seed, faults = (int)upto(4), flawed = faults > 0;
+  int64_t rows = upto(9), none = flawed && upto(20) == 0;
+  int n_in = 1 + (int)upto(LIST), n_out = (int)upto(LIST + 1);
+  ulysses_tensor **list[4]; // in, out, dout, din
+  int32_t *dim[2] = {exactly((size_t)n_in * 4), exactly((size_t)n_out * 4)};
+  for (int i = 0; i < n_in; i++) dim[0][i] = (int32_t)number(i && upto(3) == 0 ? -1 : 0);
+  for (int i = 0; i < n_out; i++) dim[1][i] = (int32_t)number(upto(3) == 0 ? -1 : 0);
+  for (int k = 0; k < 4; k++) {
+    int n = k == 1 || k == 2 ? n_out : n_in;
+    list[k] = exactly((size_t)n * sizeof(ulysses_tensor *));
+    for (int i = 0; i < n; i++) list[k][i] = k > 1 && upto(4) == 0 ? NULL : tensor(dim[k == 1 || k == 2][i] ? 2 : rows, 1 + upto(3));
+  }
+  ulysses_tiled_args *a = exactly(sizeof *a);
+  ULYSSES_INIT(a);
+  a->n_in = (int32_t)number(n_in), a->n_out = (int32_t)number(n_out);
+  if (a->n_in > n_in && a->n_in <= 32) a->n_in = n_in; // nobody can know how long a caller's list is
+  if (a->n_out > n_out && a->n_out <= 32) a->n_out = n_out;
+  a->in_dim = dim[0], a->out_dim = dim[1], a->tile_rows = number(upto(12)), a->max_rows = number(upto(2) ? 0 : rows + upto(5));
+  if (!flawed && a->max_rows && a->max_rows < rows) a->max_rows = rows;
+  a->in = none ? NULL : (const ulysses_tensor *const *)list[0], a->out = list[1], a->dout = (const ulysses_tensor *const *)list[2], a->din = list[3];
+  if (wrong()) a->struct_size = (uint32_t)upto(sizeof *a + 1);
+  if (wrong()) a->reserved = (int32_t)upto(2);
+  a->forward = wrong() ? NULL : forward, a->backward = wrong() ? NULL : backward;
+  older = a->struct_size < sizeof *a;
+  for (int way = 0; way < 2; way++) {
+    walk w = {0, 0, 0, 64, a};
+    a->user = current = &w;
+    ulysses_status s = way ? tiled_compute_backward(a) : tiled_compute(a);
+    CHECK(flawed || s == ULYSSES_OK);
+    CHECK(s == ULYSSES_OK || said[0]);
+    if (s == ULYSSES_OK && a->struct_size == sizeof *a) CHECK(w.last && w.calls <= 64);
+  }
+  for (int k = 0; k < 4; k++) {
+    for (int i = 0; i < (k == 1 || k == 2 ? n_out : n_in); i++) drop(list[k][i]);
+    free(list[k]);
+  }
+  free(dim[0]), free(dim[1]), free(a);
+}
+
+int main(int argc, char **argv) {
+  double seconds = argc > 1 ? atof(argv[1]) : 1;
+  clock_t end = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
+  uint64_t n = 0;
+  do once(n++); while (n < 20000 || clock() < end);
+  printf("ok %llu walks\n", (unsigned long long)n);
+  return 0;
+}
