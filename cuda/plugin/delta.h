@@ -1,0 +1,179 @@
+// What the files of the gated delta rule share: a call as its kernels see it, and tiles of words in shared memory (mma.h).
+//
+// Per chunk of a value head, with G the sum of g from the chunk's start, E = exp(G), F = exp(Gend - G), M = exp(Gi - Gj) for j <= i, S the state before
+// the chunk and k, q normalised where that is asked (section 3.3 of arXiv:2412.06464, with the solve left as a factor of X alone):
+//
+//   B = (k·kᵀ)·M below the diagonal,  T = (1 + beta·B)⁻¹,  P = scale·(q·kᵀ)·M up to the diagonal
+//   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
+//
+// Chunks are prepared (B, T, P) and finished (out, gradients) all at once; between, blocks go along the chunks of a document with a slice of the
+// state's columns, forward with S, backward with its gradient. Everything between is F32, what is multiplied is as mma.h says.
+#pragma once
+
+#include "delta_index.h"
+#include "mma.h"
+
+// DeltaView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be moved as one.
+struct DeltaView {
+  void *data;
+  int64_t token, head;
+  int width;
+  bool wide;
+};
+struct DeltaGate { float *data; int64_t token, head; }; // [tokens, heads] F32
+
+// DeltaCall is what kernels are given: arrays of heads begin at this pass's first, head0; heads in them are counted from there.
+struct DeltaCall {
+  DeltaView q, k, v, out, dout, dq, dk, dv;
+  DeltaGate g, beta, dg, dbeta;
+  int64_t tokens, value_heads, head0, heads, key0, keys, documents, chunks, seams;
+  int dim_k, dim_v, chunk;
+  const int64_t *start, *chunks_before, *document, *key_head, *value_first;
+  int64_t states_in, states_out, all_documents; // documents from the front, and from the back, that have states
+  const float *state_in, *dstate_out;
+  float *state_out, *dstate_in, *transition;
+  float *unit_q, *unit_k; // NULL = 1
+  float4 *decay;          // G as the sum of two floats, E, F
+  float *solve, *scores, *keys_product, *x, *y, *grad_q, *grad_k, *states, *dstates;
+  float scale;
+  bool solved, normed, per_head;
+
+  __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * tokens + token; }
+  __device__ __forceinline__ const float *given(const float *states, int64_t n, int64_t head) const {
+    return states + (n * value_heads + head0 + head) * dim_k * dim_v;
+  }
+};
+
+typedef void (*DeltaKernel)(DeltaCall);
+
+// The kernels, F32 and BF16.
+extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2], delta_gradients[2], delta_finish[2];
+
+ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
+ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
+
+// Bytes of shared memory.
+constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8; // rows of dense tiles of 64 and 32
+constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
+constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
+constexpr int64_t DELTA_GRADIENTS = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
+inline int64_t delta_scan_bytes(int dim_k, int chunk) {
+  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 3 * chunk);
+}
+
+// fill brings rows [0, rows) of `width` elements (counted from `from`; none if negative) to a tile, and zeros behind them, up to row `all` and COLUMNS
+// columns. All of a block's threads take part. made(row, x) may change a row's four values.
+template <typename T, int COLUMNS, typename E, typename F>
+__device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows, int all, F made) {
+  constexpr int LANES = COLUMNS / 4;
+  const int c = (int)threadIdx.x % LANES * 4;
+#pragma unroll 2
+  for (int r = (int)threadIdx.x / LANES; r < all; r += DELTA_THREADS / LANES) {
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = 0;
+    if (r < rows && c < width) {
+      load_flat<4>(from + r * stride + c, width - c, wide, x);
+      made(r, c, x);
+    }
+    uint4 w;
+    w.x = to_word<T>(x[0]), w.y = to_word<T>(x[1]), w.z = to_word<T>(x[2]), w.w = to_word<T>(x[3]);
+    *reinterpret_cast<uint4 *>(to + r * step + c) = w;
+  }
+}
+struct AsItIs {
+  __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
+};
+
+// fill_view is fill of a chunk's rows of a tensor, columns from c0 on; fill_rows of rows that this operation has made, or of a state.
+template <typename T, int COLUMNS, typename F>
+__device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0, int rows, int all, F made) {
+  fill<T, COLUMNS>(to, step, (const T *)x.data + token * x.token + head * x.head + c0, x.token, x.wide, x.width - c0, rows, all, made);
+}
+template <typename T, int COLUMNS, typename F>
+__device__ __forceinline__ void fill_rows(Word *to, int step, const float *from, int64_t width, int c0, int rows, int all, F made) {
+  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all, made);
+}
+
+// fill_keys brings all columns of a chunk's keys or queries, normalised and times by(row).
+template <typename T, typename F>
+__device__ __forceinline__ void fill_keys(Word *to, int step, const DeltaCall &a, const DeltaView &x, const float *unit, int64_t token, int64_t key, int rows, int all, F by) {
+  for (int c0 = 0; c0 < up32(a.dim_k); c0 += 32)
+    fill_view<T, 32>(to + c0, step, x, token, key, c0, rows, all, [&](int r, int, float (&f)[4]) {
+      const float m = (unit ? unit[key * a.tokens + token + r] : 1) * by(r);
+#pragma unroll
+      for (int i = 0; i < 4; i++) f[i] *= m;
+    });
+}
+
+// load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor, and of dense rows of `width` floats.
+template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) { load_flat<2>(p, left, wide, x); }
+template <typename E> __device__ __forceinline__ void store_two(E *p, int left, bool wide, float x, float y) {
+  const float both[2] = {x, y};
+  store_flat<2>(p, left, wide, both);
+}
+__device__ __forceinline__ bool even(const float *p, int width) { return width % 2 == 0 && (uintptr_t)p % 8 == 0; }
+
+// DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers: rows 16(warp + 8i) .. are a warp's.
+struct DeltaSlice {
+  float c[2][4][4];
+  int rows, width, c0;
+
+  __device__ __forceinline__ DeltaSlice(int rows, int width, int c0) : rows(rows), width(width), c0(c0) {
+    zero(c[0]);
+    zero(c[1]);
+  }
+  // first is the first of rows i, which a warp has if they begin before the last row.
+  __device__ __forceinline__ int first(int i) const { return ((int)threadIdx.x / 32 + 8 * i) * 16; }
+
+  // each calls f with the pairs of elements that exist, and where they are in the state.
+  template <typename F> __device__ __forceinline__ void each(F f) {
+    const Lane lane;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = first(i) + lane.row + 8 * half, column = c0 + 8 * n + lane.column;
+          if (row < rows && column < width) f(row, column, c[i][n][2 * half], c[i][n][2 * half + 1]);
+        }
+  }
+  __device__ __forceinline__ void load(const float *from) {
+    const bool wide = even(from, width);
+    each([&](int row, int column, float &x, float &y) {
+      float both[2];
+      load_two(from + (int64_t)row * width + column, width - column, wide, both);
+      x = both[0], y = both[1];
+    });
+  }
+  __device__ __forceinline__ void store(float *to) {
+    const bool wide = even(to, width);
+    each([&](int row, int column, float x, float y) { store_two(to + (int64_t)row * width + column, width - column, wide, x, y); });
+  }
+  // words writes the slice to a tile.
+  template <typename T> __device__ __forceinline__ void words(Word *to, int step) const {
+    const Lane lane;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      if (first(i) < rows)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
+  }
+  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows: summed on their own, so that the state is rounded once.
+  template <typename T, bool EXACT> __device__ __forceinline__ void add(float by, const Word *keys, int step, const Word *values, int values_step, int depth) {
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      if (first(i) < rows) {
+        float part[4][4];
+        zero(part);
+        product<T, false, EXACT, false, false>(part, keys + first(i), step, values, values_step, depth);
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+          for (int e = 0; e < 4; e++) c[i][n][e] = madd(by, c[i][n][e], part[n][e]);
+      }
+  }
+};

@@ -1,0 +1,174 @@
+// Index arithmetic of the gated delta rule: chunks of documents, heads that are done at a time, and where things lie in the workspace. No CUDA in
+// here: kernels and a host program (delta_index_test.cpp) include it alike.
+//
+// A document is cut into chunks from its start; all but its last are full. Between two chunks is a seam: states are kept at seams alone, since those at
+// a document's ends are given. However short documents are, there are thus at most T / chunk states.
+#pragma once
+
+#include "index.h"
+
+enum : int { DELTA_HEAD = 256, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
+
+// DELTA_ROOM is the bytes that heads done at a time may take, as long as it is more than one key head's. Little when emulated, so that tests see
+// heads go on.
+#ifdef ULY_EMULATED
+enum : int64_t { DELTA_ROOM = 1 << 18 };
+#else
+enum : int64_t { DELTA_ROOM = 2ll << 30 };
+#endif
+
+// DeltaShape is what sizes depend on.
+struct DeltaShape {
+  int64_t tokens, key_heads, value_heads, dk, dv;
+  int64_t chunk;            // tokens of a chunk, a multiple of 16
+  int64_t group;            // value heads of one key head at most
+  const int64_t *key_head;  // NULL = h / (value heads / key heads)
+
+  int64_t key(int64_t h) const { return key_head ? key_head[h] : h / (value_heads / key_heads); }
+  int64_t seams() const { return tokens / chunk; }
+};
+
+// delta_chunk is the chunk's tokens where at most `asked` are wanted, 0 = any: of wide keys fewer, so that a chunk of them and a slice of the state
+// fit into the shared memory of any GPU.
+inline int64_t delta_chunk(int64_t asked, int64_t dk) {
+  const int64_t full = dk > 128 ? 32 : DELTA_CHUNK;
+  return asked <= 0 || asked >= full ? full : asked / 16 * 16;
+}
+
+inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv, int64_t chunk, const int64_t *key_head) {
+  DeltaShape s = {tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), 0, key_head};
+  for (int64_t h = 0, n = 0; h < value_heads; h++) {
+    n = h > 0 && s.key(h) == s.key(h - 1) ? n + 1 : 1;
+    s.group = most(s.group, n);
+  }
+  return s;
+}
+
+inline int64_t delta_saved(const DeltaShape &s) { return ceil_div(s.value_heads * s.tokens * s.chunk * 4, 256) * 256; }
+
+enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
+
+// DeltaLayout is a workspace, in bytes from its start: tables (int64), the factors of L2 norms, and then what `heads` value heads need at a time,
+// each head's one after another: rows of tokens, but states.
+struct DeltaLayout {
+  int64_t start, chunks, document; // [documents + 1] first token; chunks in the documents before; [documents] which of the call's it is
+  int64_t key_head, first;         // [value heads] key head; [key heads + 1] first value head
+  int64_t unit_q, unit_k;          // [key heads][T] F32, with L2Norm
+  int64_t heads;                   // value heads at a time
+  int64_t decay;                   // [heads][T] float4
+  int64_t solve, scores, keys;     // [heads][T][chunk] F32
+  int64_t x, y;                    // [heads][T][dv] F32
+  int64_t dq, dk;                  // [heads][T][dk] F32
+  int64_t states, dstates;         // [heads][seams][dk][dv] F32
+  int64_t bytes;
+};
+
+// delta_layout: documents are those with tokens. Only the tables depend on them.
+inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass) {
+  DeltaLayout l = {};
+  auto take = [&](int64_t n, int64_t size) {
+    const int64_t at = l.bytes;
+    l.bytes = ceil_div(at + n * size, 256) * 256;
+    return at;
+  };
+  l.start = take(documents + 1, 8);
+  l.chunks = take(documents + 1, 8);
+  l.document = take(documents, 8);
+  l.key_head = take(s.value_heads, 8);
+  l.first = take(s.key_heads + 1, 8);
+  l.unit_q = take(s.key_heads * s.tokens, 4);
+  l.unit_k = take(s.key_heads * s.tokens, 4);
+  const int64_t front = l.bytes;
+  auto heads = [&](int64_t n) {
+    l.bytes = front;
+    l.decay = take(n * s.tokens, 16);
+    l.scores = take(n * s.tokens * s.chunk, 4);
+    if (pass == DELTA_BACKWARD) l.keys = take(n * s.tokens * s.chunk, 4);
+    else l.solve = take(n * s.tokens * s.chunk, 4);
+    if (pass == DELTA_STATE) return;
+    l.x = take(n * s.tokens * s.dv, 4);
+    l.states = take(n * s.seams() * s.dk * s.dv, 4);
+    if (pass == DELTA_FORWARD) return;
+    l.y = take(n * s.tokens * s.dv, 4);
+    l.dq = take(n * s.tokens * s.dk, 4);
+    l.dk = take(n * s.tokens * s.dk, 4);
+    l.dstates = take(n * s.seams() * s.dk * s.dv, 4);
+  };
+  heads(1);
+  l.heads = least(s.value_heads, most(s.group, DELTA_ROOM / most(l.bytes - front, 1)));
+  heads(l.heads);
+  return l;
+}
+
+// DeltaHeads are the value heads [lo, hi) that are done at a time, and the key heads that end with them: all of a key head's value heads, and the key
+// heads without any on the way.
+struct DeltaHeads { int64_t lo, hi, key_lo, key_hi; };
+
+// delta_heads is the heads after those of `before`; empty when there are none. The first call has {}.
+inline DeltaHeads delta_heads(const DeltaShape &s, const DeltaLayout &l, const DeltaHeads &before) {
+  DeltaHeads x = {before.hi, least(before.hi + l.heads, s.value_heads), before.key_hi, s.key_heads};
+  if (x.hi == s.value_heads) return x;
+  while (x.hi > x.lo && s.key(x.hi) == s.key(x.hi - 1)) x.hi--;
+  x.key_hi = s.key(x.hi);
+  return x;
+}
+
+inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tokens) {
+  if (!cu) return tokens;
+  int64_t n = 0;
+  for (int64_t i = 0; i < documents; i++) n += cu[i + 1] > cu[i];
+  return n;
+}
+
+// delta_tables calls put(byte, value) for every entry of the tables, and returns the chunks of all documents. Of those without tokens nothing is said,
+// unless `all`.
+template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu, int64_t documents, bool all, Put put) {
+  int64_t n = 0, chunks = 0;
+  put(l.start, 0);
+  put(l.chunks, 0);
+  for (int64_t i = 0; i < documents; i++) {
+    if (cu[i + 1] == cu[i] && !all) continue;
+    chunks += ceil_div(cu[i + 1] - cu[i], s.chunk);
+    put(l.document + 8 * n, i);
+    n++;
+    put(l.start + 8 * n, cu[i + 1]);
+    put(l.chunks + 8 * n, chunks);
+  }
+  for (int64_t h = 0; h < s.value_heads; h++) put(l.key_head + 8 * h, s.key(h));
+  for (int64_t k = 0, h = 0; k <= s.key_heads; k++) {
+    while (h < s.value_heads && s.key(h) < k) h++;
+    put(l.first + 8 * k, h);
+  }
+  return chunks;
+}
+
+// DeltaChunk is one chunk: rows tokens from `token` on. The seam before it is seam - 1 (none for the first of a document), the one behind it is seam (none
+// for the last).
+struct DeltaChunk {
+  int64_t document, token, seam; // document: among those with tokens
+  int rows;
+  bool first, last;
+};
+
+// delta_chunk_at is chunk i of a document.
+ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, int64_t document, int64_t i, int chunk) {
+  DeltaChunk c;
+  c.document = document;
+  c.token = start[document] + i * chunk;
+  c.rows = (int)least(chunk, start[document + 1] - c.token);
+  c.seam = chunks[document] - document + i;
+  c.first = i == 0;
+  c.last = chunks[document] + i + 1 == chunks[document + 1];
+  return c;
+}
+
+// delta_find is chunk n of all.
+ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int64_t documents, int64_t n, int chunk) {
+  int64_t lo = 0, hi = documents; // chunks[lo] <= n < chunks[hi]
+  while (hi - lo > 1) {
+    const int64_t mid = lo + (hi - lo) / 2;
+    if (chunks[mid] <= n) lo = mid;
+    else hi = mid;
+  }
+  return delta_chunk_at(start, chunks, lo, n - chunks[lo], chunk);
+}

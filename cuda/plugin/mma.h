@@ -1,0 +1,126 @@
+// Products of small matrices in shared memory, by one warp: on tensor cores where values are BF16, else by fused multiply-adds.
+//
+// A tile is made of words. With F32 a word is the value. With BF16 it is the value as the sum of two, hi + lo, together 16 bits of mantissa: of
+// what was BF16 before, lo is zero (EXACT) and is not multiplied; elsewhere a product is hi·hi + hi·lo + lo·hi, in F32 sums, whose error is
+// about 2^-17 of its terms: near F32, at up to three times the work of plain BF16. Where a product must be better, it is not made here.
+//
+// The result of a warp is 16 rows x 8·NT columns in registers, as mma.m16n8k16 has it: lane 4g + t holds in c[n] rows g, g, g + 8, g + 8 and
+// columns 8n + 2t, 8n + 2t + 1, …. DENSE matrices lie along k (A[m][k] at a[m·step + k], B[k][n] at b[n·step + k]), others across
+// (a[k·step + m], b[k·step + n]). No bank is met twice where step is 8 or 24 modulo 32 for dense ones, 4 or 12 modulo 16 for others.
+#pragma once
+
+#include "values.h"
+
+typedef uint32_t Word;
+
+template <typename T> constexpr bool ON_CORES = sizeof(T) == 2;
+
+// to_word and of_word keep a value in a word, and give it back; of BF16's 16 bits.
+template <typename T> __device__ __forceinline__ Word to_word(float x) {
+  if constexpr (!ON_CORES<T>) return __float_as_uint(x);
+  const bf16 hi = __float2bfloat16(x), lo = __float2bfloat16(x - __bfloat162float(hi));
+  return (Word)__bfloat16_as_ushort(hi) | (Word)__bfloat16_as_ushort(lo) << 16;
+}
+__device__ __forceinline__ float word_hi(Word w) { return __uint_as_float(w << 16); }
+__device__ __forceinline__ float word_lo(Word w) { return __uint_as_float(w & 0xffff0000u); }
+template <typename T> __device__ __forceinline__ float of_word(Word w) { return ON_CORES<T> ? word_hi(w) + word_lo(w) : __uint_as_float(w); }
+
+// Lane says where c[0][0] lies in a warp's result; c[n][e] is at row + e / 2 * 8 and column + 8 * n + e % 2.
+struct Lane {
+  int row, column;
+  __device__ __forceinline__ Lane() : row((int)threadIdx.x % 32 / 4), column((int)threadIdx.x % 4 * 2) {}
+};
+
+template <int NT> __device__ __forceinline__ void zero(float (&c)[NT][4]) {
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) c[n][e] = 0;
+}
+
+#ifndef ULY_EMULATED
+// pair is words k and k + 1 of row or column x.
+template <bool DENSE> __device__ __forceinline__ uint2 word_pair(const Word *p, int step, int k, int x) {
+  if (DENSE) return *reinterpret_cast<const uint2 *>(p + x * step + k);
+  return make_uint2(p[k * step + x], p[(k + 1) * step + x]);
+}
+__device__ __forceinline__ uint32_t pair_hi(uint2 w) { return __byte_perm(w.x, w.y, 0x5410); }
+__device__ __forceinline__ uint32_t pair_lo(uint2 w) { return __byte_perm(w.x, w.y, 0x7632); }
+
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <bool A_EXACT, bool B_EXACT, bool A_DENSE, bool B_DENSE, int NT>
+__device__ __forceinline__ void tensor_product(float (&c)[NT][4], const Word *a, int a_step, const Word *b, int b_step, int depth) {
+  const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4 * 2;
+#pragma unroll 2
+  for (int k = 0; k < depth; k += 16) {
+    uint32_t hi[4], lo[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const uint2 w = word_pair<A_DENSE>(a, a_step, k + t + i / 2 * 8, g + i % 2 * 8);
+      hi[i] = pair_hi(w);
+      lo[i] = pair_lo(w);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      const uint2 u = word_pair<B_DENSE>(b, b_step, k + t, 8 * n + g), v = word_pair<B_DENSE>(b, b_step, k + t + 8, 8 * n + g);
+      const uint32_t u_hi = pair_hi(u), v_hi = pair_hi(v);
+      if (!B_EXACT) mma(c[n], hi, pair_lo(u), pair_lo(v));
+      if (!A_EXACT) mma(c[n], lo, u_hi, v_hi);
+      mma(c[n], hi, u_hi, v_hi);
+    }
+  }
+}
+#endif
+
+// four is words k .. k+3 of row or column x.
+template <bool DENSE> __device__ __forceinline__ void four_words(const Word *p, int step, int k, int x, Word (&w)[4]) {
+  if (DENSE) {
+    const uint4 all = *reinterpret_cast<const uint4 *>(p + x * step + k);
+    w[0] = all.x, w[1] = all.y, w[2] = all.z, w[3] = all.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) w[i] = p[(k + i) * step + x];
+  }
+}
+
+// product adds A[16 x depth]·B[depth x 8·NT] to c; depth is a multiple of 16, dense matrices lie at multiples of 16 bytes. Emulated, a lane makes its part
+// of the result by itself, out of the same pieces.
+template <typename T, bool A_EXACT, bool B_EXACT, bool A_DENSE, bool B_DENSE, int NT>
+__device__ __forceinline__ void product(float (&c)[NT][4], const Word *a, int a_step, const Word *b, int b_step, int depth) {
+#ifndef ULY_EMULATED
+  if constexpr (ON_CORES<T>) return tensor_product<A_EXACT, B_EXACT, A_DENSE, B_DENSE, NT>(c, a, a_step, b, b_step, depth);
+#endif
+  const Lane at;
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 4) {
+    Word x[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) four_words<A_DENSE>(a, a_step, k, at.row + 8 * i, x[i]);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      Word y[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; j++) four_words<B_DENSE>(b, b_step, k, 8 * n + at.column + j, y[j]);
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+          for (int u = 0; u < 4; u++) {
+            float &sum = c[n][2 * i + j];
+            if constexpr (!ON_CORES<T>) {
+              sum = madd(__uint_as_float(x[i][u]), __uint_as_float(y[j][u]), sum);
+            } else {
+              if (!B_EXACT) sum = madd(word_hi(x[i][u]), word_lo(y[j][u]), sum);
+              if (!A_EXACT) sum = madd(word_lo(x[i][u]), word_hi(y[j][u]), sum);
+              sum = madd(word_hi(x[i][u]), word_hi(y[j][u]), sum);
+            }
+          }
+    }
+  }
+}
