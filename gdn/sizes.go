@@ -10,6 +10,9 @@ import (
 // Sizes is the bytes that calls of the core with this batch need, whether states of documents come and go or not.
 func (p *Plan) Sizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{states: true}) }
 
+// SizesWithout is Sizes for calls without StateIn, StateOut, DStateOut and DStateIn.
+func (p *Plan) SizesWithout(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{}) }
+
 // LayerSizes is the bytes that calls of the layer with this batch need.
 func (p *Plan) LayerSizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{layer: true}) }
 
