@@ -9,8 +9,9 @@ constexpr int64_t COLUMN_WORTH = 64; // rows of a part, at least
 
 // column_part sums a part of the rows of n columns: a block has 32 lanes of K columns, its warps take rows in turn. S is where values
 // come from: S::row(r) is asked for each row, S::get<ALIGNED, K>(row, column, left, x) for K values of it.
+// Three blocks to a multiprocessor at least: the compiler, left alone, spills to have more.
 template <typename S, bool ALIGNED>
-__global__ void __launch_bounds__(COLUMN_WARPS * 32) column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
+__global__ void __launch_bounds__(COLUMN_WARPS * 32, 3) column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
   constexpr int K = S::K;
   __shared__ float room[COLUMN_WARPS][32 * K];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -18,8 +18,9 @@ template <typename T> struct Forward {
   float eps, centre;
 };
 
-// A thread has M packs of the row; M = 0: any number, read again for the result.
-template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_forward(Forward<T> a) {
+// A thread has M packs of the row; M = 0: any number, read again for the result, in kernels of which four blocks go to a multiprocessor: the
+// compiler, left alone, spills to have more.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4) norm_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   const int lane = threadIdx.x % G;
