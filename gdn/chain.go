@@ -60,12 +60,12 @@ func (p *Plan) chainSent(l *line, at int64, scan, backward bool) (sent int64) {
 		return 0
 	}
 	for i := range l.batch {
-		s := l.stretch(i, at)
-		row := p.gatherRow
+		s, send := l.stretch(i, at), int64(0)
 		if scan {
-			row = p.scanRow
+			send, _ = p.scanRow(&s, backward)
+		} else {
+			send, _ = p.gatherRow(&s, backward)
 		}
-		send, _ := row(&s, backward)
 		sent += send
 	}
 	return sent

@@ -16,8 +16,8 @@ func (x *states) any() bool {
 // begin cuts up the memory of a call that has passed its checks: keep is the Carver of Saved, behind what the frame took of it.
 func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c *cut, f *frame, keep device.Carver, scratch tensor.Tensor) {
 	c, f = p.cutOf(b), &p.frame
-	ws := device.Carver{Mem: bytesOf(workspace), Align: p.align}
-	keep = device.Carver{Mem: bytesOf(saved), Align: p.align}
+	ws := device.Carver{Mem: p.bytesOf(workspace), Align: p.align}
+	keep = device.Carver{Mem: p.bytesOf(saved), Align: p.align}
 	to := &keep
 	if !kind.keep {
 		to = &ws
@@ -26,10 +26,11 @@ func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c 
 	return c, f, keep, ws.Rest()
 }
 
-// bytesOf makes absent memory an empty block.
-func bytesOf(t tensor.Tensor) tensor.Tensor {
+// bytesOf makes absent memory an empty block of the device's, so that a rank without rows meets the others in the same exchanges.
+func (p *Plan) bytesOf(t tensor.Tensor) tensor.Tensor {
 	if t.IsNil() {
-		return tensor.Of(nil, tensor.U8, 0)
+		t = tensor.Of(nil, tensor.U8, 0)
+		t.Where = p.dev.Info().Place
 	}
 	return t
 }

@@ -284,14 +284,16 @@ var ways = []struct {
 	scan     bool
 }{{"heads", Heads, false}, {"state", State, false}, {"scan", State, true}}
 
-// far is max|Δ| between a rank's rows, from lo on, and those of a whole tensor given as a slice, and the largest element of that.
+// far is max|Δ| between a rank's rows, from lo on, and those of a whole tensor given as a slice, and the largest element of that. A NaN is
+// infinitely far.
 func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64) {
 	h, d := got.Shape[2], got.Shape[3]
 	each(got, func(i [4]int64, v *float32) {
 		e := math.Abs(float64(*v) - whole[((i[0]*rows+lo+i[1])*h+i[2])*d+i[3]])
-		if !(e <= delta) {
-			delta = e
+		if math.IsNaN(e) {
+			e = math.Inf(1)
 		}
+		delta = max(delta, e)
 	})
 	for _, v := range whole {
 		top = max(top, math.Abs(v))

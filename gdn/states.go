@@ -184,12 +184,12 @@ func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Te
 	l, rows := p.layer, p.docRows
 	each := l.KeyDim * l.ValueDim
 	clear(rows)
+	local = local.Flatten(0, 3)
 	if l.Strategy == Heads {
 		for r := range p.size {
 			lo, hi, _, _ := headsOf(l, p.size, r)
 			rows[r] = c.docs * (hi - lo) * each
 		}
-		local = local.Flatten(0, 3)
 	} else {
 		for at, r := range c.line.ranks {
 			for i := range c.line.batch {
@@ -197,8 +197,7 @@ func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Te
 				rows[r] += n * l.ValueHeads * each
 			}
 		}
-		local = local.Flatten(0, 3)
-		if starts {
+		if starts { // behind the one that is not wanted
 			local = local.Slice(0, l.ValueHeads*each, local.Shape[0])
 		}
 	}
@@ -212,11 +211,11 @@ func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Te
 			if hi == lo {
 				continue
 			}
-			n := c.docs * (hi - lo) * each
-			if err := p.dev.Copy(s, to.Slice(1, lo, hi), gathered.Slice(0, at, at+n).View(c.docs, hi-lo, l.KeyDim, l.ValueDim)); err != nil {
+			from := p.statesAt(gathered, at, c.docs, hi-lo)
+			if err := p.dev.Copy(s, to.Slice(1, lo, hi), from); err != nil {
 				return err
 			}
-			at += n
+			at += from.Numel()
 		}
 		return nil
 	}
@@ -226,12 +225,20 @@ func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Te
 			if docs == 0 {
 				continue
 			}
-			n := docs * l.ValueHeads * each
-			if err := p.dev.Copy(s, to.Slice(0, first, first+docs), gathered.Slice(0, at, at+n).View(docs, l.ValueHeads, l.KeyDim, l.ValueDim)); err != nil {
+			from := p.statesAt(gathered, at, docs, l.ValueHeads)
+			if err := p.dev.Copy(s, to.Slice(0, first, first+docs), from); err != nil {
 				return err
 			}
-			at += n
+			at += from.Numel()
 		}
 	}
 	return nil
+}
+
+// statesAt views states of documents in flat memory, from an element on.
+func (p *Plan) statesAt(flat tensor.Tensor, at, docs, heads int64) tensor.Tensor {
+	flat = flat.Slice(0, at, flat.Shape[0])
+	t := tensor.Of(flat.Data, tensor.F32, docs, heads, p.layer.KeyDim, p.layer.ValueDim)
+	t.Where = flat.Where
+	return t
 }

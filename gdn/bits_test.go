@@ -1,0 +1,190 @@
+package gdn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/internal/devicetest"
+	"ulysses/internal/fake"
+	"ulysses/internal/mpitest"
+	"ulysses/tensor"
+)
+
+// sameBits compares this rank's rows, from lo on, with those of a whole tensor.
+func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
+	data, rows, h, d := whole.Float32s(), whole.Shape[1], whole.Shape[2], whole.Shape[3]
+	each(got, func(i [4]int64, v *float32) {
+		want := data[((i[0]*rows+lo+i[1])*h+i[2])*d+i[3]]
+		if math.Float32bits(*v) != math.Float32bits(want) && err == nil {
+			err = fmt.Errorf("%s%v is %v, want %v", name, i, *v, want)
+		}
+	})
+	return err
+}
+
+// With Heads every result on any number of ranks has the bits of one rank, those of key heads that several ranks share too.
+func TestHeadsGiveTheBitsOfOneRank(t *testing.T) {
+	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+		if k.layer.Strategy != Heads {
+			return nil
+		}
+		return b.bitsOfOne(k, host)
+	})
+}
+
+// bitsOfOne runs a case here and on one rank.
+func (b *bench) bitsOfOne(k *kase, kind devicetest.Kind) error {
+	r := prepare(b, k, true, false)
+	must(r.run())
+	whole := *k
+	whole.batch.Rows = nil
+	one := prepare(open(kind, alone()), &whole, true, false)
+	must(one.run())
+	want := one.results()
+	for i, x := range r.results() {
+		lo := r.x.Lo()
+		if x.whole {
+			lo = 0
+		}
+		if err := sameBits(x.name, b.host(x.t), one.host(want[i].t), lo); err != nil {
+			return err
+		}
+	}
+	one.close()
+	return nil
+}
+
+// Running again, and writing the output again from what was saved, gives the same bits, over memory that held something else.
+func TestAgainGivesTheSameBits(t *testing.T) {
+	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+		r, again := prepare(b, k, true, scan), prepare(b, k, true, scan)
+		must(r.run())
+		must(again.run())
+		must(b.dev.Fill(b.stream, again.a.Workspace, 0x7f))
+		if again.a.Out.Numel() > 0 {
+			must(b.dev.Fill(b.stream, again.a.Out, 0))
+		}
+		must(again.p.Recompute(b.stream, again.x, &again.a))
+		must(again.p.Backward(b.stream, again.x, &again.a, &again.g))
+		want := r.results()
+		for i, x := range again.results() {
+			if err := sameBits(x.name, b.host(x.t), b.host(want[i].t), 0); err != nil {
+				return err
+			}
+		}
+		// Without Saved there is the same output.
+		if must(b.dev.Fill(b.stream, again.a.Workspace, 0xff)); again.a.Out.Numel() > 0 {
+			must(b.dev.Fill(b.stream, again.a.Out, 0))
+		}
+		again.a.Saved = tensor.Tensor{}
+		must(again.p.Forward(b.stream, again.x, &again.a))
+		return sameBits("out without saved", b.host(again.a.Out), b.host(r.a.Out), 0)
+	})
+}
+
+// fakes are devices of which each is different; their arithmetic is the CPU's.
+func fakes() []devicetest.Kind {
+	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
+}
+
+// lateCases are enough where the host stands in for a GPU: one for each way in which ranks, heads or documents are uneven.
+var lateCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks", "fewer tokens than ranks", "documents in rows"}
+
+// A device whose operations run late, in random order between streams, and whose memory the host cannot read gives the bits that the CPU gives.
+func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
+	eachCase(t, fakes(), f32Only, 4, func(b *bench, k *kase, scan bool) error {
+		if !slices.Contains(lateCases, k.name) {
+			return nil
+		}
+		r := prepare(b, k, true, scan)
+		must(r.run())
+		inner, err := b.comm.Split(0, b.comm.Rank())
+		must(err)
+		h := open(host, hostOf(inner))
+		w := prepare(h, k, true, scan)
+		must(w.run())
+		want := w.results()
+		for i, x := range r.results() {
+			if err := sameBits(x.name, b.host(x.t), h.host(want[i].t), 0); err != nil {
+				return err
+			}
+		}
+		h.close()
+		return b.gapsIntact()
+	})
+}
+
+// hostOf is the communicator of the host under one for a device.
+func hostOf(c comm.Comm) comm.Comm {
+	if counted, ok := c.(*comm.Counted); ok {
+		c = counted.Inner()
+	}
+	if l, ok := c.(comm.Layered); ok {
+		c = l.Host()
+	}
+	return c
+}
+
+// In BF16 heads give the bits of one rank as well, gates travelling whole in the same exchange. Both ways are as near to float64 as roundings to
+// that type allow, each of 2^-9: one of results, and of dq and dk one more for each value head's own before they are summed.
+func TestBF16(t *testing.T) {
+	eachCase(t, fakes()[:1], []tensor.DType{tensor.BF16}, 4, func(b *bench, k *kase, scan bool) error {
+		if !slices.Contains(lateCases, k.name) {
+			return nil
+		}
+		if k.layer.Strategy == Heads {
+			if err := b.bitsOfOne(k, fakes()[0]); err != nil {
+				return err
+			}
+		}
+		r := prepare(b, k, true, scan)
+		must(r.run())
+		for _, x := range r.results() {
+			limit, roundings := 2e-5, 1.0
+			if x.name == "dq" || x.name == "dk" {
+				roundings += float64(k.layer.ValueHeads / k.layer.KeyHeads)
+			}
+			if x.t.DType == tensor.BF16 {
+				limit += roundings / 512
+			}
+			if err := near(b, r.x, []result{x}, r.reference(k), limit); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// What State sends does not depend on the tokens; what Heads sends does. Two documents of the same shape show it.
+func TestStateSendsTheSameForTwiceTheTokens(t *testing.T) {
+	for _, n := range mpitest.Sizes() {
+		mpitest.Ranks(t, n, func(c comm.Comm) error {
+			for _, way := range ways {
+				var sent [2][2]int64
+				for i, seq := range []int64{160, 320} {
+					b := open(host, c)
+					k := kase{name: "twice", layer: small, batch: packed(seq/4, seq*3/4)}
+					k.layer.Strategy = way.strategy
+					r := prepare(b, &k, false, way.scan)
+					before := b.sent()
+					must(r.p.Forward(b.stream, r.x, &r.a))
+					sent[i][0] = b.sent() - before
+					must(r.p.Backward(b.stream, r.x, &r.a, &r.g))
+					sent[i][1] = b.sent() - before - sent[i][0]
+					b.close()
+				}
+				twice := [2]int64{2 * sent[0][0], 2 * sent[0][1]}
+				if way.strategy == State {
+					twice = sent[0]
+				}
+				if sent[1] != twice {
+					return fmt.Errorf("%s sends %v bytes of 160 tokens and %v of 320", way.name, sent[0], sent[1])
+				}
+			}
+			return nil
+		})
+	}
+}

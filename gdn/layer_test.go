@@ -1,0 +1,247 @@
+package gdn
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/internal/devicetest"
+	"ulysses/internal/ref"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// layerRun is a layer's tensors on a rank.
+type layerRun struct {
+	*bench
+	p *Plan
+	x *sp.Batch
+	a LayerArgs
+	g LayerGrads
+}
+
+// projection is q|k|v, a and b as columns of one tensor, as a projection leaves them: [B, rows, C + 2·Hv + 3].
+func (b *bench) projection(l Layer, n, rows int64) (qkv, x, y tensor.Tensor) {
+	c, h := l.channels(), l.ValueHeads
+	all := b.gapped(l.DType, n, rows, 1, c+2*h).Select(2, 0)
+	return all.Slice(2, 0, c), all.Slice(2, c, c+h), all.Slice(2, c+h, c+2*h)
+}
+
+func prepareLayer(b *bench, k *kase, scan bool) *layerRun {
+	r := &layerRun{bench: b}
+	var err error
+	r.p, err = NewPlan(b.dev, b.comm, k.layer)
+	must(err)
+	if k.layer.Strategy == State {
+		r.p.scan = scan
+	}
+	r.x, err = sp.NewBatch(b.comm, k.batch)
+	must(err)
+	l, n, rows, size := r.p.Layer(), k.batch.Batch, r.x.Rows(), r.p.LayerSizes(r.x)
+	values := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.ValueHeads, l.ValueDim) }
+	r.a.QKV, r.a.A, r.a.B = b.projection(l, n, rows)
+	r.g.DQKV, r.g.DA, r.g.DB = b.projection(l, n, rows)
+	r.a.Out, r.g.DOut, r.a.Saved, r.a.Workspace = values(), values(), b.bytes(size.Saved), b.bytes(size.Workspace)
+	r.a.Conv = b.dense(l.DType, l.channels(), l.ConvWidth)
+	r.a.ALog, r.a.DtBias = b.dense(tensor.F32, l.ValueHeads), b.dense(l.DType, l.ValueHeads)
+	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.channels(), l.ConvWidth), b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
+	for _, t := range []tensor.Tensor{r.g.DConv, r.g.DALog, r.g.DDtBias} {
+		must(b.dev.Fill(b.stream, t, 0))
+	}
+	for name, t := range map[uint64]tensor.Tensor{nameQKV: r.a.QKV, nameA: r.a.A, nameB: r.a.B, nameDOut: r.g.DOut} {
+		b.put(t, r.x.Lo(), k.input(name))
+	}
+	for name, t := range map[uint64]tensor.Tensor{nameConv: r.a.Conv, nameALog: r.a.ALog, nameDtBias: r.a.DtBias} {
+		b.put(t, 0, k.input(name))
+	}
+	return r
+}
+
+func (r *layerRun) run() error {
+	if err := r.p.LayerForward(r.stream, r.x, &r.a); err != nil {
+		return err
+	}
+	return r.p.LayerBackward(r.stream, r.x, &r.a, &r.g)
+}
+
+func (r *layerRun) activations() []result {
+	return []result{{"out", r.a.Out, false}, {"dqkv", r.g.DQKV, false}, {"da", r.g.DA, false}, {"db", r.g.DB, false}}
+}
+
+// weights are gradients of this rank, summed over all ranks.
+func (r *layerRun) weights(host comm.Comm) (x []result) {
+	for _, y := range []result{{"dconv", r.g.DConv, true}, {"da_log", r.g.DALog, true}, {"ddt_bias", r.g.DDtBias, true}} {
+		y.t = r.host(y.t)
+		must(host.AllReduce(nil, y.t, comm.Sum))
+		x = append(x, y)
+	}
+	return x
+}
+
+func (r *layerRun) reference(k *kase) map[string][]float64 {
+	entry, _ := references.LoadOrStore(fmt.Sprint("layer ", k.name, r.p.layer.DType), new(lazy))
+	e := entry.(*lazy)
+	e.once.Do(func() { e.x = k.layerReference(r.p.layer, r.x) })
+	return e.x
+}
+
+func (k *kase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
+	b, s, c, h := x.Batch(), x.Seq(), l.channels(), l.ValueHeads
+	g := k.geometry(l, x, false)
+	qkv, dout := k.whole(nameQKV, l.DType, b, s, c), k.whole(nameDOut, l.DType, b, s, h, l.ValueDim)
+	a, bb := k.whole(nameA, l.DType, b, s, h), k.whole(nameB, l.DType, b, s, h)
+	w, alog, bias := k.whole(nameConv, l.DType, c, l.ConvWidth), k.whole(nameALog, tensor.F32, h), k.whole(nameDtBias, l.DType, h)
+	conv := &ref.Conv1d{C: c, Width: l.ConvWidth, Cu: g.Cu}
+	y := ref.Conv1dForward(conv, qkv, w, nil)
+	keys := l.KeyHeads * l.KeyDim
+	part := func(t []float64, lo, hi int64) (p []float64) {
+		for i := range b * s {
+			p = append(p, t[i*c+lo:i*c+hi]...)
+		}
+		return p
+	}
+	q, key, v := part(y, 0, keys), part(y, keys, 2*keys), part(y, 2*keys, c)
+	decay, beta := ref.DeltaGates(a, bb, alog, bias)
+	out, _ := ref.GatedDeltaForward(g, q, key, v, decay, beta, nil)
+	d := ref.GatedDeltaBackward(g, q, key, v, decay, beta, nil, dout, nil)
+	dq, dk, dy := ref.KeySum(g, d.DQ), ref.KeySum(g, d.DK), make([]float64, 0, len(y))
+	for i := range b * s {
+		dy = append(dy, dq[i*keys:(i+1)*keys]...)
+		dy = append(dy, dk[i*keys:(i+1)*keys]...)
+		dy = append(dy, d.DV[i*(c-2*keys):(i+1)*(c-2*keys)]...)
+	}
+	dw, dalog, dbias := make([]float64, len(w)), make([]float64, h), make([]float64, h)
+	dx, _ := ref.Conv1dBackward(conv, qkv, w, nil, dy, dw)
+	da, db := ref.DeltaGatesGrad(a, bb, alog, bias, d.DG, d.DBeta, dalog, dbias)
+	return map[string][]float64{"out": out, "dqkv": dx, "da": da, "db": db, "dconv": dw, "da_log": dalog, "ddt_bias": dbias}
+}
+
+// All results of the layer are within 2e-5 of float64, rows across a cut included, and what is sent is what was predicted.
+func TestLayerAgainstFloat64(t *testing.T) {
+	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+		r := prepareLayer(b, k, scan)
+		forward, backward := r.p.LayerBytesSent(r.x)
+		before := b.sent()
+		must(r.p.LayerForward(b.stream, r.x, &r.a))
+		between := b.sent()
+		must(r.p.LayerBackward(b.stream, r.x, &r.a, &r.g))
+		after := b.sent()
+		if between-before != forward || after-between != backward {
+			return fmt.Errorf("sent %d and %d bytes, predicted %d and %d", between-before, after-between, forward, backward)
+		}
+		if err := near(b, r.x, append(r.activations(), r.weights(b.comm)...), r.reference(k), 2e-5); err != nil {
+			return err
+		}
+		return b.gapsIntact()
+	})
+}
+
+// With Heads the layer on any number of ranks has the bits of one rank but for the inputs and weights of key heads that several ranks share:
+// those add up what each rank's value heads have.
+func TestLayerHeadsGiveTheBitsOfOneRank(t *testing.T) {
+	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+		if k.layer.Strategy != Heads {
+			return nil
+		}
+		return layerBitsOfOne(b, k, host)
+	})
+}
+
+func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
+	r := prepareLayer(b, k, false)
+	must(r.run())
+	whole := *k
+	whole.batch.Rows = nil
+	one := prepareLayer(open(kind, alone()), &whole, false)
+	must(one.run())
+	want := append(one.activations(), one.weights(alone())...)
+	for i, x := range append(r.activations(), r.weights(hostOf(b.comm))...) {
+		lo, got, w := r.x.Lo(), b.host(x.t), one.host(want[i].t)
+		if x.whole {
+			lo = 0
+		}
+		if r.p.keysCut && (x.name == "dqkv" || x.name == "dconv") {
+			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
+				return fmt.Errorf("%s is %.3g from one rank's, of %.3g", x.name, delta, top)
+			}
+			continue
+		}
+		if err := sameBits(x.name, got, w, lo); err != nil {
+			return err
+		}
+	}
+	one.close()
+	return nil
+}
+
+// Running again, and writing the output again from what was saved, gives the same bits; weights' gradients are added to.
+func TestLayerAgainGivesTheSameBits(t *testing.T) {
+	eachCase(t, cpuOnly, f32Only, 4, func(b *bench, k *kase, scan bool) error {
+		r, again := prepareLayer(b, k, scan), prepareLayer(b, k, scan)
+		must(r.run())
+		must(again.run())
+		for _, t := range []tensor.Tensor{again.g.DConv, again.g.DALog, again.g.DDtBias} {
+			must(b.dev.Fill(b.stream, t, 0))
+		}
+		must(b.dev.Fill(b.stream, again.a.Workspace, 0x7f))
+		if again.a.Out.Numel() > 0 {
+			must(b.dev.Fill(b.stream, again.a.Out, 0))
+		}
+		sent := b.sent()
+		must(again.p.LayerRecompute(b.stream, again.x, &again.a))
+		if sent = b.sent() - sent; sent != again.p.RecomputeBytesSent(again.x) {
+			return fmt.Errorf("recomputing sent %d bytes, predicted %d", sent, again.p.RecomputeBytesSent(again.x))
+		}
+		must(again.p.LayerBackward(b.stream, again.x, &again.a, &again.g))
+		want := append(r.activations(), r.weights(b.comm)...)
+		for i, x := range append(again.activations(), again.weights(b.comm)...) {
+			if err := sameBits(x.name, b.host(x.t), b.host(want[i].t), 0); err != nil {
+				return err
+			}
+		}
+		must(again.p.LayerBackward(b.stream, again.x, &again.a, &again.g))
+		for i, x := range again.weights(b.comm) { // twice as much now
+			twice := b.host(want[4+i].t)
+			must(b.dev.Scale(b.stream, twice, 2))
+			delta, top := far(x.t, floats(twice), x.t.Shape[1], 0)
+			if !(delta <= 1e-6*max(1, top)) {
+				return fmt.Errorf("%s of two backward passes is %.3g from twice that of one, of %.3g", x.name, delta, top)
+			}
+		}
+		must(b.dev.Fill(b.stream, again.a.Workspace, 0xff))
+		again.a.Saved = tensor.Tensor{}
+		must(again.p.LayerForward(b.stream, again.x, &again.a))
+		return sameBits("out without saved", b.host(again.a.Out), b.host(r.a.Out), 0)
+	})
+}
+
+func floats(t tensor.Tensor) (x []float64) {
+	each(t, func(_ [4]int64, v *float32) { x = append(x, float64(*v)) })
+	return x
+}
+
+// The layer on a late device, and in BF16, where it is as near to float64 as its roundings allow: of q, k and v behind the convolution too.
+func TestLayerOnLateDevices(t *testing.T) {
+	eachCase(t, fakes(), []tensor.DType{tensor.F32, tensor.BF16}, 4, func(b *bench, k *kase, scan bool) error {
+		if !slices.Contains(lateCases, k.name) {
+			return nil
+		}
+		if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {
+			if err := layerBitsOfOne(b, k, host); err != nil {
+				return err
+			}
+		}
+		limit := 2e-5
+		if k.layer.DType == tensor.BF16 {
+			limit = 1.0 / 64
+		}
+		r := prepareLayer(b, k, scan)
+		must(r.run())
+		if err := near(b, r.x, append(r.activations(), r.weights(hostOf(b.comm))...), r.reference(k), limit); err != nil {
+			return err
+		}
+		return b.gapsIntact()
+	})
+}
