@@ -77,7 +77,6 @@ var onlySaved = []string{"attention.causal", "attention.window", "attention.scal
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
-	{"parallel.zero", func(j *Job) bool { return j.Parallel.Zero > 0 }, "sharded weights and optimizer states are not built yet: set parallel.zero = 0"},
 	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" && j.Device.Backend == "cpu" },
 		`bf16 is not built for the CPU yet: set device.dtype = "f32"`},
 	{"device.comm", func(j *Job) bool {

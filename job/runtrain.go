@@ -5,9 +5,11 @@ import (
 	"path/filepath"
 
 	"ulysses/comm"
+	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/status"
 	"ulysses/model"
+	"ulysses/tensor"
 	"ulysses/train"
 )
 
@@ -16,7 +18,7 @@ type session struct {
 	*Env
 	config  *model.Config
 	model   *model.Model
-	weights *train.Replicated
+	weights train.Weights
 	trainer *train.Trainer
 	data    *train.Data
 	steps   int64
@@ -107,7 +109,7 @@ func (s *session) load() (*train.Setup, error) {
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
-	if s.weights, err = train.NewReplicated(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt); err != nil {
+	if s.weights, err = train.NewWeights(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt, int(j.Parallel.Zero)); err != nil {
 		return nil, err
 	}
 	if folder != nil {
@@ -170,11 +172,42 @@ func createOutput(e *Env) (m *train.Metrics, err error) {
 	return m, comm.Agree(e.Mesh.World, err)
 }
 
-// save writes the trained weights as a Hugging Face folder.
+// save writes the trained weights as a Hugging Face folder. Every rank lends what it keeps.
 func (s *session) save(dir string) error {
-	var err error
+	stream, err := s.Device.NewStream()
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return err
+	}
+	defer stream.Close()
+	groups := len(s.model.Groups())
+	next := 0 // to be lent
+	var lost error
+	whole := func(group int) (tensor.Tensor, error) {
+		next = group + 1
+		t, err := s.wholeGroup(group, false, stream)
+		lost = err
+		return t, err
+	}
 	if s.Mesh.World.Rank() == 0 {
-		err = s.model.Save(dir, s.Job.Model.Path)
+		err = s.model.Save(dir, s.Job.Model.Path, whole)
+	}
+	for next < groups && lost == nil { // the others, and rank 0 when the folder cannot be written: nobody is left waiting
+		whole(next)
+	}
+	if lost != nil {
+		return lost // no peer to agree with
 	}
 	return comm.Agree(s.Mesh.World, err)
+}
+
+// wholeGroup gathers a group's weights or gradients and waits until they are there. Collective.
+func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
+	t, err := s.weights.Whole(group, grads, stream)
+	if err == nil {
+		err = comm.Meet(s.Mesh.World)
+	}
+	if err == nil {
+		err = stream.Sync()
+	}
+	return t, err
 }

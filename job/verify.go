@@ -140,32 +140,35 @@ func trainTensors(e *Env) (out []named, err error) {
 		return nil, err
 	}
 	out = []named{{"loss", nil, []float32{float32(r.Loss)}, true}, {"gradient norm", nil, []float32{float32(r.GradNorm)}, true}}
-	if e.Mesh.World.Rank() > 0 {
-		return out, nil
-	}
 	stream, err := e.Device.NewStream()
 	if err != nil {
 		return nil, err
 	}
 	defer stream.Close()
-	for _, g := range s.model.Groups() {
-		for _, p := range g.Params {
-			x, err := fetch(e.Device, stream, p.Grad)
+	for _, grads := range []bool{true, false} { // gathering weights overwrites the gradients
+		for i, g := range s.model.Groups() {
+			all, err := s.wholeGroup(i, grads, stream)
 			if err != nil {
 				return nil, err
 			}
-			out = append(out, named{p.Name + " gradient", p.Shape, x, true})
-		}
-	}
-	for _, g := range s.model.Groups() {
-		for _, p := range g.Params {
-			// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may decide the sign of a gradient near zero, so its
-			// weights are shown and not judged.
-			x, err := fetch(e.Device, stream, p.Exact())
-			if err != nil {
-				return nil, err
+			if e.Mesh.World.Rank() > 0 {
+				continue
 			}
-			out = append(out, named{p.Name + " updated", p.Shape, x, e.Job.Optimizer.Name == "sgd"})
+			at := int64(0)
+			for _, p := range g.Params {
+				x, err := fetch(e.Device, stream, all.Slice(0, at, at+p.Numel()))
+				if err != nil {
+					return nil, err
+				}
+				at += p.Numel()
+				if grads {
+					out = append(out, named{p.Name + " gradient", p.Shape, x, true})
+					continue
+				}
+				// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may decide the sign of a gradient near zero, so
+				// its weights are shown and not judged.
+				out = append(out, named{p.Name + " updated", p.Shape, x, e.Job.Optimizer.Name == "sgd"})
+			}
 		}
 	}
 	return out, nil

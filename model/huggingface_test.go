@@ -99,13 +99,13 @@ func TestSaveAndLoad(t *testing.T) {
 		os.WriteFile(filepath.Join(source, "tokenizer.json"), []byte("{}"), 0o600)
 		onRank(t, cfg, func(r *rank) {
 			for range 2 {
-				if err := r.Save(dir, source); err != nil {
+				if err := r.Save(dir, source, r.whole); err != nil {
 					t.Fatal(err)
 				}
 				os.WriteFile(filepath.Join(dir, "notes.txt"), nil, 0o600)
 				os.WriteFile(filepath.Join(dir, "model-00002-of-00003.safetensors"), nil, 0o600)
 			}
-			if err := r.Save(dir, source); err != nil {
+			if err := r.Save(dir, source, r.whole); err != nil {
 				t.Fatal(err)
 			}
 			if left, _ := os.ReadDir(dir); len(left) != 4 {
@@ -151,7 +151,7 @@ func TestPartsAndTypes(t *testing.T) {
 					t.Errorf("%v is not %v rounded", q.Value.Float32s()[7], v)
 				}
 				out := filepath.Join(t.TempDir(), "out")
-				if err := s.Save(out, dir); err != nil {
+				if err := s.Save(out, dir, s.whole); err != nil {
 					t.Fatal(err)
 				}
 				f, err := OpenFolder(out, nil)
@@ -275,16 +275,16 @@ func TestSaveFaults(t *testing.T) {
 		dir := t.TempDir()
 		file := filepath.Join(dir, "file")
 		os.WriteFile(file, nil, 0o600)
-		if err := r.Save(filepath.Join(file, "model"), ""); status.Of(err) != status.IO || !strings.Contains(err.Error(), "choose an output folder") {
+		if err := r.Save(filepath.Join(file, "model"), "", r.whole); status.Of(err) != status.IO || !strings.Contains(err.Error(), "choose an output folder") {
 			t.Error(err)
 		}
-		if err := r.Save(file, ""); status.Of(err) != status.IO || !strings.Contains(err.Error(), "is a file") {
+		if err := r.Save(file, "", r.whole); status.Of(err) != status.IO || !strings.Contains(err.Error(), "is a file") {
 			t.Error(err)
 		}
 		p := r.Groups()[0].Params[0]
 		p.stored = tensor.F16
 		p.Value.Float32s()[3] = 1e6
-		if err := r.Save(filepath.Join(dir, "model"), ""); err == nil || !strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
+		if err := r.Save(filepath.Join(dir, "model"), "", r.whole); err == nil || !strings.Contains(err.Error(), "1e+06 at [0 3] is too large for F16") {
 			t.Error(err)
 		}
 		if left, _ := os.ReadDir(dir); len(left) != 1 {

@@ -22,6 +22,7 @@ type Model struct {
 	embed  *Param // [V, hidden]
 	blocks []*block
 	head   *head
+	orders map[bool][]Stretch // of passes with and without a backward half
 
 	tiles     Tiles
 	compute   tensor.DType // of activations and of the weights they meet
@@ -69,6 +70,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
+	m.orders = map[bool][]Stretch{false: m.order(false), true: m.order(true)}
 	if err := m.makeConstants(); err != nil {
 		m.Close()
 		return nil, err
@@ -138,7 +140,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 			err = status.Errorf(status.Internal, "model.%s: %v", op, e)
 		}
 	}()
-	if err := m.check(op, b, backward); err != nil {
+	if err := m.check(op, b, backward, c.Weights != nil); err != nil {
 		return Loss{}, err
 	}
 	sizes, err := m.mixerSizes(b.SP.Seq())
@@ -149,6 +151,9 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	p.begin(m, c, b, b.SP.Rows(), sizes, backward)
 	mark := p.mark()
 	defer c.Arena.Reset(mark)
+	if c.Weights != nil {
+		p.err = c.Weights.Pass(m.orders[backward])
+	}
 	m.execute(p)
 	p.Copy(tensor.OfFloat64(m.hostSum, 1), m.sum)
 	targets := m.hostTargets(p, b.Targets)
@@ -199,15 +204,16 @@ func (m *Model) execute(p *pass) {
 	p.phase("embedding")
 	p.Embed(x, b.IDs, m.embed)
 	p.end()
-	if !m.head.tied {
-		p.done(0)
-	}
+	p.done(0)
 	for i, layer := range m.blocks {
 		p.need(1 + i)
 		x = layer.forward(p, x)
 		p.done(1 + i)
 	}
 	last := len(m.groups) - 1
+	if m.head.tied {
+		p.need(0)
+	}
 	p.need(last)
 	d := m.head.run(p, x, m.sum)
 	p.done(last)
@@ -222,13 +228,56 @@ func (m *Model) execute(p *pass) {
 		m.blocks[i].backward(p, d)
 		p.done(1 + i)
 	}
+	p.need(0)
 	p.phase("embedding")
 	p.EmbedBack(d, b.IDs, m.embed)
 	p.end()
+	p.done(0)
+}
+
+// order is the stretches of execute. A tied table is needed before the head's other weights, which take little room.
+func (m *Model) order(backward bool) []Stretch {
+	last := len(m.groups) - 1
+	order := []Stretch{{0, Reads}}
+	for i := range m.blocks {
+		order = append(order, Stretch{1 + i, Reads})
+	}
+	use := Reads
+	if backward {
+		use |= Adds
+	}
+	if m.head.tied {
+		order = append(order, Stretch{0, use})
+	}
+	order = append(order, Stretch{last, use})
+	if backward {
+		for i := len(m.blocks); i > 0; i-- {
+			order = append(order, Stretch{i, use})
+		}
+		order = append(order, Stretch{0, Adds})
+	}
+	return order
+}
+
+// Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none where others have, and weights are shared.
+func (m *Model) Idle(c *Ctx) error {
+	order := m.orders[false]
+	if err := c.Weights.Pass(order); err != nil {
+		return err
+	}
+	for _, x := range order {
+		if err := c.Weights.Need(x.Group, c.Stream); err != nil {
+			return err
+		}
+		if err := c.Weights.Done(x.Group, c.Stream); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // check looks at what memory safety needs.
-func (m *Model) check(op string, b *Batch, backward bool) error {
+func (m *Model) check(op string, b *Batch, backward, lent bool) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "model."+op+": "+format, args...)
 	}
@@ -246,6 +295,9 @@ func (m *Model) check(op string, b *Batch, backward bool) error {
 		if t.Where != place && rows > 0 {
 			return bad("%s lie in the memory of another device than the weights: copy them there", [...]string{"ids", "targets", "positions"}[i])
 		}
+	}
+	if lent {
+		return nil
 	}
 	for _, g := range m.groups {
 		if p := g.Params[0]; p.Value.IsNil() || backward && p.Grad.IsNil() {

@@ -225,9 +225,20 @@ type lender struct {
 	m     *Model
 	held  map[int]bool
 	ready map[string]int
+	order []Stretch
 }
 
-func (l *lender) Need(group int, _ device.Stream) error { l.held[group] = true; return nil }
+func (l *lender) Pass(order []Stretch) error { l.order = order; return nil }
+
+func (l *lender) Need(group int, _ device.Stream) error {
+	if len(l.order) == 0 || l.order[0].Group != group || len(l.held) > 1 {
+		l.t.Errorf("group %d is needed while %v are, where %v are to come", group, l.held, l.order)
+	} else {
+		l.order = l.order[1:]
+	}
+	l.held[group] = true
+	return nil
+}
 func (l *lender) Done(group int, _ device.Stream) error {
 	if !l.held[group] {
 		l.t.Errorf("group %d is done without need", group)
@@ -243,15 +254,15 @@ func TestWeights(t *testing.T) {
 		s := documents(cfg.VocabSize, 9, 14)
 		one := train(t, 1, cfg, s, nil)
 		train(t, 1, cfg, s, func(r *rank) {
-			l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+			l := &lender{t: t, m: r.Model, held: map[int]bool{}, ready: map[string]int{}}
 			r.c.Weights = l
 			check := &complete{lender: l, want: one}
 			r.c.Weights = check
 			if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); err != nil {
 				t.Fatal(err)
 			}
-			if len(l.held) != 0 {
-				t.Errorf("groups %v are not given back", l.held)
+			if len(l.held) != 0 || len(l.order) != 0 {
+				t.Errorf("groups %v are not given back, %v were to come", l.held, l.order)
 			}
 			for _, g := range r.Groups() {
 				for _, p := range g.Params {
@@ -275,6 +286,11 @@ type complete struct {
 	want outcome
 }
 
+// whole are weights that are bound.
+func (m *Model) whole(group int) (tensor.Tensor, error) {
+	return span(m.groups[group].Params[0].Kept.Exact(), m.groups[group].Numel()), nil
+}
+
 func (l *complete) GradReady(p *Param, s device.Stream) error {
 	if e := far(ref.Convert[float64](p.Grad.Float32s()), l.want.grads[p.Name]); e != 0 {
 		l.t.Errorf("%s is announced before it is complete: off by %.2g", p.Name, e)
@@ -284,6 +300,7 @@ func (l *complete) GradReady(p *Param, s device.Stream) error {
 
 type refusing struct{}
 
+func (refusing) Pass([]Stretch) error { return nil }
 func (refusing) Need(group int, _ device.Stream) error {
 	if group == 2 {
 		return status.Errorf(status.Comm, "no weights")

@@ -12,17 +12,32 @@ import (
 
 // Param is one trained tensor.
 type Param struct {
-	Name   string // in Hugging Face's file
-	Shape  []int64
-	Decay  bool          // weight decay applies: two dimensions or more
-	Value  tensor.Tensor // Shape, of the compute type: what passes read
-	Master tensor.Tensor // Shape, F32: what the optimizer steps and Save writes, Value being it rounded; nil = Value is all there is
-	Grad   tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted
+	Name  string // in Hugging Face's file
+	Shape []int64
+	Decay bool          // weight decay applies: two dimensions or more
+	Value tensor.Tensor // Shape, of the compute type: what passes read; while it is lent
+	Grad  tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted; while it is lent
+	Kept  Part          // what this rank keeps of it between passes
 
 	axes   []string     // the config fields that Shape comes from
 	stored tensor.DType // in the source's file; what Save writes
 	fill   fill
 	centre float64 // of a norm's weight: what is added to it
+}
+
+// Part is elements [Lo, Hi) of a parameter, flat: what the optimizer steps, and what is loaded and saved.
+type Part struct {
+	Lo, Hi int64
+	Value  tensor.Tensor // [Hi - Lo] of the compute type
+	Master tensor.Tensor // [Hi - Lo] F32, Value being it rounded; nil = Value is all there is
+}
+
+// Exact is the part at its most exact.
+func (p *Part) Exact() tensor.Tensor {
+	if p.Master.IsNil() {
+		return p.Value
+	}
+	return p.Master
 }
 
 // fill is how a parameter starts.
@@ -69,10 +84,21 @@ func (g *Group) Numel() int64 {
 	return n
 }
 
-// Bind lays the parameters out in values, of the compute type, masters and grads, F32, all dense of Numel elements. Masters are for
+// Bind is Lend and Keep of everything: values of the compute type, masters and grads F32, all dense of Numel elements. Masters are for
 // training in another type than F32; without grads it is for evaluation.
 func (g *Group) Bind(values, masters, grads tensor.Tensor) {
-	at := int64(0)
+	g.Lend(values, grads)
+	g.Keep(0, values, masters)
+}
+
+// Lend gives the parameters their values, of the compute type, and the place of their gradients, F32, both dense of Numel elements or nil.
+func (g *Group) Lend(values, grads tensor.Tensor) {
+	n, at := g.Numel(), int64(0)
+	for _, t := range [...]*tensor.Tensor{&values, &grads} {
+		if !t.IsNil() && t.Dim(0) != n {
+			panic(fmt.Sprintf("model.Lend: %v for %d elements of group %s", *t, n, g.Name))
+		}
+	}
 	part := func(all tensor.Tensor, p *Param) tensor.Tensor {
 		if all.IsNil() {
 			return all
@@ -80,23 +106,52 @@ func (g *Group) Bind(values, masters, grads tensor.Tensor) {
 		return all.Slice(0, at, at+p.Numel()).View(p.Shape...)
 	}
 	for _, p := range g.Params {
-		p.Value, p.Master, p.Grad = part(values, p), part(masters, p), part(grads, p)
+		p.Value, p.Grad = part(values, p), part(grads, p)
 		at += p.Numel()
 	}
-	if values.Dim(0) != at {
-		panic(fmt.Sprintf("model.Bind: %v for %d elements of group %s", values, at, g.Name))
+}
+
+// Keep says that this rank keeps the group's elements from lo on: values, and masters if there are any, flat.
+func (g *Group) Keep(lo int64, values, masters tensor.Tensor) {
+	hi, at := lo+values.Dim(0), int64(0)
+	for _, p := range g.Params {
+		from, to := max(lo, at), min(hi, at+p.Numel())
+		to = max(from, to)
+		p.Kept = Part{Lo: from - at, Hi: to - at}
+		if from < to {
+			p.Kept.Value = values.Slice(0, from-lo, to-lo)
+			if !masters.IsNil() {
+				p.Kept.Master = masters.Slice(0, from-lo, to-lo)
+			}
+		}
+		at += p.Numel()
 	}
+}
+
+// Use is what a stretch of work does with a group.
+type Use uint8
+
+const (
+	Reads Use = 1 << iota // its values
+	Adds                  // to its gradients
+)
+
+// Stretch is the work between the Need of a group and its Done. Two stretches may be under way at a time.
+type Stretch struct {
+	Group int
+	Use   Use
 }
 
 // Weights is how a trainer lends parameters to a pass and learns that gradients are there. All calls come in the order of execution,
 // the same on every rank.
 type Weights interface {
-	Need(group int, s device.Stream) error     // before the first use of the group's values in a stretch of work
-	Done(group int, s device.Stream) error     // after the last
-	GradReady(p *Param, s device.Stream) error // once per micro step: p.Grad is complete as far as this rank goes
+	Pass(order []Stretch) error                // a pass begins, whose stretches begin in this order
+	Need(group int, s device.Stream) error     // the next stretch begins: the group is lent
+	Done(group int, s device.Stream) error     // it ends
+	GradReady(p *Param, s device.Stream) error // once per micro step: the gradient is complete as far as this rank goes, Done being yet to come
 }
 
-// Init gives every bound parameter its start, as transformers does: normal(0, initializer_range) for matrices and convolutions, 1 for norms,
+// Init gives what is kept of every parameter its start, as transformers does: normal(0, initializer_range) for matrices and convolutions, 1 for norms,
 // 0 for biases. A value depends on the seed, the name and the place in the tensor alone.
 func (m *Model) Init(seed uint64) error {
 	s, err := m.dev.NewStream()
@@ -117,12 +172,15 @@ func (m *Model) Init(seed uint64) error {
 func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	if p.fill == ones || p.fill == zeros {
 		value := map[fill]float64{ones: 1, zeros: 0}[p.fill]
-		if !p.Master.IsNil() {
-			if err := m.dev.Fill(s, p.Master, value); err != nil {
+		for _, t := range [...]tensor.Tensor{p.Kept.Master, p.Kept.Value} {
+			if t.IsNil() {
+				continue
+			}
+			if err := m.dev.Fill(s, t, value); err != nil {
 				return err
 			}
 		}
-		return m.dev.Fill(s, p.Value, value)
+		return nil
 	}
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
@@ -140,34 +198,26 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	})
 }
 
-// Exact is the parameter at its most exact, flat: the master, else the value.
-func (p *Param) Exact() tensor.Tensor {
-	if p.Master.IsNil() {
-		return p.Value.View(p.Numel())
-	}
-	return p.Master.View(p.Numel())
-}
-
-// upload fills a parameter piece by piece from the host.
+// upload fills what is kept of a parameter piece by piece from the host; at counts the parameter's elements.
 func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
-	n := p.Numel()
-	flat := p.Exact()
-	for at := int64(0); at < n; at += int64(len(piece)) {
-		dst := piece[:min(int64(len(piece)), n-at)]
+	kept := &p.Kept
+	for at := kept.Lo; at < kept.Hi; at += int64(len(piece)) {
+		dst := piece[:min(int64(len(piece)), kept.Hi-at)]
 		if err := read(at, dst); err != nil {
 			return err
 		}
-		if err := m.dev.Copy(s, flat.Slice(0, at, at+int64(len(dst))), tensor.OfFloat32(dst, int64(len(dst)))); err != nil {
+		n := int64(len(dst))
+		if err := m.dev.Copy(s, kept.Exact().Slice(0, at-kept.Lo, at-kept.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
 			return err
 		}
 		if err := s.Sync(); err != nil { // the piece is used again
 			return err
 		}
 	}
-	if p.Master.IsNil() || n == 0 {
+	if kept.Master.IsNil() {
 		return nil
 	}
-	if err := m.dev.Copy(s, p.Value, p.Master); err != nil {
+	if err := m.dev.Copy(s, kept.Value, kept.Master); err != nil {
 		return err
 	}
 	return s.Sync()

@@ -23,10 +23,10 @@ import (
 var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
 
-// Save writes the bound parameters as a Hugging Face folder that transformers loads: the source's names and element types (F32 for a
+// Save writes the parameters, which whole gives group by group, flat, as a Hugging Face folder that transformers loads: the source's names and element types (F32 for a
 // model from scratch), tied tensors once, and the tokenizer's files of source, a folder or "". The folder appears whole or not at all;
 // the model in one that was there is replaced, other files in it stay. One rank calls it.
-func (m *Model) Save(dir, source string) (err error) {
+func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) (err error) {
 	dir = filepath.Clean(dir)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
@@ -50,7 +50,7 @@ func (m *Model) Save(dir, source string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := m.saveWeights(filepath.Join(temp, weightsFile)); err != nil {
+	if err := m.saveWeights(filepath.Join(temp, weightsFile), whole); err != nil {
 		return err
 	}
 	if source != "" {
@@ -104,7 +104,7 @@ func copyFile(dst, src string) error {
 	return tensor.WriteFile(dst, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
 }
 
-func (m *Model) saveWeights(path string) error {
+func (m *Model) saveWeights(path string, whole func(group int) (tensor.Tensor, error)) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return err
@@ -113,18 +113,27 @@ func (m *Model) saveWeights(path string) error {
 	piece := make([]float32, 1<<16)
 	bytes := make([]byte, 0, 8*len(piece))
 	var items []tensor.Item
-	for _, g := range m.groups {
-		for _, p := range g.Params {
-			items = append(items, tensor.Item{Name: p.Name, Tensor: tensor.Of(nil, p.stored, p.Shape...),
-				Write: func(w io.Writer) error { return m.writeParam(s, w, p, piece, bytes) }})
+	for i, g := range m.groups {
+		var flat tensor.Tensor
+		at := int64(0)
+		for j, p := range g.Params {
+			lo := at
+			items = append(items, tensor.Item{Name: p.Name, Tensor: tensor.Of(nil, p.stored, p.Shape...), Write: func(w io.Writer) (err error) {
+				if j == 0 {
+					if flat, err = whole(i); err != nil {
+						return err
+					}
+				}
+				return m.writeParam(s, w, p, flat.Slice(0, lo, lo+p.Numel()), piece, bytes)
+			}})
+			at += p.Numel()
 		}
 	}
 	return tensor.WriteSafetensors(path, map[string]string{"format": "pt"}, items)
 }
 
-func (m *Model) writeParam(s device.Stream, w io.Writer, p *Param, piece []float32, bytes []byte) error {
+func (m *Model) writeParam(s device.Stream, w io.Writer, p *Param, flat tensor.Tensor, piece []float32, bytes []byte) error {
 	n := p.Numel()
-	flat := p.Exact()
 	for at := int64(0); at < n; at += int64(len(piece)) {
 		src := piece[:min(int64(len(piece)), n-at)]
 		if err := m.dev.Copy(s, tensor.OfFloat32(src, int64(len(src))), flat.Slice(0, at, at+int64(len(src)))); err != nil {

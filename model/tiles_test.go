@@ -168,7 +168,7 @@ func TestTilesWeights(t *testing.T) {
 			one := train(t, 1, cfg, s, tiles)
 			train(t, 1, cfg, s, func(r *rank) {
 				tiles(r)
-				l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+				l := &lender{t: t, m: r.Model, held: map[int]bool{}, ready: map[string]int{}}
 				r.c.Weights = &complete{lender: l, want: one}
 				if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); err != nil {
 					t.Fatal(err)
@@ -179,7 +179,7 @@ func TestTilesWeights(t *testing.T) {
 			for _, n := range mpitest.Sizes() {
 				train(t, n, cfg, s, func(r *rank) {
 					must(r.SetTiles(Tiles{MLP: 2, Loss: 2}))
-					l := &lender{t, r.Model, map[int]bool{}, map[string]int{}}
+					l := &lender{t: t, m: r.Model, held: map[int]bool{}, ready: map[string]int{}}
 					r.c.Weights = l
 					if _, err := r.ForwardBackward(r.c, shard(r.comm, s)); err != nil {
 						t.Error(err)

@@ -51,7 +51,7 @@ type Trainer struct {
 	sent    int64             // bytes that the formulas say this rank's mixers sent
 }
 
-// New allocates the activations of the longest batch and says what everything takes. Collective.
+// New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
 func New(s Setup) (*Trainer, error) {
 	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2)}
 	err := t.plan()
@@ -63,6 +63,13 @@ func New(s Setup) (*Trainer, error) {
 		return nil, err
 	}
 	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
+	if err = t.Weights.Loaded(t.stream); err == nil {
+		err = t.stream.Sync()
+	}
+	if err != nil {
+		t.Free()
+		return nil, err
+	}
 	return t, nil
 }
 
@@ -289,7 +296,14 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
 	nll, targets := 0.0, int64(0)
 	var m *Micro
-	for lo := int64(t.Mesh.Replica) * t.Data.Batch; lo < rows; lo += replicas * t.Data.Batch {
+	for first := int64(0); first < rows; first += replicas * t.Data.Batch {
+		lo := first + int64(t.Mesh.Replica)*t.Data.Batch
+		if lo >= rows { // the last rows are other replicas', which may need the weights that are kept here
+			if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		t.Clock.Push("data")
 		var err error
 		m, err = t.Eval.Range(lo, min(rows, lo+t.Data.Batch), m)

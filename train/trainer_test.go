@@ -39,6 +39,7 @@ type run struct {
 	steps     int64            // 0 = twenty
 	tiles     model.Tiles
 	taken     *model.Tiles // where to put the tiles that were used
+	zero      int
 }
 
 // outcome is what rank 0 saw.
@@ -121,7 +122,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
 	}
-	w, err := NewReplicated(d, mesh.World, m.Groups(), x.compute, opt)
+	w, err := NewWeights(d, mesh.World, m.Groups(), x.compute, opt, x.zero)
 	if err != nil {
 		return o, err
 	}
@@ -150,6 +151,28 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if err := t.Run(); err != nil {
 		return o, err
 	}
+	s, err := d.NewStream() // another order than the trainer's: its steps must be over
+	if err != nil {
+		return o, err
+	}
+	defer s.Close()
+	for i, g := range m.Groups() {
+		all, err := w.Whole(i, false, s)
+		if err != nil {
+			return o, err
+		}
+		x := make([]float32, g.Numel())
+		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), all); err != nil {
+			return o, err
+		}
+		if err := comm.Meet(mesh.World); err != nil {
+			return o, err
+		}
+		if err := s.Sync(); err != nil {
+			return o, err
+		}
+		o.weights = append(o.weights, x...)
+	}
 	for _, part := range []*comm.Counted{mesh.Seq, mesh.Data} {
 		if err := part.Close(); err != nil {
 			return o, err
@@ -161,21 +184,6 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	o.table = t.Components()
 	if planned := model.Bytes(o.table); planned != t.PeakBytes() {
 		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
-	}
-	s, err := d.NewStream() // another order than the trainer's: its steps must be over
-	if err != nil {
-		return o, err
-	}
-	defer s.Close()
-	for _, p := range w.params {
-		x := make([]float32, p.Numel())
-		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), p.Exact()); err != nil {
-			return o, err
-		}
-		if err := s.Sync(); err != nil {
-			return o, err
-		}
-		o.weights = append(o.weights, x...)
 	}
 	return o, nil
 }

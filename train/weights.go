@@ -5,7 +5,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -20,8 +19,22 @@ type Weights interface {
 	Reduce(s device.Stream) (norm float64, err error)
 	// Update takes the optimizer's step t ≥ 1 with the gradient times scale.
 	Update(s device.Stream, lr, scale float64, t int64) error
+	// Loaded is called when each rank has filled the parts of the parameters that it keeps.
+	Loaded(s device.Stream) error
+	// Whole gathers a group between steps: its weights, or its gradients before the next Begin, F32 [numel] (weights of an evaluation: of the
+	// compute type), to be read before the next call. Between Whole of weights and Begin gradients are lost. Collective.
+	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
 	// Components is the memory held, for the table.
 	Components() []model.Component
+	Free()
+}
+
+// NewWeights holds the parameters as ZeRO stage 0 to 3 does. A nil optimizer is for an evaluation.
+func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (Weights, error) {
+	if stage == 0 || world.Size() == 1 {
+		return NewReplicated(d, world, groups, compute, opt)
+	}
+	return NewSharded(d, world, groups, compute, opt, stage)
 }
 
 // Replicated holds the parameters, their gradients and the optimizer's moments whole on every rank, each in one flat buffer, so that the
@@ -31,11 +44,10 @@ type Replicated struct {
 	world   comm.Comm
 	opt     *OptimizerConfig
 	compute tensor.DType
-	params  []*model.Param
-	index   map[*model.Param]int
+	groups  []*model.Group
+	places  []device.Range // of each group
 	decay   []device.Range // where the weight decay applies; nil would be everywhere
-	ready   []int64        // how often GradReady came for each parameter in this step
-	micros  int64
+	ready   readiness
 
 	values       tensor.Tensor // [numel] of the compute type
 	masters      tensor.Tensor // [numel] F32, when training in another type
@@ -48,68 +60,44 @@ type Replicated struct {
 
 // NewReplicated allocates and binds the parameters of the groups, whose values have the compute type.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
-	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, index: map[*model.Param]int{}, decay: []device.Range{},
+	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, groups: groups, decay: []device.Range{},
 		hostSum: tensor.OfFloat64(make([]float64, 1), 1)}
 	n := int64(0)
 	for _, g := range groups {
+		w.places = append(w.places, device.Range{Lo: n, Hi: n + g.Numel()})
 		n += g.Numel()
 	}
-	var table []model.Component
-	for _, b := range w.plan(n) {
-		table = append(table, model.Component{Name: b.name, Bytes: b.numel * b.dtype.Size()})
-	}
-	if err := fits(d, table); err != nil {
+	plan := w.plan(n)
+	if err := fits(d, components(plan)); err != nil {
 		return nil, err
 	}
-	for _, b := range w.plan(n) {
-		a, err := device.NewArena(d, b.name, b.numel*b.dtype.Size())
-		if err != nil {
-			w.Free()
-			return nil, err
-		}
-		w.buffers = append(w.buffers, a)
-		if *b.tensor, err = a.Tensor(b.dtype, b.numel); err != nil {
-			return nil, err
-		}
+	var err error
+	if w.buffers, err = allocate(d, plan); err != nil {
+		w.Free()
+		return nil, err
 	}
 	at := int64(0)
-	for _, g := range groups {
-		hi := at + g.Numel()
-		part := func(all tensor.Tensor) tensor.Tensor {
-			if all.IsNil() {
-				return all
-			}
-			return all.Slice(0, at, hi)
-		}
-		g.Bind(part(w.values), part(w.masters), part(w.grads))
+	for i, g := range groups {
+		values, masters := w.part(w.values, i), w.part(w.masters, i)
+		g.Lend(values, w.part(w.grads, i))
+		g.Keep(0, values, masters)
 		for _, p := range g.Params {
-			w.index[p] = len(w.params)
-			w.params = append(w.params, p)
-			w.place(at, at+p.Numel(), p.Decay)
+			w.ready.add(p)
+			if p.Decay {
+				w.decay = addRange(w.decay, device.Range{Lo: at, Hi: at + p.Numel()})
+			}
 			at += p.Numel()
 		}
 	}
-	w.ready = make([]int64, len(w.params))
 	return w, nil
 }
 
-// place notes whether a parameter decays; neighbours that do are one range.
-func (w *Replicated) place(lo, hi int64, decay bool) {
-	last := len(w.decay) - 1
-	switch {
-	case !decay:
-	case last >= 0 && w.decay[last].Hi == lo:
-		w.decay[last].Hi = hi
-	default:
-		w.decay = append(w.decay, device.Range{Lo: lo, Hi: hi})
+// part views a group in a flat buffer, or nothing in one that there is not.
+func (w *Replicated) part(all tensor.Tensor, group int) tensor.Tensor {
+	if all.IsNil() {
+		return all
 	}
-}
-
-type planned struct {
-	name   string
-	dtype  tensor.DType
-	numel  int64
-	tensor *tensor.Tensor
+	return all.Slice(0, w.places[group].Lo, w.places[group].Hi)
 }
 
 // plan is the list of buffers: a nil optimizer (evaluation) needs the weights alone.
@@ -136,39 +124,35 @@ func (w *Replicated) Free() {
 	w.buffers = nil
 }
 
-func (w *Replicated) Components() []model.Component {
-	var c []model.Component
-	for _, b := range w.buffers {
-		c = append(c, model.Component{Name: b.Name(), Bytes: b.Bytes()})
-	}
-	return c
-}
+func (w *Replicated) Components() []model.Component { return held(w.buffers) }
 
-// Need and Done have nothing to do: everything is here.
+// Pass, Need, Done and Loaded have nothing to do: everything is here.
+func (w *Replicated) Pass([]model.Stretch) error    { return nil }
 func (w *Replicated) Need(int, device.Stream) error { return nil }
 func (w *Replicated) Done(int, device.Stream) error { return nil }
+func (w *Replicated) Loaded(device.Stream) error    { return nil }
 
-// GradReady counts: a gradient that is complete never, twice or early would make a sharded reduction wrong without a word.
-func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error {
-	i, ok := w.index[p]
-	if !ok {
-		return status.Errorf(status.Internal, "train: gradient of %s, which is not a parameter", p.Name)
+func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
+
+// Whole has nothing to gather.
+func (w *Replicated) Whole(group int, grads bool, _ device.Stream) (tensor.Tensor, error) {
+	switch {
+	case grads:
+		return w.part(w.grads, group), nil
+	case !w.masters.IsNil():
+		return w.part(w.masters, group), nil
 	}
-	w.ready[i]++
-	return nil
+	return w.part(w.values, group), nil
 }
 
 func (w *Replicated) Begin(s device.Stream, micros int64) error {
-	clear(w.ready)
-	w.micros = micros
+	w.ready.begin(micros)
 	return w.dev.Fill(s, w.grads, 0)
 }
 
 func (w *Replicated) Reduce(s device.Stream) (float64, error) {
-	for i, n := range w.ready {
-		if n != w.micros {
-			return 0, status.Errorf(status.Internal, "train: gradient of %s was complete %d times in %d micro steps", w.params[i].Name, n, w.micros)
-		}
+	if err := w.ready.check(); err != nil {
+		return 0, err
 	}
 	if err := w.world.AllReduce(s, w.grads, comm.Sum); err != nil {
 		return 0, err

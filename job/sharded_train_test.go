@@ -1,0 +1,46 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Weights, gradients and states that are cut over the ranks give PyTorch's losses, and a model folder like any other; verify finds the
+// gradients and weights of one rank.
+func TestShardedGoldens(t *testing.T) {
+	cases := readGoldens(t, "train")
+	for dir, c := range cases {
+		if c.Name != "qwen3-adamw-packed" && c.Name != "llama-sgd-dp2" {
+			continue
+		}
+		for zero := 1; zero <= 3; zero++ {
+			t.Run(fmt.Sprintf("%s, stage %d", c.Name, zero), func(t *testing.T) {
+				out := t.TempDir()
+				var stdout, stderr bytes.Buffer
+				o := Options{Path: filepath.Join(dir, c.Job), Sets: []string{"output.dir=" + out, fmt.Sprintf("parallel.zero=%d", zero)}, Ranks: c.Ranks,
+					Stdout: &stdout, Stderr: &stderr}
+				if err := Run(o); err != nil {
+					t.Fatal(err, stderr.String())
+				}
+				for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+					if d := math.Abs(r.Loss - c.Losses[i]); !(d <= 2e-4) {
+						t.Errorf("step %d: loss %.7f, PyTorch %.7f: off by %.1e", i+1, r.Loss, c.Losses[i], d)
+					}
+				}
+				checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
+				if !strings.Contains(stdout.String(), "shard") && !(zero == 1 && strings.Contains(c.Name, "sgd")) { // which has no state
+					t.Errorf("the memory table has no shards:\n%s", stdout.String())
+				}
+				o.Stdout = io.Discard
+				if err := Verify(o); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,190 @@
+package train
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/devicetest"
+	"ulysses/internal/fake"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// Every stage on every mesh takes the steps of one rank: five of SGD leave the same weights, five of AdamW the same losses. The norm that
+// clips is a sum in another order, so bits may differ.
+func TestShardedTrains(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	for _, name := range []string{"llama", "qwen3"} {
+		for _, optimizer := range []string{"sgd", "adamw"} {
+			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32, steps: 5}.train(t)
+			for _, mesh := range [][2]int{{2, 2}, {2, 1}, {4, 2}} {
+				for zero := range 4 {
+					x := run{model: name, ranks: mesh[0], ulysses: mesh[1], optimizer: optimizer, compute: tensor.F32, steps: 5, zero: zero}
+					if zero == 3 && mesh[0] == 4 {
+						x.on = &late
+					}
+					got := x.train(t)
+					x.near(t, got, want, 1e-5)
+					if d := furthest(got.weights, want.weights); optimizer == "sgd" && !(d <= 1e-7) {
+						t.Errorf("%+v: weights are off by %.2g", x, d)
+					}
+					x.fits(t, got)
+				}
+			}
+		}
+	}
+}
+
+// furthest is the largest difference.
+func furthest(a, b []float32) (d float64) {
+	if len(a) != len(b) {
+		return 1e9
+	}
+	for i := range a {
+		if e := float64(a[i]) - float64(b[i]); !(max(e, -e) <= d) {
+			d = max(e, -e)
+		}
+	}
+	return d
+}
+
+// fits holds the memory of stage 3 to its share of all states and the two largest layers.
+func (x run) fits(t *testing.T, o outcome) {
+	t.Helper()
+	if x.zero != 3 {
+		return
+	}
+	cfg, err := model.ConfigFromMap(tiny[x.model])
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	m, err := model.New(d, comm.Local(1)[0], cfg, model.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	var sizes []int64
+	for _, g := range m.Groups() {
+		sizes = append(sizes, g.Numel())
+	}
+	slices.Sort(sizes)
+	copies := map[string]int64{"sgd": 2, "adamw": 4}[x.optimizer] // values, gradients, moments
+	n := int64(len(sizes))
+	limit := 4*copies*(m.Numel()/int64(x.ranks)+n) + 8*(sizes[n-1]+sizes[n-2])
+	held := int64(0)
+	for _, c := range o.table {
+		for _, state := range []string{"weights", "gradients", "moments"} {
+			if strings.Contains(c.Name, state) {
+				held += c.Bytes
+			}
+		}
+	}
+	if held > limit || held < 4*copies*m.Numel()/int64(x.ranks) {
+		t.Errorf("%+v: %d bytes of states, the limit is %d: %v", x, held, limit, o.table)
+	}
+}
+
+// In BF16 the masters are cut, too.
+func TestShardedMasters(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	want := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16, steps: 5, on: &late}.train(t)
+	for zero := 1; zero < 4; zero++ {
+		x := run{model: "llama", ranks: 2, ulysses: 2, optimizer: "adamw", compute: tensor.BF16, steps: 5, zero: zero, on: &late}
+		x.near(t, x.train(t), want, 0)
+	}
+}
+
+// gathers notes what is gathered.
+type gathers struct {
+	comm.Comm
+	log *[]string
+}
+
+func (g gathers) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	*g.log = append(*g.log, fmt.Sprintf("gather %d", dst.Numel()))
+	return g.Comm.AllGather(s, dst, src, rows)
+}
+
+func (g gathers) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+	*g.log = append(*g.log, fmt.Sprintf("sum %d", src.Numel()))
+	return g.Comm.ReduceScatter(s, dst, src, rows)
+}
+
+// A layer's values are gathered before the layer before it computes; its gradients are summed before the next stretch begins. A group that
+// is still there is not gathered again.
+func TestShardedOrder(t *testing.T) {
+	groups := make([]*model.Group, 4)
+	for i := range groups { // of different sizes, which tell them apart
+		groups[i] = &model.Group{Name: fmt.Sprint(i), Params: []*model.Param{{Name: fmt.Sprint(i), Shape: []int64{int64(20 - i)}}}}
+	}
+	const reads, both = model.Reads, model.Reads | model.Adds
+	order := []model.Stretch{{Group: 0, Use: reads}, {Group: 1, Use: reads}, {Group: 2, Use: reads}, {Group: 3, Use: both}, {Group: 2, Use: both},
+		{Group: 1, Use: both}, {Group: 0, Use: model.Adds}}
+	want := strings.Split("gather 20, gather 19, need 0, done 0, gather 18, need 1, done 1, gather 17, need 2, done 2, need 3, sum 17, done 3, gather 19, "+
+		"need 2, sum 18, done 2, need 1, sum 19, done 1, need 0, sum 20, done 0", ", ")
+	log := []string{}
+	err := comm.RunLocal(2, func(c comm.Comm) error {
+		d, err := cpu.New(cpu.Options{Workers: 1})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		mine := []string{}
+		own := make([]*model.Group, len(groups))
+		for i, g := range groups {
+			own[i] = &model.Group{Name: g.Name, Params: []*model.Param{{Name: g.Name, Shape: g.Params[0].Shape}}}
+		}
+		w, err := NewSharded(d, gathers{c, &mine}, own, tensor.F32, &OptimizerConfig{Name: "sgd"}, 3)
+		if err != nil {
+			return err
+		}
+		defer w.Free()
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := w.Begin(s, 1); err != nil {
+			return err
+		}
+		if err := w.Pass(order); err != nil {
+			return err
+		}
+		for _, x := range order {
+			if err := w.Need(x.Group, s); err != nil {
+				return err
+			}
+			mine = append(mine, fmt.Sprintf("need %d", x.Group))
+			if p := own[x.Group].Params[0]; x.Use&model.Reads != 0 && p.Value.IsNil() || x.Use&model.Adds != 0 && p.Grad.IsNil() {
+				return fmt.Errorf("group %d is not lent", x.Group)
+			}
+			if err := w.Done(x.Group, s); err != nil {
+				return err
+			}
+			mine = append(mine, fmt.Sprintf("done %d", x.Group))
+		}
+		if err := w.Need(0, s); err == nil {
+			return fmt.Errorf("a group out of turn is lent")
+		}
+		if c.Rank() == 0 {
+			log = mine
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(log, want) {
+		t.Errorf("order\n%s\nwant\n%s", strings.Join(log, ", "), strings.Join(want, ", "))
+	}
+}
