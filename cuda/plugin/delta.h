@@ -58,26 +58,31 @@ constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUN
 constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
 constexpr int64_t DELTA_GRADIENTS = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
 inline int64_t delta_scan_bytes(int dim_k, int chunk) {
-  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 3 * chunk);
+  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
 
 // fill brings rows [0, rows) of `width` elements (counted from `from`; none if negative) to a tile, and zeros behind them, up to row `all` and COLUMNS
-// columns. All of a block's threads take part. made(row, x) may change a row's four values.
+// columns. All of a block's threads take part. made(row, column, x) may change four neighbours in a row. What a thread reads of 64 rows is under way at
+// once: writing to shared memory between would make each wait for the one before.
 template <typename T, int COLUMNS, typename E, typename F>
 __device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows, int all, F made) {
-  constexpr int LANES = COLUMNS / 4;
-  const int c = (int)threadIdx.x % LANES * 4;
-#pragma unroll 2
-  for (int r = (int)threadIdx.x / LANES; r < all; r += DELTA_THREADS / LANES) {
-    float x[4];
+  constexpr int LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1;
+  const int c = (int)threadIdx.x % LANES * 4, r0 = (int)threadIdx.x / LANES;
+  float x[BATCH][4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = 0;
-    if (r < rows && c < width) {
-      load_flat<4>(from + r * stride + c, width - c, wide, x);
-      made(r, c, x);
-    }
+  for (int i = 0; i < BATCH; i++) {
+    const int r = r0 + i * STEP;
+#pragma unroll
+    for (int e = 0; e < 4; e++) x[i][e] = 0;
+    if (r < rows && c < width) load_flat<4>(from + r * stride + c, width - c, wide, x[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < BATCH; i++) {
+    const int r = r0 + i * STEP;
+    if (r >= all) continue;
+    if (r < rows && c < width) made(r, c, x[i]);
     uint4 w;
-    w.x = to_word<T>(x[0]), w.y = to_word<T>(x[1]), w.z = to_word<T>(x[2]), w.w = to_word<T>(x[3]);
+    w.x = to_word<T>(x[i][0]), w.y = to_word<T>(x[i][1]), w.z = to_word<T>(x[i][2]), w.w = to_word<T>(x[i][3]);
     *reinterpret_cast<uint4 *>(to + r * step + c) = w;
   }
 }
@@ -95,15 +100,24 @@ __device__ __forceinline__ void fill_rows(Word *to, int step, const float *from,
   fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all, made);
 }
 
-// fill_keys brings all columns of a chunk's keys or queries, normalised and times by(row).
+// fill_keys brings all columns of a chunk's keys or queries, times by(row).
 template <typename T, typename F>
-__device__ __forceinline__ void fill_keys(Word *to, int step, const DeltaCall &a, const DeltaView &x, const float *unit, int64_t token, int64_t key, int rows, int all, F by) {
-  for (int c0 = 0; c0 < up32(a.dim_k); c0 += 32)
-    fill_view<T, 32>(to + c0, step, x, token, key, c0, rows, all, [&](int r, int, float (&f)[4]) {
-      const float m = (unit ? unit[key * a.tokens + token + r] : 1) * by(r);
+__device__ __forceinline__ void fill_keys(Word *to, int step, const DeltaCall &a, const DeltaView &x, int64_t token, int64_t key, int rows, int all, F by) {
+  auto made = [&](int r, int, float (&f)[4]) {
+    const float m = by(r);
 #pragma unroll
-      for (int i = 0; i < 4; i++) f[i] *= m;
-    });
+    for (int i = 0; i < 4; i++) f[i] *= m;
+  };
+  int c0 = 0;
+  for (; c0 + 64 <= up32(a.dim_k); c0 += 64) fill_view<T, 64>(to + c0, step, x, token, key, c0, rows, all, made);
+  if (c0 < up32(a.dim_k)) fill_view<T, 32>(to + c0, step, x, token, key, c0, rows, all, made);
+}
+
+// fill_square brings a chunk's rows of T or P.
+template <typename T> __device__ __forceinline__ void fill_square(Word *to, int step, const DeltaCall &a, const float *from, int64_t head, int64_t token, int rows, int all) {
+  const float *at = from + a.row(head, token) * a.chunk;
+  if (a.chunk == DELTA_CHUNK) return fill_rows<T, DELTA_CHUNK>(to, step, at, a.chunk, 0, rows, all, AsItIs());
+  for (int c0 = 0; c0 < a.chunk; c0 += 16) fill_rows<T, 16>(to + c0, step, at, a.chunk, c0, rows, all, AsItIs());
 }
 
 // load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor, and of dense rows of `width` floats.
@@ -162,14 +176,14 @@ struct DeltaSlice {
 #pragma unroll
           for (int e = 0; e < 4; e++) to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
   }
-  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows: summed on their own, so that the state is rounded once.
-  template <typename T, bool EXACT> __device__ __forceinline__ void add(float by, const Word *keys, int step, const Word *values, int values_step, int depth) {
+  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows (KEYS, VALUES: exact ones): summed on their own, so that the state is rounded once.
+  template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys, int step, const Word *values, int values_step, int depth) {
 #pragma unroll
     for (int i = 0; i < 2; i++)
       if (first(i) < rows) {
         float part[4][4];
         zero(part);
-        product<T, false, EXACT, false, false>(part, keys + first(i), step, values, values_step, depth);
+        product<T, KEYS, VALUES, false, false>(part, keys + first(i), step, values, values_step, depth);
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll

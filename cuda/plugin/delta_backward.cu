@@ -14,7 +14,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
   SHARED(Word, shared);
   Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *ws = ts + a.chunk * (a.chunk + 8), *ys = ws + a.chunk * STEP;
-  float *es = (float *)(ys + a.chunk * STEP), *fs = es + a.chunk, *bs = fs + a.chunk;
+  float *es = (float *)(ys + a.chunk * STEP), *fk = es + a.chunk, *bek = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
@@ -33,33 +33,34 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       for (int r = (int)threadIdx.x; r < a.chunk; r += DELTA_THREADS) {
         const bool there = r < c.rows;
         const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-        es[r] = d.z, fs[r] = d.w;
-        bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+        const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
+        es[r] = d.z, fk[r] = d.w * unit;
+        bek[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] * d.z * unit : 0;
       }
       s.template words<T>(ss, STEP);
-      for (int j = 0; j < a.chunk; j += 16)
-        fill_rows<T, 16>(ts + j, square, a.scores + a.row(head, c.token) * a.chunk, a.chunk, j, c.rows, rows, AsItIs());
+      fill_square<T>(ts, square, a, a.scores, head, c.token, c.rows, rows);
       fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, a.head0 + head, c0, c.rows, rows, AsItIs());
-      fill_keys<T>(ks, step, a, a.q, a.unit_q, c.token, key, c.rows, rows, [&](int r) { return a.scale * a.decay[a.row(head, c.token + r)].z; });
+      fill_keys<T>(ks, step, a, a.q, c.token, key, c.rows, rows, [&](int r) {
+        return a.scale * a.decay[a.row(head, c.token + r)].z * (a.unit_q ? a.unit_q[key * a.tokens + c.token + r] : 1);
+      });
       __syncthreads();
       float x[2][4], y[2][4];
       zero(x);
       if (active) product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
-      s.template add<T, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
+      s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
-      for (int j = 0; j < a.chunk; j += 16)
-        fill_rows<T, 16>(ts + j, square, a.solve + a.row(head, c.token) * a.chunk, a.chunk, j, c.rows, rows, AsItIs());
-      fill_keys<T>(ks, step, a, a.k, a.unit_k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
+      fill_square<T>(ts, square, a, a.solve, head, c.token, c.rows, rows);
+      fill_keys<T>(ks, step, a, a.k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
       __syncthreads();
       if (active) {
         zero(y);
-        product<T, false, false, true, false>(y, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
+        product<T, true, false, true, false>(y, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const int row = m0 + lane.row + e / 2 * 8;
-            ws[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(madd(fs[row], y[n][e], x[n][e]));
+            ws[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(madd(fk[row], y[n][e], x[n][e]));
           }
       }
       __syncthreads();
@@ -74,11 +75,11 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
             if (a.y && row < c.rows && c0 + column < a.dim_v)
               store_two(a.y + a.row(head, c.token + row) * a.dim_v + c0 + column, a.dim_v - c0 - column, a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
 #pragma unroll
-            for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = to_word<T>(-bs[row] * es[row] * y[n][2 * half + e]);
+            for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = to_word<T>(-bek[row] * y[n][2 * half + e]);
           }
       }
       __syncthreads();
-      s.template add<T, false>(1, ks, step, ys, STEP, rows);
+      s.template add<T, true, false>(1, ks, step, ys, STEP, rows);
     }
     if (id < a.states_in && a.dstate_in) s.store(a.dstate_in + (id * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
   }

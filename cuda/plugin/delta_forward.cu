@@ -145,7 +145,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
   SHARED(Word, shared);
   Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square, *xs = rs + a.chunk * STEP;
-  float *es = (float *)(xs + a.chunk * STEP), *fs = es + a.chunk, *bs = fs + a.chunk;
+  // Keys are left as they are, in BF16 exact: their norms are with what they meet.
+  float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE, slices = value_slices + (a.transition ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
@@ -163,13 +164,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       if (i > 0 && a.states) s.store(a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v);
       __syncthreads(); // the chunk before has been read
       s.template words<T>(ss, STEP);
-      fill_keys<T>(ks, step, a, a.k, a.unit_k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
-      for (int j = 0; j < a.chunk; j += 16)
-        fill_rows<T, 16>(ts + j, square, a.solve + a.row(head, c.token) * a.chunk, a.chunk, j, c.rows, rows, AsItIs());
+      fill_keys<T>(ks, step, a, a.k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
+      fill_square<T>(ts, square, a, a.solve, head, c.token, c.rows, rows);
       for (int r = (int)threadIdx.x; r < a.chunk; r += DELTA_THREADS) {
         const bool there = r < c.rows;
         const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-        es[r] = d.z, fs[r] = d.w;
+        const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
+        es[r] = d.z, ek[r] = d.z * unit, fk[r] = d.w * unit;
         bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
       }
       __syncthreads();
@@ -186,13 +187,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
               load_two((const T *)a.v.data + (c.token + row) * a.v.token + (a.head0 + head) * a.v.head + column, width - column, a.v.wide, v[n][half]);
           }
         zero(r);
-        product<T, false, false, true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
+        product<T, true, false, true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
 #pragma unroll
         for (int n = 0; n < 2; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const int row = m0 + lane.row + e / 2 * 8;
-            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(bs[row] * (v[n][e / 2][e % 2] - es[row] * r[n][e]));
+            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]));
           }
       }
       __syncthreads();
@@ -208,11 +209,11 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
             if (!identity && a.x && row < c.rows && c0 + column < width)
               store_two(a.x + a.row(head, c.token + row) * a.dim_v + c0 + column, width - c0 - column, width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
 #pragma unroll
-            for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = to_word<T>(fs[row] * x[n][2 * half + e]);
+            for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = to_word<T>(fk[row] * x[n][2 * half + e]);
           }
       }
       __syncthreads();
-      s.template add<T, false>(es[c.rows - 1], ks, step, xs, STEP, rows);
+      s.template add<T, true, false>(es[c.rows - 1], ks, step, xs, STEP, rows);
     }
     const int64_t behind = id - (a.all_documents - a.states_out);
     if (identity) s.store(a.transition + (a.head0 + head) * a.dim_k * a.dim_k);

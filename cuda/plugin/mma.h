@@ -38,40 +38,51 @@ template <int NT> __device__ __forceinline__ void zero(float (&c)[NT][4]) {
     for (int e = 0; e < 4; e++) c[n][e] = 0;
 }
 
-#ifndef ULY_EMULATED
-// pair is words k and k + 1 of row or column x.
-template <bool DENSE> __device__ __forceinline__ uint2 word_pair(const Word *p, int step, int k, int x) {
-  if (DENSE) return *reinterpret_cast<const uint2 *>(p + x * step + k);
-  return make_uint2(p[k * step + x], p[(k + 1) * step + x]);
-}
-__device__ __forceinline__ uint32_t pair_hi(uint2 w) { return __byte_perm(w.x, w.y, 0x5410); }
-__device__ __forceinline__ uint32_t pair_lo(uint2 w) { return __byte_perm(w.x, w.y, 0x7632); }
+// Fragments are what a lane gives to mma.m16n8k16: of A rows g, g + 8 and, beyond them, those again 8 further along k; of B its column g.
+struct FragmentA { uint32_t hi[4], lo[4]; };
+struct FragmentB { uint32_t hi[2], lo[2]; };
 
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+// split_pair takes words k and k + 1 of row or column x apart: the lower half of a register is k.
+template <bool DENSE> __device__ __forceinline__ void split_pair(const Word *p, int step, int k, int x, uint32_t &hi, uint32_t &lo) {
+  uint2 w;
+  if (DENSE) w = *reinterpret_cast<const uint2 *>(p + x * step + k);
+  else w.x = p[k * step + x], w.y = p[(k + 1) * step + x];
+  hi = (w.x & 0xffffu) | w.y << 16;
+  lo = w.x >> 16 | (w.y & 0xffff0000u);
+}
+template <bool DENSE> __device__ __forceinline__ FragmentA fragment_a(const Word *a, int step, int k) {
+  const Lane lane;
+  FragmentA f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) split_pair<DENSE>(a, step, k + lane.column + i / 2 * 8, lane.row + i % 2 * 8, f.hi[i], f.lo[i]);
+  return f;
+}
+template <bool DENSE> __device__ __forceinline__ FragmentB fragment_b(const Word *b, int step, int k) {
+  const Lane lane;
+  FragmentB f;
+#pragma unroll
+  for (int i = 0; i < 2; i++) split_pair<DENSE>(b, step, k + lane.column + i * 8, lane.row, f.hi[i], f.lo[i]);
+  return f;
+}
+
+#ifndef ULY_EMULATED
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 template <bool A_EXACT, bool B_EXACT, bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tensor_product(float (&c)[NT][4], const Word *a, int a_step, const Word *b, int b_step, int depth) {
-  const int g = (int)threadIdx.x % 32 / 4, t = (int)threadIdx.x % 4 * 2;
 #pragma unroll 2
   for (int k = 0; k < depth; k += 16) {
-    uint32_t hi[4], lo[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const uint2 w = word_pair<A_DENSE>(a, a_step, k + t + i / 2 * 8, g + i % 2 * 8);
-      hi[i] = pair_hi(w);
-      lo[i] = pair_lo(w);
-    }
+    const FragmentA x = fragment_a<A_DENSE>(a, a_step, k);
 #pragma unroll
     for (int n = 0; n < NT; n++) {
-      const uint2 u = word_pair<B_DENSE>(b, b_step, k + t, 8 * n + g), v = word_pair<B_DENSE>(b, b_step, k + t + 8, 8 * n + g);
-      const uint32_t u_hi = pair_hi(u), v_hi = pair_hi(v);
-      if (!B_EXACT) mma(c[n], hi, pair_lo(u), pair_lo(v));
-      if (!A_EXACT) mma(c[n], lo, u_hi, v_hi);
-      mma(c[n], hi, u_hi, v_hi);
+      const FragmentB y = fragment_b<B_DENSE>(B_DENSE ? b + 8 * n * b_step : b + 8 * n, b_step, k);
+      if (!B_EXACT) mma(c[n], x.hi, y.lo);
+      if (!A_EXACT) mma(c[n], x.lo, y.hi);
+      mma(c[n], x.hi, y.hi);
     }
   }
 }
