@@ -99,60 +99,49 @@ func (b *bed) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) 
 	if c.In > 0 || c.perHead { // none is as good as nil
 		a.StateIn = b.in("state in", tensor.F32, dense, x.in, c.In, c.Hv, c.Dk, c.Dv).Tensor
 	}
-	if c.Out > 0 {
-		a.StateOut = b.out("state out", tensor.F32, dense, c.Out, c.Hv, c.Dk, c.Dv).Tensor
-	}
 	if saved {
 		a.Saved = b.out("saved", tensor.U8, dense, b.dev.GatedDeltaSizes(a).Saved).Tensor
 	}
 	return a
 }
 
-// deltaForward returns out and, if wanted, the states.
-func (b *bed) deltaForward(a *device.GatedDelta, c *deltaCase, d tensor.DType, l layout) ([]*array, error) {
-	out := b.out("out", d, l, c.T(), c.Hv, c.Dv)
-	results := []*array{out}
-	for _, x := range b.arrays {
-		if c.Out > 0 && x.Data == a.StateOut.Data {
-			results = append(results, x)
-		}
-	}
-	a.Out, a.Workspace = out.Tensor, b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).Forward).Tensor
-	return results, b.dev.GatedDeltaForward(b.stream, a)
-}
-
-// deltaBackward returns dq, dk, dv, dg, dbeta and, if there are states, their gradient.
-func (b *bed) deltaBackward(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error) {
+// deltaGrad places what a call writes, and what backward reads besides: results are out and, if wanted, the states, then dq, dk, dv, dg, dbeta
+// and, if there are states, their gradient.
+func (b *bed) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
 	n, keys := c.T(), c.Hk
 	if c.perHead {
 		keys = c.Hv
 	}
+	out := b.out("out", x.d, l.v, n, c.Hv, c.Dv)
+	forward, a.Out = []*array{out}, out.Tensor
 	dq, dk, dv := b.out("dq", x.d, l.k, n, keys, c.Dk), b.out("dk", x.d, l.q, n, keys, c.Dk), b.out("dv", x.d, l.v, n, c.Hv, c.Dv)
 	dg, dbeta := b.out("dg", tensor.F32, padded, n, c.Hv), b.out("dbeta", tensor.F32, tokensLast, n, c.Hv)
-	y := &device.GatedDeltaGrad{GatedDelta: *a, DOut: b.in("dout", x.d, l.v, x.dout, n, c.Hv, c.Dv).Tensor,
+	backward = []*array{dq, dk, dv, dg, dbeta}
+	y = &device.GatedDeltaGrad{DOut: b.in("dout", x.d, l.v, x.dout, n, c.Hv, c.Dv).Tensor,
 		DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor, DG: dg.Tensor, DBeta: dbeta.Tensor, PerHead: c.perHead}
-	results := []*array{dq, dk, dv, dg, dbeta}
 	if c.Out > 0 {
+		last := b.out("state out", tensor.F32, dense, c.Out, c.Hv, c.Dk, c.Dv)
+		forward, a.StateOut = append(forward, last), last.Tensor
 		y.DStateOut = b.in("dstate out", tensor.F32, dense, x.dlast, c.Out, c.Hv, c.Dk, c.Dv).Tensor
 	}
 	if c.In > 0 {
 		dstate := b.out("dstate in", tensor.F32, dense, c.In, c.Hv, c.Dk, c.Dv)
-		y.DStateIn = dstate.Tensor
-		results = append(results, dstate)
+		backward, y.DStateIn = append(backward, dstate), dstate.Tensor
 	}
-	y.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.GatedDeltaSizes(a).Backward).Tensor
-	return results, b.dev.GatedDeltaBackward(b.stream, y)
+	y.GatedDelta = *a
+	return forward, y, backward
 }
 
 // delta runs forward and backward and returns the results of both.
 func (b *bed) delta(c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error) {
-	a := b.deltaArgs(c, x, l, true)
-	forward, err := b.deltaForward(a, c, x.d, l.v)
-	if err != nil {
+	forward, y, backward := b.deltaGrad(b.deltaArgs(c, x, l, true), c, x, l)
+	sizes := b.dev.GatedDeltaSizes(&y.GatedDelta)
+	y.Workspace = b.out("workspace", tensor.U8, dense, sizes.Forward).Tensor
+	if err := b.dev.GatedDeltaForward(b.stream, &y.GatedDelta); err != nil {
 		return nil, err
 	}
-	backward, err := b.deltaBackward(a, c, x, l)
-	return append(forward, backward...), err
+	y.Workspace = b.out("workspace of backward", tensor.U8, dense, sizes.Backward).Tensor
+	return append(forward, backward...), b.dev.GatedDeltaBackward(b.stream, y)
 }
 
 // names are those of delta's results.
@@ -169,6 +158,10 @@ func (c *deltaCase) names() []string {
 
 // largestSplit is for results in F32 of inputs in BF16: devices may have the factors between them as sums of two numbers in BF16, of 2⁻¹⁷ each.
 const largestSplit = 1e-4
+
+// deltaChain allows for sum of decays, its exponential, product with the state, difference, beta, those of the chunk before it, product with a
+// key, decay of the state, product with a query, scale, sum over values, sum over heads.
+const deltaChain = 12 * ulp
 
 // deltaWants are the references by case: the same for every device, and not cheap.
 var deltaWants sync.Map
@@ -188,25 +181,16 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 		sum := func(z []float32) []float32 { return ref.KeySum(g, f(rounded(x.d, ref.Convert[float64](z)))) }
 		y32.DQ, y32.DK = sum(y32.DQ), sum(y32.DK)
 	}
-	state := func(name string, r []float64, p []float32) want {
-		w := both(name, r, p)
-		if x.d != tensor.F32 {
-			w.bound = largestSplit
-		}
-		return w
-	}
 	w := []want{both("out", out, out32).as(x.d)}
 	if c.Out > 0 {
-		w = append(w, state("state out", last, last32))
+		w = append(w, stateWant(x.d, "state out", last, last32))
 	}
-	w = append(w, both("dq", y.DQ, y32.DQ).as(x.d), both("dk", y.DK, y32.DK).as(x.d), both("dv", y.DV, y32.DV).as(x.d), state("dg", y.DG, y32.DG), state("dbeta", y.DBeta, y32.DBeta))
+	w = append(w, both("dq", y.DQ, y32.DQ).as(x.d), both("dk", y.DK, y32.DK).as(x.d), both("dv", y.DV, y32.DV).as(x.d), stateWant(x.d, "dg", y.DG, y32.DG), stateWant(x.d, "dbeta", y.DBeta, y32.DBeta))
 	if c.In > 0 {
-		w = append(w, state("dstate in", y.DState, y32.DState))
+		w = append(w, stateWant(x.d, "dstate in", y.DState, y32.DState))
 	}
-	// Sum of decays, its exponential, product with the state, difference, beta, those of the chunk before it, product with a key, decay of
-	// the state, product with a query, scale, sum over values, sum over heads.
 	for i := range w {
-		w[i].chain = 12 * ulp
+		w[i].chain = deltaChain
 	}
 	deltaWants.Store(name, w)
 	return w
