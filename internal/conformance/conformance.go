@@ -38,7 +38,7 @@ func run(t *testing.T, open Opener, repeatable bool, names ...string) {
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates}, {"DeltaLaws", testDeltaLaws},
-		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals},
+		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals}, {"DeltaRefusals", testDeltaRefusals},
 	} {
 		if len(names) > 0 && !slices.Contains(names, f.name) {
 			continue

@@ -75,7 +75,7 @@ func testConv1d(s *suite) {
 		{1, 1, []int64{1}}, {3, 2, []int64{7}}, {17, 4, []int64{1, 1, 1}}, {64, 4, []int64{100}}, {65, 4, []int64{0, 3, 0, 64, 1, 0}}, {257, 3, []int64{33}},
 		{33, 5, []int64{2, 5, 1, 4}}, {5, 9, []int64{10, 3}}, {300, 4, []int64{70, 1}}, {7, 4, nil}, {7, 4, []int64{0}}, {0, 4, []int64{3}}, {20, 4, []int64{1500}},
 		{40, 70, []int64{3, 200}}, {16, 3, []int64{64, 65, 63}}, {600, 4, []int64{9}}, {130, 1, []int64{40, 3}},
-		{9, 4, many}, {9, 3, many}, {9500, 4, []int64{1, 2}}, {9500, 5, []int64{3}}, // wide: sums that are made band after band
+		{9, 4, many}, {5, 3, many},
 	} {
 		g := &ref.Conv1d{C: c.channels, Width: c.width, Cu: bounds(c.lengths...)}
 		for _, before := range []bool{false, true} {
