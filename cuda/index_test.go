@@ -12,7 +12,7 @@ import (
 func hostProgram(t *testing.T, source string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
-	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-fsanitize=undefined",
+	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
 		"-fno-sanitize-recover=undefined", "-o", program, filepath.Join("plugin", source))
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", compile, err, out)

@@ -1,0 +1,109 @@
+// What lanes give to mma.m16n8k16, held against what its documentation says of registers (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point
+// type"): the emulated plug-in multiplies without them.
+#define ULY_EMULATED
+#include "mma.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <vector>
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+static int faults;
+#define WANT(condition, ...)      \
+  do {                            \
+    if (!(condition)) {           \
+      if (faults++ < 10) {        \
+        printf(__VA_ARGS__);      \
+        printf("\n");             \
+      }                           \
+    }                             \
+  } while (0)
+
+// half_of is the value in the lower (0) or upper (1) 16 bits of a register.
+static float half_of(uint32_t r, int upper) { return upper ? word_lo(r) : word_hi(r); }
+
+// number is a value that two of BF16 hold exactly, another for every place.
+static float number(int i) { return (float)((i * 7919 + 13) % 30011) / 64 - 200; }
+
+template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
+  enum { COLUMNS = 24 };
+  const int a_step = A_DENSE ? depth + 8 : 16 + 4, b_step = B_DENSE ? depth + 8 : COLUMNS + 4;
+  alignas(16) static Word a[4096], b[4096];
+  std::vector<double> ref(16 * COLUMNS), sum(16 * COLUMNS);
+  for (int k = 0; k < depth; k++) {
+    for (int m = 0; m < 16; m++) a[A_DENSE ? m * a_step + k : k * a_step + m] = to_word<bf16>(number(m * depth + k));
+    for (int n = 0; n < COLUMNS; n++) b[B_DENSE ? n * b_step + k : k * b_step + n] = to_word<bf16>(number(5000 + n * depth + k));
+    for (int m = 0; m < 16; m++)
+      for (int n = 0; n < COLUMNS; n++) ref[m * COLUMNS + n] += (double)number(m * depth + k) * number(5000 + n * depth + k);
+  }
+  float lanes[32][COLUMNS / 8][4];
+  for (int lane = 0; lane < 32; lane++) { // the plain form
+    threadIdx.x = (unsigned)(64 + lane);
+    zero(lanes[lane]);
+    product<bf16, false, false, A_DENSE, B_DENSE>(lanes[lane], a, a_step, b, b_step, depth);
+  }
+  for (int k0 = 0; k0 < depth; k0 += 16)
+    for (int n0 = 0; n0 < COLUMNS; n0 += 8) {
+      FragmentA x[32];
+      FragmentB y[32];
+      for (int lane = 0; lane < 32; lane++) {
+        threadIdx.x = (unsigned)lane;
+        x[lane] = fragment_a<A_DENSE>(a, a_step, k0);
+        y[lane] = fragment_b<B_DENSE>(B_DENSE ? b + n0 * b_step : b + n0, b_step, k0);
+      }
+      // The documentation, by element: a_i of a lane is row groupID (+ 8 for i in 2, 3, 6, 7) and column threadID_in_group * 2 + (i & 1) (+ 8 for
+      // i >= 4); b_i is row threadID_in_group * 2 + (i & 1) (+ 8 for i >= 2) and column groupID.
+      double full_a[16][16], full_b[16][8];
+      for (int lane = 0; lane < 32; lane++) {
+        const int group = lane >> 2, in_group = lane % 4;
+        for (int i = 0; i < 8; i++) {
+          const int row = group + (i / 2 % 2 == 1 ? 8 : 0), column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
+          full_a[row][column] = (double)half_of(x[lane].hi[i / 2], i & 1) + half_of(x[lane].lo[i / 2], i & 1);
+        }
+        for (int i = 0; i < 4; i++) {
+          const int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
+          full_b[row][group] = (double)half_of(y[lane].hi[i / 2], i & 1) + half_of(y[lane].lo[i / 2], i & 1);
+        }
+      }
+      for (int m = 0; m < 16; m++)
+        for (int n = 0; n < 8; n++)
+          for (int k = 0; k < 16; k++) sum[m * COLUMNS + n0 + n] += full_a[m][k] * full_b[k][n];
+    }
+  for (int m = 0; m < 16; m++)
+    for (int n = 0; n < COLUMNS; n++) {
+      const double want = ref[m * COLUMNS + n];
+      WANT(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE, depth, m, n, sum[m * COLUMNS + n], want);
+      // c_i of a lane is row groupID (+ 8 for i >= 2) and column threadID_in_group * 2 + (i & 1).
+      // lo·lo is left out: less than 1 of each product of up to 60000.
+      const int lane = m % 8 * 4 + n % 8 / 2, i = m / 8 * 2 + n % 2;
+      const double got = lanes[lane][n / 8][i];
+      WANT(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE, depth, m, n, got, want);
+    }
+}
+
+static void words() {
+  for (int i = 0; i < 100000; i++) {
+    const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30), back = of_word<bf16>(to_word<bf16>(x));
+    WANT(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
+    const float low = word_hi(to_word<bf16>(x)); // of BF16: exact, and without a second part
+    WANT(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);
+    WANT(of_word<float>(to_word<float>(x)) == x, "%.9g is not kept", x);
+  }
+  const float nan = of_word<bf16>(to_word<bf16>(NAN));
+  WANT(nan != nan, "a NaN becomes %g", nan);
+}
+
+int main() {
+  words();
+  for (int depth = 16; depth <= 64; depth += 16) {
+    fragments<true, true>(depth);
+    fragments<true, false>(depth);
+    fragments<false, true>(depth);
+    fragments<false, false>(depth);
+  }
+  if (faults) printf("%d faults\n", faults);
+  return faults != 0;
+}
