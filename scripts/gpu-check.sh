@@ -102,7 +102,8 @@ wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
 # Memory that is not ours to touch, on small shapes.
 if wanted sanitizer; then
   if command -v compute-sanitizer > /dev/null; then
-    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionLaws'; do
+    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionLaws' \
+      'GatedRMSNorm|SigmoidGate|Conv1d|DeltaGates' 'DeltaStates|DeltaLaws'; do
       run "sanitizer ${ops//|/ }" 600 env -C cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" \
         -test.run "^TestConformance\$/^($ops)\$" -test.timeout 590s
     done
