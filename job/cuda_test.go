@@ -31,6 +31,9 @@ func TestCUDAGoldenTraining(t *testing.T) {
 	cudatest.Use(t)
 	i := 0
 	for dir, c := range readGoldens(t, "train") {
+		if strings.HasPrefix(c.Name, "qwen3_5-") && strings.HasSuffix(c.Name, "plain") {
+			continue // kernels see no more of them than of the packed ones
+		}
 		i++
 		policy := []string{"ipc", "mpi"}[i%2]
 		t.Run(c.Name+" "+policy, func(t *testing.T) {

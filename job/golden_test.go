@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"io"
 	"maps"
 	"math"
 	"os"
@@ -83,30 +82,37 @@ func TestGoldenTraining(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		t.Run(c.Name, func(t *testing.T) {
 			checkInputs(t, dir, c)
-			out := t.TempDir()
-			var stderr bytes.Buffer
-			err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: []string{"output.dir=" + out}, Ranks: c.Ranks, Stdout: io.Discard, Stderr: &stderr})
-			if err != nil {
-				t.Fatal(err, stderr.String())
-			}
-			records := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
-			if int64(len(records)) != c.Steps {
-				t.Fatalf("%d records, want %d", len(records), c.Steps)
-			}
-			for i, r := range records {
-				if d := math.Abs(r.Loss - c.Losses[i]); !(d <= 2e-4) {
-					t.Errorf("step %d: loss %.7f, PyTorch %.7f: off by %.1e", i+1, r.Loss, c.Losses[i], d)
-				}
-				if d := math.Abs(r.GradNorm - c.GradNorms[i]); !(d <= 2e-3*c.GradNorms[i]) {
-					t.Errorf("step %d: gradient norm %.7f, PyTorch %.7f", i+1, r.GradNorm, c.GradNorms[i])
-				}
-				if math.Abs(r.LR-c.LR[i]) > 1e-12 || r.Tokens != c.Tokens[i] || r.TargetTokens != c.TargetTokens[i] || r.Step != int64(i+1) {
-					t.Errorf("step %d: %+v, want lr %g, tokens %d, targets %d", i+1, r, c.LR[i], c.Tokens[i], c.TargetTokens[i])
-				}
-			}
-			checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
+			trainGolden(t, dir, c, c.Ranks)
 		})
 	}
+}
+
+// trainGolden runs a golden's job on some ranks, holds it to the golden, and returns what it printed.
+func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...string) string {
+	t.Helper()
+	out := t.TempDir()
+	var stdout, stderr bytes.Buffer
+	err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+out), Ranks: ranks, Stdout: &stdout, Stderr: &stderr})
+	if err != nil {
+		t.Fatal(err, stderr.String())
+	}
+	records := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
+	if int64(len(records)) != c.Steps {
+		t.Fatalf("%d records, want %d", len(records), c.Steps)
+	}
+	for i, r := range records {
+		if d := math.Abs(r.Loss - c.Losses[i]); !(d <= 2e-4) {
+			t.Errorf("step %d: loss %.7f, PyTorch %.7f: off by %.1e", i+1, r.Loss, c.Losses[i], d)
+		}
+		if d := math.Abs(r.GradNorm - c.GradNorms[i]); !(d <= 2e-3*c.GradNorms[i]) {
+			t.Errorf("step %d: gradient norm %.7f, PyTorch %.7f", i+1, r.GradNorm, c.GradNorms[i])
+		}
+		if math.Abs(r.LR-c.LR[i]) > 1e-12 || r.Tokens != c.Tokens[i] || r.TargetTokens != c.TargetTokens[i] || r.Step != int64(i+1) {
+			t.Errorf("step %d: %+v, want lr %g, tokens %d, targets %d", i+1, r, c.LR[i], c.Tokens[i], c.TargetTokens[i])
+		}
+	}
+	checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
+	return stdout.String()
 }
 
 type metricsLine struct {

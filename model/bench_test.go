@@ -80,6 +80,9 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen2": make(map[string]any{"model_type": "qwen2", "tie_word_embeddings": true,
 			"rope_parameters": map[string]any{"rope_type": "linear", "factor": 2.0, "rope_theta": 1000}}),
 		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true}),
+		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "attention_bias": true,
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
+			"partial_rotary_factor": 0.5}),
 	}
 }
 
@@ -93,11 +96,17 @@ func weights(m *Model) map[string][]float32 {
 				seed = seed*31 + uint64(c)
 			}
 			r := rand.New(rand.NewPCG(seed, 7))
-			x := make([]float32, p.Numel())
+			x, scale := make([]float32, p.Numel()), float32(0.3)
+			if len(p.Shape) > 2 {
+				scale = 1 // a convolution adds up few products
+			}
 			for i := range x {
-				x[i] = 0.3 * float32(r.NormFloat64())
-				if p.fill == ones {
+				x[i] = scale * float32(r.NormFloat64())
+				switch p.fill {
+				case ones:
 					x[i]++
+				case decays:
+					x[i] -= 2 // states that last some tokens
 				}
 			}
 			w[p.Name] = x

@@ -55,7 +55,7 @@ func (m *linearMixer) split(x tensor.Tensor) (qkv, b, a, z tensor.Tensor) {
 }
 
 // matrix views the convolution's weight, or its gradient, as [C, W].
-func (m *linearMixer) matrix(w tensor.Tensor) tensor.Tensor { return w.View(m.channels, w.Shape[2]) }
+func (m *linearMixer) matrix(w tensor.Tensor) tensor.Tensor { return span(w, m.channels, w.Shape[2]) }
 
 func (m *linearMixer) heads(x tensor.Tensor) tensor.Tensor { return x.Split(1, m.hv) } // [T, Hv, Dv]
 
@@ -81,7 +81,7 @@ func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
 		m.z = z
 	}
 	p.end()
-	p.phase("linear attention")
+	p.phase("linear-attention")
 	m.args.QKV, m.args.B, m.args.A, m.args.Out = one(qkv), one(b), one(a), one(m.heads(m.mixed))
 	m.args.Conv, m.args.ALog, m.args.DtBias = m.matrix(m.conv.Value), m.aLog.Value, m.dtBias.Value
 	if !p.skip() {
@@ -116,7 +116,7 @@ func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	p.phase("norm")
 	p.GatedNormBack(m.heads(d), m.heads(dz), m.heads(m.mixed), m.heads(m.z), m.weight, m.rstd)
 	p.end()
-	p.phase("linear attention")
+	p.phase("linear-attention")
 	if !p.skip() {
 		m.grads = gdn.LayerGrads{DOut: one(m.heads(d)), DQKV: one(dqkv), DB: one(db), DA: one(da),
 			DConv: m.matrix(m.conv.Grad), DALog: m.aLog.Grad, DDtBias: m.dtBias.Grad}
