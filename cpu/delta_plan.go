@@ -26,10 +26,10 @@ type deltaLayout struct {
 	bytes           int64
 }
 
-// deltaChunk is the tokens of a chunk: what is asked for, up to what registers and caches like.
+// deltaChunk is the tokens of a chunk. Speed is about the same from 32 to 64; the triangles of 32 round half as much, those of 64 save half the states.
 func deltaChunk(asked int64) int64 {
 	if asked <= 0 {
-		return C.DELTA_C
+		return 32
 	}
 	return min(asked, C.DELTA_C)
 }
