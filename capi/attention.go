@@ -95,7 +95,10 @@ func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
 	if r.err != nil {
 		return r.err
 	}
-	return p.sp.Forward(c.stream, b, &c.args)
+	if err := c.join(op, a.stream); err != nil {
+		return err
+	}
+	return c.part(p.sp.Forward(c.stream, b, &c.args))
 }
 
 func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
@@ -124,7 +127,10 @@ func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	if r.err != nil {
 		return r.err
 	}
-	return p.sp.Backward(c.stream, b, &c.args, &c.grads)
+	if err := c.join(op, a.stream); err != nil {
+		return err
+	}
+	return c.part(p.sp.Backward(c.stream, b, &c.args, &c.grads))
 }
 
 // forward reads what a forward pass brings, backward what a backward pass does, into the context's arguments.

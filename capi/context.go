@@ -29,6 +29,7 @@ type context struct {
 	dev      device.Device
 	comm     comm.Comm
 	stream   device.Stream
+	gpu      *gpu  // nil on the CPU
 	place    int32 // DLPack's device
 	ordinal  int32
 	own      device.Buffer // workspace of calls that bring none
@@ -69,13 +70,19 @@ func (c *context) enter(op string) error {
 		return err
 	}
 	c.seen = c.seen[:0]
+	c.gpu.enter()
 	return nil
 }
 
-func (c *context) leave() { c.mu.Unlock() }
+func (c *context) leave() {
+	c.gpu.leave()
+	c.mu.Unlock()
+}
 
 // settings are options that were checked.
 type settings struct {
+	gpu           bool
+	ordinal       int32
 	threads       int
 	ulysses, ring int32
 	comm          int32
@@ -91,12 +98,14 @@ func options(op string, p unsafe.Pointer) (s settings, err error) {
 		}
 	}
 	switch {
-	case o.device == onCUDA:
-		return s, unbuilt("%s: device CUDA: the plug-in cannot take the host's stream yet (its table lacks stream_wrap): use ULYSSES_CPU", op)
-	case o.device != 0 && o.device != onCPU:
+	case o.device != 0 && o.device != onCPU && o.device != onCUDA:
 		return s, invalid("%s: device %d: use ULYSSES_CPU or ULYSSES_CUDA", op, o.device)
-	case o.ordinal != 0:
+	case o.device != onCUDA && o.ordinal != 0:
 		return s, invalid("%s: ordinal %d: the CPU has 0 alone", op, o.ordinal)
+	case o.ordinal < 0 || o.ordinal > 1<<16:
+		return s, invalid("%s: ordinal %d: GPUs are counted from 0", op, o.ordinal)
+	case o.device == onCUDA && o.threads != 0:
+		return s, invalid("%s: threads %d: they are the CPU's: leave it 0 on CUDA", op, o.threads)
 	case o.threads < 0 || o.threads > 4096:
 		return s, invalid("%s: threads %d: 1 to 4096, or 0 for the cores of the mask", op, o.threads)
 	case o.ring < 0 || o.ulysses < 0:
@@ -105,14 +114,15 @@ func options(op string, p unsafe.Pointer) (s settings, err error) {
 		return s, unbuilt("%s: ring %d: ring attention is not built yet: use ring 1", op, o.ring)
 	case o.comm < 0 || o.comm > 3:
 		return s, invalid("%s: comm %d: use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
-	case o.comm >= 2:
+	case o.comm >= 2 && o.device != onCUDA:
 		return s, unbuilt("%s: comm %d (NCCL, IPC) on the CPU: use ULYSSES_COMM_AUTO", op, o.comm)
 	case o.timeout != 0:
-		return s, unbuilt("%s: timeout %d: not built yet: use 0, which waits as the host's communicator does", op, o.timeout)
+		return s, unbuilt("%s: timeout %d: not built yet: a call that waits inside MPI or the host's own collectives cannot be called back: use 0, which waits as they do, "+
+			"and their own limits", op, o.timeout)
 	case o.nccl_comm != nil:
 		return s, unbuilt("%s: nccl_comm: a shared ncclComm_t is not built yet: use NULL", op)
 	}
-	s = settings{threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm}
+	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm}
 	if f := o.log; f != nil {
 		user := o.log_user
 		s.log = func(level int32, line string) { callLog(unsafe.Pointer(f), user, level, line) }
@@ -137,40 +147,51 @@ func newLocal(opts, out unsafe.Pointer) error {
 // newContext makes a context on a communicator, which it then owns. All ranks call it with what each found about its own arguments
 // agreed on before.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
+	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2)}
 	defer func() {
 		if err != nil {
-			c.Close()
+			x.end()
 		}
+		x.gpu.leave()
 	}()
 	number := func(n int32) string { return strconv.Itoa(int(n)) }
-	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)}); err != nil {
+	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)},
+		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]}); err != nil {
 		return err
 	}
 	if n := int32(c.Size()); s.ulysses != 0 && s.ulysses*s.ring != n {
 		return invalid("%s: ulysses %d, ring %d and %d ranks: their product must be the ranks, or ulysses 0", op, s.ulysses, s.ring, n)
 	}
-	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2)}
-	x.local.c = newLocalC()
-	if s.threads == 0 {
-		s.threads = max(1, runtime.NumCPU()/max(1, slurm.Env().LocalSize))
-	}
-	x.dev, _, err = backends.Open(backends.Choice{Backend: "cpu", Threads: s.threads})
-	if err == nil {
-		x.stream, err = x.dev.NewStream()
-	}
-	if err = comm.Agree(c, err); err == nil {
-		x.self, err = register(aContext, x)
-	}
-	if err != nil {
-		if x.dev != nil {
-			x.dev.Close()
-		}
+	if err = comm.Agree(c, x.open(op, &s)); err != nil {
 		return err
 	}
+	if err = x.openComm(op, s); err != nil {
+		return err
+	}
+	if x.self, err = register(aContext, x); err != nil {
+		return err
+	}
+	x.local.c = newLocalC()
 	x.say(fmt.Sprintf(`{"event":"context","rank":%d,"size":%d,"comm":%q,"device":%q,"kernels":%q,"threads":%d}`,
-		c.Rank(), c.Size(), c.Kind(), x.dev.Info().Name, x.dev.Info().Kernels, s.threads))
+		c.Rank(), c.Size(), x.comm.Kind(), x.dev.Info().Name, x.dev.Info().Kernels, s.threads))
 	*(*uintptr)(out) = x.self
 	return nil
+}
+
+// open opens the device.
+func (c *context) open(op string, s *settings) (err error) {
+	if s.gpu {
+		err = c.openGPU(op, *s)
+	} else {
+		if s.threads == 0 {
+			s.threads = max(1, runtime.NumCPU()/max(1, slurm.Env().LocalSize))
+		}
+		c.dev, _, err = backends.Open(backends.Choice{Backend: "cpu", Threads: s.threads})
+	}
+	if err == nil {
+		c.stream, err = c.dev.NewStream()
+	}
+	return err
 }
 
 func (c *context) say(line string) {
@@ -184,11 +205,16 @@ func (c *context) reserve(bytes int64) error {
 	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 {
 		return nil
 	}
+	if c.maps() && c.own != nil {
+		bytes = max(bytes, 2*c.own.Bytes()) // the old one is kept
+	}
 	b, err := c.dev.Alloc(bytes)
 	if err != nil {
 		return status.Errorf(status.Of(err), "libulysses: the context's own workspace: %w: give a workspace of your own, or smaller batches", err)
 	}
-	if c.own != nil {
+	if c.own != nil && c.maps() {
+		c.gpu.retired = append(c.gpu.retired, c.own)
+	} else if c.own != nil {
 		c.own.Free()
 	}
 	c.own = b
@@ -198,11 +224,11 @@ func (c *context) reserve(bytes int64) error {
 // workspace is the caller's, or the context's own when the caller gives none.
 func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64) (tensor.Tensor, error) {
 	if p != nil || bytes > 0 || c.own == nil {
-		return c.block(op, "workspace", p, bytes)
+		if t, err := c.block(op, "workspace", p, bytes); err != nil || !c.maps() || c.own == nil {
+			return t, err
+		}
 	}
-	t := tensor.Of(c.own.Pointer(), tensor.U8, c.own.Bytes())
-	t.Where = c.dev.Info().Place
-	return t, nil
+	return c.bytes(c.own.Pointer(), c.own.Bytes()), nil
 }
 
 func contextQuery(h uintptr, out unsafe.Pointer) error {
@@ -217,7 +243,7 @@ func contextQuery(h uintptr, out unsafe.Pointer) error {
 	defer c.leave()
 
 	return write(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
-		device: c.place, ordinal: c.ordinal, comm: 1})
+		device: c.place, ordinal: c.ordinal, comm: c.way()})
 }
 
 func contextError(h uintptr) error {
@@ -229,7 +255,7 @@ func contextError(h uintptr) error {
 		return err
 	}
 	defer c.leave()
-	return nil // the CPU is done when a call returns
+	return c.lateError()
 }
 
 // contextAbort makes this rank's later calls fail, and its peers' where the communicator reaches them.
@@ -266,6 +292,8 @@ func contextDestroy(h uintptr) error {
 		return err
 	} else if err != nil && !c.mu.TryLock() {
 		return err
+	} else if err != nil {
+		c.gpu.enter()
 	}
 	defer c.leave()
 	c.closed = true
@@ -279,12 +307,6 @@ func contextDestroy(h uintptr) error {
 		b.end()
 	}
 	forget(c.self)
-	if c.own != nil {
-		c.own.Free()
-	}
 	freeLocalC(c.local.c)
-	c.stream.Close()
-	err = c.comm.Close()
-	c.dev.Close()
-	return err
+	return c.end()
 }

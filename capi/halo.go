@@ -169,12 +169,15 @@ func haloCall(op string, ch, bh uintptr, args unsafe.Pointer, forward bool) erro
 		return err
 	}
 	if h.wire.IsNil() {
-		h.wire = tensor.Of(nil, tensor.U8, 0)
+		h.wire = h.c.bytes(nil, 0)
+	}
+	if err := h.c.join(op, a.stream); err != nil {
+		return err
 	}
 	if forward {
-		return h.forward(h.c.stream, send, recv)
+		return h.c.part(h.forward(h.c.stream, send, recv))
 	}
-	return h.backward(h.c.stream, send, recv)
+	return h.c.part(h.backward(h.c.stream, send, recv))
 }
 
 func (h *halo) forward(s device.Stream, send, recv int64) error {
@@ -223,8 +226,9 @@ func haloWorkspace(ch, bh uintptr, args, out unsafe.Pointer) error {
 		return invalid("%s: bytes is NULL", op)
 	}
 	send, recv := h.count()
-	*(*uint64)(out) = uint64((send + recv) * h.x.DType.Size())
-	return nil
+	n := (send + recv) * h.x.DType.Size()
+	*(*uint64)(out) = uint64(n)
+	return h.c.asked(n)
 }
 
 // lossReduce adds up the group's losses and counts.

@@ -220,7 +220,10 @@ func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 			return err
 		}
 	}
-	return c.layerForward(p, b, x)
+	if err := c.join(op, a.stream); err != nil {
+		return err
+	}
+	return c.part(c.layerForward(p, b, x))
 }
 
 // layerForward runs on places that were checked.

@@ -51,7 +51,10 @@ func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	if err := sizeOf(op, "saved", x.saved, size.Saved); err != nil {
 		return err
 	}
-	return c.layerBackward(p, b, x)
+	if err := c.join(op, a.stream); err != nil {
+		return err
+	}
+	return c.part(c.layerBackward(p, b, x))
 }
 
 // weightGrads reads the gradients that are wanted, each F32 and of its weight's shape.

@@ -142,13 +142,31 @@ func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
 	x.keep = p.gather(keep, b)
 	x.seq, x.heads = [3]tensor.Tensor{c.args.Q, c.args.K, c.args.V}, [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
 	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], Workspace: ws.Rest()}
-	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
+	if err := p.gatherFor(op, b, a.stream); err != nil {
 		return err
 	}
 	called := p.call(op, f, user, a.stream, false)
 	x.seq[0], x.heads[0] = c.args.Out, x.keep.out
 	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
-	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
+	return p.scatterAfter(op, b, a.stream, called)
+}
+
+// gatherFor runs the exchange before the callback, whose work on the caller's stream comes behind it.
+func (p *plan) gatherFor(op string, b *sp.Batch, stream unsafe.Pointer) error {
+	c := p.ctx
+	if err := c.join(op, stream); err != nil {
+		return err
+	}
+	return c.part(p.sp.SeqToHeads(c.stream, b, &c.local.exchange))
+}
+
+// scatterAfter runs the exchange behind what the callback has enqueued; a callback's failure is told when peers need wait no more.
+func (p *plan) scatterAfter(op string, b *sp.Batch, stream unsafe.Pointer, called error) error {
+	c := p.ctx
+	if err := c.join(op, stream); err != nil {
+		return err
+	}
+	if err := c.part(p.sp.HeadsToSeq(c.stream, b, &c.local.exchange)); err != nil {
 		return err
 	}
 	return called
@@ -188,16 +206,13 @@ func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
 	x.keep, x.grad = p.gather(&keep, b), p.gather(&ws, b)
 	x.seq[0], x.heads[0] = c.grads.DOut, x.grad.out
 	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
-	if err := p.sp.SeqToHeads(c.stream, b, &x.exchange); err != nil {
+	if err := p.gatherFor(op, b, a.stream); err != nil {
 		return err
 	}
 	called := p.call(op, f, user, a.stream, true)
 	x.seq, x.heads = [3]tensor.Tensor{c.grads.DQ, c.grads.DK, c.grads.DV}, [3]tensor.Tensor{x.grad.q, x.grad.k, x.grad.v}
 	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], SumCopies: true, Workspace: ws.Rest()}
-	if err := p.sp.HeadsToSeq(c.stream, b, &x.exchange); err != nil {
-		return err
-	}
-	return called
+	return p.scatterAfter(op, b, a.stream, called)
 }
 
 // call runs the callback on what this rank has gathered. A rank without heads has nothing to do.

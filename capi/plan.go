@@ -106,6 +106,9 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	if err == nil {
 		err = described
 	}
+	if err == nil && c.gpu != nil && flags&flagDeterministic != 0 {
+		err = unbuilt("%s: ULYSSES_DETERMINISTIC on CUDA: not built yet: plan without it, and set ULYSSES_KERNEL=attention_backward=own before the context is made", op)
+	}
 	if err := comm.Agree(c.comm, err); err != nil {
 		return err
 	}
@@ -142,6 +145,9 @@ func (p *plan) reserveAll() error {
 		if err := p.ctx.reserve(s.Workspace); err != nil {
 			return err
 		}
+		if err := p.sp.Reserve(1, p.max, p.max); err != nil {
+			return err
+		}
 	}
 	for b := range p.ctx.batches {
 		if err := p.reserveFor(b); err != nil {
@@ -157,7 +163,10 @@ func (p *plan) reserveFor(b *batch) error {
 	if err != nil {
 		return nil
 	}
-	return p.ctx.reserve(p.sp.Sizes(x).Workspace)
+	if err := p.ctx.reserve(p.sp.Sizes(x).Workspace); err != nil {
+		return err
+	}
+	return p.sp.ReserveFor(x)
 }
 
 // batchOf is the lengths that count for the plan: those with the keys' own for cross-attention.
@@ -227,6 +236,9 @@ func planSizes(ph, bh uintptr, out unsafe.Pointer) error {
 }
 
 func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
+	if err := p.ctx.asked(s.Workspace); err != nil {
+		return err
+	}
 	lo, hi, klo, khi := p.sp.Heads()
 	return write(op, "out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"unsafe"
 
+	"ulysses/device"
 	"ulysses/sp"
 )
 
@@ -14,6 +15,8 @@ type request struct {
 	ctx     *context
 	plan    *plan
 	self    uintptr // 0 = free
+	theirs  unsafe.Pointer
+	wire    device.Buffer // see wireOf
 	pending sp.Pending
 }
 
@@ -87,10 +90,13 @@ func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 	if err := c.overlaps(op); err != nil {
 		return err
 	}
-	if toHeads {
-		return p.sp.SeqToHeads(c.stream, b, r)
+	if err := c.join(op, a.stream); err != nil {
+		return err
 	}
-	return p.sp.HeadsToSeq(c.stream, b, r)
+	if toHeads {
+		return c.part(p.sp.SeqToHeads(c.stream, b, r))
+	}
+	return c.part(p.sp.HeadsToSeq(c.stream, b, r))
 }
 
 func reshardName(toHeads bool) string {
@@ -119,7 +125,7 @@ func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out uns
 		return err
 	}
 	*(*uint64)(out) = uint64(n)
-	return nil
+	return p.ctx.asked(n)
 }
 
 func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
@@ -149,6 +155,12 @@ func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.
 	if err != nil {
 		return err
 	}
+	if err := c.join(op, a.stream); err != nil { // no part: the caller's stream goes on beside the exchange
+		return err
+	}
+	if r.Workspace, err = c.wireOf(q, r.Workspace); err != nil {
+		return err
+	}
 	if toHeads {
 		err = p.sp.StartSeqToHeads(c.stream, b, r, &q.pending)
 	} else {
@@ -157,7 +169,7 @@ func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.
 	if err != nil {
 		return err
 	}
-	q.plan = p
+	q.plan, q.theirs = p, a.stream
 	if q.self, err = register(aRequest, q); err != nil {
 		return err
 	}
@@ -191,5 +203,8 @@ func requestWait(h uintptr) error {
 	}
 	defer r.ctx.leave()
 	r.end()
-	return r.pending.Wait()
+	if r.ctx.gpu != nil {
+		r.ctx.gpu.theirs = uintptr(r.theirs)
+	}
+	return r.ctx.part(r.pending.Wait())
 }

@@ -63,7 +63,7 @@ func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tens
 	if uintptr(t.Data)%uintptr(dtype.Size()) != 0 {
 		return t, invalid("%s: %s lies at %#x: %v needs an address that is a multiple of %d", op, name, uintptr(t.Data), dtype, dtype.Size())
 	}
-	return t, nil
+	return t, c.reach(op, name, t.Data)
 }
 
 func axesText(axes int) string {
@@ -128,9 +128,5 @@ func (c *context) block(op, name string, p unsafe.Pointer, bytes uint64) (t tens
 	if align := uintptr(c.dev.Info().Align); uintptr(p)%align != 0 {
 		return t, invalid("%s: %s lies at %#x: align it to %d bytes", op, name, uintptr(p), align)
 	}
-	t = tensor.Of(p, tensor.U8, int64(bytes))
-	if c.place != onCPU {
-		t.Where = tensor.CUDA
-	}
-	return t, nil
+	return c.bytes(p, int64(bytes)), c.reach(op, name, p)
 }

@@ -123,6 +123,21 @@ func Failure(s device.Stream) error {
 	return own.d.result(C.plug_stream_query(own.d.table, own.d.d, own.s, &done))
 }
 
+// Maps reports that ranks in other processes read what this rank sends where it lies. They keep such memory mapped until the communicator is closed, and it
+// must not be freed before.
+func (c *Comm) Maps() bool {
+	k, ok := c.carrier.(*ipc)
+	if !ok {
+		return false
+	}
+	for _, p := range k.peers {
+		if !p.here {
+			return true
+		}
+	}
+	return false
+}
+
 // Failure is what went wrong in what was moved, without waiting for it.
 func (c *Comm) Failure() error {
 	if f, ok := c.carrier.(interface{ failure() error }); ok {

@@ -108,6 +108,11 @@ func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 	if err != nil {
 		return err
 	}
+	return p.ReserveFor(b)
+}
+
+// ReserveFor is Reserve for one batch.
+func (p *Plan) ReserveFor(b *Batch) error {
 	return comm.Reserve(p.comm, 1, max(p.wire(b, false), p.wire(b, true)))
 }
 

@@ -25,7 +25,7 @@ var may = map[string]string{
 	"train":                "model sp comm device tensor",
 	"job":                  "train model gdn sp comm device tensor internal/backends",
 	"cmd/ulysses-mpi":      "job",
-	"capi":                 "gdn sp tile comm device tensor internal/backends",
+	"capi":                 "gdn sp tile cuda comm device tensor internal/backends",
 	"benchmarks":           "job model gdn sp comm cpu device tensor internal/backends",
 	"internal/backends":    "cpu cuda comm device tensor",
 	"internal/ref":         "tensor",

@@ -1,0 +1,483 @@
+// gpu.c MODE: a C host whose tensors are on a GPU. "late", "hostile", "threads" (ranks that are threads, with collectives of their own). Built with
+// -DWITH_MPI it is one rank of an MPI job instead.
+#ifdef WITH_MPI
+#include <mpi.h>
+#endif
+#include "gpu.h"
+
+enum { HIDDEN = 24 };
+
+static ulysses_context *context_on(int32_t device, int32_t comm) {
+  ulysses_context *c;
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.device = device, o.comm = comm, o.threads = device == ULYSSES_CPU, o.ordinal = device == ULYSSES_CUDA ? cuda.gpu : 0;
+  OK(ulysses_context_create_local(&o, &c));
+  return c;
+}
+
+// A plan with its batch, and what the query of sizes says.
+typedef struct { ulysses_plan *plan; ulysses_batch *batch; ulysses_sizes size; int64_t n, lo; } pair;
+
+static pair settle(ulysses_context *c) {
+  pair p;
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ulysses_batch_info info;
+  ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&p.size);
+  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D;
+  bd.batch = B, bd.seq = S;
+  OK(ulysses_attention_plan(c, &d, &p.plan));
+  OK(ulysses_batch_create(c, &bd, &p.batch));
+  OK(ulysses_batch_query(p.batch, &info));
+  OK(ulysses_plan_sizes(p.plan, p.batch, &p.size));
+  p.n = info.rows, p.lo = info.lo[0];
+  return p;
+}
+
+static void unsettle(pair p) { ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch); }
+
+// gpu_attention is attention of host.h with tensors on the GPU, all of it in the order of one stream. waits: the way of the exchange waits for
+// the GPU by its nature.
+static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_workspace) {
+  pair p = settle(c);
+  int64_t n = p.n, all = B * n * H * D, shape[4] = {B, n, H, D};
+  float *x[8], *host = room((uint64_t)all * 4);
+  ulysses_tensor t[8];
+  void *busy = waits ? NULL : late(s);
+  for (int i = 0; i < 8; i++) {
+    if (i < 4) fill(i, host, p.lo, p.lo + n);
+    x[i] = i < 4 ? lift(host, all, s) : blank(all, s);
+    t[i] = on_gpu(x[i], shape);
+  }
+  ulysses_attention_args a;
+  ulysses_attention_grads g;
+  ULYSSES_INIT(&a), ULYSSES_INIT(&g);
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4], a.stream = s;
+  a.saved = device_room(p.size.saved), a.saved_bytes = p.size.saved;
+  if (!own_workspace) a.workspace = device_room(p.size.workspace), a.workspace_bytes = p.size.workspace;
+  g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
+  OK(ulysses_attention_forward(p.plan, p.batch, &a));
+  OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
+  if (!waits) is_late(s, x[7]);
+  // The stream passes the caller's next work behind the call's: the inputs are gone, and the results are there.
+  for (int i = 0; i < 4; i++) RUN(cuda.set(x[i], 0xff, (size_t)all * 4, s));
+  results r = {p.lo, p.lo + n, fetch(x[4], all, s), fetch(x[5], all, s), fetch(x[6], all, s), fetch(x[7], all, s)};
+  OK(ulysses_context_async_error(c));
+  for (int i = 0; i < 8; i++) RUN(cuda.free(x[i]));
+  RUN(cuda.free(a.saved));
+  if (a.workspace) RUN(cuda.free(a.workspace));
+  if (busy) RUN(cuda.free(busy));
+  free(host);
+  unsettle(p);
+  return r;
+}
+
+// close_to is the library's limit between two devices, of which each is within it of float64.
+static inline void close_to(const float *x, const float *y, int64_t n) {
+  double most = 0;
+  for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)y[i]));
+  for (int64_t i = 0; i < n; i++) CHECK(fabs((double)x[i] - (double)y[i]) <= 4e-5 * most);
+  CHECK(most > 1e-3);
+}
+
+static inline void near(results x, results y) {
+  const float *p[4] = {x.out, x.dq, x.dk, x.dv}, *w[4] = {y.out, y.dq, y.dk, y.dv};
+  for (int i = 0; i < 4; i++) close_to(p[i], w[i], B * S * H * D);
+}
+
+// layer runs a whole layer forward and backward: y, dx [B, n, HIDDEN], and the gradient of wq. On the CPU, or in the order of a stream.
+typedef struct { float *y, *dx, *dwq; int64_t n, lo; } layered;
+
+static layered layer(ulysses_context *c, int gpu, stream_t s) {
+  pair p = settle(c);
+  int64_t n = p.n, sizes[8] = {B * n * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, HIDDEN * H * D, B * n * HIDDEN, B * n * HIDDEN, B * n * HIDDEN};
+  int64_t rows[3] = {B, n, HIDDEN}, in[2] = {H * D, HIDDEN}, out[2] = {HIDDEN, H * D};
+  float *x[9];
+  ulysses_tensor t[9];
+  for (int i = 0; i < 9; i++) {
+    int64_t m = i == 8 ? H * D * HIDDEN : sizes[i];
+    x[i] = room((uint64_t)m * 4);
+    int64_t *shape = i == 0 || (i > 4 && i < 8) ? rows : i == 4 ? out : in;
+    for (int64_t k = 0; k < m; k++) x[i][k] = 0;
+    if (i < 6 && shape != rows) for (int64_t k = 0; k < m; k++) x[i][k] = number(i, k);
+    if (i == 0 || i == 5)
+      for (int64_t b = 0; b < B; b++)
+        for (int64_t k = 0; k < n * HIDDEN; k++) x[i][b * n * HIDDEN + k] = number(i, (b * S + p.lo) * HIDDEN + k);
+    if (gpu) {
+      float *host = x[i];
+      x[i] = lift(host, m, s);
+      free(host);
+    }
+    t[i] = ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32, shape == rows ? 3 : 2, shape, NULL);
+    if (gpu) t[i].ordinal = cuda.gpu;
+  }
+  // The shapes must outlive the calls: they do, being this function's.
+  ulysses_attention_layer_args a;
+  ulysses_attention_layer_grads g;
+  ulysses_sizes size;
+  ULYSSES_INIT(&a), ULYSSES_INIT(&g), ULYSSES_INIT(&size);
+  a.hidden = HIDDEN, a.x = &t[0], a.wq = &t[1], a.wk = &t[2], a.wv = &t[3], a.wo = &t[4], a.y = &t[6], a.stream = s;
+  g.dy = &t[5], g.dx = &t[7], g.dwq = &t[8];
+  OK(ulysses_attention_layer_sizes(p.plan, p.batch, &a, &size));
+  a.saved_bytes = size.saved, a.workspace_bytes = size.workspace;
+  a.saved = gpu ? device_room(size.saved) : room(size.saved), a.workspace = gpu ? device_room(size.workspace) : room(size.workspace);
+  OK(ulysses_attention_layer_forward(p.plan, p.batch, &a));
+  OK(ulysses_attention_layer_backward(p.plan, p.batch, &a, &g));
+  layered r = {x[6], x[7], x[8], n, p.lo};
+  if (gpu) {
+    r.y = fetch(x[6], sizes[6], s), r.dx = fetch(x[7], sizes[7], s), r.dwq = fetch(x[8], H * D * HIDDEN, s);
+    for (int i = 0; i < 9; i++) RUN(cuda.free(x[i]));
+    RUN(cuda.free(a.saved));
+    RUN(cuda.free(a.workspace));
+  } else {
+    for (int i = 0; i < 6; i++) free(x[i]);
+    free(a.saved), free(a.workspace);
+  }
+  unsettle(p);
+  return r;
+}
+
+// moved: two exchanges under way at once and back, and rows that are a neighbour's; the values say where they come from.
+static void moved(ulysses_context *c, stream_t s, int waits) {
+  pair p = settle(c);
+  int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, rs[4] = {B, n, H, D}, hs[4] = {B, S, h, D};
+  ulysses_request *q[2];
+  float *x[2], *y[2], *z[2], *host = room((uint64_t)(B * n * H * D) * 4);
+  ulysses_tensor tx[2], ty[2], tz[2];
+  void *ws[2];
+  ulysses_reshard_args a;
+  for (int i = 0; i < 2; i++) {
+    fill(i, host, p.lo, p.lo + n);
+    x[i] = lift(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s), z[i] = blank(B * n * H * D, s);
+    tx[i] = on_gpu(x[i], rs), ty[i] = on_gpu(y[i], hs), tz[i] = on_gpu(z[i], rs);
+    const ulysses_tensor *in[1] = {&tx[i]};
+    ulysses_tensor *out[1] = {&ty[i]};
+    ULYSSES_INIT(&a);
+    a.n = 1, a.in = in, a.out = out, a.stream = s;
+    OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 1, &a.workspace_bytes));
+    ws[i] = a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
+    OK(ulysses_seq_to_heads_start(p.plan, p.batch, &a, &q[i]));
+  }
+  for (int i = 0; i < 2; i++) {
+    OK(ulysses_request_wait(q[i]));
+    if (!waits && i == 0) is_late(s, y[i]); // fetching the first may bring the second
+    float *got = fetch(y[i], B * S * h * D, s);
+    for (int64_t b = 0; b < B; b++)
+      for (int64_t r = 0; r < S; r++)
+        for (int64_t k = 0; k < h * D; k++) CHECK(got[(b * S + r) * h * D + k] == number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
+    free(got);
+    const ulysses_tensor *in[1] = {&ty[i]};
+    ulysses_tensor *out[1] = {&tz[i]};
+    a.in = in, a.out = out, a.workspace = ws[i];
+    OK(ulysses_heads_to_seq(p.plan, p.batch, &a));
+    got = fetch(z[i], B * n * H * D, s);
+    fill(i, host, p.lo, p.lo + n);
+    CHECK(memcmp(got, host, (size_t)(B * n * H * D) * 4) == 0);
+    free(got);
+  }
+  ulysses_halo_args ha;
+  ULYSSES_INIT(&ha);
+  int64_t xs[3] = {B, n, H * D}, two[3] = {B, 2, H * D};
+  float *halo = blank(B * 2 * H * D, s);
+  ulysses_tensor t0 = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, xs, NULL), t1 = ulysses_tensor_of(halo, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, two, NULL);
+  ha.n = 2, ha.x = &t0, ha.halo = &t1, ha.stream = s;
+  OK(ulysses_halo_workspace(c, p.batch, &ha, &ha.workspace_bytes));
+  ha.workspace = ha.workspace_bytes ? device_room(ha.workspace_bytes) : NULL;
+  OK(ulysses_halo_forward(c, p.batch, &ha));
+  float *got = fetch(halo, B * 2 * H * D, s);
+  for (int64_t b = 0; b < B; b++)
+    for (int64_t r = 0; r < 2; r++)
+      for (int64_t k = 0; k < H * D; k++) CHECK(got[(b * 2 + r) * H * D + k] == (n && p.lo - 2 + r >= 0 ? number(0, (b * S + p.lo - 2 + r) * H * D + k) : 0));
+  free(got);
+  double sum = 1.5, mean;
+  int64_t count = 3;
+  OK(ulysses_loss_reduce(c, &sum, &count, &mean));
+  CHECK(mean == 0.5);
+  for (int i = 0; i < 2; i++) {
+    RUN(cuda.free(x[i]));
+    RUN(cuda.free(y[i]));
+    RUN(cuda.free(z[i]));
+    if (ws[i]) RUN(cuda.free(ws[i]));
+  }
+  RUN(cuda.free(halo));
+  if (ha.workspace) RUN(cuda.free(ha.workspace));
+  free(host);
+  unsettle(p);
+}
+
+// between is a host's own work between the exchanges, in the order of the stream that it is given: out = v.
+static ulysses_status between(void *user, const ulysses_local_call *a) {
+  stream_t s = user;
+  int64_t n = a->v->shape[0] * a->v->shape[1] * a->v->shape[2] * a->v->shape[3];
+  CHECK(a->stream == s && a->v->device == ULYSSES_CUDA && a->v->ordinal == cuda.gpu);
+  for (int64_t b = 0; b < a->v->shape[0]; b++)
+    for (int64_t h = 0; h < a->v->shape[2]; h++)
+      for (int64_t i = 0; i < a->v->shape[1]; i++) {
+        const float *from = (const float *)a->v->data + b * a->v->strides[0] + i * a->v->strides[1] + h * a->v->strides[2];
+        float *to = (float *)a->out->data + b * a->out->strides[0] + i * a->out->strides[1] + h * a->out->strides[2];
+        RUN(cuda.copy(to, from, (size_t)a->v->shape[3] * 4, 3, s));
+      }
+  return n ? ULYSSES_OK : ULYSSES_INTERNAL;
+}
+
+static void called_back(ulysses_context *c, stream_t s) {
+  pair p = settle(c);
+  int64_t all = B * p.n * H * D, shape[4] = {B, p.n, H, D};
+  ulysses_tensor t[4];
+  float *x[4], *host = room((uint64_t)all * 4);
+  for (int i = 0; i < 4; i++) {
+    fill(i, host, p.lo, p.lo + p.n);
+    x[i] = i < 3 ? lift(host, all, s) : blank(all, s);
+    t[i] = on_gpu(x[i], shape);
+  }
+  ulysses_attention_args a;
+  ulysses_sizes size;
+  ULYSSES_INIT(&a), ULYSSES_INIT(&size);
+  OK(ulysses_local_sizes(p.plan, p.batch, &size));
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s, a.workspace = device_room(size.workspace), a.workspace_bytes = size.workspace;
+  OK(ulysses_local_forward(p.plan, p.batch, &a, between, s));
+  float *got = fetch(x[3], all, s);
+  fill(2, host, p.lo, p.lo + p.n);
+  CHECK(memcmp(got, host, (size_t)all * 4) == 0);
+  for (int i = 0; i < 4; i++) RUN(cuda.free(x[i]));
+  RUN(cuda.free(a.workspace));
+  free(got), free(host);
+  unsettle(p);
+}
+
+// everything is what a rank does on a context of the GPU, against one rank on the CPU.
+static void everything(ulysses_context *c, stream_t s, int waits) {
+  ulysses_context *alone = context_on(ULYSSES_CUDA, ULYSSES_COMM_AUTO);
+  results whole = gpu_attention(alone, s, 1, 0);
+  for (int own = 0; own < 2; own++) {
+    results r = gpu_attention(c, s, waits, own);
+    same(r, whole);
+    free_results(r);
+  }
+  layered one = layer(alone, 1, s), mine = layer(c, 1, s);
+  for (int64_t b = 0; b < B; b++) {
+    CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) == 0);
+    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) == 0);
+  }
+  free(one.y), free(one.dx), free(one.dwq), free(mine.y), free(mine.dx), free(mine.dwq);
+  moved(c, s, waits);
+  called_back(c, s);
+  free_results(whole);
+  ulysses_context_destroy(alone);
+}
+
+#ifdef WITH_MPI
+int main(int argc, char **argv) {
+  int rank, size;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  find_cuda();
+  stream_t s;
+  RUN(cuda.stream(&s, NON_BLOCKING));
+  int32_t ways[2] = {ULYSSES_COMM_IPC, ULYSSES_COMM_HOST};
+  for (int i = 0; i < 2; i++) {
+    ulysses_context *c;
+    ulysses_options o;
+    ulysses_context_info info;
+    ULYSSES_INIT(&o), ULYSSES_INIT(&info);
+    o.device = ULYSSES_CUDA, o.comm = ways[i], o.ordinal = cuda.gpu;
+    OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
+    OK(ulysses_context_query(c, &info));
+    CHECK(info.device == ULYSSES_CUDA && (size == 1 || info.comm == ways[i]));
+    everything(c, s, 1); // an event that another process waits for comes at once on the stand-in
+    ulysses_context_destroy(c);
+  }
+  RUN(cuda.drop(s));
+  MPI_Finalize();
+  if (rank == 0) printf("ok gpu %d\n", size);
+  return 0;
+}
+#else
+
+static void alone(void) {
+  ulysses_context *cpu = context_on(ULYSSES_CPU, 0), *c = context_on(ULYSSES_CUDA, 0);
+  ulysses_context_info info;
+  ULYSSES_INIT(&info);
+  OK(ulysses_context_query(c, &info));
+  CHECK(info.device == ULYSSES_CUDA && info.ordinal == cuda.gpu && info.size == 1);
+  results want = attention(cpu, 1);
+  layered on_cpu = layer(cpu, 0, NULL);
+  stream_t made[2], streams[5];
+  for (int i = 0; i < 2; i++) RUN(cuda.stream(&made[i], NON_BLOCKING));
+  streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1, streams[4] = (stream_t)2; // the default ones by name
+  for (int i = 0; i < 5; i++) {
+    results r = gpu_attention(c, streams[i], 0, i & 1);
+    near(r, want);
+    free_results(r);
+  }
+  layered r = layer(c, 1, made[0]);
+  close_to(r.y, on_cpu.y, B * S * HIDDEN), close_to(r.dx, on_cpu.dx, B * S * HIDDEN), close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN);
+  free(r.y), free(r.dx), free(r.dwq), free(on_cpu.y), free(on_cpu.dx), free(on_cpu.dwq);
+  moved(c, made[1], 0);
+  called_back(c, made[1]);
+  free_results(want);
+  ulysses_context_destroy(c), ulysses_context_destroy(cpu);
+  for (int i = 0; i < 2; i++) RUN(cuda.drop(made[i]));
+}
+
+// hostile: memory and devices that are not what they are said to be. The context goes on.
+static void hostile(void) {
+  ulysses_context *c = NULL, *none = NULL;
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.device = 5;
+  IS(ulysses_context_create_local(&o, &none), ULYSSES_INVALID_ARGUMENT);
+  o.device = ULYSSES_CUDA, o.ordinal = 4096;
+  IS(ulysses_context_create_local(&o, &none), ULYSSES_INVALID_ARGUMENT);
+  o.ordinal = -1;
+  IS(ulysses_context_create_local(&o, &none), ULYSSES_INVALID_ARGUMENT);
+  o.ordinal = cuda.gpu, o.threads = 2;
+  IS(ulysses_context_create_local(&o, &none), ULYSSES_INVALID_ARGUMENT);
+  o.threads = 0, o.timeout = 5;
+  IS(ulysses_context_create_local(&o, &none), ULYSSES_UNSUPPORTED);
+  CHECK(!none);
+  c = context_on(ULYSSES_CUDA, 0);
+  ulysses_attention_desc d;
+  ulysses_plan *plan = NULL;
+  ULYSSES_INIT(&d);
+  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D, d.flags = ULYSSES_DETERMINISTIC;
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
+  pair p = settle(c);
+  stream_t s;
+  RUN(cuda.stream(&s, NON_BLOCKING));
+  int64_t all = B * S * H * D, shape[4] = {B, S, H, D};
+  float *x[4], *host = room((uint64_t)all * 4), *pinned;
+  ulysses_tensor t[4], bad;
+  fill(0, host, 0, S);
+  RUN(cuda.malloc_host((void **)&pinned, (size_t)all * 4));
+  for (int i = 0; i < 4; i++) x[i] = lift(host, all, s), t[i] = on_gpu(x[i], shape);
+  ulysses_attention_args a;
+  ULYSSES_INIT(&a);
+  a.q = &bad, a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s;
+  struct { const char *says; int32_t device, ordinal; void *data; } wrong[] = {
+    {"device 1", ULYSSES_CPU, 0, host}, {"device 3", 3, 0, pinned}, {"GPU 1", ULYSSES_CUDA, cuda.gpu + 1, x[0]}, {"memory of the host", ULYSSES_CUDA, cuda.gpu, host},
+    {"memory of the host", ULYSSES_CUDA, cuda.gpu, pinned}, {"data is NULL", ULYSSES_CUDA, cuda.gpu, NULL}, {"memory of the host", ULYSSES_CUDA, cuda.gpu, (void *)4096}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    bad = on_gpu(wrong[i].data, shape);
+    bad.device = wrong[i].device, bad.ordinal = wrong[i].ordinal;
+    IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
+    CHECK(strstr(ulysses_last_error(), wrong[i].says) || wrong[i].ordinal != cuda.gpu);
+  }
+  bad = t[0];
+  a.workspace = room(p.size.workspace + 256), a.workspace_bytes = p.size.workspace; // of the host
+  a.workspace = (void *)(((uintptr_t)a.workspace + 255) & ~(uintptr_t)255);
+  IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "memory of the host"));
+  char *ws = device_room(p.size.workspace + 256);
+  a.workspace = ws + 64; // 256 it must be
+  IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "256"));
+  a.workspace = ws;
+  OK(ulysses_attention_forward(p.plan, p.batch, &a));
+  // Another GPU, where there is one: a context there takes memory of its own alone, and leaves the thread on the GPU that it has chosen.
+  int now = -1;
+  o.timeout = 0, o.ordinal = cuda.gpu + 1;
+  if (ulysses_context_create_local(&o, &none) == ULYSSES_OK) {
+    pair q = settle(none);
+    for (int i = 0; i < 4; i++) t[i].ordinal = cuda.gpu + 1;
+    bad.ordinal = cuda.gpu + 1;
+    IS(ulysses_attention_forward(q.plan, q.batch, &a), ULYSSES_INVALID_ARGUMENT);
+    CHECK(strstr(ulysses_last_error(), "memory of GPU 0"));
+    IS(ulysses_attention_forward(p.plan, q.batch, &a), ULYSSES_INVALID_ARGUMENT);
+    RUN(cuda.get_device(&now));
+    CHECK(now == 0);
+    ulysses_context_destroy(none);
+    printf("two GPUs\n");
+  }
+  RUN(cuda.get_device(&now));
+  CHECK(now == 0);
+  RUN(cuda.wait(s));
+  OK(ulysses_context_async_error(c));
+  ulysses_context_destroy(c);
+  IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_context_async_error(c), ULYSSES_INVALID_ARGUMENT);
+  RUN(cuda.drop(s));
+}
+
+// Ranks that are threads of one process meet at a barrier.
+enum { RANKS = 3 };
+static struct { pthread_barrier_t gate; const void *in[RANKS]; const int64_t *bytes[RANKS]; } meeting;
+typedef struct { int rank, size; int32_t comm; } member;
+
+static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+  member *m = user;
+  meeting.in[m->rank] = in;
+  pthread_barrier_wait(&meeting.gate);
+  for (int r = 0; r < m->size; r++) memcpy((char *)out + r * bytes, meeting.in[r], (size_t)bytes);
+  pthread_barrier_wait(&meeting.gate);
+  return 0;
+}
+
+static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+  member *m = user;
+  meeting.in[m->rank] = in, meeting.bytes[m->rank] = in_bytes;
+  pthread_barrier_wait(&meeting.gate);
+  char *to = out;
+  for (int r = 0; r < m->size; r++) {
+    const char *from = meeting.in[r];
+    for (int j = 0; j < m->rank; j++) from += meeting.bytes[r][j];
+    memcpy(to, from, (size_t)out_bytes[r]);
+    to += out_bytes[r];
+  }
+  pthread_barrier_wait(&meeting.gate);
+  return 0;
+}
+
+static void *rank_of(void *user) {
+  member *m = user;
+  ulysses_context *c;
+  ulysses_options o;
+  ulysses_host_comm h;
+  ulysses_context_info info;
+  ULYSSES_INIT(&o), ULYSSES_INIT(&h), ULYSSES_INIT(&info);
+  RUN(cuda.set_device(cuda.gpu));
+  o.device = m->rank == 1 ? ULYSSES_CPU : ULYSSES_CUDA; // ranks must agree, and say so
+  h.rank = m->rank, h.size = m->size, h.user = m, h.allgather = gather, h.alltoallv = m->comm == ULYSSES_COMM_HOST ? exchange : NULL;
+  IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT);
+  o.device = ULYSSES_CUDA, o.ordinal = m->rank ? cuda.gpu : 4096;
+  IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT); // a rank without its GPU is everyone's error
+  o.ordinal = cuda.gpu, o.comm = m->comm;
+  OK(ulysses_context_create_host(&h, &o, &c));
+  OK(ulysses_context_query(c, &info));
+  CHECK(info.comm == (m->comm ? m->comm : ULYSSES_COMM_IPC) && info.rank == m->rank); // they share a GPU: not NCCL
+  stream_t s;
+  RUN(cuda.stream(&s, NON_BLOCKING));
+  everything(c, s, m->comm == ULYSSES_COMM_HOST);
+  ulysses_context_destroy(c);
+  RUN(cuda.drop(s));
+  return NULL;
+}
+
+static void threads(int size, int32_t comm) {
+  pthread_t t[RANKS];
+  member m[RANKS];
+  static pthread_barrier_t gate;
+  RUN(pthread_barrier_init(&meeting.gate, NULL, (unsigned)size));
+  RUN(pthread_barrier_init(&gate, NULL, (unsigned)size));
+  together = &gate;
+  for (int r = 0; r < size; r++) {
+    m[r] = (member){r, size, comm};
+    RUN(pthread_create(&t[r], NULL, rank_of, &m[r]));
+  }
+  for (int r = 0; r < size; r++) RUN(pthread_join(t[r], NULL));
+  RUN(pthread_barrier_destroy(&meeting.gate));
+  RUN(pthread_barrier_destroy(&gate));
+}
+
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "alone";
+  find_cuda();
+  if (!strcmp(mode, "alone")) alone();
+  else if (!strcmp(mode, "hostile")) hostile();
+  else threads(2, ULYSSES_COMM_AUTO), threads(RANKS, ULYSSES_COMM_AUTO), threads(2, ULYSSES_COMM_HOST);
+  printf("ok %s\n", mode);
+  return 0;
+}
+#endif

@@ -1,0 +1,87 @@
+// The CUDA runtime of a host program, found at run time: ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
+// names). Without a GPU the program ends with 77.
+#include <dlfcn.h>
+#include <pthread.h>
+#include "host.h"
+
+enum { TO_GPU = 1, TO_HOST = 2, NOT_READY = 600, NON_BLOCKING = 1 };
+typedef void *stream_t;
+
+static struct {
+  int (*get_device)(int *), (*set_device)(int);
+  int (*malloc)(void **, size_t), (*free)(void *);
+  int (*malloc_host)(void **, size_t);
+  int (*copy)(void *, const void *, size_t, int, stream_t);
+  int (*set)(void *, int, size_t, stream_t);
+  int (*stream)(stream_t *, unsigned), (*drop)(stream_t), (*wait)(stream_t), (*query)(stream_t);
+  int emulated, gpu;
+} cuda;
+
+#define RUN(x) do { int run_code = (x); if (run_code) { fprintf(stderr, "%s:%d: %s: CUDA error %d\n", __FILE__, __LINE__, #x, run_code); exit(9); } } while (0)
+
+static inline void find_cuda(void) {
+  const char *names[] = {getenv("ULYSSES_TEST_CUDART"), "libcudart.so.13", "libcudart.so.12", NULL};
+  void *file = NULL;
+  for (int i = 0; i < 3 && !file; i++)
+    if (names[i]) file = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+  if (!file) printf("SKIPPED: no CUDA runtime: set ULYSSES_TEST_CUDART to a libcudart\n"), exit(77);
+  struct { const char *name; void *at; } all[] = {{"cudaGetDevice", &cuda.get_device}, {"cudaSetDevice", &cuda.set_device}, {"cudaMalloc", &cuda.malloc},
+    {"cudaFree", &cuda.free}, {"cudaMallocHost", &cuda.malloc_host}, {"cudaMemcpyAsync", &cuda.copy}, {"cudaMemsetAsync", &cuda.set},
+    {"cudaStreamCreateWithFlags", &cuda.stream}, {"cudaStreamDestroy", &cuda.drop}, {"cudaStreamSynchronize", &cuda.wait}, {"cudaStreamQuery", &cuda.query}};
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) CHECK((*(void **)all[i].at = dlsym(file, all[i].name)) != NULL);
+  cuda.emulated = dlsym(file, "uly_cuda_plugin") != NULL;
+  if (cuda.set_device(0)) printf("SKIPPED: no GPU\n"), exit(77);
+}
+
+static inline void *device_room(uint64_t bytes) {
+  void *p = NULL;
+  RUN(cuda.malloc(&p, bytes ? bytes : 256));
+  return p;
+}
+
+// lift brings floats to the GPU in the order of the stream.
+static inline float *lift(const float *host, int64_t n, stream_t s) {
+  float *p = device_room((uint64_t)n * 4);
+  if (n) RUN(cuda.copy(p, host, (size_t)n * 4, TO_GPU, s));
+  return p;
+}
+
+// blank is memory that shows what was never written.
+static inline float *blank(int64_t n, stream_t s) {
+  float *p = device_room((uint64_t)n * 4);
+  if (n) RUN(cuda.set(p, 0xff, (size_t)n * 4, s));
+  return p;
+}
+
+static inline float *fetch(const float *p, int64_t n, stream_t s) {
+  float *host = room((uint64_t)n * 4);
+  if (n) RUN(cuda.copy(host, p, (size_t)n * 4, TO_HOST, s));
+  RUN(cuda.wait(s));
+  return host;
+}
+
+static inline ulysses_tensor on_gpu(float *data, int64_t *shape) { return ulysses_tensor_of(data, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 4, shape, NULL); }
+
+// late keeps a GPU's stream busy for a while; the stand-in runs nothing anyway before it is waited for.
+static inline void *late(stream_t s) {
+  if (cuda.emulated) return NULL;
+  void *p = device_room((uint64_t)1 << 30);
+  for (int i = 0; i < 100; i++) RUN(cuda.set(p, i, (size_t)1 << 30, s));
+  return p;
+}
+
+// Ranks that are threads look together: who waits for his results may run, on the stand-in, what others have enqueued.
+static pthread_barrier_t *together;
+
+// is_late holds that nothing has been waited for: what the call is to write is not there, or the stream is still busy.
+static inline void is_late(stream_t s, const float *out) {
+  if (together) pthread_barrier_wait(together);
+  if (cuda.emulated) {
+    uint32_t bits;
+    memcpy(&bits, out, 4); // the stand-in's memory is the host's
+    CHECK(bits == 0xffffffffu);
+  } else {
+    CHECK(cuda.query(s) == NOT_READY);
+  }
+  if (together) pthread_barrier_wait(together);
+}
