@@ -2,7 +2,9 @@ package cuda
 
 import (
 	"bufio"
+	"bytes"
 	"debug/elf"
+	"encoding/binary"
 	"os"
 	"regexp"
 	"slices"
@@ -125,6 +127,71 @@ func TestRegisters(t *testing.T) {
 	for part, why := range spilling {
 		if !used[part] {
 			t.Errorf("%q (%s) uses no local memory: take it off the list", part, why)
+		}
+	}
+}
+
+// onTensorCores names the kernels that multiply BF16, by parts of their symbols.
+var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
+
+// TestTensorCores reads the GPU's own instructions: of every GPU that the plug-in is built for, these kernels use tensor cores in BF16, and in F32, which
+// would lose digits there, they do not.
+func TestTensorCores(t *testing.T) {
+	needBuilt(t)
+	f, err := elf.Open(built)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	section := f.Section(".nv_fatbin")
+	if section == nil {
+		t.Fatal("no kernels in the plug-in")
+	}
+	fat, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]int{} // builds of a kernel
+	for at := 0; ; at++ {
+		next := bytes.Index(fat[at:], []byte(elf.ELFMAG))
+		if next < 0 {
+			break
+		}
+		at += next
+		gpu, err := elf.NewFile(bytes.NewReader(fat[at:]))
+		if err != nil || gpu.Machine != 190 { // EM_CUDA
+			continue
+		}
+		for _, s := range gpu.Sections {
+			for _, name := range onTensorCores {
+				if !strings.HasPrefix(s.Name, ".text.") || !strings.Contains(s.Name, name) {
+					continue
+				}
+				code, err := s.Data()
+				if err != nil {
+					t.Fatal(err)
+				}
+				products := 0
+				for i := 0; i+16 <= len(code); i += 16 { // an instruction is 16 bytes, the lowest 12 bits say which
+					if binary.LittleEndian.Uint16(code[i:])&0xfff == 0x23c { // HMMA
+						products++
+					}
+				}
+				bf16 := strings.Contains(s.Name, "bfloat16")
+				found[name+map[bool]string{true: " BF16", false: " F32"}[bf16]]++
+				if bf16 != (products > 0) {
+					t.Errorf("%s: %d instructions of tensor cores", s.Name, products)
+				}
+			}
+		}
+	}
+	builds := 0
+	for _, name := range onTensorCores {
+		for _, suffix := range []string{" BF16", " F32"} {
+			n := found[name+suffix]
+			if builds = max(builds, n); n == 0 || n != builds {
+				t.Errorf("%s%s is built for %d GPUs, others for %d", name, suffix, n, builds)
+			}
 		}
 	}
 }
