@@ -11,19 +11,6 @@ import (
 	"ulysses/tensor"
 )
 
-// documents checks the bounds of n tokens' documents.
-func (c *check) documents(cu []int64, n int64) {
-	if len(cu) == 0 || cu[0] != 0 || cu[len(cu)-1] != n {
-		c.fail("%d bounds of documents: want the first 0 and the last %d", len(cu), n)
-		return
-	}
-	for i := range cu[1:] {
-		if cu[i] > cu[i+1] {
-			c.fail("document %d ends at %d, before it begins at %d", i, cu[i+1], cu[i])
-		}
-	}
-}
-
 // conv1dShape checks what forward and backward share.
 func conv1dShape(c *check, a *device.Conv1d) (tokens, channels, width int64) {
 	c.rows("x", a.X, whatever, whatever)
@@ -36,7 +23,7 @@ func conv1dShape(c *check, a *device.Conv1d) (tokens, channels, width int64) {
 	if !a.Before.IsNil() {
 		c.rows("before", a.Before, width-1, channels)
 	}
-	c.documents(a.Cu, tokens)
+	checkDocuments(c, "Cu", a.Cu, tokens)
 	if c.err == nil && width > C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/C.CONV1D_LEAST {
 		c.err = status.Errorf(status.Unsupported, "cpu.%s: width %d: at most %d", c.op, width, C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/C.CONV1D_LEAST)
 	}
