@@ -59,6 +59,11 @@ func (m *linearMixer) matrix(w tensor.Tensor) tensor.Tensor { return span(w, m.c
 
 func (m *linearMixer) heads(x tensor.Tensor) tensor.Tensor { return x.Split(1, m.hv) } // [T, Hv, Dv]
 
+// lend gives the plan the weights where they lie in this stretch of work.
+func (m *linearMixer) lend() {
+	m.args.Conv, m.args.ALog, m.args.DtBias = m.matrix(m.conv.Value), m.aLog.Value, m.dtBias.Value
+}
+
 func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
 	if p.backward {
 		m.mixed, m.z = p.keep(attention, p.rows, m.hv*m.dv), p.keep(attention, p.rows, m.hv*m.dv)
@@ -83,7 +88,7 @@ func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
 	p.end()
 	p.phase("linear-attention")
 	m.args.QKV, m.args.B, m.args.A, m.args.Out = one(qkv), one(b), one(a), one(m.heads(m.mixed))
-	m.args.Conv, m.args.ALog, m.args.DtBias = m.matrix(m.conv.Value), m.aLog.Value, m.dtBias.Value
+	m.lend()
 	if !p.skip() {
 		p.err = m.plan.LayerForward(p.c.Stream, p.batch.SP, &m.args)
 	}
@@ -117,6 +122,7 @@ func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	p.GatedNormBack(m.heads(d), m.heads(dz), m.heads(m.mixed), m.heads(m.z), m.weight, m.rstd)
 	p.end()
 	p.phase("linear-attention")
+	m.lend()
 	if !p.skip() {
 		m.grads = gdn.LayerGrads{DOut: one(m.heads(d)), DQKV: one(dqkv), DB: one(db), DA: one(da),
 			DConv: m.matrix(m.conv.Grad), DALog: m.aLog.Grad, DDtBias: m.dtBias.Grad}
