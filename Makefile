@@ -113,7 +113,7 @@ wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
 # The package against the library: alone, under mpirun with mpi4py, and, where PYTHON has them, with PyTorch and transformers.
-test-python: lib .venv/hosts
+test-python: lib cuda-emulated .venv/hosts
 	PYTHONPATH=python $(or $(PYTHON),.venv/bin/python) -m unittest discover -s python/tests
 
 .venv/hosts: python/tests/requirements.txt

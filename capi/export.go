@@ -10,6 +10,7 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/cuda"
 )
 
 // What gate.c calls. Every body runs guarded, and its error lands in the thread's text.
@@ -177,11 +178,19 @@ func uly_unbuilt(name text, t text) C.int32_t {
 	return finish(unbuilt("%s: the gated delta rule is not built yet", C.GoString(name)), t)
 }
 
+// devices are those that contexts may be on. The plug-in is looked for and not opened, for it would start the driver, which no forked child survives.
+func devices() []string {
+	if cuda.Find() != "" {
+		return []string{"cpu", "cuda"}
+	}
+	return []string{"cpu"}
+}
+
 //export uly_build_info
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
-		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": []string{"cpu"}, "mpi": comm.Library(),
-			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "gdn", "timeout", "nccl_comm", "cuda"}})
+		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": comm.Library(), "mpi_files": comm.Shims(),
+			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "gdn", "timeout", "nccl_comm", "cuda deterministic"}})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
 		return err

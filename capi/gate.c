@@ -7,7 +7,7 @@
 #include "ulysses.h"
 
 #define API __attribute__((visibility("default")))
-enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096, INFO = 1024 };
+enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096, INFO = 16384 };
 
 // A thread's texts are on the heap, made at its first call and freed at its end: Go's runtime makes all thread-local storage of this library static,
 // and what a process has left of that when it opens a library is some hundred bytes.

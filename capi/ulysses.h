@@ -8,19 +8,22 @@
  *            wait until `timeout`. An option is honoured, or refused when planning or making the batch, on all ranks alike.
  * memory     The caller owns tensors and `saved`, and `workspace` where it gives one. Outputs overlap nothing. No pointer is kept past the call or,
  *            for [A], past the point `stream` has then reached: inner streams join it, so a stream-ordered allocator needs to know nothing more.
- *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that.
+ *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that. Two things cannot be so:
+ *            COMM_HOST among several ranks waits for what it sends to have left the GPU, and makes pinned memory for reshards and halos larger
+ *            than any before; COMM_IPC makes memory for the first requests that are under way at once.
  * gradients  are written, not added, unless said. Where a tensor is whole on every rank (sinks, states), its gradient, given or returned, is this rank's share:
  *            the sum over the ranks is the gradient, as it is for the weights around the call.
  * [C]        Collective: every rank of the context calls it, in one order. Agreement is checked when making contexts, plans and batches, nowhere else:
  *            there a fault of one rank is every rank's error.
- * [A]        Asynchronous on CUDA: enqueues on `stream` (cudaStream_t; NULL = the legacy default stream, as PyTorch's 0) and returns. CPU: done.
+ * [A]        Asynchronous on CUDA: enqueues in the order of `stream` (cudaStream_t of the context's GPU; NULL = the legacy default stream, as PyTorch's 0)
+ *            and returns; the calling thread's current GPU stays what it was. CPU: done.
  * threads    A context with its plans and batches serves one thread at a time, any thread; at MPI_THREAD_FUNNELED the main thread, for [C] calls on
  *            the CPU and for making things on CUDA (autograd engines call from threads of their own). Callbacks run on the calling thread, inside
  *            the call; they must not throw, longjmp or re-enter the same context.
  * handles    Contexts, plans, batches and requests are numbers in a pointer's clothes: never dereferenced. One that was destroyed, or that belongs to
  *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
  * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
- *            dropout, the gated delta rule, nccl_comm, timeout, and contexts on CUDA (which want the host's stream of the plug-in).
+ *            dropout, the gated delta rule, nccl_comm, timeout, and on CUDA DETERMINISTIC.
  * process    A Go runtime is loaded: no dlclose(); a forked child may live on but must not call in.
  * ABI        Structs open with struct_size, have no holes and grow only at the tail; zero means default; a tail this library does not know must be
  *            zero. Only pointers to structs are ever in arrays. Enumerations travel as int32_t. The SONAME carries the major version. */
@@ -41,7 +44,7 @@ enum { ULYSSES_F32 = 0x2002, ULYSSES_BF16 = 0x1004, ULYSSES_F16 = 0x1002, ULYSSE
 enum { ULYSSES_CPU = 1, ULYSSES_CUDA = 2 };                      /* device: DLPack's */
 enum { ULYSSES_COMM_AUTO = 0, ULYSSES_COMM_HOST = 1 /* staged through host memory */, ULYSSES_COMM_NCCL = 2, ULYSSES_COMM_IPC = 3 };
 uint32_t    ulysses_version(void);                               /* of the library; if its major is unlike the header's, stop */
-const char *ulysses_build_info(void);                            /* JSON: version, what is built, MPI */
+const char *ulysses_build_info(void);                            /* JSON: version, devices, the CUDA plug-in's and MPI's files, what is not built */
 const char *ulysses_status_string(ulysses_status);
 const char *ulysses_last_error(void);                            /* operation, values, remedy, rank */
 
@@ -60,7 +63,8 @@ static inline ulysses_tensor ulysses_tensor_of(void *data, int32_t device, int32
 /* Context: one rank of one sequence-parallel group, that is, of one data-parallel replica, on one device. rank = ring_index*ulysses +
  * ulysses_index, so Ulysses neighbours are consecutive; order your communicator for another mesh. Other replicas have contexts of their own. */
 typedef struct ulysses_context ulysses_context;
-typedef struct { uint32_t struct_size; int32_t device, ordinal, threads;  /* device 0 = the CPU; threads 0 = the cores of the mask */
+typedef struct { uint32_t struct_size; int32_t device, ordinal, threads;  /* device 0 = the CPU; ordinal: the GPU, from 0, of those that
+                                            the process sees; threads: the CPU's, 0 = the cores of the mask */
                  int32_t ulysses, ring, comm, timeout;                   /* ulysses 0 = size/ring, ring 0 = 1; timeout 0 = wait as the host's communicator does */
                  void (*log)(void *user, int32_t level, const char *json_line); void *log_user;     /* NULL = silent */
                  void *nccl_comm; } ulysses_options;                      /* the host's ncclComm_t of the same ranks, to be shared; NULL = make one */
@@ -87,7 +91,7 @@ enum { ULYSSES_CAUSAL = 1,            /* aligned bottom-right in each document: 
        ULYSSES_CROSS = 4,             /* keys have the batch's kv lengths */
        ULYSSES_SINKS = 8, ULYSSES_ALIBI = 16, ULYSSES_BLOCK_MASK = 32,   /* calls will bring these tensors */
        ULYSSES_QK_L2NORM = 64,        /* gdn: normalise q and k, eps 1e-6 */
-       ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable (CPU: always) */
+       ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable (CPU: always; CUDA: not built) */
        ULYSSES_SAVE_LESS = 256,       /* smaller `saved`: backward reads q, k, v, out again and repeats their exchange */
        ULYSSES_NO_BACKWARD = 512 };
 typedef struct ulysses_plan ulysses_plan;
@@ -122,7 +126,9 @@ typedef struct { uint32_t struct_size; int32_t reserved; uint64_t saved, workspa
 ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 
 /* Calls, [C][A] each. workspace NULL = the context's own, made large enough for attention when plans and batches are made: peers may write it
- * directly; calls that use it follow one another. To overlap calls on several streams, give each its own. 0 bytes may be NULL.
+ * directly; calls that use it follow one another. 0 bytes may be NULL. Calls of one context follow one another on the GPU, too, whatever their streams.
+ * COMM_IPC between processes exchanges in the context's own memory alone (a workspace that is given may be freed while peers still have it mapped), which the
+ * queries of sizes and workspace make large enough: ask before the first call, also where you know the answer.
  * Reshard: n tensors [B, rows, H, D] <-> [B, seq, this rank's h, D] in one exchange, the last axis dense; inverse, and each other's backward. Row
  * counts need not divide: no padding exists. Shared heads may have copies on several ranks: back to rows, sum_copies 0 takes one (inverse), 1 adds them
  * (backward of seq_to_heads). Types: any of the enumeration, one for all n; sum_copies needs one that the device computes in. n <= 16. */

@@ -324,6 +324,7 @@ static void alone(void) {
 
 // hostile: memory and devices that are not what they are said to be. The context goes on.
 static void hostile(void) {
+  CHECK(strstr(ulysses_build_info(), "\"devices\":[\"cpu\",\"cuda\"]") && strstr(ulysses_build_info(), getenv("ULYSSES_CUDA_PLUGIN")));
   ulysses_context *c = NULL, *none = NULL;
   ulysses_options o;
   ULYSSES_INIT(&o);

@@ -12,8 +12,10 @@ from . import _library, _struct
 from .communicator import Alone, Callbacks, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
 from .plan import Batch, Plan, Sequences
+from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
+WAYS = {"auto": _struct.COMM_AUTO, "host": _struct.COMM_HOST, "nccl": _struct.COMM_NCCL, "ipc": _struct.COMM_IPC}
 BATCHES = 64  # lengths and documents remembered; the same on all ranks, as making one is collective
 _current: "Context | None" = None
 
@@ -23,7 +25,8 @@ class Context:
 
     comm     None = this process alone; an mpi4py communicator (duplicated by the library, no callbacks); a torch.distributed process group
              of gloo; any object with rank, size, allgather and alltoallv (ulysses.Communicator)
-    device   "cpu" or "cuda"; ordinal which of its kind
+    device   "cpu" or "cuda"; ordinal which GPU, None = PyTorch's current one where it is imported, else 0
+    way      how tensors of a GPU travel: "auto", "host" (through host memory), "nccl", "ipc" (each other's memory, on one machine)
     threads  of the CPU's kernels, 0 = the cores that this process may use
     ulysses, ring  the mesh: their product is the ranks; 0 = the library chooses
     timeout  seconds until a late peer is an error; 0 = wait as the communicator does. Others are refused by libraries that have it not built
@@ -37,11 +40,15 @@ class Context:
     One thread at a time calls with a context. Not usable in a forked child.
     """
 
-    def __init__(self, comm: Any = None, *, device: str | None = "cpu", ordinal: int = 0, threads: int = 0, ulysses: int = 0, ring: int = 0,
-                 timeout: int = 0, callbacks: bool = False, log: Callable[[int, str], None] | None = None):
+    def __init__(self, comm: Any = None, *, device: str | None = "cpu", ordinal: int | None = None, way: str = "auto", threads: int = 0,
+                 ulysses: int = 0, ring: int = 0, timeout: int = 0, callbacks: bool = False, log: Callable[[int, str], None] | None = None):
         self._handle = ctypes.c_void_p()
         if device not in DEVICES:
             raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
+        if way not in WAYS:
+            raise InvalidArgument(f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}")
+        if ordinal is None:
+            ordinal = current_gpu() if device == "cuda" else 0
         self._lock = threading.RLock()
         self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
         self._plans: dict[Any, Plan] = {}
@@ -49,7 +56,8 @@ class Context:
         self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
         self.sequences: Sequences | None = None  # what `use` set
-        options = _struct.Options(device=DEVICES[device], ordinal=ordinal, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout)
+        options = _struct.Options(device=DEVICES[device], ordinal=ordinal, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout,
+                                  comm=WAYS[way])
         self._keep: list[Any] = [options]
         if log is not None:
             options.log = _struct.Log(lambda user, level, line: log(level, (line or b"").decode(errors="replace")))
@@ -144,6 +152,10 @@ class Context:
     def use(self, sequences: Sequences | None) -> None:
         """Sets the lengths and documents of calls that name none: the transformers attention, attention without seq. `shard` does this."""
         self.sequences = sequences
+
+    def check(self) -> None:
+        """Raises what has gone wrong on the GPU after a call had returned (DeviceError, CommError). It does not wait, and is sticky."""
+        self._call("ulysses_context_async_error", self.handle)
 
     def abort(self, status: int) -> None:
         """Tells the peers that this rank failed alone. Over MPI this ends the job."""

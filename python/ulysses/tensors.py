@@ -68,7 +68,7 @@ def dtype_of(x: Any) -> int:
 
 
 def view(x: Any) -> View:
-    """A view of a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or anything with __dlpack__. Nothing is copied."""
+    """A view of a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or anything with __dlpack__ or __cuda_array_interface__. Nothing is copied."""
     if isinstance(x, np.ndarray):
         if any(s % x.itemsize for s in x.strides):
             raise InvalidArgument(f"ulysses: an array with strides of {x.strides} bytes and elements of {x.itemsize}: copy it first")
@@ -80,7 +80,25 @@ def view(x: Any) -> View:
         return View(x, x.data_ptr(), device, x.device.index or 0, dtype_of(x), x.shape, x.stride())
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x)
+    if hasattr(x, "__cuda_array_interface__"):
+        return _from_cuda(x)
     raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give a NumPy array, a PyTorch tensor or an object with __dlpack__")
+
+
+_TYPESTR = {"<f4": _struct.F32, "<f2": _struct.F16, "<i4": _struct.I32, "<i8": _struct.I64, "|u1": _struct.U8}
+
+
+def _from_cuda(x: Any) -> View:
+    """The CUDA array interface does not name the GPU: it is the current one, and the library refuses memory of another."""
+    a = x.__cuda_array_interface__
+    dtype, strides = _TYPESTR.get(a["typestr"]), a.get("strides")
+    if dtype is None:
+        raise Unsupported(f"ulysses: __cuda_array_interface__ of type {a['typestr']}: give one of {', '.join(_TYPESTR)}")
+    size = int(a["typestr"][2:])
+    if strides is not None and any(s % size for s in strides):
+        raise InvalidArgument(f"ulysses: an array with strides of {strides} bytes and elements of {size}: copy it first")
+    steps = _dense(a["shape"]) if strides is None else [s // size for s in strides]
+    return View(x, a["data"][0], _struct.CUDA, current_gpu(), dtype, a["shape"], steps)
 
 
 def _from_dlpack(x: Any) -> View:
@@ -115,13 +133,20 @@ def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
     if is_torch(like):
         torch = torch_or_none()
         return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, NAMES[dtype]), device=like.device)
+    _host_only(like)
     return np.empty(tuple(shape), dtype=np.asarray(like).dtype if dtype is None else NAMES[dtype])
+
+
+def _host_only(like: Any) -> None:
+    if not isinstance(like, np.ndarray) and view(like).device != _struct.CPU:
+        raise Unsupported(f"ulysses: {type(like).__name__} lies on a GPU, where results are made for PyTorch alone: give torch.as_tensor of it")
 
 
 def block(like: Any, size: int) -> Any:
     """size bytes where like lives, aligned to 64 bytes on the CPU (256 on CUDA, by PyTorch's allocator)."""
     if is_torch(like):
         return torch_or_none().empty(size, dtype=torch_or_none().uint8, device=like.device)
+    _host_only(like)
     whole = np.empty(size + 64, np.uint8)
     lo = -whole.ctypes.data % 64
     return whole[lo:lo + size]
@@ -132,3 +157,9 @@ def stream_of(x: Any) -> int | None:
     if is_torch(x) and x.is_cuda:
         return torch_or_none().cuda.current_stream(x.device).cuda_stream
     return None
+
+
+def current_gpu() -> int:
+    """PyTorch's current GPU in this thread; 0 without PyTorch."""
+    torch = torch_or_none()
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0

@@ -1,0 +1,177 @@
+"""Tensors on a GPU. Without one, the emulated plug-in (make cuda-emulated) stands in, and a few lines for PyTorch: its memory is the plug-in's, by the
+names of the CUDA runtime. With PyTorch on a GPU its own tensors are tested too. Needs the library."""
+
+import ctypes
+import os
+import pathlib
+import subprocess
+import sys
+import types
+import unittest
+
+import numpy as np
+
+HERE = pathlib.Path(__file__).resolve().parent
+EMULATED = HERE.parent.parent / "build" / "cuda" / "libulysses_cuda_emulated.so"
+SHAPE = (2, 13, 4, 8)
+
+
+def runtime(path):
+    """A CUDA runtime: the functions that are used."""
+    lib = ctypes.CDLL(path)
+    lib.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
+    lib.cudaMemcpyAsync.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    lib.cudaMemsetAsync.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
+    lib.cudaStreamCreateWithFlags.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint]
+    lib.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
+    return lib
+
+
+def fake_torch(cuda):
+    """What the package uses of PyTorch, on a runtime's memory. Its current stream is one of its own; fresh memory holds NaN."""
+    torch = types.ModuleType("torch")
+    stream = ctypes.c_void_p()
+    assert cuda.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    sizes = {"float32": 4, "uint8": 1}
+
+    class Tensor:
+        def __init__(self, shape, dtype, index=0):
+            self.shape, self.dtype, self.is_cuda, self.layout = tuple(shape), dtype, True, "strided"
+            self.device = types.SimpleNamespace(type="cuda", index=index)
+            self.bytes = int(np.prod(self.shape)) * sizes[dtype.removeprefix("torch.")]
+            self.memory = ctypes.c_void_p()
+            assert cuda.cudaMalloc(ctypes.byref(self.memory), max(self.bytes, 1)) == 0
+            assert cuda.cudaMemsetAsync(self.memory, 255, self.bytes, stream) == 0
+
+        def data_ptr(self):
+            return self.memory.value
+
+        def stride(self):
+            return tuple(int(np.prod(self.shape[i + 1:])) for i in range(len(self.shape)))
+
+        def numpy(self):
+            out = np.empty(self.shape, np.float32)
+            assert cuda.cudaMemcpyAsync(out.ctypes.data, self.memory, self.bytes, 2, stream) == 0
+            assert cuda.cudaStreamSynchronize(stream) == 0
+            return out
+
+        def peek(self):
+            """The first number as it is, nobody having been waited for: the stand-in's memory is the host's."""
+            return ctypes.c_float.from_address(self.memory.value).value
+
+    def tensor(array):
+        t = Tensor(array.shape, "torch.float32")
+        array = np.ascontiguousarray(array, np.float32)
+        assert cuda.cudaMemcpyAsync(t.memory, array.ctypes.data, t.bytes, 1, stream) == 0
+        return t
+
+    torch.Tensor, torch.tensor, torch.strided, torch.uint8, torch.float32 = Tensor, tensor, "strided", "torch.uint8", "torch.float32"
+    torch.empty = lambda shape, dtype, device: Tensor((shape,) if isinstance(shape, int) else shape, dtype, device.index)
+    torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=stream.value), current_device=lambda: 0, is_available=lambda: True)
+    return torch
+
+
+def emulated():
+    """Runs in a process of its own: attention on the stand-in, against the CPU."""
+    import ulysses
+    from ulysses import InvalidArgument, Unsupported
+    from ulysses.attention import attention_backward, attention_forward
+
+    r = np.random.default_rng(7)
+    q, k, v, dout = (r.standard_normal(SHAPE).astype(np.float32) for _ in range(4))
+    with ulysses.Context(threads=1) as cpu:
+        want, _, call = attention_forward(q, k, v, save=True, causal=True, context=cpu)
+        grads = attention_backward(call, dout)
+    torch = sys.modules["torch"] = fake_torch(runtime(os.environ["ULYSSES_CUDA_PLUGIN"]))
+    assert ulysses.build_info()["devices"] == ["cpu", "cuda"], ulysses.build_info()
+    with ulysses.Context(device="cuda") as ctx:
+        assert (ctx.device, ctx.ordinal) == ("cuda", 0)
+        x = [torch.tensor(a) for a in (q, k, v, dout)]
+        out, lse, call = attention_forward(*x[:3], save=True, lse=True, causal=True, context=ctx)
+        got = attention_backward(call, x[3])
+        assert np.isnan(out.peek()) and np.isnan(got[0].peek()), "a call has waited for the GPU"
+        for a, b in zip((out, *got), (want, *grads)):
+            assert np.abs(a.numpy() - b).max() <= 4e-5 * np.abs(b).max()
+        ctx.check()
+
+        class Array:
+            shape, dtype = SHAPE, "float32"
+            __cuda_array_interface__ = {"shape": SHAPE, "typestr": "<f4", "data": (x[0].data_ptr(), False), "version": 3}
+
+        view = ulysses.tensors.view(Array())
+        assert (view.device, view.ordinal, view.dtype, view.strides) == (ulysses._struct.CUDA, 0, ulysses._struct.F32, (416, 32, 8, 1))
+        for error, tensors in ((Unsupported, [Array()] * 3), (InvalidArgument, [q, k, v]),
+                               (InvalidArgument, [torch.Tensor(SHAPE, "torch.float32", 1)] + x[1:3])):  # another GPU than the context's
+            try:
+                attention_forward(*tensors, save=False, context=ctx)
+                raise AssertionError(f"{error} was wanted")
+            except error as e:
+                assert "GPU" in str(e) or "device" in str(e), e
+    with ulysses.Context(threads=1) as cpu:
+        try:
+            attention_forward(*x[:3], save=False, context=cpu)
+            raise AssertionError("a GPU's memory on a context of the CPU")
+        except InvalidArgument as e:
+            assert "device 2" in str(e), e
+    for options in ({"ordinal": 99}, {"ordinal": -1}, {"way": "pigeon"}, {"threads": 3}):
+        try:
+            ulysses.Context(device="cuda", **options)
+            raise AssertionError(f"{options} made a context")
+        except InvalidArgument:
+            pass
+    print("ok")
+
+
+class Emulated(unittest.TestCase):
+    def test_calls(self):
+        plugin = os.environ.get("ULYSSES_CUDA_PLUGIN", str(EMULATED))
+        if "emulated" not in plugin or not os.path.exists(plugin):
+            self.skipTest("no emulated plug-in: make cuda-emulated")
+        for seed in ("1", "2", "3"):
+            done = subprocess.run([sys.executable, "-c", "import test_gpu; test_gpu.emulated()"], capture_output=True, text=True, timeout=180,
+                                  env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]), "ULYSSES_CUDA_PLUGIN": plugin,
+                                       "ULYSSES_EMULATED_SEED": seed})
+            self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), done.stderr)
+
+
+def on_gpu():
+    """Runs where PyTorch has a GPU: its tensors and streams, autograd, and modules that know nothing of us around."""
+    import torch
+    import ulysses
+
+    torch.manual_seed(7)
+    with ulysses.Context(device="cuda") as ctx:
+        for dtype, limit in ((torch.float32, 4e-5), (torch.bfloat16, 2e-2)):
+            x = [torch.randn(SHAPE, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                ulysses.attention(*x, causal=True, context=ctx).sum().backward()  # makes the plan, and PyTorch's memory
+                torch.cuda.synchronize()
+                for t in x:
+                    t.grad = None
+                torch.cuda._sleep(1_000_000_000)  # half a second for which the call must not wait
+                out = ulysses.attention(*x, causal=True, context=ctx)
+                late = not side.query()
+                (out * 2).sum().backward()  # an expanded gradient
+            torch.cuda.current_stream().wait_stream(side)
+            got = [out.detach()] + [t.grad for t in x]
+            y = [t.detach().double().transpose(1, 2).requires_grad_() for t in x]
+            want = torch.nn.functional.scaled_dot_product_attention(*y, is_causal=True)
+            (want * 2).sum().backward()
+            for a, b in zip(got, [want.transpose(1, 2)] + [t.grad.transpose(1, 2) for t in y]):
+                assert (a.double() - b).abs().max() <= limit * b.abs().max(), (dtype, (a.double() - b).abs().max(), b.abs().max())
+            assert late, "a call has waited for the GPU"
+        ctx.check()
+    print("ok")
+
+
+if __name__ == "__main__":  # scripts/gpu-check.sh
+    try:
+        import torch
+    except ImportError:
+        torch = None
+    if torch is None or not torch.cuda.is_available():
+        print("SKIPPED: no PyTorch with a GPU")
+        sys.exit(77)
+    on_gpu()
