@@ -98,13 +98,13 @@ template <typename T> struct Gradient {
   const T *dy;
   T *dx;
   int64_t dy_row, dx_row;
-  T *behind;      // [runs, width - 1, n]: dy behind each run, because dx may be dy
+  T *behind;      // [runs, width - 1, n]: dy behind each run, where dx is dy; else NULL
   float *partial; // [parts, n, width]
   int64_t parts, runs;
 
   // row reads dy of row t for the run that ends at `last`.
   template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t, int64_t c, float (&v)[K]) const {
-    const T *p = t < last ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
+    const T *p = t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
     load_some<ALIGNED, K>(p + c, a.n - c, v);
   }
 };
@@ -322,7 +322,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
 // A band of channels, on the documents at hand.
 template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const Documents &documents, const Gradient<T> &g, bool aligned, float *dw) {
   const int64_t n = a.n * a.width;
-  if (a.width > 1) {
+  if (g.behind) {
     const unsigned grid = blocks_for(g.runs * (a.width - 1), 1);
     if (aligned) LAUNCH((conv_behind<T, true>), grid, BLOCK, 0, s, a, documents, g);
     else LAUNCH((conv_behind<T, false>), grid, BLOCK, 0, s, a, documents, g);
@@ -348,7 +348,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_conv1d_grad *p) 
   Documents documents;
   for (int64_t used = 0; documents.next(p->conv.cu, p->conv.documents, &used);) {
     const ConvCut cut(documents.to - documents.from, a.n, a.width, sizeof(T), s->scratch_bytes);
-    g.parts = cut.parts, g.runs = cut.runs, g.behind = (T *)(s->scratch + cut.behind);
+    g.parts = cut.parts, g.runs = cut.runs, g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + cut.behind) : nullptr;
     for (int64_t c = 0; c < a.n; c += cut.band) {
       Conv<T> band = a.from(c);
       band.n = least(cut.band, a.n - c);
@@ -369,7 +369,8 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.dense("dw", a->dw, ULY_F32, {n, width});
   if (a->dbefore.data) c.rows("dbefore", a->dbefore, type, {width - 1, n});
   if (!c.failed() && !ConvCut::fits(width, size_of(type), s->scratch_bytes))
-    return fail(d, ULY_UNSUPPORTED, "cuda.Conv1dBackward: width %lld: its sums do not fit into the %lld bytes of a stream's scratch", (long long)width, (long long)s->scratch_bytes);
+    return fail(d, ULY_UNSUPPORTED, "cuda.Conv1dBackward: width %lld: its sums do not fit into the %lld bytes of a stream's scratch", (long long)width,
+                (long long)s->scratch_bytes);
   if (c.failed() || n == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);
   else backward_of<bf16>(s, a);
