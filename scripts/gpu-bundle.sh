@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # gpu-bundle.sh [DEST]: everything that scripts/gpu-check.sh and benchmarks/gpu.py need on a machine with a GPU and without Go: the program,
-# the plug-in, the tests as programs, and an Open MPI. Beside it that machine needs this repository's files and NVIDIA's libraries.
+# the plug-in, the library with hosts in C, the tests as programs, and an Open MPI. Beside it that machine needs this repository's files and NVIDIA's libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dest=${1:-dist/gpu}
 go=${GO:-go}
 rm -rf "$dest" && mkdir -p "$dest"/{bin,lib,tests}
 cp build/cuda/libulysses_cuda.so "$dest/lib/"
+cp -L lib/libulysses.so lib/libulysses_mpi_ompi.so "$dest/lib/"
+ln -s libulysses.so "$dest/lib/libulysses.so.0"
+host=(-std=c11 -D_GNU_SOURCE -O1 -Icapi capi/testdata/gpu.c -Llib -lulysses -Wl,-rpath,\$ORIGIN/../lib -lm -lpthread -ldl)
+gcc "${host[@]}" -o "$dest/tests/gpu-host"
+mpicc -DWITH_MPI "${host[@]}" -o "$dest/tests/gpu-host-mpi"
 $go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-mpi" ./cmd/ulysses-mpi
 $go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-bench" ./benchmarks
 $go test -c -ldflags '-s -w' -o "$dest/tests/cuda.test" ./cuda

@@ -96,6 +96,20 @@ if wanted nccl; then
   run "nccl 2" 180 bash -c 'nccl_losses 2'
 fi
 
+# The library in programs of other people: C with streams and memory of its own, alone, as threads and as processes; PyTorch.
+if wanted library; then
+  if [ -z "${ULYSSES_TEST_CUDART:-}" ]; then
+    for f in "${ULYSSES_NVIDIA_ROOT:-/none}"/{cu13,cuda_runtime}/lib/libcudart.so.1[23] /usr/local/cuda/lib64/libcudart.so.1[23]; do
+      [ -e "$f" ] && export ULYSSES_TEST_CUDART=$f && break
+    done
+  fi
+  for mode in alone hostile threads; do run "library $mode" 180 "$bundle/tests/gpu-host" $mode; done
+  for ranks in 1 2 3; do
+    run "library processes $ranks" 180 mpirun --oversubscribe --bind-to none -x ULYSSES_CUDA_PLUGIN -x ULYSSES_NVIDIA_ROOT -x ULYSSES_TEST_CUDART -n $ranks "$bundle/tests/gpu-host-mpi"
+  done
+  run "library PyTorch" 300 env PYTHONPATH=python "ULYSSES_LIBRARY=$bundle/lib" python3 python/tests/test_gpu.py
+fi
+
 # Jobs: PyTorch's goldens, the CPU's losses, attention.
 wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
 
