@@ -73,6 +73,7 @@ install: lib
 	install -m 755 lib/libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/
 	ln -sf libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libulysses.so
 	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" $(DESTDIR)$(PREFIX)/lib/; done
+	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so $(DESTDIR)$(PREFIX)/lib/
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ulysses.pc
 
 # A C host makes 10,000 calls forward and backward under valgrind: its memory must be flat.
@@ -94,7 +95,7 @@ cuda-matrix: cuda-libs
 
 # For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu and this repository there, make gpu-check (gpu-bench) there. On a
 # machine that has both, gpu-check makes the bundle first.
-gpu-bundle: deps cuda
+gpu-bundle: deps cuda lib
 	scripts/gpu-bundle.sh dist/gpu
 
 dist/gpu:
