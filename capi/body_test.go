@@ -12,6 +12,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cpu"
+	"ulysses/gdn"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -148,6 +149,67 @@ func TestAttentionIsThatOfSP(t *testing.T) {
 		if !slices.Equal(x[i].Float32s(), h.data[i]) {
 			t.Errorf("tensor %d differs", i)
 		}
+	}
+}
+
+// The gated delta rule through the door is what gdn computes, to the bit.
+func TestGatedDeltaRuleIsThatOfGDN(t *testing.T) {
+	const b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
+	h := newHostOf(t, b, s, hv, hv, dv, 0)
+	for _, strategy := range []int32{gdnHeads, gdnState} {
+		d := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagL2Norm | flagStates, strategy: strategy, chunk: 16, scale: 0.5, qk_heads: hk, v_heads: hv, qk_dim: dk, v_dim: dv}
+		var rule uintptr
+		must(t, newGDNPlan(h.ctx, p(&d), p(&rule)))
+		must(t, planSizes(rule, h.batch, p(&h.sizes)))
+		shapes := [14][]int64{{b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv}, {b, s, hv}, {b, s, hv}, {b, hv, dk, dv}, {b, s, hv, dv}, {b, hv, dk, dv}, {b, s, hv, dv}, {b, s, hk, dk}, {b, s, hk, dk}, {b, s, hv, dv},
+			{b, s, hv}, {b, s, hv}} // q k v g beta state_in out state_out dout dq dk dv dg dbeta
+		var ts [14]cTensor
+		var x [14]tensor.Tensor
+		var data [14][]float32
+		for i, shape := range shapes {
+			n := int64(1)
+			for _, e := range shape {
+				n *= e
+			}
+			data[i] = make([]float32, n)
+			for j := range data[i] {
+				data[i][j] = float32(math.Sin(float64(j*(i+3)) + float64(i)))
+				if i == 3 {
+					data[i][j] = -2 * data[i][j] * data[i][j]
+				} else if i == 4 {
+					data[i][j] *= data[i][j]
+				}
+			}
+			ts[i] = cTensor{data: p(&data[i][0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shapes[i][0]}
+			x[i] = tensor.OfFloat32(slices.Clone(data[i]), shape...)
+		}
+		a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: &ts[0], k: &ts[1], v: &ts[2], g: &ts[3], beta: &ts[4], state_in: &ts[5], out: &ts[6], state_out: &ts[7],
+			saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace), workspace_bytes: h.sizes.workspace}
+		g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: &ts[8], dq: &ts[9], dk: &ts[10], dv: &ts[11], dg: &ts[12], dbeta: &ts[13]}
+		must(t, gdnForward(rule, h.batch, p(&a)))
+		must(t, gdnBackward(rule, h.batch, p(&a), p(&g)))
+
+		dev, err := cpu.New(cpu.Options{Workers: 1})
+		must(t, err)
+		defer dev.Close()
+		stream, _ := dev.NewStream()
+		c := comm.Local(1)[0]
+		plan, err := gdn.NewPlan(dev, c, gdn.Layer{KeyHeads: hk, ValueHeads: hv, KeyDim: dk, ValueDim: dv, L2Norm: true, Chunk: 16, Scale: 0.5, Strategy: gdn.Strategy(strategy)})
+		must(t, err)
+		batch, err := sp.NewBatch(c, sp.BatchSpec{Batch: b, Seq: s})
+		must(t, err)
+		size := plan.Sizes(batch)
+		args := gdn.Args{Q: x[0], K: x[1], V: x[2], G: x[3], Beta: x[4], StateIn: x[5], Out: x[6], StateOut: x[7], Saved: tensor.Of(aligned(uint64(size.Saved)), tensor.U8, size.Saved),
+			Workspace: tensor.Of(aligned(uint64(size.Workspace)), tensor.U8, size.Workspace)}
+		must(t, plan.Forward(stream, batch, &args))
+		must(t, plan.Backward(stream, batch, &args, &gdn.Grads{DOut: x[8], DQ: x[9], DK: x[10], DV: x[11], DG: x[12], DBeta: x[13]}))
+		for i := range x {
+			if !slices.Equal(x[i].Float32s(), data[i]) {
+				t.Errorf("strategy %d: tensor %d differs", strategy, i)
+			}
+		}
+		refused(t, "attention with a plan of the gated delta rule", status.InvalidArgument, attentionForward(rule, h.batch, p(&h.args)))
+		refused(t, "the gated delta rule with a plan of attention", status.InvalidArgument, gdnForward(h.plan, h.batch, p(&a)))
 	}
 }
 

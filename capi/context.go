@@ -9,6 +9,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/internal/backends"
 	"ulysses/internal/status"
 	"ulysses/slurm"
@@ -44,6 +45,8 @@ type context struct {
 	seen       []seen
 	args       sp.Args
 	grads      sp.Grads
+	gdnArgs    gdn.Args
+	gdnGrads   gdn.Grads
 	reshard    sp.Reshard
 	seq        [maxReshard]tensor.Tensor
 	heads      [maxReshard]tensor.Tensor

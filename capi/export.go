@@ -173,9 +173,19 @@ func uly_attention_layer_backward(p, b handle, args, grads pointer, t text) C.in
 	return finish(guarded(func() error { return attentionLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
-//export uly_unbuilt
-func uly_unbuilt(name text, t text) C.int32_t {
-	return finish(unbuilt("%s: the gated delta rule is not built yet", C.GoString(name)), t)
+//export uly_gdn_plan
+func uly_gdn_plan(c handle, desc, out pointer, t text) C.int32_t {
+	return finish(guarded(func() error { return newGDNPlan(uintptr(c), desc, out) }), t)
+}
+
+//export uly_gdn_forward
+func uly_gdn_forward(p, b handle, args pointer, t text) C.int32_t {
+	return finish(guarded(func() error { return gdnForward(uintptr(p), uintptr(b), args) }), t)
+}
+
+//export uly_gdn_backward
+func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
+	return finish(guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 // devices are those that contexts may be on. The plug-in is looked for and not opened, for it would start the driver, which no forked child survives.
@@ -190,7 +200,7 @@ func devices() []string {
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
 		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": comm.Library(), "mpi_files": comm.Shims(),
-			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "gdn", "timeout", "nccl_comm", "cuda deterministic"}})
+			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "timeout", "nccl_comm", "cuda deterministic"}})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
 		return err

@@ -190,7 +190,7 @@ func apartInMemory(t *testing.T, out, all []*cTensor) {
 // that it was given.
 func FuzzDescriptors(f *testing.F) {
 	for i := range byte(200) {
-		f.Add(uint64(i), i, i/6%5)
+		f.Add(uint64(i), i, i/7%5)
 	}
 	arena, err := syscall.Mmap(-1, 0, 64<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	must(f, err)
@@ -204,7 +204,7 @@ func FuzzDescriptors(f *testing.F) {
 			x.plan, x.batch, x.flags = h.plan, h.batch, 0
 			x.heads, x.kvHeads, x.dim, x.vDim, x.b, x.rows, x.kvRows = 2, 2, 4, 4, 1, 4, 4
 		}
-		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.queries, x.foreign}
+		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.gdn, x.queries, x.foreign}
 		if err := calls[int(which)%len(calls)](); err == nil {
 			apartInMemory(t, x.out, x.all)
 		} else if !x.flawed {
@@ -423,6 +423,66 @@ func (x *fuzzed) layer() error {
 	}
 	x.put(p(&g), 0, unsafe.Offsetof(g.dy))
 	return x.done(func() error { return attentionLayerBackward(x.plan, x.batch, p(&a), p(&g)) })
+}
+
+// gdn is the gated delta rule on a plan of its own; the batch is of attention too.
+func (x *fuzzed) gdn() error {
+	x.loose = true
+	if x.flags == flagCross { // keys of their own
+		x.flawed = true
+	}
+	keep := x.flags != flagNoBackward
+	desc := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagStates, strategy: int32(x.IntN(3)), chunk: int32(x.small(16*x.Int64N(3), 64)), qk_heads: x.small(x.kvHeads, 64),
+		v_heads: x.small(x.heads, 64), qk_dim: x.small(x.dim, 64), v_dim: x.small(x.vDim, 64), max_tokens: x.small(x.Int64N(9), 1<<10)}
+	if !keep {
+		desc.flags |= flagNoBackward
+	}
+	x.put(p(&desc), 0, unsafe.Offsetof(desc.qk_heads))
+	var plan uintptr
+	if err := x.done(func() error { return newGDNPlan(x.h.ctx, p(&desc), p(&plan)) }); err != nil {
+		return err
+	}
+	defer planDestroy(plan)
+	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
+	must(x.t, batchQuery(x.batch, p(&info)))
+	x.flawed = x.flawed || info.kv_rows != info.rows
+	size := x.sizes(func(s *cSizes) error { return planSizes(plan, x.batch, p(s)) })
+	if size.workspace == 0 {
+		x.flawed = true // it does not fit in here, or not together
+	}
+	keys, values, gates := [4]int64{x.b, x.rows, x.kvHeads, x.dim}, [4]int64{x.b, x.rows, x.heads, x.vDim}, [3]int64{x.b, x.rows, x.heads}
+	states := [4]int64{info.docs, x.heads, x.dim, x.vDim}
+	a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: x.in(keys[:]...), k: x.in(keys[:]...), v: x.in(values[:]...), g: x.in(gates[:]...), beta: x.in(gates[:]...),
+		out: x.to(values[:]...)}
+	x.loose = false
+	if x.one(2) {
+		a.state_in = x.in(states[:]...)
+	}
+	if x.one(2) {
+		a.state_out = x.to(states[:]...)
+	}
+	a.saved, a.saved_bytes = x.memory(size.saved)
+	if a.workspace, a.workspace_bytes = x.memory(size.workspace); x.one(2) {
+		a.workspace, a.workspace_bytes = nil, 0
+	}
+	x.put(p(&a), 0, unsafe.Offsetof(a.q))
+	err := x.done(func() error { return gdnForward(plan, x.batch, p(&a)) })
+	if err != nil || !keep || x.one(4) {
+		return err
+	}
+	apartInMemory(x.t, x.out, x.all)
+	x.out, x.all, x.loose = nil, nil, true
+	g := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: x.in(values[:]...), dq: x.to(keys[:]...), dk: x.to(keys[:]...), dv: x.to(values[:]...), dg: x.to(gates[:]...),
+		dbeta: x.to(gates[:]...)}
+	x.loose = false
+	if a.state_in != nil && x.one(2) {
+		g.dstate_in = x.to(states[:]...)
+	}
+	if x.one(2) {
+		g.dstate_out = x.in(states[:]...)
+	}
+	x.put(p(&g), 0, unsafe.Offsetof(g.dout))
+	return x.done(func() error { return gdnBackward(plan, x.batch, p(&a), p(&g)) })
 }
 
 // queries asks for what takes no tensors.

@@ -86,17 +86,10 @@ API void ulysses_context_destroy(ulysses_context *c) { uly_destroy(CONTEXT, H(c)
 API ulysses_status ulysses_attention_plan(ulysses_context *c, const ulysses_attention_desc *d, ulysses_plan **out) {
   return uly_attention_plan(H(c), P(d), out, fresh());
 }
-API ulysses_status ulysses_gdn_plan(ulysses_context *c, const ulysses_gdn_desc *d, ulysses_plan **out) {
-  (void)c, (void)d, (void)out;
-  return uly_unbuilt("ulysses_gdn_plan", fresh());
-}
-API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a) {
-  (void)p, (void)b, (void)a;
-  return uly_unbuilt("ulysses_gdn_forward", fresh());
-}
+API ulysses_status ulysses_gdn_plan(ulysses_context *c, const ulysses_gdn_desc *d, ulysses_plan **out) { return uly_gdn_plan(H(c), P(d), out, fresh()); }
+API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a) { return uly_gdn_forward(H(p), H(b), P(a), fresh()); }
 API ulysses_status ulysses_gdn_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a, const ulysses_gdn_grads *g) {
-  (void)p, (void)b, (void)a, (void)g;
-  return uly_unbuilt("ulysses_gdn_backward", fresh());
+  return uly_gdn_backward(H(p), H(b), P(a), P(g), fresh());
 }
 API const char *ulysses_plan_json(const ulysses_plan *p) { return uly_plan_json(H(p)); }
 API void ulysses_plan_destroy(ulysses_plan *p) { uly_destroy(PLAN, H(p), fresh()); }

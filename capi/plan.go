@@ -12,6 +12,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -21,10 +22,13 @@ import (
 type plan struct {
 	ctx   *context
 	self  uintptr
-	sp    *sp.Plan
+	sp    *sp.Plan  // of the gated delta rule too: its reshards
+	gdn   *gdn.Plan // nil = attention
 	cross bool
 	max   int64 // tokens to reserve for
 	json  *C.char
+	// calls of the gated delta rule may bring states
+	states bool
 }
 
 // Limits keep sizes in bytes far below 2^63.
@@ -116,16 +120,22 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
-	err = p.reserveAll()
+	return p.admit(op, out, "ulysses", p.sp.String())
+}
+
+// admit makes room for a plan that was settled, writes its text and gives it out. Collective.
+func (p *plan) admit(op string, out unsafe.Pointer, strategy, why string) error {
+	c := p.ctx
+	err := p.reserveAll()
 	if err = comm.Agree(c.comm, err); err != nil {
 		return err
 	}
 	if p.self, err = register(aPlan, p); err != nil {
 		return err
 	}
-	lo, hi, klo, khi := p.sp.Heads()
-	text, err := json.Marshal(map[string]any{"strategy": "ulysses", "text": p.sp.String(), "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
-		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": l.DType.String()})
+	lo, hi, klo, khi := p.heads()
+	text, err := json.Marshal(map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
+		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()})
 	if err != nil {
 		return err
 	}
@@ -135,17 +145,44 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	return nil
 }
 
+// heads are those that this rank computes, and the key heads under them.
+func (p *plan) heads() (lo, hi, keyLo, keyHi int64) {
+	if p.gdn != nil {
+		return p.gdn.Heads()
+	}
+	return p.sp.Heads()
+}
+
+// sizesOf is the bytes of a plan's calls with a batch, maxSizes with all batches of as many tokens as it was planned for.
+func (p *plan) sizesOf(b *sp.Batch) sp.Sizes {
+	switch {
+	case p.gdn == nil:
+		return p.sp.Sizes(b)
+	case p.states:
+		return sp.Sizes(p.gdn.Sizes(b))
+	}
+	return sp.Sizes(p.gdn.SizesWithout(b))
+}
+
+func (p *plan) maxSizes() (sp.Sizes, error) {
+	if p.gdn == nil {
+		return p.sp.MaxSizes(1, p.max, p.max)
+	}
+	size, err := p.gdn.MaxSizes(1, p.max)
+	return sp.Sizes(size), err
+}
+
 // reserveAll makes the own workspace large enough for the plan with all batches, and with as many tokens as it was planned for.
 func (p *plan) reserveAll() error {
 	if p.max > 0 {
-		s, err := p.sp.MaxSizes(1, p.max, p.max)
+		s, err := p.maxSizes()
 		if err != nil {
 			return err
 		}
 		if err := p.ctx.reserve(s.Workspace); err != nil {
 			return err
 		}
-		if err := p.sp.Reserve(1, p.max, p.max); err != nil {
+		if err := p.reserveComm(1, p.max, p.max); err != nil {
 			return err
 		}
 	}
@@ -157,14 +194,25 @@ func (p *plan) reserveAll() error {
 	return nil
 }
 
+// reserveComm has the communicator make what it needs beside tensors.
+func (p *plan) reserveComm(batch, seq, kvSeq int64) error {
+	if p.gdn != nil {
+		return p.gdn.Reserve(batch, seq)
+	}
+	return p.sp.Reserve(batch, seq, kvSeq)
+}
+
 // reserveFor is for one batch; a pair that does not fit together is found out in the call.
 func (p *plan) reserveFor(b *batch) error {
 	x, err := p.batchOf("libulysses", b)
 	if err != nil {
 		return nil
 	}
-	if err := p.ctx.reserve(p.sp.Sizes(x).Workspace); err != nil {
+	if err := p.ctx.reserve(p.sizesOf(x).Workspace); err != nil {
 		return err
+	}
+	if p.gdn != nil {
+		return p.gdn.Reserve(x.Batch(), x.Seq())
 	}
 	return p.sp.ReserveFor(x)
 }
@@ -181,14 +229,27 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 		}
 	}
 	l := p.sp.Layer()
-	if tokens := x.Batch() * max(x.Seq(), x.KVSeq()); tokens > maxWork/(l.Heads*max(l.Dim, l.VDim)) {
-		return nil, invalid("%s: %d tokens of %d heads of %d features: their product must stay below 2^52", op, tokens, l.Heads, max(l.Dim, l.VDim))
+	most := maxWork
+	if p.gdn != nil {
+		most = maxDeltaWork
+	}
+	if tokens := x.Batch() * max(x.Seq(), x.KVSeq()); tokens > most/(l.Heads*max(l.Dim, l.VDim)) {
+		return nil, invalid("%s: %d tokens of %d heads of %d features: their product must stay below %d", op, tokens, l.Heads, max(l.Dim, l.VDim), most)
 	}
 	return x, nil
 }
 
-// pair finds a plan and a batch and enters their context; the caller leaves it.
+// pair finds a plan of attention and a batch and enters their context; the caller leaves it.
 func pair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
+	if p, b, err = anyPair(op, ph, bh); err == nil && p.gdn != nil {
+		p.ctx.leave()
+		err = invalid("%s: the plan is of the gated delta rule: give one of ulysses_attention_plan", op)
+	}
+	return p, b, err
+}
+
+// anyPair is pair for plans of any kind.
+func anyPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	if p, err = find[plan](op, aPlan, ph); err != nil {
 		return nil, nil, err
 	}
@@ -221,16 +282,16 @@ func planSizes(ph, bh uintptr, out unsafe.Pointer) error {
 		if p.max == 0 {
 			return invalid("%s: batch is NULL and the plan has no max_tokens: give one of the two", op)
 		}
-		if s, err = p.sp.MaxSizes(1, p.max, p.max); err != nil {
+		if s, err = p.maxSizes(); err != nil {
 			return err
 		}
 	} else {
-		_, b, err := pair(op, ph, bh)
+		_, b, err := anyPair(op, ph, bh)
 		if err != nil {
 			return err
 		}
 		defer p.ctx.leave()
-		s = p.sp.Sizes(b)
+		s = p.sizesOf(b)
 	}
 	return p.writeSizes(op, s, out)
 }
@@ -239,7 +300,7 @@ func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
 	if err := p.ctx.asked(s.Workspace); err != nil {
 		return err
 	}
-	lo, hi, klo, khi := p.sp.Heads()
+	lo, hi, klo, khi := p.heads()
 	return write(op, "out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
 }
 

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/sp"
 )
 
@@ -73,7 +74,7 @@ func numbered(name string) (names [maxReshard]string) {
 
 func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 	op := reshardName(toHeads)
-	p, b, err := pair(op, ph, bh)
+	p, b, err := reshardPair(op, ph, bh)
 	if err != nil {
 		return err
 	}
@@ -99,6 +100,15 @@ func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 	return c.part(p.sp.HeadsToSeq(c.stream, b, r))
 }
 
+// reshardPair is pair for plans that cut by heads.
+func reshardPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
+	if p, b, err = anyPair(op, ph, bh); err == nil && p.gdn != nil && p.gdn.Strategy() == gdn.State {
+		p.ctx.leave()
+		err = invalid("%s: the plan hands states from rank to rank, and every rank keeps its rows of all heads: plan with ULYSSES_GDN_HEADS", op)
+	}
+	return p, b, err
+}
+
 func reshardName(toHeads bool) string {
 	if toHeads {
 		return "ulysses_seq_to_heads"
@@ -108,7 +118,7 @@ func reshardName(toHeads bool) string {
 
 func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
 	const op = "ulysses_reshard_workspace"
-	p, b, err := pair(op, ph, bh)
+	p, b, err := reshardPair(op, ph, bh)
 	if err != nil {
 		return err
 	}
@@ -130,7 +140,7 @@ func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out uns
 
 func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
 	op := reshardName(toHeads)
-	p, b, err := pair(op, ph, bh)
+	p, b, err := reshardPair(op, ph, bh)
 	if err != nil {
 		return err
 	}

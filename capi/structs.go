@@ -74,6 +74,19 @@ type (
 		window_right int64
 		max_tokens   int64
 	}
+	cGDN struct {
+		struct_size uint32
+		dtype       int32
+		flags       int32
+		strategy    int32
+		chunk       int32
+		scale       float32
+		qk_heads    int64
+		v_heads     int64
+		qk_dim      int64
+		v_dim       int64
+		max_tokens  int64
+	}
 	cBatch struct {
 		struct_size   uint32
 		flags         int32
@@ -200,6 +213,35 @@ type (
 		dq_norm     *cTensor
 		dk_norm     *cTensor
 	}
+	cGDNArgs struct {
+		struct_size     uint32
+		reserved        int32
+		q               *cTensor
+		k               *cTensor
+		v               *cTensor
+		g               *cTensor
+		beta            *cTensor
+		state_in        *cTensor
+		out             *cTensor
+		state_out       *cTensor
+		saved           unsafe.Pointer
+		saved_bytes     uint64
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cGDNGrads struct {
+		struct_size uint32
+		reserved    int32
+		dout        *cTensor
+		dstate_out  *cTensor
+		dq          *cTensor
+		dk          *cTensor
+		dv          *cTensor
+		dg          *cTensor
+		dbeta       *cTensor
+		dstate_in   *cTensor
+	}
 	cLocalCall struct {
 		struct_size uint32
 		backward    int32
@@ -238,6 +280,9 @@ var layouts = [...]struct {
 	{"ulysses_attention_grads", reflect.TypeFor[C.ulysses_attention_grads](), reflect.TypeFor[cGrads]()},
 	{"ulysses_attention_layer_args", reflect.TypeFor[C.ulysses_attention_layer_args](), reflect.TypeFor[cLayer]()},
 	{"ulysses_attention_layer_grads", reflect.TypeFor[C.ulysses_attention_layer_grads](), reflect.TypeFor[cLayerGrads]()},
+	{"ulysses_gdn_desc", reflect.TypeFor[C.ulysses_gdn_desc](), reflect.TypeFor[cGDN]()},
+	{"ulysses_gdn_args", reflect.TypeFor[C.ulysses_gdn_args](), reflect.TypeFor[cGDNArgs]()},
+	{"ulysses_gdn_grads", reflect.TypeFor[C.ulysses_gdn_grads](), reflect.TypeFor[cGDNGrads]()},
 	{"ulysses_local_call", reflect.TypeFor[C.ulysses_local_call](), reflect.TypeFor[cLocalCall]()},
 }
 
@@ -247,5 +292,7 @@ const (
 	flagSinks, flagAlibi, flagBlockMask         = C.ULYSSES_SINKS, C.ULYSSES_ALIBI, C.ULYSSES_BLOCK_MASK
 	flagDeterministic, flagSaveLess             = C.ULYSSES_DETERMINISTIC, C.ULYSSES_SAVE_LESS
 	flagNoBackward, flagZigzag                  = C.ULYSSES_NO_BACKWARD, C.ULYSSES_ZIGZAG
+	flagL2Norm, flagStates                      = C.ULYSSES_QK_L2NORM, C.ULYSSES_STATES
+	gdnAuto, gdnHeads, gdnState                 = C.ULYSSES_GDN_AUTO, C.ULYSSES_GDN_HEADS, C.ULYSSES_GDN_STATE
 	typeF32, typeBF16, typeF16, typeI32, typeU8 = C.ULYSSES_F32, C.ULYSSES_BF16, C.ULYSSES_F16, C.ULYSSES_I32, C.ULYSSES_U8
 )

@@ -11,8 +11,8 @@
  *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that. Two things cannot be so:
  *            COMM_HOST among several ranks waits for what it sends to have left the GPU, and makes pinned memory for reshards and halos larger
  *            than any before; COMM_IPC makes memory for the first requests that are under way at once.
- * gradients  are written, not added, unless said. Where a tensor is whole on every rank (sinks, states), its gradient, given or returned, is this rank's share:
- *            the sum over the ranks is the gradient, as it is for the weights around the call.
+ * gradients  are written, not added, unless said. Where a tensor is whole on every rank (sinks), its gradient is this rank's share: the sum over the ranks is
+ *            the gradient, as it is for the weights around the call. States are whole with their gradients: those are complete, and the same, on every rank.
  * [C]        Collective: every rank of the context calls it, in one order. Agreement is checked when making contexts, plans and batches, nowhere else:
  *            there a fault of one rank is every rank's error.
  * [A]        Asynchronous on CUDA: enqueues in the order of `stream` (cudaStream_t of the context's GPU; NULL = the legacy default stream, as PyTorch's 0)
@@ -23,7 +23,7 @@
  * handles    Contexts, plans, batches and requests are numbers in a pointer's clothes: never dereferenced. One that was destroyed, or that belongs to
  *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
  * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
- *            dropout, the gated delta rule, nccl_comm, timeout, and on CUDA DETERMINISTIC.
+ *            dropout, nccl_comm, timeout, and on CUDA DETERMINISTIC.
  * process    A Go runtime is loaded: no dlclose(); a forked child may live on but must not call in.
  * ABI        Structs open with struct_size, have no holes and grow only at the tail; zero means default; a tail this library does not know must be
  *            zero. Only pointers to structs are ever in arrays. Enumerations travel as int32_t. The SONAME carries the major version. */
@@ -90,15 +90,18 @@ enum { ULYSSES_CAUSAL = 1,            /* aligned bottom-right in each document: 
        ULYSSES_WINDOW = 2,            /* with j the key aligned to query i: keys j-window_left .. j+window_right, -1 = unbounded (FlashAttention's) */
        ULYSSES_CROSS = 4,             /* keys have the batch's kv lengths */
        ULYSSES_SINKS = 8, ULYSSES_ALIBI = 16, ULYSSES_BLOCK_MASK = 32,   /* calls will bring these tensors */
-       ULYSSES_QK_L2NORM = 64,        /* gdn: normalise q and k, eps 1e-6 */
+       ULYSSES_QK_L2NORM = 64,        /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
        ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable (CPU: always; CUDA: not built) */
        ULYSSES_SAVE_LESS = 256,       /* smaller `saved`: backward reads q, k, v, out again and repeats their exchange */
-       ULYSSES_NO_BACKWARD = 512 };
+       ULYSSES_NO_BACKWARD = 512,
+       ULYSSES_STATES = 1024 };       /* gdn: calls may bring states; sizes count the memory for that */
 typedef struct ulysses_plan ulysses_plan;
 typedef struct { uint32_t struct_size; int32_t dtype, flags, block_q, block_k; float scale, softcap, dropout;
                  int64_t heads, kv_heads, head_dim, v_dim, window_left, window_right, max_tokens; } ulysses_attention_desc;
+/* Gated delta rule: flags QK_L2NORM, STATES, DETERMINISTIC, NO_BACKWARD; v_heads a multiple of qk_heads. AUTO takes what sends fewer bytes for max_tokens,
+ * HEADS where that is 0. ulysses_plan_json says which, why, and the bytes. A plan with HEADS serves the reshards too: v, g, beta by heads, q, k shared. */
 enum { ULYSSES_GDN_AUTO = 0, ULYSSES_GDN_HEADS = 1 /* all-to-all */, ULYSSES_GDN_STATE = 2 /* hand the state from rank to rank */ };
-typedef struct { uint32_t struct_size; int32_t dtype, flags, strategy, chunk; float scale;  /* chunk 0 = 64; scale 0 = 1/sqrt(qk_dim) */
+typedef struct { uint32_t struct_size; int32_t dtype, flags, strategy, chunk; float scale;  /* chunk 0 = the device's choice; scale 0 = 1/sqrt(qk_dim) */
                  int64_t qk_heads, v_heads, qk_dim, v_dim, max_tokens; } ulysses_gdn_desc;
 ulysses_status ulysses_attention_plan(ulysses_context *, const ulysses_attention_desc *, ulysses_plan **out);
 ulysses_status ulysses_gdn_plan(ulysses_context *, const ulysses_gdn_desc *, ulysses_plan **out);
@@ -198,8 +201,12 @@ ulysses_status ulysses_attention_layer_forward(ulysses_plan *, const ulysses_bat
 ulysses_status ulysses_attention_layer_backward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_layer_args *,
                                                 const ulysses_attention_layer_grads *);
 
-/* Gated delta rule: q, k [B, rows, Hk, Dk], v, out [B, rows, Hv, Dv], g (log decay, <= 0), beta [B, rows, Hv] f32 or dtype; states f32 [docs, Hv, Dk, Dv],
- * whole on every rank, NULL = zero, not wanted. */
+/* Gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464), token after token of a document, per v head, S [Dk, Dv] being the state:
+ * S = exp(g)*S; u = beta*(v - S^T k); S = S + k u^T; out = scale * S^T q.  q, k [B, rows, Hk, Dk], v, out [B, rows, Hv, Dv], last axis dense; g
+ * (natural logarithm of the decay, <= 0, however low) and beta f32 [B, rows, Hv], any strides. The convolution before it takes its rows from ulysses_halo_forward.
+ * States f32 [docs, Hv, Dk, Dv], dense, one for each of the batch's documents, whole on every rank, with ULYSSES_STATES: state_in NULL = zero,
+ * state_out NULL = not wanted (their bytes travel). saved NULL = no backward, which takes the same args and reads saved and state_in alone; q, k, v, g,
+ * beta, out may be NULL by then. dstate_out NULL = zero, and the same on every rank; dstate_in, whole on every rank, NULL = not wanted, only with state_in. */
 typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *q, *k, *v, *g, *beta, *state_in; ulysses_tensor *out, *state_out;
                  void *saved; uint64_t saved_bytes; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_gdn_args;
 typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *dout, *dstate_out;

@@ -44,9 +44,9 @@ static void hostile(void) {
   IS(ulysses_attention_layer_sizes(NULL, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_attention_layer_forward(NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_attention_layer_backward(NULL, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
-  IS(ulysses_gdn_plan(c, NULL, NULL), ULYSSES_UNSUPPORTED);
-  IS(ulysses_gdn_forward(NULL, NULL, NULL), ULYSSES_UNSUPPORTED);
-  IS(ulysses_gdn_backward(NULL, NULL, NULL, NULL), ULYSSES_UNSUPPORTED);
+  IS(ulysses_gdn_plan(c, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_gdn_forward(NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_gdn_backward(NULL, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(tiled_compute(NULL), ULYSSES_INVALID_ARGUMENT);
   IS(tiled_compute_backward(NULL), ULYSSES_INVALID_ARGUMENT);
   CHECK(ulysses_plan_json(NULL) == NULL);

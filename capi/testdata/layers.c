@@ -1,46 +1,9 @@
 // A C host with its own MPI: key heads whose query heads lie on several ranks, cross attention, statistics, whole layers, and attention of the
 // host's own; each rank's rows are held to those of one rank alone.
 #include <mpi.h>
-#include "host.h"
+#include "rows.h"
 
-enum { HQ = 6, HKV = 2, DV = 5, SK = 9, HIDDEN = 24, MOST = 16 };
-
-// A set of tensors by name, of this rank's rows, with what they hold before and after.
-typedef struct { int64_t lo, hi, klo, khi; int n; float *x[MOST]; int64_t shape[MOST][4], row[MOST], from[MOST]; ulysses_tensor t[MOST]; } set;
-
-// add makes tensor `which` of rows [lo, hi) of seq, filled as all ranks agree.
-static ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, int64_t heads, int64_t d) {
-  int i = s->n++;
-  CHECK(i < MOST);
-  int64_t shape[4] = {B, hi - lo, heads, d}, row = heads * d;
-  memcpy(s->shape[i], shape, sizeof shape);
-  s->row[i] = row, s->from[i] = lo, s->x[i] = room((uint64_t)(B * (hi - lo) * row) * 4);
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t k = 0; k < (hi - lo) * row; k++) s->x[i][b * (hi - lo) * row + k] = number(i, (b * seq + lo) * row + k);
-  s->t[i] = floats(s->x[i], s->shape[i]);
-  return &s->t[i];
-}
-
-static void drop(set *s) {
-  for (int i = 0; i < s->n; i++) free(s->x[i]);
-}
-
-// near holds rows of this rank to the whole: to the bit, or by the largest difference over the largest value.
-static void near(const char *what, const set *part, const set *whole, int i, int exact) {
-  int64_t n = part->shape[i][1], all = whole->shape[i][1], row = part->row[i];
-  double most = 0, off = 0;
-  for (int64_t k = 0; k < B * all * row; k++) most = fmax(most, fabs((double)whole->x[i][k]));
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t k = 0; k < n * row; k++) {
-      float x = part->x[i][b * n * row + k], y = whole->x[i][(b * all + part->from[i]) * row + k];
-      if (exact ? memcmp(&x, &y, 4) != 0 : !(fabs((double)x - (double)y) <= 2e-5 * most)) {
-        fprintf(stderr, "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one rank alone has %.9g\n", what, i, (int)b, (int)k, (int)part->from[i], (double)x, (double)y);
-        exit(9);
-      }
-      off = fmax(off, fabs((double)x - (double)y));
-    }
-  CHECK(most > 1e-3); // something was computed
-}
+enum { HQ = 6, HKV = 2, DV = 5, SK = 9, HIDDEN = 24 };
 
 // The places of attention's tensors in a set.
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV_ };
