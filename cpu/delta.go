@@ -23,7 +23,7 @@ func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error 
 		return c.err
 	}
 	heads, dk, dv := a.V.Shape[1], C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), nil)
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), false, nil)
 	checkMemory(&c, "workspace", a.Workspace, l.bytes)
 	if !a.Saved.IsNil() {
 		checkMemory(&c, "saved", a.Saved, heads*l.savedFloats*4)
@@ -31,7 +31,7 @@ func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error 
 	if c.err != nil {
 		return c.err
 	}
-	d.layDelta(a, l.scratchFloats, a.Workspace.Data)
+	d.layDelta(a, l.scratchFloats, false, a.Workspace.Data)
 	passStates(a.Cu, a.StateIn, a.StateOut)
 	d.deltaArgs(a, &l)
 	return d.run(C.K_delta_forward, heads*l.runs)
@@ -67,13 +67,13 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 		return c.err
 	}
 	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), nil)
+	l := d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), !g.PerHead, nil)
 	checkMemory(&c, "workspace", a.Workspace, l.bytes)
 	checkMemory(&c, "saved", a.Saved, heads*l.savedFloats*4)
 	if c.err != nil {
 		return c.err
 	}
-	d.layDelta(a, l.scratchFloats, a.Workspace.Data)
+	d.layDelta(a, l.scratchFloats, !g.PerHead, a.Workspace.Data)
 	passStatesBack(a.Cu, g.DStateOut, g.DStateIn)
 	p := d.deltaArgs(a, &l)
 	p.dout, p.dq, p.dk, p.dv = floatPointer(g.DOut), floatPointer(g.DQ), floatPointer(g.DK), floatPointer(g.DV)
@@ -88,10 +88,20 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 	if p.from_out = C.int64_t(documentsOf(a.Cu)); !g.DStateOut.IsNil() {
 		p.from_out -= C.int64_t(g.DStateOut.Shape[0])
 	}
-	if g.PerHead {
+	switch {
+	case g.PerHead:
 		p.per_head = 1
+	case l.apart:
+		p.apart, p.waiting = 1, (*C.float)(unsafe.Add(a.Workspace.Data, l.atWaiting))
+		defer d.forget() // both runs share the arguments
+		if err := d.runKeeping(C.K_delta_backward, heads*l.runs); err != nil {
+			return err
+		}
+		return d.runKeeping(C.K_delta_add_heads, keyHeads*ceilDiv(tokens, C.DELTA_ROWS))
+	default:
+		return d.run(C.K_delta_backward, keyHeads*l.runs)
 	}
-	return d.run(C.K_delta_backward, keyHeads*l.runs)
+	return d.run(C.K_delta_backward, heads*l.runs)
 }
 
 // checkDelta looks at what both passes share.

@@ -6,6 +6,7 @@ enum {
   DELTA_C = 64,       // most tokens of a chunk
   DELTA_LC = 80,      // row stride of what is [tokens][tokens]: an odd number of cache lines, so that rows spread over the L1 sets
   DELTA_RUN = 512,    // documents up to as many tokens together are one task of a head
+  DELTA_ROWS = 256,   // tokens of a task that adds up value heads
 };
 
 // delta_document is one that is not empty.
@@ -35,6 +36,8 @@ typedef struct {
   int64_t saved_floats;
   float *scratch;          // [workers][scratch_floats]
   int64_t scratch_floats;
+  int64_t apart;           // backward's tasks are value heads; dq and dk of all but a key head's first one then wait in
+  float *waiting;          // [heads that are not their key head's first][dq, dk][tokens][d_k]
 } delta_args;
 
 static inline int64_t delta_pad(int64_t n) { return (n + 31) / 32 * 32; } // a whole number of panels of any instruction set

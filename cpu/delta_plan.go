@@ -21,6 +21,8 @@ type deltaLayout struct {
 	atKeyHead       int64
 	atFirst         int64
 	atScratch       int64
+	atWaiting       int64
+	apart           bool  // backward's tasks are value heads, since key heads are too few for the workers
 	savedFloats     int64 // of a head
 	scratchFloats   int64 // of a worker
 	bytes           int64
@@ -35,8 +37,8 @@ func deltaChunk(asked int64) int64 {
 }
 
 // layDelta cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace. Cu nil: as many documents as
-// tokens, and as many states as one document has, which has most.
-func (d *Device) layDelta(a *device.GatedDelta, scratch int64, memory unsafe.Pointer) deltaLayout {
+// tokens, and as many states as one document has, which has most. sums: the gradients of a key head's value heads are added up.
+func (d *Device) layDelta(a *device.GatedDelta, scratch int64, sums bool, memory unsafe.Pointer) deltaLayout {
 	l := deltaLayout{chunk: deltaChunk(a.Chunk), scratchFloats: scratch}
 	tokens, heads, keyHeads := a.V.Shape[0], a.V.Shape[1], a.K.Shape[1]
 	dk, dv := a.K.Shape[2], a.V.Shape[2]
@@ -50,7 +52,20 @@ func (d *Device) layDelta(a *device.GatedDelta, scratch int64, memory unsafe.Poi
 	l.atKeyHead = l.atRuns + padded((l.runs+1)*8)
 	l.atFirst = l.atKeyHead + padded(heads*8)
 	l.atScratch = l.atFirst + padded((keyHeads+1)*8)
-	l.bytes = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
+	l.atWaiting = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
+	l.bytes = l.atWaiting
+	if second := heads - usedKeyHeads(a.KeyHead, heads, keyHeads); sums && second > 0 {
+		least, most := l.runs, l.runs
+		if a.Cu == nil { // more runs than that keep all busy
+			least, most = 1, 4*int64(d.workers)
+		}
+		for runs := least; runs <= most; runs++ {
+			l.apart = l.apart || idle(keyHeads*runs, int64(d.workers))
+		}
+		if l.apart {
+			l.bytes += padded(second * 2 * tokens * dk * 4)
+		}
+	}
 	if memory != nil {
 		l.cutDelta(a.Cu, memory)
 		layKeyHeads(unsafe.Add(memory, l.atKeyHead), unsafe.Add(memory, l.atFirst), a.KeyHead, heads, keyHeads)
@@ -86,6 +101,21 @@ func (l *deltaLayout) cutDelta(cu []int64, memory unsafe.Pointer) {
 	}
 }
 
+// idle reports whether a quarter of the workers' time or more would be lost with so few tasks.
+func idle(tasks, workers int64) bool {
+	return 4*tasks <= 3*workers*ceilDiv(tasks, workers) && tasks > 0
+}
+
+// usedKeyHeads counts those that have a value head.
+func usedKeyHeads(table []int64, heads, keyHeads int64) (n int64) {
+	for h := range heads {
+		if h == 0 || deltaKeyHead(table, h, heads, keyHeads) != deltaKeyHead(table, h-1, heads, keyHeads) {
+			n++
+		}
+	}
+	return n
+}
+
 // layKeyHeads writes the two tables that pair value heads with key heads.
 func layKeyHeads(of, first unsafe.Pointer, keyHead []int64, heads, keyHeads int64) {
 	next := int64(0)
@@ -113,11 +143,11 @@ func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
 // before it; Dv is rounded up to whole panels. Workspace is tables of the documents and scratch for each worker.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), nil)
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), false, nil)
 	return device.DeltaSizes{
 		Saved:    padded(a.V.Shape[1] * l.savedFloats * 4),
 		Forward:  l.bytes,
-		Backward: d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), nil).bytes,
-		State:    d.layDelta(a, int64(C.delta_state_floats(dk, dv)), nil).bytes,
+		Backward: d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), true, nil).bytes,
+		State:    d.layDelta(a, int64(C.delta_state_floats(dk, dv)), false, nil).bytes,
 	}
 }

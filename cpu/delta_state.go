@@ -69,10 +69,10 @@ func (d *Device) layStretch(c *check, k, values tensor.Tensor, keyHead []int64, 
 	scratch := int64(C.delta_state_floats(C.int64_t(k.Shape[2]), C.int64_t(values.Shape[2])))
 	cu := [2]int64{0, values.Shape[0]}
 	a := device.GatedDelta{K: k, V: values, KeyHead: keyHead, Chunk: chunk, Cu: cu[:]}
-	l := d.layDelta(&a, scratch, nil)
+	l := d.layDelta(&a, scratch, false, nil)
 	checkMemory(c, "workspace", workspace, l.bytes)
 	if c.err == nil {
-		d.layDelta(&a, scratch, workspace.Data)
+		d.layDelta(&a, scratch, false, workspace.Data)
 	}
 	return l
 }

@@ -53,6 +53,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(attention_reduce) \
   X(delta_forward) \
   X(delta_backward) \
+  X(delta_add_heads) \
   X(delta_state) \
   X(delta_state_grad) \
   X(copy) \
