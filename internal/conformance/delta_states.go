@@ -60,12 +60,17 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 	f := ref.Convert[float32, float64]
 	g, n := &c.GatedDelta, c.T()
 	state, transition := ref.DeltaState(g, x.k, x.v, x.g, x.beta)
-	for i, m := range transition { // beyond F32 a product of decays is 0
-		transition[i] = float64(float32(m))
+	decayed := make([]float64, len(transition)) // what is left of the unit matrix before anything is taken from it
+	for i, m := range transition {
+		transition[i] = float64(float32(m)) // beyond F32 a product of decays is 0
+		if at := int64(i); at/c.Dk%c.Dk == at%c.Dk {
+			decayed[i] = math.Exp(ref.Sum(columns(x.g, c.Hv, at/c.Dk/c.Dk, 1)))
+		}
 	}
 	state32, transition32 := ref.DeltaState(g, f(x.k), f(x.v), f(x.g), f(x.beta))
 	dstate, dstate32 := ref.DeltaStateGrad(g, x.q, x.k, x.g, x.beta, x.dout), ref.DeltaStateGrad(g, f(x.q), f(x.k), f(x.g), f(x.beta), f(x.dout))
 	wants := []want{stateWant(d, "state", state, state32), stateWant(d, "transition", transition, transition32)}
+	wants[1].chain *= growth(decayed, transition)
 	for _, whole := range []bool{true, false} { // or without the transition
 		results := 1
 		if whole {
