@@ -62,7 +62,7 @@ run() {
 # Every operation against float64, on the rows that are chosen and on those that are passed over; then the device itself.
 wanted conformance && tests conformance cuda 900 "$bundle/tests/cuda.test" -test.run '^TestConformance'
 wanted device && tests device cuda 300 "$bundle/tests/cuda.test" \
-  -test.run '^Test(Info|Closing|Foreign|NoAllocation|Threads|Collector|AttentionLists|WideIndices|CopyInPieces|Faults|RankSum|CommOrder)$'
+  -test.run '^Test(Info|Closing|Foreign|NoAllocation|Threads|Collector|AttentionLists|WideIndices|CopyInPieces|Faults|RankSum|CommOrder|DeltaNoAllocation|DeltaLists)$'
 
 # Ranks that share a GPU: goroutines and processes, over mapped memory and through the host.
 wanted comm && tests comm comm 600 "$bundle/tests/comm.test" -test.run '^TestCUDA'
