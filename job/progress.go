@@ -16,6 +16,7 @@ type progress struct {
 	env    *Env
 	bar    *progressbar.ProgressBar // nil = lines
 	steps  int64
+	done   int64 // by earlier runs
 	begin  time.Time
 	next   time.Time // when the next line is due
 	tokens int64
@@ -25,11 +26,12 @@ type progress struct {
 	worked float64 // seconds inside steps
 }
 
-func newProgress(e *Env, steps int64) *progress {
-	p := &progress{env: e, steps: steps, begin: time.Now()}
+func newProgress(e *Env, steps, done int64) *progress {
+	p := &progress{env: e, steps: steps, done: done, begin: time.Now()}
 	if f, ok := e.Stderr.(*os.File); ok && e.Mesh.World.Rank() == 0 && steps > 0 && isTerminal(f) {
 		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(f), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
 			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
+		_ = p.bar.Set64(done)
 	}
 	return p
 }
@@ -46,9 +48,9 @@ func (p *progress) step(r *train.Record) error {
 	case p.bar != nil:
 		p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
 		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
-	case r.Step == 1 || r.Step == p.steps || now.After(p.next):
+	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
-		left := time.Duration(p.worked / float64(r.Step) * float64(p.steps-r.Step) * float64(time.Second))
+		left := time.Duration(p.worked / float64(r.Step-p.done) * float64(p.steps-r.Step) * float64(time.Second))
 		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Str("loss", fmt.Sprintf("%.4f", float64(r.Loss))).
 			Str("grad_norm", fmt.Sprintf("%.3f", float64(r.GradNorm))).Str("lr", fmt.Sprintf("%.3g", r.LR)).
 			Str("tokens_per_second", short(r.TokensPerSecond)).Str("left", left.Round(time.Second).String()).Msg("train")

@@ -67,7 +67,7 @@ func (s *session) report(p *progress) error {
 	}
 	fmt.Fprintln(s.Stdout)
 	if p.last != nil {
-		fmt.Fprintf(s.Stdout, "loss             %.4f at step 1, %.4f at step %d\n", float64(p.first.Loss), float64(p.last.Loss), p.last.Step)
+		fmt.Fprintf(s.Stdout, "loss             %.4f at step %d, %.4f at step %d\n", float64(p.first.Loss), p.first.Step, float64(p.last.Loss), p.last.Step)
 		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", short(float64(p.tokens)/p.worked), short(p.last.ModelTFLOPS*1e12))
 		fmt.Fprintf(s.Stdout, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
 	}

@@ -1,8 +1,10 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -25,13 +27,14 @@ type session struct {
 }
 
 func runTrain(e *Env) (err error) {
-	s, err := prepare(e)
+	start := time.Now()
+	s, err := prepare(e, true)
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	defer func() { err = e.leave(err) }()
-	metrics, err := createOutput(e)
+	metrics, err := createOutput(e, s.trainer.Resumed)
 	if err != nil {
 		return err
 	}
@@ -40,12 +43,28 @@ func runTrain(e *Env) (err error) {
 	if err := s.printMemory(); err != nil {
 		return err
 	}
-	p := newProgress(e, s.steps)
-	s.trainer.OnStep, s.trainer.OnEval = p.step, p.eval
+	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
+		fmt.Fprintf(e.Stdout, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
+		return nil
+	}
+	stop, err := newStopper(e.Job, start)
+	if err != nil {
+		return err
+	}
+	defer stop.close()
+	p := newProgress(e, s.steps, s.trainer.Resumed)
+	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
 	err = e.inStep(s.run)
 	p.finish()
 	if err != nil {
 		return err
+	}
+	if s.trainer.Stopped() {
+		if err := s.report(p); err != nil {
+			return err
+		}
+		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s: run the job again and it goes on from there",
+			p.last.Step, s.steps, s.trainer.Keep.Dir)
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
 		if err := s.save(filepath.Join(e.Job.Output.Dir, "model")); err != nil {
@@ -63,11 +82,14 @@ func (s *session) run() error {
 	return s.trainer.Run()
 }
 
-// prepare builds model, weights, data and trainer. Collective: all ranks succeed or return the same code.
-func prepare(e *Env) (*session, error) {
+// prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all ranks succeed or return the same code.
+func prepare(e *Env, resume bool) (*session, error) {
 	s := &session{Env: e}
 	setup, err := s.load()
-	if err = comm.Agree(e.Mesh.World, err); err != nil {
+	if err = comm.Agree(e.Mesh.World, err); err == nil && resume && e.Job.Kind == "train" {
+		err = s.resume(setup)
+	}
+	if err != nil {
 		s.close()
 		return nil, err
 	}
@@ -158,15 +180,20 @@ func (s *session) close() {
 	}
 }
 
-// createOutput makes the output folder and an empty metrics.jsonl on rank 0: before the first step, so that a folder that cannot be
-// written costs nothing.
-func createOutput(e *Env) (m *train.Metrics, err error) {
+// createOutput makes the output folder and metrics.jsonl, with the lines of the steps that are done, on rank 0: before the first step, so that
+// a folder that cannot be written costs nothing.
+func createOutput(e *Env, done int64) (m *train.Metrics, err error) {
 	if e.Mesh.World.Rank() == 0 {
 		dir := e.Job.Output.Dir
 		if err = os.MkdirAll(dir, 0o755); err != nil {
 			err = status.Errorf(status.IO, "output.dir: %w: choose a folder that can be written", err)
 		} else {
-			m, err = train.CreateMetrics(filepath.Join(dir, "metrics.jsonl"))
+			path := filepath.Join(dir, "metrics.jsonl")
+			if done > 0 {
+				m, err = train.ResumeMetrics(path, done)
+			} else {
+				m, err = train.CreateMetrics(path)
+			}
 		}
 	}
 	return m, comm.Agree(e.Mesh.World, err)

@@ -122,7 +122,7 @@ func compare(a, ref named) (difference, error) {
 
 // trainTensors is the loss, the gradients and the updated weights of the first step; of an evaluation the loss.
 func trainTensors(e *Env) (out []named, err error) {
-	s, err := prepare(e)
+	s, err := prepare(e, false)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"ulysses/internal/status"
 )
@@ -21,8 +22,9 @@ type Environment struct {
 	Host      string // as the launcher names it, else as the system does
 	JobID     string // of Slurm; also set in a shell inside an allocation
 	StepID    string
-	Restarts  int  // how often Slurm has requeued the job
-	Wired     bool // the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's own
+	Restarts  int       // how often Slurm has requeued the job
+	End       time.Time // when Slurm ends the job; zero where it does not say
+	Wired     bool      // the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's own
 }
 
 // Env reads the environment of this process.
@@ -52,6 +54,9 @@ func read(get func(string) string) Environment {
 	}
 	e := Environment{Host: get("SLURMD_NODENAME"), JobID: get("SLURM_JOB_ID"), StepID: get("SLURM_STEP_ID"), Restarts: number("SLURM_RESTART_COUNT"),
 		Nodes: number("SLURM_STEP_NUM_NODES"), Node: number("SLURM_NODEID")}
+	if n := number("SLURM_JOB_END_TIME"); n > 0 {
+		e.End = time.Unix(int64(n), 0)
+	}
 	e.Wired = get("PMIX_RANK") != "" || get("PMI_RANK") != "" || get("OMPI_COMM_WORLD_SIZE") != ""
 	for _, l := range launchers {
 		if n := number(l.size); n > 0 {

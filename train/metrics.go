@@ -1,11 +1,15 @@
 package train
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
+	"io"
 	"math"
 	"os"
 
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // Record is one line of metrics.jsonl. Times are rank 0's, bytes the largest over the ranks, everything else is of the whole job.
@@ -49,6 +53,33 @@ func CreateMetrics(path string) (*Metrics, error) {
 	f, err := os.Create(path)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
+	}
+	return &Metrics{f}, nil
+}
+
+// ResumeMetrics opens the file to go on after a step: the lines of later ones, which will come again, are dropped.
+func ResumeMetrics(path string, step int64) (*Metrics, error) {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, status.Errorf(status.IO, "%s: %w", path, err)
+	}
+	err = tensor.WriteFile(path, func(w io.Writer) error {
+		for line := range bytes.Lines(old) {
+			var r struct{ Step int64 }
+			if json.Unmarshal(line, &r) == nil && r.Step <= step {
+				if _, err := w.Write(line); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
 	}
 	return &Metrics{f}, nil
 }

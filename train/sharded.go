@@ -425,6 +425,19 @@ func (w *Sharded) Done(group int, s device.Stream) error {
 	return w.side.Record(x.filled)
 }
 
+// State is this rank's shard.
+func (w *Sharded) State(group int) State {
+	g := &w.groups[group]
+	x := State{Lo: g.lo, Hi: g.hi, Exact: w.exact(g)}
+	if !w.masters.IsNil() {
+		x.Low = w.shardValues(g)
+	}
+	if !w.m.IsNil() {
+		x.M, x.V = g.shardOf(w.m), g.shardOf(w.v)
+	}
+	return x
+}
+
 // Whole gathers a group in F32 where gradients are whole between steps.
 func (w *Sharded) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
 	g := &w.groups[group]

@@ -29,6 +29,10 @@ type Setup struct {
 	EvalEvery int64 // 0 = at the end only
 	Clock     *clock.Clock
 	Metrics   *Metrics               // rank 0's; nil elsewhere
+	Resumed   int64                  // steps that earlier runs have done
+	Updates   int64                  // of them, those in which the optimizer stepped
+	Keep      *Checkpoints           // nil = the run cannot be stopped and resumed
+	Stop      func() bool            // asked after every step: whether this rank is to stop; nil = never
 	Probe     func(step int64) error // called between the passes and the reduction of each step: where tests let a rank fail
 	OnStep    func(*Record) error    // on every rank, after the step; nil = nobody asks
 	OnEval    func(*EvalRecord)
@@ -46,6 +50,9 @@ type Trainer struct {
 	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
 	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
 	micros  []*Micro
+	flags   tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
+	saver   *saver
+	stopped bool
 	updates int64             // optimizer steps taken, which skipped steps are not
 	planned []model.Component // of the activations
 	sent    int64             // bytes that the formulas say this rank's mixers sent
@@ -53,7 +60,8 @@ type Trainer struct {
 
 // New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2)}
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 3), 3),
+		sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Updates}
 	err := t.plan()
 	if err == nil {
 		err = t.allocate()
@@ -63,6 +71,12 @@ func New(s Setup) (*Trainer, error) {
 		return nil, err
 	}
 	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
+	if s.Keep != nil {
+		t.saver = &saver{Checkpoints: s.Keep, dev: s.Device, stream: t.stream, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts()}
+		if s.Keep.Every > 0 {
+			t.saver.reserve()
+		}
+	}
 	if err = t.Weights.Loaded(t.stream); err == nil {
 		err = t.stream.Sync()
 	}
@@ -112,6 +126,9 @@ func (t *Trainer) allocate() (err error) {
 
 // Free gives all memory back but the weights'.
 func (t *Trainer) Free() {
+	if t.saver != nil && t.saver.written != nil && t.saver.done == nil {
+		<-t.saver.written // its memory is being read
+	}
 	for _, a := range []*device.Arena{t.arena, t.inputs} {
 		if a != nil {
 			a.Free()
@@ -142,9 +159,10 @@ func (t *Trainer) PeakBytes() int64 {
 // ExchangeBytes is what the formulas say this rank's mixers have sent so far.
 func (t *Trainer) ExchangeBytes() int64 { return t.sent }
 
-// Run takes all steps and evaluates as asked. An error is this rank's own; peers may be inside a collective and must be aborted.
+// Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
+// must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
 func (t *Trainer) Run() error {
-	for step := int64(0); step < t.Steps; step++ {
+	for step := t.Resumed; step < t.Steps && !t.stopped; step++ {
 		r, err := t.Step(step)
 		if err != nil {
 			return err
@@ -157,11 +175,45 @@ func (t *Trainer) Run() error {
 				return err
 			}
 		}
-		if last := step == t.Steps-1; t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
+		last := step == t.Steps-1
+		if t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
 			if _, err := t.Evaluate(step + 1); err != nil {
 				return err
 			}
 		}
+		if err := t.keep(step+1, last); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stopped reports that the run was asked to stop before its end.
+func (t *Trainer) Stopped() bool { return t.stopped }
+
+// keep begins and finishes checkpoints after a step, by what all ranks know.
+func (t *Trainer) keep(step int64, last bool) error {
+	if t.saver == nil {
+		return nil
+	}
+	f := t.flags.Int64s()
+	t.stopped = f[1] > 0 && !last
+	due := t.stopped || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
+	if due || f[2] == 0 {
+		t.Clock.Push("checkpoint")
+		defer t.Clock.Pop()
+		if err := t.saver.finish(); err != nil {
+			return err
+		}
+	}
+	if !due {
+		return nil
+	}
+	if err := t.saver.begin(step, t.updates); err != nil {
+		return err
+	}
+	if last || t.stopped {
+		return t.saver.finish()
 	}
 	return nil
 }
@@ -202,7 +254,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	if err := t.update(r, norm); err != nil {
 		return nil, err
 	}
-	if r.PeakBytes, err = t.maxBytes(); err != nil {
+	if r.PeakBytes, err = t.agree(); err != nil {
 		return nil, err
 	}
 	r.Seconds = time.Since(begin).Seconds()
@@ -340,11 +392,24 @@ func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
 	return s[0], int64(s[1]), err
 }
 
-func (t *Trainer) maxBytes() (int64, error) {
-	c := t.counts.Int64s()
-	c[0], c[1] = t.PeakBytes(), 0
-	err := t.Mesh.World.AllReduce(nil, t.counts, comm.Max)
-	return c[0], err
+// agree is the peak over the ranks, with what they need to know of each other between two steps.
+func (t *Trainer) agree() (int64, error) {
+	f := t.flags.Int64s()
+	f[0], f[1], f[2] = t.PeakBytes(), 0, 0
+	if t.Stop != nil && t.Stop() {
+		f[1] = 1
+	}
+	if t.saver != nil {
+		writing, err := t.saver.writing()
+		if err != nil {
+			return 0, err
+		}
+		if writing {
+			f[2] = 1
+		}
+	}
+	err := t.Mesh.World.AllReduce(nil, t.flags, comm.Max)
+	return f[0], err
 }
 
 func notFinite(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }

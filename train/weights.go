@@ -24,6 +24,8 @@ type Weights interface {
 	// Whole gathers a group between steps: its weights, or its gradients before the next Begin, F32 [numel] (weights of an evaluation: of the
 	// compute type), to be read before the next call. Between Whole of weights and Begin gradients are lost. Collective.
 	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
+	// State is what this rank keeps of a group.
+	State(group int) State
 	// Components is the memory held, for the table.
 	Components() []model.Component
 	Free()
@@ -133,6 +135,15 @@ func (w *Replicated) Done(int, device.Stream) error { return nil }
 func (w *Replicated) Loaded(device.Stream) error    { return nil }
 
 func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
+
+// State is everything.
+func (w *Replicated) State(group int) State {
+	x := State{Hi: w.groups[group].Numel(), Exact: w.part(w.values, group), M: w.part(w.m, group), V: w.part(w.v, group)}
+	if !w.masters.IsNil() {
+		x.Exact, x.Low = w.part(w.masters, group), x.Exact
+	}
+	return x
+}
 
 // Whole has nothing to gather.
 func (w *Replicated) Whole(group int, grads bool, _ device.Stream) (tensor.Tensor, error) {

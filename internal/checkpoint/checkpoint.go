@@ -1,0 +1,226 @@
+// Package checkpoint is training states on disk: a folder a state, which is there whole or not at all.
+//
+// Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to write, in F32: the weight under the
+// parameter's name and what the optimizer holds under name + ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end
+// in the order of the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file, and every file's length
+// and CRC-32C; it is written last, into a folder with a hidden name that then gets its own. What cuts weights by groups is the same for
+// every number of ranks that wrote and that read, so a state moves between meshes.
+package checkpoint
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Format is the version that is written; newer ones are refused.
+const Format = 1
+
+const (
+	producer     = "ulysses"
+	manifestFile = "manifest.json"
+	prefix       = "step-"
+)
+
+// Parts are what is kept of each element: its weight, and the optimizer's moments.
+var Parts = []string{"", ".exp_avg", ".exp_avg_sq"}
+
+// Manifest is manifest.json.
+type Manifest struct {
+	Format   int               `json:"format"`
+	Producer string            `json:"producer"`
+	Step     int64             `json:"step"`    // steps done
+	Updates  int64             `json:"updates"` // of them, those in which the optimizer stepped
+	Run      map[string]string `json:"run"`     // what a run that resumes must have in common
+	Mesh     string            `json:"mesh"`    // of the run that wrote, for readers
+	Parts    int               `json:"parts"`   // of Parts, how many there are
+	Groups   []Group           `json:"groups"`
+	Files    []File            `json:"files"` // of each rank
+}
+
+// Group is parameters that are cut as one.
+type Group struct {
+	Name    string    `json:"name"`
+	Tensors []Tensor  `json:"tensors"`
+	Cut     [][]int64 `json:"cut"` // [lo, hi) of the group's elements in each file
+}
+
+// Tensor is a parameter.
+type Tensor struct {
+	Name  string  `json:"name"`
+	Shape []int64 `json:"shape"`
+}
+
+// Numel is the number of elements.
+func (t Tensor) Numel() int64 { return tensor.Of(nil, tensor.F32, t.Shape...).Numel() }
+
+// File is one rank's.
+type File struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	CRC32C uint32 `json:"crc32c"`
+}
+
+// Dir is the folder in which a run keeps its states.
+type Dir string
+
+// Path is the folder of a state.
+func (d Dir) Path(step int64) string {
+	return filepath.Join(string(d), fmt.Sprintf("%s%08d", prefix, step))
+}
+
+func (d Dir) temp(step int64) string {
+	return filepath.Join(string(d), fmt.Sprintf(".%s%08d.part", prefix, step))
+}
+
+// FileName is the name of a rank's file.
+func FileName(rank int) string { return fmt.Sprintf("rank-%05d.safetensors", rank) }
+
+// Steps lists the states that are whole, the newest last.
+func (d Dir) Steps() ([]int64, error) {
+	entries, err := os.ReadDir(string(d))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	} else if err != nil {
+		return nil, status.Errorf(status.IO, "checkpoints: %w", err)
+	}
+	var steps []int64
+	for _, e := range entries {
+		if digits, ok := strings.CutPrefix(e.Name(), prefix); ok && e.IsDir() {
+			if n, err := strconv.ParseInt(digits, 10, 64); err == nil {
+				steps = append(steps, n)
+			}
+		}
+	}
+	slices.Sort(steps)
+	return steps, nil
+}
+
+// Begin makes room for a state, and takes away what runs that were killed have left. One rank calls it before the others write.
+func (d Dir) Begin(step int64) error {
+	if err := d.Clean(); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(d.temp(step), 0o755); err != nil {
+		return status.Errorf(status.IO, "checkpoint of step %d: %w: choose an output.dir that can be written", step, err)
+	}
+	return nil
+}
+
+// Clean takes away what is not whole.
+func (d Dir) Clean() error {
+	left, err := filepath.Glob(filepath.Join(string(d), "."+prefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, path := range left {
+		if err := os.RemoveAll(path); err != nil {
+			return status.Errorf(status.IO, "checkpoints: %s, of a run that was ended, stays: %w", path, err)
+		}
+	}
+	return nil
+}
+
+// Piece is a named list of numbers of a file.
+type Piece struct {
+	Name   string
+	Values []float32
+}
+
+// Write writes a rank's file of a state that was begun. The file is on disk when it returns.
+func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
+	items := make([]tensor.Item, len(pieces))
+	for i, p := range pieces {
+		items[i] = tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(p.Values, int64(len(p.Values)))}
+	}
+	path := filepath.Join(d.temp(step), FileName(rank))
+	if err := tensor.WriteSafetensors(path, map[string]string{"producer": producer}, items); err != nil {
+		return File{}, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+	}
+	f, err := sum(path)
+	if err != nil {
+		return File{}, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+	}
+	return f, nil
+}
+
+// sum reads a file's length and checksum.
+func sum(path string) (File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return File{}, err
+	}
+	defer f.Close()
+	h := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	n, err := io.Copy(h, f)
+	return File{filepath.Base(path), n, h.Sum32()}, err
+}
+
+// Finish makes a state that every rank has written appear, and takes older ones away but for the newest keep. One rank calls it.
+func (d Dir) Finish(m *Manifest, keep int) error {
+	m.Format, m.Producer = Format, producer
+	temp := d.temp(m.Step)
+	text, err := json.Marshal(m)
+	if err == nil {
+		err = tensor.WriteFile(filepath.Join(temp, manifestFile), func(w io.Writer) error { _, err := w.Write(text); return err })
+	}
+	if err == nil {
+		err = syncDir(temp)
+	}
+	if err == nil {
+		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) { // of an earlier run, which took the same step
+			if err = hide(d.Path(m.Step)); err == nil {
+				err = os.Rename(temp, d.Path(m.Step))
+			}
+		}
+	}
+	if err == nil {
+		err = syncDir(string(d))
+	}
+	if err != nil {
+		return status.Errorf(status.IO, "checkpoint of step %d: %w: the older ones are as they were", m.Step, err)
+	}
+	return d.prune(keep)
+}
+
+// prune leaves the newest.
+func (d Dir) prune(keep int) error {
+	steps, err := d.Steps()
+	for _, step := range steps[:max(0, len(steps)-keep)] {
+		if err == nil {
+			err = hide(d.Path(step))
+		}
+	}
+	if err != nil {
+		return status.Errorf(status.IO, "checkpoints: an old one cannot be taken away: %w", err)
+	}
+	return nil
+}
+
+// hide removes a folder; until it is gone it has a name that nobody takes for a state.
+func hide(path string) error {
+	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old")
+	if err := os.Rename(path, hidden); err != nil {
+		return err
+	}
+	return os.RemoveAll(hidden)
+}
+
+func syncDir(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}

@@ -1,0 +1,193 @@
+package checkpoint
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Checkpoint is a state on disk, to be read.
+type Checkpoint struct {
+	Manifest
+	Path  string
+	files map[int]*tensor.Safetensors
+	where map[string]place
+}
+
+// place is where a parameter lies in its group.
+type place struct {
+	group  int
+	lo, hi int64
+}
+
+// Open reads a manifest and looks at what can be seen without reading the files: that they are there, as long as they were, and that they
+// hold every element once.
+func Open(path string) (*Checkpoint, error) {
+	bad := func(format string, args ...any) error {
+		return status.Errorf(status.InvalidConfig, "checkpoint %s: %w: take it away, or name another with checkpoint.resume", path, fmt.Errorf(format, args...))
+	}
+	text, err := os.ReadFile(filepath.Join(path, manifestFile))
+	if err != nil {
+		return nil, status.Errorf(status.IO, "checkpoint %s: %w: it must be a folder that a run of this program wrote", path, err)
+	}
+	c := &Checkpoint{Path: path, files: map[int]*tensor.Safetensors{}, where: map[string]place{}}
+	if err := json.Unmarshal(text, &c.Manifest); err != nil {
+		return nil, bad("%s is damaged (%v)", manifestFile, err)
+	}
+	m := &c.Manifest
+	switch {
+	case m.Producer != producer:
+		return nil, bad("%s was not written by this program", manifestFile)
+	case m.Format > Format || m.Format < 1:
+		return nil, bad("%s has format %d, this program reads up to %d", manifestFile, m.Format, Format)
+	case len(m.Files) == 0 || m.Parts < 1 || m.Parts > len(Parts) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step:
+		return nil, bad("%s is damaged (%d files, %d parts, step %d, %d updates)", manifestFile, len(m.Files), m.Parts, m.Step, m.Updates)
+	}
+	for g, group := range m.Groups {
+		n := int64(0)
+		for _, t := range group.Tensors {
+			if t.Numel() < 0 {
+				return nil, bad("%s is damaged (%s%v)", manifestFile, t.Name, t.Shape)
+			}
+			c.where[t.Name] = place{g, n, n + t.Numel()}
+			n += t.Numel()
+		}
+		at := int64(0)
+		for _, cut := range group.Cut {
+			if len(cut) != 2 || cut[0] != at || cut[1] < at {
+				return nil, bad("%s is damaged (group %s is cut at %v)", manifestFile, group.Name, group.Cut)
+			}
+			at = cut[1]
+		}
+		if at != n || len(group.Cut) != len(m.Files) {
+			return nil, bad("%s is damaged (group %s has %d elements of %d in %d of %d files)", manifestFile, group.Name, at, n, len(group.Cut), len(m.Files))
+		}
+	}
+	for _, f := range m.Files {
+		info, err := os.Stat(filepath.Join(path, filepath.Base(f.Name)))
+		if err != nil {
+			return nil, bad("%v", err)
+		}
+		if info.Size() != f.Bytes {
+			return nil, bad("%s has %d bytes, %d were written", f.Name, info.Size(), f.Bytes)
+		}
+	}
+	return c, nil
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() {
+	for _, f := range c.files {
+		f.Close()
+	}
+	clear(c.files)
+}
+
+// Check reads the files i with i mod ranks = rank and compares their checksums: all of them are read once when every rank calls it.
+func (c *Checkpoint) Check(rank, ranks int) error {
+	for i := rank; i < len(c.Files); i += ranks {
+		want := c.Files[i]
+		got, err := sum(filepath.Join(c.Path, filepath.Base(want.Name)))
+		if err != nil {
+			return status.Errorf(status.IO, "checkpoint: %w", err)
+		}
+		if got.Bytes != want.Bytes || got.CRC32C != want.CRC32C {
+			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written: take the checkpoint away, or name another with checkpoint.resume",
+				c.Path, want.Name, got.CRC32C, want.CRC32C)
+		}
+	}
+	return nil
+}
+
+// Fits holds the state to a run: what must agree, and the parameters.
+func (c *Checkpoint) Fits(run map[string]string, groups []Group, parts int) error {
+	var faults []string
+	for _, key := range slices.Sorted(maps.Keys(run)) {
+		if c.Run[key] != run[key] {
+			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], c.Run[key]))
+		}
+	}
+	if parts > c.Parts {
+		faults = append(faults, "the optimizer's moments are not in it")
+	}
+	n := 0
+	for _, g := range groups {
+		for _, t := range g.Tensors {
+			n++
+			at, ok := c.where[t.Name]
+			if !ok {
+				faults = append(faults, t.Name+" is not in it")
+			} else if own := c.shape(at, t.Name); !slices.Equal(own, t.Shape) {
+				faults = append(faults, fmt.Sprintf("%s is %v, in it %v", t.Name, t.Shape, own))
+			}
+		}
+	}
+	if len(faults) == 0 && n != len(c.where) {
+		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.where), n))
+	}
+	if len(faults) == 0 {
+		return nil
+	}
+	if more := len(faults) - 5; more > 0 {
+		faults = append(faults[:5], fmt.Sprintf("and %d more", more))
+	}
+	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s: set checkpoint.resume = \"off\" to start afresh, or use another output.dir",
+		c.Path, strings.Join(faults, "; "))
+}
+
+func (c *Checkpoint) shape(at place, name string) []int64 {
+	for _, t := range c.Groups[at.group].Tensors {
+		if t.Name == name {
+			return t.Shape
+		}
+	}
+	return nil
+}
+
+// Read fills values with a parameter's elements from start on, of a part.
+func (c *Checkpoint) Read(name string, part int, start int64, values []float32) error {
+	at, ok := c.where[name]
+	if !ok || start < 0 || at.lo+start+int64(len(values)) > at.hi {
+		return status.Errorf(status.Internal, "checkpoint: elements %d to %d of %s", start, start+int64(len(values)), name)
+	}
+	lo := at.lo + start
+	for i, cut := range c.Groups[at.group].Cut {
+		from, to := max(lo, cut[0]), min(lo+int64(len(values)), cut[1])
+		if from >= to {
+			continue
+		}
+		f, err := c.file(i)
+		if err != nil {
+			return err
+		}
+		e, ok := f.Entry(name + Parts[part])
+		first := max(at.lo, cut[0]) // of the parameter's elements in this file
+		if !ok || e.DType != tensor.F32 || e.Numel() != min(at.hi, cut[1])-first {
+			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s does not hold the %d elements of %s that the manifest says", c.Path, c.Files[i].Name,
+				min(at.hi, cut[1])-first, name+Parts[part])
+		}
+		if err := f.ReadFloat32(e, from-first, values[from-lo:to-lo]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Checkpoint) file(i int) (*tensor.Safetensors, error) {
+	if f := c.files[i]; f != nil {
+		return f, nil
+	}
+	f, err := tensor.OpenSafetensors(filepath.Join(c.Path, filepath.Base(c.Files[i].Name)))
+	if err != nil {
+		return nil, err
+	}
+	c.files[i] = f
+	return f, nil
+}

@@ -1,0 +1,122 @@
+package job
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/train"
+)
+
+// checkpoints is where the run keeps its states and what one that resumes must have in common with it.
+func (s *session) checkpoints() *train.Checkpoints {
+	j := s.Job
+	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Run: map[string]string{
+		"model":          digest(s.config),
+		"optimizer.name": j.Optimizer.Name,
+		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
+		"data.sequence":  fmt.Sprint(j.Data.Sequence),
+		"data.pack":      fmt.Sprint(j.Data.Pack),
+		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
+		"seed":           fmt.Sprint(j.Seed),
+		"data.path":      fmt.Sprintf("%s in %s", s.data.Train(), names(j.Data.Path)),
+	}}
+}
+
+// digest stands for a value in the comparison of runs.
+func digest(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	h := sha256.Sum256(text)
+	return hex.EncodeToString(h[:8])
+}
+
+// names are files without their folders, which may have moved.
+func names(paths []string) string {
+	short := make([]string, len(paths))
+	for i, p := range paths {
+		short[i] = filepath.Base(p)
+	}
+	return strings.Join(short, ", ")
+}
+
+// resume fills the weights from a checkpoint, if there is one and it is wanted. Collective.
+func (s *session) resume(setup *train.Setup) error {
+	j := s.Job
+	setup.Keep = s.checkpoints()
+	path := j.Checkpoint.Resume
+	switch path {
+	case "off":
+		return nil
+	case "auto":
+		path = ""
+	}
+	var err error
+	setup.Resumed, setup.Updates, err = setup.Keep.Resume(path, s.Device, s.Mesh.World, s.weights, s.model.Groups(), &j.Optimizer)
+	if err == nil && setup.Resumed > 0 {
+		s.Log.Info().Int64("step", setup.Resumed).Int64("of", setup.Steps).Msg("resumed")
+	}
+	return err
+}
+
+// stopper says when a run should write a checkpoint and end: at SIGUSR1, which Slurm sends ahead of the end when asked to (sbatch
+// --signal=USR1@120), or when the time left is less than what two steps and a minute take.
+type stopper struct {
+	asked   atomic.Bool
+	start   time.Time
+	end     time.Time // zero = no limit
+	last    time.Time // when it was asked before
+	longest time.Duration
+	signals chan os.Signal
+}
+
+func (x *stopper) close() {
+	signal.Stop(x.signals)
+	close(x.signals)
+}
+
+func newStopper(j *Job, start time.Time) (*stopper, error) {
+	x := &stopper{start: start, last: start, signals: make(chan os.Signal, 1)}
+	switch limit := j.Train.TimeLimit; limit {
+	case "off":
+	case "auto":
+		x.end = slurm.Env().End
+	default:
+		d, err := time.ParseDuration(limit)
+		if err != nil {
+			return nil, status.Errorf(status.Internal, "train.time_limit = %q: %w", limit, err)
+		}
+		x.end = start.Add(d)
+	}
+	signal.Notify(x.signals, syscall.SIGUSR1)
+	go func() {
+		for range x.signals {
+			x.asked.Store(true)
+		}
+	}()
+	return x, nil
+}
+
+// margin is what a checkpoint and the job's end may take.
+const margin = time.Minute
+
+// now is asked after every step.
+func (x *stopper) now() bool {
+	t := time.Now()
+	x.longest = max(x.longest, t.Sub(x.last))
+	x.last = t
+	spare := min(margin, x.end.Sub(x.start)/10)
+	return x.asked.Load() || !x.end.IsZero() && t.Add(2*x.longest+spare).After(x.end)
+}

@@ -1,0 +1,371 @@
+package job
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// kept is a small job that keeps a state every second step of six.
+const kept = `seed = 5
+[model.new]
+model_type = "qwen3"
+vocab_size = 256
+hidden_size = 24
+intermediate_size = 40
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+head_dim = 8
+tie_word_embeddings = true
+[data]
+path = "a.txt"
+sequence = 48
+global_batch = 4
+[optimizer]
+lr = 3e-3
+warmup = 2
+[train]
+steps = 6
+[checkpoint]
+every = 2
+[output]
+dir = "out"
+`
+
+// newKept writes the job into a folder of its own.
+func newKept(t *testing.T, sets ...string) (dir string, run func(ranks int, sets ...string) (string, error)) {
+	t.Helper()
+	dir = t.TempDir()
+	put(t, filepath.Join(dir, "a.txt"), strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40))
+	put(t, filepath.Join(dir, "job.toml"), kept)
+	return dir, func(ranks int, more ...string) (string, error) {
+		var stdout bytes.Buffer
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(sets), more...), Ranks: ranks, Stdout: &stdout, Stderr: io.Discard})
+		return stdout.String(), err
+	}
+}
+
+func losses(t *testing.T, dir string) (x []float64) {
+	t.Helper()
+	for i, r := range readMetrics(t, filepath.Join(dir, "out", "metrics.jsonl")) {
+		if r.Step != int64(i+1) {
+			t.Fatalf("line %d of metrics.jsonl is of step %d", i+1, r.Step)
+		}
+		x = append(x, r.Loss)
+	}
+	return x
+}
+
+func drop(t *testing.T, dir string, steps ...int) {
+	t.Helper()
+	for _, step := range steps {
+		if err := os.RemoveAll(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", step))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A state written on one mesh and ZeRO stage is resumed on others: on the same one the steps that follow have the same bits, on others the
+// same losses within rounding. What metrics.jsonl had of later steps goes.
+func TestResume(t *testing.T) {
+	dir, run := newKept(t, "parallel.ulysses=4", "parallel.zero=3", "checkpoint.keep=9")
+	if _, err := run(4); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	model := filepath.Join(dir, "out", "model", "model.safetensors")
+	weights, err := os.ReadFile(model)
+	if err != nil || len(want) != 6 {
+		t.Fatal(err, want)
+	}
+	for _, x := range []struct {
+		ranks int
+		sets  []string
+		exact bool
+	}{
+		{4, nil, true},
+		{4, []string{"parallel.ulysses=2", "parallel.zero=1"}, false},
+		{3, []string{"parallel.ulysses=3", "parallel.zero=2"}, false},
+		{1, []string{"parallel.ulysses=1", "parallel.zero=0"}, false},
+		{2, []string{"parallel.ulysses=1", "parallel.zero=0"}, false},
+		{4, []string{"parallel.ulysses=4", "parallel.zero=3"}, false}, // from what replicated weights wrote
+	} {
+		drop(t, dir, 4, 6)
+		if _, err := run(x.ranks, x.sets...); err != nil {
+			t.Fatalf("%+v: %v", x, err)
+		}
+		got := losses(t, dir)
+		for i := range want {
+			if d := math.Abs(got[i] - want[i]); !(d <= 1e-5) || x.exact && d != 0 {
+				t.Errorf("%+v: step %d has loss %.8f, at first %.8f", x, i+1, got[i], want[i])
+			}
+		}
+		if again, _ := os.ReadFile(model); x.exact && !bytes.Equal(again, weights) {
+			t.Errorf("%+v: the weights have other bits", x)
+		}
+		if left, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", ".*")); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+	out, err := run(4)
+	if err != nil || !strings.Contains(out, "nothing left to do") {
+		t.Errorf("a job that is done: %v, %s", err, out)
+	}
+}
+
+// The newest are kept; off starts afresh.
+func TestKeep(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(1); err != nil {
+		t.Fatal(err)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "*"))
+	if len(left) != 2 || filepath.Base(left[0]) != "step-00000004" || filepath.Base(left[1]) != "step-00000006" {
+		t.Errorf("two are to be kept: %v", left)
+	}
+	want := losses(t, dir)
+	if _, err := run(1, "checkpoint.resume=off"); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("afresh: %v, %v, want %v", err, losses(t, dir), want)
+	}
+	if _, err := run(1, "checkpoint.resume="+left[0]); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("from %s: %v, %v, want %v", left[0], err, losses(t, dir), want)
+	}
+}
+
+// What is damaged, foreign, newer or of another run is refused with the file and the reason, by all ranks, and stays as it is.
+func TestResumeFaults(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		spoil func(state string) error
+		sets  []string
+		code  status.Code
+		want  []string
+	}{
+		{name: "a byte", spoil: func(state string) error {
+			path := filepath.Join(state, "rank-00001.safetensors")
+			data, err := os.ReadFile(path)
+			if err == nil {
+				data[len(data)-3] ^= 1
+				err = os.WriteFile(path, data, 0o644)
+			}
+			return err
+		}, code: status.InvalidConfig, want: []string{"rank-00001.safetensors is damaged", "checksum"}},
+		{name: "cut short", spoil: func(state string) error { return os.Truncate(filepath.Join(state, "rank-00000.safetensors"), 100) },
+			code: status.InvalidConfig, want: []string{"rank-00000.safetensors has 100 bytes"}},
+		{name: "a file gone", spoil: func(state string) error { return os.Remove(filepath.Join(state, "rank-00001.safetensors")) },
+			code: status.InvalidConfig, want: []string{"rank-00001.safetensors", "no such file"}},
+		{name: "no manifest", spoil: func(state string) error { return os.Remove(filepath.Join(state, "manifest.json")) },
+			code: status.IO, want: []string{"manifest.json"}},
+		{name: "half a manifest", spoil: func(state string) error { return os.Truncate(filepath.Join(state, "manifest.json"), 200) },
+			code: status.InvalidConfig, want: []string{"manifest.json is damaged"}},
+		{name: "newer", spoil: edit("format", 2), code: status.InvalidConfig, want: []string{"format 2, this program reads up to 1"}},
+		{name: "foreign", spoil: edit("producer", "another"), code: status.InvalidConfig, want: []string{"not written by this program"}},
+		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "model is", "mlp", "[48 24], in it [40 24]"}},
+		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}},
+		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}},
+		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.sequence is 40, it was 48"}},
+		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}},
+		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"nowhere"}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			dir, run := newKept(t)
+			if _, err := run(2); err != nil {
+				t.Fatal(err)
+			}
+			if x.spoil != nil {
+				if err := x.spoil(filepath.Join(dir, "out", "checkpoints", "step-00000006")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, ranks := range []int{1, 2} {
+				_, err := run(ranks, append([]string{"train.steps=8"}, x.sets...)...)
+				expectFault(t, err, x.code, x.want)
+			}
+			if n := len(losses(t, dir)); n != 6 {
+				t.Errorf("metrics.jsonl has %d lines left", n)
+			}
+		})
+	}
+}
+
+// edit changes a field of a manifest.
+func edit(key string, value any) func(state string) error {
+	return func(state string) error {
+		path := filepath.Join(state, "manifest.json")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		var m map[string]any
+		if err := json.Unmarshal(text, &m); err != nil {
+			return err
+		}
+		m[key] = value
+		if text, err = json.Marshal(m); err != nil {
+			return err
+		}
+		return os.WriteFile(path, text, 0o644)
+	}
+}
+
+// soak is how many kills TestKill makes; make soak makes fifty.
+func soak() int {
+	n := 5
+	fmt.Sscan(os.Getenv("ULYSSES_TEST_KILLS"), &n)
+	return n
+}
+
+// TestChild is a job in a process of its own, which other tests kill, stop and starve.
+func TestChild(t *testing.T) {
+	path := os.Getenv("ULYSSES_TEST_CHILD")
+	if path == "" {
+		t.Skip("for other tests to run")
+	}
+	if limit := os.Getenv("ULYSSES_TEST_FILE_LIMIT"); limit != "" {
+		signal.Ignore(syscall.SIGXFSZ)
+		var bytes uint64
+		fmt.Sscan(limit, &bytes)
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: bytes, Max: bytes}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := Run(Options{Path: path, Sets: strings.Fields(os.Getenv("ULYSSES_TEST_SETS")), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(int(status.Of(err)))
+}
+
+func child(dir string, env ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$")
+	cmd.Env = append(os.Environ(), append(env, "ULYSSES_TEST_CHILD="+filepath.Join(dir, "job.toml"))...)
+	return cmd
+}
+
+// However often the job is killed, and wherever, what is left is resumed, and the losses are those of the undisturbed run.
+func TestKill(t *testing.T) {
+	dir, run := newKept(t)
+	sets := "train.steps=40 checkpoint.every=1"
+	begin := time.Now()
+	if _, err := run(2, strings.Fields(sets)...); err != nil {
+		t.Fatal(err)
+	}
+	whole := time.Since(begin)
+	want := losses(t, dir)
+	if err := os.RemoveAll(filepath.Join(dir, "out")); err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	killed, finished := 0, 0
+	for killed < soak() {
+		cmd := child(dir, "ULYSSES_TEST_SETS="+sets)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.AfterFunc(time.Duration(r.Float64()*float64(whole)), func() { cmd.Process.Kill() })
+		err := cmd.Wait()
+		timer.Stop()
+		switch code := cmd.ProcessState.ExitCode(); {
+		case code == -1:
+			killed++
+		case err == nil:
+			finished++
+			if got := losses(t, dir); !slices.Equal(got, want) {
+				t.Fatalf("after %d kills: %v, want %v", killed, got, want)
+			}
+			if err := os.RemoveAll(filepath.Join(dir, "out")); err != nil {
+				t.Fatal(err)
+			}
+		default:
+			t.Fatalf("after %d kills: exit %d: %s", killed, code, stderr.String())
+		}
+	}
+	if out, err := child(dir, "ULYSSES_TEST_SETS="+sets).CombinedOutput(); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("after %d kills: %v, %s: %v, want %v", killed, err, out, losses(t, dir), want)
+	}
+	t.Logf("%d kills, %d runs came to their end between", killed, finished)
+}
+
+// At SIGUSR1, and before its time is up, a run ends with a checkpoint and the exit code that asks to be run again; then it goes on.
+func TestStop(t *testing.T) {
+	dir, run := newKept(t)
+	sets := "train.steps=60 checkpoint.every=0"
+	if _, err := run(2, strings.Fields(sets)...); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	for _, x := range []struct{ name, sets string }{{"signal", sets}, {"limit", sets + " train.time_limit=50ms"}} {
+		if err := os.RemoveAll(filepath.Join(dir, "out")); err != nil {
+			t.Fatal(err)
+		}
+		cmd := child(dir, "ULYSSES_TEST_SETS="+x.sets)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if x.name == "signal" {
+			for range 2000 {
+				if data, _ := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl")); bytes.Count(data, []byte("\n")) > 1 {
+					break
+				}
+				time.Sleep(time.Millisecond)
+			}
+			if err := cmd.Process.Signal(syscall.SIGUSR1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != int(status.Preempted) {
+			t.Fatalf("%s: exit %d", x.name, code)
+		}
+		n := len(losses(t, dir))
+		if n == 0 || n == len(want) {
+			t.Errorf("%s: stopped after %d steps", x.name, n)
+		}
+		if _, err := run(2, strings.Fields(sets)...); err != nil || !slices.Equal(losses(t, dir), want) {
+			t.Errorf("%s: %v, %v, want %v", x.name, err, losses(t, dir), want)
+		}
+	}
+}
+
+// A file that cannot be written ends the job with the reason, and the state that was there stays.
+func TestDiskFull(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(2, "train.steps=8", "checkpoint.keep=9"); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	drop(t, dir, 6, 8)
+	out, err := child(dir, "ULYSSES_TEST_SETS=train.steps=8", "ULYSSES_TEST_FILE_LIMIT=20000").CombinedOutput()
+	if code := err.(*exec.ExitError).ExitCode(); code != int(status.IO) || !strings.Contains(string(out), "rank-0000") || !strings.Contains(string(out), "file too large") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "step-*"))
+	if len(left) != 2 || filepath.Base(left[1]) != "step-00000004" {
+		t.Errorf("what was there: %v", left)
+	}
+	if _, err := run(2, "train.steps=8"); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("with room again: %v, %v, want %v", err, losses(t, dir), want)
+	}
+	// A folder that is none.
+	put(t, filepath.Join(dir, "file"), "")
+	if _, err := run(2, "output.dir="+dir, "checkpoint.dir=file"); status.Of(err) != status.IO || !strings.Contains(err.Error(), "file") {
+		t.Errorf("a file for a folder: %v", err)
+	}
+}
