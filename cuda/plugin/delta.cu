@@ -157,7 +157,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
-  if (given(a.saved) || backward) {
+  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // T
     c.dense("saved", a.saved, ULY_U8, {-1});
     if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
       c.refuse("saved %s: GatedDeltaSizes asks for %lld bytes", text_of(a.saved).c_str(), (long long)delta_saved(shape));

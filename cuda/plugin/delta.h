@@ -49,18 +49,6 @@ typedef void (*DeltaKernel)(DeltaCall);
 // The kernels, F32 and BF16.
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2], delta_gradients[2], delta_finish[2];
 
-ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
-ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
-
-// Bytes of shared memory.
-constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8; // rows of dense tiles of 64 and 32
-constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
-constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
-constexpr int64_t DELTA_GRADIENTS = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
-inline int64_t delta_scan_bytes(int dim_k, int chunk) {
-  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
-}
-
 // fill brings rows [0, rows) of `width` elements (counted from `from`; none if negative) to a tile, and zeros behind them, up to row `all` and COLUMNS
 // columns. All of a block's threads take part. made(row, column, x) may change four neighbours in a row. What a thread reads of 64 rows is under way at
 // once: writing to shared memory between would make each wait for the one before.

@@ -9,10 +9,22 @@
 
 enum : int { DELTA_HEAD = 256, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
 
+ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
+ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
+
+// Bytes of shared memory: less than the 99 KiB that the GPUs with the least of it give a block.
+constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8; // rows of dense tiles of 64 and 32
+constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
+constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
+constexpr int64_t DELTA_GRADIENTS = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
+inline int64_t delta_scan_bytes(int dim_k, int chunk) {
+  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
+}
+
 // DELTA_ROOM is the bytes that heads done at a time may take, as long as it is more than one key head's. Little when emulated, so that tests see
 // heads go on.
 #ifdef ULY_EMULATED
-enum : int64_t { DELTA_ROOM = 1 << 18 };
+enum : int64_t { DELTA_ROOM = 1 << 16 };
 #else
 enum : int64_t { DELTA_ROOM = 2ll << 30 };
 #endif

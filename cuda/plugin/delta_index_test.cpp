@@ -86,6 +86,10 @@ static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, 
 }
 
 int main() {
+  for (int64_t dk = 1; dk <= DELTA_HEAD; dk++) {
+    const int64_t bytes = most(delta_scan_bytes((int)dk, (int)delta_chunk(0, dk)), most(DELTA_PREPARE, most(DELTA_OUT, DELTA_GRADIENTS)));
+    WANT(bytes <= 99 << 10, "keys of %lld take %lld bytes of shared memory", (long long)dk, (long long)bytes);
+  }
   for (int64_t asked : {0, 16, 17, 31, 32, 63, 64, 1000}) {
     const int64_t c = delta_chunk(asked, 128), wide = delta_chunk(asked, 129);
     WANT(c % 16 == 0 && c >= 16 && c <= 64 && (asked == 0 || c <= asked) && wide <= 32 && wide <= c, "chunk %lld of %lld", (long long)c, (long long)asked);
