@@ -14,7 +14,8 @@ from .context import Context, current, use
 from .data import Micro, loader, shard, shift_labels
 from .errors import (CommError, DeviceError, InputOutputError, InternalError, InvalidArgument, InvalidConfig, NumericError, OutOfMemory, Preempted,
                      Status, UlyssesError, Unsupported)
-from .plan import Batch, Plan, Sequences, shard_rows
+from .gdn import DeltaCall, chunk_gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_forward
+from .plan import Batch, DeltaPlan, Plan, Sequences, shard_rows
 from .reshard import gather_heads_scatter_seq, gather_seq_scatter_heads, reduce_sequence_parallel_loss
 from .tiled import Whole, tiled_compute, tiles
 from .transformers import register_transformers, transformers_attention

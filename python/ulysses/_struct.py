@@ -12,7 +12,8 @@ F32, BF16, F16, I32, I64, U8 = 0x2002, 0x1004, 0x1002, 0x2000, 0x4000, 0x0801
 CPU, CUDA = 1, 2
 COMM_AUTO, COMM_HOST, COMM_NCCL, COMM_IPC = 0, 1, 2, 3
 CAUSAL, WINDOW, CROSS, SINKS, ALIBI, BLOCK_MASK = 1, 2, 4, 8, 16, 32
-QK_L2NORM, DETERMINISTIC, SAVE_LESS, NO_BACKWARD = 64, 128, 256, 512
+QK_L2NORM, DETERMINISTIC, SAVE_LESS, NO_BACKWARD, STATES = 64, 128, 256, 512, 1024
+GDN_AUTO, GDN_HEADS, GDN_STATE = 0, 1, 2
 
 Log = CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 AllGather = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
@@ -58,6 +59,11 @@ class AttentionDesc(Struct):
                 ("head_dim", c_int64), ("v_dim", c_int64), ("window_left", c_int64), ("window_right", c_int64), ("max_tokens", c_int64)]
 
 
+class GDNDesc(Struct):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_int32), ("flags", c_int32), ("strategy", c_int32), ("chunk", c_int32), ("scale", c_float),
+                ("qk_heads", c_int64), ("v_heads", c_int64), ("qk_dim", c_int64), ("v_dim", c_int64), ("max_tokens", c_int64)]
+
+
 class BatchDesc(Struct):
     _fields_ = [("struct_size", c_uint32), ("flags", c_int32), ("batch", c_int64), ("seq", c_int64), ("rows", c_int64),
                 ("kv_seq", c_int64), ("kv_rows", c_int64), ("docs", c_int64), ("cu_seqlens", POINTER(c_int64)),
@@ -90,11 +96,49 @@ class AttentionGrads(Struct):
     _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("dout", _T), ("dq", _T), ("dk", _T), ("dv", _T), ("dsinks", _T)]
 
 
+class HaloArgs(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("n", c_int64), ("x", _T), ("halo", _T), ("workspace", c_void_p),
+                ("workspace_bytes", c_uint64), ("stream", c_void_p)]
+
+
+class LocalCall(Struct):
+    _fields_ = [("struct_size", c_uint32), ("backward", c_int32), ("head_lo", c_int64), ("head_hi", c_int64), ("kv_head_lo", c_int64),
+                ("kv_head_hi", c_int64), ("q", _T), ("k", _T), ("v", _T), ("out", _T), ("dout", _T), ("dq", _T), ("dk", _T), ("dv", _T),
+                ("stream", c_void_p)]
+
+
+LocalAttention = CFUNCTYPE(c_int32, c_void_p, POINTER(LocalCall))
+
+
+class LayerArgs(Struct):
+    _fields_ = [("struct_size", c_uint32), ("eps", c_float), ("hidden", c_int64), ("x", _T), ("wq", _T), ("wk", _T), ("wv", _T), ("wo", _T),
+                ("bq", _T), ("bk", _T), ("bv", _T), ("bo", _T), ("q_norm", _T), ("k_norm", _T), ("cos", _T), ("sin", _T), ("y", _T),
+                ("saved", c_void_p), ("saved_bytes", c_uint64), ("workspace", c_void_p), ("workspace_bytes", c_uint64), ("stream", c_void_p)]
+
+
+class LayerGrads(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("dy", _T), ("dx", _T), ("dwq", _T), ("dwk", _T), ("dwv", _T), ("dwo", _T),
+                ("dbq", _T), ("dbk", _T), ("dbv", _T), ("dbo", _T), ("dq_norm", _T), ("dk_norm", _T)]
+
+
+class GDNArgs(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("q", _T), ("k", _T), ("v", _T), ("g", _T), ("beta", _T), ("state_in", _T),
+                ("out", _T), ("state_out", _T), ("saved", c_void_p), ("saved_bytes", c_uint64), ("workspace", c_void_p),
+                ("workspace_bytes", c_uint64), ("stream", c_void_p)]
+
+
+class GDNGrads(Struct):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_int32), ("dout", _T), ("dstate_out", _T), ("dq", _T), ("dk", _T), ("dv", _T),
+                ("dg", _T), ("dbeta", _T), ("dstate_in", _T)]
+
+
 # What the header calls them.
 STRUCTS = {
     "ulysses_tensor": Tensor, "ulysses_options": Options, "ulysses_host_comm": HostComm, "ulysses_context_info": ContextInfo,
     "ulysses_attention_desc": AttentionDesc, "ulysses_batch_desc": BatchDesc, "ulysses_batch_info": BatchInfo, "ulysses_sizes": Sizes,
     "ulysses_reshard_args": ReshardArgs, "ulysses_attention_args": AttentionArgs, "ulysses_attention_grads": AttentionGrads,
+    "ulysses_gdn_desc": GDNDesc, "ulysses_gdn_args": GDNArgs, "ulysses_gdn_grads": GDNGrads, "ulysses_halo_args": HaloArgs,
+    "ulysses_attention_layer_args": LayerArgs, "ulysses_attention_layer_grads": LayerGrads, "ulysses_local_call": LocalCall,
 }
 NUMBERS = {name: value for name, value in list(globals().items()) if name.isupper() and isinstance(value, int)}
 
@@ -122,6 +166,18 @@ FUNCTIONS = {
     "ulysses_loss_reduce": [_H, POINTER(ctypes.c_double), POINTER(c_int64), POINTER(ctypes.c_double)],
     "ulysses_attention_forward": [_H, _H, POINTER(AttentionArgs)],
     "ulysses_attention_backward": [_H, _H, POINTER(AttentionArgs), POINTER(AttentionGrads)],
+    "ulysses_halo_forward": [_H, _H, POINTER(HaloArgs)],
+    "ulysses_halo_backward": [_H, _H, POINTER(HaloArgs)],
+    "ulysses_halo_workspace": [_H, _H, POINTER(HaloArgs), POINTER(c_uint64)],
+    "ulysses_local_forward": [_H, _H, POINTER(AttentionArgs), LocalAttention, c_void_p],
+    "ulysses_local_backward": [_H, _H, POINTER(AttentionArgs), POINTER(AttentionGrads), LocalAttention, c_void_p],
+    "ulysses_local_sizes": [_H, _H, POINTER(Sizes)],
+    "ulysses_attention_layer_sizes": [_H, _H, POINTER(LayerArgs), POINTER(Sizes)],
+    "ulysses_attention_layer_forward": [_H, _H, POINTER(LayerArgs)],
+    "ulysses_attention_layer_backward": [_H, _H, POINTER(LayerArgs), POINTER(LayerGrads)],
+    "ulysses_gdn_plan": [_H, POINTER(GDNDesc), _OUT],
+    "ulysses_gdn_forward": [_H, _H, POINTER(GDNArgs)],
+    "ulysses_gdn_backward": [_H, _H, POINTER(GDNArgs), POINTER(GDNGrads)],
 }
 # The others: result, arguments.
 OTHERS = {

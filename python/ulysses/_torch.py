@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from .attention import Call, attention_backward, attention_forward
+from .gdn import DeltaCall, gated_delta_rule_backward, gated_delta_rule_forward
 from .reshard import reduce_loss
 
 
@@ -33,6 +34,31 @@ def attention(q: Any, k: Any, v: Any, options: dict) -> Any:
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         return _Attention.apply(q, k, v, options)
     return attention_forward(q, k, v, save=False, **options)[0]
+
+
+class _DeltaRule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, options: dict) -> Any:
+        out, final, call = gated_delta_rule_forward(q, k, v, g, beta, initial_state=initial_state, save=True, **options)
+        ctx.save_for_backward(call.saved, call.initial_state)
+        ctx.set_materialize_grads(False)
+        ctx.plan, ctx.batch, ctx.shape, ctx.like = call.plan, call.batch, out.shape, out.new_empty(0)
+        ctx.dtypes = [None if x is None else x.dtype for x in (g, beta, initial_state)]
+        return out, final
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Any, dfinal: Any) -> Any:
+        saved, initial = ctx.saved_tensors
+        do = ctx.like.new_zeros(ctx.shape) if do is None else do
+        dq, dk, dv, *rest = gated_delta_rule_backward(DeltaCall(ctx.plan, ctx.batch, saved, initial), do, dfinal)
+        return dq, dk, dv, *(x if x is None else x.to(t) for x, t in zip(rest, ctx.dtypes)), None
+
+
+def delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, options: dict) -> Any:
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)):
+        return _DeltaRule.apply(q, k, v, g, beta, initial_state, options)
+    return gated_delta_rule_forward(q, k, v, g, beta, initial_state=initial_state, save=False, **options)[:2]
 
 
 class _Reshard(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from . import _library, _struct
 from .communicator import Alone, Callbacks, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences
+from .plan import Batch, DeltaPlan, Plan, Sequences
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
@@ -51,7 +51,7 @@ class Context:
             ordinal = current_gpu() if device == "cuda" else 0
         self._lock = threading.RLock()
         self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Any] = {}  # by what they were made of: 10 values for attention, 11 for the gated delta rule
         self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
         self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
@@ -136,6 +136,15 @@ class Context:
         key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap)
         if key not in self._plans:
             self._plans[key] = Plan(self, *key)
+        return self._plans[key]
+
+    def delta_plan(self, *, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int = _struct.F32, strategy: str = "auto", tokens: int = 0,
+                   scale: float | None = None, l2norm: bool = False, chunk: int = 0, states: bool = False) -> "DeltaPlan":
+        """The plan for a kind of layer of the gated delta rule; made at its first use, which is collective, and kept. `tokens` of a batch in all are
+        what "auto" chooses by; chunk 0 = the device's choice; states = calls may bring and want states."""
+        key = (qk_heads, v_heads, qk_dim, v_dim, dtype, strategy, tokens, scale, l2norm, chunk, states)
+        if key not in self._plans:
+            self._plans[key] = DeltaPlan(self, *key)
         return self._plans[key]
 
     def batch(self, sequences: Sequences) -> "Batch":

@@ -57,10 +57,22 @@ class _Made:
             pass
 
 
-class Plan(_Made):
-    """A kind of attention layer on the ranks of a context. Made by Context.plan."""
-
+class _Planned(_Made):
     _destroy = "ulysses_plan_destroy"
+
+    def sizes(self, batch: "Batch | None" = None) -> _struct.Sizes:
+        """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""
+        sizes = _struct.Sizes()
+        self.context._call("ulysses_plan_sizes", self.handle, batch.handle if batch else None, ctypes.byref(sizes))
+        return sizes
+
+    def describe(self) -> dict:
+        """How the plan works: strategy, head split, kernels, bytes sent, and why."""
+        return json.loads(_library.library().ulysses_plan_json(self.handle) or b"{}")
+
+
+class Plan(_Planned):
+    """A kind of attention layer on the ranks of a context. Made by Context.plan."""
 
     def __init__(self, context: Any, heads: int, head_dim: int, kv_heads: int, v_dim: int, dtype: int, causal: bool,
                  window: tuple[int, int] | None, scale: float | None, cross: bool, softcap: float):
@@ -74,15 +86,24 @@ class Plan(_Made):
                                      head_dim=head_dim, v_dim=v_dim, window_left=left, window_right=right)
         context._call("ulysses_attention_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle))
 
-    def sizes(self, batch: "Batch | None" = None) -> _struct.Sizes:
-        """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""
-        sizes = _struct.Sizes()
-        self.context._call("ulysses_plan_sizes", self.handle, batch.handle if batch else None, ctypes.byref(sizes))
-        return sizes
 
-    def describe(self) -> dict:
-        """How the plan works: head split, kernels, bytes sent."""
-        return json.loads(_library.library().ulysses_plan_json(self.handle) or b"{}")
+STRATEGIES = {"auto": _struct.GDN_AUTO, "heads": _struct.GDN_HEADS, "state": _struct.GDN_STATE}
+
+
+class DeltaPlan(_Planned):
+    """A kind of layer of the gated delta rule on the ranks of a context. Made by Context.delta_plan."""
+
+    def __init__(self, context: Any, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int, strategy: str, tokens: int, scale: float | None,
+                 l2norm: bool, chunk: int, states: bool):
+        super().__init__(context)
+        self.qk_heads, self.v_heads, self.qk_dim, self.v_dim, self.dtype = qk_heads, v_heads, qk_dim, v_dim, dtype
+        if strategy not in STRATEGIES:
+            raise InvalidArgument(f"ulysses: strategy {strategy!r}: give one of {', '.join(STRATEGIES)}")
+        if scale is not None and scale == 0:
+            raise InvalidArgument("ulysses: scale 0: give another number, or None for 1/sqrt(features of a key)")
+        desc = _struct.GDNDesc(dtype=dtype, flags=_struct.QK_L2NORM * bool(l2norm) | _struct.STATES * bool(states), strategy=STRATEGIES[strategy], chunk=chunk,
+                               scale=scale or 0.0, qk_heads=qk_heads, v_heads=v_heads, qk_dim=qk_dim, v_dim=v_dim, max_tokens=tokens)
+        context._call("ulysses_gdn_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle))
 
 
 class Batch(_Made):
@@ -109,6 +130,21 @@ class Batch(_Made):
         out = (ctypes.c_int64 * (self.sequences.batch * self.rows))()
         self.context._call("ulysses_batch_positions", self.handle, out)
         return list(out)
+
+
+def batch_of(context: Any, batch: int, rows: int, seq: int | None = None, cu_seqlens: Sequence[int] | None = None) -> Batch:
+    """The batch of a call whose tensors are [batch, rows, ...]: of the lengths given, else of those that Context.use set, else of rows * ranks."""
+    given = context.sequences
+    if seq is None and cu_seqlens is None and given is not None and given.batch == batch and given.kv_seq is None:
+        sequences = given
+    else:
+        cu = None if cu_seqlens is None else tuple(int(x) for x in cu_seqlens)
+        sequences = Sequences(batch, seq if seq is not None else cu[-1] // max(1, batch) if cu else rows * context.size, None, cu)
+    made = context.batch(sequences)
+    if rows != made.rows:
+        raise InvalidArgument(f"ulysses: rank {context.rank} of {context.size} brings {rows} rows: of {sequences.seq} it holds {made.rows}: give seq= where the "
+                              "ranks' rows differ")
+    return made
 
 
 def _int64s(values: Sequence[int] | None) -> Any:
