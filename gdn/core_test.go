@@ -2,7 +2,7 @@ package gdn
 
 import (
 	"fmt"
-	"math"
+	"slices"
 	"sync"
 	"testing"
 
@@ -154,18 +154,36 @@ func near(b *bench, x *sp.Batch, results []result, exact map[string][]float64, l
 	return nil
 }
 
-// eachCase runs f on every case, way and number of ranks; also with rows given, where the case has an even cut.
-func eachCase(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most int, f func(b *bench, k *kase, scan bool) error) {
-	for _, kind := range kinds {
+// sweep is what a test runs over: every number of ranks, with an even cut and with rows given, and of the rest all that is not narrowed.
+type sweep struct {
+	kinds    []devicetest.Kind
+	dtypes   []tensor.DType
+	cases    []string
+	strategy Strategy // Auto = both, State in both of its forms
+	most     int      // ranks; 0 = any
+	even     bool     // rows are not given
+}
+
+func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
+	if w.kinds == nil {
+		w.kinds = []devicetest.Kind{host}
+	}
+	if w.dtypes == nil {
+		w.dtypes = []tensor.DType{tensor.F32}
+	}
+	for _, kind := range w.kinds {
 		for _, k := range cases {
 			for _, way := range ways {
+				if w.strategy != Auto && w.strategy != way.strategy || w.cases != nil && !slices.Contains(w.cases, k.name) {
+					continue
+				}
 				t.Run(fmt.Sprint(kind.Name, "/", k.name, "/", way.name), func(t *testing.T) {
 					for _, n := range mpitest.Sizes() {
-						for _, dtype := range dtypes {
-							if n > most || n == 1 && way.scan {
-								continue
-							}
+						for _, dtype := range w.dtypes {
 							for _, given := range []bool{false, true} {
+								if w.most > 0 && n > w.most || n == 1 && (way.scan || given) || w.even && given {
+									continue
+								}
 								k := k
 								k.layer.Strategy, k.layer.DType = way.strategy, dtype
 								if given {
@@ -188,28 +206,9 @@ func eachCase(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most
 	}
 }
 
-var (
-	cpuOnly = []devicetest.Kind{host}
-	f32Only = []tensor.DType{tensor.F32}
-)
-
-// All results are within 2e-5 of the recurrence in float64, with states of documents and without.
+// All results are within 2e-5 of the recurrence in float64, with states of documents and without, and what is sent is what was predicted.
 func TestCoreAgainstFloat64(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
-		for _, states := range []bool{false, true} {
-			r := prepare(b, k, states, scan)
-			must(r.run())
-			if err := near(b, r.x, r.results(), r.reference(k), 2e-5); err != nil {
-				return fmt.Errorf("states %v: %w", states, err)
-			}
-		}
-		return b.gapsIntact()
-	})
-}
-
-// What is sent is what was predicted.
-func TestBytesSent(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
 		for _, states := range []bool{false, true} {
 			r := prepare(b, k, states, scan)
 			forward, backward := r.p.BytesSent(r.x)
@@ -222,12 +221,15 @@ func TestBytesSent(t *testing.T) {
 			between := b.sent()
 			must(r.p.Backward(b.stream, r.x, &r.a, &r.g))
 			after := b.sent()
+			if err := near(b, r.x, r.results(), r.reference(k), 2e-5); err != nil {
+				return fmt.Errorf("states %v: %w", states, err)
+			}
 			must(r.p.Recompute(b.stream, r.x, &r.a))
 			if between-before != forward || after-between != backward || b.sent()-after != r.p.RecomputeBytesSent(r.x) {
 				return fmt.Errorf("states %v: sent %d, %d and %d bytes, predicted %d, %d and %d", states, between-before, after-between, b.sent()-after,
 					forward, backward, r.p.RecomputeBytesSent(r.x))
 			}
 		}
-		return nil
+		return b.gapsIntact()
 	})
 }

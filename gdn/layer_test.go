@@ -2,8 +2,6 @@ package gdn
 
 import (
 	"fmt"
-	"math"
-	"slices"
 	"testing"
 
 	"ulysses/comm"
@@ -120,7 +118,7 @@ func (k *kase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
 
 // All results of the layer are within 2e-5 of float64, rows across a cut included, and what is sent is what was predicted.
 func TestLayerAgainstFloat64(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
 		r := prepareLayer(b, k, scan)
 		forward, backward := r.p.LayerBytesSent(r.x)
 		before := b.sent()
@@ -141,10 +139,7 @@ func TestLayerAgainstFloat64(t *testing.T) {
 // With Heads the layer on any number of ranks has the bits of one rank but for the inputs and weights of key heads that several ranks share:
 // those add up what each rank's value heads have.
 func TestLayerHeadsGiveTheBitsOfOneRank(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
-		if k.layer.Strategy != Heads {
-			return nil
-		}
+	sweep{strategy: Heads}.run(t, func(b *bench, k *kase, scan bool) error {
 		return layerBitsOfOne(b, k, host)
 	})
 }
@@ -178,7 +173,7 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 
 // Running again, and writing the output again from what was saved, gives the same bits; weights' gradients are added to.
 func TestLayerAgainGivesTheSameBits(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, 4, func(b *bench, k *kase, scan bool) error {
+	sweep{cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
 		r, again := prepareLayer(b, k, scan), prepareLayer(b, k, scan)
 		must(r.run())
 		must(again.run())
@@ -224,10 +219,7 @@ func floats(t tensor.Tensor) (x []float64) {
 
 // The layer on a late device, and in BF16, where it is as near to float64 as its roundings allow: of q, k and v behind the convolution too.
 func TestLayerOnLateDevices(t *testing.T) {
-	eachCase(t, fakes(), []tensor.DType{tensor.F32, tensor.BF16}, 4, func(b *bench, k *kase, scan bool) error {
-		if !slices.Contains(lateCases, k.name) {
-			return nil
-		}
+	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: lateCases, most: 3}.run(t, func(b *bench, k *kase, scan bool) error {
 		if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {
 			if err := layerBitsOfOne(b, k, host); err != nil {
 				return err

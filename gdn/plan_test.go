@@ -127,7 +127,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 
 // Memory that is planned for extents serves every batch within them, whatever its documents.
 func TestMaxSizesCoverAll(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, math.MaxInt, func(b *bench, k *kase, scan bool) error {
+	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
 		if k.batch.Rows != nil {
 			return nil
 		}
@@ -155,7 +155,7 @@ func TestMaxSizesCoverAll(t *testing.T) {
 
 // A layer without a backward keeps nothing, and its forward runs in the memory that it asks for.
 func TestNoBackward(t *testing.T) {
-	eachCase(t, cpuOnly, f32Only, 4, func(b *bench, k *kase, scan bool) error {
+	sweep{cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
 		k.layer.NoBackward = true
 		r, layer := prepare(b, k, true, scan), prepareLayer(b, k, scan)
 		if r.p.Sizes(r.x).Saved != 0 || layer.p.LayerSizes(r.x).Saved != 0 {

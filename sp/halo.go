@@ -190,6 +190,8 @@ func (h *Halo) exchange(c comm.Comm, s device.Stream, sent, received int64, send
 		return nil
 	}
 	wire, dtype := bytesOf(h.Workspace), h.X.DType
-	wire.Where = h.X.Where // of a rank that sends nothing too: all meet in one exchange
+	if h.Workspace.IsNil() {
+		wire.Where = h.Rows.Where // a rank that sends nothing meets the others in the same exchange
+	}
 	return c.AllToAll(s, wire.At(sent*dtype.Size(), dtype, received), wire.At(0, dtype, sent), recv, send)
 }
