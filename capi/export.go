@@ -7,6 +7,7 @@ import "C"
 
 import (
 	"encoding/json"
+	"strings"
 	"unsafe"
 
 	"ulysses/comm"
@@ -196,10 +197,18 @@ func devices() []string {
 	return []string{"cpu"}
 }
 
+// mpiLibrary is what serves a host's communicators by now; a library has no MPI before the first of them comes.
+func mpiLibrary() string {
+	if name := comm.Library(); !strings.HasPrefix(name, "none") {
+		return name
+	}
+	return "none opened"
+}
+
 //export uly_build_info
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
-		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": comm.Library(), "mpi_files": comm.Shims(),
+		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(),
 			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "timeout", "nccl_comm", "cuda deterministic"}})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
