@@ -1,10 +1,10 @@
 // Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a case, in the form of the programs under
 // peers/, so that run.py can put the two side by side.
 //
-//	ulysses-bench peak|attention|gemm|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
+//	ulysses-bench peak|attention|gemm|gdn|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
 //	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype BF16] [--repeat N] [--cases words]
 //
-// attention and gemm run on one rank; ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
+// attention, gemm and gdn run on one rank; ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
 package main
 
 import (
@@ -45,6 +45,7 @@ type shape struct {
 
 type cases struct {
 	Attention, Gemm, Ulysses []shape
+	GDN                      []shape
 	AllToAll                 []int64 `json:"alltoall_bytes"`
 	GPUAttention             []shape `json:"gpu_attention"`
 	GPULayer                 []shape `json:"gpu_layer"`
@@ -67,10 +68,10 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "ulysses": ulysses, "a2a": allToAll,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "ulysses": ulysses, "a2a": allToAll,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|ulysses|a2a|gpu_attention|gpu_layer [flags]")
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|ulysses|a2a|gpu_attention|gpu_layer [flags]")
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)

@@ -2,7 +2,7 @@
 """Runs our benchmarks and their peers in turn and writes the ratios to results/.
 
     make bench               # builds our programs; PyTorch and the peers' requirements go into .venv
-    benchmarks/run.py attention gemm ulysses a2a step
+    benchmarks/run.py attention gemm gdn ulysses a2a step
 
 Ours and each peer are whole processes run A B C A B C ..., so that a machine whose speed drifts does so for all. A case's ratio is the median
 over the rounds of (peer's least time / our least time) of that round: above 1 we are faster. The share of the peak is of the FMA rate measured in the
@@ -87,6 +87,7 @@ def suites(a) -> dict:
     for isa in a.isa.split(","):
         top = lambda isa=isa: peak(a.threads, isa)
         made[f"attention-{isa}"] = Suite("attention", bench("attention", ULYSSES_ISA=isa), torch("attention.py"), top)
+        made[f"gdn-{isa}"] = Suite("gdn", bench("gdn", ULYSSES_ISA=isa), torch("gdn.py"), top)
         made[f"gemm-{isa}"] = Suite("gemm", bench("gemm", ULYSSES_ISA=isa), torch("gemm.py"), top)
     made["ulysses"] = Suite("ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2))
     for n in (2, 4):
@@ -146,7 +147,7 @@ def cpu() -> str:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("suite", nargs="+", help="attention, gemm, ulysses, a2a, step, or a full name such as attention-avx2")
+    p.add_argument("suite", nargs="+", help="attention, gemm, gdn, ulysses, a2a, step, or a full name such as attention-avx2")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
