@@ -8,7 +8,7 @@ import (
 	"ulysses/tensor"
 )
 
-// The suites gpu_attention and gpu_layer run on the device of --device, in the type of --dtype; peers/cuda.py is what they are held
+// The suites gpu_attention and gpu_layer run on the device of --device, in the type of --dtype; peers/torch_gpu.py is what they are held
 // against. The host waits after each repetition, which costs about ten microseconds.
 
 func (o *options) openGPU() (device.Device, device.Stream, error) {

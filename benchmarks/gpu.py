@@ -55,7 +55,7 @@ def main() -> None:
             print(f"round {r + 1} of {a.rounds}: {suite}", file=sys.stderr, flush=True)
             more = ["--repeat", a.repeat, "--cases", a.cases]
             ours = lines([a.ulysses, suite, *more])
-            peer = lines([a.python, HERE / "peers" / "cuda.py", "--suite", suite, *more])
+            peer = lines([a.python, HERE / "peers" / "torch_gpu.py", "--suite", suite, *more])
             for x in ours + peer:
                 if x["case"] == "device" or x["peer"] == "device":
                     device[x["peer"]] = x
