@@ -7,7 +7,9 @@
 //   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
 //
 // Chunks are prepared (B, T, P) and finished (out, gradients) all at once; between, blocks go along the chunks of a document with a slice of the
-// state's columns, forward with S, backward with its gradient. Everything between is F32, what is multiplied is as mma.h says.
+// state's columns, forward with S, backward with its gradient. Everything between is F32, what is multiplied is as mma.h says, transitions too.
+//
+// Saved is T; backward makes S and X again. A NaN in a row of v, k or q reaches the other rows of its chunk, earlier ones too: 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"
@@ -49,30 +51,44 @@ typedef void (*DeltaKernel)(DeltaCall);
 // The kernels, F32 and BF16.
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2], delta_gradients[2], delta_finish[2];
 
-// fill brings rows [0, rows) of `width` elements (counted from `from`; none if negative) to a tile, and zeros behind them, up to row `all` and COLUMNS
-// columns. All of a block's threads take part. made(row, column, x) may change four neighbours in a row. What a thread reads of 64 rows is under way at
-// once: writing to shared memory between would make each wait for the one before.
+// Fetched is four columns of some rows of a tile, in registers: from global memory (rows [0, rows) of `width` elements, counted from `from`; none if
+// negative; beyond them zeros) to a tile of COLUMNS columns, by all of a block's threads. What is fetched before anything is put is under way at once:
+// writing to shared memory between would make each wait for the one before.
+template <int COLUMNS> struct Fetched {
+  enum { LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1 };
+  float x[BATCH][4];
+
+  static __device__ __forceinline__ int column() { return (int)threadIdx.x % LANES * 4; }
+  static __device__ __forceinline__ int row(int i) { return (int)threadIdx.x / LANES + i * STEP; }
+
+  template <typename E> __device__ __forceinline__ Fetched(const E *from, int64_t stride, bool wide, int width, int rows) {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) x[i][e] = 0;
+      if (row(i) < rows && column() < width) load_flat<4>(from + row(i) * stride + column(), width - column(), wide, x[i]);
+    }
+  }
+  // put writes rows [0, all) of columns [0, columns).
+  template <typename T> __device__ __forceinline__ void put(Word *to, int step, int all, int columns = COLUMNS) const {
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+      if (row(i) >= all || column() >= columns) continue;
+      uint4 w;
+      w.x = to_word<T>(x[i][0]), w.y = to_word<T>(x[i][1]), w.z = to_word<T>(x[i][2]), w.w = to_word<T>(x[i][3]);
+      *reinterpret_cast<uint4 *>(to + row(i) * step + column()) = w;
+    }
+  }
+};
+
+// fill brings a tile at once. made(row, column, x) may change four neighbours in a row.
 template <typename T, int COLUMNS, typename E, typename F>
 __device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows, int all, F made) {
-  constexpr int LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1;
-  const int c = (int)threadIdx.x % LANES * 4, r0 = (int)threadIdx.x / LANES;
-  float x[BATCH][4];
+  Fetched<COLUMNS> f(from, stride, wide, width, rows);
 #pragma unroll
-  for (int i = 0; i < BATCH; i++) {
-    const int r = r0 + i * STEP;
-#pragma unroll
-    for (int e = 0; e < 4; e++) x[i][e] = 0;
-    if (r < rows && c < width) load_flat<4>(from + r * stride + c, width - c, wide, x[i]);
-  }
-#pragma unroll
-  for (int i = 0; i < BATCH; i++) {
-    const int r = r0 + i * STEP;
-    if (r >= all) continue;
-    if (r < rows && c < width) made(r, c, x[i]);
-    uint4 w;
-    w.x = to_word<T>(x[i][0]), w.y = to_word<T>(x[i][1]), w.z = to_word<T>(x[i][2]), w.w = to_word<T>(x[i][3]);
-    *reinterpret_cast<uint4 *>(to + r * step + c) = w;
-  }
+  for (int i = 0; i < Fetched<COLUMNS>::BATCH; i++)
+    if (f.row(i) < rows && f.column() < width) made(f.row(i), f.column(), f.x[i]);
+  f.template put<T>(to, step, all);
 }
 struct AsItIs {
   __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
@@ -88,24 +104,34 @@ __device__ __forceinline__ void fill_rows(Word *to, int step, const float *from,
   fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all, made);
 }
 
-// fill_keys brings all columns of a chunk's keys or queries, times by(row).
+// fill_chunk brings all columns of a chunk's keys or queries, times by(row), and its rows of a square, T or P.
 template <typename T, typename F>
-__device__ __forceinline__ void fill_keys(Word *to, int step, const DeltaCall &a, const DeltaView &x, int64_t token, int64_t key, int rows, int all, F by) {
-  auto made = [&](int r, int, float (&f)[4]) {
-    const float m = by(r);
+__device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a, const DeltaView &x, int64_t key, const float *from, int64_t head,
+                                           const DeltaChunk &c, int all, F by) {
+  const T *data = (const T *)x.data + c.token * x.token + key * x.head;
+  const float *squares = from + a.row(head, c.token) * a.chunk;
+  const int columns = up32(a.dim_k);
+  if (a.chunk == DELTA_CHUNK) { // two halves of the keys, as wide as they are with such chunks, and the square at once
+    Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows), s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
+    float f[Fetched<64>::BATCH];
 #pragma unroll
-    for (int i = 0; i < 4; i++) f[i] *= m;
-  };
-  int c0 = 0;
-  for (; c0 + 64 <= up32(a.dim_k); c0 += 64) fill_view<T, 64>(to + c0, step, x, token, key, c0, rows, all, made);
-  if (c0 < up32(a.dim_k)) fill_view<T, 32>(to + c0, step, x, token, key, c0, rows, all, made);
-}
-
-// fill_square brings a chunk's rows of T or P.
-template <typename T> __device__ __forceinline__ void fill_square(Word *to, int step, const DeltaCall &a, const float *from, int64_t head, int64_t token, int rows, int all) {
-  const float *at = from + a.row(head, token) * a.chunk;
-  if (a.chunk == DELTA_CHUNK) return fill_rows<T, DELTA_CHUNK>(to, step, at, a.chunk, 0, rows, all, AsItIs());
-  for (int c0 = 0; c0 < a.chunk; c0 += 16) fill_rows<T, 16>(to + c0, step, at, a.chunk, c0, rows, all, AsItIs());
+    for (int i = 0; i < Fetched<64>::BATCH; i++) f[i] = low.row(i) < c.rows ? by(low.row(i)) : 0;
+#pragma unroll
+    for (int i = 0; i < Fetched<64>::BATCH; i++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) low.x[i][e] *= f[i], high.x[i][e] *= f[i];
+    low.template put<T>(keys, step, all, columns);
+    high.template put<T>(keys + 64, step, all, columns - 64);
+    s.template put<T>(square, square_step, all);
+    return;
+  }
+  for (int c0 = 0; c0 < columns; c0 += 32)
+    fill<T, 32>(keys + c0, step, data + c0, x.token, x.wide, x.width - c0, c.rows, all, [&](int r, int, float (&y)[4]) {
+      const float m = by(r);
+#pragma unroll
+      for (int i = 0; i < 4; i++) y[i] *= m;
+    });
+  for (int c0 = 0; c0 < a.chunk; c0 += 16) fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
 }
 
 // load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor, and of dense rows of `width` floats.

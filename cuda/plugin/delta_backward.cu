@@ -30,27 +30,24 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       const bool active = m0 < rows;
       if (!c.last && a.dstates) s.store(a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v);
       __syncthreads(); // the chunk behind has been read
-      for (int r = (int)threadIdx.x; r < a.chunk; r += DELTA_THREADS) {
-        const bool there = r < c.rows;
-        const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-        const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
-        es[r] = d.z, fk[r] = d.w * unit;
-        bek[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] * d.z * unit : 0;
-      }
       s.template words<T>(ss, STEP);
-      fill_square<T>(ts, square, a, a.scores, head, c.token, c.rows, rows);
+      const int r = (int)threadIdx.x;
+      const bool there = r < c.rows;
+      const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
+      const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
+      const float beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
       fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, a.head0 + head, c0, c.rows, rows, AsItIs());
-      fill_keys<T>(ks, step, a, a.q, c.token, key, c.rows, rows, [&](int r) {
-        return a.scale * a.decay[a.row(head, c.token + r)].z * (a.unit_q ? a.unit_q[key * a.tokens + c.token + r] : 1);
+      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores, head, c, rows, [&](int row) {
+        return a.scale * a.decay[a.row(head, c.token + row)].z * (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1);
       });
+      if (r < a.chunk) es[r] = d.z, fk[r] = d.w * unit, bek[r] = beta * d.z * unit;
       __syncthreads();
       float x[2][4], y[2][4];
       zero(x);
       if (active) product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
       s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
-      fill_square<T>(ts, square, a, a.solve, head, c.token, c.rows, rows);
-      fill_keys<T>(ks, step, a, a.k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
       __syncthreads();
       if (active) {
         zero(y);

@@ -164,15 +164,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       if (i > 0 && a.states) s.store(a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v);
       __syncthreads(); // the chunk before has been read
       s.template words<T>(ss, STEP);
-      fill_keys<T>(ks, step, a, a.k, c.token, key, c.rows, rows, [](int) { return 1.0f; });
-      fill_square<T>(ts, square, a, a.solve, head, c.token, c.rows, rows);
-      for (int r = (int)threadIdx.x; r < a.chunk; r += DELTA_THREADS) {
-        const bool there = r < c.rows;
-        const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-        const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
-        es[r] = d.z, ek[r] = d.z * unit, fk[r] = d.w * unit;
-        bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
-      }
+      const int r = (int)threadIdx.x;
+      const bool there = r < c.rows;
+      const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
+      const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
+      const float beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
+      if (r < a.chunk) es[r] = d.z, ek[r] = d.z * unit, fk[r] = d.w * unit, bs[r] = beta;
       __syncthreads();
       const bool active = m0 < rows;
       if (active) {
