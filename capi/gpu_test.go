@@ -2,9 +2,11 @@ package main
 
 import (
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"ulysses/internal/cudatest"
 )
@@ -46,5 +48,46 @@ func TestHostOnGPUWithMPI(t *testing.T) {
 		if out := mpirun(t, n, exe); !strings.Contains(out, "ok gpu") {
 			t.Errorf("%d ranks: %s", n, out)
 		}
+	}
+}
+
+// Calls on a GPU leave no garbage either, and take no memory of the device.
+func TestCallsOnGPUAllocateNothing(t *testing.T) {
+	cudatest.Use(t)
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal) // shapes; its memory is the host's
+	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), device: onCUDA}
+	var ctx, plan, batch uintptr
+	must(t, newLocal(p(&o), p(&ctx)))
+	defer contextDestroy(ctx)
+	must(t, newPlan(ctx, p(&h.desc), p(&plan)))
+	must(t, newBatch(ctx, p(&h.lengths), p(&batch)))
+	must(t, planSizes(plan, batch, p(&h.sizes)))
+	c, err := find[context]("test", aContext, ctx)
+	must(t, err)
+	room := func(n uint64) unsafe.Pointer {
+		b, err := c.dev.Alloc(int64(n))
+		must(t, err)
+		t.Cleanup(b.Free)
+		return b.Pointer()
+	}
+	for i := range h.t {
+		h.t[i].data, h.t[i].device = room(uint64(len(h.data[i]))*4), onCUDA
+	}
+	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = room(h.sizes.saved), h.sizes.saved, room(h.sizes.workspace), h.sizes.workspace
+	body := func() {
+		must(t, attentionForward(plan, batch, p(&h.args)))
+		must(t, attentionBackward(plan, batch, p(&h.args), p(&h.grads)))
+		must(t, contextError(ctx))
+	}
+	body()
+	const calls = 200
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range calls {
+		body()
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.Mallocs - before.Mallocs; n > calls/10 {
+		t.Errorf("%d mallocs in %d calls forward and backward", n, calls)
 	}
 }

@@ -4,6 +4,8 @@ package cuda
 #include "bridge.h"
 #cgo noescape plug_place_of
 #cgo nocallback plug_place_of
+#cgo noescape plug_stream_query
+#cgo nocallback plug_stream_query
 */
 import "C"
 
