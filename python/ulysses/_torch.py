@@ -9,6 +9,9 @@ from torch.autograd.function import once_differentiable
 
 from .attention import Call, attention_backward, attention_forward
 from .gdn import DeltaCall, gated_delta_rule_backward, gated_delta_rule_forward
+from .halo import exchange
+from .layer import (WEIGHTS, LayerCall, LocalCall, LocalTensors, attention_layer_backward, attention_layer_forward, local_attention_backward,
+                    local_attention_forward)
 from .reshard import reduce_loss
 
 
@@ -59,6 +62,85 @@ def delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, op
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)):
         return _DeltaRule.apply(q, k, v, g, beta, initial_state, options)
     return gated_delta_rule_forward(q, k, v, g, beta, initial_state=initial_state, save=False, **options)[:2]
+
+
+class _Halo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, n: int, context: Any, batch: Any) -> Any:
+        ctx.n, ctx.context, ctx.batch, ctx.shape = n, context, batch, x.shape
+        out = x.new_empty((x.shape[0], abs(n), *x.shape[2:]))
+        exchange(context, batch, x.contiguous(), out, n, True)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dhalo: Any) -> Any:
+        dx = dhalo.new_zeros(ctx.shape)
+        exchange(ctx.context, ctx.batch, dx, dhalo.contiguous(), ctx.n, False)
+        return dx, None, None, None
+
+
+def halo(x: Any, n: int, context: Any, batch: Any) -> Any:
+    return _Halo.apply(x, n, context, batch)
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: dict, names: tuple, *tensors: Any) -> Any:
+        y, call = attention_layer_forward(**dict(zip(names, tensors)), **options)
+        ctx.save_for_backward(call.saved, *(call.inputs[name] for name in names))
+        ctx.plan, ctx.batch, ctx.names, ctx.eps = call.plan, call.batch, names, call.eps
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Any) -> Any:
+        saved, *tensors = ctx.saved_tensors
+        inputs = {**dict.fromkeys(("x", *WEIGHTS, "cos", "sin")), **dict(zip(ctx.names, tensors))}
+        grads = attention_layer_backward(LayerCall(ctx.plan, ctx.batch, saved, inputs, ctx.eps), dy)
+        return None, None, *(grads[name].to(inputs[name].dtype) if name in grads else None for name in ctx.names)
+
+
+def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, options: dict) -> Any:
+    tensors = {"x": x, "wq": wq, "wk": wk, "wv": wv, "wo": wo, **{n: options[n] for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None}}
+    rest = {n: v for n, v in options.items() if n not in tensors}
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
+        return _Layer.apply(rest, tuple(tensors), *tensors.values())
+    return attention_layer_forward(**tensors, save=False, **rest)[0]
+
+
+class _Local(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, function: Any, options: dict) -> Any:
+        out, call = local_attention_forward(q, k, v, lambda t: _write(t, function), **options)
+        ctx.save_for_backward(call.saved)
+        call.saved = None
+        ctx.call, ctx.function = call, function
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Any) -> Any:
+        def back(t: LocalTensors) -> None:
+            with torch.enable_grad():
+                inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
+                grads = torch.autograd.grad(ctx.function(*inputs), inputs, t.dout, allow_unused=True)
+            for to, grad in zip((t.dq, t.dk, t.dv), grads):
+                to.zero_() if grad is None else to.copy_(grad)
+
+        c = ctx.call
+        return *local_attention_backward(LocalCall(c.plan, c.batch, c.layout, ctx.saved_tensors[0], c.shapes), dout, back), None, None
+
+
+def _write(t: LocalTensors, function: Any) -> None:
+    with torch.no_grad():
+        t.out.copy_(function(t.q, t.k, t.v))
+
+
+def local_attention(q: Any, k: Any, v: Any, function: Any, options: dict) -> Any:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return _Local.apply(q, k, v, function, options)
+    return local_attention_forward(q, k, v, lambda t: _write(t, function), save=False, **options)[0]
 
 
 class _Reshard(torch.autograd.Function):

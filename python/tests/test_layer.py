@@ -1,0 +1,207 @@
+"""Halos, whole layers, and a caller's own attention between the exchanges. Ranks are threads."""
+
+import unittest
+
+import numpy as np
+
+import ulysses
+from ranks import contexts
+from reference import TOLERANCE, attention, error, mask
+
+try:
+    import torch
+    from torch.nn.functional import conv1d, scaled_dot_product_attention as sdpa
+except ImportError:
+    torch = None
+
+
+def draw(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def rows(x, ctx, axis=1):
+    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
+    return x[(slice(None),) * axis + (slice(lo, hi),)]
+
+
+class Halo(unittest.TestCase):
+    def test_rows_of_the_neighbours(self):
+        """Before and after, more rows than a neighbour has, documents, fewer rows than ranks; the gradient is the sum over the halos a row was in."""
+        for b, s, cu in ((2, 9, None), (1, 7, (0, 2, 7)), (1, 3, None)):
+            x = draw(1, b, s, 3, 2)
+            starts = sorted({i * s for i in range(b)} | set((cu or ())[:-1]))
+
+            def beside(i, lo, hi, n, k):  # the row at place k of the halo of rows [lo, hi), or None
+                near, t = (lo, lo - n + k) if n > 0 else (hi - 1, hi + k)
+                same = 0 <= t < s and lo < hi and max(y for y in starts if y <= i * s + t) == max(y for y in starts if y <= i * s + near)
+                return t if same else None
+
+            for n in (1, 3, -2):
+                def body(ctx):
+                    found = ulysses.halo(rows(x, ctx), n, seq=s, cu_seqlens=cu, context=ctx)
+                    dx = np.zeros_like(rows(x, ctx))
+                    ulysses.halo_backward(np.full_like(found, 1 + ctx.rank), n, dx, seq=s, cu_seqlens=cu, context=ctx)
+                    return found, dx
+
+                for size in (1, 2, 4):
+                    found, want = contexts(size, body), np.zeros_like(x)
+                    for rank, (halo, _) in enumerate(found):
+                        lo, hi = ulysses.shard_rows(s, size, rank)
+                        for i in range(b):
+                            for k in range(abs(n)):
+                                t = beside(i, lo, hi, n, k)
+                                np.testing.assert_array_equal(halo[i, k], 0 if t is None else x[i, t])
+                                if t is not None:
+                                    want[i, t] += 1 + rank
+                    np.testing.assert_array_equal(np.concatenate([dx for _, dx in found], 1), want)
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_a_convolution_over_ranks(self):
+        x, w, up = torch.from_numpy(draw(2, 1, 11, 4)), torch.from_numpy(draw(3, 4, 1, 3)), torch.from_numpy(draw(4, 1, 11, 4))
+
+        def convolve(x):
+            return conv1d(x.transpose(1, 2), w, groups=4).transpose(1, 2)
+
+        exact = x.clone().requires_grad_()
+        want = convolve(torch.nn.functional.pad(exact, (0, 0, 2, 0)))
+        (want * up).sum().backward()
+
+        def body(ctx):
+            mine = rows(x, ctx).clone().requires_grad_()
+            y = convolve(torch.cat([ulysses.halo(mine, 2, seq=11, context=ctx), mine], 1))
+            (y * rows(up, ctx)).sum().backward()
+            return y.detach(), mine.grad
+
+        for size in (1, 2, 4):
+            found = [torch.cat(x, 1) for x in zip(*contexts(size, body))]
+            torch.testing.assert_close(found[0], want.detach(), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(found[1], exact.grad, rtol=1e-6, atol=1e-6)
+
+    def test_refusals(self):
+        with ulysses.Context() as ctx:
+            for call in (lambda: ulysses.halo(draw(1, 1, 4), 0, context=ctx), lambda: ulysses.halo(draw(1, 4), 1, context=ctx), lambda: ulysses.halo(draw(1, 1, 4, 2), 1, seq=9, context=ctx)):
+                with self.assertRaises(ulysses.InvalidArgument):
+                    call()
+
+
+@unittest.skipIf(torch is None, "no torch")
+class Layer(unittest.TestCase):
+    def test_against_torch(self):
+        """Biases, norms, rotation and key heads that ranks share: y and all gradients against PyTorch in float64."""
+        b, s, h, hkv, d, n = 2, 13, 6, 2, 8, 20
+        torch.manual_seed(0)
+        x, up = torch.randn(b, s, n), torch.randn(b, s, n)
+        weights = {"wq": torch.randn(h * d, n) / 4, "wk": torch.randn(hkv * d, n) / 4, "wv": torch.randn(hkv * d, n) / 4, "wo": torch.randn(n, h * d) / 4,
+                   "bq": torch.randn(h * d), "bk": torch.randn(hkv * d), "bv": torch.randn(hkv * d), "bo": torch.randn(n), "q_norm": 1 + torch.randn(d) / 8, "k_norm": 1 + torch.randn(d) / 8}
+        angle = torch.arange(s)[None, :, None] / 50 ** (torch.arange(d // 2) / (d // 2))
+        angle = angle.expand(b, s, d // 2)
+
+        def layer(x, w, cos, sin):
+            def heads(name, k):
+                return (x @ w["w" + name].T + w["b" + name]).unflatten(-1, (k, d))
+
+            def turn(y):
+                a, c = y[..., :d // 2], y[..., d // 2:]
+                return torch.cat([a * cos - c * sin, c * cos + a * sin], -1)
+
+            def norm(y, g):
+                return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * g
+
+            q, k, v = turn(norm(heads("q", h), w["q_norm"])), turn(norm(heads("k", hkv), w["k_norm"])), heads("v", hkv)
+            y = sdpa(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True).transpose(1, 2)
+            return y.flatten(2) @ w["wo"].T + w["bo"]
+
+        exact = {name: t.double().requires_grad_() for name, t in {"x": x, **weights}.items()}
+        want = layer(exact["x"], exact, angle.cos().double()[:, :, None], angle.sin().double()[:, :, None])
+        (want * up).sum().backward()
+
+        def body(ctx):
+            mine = {"x": rows(x, ctx).clone().requires_grad_(), **{name: t.clone().requires_grad_() for name, t in weights.items()}}
+            turns = {name: rows(t, ctx).flatten(0, 1).contiguous() for name, t in (("cos", angle.cos()), ("sin", angle.sin()))}
+            options = dict(heads=h, kv_heads=hkv, causal=True, seq=s, context=ctx)
+            y = ulysses.attention_layer(**mine, **turns, **options)
+            (y * rows(up, ctx)).sum().backward()
+            with torch.no_grad():
+                torch.testing.assert_close(ulysses.attention_layer(**mine, **turns, **options), y.detach(), rtol=0, atol=0)
+            return y.detach(), {name: t.grad for name, t in mine.items()}
+
+        for size in (1, 2, 4):
+            found = contexts(size, body)
+            self.assertLess(error(torch.cat([y for y, _ in found], 1), want.detach()), TOLERANCE)
+            self.assertLess(error(torch.cat([g["x"] for _, g in found], 1), exact["x"].grad), TOLERANCE)
+            for name in weights:
+                self.assertLess(error(sum(g[name] for _, g in found), exact[name].grad), TOLERANCE, (name, size))
+
+
+class Local(unittest.TestCase):
+    def test_numpy(self):
+        q, k, v, dout = draw(1, 2, 11, 6, 8), draw(2, 2, 11, 2, 8), draw(3, 2, 11, 2, 8), draw(4, 2, 11, 6, 8)
+        want = attention(q, k, v, dout, see=mask(11, 11, True))
+
+        def own(q, k, v, heads, kv_heads, dout=None):
+            each = [h // 3 - kv_heads[0] for h in range(*heads)]  # a key head for every head: ranks cut groups of three
+            out = attention(q, k[:, :, each], v[:, :, each], dout, see=mask(11, 11, True))
+            if dout is None:
+                return out[0]
+            dk, dv = (np.stack([x[:, :, [i for i, e in enumerate(each) if e == j]].sum(2) for j in range(k.shape[2])], 2) for x in out[3:])
+            return out[2], dk, dv
+
+        def forward(t):
+            t.out[...] = own(t.q, t.k, t.v, t.heads, t.kv_heads)
+
+        def backward(t):
+            t.dq[...], t.dk[...], t.dv[...] = own(t.q, t.k, t.v, t.heads, t.kv_heads, t.dout)
+
+        def body(ctx):
+            out, call = ulysses.local_attention_forward(*(rows(x, ctx) for x in (q, k, v)), forward, seq=11, context=ctx)
+            return out, *ulysses.local_attention_backward(call, rows(dout, ctx), backward)
+
+        for size in (1, 2, 4, 7):  # of 7 ranks one has no head
+            for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want[0], *want[2:])):
+                self.assertLess(error(np.concatenate(a, 1), b), TOLERANCE, (name, size))
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_torch(self):
+        torch.manual_seed(0)
+        q, k, v, up = (torch.randn(1, 9, n, 8) for n in (4, 4, 4, 4))
+
+        def own(q, k, v):
+            return sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
+
+        exact = [x.double().requires_grad_() for x in (q, k, v)]
+        want = own(*exact)
+        (want * up).sum().backward()
+
+        def body(ctx):
+            mine = [rows(x, ctx).clone().requires_grad_() for x in (q, k, v)]
+            out = ulysses.local_attention(*mine, own, seq=9, context=ctx)
+            (out * rows(up, ctx)).sum().backward()
+            return out.detach(), *(x.grad for x in mine)
+
+        for size in (1, 2, 3):
+            for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want.detach(), *(x.grad for x in exact))):
+                self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
+
+    def test_a_function_that_fails(self):
+        """Its exception is the cause of the call's, and peers need not wait."""
+        q = draw(1, 1, 8, 2, 8)
+
+        def body(ctx):
+            def own(*_):
+                if ctx.rank == 0:
+                    raise RuntimeError("no such mask")
+                return 0
+
+            if ctx.rank == 0:
+                with self.assertRaises(ulysses.UlyssesError) as caught:
+                    ulysses.local_attention(*(rows(q, ctx),) * 3, own, seq=8, context=ctx)
+                self.assertIn("no such mask", str(caught.exception.__cause__))
+            else:
+                ulysses.local_attention(*(rows(q, ctx),) * 3, own, seq=8, context=ctx)
+            np.testing.assert_array_equal(ulysses.local_attention(*(rows(q, ctx),) * 3, lambda q, k, v: v, seq=8, context=ctx), rows(q, ctx))
+
+        contexts(2, body)
+
+
+if __name__ == "__main__":
+    unittest.main()
