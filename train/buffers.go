@@ -1,6 +1,9 @@
 package train
 
 import (
+	"math"
+
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -92,3 +95,21 @@ func (r *readiness) check() error {
 	}
 	return nil
 }
+
+// squares is the sum of the gradients' squares, on the device and on the host: F64 [1].
+type squares struct{ sum, hostSum tensor.Tensor }
+
+func newSquares() squares { return squares{hostSum: tensor.OfFloat64(make([]float64, 1), 1)} }
+
+// fetchSum brings the sum to the host. All ranks call it: none waits for the device while another has yet to give it work.
+func (x *squares) fetchSum(s device.Stream, d device.Device, world comm.Comm) error {
+	if err := d.Copy(s, x.hostSum, x.sum); err != nil {
+		return err
+	}
+	if err := comm.Meet(world); err != nil {
+		return err
+	}
+	return s.Sync()
+}
+
+func (x *squares) norm() float64 { return math.Sqrt(x.hostSum.Float64s()[0]) }

@@ -1,11 +1,8 @@
 package train
 
 import (
-	"math"
-
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -31,12 +28,11 @@ type Sharded struct {
 	next    int // stretch to come
 	ready   readiness
 
-	values      tensor.Tensor // stage 3 [own], else [numel], of the compute type
-	masters     tensor.Tensor // [own] F32, when training in another type
-	grads       tensor.Tensor // stage 1 [numel], else [own] F32
-	m, v        tensor.Tensor // [own] F32, for adamw
-	sum         tensor.Tensor // F64 [1]
-	hostSum     tensor.Tensor
+	values  tensor.Tensor // stage 3 [own], else [numel], of the compute type
+	masters tensor.Tensor // [own] F32, when training in another type
+	grads   tensor.Tensor // stage 1 [numel], else [own] F32
+	m, v    tensor.Tensor // [own] F32, for adamw
+	squares
 	gathered    slots // stage 3: values
 	summed      slots // stages 2 and 3: gradients
 	gatheredMem [2]tensor.Tensor
@@ -71,7 +67,7 @@ func (g *cutGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 // NewSharded allocates the shards of stage 1, 2 or 3 and lends the parameters out, whose values have the compute type. A nil optimizer is for
 // an evaluation.
 func NewSharded(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*Sharded, error) {
-	w := &Sharded{dev: d, world: world, opt: opt, compute: compute, stage: stage, hostSum: tensor.OfFloat64(make([]float64, 1), 1)}
+	w := &Sharded{dev: d, world: world, opt: opt, compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.cut(groups)
 	plan := w.plan(numel, largest)
 	if err := fits(d, components(plan)); err != nil {
@@ -235,228 +231,4 @@ func (w *Sharded) spread(s device.Stream) error {
 		}
 	}
 	return nil
-}
-
-func (w *Sharded) Begin(s device.Stream, micros int64) error {
-	w.ready.begin(micros)
-	return w.dev.Fill(s, w.grads, 0)
-}
-
-func (w *Sharded) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
-
-// Reduce completes the gradients in their owners' shards.
-func (w *Sharded) Reduce(s device.Stream) (float64, error) {
-	if err := w.ready.check(); err != nil {
-		return 0, err
-	}
-	if err := w.summed.wait(s); err != nil {
-		return 0, err
-	}
-	if err := w.dev.Fill(s, w.sum, 0); err != nil {
-		return 0, err
-	}
-	for i := range w.groups {
-		g := &w.groups[i]
-		if w.stage == 1 {
-			if err := w.world.ReduceScatter(s, g.part(w.grads, g.at), w.grads.Slice(0, g.at, g.at+g.numel), g.rows); err != nil {
-				return 0, err
-			}
-		}
-		if err := w.dev.SumSquares(s, w.sum, w.shardGrads(g)); err != nil {
-			return 0, err
-		}
-	}
-	if err := w.dev.Copy(s, w.hostSum, w.sum); err != nil {
-		return 0, err
-	}
-	if err := comm.Meet(w.world); err != nil {
-		return 0, err
-	}
-	if err := s.Sync(); err != nil {
-		return 0, err
-	}
-	if err := w.world.AllReduce(nil, w.hostSum, comm.Sum); err != nil {
-		return 0, err
-	}
-	return math.Sqrt(w.hostSum.Float64s()[0]), nil
-}
-
-// Update steps the shards; values that are whole on every rank are gathered again.
-func (w *Sharded) Update(s device.Stream, lr, scale float64, t int64) error {
-	for i := range w.groups {
-		if err := w.step(s, &w.groups[i], lr, scale, t); err != nil {
-			return err
-		}
-	}
-	w.gathered.forget()
-	if err := s.Record(w.updated); err != nil {
-		return err
-	}
-	if err := w.side.Wait(w.updated); err != nil {
-		return err
-	}
-	return w.spread(s)
-}
-
-func (w *Sharded) step(s device.Stream, g *cutGroup, lr, scale float64, t int64) error {
-	if g.hi == g.lo {
-		return nil
-	}
-	exact, grads, low, o := w.exact(g), w.shardGrads(g), tensor.Tensor{}, w.opt
-	if !w.masters.IsNil() {
-		low = w.shardValues(g)
-	}
-	if o.Name == "adamw" {
-		w.adamw = device.AdamW{W: exact, G: grads, M: g.shardOf(w.m), V: g.shardOf(w.v), Low: low, LR: lr, Beta1: o.Betas[0], Beta2: o.Betas[1],
-			Eps: o.Eps, WeightDecay: o.WeightDecay, GradScale: scale, Decay: g.decay, Step: t}
-		return w.dev.AdamW(s, &w.adamw)
-	}
-	w.sgd = device.SGD{W: exact, G: grads, Low: low, LR: lr, WeightDecay: o.WeightDecay, GradScale: scale, Decay: g.decay}
-	return w.dev.SGD(s, &w.sgd)
-}
-
-// Pass notes the order of the stretches to come.
-func (w *Sharded) Pass(order []model.Stretch) error {
-	if w.next != len(w.order) {
-		return status.Errorf(status.Internal, "train: a pass begins after %d of %d stretches of the last one", w.next, len(w.order))
-	}
-	w.order, w.next = order, 0
-	return nil
-}
-
-// Need makes a group whole for a stretch, and has the values of the next one gathered while this one computes.
-func (w *Sharded) Need(group int, s device.Stream) error {
-	if w.next == len(w.order) || w.order[w.next].Group != group {
-		return status.Errorf(status.Internal, "train: group %d is needed out of turn", group)
-	}
-	x := w.order[w.next]
-	w.next++
-	g := &w.groups[group]
-	var values, grads tensor.Tensor
-	if w.stage == 3 && x.Use&model.Reads != 0 {
-		slot, err := w.gather(group)
-		if err != nil {
-			return err
-		}
-		if slot == nil {
-			return status.Errorf(status.Internal, "train: no room to gather group %s", g.Name)
-		}
-		slot.users++
-		if err := s.Wait(slot.filled); err != nil {
-			return err
-		}
-		values = slot.mem.Slice(0, 0, g.numel)
-	} else if w.stage < 3 {
-		values = w.values.Slice(0, g.at, g.at+g.numel)
-	}
-	if w.stage == 1 && w.opt != nil {
-		grads = w.grads.Slice(0, g.at, g.at+g.numel)
-	} else if x.Use&model.Adds != 0 {
-		slot := w.summed.take(group, g.numel)
-		if slot == nil {
-			return status.Errorf(status.Internal, "train: no room for the gradients of group %s", g.Name)
-		}
-		slot.users++
-		grads = slot.mem.Slice(0, 0, g.numel)
-		if err := s.Wait(slot.filled); err != nil { // the sum of what was there
-			return err
-		}
-		if err := w.dev.Fill(s, grads, 0); err != nil {
-			return err
-		}
-	}
-	g.Lend(values, grads)
-	if w.stage == 3 && w.next < len(w.order) && w.order[w.next].Use&model.Reads != 0 {
-		_, err := w.gather(w.order[w.next].Group)
-		return err
-	}
-	return nil
-}
-
-// gather brings a group's values into a slot, if they are not there yet; nil when no slot is free.
-func (w *Sharded) gather(group int) (*slot, error) {
-	if x := w.gathered.find(group); x != nil {
-		return x, nil
-	}
-	g := &w.groups[group]
-	x := w.gathered.take(group, g.numel)
-	if x == nil {
-		return nil, nil
-	}
-	if err := w.side.Wait(x.used); err != nil {
-		return nil, err
-	}
-	if err := w.world.AllGather(w.side, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values), g.rows); err != nil {
-		return nil, err
-	}
-	return x, w.side.Record(x.filled)
-}
-
-// Done ends a stretch: the values' slot may be used again, the gradients go to their owners.
-func (w *Sharded) Done(group int, s device.Stream) error {
-	g := &w.groups[group]
-	if x := w.gathered.find(group); x != nil && x.users > 0 {
-		if x.users--; x.users == 0 {
-			if err := s.Record(x.used); err != nil {
-				return err
-			}
-		}
-	}
-	x := w.summed.find(group)
-	if x == nil || x.users == 0 {
-		return nil
-	}
-	x.users, x.group = 0, -1
-	if err := s.Record(x.used); err != nil {
-		return err
-	}
-	if err := w.side.Wait(x.used); err != nil {
-		return err
-	}
-	mine := g.part(x.mem, 0)
-	if err := w.world.ReduceScatter(w.side, mine, x.mem.Slice(0, 0, g.numel), g.rows); err != nil {
-		return err
-	}
-	if shard := g.shardOf(w.grads); shard.Numel() > 0 {
-		if err := w.dev.Add(w.side, shard, shard, mine); err != nil {
-			return err
-		}
-	}
-	return w.side.Record(x.filled)
-}
-
-// State is this rank's shard.
-func (w *Sharded) State(group int) State {
-	g := &w.groups[group]
-	x := State{Lo: g.lo, Hi: g.hi, Exact: w.exact(g)}
-	if !w.masters.IsNil() {
-		x.Low = w.shardValues(g)
-	}
-	if !w.m.IsNil() {
-		x.M, x.V = g.shardOf(w.m), g.shardOf(w.v)
-	}
-	return x
-}
-
-// Whole gathers a group in F32 where gradients are whole between steps.
-func (w *Sharded) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
-	g := &w.groups[group]
-	shard := w.exact(g)
-	if grads {
-		shard = w.shardGrads(g)
-	}
-	var all tensor.Tensor
-	switch {
-	case w.opt == nil && w.stage < 3:
-		return w.values.Slice(0, g.at, g.at+g.numel), nil
-	case w.opt == nil:
-		all = w.gatheredMem[0]
-	case w.stage == 1:
-		all = w.grads.Slice(0, g.at, g.at+g.numel)
-	default:
-		all = w.summedMem[0]
-	}
-	w.gathered.forget()
-	all = all.Slice(0, 0, g.numel)
-	return all, w.world.AllGather(s, all, shard, g.rows)
 }

@@ -1,8 +1,6 @@
 package train
 
 import (
-	"math"
-
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/model"
@@ -51,19 +49,18 @@ type Replicated struct {
 	decay   []device.Range // where the weight decay applies; nil would be everywhere
 	ready   readiness
 
-	values       tensor.Tensor // [numel] of the compute type
-	masters      tensor.Tensor // [numel] F32, when training in another type
-	grads, m, v  tensor.Tensor // [numel] F32; m, v for adamw alone
-	sum, hostSum tensor.Tensor // F64 [1]
-	buffers      []*device.Arena
-	adamw        device.AdamW // arguments, kept so that no step allocates
-	sgd          device.SGD
+	values      tensor.Tensor // [numel] of the compute type
+	masters     tensor.Tensor // [numel] F32, when training in another type
+	grads, m, v tensor.Tensor // [numel] F32; m, v for adamw alone
+	squares
+	buffers []*device.Arena
+	adamw   device.AdamW // arguments, kept so that no step allocates
+	sgd     device.SGD
 }
 
 // NewReplicated allocates and binds the parameters of the groups, whose values have the compute type.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
-	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, groups: groups, decay: []device.Range{},
-		hostSum: tensor.OfFloat64(make([]float64, 1), 1)}
+	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, groups: groups, decay: []device.Range{}, squares: newSquares()}
 	n := int64(0)
 	for _, g := range groups {
 		w.places = append(w.places, device.Range{Lo: n, Hi: n + g.Numel()})
@@ -174,16 +171,10 @@ func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.dev.SumSquares(s, w.sum, w.grads); err != nil {
 		return 0, err
 	}
-	if err := w.dev.Copy(s, w.hostSum, w.sum); err != nil {
+	if err := w.fetchSum(s, w.dev, w.world); err != nil {
 		return 0, err
 	}
-	if err := comm.Meet(w.world); err != nil {
-		return 0, err
-	}
-	if err := s.Sync(); err != nil {
-		return 0, err
-	}
-	return math.Sqrt(w.hostSum.Float64s()[0]), nil
+	return w.norm(), nil
 }
 
 func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {

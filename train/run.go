@@ -1,0 +1,106 @@
+package train
+
+import (
+	"ulysses/internal/status"
+	"ulysses/model"
+)
+
+// Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
+// must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
+func (t *Trainer) Run() error {
+	for step := t.Resumed; step < t.Steps && !t.stopped; step++ {
+		r, err := t.Step(step)
+		if err != nil {
+			return err
+		}
+		if err := t.Metrics.Write(r); err != nil {
+			return err
+		}
+		if t.OnStep != nil {
+			if err := t.OnStep(r); err != nil {
+				return err
+			}
+		}
+		last := step == t.Steps-1
+		if t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
+			if _, err := t.Evaluate(step + 1); err != nil {
+				return err
+			}
+		}
+		if err := t.keep(step+1, last); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stopped reports that the run was asked to stop before its end.
+func (t *Trainer) Stopped() bool { return t.stopped }
+
+// keep begins and finishes checkpoints after a step, by what all ranks know.
+func (t *Trainer) keep(step int64, last bool) error {
+	if t.saver == nil {
+		return nil
+	}
+	f := t.flags.Int64s()
+	t.stopped = f[1] > 0 && !last
+	due := t.stopped || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
+	if due || f[2] == 0 {
+		t.Clock.Push("checkpoint")
+		defer t.Clock.Pop()
+		if err := t.saver.finish(); err != nil {
+			return err
+		}
+	}
+	if !due {
+		return nil
+	}
+	if err := t.saver.begin(step, t.updates); err != nil {
+		return err
+	}
+	if last || t.stopped {
+		return t.saver.finish()
+	}
+	return nil
+}
+
+// Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
+func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
+	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
+	nll, targets := 0.0, int64(0)
+	var m *Micro
+	for first := int64(0); first < rows; first += replicas * t.Data.Batch {
+		lo := first + int64(t.Mesh.Replica)*t.Data.Batch
+		if lo >= rows { // the last rows are other replicas', which may need the weights that are kept here
+			if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		t.Clock.Push("data")
+		var err error
+		m, err = t.Eval.Range(lo, min(rows, lo+t.Data.Batch), m)
+		t.Clock.Pop()
+		if err != nil {
+			return nil, err
+		}
+		l, err := t.pass(m, 0, false)
+		if err != nil {
+			return nil, err
+		}
+		nll += l.Sum
+		targets += l.Tokens
+	}
+	nll, n, err := t.sumLoss(nll, targets)
+	if err != nil {
+		return nil, err
+	}
+	r := &EvalRecord{Step: step, EvalLoss: Float(nll / float64(max(1, n))), EvalTokens: n}
+	if notFinite(nll) && t.OnNaN != "skip" {
+		return nil, status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g", step, nll)
+	}
+	if t.OnEval != nil {
+		t.OnEval(r)
+	}
+	return r, t.Metrics.Write(r)
+}
