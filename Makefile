@@ -10,7 +10,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -137,6 +137,10 @@ goldens: .venv/goldens
 # Weights and logits of a folder that this program wrote, against a folder given: make goldens-check A=out/model B=testdata/goldens/models/llama
 goldens-check: .venv/goldens
 	.venv/bin/python testdata/goldens/check_hf.py $(A) $(B)
+
+# Fifty kills at random moments, each resumed: every loss must be that of the undisturbed run.
+soak: build
+	ULYSSES_TEST_KILLS=50 $(GO) test ./job -run TestKill -count=1 -v -timeout 30m
 
 bench: build .venv/peers
 	$(GO) build -tags mpi -o bin/ulysses-bench ./benchmarks
