@@ -74,6 +74,9 @@ func badTimeLimit(s string) bool {
 // them there would do nothing without a word.
 var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
+// onlyModels lists keys that would do nothing without a word in a job on saved tensors.
+var onlyModels = []string{"tile.mlp", "tile.loss"}
+
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
@@ -116,12 +119,16 @@ func (l *loader) check() {
 		l.bad["data.path"] = l.bad["data.path"] || l.bad["data"]
 		apply(missing, status.InvalidConfig)
 	}
-	if isModelJob(l.job) && !l.bad["kind"] {
-		for _, key := range onlySaved {
-			if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
-				l.faults.add(l.job.origin(key), status.InvalidConfig,
-					"%s%s: it has no effect with kind = %q, where the model's config.json decides: take it out", key, l.value(key), l.job.Kind)
-			}
+	if l.bad["kind"] {
+		return
+	}
+	idle, why := onlyModels, "which has no model"
+	if isModelJob(l.job) {
+		idle, why = onlySaved, "where the model's config.json decides"
+	}
+	for _, key := range idle {
+		if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
+			l.faults.add(l.job.origin(key), status.InvalidConfig, "%s%s: it has no effect with kind = %q, %s: take it out", key, l.value(key), l.job.Kind, why)
 		}
 	}
 }
