@@ -109,6 +109,7 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   heads(1);
   l.heads = least(s.value_heads, most(s.group, DELTA_ROOM / most(l.bytes - front, 1)));
   heads(l.heads);
+  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_ROOM); // fewer tokens, of which more heads fit, need no more than many
   return l;
 }
 
