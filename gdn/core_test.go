@@ -161,7 +161,7 @@ type sweep struct {
 	cases    []string
 	strategy Strategy // Auto = both, State in both of its forms
 	most     int      // ranks; 0 = any
-	even     bool     // rows are not given
+	brief    bool     // an even cut alone, and states in their first form
 }
 
 func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
@@ -181,7 +181,7 @@ func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
 					for _, n := range mpitest.Sizes() {
 						for _, dtype := range w.dtypes {
 							for _, given := range []bool{false, true} {
-								if w.most > 0 && n > w.most || n == 1 && (way.scan || given) || w.even && given {
+								if w.most > 0 && n > w.most || n == 1 && (way.scan || given) || w.brief && (given || way.scan) {
 									continue
 								}
 								k := k

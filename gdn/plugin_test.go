@@ -7,13 +7,10 @@ import (
 	"ulysses/tensor"
 )
 
-// pluginCases are few and small where the host stands in for a GPU, thread by thread.
-var pluginCases = []string{"fewer tokens than ranks", "short rows"}
-
-// On the CUDA plug-in, with its communicators: Heads give the bits of one rank, and both ways are near to float64, the core and the layer.
+// On the CUDA plug-in, in a small case as the host may stand in for a GPU, thread by thread, with its communicators: Heads give the bits of one rank, and both ways are near to float64, the core and the layer.
 func TestPlugin(t *testing.T) {
 	cuda := devicetest.CUDA(t, "cuda", false)
-	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: pluginCases, most: 3, even: true}
+	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: []string{"short rows"}, most: 3, brief: true}
 	w.run(t, func(b *bench, k *kase, scan bool) error {
 		if k.layer.Strategy == Heads {
 			if err := b.bitsOfOne(k, cuda); err != nil {
