@@ -4,38 +4,15 @@
 #include <atomic>
 
 #include "check.h"
+#include "tables.h"
 #ifndef ULY_EMULATED
 #include "libraries.h"
 #endif
 
-// Entries of tables on their way to the workspace.
-enum { ENTRIES = 240 };
-struct Entries {
-  char *to;
-  int n;
-  int64_t at[ENTRIES], value[ENTRIES];
-};
-__global__ void attention_put(Entries e) {
-  if ((int)threadIdx.x < e.n) *(int64_t *)(e.to + e.at[threadIdx.x]) = e.value[threadIdx.x];
-}
-
 int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k) {
-  Entries e = {};
-  e.to = (char *)a->workspace.data;
-  int32_t code = ULY_OK;
-  auto send = [&] {
-    if (e.n == 0 || code != ULY_OK) return;
-    LAUNCH(attention_put, 1, 256, 0, s, e);
-    code = started(d, "Attention: tables of documents");
-    e.n = 0;
-  };
-  attention_tables(*a, l, tile_q, tile_k, [&](int64_t at, int64_t value) {
-    e.at[e.n] = at;
-    e.value[e.n++] = value;
-    if (e.n == ENTRIES) send();
-  });
-  send();
-  return code;
+  Tables tables(d, s, "Attention: tables of documents", a->workspace.data);
+  attention_tables(*a, l, tile_q, tile_k, [&](int64_t at, int64_t value) { tables(at, value); });
+  return tables.end();
 }
 
 static int64_t workspace_bytes(uly_device *d, const uly_attention &a, bool backward) {

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "check.h"
+#include "tables.h"
 
 namespace {
 
@@ -13,36 +14,6 @@ enum : int64_t { GRID = 5 };
 #else
 enum : int64_t { GRID = INT32_MAX };
 #endif
-
-// Entries of tables on their way to the workspace: as arguments of a kernel, so that no host memory is needed when the call has returned.
-enum { ENTRIES = 240 };
-struct Entries {
-  char *to;
-  int n;
-  int64_t at[ENTRIES], value[ENTRIES];
-};
-__global__ void delta_put(Entries e) {
-  if ((int)threadIdx.x < e.n) *(int64_t *)(e.to + e.at[threadIdx.x]) = e.value[threadIdx.x];
-}
-
-int32_t upload(uly_device *d, uly_stream *s, const DeltaShape &shape, const DeltaLayout &l, char *to, const int64_t *cu, int64_t documents, bool all, int64_t *chunks) {
-  Entries e = {};
-  e.to = to;
-  int32_t code = ULY_OK;
-  auto send = [&] {
-    if (e.n == 0 || code != ULY_OK) return;
-    LAUNCH(delta_put, 1, 256, 0, s, e);
-    code = started(d, "GatedDelta: tables of documents");
-    e.n = 0;
-  };
-  *chunks = delta_tables(shape, l, cu, documents, all, [&](int64_t at, int64_t value) {
-    e.at[e.n] = at;
-    e.value[e.n++] = value;
-    if (e.n == ENTRIES) send();
-  });
-  send();
-  return code;
-}
 
 // Operands are those of any of the operations; what one lacks is nil.
 struct Operands {
@@ -176,9 +147,10 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (hv == 0 && !backward) return ULY_OK;
   if (tokens == 0 && !state) return ULY_OK;
   DeltaCall call = {};
-  int64_t chunks = 0;
   char *w = (char *)a.workspace.data;
-  TRY(upload(d, s, shape, l, w, a.cu, a.documents, state, &chunks));
+  Tables tables(d, s, a.op, w);
+  const int64_t chunks = delta_tables(shape, l, a.cu, a.documents, state, [&](int64_t at, int64_t value) { tables(at, value); });
+  TRY(tables.end());
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   auto floats = [&](int64_t at) { return (float *)(w + at); };
   call.q = view(a.q), call.k = view(a.k), call.v = view(a.v), call.out = view(a.out), call.dout = view(a.dout);

@@ -71,7 +71,7 @@ static void heads(const std::vector<int64_t> &key, int64_t key_heads, int64_t to
   WANT(h.hi == s.value_heads && h.key_hi == key_heads, "%lld heads, %lld key heads", (long long)h.hi, (long long)h.key_hi);
 }
 
-// A question without documents bounds those with any, and heads at a time fit into the room.
+// A question without documents bounds those with any, one of many tokens those of fewer, and heads at a time fit into the room.
 static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, int64_t dv) {
   const DeltaShape s = delta_shape(tokens, key_heads, key_heads * group, dk, dv, 0, nullptr);
   WANT(s.group == group, "groups of %lld", (long long)s.group);
@@ -81,6 +81,10 @@ static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, 
     WANT(all.heads >= group && all.heads <= s.value_heads, "%lld heads at a time", (long long)all.heads);
     const int64_t one = tokens * (16 + 4 * s.chunk);
     WANT(few.bytes > few.heads * one, "%lld bytes", (long long)few.bytes);
+    for (int64_t fewer : {tokens / 2, tokens - tokens / 8, tokens - 1}) {
+      const DeltaLayout less = delta_layout(delta_shape(fewer, key_heads, key_heads * group, dk, dv, 0, nullptr), 1, pass);
+      WANT(less.bytes <= few.bytes, "%lld bytes for %lld tokens, %lld for %lld", (long long)less.bytes, (long long)fewer, (long long)few.bytes, (long long)tokens);
+    }
     WANT(few.heads == s.value_heads || few.heads == group || few.bytes - few.decay <= DELTA_ROOM + 4096, "%lld bytes of %lld heads", (long long)few.bytes, (long long)few.heads);
   }
 }
