@@ -38,6 +38,17 @@ func TestGoldenHybrids(t *testing.T) {
 	}
 }
 
+// Hybrids train the same where ranks hold parts of the weights, which then lie elsewhere in each half of a pass.
+func TestShardedHybrids(t *testing.T) {
+	dir := filepath.Join(goldens, "qwen3_5-adamw-packed")
+	c := readGoldens(t, "train")[dir]
+	for zero := 1; zero <= 3; zero++ {
+		for _, strategy := range []string{"heads", "state"} {
+			trainGolden(t, dir, c, 4, "gdn.strategy="+strategy, fmt.Sprint("parallel.zero=", zero))
+		}
+	}
+}
+
 // One rank sees many: the first step on four is that on one, tensor by tensor.
 func TestVerifyHybrids(t *testing.T) {
 	for _, strategy := range []string{"heads", "state"} {
@@ -73,5 +84,20 @@ func TestReplicasAndSequenceRanks(t *testing.T) {
 				t.Errorf("%s, step %d: loss %.7f on four ranks, %.7f on four replicas", strategy, i+1, got[i], want[i])
 			}
 		}
+	}
+}
+
+// The example learns, and says which way it took.
+func TestHybridExample(t *testing.T) {
+	var stdout bytes.Buffer
+	out := t.TempDir()
+	err := Run(Options{Path: "../examples/hybrid.toml", Ranks: 4, Stdout: &stdout, Stderr: io.Discard,
+		Sets: []string{"output.dir=" + out, "output.model=false", "data.sequence=256", "train.steps=12", "optimizer.warmup=4", "eval.split=0.0"}})
+	if err != nil || !strings.Contains(stdout.String(), "; auto, which is the lesser") {
+		t.Fatal(err, stdout.String())
+	}
+	records := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
+	if first, last := records[0].Loss, records[len(records)-1].Loss; !(last < first-1.5) {
+		t.Errorf("loss %.3f, after %d steps %.3f", first, len(records), last)
 	}
 }
