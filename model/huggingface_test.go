@@ -269,6 +269,50 @@ func TestFolderTolerates(t *testing.T) {
 	})
 }
 
+// Of a folder of Qwen3.5 with vision the language model is read, whose tensors have longer names there, and saved as one without.
+func TestFolderWithVision(t *testing.T) {
+	cfg := configs(t)["qwen3_5"]
+	onRank(t, cfg, func(r *rank) {
+		list := items(r.Model, tensor.F32)
+		for i, item := range list {
+			if rest, ok := strings.CutPrefix(item.Name, "model."); ok {
+				list[i].Name = "model.language_model." + rest
+			}
+		}
+		odd := tensor.OfFloat32([]float32{1}, 1)
+		list = append(list, tensor.Item{Name: "model.visual.pos_embed.weight", Tensor: odd}, tensor.Item{Name: "mtp.fc.weight", Tensor: odd})
+		dir := writeFolder(t, cfg, map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
+		text, _ := json.Marshal(map[string]any{"model_type": "qwen3_5", "vision_config": map[string]any{"depth": 1}, "text_config": cfg.fields()})
+		os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
+		saved := filepath.Join(t.TempDir(), "model")
+		same := func(got *rank) {
+			for i, g := range got.Groups() {
+				for j, p := range g.Params {
+					if want := r.Groups()[i].Params[j]; p.Name != want.Name || !slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
+						t.Errorf("%s is not what %s was", p.Name, want.Name)
+					}
+				}
+			}
+		}
+		if err := load(t, dir, nil, func(got *rank) { same(got); must(got.Save(saved, dir, got.whole)) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := load(t, saved, nil, same); err != nil {
+			t.Error(err)
+		}
+		// Elsewhere such names have no place.
+		os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())), 0o600)
+		if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "model.embed_tokens.weight[23 24] is missing") {
+			t.Errorf("qwen3: %v", err)
+		}
+	})
+}
+
+func must1[T any](x T, err error) T {
+	must(err)
+	return x
+}
+
 // A folder that cannot be written leaves nothing behind and says what to do.
 func TestSaveFaults(t *testing.T) {
 	onRank(t, configs(t)["llama"], func(r *rank) {

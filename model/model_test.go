@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"ulysses/comm"
@@ -354,6 +355,45 @@ func TestInit(t *testing.T) {
 	if math.Abs(fourth-3) > 0.5 {
 		t.Errorf("fourth moment %v, a normal distribution has 3", fourth)
 	}
+}
+
+// A hybrid starts as transformers' does: decays ln of uniform(0.01, 16), their offsets 1, norms around 1 stored as 0.
+func TestInitHybrid(t *testing.T) {
+	cfg, err := configs(t)["qwen3_5"].Override(map[string]any{"linear_num_value_heads": 2000, "linear_value_head_dim": 1})
+	must(err)
+	ranks(t, 1, func(c comm.Comm) error {
+		r := newRank(c, cfg, 1, false)
+		must(r.Init(1))
+		for _, g := range r.Groups() {
+			for _, p := range g.Params {
+				x := p.Value.View(p.Numel()).Float32s()
+				switch {
+				case strings.HasSuffix(p.Name, "A_log"):
+					sum, least, most := 0.0, math.Inf(1), 0.0
+					for _, v := range x {
+						a := math.Exp(float64(v))
+						sum, least, most = sum+a, min(least, a), max(most, a)
+					}
+					if mean := sum / float64(len(x)); math.Abs(mean-8) > 0.5 || least < 0.0099 || least > 0.2 || most > 16.001 || most < 15.8 {
+						t.Errorf("%s: exp has mean %g, from %g to %g", p.Name, mean, least, most)
+					}
+				case strings.HasSuffix(p.Name, "dt_bias") || strings.HasSuffix(p.Name, "linear_attn.norm.weight"):
+					if slices.Min(x) != 1 || slices.Max(x) != 1 {
+						t.Errorf("%s does not start at 1", p.Name)
+					}
+				case strings.Contains(p.Name, "norm"):
+					if slices.Min(x) != 0 || slices.Max(x) != 0 {
+						t.Errorf("%s does not start at 0", p.Name)
+					}
+				case strings.HasSuffix(p.Name, "conv1d.weight"):
+					if d := norm2(ref.Convert[float64](x)) / math.Sqrt(float64(len(x))); math.Abs(d-cfg.InitializerRange) > 0.02 {
+						t.Errorf("%s: deviation %g", p.Name, d)
+					}
+				}
+			}
+		}
+		return nil
+	})
 }
 
 // What a pass cannot run on is refused with a sentence.
