@@ -56,7 +56,6 @@ type context struct {
 	layer      layerPlaces
 	halo       halo
 	loss       []float64 // of its own, so that C may look at it
-	send, recv []int64
 }
 
 // enter begins a call. A context serves one thread at a time, and no callback may call in.

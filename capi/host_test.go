@@ -83,11 +83,11 @@ func TestHostInC(t *testing.T) {
 }
 
 // mpirun is Open MPI's, with the manners of containers.
-func mpirun(t *testing.T, n int, exe string) string {
+func mpirun(t *testing.T, n int, exe ...string) string {
 	t.Helper()
 	missing(t, "mpirun")
 	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
-	return output(t, 3*time.Minute, env, "mpirun", "--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n), exe)
+	return output(t, 3*time.Minute, env, "mpirun", append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
 }
 
 func TestHostWithMPI(t *testing.T) {
@@ -103,6 +103,23 @@ func TestHostWithMPI(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Over MPI the library takes nothing from C's allocator in calls, and Go's collector, which runs here for every 40 KiB, has nothing to do: 10,000 calls
+// forward and backward.
+func TestNoCallAllocatesOverMPI(t *testing.T) {
+	exe := compile(t, "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "testdata/counted.c", "-ldl")
+	t.Setenv("GODEBUG", "gctrace=1")
+	t.Setenv("GOGC", "1")
+	out := mpirun(t, 2, exe, "5000")
+	_, rest, begun := strings.Cut(out, "begin\n")
+	between, _, ended := strings.Cut(rest, "end\n")
+	if !begun || !ended || !strings.Contains(out, "gc 1 @") || !strings.Contains(out, "ok counted 2") {
+		t.Fatalf("the host, or Go's collector, did not say what it should:\n%s", out)
+	}
+	if n := strings.Count(between, "gc "); n > 2 { // one of each rank may be due
+		t.Errorf("%d collections in 10,000 calls:\n%s", n, between)
 	}
 }
 

@@ -140,7 +140,7 @@ func (t Tensor) View(shape ...int64) Tensor {
 	r := Of(t.Data, t.DType, shape...)
 	r.Where = t.Where
 	if !t.Contiguous() || r.Numel() != t.Numel() {
-		panic(fmt.Sprintf("tensor.View: %v as %v", t, shape))
+		panic(fmt.Sprintf("tensor.View: %v as %v", t, r)) // not shape, which then stays on the stack: calls that view allocate nothing
 	}
 	return r
 }

@@ -276,13 +276,27 @@ static void overhead(void) {
   ulysses_context_info info;
   ULYSSES_INIT(&info);
   struct timespec from, to;
+  ulysses_sizes size;
+  ULYSSES_INIT(&size);
   const int n = 20000;
-  for (int what = 0; what < 2; what++) {
-    clock_gettime(CLOCK_MONOTONIC, &from);
-    for (int i = 0; i < n; i++) OK(what ? ulysses_attention_forward(plan, batch, &a) : ulysses_context_query(c, &info));
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    printf("%s: %.0f ns a call\n", what ? "attention of one number" : "an empty call",
-           ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / n);
+  const char *names[] = {"ulysses_context_query", "ulysses_plan_sizes of a plan and a batch", "ulysses_attention_forward refused at its first tensor", "ulysses_attention_forward of one number"};
+  ulysses_attention_args none = a;
+  none.q = NULL;
+  for (int what = 0; what < 4; what++) {
+    double least = 1e300;
+    for (int round = 0; round < 20; round++) {
+      clock_gettime(CLOCK_MONOTONIC, &from);
+      for (int i = 0; i < n / 20; i++)
+        switch (what) {
+        case 0: OK(ulysses_context_query(c, &info)); break;
+        case 1: OK(ulysses_plan_sizes(plan, batch, &size)); break;
+        case 2: IS(ulysses_attention_forward(plan, batch, &none), ULYSSES_INVALID_ARGUMENT); break;
+        case 3: OK(ulysses_attention_forward(plan, batch, &a)); break;
+        }
+      clock_gettime(CLOCK_MONOTONIC, &to);
+      least = fmin(least, ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / (n / 20));
+    }
+    printf("%s: %.0f ns a call\n", names[what], least);
   }
   ulysses_context_destroy(c);
 }
