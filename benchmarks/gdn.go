@@ -67,10 +67,7 @@ func gdnTensors(d device.Device, a arena, s shape) (g device.GatedDeltaGrad) {
 	g.G, g.Beta = a.random(s.Tokens, s.Heads), a.random(s.Tokens, s.Heads)
 	g.DG, g.DBeta = a.take(tensor.F32, s.Tokens, s.Heads), a.take(tensor.F32, s.Tokens, s.Heads)
 	if !a.Sketched() {
-		for i, x := range g.G.Float32s() {
-			g.G.Float32s()[i] = float32(-0.1 * math.Abs(float64(x)))
-			g.Beta.Float32s()[i] = float32(1 / (1 + math.Exp(float64(x))))
-		}
+		gates(g.G.Float32s(), g.Beta.Float32s())
 	}
 	g.Cu, g.L2Norm, g.Scale, g.Chunk = s.documents(), true, 1/math.Sqrt(float64(s.HeadDim)), gdnChunk
 	sizes := d.GatedDeltaSizes(&g.GatedDelta)

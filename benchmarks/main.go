@@ -1,10 +1,10 @@
 // Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a case, in the form of the programs under
 // peers/, so that run.py can put the two side by side.
 //
-//	ulysses-bench peak|attention|gemm|gdn|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
+//	ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
 //	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype BF16] [--repeat N] [--cases words]
 //
-// attention, gemm and gdn run on one rank; ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
+// attention, gemm and gdn run on one rank; gdn_ranks, ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
 package main
 
 import (
@@ -46,6 +46,7 @@ type shape struct {
 type cases struct {
 	Attention, Gemm, Ulysses []shape
 	GDN                      []shape
+	GDNRanks                 []shape `json:"gdn_ranks"`
 	AllToAll                 []int64 `json:"alltoall_bytes"`
 	GPUAttention             []shape `json:"gpu_attention"`
 	GPULayer                 []shape `json:"gpu_layer"`
@@ -57,7 +58,7 @@ type options struct {
 	words, device, dtype   string
 	forward                bool
 	cases                  cases
-	world                  comm.Comm // ulysses and a2a
+	world                  comm.Comm // gdn_ranks, ulysses and a2a
 }
 
 func main() {
@@ -68,10 +69,10 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "ulysses": ulysses, "a2a": allToAll,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|ulysses|a2a|gpu_attention|gpu_layer [flags]")
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a|gpu_attention|gpu_layer [flags]")
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -89,7 +90,7 @@ func run(args []string) error {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
 	}
 	bench := benches[args[0]]
-	if args[0] != "ulysses" && args[0] != "a2a" {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) error {
