@@ -140,9 +140,12 @@ func TestExamples(t *testing.T) {
 			}
 			exe := compile(t, e.compiler, e.args...)
 			for _, n := range []int{1, 2, 4} {
-				if out := mpirun(t, n, exe); !strings.Contains(out, "equal") {
+				if out := mpirun(t, n, exe); !strings.Contains(out, fmt.Sprint(n, " ranks")) || !strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
 					t.Errorf("%d ranks: %s", n, out)
 				}
+			}
+			if out := mpirun(t, 4, exe, "3"); !strings.Contains(out, "3 ranks") || !strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
+				t.Errorf("3 of 4 ranks: %s", out)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 /* Causal attention over a sequence that is cut across the ranks of your own MPI program.
  *
  *   mpicc attention_mpi.c -lulysses -lm && mpirun -n 4 ./a.out
+ *   mpirun -n 4 ./a.out 3            on a communicator of three of them
  *
  * Every rank holds seq/ranks tokens of all heads and gets as many rows of the output and of the gradients. The program compares them with what
  * one rank computes alone: they are equal bit for bit. */
@@ -76,10 +77,16 @@ int main(int argc, char **argv) {
     int rank, size;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm group;                                                     /* yours, of any ranks */
+    MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
+    if (group == MPI_COMM_NULL) {
+        MPI_Finalize();
+        return 0;
+    }
+    MPI_Comm_size(group, &size);
 
     ulysses_context *ranks, *alone;
-    check(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), NULL, &ranks));
+    check(ulysses_context_create_mpi(MPI_Comm_c2f(group), NULL, &ranks));
     check(ulysses_context_create_local(NULL, &alone));
     int64_t lo, hi, first, end;
     float *out, *dq, *whole, *whole_dq;
@@ -88,11 +95,12 @@ int main(int argc, char **argv) {
 
     size_t bytes = (size_t)(hi - lo) * HEADS * DIM * sizeof(float);
     int differ = memcmp(out, whole + lo * HEADS * DIM, bytes) || memcmp(dq, whole_dq + lo * HEADS * DIM, bytes), any;
-    MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, group);
     if (rank == 0) printf("%d ranks, %d tokens: out and dq are %s those of one rank\n", size, SEQ, any ? "NOT" : "equal to");
     free(out), free(dq), free(whole), free(whole_dq);
     ulysses_context_destroy(ranks);
     ulysses_context_destroy(alone);
+    MPI_Comm_free(&group);
     MPI_Finalize();
     return any;
 }

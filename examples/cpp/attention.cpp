@@ -1,6 +1,7 @@
 // Attention over the ranks of your own MPI program, from C++17, equal to one rank's: mpicxx -std=c++17 attention.cpp -lulysses
 #include <mpi.h>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 #include "ulysses.hpp"
@@ -33,19 +34,26 @@ int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     int rank, size, any = 1;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm group; // yours, of any ranks: with an argument the first so many
+    MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < std::atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
+    if (group == MPI_COMM_NULL) {
+        MPI_Finalize();
+        return 0;
+    }
+    MPI_Comm_size(group, &size);
     try {
-        auto ranks = ulysses::mpi(MPI_Comm_c2f(MPI_COMM_WORLD));
+        auto ranks = ulysses::mpi(MPI_Comm_c2f(group));
         auto alone = ulysses::local();
         std::int64_t lo, zero;
         auto part = attend(ranks, lo), whole = attend(alone, zero);
         int differ = std::memcmp(part.data(), whole.data() + lo * heads * dim, part.size() * sizeof(float)) != 0;
-        MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+        MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, group);
         if (rank == 0) std::printf("%d ranks: out is %s that of one rank\n", size, any ? "NOT" : "equal to");
     } catch (const ulysses::error &e) {
         std::fprintf(stderr, "%s: %s\n", ulysses_status_string(e.code), e.what());
         MPI_Abort(MPI_COMM_WORLD, e.code);
     }
+    MPI_Comm_free(&group);
     MPI_Finalize();
     return any;
 }

@@ -1,5 +1,6 @@
 ! Attention over the ranks of your own MPI program, from Fortran 2008 through iso_c_binding:
 !   mpif90 attention.f90 -lulysses && mpirun -n 4 ./a.out
+!   mpirun -n 4 ./a.out 3            on a communicator of three of them
 ! Arrays are (dim, heads, rows, batch): Fortran's first axis is the dense one, so the C shape is the reverse.
 program attention
   use, intrinsic :: iso_c_binding
@@ -70,7 +71,8 @@ program attention
   end interface
 
   integer, parameter :: seq = 100, heads = 8, dim = 16
-  integer :: rank, size, error
+  integer :: rank, size, error, group, first
+  character(len=8) :: word
   type(c_ptr) :: ranks, alone
   real(c_float), allocatable, target :: part(:, :, :), whole(:, :, :)
   integer(c_int64_t) :: lo, zero
@@ -78,13 +80,23 @@ program attention
 
   call MPI_Init(error)
   call MPI_Comm_rank(MPI_COMM_WORLD, rank, error)
-  call MPI_Comm_size(MPI_COMM_WORLD, size, error)
-  call check(create_mpi(int(MPI_COMM_WORLD, c_int64_t), c_null_ptr, ranks))  ! a Fortran communicator is its own MPI_Comm_c2f
+  first = huge(first)
+  if (command_argument_count() > 0) then
+    call get_command_argument(1, word)
+    read (word, *) first
+  end if
+  call MPI_Comm_split(MPI_COMM_WORLD, merge(0, MPI_UNDEFINED, rank < first), rank, group, error)  ! yours, of any ranks
+  if (group == MPI_COMM_NULL) then
+    call MPI_Finalize(error)
+    stop
+  end if
+  call MPI_Comm_size(group, size, error)
+  call check(create_mpi(int(group, c_int64_t), c_null_ptr, ranks))  ! a Fortran communicator is its own MPI_Comm_c2f
   call check(create_local(c_null_ptr, alone))
   call attend(ranks, part, lo)
   call attend(alone, whole, zero)
   same = all(part == whole(:, :, lo + 1 : lo + ubound(part, 3)))
-  call MPI_Allreduce(same, all_same, 1, MPI_LOGICAL, MPI_LAND, MPI_COMM_WORLD, error)
+  call MPI_Allreduce(same, all_same, 1, MPI_LOGICAL, MPI_LAND, group, error)
   if (rank == 0) print '(i0, 3a)', size, ' ranks: out is ', trim(merge('equal to', 'NOT     ', all_same)), ' that of one rank'
   call destroy(ranks)
   call destroy(alone)

@@ -2,7 +2,10 @@
 
     python attention_numpy.py                      one process
     mpirun -n 4 python attention_numpy.py          four ranks, by mpi4py
+    mpirun -n 4 python attention_numpy.py 3        a communicator of three of them
 """
+
+import sys
 
 import numpy as np
 
@@ -12,6 +15,10 @@ try:
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD if MPI.COMM_WORLD.size > 1 else None
+    if comm and len(sys.argv) > 1:  # yours, of any ranks
+        comm = comm.Split(0 if comm.rank < int(sys.argv[1]) else MPI.UNDEFINED)
+        if comm == MPI.COMM_NULL:
+            sys.exit()
 except ImportError:
     comm = None
 

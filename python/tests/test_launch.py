@@ -82,6 +82,7 @@ class Examples(unittest.TestCase):
     def test_numpy(self):
         for ranks in (2, 4):
             self.assertEqual(mpirun(ranks, str(EXAMPLES / "attention_numpy.py")).count("error"), ranks)
+        self.assertEqual(mpirun(4, str(EXAMPLES / "attention_numpy.py"), "3").count(" of 3: "), 3)
 
     @unittest.skipIf(not TORCH, "no torch")
     def test_torch(self):
