@@ -92,7 +92,7 @@ func (d Dir) Steps() ([]int64, error) {
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoints: %w", err)
+		return nil, status.Errorf(status.IO, "checkpoints: %w: choose another output.dir, or checkpoint.dir in it", err)
 	}
 	var steps []int64
 	for _, e := range entries {
