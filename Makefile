@@ -1,5 +1,5 @@
 # make        build bin/ulysses-mpi
-# make run    install what is missing, build, and train the quickstart's model on four ranks
+# make run    install what is missing, build, and train a small hybrid on four ranks
 # make test   everything that needs no GPU
 # make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
@@ -29,7 +29,7 @@ build: deps
 	$(GO) build -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
 
 run: build
-	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/quickstart.toml
+	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/hybrid.toml
 
 deps:
 	@scripts/deps.sh build

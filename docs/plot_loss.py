@@ -19,7 +19,7 @@ for path in sys.argv[2:]:
 for y, what in ((2.45, "bigram table"), (2.00, "trigram table")):
     ax.axhline(y, lw=0.7, ls="--", color="gray")
     ax.text(0.995, y + 0.04, what, fontsize=7, color="gray", ha="right", transform=ax.get_yaxis_transform())
-ax.set(xlabel="optimizer step", ylabel="loss, nats a byte", ylim=(1.2, 6.3))
+ax.set(xlabel="optimizer step", ylabel="loss, nats a byte", ylim=(0.9, 6.3))
 ax.legend(frameon=False, fontsize=8)
 ax.spines[["top", "right"]].set_visible(False)
 fig.tight_layout()
