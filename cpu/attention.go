@@ -6,6 +6,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"unsafe"
 
 	"ulysses/device"
@@ -23,6 +25,7 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 
 // AttentionForward is flash attention: exact, in blocks, in f32. Each head's result depends on that head's tensors alone.
 func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "AttentionForward"}
 	l := d.checkAttention(&c, a, false)
 	if c.err != nil {
@@ -39,6 +42,7 @@ func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 
 // AttentionBackward is the derivative. A key head is split into parts by shapes alone; their sums are added in order, and so are its query heads'.
 func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) error {
+	defer runtime.KeepAlive(g)
 	a := &g.Attention
 	c := check{op: "AttentionBackward"}
 	c.rows("dout", g.DOut, a.Out.Shape[0], a.Out.Shape[1], a.Out.Shape[2])

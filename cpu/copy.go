@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"encoding/binary"
 	"math"
 	"math/bits"
@@ -42,6 +44,8 @@ func copyKind(to, from tensor.DType) (kind C.int64_t, ok bool) {
 
 // Copy writes src into dst: dense runs by vectors, transposed planes by tiles, anything else element by element.
 func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
+	defer runtime.KeepAlive(dst.Data)
+	defer runtime.KeepAlive(src.Data)
 	if dst.Where != tensor.Host || src.Where != tensor.Host || dst.NDim != src.NDim || dst.Shape != src.Shape {
 		return status.Errorf(status.InvalidArgument, "cpu.Copy: %v into %v: both must lie in host memory and have one shape", src, dst)
 	}
@@ -102,6 +106,7 @@ func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 
 // Fill writes value into every element of dst, converted to its type.
 func (d *Device) Fill(_ device.Stream, dst tensor.Tensor, value float64) error {
+	defer runtime.KeepAlive(dst.Data)
 	if dst.Where != tensor.Host || dst.IsNil() || dst.DType == tensor.F16 {
 		return status.Errorf(status.InvalidArgument, "cpu.Fill: %v: must be host memory of a type other than F16", dst)
 	}

@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -11,6 +13,7 @@ import (
 
 // CrossEntropy writes the negative log-likelihood of every row's target and, on request, its gradient.
 func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "CrossEntropy"}
 	c.rows("logits", a.Logits, whatever, whatever)
 	rows, vocab := a.Logits.Shape[0], a.Logits.Shape[1]

@@ -6,6 +6,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"unsafe"
 
 	"ulysses/device"
@@ -15,6 +17,7 @@ import (
 // GatedDeltaForward is the gated delta rule in chunks, exact, in f32. A head's result depends on that head's tensors alone, and a document's not on
 // where it lies.
 func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "GatedDeltaForward"}
 	c.rows("q", a.Q, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
 	c.rows("out", a.Out, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
@@ -39,6 +42,7 @@ func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error 
 
 // GatedDeltaBackward is the derivative.
 func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) error {
+	defer runtime.KeepAlive(g)
 	a := &g.GatedDelta
 	c := check{op: "GatedDeltaBackward"}
 	tokens, keyHeads, heads := a.K.Shape[0], a.K.Shape[1], a.V.Shape[1]

@@ -6,12 +6,15 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
 
 // DeltaState sums up a stretch: its chunks one after the other from a zero state, and without values from the unit matrix.
 func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaState"}
 	heads := a.V.Shape[1]
 	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
@@ -38,6 +41,7 @@ func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 
 // DeltaStateGrad is backward's walk over the chunks with nothing but the gradient of the state.
 func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaStateGrad"}
 	heads := a.DOut.Shape[1]
 	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
@@ -92,6 +96,7 @@ func stretchArgs(k, values, g, beta tensor.Tensor) C.delta_args {
 
 // DeltaFold is a matrix product for each head.
 func (d *Device) DeltaFold(s device.Stream, a *device.DeltaFold) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaFold"}
 	heads, k, n := a.X.Shape[0], a.X.Shape[1], a.X.Shape[2]
 	c.dense("m", a.M, tensor.F32, heads, k, k)

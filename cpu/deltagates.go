@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -25,6 +27,7 @@ func gatesShape(c *check, a, b, alog, bias *tensor.Tensor) (rows, heads int64) {
 
 // DeltaGatesForward writes g and beta.
 func (d *Device) DeltaGatesForward(_ device.Stream, a *device.DeltaGates) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaGatesForward"}
 	rows, heads := gatesShape(&c, &a.A, &a.B, &a.ALog, &a.DtBias)
 	c.rows("g", a.G, rows, heads)
@@ -41,6 +44,7 @@ func (d *Device) DeltaGatesForward(_ device.Stream, a *device.DeltaGates) error 
 
 // DeltaGatesBackward writes da and db and adds to dalog and ddtbias.
 func (d *Device) DeltaGatesBackward(_ device.Stream, a *device.DeltaGatesGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaGatesBackward"}
 	rows, heads := gatesShape(&c, &a.A, &a.B, &a.ALog, &a.DtBias)
 	c.rows("dg", a.DG, rows, heads)

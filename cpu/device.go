@@ -118,7 +118,9 @@ func (d *Device) Close() {
 	d.job, d.args, d.scratch = nil, nil, nil
 }
 
-// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done. The arguments are gone then.
+// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done. The arguments are gone then. The
+// collector does not look into d.args: an operation keeps alive what it was given until its kernels are done, for a caller may have no
+// more use for it.
 func (d *Device) run(kernel int, tasks int64) error {
 	defer d.forget()
 	return d.runKeeping(kernel, tasks)

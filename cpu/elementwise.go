@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -13,6 +15,9 @@ func floatsOf(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }
 
 // Add writes a + b into dst.
 func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
+	defer runtime.KeepAlive(dst.Data)
+	defer runtime.KeepAlive(a.Data)
+	defer runtime.KeepAlive(b.Data)
 	c := check{op: "Add"}
 	c.rows("dst", dst, dst.Shape[:dst.NDim]...)
 	c.rows("a", a, dst.Shape[:dst.NDim]...)
@@ -28,6 +33,7 @@ func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
 
 // Scale multiplies x by f in place.
 func (d *Device) Scale(_ device.Stream, x tensor.Tensor, f float64) error {
+	defer runtime.KeepAlive(x.Data)
 	c := check{op: "Scale"}
 	c.dense("x", x, tensor.F32, x.Shape[:x.NDim]...)
 	if c.err != nil {

@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -27,6 +29,7 @@ func checkIDs(op string, ids tensor.Tensor, vocab int64) error {
 
 // EmbeddingForward copies a row of the table for every id.
 func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "EmbeddingForward"}
 	c.rows("table", a.Table, whatever, whatever)
 	c.dense("ids", a.IDs, tensor.I32, whatever)
@@ -46,6 +49,7 @@ func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
 
 // EmbeddingBackward adds the gradient of every token to the row of its id, in the order of tokens.
 func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "EmbeddingBackward"}
 	c.rows("dtable", a.DTable, whatever, whatever)
 	c.dense("ids", a.IDs, tensor.I32, whatever)

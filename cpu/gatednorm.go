@@ -4,12 +4,15 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
 
 // GatedRMSNormForward is y = x·rstd·w·silu(gate), row by row.
 func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "GatedRMSNormForward"}
 	shape := gateShape(&c, "x", &a.X)
 	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
@@ -30,6 +33,7 @@ func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) er
 
 // GatedRMSNormBackward writes dx and dgate and adds to dw.
 func (d *Device) GatedRMSNormBackward(_ device.Stream, a *device.GatedRMSNormGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "GatedRMSNormBackward"}
 	shape := gateShape(&c, "x", &a.X)
 	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)

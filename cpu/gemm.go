@@ -6,6 +6,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -13,6 +15,7 @@ import (
 
 // Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows in every element it enters.
 func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
+	defer runtime.KeepAlive(a)
 	m, k, n := a.A.Shape[0], a.A.Shape[1], a.B.Shape[1]
 	if !matrix(a.A, m, k) || !matrix(a.B, k, n) || !matrix(a.C, m, n) {
 		return status.Errorf(status.InvalidArgument, "Gemm: %v · %v -> %v: the shapes must be F32 [M, K], [K, N], [M, N]", a.A, a.B, a.C)

@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -41,6 +43,7 @@ func normShape(c *check, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 
 // RMSNormForward is y = x·rstd·(w + centre), row by row.
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormForward"}
 	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
 	c.rows("y", a.Y, a.X.Shape[:a.X.NDim]...)
@@ -57,6 +60,7 @@ func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 
 // RMSNormBackward writes dx, or adds to it, and adds to dw.
 func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormBackward"}
 	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
 	c.rows("dy", a.DY, a.X.Shape[:a.X.NDim]...)

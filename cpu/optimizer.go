@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"math"
 
 	"ulysses/device"
@@ -12,6 +14,7 @@ import (
 
 // AdamW takes one step. The order of operations is PyTorch's, so that the results agree to rounding.
 func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "AdamW"}
 	shape := a.W.Shape[:a.W.NDim]
 	c.dense("w", a.W, tensor.F32, shape...)
@@ -42,6 +45,7 @@ func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 
 // SGD takes one step without momentum.
 func (d *Device) SGD(s device.Stream, a *device.SGD) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "SGD"}
 	c.dense("w", a.W, tensor.F32, a.W.Shape[:a.W.NDim]...)
 	c.dense("g", a.G, tensor.F32, a.W.Shape[:a.W.NDim]...)
@@ -62,6 +66,8 @@ func flat(t tensor.Tensor) tensor.Tensor { return t.View(t.Numel()) }
 
 // lower writes the rounded copy of the weights, if there is one.
 func (d *Device) lower(s device.Stream, low, w tensor.Tensor, err error) error {
+	defer runtime.KeepAlive(low.Data)
+	defer runtime.KeepAlive(w.Data)
 	if err != nil || low.IsNil() {
 		return err
 	}

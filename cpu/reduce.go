@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"unsafe"
 
 	"ulysses/device"
@@ -37,6 +39,8 @@ func (d *Device) fold(dst tensor.Tensor, parts int64, partial *C.float) error {
 
 // ColumnSum adds the sum over the rows of x [T, N] to dst [N].
 func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
+	defer runtime.KeepAlive(dst.Data)
+	defer runtime.KeepAlive(x.Data)
 	c := check{op: "ColumnSum"}
 	c.rows("x", x, whatever, whatever)
 	c.dense("dst", dst, tensor.F32, x.Shape[1])
@@ -58,6 +62,8 @@ func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
 
 // Sum writes Σx to out.
 func (d *Device) Sum(_ device.Stream, out, x tensor.Tensor) error {
+	defer runtime.KeepAlive(out.Data)
+	defer runtime.KeepAlive(x.Data)
 	total, err := d.sum("Sum", out, x, 0)
 	if err == nil {
 		*(*float64)(out.Data) = total
@@ -67,6 +73,8 @@ func (d *Device) Sum(_ device.Stream, out, x tensor.Tensor) error {
 
 // SumSquares adds Σx² to out.
 func (d *Device) SumSquares(_ device.Stream, out, x tensor.Tensor) error {
+	defer runtime.KeepAlive(out.Data)
+	defer runtime.KeepAlive(x.Data)
 	total, err := d.sum("SumSquares", out, x, 1)
 	if err == nil {
 		*(*float64)(out.Data) += total

@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -13,6 +15,7 @@ const angleWork = 64
 
 // RopeTable writes the cos and sin of positions times frequencies.
 func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "RopeTable"}
 	c.dense("positions", a.Positions, tensor.I32, whatever)
 	c.dense("freq", a.Freq, tensor.F32, whatever)
@@ -34,6 +37,7 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 
 // Rope turns the first R features of every head.
 func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "Rope"}
 	c.rows("x", a.X, whatever, whatever, whatever)
 	c.rows("y", a.Y, a.X.Shape[:3]...)

@@ -4,6 +4,8 @@ package cpu
 import "C"
 
 import (
+	"runtime"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -20,6 +22,7 @@ func gateShape(c *check, name string, x *tensor.Tensor) []int64 {
 
 // SigmoidGateForward writes x·sigmoid(gate).
 func (d *Device) SigmoidGateForward(_ device.Stream, a *device.SigmoidGate) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "SigmoidGateForward"}
 	shape := gateShape(&c, "x", &a.X)
 	c.rows("gate", a.Gate, shape...)
@@ -35,6 +38,7 @@ func (d *Device) SigmoidGateForward(_ device.Stream, a *device.SigmoidGate) erro
 
 // SigmoidGateBackward writes dx and dgate.
 func (d *Device) SigmoidGateBackward(_ device.Stream, a *device.SigmoidGateGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "SigmoidGateBackward"}
 	shape := gateShape(&c, "x", &a.X)
 	c.rows("gate", a.Gate, shape...)

@@ -3,10 +3,15 @@ package cpu
 // #include "kernels.h"
 import "C"
 
-import "ulysses/device"
+import (
+	"runtime"
+
+	"ulysses/device"
+)
 
 // SwiGLUForward writes silu(gate)·up.
 func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUForward"}
 	c.rows("gate", a.Gate, whatever, whatever)
 	c.rows("up", a.Up, a.Gate.Shape[:2]...)
@@ -22,6 +27,7 @@ func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 
 // SwiGLUBackward writes dgate and dup.
 func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
+	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUBackward"}
 	c.rows("gate", a.Gate, whatever, whatever)
 	shape := a.Gate.Shape[:2]
