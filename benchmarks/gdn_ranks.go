@@ -47,18 +47,7 @@ func gdnRanks(o *options) error {
 			if err != nil {
 				return err
 			}
-			times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, func() error {
-				if err := plan.Forward(stream, batch, &x); err != nil {
-					return err
-				}
-				if err := plan.Backward(stream, batch, &x, &g); err != nil {
-					return err
-				}
-				return o.world.Barrier()
-			})
-			if err == nil {
-				err = slowest(o.world, times)
-			}
+			times, err := o.passes(func() error { return plan.Forward(stream, batch, &x) }, func() error { return plan.Backward(stream, batch, &x, &g) })
 			if err != nil {
 				return err
 			}

@@ -39,19 +39,8 @@ func ulysses(o *options) error {
 		if err != nil {
 			return err
 		}
-		times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, func() error {
-			if err := plan.Forward(stream, batch, &x); err != nil {
-				return err
-			}
-			if err := plan.Backward(stream, batch, &x, &g); err != nil {
-				return err
-			}
-			return o.world.Barrier()
-		})
+		times, err := o.passes(func() error { return plan.Forward(stream, batch, &x) }, func() error { return plan.Backward(stream, batch, &x, &g) })
 		if err != nil {
-			return err
-		}
-		if err := slowest(o.world, times); err != nil {
 			return err
 		}
 		if o.world.Rank() == 0 {
@@ -61,6 +50,23 @@ func ulysses(o *options) error {
 		free()
 	}
 	return nil
+}
+
+// passes times forward and backward on all ranks together: the slowest rank's times.
+func (o *options) passes(forward, backward func() error) ([]float64, error) {
+	times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, func() error {
+		if err := forward(); err != nil {
+			return err
+		}
+		if err := backward(); err != nil {
+			return err
+		}
+		return o.world.Barrier()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return times, slowest(o.world, times)
 }
 
 // slowest makes each repetition's time that of the slowest rank.

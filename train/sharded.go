@@ -54,6 +54,9 @@ type cutGroup struct {
 	decay  []device.Range
 }
 
+// whole views the group in a flat buffer of everything.
+func (g *cutGroup) whole(t tensor.Tensor) tensor.Tensor { return t.Slice(0, g.at, g.at+g.numel) }
+
 // part views the group's elements that this rank owns in a flat buffer of everything, or of one group (at = 0).
 func (g *cutGroup) part(t tensor.Tensor, at int64) tensor.Tensor {
 	return t.Slice(0, at+g.lo, at+g.hi)
@@ -155,20 +158,24 @@ func (w *Sharded) plan(numel int64, largest [2]int64) []planned {
 func (w *Sharded) lend() {
 	for i := range w.groups {
 		g := &w.groups[i]
-		values, grads, exact := tensor.Tensor{}, tensor.Tensor{}, w.shardValues(g)
-		if w.stage < 3 {
-			values = w.values.Slice(0, g.at, g.at+g.numel)
-		}
-		if w.stage == 1 && w.opt != nil {
-			grads = w.grads.Slice(0, g.at, g.at+g.numel)
-		}
-		g.Lend(values, grads)
+		g.Lend(w.resident(g))
 		master := tensor.Tensor{}
 		if !w.masters.IsNil() {
 			master = g.shardOf(w.masters)
 		}
-		g.Keep(g.lo, exact, master)
+		g.Keep(g.lo, w.shardValues(g), master)
 	}
+}
+
+// resident is what of a group is whole on every rank all the time.
+func (w *Sharded) resident(g *cutGroup) (values, grads tensor.Tensor) {
+	if w.stage < 3 {
+		values = g.whole(w.values)
+	}
+	if w.stage == 1 && w.opt != nil {
+		grads = g.whole(w.grads)
+	}
+	return values, grads
 }
 
 // shardValues is the values that this rank owns.
@@ -226,7 +233,7 @@ func (w *Sharded) spread(s device.Stream) error {
 	}
 	for i := range w.groups {
 		g := &w.groups[i]
-		if err := w.world.AllGather(s, w.values.Slice(0, g.at, g.at+g.numel), g.part(w.values, g.at), g.rows); err != nil {
+		if err := w.world.AllGather(s, g.whole(w.values), g.part(w.values, g.at), g.rows); err != nil {
 			return err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // Pass notes the order of the stretches to come.
@@ -24,7 +23,7 @@ func (w *Sharded) Need(group int, s device.Stream) error {
 	x := w.order[w.next]
 	w.next++
 	g := &w.groups[group]
-	var values, grads tensor.Tensor
+	values, grads := w.resident(g)
 	if w.stage == 3 && x.Use&model.Reads != 0 {
 		slot, err := w.gather(group)
 		if err != nil {
@@ -38,12 +37,8 @@ func (w *Sharded) Need(group int, s device.Stream) error {
 			return err
 		}
 		values = slot.mem.Slice(0, 0, g.numel)
-	} else if w.stage < 3 {
-		values = w.values.Slice(0, g.at, g.at+g.numel)
 	}
-	if w.stage == 1 && w.opt != nil {
-		grads = w.grads.Slice(0, g.at, g.at+g.numel)
-	} else if x.Use&model.Adds != 0 {
+	if w.stage > 1 && x.Use&model.Adds != 0 {
 		slot := w.summed.take(group, g.numel)
 		if slot == nil {
 			return status.Errorf(status.Internal, "train: no room for the gradients of group %s", g.Name)

@@ -28,7 +28,7 @@ func (w *Sharded) Reduce(s device.Stream) (float64, error) {
 	for i := range w.groups {
 		g := &w.groups[i]
 		if w.stage == 1 {
-			if err := w.world.ReduceScatter(s, g.part(w.grads, g.at), w.grads.Slice(0, g.at, g.at+g.numel), g.rows); err != nil {
+			if err := w.world.ReduceScatter(s, g.part(w.grads, g.at), g.whole(w.grads), g.rows); err != nil {
 				return 0, err
 			}
 		}
@@ -102,11 +102,11 @@ func (w *Sharded) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, 
 	var all tensor.Tensor
 	switch {
 	case w.opt == nil && w.stage < 3:
-		return w.values.Slice(0, g.at, g.at+g.numel), nil
+		return g.whole(w.values), nil
 	case w.opt == nil:
 		all = w.gatheredMem[0]
 	case w.stage == 1:
-		all = w.grads.Slice(0, g.at, g.at+g.numel)
+		all = g.whole(w.grads)
 	default:
 		all = w.summedMem[0]
 	}
