@@ -8,6 +8,7 @@ import (
 
 // residual is x + inner(norm(x)).
 type residual struct {
+	name  string // attention | linear attention | mlp
 	norm  *Param
 	inner Mixer
 	eps   float64
@@ -25,9 +26,11 @@ func (r *residual) forward(p *pass, x tensor.Tensor) tensor.Tensor {
 	p.Norm(p.act, x, r.norm, p.rstd, r.eps)
 	p.end()
 	r.inner.Forward(p, p.act)
+	p.inspect(r.name, " output", p.act)
 	p.phase("norm")
 	p.Add(y, x, p.act)
 	p.end()
+	p.inspect("residual after ", r.name, y)
 	return y
 }
 
@@ -40,6 +43,7 @@ func (r *residual) backward(p *pass, d tensor.Tensor) {
 	p.phase("norm")
 	p.NormBack(d, p.act, r.in, r.norm, p.rstd, true)
 	p.end()
+	p.inspect("gradient before ", r.name, d)
 }
 
 // block is a decoder layer: tokens mix, then each token thinks.
@@ -52,14 +56,16 @@ func newBlock(cfg *Config, plans *plans, layer int64) *block {
 		return newNorm(cfg, fmt.Sprintf("model.layers.%d.%s.weight", layer, part), "hidden_size", cfg.HiddenSize)
 	}
 	var mixer Mixer
+	name := "attention"
 	if cfg.Linear(layer) {
+		name = "linear attention"
 		mixer = newLinearAttention(cfg, plans.linear, layer)
 	} else {
 		mixer = newAttention(cfg, plans.full, layer)
 	}
 	return &block{
-		mixer: residual{norm: norm("input_layernorm"), inner: mixer, eps: cfg.RMSNormEps},
-		mlp:   residual{norm: norm("post_attention_layernorm"), inner: newMLP(cfg, layer), eps: cfg.RMSNormEps},
+		mixer: residual{name: name, norm: norm("input_layernorm"), inner: mixer, eps: cfg.RMSNormEps},
+		mlp:   residual{name: "mlp", norm: norm("post_attention_layernorm"), inner: newMLP(cfg, layer), eps: cfg.RMSNormEps},
 	}
 }
 

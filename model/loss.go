@@ -47,6 +47,7 @@ func (h *head) tileRows(t Tiles) int64 {
 func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.phase("norm")
 	p.Norm(p.act, x, h.norm, p.rstd, h.eps)
+	p.inspect("norm's output", "", p.act)
 	p.end()
 	p.phase("loss")
 	mark, rows := p.mark(), h.tileRows(p.tiles)
@@ -60,6 +61,7 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	h.compute.In[0], h.compute.In[1] = tile.Cut(p.act, 0), tile.Cut(p.batch.Targets, 0)
 	h.compute.Out[0], h.compute.Out[1] = tile.Cut(nll, 0), tile.Cut(p.act, 0) // p.act: its gradient
 	p.tiled(&h.compute, nil, nil)
+	p.inspect("loss of each token", "", nll)
 	p.Sum(sum, nll)
 	p.reset(mark)
 	p.end()

@@ -9,6 +9,7 @@ import (
 type Component struct {
 	Name  string
 	Bytes int64
+	Host  bool // of the host, where the device has memory of its own
 }
 
 // Memory is what a pass takes from its arena at its peak, by component: rows are this rank's, tokens the whole sequence's. It is the
@@ -31,14 +32,14 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	rest := arena.Peak()
 	for k, bytes := range p.saved {
 		if bytes > 0 {
-			table = append(table, Component{"saved: " + kindNames[k], bytes})
+			table = append(table, Component{Name: "saved: " + kindNames[k], Bytes: bytes})
 			rest -= bytes
 		}
 	}
-	return append(table, Component{"working memory", rest}), nil
+	return append(table, Component{Name: "working memory", Bytes: rest}), nil
 }
 
-// Bytes is the sum of a table.
+// Bytes is the sum of a table, of the device's memory and the host's.
 func Bytes(table []Component) int64 {
 	n := int64(0)
 	for _, c := range table {

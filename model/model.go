@@ -187,6 +187,7 @@ func (m *Model) mixerSizes(tokens int64) (sizes, error) {
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {
 	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
+	p.names = m.groups
 	p.tiles, p.err, p.at, p.saved, p.dry = m.tiles, nil, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 
@@ -203,6 +204,7 @@ func (m *Model) execute(p *pass) {
 	p.need(0)
 	p.phase("embedding")
 	p.Embed(x, b.IDs, m.embed)
+	p.inspect("output", "", x)
 	p.end()
 	p.done(0)
 	for i, layer := range m.blocks {
@@ -216,6 +218,7 @@ func (m *Model) execute(p *pass) {
 	}
 	p.need(last)
 	d := m.head.run(p, x, m.sum)
+	p.inspect("gradient of its input", "", d)
 	p.done(last)
 	if m.head.tied {
 		p.done(0)
@@ -230,6 +233,7 @@ func (m *Model) execute(p *pass) {
 	}
 	p.need(0)
 	p.phase("embedding")
+	p.inspect("gradient of its output", "", d)
 	p.EmbedBack(d, b.IDs, m.embed)
 	p.end()
 	p.done(0)

@@ -14,6 +14,11 @@ type Ctx struct {
 	Weights Weights       // nil: parameters are always there and nobody waits for gradients
 	Arena   *device.Arena // of Memory's bytes; given back as it was found
 	Clock   *clock.Clock  // nil: nobody asks
+
+	// Inspect, if there is one, is shown the tensors of a pass in the order of its work: each when the operation that completes it is on the
+	// stream, with its place ("layer 3: attention output", "layer 3: gradient of model.layers.3.mlp.down_proj.weight"). It may enqueue on the
+	// stream and wait for it; the memory is used for something else afterwards.
+	Inspect func(at string, t tensor.Tensor) error
 }
 
 // Batch is this rank's shard of one micro step: one flat sequence, whose documents SP knows.
@@ -53,6 +58,7 @@ type pass struct {
 	batch    *Batch
 	err      error
 	at       int  // group under way, or where the error came
+	names    []*Group
 	dry      bool // lay out memory, run nothing
 	backward bool // activations are saved for the backward pass
 
@@ -151,6 +157,7 @@ func (p *pass) done(group int) {
 
 func (p *pass) ready(params ...*Param) {
 	for _, w := range params {
+		p.inspect("gradient of ", w.Name, w.Grad)
 		if !p.skip() && p.c.Weights != nil {
 			p.err = p.c.Weights.GradReady(w, p.c.Stream)
 		}
@@ -162,6 +169,13 @@ func (p *pass) Gemm(c, a, b, bias tensor.Tensor) {
 	if !p.skip() {
 		p.gemm = device.Gemm{A: a, B: b, C: c, Bias: bias}
 		p.err = p.dev.Gemm(p.c.Stream, &p.gemm)
+	}
+}
+
+// inspect shows a tensor of the group under way; its name is put together here, where somebody asks.
+func (p *pass) inspect(what, of string, t tensor.Tensor) {
+	if p.c.Inspect != nil && !p.skip() {
+		p.err = p.c.Inspect(p.names[p.at].Name+": "+what+of, t)
 	}
 }
 

@@ -1,0 +1,73 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/tensor"
+)
+
+// An inspected pass shows every layer's output and every gradient once, in the order of the work, and computes what it does without.
+func TestInspect(t *testing.T) {
+	each(t, func(t *testing.T, cfg *Config) {
+		s := documents(cfg.VocabSize, 9, 13)
+		ranks(t, 2, func(c comm.Comm) error {
+			r := newRank(c, cfg, int64(len(s.ids)), true)
+			defer r.close()
+			r.set(weights(r.Model))
+			want, err := r.ForwardBackward(r.c, shard(c, s))
+			if err != nil {
+				return err
+			}
+			var seen []string
+			r.c.Inspect = func(at string, x tensor.Tensor) error {
+				if x.IsNil() || !(math.Abs(float64(first(x))) < 1e6) {
+					return fmt.Errorf("%s: %v", at, x)
+				}
+				seen = append(seen, at)
+				return nil
+			}
+			got, err := r.ForwardBackward(r.c, shard(c, s))
+			if err != nil {
+				return err
+			}
+			if got != want {
+				t.Errorf("loss %v inspected, %v without", got, want)
+			}
+			place := -1
+			for _, at := range []string{"embed: output", "layer 0: residual after mlp", "layer 1: residual after mlp", "head: norm's output",
+				"head: loss of each token", "layer 1: gradient of model.layers.1.mlp.down_proj.weight", "layer 1: gradient before mlp",
+				"layer 0: gradient of model.layers.0.input_layernorm.weight", "embed: gradient of model.embed_tokens.weight"} {
+				i := slices.Index(seen, at)
+				if i <= place {
+					t.Errorf("%q is seen at %d, after %d: %q", at, i, place, seen)
+				}
+				place = i
+			}
+			for _, g := range r.Groups() {
+				for _, p := range g.Params {
+					n := 0
+					for _, at := range seen {
+						if at == g.Name+": gradient of "+p.Name || p == r.embed && at == "head: gradient of "+p.Name {
+							n++
+						}
+					}
+					if n != 1 {
+						t.Errorf("gradient of %s is seen %d times", p.Name, n)
+					}
+				}
+			}
+			return nil
+		})
+	})
+}
+
+func first(x tensor.Tensor) float32 {
+	if x.Numel() == 0 {
+		return 0
+	}
+	return x.Float32s()[0]
+}
