@@ -21,7 +21,8 @@ import (
 // checkpoints is where the run keeps its states and what one that resumes must have in common with it.
 func (s *session) checkpoints() *train.Checkpoints {
 	j := s.Job
-	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Run: map[string]string{
+	rest := func(dir string) error { return s.model.SaveRest(dir, j.Model.Path) }
+	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Run: map[string]string{
 		"model":          digest(s.config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 
 const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n, --ranks N]
        ulysses-mpi verify job.toml       the same job on one rank and on all, compared tensor by tensor
+       ulysses-mpi export checkpoint folder   a model's folder, as at the run's end, from a checkpoint or the newest of several
        ulysses-mpi doctor                what was found on this machine, and what is missing
        ulysses-mpi version
 
@@ -31,21 +33,23 @@ The keys of a job file are in docs/job-file.md. The exit code is 0, or says what
 3 not built, 4 memory, 5 communication, 6 device, 7 files, 8 numbers, 10 a fault of this program, 75 stopped in time, 77 nothing to run on.
 `
 
-// verbs maps a verb to what it does. The verbs that take a job file get exactly one.
+// verbs maps a verb to what it does and the words that follow it. Flags are for verbs that take a job file.
 var verbs = map[string]struct {
-	takesJob bool
-	run      func(o Options) error
+	words []string
+	run   func(o Options) error
 }{
-	"run":     {true, Run},
-	"verify":  {true, Verify},
-	"doctor":  {false, func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) }},
-	"version": {false, func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) }},
+	"run":     {[]string{jobFile}, Run},
+	"verify":  {[]string{jobFile}, Verify},
+	"export":  {[]string{"checkpoint", "folder"}, func(o Options) error { return onFirstRank(func() error { return export(o) }) }},
+	"doctor":  {nil, func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) }},
+	"version": {nil, func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) }},
 }
+
+const jobFile = "job file"
 
 // planned are verbs of the command line to come; they are refused by name.
 var planned = map[string]string{
-	"plan":   "predicting memory and time",
-	"export": "turning a checkpoint into a model folder",
+	"plan": "predicting memory and time",
 }
 
 // Main is the command line without the process: it does what args say and returns the exit code. Failures go to stderr, once for the
@@ -111,24 +115,29 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 	if _, ok := verbs[words[0]]; ok {
 		verb, words = words[0], words[1:]
 	} else if what, ok := planned[words[0]]; ok {
-		return "", o, status.Errorf(status.Unsupported, "%s: %s is not built yet; run, verify, doctor and version are", words[0], what)
+		return "", o, status.Errorf(status.Unsupported, "%s: %s is not built yet; run, verify, export, doctor and version are", words[0], what)
 	} else if words[0] == "help" {
 		return "", o, flag.ErrHelp
 	}
-	switch want := verbs[verb].takesJob; {
-	case want && len(words) == 0:
-		return fail("%s: a job file is needed", verb)
-	case want && len(words) > 1:
+	switch want := verbs[verb].words; {
+	case len(want) == 0 && len(words) > 0:
+		return fail("%s takes no %q", verb, words[0])
+	case len(words) < len(want):
+		return fail("%s: a %s is needed", verb, want[len(words)])
+	case len(words) > len(want):
 		if _, isVerb := verbs[words[1]]; isVerb {
 			return fail("%s %s: the verb comes first", words[0], words[1])
 		}
+		if len(want) > 1 {
+			return fail("%s: a %s are needed, and there are %d words: %s", verb, strings.Join(want, " and a "), len(words), strings.Join(words, ", "))
+		}
 		return fail("%s: one job file is needed, and there are %d: %s", verb, len(words), strings.Join(words, ", "))
-	case want:
-		o.Path = words[0]
-	case len(words) > 0:
-		return fail("%s takes no %q", verb, words[0])
-	case len(given) > 0:
+	case len(given) > 0 && !slices.Contains(want, jobFile):
 		return fail("%s takes no flags", verb)
+	}
+	o.words = words
+	if slices.Contains(verbs[verb].words, jobFile) {
+		o.Path = words[0]
 	}
 	return verb, o, nil
 }

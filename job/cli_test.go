@@ -58,7 +58,10 @@ func TestVerbs(t *testing.T) {
 		{[]string{"verify", "-h"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"version"}, status.OK, "ulysses-mpi " + Version, ""},
 		{[]string{"plan", "job.toml"}, status.Unsupported, "", "ulysses-mpi: plan: predicting memory and time is not built yet"},
-		{[]string{"export", "a", "b"}, status.Unsupported, "", "export: "},
+		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "a folder is needed"},
+		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "a checkpoint and a folder are needed"},
+		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export takes no flags"},
+		{[]string{"export", "nowhere", "b"}, status.IO, "", "checkpoint nowhere: "},
 		{nil, status.InvalidArgument, "", "a job file or a verb is needed"},
 	} {
 		code, out, errs := call(c.args...)

@@ -24,8 +24,9 @@ type Options struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
-	late func(text string) // told that the watch has given up on a peer
-	open opener            // of device and communicator; nil = internal/backends
+	late  func(text string) // told that the watch has given up on a peer
+	words []string          // behind a verb that takes no job file
+	open  opener            // of device and communicator; nil = internal/backends
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the

@@ -18,6 +18,8 @@ type Checkpoints struct {
 	Every int64 // optimizer steps; 0 = only when the run is stopped
 	Keep  int64
 	Run   map[string]string // what a run that resumes must have in common
+	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
+	Model func(dir string) error
 }
 
 // State is what a rank keeps of a group's elements [Lo, Hi): exact weights, F32; their copies of the compute type, if that is another; the
@@ -50,7 +52,7 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 	for i, g := range groups {
 		all[i].Name = g.Name
 		for _, p := range g.Params {
-			all[i].Tensors = append(all[i].Tensors, checkpoint.Tensor{Name: p.Name, Shape: p.Shape})
+			all[i].Tensors = append(all[i].Tensors, checkpoint.Tensor{Name: p.Name, Shape: p.Shape, DType: p.Stored().String()})
 		}
 		for r := range ranks {
 			lo, hi := sp.Shard(g.Numel(), int64(ranks), int64(r))
@@ -77,9 +79,11 @@ type saver struct {
 	done    *written     // it is on disk
 }
 
+// written is what a rank has written: its file, and the model's on rank 0.
 type written struct {
-	file checkpoint.File
-	err  error
+	file  checkpoint.File
+	model []checkpoint.File
+	err   error
 }
 
 // bytes is the host memory of a copy.
@@ -153,8 +157,11 @@ func (s *saver) begin(step, updates int64) error {
 	s.next = checkpoint.Manifest{Step: step, Updates: updates}
 	s.written, s.done = make(chan written, 1), nil
 	go func(to chan written) {
-		f, err := dir.Write(step, s.mesh.World.Rank(), s.pieces)
-		to <- written{f, err}
+		var w written
+		if w.file, w.err = dir.Write(step, s.mesh.World.Rank(), s.pieces); w.err == nil && s.mesh.World.Rank() == 0 {
+			w.model, w.err = dir.WriteModel(step, s.Model)
+		}
+		to <- w
 	}(s.written)
 	return nil
 }
@@ -200,7 +207,7 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
-		m.Run, m.Parts, m.Groups = s.Run, s.parts, groupsOf(s.groups, world.Size())
+		m.Run, m.Parts, m.Groups, m.Model = s.Run, s.parts, groupsOf(s.groups, world.Size()), w.model
 		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
 		for r := range int(n) {
 			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})

@@ -4,7 +4,8 @@
 // parameter's name and what the optimizer holds under name + ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end
 // in the order of the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file, and every file's length
 // and CRC-32C; it is written last, into a folder with a hidden name that then gets its own. What cuts weights by groups is the same for
-// every number of ranks that wrote and that read, so a state moves between meshes.
+// every number of ranks that wrote and that read, so a state moves between meshes. The folder model in it has the files that a model's folder has
+// beside the weights, so that one can be made of the state alone.
 package checkpoint
 
 import (
@@ -29,6 +30,7 @@ const Format = 1
 const (
 	producer     = "ulysses"
 	manifestFile = "manifest.json"
+	modelFolder  = "model"
 	prefix       = "step-"
 )
 
@@ -45,7 +47,8 @@ type Manifest struct {
 	Mesh     string            `json:"mesh"`    // of the run that wrote, for readers
 	Parts    int               `json:"parts"`   // of Parts, how many there are
 	Groups   []Group           `json:"groups"`
-	Files    []File            `json:"files"` // of each rank
+	Files    []File            `json:"files"`           // of each rank
+	Model    []File            `json:"model,omitempty"` // in the folder model; none in states of older programs
 }
 
 // Group is parameters that are cut as one.
@@ -59,6 +62,7 @@ type Group struct {
 type Tensor struct {
 	Name  string  `json:"name"`
 	Shape []int64 `json:"shape"`
+	DType string  `json:"dtype,omitempty"` // in a model's folder, as safetensors has it
 }
 
 // Numel is the number of elements.
@@ -152,6 +156,32 @@ func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
 		return File{}, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
 	}
 	return f, nil
+}
+
+// WriteModel writes the files of a state that was begun which a model's folder has beside the weights. They are on disk when it returns.
+func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File, err error) {
+	dir := filepath.Join(d.temp(step), modelFolder)
+	var entries []os.DirEntry
+	if err = os.Mkdir(dir, 0o755); err == nil {
+		err = write(dir)
+	}
+	if err == nil {
+		entries, err = os.ReadDir(dir)
+	}
+	for _, e := range entries {
+		var f File
+		if f, err = sum(filepath.Join(dir, e.Name())); err != nil {
+			break
+		}
+		files = append(files, f)
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
+		return nil, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+	}
+	return files, nil
 }
 
 // sum reads a file's length and checksum.

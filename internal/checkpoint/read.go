@@ -27,6 +27,22 @@ type place struct {
 	lo, hi int64
 }
 
+// Find is the folder of a state: path, or the newest in it where it holds several.
+func Find(path string) (string, error) {
+	if _, err := os.Stat(filepath.Join(path, manifestFile)); err == nil {
+		return path, nil
+	}
+	steps, err := Dir(path).Steps()
+	if err != nil {
+		return "", err
+	}
+	if len(steps) == 0 {
+		return "", status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN here: name a checkpoint, or the folder that a run keeps them in",
+			path, manifestFile, prefix)
+	}
+	return Dir(path).Path(steps[len(steps)-1]), nil
+}
+
 // Open reads a manifest and looks at what can be seen without reading the files: that they are there, as long as they were, and that they
 // hold every element once.
 func Open(path string) (*Checkpoint, error) {
@@ -70,8 +86,8 @@ func Open(path string) (*Checkpoint, error) {
 			return nil, bad("%s is damaged (group %s has %d elements of %d in %d of %d files)", manifestFile, group.Name, at, n, len(group.Cut), len(m.Files))
 		}
 	}
-	for _, f := range m.Files {
-		info, err := os.Stat(filepath.Join(path, filepath.Base(f.Name)))
+	for _, f := range c.all() {
+		info, err := os.Stat(f.path)
 		if err != nil {
 			return nil, bad("%v", err)
 		}
@@ -81,6 +97,27 @@ func Open(path string) (*Checkpoint, error) {
 	}
 	return c, nil
 }
+
+// listed is a file of the manifest.
+type listed struct {
+	File
+	path string
+}
+
+// all is the files that the manifest lists.
+func (c *Checkpoint) all() []listed {
+	all := make([]listed, 0, len(c.Files)+len(c.Model))
+	for _, f := range c.Files {
+		all = append(all, listed{f, filepath.Join(c.Path, filepath.Base(f.Name))})
+	}
+	for _, f := range c.Model {
+		all = append(all, listed{f, filepath.Join(c.ModelPath(), filepath.Base(f.Name))})
+	}
+	return all
+}
+
+// ModelPath is the folder with the files that a model's folder has beside the weights.
+func (c *Checkpoint) ModelPath() string { return filepath.Join(c.Path, modelFolder) }
 
 // Close closes the files.
 func (c *Checkpoint) Close() {
@@ -92,9 +129,10 @@ func (c *Checkpoint) Close() {
 
 // Check reads the files i with i mod ranks = rank and compares their checksums: all of them are read once when every rank calls it.
 func (c *Checkpoint) Check(rank, ranks int) error {
-	for i := rank; i < len(c.Files); i += ranks {
-		want := c.Files[i]
-		got, err := sum(filepath.Join(c.Path, filepath.Base(want.Name)))
+	files := c.all()
+	for i := rank; i < len(files); i += ranks {
+		want := files[i]
+		got, err := sum(want.path)
 		if err != nil {
 			return status.Errorf(status.IO, "checkpoint: %w", err)
 		}

@@ -1,0 +1,207 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// contents are the files of a folder.
+func contents(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[e.Name()] = string(data)
+	}
+	return all
+}
+
+// alike holds the files of one folder to those of another, byte for byte.
+func alike(t *testing.T, what, got, want string) {
+	t.Helper()
+	a, b := contents(t, got), contents(t, want)
+	for name := range b {
+		if a[name] != b[name] {
+			t.Errorf("%s: %s differs", what, name)
+		}
+	}
+	if len(a) != len(b) || len(b) < 2 {
+		t.Errorf("%s: %d files, %d in the run's own folder", what, len(a), len(b))
+	}
+}
+
+// exports calls the verb, which must succeed.
+func exports(t *testing.T, checkpoint, folder string, want ...string) {
+	t.Helper()
+	code, out, errs := call("export", checkpoint, folder)
+	if code != status.OK || errs != "" {
+		t.Fatalf("export %s: %v: %s", checkpoint, code, errs)
+	}
+	for _, w := range append(want, folder) {
+		if !strings.Contains(out, w) {
+			t.Errorf("export says %q, not %q", out, w)
+		}
+	}
+}
+
+// On every mesh and ZeRO stage a checkpoint exported is the run's own model/, byte for byte: of a model from scratch and of folders in F32 and
+// BF16, with tied tensors, in several parts, and with a tokenizer beside them.
+func TestExport(t *testing.T) {
+	dir, run := newKept(t)
+	out := filepath.Join(dir, "out")
+	models, err := filepath.Abs("../testdata/goldens/models")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := filepath.Join(dir, "source")
+	if err := os.CopyFS(source, os.DirFS(filepath.Join(models, "qwen3_5-tied"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"tokenizer.json", "chat_template.jinja"} {
+		put(t, filepath.Join(source, name), name)
+	}
+	from := func(path string, more ...string) []string {
+		return append([]string{"model.new={}", "model.path=" + path, "data.tokenizer=bytes"}, more...)
+	}
+	for _, x := range []struct {
+		ranks int
+		sets  []string
+	}{
+		{1, nil},
+		{2, []string{"parallel.zero=1"}},
+		{4, []string{"parallel.ulysses=2", "parallel.zero=2"}},
+		{3, []string{"parallel.zero=3", "model.new.tie_word_embeddings=false"}},
+		{2, []string{"parallel.zero=3", "model.override.torch_dtype=bfloat16"}},
+		{2, from(filepath.Join(models, "llama3"), "parallel.zero=0")},
+		{2, from(source, "parallel.zero=3")},
+	} {
+		if err := os.RemoveAll(out); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := run(x.ranks, append(x.sets, "train.steps=3", "checkpoint.every=1", "data.sequence=40")...); err != nil {
+			t.Fatalf("%+v: %v", x, err)
+		}
+		folder := filepath.Join(t.TempDir(), "new", "model")
+		exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3", "step-00000003")
+		alike(t, strings.Join(x.sets, " "), folder, filepath.Join(out, "model"))
+	}
+	if got := contents(t, filepath.Join(out, "model")); got["tokenizer.json"] != "tokenizer.json" || got["chat_template.jinja"] == "" {
+		t.Error("the tokenizer was not beside the weights")
+	}
+}
+
+// A checkpoint on the way is the model/ of a run that ends there; the folder's other files stay, and a folder of checkpoints is none.
+func TestExportOnTheWay(t *testing.T) {
+	dir, run := newKept(t, "optimizer.schedule=constant", "checkpoint.keep=9")
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	states, folder := filepath.Join(dir, "out", "checkpoints"), filepath.Join(dir, "exported")
+	four := filepath.Join(states, "step-00000004")
+	exports(t, four, folder, "after step 4")
+	if _, err := run(2, "output.dir="+filepath.Join(dir, "short"), "train.steps=4", "checkpoint.every=0"); err != nil {
+		t.Fatal(err)
+	}
+	alike(t, "step 4", folder, filepath.Join(dir, "short", "model"))
+
+	put(t, filepath.Join(folder, "notes.txt"), "mine")
+	exports(t, states, folder, "after step 6")
+	if got, want := contents(t, folder), contents(t, filepath.Join(dir, "out", "model")); got["notes.txt"] != "mine" || got["model.safetensors"] != want["model.safetensors"] {
+		t.Error("a folder that was there: the notes or the weights are wrong")
+	}
+	before := contents(t, four)
+	for _, target := range []string{four, filepath.Join(four, "model"), states, filepath.Join(dir, "out"), filepath.Join(states, "step-00000002")} {
+		code, _, errs := call("export", four, target)
+		if code != status.InvalidArgument || !strings.Contains(errs, "a folder of its own") {
+			t.Errorf("export to %s: %v: %s", target, code, errs)
+		}
+	}
+	file := filepath.Join(folder, "notes.txt")
+	if code, _, errs := call("export", four, file); code != status.IO || !strings.Contains(errs, "is a file") {
+		t.Errorf("export to a file: %v: %s", code, errs)
+	}
+	after := contents(t, four)
+	for name := range before {
+		if before[name] != after[name] {
+			t.Errorf("%s of the checkpoint has changed", name)
+		}
+	}
+}
+
+// What is damaged, foreign, newer, older or none is refused with the reason, and no folder appears.
+func TestExportFaults(t *testing.T) {
+	dir, run := newKept(t, "train.steps=2")
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	whole := os.DirFS(filepath.Join(dir, "out", "checkpoints", "step-00000002"))
+	flip := func(name string) func(state string) error {
+		return func(state string) error {
+			path := filepath.Join(state, name)
+			data, err := os.ReadFile(path)
+			if err == nil {
+				data[len(data)-3] ^= 1
+				err = os.WriteFile(path, data, 0o644)
+			}
+			return err
+		}
+	}
+	for _, x := range []struct {
+		name  string
+		spoil func(state string) error
+		code  status.Code
+		want  string
+	}{
+		{"weights", flip("rank-00001.safetensors"), status.InvalidConfig, "rank-00001.safetensors is damaged"},
+		{"config", flip("model/config.json"), status.InvalidConfig, "config.json is damaged"},
+		{"no config", func(state string) error { return os.Remove(filepath.Join(state, "model", "config.json")) }, status.InvalidConfig, "no such file"},
+		{"older", edit("model", nil), status.Unsupported, "older programs"},
+		{"newer", edit("format", 2), status.InvalidConfig, "format 2"},
+		{"foreign", edit("producer", "another"), status.InvalidConfig, "not written by this program"},
+		{"type", func(state string) error {
+			path := filepath.Join(state, "manifest.json")
+			text, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(path, []byte(strings.Replace(string(text), `"dtype":"F32"`, `"dtype":"F33"`, 1)), 0o644)
+			}
+			return err
+		}, status.InvalidConfig, `element type "F33"`},
+		{"none", os.RemoveAll, status.IO, "neither a manifest.json nor"},
+	} {
+		state, folder := filepath.Join(t.TempDir(), "step-00000002"), filepath.Join(t.TempDir(), "model")
+		if err := os.CopyFS(state, whole); err != nil {
+			t.Fatal(err)
+		}
+		if err := x.spoil(state); err != nil {
+			t.Fatal(err)
+		}
+		code, out, errs := call("export", state, folder)
+		if code != x.code || out != "" || !strings.Contains(errs, x.want) {
+			t.Errorf("%s: %v: %s", x.name, code, errs)
+		}
+		if left, _ := os.ReadDir(filepath.Dir(folder)); len(left) > 0 {
+			t.Errorf("%s: left behind: %v", x.name, left)
+		}
+	}
+	// A state of an older program goes on all the same.
+	if err := edit("model", nil)(filepath.Join(dir, "out", "checkpoints", "step-00000002")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(2, "train.steps=4"); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,74 @@
+package model
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"ulysses/internal/status"
+)
+
+// JSON is the text of config.json.
+func (c *Config) JSON() ([]byte, error) {
+	text, err := json.MarshalIndent(c.fields(), "", "  ")
+	if err != nil {
+		return nil, status.Errorf(status.Internal, "model: config.json: %w", err)
+	}
+	return append(text, '\n'), nil
+}
+
+// fields is what config.json says: the source's fields, or all of them for a model from scratch.
+func (c *Config) fields() map[string]any {
+	f := map[string]any{}
+	if c.raw != nil {
+		f = pointed(c.raw).(map[string]any)
+	}
+	put := func(name string, value any) {
+		if f[name] == nil {
+			f[name] = value
+		}
+	}
+	put("architectures", []string{architectures[c.ModelType]})
+	put("hidden_act", "silu")
+	put("num_key_value_heads", c.NumKeyValueHeads)
+	put("head_dim", c.HeadDim)
+	put("max_position_embeddings", c.MaxPositionEmbeddings)
+	put("rms_norm_eps", pointed(c.RMSNormEps))
+	put("initializer_range", pointed(c.InitializerRange))
+	put("tie_word_embeddings", c.TieWordEmbeddings)
+	if _, nested := f["rope_parameters"]; !nested { // where transformers 5 keeps it; it reads the older fields too
+		put("rope_theta", pointed(c.Rope.Theta))
+		if c.hybrid() {
+			put("partial_rotary_factor", pointed(float64(c.RotaryDim)/float64(c.HeadDim)))
+		}
+	}
+	if c.hybrid() {
+		c.Hybrid.put(put)
+	}
+	if c.ModelType != "qwen2" {
+		put("attention_bias", c.AttentionBias)
+	}
+	if f["dtype"] == nil && f["torch_dtype"] == nil {
+		f["torch_dtype"] = "float32"
+	}
+	return f
+}
+
+// pointed writes whole numbers of floating type with a point, as in 8.0: transformers looks at the type of some.
+func pointed(v any) any {
+	switch v := v.(type) {
+	case float64:
+		text := strconv.FormatFloat(v, 'g', -1, 64)
+		if !strings.ContainsAny(text, ".eE") {
+			text += ".0"
+		}
+		return json.Number(text)
+	case map[string]any:
+		m := make(map[string]any, len(v))
+		for name, x := range v {
+			m[name] = pointed(x)
+		}
+		return m
+	}
+	return v
+}

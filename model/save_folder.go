@@ -1,0 +1,163 @@
+package model
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// companions are the files beside the weights that Save copies from the source: what a user needs to talk to the model.
+var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
+
+// Stored is a tensor of a folder that is to be written.
+type Stored struct {
+	Name  string
+	DType tensor.DType // in the file
+	Shape []int64
+	Read  func(at int64, dst []float32) error // elements from at on; a tensor is read once, in order
+}
+
+// WriteFolder writes a Hugging Face folder: the tensors in their order, each a piece at a time, and the files beside them, which rest puts
+// into the folder. The folder appears whole or not at all; the model in one that was there is replaced, other files in it stay.
+func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
+	dir = filepath.Clean(dir)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
+	}
+	temp, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+".*")
+	if err != nil {
+		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
+	}
+	defer os.RemoveAll(temp) // nothing is left of it after the rename
+	if err := os.Chmod(temp, 0o755); err != nil {
+		return status.Errorf(status.IO, "model.Save: %w", err)
+	}
+	if err := rest(temp); err != nil {
+		return err
+	}
+	items := make([]tensor.Item, len(tensors))
+	piece := make([]float32, 1<<16)
+	bytes := make([]byte, 0, 8*len(piece))
+	for i, t := range tensors {
+		items[i] = tensor.Item{Name: t.Name, Tensor: tensor.Of(nil, t.DType, t.Shape...), Write: func(w io.Writer) error {
+			return t.write(w, piece, bytes)
+		}}
+	}
+	if err := tensor.WriteSafetensors(filepath.Join(temp, weightsFile), map[string]string{"format": "pt"}, items); err != nil {
+		return err
+	}
+	return replace(dir, temp)
+}
+
+func (t *Stored) write(w io.Writer, piece []float32, bytes []byte) error {
+	n := tensor.Of(nil, t.DType, t.Shape...).Numel()
+	for at := int64(0); at < n; at += int64(len(piece)) {
+		src := piece[:min(int64(len(piece)), n-at)]
+		if err := t.Read(at, src); err != nil {
+			return err
+		}
+		bytes = bytes[:0]
+		for i, v := range src {
+			switch t.DType {
+			case tensor.BF16:
+				bytes = binary.LittleEndian.AppendUint16(bytes, tensor.F32ToBF16(v))
+			case tensor.F16:
+				h := f32ToF16(v)
+				if h&0x7fff == 0x7c00 && !math.IsInf(float64(v), 0) {
+					return fmt.Errorf("%v at %v is too large for F16: set override dtype = \"float32\"", v, place(at+int64(i), t.Shape))
+				}
+				bytes = binary.LittleEndian.AppendUint16(bytes, h)
+			case tensor.F64:
+				bytes = binary.LittleEndian.AppendUint64(bytes, math.Float64bits(float64(v)))
+			default:
+				bytes = binary.LittleEndian.AppendUint32(bytes, math.Float32bits(v))
+			}
+		}
+		if _, err := w.Write(bytes); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replace puts temp in the place of dir. Files of dir that are none of the model's move along.
+func replace(dir, temp string) error {
+	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
+		return status.Errorf(status.IO, "model.Save: %s is a file: move it away or choose another folder", dir)
+	}
+	old := temp + ".old"
+	err := os.Rename(dir, old)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return status.Errorf(status.IO, "model.Save: %s cannot be replaced: %w", dir, err)
+	}
+	if err := os.Rename(temp, dir); err != nil {
+		os.Rename(old, dir) // as it was
+		return status.Errorf(status.IO, "model.Save: %s cannot be written: %w", dir, err)
+	}
+	entries, _ := os.ReadDir(old) // none when there was no folder
+	for _, e := range entries {
+		name := e.Name()
+		if name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin") {
+			continue
+		}
+		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
+			return status.Errorf(status.IO, "model.Save: %s is saved, but %s stays in %s: %w", dir, name, old, err)
+		}
+	}
+	if err := os.RemoveAll(old); err != nil {
+		return status.Errorf(status.IO, "model.Save: the former %s stays as %s: %w", dir, old, err)
+	}
+	return nil
+}
+
+// CopyRest copies what a model's folder has beside the weights, as SaveRest wrote it, from one folder to another.
+func CopyRest(dst, src string) error {
+	return copyFiles(dst, src, append([]string{configFile}, companions...))
+}
+
+// copyFiles copies as many of the files as there are.
+func copyFiles(dst, src string, names []string) error {
+	for _, name := range names {
+		if err := copyFile(filepath.Join(dst, name), filepath.Join(src, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func copyFile(dst, src string) error {
+	r, err := os.Open(src)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return status.Errorf(status.IO, "model.Save: %w", err)
+	}
+	defer r.Close()
+	return tensor.WriteFile(dst, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
+}
+
+// f32ToF16 rounds to nearest even, to infinity above 65504 and a half step.
+func f32ToF16(f float32) uint16 {
+	u := math.Float32bits(f)
+	sign, a := uint16(u>>16)&0x8000, u&0x7fffffff
+	switch {
+	case a > 0x7f800000:
+		return sign | 0x7e00
+	case a >= 0x47800000: // 2^16
+		return sign | 0x7c00
+	case a < 0x38800000: // below 2^-14: a multiple of 2^-24
+		return sign | uint16(math.RoundToEven(float64(math.Float32frombits(a))*(1<<24)))
+	}
+	return sign | uint16((a-0x38000000+0xfff+a>>13&1)>>13)
+}
