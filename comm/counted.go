@@ -6,18 +6,21 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
+	"ulysses/internal/trace"
 	"ulysses/tensor"
 )
 
 // Counted is a Comm that counts bytes and time into a Ledger, charges a clock's phase ("exchange" for all-to-all and send-receive,
-// "reduce" for the rest) and has each call watched. It serves one goroutine, as its clock does. Any of the three may be nil.
+// "reduce" for the rest), adds a span to the recorder that the clock has, and has each call watched. It serves one goroutine, as its
+// clock does. Any of the three may be nil.
 type Counted struct {
 	inner  Comm
 	axis   string
 	ledger *Ledger
 	clock  *clock.Clock
 	watch  *Watch
-	seq    int64
+	seq    *int64 // of the last call
+	side   bool
 	spare  []*countedRequest
 }
 
@@ -26,7 +29,18 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 	if inner, ok := c.(*Counted); ok {
 		c = inner.inner // counted once
 	}
-	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w}
+	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
+}
+
+// Side is c for the calls on a stream beside the one that computes: the same account, the same order of calls, and a lane of their own in
+// a trace. It is not closed.
+func Side(c Comm) Comm {
+	if k, ok := c.(*Counted); ok {
+		beside := *k
+		beside.side, beside.spare = true, nil
+		return &beside
+	}
+	return c
 }
 
 // Inner is the communicator underneath.
@@ -49,24 +63,26 @@ func Sent(c Comm) (bytes int64) {
 
 // call is one operation between begin and end.
 type call struct {
-	op    string
-	bytes int64
-	place int
-	began time.Time
+	op      string
+	bytes   int64
+	control bool
+	place   int
+	began   time.Time
 }
 
-func (c *Counted) begin(op string, bytes int64) call {
+// begin enters a call. One without a stream is between hosts: it settles something, and is counted apart as control.
+func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 	phase := "reduce"
 	if op == OpAllToAll || op == OpSendRecv {
 		phase = "exchange"
 	}
 	c.clock.Push(phase)
-	c.seq++
-	return c.watched(op, bytes, c.seq)
+	*c.seq++
+	return c.watched(op, s == nil, bytes, *c.seq)
 }
 
-func (c *Counted) watched(op string, bytes, seq int64) call {
-	return call{op: op, bytes: bytes, began: time.Now(),
+func (c *Counted) watched(op string, control bool, bytes, seq int64) call {
+	return call{op: op, bytes: bytes, control: control, began: time.Now(),
 		place: c.watch.begin(flight{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
 }
 
@@ -75,9 +91,27 @@ func (c *Counted) end(k call, err error) error {
 	c.watch.end(k.place)
 	c.clock.Pop()
 	if err == nil {
-		c.ledger.add(c.axis, k.op, 1, k.bytes, time.Since(k.began).Seconds())
+		now := time.Now()
+		c.span(k, k.op, k.began, now)
+		c.ledger.add(line{c.axis, k.op, k.control}, 1, k.bytes, now.Sub(k.began).Seconds())
 	}
 	return err
+}
+
+// span records a call in the lane of its stream.
+func (c *Counted) span(k call, name string, began, ended time.Time) {
+	r := c.clock.Recorder()
+	if !r.On() || c.Size() == 1 {
+		return
+	}
+	lane := trace.Comm
+	switch {
+	case k.control:
+		lane = trace.Control
+	case c.side:
+		lane = trace.Side
+	}
+	r.Add(trace.Span{Lane: lane, Name: name, Axis: c.axis, Bytes: k.bytes, Peers: c.Size() - 1}, began, ended)
 }
 
 func (c *Counted) Rank() int    { return c.inner.Rank() }
@@ -89,7 +123,7 @@ func (c *Counted) Abort(code status.Code, reason string) { c.inner.Abort(code, r
 
 // Split makes a Counted of the same axis, ledger, clock and watch.
 func (c *Counted) Split(color, key int) (Comm, error) {
-	k := c.watched("split", 0, c.seq)
+	k := c.watched("split", true, 0, *c.seq)
 	made, err := c.inner.Split(color, key)
 	c.watch.end(k.place)
 	if err != nil || made == nil {
@@ -99,12 +133,12 @@ func (c *Counted) Split(color, key int) (Comm, error) {
 }
 
 func (c *Counted) Barrier() error {
-	k := c.begin(OpBarrier, 0)
+	k := c.begin(OpBarrier, nil, 0)
 	return c.end(k, c.inner.Barrier())
 }
 
 func (c *Counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
-	k := c.begin(OpAllToAll, c.allToAllBytes(src, sendRows))
+	k := c.begin(OpAllToAll, s, c.allToAllBytes(src, sendRows))
 	return c.end(k, c.inner.AllToAll(s, dst, src, recvRows, sendRows))
 }
 
@@ -118,16 +152,18 @@ func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
 
 // countedRequest is counted as one call; what is between start and wait belongs to whoever works there.
 type countedRequest struct {
-	c     *Counted
-	inner Request
-	bytes int64
-	seq   int64
-	spent float64
+	c       *Counted
+	inner   Request
+	bytes   int64
+	control bool
+	seq     int64
+	began   time.Time
+	spent   time.Duration // in the start
 }
 
 func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
 	bytes := c.allToAllBytes(src, sendRows)
-	k := c.begin(OpAllToAll, bytes)
+	k := c.begin(OpAllToAll, s, bytes)
 	inner, err := c.inner.AllToAllStart(s, dst, src, recvRows, sendRows)
 	c.watch.end(k.place)
 	c.clock.Pop()
@@ -140,7 +176,9 @@ func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	} else {
 		r = new(countedRequest)
 	}
-	*r = countedRequest{c: c, inner: inner, bytes: bytes, seq: c.seq, spent: time.Since(k.began).Seconds()}
+	now := time.Now()
+	c.span(k, "all-to-all, start", k.began, now)
+	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began, spent: now.Sub(k.began)}
 	return r, nil
 }
 
@@ -151,12 +189,22 @@ func (r *countedRequest) Wait() error {
 		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
 	}
 	c.clock.Push("exchange")
-	k := c.watched(OpAllToAll, r.bytes, r.seq)
-	k.began = k.began.Add(-time.Duration(r.spent * float64(time.Second)))
+	k := c.watched(OpAllToAll, r.control, r.bytes, r.seq)
 	err := r.inner.Wait()
 	r.inner = nil
 	c.spare = append(c.spare, r)
-	return c.end(k, err)
+	c.watch.end(k.place)
+	c.clock.Pop()
+	if err == nil {
+		now := time.Now()
+		k.bytes = 0 // the start has them
+		c.span(k, "all-to-all, wait", k.began, now)
+		if rec := c.clock.Recorder(); rec.On() && c.Size() > 1 {
+			rec.Add(trace.Span{Lane: trace.Flights, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
+		}
+		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds())
+	}
+	return err
 }
 
 // Test lets the exchange proceed and reports whether Wait would return at once.
@@ -168,7 +216,7 @@ func (r *countedRequest) Test() (bool, error) {
 }
 
 func (c *Counted) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
-	k := c.begin(OpAllReduce, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()))
+	k := c.begin(OpAllReduce, s, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()))
 	return c.end(k, c.inner.AllReduce(s, t, op))
 }
 
@@ -177,7 +225,7 @@ func (c *Counted) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int6
 	if len(rows) == c.Size() {
 		bytes = AllGatherBytes(c.Rank(), rows, rowBytes(dst))
 	}
-	k := c.begin(OpAllGather, bytes)
+	k := c.begin(OpAllGather, s, bytes)
 	return c.end(k, c.inner.AllGather(s, dst, src, rows))
 }
 
@@ -186,12 +234,12 @@ func (c *Counted) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []
 	if len(rows) == c.Size() {
 		bytes = ReduceScatterBytes(c.Rank(), rows, rowBytes(src))
 	}
-	k := c.begin(OpReduceScatter, bytes)
+	k := c.begin(OpReduceScatter, s, bytes)
 	return c.end(k, c.inner.ReduceScatter(s, dst, src, rows))
 }
 
 func (c *Counted) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
-	k := c.begin(OpBroadcast, BroadcastSent(c.Rank(), root, c.Size(), t.Bytes()))
+	k := c.begin(OpBroadcast, s, BroadcastSent(c.Rank(), root, c.Size(), t.Bytes()))
 	return c.end(k, c.inner.Broadcast(s, t, root))
 }
 
@@ -200,7 +248,7 @@ func (c *Counted) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 	if to >= 0 && to != c.Rank() {
 		bytes = send.Bytes()
 	}
-	k := c.begin(OpSendRecv, bytes)
+	k := c.begin(OpSendRecv, s, bytes)
 	return c.end(k, c.inner.SendRecv(s, recv, from, send, to))
 }
 
@@ -210,7 +258,7 @@ func (c *Counted) hostBroadcast(data []byte, root int) (done bool, err error) {
 	if h == nil {
 		return false, nil
 	}
-	k := c.begin(OpBroadcast, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
+	k := c.begin(OpBroadcast, nil, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
 	done, err = h.hostBroadcast(data, root)
 	return done, c.end(k, err)
 }

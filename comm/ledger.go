@@ -16,6 +16,7 @@ const (
 // Entry is what one operation on one axis of the mesh has cost one rank.
 type Entry struct {
 	Axis, Op string
+	Control  bool // calls without a stream: counts, sums of losses, flags and errors, which ranks settle on the host
 	Calls    int64
 	Bytes    int64   // sent to other ranks
 	Seconds  float64 // in the call; for a started exchange, in its start and in its wait
@@ -25,23 +26,29 @@ type Entry struct {
 type Ledger struct {
 	mu      sync.Mutex
 	entries []Entry
-	index   map[[2]string]int
+	index   map[line]int
+}
+
+// line is what entries differ in.
+type line struct {
+	axis, op string
+	control  bool
 }
 
 // NewLedger starts an empty account.
-func NewLedger() *Ledger { return &Ledger{index: map[[2]string]int{}} }
+func NewLedger() *Ledger { return &Ledger{index: map[line]int{}} }
 
-func (l *Ledger) add(axis, op string, calls, bytes int64, seconds float64) {
+func (l *Ledger) add(at line, calls, bytes int64, seconds float64) {
 	if l == nil {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	i, ok := l.index[[2]string{axis, op}]
+	i, ok := l.index[at]
 	if !ok {
 		i = len(l.entries)
-		l.entries = append(l.entries, Entry{Axis: axis, Op: op})
-		l.index[[2]string{axis, op}] = i
+		l.entries = append(l.entries, Entry{Axis: at.axis, Op: at.op, Control: at.control})
+		l.index[at] = i
 	}
 	e := &l.entries[i]
 	e.Calls += calls
@@ -59,18 +66,17 @@ func (l *Ledger) Entries() []Entry {
 	return append([]Entry(nil), l.entries...)
 }
 
-// Get is one line of the account; zero when there is none.
+// Get is what an operation on an axis has cost, with a stream and without; zero when there was none.
 func (l *Ledger) Get(axis, op string) Entry {
-	e := Entry{Axis: axis, Op: op}
-	if l == nil {
-		return e
+	sum := Entry{Axis: axis, Op: op}
+	for _, e := range l.Entries() {
+		if e.Axis == axis && e.Op == op {
+			sum.Calls += e.Calls
+			sum.Bytes += e.Bytes
+			sum.Seconds += e.Seconds
+		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if i, ok := l.index[[2]string{axis, op}]; ok {
-		e = l.entries[i]
-	}
-	return e
+	return sum
 }
 
 // The bytes below are those that a rank must send when data moves straight from owner to reader, which is also the least possible in

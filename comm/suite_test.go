@@ -30,6 +30,7 @@ var suite = []struct {
 	{"Same", suiteSame},
 	{"Counted", suiteCounted},
 	{"Mesh", suiteMesh},
+	{"Align", suiteAlign},
 }
 
 var allTypes = []tensor.DType{tensor.F32, tensor.BF16, tensor.F16, tensor.F64, tensor.I32, tensor.I64, tensor.U8}

@@ -18,6 +18,7 @@ import (
 type Sharded struct {
 	dev     device.Device
 	world   comm.Comm
+	beside  comm.Comm     // the same ranks, for calls on side
 	side    device.Stream // gathers and sums
 	opt     *OptimizerConfig
 	compute tensor.DType
@@ -38,6 +39,7 @@ type Sharded struct {
 	gatheredMem [2]tensor.Tensor
 	summedMem   [2]tensor.Tensor
 	updated     device.Event
+	expected    expected
 	buffers     []*device.Arena
 	adamw       device.AdamW // arguments, kept so that no step allocates
 	sgd         device.SGD
@@ -70,8 +72,9 @@ func (g *cutGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 // NewSharded allocates the shards of stage 1, 2 or 3 and lends the parameters out, whose values have the compute type. A nil optimizer is for
 // an evaluation.
 func NewSharded(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*Sharded, error) {
-	w := &Sharded{dev: d, world: world, opt: opt, compute: compute, stage: stage, squares: newSquares()}
+	w := &Sharded{dev: d, world: world, beside: comm.Side(world), opt: opt, compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.cut(groups)
+	w.expected.open(len(groups), largest)
 	plan := w.plan(numel, largest)
 	if err := fits(d, components(plan)); err != nil {
 		return nil, err
@@ -219,11 +222,18 @@ func (w *Sharded) Free() {
 }
 
 func (w *Sharded) Components() []model.Component { return held(w.buffers) }
+func (w *Sharded) Arenas() []*device.Arena       { return w.buffers }
 
 // Loaded spreads what was loaded, or drawn, into the shards.
 func (w *Sharded) Loaded(s device.Stream) error {
-	w.gathered.forget()
+	w.forget()
 	return w.spread(s)
+}
+
+// forget says that gathered values are old.
+func (w *Sharded) forget() {
+	w.gathered.forget()
+	w.expected.forget()
 }
 
 // spread gathers the values that are whole on every rank from their owners.
@@ -231,6 +241,7 @@ func (w *Sharded) spread(s device.Stream) error {
 	if w.stage == 3 {
 		return nil
 	}
+	every(w.expected.gathers)
 	for i := range w.groups {
 		g := &w.groups[i]
 		if err := w.world.AllGather(s, g.whole(w.values), g.part(w.values, g.at), g.rows); err != nil {

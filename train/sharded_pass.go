@@ -12,6 +12,7 @@ func (w *Sharded) Pass(order []model.Stretch) error {
 		return status.Errorf(status.Internal, "train: a pass begins after %d of %d stretches of the last one", w.next, len(w.order))
 	}
 	w.order, w.next = order, 0
+	w.expected.pass(order, w.groups, w.stage)
 	return nil
 }
 
@@ -73,7 +74,7 @@ func (w *Sharded) gather(group int) (*slot, error) {
 	if err := w.side.Wait(x.used); err != nil {
 		return nil, err
 	}
-	if err := w.world.AllGather(w.side, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values), g.rows); err != nil {
+	if err := w.beside.AllGather(w.side, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values), g.rows); err != nil {
 		return nil, err
 	}
 	return x, w.side.Record(x.filled)
@@ -101,7 +102,7 @@ func (w *Sharded) Done(group int, s device.Stream) error {
 		return err
 	}
 	mine := g.part(x.mem, 0)
-	if err := w.world.ReduceScatter(w.side, mine, x.mem.Slice(0, 0, g.numel), g.rows); err != nil {
+	if err := w.beside.ReduceScatter(w.side, mine, x.mem.Slice(0, 0, g.numel), g.rows); err != nil {
 		return err
 	}
 	if shard := g.shardOf(w.grads); shard.Numel() > 0 {

@@ -25,6 +25,9 @@ func (w *Sharded) Reduce(s device.Stream) (float64, error) {
 	if err := w.dev.Fill(s, w.sum, 0); err != nil {
 		return 0, err
 	}
+	if w.stage == 1 {
+		every(w.expected.sums)
+	}
 	for i := range w.groups {
 		g := &w.groups[i]
 		if w.stage == 1 {
@@ -52,7 +55,7 @@ func (w *Sharded) Update(s device.Stream, lr, scale float64, t int64) error {
 			return err
 		}
 	}
-	w.gathered.forget()
+	w.forget()
 	if err := s.Record(w.updated); err != nil {
 		return err
 	}
@@ -110,7 +113,8 @@ func (w *Sharded) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, 
 	default:
 		all = w.summedMem[0]
 	}
-	w.gathered.forget()
+	w.forget()
+	w.expected.wholes[group] += shard.DType.Size()
 	all = all.Slice(0, 0, g.numel)
 	return all, w.world.AllGather(s, all, shard, g.rows)
 }

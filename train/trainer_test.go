@@ -99,7 +99,8 @@ func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
 
 // with is the run on a device; done ends the communicator.
 func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataConfig) (o outcome, err error) {
-	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
+	ledger := comm.NewLedger()
+	mesh, err := comm.NewMesh(c, x.ulysses, 1, ledger, clock.New(), nil)
 	if err != nil {
 		return o, err
 	}
@@ -172,6 +173,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 			return o, err
 		}
 		o.weights = append(o.weights, x...)
+	}
+	if err := heldAgainst(ledger, t.Traffic()); err != nil {
+		return o, err
 	}
 	for _, part := range []*comm.Counted{mesh.Seq, mesh.Data} {
 		if err := part.Close(); err != nil {

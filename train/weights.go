@@ -24,8 +24,11 @@ type Weights interface {
 	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
 	// State is what this rank keeps of a group.
 	State(group int) State
-	// Components is the memory held, for the table.
+	// Components is the memory held, for the table; Arenas is where it lies.
 	Components() []model.Component
+	Arenas() []*device.Arena
+	// Traffic is what the formulas say that this rank has sent so far to hold them as it does.
+	Traffic() []Traffic
 	Free()
 }
 
@@ -53,9 +56,10 @@ type Replicated struct {
 	masters     tensor.Tensor // [numel] F32, when training in another type
 	grads, m, v tensor.Tensor // [numel] F32; m, v for adamw alone
 	squares
-	buffers []*device.Arena
-	adamw   device.AdamW // arguments, kept so that no step allocates
-	sgd     device.SGD
+	buffers    []*device.Arena
+	reductions int64        // so far
+	adamw      device.AdamW // arguments, kept so that no step allocates
+	sgd        device.SGD
 }
 
 // NewReplicated allocates and binds the parameters of the groups, whose values have the compute type.
@@ -124,6 +128,7 @@ func (w *Replicated) Free() {
 }
 
 func (w *Replicated) Components() []model.Component { return held(w.buffers) }
+func (w *Replicated) Arenas() []*device.Arena       { return w.buffers }
 
 // Pass, Need, Done and Loaded have nothing to do: everything is here.
 func (w *Replicated) Pass([]model.Stretch) error    { return nil }
@@ -162,6 +167,7 @@ func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.ready.check(); err != nil {
 		return 0, err
 	}
+	w.reductions++
 	if err := w.world.AllReduce(s, w.grads, comm.Sum); err != nil {
 		return 0, err
 	}

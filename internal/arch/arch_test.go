@@ -38,11 +38,12 @@ var may = map[string]string{
 	"internal/arch":        "",
 	"internal/status":      "",
 	"internal/clock":       "",
+	"internal/trace":       "",
 	"slurm":                "",
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/clock slurm "
+const leaves = " internal/status internal/clock internal/trace slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

@@ -2,7 +2,11 @@
 // a run add up to one.
 package clock
 
-import "time"
+import (
+	"time"
+
+	"ulysses/internal/trace"
+)
 
 // Phase is the account of one name.
 type Phase struct {
@@ -15,19 +19,41 @@ type Phase struct {
 type Clock struct {
 	phases []Phase
 	index  map[string]int
-	stack  []int
+	stack  []entered
 	since  time.Time
+	record *trace.Recorder
+}
+
+// entered is a phase that has not been left yet.
+type entered struct {
+	phase int
+	at    time.Time
 }
 
 // New starts an empty account.
-func New() *Clock { return &Clock{index: map[string]int{}, stack: make([]int, 0, 16)} }
+func New() *Clock { return &Clock{index: map[string]int{}, stack: make([]entered, 0, 16)} }
+
+// Record has the phases recorded as spans, besides. nil ends it.
+func (c *Clock) Record(r *trace.Recorder) {
+	if c != nil {
+		c.record = r
+	}
+}
+
+// Recorder is where phases are recorded; nil = nowhere.
+func (c *Clock) Recorder() *trace.Recorder {
+	if c == nil {
+		return nil
+	}
+	return c.record
+}
 
 // Push enters a phase, Pop leaves it.
 func (c *Clock) Push(name string) {
 	if c == nil {
 		return
 	}
-	c.charge()
+	now := c.charge()
 	i, ok := c.index[name]
 	if !ok {
 		i = len(c.phases)
@@ -35,7 +61,7 @@ func (c *Clock) Push(name string) {
 		c.index[name] = i
 	}
 	c.phases[i].Calls++
-	c.stack = append(c.stack, i)
+	c.stack = append(c.stack, entered{i, now})
 }
 
 // Pop leaves the phase entered last.
@@ -43,16 +69,21 @@ func (c *Clock) Pop() {
 	if c == nil {
 		return
 	}
-	c.charge()
+	now := c.charge()
+	last := c.stack[len(c.stack)-1]
 	c.stack = c.stack[:len(c.stack)-1]
+	if c.record.On() {
+		c.record.Add(trace.Span{Lane: trace.Host, Name: c.phases[last.phase].Name}, last.at, now)
+	}
 }
 
-func (c *Clock) charge() {
+func (c *Clock) charge() time.Time {
 	now := time.Now()
 	if n := len(c.stack); n > 0 {
-		c.phases[c.stack[n-1]].Seconds += now.Sub(c.since).Seconds()
+		c.phases[c.stack[n-1].phase].Seconds += now.Sub(c.since).Seconds()
 	}
 	c.since = now
+	return now
 }
 
 // Phases is a copy of the account, in order of first entry.
