@@ -16,6 +16,7 @@ import (
 // The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a C++ program of its own
 // (plugin/emulated/emulated_test.cpp), in several orders.
 func TestEmulator(t *testing.T) {
+	t.Parallel()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
 	if err != nil || len(sources) == 0 {
 		t.Fatal("no sources", err)

@@ -10,6 +10,7 @@ import (
 
 // hostProgram compiles a test of the headers that kernels include, and runs it on the host.
 func hostProgram(t *testing.T, source string) {
+	t.Parallel()
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
 	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",

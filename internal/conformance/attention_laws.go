@@ -33,7 +33,7 @@ func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 	for _, g := range []ref.Attention{
 		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
 		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
-		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(1200), CuK: one(1200), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
+		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(s.long(1200, 270)), CuK: one(s.long(1200, 270)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
 		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
 	} {
 		x := newAttentionInput(d, &g, seeded(22, g.D))
@@ -90,7 +90,11 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window, Scale: 0.2}
 		x := newAttentionInput(d, g, seeded(24))
 		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
-		for _, token := range []int64{0, 69, 70, 71, 150, 300, 301, 399} {
+		tokens := []int64{0, 69, 70, 71, 150, 300, 301, 399}
+		if s.emulated() {
+			tokens = []int64{69, 70, 150, 301}
+		}
+		for _, token := range tokens {
 			y := attentionInput{d, slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
 			for _, a := range []struct {
 				x     []float64

@@ -2,6 +2,9 @@
 //
 // A case places its arrays in device memory among sentinels, runs the operation on one worker, holds the results against the float64
 // reference, looks whether anything but the results was written, and runs again on three workers, twice: the bits must not change.
+//
+// An emulated GPU takes thousands of times as long as others. There a case runs again once, in yet another order of blocks and threads, and
+// arrays that are long so that large tiles and many workers have something to do are shorter (suite.long).
 package conformance
 
 import (
@@ -20,15 +23,22 @@ import (
 type Opener func(t testing.TB, workers int) device.Device
 
 // Run runs every case of every operation.
-func Run(t *testing.T, open Opener) { run(t, open, true) }
+func Run(t *testing.T, open Opener) { run(t, open, suite{repeatable: true}) }
 
 // RunSome runs every case of the operations named.
-func RunSome(t *testing.T, open Opener, names ...string) { run(t, open, true, names...) }
+func RunSome(t *testing.T, open Opener, names ...string) {
+	run(t, open, suite{repeatable: true}, names...)
+}
+
+// RunAttentionFew runs a part of attention's cases: for kernels that differ in a constant from those that run them all.
+func RunAttentionFew(t *testing.T, open Opener) {
+	run(t, open, suite{repeatable: true, few: true}, "Attention")
+}
 
 // RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and leaves out what compares bits of two runs.
-func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, false) }
+func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, suite{}) }
 
-func run(t *testing.T, open Opener, repeatable bool, names ...string) {
+func run(t *testing.T, open Opener, how suite, names ...string) {
 	for _, f := range []struct {
 		name string
 		test func(s *suite)
@@ -44,13 +54,14 @@ func run(t *testing.T, open Opener, repeatable bool, names ...string) {
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
-			if strings.HasSuffix(f.name, "Laws") && !repeatable {
+			if strings.HasSuffix(f.name, "Laws") && !how.repeatable {
 				t.Skip("SKIPPED: a law between the bits of two runs")
 			}
-			s := &suite{t: t, one: open(t, 1), three: open(t, 3), repeatable: repeatable}
+			s := how
+			s.t, s.one, s.three = t, open(t, 1), open(t, 3)
 			defer s.one.Close()
 			defer s.three.Close()
-			f.test(s)
+			f.test(&s)
 		})
 	}
 }
@@ -61,6 +72,21 @@ type suite struct {
 	one, three device.Device
 	repeatable bool
 	aligned    bool // arrays lie as aligned says
+	few        bool // a part of attention's cases
+}
+
+// emulated reports whether the host stands in for a GPU.
+func (s *suite) emulated() bool {
+	shares, ok := s.one.(interface{ SharesHostMemory() bool })
+	return ok && s.one.Info().Place != tensor.Host && shares.SharesHostMemory()
+}
+
+// long is a length that is to be many tiles of any kernel; of an emulated GPU's, which are known to be small, a shorter one will do.
+func (s *suite) long(n, emulated int64) int64 {
+	if s.emulated() {
+		return emulated
+	}
+	return n
 }
 
 // body places arrays on a bed, runs operations and returns the results, in the order of the wants.
@@ -70,7 +96,7 @@ type body func(b *bed) ([]*array, error)
 func (s *suite) check(name string, wants []want, f body) {
 	s.t.Run(name, func(t *testing.T) {
 		first := s.run(t, s.one, f, wants)
-		for range 2 {
+		for range s.long(2, 1) {
 			again := s.run(t, s.three, f, nil)
 			for i := range first {
 				if s.repeatable && !bytes.Equal(first[i], again[i]) {

@@ -169,7 +169,11 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 			return y
 		}
 		n := c.T()
-		for _, token := range []int64{0, 19, 40, n - 2, n - 1} {
+		tokens := []int64{0, 19, 40, n - 2, n - 1}
+		if s.emulated() {
+			tokens = []int64{19, 40, n - 1}
+		}
+		for _, token := range tokens {
 			y, z := x, x
 			y.q, y.k, y.v = changed(x.q, c.Hk*c.Dk, token), changed(x.k, c.Hk*c.Dk, token), changed(x.v, c.Hv*c.Dv, token)
 			z.dout = changed(x.dout, c.Hv*c.Dv, token)
