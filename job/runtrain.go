@@ -54,6 +54,7 @@ func runTrain(e *Env) (err error) {
 	defer stop.close()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
+	s.trainer.OnSkip = func(why string) { e.Log.Warn().Msg(why + ": the step is left out, and so are others like it, without a word") }
 	err = e.inStep(s.run)
 	p.finish()
 	if err != nil {

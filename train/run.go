@@ -1,9 +1,6 @@
 package train
 
-import (
-	"ulysses/internal/status"
-	"ulysses/model"
-)
+import "ulysses/model"
 
 // Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
 // must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
@@ -66,14 +63,29 @@ func (t *Trainer) keep(step int64, last bool) error {
 
 // Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
 func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
+	nll, n, err := t.evaluate()
+	if err != nil {
+		return nil, err
+	}
+	r := &EvalRecord{Step: step, EvalLoss: Float(nll / float64(max(1, n))), EvalTokens: n}
+	if notFinite(nll) && t.OnNaN != "skip" {
+		return nil, t.evaluationIsNoNumber(step, nll)
+	}
+	if t.OnEval != nil {
+		t.OnEval(r)
+	}
+	return r, t.Metrics.Write(r)
+}
+
+// evaluate is the sum and the count of all ranks.
+func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
-	nll, targets := 0.0, int64(0)
 	var m *Micro
 	for first := int64(0); first < rows; first += replicas * t.Data.Batch {
 		lo := first + int64(t.Mesh.Replica)*t.Data.Batch
 		if lo >= rows { // the last rows are other replicas', which may need the weights that are kept here
 			if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
-				return nil, err
+				return 0, 0, err
 			}
 			continue
 		}
@@ -82,25 +94,14 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 		m, err = t.Eval.Range(lo, min(rows, lo+t.Data.Batch), m)
 		t.Clock.Pop()
 		if err != nil {
-			return nil, err
+			return 0, 0, err
 		}
 		l, err := t.pass(m, 0, false)
 		if err != nil {
-			return nil, err
+			return 0, 0, err
 		}
 		nll += l.Sum
 		targets += l.Tokens
 	}
-	nll, n, err := t.sumLoss(nll, targets)
-	if err != nil {
-		return nil, err
-	}
-	r := &EvalRecord{Step: step, EvalLoss: Float(nll / float64(max(1, n))), EvalTokens: n}
-	if notFinite(nll) && t.OnNaN != "skip" {
-		return nil, status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g", step, nll)
-	}
-	if t.OnEval != nil {
-		t.OnEval(r)
-	}
-	return r, t.Metrics.Write(r)
+	return t.sumLoss(nll, targets)
 }

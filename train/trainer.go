@@ -8,7 +8,6 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -36,26 +35,29 @@ type Setup struct {
 	Probe     func(step int64) error // called between the passes and the reduction of each step: where tests let a rank fail
 	OnStep    func(*Record) error    // on every rank, after the step; nil = nobody asks
 	OnEval    func(*EvalRecord)
+	OnSkip    func(why string) // on every rank, when the run leaves out its first step: where its NaN or infinity was first seen
 }
 
 // Trainer runs the steps of one rank. Everything it needs is allocated by New.
 type Trainer struct {
 	Setup
-	stream  device.Stream
-	arena   *device.Arena // activations
-	inputs  *device.Arena // tokens of this rank's shard
-	ids     tensor.Tensor // [rows] I32; likewise targets, positions
-	targets tensor.Tensor
-	places  tensor.Tensor
-	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
-	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
-	micros  []*Micro
-	flags   tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
-	saver   *saver
-	stopped bool
-	updates int64             // optimizer steps taken, which skipped steps are not
-	planned []model.Component // of the activations
-	sent    int64             // bytes that the formulas say this rank's mixers sent
+	stream    device.Stream
+	arena     *device.Arena // activations
+	inputs    *device.Arena // tokens of this rank's shard
+	ids       tensor.Tensor // [rows] I32; likewise targets, positions
+	targets   tensor.Tensor
+	places    tensor.Tensor
+	counts    tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
+	sums      tensor.Tensor // [2] F64 on the host: NLL, targets
+	micros    []*Micro
+	flags     tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
+	saver     *saver
+	stopped   bool
+	inspect   func(at string, x tensor.Tensor) error // of every pass, while one looks for what is not finite
+	diagnosed bool
+	updates   int64             // optimizer steps taken, which skipped steps are not
+	planned   []model.Component // of the activations
+	sent      int64             // bytes that the formulas say this rank's mixers sent
 }
 
 // New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
@@ -251,7 +253,7 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 	}
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
-	c := &model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}
+	c := &model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock, Inspect: t.inspect}
 	if !backward {
 		return t.Model.Forward(c, &b)
 	}
@@ -264,12 +266,8 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 
 // update clips and steps, or deals with a loss or gradient that is no number.
 func (t *Trainer) update(r *Record, norm float64) error {
-	if bad := notFinite(float64(r.Loss)) || notFinite(norm); bad && t.OnNaN == "skip" {
-		r.Skipped = true
-		return nil
-	} else if bad {
-		return status.Errorf(status.Numeric, "train: step %d: loss %g, gradient norm %g: lower optimizer.lr, look at the data, or set train.on_nan = \"skip\"",
-			r.Step, float64(r.Loss), norm)
+	if notFinite(float64(r.Loss)) || notFinite(norm) {
+		return t.notANumber(r)
 	}
 	scale := 1.0
 	if t.Optimizer.Clip > 0 {

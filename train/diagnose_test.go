@@ -1,0 +1,319 @@
+package train
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/internal/devicetest"
+	"ulysses/internal/fake"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// faulty is a device that spoils what two operations write: backward has one SwiGLU a layer, the last layer's first, and one embedding a pass.
+type faulty struct {
+	device.Device
+	swiglu, embeds int
+	spoil          spoil
+}
+
+// spoil says what to write in the place of some values, and in which call; nil spoils nothing.
+type spoil struct {
+	swiglu, embedding func(call int) (value float64, here bool)
+}
+
+func (d *faulty) SwiGLUBackward(s device.Stream, o *device.SwiGLUGrad) error {
+	d.swiglu++
+	return errors.Join(d.Device.SwiGLUBackward(s, o), d.write(s, d.spoil.swiglu, d.swiglu, o.DGate))
+}
+
+func (d *faulty) EmbeddingBackward(s device.Stream, o *device.EmbeddingGrad) error {
+	d.embeds++
+	return errors.Join(d.Device.EmbeddingBackward(s, o), d.write(s, d.spoil.embedding, d.embeds, o.DTable))
+}
+
+func (d *faulty) write(s device.Stream, f func(int) (float64, bool), call int, t tensor.Tensor) error {
+	if f != nil {
+		if value, here := f(call); here {
+			return d.Device.Fill(s, t.Slice(0, 0, min(1, t.Dim(0))), value)
+		}
+	}
+	return nil
+}
+
+// sick is a run that meets a value that is not finite.
+type sick struct {
+	run
+	onNaN   string
+	weights func(put func(name string, at int64, value float64))
+	spoil   func(rank int) spoil
+	eval    bool
+}
+
+// result is what came of it on a rank: the error, the records, what was said of skipped steps, and the steps taken.
+type result struct {
+	err     error
+	records []Record
+	why     []string
+	updates int64
+}
+
+// start runs three steps of two micro steps a replica, in which the letter Q stands in the last rank's tokens alone.
+func (x sick) start(t *testing.T) (o result) {
+	t.Helper()
+	dir := t.TempDir()
+	text := strings.Repeat(strings.Repeat("abcdefghijk ", 4)[:44]+"Qabc", 5)
+	data := config(48, file(t, dir, "a.txt", text))
+	data.Accumulate, data.Batch, data.Shuffle = 2, 1, false
+	results := make([]result, x.ranks)
+	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
+		r := &results[host.Rank()]
+		r.err = x.rank(host, &data, r)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range results[1:] {
+		if fmt.Sprint(r.err, r.why) != fmt.Sprint(results[0].err, results[0].why) {
+			t.Errorf("%+v: ranks say %v %q and %v %q", x.run, results[0].err, results[0].why, r.err, r.why)
+		}
+	}
+	return results[0]
+}
+
+func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
+	d, c, err := device.Device(nil), host, error(nil)
+	if x.on != nil {
+		d, c, _, err = x.on.Open(host)
+	} else {
+		d, err = cpu.New(cpu.Options{Workers: 1})
+	}
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	f := &faulty{Device: d}
+	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
+	if err != nil {
+		return err
+	}
+	cfg, err := model.ConfigFromMap(tiny[x.model])
+	if err != nil {
+		return err
+	}
+	m, err := model.New(f, mesh.Seq, cfg, model.Options{})
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	opt := &OptimizerConfig{Name: "sgd", LR: 1e-3, Schedule: "constant"}
+	w, err := NewWeights(f, mesh.World, m.Groups(), tensor.F32, opt, x.zero)
+	if err != nil {
+		return err
+	}
+	defer w.Free()
+	if err := m.Init(7); err != nil {
+		return err
+	}
+	s, err := f.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if x.weights != nil {
+		x.weights(func(name string, at int64, value float64) {
+			for _, g := range m.Groups() {
+				for _, p := range g.Params {
+					if p.Name == name && at >= p.Kept.Lo && at < p.Kept.Hi {
+						if e := f.Fill(s, p.Kept.Value.Slice(0, at-p.Kept.Lo, at-p.Kept.Lo+1), value); e != nil {
+							err = e
+						}
+					}
+				}
+			}
+		})
+		if err == nil {
+			err = s.Sync()
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if x.spoil != nil {
+		f.spoil = x.spoil(host.Rank())
+	}
+	set, err := OpenData(*data, EvalConfig{}, cfg.VocabSize, 1)
+	if err != nil {
+		return err
+	}
+	defer set.Close()
+	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Data: data, Optimizer: opt, OnNaN: x.onNaN, Steps: 3, Clock: clock.New(),
+		OnStep: func(r *Record) error { o.records = append(o.records, *r); return nil }, OnSkip: func(why string) { o.why = append(o.why, why) }}
+	if x.eval {
+		setup.Eval = set.Train()
+	}
+	t, err := New(setup)
+	if err != nil {
+		return err
+	}
+	defer t.Free()
+	if x.eval {
+		_, err = t.Evaluate(0)
+		return err
+	}
+	err = t.Run()
+	o.updates = t.updates
+	return err
+}
+
+// Wherever it comes from, a value that is no number is named: the first tensor in the order of the work, on the rank that has it.
+func TestNotANumber(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	host, _ := os.Hostname()
+	inf := func(here bool) (float64, bool) { return math.Inf(1), here }
+	for _, x := range []struct {
+		name string
+		sick
+		rank  func(ranks, ulysses int) int // who has it; -1 = anyone
+		want  string                       // before the rank; without one it is of no rank
+		what  string                       // behind it
+		count func(ranks, ulysses int) int // how many have it
+	}{
+		{name: "a weight", sick: sick{weights: func(put func(string, int64, float64)) {
+			put("model.layers.1.mlp.up_proj.weight", 3*32+5, math.NaN())
+		}}, want: "layer 1, weight model.layers.1.mlp.up_proj.weight, before the step", what: "NaN at [3 5], 1 of this rank's "},
+		{name: "an infinite weight", sick: sick{weights: func(put func(string, int64, float64)) {
+			put("model.embed_tokens.weight", 'a'*32+31, math.Inf(-1))
+		}}, want: "embed, weight model.embed_tokens.weight, before the step", what: "-Inf at [97 31], 1 of this rank's "},
+		{name: "one rank's tokens", sick: sick{weights: func(put func(string, int64, float64)) { // feature 9 is Q's alone, and overflows when gate meets up
+			for i := range int64(256) {
+				put("model.embed_tokens.weight", i*32+9, 0)
+			}
+			put("model.embed_tokens.weight", 'Q'*32+9, 1)
+			for i := range int64(32) {
+				put("model.layers.0.self_attn.o_proj.weight", 9*32+i, 0)
+			}
+			put("model.layers.0.mlp.gate_proj.weight", 9, 1e30)
+			put("model.layers.0.mlp.up_proj.weight", 9, 1e30)
+		}}, rank: func(_, ulysses int) int { return ulysses - 1 }, want: "micro step 1 of 2, layer 0, mlp output",
+			count: func(ranks, ulysses int) int { return ranks / ulysses }},
+		{name: "backward", sick: sick{spoil: func(rank int) spoil { // the second call of each pass is the first layer's
+			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 2) }}
+		}}, rank: func(int, int) int { return 0 }, want: "micro step 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
+			count: func(int, int) int { return 1 }},
+		{name: "the second micro step", sick: sick{spoil: func(rank int) spoil {
+			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 3) }}
+		}}, rank: func(int, int) int { return 0 }, want: "micro step 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
+		{name: "a sum", sick: sick{spoil: func(rank int) spoil { // finite on every rank, and in every micro step
+			return spoil{embedding: func(int) (float64, bool) { return 3e38, true }}
+		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro steps and ranks", what: "+Inf at [0 0]",
+			count: func(ranks, _ int) int { return ranks }},
+		{name: "the hardware", sick: sick{spoil: func(rank int) spoil {
+			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call == 2) }}
+		}}, what: "not reproducible"},
+	} {
+		for i, mesh := range [][3]int{{1, 1, 0}, {2, 2, 0}, {2, 1, 3}, {4, 2, 0}, {4, 4, 3}, {4, 2, 2}, {2, 2, 1}} { // ranks, ulysses, stage
+			if x.name == "a sum" && mesh[0] == 1 {
+				continue
+			}
+			x.run = run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}
+			if i%2 == 1 {
+				x.on = &late
+			}
+			for _, x.onNaN = range []string{"stop", "skip"} {
+				got := x.start(t)
+				text := fmt.Sprint(got.err)
+				if x.onNaN == "skip" {
+					updates := int64(0)
+					if x.name == "the hardware" {
+						updates = 2
+					}
+					if len(got.why) != 1 || got.err != nil || len(got.records) != 3 || !got.records[0].Skipped || got.updates != updates {
+						t.Errorf("%s, %v, skip: %v, %q, %d updates, %+v", x.name, mesh, got.err, got.why, got.updates, got.records)
+						continue
+					}
+					text = got.why[0]
+				} else if status.Of(got.err) != status.Numeric || len(got.records) > 0 {
+					t.Errorf("%s, %v: %v (%v)", x.name, mesh, got.err, status.Of(got.err))
+				}
+				who := `\d`
+				if x.rank != nil {
+					who = fmt.Sprint(x.rank(mesh[0], mesh[1]))
+				}
+				want := "^(train: )?step 1: loss .*" + regexp.QuoteMeta(x.what)
+				if x.want != "" {
+					want = "^(train: )?step 1: loss .*first seen in " + regexp.QuoteMeta(x.want) + ", on rank " + who + " \\(host " + regexp.QuoteMeta(host) + "\\): .*" + regexp.QuoteMeta(x.what)
+				}
+				if x.count != nil {
+					want += fmt.Sprintf(".*there on %d of %d ranks", x.count(mesh[0], mesh[1]), mesh[0])
+				}
+				if !regexp.MustCompile(want).MatchString(text) {
+					t.Errorf("%s, %v, %s: %s\nwant %s", x.name, mesh, x.onNaN, text, want)
+				}
+			}
+		}
+	}
+}
+
+// An evaluation names its tensor, too, where replicas have different numbers of rows.
+func TestEvaluationIsNotANumber(t *testing.T) {
+	for _, mesh := range [][3]int{{1, 1, 0}, {2, 1, 3}, {4, 2, 1}} {
+		x := sick{run: run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}, eval: true, weights: func(put func(string, int64, float64)) {
+			put("model.embed_tokens.weight", 'Q'*32+9, 3e38)
+			put("model.layers.0.mlp.gate_proj.weight", 9, 3e38)
+			put("model.layers.0.mlp.up_proj.weight", 9, 3e38)
+		}}
+		got := x.start(t)
+		if text := fmt.Sprint(got.err); status.Of(got.err) != status.Numeric || !strings.Contains(text, "evaluation after step 0") || !strings.Contains(text, "first seen in layer 0, ") {
+			t.Errorf("%v: %s", mesh, text)
+		}
+	}
+}
+
+// The scanner finds the first value row by row and counts all, in pieces, in strided memory.
+func TestScanner(t *testing.T) {
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	const rows, wide = 5, 60
+	memory := make([]float32, rows*wide)
+	for _, column := range []int{3, 41} {
+		memory[column] = float32(math.NaN()) // outside
+	}
+	x := tensor.OfFloat32(memory, rows, wide).Slice(1, 4, 40)
+	for _, piece := range []int{1, 7, 36, 50, 1000} {
+		eye := scanner{dev: d, stream: s, piece: make([]float32, piece)}
+		if bad, err := eye.scan(x, true); err != nil || bad.count != 0 || bad.of != rows*36 {
+			t.Errorf("pieces of %d: %+v, %v", piece, bad, err)
+		}
+		for _, at := range [][2]int{{4, 0}, {2, 35}, {2, 34}} { // the last is the first
+			memory[at[0]*wide+4+at[1]] = float32(math.Inf(at[1] - 35 + 1))
+		}
+		if bad, err := eye.scan(x, true); err != nil || bad.count != 3 || bad.first != 2*36+34 || !math.IsInf(float64(bad.value), 1) {
+			t.Errorf("pieces of %d: %+v, %v", piece, bad, err)
+		}
+		for i := range memory {
+			if i != 3 && i != 41 {
+				memory[i] = 0
+			}
+		}
+	}
+}
