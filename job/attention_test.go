@@ -276,9 +276,9 @@ func writeBytes(raw []byte) func(io.Writer) error {
 
 var halfBits = map[float32]uint16{-3: 0xc200, -2: 0xc000, -1: 0xbc00, 0: 0, 1: 0x3c00, 2: 0x4000, 3: 0x4200}
 
-// A sequence of 65,536 tokens, forward and backward, in a process that may have 512 MiB.
+// A sequence of 32,768 tokens, forward and backward, in a process that may have 384 MiB: a matrix of its scores is 4 GiB.
 func TestAttentionLongInLittleMemory(t *testing.T) {
-	const rows, limit = 65536, 512 << 20
+	const rows, limit = 32768, 384 << 20
 	if dir := os.Getenv("ULYSSES_TEST_LONG"); dir != "" {
 		err := comm.RunLocal(1, func(c comm.Comm) error {
 			var d device.Device

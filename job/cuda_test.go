@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,13 +28,25 @@ func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	return stdout.String()
 }
 
-// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through the host.
+// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through the host. Where the host stands in for a GPU, a
+// model and kind of data that there is with either optimizer runs with one, by turns.
 func TestCUDAGoldenTraining(t *testing.T) {
 	cudatest.Use(t)
-	i := 0
-	for dir, c := range readGoldens(t, "train") {
+	cases, turns, i := readGoldens(t, "train"), map[string]int{}, 0
+	for _, dir := range slices.Sorted(maps.Keys(cases)) {
+		c := cases[dir]
 		if strings.HasPrefix(c.Name, "qwen3_5-") && strings.HasSuffix(c.Name, "plain") {
 			continue // kernels see no more of them than of the packed ones
+		}
+		other := strings.NewReplacer("-adamw-", "-sgd-", "-sgd-", "-adamw-").Replace(dir)
+		if _, ok := cases[other]; ok && cudatest.Emulated() {
+			pair := min(dir, other)
+			if _, seen := turns[pair]; !seen {
+				turns[pair] = len(turns)
+			}
+			if (dir == pair) != (turns[pair]%2 == 0) {
+				continue
+			}
 		}
 		i++
 		policy := []string{"ipc", "mpi"}[i%2]
@@ -68,6 +82,9 @@ func TestCUDALosses(t *testing.T) {
 		}
 		for dtype, limit := range map[string]float64{"f32": 1e-3, "bf16": 1e-2} {
 			for _, ranks := range []int{1, 4} {
+				if cudatest.Emulated() && (ranks == 1) == (dtype == "f32") == (name[0] == 'l') {
+					continue // each model in both types, on one rank and on four
+				}
 				t.Run(fmt.Sprint(name, " ", dtype, " ", ranks), func(t *testing.T) {
 					out := t.TempDir()
 					onCUDA(t, path, ranks, append(common, "output.dir="+out, "device.dtype="+dtype)...)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -28,6 +29,9 @@ func Use(t testing.TB) string {
 	t.Setenv(variable, path)
 	return path
 }
+
+// Emulated reports whether the plug-in that Use found is the one for the host, on which a step of training takes seconds.
+func Emulated() bool { return strings.HasSuffix(os.Getenv(variable), "_emulated.so") }
 
 // emulated builds the plug-in in which the host stands in for a GPU, if it is not up to date.
 var emulated = sync.OnceValues(func() (string, error) {
