@@ -22,6 +22,7 @@ import data
 import gdn
 import models
 import reference
+import vocabularies
 
 ROOT = pathlib.Path(__file__).resolve().parent
 STEPS = 5
@@ -159,6 +160,7 @@ def main() -> None:
         shutil.rmtree(old.parent)
     models.write_models(ROOT / "models")
     data.write_data(ROOT / "data")
+    vocabularies.make()
     for i, (name, c) in enumerate(attention.CASES.items()):
         saved_case("attention", name, c, 50 + i)
     for i, (name, c) in enumerate(gdn.CASES.items()):

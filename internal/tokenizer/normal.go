@@ -1,0 +1,227 @@
+package tokenizer
+
+import (
+	_ "embed"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// The normal forms as the `tokenizers` package makes them: with the characters of Unicode 9, where every later one stands for itself, and
+// without a limit on marks behind one letter (golang.org/x/text adds a joiner after thirty).
+//
+//go:embed normal.txt
+var normalText string
+
+// normalData is what the forms need. Hangul's syllables go by arithmetic (The Unicode Standard, 3.12).
+type normalData struct {
+	ccc        map[rune]uint8
+	canonical  map[rune][]rune
+	compatible map[rune][]rune
+	compose    map[[2]rune]rune
+	lower      map[rune][]rune
+	accent     map[rune]bool
+	// plain[f] has a bit for each block of 256 code points that form f leaves alone, whatever stands around them.
+	plain [4][0x1100]bool
+}
+
+type form int
+
+const (
+	nfc form = iota
+	nfd
+	nfkc
+	nfkd
+)
+
+func (f form) composes() bool   { return f == nfc || f == nfkc }
+func (f form) compatible() bool { return f == nfkc || f == nfkd }
+
+var normals = sync.OnceValue(func() *normalData {
+	d := &normalData{ccc: map[rune]uint8{}, accent: map[rune]bool{}, compose: map[[2]rune]rune{}}
+	t := tables(normalText)
+	for name, data := range t {
+		if class, ok := strings.CutPrefix(name, "ccc"); ok {
+			n, _ := strconv.ParseUint(class, 10, 8)
+			eachRange(data, func(first, last rune) {
+				for r := first; r <= last; r++ {
+					d.ccc[r] = uint8(n)
+				}
+			})
+		}
+	}
+	eachRange(t["accent"], func(first, last rune) {
+		for r := first; r <= last; r++ {
+			d.accent[r] = true
+		}
+	})
+	d.canonical, d.compatible, d.lower = eachMap(t["canonical"]), eachMap(t["compatible"]), eachMap(t["lower"])
+	for c, pair := range eachMap(t["compose"]) {
+		d.compose[[2]rune(pair)] = c
+	}
+	d.findPlain()
+	return d
+})
+
+// eachMap reads "c0:41+300 …".
+func eachMap(data string) map[rune][]rune {
+	out := map[rune][]rune{}
+	for s := range strings.FieldsSeq(data) {
+		from, to, _ := strings.Cut(s, ":")
+		var runes []rune
+		for x := range strings.SplitSeq(to, "+") {
+			runes = append(runes, hexRune(x))
+		}
+		out[hexRune(from)] = runes
+	}
+	return out
+}
+
+func (d *normalData) findPlain() {
+	for f := range d.plain {
+		plain := &d.plain[f]
+		for i := range plain {
+			plain[i] = true
+		}
+		touch := func(r rune) { plain[r>>8] = false }
+		for r := range d.ccc {
+			touch(r)
+		}
+		for r := range d.canonical {
+			touch(r)
+		}
+		for r := rune(hangulFirst); r <= hangulLast; r += 256 {
+			touch(r)
+		}
+		touch(hangulLast)
+		touch(0x1100) // its letters compose
+		if form(f).compatible() {
+			for r := range d.compatible {
+				touch(r)
+			}
+		}
+		for pair := range d.compose { // second letters that are no marks; the first ones change by these alone
+			touch(pair[1])
+		}
+	}
+}
+
+const (
+	hangulFirst, hangulLast      = 0xAC00, 0xD7A3
+	hangulL, hangulV, hangulT    = 0x1100, 0x1161, 0x11A7
+	hangulLs, hangulVs, hangulTs = 19, 21, 28
+	hangulOfOneL                 = hangulVs * hangulTs
+)
+
+// normalize returns the text in form f: the text itself where nothing changes.
+func (d *normalData) normalize(f form, text []byte) []byte {
+	// Whatever is before the first character that matters stays, but for the last of these: a mark may join it.
+	from := 0
+	for at := 0; ; {
+		if at >= len(text) {
+			return text
+		}
+		r, n := decodeRune(text, at)
+		if r >= utf8.RuneSelf && !d.plain[f][r>>8] {
+			break
+		}
+		from, at = at, at+n
+	}
+	out := append(make([]byte, 0, len(text)+len(text)/8), text[:from]...)
+	var buf []rune
+	for at := from; at < len(text); {
+		// A stretch ends before a plain character, which nothing behind joins.
+		buf = buf[:0]
+		start := at
+		for at < len(text) {
+			r, n := decodeRune(text, at)
+			if at > start && (r < utf8.RuneSelf || d.plain[f][r>>8]) {
+				break
+			}
+			buf = d.decompose(f, buf, r)
+			at += n
+		}
+		if at-start == 1 { // ASCII alone
+			out = append(out, text[start])
+			continue
+		}
+		d.order(buf)
+		if f.composes() {
+			buf = d.joined(buf)
+		}
+		for _, r := range buf {
+			out = utf8.AppendRune(out, r)
+		}
+	}
+	return out
+}
+
+func (d *normalData) decompose(f form, dst []rune, r rune) []rune {
+	if r >= hangulFirst && r <= hangulLast {
+		s := r - hangulFirst
+		dst = append(dst, hangulL+s/hangulOfOneL, hangulV+s%hangulOfOneL/hangulTs)
+		if t := s % hangulTs; t != 0 {
+			dst = append(dst, hangulT+t)
+		}
+		return dst
+	}
+	if f.compatible() {
+		if x, ok := d.compatible[r]; ok {
+			return append(dst, x...)
+		}
+	}
+	if x, ok := d.canonical[r]; ok {
+		return append(dst, x...)
+	}
+	return append(dst, r)
+}
+
+// order sorts each run of marks by class, keeping the order of equals.
+func (d *normalData) order(s []rune) {
+	for i := 0; i < len(s); i++ {
+		if d.ccc[s[i]] == 0 {
+			continue
+		}
+		start := i
+		for i < len(s) && d.ccc[s[i]] != 0 {
+			i++
+		}
+		if run := s[start:i]; len(run) > 1 {
+			slices.SortStableFunc(run, func(a, b rune) int { return int(d.ccc[a]) - int(d.ccc[b]) })
+		}
+	}
+}
+
+// joined composes in place: each letter with what follows it and is not blocked (The Unicode Standard, 3.11, D117).
+func (d *normalData) joined(s []rune) []rune {
+	out, starter, last := s[:0], -1, -1 // last: class of what was written behind the starter, -1 for nothing
+	for _, r := range s {
+		class := int(d.ccc[r])
+		if starter >= 0 && last < class {
+			if c, ok := d.pair(out[starter], r); ok {
+				out[starter] = c
+				continue
+			}
+		}
+		if class == 0 {
+			starter, last = len(out), -1
+		} else {
+			last = class
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+func (d *normalData) pair(a, b rune) (rune, bool) {
+	if l := a - hangulL; l >= 0 && l < hangulLs && b >= hangulV && b < hangulV+hangulVs {
+		return hangulFirst + l*hangulOfOneL + (b-hangulV)*hangulTs, true
+	}
+	if s := a - hangulFirst; s >= 0 && a <= hangulLast && s%hangulTs == 0 && b > hangulT && b < hangulT+hangulTs {
+		return a + b - hangulT, true
+	}
+	c, ok := d.compose[[2]rune{a, b}]
+	return c, ok
+}

@@ -1,0 +1,111 @@
+"""Writes internal/tokenizer/classes.txt and normal.txt: what the `tokenizers` package knows of every code point, asked of the package itself.
+
+Its regex engine, its character tests and its normalizers each stand on another version of Unicode (16, that of its compiler, and 9), so no
+table of Go's is theirs. Run by hand when the package moves on: `.venv/bin/python testdata/goldens/unicode.py`, some two minutes.
+"""
+
+import pathlib
+import unicodedata
+
+import tokenizers
+from tokenizers import Regex
+from tokenizers import normalizers as norm
+from tokenizers import pre_tokenizers as pre
+
+HERE = pathlib.Path(__file__).resolve().parents[2] / "internal" / "tokenizer"
+POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+TEXT = "".join(map(chr, POINTS))
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
+PROPERTY = r"\p{%s}+"
+SCRIPTS = "Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari".split()
+
+
+def ranges(points) -> str:
+    """Sorted code points as hex ranges, first-last."""
+    out, start, last = [], None, None
+    for c in sorted(points):
+        if last is not None and c == last + 1:
+            last = c
+            continue
+        if start is not None:
+            out.append((start, last))
+        start = last = c
+    if start is not None:
+        out.append((start, last))
+    return " ".join(f"{a:x}" if a == b else f"{a:x}-{b:x}" for a, b in out)
+
+
+def removed(splitter) -> list[int]:
+    """The code points that a splitter removes from a text of all of them."""
+    left = bytearray(len(TEXT))
+    for _, (s, e) in splitter.pre_tokenize_str(TEXT):
+        left[s:e] = b"\1" * (e - s)
+    return [c for c, kept in zip(POINTS, left) if not kept]
+
+
+def pattern(p: str) -> list[int]:
+    return removed(pre.Split(Regex(p), "removed"))
+
+
+def words() -> list[int]:
+    """\\w of the package's second regex engine, in which added tokens find the edges of words."""
+    w = pre.Whitespace()
+    return [c for c in POINTS if [x for x, _ in w.pre_tokenize_str("a" + chr(c))] == ["a" + chr(c)]]
+
+
+def classes() -> None:
+    lines = [f"# of tokenizers {tokenizers.__version__}, by testdata/goldens/unicode.py"]
+    for k in CATEGORIES:
+        lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
+    lines.append("regex_word " + ranges(pattern(r"\w+")))
+    for k in SCRIPTS:
+        lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
+    lines.append(f"word {ranges(words())}")
+    lines.append(f"space {ranges(removed(pre.WhitespaceSplit()))}")
+    lines.append(f"punctuation {ranges(removed(pre.Punctuation(behavior='removed')))}")
+    digits = pre.Digits(individual_digits=True)
+    lines.append(f"numeric {ranges(c for c in POINTS if len(digits.pre_tokenize_str('a' + chr(c))) == 2)}")
+    (HERE / "classes.txt").write_text("\n".join(lines) + "\n")
+
+
+def mapped(table: dict[int, str]) -> str:
+    return " ".join(f"{c:x}:" + "+".join(f"{ord(x):x}" for x in s) for c, s in sorted(table.items()))
+
+
+def normal() -> None:
+    low, nfd, nfkd, nfc = norm.Lowercase(), norm.NFD(), norm.NFKD(), norm.NFC()
+    lower, accents, canonical, compatible, compose, ccc = {}, [], {}, {}, {}, {}
+    strip = norm.StripAccents()
+    for c in POINTS:
+        x = chr(c)
+        if (y := low.normalize_str(x)) != x:
+            lower[c] = y
+        if strip.normalize_str("a" + x) == "a":
+            accents.append(c)
+        if 0xAC00 <= c <= 0xD7A3:  # by arithmetic
+            continue
+        d, k = nfd.normalize_str(x), nfkd.normalize_str(x)
+        if d != x:
+            canonical[c] = d
+            if nfc.normalize_str(x) == x:
+                a, b = unicodedata.decomposition(x).split()
+                compose[c] = chr(int(a, 16)) + chr(int(b, 16))
+        if k != d:
+            compatible[c] = k
+        # A mark moves before a lower one and behind a higher one; which class it has is stable over all versions.
+        if d == x and (nfd.normalize_str("a" + x + "\u0334") != "a" + x + "\u0334" or nfd.normalize_str("a\u0301" + x) != "a\u0301" + x):
+            ccc.setdefault(unicodedata.combining(x), []).append(c)
+    ccc.setdefault(230, []).append(0x301)
+    ccc.setdefault(230, []).sort()
+    lines = [f"# of tokenizers {tokenizers.__version__}, by testdata/goldens/unicode.py"]
+    for k, v in sorted(ccc.items()):
+        if k == 0:
+            raise SystemExit(f"no combining class is known for {ranges(v)}: a newer Python is needed")
+        lines.append(f"ccc{k} {ranges(set(v))}")
+    lines += [f"canonical {mapped(canonical)}", f"compatible {mapped(compatible)}", f"compose {mapped(compose)}", f"lower {mapped(lower)}", f"accent {ranges(accents)}"]
+    (HERE / "normal.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    classes()
+    normal()
