@@ -58,6 +58,7 @@ var conflicts = []rule{
 		t := j.Output.Trace
 		return len(t) != 0 && (len(t) != 2 || t[0] > t[1])
 	}, "[first, last] step is needed, or []"},
+	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps: take it out"},
 	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
 	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
 		"the same file as attention.input: name another"},
@@ -94,7 +95,6 @@ var refusals = []rule{
 	{"memory.mlp", func(j *Job) bool { return notKept(j.Memory.MLP) }, notKeptText},
 	{"memory.device", func(j *Job) bool { return j.Memory.Device > 0 }, "a memory limit is not built yet: set it to 0"},
 	{"memory.host", func(j *Job) bool { return j.Memory.Host > 0 }, "a memory limit is not built yet: set it to 0"},
-	{"output.trace", func(j *Job) bool { return len(j.Output.Trace) > 0 }, "traces are not built yet: set output.trace = []"},
 	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, "a soft cap is not built yet: set attention.softcap = 0"},
 	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, "dropout is not built yet: set attention.dropout = 0"},
 }

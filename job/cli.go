@@ -196,7 +196,10 @@ func onFirstRank(f func() error) error {
 	return f()
 }
 
-func version(w io.Writer) error {
+func version(w io.Writer) error { return written(fmt.Fprintln(w, programVersion())) }
+
+// programVersion is the program, its revision and what it was built with.
+func programVersion() string {
 	mpi := "without MPI"
 	if comm.Available() {
 		mpi = "with MPI"
@@ -209,7 +212,7 @@ func version(w io.Writer) error {
 			}
 		}
 	}
-	return written(fmt.Fprintf(w, "ulysses-mpi %s%s, %s, %s %s/%s\n", Version, revision, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH))
+	return fmt.Sprintf("ulysses-mpi %s%s, %s, %s %s/%s", Version, revision, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 // Version is that of the command line and the job file.

@@ -61,6 +61,10 @@ func (s *session) report(p *progress) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	recorded, err := s.writeTrace()
+	if err != nil {
+		return err
+	}
 	sent, expected, err := s.exchanged()
 	if err != nil {
 		return err
@@ -83,6 +87,7 @@ func (s *session) report(p *progress) error {
 	if s.Job.Kind == "train" && s.Job.Output.Model {
 		fmt.Fprintf(s.Stdout, "model            %s\n", filepath.Join(s.Job.Output.Dir, "model"))
 	}
+	recorded.print(s)
 	return nil
 }
 

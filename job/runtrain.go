@@ -94,6 +94,9 @@ func prepare(e *Env, resume bool) (*session, error) {
 		s.close()
 		return nil, err
 	}
+	if resume {
+		setup.Trace = s.newTrace()
+	}
 	if s.trainer, err = train.New(*setup); err != nil {
 		s.close()
 		return nil, err

@@ -1,13 +1,24 @@
 package train
 
-import "ulysses/model"
+import (
+	"time"
+
+	"ulysses/model"
+)
 
 // Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
 // must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
 func (t *Trainer) Run() error {
 	for step := t.Resumed; step < t.Steps && !t.stopped; step++ {
+		if err := t.Trace.before(step + 1); err != nil {
+			return err
+		}
+		began := time.Now()
 		r, err := t.Step(step)
 		if err != nil {
+			return err
+		}
+		if err := t.Trace.after(step+1, began); err != nil {
 			return err
 		}
 		if err := t.Metrics.Write(r); err != nil {
@@ -20,15 +31,17 @@ func (t *Trainer) Run() error {
 		}
 		last := step == t.Steps-1
 		if t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
+			began := time.Now()
 			if _, err := t.Evaluate(step + 1); err != nil {
 				return err
 			}
+			t.Trace.span("evaluation", 0, began)
 		}
 		if err := t.keep(step+1, last); err != nil {
 			return err
 		}
 	}
-	return nil
+	return t.Trace.end()
 }
 
 // Stopped reports that the run was asked to stop before its end.

@@ -33,6 +33,7 @@ type Setup struct {
 	Keep      *Checkpoints           // nil = the run cannot be stopped and resumed
 	Stop      func() bool            // asked after every step: whether this rank is to stop; nil = never
 	Probe     func(step int64) error // called between the passes and the reduction of each step: where tests let a rank fail
+	Trace     *Trace                 // steps to record; nil = none
 	OnStep    func(*Record) error    // on every rank, after the step; nil = nobody asks
 	OnEval    func(*EvalRecord)
 	OnSkip    func(why string) // on every rank, when the run leaves out its first step: where its NaN or infinity was first seen
@@ -172,12 +173,14 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		return nil, err
 	}
 	nll := 0.0
-	for _, m := range t.micros {
+	for i, m := range t.micros {
+		began := time.Now()
 		l, err := t.pass(m, valid, true)
 		if err != nil {
 			return nil, err
 		}
 		nll += l.Sum
+		t.Trace.span("pass", int64(i)+1, began)
 	}
 	if t.Probe != nil {
 		if err := t.Probe(s + 1); err != nil {
@@ -253,7 +256,7 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 	}
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
-	c := &model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock, Inspect: t.inspect}
+	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.lend(t.Weights), Arena: t.arena, Clock: t.Clock, Inspect: t.inspect}
 	if !backward {
 		return t.Model.Forward(c, &b)
 	}
