@@ -57,7 +57,7 @@ type pass struct {
 	c        *Ctx
 	batch    *Batch
 	err      error
-	at       int  // group under way, or where the error came
+	at       int // group under way, or where the error came
 	names    []*Group
 	dry      bool // lay out memory, run nothing
 	backward bool // activations are saved for the backward pass

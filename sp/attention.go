@@ -22,6 +22,7 @@ type Args struct {
 	Cos, Sin tensor.Tensor
 
 	Saved     tensor.Tensor // U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
+	SavedLSE  tensor.Tensor // U8, optional: where the LSE is saved instead; both have the bytes that Apart says then
 	Workspace tensor.Tensor // U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
 }
 
@@ -52,11 +53,23 @@ func (p *Plan) take(c *device.Carver, dtype tensor.DType, heads, batch, rows, di
 	return c.Take(dtype, heads, batch, rows, dim)
 }
 
-// inputs carves what the forward pass leaves for the backward pass.
-func (p *Plan) inputs(b *Batch, c *device.Carver) local {
+// inputs carves what the forward pass leaves for the backward pass, the LSE from a carver of its own if it has one.
+func (p *Plan) inputs(b *Batch, c, lse *device.Carver) local {
 	x := p.qkvOut(b, c)
-	x.lse = p.take(c, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
+	if lse == nil {
+		lse = c
+	}
+	x.lse = p.take(lse, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
 	return x
+}
+
+// keepers are the carvers of what a call saves.
+func (p *Plan) keepers(a *Args) (keep device.Carver, lse *device.Carver) {
+	if !a.SavedLSE.IsNil() {
+		p.lse = device.Carver{Mem: a.SavedLSE, Align: p.align}
+		lse = &p.lse
+	}
+	return device.Carver{Mem: a.Saved, Align: p.align}, lse
 }
 
 // qkvOut carves q, k, v and out, or their gradients.
@@ -85,7 +98,7 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 // sizes is for documents that start at cuQ among the queries; nil = any.
 func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	saved, ws := device.Carver{Align: p.align}, device.Carver{Align: p.align}
-	x := p.inputs(b, &saved)
+	x := p.inputs(b, &saved, nil)
 	p.describe(b, &x)
 	if p.attention.CuQ = cuQ; cuQ == nil {
 		p.attention.CuK = nil
@@ -160,17 +173,14 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 		return err
 	}
 	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
-	keep := &ws
-	if !a.Saved.IsNil() {
-		keep = &device.Carver{Mem: a.Saved, Align: p.align}
+	keep, lse := p.keepers(a)
+	to := &keep
+	if a.Saved.IsNil() {
+		to = &ws
 	}
-	x := p.inputs(b, keep)
+	x := p.inputs(b, to, lse)
 	scratch := ws.Rest()
-	qkv := [...]part{
-		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
-		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin},
-		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
-	}
+	qkv := p.enter(b, a, &x)
 	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
 		return err
 	}
@@ -195,14 +205,23 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	return p.headsToSeq(s, scratch, out[1:])
 }
 
+// enter is q, k and v on their way from rows to heads.
+func (p *Plan) enter(b *Batch, a *Args, x *local) [3]part {
+	return [...]part{
+		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
+		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin},
+		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
+	}
+}
+
 // Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It allocates nothing.
 func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.checkBackward(b, a, g); err != nil {
 		return err
 	}
-	keep := device.Carver{Mem: bytesOf(a.Saved), Align: p.align}
+	keep, lse := p.keepers(a)
 	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
-	x, d := p.inputs(b, &keep), p.qkvOut(b, &ws)
+	x, d := p.inputs(b, &keep, lse), p.qkvOut(b, &ws)
 	scratch := ws.Rest()
 	dout := [...]part{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {

@@ -33,13 +33,29 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 	if err := p.checkRotation(op, b, a); err != nil {
 		return err
 	}
-	size := p.Sizes(b)
-	if !a.Saved.IsNil() {
-		if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+	if err := p.checkSaved(op, b, a); err != nil {
+		return err
+	}
+	return checkBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
+}
+
+// checkSaved holds what is saved, if anything is, to its size.
+func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
+	need := p.Sizes(b).Saved
+	if !a.SavedLSE.IsNil() {
+		if a.Saved.IsNil() {
+			return status.Errorf(status.InvalidArgument, "%s: saved_lse without saved: give both or neither", op)
+		}
+		saved, lse := p.Apart(b)
+		if err := checkBytes(op, "saved_lse", a.SavedLSE, lse); err != nil {
 			return err
 		}
+		need = saved
 	}
-	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
+	if a.Saved.IsNil() {
+		return nil
+	}
+	return checkBytes(op, "saved", a.Saved, need)
 }
 
 func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
@@ -47,7 +63,6 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := p.checkBatch(op, b); err != nil {
 		return err
 	}
-	size := p.Sizes(b)
 	if p.layer.NoBackward || a.Saved.IsNil() {
 		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
@@ -67,10 +82,19 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if err := p.checkRotation(op, b, a); err != nil {
 		return err
 	}
-	if err := checkBytes(op, "saved", a.Saved, size.Saved); err != nil {
+	if err := p.checkSaved(op, b, a); err != nil {
 		return err
 	}
-	return checkBytes(op, "workspace", a.Workspace, size.Workspace)
+	return checkBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
+}
+
+// checkRestore is checkForward of a call that has its output and saves its LSE apart.
+func (p *Plan) checkRestore(b *Batch, a *Args) error {
+	const op = "sp.Restore"
+	if p.layer.NoBackward || a.Saved.IsNil() || a.SavedLSE.IsNil() {
+		return status.Errorf(status.InvalidArgument, "%s: saved, or saved_lse, is missing: give both, the second as Forward left it", op)
+	}
+	return p.checkForward(b, a)
 }
 
 // checkRotation wants tables for the rows of queries and keys, which are then the same.

@@ -79,6 +79,7 @@ type Plan struct {
 	attention  device.Attention     // arguments of the operation under way: kept here so that no call allocates
 	gradient   device.AttentionGrad // likewise
 	rope       device.Rope          // likewise
+	lse        device.Carver        // of the call under way, where the LSE is saved apart
 }
 
 // NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of
