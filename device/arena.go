@@ -24,6 +24,25 @@ func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: d.Info().Place}, nil
 }
 
+// HostAllocator is a device with memory of its own that can allocate host memory too, to and from which copies run beside the host's work.
+type HostAllocator interface {
+	AllocHost(bytes int64) (Buffer, error) // zeroed
+}
+
+// NewHostArena allocates bytes of the host's memory, for what a device's memory has no room for. On a device without memory of its own it is an
+// arena like any other.
+func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
+	a, ok := d.(HostAllocator)
+	if !ok {
+		return NewArena(d, name, bytes)
+	}
+	b, err := a.AllocHost(max(bytes, 1))
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "host memory for %s: %w", name, err)
+	}
+	return &Arena{name: name, buffer: b, align: d.Info().Align, place: tensor.Host}, nil
+}
+
 // Sketch is an arena without memory: its tensors have shapes and no data. Laying a plan out on it gives the size of the real one (Peak).
 func Sketch(d Device, name string) *Arena {
 	return &Arena{name: name, align: d.Info().Align, place: d.Info().Place}

@@ -10,32 +10,34 @@ import (
 // Mixer is a sublayer that mixes tokens, the one polymorphic layer of a model.
 //
 // Both halves work in place, for memory is lifetimes: Forward overwrites x [T, hidden] with its output and keeps what Backward needs
-// (when the pass has a backward half); Backward gets the same x once more and overwrites it with the gradient of x, from dy
+// (as far as hold gave it memory); Backward gets the same x once more and overwrites it with the gradient of x, from dy
 // [T, hidden], which it leaves alone. Gradients of parameters are added to and announced.
 type Mixer interface {
 	Params() []*Param
+	hold(p *pass)
 	Forward(p *pass, x tensor.Tensor)
+	Output(p *pass, x tensor.Tensor) // Forward again, from what it kept of kind attention
 	Backward(p *pass, x, dy tensor.Tensor)
 }
 
 // softmaxAttention is grouped-query attention (Ainslie et al. 2023) with rotary positions, sequence-parallel by its plan. In Qwen3.5 a gate
 // for each of its features comes out of q's projection, and the output is times the sigmoid of it (Qiu et al. 2025, arXiv:2505.06708).
 type softmaxAttention struct {
-	plan         *sp.Plan
 	hq, hkv, d   int64
 	dq           int64 // columns of a head of q's projection: D, with a gate [q|gate]: 2D
 	eps          float64
-	qkv, out     linear
+	q, qkv, out  linear        // q is the first part of qkv
 	qNorm, kNorm *Param        // [D], nil but for Qwen3 and 3.5
 	raw          tensor.Tensor // [T, Hq·dq + Hkv·D], q with its gates and k, before their norms
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
+	saved, lse   tensor.Tensor // U8, of each group of heads what the plan keeps
 	args         sp.Args
 	grads        sp.Grads
 }
 
-func newAttention(cfg *Config, plan *sp.Plan, layer int64) *softmaxAttention {
-	a := &softmaxAttention{plan: plan, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, eps: cfg.RMSNormEps}
+func newAttention(cfg *Config, layer int64) *softmaxAttention {
+	a := &softmaxAttention{hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, eps: cfg.RMSNormEps}
 	name := func(part string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, part) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")
@@ -60,7 +62,7 @@ func newAttention(cfg *Config, plan *sp.Plan, layer int64) *softmaxAttention {
 	if cfg.QKNorm() {
 		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), "head_dim", a.d), newNorm(cfg, name("k_norm.weight"), "head_dim", a.d)
 	}
-	a.qkv, a.out = newLinear([]*Param{q, k, v}, in), newLinear([]*Param{o}, out)
+	a.q, a.qkv, a.out = newLinear([]*Param{q}, in[:min(1, len(in))]), newLinear([]*Param{q, k, v}, in), newLinear([]*Param{o}, out)
 	return a
 }
 
@@ -89,54 +91,96 @@ func (a *softmaxAttention) values(x tensor.Tensor) tensor.Tensor {
 // beforeNorms is the columns that a.raw keeps.
 func (a *softmaxAttention) beforeNorms() int64 { return a.hq*a.dq + a.hkv*a.d }
 
-func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
-	if p.backward {
-		a.mixed = p.keep(attention, p.rows, a.hq*a.d)
-		a.args.Saved = p.keepAs(attention, tensor.U8, p.sizes.full.Saved)
-		if a.qNorm != nil {
-			a.raw = p.keep(qkv, p.rows, a.beforeNorms())
-			a.qRStd, a.kRStd = p.keepStat(qkv, p.rows*a.hq), p.keepStat(qkv, p.rows*a.hkv)
-		}
+func (a *softmaxAttention) hold(p *pass) {
+	p.hold(&a.mixed, attention, p.rows, a.hq*a.d)
+	p.holdBytes(&a.lse, attention, p.plans.groups*p.sizes.full.lse)
+	p.holdBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
+	if a.qNorm != nil {
+		p.hold(&a.raw, qkv, p.rows, a.beforeNorms())
+		p.holdStat(&a.qRStd, qkv, p.rows*a.hq)
+		p.holdStat(&a.kRStd, qkv, p.rows*a.hkv)
 	}
-	mark := p.mark()
-	if !p.backward {
-		a.mixed, a.args.Saved = p.temp(p.rows, a.hq*a.d), tensor.Tensor{}
-		if a.qNorm != nil {
-			a.qRStd, a.kRStd = p.stat(p.rows*a.hq), p.stat(p.rows*a.hkv)
-		}
-	}
-	all := p.temp(p.rows, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
-	a.args.Workspace = p.take(tensor.U8, p.sizes.full.Workspace)
-	q, gate, k := a.queriesKeys(all)
+}
 
+// project computes all [T, Hq·dq + 2Hkv·D] from x, normed; q and k as they were before go to raw, if there is one.
+func (a *softmaxAttention) project(p *pass, all, raw, qRStd, kRStd, x tensor.Tensor) {
 	p.phase("projection")
 	a.qkv.forward(p, all, x)
 	p.end()
-	if a.qNorm != nil {
-		p.phase("norm")
-		if p.backward {
-			p.Copy(a.raw, all.Slice(1, 0, a.beforeNorms()))
-		}
-		p.Norm(q, q, a.qNorm, a.qRStd, a.eps)
-		p.Norm(k, k, a.kNorm, a.kRStd, a.eps)
-		p.end()
+	if a.qNorm == nil {
+		return
 	}
-	p.phase("attention")
-	a.args.Q, a.args.K, a.args.V, a.args.Out = one(q), one(k), one(a.values(all)), one(a.mixed.Split(1, a.hq))
+	q, _, k := a.queriesKeys(all)
+	p.phase("norm")
+	if !raw.IsNil() {
+		p.Copy(raw, all.Slice(1, 0, a.beforeNorms()))
+	}
+	p.Norm(q, q, a.qNorm, qRStd, a.eps)
+	p.Norm(k, k, a.kNorm, kRStd, a.eps)
+	p.end()
+}
+
+// stats is memory for the norms' statistics, unless it is held.
+func (a *softmaxAttention) stats(p *pass) (qRStd, kRStd tensor.Tensor) {
+	if a.qNorm == nil || !a.qRStd.IsNil() {
+		return a.qRStd, a.kRStd
+	}
+	return p.stat(p.rows * a.hq), p.stat(p.rows * a.hkv)
+}
+
+// group sets the arguments for a group of heads of all, q, k and v as attention takes them, and of its output. saved is of all groups, or
+// of one.
+func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tensor) {
+	n, size := p.plans.groups, p.sizes.full
+	q, _, k := a.queriesKeys(all)
+	part := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D]
+		h := t.Shape[1] / n
+		return one(t.Slice(1, g*h, (g+1)*h))
+	}
+	a.args.Q, a.args.K, a.args.V, a.args.Out = part(q), part(k), part(a.values(all)), part(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
-	if !p.skip() {
-		p.err = a.plan.Forward(p.c.Stream, p.batch.SP, &a.args)
+	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}
+	if !a.lse.IsNil() {
+		a.args.SavedLSE = a.lse.Slice(0, g*size.lse, (g+1)*size.lse)
+	}
+	if saved.Numel() > size.saved {
+		a.args.Saved = saved.Slice(0, g*size.saved, (g+1)*size.saved)
+	}
+}
+
+func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
+	mark := p.mark()
+	mixed := p.or(a.mixed, p.rows, a.hq*a.d)
+	qRStd, kRStd := a.stats(p)
+	all := p.temp(p.rows, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
+	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
+	saved := a.saved
+	if saved.IsNil() && !a.lse.IsNil() { // the LSE is kept, the rest has nowhere to be but here
+		saved = p.take(tensor.U8, p.sizes.full.saved)
+	}
+	a.project(p, all, a.raw, qRStd, kRStd, x)
+	p.phase("attention")
+	for g := range p.plans.groups {
+		a.group(p, g, all, mixed, saved)
+		if !p.skip() {
+			p.err = p.plans.full.Forward(p.c.Stream, p.batch.SP, &a.args)
+		}
 	}
 	p.end()
-	y := a.mixed
+	y := mixed
 	if a.gated() {
-		if p.backward { // which wants the output as it was; q's columns are free, the gates are kept elsewhere
-			y = all.Slice(1, 0, a.hq*a.d)
+		_, gate, _ := a.queriesKeys(all)
+		if !a.raw.IsNil() {
 			_, gate, _ = a.queriesKeys(a.raw)
 		}
-		p.phase("norm")
-		p.SigmoidGate(y.Split(1, a.hq), a.mixed.Split(1, a.hq), gate)
-		p.end()
+		switch { // backward wants the output as it was
+		case a.mixed.IsNil():
+		case !a.raw.IsNil():
+			y = all.Slice(1, 0, a.hq*a.d) // q's columns are free
+		default:
+			y = p.temp(p.rows, a.hq*a.d)
+		}
+		a.gate(p, y, mixed, gate)
 	}
 	p.phase("projection")
 	a.out.forward(p, x, y)
@@ -144,25 +188,60 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
+func (a *softmaxAttention) gate(p *pass, y, mixed, gate tensor.Tensor) {
+	p.phase("norm")
+	p.SigmoidGate(y.Split(1, a.hq), mixed.Split(1, a.hq), gate)
+	p.end()
+}
+
+// Output is the gate, whose input may have to be projected again, and the output's projection.
+func (a *softmaxAttention) Output(p *pass, x tensor.Tensor) {
+	mark, y := p.mark(), a.mixed
+	if a.gated() {
+		raw := a.raw
+		if raw.IsNil() {
+			raw = p.temp(p.rows, a.q.out)
+			p.phase("projection")
+			a.q.forward(p, raw, x)
+			p.end()
+		}
+		y = p.temp(p.rows, a.hq*a.d)
+		a.gate(p, y, a.mixed, raw.Slice(1, 0, a.hq*a.dq).Split(1, a.hq).Slice(2, a.d, a.dq))
+	}
+	p.phase("projection")
+	a.out.forward(p, x, y)
+	p.end()
+	p.reset(mark)
+}
+
+// Backward makes q, k and v again where they were not kept, a group of heads at a time; their gradients take their places.
 func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
 	dmixed := p.temp(p.rows, a.hq*a.d)
-	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v
-	a.args.Workspace = p.take(tensor.U8, p.sizes.full.Workspace)
+	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v; before that, q, k and v
+	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
+	saved, raw, again := a.saved, a.raw, a.saved.IsNil()
+	qRStd, kRStd := a.stats(p)
+	if again {
+		saved = p.take(tensor.U8, p.sizes.full.saved)
+		if a.qNorm != nil {
+			raw = p.temp(p.rows, a.beforeNorms())
+		}
+		a.project(p, all, raw, qRStd, kRStd, x)
+	}
 	q, dgate, k := a.queriesKeys(all)
 
-	a.backwardOut(p, dmixed, dgate, dy)
+	a.backwardOut(p, dmixed, dgate, raw, dy)
 	p.phase("attention")
-	a.grads = sp.Grads{DOut: one(dmixed.Split(1, a.hq)), DQ: one(q), DK: one(k), DV: one(a.values(all))}
-	if !p.skip() {
-		p.err = a.plan.Backward(p.c.Stream, p.batch.SP, &a.args, &a.grads)
+	for g := range p.plans.groups {
+		a.backwardGroup(p, g, all, dmixed, saved, again)
 	}
 	p.end()
 	if a.qNorm != nil {
 		p.phase("norm")
-		rawQ, _, rawK := a.queriesKeys(a.raw)
-		p.NormBack(q, q, rawQ, a.qNorm, a.qRStd, false)
-		p.NormBack(k, k, rawK, a.kNorm, a.kRStd, false)
+		rawQ, _, rawK := a.queriesKeys(raw)
+		p.NormBack(q, q, rawQ, a.qNorm, qRStd, false)
+		p.NormBack(k, k, rawK, a.kNorm, kRStd, false)
 		p.end()
 	}
 	p.phase("projection")
@@ -172,16 +251,26 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
+func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, again bool) {
+	a.group(p, g, all, a.mixed, saved)
+	if again && !p.skip() {
+		p.err = p.plans.full.Restore(p.c.Stream, p.batch.SP, &a.args)
+	}
+	h := a.hq / p.plans.groups
+	a.grads = sp.Grads{DOut: one(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
+	if !p.skip() {
+		p.err = p.plans.full.Backward(p.c.Stream, p.batch.SP, &a.args, &a.grads)
+	}
+}
+
 // backwardOut is the way back through the output's projection and its gate, whose output is computed again.
-func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, dy tensor.Tensor) {
+func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, raw, dy tensor.Tensor) {
 	y, gate := a.mixed, tensor.Tensor{}
 	heads, dheads := a.mixed.Split(1, a.hq), dmixed.Split(1, a.hq) // [T, Hq, D]
 	if a.gated() {
 		y = dmixed
-		_, gate, _ = a.queriesKeys(a.raw)
-		p.phase("norm")
-		p.SigmoidGate(dheads, heads, gate)
-		p.end()
+		_, gate, _ = a.queriesKeys(raw)
+		a.gate(p, dmixed, a.mixed, gate)
 	}
 	p.phase("projection")
 	a.out.backwardWeights(p, dy, y)

@@ -28,13 +28,18 @@ type lateRank struct {
 	grads   []tensor.Tensor
 }
 
-func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, tiles ...Tiles) *lateRank {
+func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, set ...any) *lateRank {
 	dev, err := fake.Open(fake.Options{Seed: uint64(host.Rank())})
 	must(err)
 	m, err := New(dev, fake.Communicator(dev, host), cfg, Options{Compute: compute})
 	must(err)
-	for _, x := range tiles {
-		must(m.SetTiles(x))
+	for _, x := range set {
+		switch x := x.(type) {
+		case Tiles:
+			must(m.SetTiles(x))
+		case Activations:
+			must(m.SetActivations(x))
+		}
 	}
 	r := &lateRank{Model: m, dev: dev, host: host}
 	r.arena, err = device.NewArena(dev, "weights", 16*m.Numel()+1<<20)
@@ -58,11 +63,14 @@ func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, ti
 	arena, err := device.NewArena(dev, "activations", Bytes(table))
 	must(err)
 	r.c = &Ctx{Stream: s, Arena: arena}
+	r.c.Host, err = device.NewHostArena(dev, "offloaded activations", HostBytes(table))
+	must(err)
 	return r
 }
 
 func (r *lateRank) close() {
 	r.c.Arena.Free()
+	r.c.Host.Free()
 	r.arena.Free()
 	r.Close()
 	r.dev.Close()
@@ -106,10 +114,10 @@ func (r *lateRank) read(t tensor.Tensor) []float32 {
 }
 
 // trainLate is train on late devices.
-func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequence, tiles ...Tiles) (o outcome) {
+func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequence, set ...any) (o outcome) {
 	t.Helper()
 	ranks(t, n, func(host comm.Comm) error {
-		r := newLate(host, cfg, compute, int64(len(s.ids)), tiles...)
+		r := newLate(host, cfg, compute, int64(len(s.ids)), set...)
 		defer r.close()
 		r.set(weights(r.Model))
 		loss, err := r.ForwardBackward(r.c, r.shard(s))
@@ -184,7 +192,7 @@ func TestBF16(t *testing.T) {
 	})
 }
 
-// Activations in BF16 take about half, and the logits as much as ever.
+// Activations in BF16 take about half, and the logits and attention's statistics as much as ever.
 func TestMemoryOfBF16(t *testing.T) {
 	cfg := configs(t)["llama"]
 	ranks(t, 1, func(c comm.Comm) error {
@@ -196,6 +204,9 @@ func TestMemoryOfBF16(t *testing.T) {
 			bytes[compute] = map[string]int64{}
 			for _, x := range table {
 				bytes[compute][x.Name] = x.Bytes
+				if x.Name == "saved: attention" {
+					bytes[compute][x.Name] -= cfg.NumHiddenLayers * 4 * cfg.NumAttentionHeads * 4096
+				}
 			}
 			r.close()
 		}

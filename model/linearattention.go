@@ -10,22 +10,22 @@ import (
 // linearMixer is linear attention by the gated delta rule as Qwen3.5 has it (Yang, Kautz & Hatamizadeh 2024), sequence-parallel by its plan:
 // one projection makes q|k|v, b and a, of which the plan takes care, and z, which gates the normed output.
 type linearMixer struct {
-	plan                       *gdn.Plan
 	hv, dv                     int64
 	channels                   int64 // C = 2·Hk·Dk + Hv·Dv
 	eps                        float64
-	in, out                    linear
+	in, gate, out              linear // gate is the last part of in
 	conv, aLog, dtBias, weight *Param // [C, 1, W], [Hv], [Hv]; the norm's [Dv]
 
 	mixed tensor.Tensor // [T, Hv·Dv], the rule's output
 	z     tensor.Tensor // [T, Hv·Dv]
 	rstd  tensor.Tensor // [T·Hv] F32
+	saved tensor.Tensor // U8
 	args  gdn.LayerArgs
 	grads gdn.LayerGrads
 }
 
-func newLinearAttention(cfg *Config, plan *gdn.Plan, layer int64) *linearMixer {
-	m := &linearMixer{plan: plan, hv: cfg.LinearNumValueHeads, dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
+func newLinearAttention(cfg *Config, layer int64) *linearMixer {
+	m := &linearMixer{hv: cfg.LinearNumValueHeads, dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
 	const heads, values = "linear_num_value_heads", "linear_num_value_heads · linear_value_head_dim"
 	const channels = "2 linear_num_key_heads · linear_key_head_dim + " + values
 	param := func(part string, start fill, axes []string, shape ...int64) *Param {
@@ -36,6 +36,7 @@ func newLinearAttention(cfg *Config, plan *gdn.Plan, layer int64) *linearMixer {
 	}
 	m.in = newLinear([]*Param{matrix("in_proj_qkv.weight", channels, m.channels), matrix("in_proj_b.weight", heads, m.hv),
 		matrix("in_proj_a.weight", heads, m.hv), matrix("in_proj_z.weight", values, m.hv*m.dv)}, nil)
+	m.gate = newLinear(m.in.w[3:], nil)
 	m.conv = param("conv1d.weight", normal, []string{channels, "1", "linear_conv_kernel_dim"}, m.channels, 1, cfg.LinearConvKernelDim)
 	m.aLog, m.dtBias = param("A_log", decays, []string{heads}, m.hv), param("dt_bias", ones, []string{heads}, m.hv)
 	m.weight = param("norm.weight", ones, []string{"linear_value_head_dim"}, m.dv) // never stored as its distance from 1
@@ -64,69 +65,93 @@ func (m *linearMixer) lend() {
 	m.args.Conv, m.args.ALog, m.args.DtBias = m.matrix(m.conv.Value), m.aLog.Value, m.dtBias.Value
 }
 
+func (m *linearMixer) hold(p *pass) {
+	p.hold(&m.mixed, attention, p.rows, m.hv*m.dv)
+	p.holdStat(&m.rstd, attention, p.rows*m.hv)
+	p.holdBytes(&m.saved, attention, p.sizes.linear.Saved)
+	p.hold(&m.z, qkv, p.rows, m.hv*m.dv)
+}
+
 func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
-	if p.backward {
-		m.mixed, m.z = p.keep(attention, p.rows, m.hv*m.dv), p.keep(attention, p.rows, m.hv*m.dv)
-		m.rstd = p.keepStat(attention, p.rows*m.hv)
-		m.args.Saved = p.keepAs(attention, tensor.U8, p.sizes.linear.Saved)
-	}
 	mark := p.mark()
-	if !p.backward {
-		m.mixed, m.rstd, m.args.Saved = p.temp(p.rows, m.hv*m.dv), p.stat(p.rows*m.hv), tensor.Tensor{}
+	mixed, rstd := p.or(m.mixed, p.rows, m.hv*m.dv), m.rstd
+	if rstd.IsNil() {
+		rstd = p.stat(p.rows * m.hv)
 	}
 	all := p.temp(p.rows, m.in.out) // [T, C + 2Hv + Hv·Dv]
-	m.args.Workspace = p.take(tensor.U8, p.sizes.linear.Workspace)
+	m.args.Saved, m.args.Workspace = m.saved, p.take(tensor.U8, p.sizes.linear.Workspace)
 	qkv, b, a, z := m.split(all)
 
 	p.phase("projection")
 	m.in.forward(p, all, x)
-	if p.backward {
+	if !m.z.IsNil() {
 		p.Copy(m.z, z)
-	} else {
-		m.z = z
 	}
 	p.end()
 	p.phase("linear-attention")
-	m.args.QKV, m.args.B, m.args.A, m.args.Out = one(qkv), one(b), one(a), one(m.heads(m.mixed))
+	m.args.QKV, m.args.B, m.args.A, m.args.Out = one(qkv), one(b), one(a), one(m.heads(mixed))
 	m.lend()
 	if !p.skip() {
-		p.err = m.plan.LayerForward(p.c.Stream, p.batch.SP, &m.args)
+		p.err = p.plans.linear.LayerForward(p.c.Stream, p.batch.SP, &m.args)
 	}
 	p.end()
-	y := qkv.Slice(1, 0, m.hv*m.dv) // its memory is free
+	m.project(p, x, mixed, z, rstd, qkv.Slice(1, 0, m.hv*m.dv)) // qkv's memory is free
+	p.reset(mark)
+}
+
+// project is the gated norm of the rule's output, in y, and the output's projection.
+func (m *linearMixer) project(p *pass, out, mixed, z, rstd, y tensor.Tensor) {
 	p.phase("norm")
-	p.GatedNorm(m.heads(y), m.heads(m.mixed), m.heads(m.z), m.weight, m.rstd, m.eps)
+	p.GatedNorm(m.heads(y), m.heads(mixed), m.heads(z), m.weight, rstd, m.eps)
 	p.end()
 	p.phase("projection")
-	m.out.forward(p, x, y)
+	m.out.forward(p, out, y)
 	p.end()
+}
+
+// Output projects the gate's input again, if it was not kept.
+func (m *linearMixer) Output(p *pass, x tensor.Tensor) {
+	mark := p.mark()
+	z, y := m.gateInput(p, x), p.temp(p.rows, m.hv*m.dv)
+	m.project(p, x, m.mixed, z, m.rstd, y)
 	p.reset(mark)
+}
+
+func (m *linearMixer) gateInput(p *pass, x tensor.Tensor) tensor.Tensor {
+	z := p.or(m.z, p.rows, m.hv*m.dv)
+	if m.z.IsNil() {
+		p.phase("projection")
+		m.gate.forward(p, z, x)
+		p.end()
+	}
+	return z
 }
 
 // Backward computes the norm's output again rather than keeping it.
 func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
+	z := m.gateInput(p, x)
 	d := p.temp(p.rows, m.hv*m.dv)  // the norm's output, then gradients of it and of the rule's
 	all := p.temp(p.rows, m.in.out) // the projection's gradient
-	m.args.Workspace = p.take(tensor.U8, p.sizes.linear.Workspace)
+	m.args.Saved, m.args.Workspace = m.saved, p.take(tensor.U8, p.sizes.linear.Workspace)
 	dqkv, db, da, dz := m.split(all)
 
 	p.phase("norm")
-	p.GatedNorm(m.heads(d), m.heads(m.mixed), m.heads(m.z), m.weight, m.rstd, m.eps)
+	p.GatedNorm(m.heads(d), m.heads(m.mixed), m.heads(z), m.weight, m.rstd, m.eps)
 	p.end()
 	p.phase("projection")
 	m.out.backwardWeights(p, dy, d)
 	m.out.backwardInput(p, d, dy)
 	p.end()
 	p.phase("norm")
-	p.GatedNormBack(m.heads(d), m.heads(dz), m.heads(m.mixed), m.heads(m.z), m.weight, m.rstd)
+	p.GatedNormBack(m.heads(d), m.heads(dz), m.heads(m.mixed), m.heads(z), m.weight, m.rstd)
 	p.end()
 	p.phase("linear-attention")
 	m.lend()
 	if !p.skip() {
 		m.grads = gdn.LayerGrads{DOut: one(m.heads(d)), DQKV: one(dqkv), DB: one(db), DA: one(da),
 			DConv: m.matrix(m.conv.Grad), DALog: m.aLog.Grad, DDtBias: m.dtBias.Grad}
-		p.err = m.plan.LayerBackward(p.c.Stream, p.batch.SP, &m.args, &m.grads)
+		p.err = p.plans.linear.LayerBackward(p.c.Stream, p.batch.SP, &m.args, &m.grads)
 	}
 	p.ready(m.conv, m.aLog, m.dtBias)
 	p.end()

@@ -20,10 +20,10 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	if err != nil {
 		return nil, err
 	}
-	arena := device.Sketch(m.dev, "activations")
+	arena, host := device.Sketch(m.dev, "activations"), device.Sketch(m.dev, "offloaded activations")
 	ids := tensor.Of(nil, tensor.I32, rows)
 	var p pass
-	p.begin(m, &Ctx{Arena: arena}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
+	p.begin(m, &Ctx{Arena: arena, Host: host}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
 	m.execute(&p)
 	if p.err != nil {
 		return nil, p.err
@@ -36,14 +36,31 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 			rest -= bytes
 		}
 	}
-	return append(table, Component{Name: "working memory", Bytes: rest}), nil
+	table = append(table, Component{Name: "working memory", Bytes: rest})
+	if host.Peak() > 0 {
+		table = append(table, Component{Name: "offloaded activations", Bytes: host.Peak(), Host: true})
+	}
+	return table, nil
 }
 
-// Bytes is the sum of a table, of the device's memory and the host's.
+// Bytes is the sum of a table of the device's memory, HostBytes of the host's.
 func Bytes(table []Component) int64 {
 	n := int64(0)
 	for _, c := range table {
-		n += c.Bytes
+		if !c.Host {
+			n += c.Bytes
+		}
+	}
+	return n
+}
+
+// HostBytes is described at Bytes.
+func HostBytes(table []Component) int64 {
+	n := int64(0)
+	for _, c := range table {
+		if c.Host {
+			n += c.Bytes
+		}
 	}
 	return n
 }

@@ -44,21 +44,32 @@ func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) { // [T, F] e
 	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
 }
 
-func (m *mlp) Forward(p *pass, x tensor.Tensor) {
+// tile is the rows of a tile, 0 for all; without tiles gate and up may be kept between the passes.
+func (m *mlp) tile(p *pass) (rows int64, tiled bool) {
 	if p.tiles.MLP > 0 {
-		m.tiles.run(p, x, tensor.Tensor{})
+		return p.tiles.MLP, true
+	}
+	return 0, p.backward && p.fate[mlpKind] == Recompute
+}
+
+func (m *mlp) hold(p *pass) {
+	if _, tiled := m.tile(p); !tiled {
+		p.hold(&m.hidden, mlpKind, p.rows, 2*m.width)
+	}
+}
+
+func (m *mlp) Forward(p *pass, x tensor.Tensor) {
+	if rows, tiled := m.tile(p); tiled {
+		m.tiles.run(p, rows, x, tensor.Tensor{})
 		return
 	}
 	mark := p.mark()
-	m.hidden = p.keep(gateUp, p.rows, 2*m.width)
-	if p.backward {
-		mark = p.mark()
-	}
+	hidden := p.or(m.hidden, p.rows, 2*m.width)
 	y := p.temp(p.rows, m.width)
-	gate, up := m.split(m.hidden)
+	gate, up := m.split(hidden)
 
 	p.phase("mlp")
-	m.gateUp.forward(p, m.hidden, x)
+	m.gateUp.forward(p, hidden, x)
 	p.SwiGLU(y, gate, up)
 	m.down.forward(p, x, y)
 	p.end()
@@ -67,8 +78,8 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 
 // Backward computes silu(gate)·up again rather than keeping it: it costs a pass over memory, keeping it a third of the layer's.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
-	if p.tiles.MLP > 0 {
-		m.tiles.run(p, x, dy)
+	if rows, tiled := m.tile(p); tiled {
+		m.tiles.run(p, rows, x, dy)
 		return
 	}
 	mark := p.mark()

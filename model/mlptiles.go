@@ -10,7 +10,8 @@ import (
 type mlpTiles struct {
 	m       *mlp
 	p       *pass
-	y       tensor.Tensor // [tile, F]; the MLP's hidden is [tile, 2F]
+	hidden  tensor.Tensor // [tile, 2F], gate and up
+	y       tensor.Tensor // [tile, F]
 	compute tile.Compute
 	dout    []tensor.Tensor
 	din     []tensor.Tensor
@@ -22,12 +23,12 @@ func newMLPTiles(m *mlp) *mlpTiles {
 	return t
 }
 
-// run is either half over x [T, hidden], which it overwrites as Mixer says; backward where there is a gradient.
-func (t *mlpTiles) run(p *pass, x, dy tensor.Tensor) {
+// run is either half over x [T, hidden], which it overwrites as Mixer says, in tiles of so many rows, 0 = all; backward where there is a gradient.
+func (t *mlpTiles) run(p *pass, rows int64, x, dy tensor.Tensor) {
 	mark, m := p.mark(), t.m
-	room := tile.Room(p.rows, p.tiles.MLP)
-	m.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
-	t.p, t.compute.Plan = p, p.tilePlan(p.tiles.MLP)
+	room := tile.Room(p.rows, rows)
+	t.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
+	t.p, t.compute.Plan = p, p.tilePlan(rows)
 	t.compute.In[0], t.compute.Out[0] = tile.Cut(x, 0), tile.Cut(x, 0)
 	p.phase("mlp")
 	if dy.IsNil() {
@@ -42,7 +43,7 @@ func (t *mlpTiles) run(p *pass, x, dy tensor.Tensor) {
 
 // activate computes silu(gate)·up of a tile and returns all three.
 func (t *mlpTiles) activate(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
-	hidden, y = t.m.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
+	hidden, y = t.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
 	gate, up = t.m.split(hidden)
 	t.m.gateUp.forward(t.p, hidden, x)
 	t.p.SwiGLU(y, gate, up)

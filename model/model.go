@@ -24,7 +24,13 @@ type Model struct {
 	head   *head
 	orders map[bool][]Stretch // of passes with and without a backward half
 
-	tiles     Tiles
+	tiles       Tiles
+	activations Activations
+	visits      []int64         // layers in the order in which the backward half comes to them
+	inputs      []tensor.Tensor // [T, hidden] of each segment
+	stream      []tensor.Tensor // [T, hidden] before each layer of the segment under way
+	off         offloader
+
 	compute   tensor.DType // of activations and of the weights they meet
 	constants *device.Arena
 	freq      tensor.Tensor // [R/2] F32, RoPE's angle per position
@@ -58,7 +64,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	m.embed = newParam("model.embed_tokens.weight", cfg.DType, normal, vocabulary, cfg.VocabSize, cfg.HiddenSize)
 	m.groups = []*Group{{Name: "embed", Params: []*Param{m.embed}}}
 	for i := range cfg.NumHiddenLayers {
-		b := newBlock(cfg, &m.plans, i)
+		b := newBlock(cfg, i)
 		m.blocks = append(m.blocks, b)
 		m.groups = append(m.groups, &Group{Name: fmt.Sprintf("layer %d", i), Params: b.params()})
 	}
@@ -70,7 +76,8 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
-	m.orders = map[bool][]Stretch{false: m.order(false), true: m.order(true)}
+	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
+	m.orders, m.visits = map[bool][]Stretch{false: m.order(false), true: m.order(true)}, m.visitsOf()
 	if err := m.makeConstants(); err != nil {
 		m.Close()
 		return nil, err
@@ -105,6 +112,7 @@ func (m *Model) makeConstants() error {
 
 // Close gives the model's own memory back; parameters are their owner's.
 func (m *Model) Close() {
+	m.off.close()
 	if m.constants != nil {
 		m.constants.Free()
 	}
@@ -149,8 +157,10 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	}
 	p := &m.pass
 	p.begin(m, c, b, b.SP.Rows(), sizes, backward)
-	mark := p.mark()
-	defer c.Arena.Reset(mark)
+	defer c.Arena.Reset(c.Arena.Mark())
+	if c.Host != nil {
+		defer c.Host.Reset(c.Host.Mark())
+	}
 	if c.Weights != nil {
 		p.err = c.Weights.Pass(m.orders[backward])
 	}
@@ -175,7 +185,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 // mixerSizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
 func (m *Model) mixerSizes(tokens int64) (sizes, error) {
 	if m.sizesOf != tokens {
-		s, err := m.plans.maxSizes(tokens)
+		s, err := m.plans.maxSizes(m.dev, tokens)
 		if err != nil {
 			return s, err
 		}
@@ -187,31 +197,28 @@ func (m *Model) mixerSizes(tokens int64) (sizes, error) {
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {
 	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
-	p.names = m.groups
-	p.tiles, p.err, p.at, p.saved, p.dry = m.tiles, nil, 0, [kinds]int64{}, c.Arena.Sketched()
+	p.names, p.plans, p.offloader, p.fate = m.groups, &m.plans, &m.off, m.activations.fates()
+	p.tiles, p.err, p.at, p.visit, p.saved, p.dry = m.tiles, nil, 0, 0, [kinds]int64{}, c.Arena.Sketched()
 }
 
 // execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
 func (m *Model) execute(p *pass) {
 	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.RotaryDim/2
 	p.cos, p.sin = p.stat(p.rows, half), p.stat(p.rows, half)
-	p.rstd, p.act = p.stat(p.rows), p.temp(p.rows, hidden)
+	p.rstd, p.act, p.flow = p.stat(p.rows), p.temp(p.rows, hidden), p.temp(p.rows, hidden)
+	m.layStores(p)
 	p.phase("rope")
 	p.RopeTable(b.Positions, m.freq)
 	p.end()
 
-	x := p.keep(blockInput, p.rows, hidden) // the residual stream
+	x := m.before(p, 0) // the residual stream
 	p.need(0)
 	p.phase("embedding")
 	p.Embed(x, b.IDs, m.embed)
 	p.inspect("output", "", x)
 	p.end()
 	p.done(0)
-	for i, layer := range m.blocks {
-		p.need(1 + i)
-		x = layer.forward(p, x)
-		p.done(1 + i)
-	}
+	x = m.forward(p, x)
 	last := len(m.groups) - 1
 	if m.head.tied {
 		p.need(0)
@@ -226,11 +233,7 @@ func (m *Model) execute(p *pass) {
 	if !p.backward {
 		return
 	}
-	for i := len(m.blocks) - 1; i >= 0; i-- {
-		p.need(1 + i)
-		m.blocks[i].backward(p, d)
-		p.done(1 + i)
-	}
+	m.backward(p, d)
 	p.need(0)
 	p.phase("embedding")
 	p.inspect("gradient of its output", "", d)
@@ -254,13 +257,17 @@ func (m *Model) order(backward bool) []Stretch {
 		order = append(order, Stretch{0, use})
 	}
 	order = append(order, Stretch{last, use})
-	if backward {
-		for i := len(m.blocks); i > 0; i-- {
-			order = append(order, Stretch{i, use})
-		}
-		order = append(order, Stretch{0, Adds})
+	if !backward {
+		return order
 	}
-	return order
+	m.walkBack(func(layer int64, again bool) {
+		if again {
+			order = append(order, Stretch{1 + int(layer), Reads})
+		} else {
+			order = append(order, Stretch{1 + int(layer), use})
+		}
+	})
+	return append(order, Stretch{0, Adds})
 }
 
 // Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none where others have, and weights are shared.

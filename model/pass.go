@@ -13,6 +13,7 @@ type Ctx struct {
 	Stream  device.Stream
 	Weights Weights       // nil: parameters are always there and nobody waits for gradients
 	Arena   *device.Arena // of Memory's bytes; given back as it was found
+	Host    *device.Arena // of Memory's bytes of the host; nil where nothing is offloaded
 	Clock   *clock.Clock  // nil: nobody asks
 
 	// Inspect, if there is one, is shown the tensors of a pass in the order of its work: each when the operation that completes it is on the
@@ -36,19 +37,6 @@ type Loss struct {
 	Tokens int64   // valid targets
 }
 
-// kind says what saved memory is for, after the keys of the job's [memory] table.
-type kind uint8
-
-const (
-	blockInput kind = iota // the residual stream before and after each sublayer
-	qkv                    // queries and keys before their norms
-	attention              // what attention's backward needs, and its output
-	gateUp                 // the MLP's gate and up
-	kinds
-)
-
-var kindNames = [kinds]string{"block input", "qkv", "attention", "mlp"}
-
 // pass is one pass under way. Its methods are the device's operations with the stream, the arguments' memory (so that no call
 // allocates) and the error kept here: after the first error nothing runs, and the error is looked at once, at the end.
 type pass struct {
@@ -62,14 +50,22 @@ type pass struct {
 	dry      bool // lay out memory, run nothing
 	backward bool // activations are saved for the backward pass
 
-	compute  tensor.DType // of activations
-	rows     int64        // T, this rank's tokens
-	tiles    Tiles
-	sizes    sizes
-	saved    [kinds]int64  // bytes
+	compute   tensor.DType // of activations
+	rows      int64        // T, this rank's tokens
+	tiles     Tiles
+	sizes     sizes
+	plans     *plans
+	fate      [kinds]Fate
+	turn      [kinds]turn
+	measuring bool // a walk that counts what is offloaded, on the meter
+	meter     device.Carver
+	saved     [kinds]int64 // bytes
+	*offloader
+	visit    int64         // layers that the backward half has come to
 	cos, sin tensor.Tensor // [T, R/2] F32
 	rstd     tensor.Tensor // [T] F32, of the norm under way
 	act      tensor.Tensor // [T, hidden], between a norm and its sublayer's output; its gradient on the way back
+	flow     tensor.Tensor // [T, hidden], the residual stream where nobody keeps it
 
 	gemm     device.Gemm
 	norm     device.RMSNorm
@@ -92,23 +88,6 @@ func (p *pass) temp(shape ...int64) tensor.Tensor { return p.take(p.compute, sha
 
 // stat takes F32 memory, of statistics and tables.
 func (p *pass) stat(shape ...int64) tensor.Tensor { return p.take(tensor.F32, shape...) }
-
-// keep takes memory of the compute type for the backward pass; in an evaluation it is like temp.
-func (p *pass) keep(k kind, shape ...int64) tensor.Tensor { return p.keepAs(k, p.compute, shape...) }
-
-// keepStat is stat for the backward pass.
-func (p *pass) keepStat(k kind, shape ...int64) tensor.Tensor {
-	return p.keepAs(k, tensor.F32, shape...)
-}
-
-func (p *pass) keepAs(k kind, dtype tensor.DType, shape ...int64) tensor.Tensor {
-	before := p.c.Arena.Mark()
-	t := p.take(dtype, shape...)
-	if p.backward {
-		p.saved[k] += p.c.Arena.Mark() - before
-	}
-	return t
-}
 
 func (p *pass) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	t, err := p.c.Arena.Tensor(dtype, shape...)

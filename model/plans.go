@@ -5,28 +5,29 @@ import (
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/sp"
+	"ulysses/tensor"
 )
 
 // plans are the plans that layers of a kind share, and how many share them. A kind that no layer has has none.
 type plans struct {
-	full           *sp.Plan
+	full           *sp.Plan // of one group of heads
+	groups         int64    // of heads
+	grouped        map[int64]*sp.Plan
 	linear         *gdn.Plan
 	fulls, linears int64
 }
 
 // sizes is the memory that a call of a plan needs.
 type sizes struct {
-	full   sp.Sizes
+	full   struct{ saved, lse, workspace int64 } // of one group of heads, padded
 	linear gdn.Sizes
 }
 
 func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err error) {
 	p.linears = cfg.LinearLayers()
 	p.fulls = cfg.NumHiddenLayers - p.linears
-	if p.fulls > 0 {
-		p.full, err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads, KVHeads: cfg.NumKeyValueHeads, Dim: cfg.HeadDim, VDim: cfg.HeadDim,
-			DType: o.Compute, Causal: true})
-	}
+	p.grouped = map[int64]*sp.Plan{}
+	err = p.group(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
 			KeyDim: cfg.LinearKeyHeadDim, ValueDim: cfg.LinearValueHeadDim, DType: o.Compute, L2Norm: true, Strategy: o.Strategy, Tokens: o.Tokens,
@@ -35,9 +36,30 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	return err
 }
 
-func (p *plans) maxSizes(tokens int64) (s sizes, err error) {
+// group takes the plan of softmax attention for heads in so many groups; a new one is collective.
+func (p *plans) group(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType, groups int64) (err error) {
+	plan := p.grouped[groups]
+	if p.fulls > 0 && plan == nil {
+		plan, err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
+			VDim: cfg.HeadDim, DType: compute, Causal: true})
+		if err != nil {
+			return err
+		}
+		p.grouped[groups] = plan
+	}
+	p.full, p.groups = plan, groups
+	return nil
+}
+
+func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 	if p.full != nil {
-		s.full, err = p.full.MaxSizes(1, tokens, tokens)
+		var whole sp.Sizes
+		if whole, err = p.full.MaxSizes(1, tokens, tokens); err == nil {
+			f := &s.full
+			f.workspace = whole.Workspace
+			f.saved, f.lse, err = p.full.MaxApart(1, tokens, tokens)
+			f.saved, f.lse = device.Padded(d, f.saved), device.Padded(d, f.lse)
+		}
 	}
 	if err == nil && p.linear != nil {
 		s.linear, err = p.linear.MaxLayerSizes(1, tokens)
@@ -57,17 +79,37 @@ func (m *Model) Reserve(tokens int64) (err error) {
 }
 
 // BytesSent is what the formulas say that this rank's mixers send to others in one Forward, and on top of it in the backward half of one
-// ForwardBackward.
+// ForwardBackward, with what is computed again there.
 func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
+	again, restored := m.recomputed()
 	if p := &m.plans; p.full != nil {
 		f, back := p.full.BytesSent(b)
-		forward, backward = p.fulls*f, p.fulls*back
+		forward = p.fulls * p.groups * f
+		backward = p.groups * (p.fulls*back + again.fulls*f + restored*p.full.RestoreBytesSent(b))
 	}
 	if p := &m.plans; p.linear != nil {
 		f, back := p.linear.LayerBytesSent(b)
-		forward, backward = forward+p.linears*f, backward+p.linears*back
+		forward, backward = forward+p.linears*f, backward+p.linears*back+again.linears*f
 	}
 	return forward, backward
+}
+
+// recomputed counts the mixers' forward halves in the backward half of a pass, and how often q, k and v are restored there.
+func (m *Model) recomputed() (again struct{ fulls, linears int64 }, restored int64) {
+	a := &m.activations
+	if a.Attention == Recompute {
+		for _, layer := range m.visits { // in replays of segments, and of the layer itself
+			if m.Config.Linear(layer) {
+				again.linears++
+			} else {
+				again.fulls++
+			}
+		}
+	}
+	if a.QKV == Recompute && (a.Attention != Recompute || m.plans.groups > 1) {
+		restored = m.plans.fulls
+	}
+	return again, restored
 }
 
 // Linear is the plan that the linear layers share, nil where there are none.

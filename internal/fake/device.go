@@ -28,6 +28,7 @@ type Device struct {
 	options Options
 	random  *rand.Rand
 	streams []*stream
+	lazy    *stream
 	memory  []*buffer
 	used    int64
 	err     error // of the first operation that failed; nothing runs after it
@@ -77,6 +78,13 @@ func (d *Device) step() bool {
 	}
 	if len(ready) == 0 {
 		return false
+	}
+	// One stream at a time is lazy: it runs only when nothing else can, so that others get far ahead of it.
+	if d.random.IntN(256) == 0 {
+		d.lazy = d.streams[d.random.IntN(len(d.streams))]
+	}
+	if len(ready) > 1 {
+		ready = slices.DeleteFunc(ready, func(s *stream) bool { return s == d.lazy })
 	}
 	s := ready[d.random.IntN(len(ready))]
 	t := s.queue[0]

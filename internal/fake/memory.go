@@ -38,6 +38,9 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	return b, nil
 }
 
+// AllocHost returns zeroed memory of the host. It stands for pinned memory: operations other than Copy refuse it.
+func (d *Device) AllocHost(bytes int64) (device.Buffer, error) { return d.inner.Alloc(bytes) }
+
 func (b *buffer) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.shown)) }
 func (b *buffer) Bytes() int64            { return b.bytes }
 
