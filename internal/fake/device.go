@@ -80,7 +80,7 @@ func (d *Device) step() bool {
 		return false
 	}
 	// One stream at a time is lazy: it runs only when nothing else can, so that others get far ahead of it.
-	if d.random.IntN(256) == 0 {
+	if d.lazy == nil || d.random.IntN(64) == 0 {
 		d.lazy = d.streams[d.random.IntN(len(d.streams))]
 	}
 	if len(ready) > 1 {
