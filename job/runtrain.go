@@ -34,7 +34,7 @@ func runTrain(e *Env) (err error) {
 	}
 	defer s.close()
 	defer func() { err = e.leave(err) }()
-	metrics, err := createOutput(e, s.trainer.Resumed)
+	metrics, err := createOutput(e, s.trainer)
 	if err != nil {
 		return err
 	}
@@ -54,7 +54,9 @@ func runTrain(e *Env) (err error) {
 	defer stop.close()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
-	s.trainer.OnSkip = func(why string) { e.Log.Warn().Msg(why + ": the step is left out, and so are others like it, without a word") }
+	s.trainer.OnSkip = func(why string) {
+		e.Log.Warn().Msg(why + ": the step is left out, and so are others like it, without a word")
+	}
 	err = e.inStep(s.run)
 	p.finish()
 	if err != nil {
@@ -184,16 +186,19 @@ func (s *session) close() {
 	}
 }
 
-// createOutput makes the output folder and metrics.jsonl, with the lines of the steps that are done, on rank 0: before the first step, so that
-// a folder that cannot be written costs nothing.
-func createOutput(e *Env, done int64) (m *train.Metrics, err error) {
+// createOutput makes the output folder and metrics.jsonl, with the lines of the steps that are done, on rank 0, and looks at the checkpoints': before
+// the first step, so that a folder that cannot be written costs nothing.
+func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
 	if e.Mesh.World.Rank() == 0 {
 		dir := e.Job.Output.Dir
 		if err = os.MkdirAll(dir, 0o755); err != nil {
 			err = status.Errorf(status.IO, "output.dir: %w: choose a folder that can be written", err)
-		} else {
+		} else if t.Keep != nil {
+			err = t.Keep.Ready()
+		}
+		if err == nil {
 			path := filepath.Join(dir, "metrics.jsonl")
-			if done > 0 {
+			if done := t.Resumed; done > 0 {
 				m, err = train.ResumeMetrics(path, done)
 			} else {
 				m, err = train.CreateMetrics(path)

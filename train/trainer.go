@@ -76,9 +76,7 @@ func New(s Setup) (*Trainer, error) {
 	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
 	if s.Keep != nil {
 		t.saver = &saver{Checkpoints: s.Keep, dev: s.Device, stream: t.stream, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts()}
-		if s.Keep.Every > 0 {
-			t.saver.reserve()
-		}
+		t.saver.reserve()
 	}
 	if err = t.Weights.Loaded(t.stream); err == nil {
 		err = t.stream.Sync()
@@ -301,11 +299,7 @@ func (t *Trainer) agree() (int64, error) {
 		f[1] = 1
 	}
 	if t.saver != nil {
-		writing, err := t.saver.writing()
-		if err != nil {
-			return 0, err
-		}
-		if writing {
+		if t.saver.writing() {
 			f[2] = 1
 		}
 	}

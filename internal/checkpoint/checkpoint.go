@@ -110,6 +110,32 @@ func (d Dir) Steps() ([]int64, error) {
 	return steps, nil
 }
 
+// Ready looks whether states can be written here, and takes away what runs that were ended have left. Where there is no folder yet none stays.
+func (d Dir) Ready() error {
+	fail := func(err error) error {
+		return status.Errorf(status.IO, "checkpoints: %w: choose an output.dir, or checkpoint.dir in it, that can be written", err)
+	}
+	_, err := os.Stat(string(d))
+	fresh := errors.Is(err, os.ErrNotExist)
+	if err := os.MkdirAll(string(d), 0o755); err != nil {
+		return fail(err)
+	}
+	if fresh {
+		if err := os.Remove(string(d)); err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	probe, err := os.MkdirTemp(string(d), "."+prefix+"ready.*")
+	if err != nil {
+		return fail(err)
+	}
+	if err := os.Remove(probe); err != nil {
+		return fail(err)
+	}
+	return d.Clean()
+}
+
 // Begin makes room for a state, and takes away what runs that were killed have left. One rank calls it before the others write.
 func (d Dir) Begin(step int64) error {
 	if err := d.Clean(); err != nil {
@@ -138,14 +164,36 @@ func (d Dir) Clean() error {
 // Piece is a named list of numbers of a file.
 type Piece struct {
 	Name   string
-	Values []float32
+	Numel  int64
+	Values []float32 // all of them; nil = Read brings them, in order
+	Read   func(at int64, dst []float32) error
+}
+
+// item is the piece as safetensors takes it; buffer is memory to read into.
+func (p *Piece) item(buffer []float32) tensor.Item {
+	if p.Values != nil {
+		return tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(p.Values, p.Numel)}
+	}
+	return tensor.Item{Name: p.Name, Tensor: tensor.Of(nil, tensor.F32, p.Numel), Write: func(w io.Writer) error {
+		for at := int64(0); at < p.Numel; at += int64(len(buffer)) {
+			values := buffer[:min(int64(len(buffer)), p.Numel-at)]
+			if err := p.Read(at, values); err != nil {
+				return err
+			}
+			if _, err := w.Write(tensor.OfFloat32(values, int64(len(values))).RawBytes()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}}
 }
 
 // Write writes a rank's file of a state that was begun. The file is on disk when it returns.
 func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
 	items := make([]tensor.Item, len(pieces))
-	for i, p := range pieces {
-		items[i] = tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(p.Values, int64(len(p.Values)))}
+	buffer := make([]float32, 1<<18)
+	for i := range pieces {
+		items[i] = pieces[i].item(buffer)
 	}
 	path := filepath.Join(d.temp(step), FileName(rank))
 	if err := tensor.WriteSafetensors(path, map[string]string{"producer": producer}, items); err != nil {

@@ -1,0 +1,171 @@
+package job
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// whole holds the folder of checkpoints to some that are whole, to the last byte, and to nothing else.
+func whole(t *testing.T, what, dir string, want ...string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+		if code, _, errs := call("export", filepath.Join(dir, e.Name()), filepath.Join(t.TempDir(), "model")); code != status.OK {
+			t.Errorf("%s: %s: %s", what, e.Name(), errs)
+		}
+	}
+	if want != nil && !slices.Equal(names, want) {
+		t.Errorf("%s: %v, want %v", what, names, want)
+	}
+}
+
+// A file that cannot be written ends the job with the reason, and the state that was there stays.
+func TestDiskFull(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(2, "train.steps=8", "checkpoint.keep=9"); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	drop(t, dir, 6, 8)
+	out, err := child(dir, "ULYSSES_TEST_SETS=train.steps=8", "ULYSSES_TEST_FILE_LIMIT=20000").CombinedOutput()
+	if code := err.(*exec.ExitError).ExitCode(); code != int(status.IO) || !strings.Contains(string(out), "rank-0000") || !strings.Contains(string(out), "file too large") {
+		t.Errorf("exit %d: %s", code, out)
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "step-*"))
+	if len(left) != 2 || filepath.Base(left[1]) != "step-00000004" {
+		t.Errorf("what was there: %v", left)
+	}
+	if _, err := run(2, "train.steps=8"); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("with room again: %v, %v, want %v", err, losses(t, dir), want)
+	}
+	// A folder that is none.
+	put(t, filepath.Join(dir, "file"), "")
+	if _, err := run(2, "output.dir="+dir, "checkpoint.dir=file"); status.Of(err) != status.IO || !strings.Contains(err.Error(), "file") {
+		t.Errorf("a file for a folder: %v", err)
+	}
+}
+
+// So does a disk that is full, of which nothing is left.
+func TestDiskReallyFull(t *testing.T) {
+	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9")
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	states := filepath.Join(dir, "out", "checkpoints")
+	drop(t, dir, 2, 4, 6, 8)
+	mount := func(flags uintptr, options string) error { return syscall.Mount("tmpfs", states, "tmpfs", flags, options) }
+	if err := mount(0, "size=550k"); err != nil {
+		t.Skipf("no small disk can be made here (%v); TestDiskFull has a file that cannot grow", err)
+	}
+	defer syscall.Unmount(states, syscall.MNT_DETACH)
+	_, err := run(2)
+	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(err.Error(), "checkpoint of step 6") {
+		t.Errorf("%v", err)
+	}
+	whole(t, "full", states, "step-00000002", "step-00000004")
+	if err := mount(syscall.MS_REMOUNT, "size=8m"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(2); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("with room again: %v, %v, want %v", err, losses(t, dir), want)
+	}
+}
+
+// A folder that cannot be written is refused before the first step, and ends a run with the reason where it becomes so on the way; the states
+// that were there stay.
+func TestReadOnly(t *testing.T) {
+	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9")
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	drop(t, dir, 6, 8)
+	out := filepath.Join(dir, "out")
+	states, metrics := filepath.Join(out, "checkpoints"), filepath.Join(out, "metrics.jsonl")
+	env := []string{"ULYSSES_TEST_SETS=train.steps=8 checkpoint.keep=9"}
+	if os.Getuid() == 0 { // who may write anywhere: somebody else runs the job
+		env = append(env, "ULYSSES_TEST_UID=65534")
+		if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+			if err == nil {
+				err = os.Chown(path, 65534, 65534)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, folder := range []string{states, out} {
+		if err := os.Chmod(folder, 0o555); err != nil {
+			t.Fatal(err)
+		}
+		text, err := child(dir, env...).CombinedOutput()
+		if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != int(status.IO) || !strings.Contains(string(text), "permission denied") || !strings.Contains(string(text), folder) {
+			t.Errorf("%s: %v: %s", folder, err, text)
+		}
+		if err := os.Chmod(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		whole(t, folder, states, "step-00000002", "step-00000004")
+		if !slices.Equal(losses(t, dir), want) {
+			t.Errorf("%s: metrics.jsonl has changed: %v", folder, losses(t, dir))
+		}
+	}
+	if text, err := child(dir, env...).CombinedOutput(); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("when it can be written again: %v, %s: %v, want %v", err, text, losses(t, dir), want)
+	}
+
+	cmd := child(dir, append(env, "ULYSSES_TEST_SETS=train.steps=1000000 checkpoint.every=1 checkpoint.keep=2")...)
+	var text bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &text, &text
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for range 5000 {
+		if data, _ := os.ReadFile(metrics); bytes.Count(data, []byte("\n")) > 11 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := os.Chmod(states, 0o555); err != nil {
+		t.Fatal(err)
+	}
+	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
+	err := cmd.Wait()
+	timer.Stop()
+	if exit, ok := err.(*exec.ExitError); !ok || exit.ExitCode() != int(status.IO) || !strings.Contains(text.String(), "permission denied") {
+		t.Errorf("on the way: %v: %s", err, text.String())
+	}
+	if err := os.Chmod(states, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	entries, _ := filepath.Glob(filepath.Join(states, ".*"))
+	for _, left := range entries { // where nothing can be taken away either
+		if err := os.RemoveAll(left); err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole(t, "on the way", states)
+	if found, _ := filepath.Glob(filepath.Join(states, "step-*")); len(found) < 2 {
+		t.Errorf("on the way: %v are left", found)
+	}
+}

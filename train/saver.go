@@ -1,0 +1,202 @@
+package train
+
+import (
+	"fmt"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/checkpoint"
+	"ulysses/model"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// saver writes states behind the steps: a copy is taken between two steps and goes to disk while the next ones run.
+type saver struct {
+	*Checkpoints
+	dev     device.Device
+	stream  device.Stream
+	mesh    *comm.Mesh
+	weights Weights
+	groups  []*model.Group
+	parts   int
+
+	copies  [][]float32 // of the parts, this rank's share of every group; nil where states are written when the run is stopped alone, without a copy
+	pieces  []checkpoint.Piece
+	next    checkpoint.Manifest
+	written chan written // of the state on its way; nil = none
+	done    *written     // it is on disk
+}
+
+// written is what a rank has written: its file, and the model's on rank 0.
+type written struct {
+	file  checkpoint.File
+	model []checkpoint.File
+	err   error
+}
+
+// bytes is the host memory of the copy, if one is made.
+func (s *saver) bytes() (n int64) {
+	if s == nil || s.Every == 0 {
+		return 0
+	}
+	for _, g := range s.groups {
+		lo, hi := s.share(g)
+		n += 4 * int64(s.parts) * (hi - lo)
+	}
+	return n
+}
+
+// share is the elements of a group that this rank writes.
+func (s *saver) share(g *model.Group) (lo, hi int64) {
+	return sp.Shard(g.Numel(), int64(s.mesh.World.Size()), int64(s.mesh.World.Rank()))
+}
+
+// reserve allocates the copy, and says which pieces of it the rank's file has.
+func (s *saver) reserve() {
+	if own := s.bytes() / 4 / int64(s.parts); s.Every > 0 {
+		for range s.parts {
+			s.copies = append(s.copies, make([]float32, own))
+		}
+	}
+	at := int64(0)
+	for i, g := range s.groups {
+		lo, hi := s.share(g)
+		first := int64(0)
+		for _, p := range g.Params {
+			from, to := max(lo, first), min(hi, first+p.Numel())
+			for part := range s.parts {
+				if from >= to {
+					continue
+				}
+				piece := checkpoint.Piece{Name: p.Name + checkpoint.Parts[part], Numel: to - from}
+				if s.copies != nil {
+					piece.Values = s.copies[part][at+from-lo : at+to-lo]
+				} else {
+					piece.Read = func(start int64, dst []float32) error { return s.fetch(i, part, from+start, dst) }
+				}
+				s.pieces = append(s.pieces, piece)
+			}
+			first += p.Numel()
+		}
+		at += hi - lo
+	}
+}
+
+// fetch brings elements of a group, from lo on, to the host.
+func (s *saver) fetch(group, part int, lo int64, dst []float32) error {
+	n, state := int64(len(dst)), s.weights.State(group)
+	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.part(part, lo, lo+n)); err != nil {
+		return err
+	}
+	return s.stream.Sync()
+}
+
+// begin copies the state and starts to write it; without a copy it writes it. Collective.
+func (s *saver) begin(step, updates int64) error {
+	dir := checkpoint.Dir(s.Dir)
+	var err error
+	if s.mesh.World.Rank() == 0 {
+		err = dir.Begin(step)
+	}
+	if err = comm.Agree(s.mesh.World, err); err != nil {
+		return err
+	}
+	s.next = checkpoint.Manifest{Step: step, Updates: updates}
+	s.written, s.done = make(chan written, 1), nil
+	if s.copies == nil {
+		s.written <- s.write(step)
+		return nil
+	}
+	if err := s.copy(); err != nil {
+		s.written = nil
+		return err
+	}
+	go func(to chan written) { to <- s.write(step) }(s.written)
+	return nil
+}
+
+// copy is the state as it is.
+func (s *saver) copy() error {
+	at := int64(0)
+	for i, g := range s.groups {
+		lo, hi := s.share(g)
+		state := s.weights.State(i)
+		for part := range s.copies {
+			if lo == hi {
+				continue
+			}
+			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[part][at:at+hi-lo], hi-lo), state.part(part, lo, hi)); err != nil {
+				return err
+			}
+		}
+		at += hi - lo
+	}
+	return s.stream.Sync()
+}
+
+// write writes what is this rank's to write.
+func (s *saver) write(step int64) (w written) {
+	dir, rank := checkpoint.Dir(s.Dir), s.mesh.World.Rank()
+	if w.file, w.err = dir.Write(step, rank, s.pieces); w.err == nil && rank == 0 {
+		w.model, w.err = dir.WriteModel(step, s.Model)
+	}
+	return w
+}
+
+// writing reports whether this rank's file is still on its way. One that could not be written is not: finish says so, on all ranks.
+func (s *saver) writing() bool {
+	if s.written == nil || s.done != nil {
+		return false
+	}
+	select {
+	case w := <-s.written:
+		s.done = &w
+		return false
+	default:
+		return true
+	}
+}
+
+// finish waits for the files of all ranks and makes the state appear. Where one of them could not be written nothing is left of it. Collective.
+func (s *saver) finish() error {
+	if s.written == nil {
+		return nil
+	}
+	if s.done == nil {
+		w := <-s.written
+		s.done = &w
+	}
+	w := *s.done
+	s.written, s.done = nil, nil
+	world := s.mesh.World
+	if err := comm.Agree(world, w.err); err != nil {
+		if world.Rank() == 0 {
+			checkpoint.Dir(s.Dir).Clean() // what stays has a name that nobody takes for a state's
+		}
+		return err
+	}
+	n := int64(world.Size())
+	all, one := make([]int64, 2*n), []int64{w.file.Bytes, int64(w.file.CRC32C)}
+	rows := make([]int64, n)
+	for i := range rows {
+		rows[i] = 1
+	}
+	if err := world.AllGather(nil, tensor.OfInt64(all, n, 2), tensor.OfInt64(one, 1, 2), rows); err != nil {
+		return err
+	}
+	var err error
+	if world.Rank() == 0 {
+		m := s.next
+		m.Run, m.Parts, m.Groups, m.Model = s.Run, s.parts, groupsOf(s.groups, world.Size()), w.model
+		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
+		for r := range int(n) {
+			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
+		}
+		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep))
+	}
+	if err = comm.Agree(world, err); err != nil && world.Rank() == 0 {
+		checkpoint.Dir(s.Dir).Clean()
+	}
+	return err
+}
