@@ -57,7 +57,7 @@ func TestGoldenTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := train.OpenData(j.Data, j.Eval, config.Vocab, uint64(j.Seed))
+		data, err := train.OpenData(j.Data, j.Eval, train.Opening{Vocab: config.Vocab, Seed: uint64(j.Seed)})
 		if err != nil {
 			t.Errorf("%s: %v", c.Name, err)
 			continue

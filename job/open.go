@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -58,6 +59,9 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 // openDevice opens the device and settles what is computed in.
 func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	t := &e.Job.Device
+	if e.threads = int(t.Threads); e.threads == 0 {
+		e.threads = max(1, runtime.NumCPU()/max(1, ranksOnNode))
+	}
 	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), LocalRank: localRank(world), RanksOnNode: ranksOnNode,
 		Deterministic: t.Deterministic})
 	if err == nil {

@@ -89,7 +89,7 @@ func (s *session) run() error {
 func prepare(e *Env, resume bool) (*session, error) {
 	s := &session{Env: e}
 	setup, err := s.load()
-	if err = comm.Agree(e.Mesh.World, err); err == nil && resume && e.Job.Kind == "train" {
+	if err == nil && resume && e.Job.Kind == "train" {
 		err = s.resume(setup)
 	}
 	if err != nil {
@@ -106,69 +106,76 @@ func prepare(e *Env, resume bool) (*session, error) {
 	return s, nil
 }
 
-// load is this rank's part of prepare. model.New talks to the sequence group; ranks that fail before it agree first.
+// load makes what the trainer is made of. Collective: ranks agree after each part that may fail on some.
 func (s *session) load() (*train.Setup, error) {
+	folder, err := s.openConfig()
+	if folder != nil {
+		defer folder.Close()
+	}
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return nil, err
+	}
+	if err = comm.Agree(s.Mesh.World, s.build(folder)); err != nil {
+		return nil, err
+	}
 	j := s.Job
-	var folder *model.Folder
-	var err error
+	if s.data, err = train.OpenData(j.Data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
+		return nil, err
+	}
+	setup := &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Eval: s.data.Eval(), Data: &j.Data,
+		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, EvalEvery: j.Eval.Every, Clock: s.Clock}
+	if j.Kind == "train" {
+		setup.Train = s.data.Train()
+		s.steps = j.Train.Steps
+		if j.Train.Epochs > 0 {
+			s.steps = s.data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
+		}
+		setup.Steps = s.steps
+	} else if setup.Eval == nil {
+		setup.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
+	}
+	setup.Probe, err = probe(s.Mesh.World.Rank())
+	return setup, comm.Agree(s.Mesh.World, err)
+}
+
+// openConfig reads what the model is; the folder is nil for one from scratch.
+func (s *session) openConfig() (folder *model.Folder, err error) {
+	j := s.Job
 	if j.Model.Path != "" {
 		if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
-			defer folder.Close()
 			s.config = folder.Config
 		}
 	} else if s.config, err = model.ConfigFromMap(j.Model.New); err == nil {
 		s.config, err = s.config.Override(j.Model.Override)
 	}
-	if err = comm.Agree(s.Mesh.World, err); err != nil {
-		return nil, err
-	}
+	return folder, err
+}
+
+// build makes the model with its weights. model.New talks to the sequence group.
+func (s *session) build(folder *model.Folder) error {
+	j := s.Job
 	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, model.Options{Compute: s.Compute, Strategy: strategy, Tokens: j.Data.Batch * j.Data.Sequence})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err = s.model.SetTiles(j.Tile.tiles()); err != nil {
-		return nil, err
+		return err
 	}
 	var opt *train.OptimizerConfig
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
 	if s.weights, err = train.NewWeights(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt, int(j.Parallel.Zero)); err != nil {
-		return nil, err
+		return err
 	}
 	if folder != nil {
-		err = folder.Load(s.model)
-	} else {
-		err = s.model.Init(uint64(j.Seed))
+		return folder.Load(s.model)
 	}
-	if err != nil {
-		return nil, err
-	}
-	data, err := train.OpenData(j.Data, j.Eval, s.config.VocabSize, uint64(j.Seed))
-	if err != nil {
-		return nil, err
-	}
-	s.data = data
-	setup := &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Eval: data.Eval(), Data: &j.Data,
-		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, EvalEvery: j.Eval.Every, Clock: s.Clock}
-	if setup.Probe, err = probe(s.Mesh.World.Rank()); err != nil {
-		return nil, err
-	}
-	if j.Kind == "train" {
-		setup.Train = data.Train()
-		s.steps = j.Train.Steps
-		if j.Train.Epochs > 0 {
-			s.steps = data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
-		}
-		setup.Steps = s.steps
-	} else if setup.Eval == nil {
-		setup.Eval = data.Train() // neither eval.path nor eval.split: all of data.path
-	}
-	return setup, nil
+	return s.model.Init(uint64(j.Seed))
 }
 
 func (s *session) close() {

@@ -2,8 +2,10 @@ package train
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -67,7 +69,7 @@ func TestDataFaults(t *testing.T) {
 		{toks("pos.safetensors", map[string][]int64{"input_ids": ids, "position_ids": {0, 1, -2, 0, 1, 2}}), 9, status.InvalidConfig, []string{"position_ids, row 0, position 2: -2 is not a position"}},
 		{file(t, dir, "cut.safetensors", "\xff\x00"), 9, status.InvalidConfig, []string{"cut.safetensors: not a usable safetensors file"}},
 	} {
-		_, err := OpenData(config(3, c.path), EvalConfig{}, c.vocab, 1)
+		_, err := OpenData(config(3, c.path), EvalConfig{}, Opening{Vocab: c.vocab, Seed: 1})
 		if status.Of(err) != c.code || err == nil {
 			t.Errorf("%s: code %v, want %v: %v", c.path, status.Of(err), c.code, err)
 			continue
@@ -79,15 +81,15 @@ func TestDataFaults(t *testing.T) {
 		}
 	}
 	wide := toks("wide.safetensors", map[string][]int64{"input_ids": ids})
-	if _, err := OpenData(config(4, wide), EvalConfig{}, 9, 1); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
+	if _, err := OpenData(config(4, wide), EvalConfig{}, Opening{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
 		t.Error(err)
 	}
 	for _, single := range []string{tokensFile(t, dir, "single.safetensors", 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
-		if _, err := OpenData(config(3, single), EvalConfig{Split: 0.5}, 256, 1); err == nil || !strings.Contains(err.Error(), "eval.split") {
+		if _, err := OpenData(config(3, single), EvalConfig{Split: 0.5}, Opening{Vocab: 256, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.split") {
 			t.Error(err)
 		}
 	}
-	if _, err := OpenData(config(3, wide), EvalConfig{Path: []string{filepath.Join(dir, "gone.txt")}}, 9, 1); err == nil || !strings.Contains(err.Error(), "eval.path") {
+	if _, err := OpenData(config(3, wide), EvalConfig{Path: []string{filepath.Join(dir, "gone.txt")}}, Opening{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.path") {
 		t.Error(err)
 	}
 }
@@ -112,40 +114,55 @@ func TestTokensChangedUnderneath(t *testing.T) {
 
 func TestLongLine(t *testing.T) {
 	line := `{"text":"` + strings.Repeat("x", 1000) + `"}` + "\n"
-	var d text
-	if err := d.readLines(strings.NewReader(line+line), "a.jsonl", "text", 256, len(line)); err != nil || d.units() != 2 {
-		t.Fatal(err, d.units())
-	}
-	if err := d.readLines(strings.NewReader(line), "a.jsonl", "text", 256, len(line)-1); err == nil || !strings.Contains(err.Error(), "a.jsonl:1: a line longer than") {
-		t.Fatal(err)
+	path := file(t, t.TempDir(), "a.jsonl", line+line)
+	for _, step := range []int64{7, 1000, 1010, 1 << 16} {
+		for limit, want := range map[int64]string{int64(len(line)): "", int64(len(line)) - 1: "a.jsonl:1: a line longer than"} {
+			o := opening{Opening: Opening{Vocab: 256}, config: config(3)}
+			found, err := o.survey([]format{&jsonl{path, int64(2 * len(line)), step, "text", limit}})
+			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
+				t.Fatal(step, limit, err)
+			}
+			if n := newIndex(nil, found, 3, nil).docs; want == "" && n != 2 {
+				t.Fatal(step, n)
+			}
+		}
 	}
 }
 
+// FuzzJSONL opens anything as a .jsonl file, cut into blocks of any size: it is refused, or all of it can be read.
 func FuzzJSONL(f *testing.F) {
 	for _, s := range []string{"", "{}", "{\"text\":\"a\"}\n{\"text\":\"\\ud800\"}", "[", "{\"text\":\"a\"} x", "\x00", "{\"text\":{\"text\":\"\"}}", "{\"text\":\"" + strings.Repeat("é", 50) + "\"}\n\n"} {
-		f.Add(s, int64(3), true)
+		f.Add(s, int64(3), uint8(9), true)
 	}
-	f.Fuzz(func(t *testing.T, s string, sequence int64, pack bool) {
-		d := &text{sequence: 1 + (sequence&0xff+0x100)&0xff, pack: pack}
-		if err := d.readLines(strings.NewReader(s), "a.jsonl", "text", 256, 1<<16); err != nil {
-			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), "a.jsonl:") {
+	f.Fuzz(func(t *testing.T, s string, sequence int64, block uint8, pack bool) {
+		path := file(t, t.TempDir(), "a.jsonl", s)
+		d := config(1+(sequence&0xff+0x100)&0xff, path)
+		d.Pack = pack
+		data, err := OpenData(d, EvalConfig{}, Opening{Vocab: 256, Seed: 7, block: int64(block) + 1, cache: 64})
+		whole, e := OpenData(d, EvalConfig{}, Opening{Vocab: 256, Seed: 7})
+		if fmt.Sprint(err) != fmt.Sprint(e) {
+			t.Fatalf("in blocks of %d: %v, in one: %v", block+1, err, e)
+		}
+		if err != nil {
+			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), path+":") && !strings.Contains(err.Error(), "no text and no tokens") {
 				t.Fatal(err)
 			}
 			return
 		}
-		if d.rows() == 0 {
-			return
-		}
-		set := newSet([]source{d}, true, 7)
-		n := int64(0)
+		defer data.Close()
+		defer whole.Close()
+		set, n := data.Train(), int64(0)
 		for r := range set.Rows() {
 			m, err := set.Range(r, r+1, nil)
-			if err != nil || int64(len(m.IDs)) > d.sequence || len(m.IDs) == 0 || m.Valid != int64(len(m.IDs)-len(m.CuSeqlens)+1) {
+			if err != nil || int64(len(m.IDs)) > d.Sequence || len(m.IDs) == 0 || m.Valid != int64(len(m.IDs)-len(m.CuSeqlens)+1) {
 				t.Fatal(m, err)
+			}
+			if want, err := whole.Train().Range(r, r+1, nil); err != nil || !reflect.DeepEqual(m, want) {
+				t.Fatalf("in blocks of %d: %v, in one: %v, %v", block+1, m, want, err)
 			}
 			n += int64(len(m.IDs))
 		}
-		if n != set.Tokens() || pack && n != int64(len(d.bytes)) {
+		if n != set.Tokens() {
 			t.Fatal(n, set.Tokens())
 		}
 	})

@@ -46,7 +46,7 @@ func config(sequence int64, paths ...string) DataConfig {
 
 func open(t testing.TB, d DataConfig, e EvalConfig, vocab int64) *Data {
 	t.Helper()
-	data, err := OpenData(d, e, vocab, 1)
+	data, err := OpenData(d, e, Opening{Vocab: vocab, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,11 @@
 package train
 
 import (
-	"fmt"
+	"encoding/binary"
+	"hash/crc32"
 	"math"
 	"slices"
+	"unsafe"
 
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -16,19 +18,63 @@ type tokens struct {
 	ids, labels, positions tensor.Entry // the last two without a name when absent
 	first, n, sequence     int64
 	vocab                  int64
+	sums                   []uint32 // CRC-32C of all of the file's rows
 }
 
-func openTokens(path string, sequence, vocab int64) (*tokens, error) {
-	file, err := tensor.OpenSafetensors(path)
-	if err != nil {
-		return nil, err
+// openTokens opens a file and checks its rows, each rank its share. Collective.
+func openTokens(o *opening, path string) (*tokens, error) {
+	t := &tokens{sequence: o.config.Sequence, vocab: o.Vocab}
+	var err error
+	if t.file, err = tensor.OpenSafetensors(path); err == nil {
+		err = t.check()
 	}
-	t := &tokens{file: file, sequence: sequence, vocab: vocab}
-	if err := t.check(); err != nil {
-		file.Close()
+	if err = o.agree(err); err == nil {
+		err = t.survey(o)
+	}
+	if err != nil {
+		if t.file != nil {
+			t.file.Close()
+		}
 		return nil, err
 	}
 	return t, nil
+}
+
+// survey reads this rank's share of the rows, and brings their checksums together.
+func (t *tokens) survey(o *opening) error {
+	rank, size := o.place()
+	lo, hi := t.n*rank/size, t.n*(rank+1)/size
+	sums := make([]byte, 0, 4*(hi-lo))
+	var m Micro
+	var err error
+	for r := lo; r < hi && err == nil; r++ {
+		if err = t.load(&m, r); err == nil {
+			err = t.checkRow(&m, r)
+		}
+		sums = binary.LittleEndian.AppendUint32(sums, t.sum(&m))
+	}
+	if err = o.agree(err); err != nil {
+		return err
+	}
+	all, err := o.gather(sums)
+	if err != nil {
+		return err
+	}
+	t.sums = make([]uint32, 0, t.n)
+	for _, b := range all {
+		for ; len(b) > 0; b = b[4:] {
+			t.sums = append(t.sums, binary.LittleEndian.Uint32(b))
+		}
+	}
+	return nil
+}
+
+// sum is the checksum of the row in the scratch.
+func (t *tokens) sum(m *Micro) (crc uint32) {
+	for _, x := range m.scratch {
+		crc = crc32.Update(crc, castagnoli, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 8*len(x)))
+	}
+	return crc
 }
 
 func (t *tokens) check() error {
@@ -62,15 +108,6 @@ func (t *tokens) check() error {
 		}
 	}
 	t.n = t.ids.Shape[0]
-	var m Micro
-	for r := range t.n {
-		if err := t.load(&m, r); err != nil {
-			return err
-		}
-		if err := t.checkRow(&m, r); err != nil {
-			return err
-		}
-	}
 	return nil
 }
 
@@ -78,12 +115,12 @@ func (t *tokens) checkRow(m *Micro, r int64) error {
 	ids, labels, positions := m.scratch[0], m.scratch[1], m.scratch[2]
 	for i, id := range ids {
 		if id < 0 || id >= t.vocab {
-			return outside(fmt.Sprintf("%s: input_ids, document (row) %d", t.file.Path, r), int64(i), id, t.vocab)
+			return status.Errorf(status.InvalidConfig, "%s: input_ids, document (row) %d%s", t.file.Path, r, outside(int64(i), id, t.vocab))
 		}
 	}
 	for i, id := range labels {
 		if id != Ignore && (id < 0 || id >= t.vocab) {
-			return outside(fmt.Sprintf("%s: labels (%d = ignored), document (row) %d", t.file.Path, Ignore, r), int64(i), id, t.vocab)
+			return status.Errorf(status.InvalidConfig, "%s: labels (%d = ignored), document (row) %d%s", t.file.Path, Ignore, r, outside(int64(i), id, t.vocab))
 		}
 	}
 	for i, p := range positions {
@@ -147,14 +184,18 @@ func (t *tokens) appendRow(m *Micro, r int64) error {
 	if err := t.checkRow(m, t.first+r); err != nil {
 		return err
 	}
+	if t.sum(m) != t.sums[t.first+r] {
+		return status.Errorf(status.IO, "%s: row %d is not the one that was there when the job began: leave the files of data.path and eval.path alone while a job runs; start it again",
+			t.file.Path, t.first+r)
+	}
 	t.fill(m)
 	return nil
 }
 
-func (t *tokens) split(unit int64) (before, after source) {
+func (t *tokens) split(unit int64) (before, after source, _ error) {
 	a, b := *t, *t
 	a.n, b.first, b.n = unit, t.first+unit, t.n-unit
-	return &a, &b
+	return &a, &b, nil
 }
 
 func (t *tokens) cut(func(int64) int64) (head, tail source, _ error) {

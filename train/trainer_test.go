@@ -131,7 +131,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if err := m.Init(7); err != nil {
 		return o, err
 	}
-	set, err := OpenData(*data, EvalConfig{}, cfg.VocabSize, 1)
+	set, err := OpenData(*data, EvalConfig{}, Opening{Vocab: cfg.VocabSize, Seed: 1})
 	if err != nil {
 		return o, err
 	}

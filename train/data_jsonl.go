@@ -1,0 +1,111 @@
+package train
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+
+	"ulysses/internal/status"
+)
+
+// maxLine bounds a line of a .jsonl file: a file of another kind may have no newline at all.
+const maxLine = 1 << 30
+
+// jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in a unit.
+type jsonl struct {
+	name       string
+	size, step int64
+	field      string
+	limit      int64 // bytes of a line
+}
+
+func (f *jsonl) path() string { return f.name }
+func (f *jsonl) work() int64  { return f.size }
+func (f *jsonl) unit() int64  { return f.step }
+
+func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
+	from := max(lo-1, 0) // a line starts behind a newline, which may be the byte before
+	if d.raw, err = d.read(f.name, from, hi-from, d.raw[:0]); err != nil {
+		return err
+	}
+	skip := int64(0)
+	if lo > 0 {
+		n := bytes.IndexByte(d.raw, '\n') + 1
+		if n == 0 || n == len(d.raw) {
+			return nil // the unit is the middle of a line, or its end
+		}
+		skip = int64(n)
+	}
+	// The last line goes on behind the unit. What is read to find its end grows, so that a line of any length costs about its length.
+	open := int64(len(d.raw) - 1 - bytes.LastIndexByte(d.raw, '\n'))
+	for more := int64(1 << 12); open > 0 && open <= f.limit && from+int64(len(d.raw)) < f.size; more *= 2 {
+		at := len(d.raw)
+		more = min(more, f.size-from-int64(at))
+		if d.raw, err = d.read(f.name, from+int64(at), more, d.raw); err != nil {
+			return err
+		}
+		if n := bytes.IndexByte(d.raw[at:], '\n'); n >= 0 {
+			d.raw, open = d.raw[:at+n+1], 0
+		} else {
+			open += more
+		}
+	}
+	return d.emit(f, block{offset: from + skip}, d.raw[skip:])
+}
+
+func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
+	for len(raw) > 0 {
+		n := bytes.IndexByte(raw, '\n') + 1
+		ended := n > 0
+		if !ended {
+			n = len(raw)
+		}
+		if int64(n) > f.limit {
+			return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig,
+				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; is it another kind of file?", f.limit)}
+		}
+		if doc := bytes.TrimSpace(raw[:n]); len(doc) > 0 {
+			s, err := textField(doc, f.field)
+			if err != nil {
+				return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Rest: ": " + err.Error()}
+			}
+			if err := d.add(p, []byte(s), p.lines); err != nil {
+				return err
+			}
+		}
+		if ended {
+			p.lines++
+		}
+		raw = raw[n:]
+	}
+	return nil
+}
+
+// textField is the text of a JSON object.
+func textField(doc []byte, field string) (string, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(doc, &object); err != nil {
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			return "", fmt.Errorf("not JSON at byte %d of the line: %w", syntax.Offset, err)
+		}
+		return "", errors.New("not a JSON object: a .jsonl file has one object a line")
+	}
+	raw, ok := object[field]
+	if !ok {
+		var names []string
+		for name := range object {
+			names = append(names, fmt.Sprintf("%q", name))
+		}
+		sort.Strings(names)
+		return "", fmt.Errorf("no field %q among %s: set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))
+	}
+	var s *string
+	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
+		return "", fmt.Errorf("field %q is not a string: set data.text_field to the one that holds the text", field)
+	}
+	return *s, nil
+}

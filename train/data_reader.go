@@ -1,0 +1,58 @@
+package train
+
+import "container/list"
+
+// cacheBytes bounds what is kept of decoded blocks, but for the newest one, whatever its size.
+const cacheBytes = 48 << 20
+
+// reader decodes blocks again when their rows are needed, and keeps the last ones. Each rank decodes all of its row, as its peers of the
+// sequence do: the longest wait is the same as if one did it and sent the tokens on, and no rank waits for another to do so.
+type reader struct {
+	*decoder
+	limit int64
+	bytes int64
+	kept  map[place]*list.Element
+	order *list.List // of *cached, the last one used first
+	spare *cached    // to be filled next
+}
+
+type place struct {
+	x     *index
+	block int
+}
+
+type cached struct {
+	place
+	piece
+}
+
+func newReader(d *decoder, limit int64) *reader {
+	return &reader{decoder: d, limit: limit, kept: map[place]*list.Element{}, order: list.New()}
+}
+
+// piece is a block's tokens, to be read before the next call.
+func (r *reader) piece(x *index, b int) (*piece, error) {
+	at := place{x, b}
+	if e := r.kept[at]; e != nil {
+		r.order.MoveToFront(e)
+		return &e.Value.(*cached).piece, nil
+	}
+	c := r.spare
+	if r.spare = nil; c == nil {
+		c = &cached{}
+	}
+	if err := x.load(r.decoder, b, &c.piece); err != nil {
+		return nil, err
+	}
+	c.place = at
+	r.bytes += c.bytes()
+	for r.bytes > r.limit && r.order.Len() > 0 {
+		last := r.order.Remove(r.order.Back()).(*cached)
+		delete(r.kept, last.place)
+		if r.bytes -= last.bytes(); last.bytes() <= large {
+			r.spare = last
+		}
+	}
+	r.kept[at] = r.order.PushFront(c)
+	return &c.piece, nil
+}
