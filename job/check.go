@@ -27,9 +27,9 @@ var missing = []rule{
 	{"model.path", func(j *Job) bool { return isModelJob(j) && !hasModel(j) },
 		"missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch"},
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
-		"missing: give .txt, .jsonl or .safetensors files"},
+		"missing: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.Data.Path) == 0 && len(j.Eval.Path) == 0 },
-		"missing, and so is eval.path: give .txt, .jsonl or .safetensors files"},
+		"missing, and so is eval.path: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing: it must be given with model.path, because the default, 1e-3, ruins a fine-tune"},
 	{"attention.input", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Input == "" },
@@ -141,7 +141,9 @@ func (j *Job) checkTokenizer() error {
 	}
 	text := ""
 	for _, p := range append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...) {
-		if !strings.EqualFold(filepath.Ext(p), ".safetensors") {
+		switch strings.ToLower(filepath.Ext(p)) {
+		case ".safetensors", ".bin", ".idx": // tokens
+		default:
 			text = p
 		}
 	}

@@ -6,7 +6,7 @@ package train
 
 // DataConfig is [data].
 type DataConfig struct {
-	Path        []string `toml:"path" path:"glob"`                      // .txt, .jsonl and .safetensors files, or patterns for them
+	Path        []string `toml:"path" path:"glob"`                      // .txt, .jsonl, .bin and .safetensors files, or patterns for them
 	Tokenizer   string   `toml:"tokenizer"`                             // "bytes"
 	AddEOS      bool     `toml:"add_eos"`                               // after each document, where the tokenizer has one; bytes has none
 	TextField   string   `toml:"text_field"`                            // of a .jsonl line

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 import attention
 import data
 import gdn
+import megatron
 import models
 import reference
 import vocabularies
@@ -161,6 +162,7 @@ def main() -> None:
     models.write_models(ROOT / "models")
     data.write_data(ROOT / "data")
     vocabularies.make()
+    megatron.write_all(ROOT / "megatron")
     for i, (name, c) in enumerate(attention.CASES.items()):
         saved_case("attention", name, c, 50 + i)
     for i, (name, c) in enumerate(gdn.CASES.items()):
