@@ -153,7 +153,7 @@ func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
 	if x.spoil != nil {
 		f.spoil = x.spoil(host.Rank())
 	}
-	set, err := OpenData(*data, EvalConfig{}, cfg.VocabSize, 1)
+	set, err := OpenData(*data, EvalConfig{}, Opening{Vocab: cfg.VocabSize, Seed: 1})
 	if err != nil {
 		return err
 	}
