@@ -2,7 +2,6 @@ package job
 
 import (
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -87,8 +86,6 @@ var refusals = []rule{
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},
 		`it moves memory of GPUs, and device.backend = "cpu" has none: set device.comm = "auto", "mpi" or "local"`},
-	{"data.tokenizer", func(j *Job) bool { return j.Data.Tokenizer != "bytes" },
-		`tokenizer files are not built yet: set data.tokenizer = "bytes", or give ready tokens as a .safetensors file`},
 	{"memory.block_input", func(j *Job) bool { return notKept(j.Memory.BlockInput) }, notKeptText},
 	{"memory.attention", func(j *Job) bool { return notKept(j.Memory.Attention) }, notKeptText},
 	{"memory.qkv", func(j *Job) bool { return notKept(j.Memory.QKV) }, notKeptText},
@@ -131,28 +128,6 @@ func (l *loader) check() {
 			l.faults.add(l.job.origin(key), status.InvalidConfig, "%s%s: it has no effect with kind = %q, %s: take it out", key, l.value(key), l.job.Kind, why)
 		}
 	}
-}
-
-// checkTokenizer refuses text for a model that brings a tokenizer of its own, unless the job file asks for bytes: the model has never
-// seen them.
-func (j *Job) checkTokenizer() error {
-	if !isModelJob(j) || j.Model.Path == "" || j.IsSet("data.tokenizer") {
-		return nil
-	}
-	text := ""
-	for _, p := range append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...) {
-		switch strings.ToLower(filepath.Ext(p)) {
-		case ".safetensors", ".bin", ".idx": // tokens
-		default:
-			text = p
-		}
-	}
-	own := filepath.Join(j.Model.Path, "tokenizer.json")
-	if _, err := os.Stat(own); err != nil || text == "" {
-		return nil
-	}
-	return j.Errorf(status.Unsupported, "data.tokenizer",
-		"%s should be read with %s, and tokenizer files are not built yet: give ready tokens as a .safetensors file, or set data.tokenizer = \"bytes\" if bytes are meant", text, own)
 }
 
 var defaults = Default()

@@ -30,7 +30,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"data.pack":      fmt.Sprint(j.Data.Pack),
 		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
 		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s in %s", s.data.Train(), names(j.Data.Path)),
+		"data.path":      fmt.Sprintf("%s in %s%s", s.data.Train(), names(j.Data.Path), s.data.Tokenizer()),
 	}}
 }
 

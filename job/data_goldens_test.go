@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"ulysses/internal/status"
@@ -86,25 +87,39 @@ func TestGoldenTargets(t *testing.T) {
 
 func TestTokenizerOfTheModel(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte("{}"), 0o600); err != nil {
+	own := filepath.Join(dir, "tokenizer.json")
+	if err := os.WriteFile(own, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		sets []string
-		code status.Code
+		want string
 	}{
-		{[]string{"data.path=a.txt"}, status.Unsupported},
-		{[]string{"data.path=a.txt", "data.tokenizer=bytes"}, status.OK},
-		{[]string{"data.path=a.safetensors"}, status.OK},
-		{[]string{"data.path=a.safetensors", "eval.path=b.jsonl"}, status.Unsupported},
+		{[]string{"data.path=a.txt"}, own},
+		{[]string{"data.path=a.txt", "data.tokenizer=bytes"}, "bytes"},
+		{[]string{"data.path=a.txt", "data.tokenizer=auto"}, own},
+		{[]string{"data.path=a.txt", "data.tokenizer=b/tokenizer.json"}, "b/tokenizer.json"},
+		{[]string{"data.path=a.safetensors"}, "bytes"},
+		{[]string{"data.path=a.bin"}, "bytes"},
+		{[]string{"data.path=a.safetensors", "eval.path=b.jsonl"}, own},
 	} {
 		j, err := parse("[optimizer]\nlr = 1e-5\n[model]\npath = \""+dir+"\"", c.sets...)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := j.Resolve(1); status.Of(err) != c.code {
-			t.Errorf("%v: %v", c.sets, err)
+		if err := j.Resolve(1); err != nil || j.Data.Tokenizer != c.want {
+			t.Errorf("%v: %q, want %q: %v", c.sets, j.Data.Tokenizer, c.want, err)
 		}
+	}
+	if err := os.Rename(own, filepath.Join(dir, "tokenizer.model")); err != nil {
+		t.Fatal(err)
+	}
+	j, err := parse("[optimizer]\nlr = 1e-5\n[model]\npath = \"" + dir + "\"\n[data]\npath = \"a.txt\"")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Resolve(1); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "tokenizer.model") {
+		t.Error(err)
 	}
 }
 

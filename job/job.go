@@ -130,7 +130,7 @@ func Default() Job {
 		Kind: "train", Seed: 1,
 		Parallel: ParallelTable{Ring: 1},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
-		Data: train.DataConfig{Tokenizer: "bytes", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
+		Data: train.DataConfig{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10},
@@ -167,7 +167,7 @@ func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 // Resolve settles what depends on the surroundings: on the number of ranks the mesh, and data.accumulate where data.global_batch is
 // given; on the model's folder which tokenizer is meant. It may be called again for another number of ranks.
 func (j *Job) Resolve(world int) error {
-	if err := j.checkTokenizer(); err != nil {
+	if err := j.chooseTokenizer(); err != nil {
 		return err
 	}
 	w, ring := int64(world), j.Parallel.Ring

@@ -6,14 +6,14 @@ package train
 
 // DataConfig is [data].
 type DataConfig struct {
-	Path        []string `toml:"path" path:"glob"`                      // .txt, .jsonl, .bin and .safetensors files, or patterns for them
-	Tokenizer   string   `toml:"tokenizer"`                             // "bytes"
-	AddEOS      bool     `toml:"add_eos"`                               // after each document, where the tokenizer has one; bytes has none
-	TextField   string   `toml:"text_field"`                            // of a .jsonl line
-	Sequence    int64    `toml:"sequence" min:"1" max:"2147483647"`     // global tokens a sequence
-	Batch       int64    `toml:"batch" min:"1" max:"1000000"`           // sequences a data-parallel replica and micro step
-	Accumulate  int64    `toml:"accumulate" min:"1" max:"1000000"`      // micro steps an optimizer step
-	GlobalBatch int64    `toml:"global_batch" min:"0" max:"1000000000"` // sequences an optimizer step; > 0 sets accumulate
+	Path        []string `toml:"path" path:"glob"`                        // .txt, .jsonl, .bin and .safetensors files, or patterns for them
+	Tokenizer   string   `toml:"tokenizer" path:"file" enum:"auto bytes"` // or a tokenizer.json, or the folder that holds it; auto is settled in job
+	AddEOS      bool     `toml:"add_eos"`                                 // after each document, where the tokenizer has one; bytes has none
+	TextField   string   `toml:"text_field"`                              // of a .jsonl line
+	Sequence    int64    `toml:"sequence" min:"1" max:"2147483647"`       // global tokens a sequence
+	Batch       int64    `toml:"batch" min:"1" max:"1000000"`             // sequences a data-parallel replica and micro step
+	Accumulate  int64    `toml:"accumulate" min:"1" max:"1000000"`        // micro steps an optimizer step
+	GlobalBatch int64    `toml:"global_batch" min:"0" max:"1000000000"`   // sequences an optimizer step; > 0 sets accumulate
 	Pack        bool     `toml:"pack"`
 	Shuffle     bool     `toml:"shuffle"`
 }

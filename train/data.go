@@ -24,7 +24,7 @@ type Data struct {
 type Opening struct {
 	Vocab     int64     // the model's: no id lies outside it
 	Seed      uint64    // decides the order of the rows where data.shuffle asks for one
-	Tokenizer Tokenizer // nil = bytes
+	Tokenizer Tokenizer // nil = what data.tokenizer says
 	Comm      comm.Comm // shares the pass over the files out; nil = this rank is alone
 	Workers   int       // goroutines of this rank in that pass; 0 = one
 
@@ -79,7 +79,10 @@ func (data *Data) open(d DataConfig, e EvalConfig, o Opening) error {
 	var err error
 	if d.Sequence < 1 || d.Sequence > math.MaxInt32 || o.Vocab < 1 {
 		err = status.Errorf(status.InvalidArgument, "train.OpenData: data.sequence %d, vocabulary %d: both must be positive, the first below 2^31", d.Sequence, o.Vocab)
-	} else {
+	} else if o.Tokenizer == nil {
+		o.Tokenizer, err = openTokenizer(d.Tokenizer)
+	}
+	if err == nil {
 		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS)
 	}
 	s := &opening{Opening: o, config: d}

@@ -1,6 +1,11 @@
 package train
 
-import "ulysses/internal/status"
+import (
+	"fmt"
+
+	"ulysses/internal/status"
+	"ulysses/internal/tokenizer"
+)
 
 // Tokenizer makes token ids of text. Calls may come from several goroutines at once.
 type Tokenizer interface {
@@ -59,6 +64,31 @@ func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, er
 		}
 	}
 	return ids, nil
+}
+
+// openTokenizer opens what data.tokenizer names, nil for bytes.
+func openTokenizer(name string) (Tokenizer, error) {
+	if name == "bytes" || name == "auto" { // job has settled what auto is; without a model's folder it is bytes
+		return nil, nil
+	}
+	t, err := tokenizer.Open(name)
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "data.%w", err)
+	}
+	return t, nil
+}
+
+// Tokenizer is what the tokens depend on beside the text, in a few words; nothing for bytes.
+func (d *Data) Tokenizer() string {
+	t := d.reader.encoder
+	if t == nil {
+		return ""
+	}
+	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
+	if id, ok := t.EOS(); ok && d.reader.addEOS {
+		s += fmt.Sprintf(" with end mark %d", id)
+	}
+	return s
 }
 
 // checkTokenizer refuses one whose ids the model cannot embed.

@@ -1,0 +1,45 @@
+package job
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"ulysses/internal/status"
+)
+
+// chooseTokenizer settles what data.tokenizer = "auto" is: for text, that of the model's folder, else bytes. A folder with a tokenizer of a kind
+// that is not read is refused: its model has never seen bytes.
+func (j *Job) chooseTokenizer() error {
+	if !isModelJob(j) || j.Data.Tokenizer != "auto" {
+		return nil
+	}
+	text := ""
+	for _, p := range append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...) {
+		switch strings.ToLower(filepath.Ext(p)) {
+		case ".safetensors", ".bin", ".idx": // tokens
+		default:
+			text = p
+		}
+	}
+	if j.Model.Path == "" || text == "" {
+		j.Data.Tokenizer = "bytes"
+		return nil
+	}
+	has := func(name string) bool {
+		_, err := os.Stat(filepath.Join(j.Model.Path, name))
+		return err == nil
+	}
+	if has("tokenizer.json") {
+		j.Data.Tokenizer = filepath.Join(j.Model.Path, "tokenizer.json")
+		return nil
+	}
+	for _, other := range []string{"tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json"} {
+		if has(other) {
+			return j.Errorf(status.Unsupported, "data.tokenizer", "%s should be read with the tokenizer of %s, which has %s and no tokenizer.json: "+
+				"write one (save_pretrained of a fast tokenizer does), name another, or set data.tokenizer = \"bytes\" if bytes are meant", text, j.Model.Path, other)
+		}
+	}
+	j.Data.Tokenizer = "bytes"
+	return nil
+}

@@ -1,0 +1,148 @@
+package train
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/internal/tokenizer"
+)
+
+// A text's tokens are those of the whole document, with the end mark, whatever the blocks: by a tokenizer that cuts at words, by ones that
+// mark the beginning of a text or merge over newlines, and by one that reads a text as one piece.
+func TestTokenizers(t *testing.T) {
+	dir := t.TempDir()
+	book, err := os.ReadFile("../examples/data/opticks.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := []string{string(book[3000:9000]), "", "One.\n\n\nTwo.\n", string(book[20000:20700])}
+	var lines strings.Builder
+	for _, s := range texts {
+		line, _ := json.Marshal(map[string]string{"text": s})
+		fmt.Fprintf(&lines, "%s\n", line)
+	}
+	paths := []string{file(t, dir, "a.txt", texts[0]), file(t, dir, "b.jsonl", lines.String()), file(t, dir, "c.txt", strings.Repeat("x", 999)), file(t, dir, "d.txt", "")}
+	texts = append(append([]string{texts[0]}, texts...), strings.Repeat("x", 999))
+	for _, name := range []string{"qwen2", "llama2", "gemma", "llama3"} {
+		folder := filepath.Join(dir, name)
+		b, err := os.ReadFile("../testdata/goldens/tokenizers/" + name + "/tokenizer.json")
+		if err == nil {
+			err = os.Mkdir(folder, 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		file(t, folder, "tokenizer.json", string(b))
+		file(t, folder, "config.json", `{"eos_token_id": 7}`)
+		tok, err := tokenizer.Open(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, eos := range []bool{true, false} {
+			var docs [][]int32
+			for _, s := range texts {
+				ids, err := tok.Encode(nil, []byte(s))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(ids) == 0 {
+					continue
+				}
+				if eos {
+					ids = append(ids, 7)
+				}
+				docs = append(docs, ids)
+			}
+			for _, pack := range []bool{true, false} {
+				want := plainRows(docs, 100, pack)
+				for _, block := range []int64{100, 1000, 0} {
+					for _, ranks := range []int{1, 3} {
+						onRanks(t, ranks, func(c comm.Comm) {
+							d := config(100, paths...)
+							d.Pack, d.AddEOS, d.Tokenizer = pack, eos, folder
+							data, err := OpenData(d, EvalConfig{}, Opening{Vocab: tok.Size(), Comm: c, Workers: 2, block: block, cache: 1000})
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							defer data.Close()
+							if got := whole(t, data.Train()); !reflect.DeepEqual(got, want) {
+								t.Errorf("%s, end mark %v, pack %v, blocks of %d: other rows", name, eos, pack, block)
+							}
+							n := len(data.train.sources[0].(*documents).blocks)
+							if cuts := name != "llama2"; block == 1000 && cuts != (n >= 6) {
+								t.Errorf("%s: the files are %d blocks", name, n)
+							}
+							if s := data.Tokenizer(); !strings.Contains(s, tok.Digest()[:16]) || strings.Contains(s, "end mark 7") != eos {
+								t.Error(s)
+							}
+						})
+					}
+				}
+			}
+		}
+		d := config(100, paths...)
+		d.Tokenizer = folder
+		if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("it has %d ids", tok.Size())) {
+			t.Error(err)
+		}
+	}
+	d := config(100, paths...)
+	d.Tokenizer = filepath.Join(dir, "nowhere")
+	if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: 9}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
+		t.Error(err)
+	}
+}
+
+// forgetful gives a text the tokens of its words, a newline's by how many stand together, and fails where it is told to.
+type forgetful struct {
+	fail string
+	none bool
+}
+
+func (f forgetful) Encode(dst []int32, text []byte) ([]int32, error) {
+	if f.fail != "" && bytes.Contains(text, []byte(f.fail)) {
+		return dst, status.Errorf(status.Unsupported, "no tokens for %q", f.fail)
+	}
+	for i := 0; i < len(text) && !f.none; {
+		n := 1
+		for text[i] == '\n' && i+n < len(text) && text[i+n] == '\n' {
+			n++
+		}
+		dst, i = append(dst, int32(text[i])+int32(n)-1), i+n
+	}
+	return dst, nil
+}
+func (f forgetful) EOS() (int32, bool) { return 300, true }
+func (f forgetful) Size() int64        { return 301 }
+func (f forgetful) Digest() string     { return "forgetful" }
+
+func TestTokenizerFaults(t *testing.T) {
+	dir := t.TempDir()
+	txt, lines := file(t, dir, "a.txt", "good"), file(t, dir, "a.jsonl", "{\"text\":\"good\"}\n\n{\"text\":\"so bad\"}\n")
+	for _, c := range []struct {
+		path  string
+		tok   forgetful
+		vocab int64
+		want  string
+	}{
+		{lines, forgetful{fail: "bad"}, 301, lines + ":3 (document 1): data.tokenizer: no tokens for \"bad\""},
+		{txt, forgetful{fail: "oo"}, 301, txt + " (document 0): data.tokenizer: no tokens for \"oo\""},
+		{txt, forgetful{none: true}, 301, "no text and no tokens"},
+		{txt, forgetful{}, 300, "it has 301 ids"},
+	} {
+		d := config(9, c.path)
+		d.AddEOS = true
+		if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: c.vocab, Tokenizer: c.tok}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%v, want %q", err, c.want)
+		}
+	}
+}
