@@ -117,35 +117,29 @@ const (
 
 // normalize returns the text in form f: the text itself where nothing changes.
 func (d *normalData) normalize(f form, text []byte) []byte {
-	// Whatever is before the first character that matters stays, but for the last of these: a mark may join it.
-	from := 0
-	for at := 0; ; {
-		if at >= len(text) {
-			return text
-		}
-		r, n := decodeRune(text, at)
-		if r >= utf8.RuneSelf && !d.plain[f][r>>8] {
-			break
-		}
-		from, at = at, at+n
-	}
-	out := append(make([]byte, 0, len(text)+len(text)/8), text[:from]...)
+	var out []byte
 	var buf []rune
-	for at := from; at < len(text); {
-		// A stretch ends before a plain character, which nothing behind joins.
+	for done := 0; ; {
+		// What is plain stays, but for the last character before one that is not: a mark may join it.
+		from, at := d.untilTouched(f, text, done)
+		if at == len(text) {
+			if out == nil {
+				return text
+			}
+			return append(out, text[done:]...)
+		}
+		if out == nil {
+			out = make([]byte, 0, len(text)+len(text)/8)
+		}
+		out = append(out, text[done:from]...)
 		buf = buf[:0]
-		start := at
-		for at < len(text) {
+		for at = from; at < len(text); {
 			r, n := decodeRune(text, at)
-			if at > start && (r < utf8.RuneSelf || d.plain[f][r>>8]) {
+			if at > from && d.isPlain(f, r) {
 				break
 			}
 			buf = d.decompose(f, buf, r)
 			at += n
-		}
-		if at-start == 1 { // ASCII alone
-			out = append(out, text[start])
-			continue
 		}
 		d.order(buf)
 		if f.composes() {
@@ -154,8 +148,30 @@ func (d *normalData) normalize(f form, text []byte) []byte {
 		for _, r := range buf {
 			out = utf8.AppendRune(out, r)
 		}
+		done = at
 	}
-	return out
+}
+
+// isPlain tells that form f leaves a character alone, and that it joins nothing before it.
+func (d *normalData) isPlain(f form, r rune) bool { return r < utf8.RuneSelf || d.plain[f][r>>8] }
+
+// untilTouched finds the first character at or behind a place that is not plain, or the end, and the character before it.
+func (d *normalData) untilTouched(f form, text []byte, at int) (before, touched int) {
+	before = at
+	for at < len(text) {
+		if text[at] < utf8.RuneSelf {
+			before = at
+			at++
+			continue
+		}
+		r, n := utf8.DecodeRune(text[at:])
+		if !d.plain[f][r>>8] {
+			break
+		}
+		before = at
+		at += n
+	}
+	return before, at
 }
 
 func (d *normalData) decompose(f form, dst []rune, r rune) []rune {

@@ -15,7 +15,7 @@ func (p *parser) escape() node {
 		p.refuse(`\` + string(r))
 	default:
 		s := &set{}
-		if literal, ok := p.classEscape(s, r); ok {
+		if literal, ok := p.classEscape(s, r, "regex_word"); ok {
 			return p.literal(literal)
 		}
 		p.refuseFolded(s)
@@ -25,7 +25,8 @@ func (p *parser) escape() node {
 }
 
 // classEscape adds a class such as \s or \p{L} to a set, or returns the character that the escape stands for.
-func (p *parser) classEscape(s *set, r rune) (literal rune, ok bool) {
+// word is the table for \w.
+func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool) {
 	switch r {
 	case 's':
 		s.spans = append(s.spans, whitespace...)
@@ -36,9 +37,9 @@ func (p *parser) classEscape(s *set, r rune) (literal rune, ok bool) {
 	case 'D':
 		p.without(s, classBits("Nd"))
 	case 'w':
-		s.any |= classBits("regex_word")
+		s.any |= classBits(word)
 	case 'W':
-		p.without(s, classBits("regex_word"))
+		p.without(s, classBits(word))
 	case 'h':
 		s.spans = append(s.spans, '0', '9', 'A', 'F', 'a', 'f')
 	case 'H':
@@ -151,7 +152,7 @@ func (p *parser) brackets() node {
 		case r == '&' && p.take("&"):
 			p.refuse("&& inside brackets")
 		case r == '\\':
-			literal, ok := p.classEscape(s, p.next())
+			literal, ok := p.classEscape(s, p.next(), "regex_set_word")
 			if !ok {
 				p.refuseFolded(s)
 				continue
@@ -163,7 +164,7 @@ func (p *parser) brackets() node {
 			p.at++
 			if last = p.next(); last == '\\' {
 				var ok bool
-				if last, ok = p.classEscape(s, p.next()); !ok {
+				if last, ok = p.classEscape(s, p.next(), "regex_set_word"); !ok {
 					p.refuse("a range up to a class")
 				}
 			} else if last == '[' {

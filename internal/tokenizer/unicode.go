@@ -20,8 +20,8 @@ type bits uint64
 // categories in the order of their bits; what has none of them is unassigned.
 var categories = strings.Fields("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co")
 
-// others are the rest of classes.txt: \w of the regex engine, scripts, and the tests of characters that the package takes from elsewhere.
-var others = strings.Fields("regex_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
+// others are the rest of classes.txt: \w of the regex engine, alone and inside brackets, scripts, and the tests of characters that the package takes from elsewhere.
+var others = strings.Fields("regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
 
 // classTable is bits by code point, in blocks of 256 that are kept once.
 type classTable struct {

@@ -58,6 +58,7 @@ def classes() -> None:
     for k in CATEGORIES:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append("regex_word " + ranges(pattern(r"\w+")))
+    lines.append("regex_set_word " + ranges(pattern(r"[\w]+")))  # without ², ½ and such: inside brackets the engine asks another table
     for k in SCRIPTS:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append(f"word {ranges(words())}")

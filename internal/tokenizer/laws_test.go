@@ -1,0 +1,203 @@
+package tokenizer
+
+import (
+	"bytes"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+)
+
+func encode(t testing.TB, tok *Tokenizer, text []byte) []int32 {
+	t.Helper()
+	ids, err := tok.Encode(nil, text)
+	if err != nil {
+		t.Fatalf("%.100q: %v", text, err)
+	}
+	return ids
+}
+
+// Tokens of bytes say the text again, whatever it is; where a normalizer composed it, its composition.
+func TestDecodeIsTheWayBack(t *testing.T) {
+	for _, name := range []string{"gpt2", "llama3", "o200k", "cl100k", "deepseek", "qwen2", "qwen3_5"} {
+		tok := open(t, filepath.Join(goldens(), name))
+		for _, text := range texts(t) {
+			want := validUTF8(text)
+			if strings.HasPrefix(name, "qwen") {
+				want = normals().normalize(nfc, want)
+			}
+			if got := tok.Decode(encode(t, tok, text)); got != string(want) {
+				t.Fatalf("%s: %.100q came back as %.100q", name, want, got)
+			}
+		}
+	}
+}
+
+// A special token cuts what is around it apart: the ids of documents with the end mark between them are theirs one after the other.
+func TestSpecialTokensSeparate(t *testing.T) {
+	all := texts(t)
+	for name, mark := range map[string]string{"gpt2": "<|endoftext|>", "llama2": "</s>", "gemma": "<eos>", "deepseek": "<｜end▁of▁sentence｜>"} {
+		tok := open(t, filepath.Join(goldens(), name))
+		end := encode(t, tok, []byte(mark))
+		if len(end) != 1 {
+			t.Fatalf("%s: %s is %v", name, mark, end)
+		}
+		for i := 1; i < len(all); i++ {
+			a, b := all[i-1], all[i]
+			// Half a mark at an edge, or half a character, would join with what comes.
+			if bytes.ContainsAny(a, "<") || bytes.ContainsAny(b, ">") || !utf8.Valid(a) {
+				continue
+			}
+			want := slices.Concat(encode(t, tok, a), end, encode(t, tok, b))
+			if got := encode(t, tok, slices.Concat(a, []byte(mark), b)); !slices.Equal(got, want) {
+				t.Fatalf("%s: %.60q and %.60q: %v, not %v", name, a, b, got, want)
+			}
+		}
+	}
+}
+
+// What is in dst stays there.
+func TestEncodeAppends(t *testing.T) {
+	tok := open(t, filepath.Join(goldens(), "llama3"))
+	got, err := tok.Encode([]int32{7, 8}, []byte("Hello"))
+	if want := append([]int32{7, 8}, encode(t, tok, []byte("Hello"))...); err != nil || !slices.Equal(got, want) {
+		t.Fatal(got, want, err)
+	}
+}
+
+// Several goroutines share one tokenizer, and each gets what one alone gets.
+func TestGoroutines(t *testing.T) {
+	all := texts(t)
+	for _, name := range []string{"qwen2", "mistral", "odd"} {
+		tok := open(t, filepath.Join(goldens(), name))
+		want := make([][]int32, len(all))
+		for i, text := range all {
+			want[i] = encode(t, tok, text)
+		}
+		var wg sync.WaitGroup
+		for g := range uint64(4) {
+			wg.Go(func() {
+				for _, i := range rand.New(rand.NewPCG(g, 1)).Perm(len(all)) {
+					if got, err := tok.Encode(nil, all[i]); err != nil || !slices.Equal(got, want[i]) {
+						t.Errorf("%s, goroutine %d, text %d: other ids, %v", name, g, i, err)
+						return
+					}
+				}
+			})
+		}
+		wg.Wait()
+		if len(tok.idle) > 5 {
+			t.Errorf("%s: %d working memories for 5 goroutines", name, len(tok.idle))
+		}
+	}
+}
+
+// A text eight times as long takes at most twelve times the steps, of patterns and of merging, however few places it has to cut: n·log n makes it
+// ten, n² sixty-four.
+func TestTimeGrowsWithTheText(t *testing.T) {
+	units := []string{"a", "A", " ", "\n", " \n", "1", "!", "é", "e\u0301", "天", "👍", "<", "<|", "▁", "'s", "ab", "aB", " a", "\t ", "\r"}
+	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
+	steps := func(tok *Tokenizer, text string) int64 {
+		tok.idle = nil // no words are known
+		encode(t, tok, []byte(text))
+		s := tok.idle[0]
+		return s.matcher.steps + s.words.steps
+	}
+	total := int64(0)
+	for _, file := range files {
+		tok := open(t, file)
+		for _, u := range units {
+			short, long := steps(tok, strings.Repeat(u, 3000/len(u))), steps(tok, strings.Repeat(u, 24000/len(u)))
+			total += long
+			if long > 12*short+1000 {
+				t.Errorf("%s: %q: %d steps for 3 KB, %d for 24 KB", filepath.Base(filepath.Dir(file)), u, short, long)
+			}
+		}
+	}
+	if total < 1e6 {
+		t.Errorf("%d steps in all: nothing was counted", total)
+	}
+}
+
+// The two ways of merging are one: any word gives the same ids by either.
+func TestMergingShortAndLong(t *testing.T) {
+	tok := open(t, filepath.Join(goldens(), "llama2"))
+	rng := rand.New(rand.NewPCG(1, 2))
+	book, err := os.ReadFile("../../examples/data/opticks.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3000 {
+		at := rng.IntN(len(book) - 100)
+		symbols, err := tok.model.symbols(nil, bytes.ReplaceAll(validUTF8(book[at:at+2+rng.IntN(60)]), []byte(" "), []byte("▁")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var a, b words
+		short, long := tok.model.mergeShort(&a, slices.Clone(symbols)), tok.model.mergeLong(&b, slices.Clone(symbols))
+		if !slices.Equal(short, long) {
+			t.Fatalf("%v: %v and %v", symbols, short, long)
+		}
+	}
+}
+
+// Words beyond what is kept are forgotten, not wrong, and what is kept has an end.
+func TestWordsKeptHaveAnEnd(t *testing.T) {
+	tok := open(t, filepath.Join(goldens(), "gpt2"))
+	rng := rand.New(rand.NewPCG(3, 4))
+	first := encode(t, tok, []byte(" wonderful"))
+	var text []byte
+	for i := range cacheWords + 1000 {
+		text = append(text, ' ')
+		for range 6 {
+			text = append(text, 'a'+byte(rng.IntN(26)))
+		}
+		if i%1000 == 0 {
+			encode(t, tok, text)
+			text = text[:0]
+		}
+	}
+	w := &tok.idle[0].words
+	if len(w.cache) > cacheWords || len(w.ids) > cacheIDs || len(w.cache) > 10000 {
+		t.Errorf("%d words and %d ids are kept: it was never emptied", len(w.cache), len(w.ids))
+	}
+	if again := encode(t, tok, []byte(" wonderful")); !slices.Equal(first, again) {
+		t.Errorf("%v, then %v", first, again)
+	}
+}
+
+func TestUTF8IsRepairedAsPythonDoes(t *testing.T) {
+	for in, want := range map[string]string{
+		"a\xffb": "a\ufffdb", "\xe2\x82": "\ufffd", "\xf0\x9f\x98\xff": "\ufffd\ufffd", "\xed\xa0\x80": "\ufffd\ufffd\ufffd", "\xc0\x80": "\ufffd\ufffd",
+		"\xf4\x90\x80\x80": "\ufffd\ufffd\ufffd\ufffd", "ok": "ok", "\ufffd": "\ufffd", "\xe4\xbd\xe4\xbd\xa0": "\ufffd你",
+	} {
+		if got := string(validUTF8([]byte(in))); got != want {
+			t.Errorf("%q: %q, not %q", in, got, want)
+		}
+	}
+}
+
+func BenchmarkEncode(b *testing.B) {
+	book, err := os.ReadFile("../../examples/data/opticks.txt")
+	if err != nil {
+		b.Fatal(err)
+	}
+	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
+	for _, file := range files {
+		b.Run(filepath.Base(filepath.Dir(file)), func(b *testing.B) {
+			tok := open(b, file)
+			b.SetBytes(int64(len(book)))
+			var ids []int32
+			for b.Loop() {
+				if ids, err = tok.Encode(ids[:0], book); err != nil || len(ids) > math.MaxInt32 {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
