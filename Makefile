@@ -138,9 +138,10 @@ goldens: .venv/goldens
 goldens-check: .venv/goldens
 	.venv/bin/python testdata/goldens/check_hf.py $(A) $(B)
 
-# Fifty kills at random moments, each resumed: every loss must be that of the undisturbed run.
+# A hundred kills at random moments, of the job and of a rank under mpirun, each resumed: every loss must be that of the undisturbed run.
 soak: build
 	ULYSSES_TEST_KILLS=50 $(GO) test ./job -run TestKill -count=1 -v -timeout 30m
+	ULYSSES_TEST_KILLS=50 $(GO) test -tags mpi ./cmd/ulysses-mpi -run TestKillRank -count=1 -v -timeout 60m
 
 bench: build .venv/peers
 	$(GO) build -tags mpi -o bin/ulysses-bench ./benchmarks
