@@ -69,7 +69,9 @@ func TestDiskReallyFull(t *testing.T) {
 	want := losses(t, dir)
 	states := filepath.Join(dir, "out", "checkpoints")
 	drop(t, dir, 2, 4, 6, 8)
-	mount := func(flags uintptr, options string) error { return syscall.Mount("tmpfs", states, "tmpfs", flags, options) }
+	mount := func(flags uintptr, options string) error {
+		return syscall.Mount("tmpfs", states, "tmpfs", flags, options)
+	}
 	if err := mount(0, "size=550k"); err != nil {
 		t.Skipf("no small disk can be made here (%v); TestDiskFull has a file that cannot grow", err)
 	}

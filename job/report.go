@@ -8,19 +8,22 @@ import (
 	"text/tabwriter"
 
 	"ulysses/comm"
+	"ulysses/model"
 	"ulysses/tensor"
 )
 
 // printMemory prints the plan of this rank's memory. Every rank's is the same but for a row of tokens.
 func (s *session) printMemory() error {
 	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	total := int64(0)
+	plan := s.trainer.Components()
 	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
-	for _, c := range s.trainer.Components() {
+	for _, c := range plan {
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, mib(c.Bytes))
-		total += c.Bytes
 	}
-	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", total, mib(total))
+	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), mib(model.Bytes(plan)))
+	if host := model.HostBytes(plan); host > 0 {
+		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, mib(host))
+	}
 	if all := s.Device.Info().Memory; all > 0 {
 		fmt.Fprintf(w, "of the device\t%d\t%.1f\t\n", all, mib(all))
 	}

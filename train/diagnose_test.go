@@ -104,7 +104,8 @@ func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
 	}
 	defer d.Close()
 	f := &faulty{Device: d}
-	mesh, err := comm.NewMesh(c, x.ulysses, 1, comm.NewLedger(), clock.New(), nil)
+	ledger := comm.NewLedger()
+	mesh, err := comm.NewMesh(c, x.ulysses, 1, ledger, clock.New(), nil)
 	if err != nil {
 		return err
 	}
@@ -174,6 +175,9 @@ func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
 	}
 	err = t.Run()
 	o.updates = t.updates
+	if err == nil { // what the search sent is in the formulas
+		err = heldAgainst(ledger, t.Traffic())
+	}
 	return err
 }
 

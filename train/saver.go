@@ -21,7 +21,8 @@ type saver struct {
 	groups  []*model.Group
 	parts   int
 
-	copies  [][]float32 // of the parts, this rank's share of every group; nil where states are written when the run is stopped alone, without a copy
+	arena   *device.Arena // of the copy, in the host's memory; nil where states are written when the run is stopped alone, without a copy
+	copies  [][]float32   // in it, of each part this rank's share of every group
 	pieces  []checkpoint.Piece
 	next    checkpoint.Manifest
 	written chan written // of the state on its way; nil = none
@@ -35,16 +36,46 @@ type written struct {
 	err   error
 }
 
-// bytes is the host memory of the copy, if one is made.
-func (s *saver) bytes() (n int64) {
+func newSaver(s *Setup) *saver {
+	return &saver{Checkpoints: s.Keep, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts()}
+}
+
+// component is the memory of the copy, if one is made.
+func (s *saver) component() (c []model.Component) {
 	if s == nil || s.Every == 0 {
-		return 0
+		return nil
 	}
+	n, name := int64(0), "checkpoint copy"
 	for _, g := range s.groups {
 		lo, hi := s.share(g)
 		n += 4 * int64(s.parts) * (hi - lo)
 	}
-	return n
+	elsewhere := s.dev.Info().Place != tensor.Host
+	if elsewhere {
+		name += " (host)"
+	}
+	return []model.Component{{Name: name, Bytes: n, Host: elsewhere}}
+}
+
+// peak is what of it was taken, of the device's memory.
+func (s *saver) peak() int64 {
+	if s == nil || s.arena == nil || s.dev.Info().Place != tensor.Host {
+		return 0
+	}
+	return s.arena.Peak()
+}
+
+// free gives the copy back, when nobody reads it any more.
+func (s *saver) free() {
+	if s == nil {
+		return
+	}
+	if s.written != nil && s.done == nil {
+		<-s.written
+	}
+	if s.arena != nil {
+		s.arena.Free()
+	}
 }
 
 // share is the elements of a group that this rank writes.
@@ -52,11 +83,20 @@ func (s *saver) share(g *model.Group) (lo, hi int64) {
 	return sp.Shard(g.Numel(), int64(s.mesh.World.Size()), int64(s.mesh.World.Rank()))
 }
 
-// reserve allocates the copy, and says which pieces of it the rank's file has.
-func (s *saver) reserve() {
-	if own := s.bytes() / 4 / int64(s.parts); s.Every > 0 {
-		for range s.parts {
-			s.copies = append(s.copies, make([]float32, own))
+// reserve allocates the copy, and says which pieces of it the rank's file has. The stream is the steps'.
+func (s *saver) reserve(stream device.Stream) (err error) {
+	s.stream = stream
+	for _, c := range s.component() {
+		if s.arena, err = device.NewHostArena(s.dev, c.Name, c.Bytes); err != nil {
+			return err
+		}
+		own := c.Bytes / 4 / int64(s.parts)
+		all, err := s.arena.Tensor(tensor.F32, int64(s.parts), own)
+		if err != nil {
+			return err
+		}
+		for part := range int64(s.parts) {
+			s.copies = append(s.copies, all.Select(0, part).Float32s())
 		}
 	}
 	at := int64(0)
@@ -81,6 +121,7 @@ func (s *saver) reserve() {
 		}
 		at += hi - lo
 	}
+	return nil
 }
 
 // fetch brings elements of a group, from lo on, to the host.

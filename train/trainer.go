@@ -65,6 +65,9 @@ type Trainer struct {
 func New(s Setup) (*Trainer, error) {
 	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 3), 3),
 		sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Updates}
+	if s.Keep != nil {
+		t.saver = newSaver(&s)
+	}
 	err := t.plan()
 	if err == nil {
 		err = t.allocate()
@@ -74,10 +77,6 @@ func New(s Setup) (*Trainer, error) {
 		return nil, err
 	}
 	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
-	if s.Keep != nil {
-		t.saver = &saver{Checkpoints: s.Keep, dev: s.Device, stream: t.stream, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts()}
-		t.saver.reserve()
-	}
 	if err = t.Weights.Loaded(t.stream); err == nil {
 		err = t.stream.Sync()
 	}
@@ -122,14 +121,15 @@ func (t *Trainer) allocate() (err error) {
 			return err
 		}
 	}
+	if t.saver != nil {
+		return t.saver.reserve(t.stream)
+	}
 	return nil
 }
 
 // Free gives all memory back but the weights'.
 func (t *Trainer) Free() {
-	if t.saver != nil && t.saver.written != nil && t.saver.done == nil {
-		<-t.saver.written // its memory is being read
-	}
+	t.saver.free()
 	for _, a := range []*device.Arena{t.arena, t.inputs} {
 		if a != nil {
 			a.Free()
@@ -145,12 +145,12 @@ func (t *Trainer) Components() []model.Component { return t.components(t.inputs.
 
 func (t *Trainer) components(inputs int64) []model.Component {
 	c := append(t.Weights.Components(), t.planned...)
-	return append(c, model.Component{Name: "tokens", Bytes: inputs})
+	return append(append(c, model.Component{Name: "tokens", Bytes: inputs}), t.saver.component()...)
 }
 
 // PeakBytes is what was taken of it at most.
 func (t *Trainer) PeakBytes() int64 {
-	n := t.arena.Peak() + t.inputs.Peak()
+	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
 	for _, c := range t.Weights.Components() {
 		n += c.Bytes
 	}

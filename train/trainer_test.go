@@ -40,6 +40,8 @@ type run struct {
 	tiles     model.Tiles
 	taken     *model.Tiles // where to put the tiles that were used
 	zero      int
+	keep      *Checkpoints // nil = no states are kept
+	stop      bool         // after the first step
 }
 
 // outcome is what rank 0 saw.
@@ -141,7 +143,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		eval = nil // then nothing but the last step itself waits for its update
 	}
 	t, err := New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: data, Optimizer: opt,
-		OnNaN: "stop", Steps: x.length(), Clock: clock.New(), OnStep: func(r *Record) error {
+		OnNaN: "stop", Steps: x.length(), Clock: clock.New(), Keep: x.keep, Stop: func() bool { return x.stop }, OnStep: func(r *Record) error {
 			o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
 			return nil
 		}, OnEval: func(r *EvalRecord) { o.eval = float64(r.EvalLoss) }})

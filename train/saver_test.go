@@ -1,0 +1,68 @@
+package train
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/devicetest"
+	"ulysses/internal/fake"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// The copy of a state that is written behind the steps is in the plan, of the device's memory where that is the host's, else beside it; a run that
+// keeps a state only when it is stopped takes none, and writes the same files.
+func TestCopyIsPlanned(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	for _, x := range []run{
+		{ranks: 1, ulysses: 1, optimizer: "adamw"}, {ranks: 2, ulysses: 1, optimizer: "sgd", zero: 1}, {ranks: 4, ulysses: 2, optimizer: "adamw", zero: 3},
+		{ranks: 2, ulysses: 2, optimizer: "adamw", on: &late}, {ranks: 2, ulysses: 2, optimizer: "adamw", on: &late, zero: 3},
+	} {
+		x.model, x.compute, x.steps = "llama", tensor.F32, 3
+		var files [2]map[string]string
+		for every := range int64(2) {
+			dir := t.TempDir()
+			x.stop = true // the second step is not taken; with every = 1 the first is kept as it would be anyway
+			x.keep = &Checkpoints{Dir: dir, Every: every, Keep: 1, Model: func(dir string) error {
+				return os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o600)
+			}}
+			got := x.train(t) // plan and peak are compared there
+			numel, copies := int64(len(got.weights)), map[string]int64{"sgd": 1, "adamw": 3}[x.optimizer]
+			var found []model.Component
+			for _, c := range got.table {
+				if strings.HasPrefix(c.Name, "checkpoint copy") {
+					found = append(found, c)
+				}
+			}
+			share := 4 * copies * numel / int64(x.ranks)
+			switch {
+			case every == 0 && len(found) > 0:
+				t.Errorf("%+v: a copy is planned: %v", x, found)
+			case every == 1 && (len(found) != 1 || found[0].Bytes < share || found[0].Bytes > share+1000):
+				t.Errorf("%+v: planned %v, this rank's share is %d bytes", x, found, share)
+			case every == 1 && (found[0].Host != (x.on != nil) || strings.HasSuffix(found[0].Name, "(host)") != found[0].Host):
+				t.Errorf("%+v: whose memory is %v?", x, found)
+			}
+			if len(got.losses) != 1 {
+				t.Errorf("%+v: %d steps", x, len(got.losses))
+			}
+			files[every] = map[string]string{}
+			for rank := range x.ranks {
+				name := fmt.Sprintf("rank-%05d.safetensors", rank)
+				text, err := os.ReadFile(filepath.Join(dir, "step-00000001", name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[every][name] = string(text)
+			}
+		}
+		for name := range files[0] {
+			if files[0][name] != files[1][name] || len(files[0][name]) < 1000 {
+				t.Errorf("%+v: %s is not the same with and without a copy", x, name)
+			}
+		}
+	}
+}
