@@ -59,6 +59,13 @@ var conflicts = []rule{
 	}, "[first, last] step is needed, or []"},
 	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps: take it out"},
 	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
+	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "keep" && j.Memory.Segment > 1 },
+		"memory.segment is above 1, which keeps the first layer's of each segment alone: set it to \"recompute\" or \"auto\""},
+	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "recompute" && j.Memory.Segment == 1 },
+		"memory.segment = 1 leaves none to compute again: set it to 0 or to 2 and more"},
+	{"memory.attention", func(j *Job) bool {
+		return j.Memory.Attention == "recompute" && (j.Memory.QKV == "keep" || j.Memory.QKV == "offload")
+	}, "queries, keys and values come along with it: set memory.qkv to \"recompute\" or \"auto\""},
 	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
 		"the same file as attention.input: name another"},
 	{"gdn.output", func(j *Job) bool { return j.GDN.Input != "" && j.GDN.Input == j.GDN.Output },
@@ -75,7 +82,8 @@ func badTimeLimit(s string) bool {
 var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
 // onlyModels lists keys that would do nothing without a word in a job on saved tensors.
-var onlyModels = []string{"tile.mlp", "tile.loss"}
+var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups",
+	"memory.device", "memory.host"}
 
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
@@ -86,19 +94,9 @@ var refusals = []rule{
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},
 		`it moves memory of GPUs, and device.backend = "cpu" has none: set device.comm = "auto", "mpi" or "local"`},
-	{"memory.block_input", func(j *Job) bool { return notKept(j.Memory.BlockInput) }, notKeptText},
-	{"memory.attention", func(j *Job) bool { return notKept(j.Memory.Attention) }, notKeptText},
-	{"memory.qkv", func(j *Job) bool { return notKept(j.Memory.QKV) }, notKeptText},
-	{"memory.mlp", func(j *Job) bool { return notKept(j.Memory.MLP) }, notKeptText},
-	{"memory.device", func(j *Job) bool { return j.Memory.Device > 0 }, "a memory limit is not built yet: set it to 0"},
-	{"memory.host", func(j *Job) bool { return j.Memory.Host > 0 }, "a memory limit is not built yet: set it to 0"},
 	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, "a soft cap is not built yet: set attention.softcap = 0"},
 	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, "dropout is not built yet: set attention.dropout = 0"},
 }
-
-const notKeptText = `recomputing and offloading activations are not built yet: set it to "auto" or "keep"`
-
-func notKept(s string) bool { return s != "auto" && s != "keep" }
 
 // check asks the rules. A key with a fault of its own is not asked about again.
 func (l *loader) check() {

@@ -103,18 +103,33 @@ func cores() finding {
 func hostMemory() finding {
 	total, free := meminfo("MemTotal:"), meminfo("MemAvailable:")
 	f := finding{what: "memory", found: fmt.Sprintf("%s free of %s", gib(free), gib(total))}
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(path); err == nil {
-			if limit, err := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64); err == nil && limit < total {
-				f.found += fmt.Sprintf("; the container is limited to %s", gib(limit))
-			}
-			break
-		}
+	if limit := memoryLimit(); limit > 0 && limit < total {
+		f.found += fmt.Sprintf("; the container is limited to %s", gib(limit))
 	}
 	if total == 0 {
 		f.found = "unknown: /proc/meminfo cannot be read"
 	}
 	return f
+}
+
+// memoryLimit is the container's, 0 if there is none.
+func memoryLimit() int64 {
+	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		if b, err := os.ReadFile(path); err == nil {
+			limit, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+			return limit
+		}
+	}
+	return 0
+}
+
+// freeMemory is what this process and its neighbours may take of the host's memory, 0 if nobody knows.
+func freeMemory() int64 {
+	free := meminfo("MemAvailable:")
+	if limit := memoryLimit(); limit > 0 && limit < free {
+		return limit
+	}
+	return free
 }
 
 // meminfo is a line of /proc/meminfo in bytes, 0 if there is none.

@@ -24,7 +24,7 @@ type Job struct {
 	Optimizer  train.OptimizerConfig `toml:"optimizer"`
 	Train      train.TrainConfig     `toml:"train"`
 	Tile       TileTable             `toml:"tile"`
-	Memory     MemoryTable           `toml:"memory"`
+	Memory     train.MemoryConfig    `toml:"memory"`
 	Checkpoint CheckpointTable       `toml:"checkpoint"`
 	Output     OutputTable           `toml:"output"`
 	Attention  AttentionTable        `toml:"attention"`
@@ -77,16 +77,6 @@ func (t *TileTable) tiles() model.Tiles {
 	return model.Tiles{MLP: rows(t.MLP), Loss: rows(t.Loss)}
 }
 
-// MemoryTable is [memory]: what becomes of activations until the backward pass, and limits in GiB.
-type MemoryTable struct {
-	BlockInput string  `toml:"block_input" enum:"auto keep recompute offload"`
-	Attention  string  `toml:"attention" enum:"auto keep recompute offload"`
-	QKV        string  `toml:"qkv" enum:"auto keep recompute offload"`
-	MLP        string  `toml:"mlp" enum:"auto keep recompute offload"`
-	Device     float64 `toml:"device" min:"0"`
-	Host       float64 `toml:"host" min:"0"`
-}
-
 // CheckpointTable is [checkpoint].
 type CheckpointTable struct {
 	Every  int64  `toml:"every" min:"0"` // optimizer steps; 0 = only when stopped
@@ -136,7 +126,7 @@ func Default() Job {
 			Schedule: "cosine", Warmup: 10},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
 		Tile:       TileTable{MLP: "auto", Loss: "auto"},
-		Memory:     MemoryTable{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto"},
+		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},
 		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}},

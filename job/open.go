@@ -80,6 +80,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		}
 		return err
 	}
+	e.free = freeMemory() / int64(max(1, ranksOnNode))
 	info := d.Info()
 	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, dtypeName(e.Compute))
 	if why != "" {

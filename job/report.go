@@ -34,6 +34,9 @@ func (s *session) printMemory() error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if err := s.printChoices(); err != nil {
+		return err
+	}
 	if plan := s.model.Linear(); plan != nil {
 		fmt.Fprintf(s.Stdout, "linear attention: %v\n\n", plan)
 	}

@@ -123,7 +123,7 @@ func (s *session) load() (*train.Setup, error) {
 		return nil, err
 	}
 	setup := &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Eval: s.data.Eval(), Data: &j.Data,
-		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, EvalEvery: j.Eval.Every, Clock: s.Clock}
+		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: s.free, EvalEvery: j.Eval.Every, Clock: s.Clock}
 	if j.Kind == "train" {
 		setup.Train = s.data.Train()
 		s.steps = j.Train.Steps

@@ -29,3 +29,58 @@ func (c *Config) deltaFlops() float64 {
 	k, v := float64(c.LinearKeyHeadDim), float64(c.LinearValueHeadDim)
 	return float64(c.LinearNumValueHeads) * (6*k*v + 2*deltaChunk*(3*k+2*v))
 }
+
+// RecomputeFlops is the arithmetic that a pass over so many tokens does a second or third time, by its activations and tiles: forward products
+// and attention, in the terms of Flops.
+func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
+	c, a, n := m.Config, m.activations, float64(tokens)
+	h, queries, keys, f := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim), float64(c.IntermediateSize)
+	gate := 0.0 // of softmax attention's output
+	if c.OutputGate() {
+		gate = 2 * n * h * queries
+	}
+	values := float64(c.linearValues())
+	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries, gate: gate}
+	linear := mixerFlops{core: n * c.deltaFlops(), out: 2 * n * h * values, gate: 2 * n * h * values}
+	if c.hybrid() {
+		linear.in = 2*n*c.linearWeights() - linear.out
+	}
+	mlpUp, mlp := 4*n*h*f, 6*n*h*f
+
+	replays := int64(len(m.visits) - len(m.blocks)) // of layers whose inputs are not kept
+	sum := float64(replays) * mlp
+	if m.tiles.MLP > 0 || a.MLP == Recompute {
+		sum += float64(len(m.blocks)) * mlpUp
+	}
+	kinds := [2]struct {
+		mixerFlops
+		layers float64
+	}{{full, float64(m.plans.fulls)}, {linear, float64(m.plans.linears)}}
+	for i, k := range kinds {
+		share := k.layers / float64(len(m.blocks)) // of the replays
+		output := k.out
+		if a.QKV == Recompute { // the gate's input is not there
+			output += k.gate
+		}
+		switch {
+		case a.Attention == Recompute:
+			sum += (k.layers + share*float64(replays)) * (k.in + k.core + k.out)
+		case a.MLP == Recompute: // the stream before the MLP is not there
+			sum += (k.layers + share*float64(replays)) * output
+		default:
+			sum += share * float64(replays) * output
+		}
+		if a.QKV == Recompute && (a.Attention != Recompute || i == 0 && a.groups() > 1) {
+			if i == 0 {
+				sum += k.layers * k.in
+			} else {
+				sum += k.layers * k.gate
+			}
+		}
+	}
+	return sum
+}
+
+// mixerFlops is the forward arithmetic of a mixer: projections before it, itself, the projection behind it; gate is the part of in that the
+// output's gate comes from.
+type mixerFlops struct{ in, core, out, gate float64 }

@@ -38,7 +38,7 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	}
 	table = append(table, Component{Name: "working memory", Bytes: rest})
 	if host.Peak() > 0 {
-		table = append(table, Component{Name: "offloaded activations", Bytes: host.Peak(), Host: true})
+		table = append(table, Component{Name: "offloaded activations (host)", Bytes: host.Peak(), Host: true})
 	}
 	return table, nil
 }

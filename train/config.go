@@ -38,6 +38,18 @@ type OptimizerConfig struct {
 	Warmup      int64      `toml:"warmup" min:"0"` // optimizer steps
 }
 
+// MemoryConfig is [memory]: what becomes of activations until the backward pass, and limits in GiB.
+type MemoryConfig struct {
+	BlockInput string  `toml:"block_input" enum:"auto keep recompute offload"`
+	Attention  string  `toml:"attention" enum:"auto keep recompute offload"`
+	QKV        string  `toml:"qkv" enum:"auto keep recompute offload"`
+	MLP        string  `toml:"mlp" enum:"auto keep recompute offload"`
+	Segment    int64   `toml:"segment" min:"0" max:"1000000"`     // layers to a block input that is kept or offloaded; 0 = auto
+	HeadGroups int64   `toml:"head_groups" min:"0" max:"1000000"` // in which attention's heads are exchanged; 0 = auto
+	Device     float64 `toml:"device" min:"0"`
+	Host       float64 `toml:"host" min:"0"`
+}
+
 // TrainConfig is [train].
 type TrainConfig struct {
 	Steps     int64   `toml:"steps" min:"0" max:"1000000000"` // optimizer steps of the whole run

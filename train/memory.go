@@ -1,43 +1,10 @@
 package train
 
 import (
-	"errors"
-
-	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
 )
-
-// plan sizes the activations of the longest batch. Where nobody said whether the MLP runs in tiles, it does if without them more than nine
-// tenths of some rank's device are planned: they cost time. Devices that do not say how much memory they have, as the CPU, have enough.
-// Collective.
-func (t *Trainer) plan() (err error) {
-	tokens, rows := t.MaxRows()
-	t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil)
-	tiles := t.Model.Tiles()
-	if tiles.MLP != model.TileAuto {
-		return err
-	}
-	c := t.counts.Int64s()
-	if c[0], c[1] = 0, 0; err == nil && crowded(t.Device, t.components(t.inputBytes())) {
-		c[0] = 1
-	}
-	if e := t.Mesh.World.AllReduce(nil, t.counts, comm.Max); e != nil || err != nil || c[0] == 0 {
-		return errors.Join(err, e)
-	}
-	tiles.MLP = t.Model.MLPTile()
-	if err = t.Model.SetTiles(tiles); err == nil {
-		t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil)
-	}
-	return err
-}
-
-// crowded reports a plan that leaves less than a tenth of the device.
-func crowded(d device.Device, plan []model.Component) bool {
-	all := d.Info().Memory
-	return all > 0 && model.Bytes(plan) > all-all/10
-}
 
 // inputBytes is the memory of ids, targets and positions.
 func (t *Trainer) inputBytes() int64 {
@@ -49,18 +16,47 @@ func (t *Trainer) inputBytes() int64 {
 // refuse the allocation itself.
 func fits(d device.Device, plan []model.Component) error {
 	info := d.Info()
-	planned := model.Bytes(plan)
-	if info.Memory == 0 || planned <= info.Memory {
+	if info.Memory == 0 {
 		return nil
 	}
-	largest := plan[0]
-	for _, c := range plan[1:] {
-		if c.Bytes > largest.Bytes {
+	return within(plan, false, info.Memory, info.Name+" has")
+}
+
+// over refuses a choice that does not fit where [memory] or the device sets a limit. The model is set to it.
+func (t *Trainer) over(x *Choice) error {
+	if _, err := t.size(x); err != nil {
+		return err
+	}
+	all := t.components(t.inputBytes())
+	if n := t.Memory.Device; n > 0 {
+		if err := within(all, false, int64(n*gib), "memory.device allows"); err != nil {
+			return err
+		}
+	}
+	if n := t.Memory.Host; n > 0 {
+		if err := within(all, true, int64(n*gib), "memory.host allows"); err != nil {
+			return err
+		}
+	}
+	return fits(t.Device, all)
+}
+
+// within holds a plan, of the device's memory or of the host's, to a limit.
+func within(plan []model.Component, host bool, limit int64, whose string) error {
+	planned, remedy := model.Bytes(plan), "use more ranks, a shorter data.sequence, a smaller data.batch or a smaller model, and let the keys of [memory] and [tile] be \"auto\""
+	if host {
+		planned, remedy = model.HostBytes(plan), "raise it, or let fewer keys of [memory] be \"offload\""
+	}
+	if planned <= limit {
+		return nil
+	}
+	var largest model.Component
+	for _, c := range plan {
+		if c.Host == host && c.Bytes > largest.Bytes {
 			largest = c
 		}
 	}
 	const mib = 1 << 20
-	return status.Errorf(status.OutOfMemory,
-		"train: %.1f MiB are planned on this rank and %s has %.1f MiB; the largest part, %s, takes %.1f MiB: use more ranks, a shorter data.sequence, a smaller data.batch or a smaller model, and let tile.mlp and tile.loss be \"auto\"",
-		float64(planned)/mib, info.Name, float64(info.Memory)/mib, largest.Name, float64(largest.Bytes)/mib)
+	return status.Errorf(status.OutOfMemory, "train: %.1f MiB are planned on this rank and %s %.1f MiB; the largest part, %s, takes %.1f MiB: %s",
+		float64(planned)/mib, whose, float64(limit)/mib, largest.Name, float64(largest.Bytes)/mib, remedy)
 }

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -12,11 +13,11 @@ import (
 	"ulysses/tensor"
 )
 
-// crowd runs a step of a long sequence on fake devices of these sizes, 0 = any, and says what is planned and which tiles were taken.
-func crowd(t *testing.T, tiles model.Tiles, memory ...int64) (planned int64, taken []model.Tiles, losses []float64, err error) {
+// crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is planned and what was chosen.
+func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err error) {
 	t.Helper()
-	data := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 200)))
-	taken = make([]model.Tiles, len(memory))
+	data := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
+	taken = make([]Choice, len(memory))
 	var mu sync.Mutex
 	err = comm.RunLocal(len(memory), func(host comm.Comm) error {
 		d, err := fake.Open(fake.Options{Memory: memory[host.Rank()]})
@@ -24,55 +25,103 @@ func crowd(t *testing.T, tiles model.Tiles, memory ...int64) (planned int64, tak
 			return err
 		}
 		defer d.Close()
-		x := run{model: "llama", ranks: len(memory), ulysses: len(memory), optimizer: "adamw", compute: tensor.BF16, steps: 1, tiles: tiles, taken: &taken[host.Rank()]}
-		o, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
+		x := x
+		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &taken[host.Rank()]
+		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil && host.Rank() == 0 {
-			planned, losses = model.Bytes(o.table), o.losses
+			o = got
 		}
 		return err
 	})
-	return planned, taken, losses, err
+	return o, taken, err
 }
 
-// The MLP is in tiles by itself where the plan would else crowd a device, on all ranks though one of them alone is small; not where there
-// is room, and not where the job says no.
-func TestTilesWhereMemoryIsShort(t *testing.T) {
-	whole, _, want, err := crowd(t, model.Tiles{}, 0, 0)
+// Nothing is given up where there is room; where the plan would crowd a device, or does not fit [memory], all ranks give up the same, though
+// one of them alone is small, and learn the same. What [memory] and [tile] say is done, or refused where it does not fit.
+func TestMemoryIsChosen(t *testing.T) {
+	want, _, err := crowd(t, run{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tiled, _, _, err := crowd(t, model.Tiles{MLP: 4096}, 0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if saved := int64(2 * 2 * 2 * 48 * 2000); whole-tiled < saved { // bytes, layers, gate and up
-		t.Errorf("%d bytes are planned, in tiles %d: %d should go", whole, tiled, saved)
-	}
-	for _, x := range []struct {
-		tiles  model.Tiles
+	whole := model.Bytes(want.table)
+	keep := MemoryConfig{BlockInput: "keep", Attention: "keep", QKV: "keep", MLP: "keep"}
+	share := func(x float64) float64 { return x * float64(whole) / gib }
+	for name, x := range map[string]struct {
+		run    run
 		memory []int64
-		want   int64 // tile of the MLP
+		holds  func(c *Choice, o *outcome) bool
 		code   status.Code
 	}{
-		{model.Tiles{}, []int64{2 * whole, 0}, model.TileAuto, status.OK},
-		{model.Tiles{}, []int64{2 * whole, whole + 200<<10}, 4096, status.OK}, // its other buffers need room too
-		{model.Tiles{MLP: model.TileOff}, []int64{2 * whole, whole + 200<<10}, model.TileOff, status.OK},
-		{model.Tiles{MLP: model.TileOff}, []int64{2 * whole, (whole + tiled) / 2}, model.TileOff, status.OutOfMemory},
-		{model.Tiles{MLP: 7}, []int64{2 * whole, 0}, 7, status.OK},
+		"room": {run{}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool {
+			return !c.Offloads() && c.MLP == model.Keep && c.Attention == model.Keep && c.QKV == model.Keep && c.Extra == 0
+		}, status.OK},
+		"one rank is small": {run{}, []int64{2 * whole, whole + 200<<10}, func(c *Choice, o *outcome) bool {
+			return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
+		}, status.OK},
+		"a limit": {run{memory: MemoryConfig{Device: share(0.8)}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
+			return c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
+		}, status.OK},
+		"offloading fits": {run{memory: MemoryConfig{BlockInput: "keep", Attention: "keep", QKV: "offload", MLP: "offload", Device: share(0.8), Host: 1}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
+			return c.Host > 0 && c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
+		}, status.OK},
+		"as asked": {run{memory: MemoryConfig{BlockInput: "offload", Attention: "recompute", MLP: "offload"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
+			return c.BlockInput == model.Offload && c.Attention == model.Recompute && c.QKV == model.Recompute && c.MLP == model.Offload
+		}, status.OK},
+		"segments":                        {run{memory: MemoryConfig{BlockInput: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.Segment == 2 && c.MLP == model.Recompute }, status.OK},
+		"head groups":                     {run{memory: MemoryConfig{HeadGroups: 2, QKV: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.HeadGroups == 2 }, status.OK},
+		"tiles as asked":                  {run{tiles: model.Tiles{MLP: 7}}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP == 7 }, status.OK},
+		"no tiles and nothing to give up": {run{tiles: model.Tiles{MLP: model.TileOff}, memory: keep}, []int64{2 * whole, whole / 2}, nil, status.OutOfMemory},
+		"tiles are left":                  {run{memory: keep}, []int64{2 * whole, whole * 99 / 100}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
+		"too small a limit":               {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil, status.OutOfMemory},
+		"too small a host":                {run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil, status.OutOfMemory},
+		"nothing is left":                 {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0}, nil, status.InvalidConfig},
 	} {
-		_, taken, losses, err := crowd(t, x.tiles, x.memory...)
+		o, taken, err := crowd(t, x.run, x.memory...)
 		if status.Of(err) != x.code {
-			t.Errorf("%v in %v: %v", x.tiles, x.memory, err)
+			t.Errorf("%s: %v", name, err)
 		}
-		for r, got := range taken {
-			if got.MLP != x.want || got.Loss != model.TileAuto {
-				t.Errorf("%v in %v: rank %d takes tiles %v, want %d", x.tiles, x.memory, r, got, x.want)
+		if err != nil {
+			continue
+		}
+		for r := range taken {
+			if c := taken[r]; c != taken[0] || x.holds == nil || !x.holds(&c, &o) {
+				t.Errorf("%s: rank %d chose %+v; %d bytes are planned, %d with everything", name, r, c, model.Bytes(o.table), whole)
 			}
 		}
-		if err == nil && losses[0] != want[0] {
-			t.Errorf("%v in %v: loss %v, want %v", x.tiles, x.memory, losses[0], want[0])
+		for i, l := range want.losses {
+			if math.Abs(o.losses[i]-l) > 1e-6*l {
+				t.Errorf("%s: loss %v at step %d, want %v", name, o.losses[i], i+1, l)
+			}
 		}
+		if x.run.tiles.MLP == 0 && o.peak > model.Bytes(o.table) {
+			t.Errorf("%s: %d bytes taken, %d planned", name, o.peak, model.Bytes(o.table))
+		}
+	}
+}
+
+// The less memory there is, the more is given up, never more than needed, until nothing is left to give up.
+func TestLessMemoryTakesMoreTime(t *testing.T) {
+	o, _, err := crowd(t, run{}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, last, refused := float64(model.Bytes(o.table)), -1.0, false
+	for share := 1.0; share > 0.05; share -= 0.13 {
+		o, taken, err := crowd(t, run{memory: MemoryConfig{Device: share * whole / gib}}, 0)
+		switch {
+		case status.Of(err) == status.OutOfMemory:
+			refused = true
+		case err != nil:
+			t.Fatal(err)
+		case refused || taken[0].Extra < last || float64(model.Bytes(o.table)) > share*whole:
+			t.Errorf("%.2f of %.0f bytes: %+v, after %v and %v", share, whole, taken[0], last, refused)
+		default:
+			last = taken[0].Extra
+		}
+	}
+	if !refused || last <= 0 {
+		t.Errorf("refused %v, last %v", refused, last)
 	}
 }

@@ -23,7 +23,9 @@ type Setup struct {
 	Eval      *Set // nil when there is nothing to evaluate
 	Data      *DataConfig
 	Optimizer *OptimizerConfig
-	OnNaN     string // "stop" or "skip"
+	OnNaN     string       // "stop" or "skip"
+	Memory    MemoryConfig // the zero value: everything is "auto"
+	FreeHost  int64        // bytes of the host's memory that this rank may take; 0 = nobody knows
 	Steps     int64
 	EvalEvery int64 // 0 = at the end only
 	Clock     *clock.Clock
@@ -42,23 +44,25 @@ type Setup struct {
 // Trainer runs the steps of one rank. Everything it needs is allocated by New.
 type Trainer struct {
 	Setup
-	stream    device.Stream
-	arena     *device.Arena // activations
-	inputs    *device.Arena // tokens of this rank's shard
-	ids       tensor.Tensor // [rows] I32; likewise targets, positions
-	targets   tensor.Tensor
-	places    tensor.Tensor
-	counts    tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
-	sums      tensor.Tensor // [2] F64 on the host: NLL, targets
-	micros    []*Micro
-	flags     tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
-	saver     *saver
-	stopped   bool
-	inspect   func(at string, x tensor.Tensor) error // of every pass, while one looks for what is not finite
-	diagnosed bool
-	updates   int64             // optimizer steps taken, which skipped steps are not
-	planned   []model.Component // of the activations
-	sent      int64             // bytes that the formulas say this rank's mixers sent
+	stream     device.Stream
+	arena      *device.Arena // activations
+	host       *device.Arena // those that are offloaded; nil = none
+	inputs     *device.Arena // tokens of this rank's shard
+	ids        tensor.Tensor // [rows] I32; likewise targets, positions
+	targets    tensor.Tensor
+	places     tensor.Tensor
+	counts     tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
+	sums       tensor.Tensor // [2] F64 on the host: NLL, targets
+	micros     []*Micro
+	flags      tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
+	saver      *saver
+	stopped    bool
+	inspect    func(at string, x tensor.Tensor) error // of every pass, while one looks for what is not finite
+	diagnosed  bool
+	updates    int64             // optimizer steps taken, which skipped steps are not
+	planned    []model.Component // of the activations
+	considered []Choice
+	sent       int64 // bytes that the formulas say this rank's mixers sent
 }
 
 // New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
@@ -113,6 +117,11 @@ func (t *Trainer) allocate() (err error) {
 	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planned)); err != nil {
 		return err
 	}
+	if bytes := model.HostBytes(t.planned); bytes > 0 {
+		if t.host, err = device.NewHostArena(t.Device, "offloaded activations", bytes); err != nil {
+			return err
+		}
+	}
 	if t.inputs, err = device.NewArena(t.Device, "tokens", inputs); err != nil {
 		return err
 	}
@@ -130,7 +139,7 @@ func (t *Trainer) allocate() (err error) {
 // Free gives all memory back but the weights'.
 func (t *Trainer) Free() {
 	t.saver.free()
-	for _, a := range []*device.Arena{t.arena, t.inputs} {
+	for _, a := range []*device.Arena{t.arena, t.host, t.inputs} {
 		if a != nil {
 			a.Free()
 		}
@@ -254,7 +263,7 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 	}
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
-	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.lend(t.Weights), Arena: t.arena, Clock: t.Clock, Inspect: t.inspect}
+	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.lend(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
 	if !backward {
 		return t.Model.Forward(c, &b)
 	}

@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -27,6 +28,12 @@ var tiny = map[string]map[string]any{
 		"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": true},
 }
 
+func init() { // four layers
+	deep := maps.Clone(tiny["llama"])
+	deep["num_hidden_layers"] = 4
+	tiny["deep"] = deep
+}
+
 // run is a training run of a test: what varies.
 type run struct {
 	model     string
@@ -42,6 +49,9 @@ type run struct {
 	zero      int
 	keep      *Checkpoints // nil = no states are kept
 	stop      bool         // after the first step
+	memory    MemoryConfig
+	free      int64   // of the host
+	choice    *Choice // where to put what was taken
 }
 
 // outcome is what rank 0 saw.
@@ -50,6 +60,7 @@ type outcome struct {
 	eval          float64
 	weights       []float32 // the exact ones
 	table         []model.Component
+	peak          int64
 }
 
 // length is the steps of the run.
@@ -142,8 +153,12 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if x.optimizer == "sgd" {
 		eval = nil // then nothing but the last step itself waits for its update
 	}
-	t, err := New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: data, Optimizer: opt,
-		OnNaN: "stop", Steps: x.length(), Clock: clock.New(), Keep: x.keep, Stop: func() bool { return x.stop }, OnStep: func(r *Record) error {
+	var t *Trainer
+	t, err = New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: data, Optimizer: opt,
+		OnNaN: "stop", Steps: x.length(), Memory: x.memory, FreeHost: x.free, Clock: clock.New(), Keep: x.keep, Stop: func() bool { return x.stop }, OnStep: func(r *Record) error {
+			if o.peak = r.PeakBytes; o.table == nil {
+				o.table = t.Components()
+			}
 			o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
 			return nil
 		}, OnEval: func(r *EvalRecord) { o.eval = float64(r.EvalLoss) }})
@@ -151,6 +166,13 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		return o, err
 	}
 	defer t.Free()
+	if x.choice != nil {
+		for _, c := range t.Choices() {
+			if c.Taken {
+				*x.choice = c
+			}
+		}
+	}
 	if err := t.Run(); err != nil {
 		return o, err
 	}
