@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -158,7 +159,7 @@ func (s *session) build(folder *model.Folder) error {
 	if err != nil {
 		return err
 	}
-	s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, model.Options{Compute: s.Compute, Strategy: strategy, Tokens: j.Data.Batch * j.Data.Sequence})
+	s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, model.Options{Compute: s.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence)})
 	if err != nil {
 		return err
 	}

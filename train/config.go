@@ -14,6 +14,7 @@ type DataConfig struct {
 	Batch       int64    `toml:"batch" min:"1" max:"1000000"`             // sequences a data-parallel replica and micro step
 	Accumulate  int64    `toml:"accumulate" min:"1" max:"1000000"`        // micro steps an optimizer step
 	GlobalBatch int64    `toml:"global_batch" min:"0" max:"1000000000"`   // sequences an optimizer step; > 0 sets accumulate
+	Budget      int64    `toml:"budget" min:"0" max:"2147483647"`         // tokens a micro step and replica; 0 = batch rows
 	Pack        bool     `toml:"pack"`
 	Shuffle     bool     `toml:"shuffle"`
 }

@@ -56,7 +56,8 @@ type source interface {
 	units() int64 // documents, as eval.split counts them; of a tokens file, its rows
 	rows() int64
 	tokens() int64
-	longest() int64                                          // tokens of the longest row
+	longest() int64 // tokens of the longest row
+	length(row int64) (int64, error)
 	appendRow(m *Micro, row int64) error                     // adds a row to a micro batch
 	split(unit int64) (before, after source, _ error)        // cuts between documents
 	cut(at func(n int64) int64) (head, tail source, _ error) // cuts the only document in two

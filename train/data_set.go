@@ -91,6 +91,17 @@ func (s *Set) Micro(step, micro, replica, replicas, batch, accumulate int64, buf
 	return s.gather(first, first+batch, s.row, buf)
 }
 
+// Length is the number of tokens of the row that number g of the training order stands for.
+func (s *Set) Length(g int64) (int64, error) {
+	src, i := s.locate(s.row(g))
+	return src.length(i)
+}
+
+// Gather gathers rows of the training order by their numbers, as Micro does.
+func (s *Set) Gather(numbers []int64, buf *Micro) (*Micro, error) {
+	return s.gather(0, int64(len(numbers)), func(i int64) int64 { return s.row(numbers[i]) }, buf)
+}
+
 // Range gathers rows [lo, hi) in the order of the files: what an evaluation reads, each row once.
 func (s *Set) Range(lo, hi int64, buf *Micro) (*Micro, error) {
 	if lo < 0 || hi <= lo || hi > s.rows {

@@ -94,8 +94,9 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
 	var m *Micro
-	for first := int64(0); first < rows; first += replicas * t.Data.Batch {
-		lo := first + int64(t.Mesh.Replica)*t.Data.Batch
+	batch := t.evalRows()
+	for first := int64(0); first < rows; first += replicas * batch {
+		lo := first + int64(t.Mesh.Replica)*batch
 		if lo >= rows { // the last rows are other replicas', which may need the weights that are kept here
 			if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
 				return 0, 0, err
@@ -104,7 +105,7 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 		}
 		t.Clock.Push("data")
 		var err error
-		m, err = t.Eval.Range(lo, min(rows, lo+t.Data.Batch), m)
+		m, err = t.Eval.Range(lo, min(rows, lo+batch), m)
 		t.Clock.Pop()
 		if err != nil {
 			return 0, 0, err

@@ -54,6 +54,7 @@ type Trainer struct {
 	counts     tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
 	sums       tensor.Tensor // [2] F64 on the host: NLL, targets
 	micros     []*Micro
+	lengths    tensor.Tensor // [rows of the global batch] I64 on the host, where data.budget deals them
 	flags      tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
 	saver      *saver
 	stopped    bool
@@ -81,6 +82,9 @@ func New(s Setup) (*Trainer, error) {
 		return nil, err
 	}
 	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
+	if s.Data.Budget > 0 {
+		t.lengths = tensor.OfInt64(make([]int64, s.globalBatch()), s.globalBatch())
+	}
 	if err = t.Weights.Loaded(t.stream); err == nil {
 		err = t.stream.Sync()
 	}
@@ -89,17 +93,6 @@ func New(s Setup) (*Trainer, error) {
 		return nil, err
 	}
 	return t, nil
-}
-
-// MaxRows is the most tokens of a micro step and of one rank's shard of it.
-func (s *Setup) MaxRows() (tokens, rows int64) {
-	for _, set := range []*Set{s.Train, s.Eval} {
-		if set != nil {
-			tokens = max(tokens, s.Data.Batch*set.Longest())
-		}
-	}
-	lo, hi := sp.Shard(tokens, int64(s.Mesh.Seq.Size()), 0)
-	return tokens, hi - lo
 }
 
 func (t *Trainer) allocate() (err error) {
@@ -215,32 +208,6 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
 	r.PhaseSeconds = since(before, t.Clock.Phases())
 	return r, nil
-}
-
-// read fetches the micro steps and counts valid targets and tokens of the global batch; pairs is its sum over documents of length²/2,
-// estimated from this replica's share.
-func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
-	t.Clock.Push("data")
-	defer t.Clock.Pop()
-	for a := range t.micros {
-		t.micros[a], err = t.Train.Micro(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas), t.Data.Batch, int64(len(t.micros)), t.micros[a])
-		if err != nil {
-			return 0, 0, 0, err
-		}
-		valid += t.micros[a].Valid
-		tokens += int64(len(t.micros[a].IDs))
-		for i := 1; i < len(t.micros[a].CuSeqlens); i++ {
-			n := float64(t.micros[a].CuSeqlens[i] - t.micros[a].CuSeqlens[i-1])
-			pairs += n * n / 2
-		}
-	}
-	own := tokens
-	c := t.counts.Int64s()
-	c[0], c[1] = valid, tokens
-	if err := t.Mesh.Data.AllReduce(nil, t.counts, comm.Sum); err != nil {
-		return 0, 0, 0, err
-	}
-	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
 }
 
 // pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices are read when the stream comes to
