@@ -14,6 +14,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/slurm"
+	"ulysses/train"
 )
 
 // Options is what the command line says.
@@ -139,13 +140,14 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	return err, false
 }
 
-// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, and one that is late says so itself.
+// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, unless all share it, and one that is late says
+// so itself.
 func (e *Env) inStep(loop func() error) error {
 	e.alone = true
 	e.Watch.Pace(func(slow string) { e.Log.Error().Msg(slow) })
 	err := loop()
 	e.Watch.Pace(nil)
-	e.alone = err != nil
+	e.alone = err != nil && !train.Shared(err)
 	return err
 }
 

@@ -188,7 +188,7 @@ func (t *Trainer) notANumber(r *Record) error {
 	}
 	what := fmt.Sprintf("step %d: loss %g, gradient norm %g: %s", r.Step, float64(r.Loss), float64(r.GradNorm), seen)
 	if !skip {
-		return status.Errorf(status.Numeric, "train: %s: %s", what, remedy)
+		return shared{status.Errorf(status.Numeric, "train: %s: %s", what, remedy)}
 	}
 	if t.OnSkip != nil {
 		t.OnSkip(what)
@@ -202,5 +202,5 @@ func (t *Trainer) evaluationIsNoNumber(step int64, loss float64) error {
 	if err != nil {
 		return err
 	}
-	return status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g: %s: %s", step, loss, seen, remedy)
+	return shared{status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g: %s: %s", step, loss, seen, remedy)}
 }

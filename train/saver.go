@@ -140,7 +140,7 @@ func (s *saver) begin(step, updates int64) error {
 	if s.mesh.World.Rank() == 0 {
 		err = dir.Begin(step)
 	}
-	if err = comm.Agree(s.mesh.World, err); err != nil {
+	if err = agree(s.mesh.World, err); err != nil {
 		return err
 	}
 	s.next = checkpoint.Manifest{Step: step, Updates: updates}
@@ -211,7 +211,7 @@ func (s *saver) finish() error {
 	w := *s.done
 	s.written, s.done = nil, nil
 	world := s.mesh.World
-	if err := comm.Agree(world, w.err); err != nil {
+	if err := agree(world, w.err); err != nil {
 		if world.Rank() == 0 {
 			checkpoint.Dir(s.Dir).Clean() // what stays has a name that nobody takes for a state's
 		}
@@ -236,7 +236,7 @@ func (s *saver) finish() error {
 		}
 		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep))
 	}
-	if err = comm.Agree(world, err); err != nil && world.Rank() == 0 {
+	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
 	}
 	return err

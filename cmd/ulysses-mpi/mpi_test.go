@@ -164,6 +164,14 @@ func TestFaultsEndTheJob(t *testing.T) {
 	}
 }
 
+// A loss that is no number ends the job once, with its code, and says where it was first seen.
+func TestNotANumber(t *testing.T) {
+	code, _, stderr := mpirun(t, "4", nil, small(t.TempDir(), "train.steps=20", "optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0")...)
+	if code != 8 || strings.Count(stderr, "first seen in ") != 1 || !strings.Contains(stderr, "ulysses-mpi: train: step 2: loss ") || !strings.Contains(stderr, "on rank ") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 // Processes that a launcher started as N strangers must not run N copies of rank 0.
 func TestStrangersAreRefused(t *testing.T) {
 	code, _, stderr := launch(t, []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_JOB_ID=1"}, append([]string{program}, small(t.TempDir())...)...)
