@@ -146,9 +146,6 @@ func (a *added) split(t *trie, starts *[256]bool, p piece, text func(piece) erro
 			_, n := utf8.DecodeLastRune(p.text[:start])
 			start -= n
 		}
-		if tok.LStrip && start < done {
-			start = done
-		}
 		for tok.RStrip && isClass(p.text[stop:], false, spaceBits) {
 			_, n := utf8.DecodeRune(p.text[stop:])
 			stop += n

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"strings"
 	"unicode/utf8"
 
 	"ulysses/internal/status"
@@ -29,6 +30,22 @@ func newSteps(parts []part, plain bool) (steps []step, raw bool, err error) {
 		steps = append(steps, st)
 	}
 	return steps, raw, nil
+}
+
+// checkFirst refuses the one case in which it matters which parts of a decomposed character the `tokenizers` package counts to the beginning
+// of a text: where Metaspace prepends to the first word alone, and something has cut before it.
+func checkFirst(normalizers, steps []part) error {
+	for i, p := range steps {
+		if p.Kind != "Metaspace" || p.PrependScheme != "first" || i == 0 {
+			continue
+		}
+		for _, n := range normalizers {
+			if strings.HasPrefix(n.Kind, "NF") {
+				return status.Errorf(status.Unsupported, "Metaspace with the prepend_scheme \"first\" behind %s, over text in the form %s, is not built: put Metaspace first", steps[i-1].Kind, n.Kind)
+			}
+		}
+	}
+	return nil
 }
 
 func newStep(p part) (step, error) {

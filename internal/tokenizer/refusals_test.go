@@ -70,9 +70,13 @@ func TestRefusals(t *testing.T) {
 		"Bert":           {put("pre_tokenizer", object{"type": "BertPreTokenizer"}), status.Unsupported, `"BertPreTokenizer"`},
 		"scheme":         {put("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "last"}), status.Unsupported, `"last"`},
 		"scheme 2":       {put("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "add_prefix_space": false}), status.InvalidConfig, "disagree"},
-		"behavior":       {put("pre_tokenizer", object{"type": "Punctuation", "behavior": "Doubled"}), status.Unsupported, `"Doubled"`},
-		"no pattern":     {put("pre_tokenizer", object{"type": "Split", "behavior": "Isolated"}), status.InvalidConfig, "a pattern is neither"},
-		"decoder":        {put("decoder", object{"type": "WordPiece"}), status.Unsupported, `decoder "WordPiece"`},
+		"first, late": {func(f object) {
+			f["normalizer"] = object{"type": "NFD"}
+			f["pre_tokenizer"] = object{"type": "Sequence", "pretokenizers": []any{object{"type": "WhitespaceSplit"}, object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}}}
+		}, status.Unsupported, "behind WhitespaceSplit"},
+		"behavior":   {put("pre_tokenizer", object{"type": "Punctuation", "behavior": "Doubled"}), status.Unsupported, `"Doubled"`},
+		"no pattern": {put("pre_tokenizer", object{"type": "Split", "behavior": "Isolated"}), status.InvalidConfig, "a pattern is neither"},
+		"decoder":    {put("decoder", object{"type": "WordPiece"}), status.Unsupported, `decoder "WordPiece"`},
 		"empty token": {func(f object) {
 			f["normalizer"] = object{"type": "Strip", "strip_left": true}
 			f["added_tokens"] = []any{object{"content": " ", "normalized": true}}

@@ -89,12 +89,17 @@ func (t *Tokenizer) read(text []byte) error {
 		}
 		parts[what] = p
 	}
+	before := flat(parts["normalizer"], func(p *part) []part { return p.Normalizers })
+	cuts := flat(parts["pre_tokenizer"], func(p *part) []part { return p.PreTokenizers })
+	if err := checkFirst(before, cuts); err != nil {
+		return err
+	}
 	var err error
-	if t.normalizers, err = newNormalizers(flat(parts["normalizer"], func(p *part) []part { return p.Normalizers })); err != nil {
+	if t.normalizers, err = newNormalizers(before); err != nil {
 		return err
 	}
 	affixes := f.Model.Prefix != "" || f.Model.Suffix != ""
-	steps, raw, err := newSteps(flat(parts["pre_tokenizer"], func(p *part) []part { return p.PreTokenizers }), !affixes)
+	steps, raw, err := newSteps(cuts, !affixes)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ PARTS = [
     "I\u2019m it\u2019s", "x'\u017f '\u212a 'S'T'Re'vE'lL", "'s't're", "''s '' s", "ﬁﬂﬃﬆ ß ẞ", "the quick brown fox jumps over the lazy dog", "The Quick BROWN fOx",
     "0 1 12 123 1234 12345 1234567890", "3.14159 1,000,000 0x1F 1e-9", "½ ² ³ Ⅷ ① ٣٤٥ ๓๔ 〇一二三 𝟙𝟚 १२३", "a1b2c3", "1st 2nd", "x=y+z; // comment\nif (a<b) { return c[i]; }\n\n\n\tend",
     "def f(x):\n    return x**2\n\n\nclass A:\n        pass\n", "path/to/file.txt\\n C:\\dir", "<html>&amp;</html>", "https://example.org/a?b=c&d=e#f", "user@example.org", "#hashtag @at $5.00 100%",
-    "👍", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈 🏴󠁧󠁢󠁥󠁮󠁧󠁿", "🇩🇪🇫🇷", "☺️☺︎", "a👍b 👍🏿👍🏻", "1️⃣", "今天天气很好。", "我爱北京天安门", "こんにちは、世界！", "カタカナ ﾊﾝｶｸ ゛゜", "안녕하세요 세계", "한국어", "ᄒ", "각각",
+    "👍", "👍🏽", "👩‍👩‍👧‍👦", "🏳️‍🌈 🏴󠁧󠁢󠁥󠁮󠁧󠁿", "🇩🇪🇫🇷", "☺️☺︎", "a👍b 👍🏿👍🏻", "1️⃣", "今天天气很好。", "我爱北京天安门", "こんにちは、世界！", "カタカナ ﾊﾝｶｸ ゛゜", "안녕하세요 세계", "한국어", "ᄒ", "각각", "\uac00\u11a7\u11a8 \u1100\u1161\u11c3",
     "ภาษาไทยไม่มีช่องว่าง", "العربية مِنْ اليَمِين", "עִבְרִית שלום", "हिन्दी में", "தமிழ்", "ខ្មែរ", "Ελληνικά Άρης ΰ", "Русский язык", "ქართული", "İstanbul ıI", "Ǆ ǅ ǆ",
     "café naïve résumé", "café naïve résumé", "Å Å Å", "q̣̇ q̣̇ ạ̀", "é́́", "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢L̠ͨͧͩ͘G̴̻͈͍͔̹̑͗̎̅͛́Ǫ̵̹̻̝̳", "a" + "\u0301" * 40, "a" + "\u0323\u0301" * 35 + "b", "\u0301", " \u0301x", "\u0344\u0323", "\u0958 \u0929 \u2126 \u212b", "ﷺ ﷽ ㍿ ㌀ ℻ № ™ ｶﾞ",
     "\u1e9b\u0323", "\u0898\u0301\u0323", "a\U0001e4ec\u0323", "\U00011938 \U00011935\U00011930", "\ua7f2 \u32ff", "\u1c89\u1c8a \ua7cb \U00010d50\U00010d70", "\U000323b0 \U0002ebf0 \U00031350", "\u0378 \U000e0fff \U0010ffff \U0010fffd", "\ue000\uf8ff\U000f0000", "\ufdd0 \ufffe \uffff",
@@ -118,7 +118,34 @@ def tokenizers() -> dict:
     f["decoder"] = dict(type="Metaspace", replacement="▁", prepend_scheme="always", split=True)
     out["odd"] = odd()
     out["affixes"] = affixes()
+    quotes = r"'(?i:[sdmt]|ll|ve|re)|\s++$|\d{1,3}+|.??x"
+    out["pieces1"] = pieces([split(r"[\w]+|(?<=\s)\S{1,2}?|\p{N}", "Isolated")])
+    out["pieces2"] = pieces([split(quotes, "MergedWithPrevious")])
+    out["pieces3"] = pieces([split(r"a|\p{^L}\P{N}", "MergedWithNext"), split(r"(?>ab|a)b*?$|(?<!\d\d|l)\s", "MergedWithNext", True)])
+    out["pieces4"] = pieces([split(r"[^\W_]+(?!\S)|^\p{Lu}", "Contiguous"), split(r"[b-dx-z]", "Contiguous", True)])
+    out["pieces5"] = pieces([split("", "Isolated")])
+    begins = dict(type="Metaspace", replacement="▁", prepend_scheme="first", split=True)
+    steps = [dict(type="Strip", strip_left=True, strip_right=False), dict(type="Replace", pattern=dict(Regex="[Hh]+"), content="((")]
+    out["first1"] = pieces([split(r"\(|e", "Isolated"), begins], [*steps, dict(type="Prepend", prepend="(a")])
+    out["first2"] = pieces([split(r"\p{M}|i", "Isolated"), begins], [*steps[1:], dict(type="Lowercase"), dict(type="StripAccents"), dict(type="Replace", pattern=dict(String="("), content="")])
     return out
+
+
+def split(regex: str, behavior: str, invert: bool = False) -> dict:
+    return dict(type="Split", pattern=dict(Regex=regex) if regex else dict(String="e"), behavior=behavior, invert=invert)
+
+
+def pieces(steps: list, normalizer=()) -> dict:
+    """Characters are tokens, and each piece begins with ▁: the ids show where the text was cut."""
+    if steps[-1]["type"] == "Split":
+        steps = [*steps, dict(type="Metaspace", replacement="▁", prepend_scheme="always", split=False)]
+    letters = sorted({c for p in PARTS for c in p if len(p) < 60} - {"▁"})[:260]
+    return dict(
+        version="1.0", truncation=None, padding=None, added_tokens=[], normalizer=dict(type="Sequence", normalizers=list(normalizer)) if normalizer else None,
+        pre_tokenizer=dict(type="Sequence", pretokenizers=steps), post_processor=None, decoder=dict(type="Fuse"),
+        model=dict(type="BPE", dropout=None, unk_token="?unknown", continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False, byte_fallback=False, ignore_merges=False,
+                   vocab={c: i for i, c in enumerate(["?unknown", "▁", *letters])}, merges=[]),
+    )
 
 
 def odd() -> dict:
@@ -127,7 +154,7 @@ def odd() -> dict:
     tok.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("merged_with_next"), pre_tokenizers.Digits(individual_digits=False),
         pre_tokenizers.Split("a", "merged_with_previous"), pre_tokenizers.Split(Regex("[xyz]+"), "contiguous"), pre_tokenizers.Split("o", "merged_with_next", invert=True),
-        pre_tokenizers.Metaspace(prepend_scheme="first"),
+        pre_tokenizers.Metaspace(prepend_scheme="never"),
     ])
     trained(tok, 900, ["<unk>", "<s>"], limit_alphabet=80)
     tok.add_tokens([
