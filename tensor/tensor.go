@@ -232,6 +232,8 @@ func (t Tensor) At(offset int64, dtype DType, shape ...int64) Tensor {
 	if t.DType != U8 || offset < 0 || offset+r.Bytes() > t.Numel() {
 		panic(fmt.Sprintf("tensor.At: %v at byte %d of %v", r, offset, t))
 	}
-	r.Data, r.Where = unsafe.Add(t.Data, offset), t.Where
+	if r.Where = t.Where; t.Data != nil { // without memory, of a plan, there is no address
+		r.Data = unsafe.Add(t.Data, offset)
+	}
 	return r
 }

@@ -47,6 +47,7 @@ type run struct {
 	tiles     model.Tiles
 	taken     *model.Tiles // where to put the tiles that were used
 	zero      int
+	lr        float64      // of sgd; 0 = 0.3
 	keep      *Checkpoints // nil = no states are kept
 	stop      bool         // after the first step
 	memory    MemoryConfig
@@ -135,6 +136,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1, Clip: 1, Schedule: "cosine", Warmup: 3}
 	if x.optimizer == "sgd" {
 		opt.LR = 0.3
+		if x.lr > 0 {
+			opt.LR = x.lr
+		}
 	}
 	w, err := NewWeights(d, mesh.World, m.Groups(), x.compute, opt, x.zero)
 	if err != nil {
