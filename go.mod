@@ -8,6 +8,7 @@ require (
 	github.com/klauspost/cpuid/v2 v2.4.2
 	github.com/rs/zerolog v1.35.1
 	github.com/schollz/progressbar/v3 v3.19.1
+	golang.org/x/net v0.47.0
 )
 
 require (

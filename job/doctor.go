@@ -133,8 +133,11 @@ func freeMemory() int64 {
 }
 
 // meminfo is a line of /proc/meminfo in bytes, 0 if there is none.
-func meminfo(name string) int64 {
-	b, err := os.ReadFile("/proc/meminfo")
+func meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
+
+// procBytes is a line of such a file, "name 12 kB", in bytes; 0 if there is none.
+func procBytes(path, name string) int64 {
+	b, err := os.ReadFile(path)
 	if err != nil {
 		return 0
 	}

@@ -2,6 +2,7 @@ package job
 
 import (
 	"io"
+	"time"
 
 	"github.com/rs/zerolog"
 
@@ -23,6 +24,10 @@ type Env struct {
 	Stdout  io.Writer      // tables; discards on ranks above 0
 	Stderr  io.Writer      // where Log writes
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
+
+	began  time.Time
+	source string   // of the job file
+	sets   []string // table.key=value, of the command line
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener

@@ -33,6 +33,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	if err != nil {
 		return err
 	}
+	e.source = string(src)
 	e.Job, err = Parse(src, o.Path, o.Sets, os.LookupEnv)
 	if err == nil {
 		err = e.Job.Resolve(world.Size())

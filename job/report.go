@@ -3,13 +3,11 @@ package job
 import (
 	"fmt"
 	"path/filepath"
-	"sort"
-	"strings"
+	"slices"
 	"text/tabwriter"
 
 	"ulysses/comm"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // printMemory prints the plan of this rank's memory. Every rank's is the same but for a row of tokens.
@@ -45,24 +43,21 @@ func (s *session) printMemory() error {
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-// report prints the run table: where the time went, the speed, what the all-to-alls sent against the formula, and where the outputs are.
+// report prints the run table: where the time went, the speed, what was sent against the formulas, and where the outputs are; and writes
+// trace.json and report.html.
 func (s *session) report(p *progress) error {
-	phases, err := s.gatherPhases()
+	facts, err := s.gatherFacts()
 	if err != nil {
 		return err
 	}
 	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	all := 0.0
-	for _, r := range phases {
-		all += r.mean
-	}
 	fmt.Fprintf(w, "\nphase\tcalls\tmean s\tmax/min\tshare\t\n")
-	for _, r := range phases {
+	for _, r := range phaseRows(facts) {
 		ratio := "-"
-		if r.min > 1e-4 {
-			ratio = fmt.Sprintf("%.2f", r.max/r.min)
+		if r.Min > 1e-4 {
+			ratio = fmt.Sprintf("%.2f", r.Max/r.Min)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%.3f\t%s\t%.1f %%\t\n", r.name, r.calls, r.mean, ratio, 100*r.mean/max(all, 1e-9))
+		fmt.Fprintf(w, "%s\t%d\t%.3f\t%s\t%.1f %%\t\n", r.Name, r.Calls, r.Mean, ratio, 100*r.Share)
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -71,8 +66,7 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	sent, expected, err := s.exchanged()
-	if err != nil {
+	if err := s.writeReport(p, facts, recorded); err != nil {
 		return err
 	}
 	fmt.Fprintln(s.Stdout)
@@ -84,65 +78,30 @@ func (s *session) report(p *progress) error {
 	for _, e := range p.evals {
 		fmt.Fprintf(s.Stdout, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
 	}
-	verdict := "equal"
-	if sent != expected {
-		verdict = "NOT EQUAL"
-	}
-	fmt.Fprintf(s.Stdout, "all-to-alls      %d bytes sent by all ranks, formula %d: %s\n", sent, expected, verdict)
+	s.printTraffic(facts)
 	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
 	if s.Job.Kind == "train" && s.Job.Output.Model {
 		fmt.Fprintf(s.Stdout, "model            %s\n", filepath.Join(s.Job.Output.Dir, "model"))
 	}
+	fmt.Fprintf(s.Stdout, "report           %s\n", filepath.Join(s.Job.Output.Dir, "report.html"))
 	recorded.print(s)
 	return nil
 }
 
-type phaseRow struct {
-	name           string
-	calls          int64
-	mean, min, max float64
-}
-
-// gatherPhases brings every rank's clock together. Ranks run the same phases; a name that one of them lacks counts as 0 there.
-func (s *session) gatherPhases() ([]phaseRow, error) {
-	own := ""
-	for _, p := range s.Clock.Phases() {
-		own += fmt.Sprintf("%s\t%d\t%g\n", p.Name, p.Calls, p.Seconds)
+// printTraffic prints what was sent against its formula, but for control: the all-to-alls, and what weights and gradients took.
+func (s *session) printTraffic(facts []rankFacts) {
+	rows := trafficRows(facts)
+	if !slices.ContainsFunc(rows, func(r trafficRow) bool { return r.Op == comm.OpAllToAll }) {
+		rows = append([]trafficRow{{Op: comm.OpAllToAll, Equal: true}}, rows...)
 	}
-	parts, err := comm.GatherBytes(s.Mesh.World, []byte(own))
-	if err != nil {
-		return nil, err
-	}
-	size := float64(len(parts))
-	rows, index, seen := []phaseRow{}, map[string]int{}, map[string]int{}
-	for _, part := range parts {
-		for _, line := range strings.Split(string(part), "\n") {
-			var name string
-			var calls int64
-			var seconds float64
-			if _, err := fmt.Sscanf(line, "%s\t%d\t%g", &name, &calls, &seconds); err != nil {
-				continue
-			}
-			i, ok := index[name]
-			if !ok {
-				i = len(rows)
-				index[name] = i
-				rows = append(rows, phaseRow{name: name, calls: calls, min: seconds})
-			}
-			r := &rows[i]
-			seen[name]++
-			r.mean += seconds / size
-			r.min, r.max = min(r.min, seconds), max(r.max, seconds)
+	for _, r := range rows {
+		if r.Control {
+			continue
 		}
+		verdict := "equal"
+		if !r.Equal {
+			verdict = "NOT EQUAL"
+		}
+		fmt.Fprintf(s.Stdout, "%-16s %d bytes sent by all ranks, formula %d: %s\n", r.Op+"s", r.Sent, r.Formula, verdict)
 	}
-	sort.SliceStable(rows, func(i, j int) bool { return rows[i].mean > rows[j].mean })
-	return rows, nil
-}
-
-// exchanged is what all ranks sent by all-to-all, counted around the communicator, and what the formula says they should have.
-func (s *session) exchanged() (sent, expected int64, err error) {
-	pair := []int64{s.Ledger.Get("sequence", comm.OpAllToAll).Bytes, s.trainer.ExchangeBytes()}
-	t := tensor.OfInt64(pair, 2)
-	err = s.Mesh.World.AllReduce(nil, t, comm.Sum)
-	return pair[0], pair[1], err
 }

@@ -100,7 +100,7 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
-	e := &Env{world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stdout: io.Discard, Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
+	e := &Env{began: time.Now(), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stdout: io.Discard, Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
 	if world.Rank() == 0 {
 		e.Stdout = o.Stdout
 	}

@@ -64,7 +64,9 @@ func runTrain(e *Env) (err error) {
 		return err
 	}
 	if s.trainer.Stopped() {
-		if err := s.report(p); err != nil {
+		if err := s.report(p); status.Of(err) == status.IO { // on all ranks; the checkpoint is there, and that is what counts
+			s.Log.Error().Msg(err.Error())
+		} else if err != nil {
 			return err
 		}
 		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s: run the job again and it goes on from there",

@@ -1,0 +1,272 @@
+package job
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/html"
+
+	"ulysses/comm"
+	"ulysses/train"
+)
+
+// reportPage is report.html as a browser sees it.
+type reportPage struct {
+	charts  []chart
+	text    map[string]string // of each section, by id
+	tables  map[string][][]string
+	scripts int
+	images  int
+}
+
+func readReport(t *testing.T, path string) *reportPage {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := html.Parse(strings.NewReader(string(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &reportPage{text: map[string]string{}, tables: map[string][][]string{}}
+	policy := false
+	var walk func(n *html.Node, section string)
+	walk = func(n *html.Node, section string) {
+		for _, a := range n.Attr {
+			switch {
+			case n.Data == "section" && a.Key == "id":
+				section = a.Val
+			case (a.Key == "src" || a.Key == "href" || a.Key == "data" || a.Key == "action") && !strings.HasPrefix(a.Val, "#"):
+				t.Errorf("<%s %s=%q> is fetched from elsewhere", n.Data, a.Key, a.Val)
+			case strings.HasPrefix(a.Key, "on"):
+				t.Errorf("<%s %s=%q>: no such attribute is ours", n.Data, a.Key, a.Val)
+			case a.Key == "content" && strings.Contains(a.Val, "default-src 'none'"):
+				policy = true
+			}
+		}
+		switch {
+		case n.Type == html.ElementNode && n.Data == "script":
+			p.scripts++
+			if code := n.FirstChild.Data; strings.HasPrefix(code, "const charts = ") {
+				if err := json.Unmarshal([]byte(strings.TrimSuffix(strings.TrimPrefix(code, "const charts = "), ";")), &p.charts); err != nil {
+					t.Errorf("charts: %v in %s", err, code)
+				}
+			}
+			return
+		case n.Type == html.ElementNode && n.Data == "style" && (strings.Contains(n.FirstChild.Data, "@import") || strings.Contains(n.FirstChild.Data, "url(")):
+			t.Error("the style fetches something")
+		case n.Type == html.ElementNode && (n.Data == "img" || n.Data == "iframe" || n.Data == "link" || n.Data == "object"):
+			p.images++
+		case n.Type == html.TextNode && n.Parent.Data != "style":
+			p.text[section] += n.Data
+		case n.Type == html.ElementNode && n.Data == "tr":
+			var cells []string
+			for c := n.FirstChild; c != nil; c = c.NextSibling {
+				cells = append(cells, strings.TrimSpace(textOf(c)))
+			}
+			p.tables[section] = append(p.tables[section], cells)
+		}
+		for c := n.FirstChild; c != nil; c = c.NextSibling {
+			walk(c, section)
+		}
+	}
+	walk(root, "")
+	if !policy || p.scripts != 2 || p.images != 0 {
+		t.Errorf("%s: policy %v, %d scripts, %d images", path, policy, p.scripts, p.images)
+	}
+	for _, id := range []string{"curves", "time", "memory", "traffic", "job", "environment"} {
+		if p.text[id] == "" {
+			t.Errorf("%s: no section %s", path, id)
+		}
+	}
+	return p
+}
+
+func textOf(n *html.Node) string {
+	if n.Type == html.TextNode {
+		return n.Data
+	}
+	text := ""
+	for c := n.FirstChild; c != nil; c = c.NextSibling {
+		text += textOf(c)
+	}
+	return text
+}
+
+// row is the line of a section's table that begins so.
+func (p *reportPage) row(section string, cells ...string) []string {
+	for _, r := range p.tables[section] {
+		if len(r) >= len(cells) && slices.Equal(r[:len(cells)], cells) {
+			return r
+		}
+	}
+	return make([]string, 9)
+}
+
+// A run's report has the numbers of metrics.jsonl, of the ledger and of the plan; nothing in it is fetched, and nothing that comes from
+// outside is taken for its own.
+func TestReport(t *testing.T) {
+	t.Setenv("SLURM_JWT", "hunter2")
+	t.Setenv("SLURM_JOB_NAME", "<b>bold</b>")
+	dir, run := newKept(t, "checkpoint.every=0", "eval.split=0.2", "eval.every=2")
+	odd := `x<img src=x onerror=alert(1)><script>.txt`
+	put(t, filepath.Join(dir, odd), strings.Repeat("the cat sat on the mat. ", 90))
+	out, err := run(4, "parallel.ulysses=2", "parallel.zero=3", `data.path=[`+fmt.Sprintf("%q", filepath.Join(dir, odd))+`]`)
+	if err != nil || !strings.Contains(out, filepath.Join("out", "report.html")) {
+		t.Fatal(err, out)
+	}
+	p := readReport(t, filepath.Join(dir, "out", "report.html"))
+	lines := readMetrics(t, filepath.Join(dir, "out", "metrics.jsonl"))
+	var names []string
+	for _, c := range p.charts {
+		names = append(names, c.Title)
+		if c.Title == "Loss" && (len(c.Series) != 2 || len(c.Series[0].X) != 6 || *c.Series[0].Y[5] != last(lines).Loss || !slices.Equal(c.Series[1].X, []float64{2, 4, 6})) {
+			t.Errorf("losses %+v", c.Series)
+		}
+	}
+	if !slices.Equal(names, []string{"Loss", "Gradient norm", "Learning rate", "Speed", "Model FLOP/s"}) {
+		t.Errorf("charts %v", names)
+	}
+	for _, op := range [][2]string{{"sequence", comm.OpAllToAll}, {"world", comm.OpAllGather}, {"world", comm.OpReduceScatter}} {
+		if r := p.row("traffic", op[0], op[1]); r[3] != r[4] || len(r[3]) < 4 || r[5] != "equal" {
+			t.Errorf("traffic of %v: %q", op, r)
+		}
+	}
+	if r := p.row("traffic", "all", "control"); r[4] != "–" || r[5] != "" || r[3] == "0" {
+		t.Errorf("control: %q", r)
+	}
+	if r := p.row("memory", "activations"); r[1] != r[3] || r[4] != "1.00" {
+		t.Errorf("activations: %q", r)
+	}
+	for section, want := range map[string][]string{
+		"":            {"finished all 6 steps", "qwen3", "ZeRO stage 3"},
+		"time":        {"rank 3", "attention", "exchange"},
+		"job":         {"hidden_size = 24", odd, "parallel.zero=3", "optimizer.lr"},
+		"environment": {"4 × ", "<b>bold</b>", "not shown", "ulysses-mpi " + Version},
+		"curves":      {"6 steps"},
+	} {
+		for _, w := range want {
+			if !strings.Contains(p.text[section], w) {
+				t.Errorf("section %q does not say %q:\n%s", section, w, p.text[section])
+			}
+		}
+	}
+	if strings.Contains(fmt.Sprint(p.text), "hunter2") {
+		t.Error("a secret is shown")
+	}
+}
+
+func last(lines []metricsLine) (l metricsLine) {
+	for _, x := range lines {
+		if x.Loss != 0 {
+			l = x
+		}
+	}
+	return l
+}
+
+// A run that goes on shows the steps before it; one rank has nobody to send to; an evaluation has no curves.
+func TestReportOfOtherRuns(t *testing.T) {
+	dir, run := newKept(t, "eval.split=0.2")
+	report := filepath.Join(dir, "out", "report.html")
+	if _, err := run(1, "checkpoint.every=0", "checkpoint.resume=off"); err != nil {
+		t.Fatal(err)
+	}
+	p := readReport(t, report)
+	if !strings.Contains(p.text[""], "one rank has nobody to send to") || len(p.charts) != 5 {
+		t.Errorf("one rank: %d charts, %s", len(p.charts), p.text[""])
+	}
+	if _, err := run(2, "train.steps=1", "checkpoint.resume=off", "checkpoint.every=1"); err != nil {
+		t.Fatal(err)
+	}
+	if p = readReport(t, report); len(p.charts) != 5 || len(p.charts[0].Series[0].X) != 1 {
+		t.Errorf("one step: %+v", p.charts)
+	}
+	if _, err := run(2, "train.steps=3"); err != nil {
+		t.Fatal(err)
+	}
+	if p = readReport(t, report); !strings.Contains(p.text[""], "resumed after step 1") || !slices.Equal(p.charts[0].Series[0].X, []float64{1, 2, 3}) {
+		t.Errorf("resumed: %s", p.text[""])
+	}
+	if _, err := run(2, "kind=eval"); err != nil {
+		t.Fatal(err)
+	}
+	if p = readReport(t, report); len(p.charts) != 0 || !strings.Contains(p.text["curves"], "an evaluation has no curves") || p.row("curves", "0")[1] == "" {
+		t.Errorf("an evaluation: %+v %v", p.charts, p.tables["curves"])
+	}
+}
+
+// Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is left out.
+func TestHistory(t *testing.T) {
+	var b strings.Builder
+	const n = 50000
+	for i := range n {
+		loss := fmt.Sprint(2 + math.Sin(float64(i)/100))
+		switch i {
+		case 12345:
+			loss = "99.5"
+		case 23456:
+			loss = "-7"
+		case 34567:
+			loss = "null"
+		}
+		fmt.Fprintf(&b, `{"step":%d,"loss":%s,"grad_norm":1,"lr":0.1,"tokens_per_second":5,"model_tflops":1}`+"\n", i+1, loss)
+	}
+	b.WriteString(`{"step":50000,"eval_loss":null,"eval_tokens":7}` + "\n" + `{"step":50001,"lo`)
+	path := filepath.Join(t.TempDir(), "metrics.jsonl")
+	put(t, path, b.String())
+	h, err := readHistory(path)
+	if err != nil || h.Steps != n || h.NoNumber != 1 || len(h.Evals) != 1 || !math.IsNaN(h.Evals[0].Loss) {
+		t.Fatalf("%v %d steps, %d without a number, %v", err, h.Steps, h.NoNumber, h.Evals)
+	}
+	c := h.charts()[0]
+	s := c.Series[0]
+	if len(s.X) > mostPoints+4 || !slices.IsSorted(s.X) || s.X[0] != 1 || s.X[len(s.X)-1] != n {
+		t.Errorf("%d points from %v to %v", len(s.X), s.X[0], s.X[len(s.X)-1])
+	}
+	low, high, gaps := math.Inf(1), math.Inf(-1), 0
+	for i, y := range s.Y {
+		if y == nil {
+			if gaps++; s.X[i] != 34568 {
+				t.Errorf("a gap at %v", s.X[i])
+			}
+			continue
+		}
+		low, high = min(low, *y), max(high, *y)
+	}
+	if low != -7 || high != 99.5 || gaps != 1 || len(c.Series) != 2 {
+		t.Errorf("lowest %v, highest %v, %d gaps", low, high, gaps)
+	}
+	if _, err := json.Marshal(h.charts()); err != nil {
+		t.Error(err)
+	}
+	if !h.charts()[1].Log || positive([]float64{1, 0}) || positive([]float64{math.NaN()}) {
+		t.Error("logarithmic axes")
+	}
+}
+
+// Two ranks that are wrong by as much in opposite directions are wrong.
+func TestTrafficIsHeldRankByRank(t *testing.T) {
+	facts := make([]rankFacts, 2)
+	for r := range facts {
+		facts[r].Sent = []comm.Entry{{Axis: "world", Op: comm.OpAllReduce, Calls: 1, Bytes: int64(10 + 2*r)}, {Axis: "world", Op: comm.OpAllReduce, Control: true, Calls: 3, Bytes: 5},
+			{Axis: "data", Op: comm.OpBroadcast, Calls: 1, Bytes: 4}}
+		facts[r].Formula = []train.Traffic{{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Bytes: 11}, {Axis: "sequence", Op: comm.OpAllToAll}}
+	}
+	rows := trafficRows(facts)
+	want := []trafficRow{
+		{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Calls: 1, Sent: 22, Formula: 22, Least: 10, Most: 12},
+		{Axis: "data", Op: comm.OpBroadcast, Calls: 1, Sent: 8, Least: 4, Most: 4},
+		{Axis: "all", Op: "control", What: rows[len(rows)-1].What, Calls: 3, Sent: 10, Control: true},
+	}
+	if !slices.Equal(rows, want) {
+		t.Errorf("%+v", rows)
+	}
+}

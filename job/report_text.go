@@ -1,0 +1,105 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// groups writes a whole number with thin spaces between thousands.
+func groups(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for at := len(s) - 3; at > 0 && s[at-1] != '-'; at -= 3 {
+		s = s[:at] + "\u202f" + s[at:]
+	}
+	return s
+}
+
+// size writes bytes with a unit.
+func size(n int64) string {
+	x := float64(n)
+	for _, u := range []string{"B", "KiB", "MiB", "GiB"} {
+		if math.Abs(x) < 1024 {
+			if u == "B" {
+				return fmt.Sprintf("%d B", n)
+			}
+			return fmt.Sprintf("%.1f %s", x, u)
+		}
+		x /= 1024
+	}
+	return fmt.Sprintf("%.1f TiB", x)
+}
+
+// seconds writes a time with three digits behind the point, or one where it is long.
+func seconds(x float64) string {
+	if x >= 1000 {
+		return fmt.Sprintf("%.1f", x)
+	}
+	return fmt.Sprintf("%.3f", x)
+}
+
+// number writes a loss and the like.
+func number(x float64) string {
+	switch {
+	case math.IsNaN(x):
+		return "no number"
+	case math.Abs(x) >= 1e5:
+		return fmt.Sprintf("%.3g", x)
+	}
+	return fmt.Sprintf("%.4f", x)
+}
+
+// distinct is what the ranks have, once if all have the same.
+func distinct(facts []rankFacts, of func(rankFacts) string) string {
+	var all []string
+	for _, f := range facts {
+		if x := of(f); !slices.Contains(all, x) {
+			all = append(all, x)
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+// hosts is which ranks are where.
+func hosts(facts []rankFacts) string {
+	var parts []string
+	for lo := 0; lo < len(facts); {
+		hi := lo
+		for hi < len(facts) && facts[hi].Host == facts[lo].Host {
+			hi++
+		}
+		switch {
+		case hi == lo+1:
+			parts = append(parts, fmt.Sprintf("%s: rank %d", facts[lo].Host, lo))
+		default:
+			parts = append(parts, fmt.Sprintf("%s: ranks %d to %d", facts[lo].Host, lo, hi-1))
+		}
+		lo = hi
+	}
+	return strings.Join(parts, "; ")
+}
+
+// secret marks variables whose value is nobody's business, such as SLURM_JWT.
+var secret = regexp.MustCompile(`JWT|TOKEN|SECRET|PASS|CREDENTIAL|_KEY`)
+
+// variables are the environment's that concern a run.
+func variables() []factRow {
+	var rows []factRow
+	for _, v := range os.Environ() {
+		name, value, _ := strings.Cut(v, "=")
+		if !strings.HasPrefix(name, "ULYSSES_") && !strings.HasPrefix(name, "SLURM_") {
+			continue
+		}
+		note := ""
+		if secret.MatchString(name) {
+			value, note = "", "not shown"
+		}
+		rows = append(rows, factRow{name, value, note})
+	}
+	slices.SortFunc(rows, func(a, b factRow) int { return strings.Compare(a.Name, b.Name) })
+	return rows
+}
