@@ -165,10 +165,13 @@ type memoryRow struct {
 	Name          string
 	Planned, Peak int64
 	Part          bool // of the component above it: planned alone
+	Host          bool // of the host, apart from the device's
 }
 
-// memoryRows holds what was planned against what was taken, component by component; total is the largest rank's.
-func memoryRows(facts []rankFacts) (rows []memoryRow, total memoryRow) {
+// memoryRows holds what was planned against what was taken, component by component; totals are the largest rank's, of the device and, where
+// any is planned, of the host.
+func memoryRows(facts []rankFacts) (rows, totals []memoryRow) {
+	totals = []memoryRow{{Name: "all"}, {Name: "all, of the host", Host: true}}
 	index := map[string]int{}
 	row := func(key, name string, part bool) *memoryRow {
 		i, ok := index[key]
@@ -180,17 +183,25 @@ func memoryRows(facts []rankFacts) (rows []memoryRow, total memoryRow) {
 		return &rows[i]
 	}
 	for _, f := range facts {
-		var planned, peak int64
+		var planned, peak [2]int64
 		for _, m := range f.Memory {
-			r := row(m.Name, m.Name, false)
+			r, at := row(m.Name, m.Name, false), 0
+			if r.Host = m.Host; m.Host {
+				at = 1
+			}
 			r.Planned, r.Peak = max(r.Planned, m.Planned), max(r.Peak, m.Peak)
-			planned, peak = planned+m.Planned, peak+m.Peak
+			planned[at], peak[at] = planned[at]+m.Planned, peak[at]+m.Peak
 			for _, c := range m.Parts {
 				p := row(m.Name+"/"+c.Name, c.Name, true)
 				p.Planned = max(p.Planned, c.Bytes)
 			}
 		}
-		total.Planned, total.Peak = max(total.Planned, planned), max(total.Peak, peak)
+		for at := range totals {
+			totals[at].Planned, totals[at].Peak = max(totals[at].Planned, planned[at]), max(totals[at].Peak, peak[at])
+		}
 	}
-	return rows, total
+	if totals[1].Planned == 0 {
+		totals = totals[:1]
+	}
+	return rows, totals
 }

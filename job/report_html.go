@@ -60,7 +60,8 @@ type page struct {
 	Bars                []bar
 	BarsOf              string
 	Memory              []memoryRow
-	MemoryTotal         memoryRow
+	MemoryTotals        []memoryRow
+	Choices             []factRow // of what becomes of activations
 	Resident            []factRow
 	Traffic             []trafficRow
 	Job                 string
@@ -113,10 +114,16 @@ func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
 	if err != nil {
 		x.Note = fmt.Sprintf("metrics.jsonl could not be read whole: %v", err)
 	}
-	x.Memory, x.MemoryTotal = memoryRows(facts)
+	x.Memory, x.MemoryTotals = memoryRows(facts)
 	x.Bars, x.BarsOf = bars(facts, x.Phases)
 	x.Resident = s.resident(facts)
-	x.Facts = s.summary(p, h, x.Traffic, x.MemoryTotal)
+	x.Facts = s.summary(p, h, x.Traffic, x.MemoryTotals[0])
+	if all := s.trainer.Choices(); len(all) > 1 || len(all) == 1 && (all[0].Extra > 0 || all[0].Offloads()) {
+		for _, c := range all {
+			x.Choices = append(x.Choices, factRow{wayOf(c), fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", mib(c.Device), mib(c.Host), 100*c.Extra),
+				map[bool]string{true: "taken"}[c.Taken]})
+		}
+	}
 	x.Environment = s.environment(facts, t)
 	return x
 }
