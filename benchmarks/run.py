@@ -92,17 +92,18 @@ def suites(a) -> dict:
     made["ulysses"] = Suite("ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2))
     for n in (2, 4):
         made[f"a2a-{n}"] = Suite("a2a", under_mpi(n, "a2a"), {"MPI_Alltoall": lambda n=n: lines([*MPI, "-n", n, ROOT / "bin" / "alltoall"])})
-    job = ROOT / "examples" / "quickstart.toml"
-    made["step"] = Suite("step", lambda: step(a, job), torch("train_step.py", job))
+    jobs = [ROOT / "examples" / "quickstart.toml", HERE / "step-qwen3.toml"]
+    both = [torch("train_step.py", job) for job in jobs]
+    made["step"] = Suite("step", lambda: [x for job in jobs for x in step(a, job)], {p: lambda p=p: [x for f in both for x in f[p]()] for p in both[0]})
     return made
 
 
 def step(a, job) -> list[dict]:
-    """A training step of the quickstart's model on one rank with the peer's threads, and on four ranks."""
+    """A training step on one rank with the peer's threads, and on four ranks."""
     out = []
     for ranks in (1, 4):
         folder = ROOT / "out" / f"bench-step-{ranks}"
-        sets = [f"output.dir={folder}", "output.model=false", "train.steps=12", "eval.split=0.0", f"parallel.ulysses={ranks}"]
+        sets = [f"output.dir={folder}", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}"]
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
             argv = [*MPI, "-n", ranks, *argv]

@@ -1,9 +1,9 @@
-"""A training job of ours run by transformers' LlamaForCausalLM: time per step, and what it learns.
+"""A training job of ours run by transformers' LlamaForCausalLM or Qwen3ForCausalLM: time per step, and what it learns.
 
     train_step.py ../../examples/quickstart.toml --threads 2                 seconds per training step
     train_step.py job.toml --train [--set train.steps=300]                   the whole run; then nats per byte on the held-out tail
 
-The job is a TOML or JSON file with the tables of our job file: [model.new] (fields of LlamaConfig), [data] path, sequence, batch,
+The job is a TOML or JSON file with the tables of our job file: [model.new] (fields of the config), [data] path, sequence, batch,
 accumulate, [eval] split, [optimizer], [train] steps, seed. Same bytes, rows, labels, learning rates, clipping; torch's AdamW.
 """
 
@@ -54,8 +54,9 @@ def rows(job: dict, base: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
 def model_of(job: dict) -> torch.nn.Module:
     fields = {k: v for k, v in job["model"]["new"].items() if k != "model_type"}
     ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    config = transformers.LlamaConfig(**ends | fields, attn_implementation="sdpa")
-    return transformers.LlamaForCausalLM(config)
+    name = {"llama": "Llama", "qwen3": "Qwen3"}[job["model"]["new"]["model_type"]]
+    config = getattr(transformers, name + "Config")(**ends | fields, attn_implementation="sdpa")
+    return getattr(transformers, name + "ForCausalLM")(config)
 
 
 def nll(model, x: torch.Tensor) -> torch.Tensor:
