@@ -79,7 +79,7 @@ type decoder struct {
 	sequence int64
 	before   int64 // tokens of the document before the text that is encoded, for errors
 	raw      []byte
-	side     []byte // a second buffer
+	side     []byte // the text of a document
 	piece    piece
 	blocks   []found
 	open     map[string]*os.File
@@ -138,6 +138,22 @@ func extend[T any](s []T, n int) []T {
 		s = t
 	}
 	return s[:len(s)+n]
+}
+
+// large is the size of a buffer that is not kept for the next block.
+const large = 8 << 20
+
+// shrink gives large buffers back.
+func (d *decoder) shrink() {
+	if cap(d.raw) > large {
+		d.raw = nil
+	}
+	if cap(d.side) > large {
+		d.side = nil
+	}
+	if d.piece.bytes() > large {
+		d.piece = piece{}
+	}
 }
 
 // emit decodes a block of a file for the first time and notes what is found.

@@ -98,9 +98,7 @@ func (x *index) load(d *decoder, b int, p *piece) error {
 	p.reset()
 	err = f.decode(d, at, d.raw, p)
 	p.sum(d.raw)
-	if cap(d.raw) > large {
-		d.raw = nil
-	}
+	d.shrink()
 	if err != nil || p.crc != at.crc || int64(len(p.ids)) != x.until(b)-at.token || int64(len(p.starts)) != x.docsUntil(b)-at.doc {
 		return status.Errorf(status.IO, "%s: bytes %d to %d are not those that were there when the job began: leave the files of data.path and eval.path alone while a job runs; start it again",
 			f.path(), at.offset, at.offset+at.size)

@@ -68,11 +68,15 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; is it another kind of file?", f.limit)}
 		}
 		if doc := bytes.TrimSpace(raw[:n]); len(doc) > 0 {
-			s, err := textField(doc, f.field)
-			if err != nil {
-				return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Rest: ": " + err.Error()}
+			text, ok := quickField(d.side[:0], doc, f.field)
+			if d.side = text[:0]; !ok {
+				s, err := textField(doc, f.field)
+				if err != nil {
+					return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Rest: ": " + err.Error()}
+				}
+				text = []byte(s)
 			}
-			if err := d.add(p, []byte(s), p.lines); err != nil {
+			if err := d.add(p, text, p.lines); err != nil {
 				return err
 			}
 		}

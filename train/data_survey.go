@@ -164,9 +164,7 @@ func (s *survey) one(d *decoder) bool {
 	}
 	d.blocks = d.blocks[:0]
 	err := s.files[file].scan(d, lo, hi)
-	if cap(d.raw) > large {
-		d.raw = nil
-	}
+	d.shrink()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
@@ -183,9 +181,6 @@ func (s *survey) one(d *decoder) bool {
 	}
 	return true
 }
-
-// large is the size of a buffer that is not kept for the next block.
-const large = 8 << 20
 
 // meet tells whether the pass is over: no rank has more to do, but those behind one that has found a fault.
 func (s *survey) meet(more bool) (done bool, err error) {

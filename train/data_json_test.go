@@ -1,0 +1,79 @@
+package train
+
+import (
+	"encoding/json"
+	"testing"
+)
+
+// quick must say what encoding/json says, or nothing.
+func sameField(t *testing.T, line string) (quick bool) {
+	t.Helper()
+	got, ok := quickField([]byte("x"), []byte(line), "text")
+	if !ok {
+		return false
+	}
+	if want, err := textField([]byte(line), "text"); err != nil || string(got) != "x"+want {
+		t.Errorf("%q: %q, encoding/json says %q, %v", line, got, want, err)
+	}
+	return true
+}
+
+var fields = []string{
+	`{"text":"a"}`, `{ "a" : 1 , "text" : "b\n\t\"\\\/\b\f\r" }`, `{"text":"é\u00e9\u20AC\ud83d\ude00"}`, `{"meta":{"a":[1,-2.5e+3,0,true,false,null,"x\ny"],"b":{}},"c":[],"text":"ok"}`,
+	`{"text":"first","text":"second"}`, `{"text":""}`, `{"n":0.1E-9,"text":"z"}`,
+}
+
+func TestQuickField(t *testing.T) {
+	for _, s := range fields {
+		if !sameField(t, s) {
+			t.Errorf("%q is usual, and was not read", s)
+		}
+	}
+	for _, s := range []string{`{"text":"\ud800"}`, "{\"text\":\"\xff\"}", "{\"text\":\"a\nb\"}", `{"text":3}`, `{"text":null}`, `{"text":"a"`, `{"text":"a"}}`, `{"text":"a",}`, `{"text":"a"} x`, `{"text" "a"}`, `{}`, `[]`, `{"n":01,"text":"a"}`, `{"n":1.,"text":"a"}`,
+		`{"n":-,"text":"a"}`, `{"n":1e,"text":"a"}`, `{"n":tru,"text":"a"}`, `{"n":[1,],"text":"a"}`, `{"n":{"a"},"text":"a"}`, `{"n":"\x","text":"a"}`, `{"n":"\u12g4","text":"a"}`, `{"t\u0065xt":"a"}`, `{,"text":"a"}`, `{"n":+1,"text":"a"}`, `{"text":"\u12"}`, `{"text":"\ud83dx"}`, `{"text":"\ud83d\u0041"}`, "", "{", `{"text`, `{"text":"`, `{"text":"\`} {
+		if sameField(t, s) {
+			t.Errorf("%q was read", s)
+		}
+	}
+	// Every change of one byte.
+	for _, s := range fields {
+		for i := range s {
+			for c := range 256 {
+				b := []byte(s)
+				b[i] = byte(c)
+				sameField(t, string(b))
+			}
+			sameField(t, s[:i]+s[i+1:])
+		}
+	}
+}
+
+func FuzzQuickField(f *testing.F) {
+	for _, s := range fields {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) { sameField(t, s) })
+}
+
+func BenchmarkField(b *testing.B) {
+	text := make([]byte, 0, 5000)
+	for len(text) < 4000 {
+		text = append(text, "light colour the of refraction \"prism\" é blue\n"...)
+	}
+	line, _ := json.Marshal(map[string]any{"id": 12345, "text": string(text)})
+	b.Run("quick", func(b *testing.B) {
+		b.SetBytes(int64(len(line)))
+		var dst []byte
+		for b.Loop() {
+			dst, _ = quickField(dst[:0], line, "text")
+		}
+	})
+	b.Run("encoding/json", func(b *testing.B) {
+		b.SetBytes(int64(len(line)))
+		for b.Loop() {
+			if _, err := textField(line, "text"); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
