@@ -2,7 +2,8 @@ package tokenizer
 
 import (
 	"bytes"
-	"math"
+	"crypto/sha256"
+	"encoding/binary"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -182,22 +183,58 @@ func TestUTF8IsRepairedAsPythonDoes(t *testing.T) {
 	}
 }
 
+// Bytes that decode to no character are U+FFFD each, between text that is left alone.
+func TestBytesOfNoCharacter(t *testing.T) {
+	for in, want := range map[string]string{"a <0xE2> <0x82> b": "a\ufffd\ufffdb", "<0xE2> <0x82> <0xAC>": "€", "<0x41> <0xFF>": "\ufffd\ufffd", "<0xZZ> <0x4>": "<0xZZ><0x4>"} {
+		if got := strings.Join(decodeBytes(strings.Fields(in)), ""); got != want {
+			t.Errorf("%s: %q, not %q", in, got, want)
+		}
+	}
+}
+
+// documents cuts a text behind whole lines, once there are 4096 bytes.
+func documents(text []byte) (all [][]byte) {
+	start, at := 0, 0
+	for line := range bytes.Lines(text) {
+		if at += len(line); at-start >= 4096 {
+			all = append(all, text[start:at])
+			start = at
+		}
+	}
+	return append(all, text[start:])
+}
+
+// BenchmarkEncode encodes the book, or the text beside the tokenizers of ULYSSES_TOKENIZER_GOLDENS, in documents of about 4 KB:
+// benchmarks/peers/tokenizers.py runs it beside the tokenizers package and compares the ids.
 func BenchmarkEncode(b *testing.B) {
-	book, err := os.ReadFile("../../examples/data/opticks.txt")
+	text, err := os.ReadFile(filepath.Join(goldens(), "text.txt"))
 	if err != nil {
-		b.Fatal(err)
+		if text, err = os.ReadFile("../../examples/data/opticks.txt"); err != nil {
+			b.Fatal(err)
+		}
 	}
 	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
 	for _, file := range files {
 		b.Run(filepath.Base(filepath.Dir(file)), func(b *testing.B) {
-			tok := open(b, file)
-			b.SetBytes(int64(len(book)))
+			tok, sum, tokens := open(b, file), sha256.New(), 0
+			b.SetBytes(int64(len(text)))
 			var ids []int32
-			for b.Loop() {
-				if ids, err = tok.Encode(ids[:0], book); err != nil || len(ids) > math.MaxInt32 {
-					b.Fatal(err)
+			for n := 0; b.Loop(); n++ {
+				for _, d := range documents(text) {
+					if ids, err = tok.Encode(ids[:0], d); err != nil {
+						b.Fatal(err)
+					}
+					if n == 0 {
+						b.StopTimer()
+						tokens += len(ids)
+						buf, _ := binary.Append(nil, binary.LittleEndian, ids)
+						sum.Write(buf)
+						b.StartTimer()
+					}
 				}
 			}
+			b.ReportMetric(float64(tokens), "tokens")
+			b.ReportMetric(float64(binary.BigEndian.Uint32(sum.Sum(nil))), "hash32")
 		})
 	}
 }

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Text to tokens beside the `tokenizers` package: the same vocabularies of 32,000, the same text in documents of about 4 KB, one thread each.
+
+Run from the root of the repository with a Python that has testdata/goldens/requirements.txt: benchmarks/peers/tokenizers.py FOLDER. It trains the
+vocabularies there (a minute), times the package and then this repository's own benchmark on them, and prints a table. Both give the same ids;
+that is checked on the way.
+"""
+
+import hashlib
+import json
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import sys
+import time
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["RAYON_NUM_THREADS"] = "1"
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path = [p for p in sys.path if p not in ("", str(HERE))]  # this file has the package's name
+sys.path.append(str(HERE.parents[1] / "testdata" / "goldens"))
+import vocabularies  # noqa: E402
+from tokenizers import Tokenizer, trainers  # noqa: E402
+
+FAMILIES = ["gpt2", "llama3", "qwen2", "qwen3_5", "o200k", "deepseek", "llama2", "mistral", "gemma"]
+PASSES = 5
+
+
+def text() -> str:
+    root = HERE.parents[1]
+    files = [root / "examples/data/opticks.txt", *sorted(root.glob("**/*.go")), *sorted(root.glob("**/*.md"))]
+    return "".join(f.read_text() for f in files)
+
+
+def documents(s: str) -> list[str]:
+    """As documents() in internal/tokenizer/laws_test.go: whole lines, until there are 4096 bytes."""
+    out, size, start, at = [], 0, 0, 0
+    for line in s.splitlines(True) if "\r" not in s else re.findall("[^\n]*\n|[^\n]+", s):
+        at += len(line)
+        size += len(line.encode())
+        if size >= 4096:
+            out.append(s[start:at])
+            start, size = at, 0
+    return out + ([s[start:]] if start < len(s) else [])
+
+
+def trained(tok, size, special=(), alphabet=(), **kw):
+    tok.train_from_iterator(TEXT.splitlines(True), trainers.BpeTrainer(vocab_size=32000, special_tokens=list(special), initial_alphabet=list(alphabet), show_progress=False, **kw))
+    return tok
+
+
+def main() -> None:
+    global TEXT
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    TEXT = text().replace("\u2028", " ").replace("\x0b", " ").replace("\x0c", " ").replace("\x85", " ").replace("\x1c", " ").replace("\x1d", " ").replace("\x1e", " ").replace("\u2029", " ")
+    (folder / "text.txt").write_text(TEXT)
+    docs, total = documents(TEXT), len(TEXT.encode())
+    vocabularies.trained = trained
+    made = vocabularies.tokenizers()
+    rows = {}
+    for name in FAMILIES:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "tokenizer.json").write_text(json.dumps(made[name]))
+        tok = Tokenizer.from_str(json.dumps(made[name]))
+        times, h, count = [], None, 0
+        for _ in range(PASSES):
+            start = time.perf_counter()
+            ids = [e.ids for e in (tok.encode(d, add_special_tokens=False) for d in docs)]
+            times.append(time.perf_counter() - start)
+        count = sum(map(len, ids))
+        h = hashlib.sha256(b"".join(struct.pack(f"<{len(i)}i", *i) for i in ids)).hexdigest()[:16]
+        rows[name] = dict(first=total / times[0] / 1e6, later=total / min(times) / 1e6, ids=count, hash=h)
+    env = dict(os.environ, ULYSSES_TOKENIZER_GOLDENS=str(folder), GOMAXPROCS="1")
+    out = ""
+    for benchtime in ("1x", "2s"):
+        out += subprocess.run(["go", "test", "./internal/tokenizer", "-run", "^$", "-bench", "Encode", "-benchtime", benchtime, "-count", "1"], env=env, check=True, capture_output=True, text=True).stdout
+    print(f"{total / 1e6:.2f} MB in {len(docs)} documents\n")
+    print("| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass | later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    for name, r in rows.items():
+        found = re.findall(rf"Encode/{name}\S*\s.*?([\d.]+) MB/s.*?(\d+) hash32.*?(\d+) tokens", out)
+        (a, x, n), (b, y, _) = found
+        assert int(n) == r["ids"] and int(x) == int(y) == int(r["hash"][:8], 16), (name, found, r)
+        a, b = float(a), float(b)
+        print(f"| {name} | {n} | {total / r['ids']:.2f} | {r['first']:.1f} | {r['later']:.1f} | {a:.1f} | {b:.1f} | {a / r['first']:.1f} | {b / r['later']:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
