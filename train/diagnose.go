@@ -161,8 +161,13 @@ func (x *diagnosis) agree() (string, error) {
 		earliest.Where, rank, earliest.Host, earliest.What, ranks, len(all)), nil
 }
 
-// notANumber deals with a step whose loss or gradient is none: the error that ends the run, or nil when the step is to be left out. Collective.
-func (t *Trainer) notANumber(r *Record) error {
+// notANumber deals with a step whose loss or gradient is none on a rank: the error that ends the run, or nil when the step is to be left out.
+// Loss and norm are the same on all ranks, or a rank counts wrongly; the others have taken the step by then. Collective.
+func (t *Trainer) notANumber(r *Record, rank int, alone bool) error {
+	if alone {
+		return shared{status.Errorf(status.Numeric, "train: step %d: loss or gradient norm is no number on rank %d and is one on others, though they have the same sums: look at the hardware of rank %d, and go on from a checkpoint",
+			r.Step, rank, rank)}
+	}
 	skip := t.OnNaN == "skip"
 	r.Skipped = skip
 	if skip && t.diagnosed { // it costs a step's time, and a run that skips has many

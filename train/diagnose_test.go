@@ -30,6 +30,14 @@ type faulty struct {
 // spoil says what to write in the place of some values, and in which call; nil spoils nothing.
 type spoil struct {
 	swiglu, embedding func(call int) (value float64, here bool)
+	norm              bool // what the rank makes of the gradients' sum
+}
+
+func (d *faulty) SumSquares(s device.Stream, out, x tensor.Tensor) error {
+	if d.spoil.norm {
+		return d.Device.Fill(s, out, math.NaN())
+	}
+	return d.Device.SumSquares(s, out, x)
 }
 
 func (d *faulty) SwiGLUBackward(s device.Stream, o *device.SwiGLUGrad) error {
@@ -266,6 +274,17 @@ func TestNotANumber(t *testing.T) {
 					t.Errorf("%s, %v, %s: %s\nwant %s", x.name, mesh, x.onNaN, text, want)
 				}
 			}
+		}
+	}
+}
+
+// A rank whose norm alone is no number, though it has the others' gradients, ends the run of all: none waits for it, and none goes on.
+func TestOneRankCountsWrongly(t *testing.T) {
+	for _, onNaN := range []string{"stop", "skip"} {
+		x := sick{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil { return spoil{norm: rank == 2} }}
+		got := x.start(t)
+		if status.Of(got.err) != status.Numeric || !Shared(got.err) || !strings.Contains(got.err.Error(), "hardware of rank 2") || len(got.records) > 0 {
+			t.Errorf("%s: %v", onNaN, got.err)
 		}
 	}
 }

@@ -55,7 +55,7 @@ type Trainer struct {
 	sums       tensor.Tensor // [2] F64 on the host: NLL, targets
 	micros     []*Micro
 	lengths    tensor.Tensor // [rows of the global batch] I64 on the host, where data.budget deals them
-	flags      tensor.Tensor // [3] I64 on the host: peak bytes, somebody is asked to stop, somebody writes
+	flags      tensor.Tensor // [5] I64 on the host: peak bytes, somebody is asked to stop, somebody writes; 1 + the last rank whose step is no number, 1 + that of those whose is
 	saver      *saver
 	stopped    bool
 	inspect    func(at string, x tensor.Tensor) error // of every pass, while one looks for what is not finite
@@ -68,7 +68,7 @@ type Trainer struct {
 
 // New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 3), 3),
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 5), 5),
 		sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Updates}
 	if s.Keep != nil {
 		t.saver = newSaver(&s)
@@ -197,11 +197,19 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		return nil, err
 	}
 	r.GradNorm = Float(norm)
-	if err := t.update(r, norm); err != nil {
+	bad := notFinite(float64(r.Loss)) || notFinite(norm)
+	if !bad {
+		if err := t.update(r, norm); err != nil {
+			return nil, err
+		}
+	}
+	if r.PeakBytes, err = t.agree(bad); err != nil {
 		return nil, err
 	}
-	if r.PeakBytes, err = t.agree(); err != nil {
-		return nil, err
+	if f := t.flags.Int64s(); f[3] > 0 {
+		if err := t.notANumber(r, int(f[3])-1, f[4] > 0); err != nil {
+			return nil, err
+		}
 	}
 	r.Seconds = time.Since(begin).Seconds()
 	r.TokensPerSecond = float64(tokens) / r.Seconds
@@ -241,11 +249,8 @@ func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error)
 	return t.Model.ForwardBackward(c, &b)
 }
 
-// update clips and steps, or deals with a loss or gradient that is no number.
+// update clips and steps.
 func (t *Trainer) update(r *Record, norm float64) error {
-	if notFinite(float64(r.Loss)) || notFinite(norm) {
-		return t.notANumber(r)
-	}
 	scale := 1.0
 	if t.Optimizer.Clip > 0 {
 		scale = min(1, t.Optimizer.Clip/(norm+1e-6))
@@ -268,9 +273,12 @@ func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
 }
 
 // agree is the peak over the ranks, with what they need to know of each other between two steps.
-func (t *Trainer) agree() (int64, error) {
-	f := t.flags.Int64s()
-	f[0], f[1], f[2] = t.PeakBytes(), 0, 0
+func (t *Trainer) agree(bad bool) (int64, error) {
+	f, me := t.flags.Int64s(), int64(t.Mesh.World.Rank())+1
+	f[0], f[1], f[2], f[3], f[4] = t.PeakBytes(), 0, 0, 0, me
+	if bad {
+		f[3], f[4] = me, 0
+	}
 	if t.Stop != nil && t.Stop() {
 		f[1] = 1
 	}
