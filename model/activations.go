@@ -91,7 +91,7 @@ func (m *Model) SetActivations(a Activations) error {
 			return err
 		}
 	}
-	m.activations, m.sizesOf = a, 0
+	m.activations = a
 	m.orders = map[bool][]Stretch{false: m.order(false), true: m.order(true)}
 	m.visits = m.visitsOf()
 	return nil

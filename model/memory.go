@@ -16,7 +16,16 @@ type Component struct {
 // code of the pass itself, run without memory, so that plan and peak are the same number. Parameters, gradients and optimizer states
 // are their owner's.
 func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
-	sizes, err := m.mixerSizes(tokens)
+	return m.memory(&m.plans, rows, tokens, backward)
+}
+
+// MemoryAlone is Memory of an evaluation in which this rank has all tokens.
+func (m *Model) MemoryAlone(tokens int64) ([]Component, error) {
+	return m.memory(&m.alone, tokens, tokens, false)
+}
+
+func (m *Model) memory(plans *plans, rows, tokens int64, backward bool) ([]Component, error) {
+	sizes, err := plans.sizes(m.dev, tokens)
 	if err != nil {
 		return nil, err
 	}
@@ -24,6 +33,7 @@ func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	ids := tensor.Of(nil, tensor.I32, rows)
 	var p pass
 	p.begin(m, &Ctx{Arena: arena, Host: host}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
+	p.plans = plans
 	m.execute(&p)
 	if p.err != nil {
 		return nil, p.err

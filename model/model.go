@@ -7,6 +7,7 @@ import (
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/status"
+	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -18,6 +19,7 @@ type Model struct {
 	dev    device.Device
 	comm   comm.Comm // of the ranks that share each sequence
 	plans  plans
+	alone  plans // of this rank by itself: for batches that one rank has whole
 	groups []*Group
 	embed  *Param // [V, hidden]
 	blocks []*block
@@ -37,8 +39,6 @@ type Model struct {
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the batch under way, on the host
-	sizes     sizes   // of mixers over sizesOf tokens
-	sizesOf   int64
 	pass      pass
 }
 
@@ -58,6 +58,9 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, hostSum: make([]float64, 1)}
 	if err := m.plans.make(d, c, cfg, o); err != nil {
+		return nil, err
+	}
+	if err := m.alone.make(d, comm.Local(1)[0], cfg, o); err != nil {
 		return nil, err
 	}
 	vocabulary := []string{"vocab_size", "hidden_size"}
@@ -151,12 +154,17 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if err := m.check(op, b, backward, c.Weights != nil); err != nil {
 		return Loss{}, err
 	}
-	sizes, err := m.mixerSizes(b.SP.Seq())
+	plans, c1 := &m.plans, m.comm
+	if m.isAlone(b.SP) {
+		plans, c1 = &m.alone, m.alone.comm
+	}
+	sizes, err := plans.sizes(m.dev, b.SP.Seq())
 	if err != nil {
 		return Loss{}, err
 	}
 	p := &m.pass
 	p.begin(m, c, b, b.SP.Rows(), sizes, backward)
+	p.plans, p.comm = plans, c1
 	defer c.Arena.Reset(c.Arena.Mark())
 	if c.Host != nil {
 		defer c.Host.Reset(c.Host.Mark())
@@ -182,17 +190,8 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	return loss, nil
 }
 
-// mixerSizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
-func (m *Model) mixerSizes(tokens int64) (sizes, error) {
-	if m.sizesOf != tokens {
-		s, err := m.plans.maxSizes(m.dev, tokens)
-		if err != nil {
-			return s, err
-		}
-		m.sizes, m.sizesOf = s, tokens
-	}
-	return m.sizes, nil
-}
+// isAlone says whether this rank has a batch whole, though others could share it: nothing is exchanged then, and the others need not take part.
+func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size() > 1 }
 
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {

@@ -15,6 +15,10 @@ type plans struct {
 	grouped        map[int64]*sp.Plan
 	linear         *gdn.Plan
 	fulls, linears int64
+	comm           comm.Comm
+
+	most   sizes // over mostOf tokens
+	mostOf int64
 }
 
 // sizes is the memory that a call of a plan needs.
@@ -26,7 +30,7 @@ type sizes struct {
 func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err error) {
 	p.linears = cfg.LinearLayers()
 	p.fulls = cfg.NumHiddenLayers - p.linears
-	p.grouped = map[int64]*sp.Plan{}
+	p.grouped, p.comm = map[int64]*sp.Plan{}, c
 	err = p.group(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
@@ -47,8 +51,19 @@ func (p *plans) group(d device.Device, c comm.Comm, cfg *Config, compute tensor.
 		}
 		p.grouped[groups] = plan
 	}
-	p.full, p.groups = plan, groups
+	p.full, p.groups, p.mostOf = plan, groups, 0
 	return nil
+}
+
+// sizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
+func (p *plans) sizes(d device.Device, tokens int64) (s sizes, err error) {
+	if p.mostOf != tokens {
+		if s, err = p.maxSizes(d, tokens); err != nil {
+			return s, err
+		}
+		p.most, p.mostOf = s, tokens
+	}
+	return p.most, nil
 }
 
 func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
@@ -81,6 +96,9 @@ func (m *Model) Reserve(tokens int64) (err error) {
 // BytesSent is what the formulas say that this rank's mixers send to others in one Forward, and on top of it in the backward half of one
 // ForwardBackward, with what is computed again there.
 func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
+	if m.isAlone(b) {
+		return 0, 0
+	}
 	again, restored := m.recomputed()
 	if p := &m.plans; p.full != nil {
 		f, back := p.full.BytesSent(b)

@@ -142,7 +142,7 @@ func TestLossMemoryIsFlat(t *testing.T) {
 			must(m.SetTiles(Tiles{Loss: loss}))
 			arena, ids := device.Sketch(r.dev, "loss"), tensor.Of(nil, tensor.I32, rows)
 			var p pass
-			p.begin(m, &Ctx{Arena: arena}, &Batch{Targets: ids}, rows, m.sizes, true)
+			p.begin(m, &Ctx{Arena: arena}, &Batch{Targets: ids}, rows, sizes{}, true)
 			p.act, p.rstd = p.temp(rows, 64), p.stat(rows)
 			x, before := p.temp(rows, 64), arena.Mark()
 			m.head.run(&p, x, m.sum)

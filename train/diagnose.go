@@ -182,7 +182,7 @@ func (t *Trainer) notANumber(r *Record, rank int, alone bool) error {
 			if len(t.micros) > 1 {
 				x.micro = fmt.Sprintf("micro step %d of %d, ", i+1, len(t.micros))
 			}
-			if _, err := t.pass(m, r.TargetTokens, true); err != nil {
+			if _, err := t.pass(m, r.TargetTokens, true, false); err != nil {
 				return err
 			}
 		}

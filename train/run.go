@@ -2,8 +2,6 @@ package train
 
 import (
 	"time"
-
-	"ulysses/model"
 )
 
 // Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
@@ -72,50 +70,4 @@ func (t *Trainer) keep(step int64, last bool) error {
 		return t.saver.finish()
 	}
 	return nil
-}
-
-// Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
-func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
-	nll, n, err := t.evaluate()
-	if err != nil {
-		return nil, err
-	}
-	r := &EvalRecord{Step: step, EvalLoss: Float(nll / float64(max(1, n))), EvalTokens: n}
-	if notFinite(nll) && t.OnNaN != "skip" {
-		return nil, t.evaluationIsNoNumber(step, nll)
-	}
-	if t.OnEval != nil {
-		t.OnEval(r)
-	}
-	return r, t.Metrics.Write(r)
-}
-
-// evaluate is the sum and the count of all ranks.
-func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
-	rows, replicas := t.Eval.Rows(), int64(t.Mesh.Replicas)
-	var m *Micro
-	batch := t.evalRows()
-	for first := int64(0); first < rows; first += replicas * batch {
-		lo := first + int64(t.Mesh.Replica)*batch
-		if lo >= rows { // the last rows are other replicas', which may need the weights that are kept here
-			if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
-				return 0, 0, err
-			}
-			continue
-		}
-		t.Clock.Push("data")
-		var err error
-		m, err = t.Eval.Range(lo, min(rows, lo+batch), m)
-		t.Clock.Pop()
-		if err != nil {
-			return 0, 0, err
-		}
-		l, err := t.pass(m, 0, false)
-		if err != nil {
-			return 0, 0, err
-		}
-		nll += l.Sum
-		targets += l.Tokens
-	}
-	return t.sumLoss(nll, targets)
 }

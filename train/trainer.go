@@ -63,6 +63,7 @@ type Trainer struct {
 	updates    int64             // optimizer steps taken, which skipped steps are not
 	planned    []model.Component // of the activations
 	considered []Choice
+	whole      int64 // tokens that a rank can evaluate by itself
 	sent       int64 // bytes that the formulas say this rank's mixers sent
 }
 
@@ -77,7 +78,10 @@ func New(s Setup) (*Trainer, error) {
 	if err == nil {
 		err = t.allocate()
 	}
-	if err = comm.Agree(s.Mesh.World, err); err != nil {
+	if err = comm.Agree(s.Mesh.World, err); err == nil {
+		err = t.planWhole()
+	}
+	if err != nil {
 		t.Free()
 		return nil, err
 	}
@@ -175,7 +179,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	nll := 0.0
 	for i, m := range t.micros {
 		began := time.Now()
-		l, err := t.pass(m, valid, true)
+		l, err := t.pass(m, valid, true, false)
 		if err != nil {
 			return nil, err
 		}
@@ -220,10 +224,15 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 
 // pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices are read when the stream comes to
 // them; the model waits for the stream, to know the loss, so that they may change when the pass is over.
-func (t *Trainer) pass(m *Micro, valid int64, backward bool) (model.Loss, error) {
+// Alone, the rank takes all of them.
+func (t *Trainer) pass(m *Micro, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
-	lo, hi := sp.Shard(total, int64(t.Mesh.Seq.Size()), int64(t.Mesh.Seq.Rank()))
-	batch, err := sp.NewBatch(t.Mesh.Seq, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
+	group := comm.Comm(t.Mesh.Seq)
+	if alone {
+		group = comm.Local(1)[0]
+	}
+	lo, hi := sp.Shard(total, int64(group.Size()), int64(group.Rank()))
+	batch, err := sp.NewBatch(group, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
 	if err != nil {
 		return model.Loss{}, err
 	}
