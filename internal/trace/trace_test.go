@@ -46,7 +46,7 @@ func TestRecorder(t *testing.T) {
 			t.Errorf("%v", e)
 		}
 	}
-	if phases != "MMMMMXbeX" || !strings.Contains(string(b), "communication on the compute stream, enqueued by the host") || file.OtherData["a"] != "b" {
+	if phases != "MMMMMXbeX" || !strings.Contains(string(b), "comm: compute stream, enqueued by the host") || file.OtherData["a"] != "b" {
 		t.Errorf("events %s in %s", phases, b)
 	}
 }

@@ -14,11 +14,11 @@ func (r *Recorder) laneNames() [lanes]string {
 		later = ", enqueued by the host"
 	}
 	return [lanes]string{
-		Host:    "compute stream: steps, passes, phases" + later,
-		Layers:  "compute stream: groups of weights" + later,
-		Comm:    "communication on the compute stream" + later,
-		Side:    "communication on the side stream" + later,
-		Control: "control between hosts",
+		Host:    "compute: phases" + later,
+		Layers:  "compute: weights in use" + later,
+		Comm:    "comm: compute stream" + later,
+		Side:    "comm: side stream" + later,
+		Control: "comm: control",
 		Flights: "exchanges in flight" + later,
 	}
 }
