@@ -258,3 +258,30 @@ func TestCache(t *testing.T) {
 		}
 	}
 }
+
+// A run that is resumed reads on exactly where it was: the rows of a step are arithmetic, whatever was read before.
+func TestResumedPosition(t *testing.T) {
+	paths, _ := corpus(t, 3)
+	for _, pack := range []bool{true, false} {
+		d := config(8, paths...)
+		d.Pack, d.Shuffle = pack, true
+		whole := open(t, d, EvalConfig{}, 256).Train()
+		var steps []Micro
+		for step := range int64(40) {
+			m, err := whole.Micro(step, 1, 1, 2, 2, 2, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			steps = append(steps, *m)
+		}
+		for _, from := range []int64{1, 17, 39} {
+			resumed := open(t, d, EvalConfig{}, 256).Train()
+			for step := from; step < 40; step++ {
+				m, err := resumed.Micro(step, 1, 1, 2, 2, 2, nil)
+				if err != nil || !reflect.DeepEqual(*m, steps[step]) {
+					t.Fatalf("pack %v, resumed at %d: step %d has %v, want %v, %v", pack, from, step, m, steps[step], err)
+				}
+			}
+		}
+	}
+}
