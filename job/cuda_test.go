@@ -52,9 +52,16 @@ func TestCUDAGoldenTraining(t *testing.T) {
 		policy := []string{"ipc", "mpi"}[i%2]
 		t.Run(c.Name+" "+policy, func(t *testing.T) {
 			out := t.TempDir()
-			report := onCUDA(t, filepath.Join(dir, c.Job), c.Ranks, "output.dir="+out, "device.dtype=f32", "device.comm="+policy)
+			sets := []string{"output.dir=" + out, "device.dtype=f32", "device.comm=" + policy}
+			if i%3 == 0 { // in segments, so that models of two layers offload too
+				sets = append(sets, "memory.block_input=offload", "memory.attention=offload", "memory.qkv=recompute", "memory.mlp=offload", "memory.segment=2")
+			}
+			report := onCUDA(t, filepath.Join(dir, c.Job), c.Ranks, sets...)
 			if !strings.Contains(report, ": equal") {
 				t.Errorf("bytes sent are not the formula's: %s", report)
+			}
+			if len(sets) > 3 && !strings.Contains(report, "offloaded activations") {
+				t.Errorf("nothing was offloaded: %s", report)
 			}
 			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
 				if !(math.Abs(r.Loss-c.Losses[i]) <= 2e-4) || !(math.Abs(r.GradNorm-c.GradNorms[i]) <= 2e-3*c.GradNorms[i]) {
