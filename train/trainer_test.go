@@ -222,6 +222,15 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && data.Budget == 0 && data.Pack { // dealt rows need not fill a micro step, nor documents the longest row
 		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
 	}
+	for _, a := range t.Taken() { // arena by arena, and the parts of each
+		parts := a.Planned
+		if a.Parts != nil {
+			parts = model.Bytes(a.Parts) + model.HostBytes(a.Parts)
+		}
+		if a.Peak > a.Planned || a.Peak < a.Planned && data.Budget == 0 || parts != a.Planned {
+			return o, fmt.Errorf("%s: planned %d bytes, of parts of %d, took %d", a.Name, a.Planned, parts, a.Peak)
+		}
+	}
 	return o, nil
 }
 
