@@ -5,15 +5,13 @@ import (
 	"math"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 
-	"ulysses/comm"
 	"ulysses/model"
 	"ulysses/tensor"
 )
 
-// table is the ways to train that must not matter: meshes × stages × tiles × what becomes of activations × accumulation.
+// row is a way to train that must not matter: mesh, stage, tiles, what becomes of activations, accumulation.
 type row struct {
 	ulysses, data int
 	zero          int
@@ -72,25 +70,12 @@ func ignoredData(t *testing.T) DataConfig {
 	return config(width, tokensFile(t, t.TempDir(), "a.safetensors", n, width, map[string][]int64{"input_ids": ids, "labels": labels}))
 }
 
-func (r row) train(t *testing.T, optimizer string, data DataConfig) (o outcome) {
+func (r row) train(t *testing.T, optimizer string, data DataConfig) outcome {
 	t.Helper()
 	ranks := r.ulysses * r.data
 	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5, tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
 	data.Accumulate, data.Batch = r.accumulate, globalBatch/r.accumulate/int64(r.data)
-	var mu sync.Mutex
-	err := comm.RunLocal(ranks, func(host comm.Comm) error {
-		got, err := x.rank(host, &data)
-		if err == nil && host.Rank() == 0 {
-			mu.Lock()
-			defer mu.Unlock()
-			o = got
-		}
-		return err
-	})
-	if err != nil {
-		t.Fatalf("%v: %v", r, err)
-	}
-	return o
+	return x.trainOn(t, data)
 }
 
 // Five steps of SGD give the losses and the weights of one rank that keeps everything, and five of AdamW the losses, on every mesh, in every stage,

@@ -80,6 +80,12 @@ func (x run) train(t *testing.T) (o outcome) {
 	text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 12)
 	data := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
 	data.Accumulate, data.Batch = 4/int64(x.ranks/x.ulysses), 1
+	return x.trainOn(t, data)
+}
+
+// trainOn is train on this data.
+func (x run) trainOn(t *testing.T, data DataConfig) (o outcome) {
+	t.Helper()
 	var mu sync.Mutex
 	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
 		got, err := x.rank(host, &data)
