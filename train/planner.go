@@ -18,6 +18,8 @@ type Choice struct {
 	Device, Host int64   // bytes planned in all, of the rank that needs most
 	Extra        float64 // expected time on top of a step that keeps everything, as a share of it
 	Taken        bool
+
+	fits bool // on every rank
 }
 
 // limits are the bytes that a rank may plan, math.MaxInt64 where nobody says.
@@ -169,14 +171,15 @@ func (t *Trainer) plan() error {
 	return err
 }
 
-// choose tries the first way by itself, for that is nearly always enough, and then all of them.
+// choose tries the first way by itself, for that is nearly always enough, and then all of them. Where none fits it is the least one, refused if there is a
+// limit that must hold.
 func (t *Trainer) choose() (int, error) {
 	if err := t.try(t.considered[:1]); err != nil {
 		return 0, err
 	}
-	if t.considered[0].Device >= 0 || len(t.considered) == 1 {
+	if t.considered[0].fits || len(t.considered) == 1 {
 		t.considered = t.considered[:1]
-		return t.settled(0)
+		return 0, t.over(&t.considered[0])
 	}
 	if err := t.try(t.considered); err != nil {
 		return 0, err
@@ -187,26 +190,15 @@ func (t *Trainer) choose() (int, error) {
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(t.considered[i].Extra, t.considered[j].Extra) })
 	for _, i := range order {
-		if t.considered[i].Device >= 0 {
-			return t.settled(i)
+		if t.considered[i].fits {
+			return i, nil
 		}
 	}
-	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(-t.considered[i].Device, -t.considered[j].Device) })
-	return t.settled(least)
+	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(t.considered[i].Device, t.considered[j].Device) })
+	return least, t.over(&t.considered[least])
 }
 
-// settled is the choice, unless it does not fit and there is a limit that must hold.
-func (t *Trainer) settled(i int) (int, error) {
-	x := &t.considered[i]
-	for j := range t.considered {
-		if c := &t.considered[j]; c.Device < 0 {
-			c.Device = -c.Device
-		}
-	}
-	return i, t.over(x)
-}
-
-// try sizes ways to run. One that does not fit on some rank has its bytes negative. Collective.
+// try sizes ways to run, of which some may not fit on some rank. Collective.
 func (t *Trainer) try(some []Choice) error {
 	l, n := t.limits(), int64(len(some))
 	most := make([]int64, 3*n) // bytes of the device and of the host, and whether that is too much, of each
@@ -229,10 +221,7 @@ func (t *Trainer) try(some []Choice) error {
 		return err
 	}
 	for i := range some {
-		some[i].Device, some[i].Host = most[3*i], most[3*i+1]
-		if most[3*i+2] != 0 {
-			some[i].Device = -some[i].Device
-		}
+		some[i].Device, some[i].Host, some[i].fits = most[3*i], most[3*i+1], most[3*i+2] == 0
 	}
 	return nil
 }
