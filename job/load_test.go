@@ -93,6 +93,8 @@ block_input = "auto"
 attention = "auto"
 qkv = "auto"
 mlp = "auto"
+segment = 0
+head_groups = 0
 device = 0.0
 host = 0.0
 [checkpoint]

@@ -225,7 +225,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		return o, err
 	}
 	o.table = t.Components()
-	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && data.Budget == 0 && data.Pack { // dealt rows need not fill a micro step, nor documents the longest row
+	full := data.Budget == 0 && data.Pack // dealt rows need not fill a micro step, nor documents the longest row
+	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && full {
 		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
 	}
 	for _, a := range t.Taken() { // arena by arena, and the parts of each
@@ -233,7 +234,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		if a.Parts != nil {
 			parts = model.Bytes(a.Parts) + model.HostBytes(a.Parts)
 		}
-		if a.Peak > a.Planned || a.Peak < a.Planned && data.Budget == 0 || parts != a.Planned {
+		if a.Peak > a.Planned || a.Peak < a.Planned && full || parts != a.Planned {
 			return o, fmt.Errorf("%s: planned %d bytes, of parts of %d, took %d", a.Name, a.Planned, parts, a.Peak)
 		}
 	}
