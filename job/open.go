@@ -161,7 +161,8 @@ func (e *Env) onOneRank() (*Env, error) {
 	j := *e.Job
 	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0
 	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
-	j.Device.Comm = "auto" // among one rank there is nothing to choose
+	j.Device.Comm = "auto"                // among one rank there is nothing to choose
+	j.Memory.Device, j.Memory.Host = 0, 0 // limits of a rank among many
 	if err := j.Resolve(1); err != nil {
 		return nil, err
 	}

@@ -26,6 +26,9 @@ func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err
 		}
 		defer d.Close()
 		x := x
+		if x.free < 0 { // which one rank alone knows
+			x.free *= -int64(1 - min(1, host.Rank()))
+		}
 		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &taken[host.Rank()]
 		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
 		mu.Lock()
@@ -65,6 +68,9 @@ func TestMemoryIsChosen(t *testing.T) {
 		}, status.OK},
 		"offloading fits": {run{memory: MemoryConfig{BlockInput: "keep", Attention: "keep", QKV: "offload", MLP: "offload", Device: share(0.8), Host: 1}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
 			return c.Host > 0 && c.Extra > 0 && float64(model.Bytes(o.table)) <= 0.8*float64(whole)
+		}, status.OK},
+		"a free host that one rank knows": {run{memory: MemoryConfig{Device: share(0.8)}, free: -gib}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
+			return c.Extra > 0 && c.Host == 0
 		}, status.OK},
 		"as asked": {run{memory: MemoryConfig{BlockInput: "offload", Attention: "recompute", MLP: "offload"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
 			return c.BlockInput == model.Offload && c.Attention == model.Recompute && c.QKV == model.Recompute && c.MLP == model.Offload

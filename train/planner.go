@@ -151,6 +151,11 @@ func sensible(a *model.Activations, w *MemoryConfig) bool {
 // plan chooses what is kept between the passes, and whether the MLP runs in tiles: of what fits on all ranks the way that costs the least time.
 // It leaves the model so, and its components in t.planned. Collective.
 func (t *Trainer) plan() error {
+	free := []int64{-t.FreeHost} // what is open to choice must be the same on all ranks
+	if err := t.Mesh.World.AllReduce(nil, tensor.OfInt64(free, 1), comm.Max); err != nil {
+		return err
+	}
+	t.FreeHost = -free[0]
 	if t.Train == nil {
 		t.considered = []Choice{{Tiles: t.Model.Tiles()}, {Tiles: model.Tiles{MLP: t.Model.MLPTile(), Loss: t.Model.Tiles().Loss}}}
 		if t.Model.Tiles().MLP != model.TileAuto {
