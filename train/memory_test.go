@@ -82,6 +82,7 @@ func TestMemoryIsChosen(t *testing.T) {
 		"tiles are left":                  {run{memory: keep}, []int64{2 * whole, whole * 99 / 100}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
 		"too small a limit":               {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil, status.OutOfMemory},
 		"too small a host":                {run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil, status.OutOfMemory},
+		"no divisor":                      {run{memory: MemoryConfig{HeadGroups: 3}}, []int64{0, 0}, nil, status.InvalidConfig},
 		"nothing is left":                 {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0}, nil, status.InvalidConfig},
 	} {
 		o, taken, err := crowd(t, x.run, x.memory...)

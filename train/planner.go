@@ -236,6 +236,9 @@ func (t *Trainer) size(x *Choice) (bytes [2]int64, err error) {
 	if err = t.Model.SetTiles(x.Tiles); err == nil {
 		err = t.Model.SetActivations(x.Activations)
 	}
+	if status.Of(err) == status.InvalidArgument {
+		err = status.Errorf(status.InvalidConfig, "[memory] and [tile] ask for what cannot be: %w", err)
+	}
 	if err != nil {
 		return bytes, err
 	}
