@@ -110,7 +110,7 @@ func TestActivationsMemory(t *testing.T) {
 		cfg = deeper(cfg, 4)
 		s := documents(cfg.VocabSize, 50, 31)
 		for _, a := range append(fates(), Activations{QKV: Recompute, MLP: Recompute, HeadGroups: cfg.NumKeyValueHeads}) {
-			for _, n := range []int{1, 3} {
+			for _, n := range []int{1, several()} {
 				ranks(t, n, func(c comm.Comm) error {
 					ledger := comm.NewLedger()
 					counted := comm.NewCounted(c, "sequence", ledger, nil, nil)
@@ -222,7 +222,7 @@ func TestActivationsOnALateDevice(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 5)
 		s := documents(cfg.VocabSize, 9, 1, 13)
-		for _, n := range []int{1, 2} {
+		for _, n := range []int{1, several()} {
 			want := train(t, n, cfg, s, nil)
 			for _, a := range fates() {
 				got := trainLate(t, n, cfg, tensor.F32, s, a)

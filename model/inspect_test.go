@@ -14,7 +14,7 @@ import (
 func TestInspect(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 13)
-		ranks(t, 2, func(c comm.Comm) error {
+		ranks(t, several(), func(c comm.Comm) error {
 			r := newRank(c, cfg, int64(len(s.ids)), true)
 			defer r.close()
 			r.set(weights(r.Model))
