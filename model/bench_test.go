@@ -159,6 +159,9 @@ func (r *rank) bind() {
 
 func (r *rank) close() {
 	r.c.Arena.Free()
+	if r.c.Host != nil {
+		r.c.Host.Free()
+	}
 	r.Close()
 	r.dev.Close()
 }

@@ -1,6 +1,9 @@
 package model
 
-import "ulysses/tensor"
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
 
 // layStores takes the memory of what is offloaded.
 func (m *Model) layStores(p *pass) {
@@ -12,11 +15,7 @@ func (m *Model) layStores(p *pass) {
 	}
 	if p.offInputs() {
 		hidden := m.Config.HiddenSize
-		p.inputs.lay(p, m.segments(), true, func(int64) int64 {
-			t := tensor.Of(nil, p.compute, p.rows, hidden)
-			align := p.dev.Info().Align
-			return (t.Bytes() + align - 1) / align * align
-		})
+		p.inputs.lay(p, m.segments(), true, func(int64) int64 { return device.Padded(p.dev, p.rows*hidden*p.compute.Size()) })
 	}
 }
 

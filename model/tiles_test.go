@@ -15,17 +15,7 @@ import (
 )
 
 // inTiles gives a rank tiles, and an arena as large as Memory says then.
-func inTiles(x Tiles, tokens int64) func(r *rank) {
-	return func(r *rank) {
-		must(r.SetTiles(x))
-		lo, hi := comm.Shard(tokens, r.comm.Rank(), r.comm.Size())
-		table, err := r.Memory(hi-lo, tokens, true)
-		must(err)
-		r.c.Arena.Free()
-		r.c.Arena, err = device.NewArena(r.dev, "activations", Bytes(table))
-		must(err)
-	}
-}
+func inTiles(x Tiles, tokens int64) func(r *rank) { return under(Activations{}, x, tokens) }
 
 // ignoring leaves a sequence's targets from lo to hi out.
 func ignoring(s *sequence, lo, hi int) *sequence {
