@@ -1,5 +1,8 @@
 package cpu
 
+// #include "kernels.h"
+import "C"
+
 import (
 	"slices"
 
@@ -35,10 +38,7 @@ func (c *check) shape(name string, t tensor.Tensor, d tensor.DType, shape ...int
 
 // rows wants F32 of a shape whose last axis is dense.
 func (c *check) rows(name string, t tensor.Tensor, shape ...int64) {
-	c.shape(name, t, tensor.F32, shape...)
-	if n := t.NDim; n > 0 && t.Shape[n-1] > 1 && t.Stride[n-1] != 1 {
-		c.fail("%s is %v: its last axis must be dense", name, t)
-	}
+	c.typed(name, t, tensor.F32, shape...)
 }
 
 // dense wants a shape without gaps.
@@ -46,5 +46,26 @@ func (c *check) dense(name string, t tensor.Tensor, d tensor.DType, shape ...int
 	c.shape(name, t, d, shape...)
 	if !t.Contiguous() {
 		c.fail("%s is %v: it must be dense", name, t)
+	}
+}
+
+// compute is the compute type of a call, which is that of its first activation x, as kernels are told it: 1 for BF16, 0 for F32. typed wants
+// the others to have it.
+func (c *check) compute(name string, x tensor.Tensor) (d tensor.DType, bf16 C.int64_t) {
+	switch x.DType {
+	case tensor.BF16:
+		return tensor.BF16, 1
+	case tensor.F32:
+	default:
+		c.fail("%s is %v: want f32 or bf16", name, x)
+	}
+	return tensor.F32, 0
+}
+
+// typed wants the compute type d of a shape whose last axis is dense.
+func (c *check) typed(name string, t tensor.Tensor, d tensor.DType, shape ...int64) {
+	c.shape(name, t, d, shape...)
+	if n := t.NDim; n > 0 && t.Shape[n-1] > 1 && t.Stride[n-1] != 1 {
+		c.fail("%s is %v: its last axis must be dense", name, t)
 	}
 }

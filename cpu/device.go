@@ -52,7 +52,7 @@ const align = 64
 // Options choose the size and the kernels of a device.
 type Options struct {
 	Workers int    // threads that operations use, the caller's included; 0 = the cores that the affinity mask allows
-	ISA     string // "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by CPUID
+	ISA     string // "avx512bf16", "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by CPUID
 }
 
 // Device is the CPU as one rank sees it. It serves one goroutine at a time.
@@ -131,7 +131,7 @@ func (d *Device) runKeeping(kernel int, tasks int64) error {
 	if tasks <= 0 {
 		return nil
 	}
-	d.job.kernel = d.table.kernels[kernel]
+	d.job.kernel = d.table.kernel(kernel)
 	d.job.tasks, d.job.next = C.int64_t(tasks), 0
 	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
 }

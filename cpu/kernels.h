@@ -1,8 +1,9 @@
 // The kernels of the CPU device and how they are reached.
 //
-// One source, three builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction set and a vector width VW, then
+// One source, four builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction set and a vector width VW, then
 // include vec.h and kernels.inc, which includes every *.inc. All functions in an .inc are static: nothing is named by its
-// instruction set but the table at the end of each build. Go picks one table when the device opens (table.go).
+// instruction set but the table at the end of each build. Go picks one table when the device opens (table.go). isa_avx512bf16.c builds
+// ULY_DOT_KERNELS alone, with ULY_DOT defined, and takes the others from isa_avx512.c.
 //
 // To add a kernel `foo`:
 //   1. its arguments: `typedef struct {...} foo_args;` in a header of its concept, included below; one X(foo) in ULY_KERNELS;
@@ -85,12 +86,18 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(adamw) \
   X(sgd)
 
+// Those that isa_avx512bf16.c builds: products of BF16 by pairs.
+#define ULY_DOT_KERNELS(X) \
+  X(gemm) \
+  X(attention_forward) \
+  X(attention_backward)
+
 #define ULY_ENUM(name) K_##name,
 enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
 #undef ULY_ENUM
 
 // The tables, indexed by K_name. A build that this compiler's target cannot make has a table of zeros.
-extern const uly_kernel uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT], uly_kernels_portable[K_COUNT];
+extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT], uly_kernels_portable[K_COUNT];
 
 // uly_job is a run in progress. Workers take tasks off next until none is left.
 typedef struct {

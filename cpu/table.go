@@ -23,21 +23,32 @@ type table struct {
 	needs   []cpuid.FeatureID
 	lanes   int // floats in a vector
 	kernels *[C.K_COUNT]C.uly_kernel
+	rest    *[C.K_COUNT]C.uly_kernel // of the kernels that it has not; nil where it has all
 }
 
 // tables, best first. Rows are chosen by feature bits, never by maker or model: libraries that go by the model misjudge new ones.
 var tables = []table{
-	{"avx512", []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2},
-		16, &C.uly_kernels_avx512},
-	{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, &C.uly_kernels_avx2},
-	{"portable", nil, 4, &C.uly_kernels_portable},
+	{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, &C.uly_kernels_avx512bf16, &C.uly_kernels_avx512},
+	{"avx512", avx512, 16, &C.uly_kernels_avx512, nil},
+	{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, &C.uly_kernels_avx2, nil},
+	{"portable", nil, 4, &C.uly_kernels_portable, nil},
+}
+
+var avx512 = []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2}
+
+// kernel is a kernel of the row.
+func (t *table) kernel(k int) C.uly_kernel {
+	if f := t.kernels[k]; f != nil || t.rest == nil {
+		return f
+	}
+	return t.rest[k]
 }
 
 // EnvISA names the environment variable that pins an instruction set where Options leave it open.
 const EnvISA = "ULYSSES_ISA"
 
 // runs reports whether this CPU has what the row needs and this build has its kernels.
-func (t *table) runs() bool { return cpuid.CPU.Supports(t.needs...) && t.kernels[0] != nil }
+func (t *table) runs() bool { return cpuid.CPU.Supports(t.needs...) && t.kernels[C.K_gemm] != nil }
 
 // ISAs are the instruction sets this CPU can run, best first; the last is always "portable".
 func ISAs() []string {

@@ -208,3 +208,85 @@ AI vf v_exp(vf x) {
   f = v_fma(x, v_set1(1.92596299e-8f), f); // log2(e) beyond the float
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
+
+// Elements of the compute type: what kernels of activations read and write. T, a constant, is 0 for F32 and 1 for BF16, whose upper half of an F32 is
+// widened exactly and rounded to the nearest, ties to even; a NaN stays a NaN. All sums are of F32.
+
+// e_at is the address of element i.
+AI const void *e_at(const int T, const void *p, int64_t i) { return (const char *)p + i * (T ? 2 : 4); }
+AI void *e_to(const int T, void *p, int64_t i) { return (char *)p + i * (T ? 2 : 4); }
+
+#if defined(ULY_AVX512)
+AI vf v_widen(__m256i x) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
+AI __m256i v_narrow(vf x) {
+  __m512i u = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
+  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan));
+}
+AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm256_loadu_si256((const __m256i *)p)); }
+AI void v_store_bf16(uint16_t *p, vf x) { _mm256_storeu_si256((__m256i *)p, v_narrow(x)); }
+AI vf v_load_bf16_n(const uint16_t *p, int64_t n) { return v_widen(_mm256_maskz_loadu_epi16(v_lanes_below(n), p)); }
+AI void v_store_bf16_n(uint16_t *p, vf x, int64_t n) { _mm256_mask_storeu_epi16(p, v_lanes_below(n), v_narrow(x)); }
+#elif defined(ULY_AVX2)
+AI vf v_widen(__m128i x) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16); }
+AI __m128i v_narrow(vf x) {
+  __m256i u = (__m256i)x, odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i nan = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
+  r = (__m256i)_mm256_blendv_ps((vf)r, (vf)nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm_packus_epi32(_mm256_castsi256_si128(r), _mm256_extracti128_si256(r, 1));
+}
+AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm_loadu_si128((const __m128i *)p)); }
+AI void v_store_bf16(uint16_t *p, vf x) { _mm_storeu_si128((__m128i *)p, v_narrow(x)); }
+#else
+AI vf v_load_bf16(const uint16_t *p) {
+  vi x;
+  UNROLL for (int i = 0; i < VW; i++) x[i] = (int32_t)((uint32_t)p[i] << 16);
+  return (vf)x;
+}
+AI void v_store_bf16(uint16_t *p, vf x) {
+  UNROLL for (int i = 0; i < VW; i++) {
+    uint32_t u = (uint32_t)((vi)x)[i];
+    p[i] = x[i] != x[i] ? u >> 16 | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  }
+}
+#endif
+#if !defined(ULY_AVX512)
+AI vf v_load_bf16_n(const uint16_t *p, int64_t n) {
+  uint16_t t[VW] = {0};
+  for (int i = 0; i < VW && i < n; i++) t[i] = p[i];
+  return v_load_bf16(t);
+}
+AI void v_store_bf16_n(uint16_t *p, vf x, int64_t n) {
+  uint16_t t[VW];
+  v_store_bf16(t, x);
+  for (int i = 0; i < VW && i < n; i++) p[i] = t[i];
+}
+#endif
+
+AI vf e_load(const int T, const void *p, int64_t i) { return T ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i); }
+AI void e_store(const int T, void *p, int64_t i, vf x) {
+  if (T) v_store_bf16((uint16_t *)p + i, x);
+  else v_store((float *)p + i, x);
+}
+// The same of the first n lanes, 0 <= n: what is behind them is neither read nor written.
+AI vf e_load_n(const int T, const void *p, int64_t i, int64_t n) { return T ? v_load_bf16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n); }
+AI void e_store_n(const int T, void *p, int64_t i, vf x, int64_t n) {
+  if (T) v_store_bf16_n((uint16_t *)p + i, x, n);
+  else v_store_n((float *)p + i, x, n);
+}
+// The same where n >= 1 lanes are left, most often all.
+AI vf e_get(const int T, const void *p, int64_t i, int64_t n) { return n < VW ? e_load_n(T, p, i, n) : e_load(T, p, i); }
+AI void e_put(const int T, void *p, int64_t i, vf x, int64_t n) {
+  if (n < VW) e_store_n(T, p, i, x, n);
+  else e_store(T, p, i, x);
+}
+// e_value is one element.
+AI float e_value(const int T, const void *p, int64_t i) {
+  if (!T) return ((const float *)p)[i];
+  uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
