@@ -5,6 +5,9 @@
 
 The job is a TOML or JSON file with the tables of our job file: [model.new] (fields of the config), [data] path, sequence, batch,
 accumulate, [eval] split, [optimizer], [train] steps, seed. Same bytes, rows, labels, learning rates, clipping; torch's AdamW.
+
+--dtype bf16 is what transformers' Trainer does with bf16 = True: autocast, with weights and moments in F32, as ours has. bf16-weights has weights, gradients and
+moments in BF16 as well, which is faster and loses small steps.
 """
 
 import json
@@ -59,10 +62,11 @@ def model_of(job: dict) -> torch.nn.Module:
     return getattr(transformers, name + "ForCausalLM")(config)
 
 
-def nll(model, x: torch.Tensor) -> torch.Tensor:
+def nll(model, x: torch.Tensor, dtype: str) -> torch.Tensor:
     """Mean over the targets of rows x [b, s]."""
-    logits = model(input_ids=x, use_cache=False).logits[:, :-1]
-    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), x[:, 1:].reshape(-1))
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
+        logits = model(input_ids=x, use_cache=False).logits[:, :-1]
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), x[:, 1:].reshape(-1))
 
 
 def learning_rate(o: dict, step: int, steps: int) -> float:
@@ -74,8 +78,10 @@ def learning_rate(o: dict, step: int, steps: int) -> float:
 
 
 class Stepper:
-    def __init__(self, job: dict, train: torch.Tensor):
-        self.job, self.rows, self.model = job, train, model_of(job)
+    def __init__(self, job: dict, train: torch.Tensor, dtype: str):
+        self.job, self.rows, self.model, self.dtype = job, train, model_of(job), dtype
+        if dtype == "bf16-weights":
+            self.model.bfloat16()
         o = job["optimizer"]
         wide = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
@@ -97,7 +103,7 @@ class Stepper:
         self.opt.zero_grad()
         n, total = self.job["data"]["accumulate"], 0.0
         for _ in range(n):
-            loss = nll(self.model, self.batch()) / n
+            loss = nll(self.model, self.batch(), self.dtype) / n
             loss.backward()
             total += loss.item()
         if self.job["optimizer"]["clip"] > 0:
@@ -106,9 +112,9 @@ class Stepper:
         return total
 
 
-def evaluate(model, held_out: torch.Tensor) -> float:
+def evaluate(model, held_out: torch.Tensor, dtype: str) -> float:
     with torch.no_grad():
-        return sum(nll(model, r[None]).item() for r in held_out) / len(held_out)
+        return sum(nll(model, r[None], dtype).item() for r in held_out) / len(held_out)
 
 
 def main() -> None:
@@ -116,6 +122,7 @@ def main() -> None:
     p.add_argument("job", type=pathlib.Path)
     p.add_argument("--train", action="store_true")
     p.add_argument("--set", action="append", default=[], metavar="table.key=value")
+    p.add_argument("--dtype", default="f32", choices=["f32", "bf16", "bf16-weights"])
     p.add_argument("--log", type=int, default=0, help="print the loss every so many steps")
     a = p.parse_args()
     transformers.logging.set_verbosity_error()
@@ -123,7 +130,7 @@ def main() -> None:
     job = read_job(a.job, a.set)
     torch.manual_seed(job.get("seed", 1))
     train, held_out = rows(job, a.job.parent)
-    s = Stepper(job, train)
+    s = Stepper(job, train, a.dtype)
     tokens = job["data"]["sequence"] * job["data"]["batch"] * job["data"]["accumulate"]
     size = dict(parameters=sum(p.numel() for p in s.model.parameters()), tokens_per_step=tokens, threads=a.threads)
     if not a.train:
@@ -139,7 +146,7 @@ def main() -> None:
     seconds = time.perf_counter() - start
     common.emit(
         "transformers", a.job.stem, **size, steps=steps, seconds=seconds, train_loss=mean,
-        eval_loss=evaluate(s.model, held_out) if len(held_out) else None,
+        eval_loss=evaluate(s.model, held_out, a.dtype) if len(held_out) else None,
     )
 
 

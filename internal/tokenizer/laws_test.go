@@ -205,7 +205,7 @@ func documents(text []byte) (all [][]byte) {
 }
 
 // BenchmarkEncode encodes the book, or the text beside the tokenizers of ULYSSES_TOKENIZER_GOLDENS, in documents of about 4 KB:
-// benchmarks/peers/tokenizers.py runs it beside the tokenizers package and compares the ids.
+// benchmarks/peers/tokenizer.py runs it beside the tokenizers package and compares the ids.
 func BenchmarkEncode(b *testing.B) {
 	text, err := os.ReadFile(filepath.Join(goldens(), "text.txt"))
 	if err != nil {

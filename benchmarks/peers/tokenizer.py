@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Text to tokens beside the `tokenizers` package: the same vocabularies of 32,000, the same text in documents of about 4 KB, one thread each.
 
-Run from the root of the repository with a Python that has testdata/goldens/requirements.txt: benchmarks/peers/tokenizers.py FOLDER. It trains the
+Run from the root of the repository with a Python that has testdata/goldens/requirements.txt: benchmarks/peers/tokenizer.py FOLDER. It trains the
 vocabularies there (a minute), times the package and then this repository's own benchmark on them, and prints a table. Both give the same ids;
 that is checked on the way.
 """
@@ -19,7 +19,6 @@ import time
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path = [p for p in sys.path if p not in ("", str(HERE))]  # this file has the package's name
 sys.path.append(str(HERE.parents[1] / "testdata" / "goldens"))
 import vocabularies  # noqa: E402
 from tokenizers import Tokenizer, trainers  # noqa: E402
