@@ -14,19 +14,20 @@ import (
 	"ulysses/tensor"
 )
 
-// GatedDeltaForward is the gated delta rule in chunks, exact, in f32. A head's result depends on that head's tensors alone, and a document's not on
-// where it lies.
+// GatedDeltaForward is the gated delta rule in chunks, exact: a chunk is widened to f32, and rounded when its results leave. A head's result depends on
+// that head's tensors alone, and a document's not on where it lies.
 func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "GatedDeltaForward"}
-	c.rows("q", a.Q, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
-	c.rows("out", a.Out, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
-	checkDelta(&c, a)
+	typ, bf16 := c.compute("k", a.K)
+	c.typed("q", a.Q, typ, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
+	c.typed("out", a.Out, typ, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
+	checkDelta(&c, typ, a)
 	if c.err != nil {
 		return c.err
 	}
 	heads, dk, dv := a.V.Shape[1], C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), false, nil)
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, bf16)), false, nil)
 	checkMemory(&c, "workspace", a.Workspace, l.bytes)
 	if !a.Saved.IsNil() {
 		checkMemory(&c, "saved", a.Saved, heads*l.savedFloats*4)
@@ -36,7 +37,7 @@ func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error 
 	}
 	d.layDelta(a, l.scratchFloats, false, a.Workspace.Data)
 	passStates(a.Cu, a.StateIn, a.StateOut)
-	d.deltaArgs(a, &l)
+	d.deltaArgs(a, &l, bf16)
 	return d.run(C.K_delta_forward, heads*l.runs)
 }
 
@@ -50,14 +51,15 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 	if g.PerHead {
 		of = heads
 	}
-	c.rows("q", a.Q, tokens, keyHeads, a.K.Shape[2])
-	c.rows("dout", g.DOut, tokens, heads, a.V.Shape[2])
-	c.rows("dq", g.DQ, tokens, of, a.K.Shape[2])
-	c.rows("dk", g.DK, tokens, of, a.K.Shape[2])
-	c.rows("dv", g.DV, tokens, heads, a.V.Shape[2])
+	typ, bf16 := c.compute("k", a.K)
+	c.typed("q", a.Q, typ, tokens, keyHeads, a.K.Shape[2])
+	c.typed("dout", g.DOut, typ, tokens, heads, a.V.Shape[2])
+	c.typed("dq", g.DQ, typ, tokens, of, a.K.Shape[2])
+	c.typed("dk", g.DK, typ, tokens, of, a.K.Shape[2])
+	c.typed("dv", g.DV, typ, tokens, heads, a.V.Shape[2])
 	c.shape("dg", g.DG, tensor.F32, tokens, heads)
 	c.shape("dbeta", g.DBeta, tensor.F32, tokens, heads)
-	checkDelta(&c, a)
+	checkDelta(&c, typ, a)
 	if !g.DStateOut.IsNil() {
 		checkStates(&c, "dstate_out", g.DStateOut, a)
 	}
@@ -79,8 +81,8 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 	}
 	d.layDelta(a, l.scratchFloats, !g.PerHead, a.Workspace.Data)
 	passStatesBack(a.Cu, g.DStateOut, g.DStateIn)
-	p := d.deltaArgs(a, &l)
-	p.dout, p.dq, p.dk, p.dv = floatPointer(g.DOut), floatPointer(g.DQ), floatPointer(g.DK), floatPointer(g.DV)
+	p := d.deltaArgs(a, &l, bf16)
+	p.dout, p.dq, p.dk, p.dv = g.DOut.Data, g.DQ.Data, g.DK.Data, g.DV.Data
 	p.dg, p.dbeta = floatPointer(g.DG), floatPointer(g.DBeta)
 	p.dout_t, p.dout_h = strides(g.DOut)
 	p.dq_t, p.dq_h = strides(g.DQ)
@@ -96,7 +98,7 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 	case g.PerHead:
 		p.per_head = 1
 	case l.apart:
-		p.apart, p.waiting = 1, (*C.float)(unsafe.Add(a.Workspace.Data, l.atWaiting))
+		p.apart, p.waiting = 1, unsafe.Add(a.Workspace.Data, l.atWaiting)
 		defer d.forget() // both runs share the arguments
 		if err := d.runKeeping(C.K_delta_backward, heads*l.runs); err != nil {
 			return err
@@ -109,10 +111,10 @@ func (d *Device) GatedDeltaBackward(_ device.Stream, g *device.GatedDeltaGrad) e
 }
 
 // checkDelta looks at what both passes share.
-func checkDelta(c *check, a *device.GatedDelta) {
+func checkDelta(c *check, typ tensor.DType, a *device.GatedDelta) {
 	tokens, heads := a.V.Shape[0], a.V.Shape[1]
-	checkDeltaHeads(c, a.K, a.G, a.Beta, a.KeyHead, heads)
-	c.rows("v", a.V, a.K.Shape[0], whatever, whatever)
+	checkDeltaHeads(c, typ, a.K, a.G, a.Beta, a.KeyHead, heads)
+	c.typed("v", a.V, typ, a.K.Shape[0], whatever, whatever)
 	if a.V.Shape[2] < 1 {
 		c.fail("v %v: head sizes must be at least 1", a.V)
 	}
@@ -126,9 +128,9 @@ func checkDelta(c *check, a *device.GatedDelta) {
 }
 
 // checkDeltaHeads looks at keys, decays and betas, and how value heads go with key heads.
-func checkDeltaHeads(c *check, k, g, beta tensor.Tensor, keyHead []int64, heads int64) {
+func checkDeltaHeads(c *check, typ tensor.DType, k, g, beta tensor.Tensor, keyHead []int64, heads int64) {
 	keyHeads := k.Shape[1]
-	c.rows("k", k, whatever, whatever, whatever)
+	c.typed("k", k, typ, whatever, whatever, whatever)
 	c.shape("g", g, tensor.F32, k.Shape[0], heads)
 	c.shape("beta", beta, tensor.F32, k.Shape[0], heads)
 	if k.Shape[2] < 1 {
@@ -170,12 +172,12 @@ func checkMemory(c *check, name string, m tensor.Tensor, bytes int64) {
 }
 
 // deltaArgs fills the argument block with what both passes share.
-func (d *Device) deltaArgs(a *device.GatedDelta, l *deltaLayout) *C.delta_args {
+func (d *Device) deltaArgs(a *device.GatedDelta, l *deltaLayout, bf16 C.int64_t) *C.delta_args {
 	w := a.Workspace.Data
 	documents := documentsOf(a.Cu)
 	p := (*C.delta_args)(d.args)
 	*p = C.delta_args{
-		q: floatPointer(a.Q), k: floatPointer(a.K), v: floatPointer(a.V), g: floatPointer(a.G), beta: floatPointer(a.Beta), out: floatPointer(a.Out),
+		q: a.Q.Data, k: a.K.Data, v: a.V.Data, g: floatPointer(a.G), beta: floatPointer(a.Beta), out: a.Out.Data, bf16: bf16,
 		heads: C.int64_t(a.V.Shape[1]), key_heads: C.int64_t(a.K.Shape[1]), d_k: C.int64_t(a.K.Shape[2]), d_v: C.int64_t(a.V.Shape[2]),
 		tokens: C.int64_t(a.V.Shape[0]), scale: C.float(a.Scale),
 		state_in: floatPointer(a.StateIn), state_out: floatPointer(a.StateOut), from_out: C.int64_t(documents),

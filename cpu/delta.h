@@ -17,11 +17,14 @@ typedef struct {
 } delta_document;
 
 typedef struct {
-  const float *q, *k, *v, *g, *beta, *dout;
-  float *out, *dq, *dk, *dv, *dg, *dbeta;
+  const void *q, *k, *v, *dout; // of the compute type
+  void *out, *dq, *dk, *dv;
+  const float *g, *beta;
+  float *dg, *dbeta;
   int64_t q_t, q_h, k_t, k_h, v_t, v_h, g_t, g_h, beta_t, beta_h, out_t, out_h, dout_t, dout_h; // strides of a token and of a head
   int64_t dq_t, dq_h, dk_t, dk_h, dv_t, dv_h, dg_t, dg_h, dbeta_t, dbeta_h;
   int64_t heads, key_heads, d_k, d_v, tokens, chunk, l2norm, per_head;
+  int64_t bf16;
   float scale;
   const float *state_in, *dstate_out; // [documents][heads][d_k][d_v]
   float *state_out, *dstate_in;
@@ -37,20 +40,21 @@ typedef struct {
   float *scratch;          // [workers][scratch_floats]
   int64_t scratch_floats;
   int64_t apart;           // backward's tasks are value heads; dq and dk of all but a key head's first one then wait in
-  float *waiting;          // [heads that are not their key head's first][dq, dk][tokens][d_k]
+  void *waiting;           // [heads that are not their key head's first][dq, dk][tokens][d_k], of the compute type
 } delta_args;
 
 static inline int64_t delta_pad(int64_t n) { return (n + 31) / 32 * 32; } // a whole number of panels of any instruction set
 static inline int64_t delta_ld(int64_t n) { return delta_pad(n) + 16; }   // an odd number of cache lines
 
-// delta_forward_floats: K, Q, scaled K; K transposed; scores of either; corrections; the state.
-static inline int64_t delta_forward_floats(int64_t dk, int64_t dv) {
-  return DELTA_C * (3 * delta_ld(dk) + dk + 2 * DELTA_LC + delta_ld(dv)) + dk * delta_pad(dv);
+// delta_forward_floats: K, Q, scaled K; K transposed; scores of either; corrections; the state; in BF16 values and results in F32.
+static inline int64_t delta_forward_floats(int64_t dk, int64_t dv, int64_t bf16) {
+  return DELTA_C * (3 * delta_ld(dk) + dk + 2 * DELTA_LC + (bf16 ? 2 : 1) * delta_ld(dv)) + dk * delta_pad(dv);
 }
 
-// delta_state_floats: DeltaState has as many columns for the transition; DeltaStateGrad dout twice and the corrections' gradient twice.
+// delta_state_floats: DeltaState has as many columns for the transition; DeltaStateGrad dout twice and the corrections' gradient twice, more than
+// DeltaState's values in F32.
 static inline int64_t delta_state_floats(int64_t dk, int64_t dv) {
-  return delta_forward_floats(dk, dv) + DELTA_C * (4 * delta_ld(dv) + delta_ld(dk)) + dk * delta_pad(dk);
+  return delta_forward_floats(dk, dv, 0) + DELTA_C * (4 * delta_ld(dv) + delta_ld(dk)) + dk * delta_pad(dk);
 }
 
 // delta_backward_floats: K, Q, dK, dQ; K transposed; dout and the corrections' gradient, each twice; corrections transposed; five times scores;

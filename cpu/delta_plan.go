@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"ulysses/device"
+	"ulysses/tensor"
 )
 
 // deltaLayout is how one call of the gated delta rule is cut up and where things lie in its memory. Everything but the amount of scratch
@@ -22,7 +23,7 @@ type deltaLayout struct {
 	atFirst         int64
 	atScratch       int64
 	atWaiting       int64
-	apart           bool  // backward's tasks are value heads, since key heads are too few for the workers
+	apart           bool  // backward's tasks are value heads, for want of key heads or, in BF16, to round their sum once
 	savedFloats     int64 // of a head
 	scratchFloats   int64 // of a worker
 	bytes           int64
@@ -59,11 +60,12 @@ func (d *Device) layDelta(a *device.GatedDelta, scratch int64, sums bool, memory
 		if a.Cu == nil { // more runs than that keep all busy
 			least, most = 1, 4*int64(d.workers)
 		}
+		l.apart = a.K.DType == tensor.BF16
 		for runs := least; runs <= most; runs++ {
 			l.apart = l.apart || idle(keyHeads*runs, int64(d.workers))
 		}
 		if l.apart {
-			l.bytes += padded(second * 2 * tokens * dk * 4)
+			l.bytes += padded(second * 2 * tokens * dk * a.K.DType.Size())
 		}
 	}
 	if memory != nil {
@@ -142,8 +144,11 @@ func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
 // GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every chunk but a document's first the state
 // before it; Dv is rounded up to whole panels. Workspace is tables of the documents and scratch for each worker.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
-	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv)), false, nil)
+	dk, dv, bf16 := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2]), C.int64_t(0)
+	if a.K.DType == tensor.BF16 {
+		bf16 = 1
+	}
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, bf16)), false, nil)
 	return device.DeltaSizes{
 		Saved:    padded(a.V.Shape[1] * l.savedFloats * 4),
 		Forward:  l.bytes,

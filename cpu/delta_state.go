@@ -17,8 +17,9 @@ func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaState"}
 	heads := a.V.Shape[1]
-	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
-	c.rows("v", a.V, a.K.Shape[0], whatever, whatever)
+	typ, bf16 := c.compute("k", a.K)
+	checkDeltaHeads(&c, typ, a.K, a.G, a.Beta, a.KeyHead, heads)
+	c.typed("v", a.V, typ, a.K.Shape[0], whatever, whatever)
 	c.dense("state", a.State, tensor.F32, heads, a.K.Shape[2], a.V.Shape[2])
 	if !a.Transition.IsNil() {
 		c.dense("transition", a.Transition, tensor.F32, heads, a.K.Shape[2], a.K.Shape[2])
@@ -32,7 +33,7 @@ func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 	}
 	p := (*C.delta_args)(d.args)
 	*p = stretchArgs(a.K, a.V, a.G, a.Beta)
-	p.v = floatPointer(a.V)
+	p.v, p.bf16 = a.V.Data, bf16
 	p.v_t, p.v_h = strides(a.V)
 	p.state, p.transition = floatPointer(a.State), floatPointer(a.Transition)
 	pointDelta(p, &l, a.Workspace.Data, a.L2Norm)
@@ -44,9 +45,10 @@ func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaStateGrad"}
 	heads := a.DOut.Shape[1]
-	checkDeltaHeads(&c, a.K, a.G, a.Beta, a.KeyHead, heads)
-	c.rows("q", a.Q, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
-	c.rows("dout", a.DOut, a.K.Shape[0], whatever, whatever)
+	typ, bf16 := c.compute("k", a.K)
+	checkDeltaHeads(&c, typ, a.K, a.G, a.Beta, a.KeyHead, heads)
+	c.typed("q", a.Q, typ, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
+	c.typed("dout", a.DOut, typ, a.K.Shape[0], whatever, whatever)
 	c.dense("dstate", a.DState, tensor.F32, heads, a.K.Shape[2], a.DOut.Shape[2])
 	if c.err != nil {
 		return c.err
@@ -57,7 +59,7 @@ func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error
 	}
 	p := (*C.delta_args)(d.args)
 	*p = stretchArgs(a.K, a.DOut, a.G, a.Beta)
-	p.q, p.dout, p.scale = floatPointer(a.Q), floatPointer(a.DOut), C.float(a.Scale)
+	p.q, p.dout, p.scale, p.bf16 = a.Q.Data, a.DOut.Data, C.float(a.Scale), bf16
 	p.q_t, p.q_h = strides(a.Q)
 	p.dout_t, p.dout_h = strides(a.DOut)
 	p.state = floatPointer(a.DState)
@@ -84,7 +86,7 @@ func (d *Device) layStretch(c *check, k, values tensor.Tensor, keyHead []int64, 
 // stretchArgs is what both directions share.
 func stretchArgs(k, values, g, beta tensor.Tensor) C.delta_args {
 	p := C.delta_args{
-		k: floatPointer(k), g: floatPointer(g), beta: floatPointer(beta),
+		k: k.Data, g: floatPointer(g), beta: floatPointer(beta),
 		heads: C.int64_t(values.Shape[1]), key_heads: C.int64_t(k.Shape[1]), d_k: C.int64_t(k.Shape[2]), d_v: C.int64_t(values.Shape[2]),
 		tokens: C.int64_t(values.Shape[0]),
 	}
