@@ -1,7 +1,10 @@
 package cpu
 
 import (
+	"math"
 	"os"
+	"testing"
+	"unsafe"
 
 	"ulysses/tensor"
 )
@@ -10,5 +13,78 @@ import (
 func init() {
 	if os.Getenv("ULYSSES_TEST_BF16") != "" {
 		compute = []tensor.DType{tensor.F32, tensor.BF16}
+	}
+}
+
+func ofBF16(x []uint16) tensor.Tensor {
+	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), tensor.BF16, int64(len(x)))
+}
+
+// everyOther is the elements 0, 2, ... of x: kernels take them one by one.
+func everyOther(x tensor.Tensor) tensor.Tensor {
+	x.Shape[0], x.Stride[0] = x.Shape[0]/2, 2
+	return x
+}
+
+// TestRoundingOfBF16 holds the kernels' rounding and widening against package tensor's, bit for bit: all values of BF16, those of F32 around each of
+// them and around the ties between them, by vectors and one by one.
+func TestRoundingOfBF16(t *testing.T) {
+	const all = 1 << 16
+	low := make([]uint16, all)
+	var between []float32
+	for i := range low {
+		low[i] = uint16(i)
+		for _, rest := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			between = append(between, math.Float32frombits(uint32(i)<<16|rest))
+		}
+	}
+	for _, isa := range ISAs() {
+		t.Run(isa, func(t *testing.T) {
+			d := open(t, isa, 2)
+			try := func(err error) {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			wide, apart := make([]float32, all), make([]float32, all)
+			try(d.Copy(nil, tensor.OfFloat32(wide, all), ofBF16(low)))
+			try(d.Copy(nil, everyOther(tensor.OfFloat32(apart, all)), everyOther(ofBF16(low))))
+			for i, b := range low {
+				want := uint32(b) << 16
+				if got := math.Float32bits(wide[i]); got != want {
+					t.Fatalf("%#04x widened is %#08x", b, got)
+				}
+				if got := math.Float32bits(apart[i]); i%2 == 0 && got != want {
+					t.Fatalf("%#04x widened alone is %#08x", b, got)
+				}
+			}
+
+			n := int64(len(between))
+			rounded, alone := make([]uint16, n), make([]uint16, n)
+			for shift := range int64(3) { // so that each value is once where a vector is, and the last ones are no whole vector
+				x := tensor.OfFloat32(between, n).Slice(0, shift, n)
+				try(d.Copy(nil, ofBF16(rounded[shift:]), x))
+				try(d.Copy(nil, everyOther(ofBF16(alone[shift:])), everyOther(x)))
+			}
+			for i, f := range between {
+				want := tensor.F32ToBF16(f)
+				if rounded[i] != want || i+2 < len(between) && alone[i] != want {
+					t.Fatalf("%#08x rounded is %#04x, alone %#04x, want %#04x", math.Float32bits(f), rounded[i], alone[i], want)
+				}
+			}
+
+			sum, addend := make([]uint16, all-1), make([]uint16, all-1)
+			for _, b := range []float32{float32(math.Copysign(0, -1)), 1, -1.0 / 256, 1.5 / (1 << 126), -3e38, float32(math.Inf(1))} {
+				for i := range addend {
+					addend[i] = tensor.F32ToBF16(b)
+				}
+				try(d.Add(nil, ofBF16(sum), ofBF16(low[1:]), ofBF16(addend)))
+				for i, a := range low[1:] {
+					if want := tensor.F32ToBF16(tensor.BF16ToF32(a) + tensor.BF16ToF32(addend[i])); sum[i] != want {
+						t.Fatalf("%#04x + %v is %#04x, want %#04x", a, b, sum[i], want)
+					}
+				}
+			}
+		})
 	}
 }

@@ -11,17 +11,17 @@ import (
 	"ulysses/tensor"
 )
 
-// conv1dShape checks what forward and backward share.
-func conv1dShape(c *check, a *device.Conv1d) (tokens, channels, width int64) {
-	c.rows("x", a.X, whatever, whatever)
+// conv1dShape checks what forward and backward share; t is the compute type.
+func conv1dShape(c *check, t tensor.DType, a *device.Conv1d) (tokens, channels, width int64) {
+	c.typed("x", a.X, t, whatever, whatever)
 	tokens, channels = a.X.Shape[0], a.X.Shape[1]
-	c.dense("w", a.W, tensor.F32, channels, whatever)
+	c.dense("w", a.W, t, channels, whatever)
 	if width = a.W.Shape[1]; width < 1 {
 		c.fail("w is %v: a convolution of width 0", a.W)
 		return tokens, channels, 1
 	}
 	if !a.Before.IsNil() {
-		c.rows("before", a.Before, width-1, channels)
+		c.typed("before", a.Before, t, width-1, channels)
 	}
 	checkDocuments(c, "Cu", a.Cu, tokens)
 	if c.err == nil && width > C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/C.CONV1D_LEAST {
@@ -43,15 +43,16 @@ const conv1dTasks = 16
 // Conv1dForward writes silu of the convolution.
 func (d *Device) Conv1dForward(_ device.Stream, a *device.Conv1d) error {
 	c := check{op: "Conv1dForward"}
-	tokens, channels, width := conv1dShape(&c, a)
-	c.rows("y", a.Y, tokens, channels)
+	t, bf16 := c.compute("x", a.X)
+	tokens, channels, width := conv1dShape(&c, t, a)
+	c.typed("y", a.Y, t, tokens, channels)
 	if c.err != nil || tokens == 0 || channels == 0 {
 		return c.err
 	}
 	defer runtime.KeepAlive(a)
 	block := conv1dBlock(channels, width, 1)
 	per := max(1, grain/2/min(block, channels))
-	*(*C.conv1d_args)(d.args) = C.conv1d_args{x: floatsOf(a.X), w: floatsOf(a.W), before: floatsOf(a.Before), y: floatsOf(a.Y),
+	*(*C.conv1d_args)(d.args) = C.conv1d_args{x: a.X.Data, w: a.W.Data, before: a.Before.Data, y: a.Y.Data, bf16: bf16,
 		cu: (*C.int64_t)(&a.Cu[0]), documents: C.int64_t(len(a.Cu) - 1), tokens: C.int64_t(tokens), channels: C.int64_t(channels), width: C.int64_t(width),
 		x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]),
 		block: C.int64_t(block), per: C.int64_t(per)}
@@ -64,12 +65,13 @@ var noDocuments = []int64{0, 0}
 // Conv1dBackward writes dx and dbefore and adds to dw.
 func (d *Device) Conv1dBackward(_ device.Stream, a *device.Conv1dGrad) error {
 	c := check{op: "Conv1dBackward"}
-	tokens, channels, width := conv1dShape(&c, &a.Conv1d)
-	c.rows("dy", a.DY, tokens, channels)
-	c.rows("dx", a.DX, tokens, channels)
+	t, bf16 := c.compute("x", a.X)
+	tokens, channels, width := conv1dShape(&c, t, &a.Conv1d)
+	c.typed("dy", a.DY, t, tokens, channels)
+	c.typed("dx", a.DX, t, tokens, channels)
 	c.dense("dw", a.DW, tensor.F32, channels, width)
 	if !a.DBefore.IsNil() {
-		c.rows("dbefore", a.DBefore, width-1, channels)
+		c.typed("dbefore", a.DBefore, t, width-1, channels)
 	}
 	if c.err != nil || channels == 0 {
 		return c.err
@@ -80,8 +82,8 @@ func (d *Device) Conv1dBackward(_ device.Stream, a *device.Conv1dGrad) error {
 		cu = noDocuments
 	}
 	block := conv1dBlock(channels, width, conv1dTasks)
-	*(*C.conv1d_grad_args)(d.args) = C.conv1d_grad_args{x: floatsOf(a.X), w: floatsOf(a.W), before: floatsOf(a.Before), dy: floatsOf(a.DY),
-		dx: floatsOf(a.DX), dw: floatsOf(a.DW), dbefore: floatsOf(a.DBefore), cu: (*C.int64_t)(&cu[0]), documents: C.int64_t(len(cu) - 1),
+	*(*C.conv1d_grad_args)(d.args) = C.conv1d_grad_args{x: a.X.Data, w: a.W.Data, before: a.Before.Data, dy: a.DY.Data, bf16: bf16,
+		dx: a.DX.Data, dw: floatsOf(a.DW), dbefore: a.DBefore.Data, cu: (*C.int64_t)(&cu[0]), documents: C.int64_t(len(cu) - 1),
 		channels: C.int64_t(channels), width: C.int64_t(width), x_row: C.int64_t(a.X.Stride[0]), before_row: C.int64_t(a.Before.Stride[0]),
 		dy_row: C.int64_t(a.DY.Stride[0]), dx_row: C.int64_t(a.DX.Stride[0]), dbefore_row: C.int64_t(a.DBefore.Stride[0]), block: C.int64_t(block)}
 	return d.run(C.K_conv1d_backward, ceil(channels, block))

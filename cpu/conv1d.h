@@ -3,20 +3,21 @@
 #include <stdint.h>
 
 typedef struct {
-  const float *x, *w, *before; // before NULL = zero
-  float *y;
+  const void *x, *w, *before; // before NULL = zero
+  void *y;
   const int64_t *cu; // [documents+1]
-  int64_t documents, tokens, channels, width;
+  int64_t documents, tokens, channels, width, bf16;
   int64_t x_row, before_row, y_row; // strides
   int64_t block, per;               // channels of a task, tokens of a task
 } conv1d_args;
 
 // conv1d_grad_args: a task is a block of channels, over all tokens.
 typedef struct {
-  const float *x, *w, *before, *dy;
-  float *dx, *dw, *dbefore; // dbefore NULL = not wanted
-  const int64_t *cu;        // of one document at least
-  int64_t documents, channels, width;
+  const void *x, *w, *before, *dy;
+  void *dx, *dbefore; // dbefore NULL = not wanted
+  float *dw;
+  const int64_t *cu; // of one document at least
+  int64_t documents, channels, width, bf16;
   int64_t x_row, before_row, dy_row, dx_row, dbefore_row;
   int64_t block;
 } conv1d_grad_args;

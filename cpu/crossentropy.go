@@ -19,8 +19,11 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	rows, vocab := a.Logits.Shape[0], a.Logits.Shape[1]
 	c.dense("targets", a.Targets, tensor.I32, rows)
 	c.dense("nll", a.NLL, tensor.F32, rows)
+	var bf16 C.int64_t
 	if !a.DLogits.IsNil() {
-		c.rows("dlogits", a.DLogits, rows, vocab)
+		var t tensor.DType
+		t, bf16 = c.compute("dlogits", a.DLogits)
+		c.typed("dlogits", a.DLogits, t, rows, vocab)
 	}
 	if c.err != nil {
 		return c.err
@@ -33,7 +36,7 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	}
 	per := max(1, grain/4/max(1, vocab))
 	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data), nll: floatsOf(a.NLL),
-		dlogits: floatsOf(a.DLogits), rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
+		dlogits: a.DLogits.Data, bf16: bf16, rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
 		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per: C.int64_t(per), scale: C.double(a.GradScale)}
 	return d.run(C.K_cross_entropy, ceil(rows, per))
 }

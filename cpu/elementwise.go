@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// floatsOf is a tensor's memory for C.
+// floatsOf is the memory of a tensor in F32 for C.
 func floatsOf(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }
 
 // Add writes a + b into dst.
@@ -19,15 +19,16 @@ func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
 	defer runtime.KeepAlive(a.Data)
 	defer runtime.KeepAlive(b.Data)
 	c := check{op: "Add"}
-	c.rows("dst", dst, dst.Shape[:dst.NDim]...)
-	c.rows("a", a, dst.Shape[:dst.NDim]...)
-	c.rows("b", b, dst.Shape[:dst.NDim]...)
+	t, bf16 := c.compute("dst", dst)
+	c.typed("dst", dst, t, dst.Shape[:dst.NDim]...)
+	c.typed("a", a, t, dst.Shape[:dst.NDim]...)
+	c.typed("b", b, t, dst.Shape[:dst.NDim]...)
 	if c.err != nil {
 		return c.err
 	}
 	p := merge(dst, a, b)
 	k := (*C.add_args)(d.args)
-	k.dst, k.a, k.b = floatsOf(dst), floatsOf(a), floatsOf(b)
+	k.dst, k.a, k.b, k.bf16 = dst.Data, a.Data, b.Data, bf16
 	return d.run(C.K_add, p.cut(&k.axes, true, grain, 1))
 }
 
@@ -35,10 +36,11 @@ func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
 func (d *Device) Scale(_ device.Stream, x tensor.Tensor, f float64) error {
 	defer runtime.KeepAlive(x.Data)
 	c := check{op: "Scale"}
-	c.dense("x", x, tensor.F32, x.Shape[:x.NDim]...)
+	t, bf16 := c.compute("x", x)
+	c.dense("x", x, t, x.Shape[:x.NDim]...)
 	if c.err != nil {
 		return c.err
 	}
-	*(*C.scale_args)(d.args) = C.scale_args{x: floatsOf(x), n: C.int64_t(x.Numel()), piece: grain, f: C.float(f)}
+	*(*C.scale_args)(d.args) = C.scale_args{x: x.Data, n: C.int64_t(x.Numel()), piece: grain, bf16: bf16, f: C.float(f)}
 	return d.run(C.K_scale, ceil(x.Numel(), grain))
 }

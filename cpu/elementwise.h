@@ -4,12 +4,13 @@
 
 typedef struct {
   uly_axes axes; // dst, a, b; dense runs
-  float *dst;
-  const float *a, *b;
+  void *dst;
+  const void *a, *b;
+  int64_t bf16;
 } add_args;
 
 typedef struct {
-  float *x;
-  int64_t n, piece;
+  void *x;
+  int64_t n, piece, bf16;
   float f;
 } scale_args;

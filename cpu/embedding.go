@@ -31,20 +31,21 @@ func checkIDs(op string, ids tensor.Tensor, vocab int64) error {
 func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "EmbeddingForward"}
-	c.rows("table", a.Table, whatever, whatever)
+	t, bf16 := c.compute("table", a.Table)
+	c.typed("table", a.Table, t, whatever, whatever)
 	c.dense("ids", a.IDs, tensor.I32, whatever)
-	c.rows("y", a.Y, a.IDs.Shape[0], a.Table.Shape[1])
+	c.typed("y", a.Y, t, a.IDs.Shape[0], a.Table.Shape[1])
 	if c.err != nil {
 		return c.err
 	}
 	if err := checkIDs(c.op, a.IDs, a.Table.Shape[0]); err != nil {
 		return err
 	}
-	n, t := a.Table.Shape[1], a.IDs.Shape[0]
+	n, tokens := a.Table.Shape[1], a.IDs.Shape[0]
 	per := max(1, grain/max(1, n))
-	*(*C.embed_args)(d.args) = C.embed_args{table: floatsOf(a.Table), ids: (*C.int32_t)(a.IDs.Data), y: floatsOf(a.Y), tokens: C.int64_t(t),
+	*(*C.embed_args)(d.args) = C.embed_args{table: a.Table.Data, ids: (*C.int32_t)(a.IDs.Data), y: a.Y.Data, tokens: C.int64_t(tokens), bf16: bf16,
 		n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]), per: C.int64_t(per)}
-	return d.run(C.K_embed_forward, ceil(t, per))
+	return d.run(C.K_embed_forward, ceil(tokens, per))
 }
 
 // EmbeddingBackward adds the gradient of every token to the row of its id, in the order of tokens.
@@ -53,16 +54,17 @@ func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) err
 	c := check{op: "EmbeddingBackward"}
 	c.rows("dtable", a.DTable, whatever, whatever)
 	c.dense("ids", a.IDs, tensor.I32, whatever)
-	c.rows("dy", a.DY, a.IDs.Shape[0], a.DTable.Shape[1])
+	t, bf16 := c.compute("dy", a.DY)
+	c.typed("dy", a.DY, t, a.IDs.Shape[0], a.DTable.Shape[1])
 	if c.err != nil {
 		return c.err
 	}
 	if err := checkIDs(c.op, a.IDs, a.DTable.Shape[0]); err != nil {
 		return err
 	}
-	n, t := a.DTable.Shape[1], a.IDs.Shape[0]
+	n, tokens := a.DTable.Shape[1], a.IDs.Shape[0]
 	per := max(minBand, ceil(ceil(n, bands), minBand)*minBand)
-	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: floatsOf(a.DY), dtable: floatsOf(a.DTable),
-		tokens: C.int64_t(t), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per: C.int64_t(per)}
+	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: a.DY.Data, dtable: floatsOf(a.DTable), bf16: bf16,
+		tokens: C.int64_t(tokens), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per: C.int64_t(per)}
 	return d.run(C.K_embed_backward, ceil(n, per))
 }

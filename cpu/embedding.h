@@ -3,15 +3,15 @@
 #include <stdint.h>
 
 typedef struct {
-  const float *table;
+  const void *table;
   const int32_t *ids;
-  float *y;
-  int64_t tokens, n, table_row, y_row, per; // per: tokens of a task
+  void *y;
+  int64_t tokens, n, table_row, y_row, per, bf16; // per: tokens of a task
 } embed_args;
 
 typedef struct {
   const int32_t *ids;
-  const float *dy;
+  const void *dy;
   float *dtable;
-  int64_t tokens, n, dy_row, table_row, per; // per: features of a task
+  int64_t tokens, n, dy_row, table_row, per, bf16; // per: features of a task
 } embed_grad_args;

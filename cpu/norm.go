@@ -21,16 +21,16 @@ func tokens(t tensor.Tensor) (tokens, heads int64, token, head C.int64_t) {
 	return t.Shape[0], t.Shape[1], C.int64_t(t.Stride[0]), C.int64_t(t.Stride[1])
 }
 
-// normShape checks what forward and backward share and returns rows, heads and features.
-func normShape(c *check, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
+// normShape checks what forward and backward share and returns rows, heads and features; x is of the compute type t.
+func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 	if x.NDim < 1 || x.NDim > 3 {
 		c.fail("x is %v: want [N], [T, N] or [T, H, N]", x)
 		return 0, 0, 0
 	}
 	tokens, heads, _, _ := tokens(x)
 	rows, n = tokens*heads, x.Dim(-1)
-	c.rows("x", x, x.Shape[:x.NDim]...)
-	c.dense("w", w, tensor.F32, n)
+	c.typed("x", x, t, x.Shape[:x.NDim]...)
+	c.dense("w", w, t, n)
 	c.dense("rstd", rstd, tensor.F32, rstd.Shape[:rstd.NDim]...)
 	if rstd.Numel() != rows {
 		c.fail("rstd is %v: want %d elements", rstd, rows)
@@ -45,16 +45,17 @@ func normShape(c *check, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormForward"}
-	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
-	c.rows("y", a.Y, a.X.Shape[:a.X.NDim]...)
+	t, bf16 := c.compute("x", a.X)
+	rows, heads, n := normShape(&c, t, a.X, a.W, a.RStd)
+	c.typed("y", a.Y, t, a.X.Shape[:a.X.NDim]...)
 	if c.err != nil {
 		return c.err
 	}
 	per := max(1, grain/n)
 	_, _, xt, xh := tokens(a.X)
 	_, _, yt, yh := tokens(a.Y)
-	*(*C.norm_args)(d.args) = C.norm_args{x: floatsOf(a.X), w: floatsOf(a.W), y: floatsOf(a.Y), rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
-		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps), centre: C.float(a.Centre)}
+	*(*C.norm_args)(d.args) = C.norm_args{x: a.X.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
+		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), bf16: bf16, x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps), centre: C.float(a.Centre)}
 	return d.run(C.K_norm_forward, ceil(rows, per))
 }
 
@@ -62,9 +63,10 @@ func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormBackward"}
-	rows, heads, n := normShape(&c, a.X, a.W, a.RStd)
-	c.rows("dy", a.DY, a.X.Shape[:a.X.NDim]...)
-	c.rows("dx", a.DX, a.X.Shape[:a.X.NDim]...)
+	t, bf16 := c.compute("x", a.X)
+	rows, heads, n := normShape(&c, t, a.X, a.W, a.RStd)
+	c.typed("dy", a.DY, t, a.X.Shape[:a.X.NDim]...)
+	c.typed("dx", a.DX, t, a.X.Shape[:a.X.NDim]...)
 	c.dense("dw", a.DW, tensor.F32, n)
 	if c.err != nil || rows == 0 {
 		return c.err
@@ -74,8 +76,8 @@ func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	_, _, yt, yh := tokens(a.DY)
 	_, _, dt, dh := tokens(a.DX)
 	p := (*C.norm_grad_args)(d.args)
-	*p = C.norm_grad_args{x: floatsOf(a.X), w: floatsOf(a.W), rstd: floatsOf(a.RStd), dy: floatsOf(a.DY), dx: floatsOf(a.DX), dw: floatsOf(a.DW),
-		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), parts: C.int64_t(parts),
+	*p = C.norm_grad_args{x: a.X.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data, dw: floatsOf(a.DW),
+		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), parts: C.int64_t(parts), bf16: bf16,
 		x_token: xt, x_head: xh, dy_token: yt, dy_head: yh, dx_token: dt, dx_head: dh, centre: C.float(a.Centre)}
 	if a.AddDX {
 		p.add = 1

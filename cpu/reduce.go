@@ -42,7 +42,8 @@ func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
 	defer runtime.KeepAlive(dst.Data)
 	defer runtime.KeepAlive(x.Data)
 	c := check{op: "ColumnSum"}
-	c.rows("x", x, whatever, whatever)
+	t, bf16 := c.compute("x", x)
+	c.typed("x", x, t, whatever, whatever)
 	c.dense("dst", dst, tensor.F32, x.Shape[1])
 	if c.err != nil {
 		return c.err
@@ -52,8 +53,8 @@ func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
 		return nil
 	}
 	parts, partial := d.parts(rows, n)
-	*(*C.column_args)(d.args) = C.column_args{x: floatsOf(x), dst: floatsOf(dst), partial: partial, rows: C.int64_t(rows), n: C.int64_t(n),
-		stride: C.int64_t(x.Stride[0]), parts: C.int64_t(parts)}
+	*(*C.column_args)(d.args) = C.column_args{x: x.Data, dst: floatsOf(dst), partial: partial, rows: C.int64_t(rows), n: C.int64_t(n),
+		stride: C.int64_t(x.Stride[0]), parts: C.int64_t(parts), bf16: bf16}
 	if err := d.run(C.K_column_sum, parts); err != nil {
 		return err
 	}

@@ -5,9 +5,9 @@
 // column_args: x [rows, n] is cut into parts of rows; part p sums into partial + p*2*n (its second half is for a block of rows).
 // Without partial there is one part, and it adds to dst itself.
 typedef struct {
-  const float *x;
+  const void *x;
   float *dst, *partial;
-  int64_t rows, n, stride, parts;
+  int64_t rows, n, stride, parts, bf16;
 } column_args;
 
 // fold_args adds the parts' sums to dst [n].

@@ -39,8 +39,9 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "Rope"}
-	c.rows("x", a.X, whatever, whatever, whatever)
-	c.rows("y", a.Y, a.X.Shape[:3]...)
+	t, bf16 := c.compute("x", a.X)
+	c.typed("x", a.X, t, whatever, whatever, whatever)
+	c.typed("y", a.Y, t, a.X.Shape[:3]...)
 	c.dense("cos", a.Cos, tensor.F32, a.X.Shape[0], whatever)
 	half := a.Cos.Shape[1]
 	c.dense("sin", a.Sin, tensor.F32, a.X.Shape[0], half)
@@ -55,8 +56,8 @@ func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	dim := a.X.Shape[2]
 	per := max(1, grain/max(1, heads*dim))
 	p := (*C.rope_args)(d.args)
-	*p = C.rope_args{x: floatsOf(a.X), cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: floatsOf(a.Y), tokens: C.int64_t(n), heads: C.int64_t(heads),
-		dim: C.int64_t(dim), half: C.int64_t(half), per: C.int64_t(per), x_token: xt, x_head: xh, y_token: yt, y_head: yh, sign: 1}
+	*p = C.rope_args{x: a.X.Data, cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: a.Y.Data, tokens: C.int64_t(n), heads: C.int64_t(heads),
+		dim: C.int64_t(dim), half: C.int64_t(half), per: C.int64_t(per), bf16: bf16, x_token: xt, x_head: xh, y_token: yt, y_head: yh, sign: 1}
 	if a.Inverse {
 		p.sign = -1
 	}

@@ -11,9 +11,10 @@ typedef struct {
 } rope_table_args;
 
 typedef struct {
-  const float *x, *cos, *sin;
-  float *y;
-  int64_t tokens, heads, dim, half, per;
+  const void *x;
+  const float *cos, *sin;
+  void *y;
+  int64_t tokens, heads, dim, half, per, bf16;
   int64_t x_token, x_head, y_token, y_head; // strides
   float sign; // of the sine: -1 turns back
 } rope_args;

@@ -4,12 +4,14 @@
 
 typedef struct {
   uly_axes axes; // y, gate, up; dense runs
-  const float *gate, *up;
-  float *y;
+  const void *gate, *up;
+  void *y;
+  int64_t bf16;
 } swiglu_args;
 
 typedef struct {
   uly_axes axes; // dgate, dup, gate, up, dy; dense runs
-  const float *gate, *up, *dy;
-  float *dgate, *dup;
+  const void *gate, *up, *dy;
+  void *dgate, *dup;
+  int64_t bf16;
 } swiglu_grad_args;

@@ -212,9 +212,24 @@ AI vf v_exp(vf x) {
 // Elements of the compute type: what kernels of activations read and write. T, a constant, is 0 for F32 and 1 for BF16, whose upper half of an F32 is
 // widened exactly and rounded to the nearest, ties to even; a NaN stays a NaN. All sums are of F32.
 
-// e_at is the address of element i.
-AI const void *e_at(const int T, const void *p, int64_t i) { return (const char *)p + i * (T ? 2 : 4); }
-AI void *e_to(const int T, void *p, int64_t i) { return (char *)p + i * (T ? 2 : 4); }
+// e_bytes is the size of an element, e_at and e_to the address of element i.
+AI int64_t e_bytes(const int T) { return T ? 2 : 4; }
+AI const void *e_at(const int T, const void *p, int64_t i) { return (const char *)p + i * e_bytes(T); }
+AI void *e_to(const int T, void *p, int64_t i) { return (char *)p + i * e_bytes(T); }
+
+// bf16_value and bf16_of widen and round one.
+AI float bf16_value(uint16_t b) {
+  const uint32_t u = (uint32_t)b << 16;
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+AI uint16_t bf16_of(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return (u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+}
 
 #if defined(ULY_AVX512)
 AI vf v_widen(__m256i x) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
@@ -241,15 +256,12 @@ AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm_loadu_si128((const __m
 AI void v_store_bf16(uint16_t *p, vf x) { _mm_storeu_si128((__m128i *)p, v_narrow(x)); }
 #else
 AI vf v_load_bf16(const uint16_t *p) {
-  vi x;
-  UNROLL for (int i = 0; i < VW; i++) x[i] = (int32_t)((uint32_t)p[i] << 16);
-  return (vf)x;
+  vf x;
+  UNROLL for (int i = 0; i < VW; i++) x[i] = bf16_value(p[i]);
+  return x;
 }
 AI void v_store_bf16(uint16_t *p, vf x) {
-  UNROLL for (int i = 0; i < VW; i++) {
-    uint32_t u = (uint32_t)((vi)x)[i];
-    p[i] = x[i] != x[i] ? u >> 16 | 0x40 : (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-  }
+  UNROLL for (int i = 0; i < VW; i++) p[i] = bf16_of(x[i]);
 }
 #endif
 #if !defined(ULY_AVX512)
@@ -276,17 +288,19 @@ AI void e_store_n(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (T) v_store_bf16_n((uint16_t *)p + i, x, n);
   else v_store_n((float *)p + i, x, n);
 }
-// The same where n >= 1 lanes are left, most often all.
+// The same where n >= 1 lanes are left, most often all. (Masked stores of AVX2 are slow on some CPUs.)
 AI vf e_get(const int T, const void *p, int64_t i, int64_t n) { return n < VW ? e_load_n(T, p, i, n) : e_load(T, p, i); }
 AI void e_put(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (n < VW) e_store_n(T, p, i, x, n);
   else e_store(T, p, i, x);
 }
-// e_value is one element.
-AI float e_value(const int T, const void *p, int64_t i) {
-  if (!T) return ((const float *)p)[i];
-  uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
+// v_get and v_put are those of F32.
+AI vf v_get(const float *p, int64_t n) { return e_get(0, p, 0, n); }
+AI void v_put(float *p, vf x, int64_t n) { e_put(0, p, 0, x, n); }
+
+// e_value and e_set read and write one element.
+AI float e_value(const int T, const void *p, int64_t i) { return T ? bf16_value(((const uint16_t *)p)[i]) : ((const float *)p)[i]; }
+AI void e_set(const int T, void *p, int64_t i, float x) {
+  if (T) ((uint16_t *)p)[i] = bf16_of(x);
+  else ((float *)p)[i] = x;
 }
