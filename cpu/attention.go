@@ -15,7 +15,7 @@ import (
 )
 
 // AttentionWorkspace is the bytes that AttentionForward, or AttentionBackward, needs for a call of these shapes and documents: scratch for each worker,
-// and for the backward pass partial sums of key gradients where one key head is split. None grows with queries times keys.
+// and for the backward pass sums of key gradients: in F32 where one key head is split, in BF16 always. None grows with queries times keys.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if a.CuQ == nil {
 		return d.attentionBound(a, backward)
@@ -23,7 +23,7 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return d.layAttention(a, backward, nil).bytes
 }
 
-// AttentionForward is flash attention: exact, in blocks, in f32. Each head's result depends on that head's tensors alone.
+// AttentionForward is flash attention: exact, in blocks, with sums in F32. Each head's result depends on that head's tensors alone.
 func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "AttentionForward"}
@@ -45,10 +45,11 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	defer runtime.KeepAlive(g)
 	a := &g.Attention
 	c := check{op: "AttentionBackward"}
-	c.rows("dout", g.DOut, a.Out.Shape[0], a.Out.Shape[1], a.Out.Shape[2])
-	c.rows("dq", g.DQ, a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2])
-	c.rows("dk", g.DK, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
-	c.rows("dv", g.DV, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
+	t, _ := c.compute("q", a.Q)
+	c.typed("dout", g.DOut, t, a.Out.Shape[0], a.Out.Shape[1], a.Out.Shape[2])
+	c.typed("dq", g.DQ, t, a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2])
+	c.typed("dk", g.DK, t, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
+	c.typed("dv", g.DV, t, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
 	l := d.checkAttention(&c, a, true)
 	if c.err != nil {
 		return c.err
@@ -60,25 +61,26 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	d.layAttention(a, true, a.Workspace.Data)
 	p := d.attentionArgs(a, &l)
 	defer d.forget() // runs below share the arguments
-	p.dout, p.dq, p.dk, p.dv = floatPointer(g.DOut), floatPointer(g.DQ), floatPointer(g.DK), floatPointer(g.DV)
+	p.dout, p.dq, p.dk, p.dv = g.DOut.Data, g.DQ.Data, g.DK.Data, g.DV.Data
 	p.dout_t, p.dout_h = strides(g.DOut)
 	p.dq_t, p.dq_h = strides(g.DQ)
 	p.dk_t, p.dk_h = strides(g.DK)
 	p.dv_t, p.dv_h = strides(g.DV)
+	most := max(1, l.most)
+	step := most // query heads at a time: in F32 where parts meet in partial sums, one, whose parts are added up before the next one's
+	if l.partialFloats > 0 && isBF16(a) == 0 {
+		step = 1
+	}
 	for kv := int64(0); kv < kvHeads; kv += l.wave {
 		n := min(l.wave, kvHeads-kv)
 		p.kv0 = C.int64_t(kv)
-		if l.partialFloats == 0 {
-			p.j1 = C.int64_t(l.most)
+		for j := int64(0); j < most; j += step {
+			p.j0, p.j1 = C.int64_t(j), C.int64_t(j+step)
 			if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
 				return err
 			}
-			continue
-		}
-		for j := range max(1, l.most) { // a query head at a time: its parts are added up before the next one's
-			p.j0, p.j1 = C.int64_t(j), C.int64_t(j+1)
-			if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
-				return err
+			if l.partialFloats == 0 {
+				continue
 			}
 			if err := d.runKeeping(C.K_attention_reduce, n*ceilDiv(keys, C.ATT_CHUNK)); err != nil {
 				return err
@@ -92,10 +94,11 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l attentionLayout) {
 	tq, heads, dim := a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2]
 	tk, kvHeads, dv := a.K.Shape[0], a.K.Shape[1], a.V.Shape[2]
-	c.rows("q", a.Q, whatever, whatever, whatever)
-	c.rows("k", a.K, whatever, whatever, dim)
-	c.rows("v", a.V, tk, kvHeads, whatever)
-	c.rows("out", a.Out, tq, heads, dv)
+	t, _ := c.compute("q", a.Q)
+	c.typed("q", a.Q, t, whatever, whatever, whatever)
+	c.typed("k", a.K, t, whatever, whatever, dim)
+	c.typed("v", a.V, t, tk, kvHeads, whatever)
+	c.typed("out", a.Out, t, tq, heads, dv)
 	c.shape("lse", a.LSE, tensor.F32, tq, heads)
 	if dim < 1 || dv < 1 {
 		c.fail("head sizes %d and %d: they must be at least 1", dim, dv)
@@ -151,7 +154,7 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	layHeads(a, l, w)
 	p := (*C.attention_args)(d.args)
 	*p = C.attention_args{
-		q: floatPointer(a.Q), k: floatPointer(a.K), v: floatPointer(a.V), out: floatPointer(a.Out), lse: floatPointer(a.LSE),
+		bf16: isBF16(a), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatPointer(a.LSE),
 		heads: C.int64_t(a.Q.Shape[1]), d: C.int64_t(a.Q.Shape[2]), d_v: C.int64_t(a.V.Shape[2]), scale: C.float(a.Scale),
 		blocks: (*C.attention_block)(w), n_blocks: C.int64_t(l.blocks), group: C.int64_t(l.group),
 		kv_head: (*C.int64_t)(unsafe.Add(w, l.atKVHead)), first: (*C.int64_t)(unsafe.Add(w, l.atFirst)),
@@ -167,6 +170,14 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	p.out_t, p.out_h = strides(a.Out)
 	p.lse_t, p.lse_h = strides(a.LSE)
 	return p
+}
+
+// isBF16 is the compute type of a call that has been checked, as the kernels are told it.
+func isBF16(a *device.Attention) C.int64_t {
+	if a.Q.DType == tensor.BF16 {
+		return 1
+	}
+	return 0
 }
 
 func floatPointer(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }

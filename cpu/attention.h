@@ -25,6 +25,9 @@ typedef struct {
 // attention_part is the share of the blocks that one task of the backward pass works through. Key gradients of the last document go to a partial sum if
 // later parts go on with it. Those of the first, if it began in earlier parts and ends here, go where they belong, but for the second query head of a
 // key head and those behind it to a partial sum too, the tail: parts are added up before heads are.
+//
+// In BF16 dk and dv belong in partial sums as well, of all keys, at the start of a key head's: what is added up stays in F32 and is rounded once. There a key
+// head's query heads are one sum, for where they are split over ranks the shares' rounding is more than any order of additions; so there are no tails.
 typedef struct {
   int64_t b0, b1;         // blocks
   int64_t k0, k1, offset; // keys of the partial sum, k0 = k1 where there is none, and its place in floats: [k1-k0][d], then [k1-k0][dv]
@@ -32,8 +35,10 @@ typedef struct {
 } attention_part;
 
 typedef struct {
-  const float *q, *k, *v, *dout;
-  float *out, *lse, *dq, *dk, *dv;
+  int64_t bf16; // q, k, v, dout, out, dq, dk and dv are of the compute type
+  const void *q, *k, *v, *dout;
+  void *out, *dq, *dk, *dv;
+  float *lse;
   int64_t q_t, q_h, k_t, k_h, v_t, v_h, out_t, out_h, lse_t, lse_h, dout_t, dout_h; // strides of a token and of a head
   int64_t dq_t, dq_h, dk_t, dk_h, dv_t, dv_h;
   int64_t heads, d, d_v;
@@ -55,11 +60,20 @@ typedef struct {
 
 static inline int64_t attention_pad(int64_t n) { return (n + 63) / 64 * 64; }
 
-// attention_forward_floats is one worker's scratch: Q transposed, scores, output transposed, running maximum and sum.
-static inline int64_t attention_forward_floats(int64_t d, int64_t dv) { return (d + ATT_NK + dv + 2) * ATT_LQ; }
+// attention_spread is the row stride of copies of d features: an odd number of cache lines.
+static inline int64_t attention_spread(int64_t d) { return ((d + 15) / 16 | 1) * 16; }
 
-// attention_backward_floats: Q, dO, dQ transposed, probabilities and their gradients, logsumexp and delta, dense copies of Q and dO, and where key heads
-// serve several query heads dK and dV of one of these.
-static inline int64_t attention_backward_floats(int64_t d, int64_t dv, int64_t grouped) {
-  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv)) + (grouped ? ATT_RUN * (d + dv) : 0);
+// attention_bf16_floats is room for copies of a block of keys and values in BF16: widened, and with an even number of features.
+static inline int64_t attention_bf16_floats(int64_t d, int64_t dv) { return ATT_NK * 3 / 2 * (attention_spread(d) + attention_spread(dv)); }
+
+// attention_forward_floats is one worker's scratch: Q transposed, scores, output transposed, running maximum and sum.
+static inline int64_t attention_forward_floats(int64_t d, int64_t dv, int64_t bf16) {
+  return (d + ATT_NK + dv + 2) * ATT_LQ + (bf16 ? attention_bf16_floats(d, dv) : 0);
+}
+
+// attention_backward_floats: Q, dO, dQ transposed, probabilities and their gradients, logsumexp and delta, dense copies of Q and dO, and in F32 where key
+// heads serve several query heads dK and dV of one of these.
+static inline int64_t attention_backward_floats(int64_t d, int64_t dv, int64_t bf16, int64_t grouped) {
+  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv)) +
+         (bf16 ? attention_bf16_floats(d, dv) : grouped ? ATT_RUN * (d + dv) : 0);
 }

@@ -30,8 +30,9 @@ func TestAttentionBound(t *testing.T) {
 			tk = tq
 		}
 		heads, group, dim, dv := 1+r.Int64N(4), 1+r.Int64N(3), 1+r.Int64N(130), 1+r.Int64N(130)
-		a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, heads*group, dim), K: tensor.Of(nil, tensor.F32, tk, heads, dim),
-			V: tensor.Of(nil, tensor.F32, tk, heads, dv), Causal: r.IntN(2) == 0}
+		dtype := []tensor.DType{tensor.F32, tensor.BF16}[r.IntN(2)]
+		a := device.Attention{Q: tensor.Of(nil, dtype, tq, heads*group, dim), K: tensor.Of(nil, dtype, tk, heads, dim),
+			V: tensor.Of(nil, dtype, tk, heads, dv), Causal: r.IntN(2) == 0}
 		if r.IntN(2) == 0 {
 			a.Window = &device.Window{Left: r.Int64N(500) - 100, Right: r.Int64N(500) - 100}
 		}
@@ -43,8 +44,8 @@ func TestAttentionBound(t *testing.T) {
 				a.CuK = a.CuQ
 			}
 			if n, most := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); n > most {
-				t.Fatalf("%d x %d, %d documents, %d x %d heads, D %d, Dv %d, causal %v, window %v, backward %v: %d bytes, bound %d",
-					tq, tk, docs, heads, group, dim, dv, a.Causal, a.Window, backward, n, most)
+				t.Fatalf("%v, %d x %d, %d documents, %d x %d heads, D %d, Dv %d, causal %v, window %v, backward %v: %d bytes, bound %d",
+					dtype, tq, tk, docs, heads, group, dim, dv, a.Causal, a.Window, backward, n, most)
 			}
 			a.CuQ, a.CuK = nil, nil
 		}

@@ -20,7 +20,7 @@ var partFlops = 5e8
 type attentionLayout struct {
 	blocks, parts  int64 // counts
 	pairs          int64 // visible query-key pairs of a head
-	partialFloats  int64 // of one key head
+	partialFloats  int64 // of one key head; in BF16 the first are all its dk and dv
 	most           int64 // query heads of one key head, at most
 	wave           int64 // key heads whose partial sums exist at a time
 	group          int64 // blocks in a task of the forward pass
@@ -141,14 +141,14 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 	l.atKVHead = l.atParts + padded(C.ATT_PARTS*C.sizeof_attention_part)
 	l.atFirst = l.atKVHead + padded(a.Q.Shape[1]*8)
 	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
-	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv)))
+	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a)))
 	if backward {
 		l.most = largestGroup(a)
 		grouped := C.int64_t(0)
 		if l.most > 1 {
 			grouped = 1
 		}
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), grouped))
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a), grouped))
 		d.layParts(a, &l, memory)
 	}
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
@@ -172,6 +172,10 @@ func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4
 func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	left, right := sides(a)
 	want := partsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
+	bf16 := isBF16(a) != 0
+	if bf16 {
+		l.partialFloats = a.K.Shape[0] * (a.Q.Shape[2] + a.V.Shape[2])
+	}
 	take := func(k0, k1 int64) (from, to, offset C.int64_t) { // a partial sum of these keys
 		offset = C.int64_t(l.partialFloats)
 		l.partialFloats += (k1 - k0) * (a.Q.Shape[2] + a.V.Shape[2])
@@ -194,7 +198,7 @@ func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe
 		done += visible(&b, left, right)
 		more = c.next()
 		goesOn := more && c.block.document == document
-		if !goesOn && began < l.parts && l.most > 1 {
+		if !goesOn && began < l.parts && l.most > 1 && !bf16 {
 			part.t0, part.t1, part.tail = take(from, max(from, endKey(&b, right)))
 		}
 		if more && float64(done) < float64(l.pairs)*float64(l.parts+1)/float64(want) {

@@ -22,13 +22,23 @@ type attentionCase struct {
 }
 
 func (c *attentionCase) make(t testing.TB, d *Device) *device.AttentionGrad {
+	return c.typed(t, d, tensor.F32)
+}
+
+func (c *attentionCase) typed(t testing.TB, d *Device, dtype tensor.DType) *device.AttentionGrad {
 	tq, tk := c.cuQ[len(c.cuQ)-1], c.cuK[len(c.cuK)-1]
 	of := func(rows, heads, n, seed int64) tensor.Tensor {
 		x := floats(t, d, rows*heads*n+seed)
-		if c.headMajor {
-			return tensor.OfFloat32(x, heads, rows, n).Permute(1, 0, 2)
+		data := unsafe.Pointer(unsafe.SliceData(x))
+		if dtype == tensor.BF16 { // in the same memory
+			for i, v := range x {
+				*(*uint16)(unsafe.Add(data, 2*i)) = tensor.F32ToBF16(v)
+			}
 		}
-		return tensor.OfFloat32(x, rows, heads, n)
+		if c.headMajor {
+			return tensor.Of(data, dtype, heads, rows, n).Permute(1, 0, 2)
+		}
+		return tensor.Of(data, dtype, rows, heads, n)
 	}
 	g := &device.AttentionGrad{
 		Attention: device.Attention{
@@ -66,7 +76,11 @@ func both(t testing.TB, d *Device, g *device.AttentionGrad) {
 }
 
 func element(x tensor.Tensor, t, h, e int64) float64 {
-	return float64(*(*float32)(unsafe.Add(x.Data, 4*(t*x.Stride[0]+h*x.Stride[1]+e*x.Stride[2]))))
+	p := unsafe.Add(x.Data, x.DType.Size()*(t*x.Stride[0]+h*x.Stride[1]+e*x.Stride[2]))
+	if x.DType == tensor.BF16 {
+		return float64(tensor.BF16ToF32(*(*uint16)(p)))
+	}
+	return float64(*(*float32)(p))
 }
 
 // array is a float64 array of a tensor's shape.
@@ -209,22 +223,32 @@ func fewFlops(t *testing.T) {
 
 func TestAttention(t *testing.T) {
 	fewFlops(t)
-	for _, c := range attentionCases {
-		g := c.make(t, open(t, "", 1))
-		out, lse, dq, dk, dv := dense(g)
-		for _, isa := range ISAs() {
-			t.Run(c.name+"/"+isa, func(t *testing.T) {
-				d := open(t, isa, 2)
-				g := c.make(t, d)
-				both(t, d, g)
-				compare(t, "out", g.Out, out, 2e-6)
-				compare(t, "lse", tensor.Tensor{Data: g.LSE.Data, DType: tensor.F32, NDim: 3, Shape: [8]int64{g.LSE.Shape[0], g.LSE.Shape[1], 1},
-					Stride: [8]int64{g.LSE.Stride[0], g.LSE.Stride[1], 1}}, lse, 1e-6)
-				compare(t, "dq", g.DQ, dq, 4e-6)
-				compare(t, "dk", g.DK, dk, 4e-6)
-				compare(t, "dv", g.DV, dv, 4e-6)
-			})
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+		forward, backward := 2e-6, 4e-6
+		if dtype == tensor.BF16 { // half a unit in the last place; backward has it in out, too
+			forward, backward = 0x1p-8, 0x1p-7
 		}
+		for _, c := range attentionCases {
+			testAttention(t, &c, dtype, forward, backward)
+		}
+	}
+}
+
+func testAttention(t *testing.T, c *attentionCase, dtype tensor.DType, forward, backward float64) {
+	g := c.typed(t, open(t, "", 1), dtype)
+	out, lse, dq, dk, dv := dense(g)
+	for _, isa := range ISAs() {
+		t.Run(fmt.Sprintf("%s/%v/%s", c.name, dtype, isa), func(t *testing.T) {
+			d := open(t, isa, 2)
+			g := c.typed(t, d, dtype)
+			both(t, d, g)
+			compare(t, "out", g.Out, out, forward)
+			compare(t, "lse", tensor.Tensor{Data: g.LSE.Data, DType: tensor.F32, NDim: 3, Shape: [8]int64{g.LSE.Shape[0], g.LSE.Shape[1], 1},
+				Stride: [8]int64{g.LSE.Stride[0], g.LSE.Stride[1], 1}}, lse, 1e-6)
+			compare(t, "dq", g.DQ, dq, backward)
+			compare(t, "dk", g.DK, dk, backward)
+			compare(t, "dv", g.DV, dv, backward)
+		})
 	}
 }
 
@@ -247,31 +271,38 @@ func TestAttentionInvariance(t *testing.T) {
 	fewFlops(t)
 	c := attentionCase{cuQ: cu(700, 37), cuK: cu(700, 37), heads: 6, kvHeads: 3, d: 64, dv: 64, causal: true, headMajor: true}
 	for _, isa := range ISAs() {
-		var want uint64
-		for _, workers := range []int{1, 2, 3, 5} {
-			d := open(t, isa, workers)
-			g := c.make(t, d)
-			both(t, d, g)
-			h := hash(g.Out, g.DQ, g.DK, g.DV)
-			if want == 0 {
-				want = h
-			}
-			if h != want {
-				t.Errorf("%s: %d workers change the result", isa, workers)
-			}
-			if workers != 2 {
-				continue
-			}
-			// Key head 1 with its query heads 2, 3 alone.
-			q, kv := func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 2, 4) }, func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 1, 2) }
-			before := hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV))
-			one := *g
-			one.Q, one.K, one.V, one.Out, one.LSE = q(g.Q), kv(g.K), kv(g.V), q(g.Out), q(g.LSE)
-			one.DOut, one.DQ, one.DK, one.DV = q(g.DOut), q(g.DQ), kv(g.DK), kv(g.DV)
-			both(t, d, &one)
-			if hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV)) != before {
-				t.Errorf("%s: a head alone differs from the head among others", isa)
-			}
+		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+			testInvariance(t, &c, isa, dtype)
+		}
+	}
+}
+
+// testInvariance runs a case of query heads in pairs with other numbers of workers, and its second key head alone.
+func testInvariance(t *testing.T, c *attentionCase, isa string, dtype tensor.DType) {
+	var want uint64
+	for _, workers := range []int{1, 2, 3, 5} {
+		d := open(t, isa, workers)
+		g := c.typed(t, d, dtype)
+		both(t, d, g)
+		h := hash(g.Out, g.DQ, g.DK, g.DV)
+		if want == 0 {
+			want = h
+		}
+		if h != want {
+			t.Errorf("%s, %v: %d workers change the result", isa, dtype, workers)
+		}
+		if workers != 2 {
+			continue
+		}
+		// Key head 1 with its query heads 2, 3 alone.
+		q, kv := func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 2, 4) }, func(x tensor.Tensor) tensor.Tensor { return x.Slice(1, 1, 2) }
+		before := hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV))
+		one := *g
+		one.Q, one.K, one.V, one.Out, one.LSE = q(g.Q), kv(g.K), kv(g.V), q(g.Out), q(g.LSE)
+		one.DOut, one.DQ, one.DK, one.DV = q(g.DOut), q(g.DQ), kv(g.DK), kv(g.DV)
+		both(t, d, &one)
+		if hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV)) != before {
+			t.Errorf("%s, %v: a head alone differs from the head among others", isa, dtype)
 		}
 	}
 }
