@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"unsafe"
 
 	"ulysses/cpu"
 	"ulysses/device"
@@ -20,11 +21,18 @@ func (a arena) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return t
 }
 
-// random takes a dense F32 tensor of normal variates.
-func (a arena) random(shape ...int64) tensor.Tensor {
-	t := a.take(tensor.F32, shape...)
-	if !a.Sketched() {
+// random takes a dense tensor of normal variates, F32 or BF16.
+func (a arena) random(dtype tensor.DType, shape ...int64) tensor.Tensor {
+	t := a.take(dtype, shape...)
+	switch {
+	case a.Sketched():
+	case dtype == tensor.F32:
 		copy(t.Float32s(), normals(t.Numel()))
+	default:
+		bits := unsafe.Slice((*uint16)(t.Data), t.Numel())
+		for i, x := range normals(t.Numel()) {
+			bits[i] = tensor.F32ToBF16(x)
+		}
 	}
 	return t
 }
@@ -91,7 +99,7 @@ func attention(o *options) error {
 	defer d.Close()
 	for _, s := range o.chosen(o.cases.Attention) {
 		var g device.AttentionGrad
-		free, err := build(d, func(a arena) { g = attentionTensors(d, a, s) })
+		free, err := build(d, func(a arena) { g = attentionTensors(d, a, s, o.compute) })
 		if err != nil {
 			return err
 		}
@@ -102,7 +110,7 @@ func attention(o *options) error {
 			}
 			return d.AttentionBackward(stream, &g)
 		}
-		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels}
+		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String()}
 		if o.forward {
 			times, err := measure(o.repeat, nil, forward)
 			if err != nil {
@@ -123,13 +131,13 @@ func attention(o *options) error {
 }
 
 // attentionTensors is head-major, the layout that sp gives the kernels.
-func attentionTensors(d device.Device, a arena, s shape) (g device.AttentionGrad) {
+func attentionTensors(d device.Device, a arena, s shape, dtype tensor.DType) (g device.AttentionGrad) {
 	heads := func(n int64, random bool) tensor.Tensor {
 		var t tensor.Tensor
 		if random {
-			t = a.random(n, s.Tokens, s.HeadDim)
+			t = a.random(dtype, n, s.Tokens, s.HeadDim)
 		} else {
-			t = a.take(tensor.F32, n, s.Tokens, s.HeadDim)
+			t = a.take(dtype, n, s.Tokens, s.HeadDim)
 		}
 		return t.Permute(1, 0, 2)
 	}

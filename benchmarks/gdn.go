@@ -58,13 +58,13 @@ func gdn(o *options) error {
 func gdnTensors(d device.Device, a arena, s shape) (g device.GatedDeltaGrad) {
 	heads := func(n int64, random bool) tensor.Tensor {
 		if random {
-			return a.random(n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
+			return a.random(tensor.F32, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 		}
 		return a.take(tensor.F32, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 	}
 	g.Q, g.K, g.V, g.DOut = heads(s.KVHeads, true), heads(s.KVHeads, true), heads(s.Heads, true), heads(s.Heads, true)
 	g.Out, g.DQ, g.DK, g.DV = heads(s.Heads, false), heads(s.KVHeads, false), heads(s.KVHeads, false), heads(s.Heads, false)
-	g.G, g.Beta = a.random(s.Tokens, s.Heads), a.random(s.Tokens, s.Heads)
+	g.G, g.Beta = a.random(tensor.F32, s.Tokens, s.Heads), a.random(tensor.F32, s.Tokens, s.Heads)
 	g.DG, g.DBeta = a.take(tensor.F32, s.Tokens, s.Heads), a.take(tensor.F32, s.Tokens, s.Heads)
 	if !a.Sketched() {
 		gates(g.G.Float32s(), g.Beta.Float32s())

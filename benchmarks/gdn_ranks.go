@@ -32,9 +32,9 @@ func gdnRanks(o *options) error {
 			var g rule.Grads
 			free, err := build(d, func(a arena) {
 				n, size := batch.Rows(), plan.SizesWithout(batch)
-				x.Q, x.K, x.V = a.random(1, n, s.KVHeads, s.HeadDim), a.random(1, n, s.KVHeads, s.HeadDim), a.random(1, n, s.Heads, s.HeadDim)
-				g.DOut = a.random(1, n, s.Heads, s.HeadDim)
-				x.G, x.Beta = a.random(1, n, s.Heads), a.random(1, n, s.Heads)
+				x.Q, x.K, x.V = a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
+				g.DOut = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
+				x.G, x.Beta = a.random(tensor.F32, 1, n, s.Heads), a.random(tensor.F32, 1, n, s.Heads)
 				if !a.Sketched() {
 					gates(x.G.Float32s(), x.Beta.Float32s())
 				}

@@ -15,12 +15,12 @@ func gemm(o *options) error {
 	for _, s := range o.chosen(o.cases.Gemm) {
 		var a, b, c tensor.Tensor // [batch, M, K], [batch, K, N], [batch, M, N]
 		free, err := build(d, func(m arena) {
-			a, b, c = m.random(s.Batch, s.M, s.K), m.random(s.Batch, s.K, s.N), m.take(tensor.F32, s.Batch, s.M, s.N)
+			a, b, c = m.random(o.compute, s.Batch, s.M, s.K), m.random(o.compute, s.Batch, s.K, s.N), m.take(o.compute, s.Batch, s.M, s.N)
 			if s.Form == "tn" {
-				a = tensor.Of(a.Data, tensor.F32, s.Batch, s.K, s.M).Permute(0, 2, 1)
+				a = tensor.Of(a.Data, o.compute, s.Batch, s.K, s.M).Permute(0, 2, 1)
 			}
 			if s.Form == "nt" {
-				b = tensor.Of(b.Data, tensor.F32, s.Batch, s.N, s.K).Permute(0, 2, 1)
+				b = tensor.Of(b.Data, o.compute, s.Batch, s.N, s.K).Permute(0, 2, 1)
 			}
 		})
 		if err != nil {
@@ -37,7 +37,7 @@ func gemm(o *options) error {
 		if err != nil {
 			return err
 		}
-		emit(s.Name, times, "gflops", 2*float64(s.Batch*s.M*s.N*s.K), map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "form": s.Form})
+		emit(s.Name, times, "gflops", 2*float64(s.Batch*s.M*s.N*s.K), map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String(), "form": s.Form})
 		free()
 	}
 	return nil

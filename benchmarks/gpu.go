@@ -28,15 +28,14 @@ func gpuAttention(o *options) error {
 		return err
 	}
 	defer d.Close()
-	dtype := tensor.ParseDType(o.dtype)
 	for _, s := range o.chosen(o.cases.GPUAttention) {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) {
 			take := func(heads int64) tensor.Tensor {
 				if d.Info().TokenMajor {
-					return a.take(dtype, s.Tokens, heads, s.HeadDim)
+					return a.take(o.compute, s.Tokens, heads, s.HeadDim)
 				}
-				return a.take(dtype, heads, s.Tokens, s.HeadDim).Permute(1, 0, 2)
+				return a.take(o.compute, heads, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 			}
 			g = device.AttentionGrad{Attention: device.Attention{Q: take(s.Heads), K: take(s.KVHeads), V: take(s.KVHeads), Out: take(s.Heads),
 				LSE: a.take(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), Causal: s.Causal, Scale: 1 / math.Sqrt(float64(s.HeadDim))},
@@ -64,7 +63,7 @@ func gpuAttention(o *options) error {
 }
 
 func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, g *device.AttentionGrad) error {
-	more := map[string]any{"dtype": o.dtype, "workspace_mib": g.Workspace.Numel() >> 20}
+	more := map[string]any{"dtype": o.compute.String(), "workspace_mib": g.Workspace.Numel() >> 20}
 	for _, half := range []struct {
 		op    string
 		flops float64

@@ -32,8 +32,7 @@ func (o *options) timeLayer(d device.Device, stream device.Stream, world comm.Co
 	if err != nil {
 		return err
 	}
-	compute := tensor.ParseDType(o.dtype)
-	m, err := model.New(d, world, cfg, model.Options{Compute: compute})
+	m, err := model.New(d, world, cfg, model.Options{Compute: o.compute})
 	if err != nil {
 		return err
 	}
@@ -50,7 +49,7 @@ func (o *options) timeLayer(d device.Device, stream device.Stream, world comm.Co
 	var ids, targets, positions tensor.Tensor
 	free, err := build(d, func(a arena) {
 		for _, g := range m.Groups() {
-			g.Bind(a.take(compute, g.Numel()), tensor.Tensor{}, a.take(tensor.F32, g.Numel()))
+			g.Bind(a.take(o.compute, g.Numel()), tensor.Tensor{}, a.take(tensor.F32, g.Numel()))
 		}
 		ids, targets, positions = a.take(tensor.I32, s.Tokens), a.take(tensor.I32, s.Tokens), a.take(tensor.I32, s.Tokens)
 	})
@@ -91,6 +90,6 @@ func (o *options) timeLayer(d device.Device, stream device.Stream, world comm.Co
 		return err
 	}
 	emit(s.Name, times, "gflops", cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2),
-		map[string]any{"op": "forward+backward", "dtype": o.dtype, "activations_gib": float64(activations.Bytes()) / (1 << 30)})
+		map[string]any{"op": "forward+backward", "dtype": o.compute.String(), "activations_gib": float64(activations.Bytes()) / (1 << 30)})
 	return nil
 }

@@ -1,8 +1,9 @@
 // Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a case, in the form of the programs under
 // peers/, so that run.py can put the two side by side.
 //
-//	ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
-//	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype BF16] [--repeat N] [--cases words]
+//	ulysses-bench peak|attention|gemm [--dtype bf16] [--threads N] [--repeat N] [--cases words]
+//	ulysses-bench gdn|gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
+//	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype f32] [--repeat N] [--cases words]
 //
 // attention, gemm and gdn run on one rank; gdn_ranks, ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
 package main
@@ -22,6 +23,7 @@ import (
 	"ulysses/cpu"
 	"ulysses/internal/status"
 	"ulysses/slurm"
+	"ulysses/tensor"
 )
 
 //go:embed cases.json
@@ -55,7 +57,8 @@ type cases struct {
 // options are the flags.
 type options struct {
 	threads, repeat, ranks int
-	words, device, dtype   string
+	words, device          string
+	compute                tensor.DType // F32 or BF16
 	forward                bool
 	cases                  cases
 	world                  comm.Comm // gdn_ranks, ulysses and a2a
@@ -80,11 +83,19 @@ func run(args []string) error {
 	f.IntVar(&o.repeat, "repeat", 7, "timed repetitions of a case")
 	f.IntVar(&o.ranks, "ranks", 1, "goroutine ranks, where no launcher started any")
 	f.StringVar(&o.device, "device", "cuda", "device of the gpu suites")
-	f.StringVar(&o.dtype, "dtype", "BF16", "compute type of the gpu suites: BF16 or F32")
+	dtype := f.String("dtype", "", "compute type: f32 or bf16; if not given, bf16 for the gpu suites, f32 for the others")
 	f.StringVar(&o.words, "cases", "", "only cases whose name contains one of these words, comma-separated")
 	f.BoolVar(&o.forward, "forward", false, "time attention's forward pass alone as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)
+	}
+	switch o.compute = tensor.ParseDType(strings.ToUpper(*dtype)); {
+	case *dtype == "" && strings.HasPrefix(args[0], "gpu_"):
+		o.compute = tensor.BF16
+	case *dtype == "":
+		o.compute = tensor.F32
+	case o.compute != tensor.F32 && o.compute != tensor.BF16:
+		return status.Errorf(status.InvalidArgument, "--dtype %s: f32 or bf16", *dtype)
 	}
 	if err := json.Unmarshal(casesJSON, &o.cases); err != nil {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
@@ -147,12 +158,16 @@ func emit(name string, times []float64, rate string, work float64, more map[stri
 
 // peak is the limit that kernels are held against.
 func peak(o *options) error {
+	name, measured := "fma-", cpu.PeakFMA
+	if o.compute == tensor.BF16 {
+		name, measured = "dot-", cpu.PeakDot
+	}
 	for _, isa := range cpu.ISAs() {
-		p, err := cpu.PeakFMA(o.threads, isa)
+		p, err := measured(o.threads, isa)
 		if err != nil {
 			return err
 		}
-		emit("fma-"+isa, []float64{1}, "gflops", p*1e9, map[string]any{"threads": o.threads, "kernels": isa})
+		emit(name+isa, []float64{1}, "gflops", p*1e9, map[string]any{"threads": o.threads, "kernels": isa})
 	}
 	return nil
 }

@@ -30,8 +30,8 @@ func ulysses(o *options) error {
 		var g sp.Grads
 		free, err := build(d, func(a arena) {
 			n, size := batch.Rows(), plan.Sizes(batch)
-			x.Q, x.K, x.V = a.random(1, n, s.Heads, s.HeadDim), a.random(1, n, s.KVHeads, s.HeadDim), a.random(1, n, s.KVHeads, s.HeadDim)
-			g.DOut = a.random(1, n, s.Heads, s.HeadDim)
+			x.Q, x.K, x.V = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim)
+			g.DOut = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
 			f32 := func(heads int64) tensor.Tensor { return a.take(tensor.F32, 1, n, heads, s.HeadDim) }
 			x.Out, g.DQ, g.DK, g.DV = f32(s.Heads), f32(s.Heads), f32(s.KVHeads), f32(s.KVHeads)
 			x.Saved, x.Workspace = a.take(tensor.U8, size.Saved), a.take(tensor.U8, size.Workspace)

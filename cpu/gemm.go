@@ -9,33 +9,47 @@ import (
 	"runtime"
 
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
-// Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows in every element it enters.
+// Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows in every element it enters. Sums are of F32 over the whole
+// of K and rounded once where C is BF16. With AVX512_BF16, products of BF16 take denormals, and sums that are denormal, for zero.
 func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	defer runtime.KeepAlive(a)
+	c := check{op: "Gemm"}
+	dtype, bf16 := c.compute("A", a.A)
+	c.shape("A", a.A, dtype, whatever, whatever)
 	m, k, n := a.A.Shape[0], a.A.Shape[1], a.B.Shape[1]
-	if !matrix(a.A, m, k) || !matrix(a.B, k, n) || !matrix(a.C, m, n) {
-		return status.Errorf(status.InvalidArgument, "Gemm: %v · %v -> %v: the shapes must be F32 [M, K], [K, N], [M, N]", a.A, a.B, a.C)
+	c.shape("B", a.B, dtype, k, n)
+	out, round := dtype, bf16
+	if a.C.DType == tensor.F32 {
+		out, round = tensor.F32, 0
 	}
-	if !a.Bias.IsNil() && (a.Accumulate || a.Bias.DType != tensor.F32 || a.Bias.NDim != 1 || a.Bias.Shape[0] != n || !a.Bias.Contiguous()) {
-		return status.Errorf(status.InvalidArgument, "Gemm: bias %v, accumulate %v: a bias is a dense F32 [%d] and excludes accumulation", a.Bias, a.Accumulate, n)
+	c.typed("C", a.C, out, m, n)
+	if !a.Bias.IsNil() {
+		c.dense("bias", a.Bias, dtype, n)
+		if a.Accumulate {
+			c.fail("a bias excludes accumulation")
+		}
 	}
 	ars, acs, okA := unitStride(a.A)
 	brs, bcs, okB := unitStride(a.B)
-	if !okA || !okB || n > 1 && a.C.Stride[1] != 1 {
-		return status.Errorf(status.InvalidArgument, "Gemm: %v · %v -> %v: A and B need an axis of stride 1, C a last axis of stride 1", a.A, a.B, a.C)
+	if !okA || !okB {
+		c.fail("%v · %v: A and B need an axis of stride 1", a.A, a.B)
 	}
-	if m == 0 || n == 0 {
-		return nil
+	if c.err != nil || m == 0 || n == 0 {
+		return c.err
 	}
-	rows, columns := gemmSplit(m, n, k, int64(d.workers))
+	most := [2]int64{m, C.ULY_GEMM_NC}
+	if round == 1 && k > C.ULY_GEMM_KC*d.table.pair {
+		most = [2]int64{C.ULY_GEMM_SUM_ROWS, C.ULY_GEMM_SUM_NC}
+	}
+	rows, columns := gemmSplit(m, n, k, int64(d.workers), most)
 	p := (*C.gemm_args)(d.args)
 	*p = C.gemm_args{
+		bf16: bf16, round: round,
 		m: C.int64_t(m), n: C.int64_t(n), k: C.int64_t(k),
-		a: (*C.float)(a.A.Data), b: (*C.float)(a.B.Data), bias: (*C.float)(a.Bias.Data), c: (*C.float)(a.C.Data),
+		a: a.A.Data, b: a.B.Data, bias: a.Bias.Data, c: a.C.Data,
 		ars: C.int64_t(ars), acs: C.int64_t(acs), brs: C.int64_t(brs), bcs: C.int64_t(bcs), ldc: C.int64_t(a.C.Stride[0]),
 		rows: C.int64_t(rows), columns: C.int64_t(columns),
 	}
@@ -43,10 +57,6 @@ func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 		p.accumulate = 1
 	}
 	return d.run(C.K_gemm, ceilDiv(m, rows)*ceilDiv(n, columns))
-}
-
-func matrix(t tensor.Tensor, rows, columns int64) bool {
-	return t.DType == tensor.F32 && t.Where == tensor.Host && t.NDim == 2 && t.Shape[0] == rows && t.Shape[1] == columns
 }
 
 // unitStride gives the strides of a matrix with exactly one of them 1, as packing wants them: the column stride is 1, or the row stride is.
@@ -63,9 +73,9 @@ func unitStride(t tensor.Tensor) (row, column int64, ok bool) {
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// gemmSplit cuts C into blocks, one a task. It weighs the work of the busiest worker against the packing, which each task does for itself: B by
-// its columns, A once more for each block of columns. The split does not touch the results: an element's sum is the same in any block.
-func gemmSplit(m, n, k, workers int64) (rows, columns int64) {
+// gemmSplit cuts C into blocks, one a task, of most rows and columns. It weighs the work of the busiest worker against the packing, which each task does
+// for itself: B by its columns, A once more for each block of columns. The split does not touch the results: an element's sum is the same in any block.
+func gemmSplit(m, n, k, workers int64, most [2]int64) (rows, columns int64) {
 	const (
 		grain        = 16         // rows and columns in steps that waste little of a register tile
 		small        = 1 << 20    // multiply-adds too few to share
@@ -76,9 +86,10 @@ func gemmSplit(m, n, k, workers int64) (rows, columns int64) {
 		workers = 1
 	}
 	best := -1.0
-	for across := ceilDiv(n, C.ULY_GEMM_NC); across <= ceilDiv(n, C.ULY_GEMM_NC)+4*workers; across++ {
-		c := min(C.ULY_GEMM_NC, ceilDiv(ceilDiv(n, across), grain)*grain)
-		for down := int64(1); down <= 4*workers; down++ {
+	leastDown, leastAcross := ceilDiv(m, most[0]), ceilDiv(n, most[1])
+	for across := leastAcross; across <= leastAcross+4*workers; across++ {
+		c := ceilDiv(ceilDiv(n, across), grain) * grain
+		for down := leastDown; down < leastDown+4*workers; down++ {
 			r := ceilDiv(ceilDiv(m, down), grain) * grain
 			tasks := ceilDiv(m, r) * ceilDiv(n, c)
 			work := float64(min(r, m))*float64(min(c, n)) + packA*float64(min(r, m)) + packB*float64(min(c, n))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -151,24 +152,113 @@ func TestGemmDirect(t *testing.T) {
 	}
 }
 
+// gemmTypes are the types of A and B, and of C.
+var gemmTypes = [][2]tensor.DType{{tensor.F32, tensor.F32}, {tensor.BF16, tensor.F32}, {tensor.BF16, tensor.BF16}}
+
+// normal is a dense matrix of floats in a type.
+func normal(t testing.TB, d *Device, dtype tensor.DType, rows, columns int64) tensor.Tensor {
+	x := tensor.OfFloat32(floats(t, d, rows*columns), rows, columns)
+	if dtype == tensor.F32 {
+		return x
+	}
+	b, err := d.Alloc(2 * rows * columns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Free)
+	low := tensor.Of(b.Pointer(), dtype, rows, columns)
+	for i, f := range x.Float32s() {
+		unsafe.Slice((*uint16)(low.Data), rows*columns)[i] = tensor.F32ToBF16(f)
+	}
+	return low
+}
+
+// elements are the elements of a dense matrix.
+func elements(x tensor.Tensor) []float32 {
+	if x.DType == tensor.F32 {
+		return slices.Clone(x.Float32s())
+	}
+	v := make([]float32, x.Numel())
+	for i, b := range unsafe.Slice((*uint16)(x.Data), x.Numel()) {
+		v[i] = tensor.BF16ToF32(b)
+	}
+	return v
+}
+
 // TestGemmWorkers: the number of workers, and so the split, leaves every bit alone; a NaN reaches the row it is in and no other.
 func TestGemmWorkers(t *testing.T) {
-	const m, n, k = 301, 210, 700
+	const m, n, k = 401, 330, 1101
 	for _, isa := range ISAs() {
-		var want []float32
-		for _, w := range []int{1, 2, 3, 7} {
-			d := open(t, isa, w)
-			a, b, c := floats(t, d, m*k), floats(t, d, k*n), floats(t, d, m*n)
-			a[5*k+699] = float32(math.NaN())
-			if err := d.Gemm(nil, &device.Gemm{A: tensor.OfFloat32(a, m, k), B: tensor.OfFloat32(b, k, n), C: tensor.OfFloat32(c, m, n), Accumulate: true}); err != nil {
+		for _, types := range gemmTypes {
+			var want []float32
+			for _, w := range []int{1, 2, 3, 7} {
+				d := open(t, isa, w)
+				a, b, c := normal(t, d, types[0], m, k), normal(t, d, types[0], k, n), normal(t, d, types[1], m, n)
+				if types[0] == tensor.F32 {
+					a.Float32s()[5*k+k-1] = float32(math.NaN())
+				} else {
+					unsafe.Slice((*uint16)(a.Data), m*k)[5*k+k-1] = 0x7fc0
+				}
+				if err := d.Gemm(nil, &device.Gemm{A: a, B: b, C: c, Accumulate: true}); err != nil {
+					t.Fatal(err)
+				}
+				got := elements(c)
+				if want == nil {
+					want = got
+				}
+				for i, x := range got {
+					if isNaN := x != x; isNaN != (i/n == 5) || !isNaN && x != want[i] {
+						t.Fatalf("%s, %v, %d workers: c[%d] = %g, want %g", isa, types, w, i, x, want[i])
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestGemmRows: rows of A, and columns of B, give the same bits alone as in a larger product.
+func TestGemmRows(t *testing.T) {
+	const m, n, k = 401, 330, 1101
+	for _, isa := range ISAs() {
+		d := open(t, isa, 2)
+		for _, types := range gemmTypes {
+			a, b, whole := normal(t, d, types[0], m, k), normal(t, d, types[0], k, n), normal(t, d, types[1], m, n)
+			if err := d.Gemm(nil, &device.Gemm{A: a, B: b, C: whole}); err != nil {
 				t.Fatal(err)
 			}
-			if want == nil {
-				want = append(want, c...)
+			want := elements(whole)
+			for _, z := range [][4]int64{{0, 1, 0, n}, {7, 20, 0, n}, {200, 401, 3, 260}, {0, m, 17, 18}} {
+				part := normal(t, d, types[1], z[1]-z[0], z[3]-z[2])
+				if err := d.Gemm(nil, &device.Gemm{A: a.Slice(0, z[0], z[1]), B: b.Slice(1, z[2], z[3]), C: part}); err != nil {
+					t.Fatal(err)
+				}
+				for i, x := range elements(part) {
+					if w := want[(z[0]+int64(i)/part.Shape[1])*n+z[2]+int64(i)%part.Shape[1]]; x != w {
+						t.Fatalf("%s, %v: element %d of rows and columns %v is %g alone, %g in the whole", isa, types, i, z, x, w)
+					}
+				}
 			}
-			for i, x := range c {
-				if isNaN := x != x; isNaN != (i/n == 5) || !isNaN && x != want[i] {
-					t.Fatalf("%s, %d workers: c[%d] = %g, want %g", isa, w, i, x, want[i])
+		}
+	}
+}
+
+// TestGemmRounds: C in BF16 is C in F32 rounded once, whatever the number of chunks.
+func TestGemmRounds(t *testing.T) {
+	for _, isa := range ISAs() {
+		d := open(t, isa, 2)
+		for _, z := range [][3]int64{{37, 50, 0}, {5, 70, 1}, {37, 50, 255}, {401, 330, 512}, {401, 330, 1101}} {
+			m, n, k := z[0], z[1], z[2]
+			a, b, bias := normal(t, d, tensor.BF16, m, k), normal(t, d, tensor.BF16, k, n), normal(t, d, tensor.BF16, 1, n).Select(0, 0)
+			wide, low := normal(t, d, tensor.F32, m, n), normal(t, d, tensor.BF16, m, n)
+			for _, c := range []tensor.Tensor{wide, low} {
+				if err := d.Gemm(nil, &device.Gemm{A: a, B: b, C: c, Bias: bias}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got := elements(low)
+			for i, x := range elements(wide) {
+				if want := tensor.BF16ToF32(tensor.F32ToBF16(x)); got[i] != want {
+					t.Fatalf("%s %v: c[%d] = %g, want %g of %g", isa, z, i, got[i], want, x)
 				}
 			}
 		}
@@ -180,9 +270,10 @@ func TestGemmRefuses(t *testing.T) {
 	x := floats(t, d, 100)
 	a := view(x, 4, 4, 9, false)
 	a.Stride[1] = 2
-	ok := view(x, 4, 4, 4, false)
+	ok, low := view(x, 4, 4, 4, false), normal(t, d, tensor.BF16, 4, 4)
 	for i, g := range []device.Gemm{{A: a, B: ok, C: ok}, {A: ok, B: view(x, 5, 4, 4, false), C: ok}, {A: ok, B: ok, C: view(x, 4, 4, 4, true)},
-		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}} {
+		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}, {A: ok, B: low, C: ok}, {A: ok, B: ok, C: low},
+		{A: low, B: low, C: low, Bias: tensor.OfFloat32(x, 4)}} {
 		if d.Gemm(nil, &g) == nil {
 			t.Errorf("case %d was taken", i)
 		}
@@ -216,25 +307,31 @@ func processorTime() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkGemm reports the best rate and its share of the measured peak. The three products of a linear layer: y = x·Wᵀ, dx = dy·W, dW += dyᵀ·x.
+// BenchmarkGemm reports the best rate and its share of the measured peak. The three products of a linear layer: y = x·Wᵀ, dx = dy·W, dW += dyᵀ·x, in
+// F32 and in BF16, where dW is F32.
 func BenchmarkGemm(b *testing.B) {
 	for _, isa := range ISAs()[:max(1, len(ISAs())-1)] {
 		for _, workers := range []int{1, 2} {
-			peak, _ := PeakFMA(workers, isa)
-			for _, s := range [][3]int64{{2048, 2048, 2048}, {512, 256, 256}, {2048, 192, 192}, {512, 1024, 256}, {2048, 256, 1024}} {
-				for kind, name := range []string{"y", "dx", "dW"} {
-					b.Run(fmt.Sprintf("%s/%d/%dx%dx%d/%s", isa, workers, s[0], s[1], s[2], name), func(b *testing.B) {
-						d := open(b, isa, workers)
-						T, N, K := s[0], s[1], s[2]
-						x, w, y := tensor.OfFloat32(floats(b, d, T*K), T, K), tensor.OfFloat32(floats(b, d, N*K), N, K), tensor.OfFloat32(floats(b, d, T*N), T, N)
-						g := []device.Gemm{{A: x, B: w.Permute(1, 0), C: y}, {A: y, B: w, C: x}, {A: y.Permute(1, 0), B: x, C: w, Accumulate: true}}[kind]
-						wall, cpu := best(b, func() error { return d.Gemm(nil, &g) })
-						flops := 2e-9 * float64(T) * float64(N) * float64(K)
-						r := flops / wall[0]
-						b.ReportMetric(r, "GF/s")
-						b.ReportMetric(r/peak, "ofpeak")
-						b.ReportMetric(flops/cpu[0]*float64(workers)/peak, "ofpeak/cpu")
-					})
+			for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+				peak, _ := PeakFMA(workers, isa)
+				if dtype == tensor.BF16 {
+					peak, _ = PeakDot(workers, isa)
+				}
+				for _, s := range [][3]int64{{2048, 2048, 2048}, {512, 256, 256}, {2048, 192, 192}, {512, 1024, 256}, {2048, 256, 1024}} {
+					for kind, name := range []string{"y", "dx", "dW"} {
+						b.Run(fmt.Sprintf("%s/%v/%d/%dx%dx%d/%s", isa, dtype, workers, s[0], s[1], s[2], name), func(b *testing.B) {
+							d := open(b, isa, workers)
+							T, N, K := s[0], s[1], s[2]
+							x, w, y, dw := normal(b, d, dtype, T, K), normal(b, d, dtype, N, K), normal(b, d, dtype, T, N), normal(b, d, tensor.F32, N, K)
+							g := []device.Gemm{{A: x, B: w.Permute(1, 0), C: y}, {A: y, B: w, C: x}, {A: y.Permute(1, 0), B: x, C: dw, Accumulate: true}}[kind]
+							wall, cpu := best(b, func() error { return d.Gemm(nil, &g) })
+							flops := 2e-9 * float64(T) * float64(N) * float64(K)
+							r := flops / wall[0]
+							b.ReportMetric(r, "GF/s")
+							b.ReportMetric(r/peak, "ofpeak")
+							b.ReportMetric(flops/cpu[0]*float64(workers)/peak, "ofpeak/cpu")
+						})
+					}
 				}
 			}
 		}

@@ -88,6 +88,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 
 // Those that isa_avx512bf16.c builds: products of BF16 by pairs.
 #define ULY_DOT_KERNELS(X) \
+  X(peak) \
   X(gemm) \
   X(attention_forward) \
   X(attention_backward)

@@ -12,7 +12,12 @@ import (
 
 // PeakFMA measures the floating-point rate, in GFLOP/s, of as many workers doing nothing but independent multiply-adds in registers: the limit that
 // benchmarks hold operations against. isa as in Options. It takes about a tenth of a second.
-func PeakFMA(workers int, isa string) (float64, error) {
+func PeakFMA(workers int, isa string) (float64, error) { return peak(workers, isa, 0) }
+
+// PeakDot is the same of products of BF16: by pairs where the set has VDPBF16PS, else PeakFMA.
+func PeakDot(workers int, isa string) (float64, error) { return peak(workers, isa, 1) }
+
+func peak(workers int, isa string, bf16 C.int64_t) (float64, error) {
 	o, err := New(Options{Workers: workers, ISA: isa})
 	if err != nil {
 		return 0, err
@@ -29,12 +34,15 @@ func PeakFMA(workers int, isa string) (float64, error) {
 	best := 0.0
 	for range 9 {
 		a := (*C.peak_args)(d.args)
-		*a = C.peak_args{rounds: rounds, sink: (*C.float)(unsafe.Pointer(sink.Pointer()))}
+		*a = C.peak_args{bf16: bf16, rounds: rounds, sink: (*C.float)(unsafe.Pointer(sink.Pointer()))}
 		start := time.Now()
 		if err := d.run(C.K_peak, n); err != nil {
 			return 0, err
 		}
 		flops := 2 * rounds * chains * float64(d.table.lanes) * float64(n)
+		if bf16 == 1 {
+			flops *= float64(d.table.pair)
+		}
 		best = max(best, flops/time.Since(start).Seconds()/1e9)
 	}
 	return best, nil

@@ -21,17 +21,18 @@ import (
 type table struct {
 	name    string
 	needs   []cpuid.FeatureID
-	lanes   int // floats in a vector
+	lanes   int   // floats in a vector
+	pair    int64 // elements of BF16 in a lane of a product: 2 with VDPBF16PS
 	kernels *[C.K_COUNT]C.uly_kernel
 	rest    *[C.K_COUNT]C.uly_kernel // of the kernels that it has not; nil where it has all
 }
 
 // tables, best first. Rows are chosen by feature bits, never by maker or model: libraries that go by the model misjudge new ones.
 var tables = []table{
-	{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, &C.uly_kernels_avx512bf16, &C.uly_kernels_avx512},
-	{"avx512", avx512, 16, &C.uly_kernels_avx512, nil},
-	{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, &C.uly_kernels_avx2, nil},
-	{"portable", nil, 4, &C.uly_kernels_portable, nil},
+	{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, &C.uly_kernels_avx512bf16, &C.uly_kernels_avx512},
+	{"avx512", avx512, 16, 1, &C.uly_kernels_avx512, nil},
+	{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, 1, &C.uly_kernels_avx2, nil},
+	{"portable", nil, 4, 1, &C.uly_kernels_portable, nil},
 }
 
 var avx512 = []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2}

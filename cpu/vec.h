@@ -304,3 +304,15 @@ AI void e_set(const int T, void *p, int64_t i, float x) {
   if (T) ((uint16_t *)p)[i] = bf16_of(x);
   else ((float *)p)[i] = x;
 }
+
+// Pairs: two BF16 in a lane, the first of them in its lower half.
+
+// v_pair makes pairs of BF16 that were widened.
+AI vf v_pair(vf first, vf second) {
+  typedef uint32_t vu __attribute__((vector_size(4 * VW)));
+  return (vf)((vu)first >> 16 | (vu)second);
+}
+#ifdef ULY_DOT
+// v_dot is c + the products of both halves of a and b. Denormals, of c too, count as zero.
+AI vf v_dot(vf a, vf b, vf c) { return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
+#endif

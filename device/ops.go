@@ -46,7 +46,8 @@ type Ops interface {
 	DeltaOps
 }
 
-// Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense.
+// Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense. Where C is BF16, the
+// sum over K, addend and all, is rounded once. A product of BF16 may take denormals for zero.
 type Gemm struct {
 	A, B, C    tensor.Tensor // A and B of the compute type, C of it or F32
 	Bias       tensor.Tensor // [N], of B's type, optional; not together with Accumulate

@@ -12,7 +12,14 @@ def parser(doc: str) -> argparse.ArgumentParser:
     p.add_argument("--threads", type=int, default=2, help="threads of a process")
     p.add_argument("--repeat", type=int, default=5, help="timed repetitions of a case, after one that is not timed")
     p.add_argument("--cases", default="", help="only cases whose name contains one of these words, comma-separated")
+    p.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="type of matrices and activations, where the program knows both")
     return p
+
+
+def dtype(a: argparse.Namespace):
+    import torch
+
+    return {"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype]
 
 
 def chosen(names: list[str], words: str) -> list[str]:
