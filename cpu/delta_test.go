@@ -316,7 +316,8 @@ func TestGatedDeltaBound(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
 		tokens, docs := 1+r.Int64N(3000), []int{1, 2, 3, 40}[r.IntN(4)]
-		a := device.GatedDelta{K: tensor.Of(nil, tensor.F32, tokens, 1+r.Int64N(2), 1+r.Int64N(130)), V: tensor.Of(nil, tensor.F32, tokens, 4, 1+r.Int64N(130)), Chunk: r.Int64N(2) * 48}
+		typ := []tensor.DType{tensor.F32, tensor.BF16}[r.IntN(2)]
+		a := device.GatedDelta{K: tensor.Of(nil, typ, tokens, 1+r.Int64N(2), 1+r.Int64N(130)), V: tensor.Of(nil, typ, tokens, 4, 1+r.Int64N(130)), Chunk: r.Int64N(2) * 48}
 		most := d.GatedDeltaSizes(&a)
 		a.Cu = make([]int64, docs+1)
 		for i := 1; i < docs; i++ {

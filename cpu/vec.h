@@ -18,6 +18,8 @@
 typedef __m512 vf;
 AI vf v_load(const float *p) { return _mm512_loadu_ps(p); }
 AI void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
+AI void v_stream(float *p, vf x) { _mm512_stream_ps(p, x); }
+AI void v_streamed(void) { _mm_sfence(); }
 AI vf v_set1(float x) { return _mm512_set1_ps(x); }
 AI vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 AI vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
@@ -59,6 +61,8 @@ AI void v_transpose(vf *r) {
 typedef __m256 vf;
 AI vf v_load(const float *p) { return _mm256_loadu_ps(p); }
 AI void v_store(float *p, vf x) { _mm256_storeu_ps(p, x); }
+AI void v_stream(float *p, vf x) { _mm256_stream_ps(p, x); }
+AI void v_streamed(void) { _mm_sfence(); }
 AI vf v_set1(float x) { return _mm256_set1_ps(x); }
 AI vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 AI vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); }
@@ -100,6 +104,8 @@ AI void v_transpose(vf *r) {
 typedef float vf __attribute__((vector_size(4 * VW)));
 AI vf v_load(const float *p) { vf x; memcpy(&x, p, sizeof x); return x; }
 AI void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
+AI void v_stream(float *p, vf x) { v_store(p, x); }
+AI void v_streamed(void) {}
 AI vf v_set1(float x) { return (vf){x, x, x, x}; }
 AI vf v_fma(vf a, vf b, vf c) { return a * b + c; }
 AI vf v_max(vf a, vf b) {
@@ -149,7 +155,8 @@ AI void v_transpose(vf *r) {
 
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 
-// v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
+// v_stream stores past the caches what is not read soon, to an address that the bytes of a vector divide; a task that does so ends with v_streamed,
+// so that others see it. v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
 // v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW). v_any_ne: some lane differs (or is NaN). v_transpose: VW vectors as a square, in place.
 
 AI vf v_zero(void) { return (vf){0}; }
@@ -160,12 +167,23 @@ AI vf v_div(vf a, vf b) { return a / b; }
 
 // v_sum adds the lanes pairwise: halves, quarters, ... The order is fixed for a width.
 AI float v_sum(vf x) {
+#if defined(ULY_AVX512) || defined(ULY_AVX2)
+#if defined(ULY_AVX512)
+  const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+#else
+  const __m256 h = x;
+#endif
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+#else
   float t[VW];
   v_store(t, x);
   UNROLL for (int w = VW / 2; w > 0; w /= 2) {
     UNROLL for (int i = 0; i < w; i++) t[i] += t[i + w];
   }
   return t[0];
+#endif
 }
 
 // v_hmax is the largest lane; NaN lanes may be lost.
