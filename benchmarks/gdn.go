@@ -27,7 +27,7 @@ func gdn(o *options) error {
 	defer d.Close()
 	for _, s := range o.chosen(o.cases.GDN) {
 		var g device.GatedDeltaGrad
-		free, err := build(d, func(a arena) { g = gdnTensors(d, a, s) })
+		free, err := build(d, func(a arena) { g = gdnTensors(d, a, s, o.compute) })
 		if err != nil {
 			return err
 		}
@@ -39,7 +39,7 @@ func gdn(o *options) error {
 			return d.GatedDeltaBackward(stream, &g)
 		}
 		f, b := s.gdnFlops()
-		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels}
+		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String()}
 		times, err := measure(o.repeat, nil, forward)
 		if err != nil {
 			return err
@@ -55,12 +55,12 @@ func gdn(o *options) error {
 }
 
 // gdnTensors is head-major, the layout that the CPU likes. Heads are value heads, key-value heads key heads.
-func gdnTensors(d device.Device, a arena, s shape) (g device.GatedDeltaGrad) {
+func gdnTensors(d device.Device, a arena, s shape, dtype tensor.DType) (g device.GatedDeltaGrad) {
 	heads := func(n int64, random bool) tensor.Tensor {
 		if random {
-			return a.random(tensor.F32, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
+			return a.random(dtype, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 		}
-		return a.take(tensor.F32, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
+		return a.take(dtype, n, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 	}
 	g.Q, g.K, g.V, g.DOut = heads(s.KVHeads, true), heads(s.KVHeads, true), heads(s.Heads, true), heads(s.Heads, true)
 	g.Out, g.DQ, g.DK, g.DV = heads(s.Heads, false), heads(s.KVHeads, false), heads(s.KVHeads, false), heads(s.Heads, false)

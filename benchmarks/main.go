@@ -1,8 +1,8 @@
 // Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a case, in the form of the programs under
 // peers/, so that run.py can put the two side by side.
 //
-//	ulysses-bench peak|attention|gemm [--dtype bf16] [--threads N] [--repeat N] [--cases words]
-//	ulysses-bench gdn|gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
+//	ulysses-bench peak|attention|gemm|gdn [--dtype bf16] [--threads N] [--repeat N] [--cases words]
+//	ulysses-bench gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
 //	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype f32] [--repeat N] [--cases words]
 //
 // attention, gemm and gdn run on one rank; gdn_ranks, ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
