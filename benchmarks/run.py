@@ -2,7 +2,7 @@
 """Runs our benchmarks and their peers in turn and writes the ratios to results/.
 
     make bench               # builds our programs; PyTorch and the peers' requirements go into .venv
-    benchmarks/run.py attention gemm gemm-bf16 gdn ulysses a2a step
+    benchmarks/run.py attention attention-bf16 gemm gemm-bf16 gdn ulysses a2a step
 
 Ours and each peer are whole processes run A B C A B C ..., so that a machine whose speed drifts does so for all. A case's ratio is the median
 over the rounds of (peer's least time / our least time) of that round: above 1 we are faster. The share of the peak is of the rate of multiply-adds
@@ -95,6 +95,7 @@ def suites(a) -> dict:
             add("attention", "f32")
             add("gdn", "f32")
             add("gemm", "f32")
+        add("attention", "bf16")
         add("gemm", "bf16")
     made["ulysses"] = Suite("ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2))
     for n in (2, 4):
@@ -155,7 +156,7 @@ def cpu() -> str:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("suite", nargs="+", help="attention, gemm, gemm-bf16, gdn, ulysses, a2a, step, or a full name such as attention-avx2")
+    p.add_argument("suite", nargs="+", help="attention, attention-bf16, gemm, gemm-bf16, gdn, ulysses, a2a, step, or a full name such as attention-avx2")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention in f32, forward and backward, over ../cases.json.
+"""PyTorch's scaled_dot_product_attention, forward and backward, over ../cases.json.
 
 Layout [1, heads, tokens, D], contiguous, which is the one torch is fastest in. Packed documents are a loop over the documents, since torch
 has no packed attention on the CPU (a boolean mask is ten times slower). GF/s count causal as half and backward as 2.5 times forward.
@@ -26,11 +26,11 @@ def flops(c: dict) -> float:
     return 4.0 * pairs * c["heads"] * c["head_dim"]
 
 
-def make(c: dict):
+def make(c: dict, dtype: torch.dtype):
     g = torch.Generator().manual_seed(0)
     t, d = c["tokens"], c["head_dim"]
-    q, dout = (torch.randn(1, c["heads"], t, d, generator=g) for _ in range(2))
-    k, v = (torch.randn(1, c["kv_heads"], t, d, generator=g) for _ in range(2))
+    q, dout = (torch.randn(1, c["heads"], t, d, generator=g).to(dtype) for _ in range(2))
+    k, v = (torch.randn(1, c["kv_heads"], t, d, generator=g).to(dtype) for _ in range(2))
     for x in (q, k, v):
         x.requires_grad_()
     gqa = c["heads"] != c["kv_heads"]
@@ -64,13 +64,13 @@ def main() -> None:
     torch.set_num_threads(a.threads)
     cases = {c["name"]: c for c in json.loads(CASES.read_text())["attention"]}
     for name in common.chosen(list(cases), a.cases):
-        forward, both = make(cases[name])
+        forward, both = make(cases[name], common.dtype(a))
         n = flops(cases[name])
         if a.forward:
             m = common.measure(forward, a.repeat)
-            common.emit("torch sdpa", name, op="forward", threads=a.threads, gflops=n / m["min_s"] / 1e9, **m)
+            common.emit("torch sdpa", name, op="forward", threads=a.threads, dtype=a.dtype, gflops=n / m["min_s"] / 1e9, **m)
         m = common.measure(both, a.repeat)
-        common.emit("torch sdpa", name, op="forward+backward", threads=a.threads, gflops=3.5 * n / m["min_s"] / 1e9, **m)
+        common.emit("torch sdpa", name, op="forward+backward", threads=a.threads, dtype=a.dtype, gflops=3.5 * n / m["min_s"] / 1e9, **m)
 
 
 if __name__ == "__main__":
