@@ -2,19 +2,11 @@ package cpu
 
 import (
 	"math"
-	"os"
 	"testing"
 	"unsafe"
 
 	"ulysses/tensor"
 )
-
-// Until all operations have BF16, the device offers it to tests that ask.
-func init() {
-	if os.Getenv("ULYSSES_TEST_BF16") != "" {
-		compute = []tensor.DType{tensor.F32, tensor.BF16}
-	}
-}
 
 func ofBF16(x []uint16) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), tensor.BF16, int64(len(x)))

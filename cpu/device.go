@@ -168,10 +168,10 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	return &buffer{p, bytes}, nil
 }
 
-// stream has nothing to order: operations are done when they return.
-var compute = []tensor.DType{tensor.F32}
+// compute are the types that activations may have.
+var compute = []tensor.DType{tensor.F32, tensor.BF16}
 
-// order is stream and event at once: what was enqueued has run.
+// order is stream and event at once: operations are done when they return.
 type order struct{}
 
 func (order) Sync() error               { return nil }

@@ -14,6 +14,7 @@
 package device
 
 import (
+	"strings"
 	"unsafe"
 
 	"ulysses/tensor"
@@ -23,7 +24,7 @@ import (
 type Info struct {
 	Kind    string // "cpu", "cuda"
 	Name    string // as the maker names it
-	Kernels string // the kernel row in use: "avx512", "avx2", "portable"; ranks must agree on it
+	Kernels string // the kernel row in use: "avx512bf16", "avx512", "avx2", "portable"
 	Workers int    // CPU threads that operations use
 	Align   int64  // bytes to which allocations are aligned
 	Place   tensor.Place
@@ -31,6 +32,14 @@ type Info struct {
 	// TokenMajor says which layout attention's kernels like: [T, H, D] in memory, else head-major [H, T, D].
 	TokenMajor bool
 	Memory     int64 // bytes in all; 0 = the host's
+}
+
+// KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name ends in bf16 has kernels of its own for BF16 alone.
+func (i Info) KernelsIn(compute tensor.DType) string {
+	if compute == tensor.F32 {
+		return strings.TrimSuffix(i.Kernels, "bf16")
+	}
+	return i.Kernels
 }
 
 // Buffer is memory of a device.

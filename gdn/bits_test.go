@@ -139,21 +139,23 @@ func (k *kase) limit(x result) float64 {
 // In BF16 heads give the bits of one rank as well, gates travelling whole in the same exchange. Both ways are as near to float64 as roundings to
 // that type allow, each of 2^-8: one of results, and of dq and dk one more for each value head's own before they are summed.
 func TestBF16(t *testing.T) {
-	sweep{kinds: fakes()[:1], dtypes: []tensor.DType{tensor.BF16}, cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
-		if k.layer.Strategy == Heads {
-			if err := b.bitsOfOne(k, fakes()[0]); err != nil {
-				return err
+	for _, on := range []devicetest.Kind{fakes()[0], host} {
+		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
+			if k.layer.Strategy == Heads {
+				if err := b.bitsOfOne(k, on); err != nil {
+					return err
+				}
 			}
-		}
-		r := prepare(b, k, true, scan)
-		must(r.run())
-		for _, x := range r.results() {
-			if err := near(b, r.x, []result{x}, r.reference(k), k.limit(x)); err != nil {
-				return err
+			r := prepare(b, k, true, scan)
+			must(r.run())
+			for _, x := range r.results() {
+				if err := near(b, r.x, []result{x}, r.reference(k), k.limit(x)); err != nil {
+					return err
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
 }
 
 // A hundred times the same call gives the same bits.

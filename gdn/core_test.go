@@ -7,19 +7,12 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/cpu"
-	"ulysses/device"
 	"ulysses/internal/devicetest"
 	"ulysses/internal/mpitest"
 	"ulysses/internal/ref"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
-
-func openCPU(c comm.Comm) (device.Device, comm.Comm, func() error, error) {
-	d, err := cpu.New(cpu.Options{Workers: 1})
-	return d, c, func() error { return nil }, err
-}
 
 // coreRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator has one rank.
 type coreRun struct {

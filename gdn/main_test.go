@@ -267,7 +267,7 @@ func rowsOf(seq int64, ranks int) []int64 {
 	return rows
 }
 
-var host = devicetest.Kind{Name: "cpu", Open: openCPU}
+var host = devicetest.CPU()
 
 // round is what the compute type makes of an input.
 func round(dtype tensor.DType, v float32) float32 {

@@ -92,8 +92,6 @@ var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
-	{"device.dtype", func(j *Job) bool { return j.Device.DType == "bf16" && j.Device.Backend == "cpu" },
-		`bf16 is not built for the CPU yet: set device.dtype = "f32"`},
 	{"device.comm", func(j *Job) bool {
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},

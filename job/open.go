@@ -73,7 +73,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		info := d.Info()
 		err = comm.Same(world, "device",
 			comm.Field{Name: "kind (say which with device.backend)", Value: info.Kind},
-			comm.Field{Name: "kernels (pin with ULYSSES_ISA, or ULYSSES_KERNEL on a GPU)", Value: info.Kernels})
+			comm.Field{Name: "kernels (pin with ULYSSES_ISA, or ULYSSES_KERNEL on a GPU)", Value: info.KernelsIn(e.Compute)})
 	}
 	if err != nil {
 		if d != nil {

@@ -164,6 +164,7 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 // rank; of others they are near. BF16 sends half the bytes, and the LSE whole.
 func TestLateRanksGiveTheBitsOfOne(t *testing.T) {
 	eachLate(t, fakes(), bothTypes, 8, bitsOfOne)
+	eachLate(t, []devicetest.Kind{devicetest.CPU()}, bothTypes[1:], 8, bitsOfOne)
 	eachLate(t, plugins(t)[:1], bothTypes, 4, bitsOfOne)
 	eachLate(t, plugins(t)[1:], bothTypes[1:], 3, bitsOfOne)
 }
@@ -219,7 +220,7 @@ func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 // BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of the output that it starts from. The
 // plug-in's own arithmetic is held to the limit of F32 too.
 func TestLateDevicesAgainstFloat64(t *testing.T) {
-	eachLate(t, fakes()[:1], bothTypes[1:], 8, againstFloat64)
+	eachLate(t, []devicetest.Kind{fakes()[0], devicetest.CPU()}, bothTypes[1:], 8, againstFloat64)
 	eachLate(t, plugins(t)[:1], bothTypes, 3, againstFloat64)
 }
 
@@ -263,10 +264,10 @@ func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 func TestTypesAreRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()
-	l := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, DType: tensor.BF16}
+	l := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, DType: tensor.F16}
 	_, err := NewPlan(b.dev, alone(), l)
-	if err == nil || err.Error() != "sp.NewPlan: dtype BF16: device cpu computes in [F32]" {
-		t.Errorf("BF16 on the CPU: %v", err)
+	if err == nil || err.Error() != "sp.NewPlan: dtype F16: device cpu computes in [F32 BF16]" {
+		t.Errorf("F16: %v", err)
 	}
 	l.DType = tensor.F32
 	r := prepare(b, alone(), l, BatchSpec{Batch: 1, Seq: 8}, 0, 0)

@@ -102,7 +102,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
 		comm.Field{Name: "device", Value: info.Kind},
 		comm.Field{Name: "tokens before heads", Value: strconv.FormatBool(info.TokenMajor)},
-		comm.Field{Name: "kernels", Value: info.Kernels})
+		comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})
 	if err != nil {
 		return nil, err
 	}

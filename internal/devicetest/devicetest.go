@@ -1,11 +1,12 @@
-// Package devicetest opens devices that are not the host, for tests of what stands above the device: the fake, which runs late and in
-// random order, and the CUDA plug-in, real or emulated.
+// Package devicetest opens devices for tests of what stands above the device: the fake, which runs late and in random order, the CUDA plug-in, real or
+// emulated, and the host's own.
 package devicetest
 
 import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/backends"
 	"ulysses/internal/cudatest"
@@ -29,6 +30,14 @@ func Fake(name string, o fake.Options) Kind {
 			return nil, nil, nil, err
 		}
 		return d, fake.Communicator(d, host), func() error { return nil }, nil
+	}}
+}
+
+// CPU is the host's own device, of one worker.
+func CPU() Kind {
+	return Kind{"cpu", func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
+		d, err := cpu.New(cpu.Options{Workers: 1})
+		return d, host, func() error { return nil }, err
 	}}
 }
 

@@ -1,0 +1,125 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/tensor"
+)
+
+// inBF16 asks the CPU for it.
+var inBF16 = []string{"device.backend=cpu", "device.dtype=bf16"}
+
+// Training in BF16 on the CPU has the losses of F32 within its roundings, on any mesh, with masters in F32, and writes the weights in the source's type.
+func TestTrainingInBF16(t *testing.T) {
+	for dir, c := range readGoldens(t, "train") {
+		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "packed") {
+			continue // each model, both optimizers, and every kind of mesh are among these
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			run := func(ranks int, sets ...string) []metricsLine {
+				var stdout, stderr bytes.Buffer
+				here := t.TempDir()
+				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+here), Ranks: ranks, Stdout: &stdout, Stderr: &stderr}
+				if err := Run(o); err != nil {
+					t.Fatal(err, stderr.String())
+				}
+				if half := len(sets) > 0; strings.Contains(stdout.String(), "master weights") != half || strings.Contains(stderr.String(), "computing in bf16") != half {
+					t.Errorf("%v: masters, or the type: %s%s", sets, stdout.String(), stderr.String())
+				}
+				if !strings.Contains(stdout.String(), ": equal") {
+					t.Errorf("bytes sent: %s", stdout.String())
+				}
+				return readMetrics(t, filepath.Join(here, "metrics.jsonl"))
+			}
+			want := run(c.Ranks)
+			runs := [][]metricsLine{run(c.Ranks, inBF16...)}
+			if !strings.Contains(c.Name, "dp2") {
+				runs = append(runs, run(1, append(inBF16, "parallel.ulysses=0")...))
+			}
+			for _, got := range runs {
+				if len(got) != len(want) {
+					t.Fatalf("%d records, want %d", len(got), len(want))
+				}
+				equal := true
+				for i, r := range got {
+					equal = equal && r.Loss == want[i].Loss
+					if d := math.Abs(r.Loss - want[i].Loss); !(d <= 1e-2*math.Abs(want[i].Loss)) {
+						t.Errorf("step %d: loss %.7f, in F32 %.7f", i+1, r.Loss, want[i].Loss)
+					}
+				}
+				if equal {
+					t.Error("nothing was rounded")
+				}
+			}
+		})
+	}
+}
+
+// A job on saved tensors in BF16 writes outputs and gradients in it, near to float64, and the same bits on any number of ranks where no key head's queries
+// are on two.
+func TestSavedTensorsInBF16(t *testing.T) {
+	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
+	if err != nil || len(dirs) < 3 {
+		t.Fatal(dirs, err)
+	}
+	for _, dir := range dirs {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			var first []byte
+			for _, ranks := range []int{1, 2, 3} {
+				var stdout bytes.Buffer
+				file := filepath.Join(t.TempDir(), "out.safetensors")
+				o := Options{Path: filepath.Join(dir, "job.toml"), Sets: append(inBF16, "attention.output="+file), Ranks: ranks, Stdout: &stdout, Stderr: io.Discard}
+				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "in bf16") {
+					t.Fatal(ranks, err, stdout.String())
+				}
+				f, err := tensor.OpenSafetensors(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var bits []byte // of what does not depend on how query heads of a key head are dealt
+				for _, e := range f.Entries() {
+					want := tensor.BF16
+					if e.Name == "lse" {
+						want = tensor.F32
+					}
+					got, _ := floats(t, file, e.Name)
+					exact, _ := floats(t, filepath.Join(dir, "expected.safetensors"), e.Name)
+					if e.DType != want || !(relative(got, exact) < 2e-2) {
+						t.Errorf("%d ranks: %s: %v, off by %.3g", ranks, e.Name, e.DType, relative(got, exact))
+					}
+					if e.Name != "dk" && e.Name != "dv" {
+						bits = fmt.Append(bits, e.Name, got)
+					}
+				}
+				f.Close()
+				if first == nil {
+					first = bits
+				} else if !bytes.Equal(bits, first) {
+					t.Errorf("%d ranks: not the bits of one", ranks)
+				}
+			}
+		})
+	}
+}
+
+// Verify holds all ranks against one in BF16, too.
+func TestVerifyInBF16(t *testing.T) {
+	for dir, c := range readGoldens(t, "train") {
+		if c.Name != "qwen3-sgd-packed" {
+			continue
+		}
+		var stdout, stderr bytes.Buffer
+		err := Verify(Options{Path: filepath.Join(dir, c.Job), Sets: append(inBF16, "output.dir="+t.TempDir(), "parallel.ulysses=2"), Ranks: 4, Stdout: &stdout, Stderr: &stderr})
+		if err != nil || !strings.Contains(stdout.String(), "in bf16") || !strings.Contains(stdout.String(), "the same within") {
+			t.Errorf("%v\n%s%s", err, stdout.String(), stderr.String())
+		}
+		return
+	}
+	t.Error("no such case")
+}
