@@ -9,6 +9,7 @@
 
 #define AI static inline __attribute__((always_inline, unused))
 #define NOINLINE static __attribute__((noinline, unused))
+#define UNLIKELY(x) __builtin_expect(x, 0)
 #define UNROLL _Pragma("GCC unroll 32")
 #define MIN(a, b) ((a) < (b) ? (a) : (b))
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -252,10 +253,11 @@ AI uint16_t bf16_of(float f) {
 #if defined(ULY_AVX512)
 AI vf v_widen(__m256i x) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
 AI __m256i v_narrow(vf x) {
-  __m512i u = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-  __m512i nan = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
-  return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan));
+  __m512i u = (__m512i)x, r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+  r = _mm512_mask_add_epi32(r, _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000)), r, _mm512_set1_epi32(1));
+  r = _mm512_mask_or_epi32(r, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), u, _mm512_set1_epi32(0x400000));
+  const __m512i upper = (__m512i)(__v32hi){1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31};
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi16(upper, r));
 }
 AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm256_loadu_si256((const __m256i *)p)); }
 AI void v_store_bf16(uint16_t *p, vf x) { _mm256_storeu_si256((__m256i *)p, v_narrow(x)); }
@@ -273,22 +275,26 @@ AI __m128i v_narrow(vf x) {
 AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm_loadu_si128((const __m128i *)p)); }
 AI void v_store_bf16(uint16_t *p, vf x) { _mm_storeu_si128((__m128i *)p, v_narrow(x)); }
 #else
+typedef uint16_t vh __attribute__((vector_size(2 * VW)));
+typedef uint32_t vu __attribute__((vector_size(4 * VW)));
 AI vf v_load_bf16(const uint16_t *p) {
-  vf x;
-  UNROLL for (int i = 0; i < VW; i++) x[i] = bf16_value(p[i]);
-  return x;
+  vh x;
+  memcpy(&x, p, sizeof x);
+  return (vf)(__builtin_convertvector(x, vu) << 16);
 }
 AI void v_store_bf16(uint16_t *p, vf x) {
-  UNROLL for (int i = 0; i < VW; i++) p[i] = bf16_of(x[i]);
+  const vu u = (vu)x, nan = (vu)(x != x), r = (u + 0x7fff + ((u >> 16) & 1)) & ~nan;
+  const vh h = __builtin_convertvector((r | ((u | 0x400000) & nan)) >> 16, vh);
+  memcpy(p, &h, sizeof h);
 }
 #endif
 #if !defined(ULY_AVX512)
-AI vf v_load_bf16_n(const uint16_t *p, int64_t n) {
+NOINLINE vf v_load_bf16_n(const uint16_t *p, int64_t n) {
   uint16_t t[VW] = {0};
   for (int i = 0; i < VW && i < n; i++) t[i] = p[i];
   return v_load_bf16(t);
 }
-AI void v_store_bf16_n(uint16_t *p, vf x, int64_t n) {
+NOINLINE void v_store_bf16_n(uint16_t *p, vf x, int64_t n) {
   uint16_t t[VW];
   v_store_bf16(t, x);
   for (int i = 0; i < VW && i < n; i++) p[i] = t[i];
@@ -307,9 +313,9 @@ AI void e_store_n(const int T, void *p, int64_t i, vf x, int64_t n) {
   else v_store_n((float *)p + i, x, n);
 }
 // The same where n >= 1 lanes are left, most often all. (Masked stores of AVX2 are slow on some CPUs.)
-AI vf e_get(const int T, const void *p, int64_t i, int64_t n) { return n < VW ? e_load_n(T, p, i, n) : e_load(T, p, i); }
+AI vf e_get(const int T, const void *p, int64_t i, int64_t n) { return UNLIKELY(n < VW) ? e_load_n(T, p, i, n) : e_load(T, p, i); }
 AI void e_put(const int T, void *p, int64_t i, vf x, int64_t n) {
-  if (n < VW) e_store_n(T, p, i, x, n);
+  if (UNLIKELY(n < VW)) e_store_n(T, p, i, x, n);
   else e_store(T, p, i, x);
 }
 // v_get and v_put are those of F32.
