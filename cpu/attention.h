@@ -63,8 +63,8 @@ static inline int64_t attention_pad(int64_t n) { return (n + 63) / 64 * 64; }
 // attention_spread is the row stride of copies of d features: an odd number of cache lines.
 static inline int64_t attention_spread(int64_t d) { return ((d + 15) / 16 | 1) * 16; }
 
-// attention_bf16_floats is room for copies of a block of keys and values in BF16: widened, and with an even number of features.
-static inline int64_t attention_bf16_floats(int64_t d, int64_t dv) { return ATT_NK * 3 / 2 * (attention_spread(d) + attention_spread(dv)); }
+// attention_bf16_floats is what BF16 takes beside: a block of keys and values as products read them, and probabilities in BF16.
+static inline int64_t attention_bf16_floats(int64_t d, int64_t dv) { return ATT_NK * (attention_spread(d) + attention_spread(dv)) + ATT_NK / 2 * ATT_LQ; }
 
 // attention_forward_floats is one worker's scratch: Q transposed, scores, output transposed, running maximum and sum.
 static inline int64_t attention_forward_floats(int64_t d, int64_t dv, int64_t bf16) {

@@ -82,7 +82,11 @@ func (w want) compare(t testing.TB, got []float64) {
 		if f != "" {
 			t.Errorf("%s: the plain implementation fails: %s", w.name, f)
 		}
-		bound = min(bound, max(2*p, least, w.chain))
+		if allowed := max(2*p, least, w.chain); w.bf16 {
+			bound = allowed // the absolute bound is for what has no plain implementation: factors in BF16 may cost more where results cancel
+		} else {
+			bound = min(bound, allowed)
+		}
 	}
 	if fault != "" {
 		t.Errorf("%s: %s", w.name, fault)

@@ -13,6 +13,16 @@ type Attention struct {
 	Causal         bool    // bottom-right aligned in each document
 	Window         *Window // nil = unbounded
 	Scale          float64
+	// Factor is what probabilities and gradients of scores become before they are multiplied, in a plain implementation of a narrow type; nil = what they are.
+	Factor func(float64) float64
+}
+
+// factor is x as products take it.
+func factor[T Float](a *Attention, x T) T {
+	if a.Factor == nil {
+		return x
+	}
+	return T(a.Factor(float64(x)))
 }
 
 // Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries and sk keys; a negative side is unbounded.
@@ -92,9 +102,9 @@ func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 			lse[i*a.Hq+h] = top + log(sum)
 			o := out[(i*a.Hq+h)*a.Dv:][:a.Dv]
 			for j := lo; j < hi; j++ {
-				vj := v[(j*a.Hkv+a.Head(h))*a.Dv:]
+				vj, p := v[(j*a.Hkv+a.Head(h))*a.Dv:], factor(a, s[j-lo]/sum)
 				for c := range o {
-					o[c] += s[j-lo] / sum * vj[c]
+					o[c] += p * vj[c]
 				}
 			}
 		}
@@ -121,11 +131,12 @@ func AttentionBackward[T Float](a *Attention, q, k, v, out, lse, dout []T) (dq, 
 				at := j*a.Hkv + a.Head(h)
 				kj, vj, dkj, dvj := k[at*a.D:], v[at*a.Dv:], dk[at*a.D:], dv[at*a.Dv:]
 				p, dp := exp(s[j-lo]-lse[row]), T(0)
+				weight := factor(a, p)
 				for c, x := range do {
 					dp += x * vj[c]
-					dvj[c] += p * x
+					dvj[c] += weight * x
 				}
-				ds := p * (dp - delta) * T(a.Scale)
+				ds := factor(a, p*(dp-delta)) * T(a.Scale)
 				for c := range qi {
 					dqi[c] += ds * kj[c]
 					dkj[c] += ds * qi[c]
