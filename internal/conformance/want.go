@@ -28,6 +28,7 @@ type want struct {
 	bf16  bool      // the result is in BF16
 	exact bool      // equal: for moves and casts
 	bound float64   // for results better than f32; 0 = as above
+	gate  float64   // in BF16, of results whose factors are rounded on the way; 0 = as above
 	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
 	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
 }
@@ -71,7 +72,7 @@ func (w want) compare(t testing.TB, got []float64) {
 	e, fault := deviation(got, w.ref)
 	bound, least := largest, resolution
 	if w.bf16 {
-		bound, least = largestBF16, resolutionBF16
+		bound, least = max(w.gate, largestBF16), resolutionBF16
 	}
 	if w.bound > 0 {
 		bound = w.bound
@@ -82,11 +83,7 @@ func (w want) compare(t testing.TB, got []float64) {
 		if f != "" {
 			t.Errorf("%s: the plain implementation fails: %s", w.name, f)
 		}
-		if allowed := max(2*p, least, w.chain); w.bf16 {
-			bound = allowed // the absolute bound is for what has no plain implementation: factors in BF16 may cost more where results cancel
-		} else {
-			bound = min(bound, allowed)
-		}
+		bound = min(bound, max(2*p, least, w.chain))
 	}
 	if fault != "" {
 		t.Errorf("%s: %s", w.name, fault)

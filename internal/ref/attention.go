@@ -13,16 +13,15 @@ type Attention struct {
 	Causal         bool    // bottom-right aligned in each document
 	Window         *Window // nil = unbounded
 	Scale          float64
-	// Factor is what probabilities and gradients of scores become before they are multiplied, in a plain implementation of a narrow type; nil = what they are.
-	Factor func(float64) float64
+	// Keep is what scores, probabilities and the gradients of both become in a plain implementation that keeps them in a narrow type; nil = what they are.
+	Keep func(float64) float64
 }
 
-// factor is x as products take it.
-func factor[T Float](a *Attention, x T) T {
-	if a.Factor == nil {
+func keep[T Float](a *Attention, x T) T {
+	if a.Keep == nil {
 		return x
 	}
-	return T(a.Factor(float64(x)))
+	return T(a.Keep(float64(x)))
 }
 
 // Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries and sk keys; a negative side is unbounded.
@@ -78,7 +77,7 @@ func scores[T Float](a *Attention, q, k []T, i, h int64) (lo, hi int64, s []T) {
 		for c, x := range qi {
 			s[j] += x * kj[c]
 		}
-		s[j] *= T(a.Scale)
+		s[j] = keep(a, s[j]*T(a.Scale))
 	}
 	return lo, hi, s
 }
@@ -102,7 +101,7 @@ func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 			lse[i*a.Hq+h] = top + log(sum)
 			o := out[(i*a.Hq+h)*a.Dv:][:a.Dv]
 			for j := lo; j < hi; j++ {
-				vj, p := v[(j*a.Hkv+a.Head(h))*a.Dv:], factor(a, s[j-lo]/sum)
+				vj, p := v[(j*a.Hkv+a.Head(h))*a.Dv:], keep(a, s[j-lo]/sum)
 				for c := range o {
 					o[c] += p * vj[c]
 				}
@@ -130,13 +129,12 @@ func AttentionBackward[T Float](a *Attention, q, k, v, out, lse, dout []T) (dq, 
 			for j := lo; j < hi; j++ {
 				at := j*a.Hkv + a.Head(h)
 				kj, vj, dkj, dvj := k[at*a.D:], v[at*a.Dv:], dk[at*a.D:], dv[at*a.Dv:]
-				p, dp := exp(s[j-lo]-lse[row]), T(0)
-				weight := factor(a, p)
+				p, dp := keep(a, exp(s[j-lo]-lse[row])), T(0)
 				for c, x := range do {
 					dp += x * vj[c]
-					dvj[c] += weight * x
+					dvj[c] += p * x
 				}
-				ds := factor(a, p*(dp-delta)) * T(a.Scale)
+				ds := keep(a, p*(keep(a, dp)-delta)) * T(a.Scale)
 				for c := range qi {
 					dqi[c] += ds * kj[c]
 					dkj[c] += ds * qi[c]
