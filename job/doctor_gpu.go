@@ -8,7 +8,7 @@ import (
 	"ulysses/internal/backends"
 )
 
-const onCPU = `everything runs on the CPU, in f32; device.backend = "cuda" is refused`
+const onCPU = `everything runs on the CPU, in f32 unless device.dtype says otherwise; device.backend = "cuda" is refused`
 
 // gpus are the plug-in, the GPUs that it opens, and the libraries that it finds.
 func gpus() []finding {

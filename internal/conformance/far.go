@@ -63,9 +63,11 @@ func testFar(s *suite) {
 	})
 	for i, l := range []layout{far, farHeads} {
 		c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 3, Dk: 8, Dv: 5, Cu: bounds(1, 2), L2Norm: true, Scale: 0.3, In: 1, Out: 1}}
-		s.deltaCase(tensor.F32, fmt.Sprint("gated delta ", i), c, deltaLayouts{l, l, l})
 		g := &ref.Attention{Hq: 3, Hkv: 3, D: 16, Dv: 8, CuQ: one(3), CuK: one(3), Causal: true, Scale: 0.3}
-		x := newAttentionInput(tensor.F32, g, seeded(30))
-		s.check(fmt.Sprint("attention ", i), attentionWant("far", g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) })
+		s.typed(func(d tensor.DType, suffix string) {
+			s.deltaCase(d, fmt.Sprint("gated delta ", i, suffix), c, deltaLayouts{l, l, l})
+			x := newAttentionInput(d, g, seeded(30))
+			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) })
+		})
 	}
 }
