@@ -2,7 +2,7 @@
 """Runs our benchmarks and their peers in turn and writes the ratios to results/.
 
     make bench               # builds our programs; PyTorch and the peers' requirements go into .venv
-    benchmarks/run.py attention attention-bf16 gemm gemm-bf16 gdn ulysses a2a step
+    benchmarks/run.py attention attention-bf16 gemm gemm-bf16 gdn ulysses a2a step step-bf16
 
 Ours and each peer are whole processes run A B C A B C ..., so that a machine whose speed drifts does so for all. A case's ratio is the median
 over the rounds of (peer's least time / our least time) of that round: above 1 we are faster. The share of the peak is of the rate of multiply-adds
@@ -101,17 +101,23 @@ def suites(a) -> dict:
     for n in (2, 4):
         made[f"a2a-{n}"] = Suite("a2a", under_mpi(n, "a2a"), {"MPI_Alltoall": lambda n=n: lines([*MPI, "-n", n, ROOT / "bin" / "alltoall"])})
     jobs = [ROOT / "examples" / "quickstart.toml", HERE / "step-qwen3.toml"]
-    both = [torch("train_step.py", job) for job in jobs]
-    made["step"] = Suite("step", lambda: [x for job in jobs for x in step(a, job)], {p: lambda p=p: [x for f in both for x in f[p]()] for p in both[0]})
+    for dtype in ("f32", "bf16"):
+        both = [torch("train_step.py", job, "--dtype", dtype) for job in jobs]
+        peers = {p: lambda p=p, both=both: [x for f in both for x in f[p]()] for p in both[0]}
+        if dtype == "bf16":
+            pure = [torch("train_step.py", job, "--bf16-weights")["PyTorch unhandicapped"] for job in jobs]
+            peers["PyTorch unhandicapped, weights in BF16"] = lambda pure=pure: [x for f in pure for x in f()]
+        name = "step" if dtype == "f32" else f"step-{dtype}"
+        made[name] = Suite(name, lambda dtype=dtype: [x for job in jobs for x in step(a, job, dtype)], peers)
     return made
 
 
-def step(a, job) -> list[dict]:
-    """A training step on one rank with the peer's threads, and on four ranks."""
+def step(a, job, dtype) -> list[dict]:
+    """A training step on one rank with the peer's threads, on as many ranks of one thread, and on four ranks."""
     out = []
-    for ranks in (1, 4):
+    for ranks in sorted({1, a.threads, 4}):
         folder = ROOT / "out" / f"bench-step-{ranks}"
-        sets = [f"output.dir={folder}", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}"]
+        sets = [f"output.dir={folder}", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}", f"device.dtype={dtype}"]
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
             argv = [*MPI, "-n", ranks, *argv]

@@ -6,8 +6,8 @@
 The job is a TOML or JSON file with the tables of our job file: [model.new] (fields of the config), [data] path, sequence, batch,
 accumulate, [eval] split, [optimizer], [train] steps, seed. Same bytes, rows, labels, learning rates, clipping; torch's AdamW.
 
---dtype bf16 is what transformers' Trainer does with bf16 = True: autocast, with weights and moments in F32, as ours has. bf16-weights has weights, gradients and
-moments in BF16 as well, which is faster and loses small steps.
+--dtype bf16 is what transformers' Trainer does with bf16 = True: autocast, with weights and moments in F32, as ours has. --bf16-weights has weights, gradients
+and moments in BF16 as well, which is faster and loses small steps.
 """
 
 import json
@@ -78,10 +78,8 @@ def learning_rate(o: dict, step: int, steps: int) -> float:
 
 
 class Stepper:
-    def __init__(self, job: dict, train: torch.Tensor, dtype: str):
-        self.job, self.rows, self.model, self.dtype = job, train, model_of(job), dtype
-        if dtype == "bf16-weights":
-            self.model.bfloat16()
+    def __init__(self, job: dict, train: torch.Tensor, dtype: str, weights: torch.dtype):
+        self.job, self.rows, self.model, self.dtype = job, train, model_of(job).to(weights), dtype
         o = job["optimizer"]
         wide = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
@@ -122,7 +120,7 @@ def main() -> None:
     p.add_argument("job", type=pathlib.Path)
     p.add_argument("--train", action="store_true")
     p.add_argument("--set", action="append", default=[], metavar="table.key=value")
-    p.add_argument("--dtype", default="f32", choices=["f32", "bf16", "bf16-weights"])
+    p.add_argument("--bf16-weights", action="store_true")
     p.add_argument("--log", type=int, default=0, help="print the loss every so many steps")
     a = p.parse_args()
     transformers.logging.set_verbosity_error()
@@ -130,7 +128,7 @@ def main() -> None:
     job = read_job(a.job, a.set)
     torch.manual_seed(job.get("seed", 1))
     train, held_out = rows(job, a.job.parent)
-    s = Stepper(job, train, a.dtype)
+    s = Stepper(job, train, a.dtype, torch.bfloat16 if a.bf16_weights else torch.float32)
     tokens = job["data"]["sequence"] * job["data"]["batch"] * job["data"]["accumulate"]
     size = dict(parameters=sum(p.numel() for p in s.model.parameters()), tokens_per_step=tokens, threads=a.threads)
     if not a.train:
