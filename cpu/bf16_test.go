@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"ulysses/device"
 	"ulysses/tensor"
 )
 
@@ -78,5 +79,43 @@ func TestRoundingOfBF16(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestPairsDifferInBF16Alone: a set that has another's kernels but for products by pairs has its bits in F32, which ranks may then share (device.Info.KernelsIn),
+// and others in BF16.
+func TestPairsDifferInBF16Alone(t *testing.T) {
+	const m, n, k = 131, 95, 700
+	c := attentionCase{cuQ: cu(300, 37), cuK: cu(300, 37), heads: 4, kvHeads: 2, d: 40, dv: 24, causal: true}
+	for _, isa := range ISAs() {
+		row, err := choose(isa)
+		if err != nil || row.rest == nil {
+			continue
+		}
+		lender := ""
+		for i := range tables {
+			if tables[i].kernels == row.rest {
+				lender = tables[i].name
+			}
+		}
+		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+			var product, heads [2]uint64
+			var agreed [2]string
+			for i, isa := range []string{isa, lender} {
+				d := open(t, isa, 2)
+				x := normal(t, d, tensor.F32, m, n)
+				if err := d.Gemm(nil, &device.Gemm{A: normal(t, d, dtype, m, k), B: normal(t, d, dtype, k, n), C: x}); err != nil {
+					t.Fatal(err)
+				}
+				g := c.typed(t, d, dtype)
+				both(t, d, g)
+				product[i], heads[i] = hash(x.View(m, n, 1)), hash(g.Out, g.DQ, g.DK, g.DV)
+				agreed[i] = d.Info().KernelsIn(dtype)
+			}
+			same := dtype == tensor.F32
+			if product[0] == product[1] != same || heads[0] == heads[1] != same || agreed[0] == agreed[1] != same {
+				t.Errorf("%v on %s and %s: products %x, attention %x, kernels %q", dtype, isa, lender, product, heads, agreed)
+			}
+		}
 	}
 }
