@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/backends"
 	"ulysses/internal/cudatest"
@@ -36,7 +35,7 @@ func Fake(name string, o fake.Options) Kind {
 // CPU is the host's own device, of one worker.
 func CPU() Kind {
 	return Kind{"cpu", func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
-		d, err := cpu.New(cpu.Options{Workers: 1})
+		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1})
 		return d, host, func() error { return nil }, err
 	}}
 }
