@@ -2,14 +2,11 @@ package job
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"math"
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"ulysses/tensor"
 )
 
 // inBF16 asks the CPU for it.
@@ -78,26 +75,7 @@ func TestSavedTensorsInBF16(t *testing.T) {
 				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "in bf16") {
 					t.Fatal(ranks, err, stdout.String())
 				}
-				f, err := tensor.OpenSafetensors(file)
-				if err != nil {
-					t.Fatal(err)
-				}
-				var bits []byte // of what does not depend on how query heads of a key head are dealt
-				for _, e := range f.Entries() {
-					want := tensor.BF16
-					if e.Name == "lse" {
-						want = tensor.F32
-					}
-					got, _ := floats(t, file, e.Name)
-					exact, _ := floats(t, filepath.Join(dir, "expected.safetensors"), e.Name)
-					if e.DType != want || !(relative(got, exact) < 2e-2) {
-						t.Errorf("%d ranks: %s: %v, off by %.3g", ranks, e.Name, e.DType, relative(got, exact))
-					}
-					if e.Name != "dk" && e.Name != "dv" {
-						bits = fmt.Append(bits, e.Name, got)
-					}
-				}
-				f.Close()
+				bits := checkHalves(t, file, dir) // of what does not depend on how query heads of a key head are dealt
 				if first == nil {
 					first = bits
 				} else if !bytes.Equal(bits, first) {
