@@ -68,7 +68,7 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	p.dv_t, p.dv_h = strides(g.DV)
 	most := max(1, l.most)
 	step := most // query heads at a time: in F32 where parts meet in partial sums, one, whose parts are added up before the next one's
-	if l.partialFloats > 0 && isBF16(a) == 0 {
+	if l.partialFloats > 0 && isBF16(a.Q.DType) == 0 {
 		step = 1
 	}
 	for kv := int64(0); kv < kvHeads; kv += l.wave {
@@ -154,7 +154,7 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	layHeads(a, l, w)
 	p := (*C.attention_args)(d.args)
 	*p = C.attention_args{
-		bf16: isBF16(a), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatPointer(a.LSE),
+		bf16: isBF16(a.Q.DType), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatPointer(a.LSE),
 		heads: C.int64_t(a.Q.Shape[1]), d: C.int64_t(a.Q.Shape[2]), d_v: C.int64_t(a.V.Shape[2]), scale: C.float(a.Scale),
 		blocks: (*C.attention_block)(w), n_blocks: C.int64_t(l.blocks), group: C.int64_t(l.group),
 		kv_head: (*C.int64_t)(unsafe.Add(w, l.atKVHead)), first: (*C.int64_t)(unsafe.Add(w, l.atFirst)),
@@ -170,14 +170,6 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	p.out_t, p.out_h = strides(a.Out)
 	p.lse_t, p.lse_h = strides(a.LSE)
 	return p
-}
-
-// isBF16 is the compute type of a call that has been checked, as the kernels are told it.
-func isBF16(a *device.Attention) C.int64_t {
-	if a.Q.DType == tensor.BF16 {
-		return 1
-	}
-	return 0
 }
 
 func floatPointer(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }

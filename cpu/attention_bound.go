@@ -32,13 +32,13 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	partial := int64(0)
 	for parts := int64(1); parts <= partsFor(pairs, dim, dv); parts++ {
 		rows, sums := (parts-1)*tk, parts-1
-		if l.most > 1 && isBF16(a) == 0 && parts > 1 { // and tails
+		if l.most > 1 && isBF16(a.Q.DType) == 0 && parts > 1 { // and tails
 			rows, sums = parts*tk, 2*sums
 		}
 		if left+right < tk { // neighbours have no more in common than a window
 			rows = min(rows, tk+sums*(left+right))
 		}
-		if isBF16(a) != 0 { // and all of dk and dv
+		if isBF16(a.Q.DType) != 0 { // and all of dk and dv
 			rows += tk
 		}
 		floats := rows * (dim + dv)

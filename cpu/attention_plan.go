@@ -141,14 +141,14 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 	l.atKVHead = l.atParts + padded(C.ATT_PARTS*C.sizeof_attention_part)
 	l.atFirst = l.atKVHead + padded(a.Q.Shape[1]*8)
 	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
-	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a)))
+	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType)))
 	if backward {
 		l.most = largestGroup(a)
 		grouped := C.int64_t(0)
 		if l.most > 1 {
 			grouped = 1
 		}
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a), grouped))
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped))
 		d.layParts(a, &l, memory)
 	}
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
@@ -172,7 +172,7 @@ func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4
 func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	left, right := sides(a)
 	want := partsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
-	bf16 := isBF16(a) != 0
+	bf16 := isBF16(a.Q.DType) != 0
 	if bf16 {
 		l.partialFloats = a.K.Shape[0] * (a.Q.Shape[2] + a.V.Shape[2])
 	}

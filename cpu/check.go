@@ -49,17 +49,22 @@ func (c *check) dense(name string, t tensor.Tensor, d tensor.DType, shape ...int
 	}
 }
 
-// compute is the compute type of a call, which is that of its first activation x, as kernels are told it: 1 for BF16, 0 for F32. typed wants
-// the others to have it.
-func (c *check) compute(name string, x tensor.Tensor) (d tensor.DType, bf16 C.int64_t) {
-	switch x.DType {
-	case tensor.BF16:
-		return tensor.BF16, 1
-	case tensor.F32:
-	default:
-		c.fail("%s is %v: want f32 or bf16", name, x)
+// isBF16 is a compute type as kernels are told it: 1 for BF16, 0 for F32.
+func isBF16(d tensor.DType) C.int64_t {
+	if d == tensor.BF16 {
+		return 1
 	}
-	return tensor.F32, 0
+	return 0
+}
+
+// compute is the compute type of a call, which is that of its first activation x, and the same as kernels are told it. typed wants the others to
+// have it.
+func (c *check) compute(name string, x tensor.Tensor) (d tensor.DType, bf16 C.int64_t) {
+	if x.DType != tensor.F32 && x.DType != tensor.BF16 {
+		c.fail("%s is %v: want f32 or bf16", name, x)
+		return tensor.F32, 0
+	}
+	return x.DType, isBF16(x.DType)
 }
 
 // typed wants the compute type d of a shape whose last axis is dense.

@@ -144,11 +144,8 @@ func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
 // GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every chunk but a document's first the state
 // before it; Dv is rounded up to whole panels. Workspace is tables of the documents and scratch for each worker.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
-	dk, dv, bf16 := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2]), C.int64_t(0)
-	if a.K.DType == tensor.BF16 {
-		bf16 = 1
-	}
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, bf16)), false, nil)
+	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
+	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, isBF16(a.K.DType))), false, nil)
 	return device.DeltaSizes{
 		Saved:    padded(a.V.Shape[1] * l.savedFloats * 4),
 		Forward:  l.bytes,
