@@ -93,20 +93,20 @@ cuda-libs:
 cuda-matrix: cuda-libs
 	$(PLUGIN) check-matrix
 
-# For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu and this repository there, make gpu-check (gpu-bench) there. On a
+# For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu.tar.gz and this repository there, make gpu-check (gpu-bench) there. On a
 # machine that has both, gpu-check makes the bundle first.
 gpu-bundle: deps cuda lib
 	scripts/gpu-bundle.sh dist/gpu
 
-dist/gpu:
-	@command -v $(GO) >/dev/null || { echo "gpu-check: no dist/gpu, and no Go to make it: make gpu-bundle elsewhere and bring it along" >&2; exit 3; }
+dist/gpu.tar.gz:
+	@command -v $(GO) >/dev/null || { echo "gpu-check: no dist/gpu.tar.gz, and no Go to make it: make gpu-bundle elsewhere and bring it along" >&2; exit 3; }
 	$(MAKE) gpu-bundle
 
-gpu-check: | dist/gpu
-	scripts/gpu-check.sh dist/gpu
+gpu-check: | dist/gpu.tar.gz
+	scripts/gpu-check.sh dist/gpu.tar.gz
 
 # Attention and a Llama-8B layer beside PyTorch's flash and cuDNN backends: a table and JSON in benchmarks/results.
-gpu-bench: | dist/gpu
+gpu-bench: | dist/gpu.tar.gz
 	benchmarks/gpu.py --ulysses scripts/gpu-run.sh --python $(or $(PYTHON),python3)
 
 # The package for Python, with the library inside: dist/ulysses-*.whl. PYTHON=... for another interpreter than the tests' own.

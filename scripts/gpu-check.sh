@@ -1,17 +1,12 @@
 #!/usr/bin/env bash
 # gpu-check.sh [BUNDLE]: is the plug-in right on this machine's GPU? Needs at least one GPU, NVIDIA's libraries (ULYSSES_NVIDIA_ROOT, if the loader
-# does not find them) and what gpu-bundle.sh packed; no Go. One line a check, then the count. Exit 0: all passed; 1: some failed; 77: no GPU,
+# does not find them) and what gpu-bundle.sh packed (the archive, or the folder it was unpacked to); no Go. One line a check, then the count. Exit 0: all passed; 1: some failed; 77: no GPU,
 # nothing was checked. Logs are in BUNDLE/logs, or in $OUT where that is set. CHECKS="conformance comm" runs some.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-bundle=$(cd "${1:-dist/gpu}" 2> /dev/null && pwd) || { echo "gpu-check: no bundle at ${1:-dist/gpu}: make gpu-bundle on a machine with Go" >&2; exit 3; }
+. scripts/gpu-env.sh "${1:-dist/gpu.tar.gz}"
 logs=${OUT:-$bundle/logs}
 mkdir -p "$logs"
-export ULYSSES_CUDA_PLUGIN=$bundle/lib/libulysses_cuda.so
-if [ -z "${ULYSSES_NVIDIA_ROOT:-}" ]; then # the libraries that a PyTorch here brought along
-  root=$(python3 -c 'import nvidia, os; print(list(nvidia.__path__)[0])' 2> /dev/null) && export ULYSSES_NVIDIA_ROOT=$root
-fi
-. "$bundle/openmpi/env.sh"
 passed=0 failed=0 skipped=0
 
 "$bundle/bin/ulysses-mpi" doctor > "$logs/doctor.log" 2>&1

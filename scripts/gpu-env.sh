@@ -1,0 +1,13 @@
+# . gpu-env.sh BUNDLE: what a bundle of gpu-bundle.sh needs to run here: its plug-in, its Open MPI, and NVIDIA's libraries from a PyTorch that this
+# machine has, unless ULYSSES_CUDA_PLUGIN and ULYSSES_NVIDIA_ROOT say otherwise. BUNDLE is the archive, which is unpacked beside itself once, or
+# that folder. Sets bundle.
+bundle=${1%.tar.gz}
+if [ "$1" != "$bundle" ] && [ "$1" -nt "$bundle/packed" ]; then
+  rm -rf "$bundle" && mkdir -p "$bundle" && tar xzf "$1" -C "$bundle" && touch "$bundle/packed" || { echo "gpu-env: $1: not unpacked" >&2; exit 3; }
+fi
+bundle=$(cd "$bundle" 2> /dev/null && pwd) || { echo "gpu-env: no bundle at $1: make gpu-bundle on a machine with Go" >&2; exit 3; }
+export ULYSSES_CUDA_PLUGIN=${ULYSSES_CUDA_PLUGIN:-$bundle/lib/libulysses_cuda.so}
+if [ -z "${ULYSSES_NVIDIA_ROOT:-}" ]; then
+  root=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2> /dev/null) && export ULYSSES_NVIDIA_ROOT=$root
+fi
+. "$bundle/openmpi/env.sh"
