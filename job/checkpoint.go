@@ -30,7 +30,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"data.pack":      fmt.Sprint(j.Data.Pack),
 		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
 		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s in %s%s", s.data.Train(), names(j.Data.Path), s.data.Tokenizer()),
+		"data.path":      fmt.Sprintf("%s, checksum %08x, in %s%s", s.data.Train(), s.data.Train().Checksum(), names(j.Data.Path), s.data.Tokenizer()),
 	}}
 }
 
@@ -75,21 +75,27 @@ func (s *session) resume(setup *train.Setup) error {
 // stopper says when a run should write a checkpoint and end: at SIGUSR1, which Slurm sends ahead of the end when asked to (sbatch
 // --signal=USR1@120), or when the time left is less than what two steps and a minute take.
 type stopper struct {
-	asked   atomic.Bool
+	asked   *atomic.Bool
 	start   time.Time
 	end     time.Time // zero = no limit
-	last    time.Time // when it was asked before
+	last    time.Time // when it was asked before; at first, when the steps began
 	longest time.Duration
-	signals chan os.Signal
 }
 
-func (x *stopper) close() {
-	signal.Stop(x.signals)
-	close(x.signals)
+// onStopRequest hears SIGUSR1. It does so from the start: a request that comes while the model is read is met after the first step.
+func (e *Env) onStopRequest() (stop func()) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR1)
+	go func() {
+		for range signals {
+			e.asked.Store(true)
+		}
+	}()
+	return func() { signal.Stop(signals); close(signals) }
 }
 
-func newStopper(j *Job, start time.Time) (*stopper, error) {
-	x := &stopper{start: start, last: start, signals: make(chan os.Signal, 1)}
+func newStopper(j *Job, asked *atomic.Bool, start time.Time) (*stopper, error) {
+	x := &stopper{asked: asked, start: start, last: time.Now()}
 	switch limit := j.Train.TimeLimit; limit {
 	case "off":
 	case "auto":
@@ -101,12 +107,6 @@ func newStopper(j *Job, start time.Time) (*stopper, error) {
 		}
 		x.end = start.Add(d)
 	}
-	signal.Notify(x.signals, syscall.SIGUSR1)
-	go func() {
-		for range x.signals {
-			x.asked.Store(true)
-		}
-	}()
 	return x, nil
 }
 

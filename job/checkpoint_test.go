@@ -123,9 +123,21 @@ func TestResume(t *testing.T) {
 			t.Errorf("left behind: %v", left)
 		}
 	}
-	out, err := run(4)
-	if err != nil || !strings.Contains(out, "nothing left to do") {
-		t.Errorf("a job that is done: %v, %s", err, out)
+	weights, err = os.ReadFile(model)
+	if err == nil {
+		err = os.RemoveAll(filepath.Dir(model)) // as after a kill between the last state and the model
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"lost", "there"} {
+		out, err := run(4)
+		if err != nil || !strings.Contains(out, "nothing left to do") {
+			t.Errorf("a job that is done, its model %s: %v, %s", what, err, out)
+		}
+		if again, err := os.ReadFile(model); err != nil || !bytes.Equal(again, weights) {
+			t.Errorf("a job that is done, its model %s: %v, or the weights have other bits", what, err)
+		}
 	}
 }
 
@@ -140,6 +152,13 @@ func TestKeep(t *testing.T) {
 		t.Errorf("two are to be kept: %v", left)
 	}
 	want := losses(t, dir)
+	// Afresh, and given up after two steps: what is resumed is that, not what the first run had come to.
+	if _, err := run(1, "checkpoint.resume=off", "train.steps=2"); err != nil {
+		t.Fatal(err)
+	}
+	if fresh, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "*")); len(fresh) != 1 || filepath.Base(fresh[0]) != "step-00000002" {
+		t.Errorf("after two steps afresh there are %v", fresh)
+	}
 	if _, err := run(1, "checkpoint.resume=off"); err != nil || !slices.Equal(losses(t, dir), want) {
 		t.Errorf("afresh: %v, %v, want %v", err, losses(t, dir), want)
 	}
@@ -180,6 +199,14 @@ func TestResumeFaults(t *testing.T) {
 		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}},
 		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}},
 		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.sequence is 40, it was 48"}},
+		{name: "other text of the same length", spoil: func(state string) error {
+			path := filepath.Join(state, "..", "..", "..", "a.txt")
+			text, err := os.ReadFile(path)
+			if err == nil {
+				err = os.WriteFile(path, bytes.Replace(text, []byte("cat"), []byte("cow"), 1), 0o644)
+			}
+			return err
+		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is 1 documents, 2080 tokens", "checksum"}},
 		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}},
 		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"nowhere"}},
 	} {

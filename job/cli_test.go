@@ -134,6 +134,29 @@ type exploding struct{}
 
 func (exploding) Write([]byte) (int, error) { panic("boom") }
 
+// A table that cannot be printed ends no run, on rank 0 alone while its peers wait; the run says so when it is done.
+func TestFullStandardOutput(t *testing.T) {
+	t.Setenv("ULYSSES_TIMEOUT", "5s")
+	dir, _ := newKept(t)
+	code := Main([]string{filepath.Join(dir, "job.toml"), "--ranks", "2"}, full{}, io.Discard)
+	if code != status.IO || len(losses(t, dir)) != 6 {
+		t.Errorf("%v after %d of 6 steps", code, len(losses(t, dir)))
+	}
+}
+
+func TestTimeoutIsADuration(t *testing.T) {
+	dir, run := newKept(t)
+	for _, x := range []string{"90", "soon", "-1s"} {
+		t.Setenv("ULYSSES_TIMEOUT", x)
+		if _, err := run(1); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "ULYSSES_TIMEOUT="+x+": a duration such as 90s") {
+			t.Errorf("%s: %v", x, err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "out")); len(left) > 0 {
+		t.Errorf("it ran: %v", left)
+	}
+}
+
 func TestMainHoldsFailures(t *testing.T) {
 	if code := Main([]string{"doctor"}, full{}, io.Discard); code != status.IO {
 		t.Errorf("a full disk: %v", code)

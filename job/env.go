@@ -2,6 +2,7 @@ package job
 
 import (
 	"io"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -26,8 +27,9 @@ type Env struct {
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
 	began  time.Time
-	source string   // of the job file
-	sets   []string // table.key=value, of the command line
+	asked  *atomic.Bool // to stop, by SIGUSR1
+	source string       // of the job file
+	sets   []string     // table.key=value, of the command line
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,7 @@ type Options struct {
 	Stdout io.Writer
 	Stderr io.Writer
 
+	limit time.Duration     // that a collective may take; launch sets it
 	late  func(text string) // told that the watch has given up on a peer
 	words []string          // behind a verb that takes no job file
 	open  opener            // of device and communicator; nil = internal/backends
@@ -45,6 +47,10 @@ func runKind(e *Env) error {
 func launch(o Options, body func(*Env) error) error {
 	env := slurm.Env()
 	if err := env.Ready(comm.Available()); err != nil {
+		return err
+	}
+	var err error
+	if o.limit, err = watchLimit(); err != nil {
 		return err
 	}
 	if env.Tasks <= 1 {
@@ -100,12 +106,13 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
-	e := &Env{began: time.Now(), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stdout: io.Discard, Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
-	if world.Rank() == 0 {
-		e.Stdout = o.Stdout
+	e := &Env{began: time.Now(), asked: new(atomic.Bool), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
+	tables := &printer{to: io.Discard}
+	if e.Stdout = tables; world.Rank() == 0 {
+		tables.to = o.Stdout
 	}
 	host, _ := os.Hostname()
-	e.Watch = comm.NewWatch(watchLimit(), host, func(late string) {
+	e.Watch = comm.NewWatch(o.limit, host, func(late string) {
 		e.Log.Error().Msg(late)
 		world.Abort(status.Comm, late)
 		if o.late != nil {
@@ -113,6 +120,7 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		}
 	})
 	defer e.Watch.Close()
+	defer e.onStopRequest()()
 	if world.Kind() != "local" {
 		defer e.onTerminate(world.Rank(), host)()
 	}
@@ -137,7 +145,23 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	if err = body(e); err == nil {
 		err = e.leave(nil)
 	}
+	if err == nil {
+		err = written(0, tables.err)
+	}
 	return err, false
+}
+
+// printer writes tables. One that cannot be printed ends no run, least of all on rank 0 alone while its peers go on: the run says so at its end.
+type printer struct {
+	to  io.Writer
+	err error
+}
+
+func (p *printer) Write(text []byte) (int, error) {
+	if p.err == nil {
+		_, p.err = p.to.Write(text)
+	}
+	return len(text), nil
 }
 
 // inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, unless all share it, and one that is late says
@@ -191,11 +215,16 @@ func logger(w io.Writer, rank int) zerolog.Logger {
 }
 
 // watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten minutes.
-func watchLimit() time.Duration {
-	if d, err := time.ParseDuration(os.Getenv("ULYSSES_TIMEOUT")); err == nil && d >= 0 {
-		return d
+func watchLimit() (time.Duration, error) {
+	text := os.Getenv("ULYSSES_TIMEOUT")
+	if text == "" {
+		return 10 * time.Minute, nil
 	}
-	return 10 * time.Minute
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, status.Errorf(status.InvalidArgument, "ULYSSES_TIMEOUT=%s: a duration such as 90s is needed, or 0 for no limit", text)
+	}
+	return d, nil
 }
 
 func stack() string {

@@ -46,13 +46,12 @@ func runTrain(e *Env) (err error) {
 	}
 	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
 		fmt.Fprintf(e.Stdout, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
-		return nil
+		return s.saveMissing()
 	}
-	stop, err := newStopper(e.Job, start)
+	stop, err := newStopper(e.Job, e.asked, start)
 	if err != nil {
 		return err
 	}
-	defer stop.close()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
 	s.trainer.OnSkip = func(why string) {
@@ -73,7 +72,7 @@ func runTrain(e *Env) (err error) {
 			p.last.Step, s.steps, s.trainer.Keep.Dir)
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
-		if err := s.save(filepath.Join(e.Job.Output.Dir, "model")); err != nil {
+		if err := s.save(s.modelDir()); err != nil {
 			return err
 		}
 	}
@@ -216,6 +215,27 @@ func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
 		}
 	}
 	return m, comm.Agree(e.Mesh.World, err)
+}
+
+func (s *session) modelDir() string { return filepath.Join(s.Job.Output.Dir, "model") }
+
+// saveMissing writes the model of a run that was ended between its last checkpoint and the end.
+func (s *session) saveMissing() error {
+	if !s.Job.Output.Model {
+		return nil
+	}
+	missing := []int64{0}
+	if _, err := os.Stat(s.modelDir()); os.IsNotExist(err) {
+		missing[0] = 1
+	}
+	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(missing, 1), 0); err != nil || missing[0] == 0 {
+		return err
+	}
+	if err := s.save(s.modelDir()); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.modelDir())
+	return err
 }
 
 // save writes the trained weights as a Hugging Face folder. Every rank lends what it keeps.

@@ -56,7 +56,8 @@ type source interface {
 	units() int64 // documents, as eval.split counts them; of a tokens file, its rows
 	rows() int64
 	tokens() int64
-	longest() int64 // tokens of the longest row
+	longest() int64   // tokens of the longest row
+	checksum() uint32 // of the files behind it, all of their documents or rows
 	length(row int64) (int64, error)
 	appendRow(m *Micro, row int64) error                     // adds a row to a micro batch
 	split(unit int64) (before, after source, _ error)        // cuts between documents

@@ -48,6 +48,14 @@ func (d *documents) units() int64   { return d.count }
 func (d *documents) tokens() int64  { return d.sum }
 func (d *documents) longest() int64 { return d.most }
 
+func (d *documents) checksum() uint32 {
+	sums := make([]uint32, len(d.blocks))
+	for i := range d.blocks {
+		sums[i] = d.blocks[i].crc
+	}
+	return checksum(sums)
+}
+
 func (d *documents) rows() int64 {
 	if !d.pack {
 		return d.count

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -69,6 +70,14 @@ func (p *piece) sum(raw []byte) {
 		}
 		p.crc = crc32.Update(p.crc, castagnoli, b[:])
 	}
+}
+
+// checksum is one for many, in order.
+func checksum(sums []uint32) (crc uint32) {
+	for _, x := range sums {
+		crc = crc32.Update(crc, castagnoli, binary.LittleEndian.AppendUint32(nil, x))
+	}
+	return crc
 }
 
 // decoder is one worker's files and buffers.

@@ -57,6 +57,15 @@ func (s *Set) Documents() int64 { return s.documents }
 // Longest is the number of tokens in the longest row, so that no micro batch has more than batch times as many.
 func (s *Set) Longest() int64 { return s.longest }
 
+// Checksum tells sets of other data apart, whose counts may be the same. It is a function of the files, on any number of ranks.
+func (s *Set) Checksum() uint32 {
+	sums := make([]uint32, len(s.sources))
+	for i, x := range s.sources {
+		sums[i] = x.checksum()
+	}
+	return checksum(sums)
+}
+
 // Steps is the number of optimizer steps of so many epochs, rounded up, with globalBatch rows a step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
 	return max(1, int64(math.Ceil(epochs*float64(s.rows)/float64(globalBatch))))

@@ -175,6 +175,8 @@ func (t *tokens) rows() int64    { return t.n }
 func (t *tokens) tokens() int64  { return t.n * t.sequence }
 func (t *tokens) longest() int64 { return t.sequence }
 
+func (t *tokens) checksum() uint32 { return checksum(t.sums) }
+
 func (t *tokens) length(int64) (int64, error) { return t.sequence, nil }
 
 // appendRow checks the row again: the file may have been written to since it was opened, and an id outside the embedding must never

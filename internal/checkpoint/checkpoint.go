@@ -268,15 +268,17 @@ func (d Dir) Finish(m *Manifest, keep int) error {
 	if err != nil {
 		return status.Errorf(status.IO, "checkpoint of step %d: %w: the older ones are as they were", m.Step, err)
 	}
-	return d.prune(keep)
+	return d.prune(m.Step, keep)
 }
 
-// prune leaves the newest.
-func (d Dir) prune(keep int) error {
+// prune leaves the newest up to the step just written. Later ones are of a run that was given up for this one: left there, they would
+// count as the newest, push out what this run writes, and be resumed in its place.
+func (d Dir) prune(step int64, keep int) error {
 	steps, err := d.Steps()
-	for _, step := range steps[:max(0, len(steps)-keep)] {
-		if err == nil {
-			err = hide(d.Path(step))
+	own, _ := slices.BinarySearch(steps, step+1)
+	for i, s := range steps {
+		if err == nil && (i < own-keep || i >= own) {
+			err = hide(d.Path(s))
 		}
 	}
 	if err != nil {
