@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"ulysses/comm"
@@ -160,6 +161,12 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "scale", shapes: good, spoil: func(t *AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
 		{name: "not there", shapes: good, spoil: func(t *AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
 		{name: "no folder", shapes: good, spoil: func(t *AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
+		{name: "a pipe", shapes: good, spoil: func(t *AttentionTable) {
+			t.Output = filepath.Join(filepath.Dir(t.Input), "pipe")
+			if err := syscall.Mkfifo(t.Output, 0o600); err != nil {
+				panic(err)
+			}
+		}, code: status.IO, want: []string{"pipe is a device or a pipe"}},
 		{name: "over the input", shapes: good, spoil: func(t *AttentionTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is attention.input"}},
 		{name: "sinks", shapes: with(map[string][]int64{"sinks": {4}}), code: status.Unsupported, want: []string{"sinks F32[4]"}},
 		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4}}), code: status.Unsupported, want: []string{"alibi"}},

@@ -63,6 +63,9 @@ var conflicts = []rule{
 	}, "[first, last] step is needed, or []"},
 	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps: take it out"},
 	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
+	{"checkpoint.resume", func(j *Job) bool {
+		return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
+	}, "an evaluation reads model.path alone: ulysses-mpi export writes a checkpoint as a folder for it"},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "keep" && j.Memory.Segment > 1 },
 		"memory.segment is above 1, which keeps the first layer's of each segment alone: set it to \"recompute\" or \"auto\""},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "recompute" && j.Memory.Segment == 1 },

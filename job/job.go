@@ -81,7 +81,7 @@ func (t *TileTable) tiles() model.Tiles {
 type CheckpointTable struct {
 	Every  int64  `toml:"every" min:"0"` // optimizer steps; 0 = only when stopped
 	Keep   int64  `toml:"keep" min:"1"`
-	Dir    string `toml:"dir"`                               // inside output.dir
+	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
 }
 

@@ -171,13 +171,15 @@ path = ["/abs/x.txt", "${DATA}/*.jsonl", '*.txt']
 "sequence" = 0x10
 [eval]
 path = "one.txt"
+[checkpoint]
+dir = "states${DATA}"
 `, "output.dir=here/there", "model.override.rope_scaling.factor=8", "data.text_field=17", " tile.mlp = auto ", "eval.path=[\"p\", \"q\"]", "model.override.tie=true")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ got, want any }{
 		{j.Optimizer.LR, 1.0}, {j.Optimizer.Betas, [2]float64{0, 0.5}}, {j.Model.Path, "m"}, {j.Data.Sequence, int64(16)},
-		{j.Data.Path, []string{"/abs/x.txt", "/data/*.jsonl", "jobs/*.txt"}}, {j.Eval.Path, []string{"p", "q"}}, {j.Output.Dir, "here/there"},
+		{j.Data.Path, []string{"/abs/x.txt", "/data/*.jsonl", "jobs/*.txt"}}, {j.Eval.Path, []string{"p", "q"}}, {j.Output.Dir, "here/there"}, {j.Checkpoint.Dir, "states/data"},
 		{j.Data.TextField, "17"}, {j.Tile.MLP, "auto"},
 		{j.Model.Override, map[string]any{"rope_theta": 5e6, "rope_scaling": map[string]any{"factor": int64(8)}, "tie": true}},
 	} {
@@ -224,6 +226,7 @@ func TestFaults(t *testing.T) {
 			want: []string{":5: data.sequence = 64.0: a whole number is needed: write 64", `:6: data.batch = "two": a whole number`, ":7: data.pack = 1: true or false", ":8: data.text_field = 3: a string",
 				":10: optimizer.betas = [0.9]: a list of 2 numbers", `:11: optimizer.lr = "fast": a number`, ":12: optimizer.eps = Inf: a finite number", ":14: output.trace = 2.5: a whole number",
 				":15: train: one table is needed: write [train], not [[train]]"}},
+		{name: "a large bound", code: status.InvalidConfig, src: base + "sequence = 2147483648\n", want: []string{"it must be at most 2147483647"}},
 		{name: "tables and values", code: status.InvalidConfig, src: "data = 3\nmodel.new = 4\n[seed]\nx = 1\n",
 			want: []string{":1: data = 3: it is a table: write [data]", ":2: model.new = 4: a table of config.json fields", ":3: seed = a table: a whole number"}},
 		{name: "bounds and words", code: status.InvalidConfig, src: base + "sequence = 0\n[device]\nbackend = \"cpuu\"\n[optimizer]\nclip = -1\nbetas = [0.9, 1.0]\nschedule = \"step\"\n[parallel]\nzero = 4\n[tile]\nmlp = 0\nloss = \"always\"\n[eval]\nsplit = 1\n",
@@ -256,6 +259,8 @@ func TestFaults(t *testing.T) {
 			want: []string{`:6: memory.block_input = "keep": memory.segment is above 1`, `:8: memory.attention = "recompute": queries, keys and values come along`, ":10: memory.host = -1"}},
 		{name: "one layer a segment", code: status.InvalidConfig, src: base + "[memory]\nblock_input = \"recompute\"\nsegment = 1\n", want: []string{"memory.segment = 1 leaves none"}},
 		{name: "a trace of no steps", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[output]\ntrace = [1, 2]\n", want: []string{":7: output.trace = [1, 2]: only training has steps"}},
+		{name: "an evaluation of a checkpoint", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[checkpoint]\nresume = \"out/checkpoints/step-00000001\"\n",
+			want: []string{":7: checkpoint.resume = \"jobs/out/checkpoints/step-00000001\": an evaluation reads model.path alone"}},
 		{name: "gdn", code: status.InvalidConfig, src: "kind = \"gdn\"\n", want: []string{"gdn.input: missing", "gdn.output: missing"}},
 		{name: "gdn over its input", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"a\"\n", want: []string{"the same file as gdn.input"}},
 		{name: "gdn chunk", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nchunk = 8\n", want: []string{":5: gdn.chunk = 8: it must be at least 16"}},

@@ -48,6 +48,9 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	if strings.ContainsRune(value, 0) {
 		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
 	}
+	if kind == "inside" {
+		return value // of another folder; a rule looks at it
+	}
 	if filepath.IsAbs(value) || o.arg {
 		return filepath.Clean(value)
 	}

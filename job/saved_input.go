@@ -38,6 +38,8 @@ func checkOutput(f *faultList, kind, input, output string) {
 			f.add(status.InvalidConfig, "%s.output: %s is %s.input: name another file", kind, output, kind)
 		} else if out.IsDir() {
 			f.add(status.IO, "%s.output: %s is a folder: name a file", kind, output)
+		} else if !out.Mode().IsRegular() { // the result would take its place
+			f.add(status.IO, "%s.output: %s is a device or a pipe: name a file", kind, output)
 		}
 	}
 	probe, err := os.CreateTemp(filepath.Dir(output), ".ulysses.*")

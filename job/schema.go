@@ -191,21 +191,17 @@ func (f *field) choices(otherwise string) string {
 }
 
 func (f *field) inBounds(value any, x float64) error {
-	bound := func(name string) (float64, bool) {
-		b, err := strconv.ParseFloat(f.tag.Get(name), 64)
-		return b, err == nil
-	}
-	if b, ok := bound("min"); ok && x < b {
-		return f.wrong(value, "it must be at least %v", b)
-	}
-	if b, ok := bound("above"); ok && x <= b {
-		return f.wrong(value, "it must be above %v", b)
-	}
-	if b, ok := bound("max"); ok && x > b {
-		return f.wrong(value, "it must be at most %v", b)
-	}
-	if b, ok := bound("below"); ok && x >= b {
-		return f.wrong(value, "it must be below %v", b)
+	for _, bound := range []struct {
+		name, words string
+		out         func(b float64) bool
+	}{
+		{"min", "at least", func(b float64) bool { return x < b }}, {"above", "above", func(b float64) bool { return x <= b }},
+		{"max", "at most", func(b float64) bool { return x > b }}, {"below", "below", func(b float64) bool { return x >= b }},
+	} {
+		text := f.tag.Get(bound.name)
+		if b, err := strconv.ParseFloat(text, 64); err == nil && bound.out(b) {
+			return f.wrong(value, "it must be %s %s", bound.words, text)
+		}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
@@ -116,6 +117,13 @@ func TestSaveAndLoad(t *testing.T) {
 			}
 			if left, _ := os.ReadDir(filepath.Dir(dir)); len(left) != 1 {
 				t.Errorf("beside the folder: %v", left)
+			}
+			link := filepath.Join(t.TempDir(), "link")
+			if err := errors.Join(os.Symlink(dir, link), r.Save(link, source, r.whole)); err != nil {
+				t.Error(err)
+			}
+			if to, err := os.Readlink(link); to != dir {
+				t.Errorf("a link to the folder leads to %q, %v", to, err)
 			}
 			err := load(t, dir, nil, func(s *rank) {
 				for i := range r.values {

@@ -32,6 +32,9 @@ type Stored struct {
 // into the folder. The folder appears whole or not at all; the model in one that was there is replaced, other files in it stay.
 func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
 	dir = filepath.Clean(dir)
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real // a link stays one
+	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
 	}

@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -63,6 +64,22 @@ func TestSafetensorsWriteIsWholeOrAbsent(t *testing.T) {
 	}
 	if err := WriteSafetensors(filepath.Join(dir, "no", "a"), nil, nil); status.Of(err) != status.IO {
 		t.Fatal(err)
+	}
+}
+
+// What is written through a link is in the file it names, and the link stays one.
+func TestWriteFileThroughLink(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Symlink("file", link)); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(link, func(w io.Writer) error { _, err := io.WriteString(w, "new"); return err }); err != nil {
+		t.Fatal(err)
+	}
+	to, err := os.Readlink(link)
+	if text, _ := os.ReadFile(file); to != "file" || string(text) != "new" {
+		t.Errorf("the link leads to %q, %v; in the file is %q", to, err, text)
 	}
 }
 

@@ -82,6 +82,9 @@ func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error)
 
 // WriteFile writes a file whole or not at all: into a temporary file beside it, flushed to disk, then renamed.
 func WriteFile(path string, write func(w io.Writer) error) (err error) {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real // a link stays one
+	}
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
 		return status.Errorf(status.IO, "%s: cannot be written: %w", path, err)

@@ -56,6 +56,7 @@ func TestDataFaults(t *testing.T) {
 		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: not a JSON object"}},
 		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: no field "text" among "body", "id": set data.text_field`}},
 		{file(t, dir, "type.jsonl", "{\"text\":3}\n"), 256, status.InvalidConfig, []string{`type.jsonl:1: field "text" is not a string`}},
+		{file(t, dir, "latin.jsonl", "{\"text\":\"ok\",\"author\":\"J\xf6rg\"}\n{\"text\":\"J\xf6rg\"}\n"), 256, status.InvalidConfig, []string{`latin.jsonl:2: field "text" is not UTF-8`}},
 		{file(t, dir, "null.jsonl", "{\"text\":null}\n"), 256, status.InvalidConfig, []string{`null.jsonl:1: field "text" is not a string`}},
 		{floats, 256, status.InvalidConfig, []string{"floats.safetensors: input_ids is F32: I32 or I64"}},
 		{odd, 256, status.InvalidConfig, []string{"labels I32[3, 2] and input_ids I32[2, 3] have different shapes"}},

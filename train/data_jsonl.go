@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+	"unicode/utf8"
 
 	"ulysses/internal/status"
 )
@@ -106,6 +107,9 @@ func textField(doc []byte, field string) (string, error) {
 		}
 		sort.Strings(names)
 		return "", fmt.Errorf("no field %q among %s: set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))
+	}
+	if !utf8.Valid(raw) { // encoding/json would put U+FFFD in its place
+		return "", fmt.Errorf("field %q is not UTF-8, as JSON must be: convert the file", field)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {

@@ -167,7 +167,7 @@ func TestFirstFault(t *testing.T) {
 	dir := t.TempDir()
 	ok := strings.Repeat("{\"text\":\"abcdefgh\"}\n", 40)
 	a := file(t, dir, "a.jsonl", "\n"+ok)
-	b := file(t, dir, "b.jsonl", ok+"\n{\"text\":\"x\xff\"}\n"+ok+"{\n"+ok+"[]\n")
+	b := file(t, dir, "b.jsonl", ok+"\n{\"text\":\"x\ufffd\"}\n"+ok+"{\n"+ok+"[]\n")
 	txt := file(t, dir, "c.txt", strings.Repeat("y", 200)+"\xf0")
 	for _, c := range []struct {
 		paths []string
