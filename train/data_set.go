@@ -68,7 +68,11 @@ func (s *Set) Checksum() uint32 {
 
 // Steps is the number of optimizer steps of so many epochs, rounded up, with globalBatch rows a step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
-	return max(1, int64(math.Ceil(epochs*float64(s.rows)/float64(globalBatch))))
+	n := epochs * float64(s.rows) / float64(globalBatch)
+	if whole := math.Round(n); math.Abs(n-whole) < 1e-9*whole { // 1.1 epochs of 10 rows are 11 steps, and 11.000000000000002 in F64
+		n = whole
+	}
+	return max(1, int64(math.Ceil(n)))
 }
 
 // row is the row that number g of an endless training order stands for.

@@ -93,7 +93,7 @@ func TestPacking(t *testing.T) {
 	if got := whole(t, single); !reflect.DeepEqual(got, want) {
 		t.Errorf("not packed\ngot  %v\nwant %v", got, want)
 	}
-	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 || packed.Steps(0.1, 8) != 1 {
+	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 || (&Set{rows: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
 		t.Error(packed, single)
 	}
 }
