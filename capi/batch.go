@@ -48,10 +48,13 @@ func checkBatch(op string, d *cBatch, c *context) error {
 	case d.seq > 0 && d.docs > d.batch*d.seq:
 		return invalid("%s: docs %d of %d tokens: every document has one", op, d.docs, d.batch*d.seq)
 	}
-	if d.seq > 0 {
-		lo, hi := sp.Shard(d.seq, int64(c.comm.Size()), int64(c.comm.Rank()))
-		if d.rows != 0 && d.rows != hi-lo {
-			return invalid("%s: seq %d gives this rank %d rows and rows says %d: set one of them to 0", op, d.seq, hi-lo, d.rows)
+	for _, n := range [...]struct {
+		name      string
+		seq, rows int64
+	}{{"", d.seq, d.rows}, {"kv_", d.kv_seq, d.kv_rows}} {
+		lo, hi := sp.Shard(n.seq, int64(c.comm.Size()), int64(c.comm.Rank()))
+		if n.seq > 0 && n.rows != 0 && n.rows != hi-lo {
+			return invalid("%s: %[2]sseq %[3]d gives this rank %[4]d rows and %[2]srows says %[5]d: set one of them to 0", op, n.name, n.seq, hi-lo, n.rows)
 		}
 	}
 	return nil
@@ -190,6 +193,9 @@ func (x *batch) settleKeys(op string, d *cBatch, s sp.BatchSpec) error {
 		any := false
 		for _, p := range parts {
 			any = any || binary.LittleEndian.Uint64(p) > 0
+		}
+		if !any && d.kv_cu_seqlens != nil {
+			return invalid("%s: kv_cu_seqlens is given and no rank has keys of its own: set kv_seq or kv_rows, or leave it NULL", op)
 		}
 		if !any {
 			return nil

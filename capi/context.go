@@ -88,6 +88,7 @@ type settings struct {
 	threads       int
 	ulysses, ring int32
 	comm          int32
+	exchanges     bool // what the context stands on carries tensors in memory of the host
 	log           func(level int32, line string)
 }
 
@@ -168,6 +169,12 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 		return err
 	}
 	if err = x.openComm(op, s); err != nil {
+		return err
+	}
+	if c.Size() > 1 && x.way() == wayHost && !s.exchanges {
+		err = invalid("%s: alltoallv is NULL: it carries tensors on the CPU, and those of a GPU that are staged through host memory: give one, or use NCCL or IPC on CUDA", op)
+	}
+	if err = comm.Agree(c, err); err != nil {
 		return err
 	}
 	if x.self, err = register(aContext, x); err != nil {

@@ -129,7 +129,7 @@ func TestNoCallAllocates(t *testing.T) {
 		on(func(rank int) {
 			var ctx uintptr
 			o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
-			must(t, newAgreed("a rank", comms[rank], p(&o), p(&ctx)))
+			must(t, newAgreed("a rank", comms[rank], true, p(&o), p(&ctx)))
 			steps[rank] = everyCall(t, ctx)
 			for range 20 {
 				steps[rank]()

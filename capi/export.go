@@ -22,37 +22,40 @@ type text = *C.char
 
 //export uly_context_create_local
 func uly_context_create_local(opts, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newLocal(opts, out) }), t)
+	return finish("ulysses_context_create_local", guarded(func() error { return newLocal(opts, out) }), t)
 }
 
 //export uly_context_create_mpi
 func uly_context_create_mpi(fcomm C.int64_t, opts, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newMPI(int64(fcomm), opts, out) }), t)
+	return finish("ulysses_context_create_mpi", guarded(func() error { return newMPI(int64(fcomm), opts, out) }), t)
 }
 
 //export uly_context_create_host
 func uly_context_create_host(host, opts, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newHost(host, opts, out) }), t)
+	return finish("ulysses_context_create_host", guarded(func() error { return newHost(host, opts, out) }), t)
 }
 
 //export uly_context_query
 func uly_context_query(c handle, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return contextQuery(uintptr(c), out) }), t)
+	return finish("ulysses_context_query", guarded(func() error { return contextQuery(uintptr(c), out) }), t)
 }
 
 //export uly_context_async_error
 func uly_context_async_error(c handle, t text) C.int32_t {
-	return finish(guarded(func() error { return contextError(uintptr(c)) }), t)
+	return finish("ulysses_context_async_error", guarded(func() error { return contextError(uintptr(c)) }), t)
 }
 
 //export uly_context_abort
 func uly_context_abort(c handle, why C.int32_t, t text) C.int32_t {
-	return finish(guarded(func() error { return contextAbort(uintptr(c), int32(why)) }), t)
+	return finish("ulysses_context_abort", guarded(func() error { return contextAbort(uintptr(c), int32(why)) }), t)
 }
+
+// destroyNames are what the host has called.
+var destroyNames = map[kind]string{aContext: "ulysses_context_destroy", aPlan: "ulysses_plan_destroy", aBatch: "ulysses_batch_destroy"}
 
 //export uly_destroy
 func uly_destroy(what C.int32_t, h handle, t text) C.int32_t {
-	return finish(guarded(func() error {
+	return finish(destroyNames[kind(what)], guarded(func() error {
 		switch kind(what) {
 		case aContext:
 			return contextDestroy(uintptr(h))
@@ -65,128 +68,124 @@ func uly_destroy(what C.int32_t, h handle, t text) C.int32_t {
 
 //export uly_attention_plan
 func uly_attention_plan(c handle, desc, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newPlan(uintptr(c), desc, out) }), t)
+	return finish("ulysses_attention_plan", guarded(func() error { return newPlan(uintptr(c), desc, out) }), t)
 }
 
 //export uly_plan_json
-func uly_plan_json(p handle) (s *C.char) {
-	_ = guarded(func() error { s = planJSON(uintptr(p)); return nil })
+func uly_plan_json(p handle, t text) (s *C.char) {
+	finish("ulysses_plan_json", guarded(func() (err error) { s, err = planJSON(uintptr(p)); return err }), t)
 	return s
 }
 
 //export uly_plan_sizes
 func uly_plan_sizes(p, b handle, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return planSizes(uintptr(p), uintptr(b), out) }), t)
+	return finish("ulysses_plan_sizes", guarded(func() error { return planSizes(uintptr(p), uintptr(b), out) }), t)
 }
 
 //export uly_batch_create
 func uly_batch_create(c handle, desc, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newBatch(uintptr(c), desc, out) }), t)
+	return finish("ulysses_batch_create", guarded(func() error { return newBatch(uintptr(c), desc, out) }), t)
 }
 
 //export uly_batch_query
 func uly_batch_query(b handle, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return batchQuery(uintptr(b), out) }), t)
+	return finish("ulysses_batch_query", guarded(func() error { return batchQuery(uintptr(b), out) }), t)
 }
 
 //export uly_batch_positions
 func uly_batch_positions(b handle, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return batchPositions(uintptr(b), out) }), t)
+	return finish("ulysses_batch_positions", guarded(func() error { return batchPositions(uintptr(b), out) }), t)
 }
 
 //export uly_reshard
 func uly_reshard(p, b handle, args pointer, toHeads C.int32_t, t text) C.int32_t {
-	return finish(guarded(func() error { return reshard(uintptr(p), uintptr(b), args, toHeads != 0) }), t)
+	return finish(reshardName(toHeads != 0), guarded(func() error { return reshard(uintptr(p), uintptr(b), args, toHeads != 0) }), t)
 }
 
 //export uly_reshard_start
 func uly_reshard_start(p, b handle, args pointer, toHeads C.int32_t, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return reshardStart(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
+	return finish(startName(toHeads != 0), guarded(func() error { return reshardStart(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
 }
 
 //export uly_request_wait
 func uly_request_wait(r handle, t text) C.int32_t {
-	return finish(guarded(func() error { return requestWait(uintptr(r)) }), t)
+	return finish("ulysses_request_wait", guarded(func() error { return requestWait(uintptr(r)) }), t)
 }
 
 //export uly_reshard_workspace
 func uly_reshard_workspace(p, b handle, args pointer, toHeads C.int32_t, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
+	return finish("ulysses_reshard_workspace", guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
 }
 
 //export uly_halo
 func uly_halo(c, b handle, args pointer, forward C.int32_t, t text) C.int32_t {
-	return finish(guarded(func() error {
-		if forward != 0 {
-			return haloCall("ulysses_halo_forward", uintptr(c), uintptr(b), args, true)
-		}
-		return haloCall("ulysses_halo_backward", uintptr(c), uintptr(b), args, false)
-	}), t)
+	op := haloName(forward != 0)
+	return finish(op, guarded(func() error { return haloCall(op, uintptr(c), uintptr(b), args, forward != 0) }), t)
 }
 
 //export uly_halo_workspace
 func uly_halo_workspace(c, b handle, args, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return haloWorkspace(uintptr(c), uintptr(b), args, out) }), t)
+	return finish("ulysses_halo_workspace", guarded(func() error { return haloWorkspace(uintptr(c), uintptr(b), args, out) }), t)
 }
 
 //export uly_loss_reduce
 func uly_loss_reduce(c handle, sum, count, mean pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return lossReduce(uintptr(c), sum, count, mean) }), t)
+	return finish("ulysses_loss_reduce", guarded(func() error { return lossReduce(uintptr(c), sum, count, mean) }), t)
 }
 
 //export uly_attention_forward
 func uly_attention_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return attentionForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_attention_forward", guarded(func() error { return attentionForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_attention_backward
 func uly_attention_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return attentionBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_attention_backward", guarded(func() error { return attentionBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 //export uly_local_forward
 func uly_local_forward(p, b handle, args, f, user pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)
+	return finish("ulysses_local_forward", guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)
 }
 
 //export uly_local_backward
 func uly_local_backward(p, b handle, args, grads, f, user pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, user) }), t)
+	return finish("ulysses_local_backward", guarded(func() error { return localBackward(uintptr(p), uintptr(b), args, grads, f, user) }), t)
 }
 
 //export uly_local_sizes
 func uly_local_sizes(p, b handle, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return localSizesOf(uintptr(p), uintptr(b), out) }), t)
+	return finish("ulysses_local_sizes", guarded(func() error { return localSizesOf(uintptr(p), uintptr(b), out) }), t)
 }
 
 //export uly_attention_layer_sizes
 func uly_attention_layer_sizes(p, b handle, args, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return attentionLayerSizes(uintptr(p), uintptr(b), args, out) }), t)
+	return finish("ulysses_attention_layer_sizes", guarded(func() error { return attentionLayerSizes(uintptr(p), uintptr(b), args, out) }), t)
 }
 
 //export uly_attention_layer_forward
 func uly_attention_layer_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return attentionLayerForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_attention_layer_forward", guarded(func() error { return attentionLayerForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_attention_layer_backward
 func uly_attention_layer_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return attentionLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_attention_layer_backward", guarded(func() error { return attentionLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 //export uly_gdn_plan
 func uly_gdn_plan(c handle, desc, out pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return newGDNPlan(uintptr(c), desc, out) }), t)
+	return finish("ulysses_gdn_plan", guarded(func() error { return newGDNPlan(uintptr(c), desc, out) }), t)
 }
 
 //export uly_gdn_forward
 func uly_gdn_forward(p, b handle, args pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return gdnForward(uintptr(p), uintptr(b), args) }), t)
+	return finish("ulysses_gdn_forward", guarded(func() error { return gdnForward(uintptr(p), uintptr(b), args) }), t)
 }
 
 //export uly_gdn_backward
 func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
-	return finish(guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
+	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
 // devices are those that contexts may be on. The plug-in is looked for and not opened, for it would start the driver, which no forked child survives.

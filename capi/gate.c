@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include "_cgo_export.h"
 #include "ulysses.h"
 
@@ -43,6 +44,14 @@ ulysses_status uly_fail(ulysses_status code, const char *format, const char *op,
   return code;
 }
 void uly_fresh(void) { fresh(); }
+
+// uly_stopped is uly_fail for a walk that a callback has ended: what a call inside the callback left as this thread's text comes with it.
+ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles) {
+  char why[TEXT], *text = texts()->error;
+  memcpy(why, text, TEXT);
+  snprintf(text, TEXT, "%s: the callback returned status %d (%s) at tile %lld of %lld%s%s", op, (int)code, ulysses_status_string(code), tile, tiles, why[0] ? ": " : "", why);
+  return code;
+}
 
 API uint32_t ulysses_version(void) { return ULYSSES_VERSION; }
 
@@ -91,7 +100,7 @@ API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, 
 API ulysses_status ulysses_gdn_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a, const ulysses_gdn_grads *g) {
   return uly_gdn_backward(H(p), H(b), P(a), P(g), fresh());
 }
-API const char *ulysses_plan_json(const ulysses_plan *p) { return uly_plan_json(H(p)); }
+API const char *ulysses_plan_json(const ulysses_plan *p) { return uly_plan_json(H(p), fresh()); }
 API void ulysses_plan_destroy(ulysses_plan *p) { uly_destroy(PLAN, H(p), fresh()); }
 API ulysses_status ulysses_plan_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return uly_plan_sizes(H(p), H(b), out, fresh()); }
 

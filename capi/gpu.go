@@ -32,6 +32,8 @@ type gpu struct {
 // comms are the header's ways for tensors of a GPU, by its numbers, as package backends names them.
 var comms = [...]struct{ policy, kind string }{{"auto", ""}, {"mpi", "staged"}, {"nccl", "nccl"}, {"ipc", "ipc"}}
 
+const wayHost = 1 // through host memory, as on the CPU
+
 // openGPU opens the GPU of the settings. The program's thread stays on the one that it has chosen.
 func (c *context) openGPU(op string, s settings) error {
 	d, err := cuda.Open(cuda.Options{Ordinal: int(s.ordinal), Kernels: os.Getenv("ULYSSES_KERNEL")})
@@ -68,7 +70,7 @@ func (c *context) way() int32 {
 			return int32(i)
 		}
 	}
-	return 1
+	return wayHost
 }
 
 // enter and leave keep the calling thread's GPU; a nil gpu does nothing.

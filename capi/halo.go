@@ -72,7 +72,14 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	return h, a, nil
 }
 
-// run exchanges: forward sends rows and receives halos, backward the other way round.
+func haloName(forward bool) string {
+	if forward {
+		return "ulysses_halo_forward"
+	}
+	return "ulysses_halo_backward"
+}
+
+// haloCall exchanges: forward sends rows and receives halos, backward the other way round.
 func haloCall(op string, ch, bh uintptr, args unsafe.Pointer, forward bool) error {
 	h, a, err := readHalo(op, ch, bh, args, forward, true)
 	if h != nil {

@@ -12,6 +12,7 @@ static void call_log(void *f, void *user, int32_t level, const char *line) { ((v
 import "C"
 
 import (
+	"strconv"
 	"unsafe"
 
 	"ulysses/comm"
@@ -31,12 +32,14 @@ func newMPI(fcomm int64, opts, out unsafe.Pointer) error {
 	if err != nil {
 		return err
 	}
-	return newAgreed(op, c, opts, out)
+	return newAgreed(op, c, true, opts, out)
 }
 
-// newAgreed makes a context on a communicator of several ranks: what is wrong with one's arguments is everyone's error.
-func newAgreed(op string, c comm.Comm, opts, out unsafe.Pointer) error {
+// newAgreed makes a context on a communicator of several ranks: what is wrong with one's arguments is everyone's error. exchanges says that this rank's
+// communicator carries tensors in memory of the host.
+func newAgreed(op string, c comm.Comm, exchanges bool, opts, out unsafe.Pointer) error {
 	s, err := options(op, opts)
+	s.exchanges = exchanges
 	if out == nil {
 		err = invalid("%s: out is NULL", op)
 	} else {
@@ -82,5 +85,23 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 	if err != nil {
 		return err
 	}
-	return newAgreed(op, c, opts, out)
+	if err := seated(op, c); err != nil {
+		return err
+	}
+	return newAgreed(op, c, exchange != nil, opts, out)
+}
+
+// seated refuses ranks that two of the host's programs bring, and an allgather that lays blocks out in another order: whatever came later would go
+// to the wrong ones. All come to one verdict.
+func seated(op string, c comm.Comm) error {
+	all, err := comm.GatherBytes(c, []byte(strconv.Itoa(c.Rank())))
+	if err != nil {
+		return err
+	}
+	for place, rank := range all {
+		if string(rank) != strconv.Itoa(place) {
+			return invalid("%s: allgather brings rank %s's block in place %d of %d: ranks are 0 to size-1, each once, and blocks lie in their order", op, rank, place, len(all))
+		}
+	}
+	return nil
 }

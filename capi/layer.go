@@ -160,7 +160,7 @@ func (r *tensors) dense(name string, t tensor.Tensor, dtype tensor.DType, shape 
 	want := tensor.Tensor{DType: dtype, NDim: int8(len(shape))}
 	copy(want.Shape[:], shape)
 	if r.err == nil && (t.DType != dtype || t.NDim != want.NDim || t.Shape != want.Shape || !t.Contiguous()) {
-		r.err = invalid("%s: %s must be dense and of the type and shape that the header says: it is %v", r.op, name, t)
+		r.err = invalid("%s: %s is %v: it must be %v, dense", r.op, name, t, want)
 	}
 }
 

@@ -13,6 +13,7 @@ import "C"
 
 import (
 	"runtime/debug"
+	"strings"
 	"unsafe"
 
 	"ulysses/internal/status"
@@ -44,17 +45,22 @@ func guarded(f func() error) (err error) {
 // errorBytes is the room of a thread's error text, gate.c's.
 const errorBytes = 4096
 
-// finish leaves the text of an error in the thread's buffer and returns its code.
-func finish(err error, text *C.char) C.int32_t {
+// finish leaves the text of an error in the thread's buffer and returns its code. What packages below say is of functions of theirs, which the host does
+// not know: the text names the one that it has called.
+func finish(op string, err error, text *C.char) C.int32_t {
 	if err == nil {
 		return 0
+	}
+	said := err.Error()
+	if !strings.Contains(said, op) {
+		said = op + ": " + said
 	}
 	code := status.Of(err)
 	if code == status.OK {
 		code = status.Internal
 	}
 	room := unsafe.Slice((*byte)(unsafe.Pointer(text)), errorBytes)
-	n := copy(room[:errorBytes-1], err.Error())
+	n := copy(room[:errorBytes-1], said)
 	room[n] = 0
 	return C.int32_t(code)
 }

@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"encoding/json"
+	"strconv"
 	"unsafe"
 
 	"ulysses/comm"
@@ -120,6 +121,12 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
+	// What the layer does not know of.
+	if err := comm.Same(c.comm, op, comm.Field{Name: "ULYSSES_CROSS", Value: strconv.FormatBool(p.cross)},
+		comm.Field{Name: "ULYSSES_DETERMINISTIC", Value: strconv.FormatBool(flags&flagDeterministic != 0)},
+		comm.Field{Name: "max_tokens", Value: strconv.FormatInt(tokens, 10)}); err != nil {
+		return err
+	}
 	return p.admit(op, out, "ulysses", p.sp.String())
 }
 
@@ -168,7 +175,7 @@ func (p *plan) maxSizes() (sp.Sizes, error) {
 	if p.gdn == nil {
 		return p.sp.MaxSizes(1, p.max, p.max)
 	}
-	size, err := p.gdn.MaxSizes(1, p.max)
+	size, err := p.gdn.MaxSizes(1, p.max, p.states)
 	return sp.Sizes(size), err
 }
 
@@ -305,12 +312,12 @@ func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
 }
 
 // planJSON is the plan's text, which lives with it; nil for what is no plan.
-func planJSON(ph uintptr) *C.char {
+func planJSON(ph uintptr) (*C.char, error) {
 	p, err := find[plan]("ulysses_plan_json", aPlan, ph)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	return p.json
+	return p.json, nil
 }
 
 func planDestroy(ph uintptr) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strconv"
 	"unsafe"
 
 	"ulysses/device"
@@ -67,7 +68,7 @@ var inNames, outNames = numbered("in"), numbered("out")
 // numbered names the tensors of a list: "in[3]".
 func numbered(name string) (names [maxReshard]string) {
 	for i := range names {
-		names[i] = name + "[" + string(rune('0'+i/10)) + string(rune('0'+i%10)) + "]"
+		names[i] = name + "[" + strconv.Itoa(i) + "]"
 	}
 	return names
 }
@@ -116,6 +117,13 @@ func reshardName(toHeads bool) string {
 	return "ulysses_heads_to_seq"
 }
 
+func startName(toHeads bool) string {
+	if toHeads {
+		return "ulysses_seq_to_heads_start"
+	}
+	return "ulysses_heads_to_seq_start"
+}
+
 func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
 	const op = "ulysses_reshard_workspace"
 	p, b, err := reshardPair(op, ph, bh)
@@ -139,7 +147,7 @@ func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out uns
 }
 
 func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
-	op := reshardName(toHeads)
+	op := startName(toHeads)
 	p, b, err := reshardPair(op, ph, bh)
 	if err != nil {
 		return err

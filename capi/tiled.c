@@ -5,6 +5,7 @@
 enum { MAX_TENSORS = 32, MAX_AXES = 8 };
 
 ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b);
+ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles);
 void uly_fresh(void);
 
 // One list of tensors and the views of it that a callback sees.
@@ -125,7 +126,7 @@ API ulysses_status tiled_compute(const ulysses_tiled_args *p) {
     cut(&in, t.lo, t.hi);
     cut(&out, t.lo, t.hi);
     if ((s = a.forward(a.user, &t, in.shown, (ulysses_tensor *const *)out.shown)))
-      return uly_fail(s, "%s: the callback returned not OK at tile %lld of %lld", op, i, t.count);
+      return uly_stopped(s, op, i, t.count);
   }
   return ULYSSES_OK;
 }
@@ -148,7 +149,7 @@ API ulysses_status tiled_compute_backward(const ulysses_tiled_args *p) {
     cut(&dout, t.lo, t.hi);
     cut(&din, t.lo, t.hi);
     if ((s = a.backward(a.user, &t, in.shown, dout.shown, (ulysses_tensor *const *)din.shown)))
-      return uly_fail(s, "%s: the callback returned not OK at tile %lld of %lld", op, i, t.count);
+      return uly_stopped(s, op, i, t.count);
   }
   return ULYSSES_OK;
 }

@@ -124,7 +124,9 @@ ulysses_status ulysses_batch_positions(const ulysses_batch *, int64_t *out);    
 void           ulysses_batch_destroy(ulysses_batch *);                                       /* local; as ulysses_plan_destroy */
 
 /* Bytes every call of the pair brings, and the heads this rank computes: `heads` = attention's q, out, gdn's v, g, beta, out; `shared` = attention's
- * k, v, gdn's q, k. batch NULL = for max_tokens. Alignment: 256 bytes on CUDA, 64 on the CPU. `saved` is plain bytes, free to be moved and offloaded. */
+ * k, v, gdn's q, k. batch NULL = for max_tokens: enough for one sequence of so many or fewer that is cut evenly, whatever its documents, and for states of
+ * one; several sequences, own `rows` and more states can need more. Alignment: 256 bytes on CUDA, 64 on the CPU. `saved` is plain bytes, free to be moved and
+ * offloaded. */
 typedef struct { uint32_t struct_size; int32_t reserved; uint64_t saved, workspace; int64_t head_lo, head_hi, shared_lo, shared_hi; } ulysses_sizes;
 ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 

@@ -135,7 +135,9 @@ func TestMaxSizesCoverAll(t *testing.T) {
 		must(err)
 		p.scan = scan
 		for _, more := range []int64{0, 1, 50} {
-			most, err := p.MaxSizes(k.batch.Batch, k.batch.Seq+more)
+			most, err := p.MaxSizes(k.batch.Batch, k.batch.Seq+more, false)
+			must(err)
+			mostStates, err := p.MaxSizes(k.batch.Batch, k.batch.Seq+more, true)
 			must(err)
 			mostLayer, err := p.MaxLayerSizes(k.batch.Batch+more, k.batch.Seq)
 			must(err)
@@ -144,6 +146,9 @@ func TestMaxSizesCoverAll(t *testing.T) {
 			c := p.cutOf(x)
 			if size := p.sizes(c, call{}); size.Saved > most.Saved || size.Workspace > most.Workspace {
 				return fmt.Errorf("%v is needed, %v were planned", size, most)
+			}
+			if size := p.Sizes(x); k.batch.CuSeqlens == nil && k.batch.Positions == nil && (size.Saved > mostStates.Saved || size.Workspace > mostStates.Workspace) {
+				return fmt.Errorf("%v is needed with states, %v were planned", size, mostStates)
 			}
 			if size := p.LayerSizes(x); size.Saved > mostLayer.Saved || size.Workspace > mostLayer.Workspace {
 				return fmt.Errorf("%v is needed by the layer, %v were planned", size, mostLayer)

@@ -16,9 +16,11 @@ func (p *Plan) SizesWithout(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call
 // LayerSizes is the bytes that calls of the layer with this batch need.
 func (p *Plan) LayerSizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{layer: true}) }
 
-// MaxSizes is the bytes that calls of the core without StateIn, StateOut, DStateOut and DStateIn need with any batch of at most these extents cut
-// evenly, whatever its documents: for memory that is planned before the batches are known.
-func (p *Plan) MaxSizes(batch, seq int64) (Sizes, error) { return p.maxSizes(batch, seq, call{}) }
+// MaxSizes is the bytes that calls of the core need with any batch of at most these extents cut evenly, whatever its documents: for memory that is
+// planned before the batches are known. With states, calls may bring StateIn, StateOut, DStateOut and DStateIn of one document a sequence.
+func (p *Plan) MaxSizes(batch, seq int64, states bool) (Sizes, error) {
+	return p.maxSizes(batch, seq, call{states: states})
+}
 
 // MaxLayerSizes is the same for calls of the layer.
 func (p *Plan) MaxLayerSizes(batch, seq int64) (Sizes, error) {

@@ -13,6 +13,11 @@ ulysses_status uly_fail(ulysses_status code, const char *format, const char *op,
   snprintf(said, sizeof said, format, op, a, b);
   return code;
 }
+ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles);
+ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles) {
+  snprintf(said, sizeof said, "%s: tile %lld of %lld", op, tile, tiles);
+  return code;
+}
 void uly_fresh(void) { said[0] = 0; }
 
 static uint64_t state;

@@ -33,14 +33,28 @@ static void disagree(ulysses_context *c, int rank, int size) {
   ULYSSES_INIT(&bd);
   d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = rank == size - 1 ? D + 1 : D;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
-  CHECK(!plan && strstr(ulysses_last_error(), "dim"));
+  CHECK(!plan && strstr(ulysses_last_error(), "dim") && strstr(ulysses_last_error(), "ulysses_attention_plan"));
   IS(ulysses_attention_plan(c, rank ? &d : NULL, &plan), ULYSSES_INVALID_ARGUMENT);
   d.head_dim = D, d.dropout = rank ? 0 : 0.1f;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
+  d.dropout = 0, d.flags = rank ? 0 : ULYSSES_CROSS;
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!plan && strstr(ulysses_last_error(), "CROSS"));
+  d.flags = 0, d.max_tokens = rank ? 0 : S;
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!plan && strstr(ulysses_last_error(), "max_tokens"));
   bd.batch = 1, bd.seq = rank ? S : S + 1;
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   bd.seq = S;
   IS(ulysses_batch_create(c, rank ? NULL : &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+  bd.kv_seq = 5, bd.kv_rows = rank ? 0 : 5; // this rank's part of five keys is less
+  IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!batch && strstr(ulysses_last_error(), "kv_rows"));
+  int64_t keys[2] = {0, S};
+  bd.kv_seq = bd.kv_rows = 0, bd.docs = 1, bd.cu_seqlens = bd.kv_cu_seqlens = keys; // documents of keys, and no keys
+  IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!batch && strstr(ulysses_last_error(), "kv_cu_seqlens"));
+  bd.kv_cu_seqlens = NULL;
   int64_t cu[3] = {0, rank ? 4 : 5, S};
   bd.docs = 2, bd.cu_seqlens = cu;
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
@@ -206,6 +220,16 @@ int main(int argc, char **argv) {
     h.user = &bad;
     IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_COMM);
     CHECK(!none && strstr(ulysses_last_error(), "77"));
+  }
+  if (size > 1) { // a rank that two bring, and one that cannot send tensors
+    ulysses_context *none = NULL;
+    collectives good = {MPI_COMM_WORLD, 0, 0};
+    h.user = &good, h.rank = rank == size - 1 ? 0 : rank;
+    IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_INVALID_ARGUMENT);
+    CHECK(!none && strstr(ulysses_last_error(), "rank 0's block"));
+    h.rank = rank, h.alltoallv = rank ? exchange : NULL;
+    IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_INVALID_ARGUMENT);
+    CHECK(!none && strstr(ulysses_last_error(), "alltoallv"));
   }
   disagree(world, rank, size), disagree(own, rank, size);
   started(world), started(own);
