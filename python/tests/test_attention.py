@@ -86,6 +86,11 @@ class Attention(unittest.TestCase):
         for size in (1, 2):
             contexts(size, body)
 
+    def test_reversed_view(self):
+        q = draw(1, 1, 8, 4, 8)
+        with ulysses.Context() as ctx:
+            np.testing.assert_array_equal(ulysses.attention(q[:, ::-1], q, q, context=ctx), ulysses.attention(q[:, ::-1].copy(), q, q, context=ctx))
+
     def test_expanded_gradient(self):
         """A gradient that repeats elements, as sum() gives, is copied."""
         q = draw(1, 1, 6, 2, 8)
@@ -153,6 +158,11 @@ class Faults(unittest.TestCase):
                                 ("heads", lambda: ulysses.attention(q, q[:, :, :3], q[:, :, :3], context=ctx)),
                                 ("rows", lambda: ulysses.attention(q, q, q, seq=9, context=ctx)),
                                 ("cu_seqlens", lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5, 3, 8], context=ctx)),
+                                ("whole numbers", lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5.5, 8], context=ctx)),
+                                ("whole numbers", lambda: ulysses.attention(q, q, q, cu_seqlens=[], context=ctx)),
+                                ("of 2 sequences", lambda: ulysses.attention(*[q.reshape(2, 4, 4, 8)] * 3, cu_seqlens=[0, 4, 7], context=ctx)),
+                                ("whole numbers", lambda: ulysses.halo(q, 1, cu_seqlens=[0.5, 8], context=ctx)),
+                                ("left, right", lambda: ulysses.attention(q, q, q, window=5, context=ctx)),
                                 ("save=False", lambda: ulysses.attention_backward(ulysses.attention_forward(q, q, q, save=False, context=ctx)[2], q)),
                                 ("no array", lambda: ulysses.attention([1], q, q, context=ctx))):
                 with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:

@@ -74,6 +74,17 @@ class Torch(unittest.TestCase):
             self.assertEqual(out.dtype, torch.bfloat16)
             self.assertLess(error(out.double(), want), 2e-2)
 
+    def test_arrays_of_two_libraries(self):
+        """Autograd would see some of the inputs alone."""
+        x = torch.randn(1, 6, 2, 8, requires_grad=True)
+        g = torch.zeros(1, 6, 2)
+        with ulysses.Context() as ctx:
+            for q, k in ((x.detach().numpy(), x), (x, x.detach().numpy())):
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "another library"):
+                    ulysses.attention(q, k, k, context=ctx)
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "another library"):
+                    ulysses.chunk_gated_delta_rule(q, k, k, g, g, context=ctx)
+
     def test_no_grad_saves_nothing(self):
         with ulysses.Context() as ctx, torch.no_grad():
             x = torch.randn(1, 5, 2, 8, requires_grad=True)

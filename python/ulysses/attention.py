@@ -13,8 +13,8 @@ from typing import Any, Sequence
 from . import _struct
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences
-from .tensors import View, block, dtype_of, empty, is_torch, stream_of, view, without_zero_strides
+from .plan import Batch, Plan, Sequences, documents
+from .tensors import View, block, dtype_of, empty, is_torch, one_library, stream_of, view, without_zero_strides
 
 # Axes of each layout, by their place in [B, S, H, D].
 LAYOUTS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3), "THD": (0, 1, 2)}
@@ -41,6 +41,9 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
     for x in (q, k, v):
         if not hasattr(x, "shape"):
             raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors")
+    one_library(q=q, k=k, v=v)
+    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
+        raise InvalidArgument(f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded")
     shapes = [tuple(x.shape) for x in (q, k, v)]
     if any(len(s) != len(layout) for s in shapes):
         raise InvalidArgument(f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes")
@@ -52,12 +55,13 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
     if seq is None and cu_seqlens is None and kv_seq is None and given is not None and given.batch == batch:
         sequences = given
     else:
-        total = seq if seq is not None else (int(cu_seqlens[-1]) // max(1, batch) if cu_seqlens is not None else rows * ctx.size)
+        cu, kv_cu = documents("cu_seqlens", cu_seqlens, batch), documents("kv_cu_seqlens", kv_cu_seqlens, batch)
+        total = seq if seq is not None else cu[-1] // max(1, batch) if cu else rows * ctx.size
         if kv_seq is None and kv_cu_seqlens is not None:
-            kv_seq = int(kv_cu_seqlens[-1]) // max(1, batch)
+            kv_seq = kv_cu[-1] // max(1, batch)
         if kv_seq is None and kv_rows != rows:
             kv_seq = kv_rows * ctx.size
-        sequences = Sequences(batch, total, kv_seq, _tuple(cu_seqlens), _tuple(kv_cu_seqlens))
+        sequences = Sequences(batch, total, kv_seq, cu, kv_cu)
     plan = ctx.plan(heads=shapes[0][axis["H"]], kv_heads=shapes[1][axis["H"]], head_dim=shapes[0][-1], v_dim=shapes[2][-1], dtype=dtype_of(q),
                     causal=bool(causal), window=window, scale=None if scale is None else float(scale), cross=sequences.kv_seq is not None)
     made = ctx.batch(sequences)
@@ -141,10 +145,6 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
 
         return differentiable(q, k, v, options)
     return attention_forward(q, k, v, save=False, **options)[0]
-
-
-def _tuple(values: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if values is None else tuple(int(x) for x in values)
 
 
 def _address(memory: Any) -> int:

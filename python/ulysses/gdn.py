@@ -16,7 +16,7 @@ from . import _struct
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, DeltaPlan, batch_of
-from .tensors import block, dtype_of, empty, is_torch, stream_of, torch_or_none, view, without_zero_strides
+from .tensors import block, dtype_of, empty, is_torch, one_library, stream_of, torch_or_none, view, without_zero_strides
 
 
 @dataclass
@@ -45,6 +45,7 @@ def gated_delta_rule_forward(q: Any, k: Any, v: Any, g: Any, beta: Any, *, scale
         if not hasattr(x, "shape") or len(x.shape) != axes:
             raise InvalidArgument(f"ulysses: {name} is {tuple(getattr(x, 'shape', ()))}: it must be an array of {axes} axes, "
                                   f"[B, rows, heads{', features' if axes == 4 else ''}]")
+    one_library(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
     rows, hk, hv, dk, dv = q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3]
     batch = batch_of(ctx, q.shape[0], rows, seq, cu_seqlens)
     sequences = batch.sequences

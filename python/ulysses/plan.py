@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 from dataclasses import dataclass
 from typing import Any, Sequence
 
@@ -132,13 +133,26 @@ class Batch(_Made):
         return list(out)
 
 
+def documents(name: str, starts: Sequence[int] | None, batch: int) -> tuple[int, ...] | None:
+    """Document starts over `batch` sequences, then the end of all, as whole numbers: what has a fraction would be another document's start."""
+    if starts is None:
+        return None
+    try:
+        cu = tuple(operator.index(x) for x in starts)
+    except TypeError:
+        cu = ()
+    if len(cu) < 2 or cu[-1] % max(1, batch):
+        raise InvalidArgument(f"ulysses: {name} {starts!r} of {batch} sequences: give whole numbers, from 0 to the tokens of all sequences, which are equally long")
+    return cu
+
+
 def batch_of(context: Any, batch: int, rows: int, seq: int | None = None, cu_seqlens: Sequence[int] | None = None) -> Batch:
     """The batch of a call whose tensors are [batch, rows, ...]: of the lengths given, else of those that Context.use set, else of rows * ranks."""
     given = context.sequences
     if seq is None and cu_seqlens is None and given is not None and given.batch == batch and given.kv_seq is None:
         sequences = given
     else:
-        cu = None if cu_seqlens is None else tuple(int(x) for x in cu_seqlens)
+        cu = documents("cu_seqlens", cu_seqlens, batch)
         sequences = Sequences(batch, seq if seq is not None else cu[-1] // max(1, batch) if cu else rows * context.size, None, cu)
     made = context.batch(sequences)
     if rows != made.rows:

@@ -29,6 +29,14 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def one_library(**arrays: Any) -> None:
+    """Refuses PyTorch's tensors beside arrays of others: autograd would see a part of the inputs alone, and leave gradients out without a word."""
+    torch = [name for name, x in arrays.items() if is_torch(x)]
+    others = [name for name, x in arrays.items() if x is not None and name not in torch]
+    if torch and others:
+        raise InvalidArgument(f"ulysses: {', '.join(torch)} of PyTorch beside {', '.join(others)} of another library: give all of one, by torch.as_tensor or .numpy()")
+
+
 class View:
     """A tensor as the library takes it. Keeps the array alive, and the shape and strides that the C struct points to."""
 
@@ -120,10 +128,10 @@ def _dense(shape: Sequence[int]) -> list[int]:
 
 
 def without_zero_strides(x: Any) -> Any:
-    """x, or a copy where it repeats elements (stride 0, as the gradient of sum() does) or its last axis is not dense. The library refuses both."""
+    """x, or a copy where it repeats elements (stride 0, as the gradient of sum() does), runs backwards or its last axis is not dense. The library refuses them."""
     v = x if isinstance(x, View) else view(x)
-    repeats = any(s == 0 and n > 1 for n, s in zip(v.shape, v.strides))
-    if not repeats and (v.shape[-1:] in ((), (0,), (1,)) or v.strides[-1] == 1):
+    refused = any(s <= 0 and n > 1 for n, s in zip(v.shape, v.strides))
+    if not refused and (v.shape[-1:] in ((), (0,), (1,)) or v.strides[-1] == 1):
         return x
     return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
 
