@@ -116,6 +116,41 @@ class Compute(unittest.TestCase):
         out = ulysses.tiled_compute(mlp, x, tile_rows=4, params=list(mlp.gate.parameters()))
         with self.assertRaisesRegex(ulysses.InvalidArgument, r"\(24, 8\).*params="):
             out.sum().backward()
+        out = ulysses.tiled_compute(mlp, x, tile_rows=4)
+        with torch.no_grad():
+            mlp.down.weight.add_(1)
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "changed in place"):
+            out.sum().backward()
+
+    def test_what_was_computed_outside(self):
+        """Every tile would go back through the graph that made it: it is refused, and as an input it has its gradient."""
+        x, leaf = torch.randn(1, 9, 8), torch.randn(8, requires_grad=True)
+        scale = leaf.exp()
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "ExpBackward0.*Whole"):
+            ulysses.tiled_compute(lambda t: t * scale, x, tile_rows=4)
+        ulysses.tiled_compute(lambda t, s: t * s, x, ulysses.Whole(scale), tile_rows=4).sum().backward()
+        torch.testing.assert_close(leaf.grad, x.sum((0, 1)) * leaf.detach().exp())
+
+    def test_inside_checkpoints(self):
+        """Checkpoints and offloading hand back copies of what was saved; the parameters are the function's own all the same."""
+        from torch.utils.checkpoint import checkpoint
+
+        def whole(x, mlp):
+            return mlp(x)
+
+        def tiled(x, mlp):
+            return ulysses.tiled_compute(mlp, x, tile_rows=4)
+
+        def offloaded(x, mlp):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+                return tiled(x, mlp)
+
+        def make():
+            return torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True), MLP().double()
+
+        self.compare(make, offloaded, whole)
+        for reentrant in (False, True):
+            self.compare(make, lambda x, mlp: checkpoint(tiled, x, mlp, use_reentrant=reentrant), whole)
 
     def loss(self, head, reduction):
         def fn(h, y):

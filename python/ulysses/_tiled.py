@@ -83,8 +83,15 @@ def _random_state(values: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
     return torch.get_rng_state(), [(d, torch.cuda.get_rng_state(d)) for d in cuda]
 
 
-def leaves(out: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors at the ends of a graph."""
+def begin() -> int:
+    """Before a run of the function: nodes of this thread's graphs have lower numbers than those that it will make."""
+    with torch.enable_grad():
+        return int(torch.zeros((), requires_grad=True).clone().grad_fn._sequence_nr())
+
+
+def leaves(out: torch.Tensor, begun: int) -> list[torch.Tensor]:
+    """The tensors at the ends of the graph that the function made. It must not go on into one that was there before: every tile would go back through
+    all of that, and the first one ends it."""
     seen: set[Any] = set()
     found: list[torch.Tensor] = []
     stack = [out.grad_fn]
@@ -95,6 +102,9 @@ def leaves(out: torch.Tensor) -> list[torch.Tensor]:
         seen.add(node)
         if hasattr(node, "variable"):
             found.append(node.variable)
+        elif node._sequence_nr() < begun:
+            raise InvalidArgument(f"ulysses.tiled_compute: the function uses a tensor that was computed outside of it ({node.name()}) and needs a gradient: pass it as "
+                                  "an input, in Whole where every tile needs all of it")
         stack.extend(f for f, _ in node.next_functions)
     return found
 
@@ -108,6 +118,7 @@ def captured(walk: Walk, values: Sequence[Any]) -> list[torch.Tensor]:
     """Parameters that the function uses without having been given them: the first tile is run once more to see, and forgotten."""
     rng = _random_state(values)
     lo, hi = walk.tiles[0]
+    begun = begin()
     with torch.enable_grad():
         args = _alone(walk.arguments(values, lo, min(hi, lo + 1)))
         out, _ = walk.result(walk.fn(*args))
@@ -117,7 +128,7 @@ def captured(walk: Walk, values: Sequence[Any]) -> list[torch.Tensor]:
     if out.grad_fn is None:
         return []
     own = {id(a) for a in args}
-    return [p for p in leaves(out) if id(p) not in own]
+    return [p for p in leaves(out, begun) if id(p) not in own]
 
 
 class TiledCompute(torch.autograd.Function):
@@ -126,9 +137,11 @@ class TiledCompute(torch.autograd.Function):
         values = tensors[:n]
         out, ctx.extents, ctx.count = walk.forward(values)
         ctx.walk, ctx.n = walk, n
-        ctx.is_tensor = [isinstance(t, torch.Tensor) for t in tensors]
-        ctx.others = [None if t else v for v, t in zip(tensors, ctx.is_tensor)]
-        ctx.save_for_backward(*[v for v, t in zip(tensors, ctx.is_tensor) if t])
+        ctx.is_tensor = [isinstance(t, torch.Tensor) for t in values]
+        ctx.others = [None if t else v for v, t in zip(values, ctx.is_tensor)]
+        ctx.save_for_backward(*[v for v, t in zip(values, ctx.is_tensor) if t])
+        # Not saved: checkpoints and offloading give copies of what is, and the function uses the parameters themselves.
+        ctx.params, ctx.versions = tensors[n:], [p._version for p in tensors[n:]]
         return out
 
     @staticmethod
@@ -136,14 +149,17 @@ class TiledCompute(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         walk: Walk = ctx.walk
         saved = iter(ctx.saved_tensors)
-        tensors = [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)]
-        values, params = tensors[:ctx.n], tensors[ctx.n:]
+        values, params = [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)], ctx.params
+        changed = [tuple(p.shape) for p, version in zip(params, ctx.versions) if p._version != version]
+        if changed:
+            raise InvalidArgument(f"ulysses.tiled_compute: parameters of shapes {changed} were changed in place between forward and backward: go backward before the step")
         needed = ctx.needs_input_grad[2:]
-        grads: list[Any] = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed)]
+        grads: list[Any] = [torch.zeros_like(t) if need else None for t, need in zip((*values, *params), needed)]
         if walk.reduction == "mean":
             dout = dout / max(ctx.count, 1)  # a new tensor: the incoming gradient is the caller's
         at = 0
         for i, (lo, hi) in enumerate(walk.tiles):
+            begun = begin()
             with walk.again(i, values):
                 args = []
                 for v, need, cut in zip(values, needed, walk.cut):
@@ -157,7 +173,7 @@ class TiledCompute(torch.autograd.Function):
                 at += ctx.extents[i]
             if part.grad_fn is None:
                 continue
-            _refuse_strangers(part, args, params)
+            _refuse_strangers(part, begun, args, params)
             wanted = [(j, a) for j, a in enumerate(args) if needed[j]] + [(ctx.n + j, p) for j, p in enumerate(params) if needed[ctx.n + j]]
             for (j, _), g in zip(wanted, torch.autograd.grad(part, [t for _, t in wanted], share, allow_unused=True)):
                 if g is None:
@@ -169,9 +185,9 @@ class TiledCompute(torch.autograd.Function):
         return None, None, *grads
 
 
-def _refuse_strangers(part: torch.Tensor, args: Sequence[Any], params: Sequence[torch.Tensor]) -> None:
+def _refuse_strangers(part: torch.Tensor, begun: int, args: Sequence[Any], params: Sequence[torch.Tensor]) -> None:
     known = {id(t) for t in (*args, *params)}
-    lost = [tuple(t.shape) for t in leaves(part) if id(t) not in known]
+    lost = [tuple(t.shape) for t in leaves(part, begun) if id(t) not in known]
     if lost:
         raise InvalidArgument(f"ulysses.tiled_compute: the function uses tensors of shapes {lost} that need a gradient and are neither inputs nor params: "
                               "list them in params=")
