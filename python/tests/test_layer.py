@@ -182,6 +182,21 @@ class Local(unittest.TestCase):
             for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want.detach(), *(x.grad for x in exact))):
                 self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
 
+    @unittest.skipIf(torch is None, "no torch")
+    def test_a_function_with_parameters(self):
+        """Their gradients would be lost: an error in backward, on every rank."""
+        slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)
+
+        def body(ctx):
+            mine = rows(q, ctx).clone().requires_grad_()
+            out = ulysses.local_attention(mine, mine, mine, lambda q, k, v: v * slope, seq=8, context=ctx)
+            with self.assertRaises(ulysses.UlyssesError) as caught:
+                out.sum().backward()
+            self.assertIn("[(1,)] that need a gradient", str(caught.exception.__cause__))
+            ulysses.local_attention(mine, mine, mine, lambda q, k, v: v * slope.detach(), seq=8, context=ctx).sum().backward()
+
+        contexts(2, body)
+
     def test_a_function_that_fails(self):
         """Its exception is the cause of the call's, and peers need not wait."""
         q = draw(1, 1, 8, 2, 8)

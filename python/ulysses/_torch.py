@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ._tiled import leaves
 from .attention import Call, attention_backward, attention_forward
+from .errors import InvalidArgument
 from .gdn import DeltaCall, gated_delta_rule_backward, gated_delta_rule_forward
 from .halo import exchange
 from .layer import (WEIGHTS, LayerCall, LocalCall, LocalTensors, attention_layer_backward, attention_layer_forward, local_attention_backward,
@@ -124,7 +126,11 @@ class _Local(torch.autograd.Function):
         def back(t: LocalTensors) -> None:
             with torch.enable_grad():
                 inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
-                grads = torch.autograd.grad(ctx.function(*inputs), inputs, t.dout, allow_unused=True)
+                out = ctx.function(*inputs)
+                lost = [tuple(x.shape) for x in leaves(out, 0) if all(x is not own for own in inputs)]
+                if lost:
+                    raise InvalidArgument(f"ulysses.local_attention: the function uses tensors of shapes {lost} that need a gradient, and q, k and v alone get one: detach them")
+                grads = torch.autograd.grad(out, inputs, t.dout, allow_unused=True)
             for to, grad in zip((t.dq, t.dk, t.dv), grads):
                 to.zero_() if grad is None else to.copy_(grad)
 

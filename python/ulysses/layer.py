@@ -208,7 +208,8 @@ def local_attention(q: Any, k: Any, v: Any, function: Callable[[Any, Any, Any], 
 
     q, k, v    this rank's rows of all heads, as for `attention`, with its layout, seq, kv_seq and context
     function   gets q [B, seq, h, D], k [B, kv_seq, hkv, D], v [B, kv_seq, hkv, Dv], this rank's heads and the key heads under them, and returns
-               out [B, seq, h, Dv]. With PyTorch it is differentiated, by calling it again in backward. Masks, documents and scale are its business
+               out [B, seq, h, Dv]. With PyTorch it is differentiated by q, k and v, by calling it again in backward; other tensors that need a
+               gradient are an error there. Masks, documents and scale are its business
 
     Returns out [B, rows, H, Dv] in the layout of q. A rank without heads does not call it. Errors: InvalidArgument, Unsupported (CUDA), CommError.
     """
