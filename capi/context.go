@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"runtime"
 	"strconv"
 	"sync"
 	"unsafe"
@@ -193,7 +192,7 @@ func (c *context) open(op string, s *settings) (err error) {
 		err = c.openGPU(op, *s)
 	} else {
 		if s.threads == 0 {
-			s.threads = max(1, runtime.NumCPU()/max(1, slurm.Env().LocalSize))
+			s.threads = max(1, cores()/max(1, slurm.Env().LocalSize))
 		}
 		c.dev, _, err = backends.Open(backends.Choice{Backend: "cpu", Threads: s.threads})
 	}

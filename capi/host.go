@@ -1,7 +1,14 @@
 package main
 
 /*
+#define _GNU_SOURCE
+#include <sched.h>
 #include "ulysses.h"
+
+static int mask_cores(void) {
+	cpu_set_t mask;
+	return sched_getaffinity(0, sizeof mask, &mask) ? 0 : CPU_COUNT(&mask);
+}
 
 static int32_t call_allgather(const ulysses_host_comm *h, const void *in, void *out, int64_t bytes) { return h->allgather(h->user, in, out, bytes); }
 static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
@@ -12,12 +19,21 @@ static void call_log(void *f, void *user, int32_t level, const char *line) { ((v
 import "C"
 
 import (
+	"runtime"
 	"strconv"
 	"unsafe"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
 )
+
+// cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may be before the host has set it.
+func cores() int {
+	if n := int(C.mask_cores()); n > 0 {
+		return n
+	}
+	return runtime.NumCPU() // more than a cpu_set_t has bits
+}
 
 // callLog hands a line to the host. It is C's for the call.
 func callLog(f, user unsafe.Pointer, level int32, line string) {

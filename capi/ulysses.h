@@ -64,7 +64,8 @@ static inline ulysses_tensor ulysses_tensor_of(void *data, int32_t device, int32
  * ulysses_index, so Ulysses neighbours are consecutive; order your communicator for another mesh. Other replicas have contexts of their own. */
 typedef struct ulysses_context ulysses_context;
 typedef struct { uint32_t struct_size; int32_t device, ordinal, threads;  /* device 0 = the CPU; ordinal: the GPU, from 0, of those that
-                                            the process sees; threads: the CPU's, 0 = the cores of the mask */
+                                            the process sees; threads: the CPU's, 0 = the cores of the calling thread's mask, shared out over
+                                            the ranks that the launcher has put on the node */
                  int32_t ulysses, ring, comm, timeout;                   /* ulysses 0 = size/ring, ring 0 = 1; timeout 0 = wait as the host's communicator does */
                  void (*log)(void *user, int32_t level, const char *json_line); void *log_user;     /* NULL = silent */
                  void *nccl_comm; } ulysses_options;                      /* the host's ncclComm_t of the same ranks, to be shared; NULL = make one */

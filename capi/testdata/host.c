@@ -1,5 +1,6 @@
 // host.c MODE: a C host without MPI. "attention", "hostile", "tiled", "callbacks", "overhead", "soak N".
 #define _GNU_SOURCE
+#include <sched.h>
 #include <time.h>
 #include "host.h"
 
@@ -116,7 +117,8 @@ static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, voi
   memcpy(out, in, (size_t)in_bytes[0]);
   return 0;
 }
-static int lines;
+static int lines, single;
+static void one_thread(void *user, int32_t level, const char *line) { (void)user, (void)level, single = strstr(line, "\"threads\":1}") != NULL; }
 static void logged(void *user, int32_t level, const char *line) { lines += user == &lines && level == 0 && line[0] == '{'; }
 
 static ulysses_status failing(void *user, const ulysses_local_call *a) {
@@ -149,6 +151,18 @@ static void callbacks(void) {
   results x = attention(c, 1), y = attention(alone, 1);
   same(x, y);
   free_results(x), free_results(y);
+  // The host's mask counts when the context is made, not when the library was loaded.
+  ulysses_context *bound;
+  cpu_set_t mask, first;
+  CHECK(sched_getaffinity(0, sizeof mask, &mask) == 0);
+  CPU_ZERO(&first);
+  for (int i = 0; i < CPU_SETSIZE && !CPU_COUNT(&first); i++)
+    if (CPU_ISSET(i, &mask)) CPU_SET(i, &first);
+  CHECK(sched_setaffinity(0, sizeof first, &first) == 0);
+  o.log = one_thread;
+  OK(ulysses_context_create_local(&o, &bound));
+  CHECK(single && sched_setaffinity(0, sizeof mask, &mask) == 0);
+  ulysses_context_destroy(bound);
   ulysses_context *broken = NULL;
   h.rank = 1;
   IS(ulysses_context_create_host(&h, NULL, &broken), ULYSSES_INVALID_ARGUMENT);
