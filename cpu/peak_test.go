@@ -1,6 +1,10 @@
 package cpu
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/klauspost/cpuid/v2"
+)
 
 func TestPeak(t *testing.T) {
 	for _, isa := range ISAs() {
@@ -12,6 +16,16 @@ func TestPeak(t *testing.T) {
 				}
 				t.Logf("%s, %s, %d workers: %.0f GFLOP/s", isa, name, w, p)
 			}
+		}
+	}
+}
+
+// TestRowsFor: rows by pairs of BF16 are chosen where they are the fast ones.
+func TestRowsFor(t *testing.T) {
+	for maker, want := range map[cpuid.Vendor]string{cpuid.AMD: "avx512bf16", cpuid.Intel: "avx512", cpuid.VendorUnknown: "avx512bf16"} {
+		rows := rowsFor(maker)
+		if got := rows[0].name; got != want || len(rows) != 4 || rows[3].name != "portable" {
+			t.Errorf("%v: %s first of %d, want %s", maker, got, len(rows), want)
 		}
 	}
 }
