@@ -1,7 +1,7 @@
 package cpu
 
 /*
-#include "kernels.h"
+#include "kernels/kernels.h"
 */
 import "C"
 

@@ -5,7 +5,7 @@ package cpu
 /*
 #include <stdlib.h>
 #include <sys/mman.h>
-#include "kernels.h"
+#include "kernels/kernels.h"
 
 // From here on memory comes from mmap in whole huge pages: page faults cost more than most operations do.
 enum { ULY_HUGE = 2 << 20 };

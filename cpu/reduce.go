@@ -1,6 +1,6 @@
 package cpu
 
-// #include "kernels.h"
+// #include "kernels/kernels.h"
 import "C"
 
 import (

@@ -1,19 +1,17 @@
 package cpu
 
-/*
-#cgo CFLAGS: -O3
-#cgo LDFLAGS: -lm
-#include "kernels.h"
-*/
+// #include "kernels/kernels.h"
 import "C"
 
 import (
 	"os"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"github.com/klauspost/cpuid/v2"
 
+	"ulysses/cpu/kernels"
 	"ulysses/internal/status"
 )
 
@@ -34,16 +32,18 @@ var tables = rowsFor(cpuid.CPU.VendorID)
 // products of BF16 is AMX), where AMD's make it at twice that rate.
 func rowsFor(maker cpuid.Vendor) []table {
 	rows := []table{
-		{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, &C.uly_kernels_avx512bf16, &C.uly_kernels_avx512},
-		{"avx512", avx512, 16, 1, &C.uly_kernels_avx512, nil},
-		{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, 1, &C.uly_kernels_avx2, nil},
-		{"portable", nil, 4, 1, &C.uly_kernels_portable, nil},
+		{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, built(kernels.AVX512BF16), built(kernels.AVX512)},
+		{"avx512", avx512, 16, 1, built(kernels.AVX512), nil},
+		{"avx2", []cpuid.FeatureID{cpuid.AVX2, cpuid.FMA3, cpuid.BMI1, cpuid.BMI2}, 8, 1, built(kernels.AVX2), nil},
+		{"portable", nil, 4, 1, built(kernels.Portable), nil},
 	}
 	if maker == cpuid.Intel {
 		rows[0], rows[1] = rows[1], rows[0]
 	}
 	return rows
 }
+
+func built(p unsafe.Pointer) *[C.K_COUNT]C.uly_kernel { return (*[C.K_COUNT]C.uly_kernel)(p) }
 
 var avx512 = []cpuid.FeatureID{cpuid.AVX512F, cpuid.AVX512DQ, cpuid.AVX512BW, cpuid.AVX512VL, cpuid.FMA3, cpuid.AVX2, cpuid.BMI1, cpuid.BMI2}
 

@@ -2,7 +2,7 @@
 //
 // One source, four builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction set and a vector width VW, then
 // include vec.h and kernels.inc, which includes every *.inc. All functions in an .inc are static: nothing is named by its
-// instruction set but the table at the end of each build. Go picks one table when the device opens (table.go). isa_avx512bf16.c builds
+// instruction set but the table at the end of each build. Go picks one table when the device opens (../table.go). isa_avx512bf16.c builds
 // ULY_DOT_KERNELS alone, with ULY_DOT defined, and takes the others from isa_avx512.c.
 //
 // To add a kernel `foo`:
