@@ -26,11 +26,11 @@ func TestEmulator(t *testing.T) {
 	if compiler == "" {
 		compiler = "g++"
 	}
-	args := append([]string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED", "-o", program}, sources...)
+	args := append([]string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-fsanitize=alignment", "-DULY_EMULATED", "-o", program}, sources...)
 	if out, err := exec.Command(compiler, append(args, "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "order", "lazy", "processes", "death"} {
+	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "alignment", "order", "lazy", "processes", "death"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)

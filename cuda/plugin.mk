@@ -88,10 +88,11 @@ check-matrix: matrix
 fused   := $(shell grep -qm1 -w fma /proc/cpuinfo && grep -qm1 -w avx2 /proc/cpuinfo && echo -mfma -mavx2)
 emulate := $(CXX) -std=c++17 -O2 -g1 -fno-strict-aliasing -ffp-contract=off $(fused) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings) -Wno-unknown-pragmas
 
+# Kernels say where they use an address that is not aligned (emulated/blocks.cpp): a GPU stops there.
 $(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
 	@mkdir -p $(@D)
 	@echo 'g++ $*.cu'
-	@$(emulate) -MMD -MP -x c++ -c -o $@ $<
+	@$(emulate) -fsanitize=alignment -MMD -MP -x c++ -c -o $@ $<
 $(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
 	@mkdir -p $(@D)
 	@echo 'g++ emulated/$*.cpp'

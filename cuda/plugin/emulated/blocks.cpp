@@ -21,7 +21,7 @@ dim3 blockDim, gridDim;
 
 namespace uly_emulated {
 
-enum : size_t { stack_bytes = 64 << 10, guard_bytes = 4096, zone = 256 };
+enum : size_t { stack_bytes = 64 << 10, guard_bytes = 4096, zone = 256, promised = 16 }; // promised: the alignment of dynamic shared memory
 
 struct Fiber {
 #ifdef __x86_64__
@@ -254,6 +254,23 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
   return table;
 }
 
+// --- addresses that are not aligned -------------------------------------------------------------------------------------------------------
+// Kernels are compiled with -fsanitize=alignment, which asks before each access whether the address suits the type, as a GPU does and x86 does
+// not. Here is what it calls where one does not: struct and name are the compiler's (libsanitizer's ubsan_handlers.h).
+struct Misaligned {
+  const char *file;
+  uint32_t line, column;
+  const struct { uint16_t kind, info; char name[1]; } *type;
+  unsigned char log_alignment, access;
+};
+extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(Misaligned *m, uintptr_t at) {
+  std::string text = format("%s: %s at address %#llx, which is no multiple of %d bytes", where(m->file, (int)m->line).c_str(), m->type->name, (unsigned long long)at,
+                            1 << m->log_alignment);
+  if (block.running) fail(text);
+  fprintf(stderr, "%s\n", text.c_str()); // in host code of the plug-in
+  abort();
+}
+
 // --- addresses that are nowhere -----------------------------------------------------------------------------------------------------------
 // While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in stray(), on its fiber's stack. Signals of other
 // threads go where they went before, which is Go's handler.
@@ -383,9 +400,9 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
   block.warp.assign((block.threads + 31) / 32, Warp());
   block.shared_bytes = shared;
   static std::vector<unsigned char> memory;
-  if (memory.size() < shared + 3 * zone) memory.resize(shared + 3 * zone);
-  unsigned char *aligned = memory.data() + (zone - (uintptr_t)memory.data() % zone) % zone;
-  block.shared = aligned + zone;
+  if (memory.size() < shared + 3 * zone + promised) memory.resize(shared + 3 * zone + promised);
+  unsigned char *front = memory.data() + (zone - (uintptr_t)memory.data() % zone) % zone + promised;
+  block.shared = front + zone;
   blockDim = size;
   gridDim = grid;
 
@@ -397,7 +414,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
     uint64_t b = order(i);
     blockIdx = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
     if (i % every == 0) poison(s);
-    if (!run_block(aligned))
+    if (!run_block(front))
       return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(), (unsigned long long)b, block.failure.c_str());
   }
   return "";

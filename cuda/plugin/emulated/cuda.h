@@ -2,10 +2,10 @@
 //
 // A block runs on one OS thread; its threads are fibers (blocks.cpp). Between two barriers they run one after another in a random order,
 // and so do the blocks of a grid: what a barrier or an event does not order, a test sees in either order. Shared and dynamic shared memory
-// starts as NaN. A block that does not meet at its barriers, a warp that shuffles without all its lanes, and a write beyond an allocation
-// fail the launch with a sentence.
+// starts as NaN. A block that does not meet at its barriers, a warp that shuffles without all its lanes, a write beyond an allocation, and an
+// address that is not aligned fail the launch with a sentence.
 //
-// What it does not show: races inside one access, alignment that x86 forgives, the memory model, speed.
+// What it does not show: races inside one access, the alignment of __shared__ arrays (the host gives them more), the memory model, speed.
 #pragma once
 
 #include <math.h>

@@ -295,6 +295,49 @@ __global__ void write_shared(int64_t at) {
   if (threadIdx.x == 0) tile[at] = 1;
 }
 
+template <class T> __global__ void write_as(char *x, int64_t at, T v) {
+  if (threadIdx.x == 3) *reinterpret_cast<T *>(x + at) = v;
+}
+template <class T> __global__ void read_as(char *y, const char *x, int64_t at) {
+  if (threadIdx.x != 3) return;
+  const T v = *reinterpret_cast<const T *>(x + at);
+  y[0] = (char)v.x;
+}
+__global__ void write_shared_as(int64_t at) {
+  SHARED(char, tile);
+  if (threadIdx.x == 0) *reinterpret_cast<double2 *>(tile + at) = make_double2(1, 2);
+}
+
+// Addresses suit their types, and memory is aligned as on a GPU, and no better: a host would not mind.
+static void alignment() {
+  char *x = device<char>(256), *y = device<char>(1);
+  EXPECT((uintptr_t)x % 256 == 0 && (uintptr_t)x % 512 != 0, "%p", x);
+  auto writes = [&](auto v, int64_t at) {
+    Stream *s = stream();
+    LAUNCH(write_as<decltype(v)>, 1, 32, 0, s, x, at, v);
+    return s;
+  };
+  auto stops = [](Stream *s, const char *kernel, const char *multiple) { fails(s, cudaErrorLaunchFailure, {kernel, "emulated_test.cpp:", "which is no multiple of", multiple}); };
+  FINE(cudaStreamSynchronize(writes(1.0f, 12)->s));
+  FINE(cudaStreamSynchronize(writes(make_float4(1, 2, 3, 4), 48)->s));
+  FINE(cudaStreamSynchronize(writes(__nv_bfloat16(1.0f), 6)->s));
+  stops(writes(1.0f, 14), "write_as", "4 bytes");
+  stops(writes(1.0, 12), "write_as", "8 bytes");
+  stops(writes(make_float2(1, 2), 12), "write_as", "8 bytes");
+  stops(writes(make_float4(1, 2, 3, 4), 8), "write_as", "16 bytes");
+  stops(writes(__nv_bfloat16(1.0f), 5), "write_as", "2 bytes");
+  Stream *s = stream();
+  LAUNCH(read_as<uint4>, 1, 32, 0, s, y, x, 32);
+  FINE(cudaStreamSynchronize(s->s));
+  LAUNCH(read_as<uint4>, 1, 32, 0, s, y, x, 40);
+  stops(s, "read_as", "16 bytes");
+  s = stream();
+  LAUNCH(write_shared_as, 1, 32, 256, s, 16);
+  FINE(cudaStreamSynchronize(s->s));
+  LAUNCH(write_shared_as, 1, 32, 256, s, 24);
+  stops(s, "write_shared_as", "16 bytes");
+}
+
 static void bounds() {
   float *x = device<float>(101); // its end is not aligned to anything
   auto writes = [&](int64_t at) {
@@ -589,7 +632,7 @@ int main(int argc, char **argv) {
   if (name == "other") return other(atoi(argv[2]), atoi(argv[3]));
   struct { const char *name; void (*run)(const char *); } cases[] = {
       {"values", [](const char *) { values(); }},         {"roundings", [](const char *) { roundings(); }}, {"barriers", [](const char *) { barriers(); }},
-      {"divergence", [](const char *) { divergence(); }}, {"bounds", [](const char *) { bounds(); }},       {"order", [](const char *) { order(); }},
+      {"divergence", [](const char *) { divergence(); }}, {"bounds", [](const char *) { bounds(); }},       {"alignment", [](const char *) { alignment(); }}, {"order", [](const char *) { order(); }},
       {"lazy", [](const char *) { lazy(); }},             {"processes", processes},                         {"death", death},
   };
   int ran = 0;

@@ -2,7 +2,8 @@
 // out twice. Other processes open the file through /proc, as CUDA IPC would map the memory of a GPU, and nothing is left behind when a
 // process dies.
 //
-// Before and after every allocation lies a red zone; what is written there is found after the kernel that did it.
+// Before and after every allocation lies a red zone; what is written there is found after the kernel that did it. Allocations are aligned to 256
+// bytes, as cudaMalloc promises, and to no more.
 #include <atomic>
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +18,7 @@
 
 namespace uly_emulated {
 
-enum : size_t { page = 4096, zone = 256, poisoned = 64 << 10, large = 256 << 10 };
+enum : size_t { page = 4096, zone = 256, lead = page + zone, poisoned = 64 << 10, large = 256 << 10 };
 enum : uint64_t { space = 1ull << 38 };
 static const uint16_t zone_value = 0xffa5; // a NaN in f32 and in bf16
 
@@ -73,10 +74,10 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   a.bytes = bytes;
   a.place = place;
   cudaGetDevice(&a.device);
-  a.mapped = pages(page + bytes + zone);
+  a.mapped = pages(lead + bytes + zone);
   char *start = take(a.mapped, &a.offset);
   if (!start) return cudaErrorMemoryAllocation;
-  char *p = start + page;
+  char *p = start + lead;
   mark(p - zone);
   mark(p + bytes);
   // Fresh memory is NaN; of large allocations, the ends.
@@ -142,7 +143,7 @@ void clear(void *p, int value, size_t bytes) {
     auto it = heap.all.upper_bound(c);
     if (it != heap.all.begin() && (--it)->second.offset >= 0) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
-      off_t at = it->second.offset + (off_t)page + (c + head - it->first);
+      off_t at = it->second.offset + (off_t)lead + (c + head - it->first);
       memset(c, 0, head);
       if (fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle)) memset(c + head, 0, middle);
       memset(c + head + middle, 0, bytes - head - middle);
@@ -329,12 +330,12 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
     }
   Allocation a;
   a.bytes = (size_t)h.bytes;
-  a.mapped = pages(page + a.bytes + zone);
+  a.mapped = pages(lead + a.bytes + zone);
   a.handle = key;
   char *start = map_handle(h, a.mapped);
   if (!start) return last(cudaErrorInvalidResourceHandle);
-  heap.all[start + page] = a;
-  *p = start + page;
+  heap.all[start + lead] = a;
+  *p = start + lead;
   return cudaSuccess;
 }
 
@@ -345,7 +346,7 @@ cudaError_t cudaIpcCloseMemHandle(void *p) {
   drain(held);
   it = heap.all.find(static_cast<char *>(p));
   if (it == heap.all.end() || --it->second.refs > 0) return cudaSuccess;
-  munmap(it->first - page, it->second.mapped);
+  munmap(it->first - lead, it->second.mapped);
   heap.all.erase(it);
   return cudaSuccess;
 }
