@@ -40,8 +40,11 @@ public:
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #else
     size_t n = 0;
-    for (; n < late.size() && late[n].group < group - LEFT; n++)
-      for (int i = 0; i < late[n].n; i++) late[n].to[i] = late[n].there ? late[n].from[i] : 0.0f;
+    for (; n < late.size() && late[n].group < group - LEFT; n++) {
+      const Late &l = late[n];
+      if (l.n == 4) *reinterpret_cast<float4 *>(l.to) = l.there ? *reinterpret_cast<const float4 *>(l.from) : make_float4(0, 0, 0, 0);
+      else *l.to = l.there ? *l.from : 0;
+    }
     late.erase(late.begin(), late.begin() + (long)n);
 #endif
   }
