@@ -119,6 +119,40 @@ func TestCopyInPieces(t *testing.T) {
 	}
 }
 
+// TestMisaligned refuses, by name, addresses where elements cannot lie: a GPU stops at one, and is lost to the process.
+func TestMisaligned(t *testing.T) {
+	b := newBench(t)
+	view := func(d tensor.DType, shift int64, shape ...int64) tensor.Tensor {
+		memory, err := b.d.Alloc(1024)
+		b.must(err)
+		t.Cleanup(memory.Free)
+		x := tensor.Of(unsafe.Add(memory.Pointer(), shift), d, shape...)
+		x.Where = tensor.CUDA
+		return x
+	}
+	f32, bf16 := view(tensor.F32, 0, 4, 4), view(tensor.BF16, 0, 4, 4)
+	odd32, odd16 := view(tensor.F32, 2, 4, 4), view(tensor.BF16, 1, 4, 4)
+	l := &lane{d: b.d, s: b.s}
+	for name, err := range map[string]error{
+		"Fill":     b.d.Fill(b.s, odd32, 1),
+		"Add":      b.d.Add(b.s, bf16, odd16, bf16),
+		"Copy":     b.d.Copy(b.s, odd32, f32),
+		"cast":     b.d.Copy(b.s, odd16, f32),
+		"to host":  b.d.Copy(b.s, host(make([]byte, 64), tensor.F32, 4, 4), odd32),
+		"to GPU":   b.d.Copy(b.s, odd16, host(make([]byte, 32), tensor.BF16, 4, 4)),
+		"Gemm A":   b.d.Gemm(b.s, &device.Gemm{A: odd32, B: f32, C: f32}),
+		"Gemm C":   b.d.Gemm(b.s, &device.Gemm{A: bf16, B: bf16, C: odd16}),
+		"RankSum":  l.combine(number(f32.Data), []uintptr{number(f32.Data), number(odd32.Data)}, 4, tensor.F32, comm.Sum),
+		"into odd": l.combine(number(odd16.Data), []uintptr{number(bf16.Data)}, 4, tensor.BF16, comm.Max),
+	} {
+		if status.Of(err) != status.InvalidArgument || !strings.Contains(fmt.Sprint(err), "multiple") {
+			t.Errorf("%s: %v, want it refused", name, err)
+		}
+	}
+	b.must(b.d.Fill(b.s, odd32.Slice(0, 0, 0), 1)) // nothing lies there
+	b.must(b.s.Sync())
+}
+
 // TestFaults is what only a kernel finds: the next wait tells it, once, and the stream goes on.
 func TestFaults(t *testing.T) {
 	b := newBench(t)

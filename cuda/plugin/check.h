@@ -43,6 +43,9 @@ struct Shape {
   }
 };
 
+// misaligned says that elements of this type cannot lie there. A GPU stops at such an address, and its context is lost.
+inline bool misaligned(const void *p, int dtype) { return size_of(dtype) > 0 && (uintptr_t)p % (uintptr_t)size_of(dtype) != 0; }
+
 inline bool same_shape(const uly_tensor &a, const uly_tensor &b) {
   bool ok = a.ndim == b.ndim;
   for (int i = 0; ok && i < a.ndim; i++) ok = a.shape[i] == b.shape[i];
@@ -71,7 +74,9 @@ public:
     bool ok = t.dtype == dtype && t.where == ULY_CUDA && t.ndim == want.n;
     for (int i = 0; ok && i < want.n; i++) ok = want.extent[i] < 0 ? t.shape[i] >= 0 : t.shape[i] == want.extent[i];
     if (!ok) refuse("%s is %s: want device memory %s%s", name, text_of(t).c_str(), name_of(dtype), list_of(want.extent, want.n).c_str());
-    else if (t.data == nullptr && elements(t) > 0) refuse("%s is %s without memory", name, text_of(t).c_str());
+    else if (elements(t) == 0) return;
+    else if (t.data == nullptr) refuse("%s is %s without memory", name, text_of(t).c_str());
+    else if (misaligned(t.data, dtype)) refuse("%s is %s at %p: an address must be a multiple of its type's %lld bytes", name, text_of(t).c_str(), t.data, (long long)size_of(dtype));
   }
 
   // rows wants a shape whose last axis is dense.

@@ -187,6 +187,9 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
   if (!dst.data || !src.data)
     return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: without memory", text_of(src).c_str(), text_of(dst).c_str());
   const bool to_device = src.where == ULY_HOST, to_host = dst.where == ULY_HOST;
+  if ((!to_host && misaligned(dst.data, dst.dtype)) || (!to_device && misaligned(src.data, src.dtype)))
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s at %p into %s at %p: on the GPU an address must be a multiple of its type's bytes", text_of(src).c_str(), src.data,
+                text_of(dst).c_str(), dst.data);
   if ((to_device && !contiguous(src)) || (to_host && !contiguous(dst)))
     return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: host memory must be dense", text_of(src).c_str(), text_of(dst).c_str());
   const bool flat = dst.dtype == src.dtype && contiguous(dst) && contiguous(src);

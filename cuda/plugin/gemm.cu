@@ -29,6 +29,8 @@ std::string refusal(const uly_gemm &g) {
     return product + "A and B need an axis of stride 1, C a last axis of stride 1";
   for (const uly_tensor *t : {&g.a, &g.b, &g.c})
     if (t->data == nullptr && elements(*t) > 0) return product + "a matrix without memory";
+  for (const uly_tensor *t : {&g.a, &g.b, &g.c, &bias})
+    if (misaligned(t->data, t->dtype)) return product + "an address must be a multiple of its type's bytes";
   return "";
 }
 

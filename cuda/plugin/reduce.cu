@@ -149,6 +149,9 @@ int32_t rank_sum(uly_device *d, uly_stream *s, const void *args) {
   bool memory = a->dst != nullptr;
   for (int k = 0; k < a->ranks && !c.failed(); k++) memory = memory && a->src[k] != nullptr;
   if (!memory && a->n > 0) c.refuse("%lld elements without memory", (long long)a->n);
+  bool aligned = !misaligned(a->dst, a->dtype);
+  for (int k = 0; k < a->ranks && !c.failed(); k++) aligned = aligned && !misaligned(a->src[k], a->dtype);
+  if (!aligned) c.refuse("%s: addresses must be multiples of the type's %lld bytes", name_of(a->dtype), (long long)size_of(a->dtype));
   if (c.failed() || a->n == 0) return c.code;
   switch (a->dtype) {
   case ULY_F32: rank_sum_of<float>(s, a); break;
