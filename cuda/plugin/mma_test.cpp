@@ -84,6 +84,39 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
     }
 }
 
+// Cute is a layout of CUTLASS: the place that lane l has in its value v (low to high in its registers), m + 16·k of A, n + 8·k of B, m + 16·n of C.
+struct Cute {
+  int lane[2], value[3];
+  int operator()(int l, int v) const { return l % 4 * lane[0] + l / 4 * lane[1] + v % 2 * value[0] + v / 2 % 2 * value[1] + v / 4 * value[2]; }
+};
+
+// layouts holds fragments and results against a second witness: MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> of cute/atom/mma_traits_sm80.hpp.
+static void layouts() {
+  const Cute of_a = {{32, 1}, {16, 8, 128}}, of_b = {{16, 1}, {8, 64, 0}}, of_c = {{32, 1}, {16, 8, 0}};
+  enum { STEP = 24 };
+  alignas(16) static Word a[16 * STEP], b[8 * STEP];
+  for (int k = 0; k < 16; k++) {
+    for (int m = 0; m < 16; m++) a[m * STEP + k] = to_word<bf16>(number(m + 16 * k));
+    for (int n = 0; n < 8; n++) b[n * STEP + k] = to_word<bf16>(number(1000 + n + 8 * k));
+  }
+  for (int l = 0; l < 32; l++) {
+    threadIdx.x = (unsigned)(32 + l);
+    const FragmentA x = fragment_a<true>(a, STEP, 0);
+    const FragmentB y = fragment_b<true>(b, STEP, 0);
+    const Lane at;
+    for (int v = 0; v < 8; v++) {
+      const float got = half_of(x.hi[v / 2], v & 1) + half_of(x.lo[v / 2], v & 1);
+      WANT(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v, of_a(l, v));
+    }
+    for (int v = 0; v < 4; v++) {
+      const float got = half_of(y.hi[v / 2], v & 1) + half_of(y.lo[v / 2], v & 1);
+      WANT(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v, of_b(l, v));
+      const int place = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
+      WANT(place == of_c(l, v), "C: lane %d has place %d as its value %d, want %d", l, place, v, of_c(l, v));
+    }
+  }
+}
+
 static void words() {
   for (int i = 0; i < 100000; i++) {
     const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30), back = of_word<bf16>(to_word<bf16>(x));
@@ -98,6 +131,7 @@ static void words() {
 
 int main() {
   words();
+  layouts();
   for (int depth = 16; depth <= 64; depth += 16) {
     fragments<true, true>(depth);
     fragments<true, false>(depth);
