@@ -89,9 +89,10 @@ std::string rows_of(int32_t op) {
   return s;
 }
 
-// Errors after which CUDA answers every call of the process with the same error.
+// Errors after which CUDA answers every call of the process with the same error: driver_types.h says of which that is so.
 bool lasts(cudaError_t e) {
-  const int codes[] = {214 /* ECC */, 700 /* illegal address */, 702 /* timeout */, 709, 710 /* assert */, 714, 715, 716, 717, 718, 719 /* launch failure */, 720};
+  const int codes[] = {214 /* ECC */, 226 /* contained */, 700 /* illegal address */, 702 /* timeout */, 709, 710 /* assert */, 714, 715, 716 /* misaligned address */,
+                       717, 718, 719 /* launch failure */, 721, 810 /* the MPS client has ended */, 911};
   for (int c : codes)
     if ((int)e == c) return true;
   return false;
@@ -130,6 +131,7 @@ __global__ void nothing() {}
 
 // has_kernels fails where the plug-in was not built for this GPU.
 int32_t has_kernels(Device *d) {
+  if (d->sm < 80) return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name, d->sm);
 #ifndef ULY_EMULATED
   cudaFuncAttributes attributes;
   if (cudaFuncGetAttributes(&attributes, nothing) != cudaSuccess) {
@@ -138,7 +140,6 @@ int32_t has_kernels(Device *d) {
                 d->sm, d->sm);
   }
 #endif
-  if (d->sm < 80) return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name, d->sm);
   return ULY_OK;
 }
 
