@@ -1,10 +1,12 @@
 package cuda
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,6 +42,32 @@ func TestEmulator(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestRaces is what make cuda-races goes by: a program that orders its accesses passes, and of one that does not, two accesses are named.
+func TestRaces(t *testing.T) {
+	t.Parallel()
+	sources, err := filepath.Glob("plugin/emulated/*.cpp")
+	if err != nil || len(sources) == 0 {
+		t.Fatal("no sources", err)
+	}
+	folder := t.TempDir()
+	kernels, program := filepath.Join(folder, "kernels.o"), filepath.Join(folder, "emulated_test")
+	flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED", "-o"}
+	others := slices.DeleteFunc(sources, func(s string) bool { return filepath.Base(s) == "emulated_test.cpp" })
+	for _, args := range [][]string{
+		append(flags, kernels, "-fsanitize=thread", "-c", "plugin/emulated/emulated_test.cpp"),
+		append(append(flags, program, kernels, "plugin/emulated/races/races.cpp"), append(others, "-lpthread", "-ldl")...),
+	} {
+		if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), args...).CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	for _, name := range []string{"values", "order", "lazy", "races"} {
+		if out, err := exec.Command(program, name).CombinedOutput(); err != nil {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ OUT      := build/cuda
 SRC      := cuda/plugin
 SHELL    := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: real emulated matrix check-matrix fetch force
+.PHONY: real emulated races matrix check-matrix fetch force
 
 kernels  := $(wildcard $(SRC)/*.cu)
 host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/*.cpp))
@@ -26,6 +26,7 @@ exports  := $(SRC)/exports.map
 
 real: $(OUT)/libulysses_cuda.so
 emulated: $(OUT)/libulysses_cuda_emulated.so
+races: $(OUT)/races/libulysses_cuda_emulated.so
 
 # As system headers: what a compiler given by hand brings along comes before them.
 includes := $(addprefix -isystem ,$(NVIDIA)/cu13/include $(NVIDIA)/cudnn/include $(NVIDIA)/nccl/include $(FRONTEND))
@@ -93,6 +94,11 @@ $(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
 	@mkdir -p $(@D)
 	@echo 'g++ $*.cu'
 	@$(emulate) -fsanitize=alignment -MMD -MP -x c++ -c -o $@ $<
+# And, built for that, which of their accesses nothing orders (emulated/races/races.cpp).
+$(OUT)/races/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
+	@mkdir -p $(@D)
+	@echo 'g++ $*.cu, for races'
+	@$(emulate) -fsanitize=thread --param=tsan-instrument-func-entry-exit=0 -Wno-maybe-uninitialized -MMD -MP -x c++ -c -o $@ $<
 $(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
 	@mkdir -p $(@D)
 	@echo 'g++ emulated/$*.cpp'
@@ -103,4 +109,9 @@ $(OUT)/libulysses_cuda_emulated.so: $(pieces) $(SRC)/emulated/exports.map
 	@echo 'link libulysses_cuda_emulated.so'
 	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
 
--include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d $(OUT)/matrix/*.d)
+watched := $(kernels:$(SRC)/%.cu=$(OUT)/races/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o) $(OUT)/emulated/races/races.cpp.o
+$(OUT)/races/libulysses_cuda_emulated.so: $(watched) $(SRC)/emulated/exports.map
+	@echo 'link races/libulysses_cuda_emulated.so'
+	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(watched) -ldl -lpthread -lrt && mv $@.new $@
+
+-include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d $(OUT)/emulated/races/*.d $(OUT)/races/*.d $(OUT)/matrix/*.d)

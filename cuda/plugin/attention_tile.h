@@ -13,7 +13,7 @@
 #endif
 
 // Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;
-// others see them after a barrier besides. Emulated copies happen as late as wait allows.
+// others see them after a barrier besides. Emulated copies happen at once, or as late as wait allows.
 class Copies {
 public:
   // Four floats, or one; `there` false writes zeros and reads nothing.
@@ -23,7 +23,9 @@ public:
     if (N == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 #else
-    late.push_back({to, from, N, group, there});
+    const Late l = {to, from, N, group, there};
+    if (uly_emulated::random64() & 1) l.run();
+    else late.push_back(l);
 #endif
   }
   // Ends a group.
@@ -40,18 +42,23 @@ public:
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #else
     size_t n = 0;
-    for (; n < late.size() && late[n].group < group - LEFT; n++) {
-      const Late &l = late[n];
-      if (l.n == 4) *reinterpret_cast<float4 *>(l.to) = l.there ? *reinterpret_cast<const float4 *>(l.from) : make_float4(0, 0, 0, 0);
-      else *l.to = l.there ? *l.from : 0;
-    }
+    for (; n < late.size() && late[n].group < group - LEFT; n++) late[n].run();
     late.erase(late.begin(), late.begin() + (long)n);
 #endif
   }
 
 private:
 #ifdef ULY_EMULATED
-  struct Late { float *to; const float *from; int n, group; bool there; };
+  struct Late {
+    float *to;
+    const float *from;
+    int n, group;
+    bool there;
+    void run() const {
+      if (n == 4) *reinterpret_cast<float4 *>(to) = there ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
+      else *to = there ? *from : 0;
+    }
+  };
   std::vector<Late> late;
   int group = 0;
 #endif

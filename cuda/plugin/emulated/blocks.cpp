@@ -47,7 +47,8 @@ struct Warp {
 static struct {
   Kernel kernel;
   const std::function<void()> *body;
-  unsigned threads = 0, current = 0, begun = 0, ended = 0;
+  unsigned threads = 0, current = 0, begun = 0, ended = 0, epoch = 0;
+  uint64_t launch = 0, run = 0, number = 0; // of the grid, of a block in any grid, of the block in its grid
   Steps order, lanes; // of the threads that have not begun
   bool by_warp = false, fresh_first = false;
   std::vector<Thread> thread;
@@ -60,6 +61,8 @@ static struct {
   Fiber main, *running = nullptr;
   unsigned char *shared = nullptr;
   size_t shared_bytes = 0;
+  const unsigned char *fixed = nullptr; // __shared__
+  size_t fixed_bytes = 0;
   std::string failure;
 } block;
 
@@ -222,6 +225,7 @@ int barrier(int how, int value, const char *file, int line) {
   if (++block.waiting == block.threads) {
     int result = how == 1 ? block.any : how == 2 ? block.all : block.count;
     block.waiting = 0;
+    block.epoch++;
     Steps order(block.threads);
     for (unsigned i = 0; i < block.threads; i++) {
       unsigned t = (unsigned)order(i);
@@ -364,9 +368,29 @@ static void poison(const Static &s) {
   if (inside) memcpy(kept, copy, sizeof copy);
 }
 
+// --- who is where ---------------------------------------------------------------------------------------------------------------------
+bool access(const void *v, Access *now, const char **where) {
+  if (!block.running || !pthread_equal(pthread_self(), executor)) return false;
+  auto *p = static_cast<const unsigned char *>(v);
+  const bool fixed = p >= block.fixed && p < block.fixed + block.fixed_bytes, dynamic = p >= block.shared && p < block.shared + block.shared_bytes;
+  if (!fixed && !dynamic && !in_heap(v)) return false;
+  *where = fixed ? "__shared__ memory" : dynamic ? "dynamic shared memory" : "device memory";
+  now->launch = fixed || dynamic ? block.run : block.launch;
+  now->block = block.number;
+  now->thread = block.current;
+  now->epoch = block.epoch;
+  now->turn = block.warp[block.current >> 5].turn;
+  return true;
+}
+
+void race(const std::string &text) { fail(text); }
+
 // --- blocks -----------------------------------------------------------------------------------------------------------------------------
+static uint64_t serial = 0; // of grids and blocks
+
 static bool run_block(unsigned char *memory) {
   block.begun = block.ended = block.waiting = 0;
+  block.run = ++serial;
   block.ready.clear();
   uint64_t r = random64();
   block.fresh_first = r & 1;
@@ -408,11 +432,14 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
 
   Signals signals;
   Static s = static_shared();
+  block.fixed = s.p, block.fixed_bytes = s.bytes;
+  block.launch = ++serial;
   uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, every = 1 + s.bytes / 16384; // a whole library's shared memory is too much for each block
   Steps order(blocks);
   for (uint64_t i = 0; i < blocks; i++) {
     uint64_t b = order(i);
     blockIdx = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
+    block.number = b;
     if (i % every == 0) poison(s);
     if (!run_block(front))
       return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(), (unsigned long long)b, block.failure.c_str());

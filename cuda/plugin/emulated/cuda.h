@@ -5,7 +5,8 @@
 // starts as NaN. A block that does not meet at its barriers, a warp that shuffles without all its lanes, a write beyond an allocation, and an
 // address that is not aligned fail the launch with a sentence.
 //
-// What it does not show: races inside one access, the alignment of __shared__ arrays (the host gives them more), the memory model, speed.
+// What it does not show: races that random order misses (races/races.cpp, in a build of its own, finds those), the alignment of __shared__
+// arrays (the host gives them more), the memory model, speed.
 #pragma once
 
 #include <math.h>
@@ -42,6 +43,7 @@ struct Kernel { const char *name, *file; int line; const void *address; };
 // (unless a test sets ULYSSES_EMULATED_HOST=1).
 void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers, int n, std::function<void()> body);
 unsigned char *dynamic_shared(); // of the running block
+uint64_t random64();
 bool range(const void *p, void **base, size_t *bytes); // of the allocation that device memory lies in
 void claim(cudaEvent_t e);       // for tests: records an event that other processes see, and never completes it
 int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count

@@ -35,7 +35,16 @@ struct Steps {
 // blocks.cpp
 std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body); // what went wrong
 
+// An Access is who touches memory while kernels run: in shared memory, launch is the number of the block's run.
+struct Access {
+  uint64_t launch = 0, block = 0;
+  unsigned thread = 0, epoch = 0, turn = 0; // barriers of the block, exchanges of the warp, that have passed
+};
+bool access(const void *p, Access *now, const char **where); // false where memory is a thread's own, or no thread runs
+[[noreturn]] void race(const std::string &text);            // fails the launch
+
 // memory.cpp
+bool in_heap(const void *p);
 enum class Place { pageable, pinned, device, invalid };
 Place place(const void *p, size_t bytes);     // invalid: in the device's address space, but not wholly inside one allocation
 std::string check_red_zones();                // what has been written beyond an allocation, and mends it

@@ -128,6 +128,11 @@ Place place(const void *v, size_t bytes) {
   return ours ? Place::invalid : Place::pageable;
 }
 
+bool in_heap(const void *v) {
+  auto *p = static_cast<const char *>(v);
+  return heap.base && p >= heap.base && p < heap.base + space;
+}
+
 std::string describe(const void *v) {
   auto *p = static_cast<char *>(const_cast<void *>(v));
   auto it = heap.all.upper_bound(p);

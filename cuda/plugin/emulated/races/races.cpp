@@ -1,0 +1,106 @@
+// Races of kernels: two accesses of one byte, one of them a write, that no barrier orders. Kernels are compiled with -fsanitize=thread, which calls
+// what is here before each access (make cuda-races); the compiler's own run time would take fibers that follow one another for one thread.
+//
+// A byte of the device's memory or of a block's shared memory remembers who has written it last, and who has read it: within a block accesses are
+// ordered by its barriers, and in a warp by what the warp exchanges; between blocks of a launch by nothing.
+#include <dlfcn.h>
+
+#include <unordered_map>
+
+#include "../internal.h"
+
+namespace uly_emulated {
+namespace {
+
+struct Cell {
+  Access writer, reader[3]; // the last reader, the last of another warp than it, the last other one of its warp
+  bool many = false;        // blocks have read it
+};
+
+bool ordered(const Access &before, const Access &now) { // of one launch
+  if (before.block != now.block) return false;
+  return before.thread == now.thread || before.epoch != now.epoch || (before.thread / 32 == now.thread / 32 && before.turn != now.turn);
+}
+
+enum : size_t { page_bits = 12 };
+struct Page { Cell cell[1 << page_bits]; };
+std::unordered_map<uintptr_t, Page *> pages;
+
+Cell &cell(uintptr_t at) {
+  static uintptr_t last = 0;
+  static Page *page = nullptr;
+  if (at >> page_bits != last || !page) {
+    last = at >> page_bits;
+    Page *&p = pages[last];
+    if (!p) p = new Page();
+    page = p;
+  }
+  return page->cell[at & ((1 << page_bits) - 1)];
+}
+
+std::string name(const Access &a) { return format("thread %u of block %llu", a.thread, (unsigned long long)a.block); }
+
+// place_of is for addr2line.
+std::string place_of(const void *code) {
+  Dl_info info;
+  if (!dladdr(code, &info) || !info.dli_fname) return format("%p", code);
+  return format("%s +%#zx", info.dli_fname, (size_t)((const char *)code - (const char *)info.dli_fbase));
+}
+
+void touch(const void *p, size_t bytes, bool write, const void *code) {
+  Access now;
+  const char *where;
+  if (!access(p, &now, &where)) return;
+  for (size_t i = 0; i < bytes; i++) {
+    Cell &c = cell((uintptr_t)p + i);
+    const char *what = nullptr;
+    const Access *other = nullptr;
+    if (c.writer.launch == now.launch && !ordered(c.writer, now)) what = "written", other = &c.writer;
+    if (write && !what)
+      for (const Access &r : c.reader)
+        if (r.launch == now.launch && (!ordered(r, now) || c.many)) what = "read", other = &r;
+    if (what)
+      race(format("%s %s %s that %s has %s, and no barrier is between: address %p, code at %s", name(now).c_str(), write ? "writes" : "reads", where, name(*other).c_str(), what,
+                  p, place_of(code).c_str()));
+    if (write) {
+      c.writer = now;
+    } else {
+      Access &last = c.reader[0];
+      if (last.launch != now.launch) {
+        c.many = false;
+        for (Access &r : c.reader) r = {};
+      } else if (last.block != now.block) {
+        c.many = true;
+      } else if (last.thread != now.thread) {
+        c.reader[last.thread / 32 == now.thread / 32 ? 2 : 1] = last;
+      }
+      last = now;
+    }
+  }
+}
+
+} // namespace
+} // namespace uly_emulated
+
+#define FACE(name) extern "C" __attribute__((visibility("hidden"))) void __tsan_##name
+#define SIZED(n)                                                                                            \
+  FACE(read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }                 \
+  FACE(write##n)(void *p) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }                 \
+  FACE(unaligned_read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }       \
+  FACE(unaligned_write##n)(void *p) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }
+SIZED(1)
+SIZED(2)
+SIZED(4)
+SIZED(8)
+SIZED(16)
+FACE(read_range)(void *p, size_t n) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }
+FACE(write_range)(void *p, size_t n) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }
+FACE(init)() {}
+FACE(vptr_update)(void **, void *) {}
+FACE(vptr_read)(void **) {}
+FACE(func_entry)(void *) {}
+FACE(func_exit)() {}
+// Of host code.
+extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(const volatile uint64_t *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
+extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_fetch_or(volatile uint64_t *p, uint64_t v, int) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
