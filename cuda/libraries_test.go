@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -61,6 +62,28 @@ func TestLibraries(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// A cuDNN of another version, with all functions; under the name that a host program would have it in memory by.
+	forwards, err := os.ReadFile("plugin/dl_cudnn.cpp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	functions := regexp.MustCompile(`\b(cudnn[A-Z]\w+)[,"]`).FindAllStringSubmatch(string(forwards), -1)
+	source := "unsigned long cudnnGetVersion(void) { return OLD; }\n"
+	for _, f := range functions {
+		if f[1] != "cudnnGetVersion" {
+			source += "void " + f[1] + "(void) {}\n"
+		}
+	}
+	stub := func(version string) string {
+		file := filepath.Join(t.TempDir(), "libcudnn.so.9")
+		compile := exec.Command("gcc", "-shared", "-fPIC", "-DOLD="+version, "-Wl,-soname,libcudnn.so.9", "-o", file, "-xc", "-")
+		compile.Stdin = strings.NewReader(source)
+		if out, err := compile.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return file
+	}
+	old, host := stub("91002"), stub("91901")
 	cases := []struct {
 		name string
 		env  []string
@@ -76,6 +99,15 @@ func TestLibraries(t *testing.T) {
 		}},
 		{"a file that is no library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + text}, map[string][]string{
 			"cuBLASLt": {"13.1.0"}, "cuDNN": {text, "file too short", "ULYSSES_CUDNN_LIB"},
+		}},
+		{"a version that is too old", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_CUDNN_LIB=" + old}, map[string][]string{
+			"cuDNN": {old + " is 9.10.2: 9.18.0 or newer is needed", "attention", "pip install nvidia-cudnn-cu13=="},
+		}},
+		{"a host program's", []string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host}, map[string][]string{
+			"cuBLASLt": {"13.1.0, " + root}, "cuDNN": {"9.19.1, " + host},
+		}},
+		{"one that is named, in a program with another", []string{"ULYSSES_NVIDIA_ROOT=" + root, "LD_PRELOAD=" + host, "ULYSSES_CUDNN_LIB=" + old}, map[string][]string{
+			"cuDNN": {old + " is 9.10.2"},
 		}},
 		{"another library", []string{"ULYSSES_NVIDIA_ROOT=" + root, "ULYSSES_NCCL_LIB=" + filepath.Join(root, "cu13", "lib", "libnvrtc.so.13")}, map[string][]string{
 			"NCCL": {"libnvrtc.so.13 has no nccl", "too old"},

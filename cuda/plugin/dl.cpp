@@ -1,5 +1,5 @@
-// Looks for NVIDIA's libraries at run time: what a variable names, else ULYSSES_NVIDIA_ROOT (a site-packages/nvidia), the packages of an active
-// virtual environment, the system's loader, CUDA's usual folder.
+// Looks for NVIDIA's libraries at run time: what a variable names, else what a host program has in memory already, ULYSSES_NVIDIA_ROOT (a
+// site-packages/nvidia), the packages of an active virtual environment, the system's loader, CUDA's usual folder.
 #include "dl.h"
 
 #include <dlfcn.h>
@@ -17,15 +17,17 @@ struct place {
   int flags;
   const char *version; // a function that tells it
   const char *remedy;
+  size_t least; // the oldest that serves, as that function counts; 0 = any that has the functions
 };
 
 // cuDNN opens NVRTC and cuBLASLt, and NVRTC its builtins, by bare names, and ends the process where one is missing: they are there before.
 const place places[] = {
-    {"ULYSSES_CUDA_DRIVER_LIB", "libcuda.so.1", nullptr, RTLD_LOCAL, "cuDriverGetVersion", "install NVIDIA's driver, 580 or newer; start containers with access to GPUs (--gpus all, --nv)"},
-    {"ULYSSES_CUBLASLT_LIB", "libcublasLt.so.13", "cu13", RTLD_LOCAL, "cublasLtGetVersion", "pip install nvidia-cublas==13.1.0.3"},
-    {"ULYSSES_CUDNN_LIB", "libcudnn.so.9", "cudnn", RTLD_LOCAL, "cudnnGetVersion", "pip install nvidia-cudnn-cu13==9.19.0.56"},
-    {"ULYSSES_NVRTC_LIB", "libnvrtc.so.13", "cu13", RTLD_GLOBAL, "nvrtcVersion", "pip install nvidia-cuda-nvrtc==13.0.88"},
-    {"ULYSSES_NCCL_LIB", "libnccl.so.2", "nccl", RTLD_LOCAL, "ncclGetVersion", "pip install nvidia-nccl-cu13==2.28.9"},
+    {"ULYSSES_CUDA_DRIVER_LIB", "libcuda.so.1", nullptr, RTLD_LOCAL, "cuDriverGetVersion", "install NVIDIA's driver, 580 or newer; start containers with access to GPUs (--gpus all, --nv)", 0},
+    {"ULYSSES_CUBLASLT_LIB", "libcublasLt.so.13", "cu13", RTLD_LOCAL, "cublasLtGetVersion", "pip install nvidia-cublas==13.1.0.3", 0},
+    {"ULYSSES_CUDNN_LIB", "libcudnn.so.9", "cudnn", RTLD_LOCAL, "cudnnGetVersion", "pip install nvidia-cudnn-cu13==9.19.0.56",
+     91800}, // before, attention's backward pass of several documents reads workspace that nobody has written (github.com/NVIDIA/TransformerEngine/issues/2186)
+    {"ULYSSES_NVRTC_LIB", "libnvrtc.so.13", "cu13", RTLD_GLOBAL, "nvrtcVersion", "pip install nvidia-cuda-nvrtc==13.0.88", 0},
+    {"ULYSSES_NCCL_LIB", "libnccl.so.2", "nccl", RTLD_LOCAL, "ncclGetVersion", "pip install nvidia-nccl-cu13==2.28.9", 0},
 };
 enum { LIBRARIES = sizeof places / sizeof *places };
 
@@ -83,6 +85,16 @@ void open_builtins(const std::string &nvrtc) {
   globfree(&found);
 }
 
+std::string dotted(size_t v) { return std::to_string(v / 10000) + "." + std::to_string(v % 10000 / 100) + "." + std::to_string(v % 100); }
+
+// drop gives a library back that does not serve.
+void drop(state &s, const std::string &why) {
+  s.why = path_of(s.handle) + why;
+  for (forward *f = s.functions; f; f = f->next) *f->slot = nullptr;
+  dlclose(s.handle);
+  s.handle = nullptr;
+}
+
 bool open(library l) {
   const place &p = places[l];
   state &s = state_of(l);
@@ -92,7 +104,10 @@ bool open(library l) {
     return false;
   }
   std::string absent, broken;
+  // One that is in memory comes before others: of cuDNN's parts, which it opens by bare names, the process has one set.
+  if (variable(p.variable).empty()) s.handle = dlopen(p.file, RTLD_NOW | RTLD_NOLOAD | p.flags);
   for (const std::string &path : candidates(p)) {
+    if (s.handle) break;
     s.handle = dlopen(path.c_str(), RTLD_NOW | p.flags);
     if (s.handle) break;
     std::string text = dlerror();
@@ -107,11 +122,16 @@ bool open(library l) {
   for (forward *f = s.functions; f; f = f->next) {
     *f->slot = dlsym(s.handle, f->name);
     if (*f->slot || !f->needed) continue;
-    s.why = path_of(s.handle) + " has no " + f->name + ": it is too old";
-    for (forward *g = s.functions; g; g = g->next) *g->slot = nullptr;
-    dlclose(s.handle);
-    s.handle = nullptr;
+    drop(s, std::string(" has no ") + f->name + ": it is too old");
     return false;
+  }
+  if (p.least) {
+    void *version = dlsym(s.handle, p.version);
+    const size_t v = version ? reinterpret_cast<size_t (*)()>(version)() : 0;
+    if (v < p.least) {
+      drop(s, " is " + dotted(v) + ": " + dotted(p.least) + " or newer is needed");
+      return false;
+    }
   }
   if (l == LIB_NVRTC) open_builtins(path_of(s.handle));
   return true;
@@ -150,7 +170,6 @@ std::string library_version(library l) {
   if (!library_open(l)) return "";
   void *f = dlsym(state_of(l).handle, places[l].version);
   if (!f) return "";
-  auto dotted = [](size_t v) { return std::to_string(v / 10000) + "." + std::to_string(v % 10000 / 100) + "." + std::to_string(v % 100); };
   int v = 0, w = 0;
   switch (l) {
   case LIB_DRIVER: reinterpret_cast<int (*)(int *)>(f)(&v); return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); // CUDA's, that it serves
