@@ -125,20 +125,30 @@ product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
   return p;
 }
 
+// no says why cuBLASLt does not serve, for those who ask for it by name.
+std::nullptr_t no(uly_device *d, const std::string &why) {
+  fail(d, ULY_UNSUPPORTED, "cuBLASLt: %s", why.c_str());
+  return nullptr;
+}
+
 // find is NULL when the library is not there or has no kernel.
 product *find(uly_device *d, const uly_gemm &g) {
   key k;
-  if (!key_of(g, &k) || !library_open(LIB_CUBLASLT)) return nullptr;
+  if (!key_of(g, &k)) return no(d, "not for matrices without elements, or whose rows overlap");
+  if (!library_open(LIB_CUBLASLT)) return no(d, library_reason(LIB_CUBLASLT));
   kept *&slot = libraries_of(d).gemm;
   if (!slot) slot = new products;
   products &all = *static_cast<products *>(slot);
-  if (!all.handle && cublasLtCreate(&all.handle) != CUBLAS_STATUS_SUCCESS) {
-    all.handle = nullptr;
-    return nullptr;
+  if (!all.handle) {
+    const cublasStatus_t status = cublasLtCreate(&all.handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+      all.handle = nullptr;
+      return no(d, std::string("cublasLtCreate: ") + cublasLtGetStatusString(status));
+    }
   }
   auto at = all.known.find(k);
   if (at == all.known.end()) at = all.known.emplace(k, settle(all.handle, k, g.bias.data)).first;
-  return at->second.ok ? &at->second : nullptr;
+  return at->second.ok ? &at->second : no(d, "no kernel");
 }
 
 } // namespace
@@ -154,8 +164,7 @@ bool gemm_cublaslt_fits(uly_device *d, const uly_gemm &g) {
 
 int32_t gemm_cublaslt(uly_device *d, uly_stream *s, const uly_gemm &g) {
   product *p = find(d, g);
-  if (!p) return fail(d, ULY_UNSUPPORTED, "cuda.Gemm: cuBLASLt has no kernel for [%lld, %lld] · [%lld, %lld]: ULYSSES_KERNEL=gemm=naive has", (long long)g.a.shape[0],
-                      (long long)g.a.shape[1], (long long)g.b.shape[0], (long long)g.b.shape[1]);
+  if (!p) return ULY_UNSUPPORTED; // with the reason
   const float one = 1, beta = g.accumulate ? 1 : 0;
   if (g.bias.data) cublasLtMatmulDescSetAttribute(p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias.data, sizeof g.bias.data);
   cublasStatus_t status = cublasLtMatmul(static_cast<products *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data, p->second, &beta, g.c.data,

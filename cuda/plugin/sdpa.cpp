@@ -110,12 +110,13 @@ private:
 struct plan {
   std::shared_ptr<Graph> graph;
   int64_t workspace = 0;
+  std::string why;                          // cuDNN does not serve it: there is no graph then
   std::unordered_map<int64_t, void *> pack; // tensors of a call, by name
 };
 
 struct plans : kept {
   cudnnHandle_t handle = nullptr;
-  bool broken = false; // cuDNN does not come up on this GPU
+  std::string broken; // why cuDNN does not come up on this GPU
   std::unordered_map<sdpa_shape, plan, hash, same> known;
   ~plans() override {
     known.clear();
@@ -138,51 +139,65 @@ fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::share
   return e;
 }
 
-// find is NULL when cuDNN is not there or does not serve the shape.
+// no says why cuDNN does not serve, for those who ask for it by name.
+std::nullptr_t no(uly_device *d, const std::string &why) {
+  fail(d, ULY_UNSUPPORTED, "cuDNN: %s", why.c_str());
+  return nullptr;
+}
+
+// find is NULL when cuDNN does not come up or does not serve the shape.
 plan *find(uly_device *d, const sdpa_shape &s) {
   kept *&slot = libraries_of(d).sdpa;
   if (!slot) slot = new plans;
   plans &all = *static_cast<plans *>(slot);
-  if (all.broken) return nullptr;
-  if (!all.handle && cudnnCreate(&all.handle) != CUDNN_STATUS_SUCCESS) {
-    all.handle = nullptr;
-    all.broken = true;
-    return nullptr;
+  if (!all.handle && all.broken.empty()) {
+    const cudnnStatus_t status = cudnnCreate(&all.handle);
+    if (status != CUDNN_STATUS_SUCCESS) {
+      all.handle = nullptr;
+      all.broken = std::string("cudnnCreate: ") + cudnnGetErrorString(status);
+    }
   }
+  if (!all.handle) return no(d, all.broken);
   auto at = all.known.find(s);
   if (at == all.known.end()) {
     plan p;
-    bool good = false;
     try {
-      good = build(p, s, all.handle, nullptr, 0).is_good();
-    } catch (const std::exception &) { // some checks of the frontend throw
+      fe::error_t e = build(p, s, all.handle, nullptr, 0);
+      if (e.is_bad()) p.why = "no plan: " + e.get_message();
+    } catch (const std::exception &e) { // some checks of the frontend throw
+      p.why = std::string("no plan: ") + e.what();
     }
-    if (!good) p.graph = nullptr;
+    if (!p.why.empty()) p.graph = nullptr;
     at = all.known.emplace(s, p).first;
   }
-  return at->second.graph ? &at->second : nullptr;
+  return at->second.graph ? &at->second : no(d, at->second.why);
 }
 
 const uly_attention &attention(const void *a) { return *static_cast<const uly_attention *>(a); }
 
 bool available(uly_device *d, const uly_attention &a) {
+  if (!library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
   // Backward, cuDNN adds up dq in the order in which blocks come.
-  return d->sm >= 80 && !(d->deterministic && a.backward) && library_open(LIB_CUDNN);
+  else if (d->deterministic && a.backward) no(d, "its backward pass does not repeat to the bit");
+  else return true; // every GPU that opens is new enough
+  return false;
 }
 
 int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_lay(s).plan + p.workspace; }
 
 // serving is the plan for a call with documents.
 plan *serving(uly_device *d, const uly_attention &a, sdpa_shape *s) {
-  if (sdpa_describe(a, s) != nullptr) return nullptr;
+  if (const char *why = sdpa_describe(a, s)) return no(d, std::string("not for ") + why);
   plan *p = find(d, *s);
-  return p && (!s->packed || bytes_of(*s, *p) <= sdpa_bound(*s)) ? p : nullptr;
+  // What was asked for before the documents were known has to do.
+  if (p && (s->packed || s->b > 1) && bytes_of(*s, *p) > sdpa_bound(*s)) return no(d, "more workspace than is kept for documents");
+  return p;
 }
 
 int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const char *op) {
   sdpa_shape s;
   plan *p = available(d, a) ? serving(d, a, &s) : nullptr;
-  if (!p) return fail(d, ULY_UNSUPPORTED, "cuda.%s: cuDNN does not serve this call: ULYSSES_KERNEL=attention_forward=own,attention_backward=own does", op);
+  if (!p) return ULY_UNSUPPORTED; // with the reason
   cudnnHandle_t handle = static_cast<plans *>(libraries_of(d).sdpa)->handle;
 
   const AttentionLayout tables = attention_layout(a, s.backward);

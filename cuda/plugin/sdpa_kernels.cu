@@ -38,24 +38,23 @@ int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const 
 }
 
 struct StatsArgs {
-  const float *src;
-  float *dst;
-  int64_t src_token, src_head, dst_token, dst_head, heads, n;
+  float *lse, *stats;
+  int64_t lse_token, lse_head, heads, n;
+  sdpa_statistics where;
+  bool to_stats;
 };
 
 static __global__ void __launch_bounds__(THREADS) stats(StatsArgs a) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < a.n; i += step) {
     const int64_t t = i / a.heads, h = i % a.heads;
-    a.dst[t * a.dst_token + h * a.dst_head] = a.src[t * a.src_token + h * a.src_head];
+    float *lse = a.lse + t * a.lse_token + h * a.lse_head, *s = a.stats + a.where.at(t, h);
+    *(a.to_stats ? s : lse) = *(a.to_stats ? lse : s);
   }
 }
 
 int32_t sdpa_stats(uly_device *d, uly_stream *s, const uly_attention &a, const sdpa_shape &shape, float *at, bool to_stats) {
-  float *lse = static_cast<float *>(a.lse.data);
-  const int64_t token = shape.packed ? shape.hq : 1, head = shape.packed ? 1 : shape.tokens_q;
-  StatsArgs c = {lse, at, a.lse.stride[0], a.lse.stride[1], token, head, shape.hq, shape.hq * shape.tokens_q};
-  if (!to_stats) c = {at, lse, token, head, a.lse.stride[0], a.lse.stride[1], c.heads, c.n};
+  const StatsArgs c = {static_cast<float *>(a.lse.data), at, a.lse.stride[0], a.lse.stride[1], shape.hq, shape.hq * a.q.shape[0], sdpa_statistics_of(shape), to_stats};
   LAUNCH(stats, blocks_for(c.n, THREADS), THREADS, 0, s, c);
   return started(d, "Attention: LSE for cuDNN");
 }

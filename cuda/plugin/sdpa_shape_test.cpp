@@ -74,7 +74,7 @@ static void masks() {
               empty = empty || keys == 0;
             }
             CHECK(why || (same && !empty), "%lld x %lld, causal %d, window %lld %lld: another mask", (long long)sq, (long long)sk, causal, (long long)left, (long long)right);
-            CHECK(!why || empty || right > 0, "%lld x %lld, causal %d, window %lld %lld: %s", (long long)sq, (long long)sk, causal, (long long)left, (long long)right, why);
+            CHECK(!why || empty || right > 0 || (left >= 0 && sq > sk), "%lld x %lld, causal %d, window %lld %lld: %s", (long long)sq, (long long)sk, causal, (long long)left, (long long)right, why);
             served += !why;
           }
   CHECK(served > 1000, "%d served", served);
@@ -84,26 +84,74 @@ static void packed() {
   call c({100, 0, 300, 7}, {100, 0, 300, 7}, 8, 2, 64, 32, 16);
   sdpa_shape s;
   const char *why = c.describe(&s);
-  CHECK(!why && s.packed && s.b == 4 && s.sq == 512 && s.sk == 512 && !s.bottom_right && s.tokens_q == 407, "three documents: %s", why ? why : "");
+  CHECK(!why && s.packed && s.b == 4 && s.sq == 512 && s.sk == 512 && !s.bottom_right && s.tokens_q == 512, "three documents: %s", why ? why : "");
   CHECK(s.q.token == 8 * 64 + 16 && s.q.head == 64 && sdpa_token(s, SDPA_V) == 2 * 32 + 16 && sdpa_token(s, SDPA_STATS) == 8, "strides");
+  CHECK(sdpa_statistics_of(s).at(406, 7) == 406 * 8 + 7, "statistics");
   sdpa_shape other; // another packing, the same plan
   CHECK(!call({200, 200, 7}, {200, 200, 7}, 8, 2, 64, 32, 16).describe(&other) && other.b == 4 && other.sq == 256, "buckets");
-  CHECK(!call({150, 250, 7}, {150, 250, 7}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0, "another packing needs another plan");
+  CHECK(sdpa_statistics_of(other).at(406, 7) == 406 * 8 + 7, "statistics behind the longest document");
+  CHECK(!call({150, 250, 11}, {150, 250, 11}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0, "another packing needs another plan");
   CHECK(!call({100, 200}, {100, 300}).describe(&s) && s.bottom_right && s.b == 2 && s.sq == 256 && s.sk == 512, "fewer queries than keys");
-  CHECK(!call({407}, {407}).describe(&s) && !s.packed && s.b == 1 && s.sq == 407, "one document is dense");
-  CHECK(!call({0, 407, 0}, {0, 407, 0}).describe(&s) && !s.packed, "one document with tokens is dense");
-  CHECK(!call(std::vector<int64_t>(8192, 2), std::vector<int64_t>(8192, 2)).describe(&s) && s.b == 8192, "8192 documents");
-  CHECK(call(std::vector<int64_t>(8193, 2), std::vector<int64_t>(8193, 2)).refused("8192"), "8193 documents");
-
+  std::vector<int64_t> many(8192, 2);
+  many[5] = 3;
+  CHECK(!call(many, many).describe(&s) && s.packed && s.b == 8192, "8192 documents");
   const sdpa_layout l = sdpa_lay(s);
   CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b && l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
         "parts of the workspace overlap");
   for (int64_t at : {l.lengths_q, l.lengths_k, l.offsets, l.stats, l.plan}) CHECK(at % 256 == 0, "a part that is not aligned");
+  many.push_back(2);
+  CHECK(call(many, many).refused("8192"), "8193 documents");
+}
+
+static void dense() {
+  sdpa_shape s;
+  CHECK(!call({407}, {407}).describe(&s) && !s.packed && s.b == 1 && s.sq == 407 && s.tokens_q == 407, "one document is dense");
+  CHECK(!call({0, 407, 0}, {0, 407, 0}).describe(&s) && !s.packed && s.b == 1, "one document with tokens is dense");
+  CHECK(!call({70, 70, 0, 70}, {90, 90, 0, 90}, 6, 2).describe(&s) && !s.packed && s.b == 3 && s.sq == 70 && s.sk == 90 && s.bottom_right, "documents of one length are dense");
+  const sdpa_statistics where = sdpa_statistics_of(s);
+  for (int64_t document = 0; document < 3; document++)
+    for (int64_t row : {0, 1, 69})
+      for (int64_t h : {0, 5}) CHECK(where.at(document * 70 + row, h) == (document * 6 + h) * 70 + row, "statistics of document %lld", (long long)document);
+  CHECK(!call({70, 70}, {90, 91}).describe(&s) && s.packed, "keys of two lengths");
+
+  // What is asked as if it were packed.
+  auto way = [&](int64_t sq, int64_t sk, int64_t hq, bool causal, bool backward) {
+    call c({sq}, {sk}, hq, 1);
+    if (backward) c.gradients();
+    c.a.causal = causal;
+    const char *why = c.describe(&s);
+    return why ? 'r' : s.packed ? 'p' : 'd';
+  };
+  for (bool backward : {false, true})
+    for (bool causal : {false, true}) {
+      CHECK(way(1, 1, 4, causal, backward) == 'p' && way(1, 512, 4, causal, backward) == 'p', "one query");
+      CHECK(way(256, 256, 4, causal, backward) == 'd' && way(256, 512, 1, causal, backward) == 'd', "whole tiles");
+      CHECK(way(192, 192, 4, causal, backward) == (backward && !causal ? 'p' : 'd') && way(256, 1000, 4, causal, backward) == (backward && !causal ? 'p' : 'd'), "a tile of keys that is not full");
+      CHECK(way(77, 128, 6, causal, backward) == (backward ? 'p' : 'd') && way(77, 128, 4, causal, backward) == 'd', "statistics of no whole 16 bytes");
+    }
+}
+
+// The workspace that cuDNN's frontend hands on begins behind its own sums: of a packed call as aligned as the whole, of a dense one to 16 bytes.
+static void aligned() {
+  for (int64_t hq : {1, 3, 4, 7})
+    for (int64_t n = 2; n < 300; n += 7)
+      for (int64_t d : {8, 16, 64}) {
+        call some({n, n + 1}, {n, n + 1}, hq, 1, d, d, 8), one({n}, {n}, hq, 1, d, d);
+        sdpa_shape s;
+        some.gradients(), one.gradients();
+        if (!some.describe(&s)) {
+          const int64_t sums = s.tokens_q * s.dq.token + s.tokens_k * hq * (s.dk.token + s.dgv.token) + s.tokens_q * s.hq;
+          CHECK(s.packed && 4 * sums % 256 == 0 && s.tokens_q >= 2 * n + 1, "packed: %lld bytes of sums", (long long)(4 * sums));
+        } else {
+          CHECK(d % 16 != 0, "refused");
+        }
+        if (!one.describe(&s) && !s.packed) CHECK(4 * s.hq * s.sq * (s.d + 1) % 16 == 0, "dense: %lld rows of %lld heads", (long long)n, (long long)hq);
+      }
 }
 
 static void refusals() {
   auto with = [](auto change) {
-    call c({64, 64}, {64, 64});
+    call c({64, 32}, {64, 32});
     change(c);
     return c;
   };
@@ -128,15 +176,23 @@ static void refusals() {
   auto turned = [](uly_tensor &t) { t.stride[0] = t.shape[2], t.stride[1] = t.shape[0] * t.shape[2]; };
   CHECK(with([&](call &c) { turned(c.a.q); }).refused("token by token"), "heads before tokens");
   CHECK(with([&](call &c) { c.gradients(), turned(c.a.dk); }).refused("gradients"), "gradients, heads before tokens");
-  call dense({128}, {128});
+  call dense({64, 64}, {64, 64});
   turned(dense.a.q);
-  CHECK(!dense.describe(&s) && s.q.head == 128 * 16 && s.q.token == 16, "one document, heads before tokens");
+  CHECK(!dense.describe(&s) && !s.packed && s.q.head == 128 * 16 && s.q.token == 16, "documents of one length, heads before tokens");
   CHECK(with([](call &c) { c.gradients(); }).describe(&s) == nullptr && s.backward, "backward");
-  call without({64, 0}, {64, 64});
-  CHECK(!without.describe(&s), "a document without queries, forward");
-  without.gradients();
-  CHECK(without.refused("without queries"), "a document without queries, backward");
-  call eight({64, 64}, {64, 64}, 4, 2, 24, 24);
+  CHECK(call({64, 0}, {64, 64}).refused("without queries"), "a document without queries");
+  call before({96}, {64}, 4, 2), within({64}, {96}, 4, 2);
+  before.a.causal = 0, before.a.left = within.a.left = 5;
+  CHECK(before.refused("more queries than keys") && !within.describe(&s), "a window and more queries than keys");
+  for (int64_t dv : {64, 128, 192, 256})
+    for (int64_t d : {64, 128, 192, 256}) {
+      call differ({64, 32}, {64, 32}, 4, 2, d, dv);
+      CHECK(!differ.describe(&s), "d %lld and %lld, forward", (long long)d, (long long)dv);
+      differ.gradients();
+      const bool served = d == dv || d < 128 || dv < 128 || (d == 192 && dv == 128);
+      CHECK(served ? !differ.describe(&s) : differ.refused("from 128 on"), "d %lld and %lld, backward", (long long)d, (long long)dv);
+    }
+  call eight({64, 32}, {64, 32}, 4, 2, 24, 24);
   CHECK(!eight.describe(&s), "d 24, forward");
   eight.gradients();
   CHECK(eight.refused("16, backward"), "d 24, backward");
@@ -150,12 +206,17 @@ static void questions() {
   CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token && s.dgv.token == s.v.token, "a question");
   const int64_t bound = sdpa_bound(s);
   CHECK(bound >= 4 * 4096 * (32 * 128 + 32 * 128 * 2), "a bound without room for the sums");
-  for (int64_t n : {2, 5, 64, 4096}) {
-    call some(std::vector<int64_t>(static_cast<size_t>(n), 4096 / n), std::vector<int64_t>(static_cast<size_t>(n), 4096 / n), 32, 8, 128, 128);
-    some.gradients();
-    sdpa_shape t;
-    CHECK(!some.describe(&t) && sdpa_bound(t) <= bound, "%lld documents: beyond the bound", (long long)n);
-  }
+  for (int64_t n : {2, 5, 64, 4096})
+    for (int64_t longer : {0, 1}) { // the last, so that lengths differ
+      std::vector<int64_t> lengths(static_cast<size_t>(n), (4096 - longer) / n);
+      lengths.back() = 4096 - (n - 1) * lengths[0];
+      call some(lengths, lengths, 32, 8, 128, 128);
+      some.gradients();
+      sdpa_shape t;
+      CHECK(!some.describe(&t) && sdpa_bound(t) <= bound, "%lld documents: beyond the bound", (long long)n);
+    }
+  sdpa_shape odd; // is rounded like the calls that it is to hold for
+  CHECK(!call({4001}, {4001}).describe(&s) && !call({4000, 1}, {4000, 1}).describe(&odd) && sdpa_bound(odd) == sdpa_bound(s), "a bound of tokens that are not rounded");
   call far({SDPA_TOKENS}, {SDPA_TOKENS}, 128, 128, 256, 256);
   far.gradients();
   CHECK(!far.describe(&s) && sdpa_lay(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40, "far lengths");
@@ -165,6 +226,8 @@ static void questions() {
 int main() {
   masks();
   packed();
+  dense();
+  aligned();
   refusals();
   questions();
   if (!failures) printf("ok\n");
