@@ -57,7 +57,7 @@ run() {
 # Every operation against float64, on the rows that are chosen and on those that are passed over; then the device itself.
 wanted conformance && tests conformance cuda 900 "$bundle/tests/cuda.test" -test.run '^TestConformance'
 wanted device && tests device cuda 300 "$bundle/tests/cuda.test" \
-  -test.run '^Test(Info|Closing|Foreign|NoAllocation|Threads|Collector|AttentionLists|WideIndices|CopyInPieces|Faults|RankSum|CommOrder|DeltaNoAllocation|DeltaLists)$'
+  -test.run '^Test(Info|LibrariesServe|AttentionBeyond2To31|Closing|Foreign|NoAllocation|Threads|Collector|AttentionLists|WideIndices|CopyInPieces|Faults|RankSum|CommOrder|DeltaNoAllocation|DeltaLists)$'
 
 # Ranks that share a GPU: goroutines and processes, over mapped memory and through the host.
 wanted comm && tests comm comm 600 "$bundle/tests/comm.test" -test.run '^TestCUDA'
@@ -111,7 +111,7 @@ wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
 # Memory that is not ours to touch, on small shapes.
 if wanted sanitizer; then
   if command -v compute-sanitizer > /dev/null; then
-    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionLaws' \
+    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionWide' \
       'GatedRMSNorm|SigmoidGate|Conv1d|DeltaGates' 'DeltaStates|DeltaLaws'; do
       run "sanitizer ${ops//|/ }" 600 env -C cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" \
         -test.run "^TestConformance\$/^($ops)\$" -test.timeout 590s

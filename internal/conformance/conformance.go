@@ -35,6 +35,12 @@ func RunAttentionFew(t *testing.T, open Opener) {
 	run(t, open, suite{repeatable: true, few: true}, "Attention")
 }
 
+// RunChoosing runs them on a device that chooses attention's kernel by heads and layout: it repeats a call to the bit, but the laws between different calls
+// hold for each of its kernels alone.
+func RunChoosing(t *testing.T, open Opener) {
+	run(t, open, suite{repeatable: true, choosing: true})
+}
+
 // RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and leaves out what compares bits of two runs.
 func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, suite{}) }
 
@@ -46,7 +52,7 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
 		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
 		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
-		{"Attention", testAttention}, {"AttentionLaws", testAttentionLaws},
+		{"Attention", testAttention}, {"AttentionWide", testAttentionWide}, {"AttentionLaws", testAttentionLaws},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates}, {"DeltaLaws", testDeltaLaws},
 		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals}, {"DeltaRefusals", testDeltaRefusals},
 	} {
@@ -56,6 +62,9 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 		t.Run(f.name, func(t *testing.T) {
 			if strings.HasSuffix(f.name, "Laws") && !how.repeatable {
 				t.Skip("SKIPPED: a law between the bits of two runs")
+			}
+			if f.name == "AttentionLaws" && how.choosing {
+				t.Skip("SKIPPED: a law between the bits of two calls, which different kernels may serve")
 			}
 			s := how
 			s.t, s.one, s.three = t, open(t, 1), open(t, 3)
@@ -73,6 +82,7 @@ type suite struct {
 	repeatable bool
 	aligned    bool // arrays lie as aligned says
 	few        bool // a part of attention's cases
+	choosing   bool // attention's kernels are chosen by heads and layout
 }
 
 // emulated reports whether the host stands in for a GPU.

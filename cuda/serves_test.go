@@ -1,0 +1,108 @@
+package cuda
+
+import (
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/cudatest"
+	"ulysses/tensor"
+)
+
+// TestLibrariesServe: on a GPU, what a model asks for is served by cuBLASLt and cuDNN, which are named here, so that their reason is told where they do not. Without
+// this, a library that does not come up shows in nothing but the time that a step takes.
+func TestLibrariesServe(t *testing.T) {
+	cudatest.Use(t)
+	if cudatest.Emulated() {
+		t.Skip("SKIPPED: the emulated plug-in has no libraries")
+	}
+	d, err := Open(Options{Kernels: "gemm=cublaslt,attention_forward=cudnn,attention_backward=cudnn"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	s, err := d.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	alloc := func(t *testing.T, dtype tensor.DType, shape ...int64) tensor.Tensor {
+		b, err := d.Alloc(tensor.Of(nil, dtype, shape...).Bytes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(b.Free)
+		x := tensor.Of(b.Pointer(), dtype, shape...)
+		x.Where = tensor.CUDA
+		return x
+	}
+	turned := func(x tensor.Tensor) tensor.Tensor { return x.Permute(1, 0) }
+	const m, n, k = 384, 768, 512
+	for _, in := range []tensor.DType{tensor.BF16, tensor.F32} {
+		t.Run("products of "+in.String(), func(t *testing.T) {
+			x, w, y, dy := alloc(t, in, m, k), alloc(t, in, n, k), alloc(t, in, m, n), alloc(t, in, m, n)
+			for what, g := range map[string]*device.Gemm{
+				"y = x·wᵀ":            {A: x, B: turned(w), C: y},
+				"y = x·wᵀ + bias":     {A: x, B: turned(w), C: y, Bias: alloc(t, in, n)},
+				"logits in F32":       {A: x, B: turned(w), C: alloc(t, tensor.F32, m, n)},
+				"logits + bias":       {A: x, B: turned(w), C: alloc(t, tensor.F32, m, n), Bias: alloc(t, in, n)},
+				"dx = dy·w":           {A: dy, B: w, C: x},
+				"dx += dy·w":          {A: dy, B: w, C: x, Accumulate: true},
+				"dw += dyᵀ·x, in F32": {A: turned(dy), B: x, C: alloc(t, tensor.F32, n, k), Accumulate: true},
+				"a part of the rows":  {A: x.Slice(0, 1, 6), B: turned(w), C: y.Slice(0, 1, 6)},
+			} {
+				if err := d.Gemm(s, g); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+		})
+	}
+	for _, c := range []struct {
+		name   string
+		hq, h  int64
+		dim    int64
+		q, k   []int64
+		full   bool
+		window *device.Window
+	}{
+		{name: "one document", hq: 8, h: 2, dim: 128, q: []int64{0, 2048}},
+		{name: "a head for each", hq: 4, h: 4, dim: 64, q: []int64{0, 1024}},
+		{name: "rows of a batch", hq: 8, h: 2, dim: 128, q: []int64{0, 512, 1024, 1536, 2048}},
+		{name: "documents", hq: 8, h: 2, dim: 128, q: []int64{0, 300, 301, 1500, 2048}},
+		{name: "documents of three heads", hq: 3, h: 1, dim: 128, q: []int64{0, 300, 1001}},
+		{name: "full", hq: 8, h: 2, dim: 128, q: []int64{0, 1000}, full: true},
+		{name: "fewer queries than keys", hq: 8, h: 2, dim: 128, q: []int64{0, 500}, k: []int64{0, 2048}},
+		{name: "a window", hq: 8, h: 2, dim: 128, q: []int64{0, 2048}, window: &device.Window{Left: 255, Right: 0}},
+		{name: "documents in a window", hq: 8, h: 2, dim: 128, q: []int64{0, 700, 2048}, window: &device.Window{Left: 255, Right: 0}},
+		{name: "one query", hq: 8, h: 2, dim: 128, q: []int64{0, 1}, k: []int64{0, 512}},
+		{name: "heads of 256", hq: 4, h: 2, dim: 256, q: []int64{0, 1024}},
+	} {
+		t.Run("attention, "+c.name, func(t *testing.T) {
+			if c.k == nil {
+				c.k = c.q
+			}
+			tq, tk := c.q[len(c.q)-1], c.k[len(c.k)-1]
+			take := func() (q, k, v, out tensor.Tensor) {
+				return alloc(t, tensor.BF16, tq, c.hq, c.dim), alloc(t, tensor.BF16, tk, c.h, c.dim), alloc(t, tensor.BF16, tk, c.h, c.dim), alloc(t, tensor.BF16, tq, c.hq, c.dim)
+			}
+			var g device.AttentionGrad
+			g.Q, g.K, g.V, g.Out = take()
+			g.DQ, g.DK, g.DV, g.DOut = take()
+			g.LSE, g.CuQ, g.CuK, g.Causal, g.Window, g.Scale = alloc(t, tensor.F32, tq, c.hq), c.q, c.k, !c.full, c.window, 0.1
+			any := g.Attention // a question before the documents are known: its answer has to do
+			any.CuQ, any.CuK = nil, nil
+			g.Workspace = alloc(t, tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))
+			if err := d.AttentionForward(s, &g.Attention); err != nil {
+				t.Error(err)
+			}
+			if err := d.AttentionBackward(s, &g); err != nil {
+				t.Error(err)
+			}
+			if err := s.Sync(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err := s.Sync(); err != nil {
+		t.Error(err)
+	}
+}
