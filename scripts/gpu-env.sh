@@ -8,6 +8,7 @@ fi
 bundle=$(cd "$bundle" 2> /dev/null && pwd) || { echo "gpu-env: no bundle at $1: make gpu-bundle on a machine with Go" >&2; exit 3; }
 export ULYSSES_CUDA_PLUGIN=${ULYSSES_CUDA_PLUGIN:-$bundle/lib/libulysses_cuda.so}
 if [ -z "${ULYSSES_NVIDIA_ROOT:-}" ]; then
-  root=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2> /dev/null) && export ULYSSES_NVIDIA_ROOT=$root
+  # several packages' folders may go by that name
+  root=$(python3 -c 'import nvidia, os; print(max(nvidia.__path__, key=lambda p: sum(os.path.isdir(f"{p}/{x}/lib") for x in ("cu13", "cudnn", "nccl"))))' 2> /dev/null) && export ULYSSES_NVIDIA_ROOT=$root
 fi
 . "$bundle/openmpi/env.sh"
