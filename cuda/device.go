@@ -41,6 +41,7 @@ type Device struct {
 type Details struct {
 	Ordinal  int
 	UUID     string // the same for two ranks that share a GPU
+	Whole    int64  // bytes of memory, for all ranks on it
 	Free     int64  // bytes, when it was opened
 	SM       int    // 90 for compute capability 9.0
 	Driver   int    // 13000 for CUDA 13.0
@@ -83,8 +84,13 @@ func (p *plugin) open(o Options) (*Device, error) {
 	}
 	d.info = device.Info{Kind: "cuda", Name: C.GoString(&out.name[0]), Kernels: C.GoString(&out.kernels[0]), Align: align, Place: tensor.CUDA,
 		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, Memory: int64(out.memory)}
-	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
+	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Whole: int64(out.memory), Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
 	return d, nil
+}
+
+// SharedBy says how many ranks compute on this GPU: each may have its part of the memory.
+func (d *Device) SharedBy(ranks int) {
+	d.info.Sharing, d.info.Memory = ranks, d.more.Whole/int64(ranks)
 }
 
 // Info says what the device is; Details says the rest.

@@ -31,7 +31,8 @@ type Info struct {
 	Compute []tensor.DType // types that activations may have, the preferred one first
 	// TokenMajor says which layout attention's kernels like: [T, H, D] in memory, else head-major [H, T, D].
 	TokenMajor bool
-	Memory     int64 // bytes in all; 0 = the host's
+	Memory     int64 // bytes that this rank may have; 0 = the host's
+	Sharing    int   // ranks that share it, this one among them, each with that much memory; 0 = nobody has looked
 }
 
 // KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name ends in bf16 has kernels of its own for BF16 alone.

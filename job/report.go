@@ -23,7 +23,11 @@ func (s *session) printMemory() error {
 		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, mib(host))
 	}
 	if all := s.Device.Info().Memory; all > 0 {
-		fmt.Fprintf(w, "of the device\t%d\t%.1f\t\n", all, mib(all))
+		name := "of the device"
+		if n := s.Device.Info().Sharing; n > 1 {
+			name = fmt.Sprintf("of the device, which %d ranks share", n)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, all, mib(all))
 	}
 	if rows := s.model.Tiles().MLP; rows > 0 {
 		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", rows)

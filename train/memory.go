@@ -1,6 +1,8 @@
 package train
 
 import (
+	"fmt"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -19,7 +21,11 @@ func fits(d device.Device, plan []model.Component) error {
 	if info.Memory == 0 {
 		return nil
 	}
-	return within(plan, false, info.Memory, info.Name+" has")
+	whose := info.Name + " has"
+	if info.Sharing > 1 {
+		whose = fmt.Sprintf("%s, which %d ranks share, has for each", info.Name, info.Sharing)
+	}
+	return within(plan, false, info.Memory, whose)
 }
 
 // over refuses a choice that does not fit where [memory] or the device sets a limit. The model is set to it.

@@ -14,12 +14,16 @@ import (
 // OpenComm gives the communicator for tensors of the device and of the host, and says why it is this one. The policy is the job file's
 // device.comm: "auto", or the way that is wanted. A CPU's tensors go by the host's own communicator. Tensors of a GPU go by NCCL where
 // every rank has a GPU of its own; by each other's memory (ipc) on one machine; else through the host ("mpi" and "local" ask for that).
-// All ranks call it. One that cannot be is refused on all of them; a rank without a device (nil) makes it fail on all.
+// All ranks call it. One that cannot be is refused on all of them, but ipc that was not asked for gives way to the host; a rank without a device (nil)
+// makes it fail on all. From here on a GPU plans with its part of a memory that ranks share.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
 	cards, err := gather(host, gpu, d)
 	if err != nil {
 		return nil, "", err
+	}
+	if gpu != nil {
+		gpu.SharedBy(sharing(cards, host.Rank()))
 	}
 	kind, why, err := choose(cards, host.Kind(), policy)
 	if err != nil {
@@ -29,6 +33,10 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 		return host, why, nil
 	}
 	made, err := cuda.NewComm(gpu, host, kind)
+	if kind == "ipc" && policy == "auto" && status.Of(err) == status.Unsupported { // the same on all ranks
+		why = fmt.Sprintf("staged through host memory and %s: %v", host.Kind(), err)
+		made, err = cuda.NewComm(gpu, host, "staged")
+	}
 	if err != nil {
 		return nil, "", err
 	}
@@ -70,6 +78,16 @@ func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
 		}
 	}
 	return cards, nil
+}
+
+// sharing is how many of the ranks compute on the GPU of one of them.
+func sharing(cards []card, rank int) (n int) {
+	for _, c := range cards {
+		if c.GPU == cards[rank].GPU && c.Machine == cards[rank].Machine {
+			n++
+		}
+	}
+	return n
 }
 
 // choose is the kind of communicator that the ranks take, and why. It is the same on all ranks.

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/cuda"
+	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 )
 
@@ -77,6 +79,38 @@ func TestOpenCommWithoutDevice(t *testing.T) {
 		}
 		if _, _, err := OpenComm(d, c, "auto"); status.Of(err) != status.Device {
 			return status.Errorf(status.Internal, "rank %d: %v", c.Rank(), err)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestOpenCommShares: ranks on one GPU may each have their part of its memory, and one that is alone on it again the whole.
+func TestOpenCommShares(t *testing.T) {
+	cudatest.Use(t)
+	if found, err := cuda.Probe(); err != nil || found.Count != 1 {
+		t.Skip("SKIPPED: not one GPU", err)
+	}
+	err := comm.RunLocal(3, func(c comm.Comm) error {
+		d, _, err := Open(Choice{Backend: "cuda", LocalRank: c.Rank()})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		for _, host := range []comm.Comm{c, comm.Local(1)[0]} {
+			made, _, err := OpenComm(d, host, "auto")
+			if err != nil {
+				return err
+			}
+			info, whole := d.Info(), d.(*cuda.Device).Details().Whole
+			if n := host.Size(); info.Sharing != n || info.Memory != whole/int64(n) {
+				return status.Errorf(status.Internal, "%d ranks: %d share, and %d of %d bytes are for one", n, info.Sharing, info.Memory, whole)
+			}
+			if err := made.Close(); err != nil {
+				return err
+			}
 		}
 		return nil
 	})
