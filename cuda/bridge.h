@@ -58,7 +58,9 @@ static inline int32_t plug_nccl_init(const uly_cuda_api *t, uly_device *d, const
 }
 static inline int32_t plug_nccl_close(const uly_cuda_api *t, uly_device *d, uly_nccl *n) { return t->nccl_close(d, n); }
 static inline int32_t plug_nccl_abort(const uly_cuda_api *t, uly_device *d, uly_nccl *n) { return t->nccl_abort(d, n); }
-static inline int32_t plug_nccl_error(const uly_cuda_api *t, uly_device *d, uly_nccl *n) { return t->nccl_error(d, n); }
+static inline int32_t plug_nccl_error(const uly_cuda_api *t, uly_device *d, uly_nccl *n, char *text, int64_t text_bytes) {
+  return t->nccl_error(d, n, text, text_bytes);
+}
 static inline int32_t plug_nccl_all_to_all(const uly_cuda_api *t, uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const int64_t *recv_at,
                                            const int64_t *recv_bytes, const void *src, const int64_t *send_at, const int64_t *send_bytes) {
   return t->nccl_all_to_all(d, n, s, dst, recv_at, recv_bytes, src, send_at, send_bytes);

@@ -30,15 +30,15 @@ type carrier interface {
 	broadcast(s device.Stream, t tensor.Tensor, root int) error
 	sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
 	abort()
-	close(whole bool) error // whole: all ranks have made theirs, and all call this
+	close() error
 }
 
-// newComm makes a communicator; all ranks of host call it, and fail together.
+// newComm makes a communicator; all ranks of host call it, and fail together. What a maker returns beside an error is closed when all have met.
 func newComm(host comm.Comm, make func(comm.Comm) (carrier, error)) (*Comm, error) {
 	k, err := make(host)
 	if err = comm.Agree(host, err); err != nil {
 		if k != nil {
-			k.close(false)
+			k.close()
 		}
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (c *Comm) Close() error {
 		return nil
 	}
 	c.closed = true
-	err := c.carrier.close(true)
+	err := c.carrier.close()
 	if hostErr := c.host.Close(); err == nil {
 		err = hostErr
 	}

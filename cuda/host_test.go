@@ -70,6 +70,26 @@ func TestSource(t *testing.T) {
 	}
 }
 
+// TestHostZero: pinned memory is zeros, also where something else was before.
+func TestHostZero(t *testing.T) {
+	d, _, _ := opened(t)
+	for range 3 {
+		b, err := d.AllocHost(5000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range tensor.Of(b.Pointer(), tensor.F32, 1250).Float32s() {
+			if x != 0 {
+				t.Fatalf("element %d of fresh memory is %v", i, x)
+			}
+		}
+		for i := range tensor.Of(b.Pointer(), tensor.F32, 1250).Float32s() {
+			tensor.Of(b.Pointer(), tensor.F32, 1250).Float32s()[i] = 7
+		}
+		b.Free()
+	}
+}
+
 // TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a failure. The collector must not mind.
 func TestForgottenStream(t *testing.T) {
 	d, _, alloc := opened(t)

@@ -20,7 +20,7 @@ const smallReduce = 64 << 10
 //
 // Ranks pull: each writes into its own memory alone, so a wrong peer can spoil nothing here, and reductions, which have to read, go the same
 // way. A call has two meetings on the host's communicator. At the first (meet), packets tell where everyone's tensor lies and that the
-// event "ready" has been recorded behind what the caller's stream holds. At the second (settle), everyone has enqueued its copies and
+// event "ready" has been recorded, behind what the caller's stream holds. At the second (settle), everyone has enqueued its copies and
 // recorded "done"; all lanes then wait for all of those, so that whoever is past a call knows that nobody reads his tensor any more. The
 // host waits for hosts, never for a GPU, and no GPU spins.
 //
@@ -30,7 +30,8 @@ type ipc struct {
 	*lane
 	host     comm.Comm
 	me       int
-	done     *event
+	ready    *event // this rank's tensor is there
+	done     *event // and this rank has read the others'
 	peers    []peer
 	pairs    []*event // by rank: that this rank has read what that one sent it (sendRecv)
 	receipts []byte
@@ -51,7 +52,7 @@ func (c *ipc) abort()       {}
 // tensors, c.at says where they lie, and theirs(j) what rank j says.
 func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
 	c.room.enter()
-	caller, err := c.enter(h.name(), s)
+	caller, err := c.come(h.name(), s)
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +85,16 @@ func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRow
 		}
 	}
 	return caller, nil
+}
+
+// come enters a call and tells the others by "ready", on the lane like all that other processes wait for: what CUDA makes of an event of several
+// processes whose marks are in two streams, and come in another order than they were made, is said nowhere.
+func (c *ipc) come(op string, s device.Stream) (*stream, error) {
+	caller, err := c.enter(op, s)
+	if err != nil {
+		return nil, err
+	}
+	return caller, c.s.Record(c.ready)
 }
 
 // theirs is rank j's packet.
@@ -273,38 +284,6 @@ func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) (err error) 
 		return err
 	}
 	return c.end(caller)
-}
-
-// close waits for the lane, which has waited for all who read this rank's memory, and for the peers: at first for those who have still to
-// enqueue their waits for its events, in the end for those who still have its memory mapped, so that it may be freed from here on. A
-// communicator that never was whole has no peers to wait for.
-func (c *ipc) close(whole bool) error {
-	var err error
-	meet := func() {
-		if whole && err == nil {
-			err = c.host.Barrier()
-		}
-	}
-	meet()
-	if closed := c.lane.close(); err == nil {
-		err = closed
-	}
-	for i := range c.peers {
-		c.peers[i].close(c.d)
-	}
-	c.unmap()
-	meet()
-	for _, e := range append(c.pairs, c.done) {
-		if e != nil {
-			e.Close()
-		}
-	}
-	if c.scratch != nil {
-		c.scratch.Free()
-		c.scratch = nil
-	}
-	c.room.give()
-	return err
 }
 
 func bytesOf(b []byte) tensor.Tensor {

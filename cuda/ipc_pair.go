@@ -22,7 +22,7 @@ func (c *ipc) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	c.room.enter()
 	defer c.over(&err)
 	const name = "comm.SendRecv"
-	caller, err := c.enter("SendRecv", s)
+	caller, err := c.come("SendRecv", s)
 	if err != nil {
 		return err
 	}

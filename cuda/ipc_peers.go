@@ -6,9 +6,9 @@ import "C"
 import (
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"ulysses/comm"
@@ -31,7 +31,9 @@ type card struct {
 	Process, Machine string
 	Room             string // rank 0's name for what its communicator's ranks in one process share
 	Ready, Done      ipcEvent
-	Failed           bool
+	Proof            ipcProof // of processes alone
+	Failed           string   // why it cannot take part
+	Code             status.Code
 }
 
 // ipcEvent is an event as others find it: by address in the same process, else by handle.
@@ -72,34 +74,33 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 	for j := range n {
 		c.bytes[j] = int64(len(c.mine.raw))
 	}
-	err = c.prepare(d, !near, &own)
-	own.Failed = err != nil
+	if err = c.prepare(d, !near, &own); err != nil {
+		own.Failed, own.Code = err.Error(), status.Of(err)
+	}
 	cards, gatherErr := gatherCards(host, own)
 	if err == nil {
 		err = gatherErr
 	}
 	for j, k := range cards {
-		if err == nil && k.Failed {
-			err = status.Errorf(status.Device, "rank %d cannot make its part of the communicator", j)
+		if err == nil && k.Failed != "" {
+			err = status.Errorf(k.Code, "rank %d: %s", j, k.Failed)
 		}
 	}
 	for j := 0; j < n && err == nil; j++ {
 		err = c.meetPeer(j, cards[j])
 	}
-	if err != nil {
-		if c.lane == nil {
-			c.room.give()
-		} else {
-			c.close(false)
-		}
-		return nil, err
+	for j := 0; j < n && err == nil; j++ {
+		err = c.prove(j, cards[j].Proof)
 	}
-	return c, nil
+	return c, err // also of a part: all ranks have one, and end it together
 }
 
 // prepare makes what the rank itself needs.
 func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
-	if c.lane, err = newLane(d, shared); err != nil {
+	if c.lane, err = newLane(d); err != nil {
+		return err
+	}
+	if c.ready, err = d.newEvent(shared); err != nil {
 		return err
 	}
 	if c.done, err = d.newEvent(shared); err != nil {
@@ -110,9 +111,12 @@ func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
 	}
 	c.maps, c.mapped = mappingsOf(d), map[mapping]uintptr{}
 	if own.Ready, err = d.show(c.ready, shared); err != nil {
+		return refused("makes no events for them", err)
+	}
+	if own.Done, err = d.show(c.done, shared); err != nil || !shared {
 		return err
 	}
-	own.Done, err = d.show(c.done, shared)
+	own.Proof, err = c.proof()
 	return err
 }
 
@@ -159,11 +163,13 @@ func (d *Device) find(x ipcEvent, here bool) (*C.uly_event, error) {
 func (c *ipc) meetPeer(j int, k card) (err error) {
 	p := &c.peers[j]
 	p.here, p.process = k.Process == process, k.Process
-	if p.ready, err = c.d.find(k.Ready, p.here); err != nil {
-		return err
+	if p.ready, err = c.d.find(k.Ready, p.here); err == nil {
+		p.done, err = c.d.find(k.Done, p.here)
 	}
-	p.done, err = c.d.find(k.Done, p.here)
-	return err
+	if err != nil {
+		return refused(fmt.Sprintf("does not open the events of rank %d", j), err)
+	}
+	return nil
 }
 
 // close gives back the events that were opened.
@@ -208,81 +214,36 @@ func (c *ipc) reach(j int, p packet) (uintptr, error) {
 	return base + uintptr(p.long(packetOffset)), err
 }
 
-// mappings is the memory of other processes that one device has mapped, for all its communicators, because an allocation is mapped once.
-// A communicator keeps what it has used until it is closed: tensors that are exchanged live as long as that, as arenas do.
-type mappings struct {
-	d     *Device
-	users int
-	at    map[mapping]*mapped
-}
-
-type mapping struct {
-	process string
-	handle  [handleBytes]byte
-}
-
-type mapped struct {
-	base  uintptr
-	users int
-}
-
-var deviceMappings = struct {
-	sync.Mutex
-	by map[*Device]*mappings
-}{by: map[*Device]*mappings{}}
-
-func mappingsOf(d *Device) *mappings {
-	deviceMappings.Lock()
-	defer deviceMappings.Unlock()
-	m := deviceMappings.by[d]
-	if m == nil {
-		m = &mappings{d: d, at: map[mapping]*mapped{}}
-		deviceMappings.by[d] = m
-	}
-	m.users++
-	return m
-}
-
-// base is where the allocation of a handle begins, mapped by this communicator or now.
-func (c *ipc) base(process string, handle []byte) (uintptr, error) {
-	key := mapping{process: process}
-	copy(key.handle[:], handle)
-	if at, ok := c.mapped[key]; ok {
-		return at, nil
-	}
-	m := c.maps.at[key]
-	if m == nil {
-		var p unsafe.Pointer
-		if err := c.d.result(C.plug_memory_open(c.d.table, c.d.d, (*C.char)(unsafe.Pointer(&handle[0])), &p)); err != nil {
-			return 0, err
-		}
-		m = &mapped{base: number(p)}
-		c.maps.at[key] = m
-	}
-	m.users++
-	c.mapped[key] = m.base
-	return m.base, nil
-}
-
-// unmap gives back what this communicator alone still used.
-func (c *ipc) unmap() {
-	if c.maps == nil {
-		return
-	}
-	for key := range c.mapped {
-		m := c.maps.at[key]
-		if m.users--; m.users == 0 {
-			C.plug_memory_close(c.d.table, c.d.d, pointer(m.base))
-			delete(c.maps.at, key)
+// close waits for the lane, which has waited for all who read this rank's memory, and for the peers: at first for those who have still to
+// enqueue their waits for its events, in the end for those who still have its memory mapped, so that it may be freed from here on. All ranks meet,
+// whatever has failed on one, also of a communicator that never was whole.
+func (c *ipc) close() error {
+	var err error
+	note := func(e error) {
+		if err == nil {
+			err = e
 		}
 	}
-	c.mapped = nil
-	deviceMappings.Lock()
-	defer deviceMappings.Unlock()
-	if c.maps.users--; c.maps.users == 0 {
-		delete(deviceMappings.by, c.d)
+	note(c.host.Barrier())
+	if c.lane != nil {
+		note(c.lane.close())
+		for i := range c.peers {
+			c.peers[i].close(c.d)
+		}
+		c.unmap()
 	}
-	c.maps = nil
+	note(c.host.Barrier())
+	for _, e := range append(c.pairs, c.ready, c.done) {
+		if e != nil {
+			e.Close()
+		}
+	}
+	if c.scratch != nil {
+		c.scratch.Free()
+		c.scratch = nil
+	}
+	c.room.give()
+	return err
 }
 
 const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE) // as in kernels.h

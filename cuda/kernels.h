@@ -3,7 +3,7 @@
 // by field, flat.
 //
 // Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is error(device). A device serves one thread
-// at a time; every call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
+// at a time, but for nccl_abort and nccl_error; every call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
 #ifndef ULYSSES_CUDA_KERNELS_H
 #define ULYSSES_CUDA_KERNELS_H
 
@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 2u
+#define ULY_CUDA_ABI 3u
 
 enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
 enum { ULY_HOST = 0, ULY_CUDA = 1 };                                         // tensor.Place
@@ -259,7 +259,9 @@ typedef struct uly_cuda_api {
   int32_t (*nccl_init)(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
   int32_t (*nccl_close)(uly_device *, uly_nccl *);
   int32_t (*nccl_abort)(uly_device *, uly_nccl *);
-  int32_t (*nccl_error)(uly_device *, uly_nccl *); // an asynchronous error since the start, polled
+  // What has gone wrong since the start, and peers that an exchange waits for on the GPU longer than ULYSSES_TIMEOUT; the sentence goes into text. Any
+  // thread may ask, while another is in any call.
+  int32_t (*nccl_error)(uly_device *, uly_nccl *, char *text, int64_t text_bytes);
   // Offsets and counts in bytes, one for each rank.
   int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at, const int64_t *recv_bytes, const void *src,
                              const int64_t *send_at, const int64_t *send_bytes);

@@ -22,18 +22,18 @@ import (
 type lane struct {
 	d     *Device
 	s     *stream
-	ready *event // what the caller's stream held when the operation began
+	came  *event // what the caller's stream held when the operation began
 	left  *event // the end of an operation that its call waits for
 	spare []*request
 }
 
-func newLane(d *Device, shared bool) (*lane, error) {
+func newLane(d *Device) (*lane, error) {
 	l := &lane{d: d}
 	var err error
 	if l.s, err = takeStream(d); err != nil {
 		return nil, err
 	}
-	if l.ready, err = d.newEvent(shared); err == nil {
+	if l.came, err = d.newEvent(false); err == nil {
 		l.left, err = d.newEvent(false)
 	}
 	if err != nil {
@@ -49,7 +49,7 @@ func (l *lane) close() error {
 	if l.d.open && l.s.s != nil {
 		err = l.s.Sync()
 	}
-	for _, e := range []*event{l.ready, l.left} {
+	for _, e := range []*event{l.came, l.left} {
 		if e != nil {
 			e.Close()
 		}
@@ -108,10 +108,10 @@ func (l *lane) enter(op string, s device.Stream) (caller *stream, err error) {
 		}
 		from = caller
 	}
-	if err := from.Record(l.ready); err != nil || caller == nil {
+	if err := from.Record(l.came); err != nil || caller == nil {
 		return nil, err
 	}
-	return caller, l.s.Wait(l.ready)
+	return caller, l.s.Wait(l.came)
 }
 
 // leave orders what comes later on the caller's stream behind the lane.

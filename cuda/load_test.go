@@ -40,15 +40,15 @@ func TestRefusedPlugins(t *testing.T) {
 		want []string
 	}{
 		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
-			[]string{"version 999", "this program version 2", "make cuda"}},
+			[]string{"version 999", "this program version 3", "make cuda"}},
 		"of another ABI, with a table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI + 1, .size = sizeof t};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{"version 3", "this program version 2", "make cuda"}},
+			[]string{"version 4", "this program version 3", "make cuda"}},
 		"with a shorter table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI, .size = 40};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{"both say version 2", "40 bytes", "make cuda"}},
+			[]string{"both say version 3", "40 bytes", "make cuda"}},
 		"without the function": {library(t, `int uly_other;`), []string{"no function uly_cuda_plugin", variable}},
 		"a text":               {text, []string{"cannot be opened", "text.so"}},
 		"missing":              {filepath.Join(t.TempDir(), "none.so"), []string{"no such file", variable}},

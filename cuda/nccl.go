@@ -20,7 +20,8 @@ const ncclPoll = time.Second
 // (uneven rows, sums in BF16 that are rounded once, reductions that keep a NaN) is its sends and receives and reductions of our own.
 //
 // A kernel of NCCL waits on the GPU for its peers, so a peer's death shows as a stream that never ends. A goroutine asks for NCCL's
-// asynchronous errors and ends the communicator, which ends the kernel and the wait.
+// asynchronous errors, and for waits that are too long, and ends the communicator, which ends the kernel and the wait. What the kernel had not
+// brought is garbage then: the failure is told by the next call, and by Close when no other follows.
 type nccl struct {
 	*lane
 	host    comm.Comm
@@ -43,13 +44,13 @@ type ncclLibrary interface {
 	sum(t tensor.Tensor) error // over the ranks, in place
 	broadcast(t tensor.Tensor, root int) error
 	sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error
-	err() error // asynchronous, since the start
+	err() error // asynchronous, since the start; from any goroutine, one at a time
 	abort()     // from any goroutine
 	close() error
 }
 
 func newNCCL(d *Device, host comm.Comm) (carrier, error) {
-	l, err := newLane(d, false)
+	l, err := newLane(d)
 	return newNCCLOver(host, l, &realNCCL{l: l}, err)
 }
 
@@ -110,11 +111,17 @@ func (c *nccl) sound() error {
 // abort may come while another goroutine is inside NCCL, which then comes back with an error.
 func (c *nccl) abort() { c.library.abort() }
 
-func (c *nccl) close(bool) error {
+func (c *nccl) close() error {
+	var err error
+	if c.d.open {
+		err = c.s.Sync() // with the poll still on: a peer may have ended
+	}
 	close(c.stop)
-	err := c.lane.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.failed != nil {
+		err = c.failed
+	}
 	if closed := c.library.close(); err == nil {
 		err = closed
 	}
@@ -122,6 +129,9 @@ func (c *nccl) close(bool) error {
 	if c.scratch != nil {
 		c.scratch.Free()
 		c.scratch = nil
+	}
+	if closed := c.lane.close(); err == nil {
+		err = closed
 	}
 	return err
 }

@@ -4,6 +4,7 @@ package cuda
 import "C"
 
 import (
+	"bytes"
 	"sync"
 	"unsafe"
 
@@ -16,6 +17,7 @@ type realNCCL struct {
 	l      *lane
 	life   sync.Mutex  // between an abort and the end of the handle
 	handle *C.uly_nccl // nil before the start and once closed
+	text   [textLength]byte
 }
 
 func (r *realNCCL) id() ([]byte, error) {
@@ -30,8 +32,14 @@ func (r *realNCCL) start(ranks, rank int, id []byte) error {
 	return r.l.d.result(C.plug_nccl_init(r.l.d.table, r.l.d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(ranks), C.int32_t(rank), &r.handle))
 }
 
+// err comes from any goroutine, and has a sentence of its own: the device's belongs to whoever the device serves.
 func (r *realNCCL) err() error {
-	return r.l.d.result(C.plug_nccl_error(r.l.d.table, r.l.d.d, r.handle))
+	code := C.plug_nccl_error(r.l.d.table, r.l.d.d, r.handle, (*C.char)(unsafe.Pointer(&r.text[0])), textLength)
+	if code == 0 {
+		return nil
+	}
+	text, _, _ := bytes.Cut(r.text[:], []byte{0})
+	return status.Errorf(status.Code(code), "%s", text)
 }
 
 func (r *realNCCL) abort() {

@@ -28,7 +28,7 @@ func newFakeNCCL(d *Device, host comm.Comm) (carrier, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := newLane(d, false)
+	l, err := newLane(d)
 	return newNCCLOver(host, l, &fakeNCCL{l: l, host: part, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
 }
 
@@ -350,6 +350,9 @@ func TestNCCLFails(t *testing.T) {
 		}
 		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
 			return status.Errorf(status.Internal, "after the error: %v", err)
+		}
+		if err := r.c.Close(); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
+			return status.Errorf(status.Internal, "what the last exchange brought counts as good: %v", err)
 		}
 		return nil
 	})

@@ -47,12 +47,12 @@ func newStaged(d *Device, host comm.Comm) (carrier, error) {
 		c.aware = x
 	}
 	var err error
-	if c.lane, err = newLane(d, false); err != nil {
+	if c.lane, err = newLane(d); err != nil {
 		return nil, err
 	}
 	for i := range c.down {
 		if c.down[i], err = d.newEvent(false); err != nil {
-			c.close(false)
+			c.close()
 			return nil, err
 		}
 	}
@@ -62,7 +62,7 @@ func newStaged(d *Device, host comm.Comm) (carrier, error) {
 func (c *staged) kind() string { return "staged" }
 func (c *staged) abort()       {}
 
-func (c *staged) close(bool) error {
+func (c *staged) close() error {
 	err := c.lane.close()
 	for _, e := range c.down {
 		if e != nil {

@@ -49,6 +49,31 @@ func TestCUDAProcesses(t *testing.T) {
 	}
 }
 
+// Where CUDA has no way between processes, ranks that share a GPU go through the host unless they were told otherwise, and all of them say why.
+func TestCUDAWithoutIPC(t *testing.T) {
+	plugin := cudatest.Use(t)
+	if !cudatest.Emulated() {
+		t.Skip("SKIPPED: a GPU cannot be told to refuse")
+	}
+	for _, c := range []struct {
+		ipc, comm, says string
+		fine            bool
+	}{
+		{"0", "auto", "staged through host memory and mpi: rank 0: creating an event: cudaErrorNotSupported", true},
+		{"1", "auto", "memory here: CUDA does not map that of rank 1", true},
+		{"1", "ipc", "CUDA does not map that of rank", false},
+	} {
+		code, stdout, stderr := mpirun(t, "2", []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_EMULATED_IPC=" + c.ipc},
+			small(t.TempDir(), "train.steps=1", "device.backend=cuda", "device.comm="+c.comm, "model.new.num_hidden_layers=1", "data.sequence=64", "parallel.ulysses=2")...)
+		if (code == 0) != c.fine || !strings.Contains(stderr, c.says) {
+			t.Errorf("IPC %s, %s: exit %d\n%s\n%s", c.ipc, c.comm, code, stdout, stderr)
+		}
+		if c.fine && !strings.Contains(stdout, "which 2 ranks share") {
+			t.Errorf("each plans on the whole memory: %s", stdout)
+		}
+	}
+}
+
 // A rank that fails or dies on a device ends the job as one on the CPU does.
 func TestCUDAFaults(t *testing.T) {
 	plugin := cudatest.Use(t)

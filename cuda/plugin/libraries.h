@@ -22,7 +22,7 @@ int32_t nccl_id(uly_device *, char id[ULY_NCCL_ID]);
 int32_t nccl_init(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
 int32_t nccl_close(uly_device *, uly_nccl *);
 int32_t nccl_abort(uly_device *, uly_nccl *);
-int32_t nccl_error(uly_device *, uly_nccl *);
+int32_t nccl_error(uly_device *, uly_nccl *, char *text, int64_t text_bytes);
 int32_t nccl_all_to_all(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at, const int64_t *recv_bytes, const void *src,
                         const int64_t *send_at, const int64_t *send_bytes);
 int32_t nccl_all_reduce(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype, int32_t how);

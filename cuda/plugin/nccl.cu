@@ -10,7 +10,7 @@ int32_t nccl_id(uly_device *d, char *) { return none(d); }
 int32_t nccl_init(uly_device *d, const char *, int32_t, int32_t, uly_nccl **) { return none(d); }
 int32_t nccl_close(uly_device *, uly_nccl *) { return ULY_OK; }
 int32_t nccl_abort(uly_device *, uly_nccl *) { return ULY_OK; }
-int32_t nccl_error(uly_device *d, uly_nccl *) { return none(d); }
+int32_t nccl_error(uly_device *d, uly_nccl *, char *, int64_t) { return none(d); }
 int32_t nccl_all_to_all(uly_device *d, uly_nccl *, uly_stream *, void *, const int64_t *, const int64_t *, const void *, const int64_t *, const int64_t *) { return none(d); }
 int32_t nccl_all_reduce(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, int32_t) { return none(d); }
 int32_t nccl_broadcast(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t) { return none(d); }
@@ -51,6 +51,7 @@ struct uly_nccl {
   ncclComm_t comm = nullptr; // NULL once aborted
   int ranks = 0, rank = 0;
   double timeout = 0;
+  Exchanges<cudaEvent_t> under_way;
 };
 
 namespace {
@@ -61,32 +62,48 @@ int32_t missing(uly_device *d) {
 
 int32_t current(uly_device *d) { return check(d, cudaSetDevice(d->ordinal), "NCCL: cudaSetDevice"); }
 
-// sentence is what went wrong, and ends the communicator: NCCL's state is lost after an error. The lock is held.
-int32_t lost(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
-  std::string more = n->comm ? ncclGetLastError(n->comm) : "";
+// of says which call of which rank a sentence is about.
+std::string of(uly_nccl *n, const char *what) { return std::string("NCCL ") + what + ", rank " + std::to_string(n->rank) + " of " + std::to_string(n->ranks) + ": "; }
+
+// end ends the communicator. The lock is held.
+void end(uly_nccl *n) {
   if (n->comm) ncclCommAbort(n->comm);
   n->comm = nullptr;
-  return fail(d, ULY_COMM, "NCCL %s, rank %d of %d: %s%s%s (NCCL_DEBUG=INFO says more)", what, n->rank, n->ranks, ncclGetErrorString(r), more.empty() ? "" : ": ", more.c_str());
+}
+
+// lost is what went wrong, and ends the communicator: NCCL's state is lost after an error. The lock is held.
+std::string lost(uly_nccl *n, const char *what, ncclResult_t r) {
+  std::string more = n->comm ? ncclGetLastError(n->comm) : "";
+  end(n);
+  return of(n, what) + ncclGetErrorString(r) + (more.empty() ? "" : ": ") + more + " (NCCL_DEBUG=INFO says more)";
+}
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// passed reports that a stream has come past an event. An error is for others to tell: what is late is all that is asked here.
+bool passed(cudaEvent_t e) {
+  const cudaError_t answer = cudaEventQuery(e);
+  if (answer != cudaSuccess) cudaGetLastError();
+  return answer != cudaErrorNotReady;
 }
 
 // settle waits until NCCL has taken what it was told; after that the stream holds it.
 int32_t settle(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
-  const auto start = std::chrono::steady_clock::now();
+  const double start = now();
   for (int turns = 0;; turns++) {
     {
       std::lock_guard<std::mutex> hold(n->lock);
-      if (!n->comm) return fail(d, ULY_COMM, "NCCL %s, rank %d of %d: aborted", what, n->rank, n->ranks);
+      if (!n->comm) return fail(d, ULY_COMM, "%saborted", of(n, what).c_str());
       if (r == ncclInProgress || r == ncclSuccess) {
         ncclResult_t asked = ncclCommGetAsyncError(n->comm, &r);
         if (asked != ncclSuccess) r = asked;
       }
       if (r == ncclSuccess) return ULY_OK;
-      if (r != ncclInProgress) return lost(d, n, what, r);
-      if (n->timeout > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > n->timeout) {
-        ncclCommAbort(n->comm);
-        n->comm = nullptr;
-        return fail(d, ULY_COMM, "NCCL %s, rank %d of %d: not all ranks came within %g s (ULYSSES_TIMEOUT): one has ended or waits elsewhere, or there is no way between them; NCCL_DEBUG=INFO says more",
-                    what, n->rank, n->ranks, n->timeout);
+      if (r != ncclInProgress) return fail(d, ULY_COMM, "%s", lost(n, what, r).c_str());
+      if (n->timeout > 0 && now() - start > n->timeout) {
+        end(n);
+        return fail(d, ULY_COMM, "%snot all ranks came within %g s (ULYSSES_TIMEOUT): one has ended or waits elsewhere, or there is no way between them; NCCL_DEBUG=INFO says more",
+                    of(n, what).c_str(), n->timeout);
       }
     }
     if (turns > 100) std::this_thread::sleep_for(std::chrono::microseconds(turns < 1000 ? 50 : 2000));
@@ -99,10 +116,31 @@ template <class F> int32_t run(uly_device *d, uly_nccl *n, const char *what, F t
   ncclResult_t r;
   {
     std::lock_guard<std::mutex> hold(n->lock);
-    if (!n->comm) return fail(d, ULY_COMM, "NCCL %s, rank %d of %d: the communicator was aborted", what, n->rank, n->ranks);
+    if (!n->comm) return fail(d, ULY_COMM, "%sthe communicator was aborted", of(n, what).c_str());
     r = tell(n->comm);
   }
   return settle(d, n, what, r);
+}
+
+// exchange tells NCCL something for a stream, between two marks: once the stream has come past the first, the exchange waits for peers.
+template <class F> int32_t exchange(uly_device *d, uly_nccl *n, uly_stream *s, const char *what, F tell) {
+  TRY(current(d));
+  auto create = [&](cudaEvent_t *e) { return *e ? (int32_t)ULY_OK : check(d, cudaEventCreateWithFlags(e, cudaEventDisableTiming), "NCCL: creating an event"); };
+  Exchange<cudaEvent_t> x;
+  {
+    std::lock_guard<std::mutex> hold(n->lock);
+    n->under_way.look(now(), passed);
+    x = n->under_way.take(what);
+  }
+  int32_t code = create(&x.before);
+  if (code == ULY_OK) code = create(&x.after);
+  if (code == ULY_OK) code = check(d, cudaEventRecord(x.before, s->s), "NCCL: marking the stream");
+  if (code == ULY_OK) code = run(d, n, what, tell);
+  if (code == ULY_OK) code = check(d, cudaEventRecord(x.after, s->s), "NCCL: marking the stream");
+  std::lock_guard<std::mutex> hold(n->lock);
+  if (code == ULY_OK) n->under_way.told(x);
+  else n->under_way.give(x);
+  return code;
 }
 
 // group runs sends and receives as one. A group that was started is ended, whatever happens inside.
@@ -157,6 +195,11 @@ int32_t nccl_close(uly_device *d, uly_nccl *n) {
     if (n->comm) ncclCommDestroy(n->comm);
     n->comm = nullptr;
   }
+  n->under_way.each([](const Exchange<cudaEvent_t> &x) {
+    for (cudaEvent_t e : {x.before, x.after})
+      if (e) cudaEventDestroy(e);
+  });
+  cudaGetLastError();
   delete n;
   return code;
 }
@@ -168,12 +211,23 @@ int32_t nccl_abort(uly_device *, uly_nccl *n) {
   return wrong(r) ? ULY_COMM : ULY_OK;
 }
 
-int32_t nccl_error(uly_device *d, uly_nccl *n) {
+// A peer that dies on the same node is no error of NCCL's: its kernel waits on this GPU for ever. So the clock is looked at, too.
+int32_t nccl_error(uly_device *, uly_nccl *n, char *text, int64_t text_bytes) {
+  auto say = [&](const std::string &why) {
+    snprintf(text, (size_t)text_bytes, "%s", why.c_str());
+    return (int32_t)ULY_COMM;
+  };
   std::lock_guard<std::mutex> hold(n->lock);
-  if (!n->comm) return fail(d, ULY_COMM, "NCCL, rank %d of %d: the communicator was aborted", n->rank, n->ranks);
+  if (!n->comm) return say(of(n, "exchange") + "the communicator was aborted");
   ncclResult_t r = ncclSuccess, asked = ncclCommGetAsyncError(n->comm, &r);
   if (asked != ncclSuccess) r = asked;
-  return wrong(r) ? lost(d, n, "exchange", r) : ULY_OK;
+  if (wrong(r)) return say(lost(n, "exchange", r));
+  const double waited = n->under_way.look(now(), passed);
+  if (n->timeout <= 0 || waited <= n->timeout) return ULY_OK;
+  const std::string what = n->under_way.oldest();
+  end(n);
+  return say(of(n, what.c_str()) + "this rank's GPU has waited " + std::to_string((int64_t)waited) +
+             " s for its peers (ULYSSES_TIMEOUT): one has ended, or is in another call; NCCL_DEBUG=INFO says more");
 }
 
 // Always in sends and receives: ncclAlltoAll is made of the same ones unless the buffers lie in registered windows, and it wants all counts of
@@ -183,7 +237,7 @@ int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, co
   char *to = static_cast<char *>(dst);
   const char *from = static_cast<const char *>(src);
   const int ranks = n->ranks;
-  return run(d, n, "all-to-all", [&](ncclComm_t c) {
+  return exchange(d, n, s, "all-to-all", [&](ncclComm_t c) {
     return group([&] {
       ncclResult_t r = ncclSuccess;
       for (int i = 0; i < ranks && !wrong(r); i++) {
@@ -204,7 +258,7 @@ int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int6
     if (t.dtype != dtype) continue;
     if (t.real && how != 0) return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce: its maximum and minimum of floating-point numbers lose a NaN: gather and reduce instead");
     if (count == 0) return ULY_OK;
-    return run(d, n, "all-reduce", [&](ncclComm_t c) { return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s); });
+    return exchange(d, n, s, "all-reduce", [&](ncclComm_t c) { return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s); });
   }
   return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce of type %d: F32, F64, BF16, I32 and I64 are served", dtype);
 }
@@ -212,14 +266,14 @@ int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int6
 int32_t nccl_broadcast(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t bytes, int32_t root) {
   if (root < 0 || root >= n->ranks || bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "NCCL broadcast of %lld bytes from rank %d of %d", (long long)bytes, root, n->ranks);
   if (bytes == 0) return ULY_OK;
-  return run(d, n, "broadcast", [&](ncclComm_t c) { return ncclBroadcast(x, x, static_cast<size_t>(bytes), ncclInt8, root, c, s->s); });
+  return exchange(d, n, s, "broadcast", [&](ncclComm_t c) { return ncclBroadcast(x, x, static_cast<size_t>(bytes), ncclInt8, root, c, s->s); });
 }
 
 int32_t nccl_send_recv(uly_device *d, uly_nccl *n, uly_stream *s, void *recv, int64_t recv_bytes, int32_t from, const void *send, int64_t send_bytes, int32_t to) {
   if (from >= n->ranks || to >= n->ranks) return fail(d, ULY_INVALID_ARGUMENT, "NCCL: receive from rank %d, send to rank %d of %d", from, to, n->ranks);
   const bool sends = to >= 0 && send_bytes > 0, receives = from >= 0 && recv_bytes > 0;
   if (!sends && !receives) return ULY_OK;
-  return run(d, n, "send and receive", [&](ncclComm_t c) {
+  return exchange(d, n, s, "send and receive", [&](ncclComm_t c) {
     return group([&] {
       ncclResult_t r = sends ? ncclSend(send, static_cast<size_t>(send_bytes), ncclInt8, to, c, s->s) : ncclSuccess;
       if (receives && !wrong(r)) r = ncclRecv(recv, static_cast<size_t>(recv_bytes), ncclInt8, from, c, s->s);

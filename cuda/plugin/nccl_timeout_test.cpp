@@ -21,6 +21,28 @@ int main() {
   CHECK(near(nccl_seconds("300ms", 7), 0.3) && nccl_seconds("0", 7) == 0 && nccl_seconds("0s", 7) == 0);
   for (const char *wrong : {"", "ten", "10", "10 m", "-3s", "3s x", "1e3s", "0x10s"}) CHECK(nccl_seconds(wrong, 7) == 7);
   CHECK(nccl_seconds(nullptr, 7) == 7);
+
+  int at = 0; // what the stream has come past
+  auto passed = [&](int mark) { return mark <= at; };
+  Exchanges<int> x;
+  CHECK(x.look(0, passed) == 0 && x.take("").before == 0);
+  x.told({10, 11, "first"});
+  x.told({20, 21, "second"});
+  at = 9; // long work of this rank's own comes first
+  CHECK(x.look(1000, passed) == 0 && x.look(2000, passed) == 0);
+  at = 10;
+  CHECK(x.look(2100, passed) == 0 && x.look(2130, passed) == 30 && !strcmp(x.oldest(), "first"));
+  at = 19; // the first has ended: the time is not the second's
+  CHECK(x.look(2140, passed) == 0 && !strcmp(x.oldest(), "second"));
+  at = 20;
+  CHECK(x.look(2200, passed) == 0 && x.look(2207, passed) == 7);
+  at = 21;
+  CHECK(x.look(2300, passed) == 0 && !*x.oldest());
+  int marks = 0;
+  x.each([&](const Exchange<int> &) { marks++; });
+  CHECK(marks == 2);
+  Exchange<int> again = x.take("third");
+  CHECK(again.before && again.after && !strcmp(again.what, "third"));
   if (!failures) printf("ok\n");
   return failures != 0;
 }

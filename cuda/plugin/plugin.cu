@@ -89,10 +89,11 @@ std::string rows_of(int32_t op) {
   return s;
 }
 
-// Errors after which CUDA answers every call of the process with the same error: driver_types.h says of which that is so.
+// Errors after which CUDA answers every call of the process with the same error: those of which its header says that the process must be started again.
 bool lasts(cudaError_t e) {
-  const int codes[] = {214 /* ECC */, 226 /* contained */, 700 /* illegal address */, 702 /* timeout */, 709, 710 /* assert */, 714, 715, 716 /* misaligned address */,
-                       717, 718, 719 /* launch failure */, 721, 810 /* the MPS client has ended */, 911};
+  const int codes[] = {214 /* ECC */, 226 /* contained */, 700 /* illegal address */, 702 /* timeout */, 709 /* no context any more */, 710 /* assert */,
+                       714 /* hardware stack */, 715 /* illegal instruction */, 716 /* misaligned */, 717 /* address space */, 718 /* program counter */,
+                       719 /* launch failure */, 721 /* tensor memory */, 810 /* MPS */, 911 /* external device */};
   for (int c : codes)
     if ((int)e == c) return true;
   return false;
@@ -134,11 +135,13 @@ int32_t has_kernels(Device *d) {
   if (d->sm < 80) return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name, d->sm);
 #ifndef ULY_EMULATED
   cudaFuncAttributes attributes;
-  if (cudaFuncGetAttributes(&attributes, nothing) != cudaSuccess) {
+  const cudaError_t e = cudaFuncGetAttributes(&attributes, nothing);
+  if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
     return fail(d, ULY_UNSUPPORTED, "the plug-in was not built for %s (sm_%d); build it with make cuda GENCODE='-gencode arch=compute_%d,code=sm_%d'", d->name, d->sm,
                 d->sm, d->sm);
   }
+  TRY(check(d, e, "loading the plug-in's kernels"));
 #endif
   return ULY_OK;
 }
@@ -328,7 +331,9 @@ int32_t api_alloc_host(uly_device *d, int64_t bytes, void **out) {
       cudaGetLastError();
       return fail(d, ULY_OUT_OF_MEMORY, "pinned memory: the host does not give %lld bytes (ulimit -l, or the job's memory limit)", (long long)bytes);
     }
-    return check(d, e, "pinned memory");
+    TRY(check(d, e, "pinned memory"));
+    memset(*out, 0, n); // what was freed before comes back as it was
+    return (int32_t)ULY_OK;
   });
 }
 
@@ -551,11 +556,20 @@ template <auto function, class... A> int32_t forwarded(uly_device *d, A... a) {
   return guarded(d, [&] { return function(d, a...); });
 }
 
-// Any thread may abort, while another waits in NCCL: the device's text is not for it.
+// Any thread may abort and ask, while another is in a call: the device's text is not for it.
 int32_t api_nccl_abort(uly_device *d, uly_nccl *n) {
   try {
     cudaSetDevice(d->ordinal);
     return nccl_abort(d, n);
+  } catch (...) {
+    return ULY_INTERNAL;
+  }
+}
+
+int32_t api_nccl_error(uly_device *d, uly_nccl *n, char *text, int64_t text_bytes) {
+  try {
+    cudaSetDevice(d->ordinal);
+    return nccl_error(d, n, text, text_bytes);
   } catch (...) {
     return ULY_INTERNAL;
   }
@@ -597,7 +611,7 @@ const uly_cuda_api table = {
     forwarded<nccl_init>,
     forwarded<nccl_close>,
     api_nccl_abort,
-    forwarded<nccl_error>,
+    api_nccl_error,
     forwarded<nccl_all_to_all>,
     forwarded<nccl_all_reduce>,
     forwarded<nccl_broadcast>,
@@ -622,8 +636,11 @@ int32_t check(uly_device *d, cudaError_t e, const char *what) {
   if (e == cudaSuccess) return ULY_OK;
   std::string text = std::string(what) + ": " + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
   cudaGetLastError(); // it has been told
-  if (lasts(e) && of(d)->broken.empty()) of(d)->broken = text;
-  return fail(d, e == cudaErrorMemoryAllocation ? ULY_OUT_OF_MEMORY : ULY_DEVICE, "%s", text.c_str());
+  if (lasts(e)) {
+    text += " (of this operation, or of one before it: CUDA_LAUNCH_BLOCKING=1 tells)";
+    if (of(d)->broken.empty()) of(d)->broken = text;
+  }
+  return fail(d, e == cudaErrorMemoryAllocation ? ULY_OUT_OF_MEMORY : e == cudaErrorNotSupported ? ULY_UNSUPPORTED : ULY_DEVICE, "%s", text.c_str());
 }
 
 extern "C" __attribute__((visibility("default"))) const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) {

@@ -565,6 +565,7 @@ static int other(int in, int out) {
     if (go == 'x') { // write where nothing is
       LAUNCH(write_at, 1, 32, 0, s, (float *)x, 1000);
       fails(s, cudaErrorIllegalAddress, {"byte 4000"});
+      FINE(cudaStreamDestroy(s->s));
       s = stream();
       go = 'g';
     }
@@ -619,6 +620,11 @@ static void processes(const char *self) {
     int got = read(b, x + 999, 1)[0];
     EXPECT(got == 16, "round %d: %d", i, got);
   }
+  EXPECT(cudaEventRecord(ready, b->s) == cudaErrorInvalidValue, "its marks are in another stream");
+  EXPECT(cudaFree(x) == cudaErrorIllegalAddress, "the other process still maps it");
+  std::string text = cudaGetErrorString(cudaErrorIllegalAddress);
+  EXPECT(text.find("maps it") != std::string::npos, "%s", text.c_str());
+  cudaGetLastError();
   close(to[1]);
   int status = 0;
   waitpid(child, &status, 0);

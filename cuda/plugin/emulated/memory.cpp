@@ -158,6 +158,23 @@ void clear(void *p, int value, size_t bytes) {
   memset(p, value, bytes);
 }
 
+// Who maps an allocation from another process: process ids at the start of its first page.
+enum : int { mappers = 64 };
+static std::atomic<int32_t> *mappers_of(char *p) { return reinterpret_cast<std::atomic<int32_t> *>(p - lead); }
+
+static void replace_mapper(char *p, int32_t was, int32_t now) {
+  for (int i = 0; i < mappers; i++) {
+    int32_t expected = was;
+    if (mappers_of(p)[i].compare_exchange_strong(expected, now)) return;
+  }
+}
+
+static int32_t mapper(char *p) {
+  for (int i = 0; i < mappers; i++)
+    if (int32_t pid = mappers_of(p)[i]; pid && kill(pid, 0) == 0) return pid;
+  return 0;
+}
+
 static cudaError_t release(void *v, Place place) {
   if (!v) return cudaSuccess;
   std::unique_lock<std::mutex> held(lock);
@@ -168,6 +185,7 @@ static cudaError_t release(void *v, Place place) {
   if (it == heap.all.end()) return last(cudaErrorInvalidValue);
   Allocation a = it->second;
   std::string text = broken(it->first, a);
+  if (int32_t pid = mapper(it->first); pid && text.empty()) text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
   if (place == Place::device) heap.used -= a.bytes;
   heap.all.erase(it);
   fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, a.offset, (off_t)a.mapped);
@@ -326,6 +344,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
   Handle h;
   if (flags != cudaIpcMemLazyEnablePeerAccess || !take_handle(handle.reserved, &h) || h.bytes <= 0) return last(cudaErrorInvalidValue);
   if (h.pid == (int32_t)getpid()) return last(cudaErrorDeviceUninitialized); // a GPU refuses its own process, too
+  if (setting("ULYSSES_EMULATED_IPC", 2) < 2) return last(cudaErrorMapBufferObjectFailed);
   std::string key(handle.reserved, sizeof handle.reserved);
   for (auto &[at, a] : heap.all)
     if (a.handle == key) {
@@ -341,6 +360,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
   if (!start) return last(cudaErrorInvalidResourceHandle);
   heap.all[start + lead] = a;
   *p = start + lead;
+  replace_mapper(start + lead, 0, (int32_t)getpid());
   return cudaSuccess;
 }
 
@@ -351,6 +371,7 @@ cudaError_t cudaIpcCloseMemHandle(void *p) {
   drain(held);
   it = heap.all.find(static_cast<char *>(p));
   if (it == heap.all.end() || --it->second.refs > 0) return cudaSuccess;
+  replace_mapper(it->first, (int32_t)getpid(), 0);
   munmap(it->first - lead, it->second.mapped);
   heap.all.erase(it);
   return cudaSuccess;

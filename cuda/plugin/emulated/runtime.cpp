@@ -51,6 +51,7 @@ struct CUstream_st {
 struct CUevent_st {
   MarkRef last;
   Slot *slot = nullptr;
+  CUstream_st *marked = nullptr; // of an event that other processes see, the stream of its marks
   bool opened = false;
 };
 
@@ -88,6 +89,7 @@ const ErrorName names[] = {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorDeviceUninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
+    {cudaErrorMapBufferObjectFailed, "cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -415,6 +417,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
   std::lock_guard<std::mutex> held(lock);
   *e = nullptr;
   if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return last(cudaErrorInvalidValue);
+  if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0) return last(cudaErrorNotSupported);
   auto *n = new CUevent_st;
   if (flags & cudaEventInterprocess) n->slot = slot_create();
   if ((flags & cudaEventInterprocess) && !n->slot) {
@@ -436,6 +439,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (!e || !known(stream)) return last(cudaErrorInvalidResourceHandle);
   CUstream_st *s = own(stream);
+  if (e->slot && e->marked && e->marked != s && known(e->marked)) return last(cudaErrorInvalidValue, "an event of several processes is recorded in a second stream");
+  e->marked = s;
   MarkRef m = mark(s);
   e->last = m;
   if (!e->slot) return cudaSuccess;

@@ -5,7 +5,8 @@
 // is there, and no further. Recording an event that other processes see runs everything before it, since they may wait for it.
 //
 // ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their bytes, _TIMEOUT (60) the seconds that an event of
-// another process is waited for.
+// another process is waited for. _IPC (2) is what there is between processes: 0 nothing, as where events for it are not supported; 1 handles that
+// others cannot open, as in containers.
 #pragma once
 
 #include <stddef.h>
@@ -27,6 +28,7 @@ enum cudaError_t {
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
   cudaErrorDeviceUninitialized = 201,
+  cudaErrorMapBufferObjectFailed = 205,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
@@ -123,7 +125,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 
-// Handles serve other processes alone, as on a GPU; they hold while the process that made them lives.
+// Handles serve other processes alone, as on a GPU; they hold while the process that made them lives. Memory that others still map must not be freed:
+// what a GPU does then is undefined, and here it fails. So does an event of several processes that is recorded in two streams, of which CUDA says nothing.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p);
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void *p);
