@@ -134,16 +134,21 @@ func TestRegisters(t *testing.T) {
 // onTensorCores names the kernels that multiply BF16, by parts of their symbols.
 var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
 
-// TestTensorCores reads the GPU's own instructions: of every GPU that the plug-in is built for, these kernels use tensor cores in BF16, and in F32, which
-// would lose digits there, they do not.
-func TestTensorCores(t *testing.T) {
+// instruction is one of the GPU's: the lowest 12 bits of low say which.
+type instruction struct{ low, high uint64 }
+
+func (i instruction) is(code uint64) bool { return i.low&0xfff == code }
+
+// kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, as far as it lies there uncompressed.
+func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
+	t.Helper()
 	needBuilt(t)
-	f, err := elf.Open(built)
+	file, err := elf.Open(built)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	section := f.Section(".nv_fatbin")
+	defer file.Close()
+	section := file.Section(".nv_fatbin")
 	if section == nil {
 		t.Fatal("no kernels in the plug-in")
 	}
@@ -151,7 +156,6 @@ func TestTensorCores(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := map[string]int{} // builds of a kernel
 	for at := 0; ; at++ {
 		next := bytes.Index(fat[at:], []byte(elf.ELFMAG))
 		if next < 0 {
@@ -163,28 +167,79 @@ func TestTensorCores(t *testing.T) {
 			continue
 		}
 		for _, s := range gpu.Sections {
-			for _, name := range onTensorCores {
-				if !strings.HasPrefix(s.Name, ".text.") || !strings.Contains(s.Name, name) {
-					continue
-				}
-				code, err := s.Data()
-				if err != nil {
-					t.Fatal(err)
-				}
-				products := 0
-				for i := 0; i+16 <= len(code); i += 16 { // an instruction is 16 bytes, the lowest 12 bits say which
-					if binary.LittleEndian.Uint16(code[i:])&0xfff == 0x23c { // HMMA
-						products++
-					}
-				}
-				bf16 := strings.Contains(s.Name, "bfloat16")
-				found[name+map[bool]string{true: " BF16", false: " F32"}[bf16]]++
-				if bf16 != (products > 0) {
-					t.Errorf("%s: %d instructions of tensor cores", s.Name, products)
-				}
+			symbol, kernel := strings.CutPrefix(s.Name, ".text.")
+			if !kernel {
+				continue
 			}
+			raw, err := s.Data()
+			if err != nil {
+				t.Fatal(err)
+			}
+			var code []instruction
+			for ; len(raw) >= 16; raw = raw[16:] {
+				code = append(code, instruction{binary.LittleEndian.Uint64(raw), binary.LittleEndian.Uint64(raw[8:])})
+			}
+			f(symbol, code)
 		}
 	}
+}
+
+// inVectors names kernels of BF16 that have memory in units of 16 bytes, by their symbols.
+var inVectors = regexp.MustCompile(`(add_units|swiglu_forward|swiglu_backward|rope_units|sigmoid_forward|sigmoid_backward)I13__nv_bfloat16Li8|` +
+	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
+
+// TestVectors reads the GPU's own instructions: what these kernels write goes out by 16 bytes. The compiler takes some stores apart, and the kernel is as many
+// times slower.
+func TestVectors(t *testing.T) {
+	found := map[string]int{}
+	kernelsBuilt(t, func(symbol string, code []instruction) {
+		m := inVectors.FindStringSubmatch(symbol)
+		if m == nil {
+			return
+		}
+		found[m[1]+m[2]]++
+		wide, narrow := 0, 0
+		for _, i := range code {
+			if !i.is(0x986) { // STG
+				continue
+			}
+			switch size := i.high >> 9 & 7; { // 0 to 3: one or two bytes; 4, 5, 6: 4, 8, 16
+			case size == 6:
+				wide++
+			case size < 4:
+				narrow++
+			}
+		}
+		if wide == 0 || narrow > 0 {
+			t.Errorf("%s: %d stores of 16 bytes, %d of one or two", symbol, wide, narrow)
+		}
+	})
+	if len(found) != 11 {
+		t.Errorf("found %v: want 11 names", found)
+	}
+}
+
+// TestTensorCores: these kernels use tensor cores in BF16, and in F32, which would lose digits there, they do not.
+func TestTensorCores(t *testing.T) {
+	found := map[string]int{} // builds of a kernel
+	kernelsBuilt(t, func(symbol string, code []instruction) {
+		for _, name := range onTensorCores {
+			if !strings.Contains(symbol, name) {
+				continue
+			}
+			products := 0
+			for _, i := range code {
+				if i.is(0x23c) { // HMMA
+					products++
+				}
+			}
+			bf16 := strings.Contains(symbol, "bfloat16")
+			found[name+map[bool]string{true: " BF16", false: " F32"}[bf16]]++
+			if bf16 != (products > 0) {
+				t.Errorf("%s: %d instructions of tensor cores", symbol, products)
+			}
+		}
+	})
 	builds := 0
 	for _, name := range onTensorCores {
 		for _, suffix := range []string{" BF16", " F32"} {

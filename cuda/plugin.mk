@@ -44,8 +44,8 @@ $(OUT)/real/settings: force | fetch
 	@mkdir -p $(@D)
 	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
 
-# A test looks for instructions of tensor cores in these.
-$(OUT)/real/delta_%.cu.o: flags := --no-compress
+# Tests read the instructions of these: for tensor cores, and for accesses of 16 bytes.
+$(addprefix $(OUT)/real/,delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
 
 # What ptxas says of registers, local memory and spills is kept: a test reads it.
 $(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings

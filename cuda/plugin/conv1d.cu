@@ -67,7 +67,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
           float s[K];
           a.sum(t, begin, c, s);
 #pragma unroll
-          for (int k = 0; k < K; k++) s[k] *= sigmoid(s[k]);
+          for (int k = 0; k < K; k++) s[k] *= sigmoid<T>(s[k]);
           store_some<ALIGNED, K>(y + t * y_row + c, a.n - c, s);
         } else {
           Pack<T, K> next[AHEAD];
@@ -83,7 +83,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
               s[k] = w[0][k] * x[0][k];
 #pragma unroll
               for (int i = 1; i < W; i++) s[k] = madd(w[i][k], x[i][k], s[k]);
-              s[k] *= sigmoid(s[k]);
+              s[k] *= sigmoid<T>(s[k]);
             }
             store_some<ALIGNED, K>(y + (t + j) * y_row + c, t + j < stop ? a.n - c : 0, s);
           }
@@ -166,7 +166,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
           float s = w[0][k] * x[0][k];
 #pragma unroll
           for (int i = 1; i < W; i++) s = madd(w[i][k], x[i][k], s);
-          ds[W - 1][k] = there ? dy[k] * silu_slope(s, sigmoid(s)) : 0.0f;
+          ds[W - 1][k] = there ? dy[k] * silu_slope(s, sigmoid<T>(s)) : 0.0f;
           if (t < stop) {
 #pragma unroll
             for (int i = 0; i < W; i++) dw[i][k] = madd(ds[W - 1][k], x[i][k], dw[i][k]);
@@ -213,7 +213,7 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a
         g.template row<false>(a, run, last, u, c, dy);
         a.weights(a.width - 1 - (u - t), c, w);
 #pragma unroll
-        for (int k = 0; k < K; k++) dx[k] = madd(w[k], dy[k] * silu_slope(s[k], sigmoid(s[k])), dx[k]);
+        for (int k = 0; k < K; k++) dx[k] = madd(w[k], dy[k] * silu_slope(s[k], sigmoid<T>(s[k])), dx[k]);
       }
       store_some<false, K>(g.dx + t * g.dx_row + c, a.n - c, dx);
     }
@@ -228,7 +228,7 @@ template <typename T> __device__ __forceinline__ float one_ds(const Conv<T> &a, 
     if (r >= begin) s = madd(widen(a.w[c * a.width + i]), widen(a.x[r * a.x_row + c]), s);
     else if (begin == 0 && a.before) s = madd(widen(a.w[c * a.width + i]), widen(a.before[(r + a.width - 1) * a.before_row + c]), s);
   }
-  return dy * silu_slope(s, sigmoid(s));
+  return dy * silu_slope(s, sigmoid<T>(s));
 }
 
 // conv_dw is the sums of parts for weights of any width: lanes are taps of channels, warps do runs.

@@ -43,7 +43,7 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
       load_some<ALIGNED, K>(a.w + c, n - c, w);
       load_some<ALIGNED, K>(gate + c, n - c, g);
 #pragma unroll
-      for (int i = 0; i < K; i++) v[i] = v[i] * rstd * w[i] * (g[i] * sigmoid(g[i]));
+      for (int i = 0; i < K; i++) v[i] = v[i] * rstd * w[i] * (g[i] * sigmoid<T>(g[i]));
       store_some<ALIGNED, K>(y + c, n - c, v);
     }
     if (G > 32) __syncthreads();
@@ -85,7 +85,7 @@ template <typename T, bool ALIGNED> struct Unit {
     load_some<ALIGNED, K>(a.w + c, n - c, w);
 #pragma unroll
     for (int i = 0; i < K; i++) {
-      const float s = sigmoid(g[i]);
+      const float s = sigmoid<T>(g[i]);
       dnorm[i] = d[i] * (g[i] * s);
       dgate[i] = d[i] * (x[i] * rstd * w[i]) * silu_slope(g[i], s);
       sum = madd(dnorm[i] * w[i], x[i], sum);
@@ -169,7 +169,7 @@ template <typename T> struct GatedRows {
     load_some<ALIGNED, K>(row.dy + column, left, d);
     const float rstd = a.rstd[r];
 #pragma unroll
-    for (int i = 0; i < K; i++) v[i] = d[i] * (g[i] * sigmoid(g[i])) * (v[i] * rstd);
+    for (int i = 0; i < K; i++) v[i] = d[i] * (g[i] * sigmoid<T>(g[i])) * (v[i] * rstd);
   }
 };
 

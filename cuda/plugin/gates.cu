@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BLOCK) gates_forward(Gates<T> p, int64_t n, Di
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += (int64_t)gridDim.x * BLOCK) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / p.heads, h = i - t * p.heads;
     g[t * g_row + h] = -expf(p.a_log.template get<T>(h)) * softplus(widen(p.a[t * p.a_row + h]) + p.dt_bias.template get<T>(h));
-    beta[t * beta_row + h] = sigmoid(widen(p.b[t * p.b_row + h]));
+    beta[t * beta_row + h] = sigmoid<float>(widen(p.b[t * p.b_row + h]));
   }
 }
 
@@ -51,8 +51,8 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) gates_backward(Ga
     if (h < p.heads) {
       const float bias = p.dt_bias.template get<T>(h), rate = -expf(p.a_log.template get<T>(h));
       for (int64_t t = part_at(g.rows, g.parts, part) + warp; t < end; t += WARPS) {
-        const float x = widen(p.a[t * p.a_row + h]) + bias, beta = sigmoid(widen(p.b[t * p.b_row + h]));
-        const float scaled = g.dg[t * g.dg_row + h] * rate, da = scaled * sigmoid(x);
+        const float x = widen(p.a[t * p.a_row + h]) + bias, beta = sigmoid<float>(widen(p.b[t * p.b_row + h]));
+        const float scaled = g.dg[t * g.dg_row + h] * rate, da = scaled * sigmoid<float>(x);
         log_sum = madd(scaled, softplus(x), log_sum);
         bias_sum += da;
         const float db = g.dbeta[t * g.dbeta_row + h] * (beta * (1.0f - beta));
@@ -147,7 +147,7 @@ template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOC
     load<K>(x + o[1], v);
     load<K>(gate + o[2], g);
 #pragma unroll
-    for (int j = 0; j < K; j++) v[j] *= sigmoid(g[j]);
+    for (int j = 0; j < K; j++) v[j] *= sigmoid<T>(g[j]);
     store<K>(y + o[0], v);
   }
 }
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(BLOCK) sigmoid_backward(Walk<5> w, T *dx, T *d
     load<K>(dy + o[4], d);
 #pragma unroll
     for (int j = 0; j < K; j++) {
-      const float s = sigmoid(g[j]);
+      const float s = sigmoid<T>(g[j]);
       d[j] *= s;
       g[j] = d[j] * v[j] * (1.0f - s);
     }

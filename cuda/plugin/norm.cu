@@ -83,19 +83,18 @@ template <typename T> struct Backward {
   bool add;
 };
 
-// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x), of one pack; w is the weight and the centre.
+// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x) (+ was, with add), of one pack; w is the weight and the centre.
 template <typename T, bool ALIGNED>
-__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, T *dx, int64_t left,
-                                              float centre, float rstd, float mean, bool add) {
+__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const Pack<T, Wide<T>::LANES> &was, const T *w,
+                                              T *dx, int64_t left, float centre, float rstd, float mean, bool add) {
   constexpr int K = Wide<T>::LANES;
-  float v[K], was[K];
+  float v[K];
   load_some<ALIGNED, K>(w, left, v);
 #pragma unroll
   for (int i = 0; i < K; i++) v[i] = widen(dy.v[i]) * rstd * (v[i] + centre) - widen(x.v[i]) * mean;
   if (add) {
-    load_some<ALIGNED, K>(dx, left, was);
 #pragma unroll
-    for (int i = 0; i < K; i++) v[i] += was[i];
+    for (int i = 0; i < K; i++) v[i] += widen(was.v[i]);
   }
   store_some<ALIGNED, K>(dx, left, v);
 }
@@ -111,8 +110,9 @@ __device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, cons
   return sum;
 }
 
-// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the weight's gradient for its own columns.
-template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_backward(Backward<T> a) {
+// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the weight's gradient for its own columns. Of aligned rows
+// everything is asked for before the sum over the row, what dx is added to as well: memory answers once a row.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M > 2 ? 1 : 2) norm_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : G * M * K];
@@ -132,13 +132,14 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
       const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
       T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
       const float rstd = n > 0 ? a.rstd[r] : 0.0f;
-      Pack<T, K> xs[M], ds[M];
+      Pack<T, K> xs[M], ds[M], was[M];
       float dot = 0;
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
         load_raw<ALIGNED, K>(x + c, n - c, xs[m]);
         load_raw<ALIGNED, K>(dy + c, n - c, ds[m]);
+        if (ALIGNED && a.add) load_raw<ALIGNED, K>(dx + c, n - c, was[m]);
       }
 #pragma unroll
       for (int m = 0; m < M; m++) {
@@ -149,7 +150,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
-        norm_gradient<T, ALIGNED>(xs[m], ds[m], a.w + c, dx + c, n - c, a.centre, rstd, mean, a.add);
+        if (!ALIGNED && a.add) load_raw<ALIGNED, K>(dx + c, n - c, was[m]);
+        norm_gradient<T, ALIGNED>(xs[m], ds[m], was[m], a.w + c, dx + c, n - c, a.centre, rstd, mean, a.add);
 #pragma unroll
         for (int i = 0; i < K; i++) dw[m][i] += widen(ds[m].v[i]) * rstd * widen(xs[m].v[i]);
       }
@@ -179,7 +181,7 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
 }
 
 // norm_backward_long writes dx of rows that registers do not hold; their weight's gradient is a sum over columns.
-template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) norm_backward_long(Backward<T> a) {
+template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 4) norm_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
   for (int64_t r = blockIdx.x; r < a.rows.rows; r += gridDim.x) {
@@ -188,7 +190,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) nor
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
     T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
     const float rstd = a.rstd[r];
-    Pack<T, K> xs, ds;
+    Pack<T, K> xs, ds, was;
     float dot = 0;
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
       load_raw<ALIGNED, K>(x + c, a.n - c, xs);
@@ -199,7 +201,8 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) nor
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
       load_raw<ALIGNED, K>(x + c, a.n - c, xs);
       load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
-      norm_gradient<T, ALIGNED>(xs, ds, a.w + c, dx + c, a.n - c, a.centre, rstd, mean, a.add);
+      if (a.add) load_raw<ALIGNED, K>(dx + c, a.n - c, was);
+      norm_gradient<T, ALIGNED>(xs, ds, was, a.w + c, dx + c, a.n - c, a.centre, rstd, mean, a.add);
     }
     __syncthreads();
   }
@@ -264,6 +267,7 @@ template <typename T> void forward_of(uly_stream *s, const uly_rmsnorm *p) {
   else if (packs <= 64) start_forward<T, 32, 2>(s, a, aligned);
   else if (packs <= 256) start_forward<T, 256, 1>(s, a, aligned);
   else if (packs <= 512) start_forward<T, 256, 2>(s, a, aligned);
+  else if (packs <= 768) start_forward<T, 256, 3>(s, a, aligned);
   else if (packs <= 1024) start_forward<T, 256, 4>(s, a, aligned);
   else start_forward<T, 256, 0>(s, a, aligned);
 }
@@ -301,6 +305,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   if (packs <= 64) return start_backward<T, 32, 2>(s, a, dw, aligned);
   if (packs <= 256) return start_backward<T, 256, 1>(s, a, dw, aligned);
   if (packs <= 512) return start_backward<T, 256, 2>(s, a, dw, aligned);
+  if (packs <= 768) return start_backward<T, 256, 3>(s, a, dw, aligned);
   if (packs <= 1024) return start_backward<T, 256, 4>(s, a, dw, aligned);
   start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw); // before dx, which may be dy
   const unsigned grid = blocks_for(a.rows.rows, 1);

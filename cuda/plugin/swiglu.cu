@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(BLOCK) swiglu_forward(Walk<3> w, T *y, const T
     load<K>(gate + o[1], g);
     load<K>(up + o[2], u);
 #pragma unroll
-    for (int j = 0; j < K; j++) g[j] = g[j] * sigmoid(g[j]) * u[j];
+    for (int j = 0; j < K; j++) g[j] = g[j] * sigmoid<T>(g[j]) * u[j];
     store<K>(y + o[0], g);
   }
 }
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(BLOCK) swiglu_backward(Walk<5> w, T *dgate, T 
     load<K>(dy + o[4], d);
 #pragma unroll
     for (int j = 0; j < K; j++) {
-      const float s = sigmoid(g[j]), ds = d[j] * s;
+      const float s = sigmoid<T>(g[j]), ds = d[j] * s;
       d[j] = ds * u[j] * (1.0f + g[j] * (1.0f - s)); // silu' = σ·(1 + g·(1 - σ))
       u[j] = ds * g[j];
     }

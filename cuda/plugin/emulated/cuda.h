@@ -169,6 +169,7 @@ inline double max(double a, double b) { return fmax(a, b); }
 
 inline float rsqrtf(float x) { return (float)(1.0 / sqrt((double)x)); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+template <class T> inline void __stwb(T *p, T v) { *p = v; }
 inline float __expf(float x) { return expf(x); }
 inline float __exp2f(float x) { return exp2f(x); }
 inline float __exp10f(float x) { return powf(10.0f, x); }
