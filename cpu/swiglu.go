@@ -26,7 +26,7 @@ func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 	return d.run(C.K_swiglu_forward, p.cut(&k.axes, true, grain/2, 2))
 }
 
-// SwiGLUBackward writes dgate and dup.
+// SwiGLUBackward writes dgate and dup, and y over dy with Restore.
 func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUBackward"}
@@ -43,5 +43,8 @@ func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	p := merge(a.DGate, a.DUp, a.Gate, a.Up, a.DY)
 	k := (*C.swiglu_grad_args)(d.args)
 	k.dgate, k.dup, k.gate, k.up, k.dy, k.bf16 = a.DGate.Data, a.DUp.Data, a.Gate.Data, a.Up.Data, a.DY.Data, bf16
+	if k.restore = 0; a.Restore {
+		k.restore = 1
+	}
 	return d.run(C.K_swiglu_backward, p.cut(&k.axes, true, grain/2, 2))
 }

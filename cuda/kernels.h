@@ -82,7 +82,7 @@ typedef struct { uly_tensor x, w, rstd, dy, dx, dw; double centre; int32_t add_d
 typedef struct { uly_tensor positions, freq, cos, sin; double scale; } uly_rope_table;
 typedef struct { uly_tensor x, y, cos, sin; int32_t inverse; } uly_rope;
 typedef struct { uly_tensor gate, up, y; } uly_swiglu;
-typedef struct { uly_tensor gate, up, dy, dgate, dup; } uly_swiglu_grad;
+typedef struct { uly_tensor gate, up, dy, dgate, dup; int32_t restore; } uly_swiglu_grad;
 typedef struct { uly_tensor table, ids, y; } uly_embedding;
 typedef struct { uly_tensor ids, dy, dtable; } uly_embedding_grad;
 typedef struct { uly_tensor logits, targets, nll, dlogits; double grad_scale; } uly_cross_entropy;

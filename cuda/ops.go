@@ -180,6 +180,7 @@ func (d *Device) SwiGLUBackward(s device.Stream, g *device.SwiGLUGrad) error {
 	put(&a.dy, g.DY)
 	put(&a.dgate, g.DGate)
 	put(&a.dup, g.DUp)
+	a.restore = flag(g.Restore)
 	return enqueue(d, own, C.ULY_OP_SWIGLU_BACKWARD, a)
 }
 

@@ -91,7 +91,10 @@ type Rope struct {
 type SwiGLU struct{ Gate, Up, Y tensor.Tensor } // [T, F]
 
 // SwiGLUGrad is its derivative; dgate, dup may be gate, up.
-type SwiGLUGrad struct{ Gate, Up, DY, DGate, DUp tensor.Tensor }
+type SwiGLUGrad struct {
+	Gate, Up, DY, DGate, DUp tensor.Tensor
+	Restore                  bool // DY becomes y: a layer that did not keep it needs it again, for a gradient of weights
+}
 
 // Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an error of kind Internal.
 type Embedding struct {

@@ -76,7 +76,7 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// Backward computes silu(gate)·up again rather than keeping it: it costs a pass over memory, keeping it a third of the layer's.
+// Backward has silu(gate)·up computed again where its gradient is used up, rather than keep it, which is a third of the layer's.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 	if rows, tiled := m.tile(p); tiled {
 		m.tiles.run(p, rows, x, dy)
@@ -87,10 +87,9 @@ func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 	gate, up := m.split(m.hidden)
 
 	p.phase("mlp")
-	p.SwiGLU(y, gate, up)
-	m.down.backwardWeights(p, dy, y)
 	m.down.backwardInput(p, y, dy)
 	p.SwiGLUBack(y, gate, up)
+	m.down.backwardWeights(p, dy, y)
 	m.gateUp.backwardWeights(p, m.hidden, x)
 	m.gateUp.backwardInput(p, x, m.hidden)
 	p.end()

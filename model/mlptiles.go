@@ -41,19 +41,19 @@ func (t *mlpTiles) run(p *pass, rows int64, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// activate computes silu(gate)·up of a tile and returns all three.
-func (t *mlpTiles) activate(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
+// widen computes gate and up of a tile; y has room for silu(gate)·up.
+func (t *mlpTiles) widen(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
 	hidden, y = t.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
 	gate, up = t.m.split(hidden)
 	t.m.gateUp.forward(t.p, hidden, x)
-	t.p.SwiGLU(y, gate, up)
 	return hidden, gate, up, y
 }
 
 // Forward is down(silu(gate(x))·up(x)) of a tile, over x.
 func (t *mlpTiles) Forward(at *tile.Tile) error {
 	if at.Rows() > 0 {
-		_, _, _, y := t.activate(at.In[0])
+		_, gate, up, y := t.widen(at.In[0])
+		t.p.SwiGLU(y, gate, up)
 		t.m.down.forward(t.p, at.Out[0], y)
 	}
 	return t.p.err
@@ -63,10 +63,10 @@ func (t *mlpTiles) Forward(at *tile.Tile) error {
 func (t *mlpTiles) Backward(at *tile.Tile) error {
 	if at.Rows() > 0 {
 		m, p, x, dy := t.m, t.p, at.In[0], at.DOut[0]
-		hidden, gate, up, y := t.activate(x)
-		m.down.addWeights(p, dy, y)
+		hidden, gate, up, y := t.widen(x)
 		m.down.backwardInput(p, y, dy)
 		p.SwiGLUBack(y, gate, up)
+		m.down.addWeights(p, dy, y)
 		m.gateUp.addWeights(p, hidden, x)
 		m.gateUp.backwardInput(p, at.DIn[0], hidden)
 	}

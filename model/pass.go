@@ -254,10 +254,10 @@ func (p *pass) SwiGLU(y, gate, up tensor.Tensor) {
 	}
 }
 
-// SwiGLUBack writes the gradients over gate and up.
+// SwiGLUBack writes the gradients over gate and up, and silu(gate)·up over dy.
 func (p *pass) SwiGLUBack(dy, gate, up tensor.Tensor) {
 	if !p.skip() {
-		p.swiGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up}
+		p.swiGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true}
 		p.err = p.dev.SwiGLUBackward(p.c.Stream, &p.swiGrad)
 	}
 }

@@ -11,7 +11,7 @@ typedef struct {
 
 typedef struct {
   uly_axes axes; // dgate, dup, gate, up, dy; dense runs
-  const void *gate, *up, *dy;
-  void *dgate, *dup;
-  int64_t bf16;
+  const void *gate, *up;
+  void *dy, *dgate, *dup;
+  int64_t bf16, restore;
 } swiglu_grad_args;

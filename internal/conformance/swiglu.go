@@ -50,4 +50,9 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout) 
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
 	})
+	s.check(name+" backward, restored", append(backward, forward...), func(b *bed) ([]*array, error) {
+		dg, du, y := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n), b.inout("dy", d, l, dy, t, n)
+		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
+			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true})
+	})
 }
