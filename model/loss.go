@@ -1,6 +1,7 @@
 package model
 
 import (
+	"ulysses/device"
 	"ulysses/tensor"
 	"ulysses/tile"
 )
@@ -31,13 +32,13 @@ func newHead(cfg *Config, norm, matrix *Param) *head {
 	return h
 }
 
-// tileRows is the rows of a tile, 0 for all.
-func (h *head) tileRows(t Tiles) int64 {
+// tileRows is the rows of a tile on a device, 0 for all.
+func (h *head) tileRows(d device.Device, t Tiles) int64 {
 	switch t.Loss {
 	case TileOff:
 		return 0
 	case TileAuto:
-		return max(lossTileMin, min(lossTileMax, tileBytes/(4*h.matrix.out)))
+		return max(lossTileMin, min(lossTileMax, tileBytes(d)/(4*h.matrix.out)))
 	}
 	return t.Loss
 }
@@ -50,7 +51,7 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.inspect("norm's output", "", p.act)
 	p.end()
 	p.phase("loss")
-	mark, rows := p.mark(), h.tileRows(p.tiles)
+	mark, rows := p.mark(), h.tileRows(p.dev, p.tiles)
 	nll := p.stat(p.rows) // the sum is over all rows at once, so that tiles leave no trace in it
 	h.logits = p.stat(tile.Room(p.rows, rows), h.matrix.out)
 	h.dlogits = h.logits

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/tile"
@@ -21,8 +22,14 @@ const (
 	TileOff  int64 = -1 // all rows at once
 )
 
-// A tile takes about tileBytes inside, but has rows enough to keep the products efficient and no more than are of use to them.
-const tileBytes = 64 << 20
+// A tile takes about tileBytes inside, but has rows enough to keep the products efficient and no more than are of use to them. A tile reads the weights
+// and adds to their gradients in F32: on a GPU that is all its time with some hundreds of rows.
+func tileBytes(d device.Device) int64 {
+	if d.Info().Place == tensor.Host {
+		return 64 << 20
+	}
+	return 1 << 30
+}
 
 // SetTiles is for between passes; Memory goes by it.
 func (m *Model) SetTiles(t Tiles) error {
@@ -38,7 +45,7 @@ func (m *Model) Tiles() Tiles { return m.tiles }
 
 // MLPTile is the rows of the MLP that a tile takes well.
 func (m *Model) MLPTile() int64 {
-	return max(256, min(4096, tileBytes/(3*m.compute.Size()*m.Config.IntermediateSize)))
+	return max(256, min(4096, tileBytes(m.dev)/(3*m.compute.Size()*m.Config.IntermediateSize)))
 }
 
 // tilePlan cuts this rank's rows; all ranks have as many tiles. 0 rows a tile is one tile.

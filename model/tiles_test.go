@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/cpu"
 	"ulysses/device"
+	"ulysses/internal/fake"
 	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -141,13 +143,34 @@ func TestLossMemoryIsFlat(t *testing.T) {
 		}
 		for _, rows := range []int64{2048, 16384, 131072, 1048576} {
 			auto, whole := peak(rows, TileAuto), peak(rows, TileOff)
-			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileRows(Tiles{}), float64(whole)/(1<<20))
+			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileRows(r.dev, Tiles{}), float64(whole)/(1<<20))
 			if auto != peak(2048, TileAuto) || whole != rows*128256*4 {
 				t.Errorf("%d tokens: %d bytes in tiles, %d at once; 2048 tokens take %d in tiles", rows, auto, whole, peak(2048, TileAuto))
 			}
 		}
 		return nil
 	})
+}
+
+// A GPU gets tiles whose products are not all reading of weights.
+func TestTilesOfDevices(t *testing.T) {
+	cfg := *configs(t)["llama"]
+	cfg.HiddenSize, cfg.IntermediateSize, cfg.VocabSize = 4096, 14336, 128256
+	host, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	defer host.Close()
+	gpu, err := fake.Open(fake.Options{})
+	must(err)
+	defer gpu.Close()
+	for _, x := range []struct {
+		dev       device.Device
+		mlp, loss int64
+	}{{host, 390, 130}, {gpu, 4096, 2092}} {
+		m := &Model{Config: &cfg, dev: x.dev, compute: tensor.F32, head: newHead(&cfg, nil, newParam("lm_head.weight", cfg.DType, normal, []string{"", ""}, cfg.VocabSize, cfg.HiddenSize))}
+		if mlp, loss := m.MLPTile(), m.head.tileRows(x.dev, m.tiles); mlp != x.mlp || loss != x.loss {
+			t.Errorf("%s: tiles of %d rows of the MLP, %d of the loss, want %d and %d", x.dev.Info().Kind, mlp, loss, x.mlp, x.loss)
+		}
+	}
 }
 
 // Every gradient is announced once, after its last tile, though a rank's last tiles are empty or it has no rows at all.
