@@ -110,9 +110,9 @@ dist/gpu.tar.gz:
 gpu-check: | dist/gpu.tar.gz
 	scripts/gpu-check.sh dist/gpu.tar.gz
 
-# Attention and a Llama-8B layer beside PyTorch's flash and cuDNN backends: a table and JSON in benchmarks/results.
+# Beside PyTorch's flash and cuDNN backends: tables and JSON in benchmarks/results. GPU_BENCH='--suites gpu_ops,gpu_layer' runs some.
 gpu-bench: | dist/gpu.tar.gz
-	benchmarks/gpu.py --ulysses scripts/gpu-run.sh --python $(or $(PYTHON),python3)
+	benchmarks/gpu.py --python $(or $(PYTHON),python3) $(GPU_BENCH)
 
 # The package for Python, with the library inside: dist/ulysses-*.whl. PYTHON=... for another interpreter than the tests' own.
 wheel: lib .venv/hosts

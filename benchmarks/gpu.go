@@ -2,28 +2,65 @@ package main
 
 import (
 	"math"
+	"time"
 
 	"ulysses/device"
 	"ulysses/internal/backends"
 	"ulysses/tensor"
 )
 
-// The suites gpu_attention and gpu_layer run on the device of --device, in the type of --dtype; peers/torch_gpu.py is what they are held
-// against. The host waits after each repetition, which costs about ten microseconds.
+// The suites gpu_* run on the device of --device, in the type of --dtype; peers/torch_gpu.py is what they are held against.
 
-func (o *options) openGPU() (device.Device, device.Stream, error) {
-	d, _, err := backends.Open(backends.Choice{Backend: o.device, Threads: o.threads, RanksOnNode: 1})
+// openGPU opens the device of a rank.
+func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
+	d, _, err := backends.Open(backends.Choice{Backend: o.device, Threads: o.threads, LocalRank: rank, RanksOnNode: 1})
 	d, s, err := opened(d, err)
 	if err != nil {
 		return nil, nil, err
 	}
-	emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824, map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})
+	if rank == 0 {
+		emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824, map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})
+	}
 	return d, s, nil
+}
+
+// steady times f, which enqueues. The host waits once for as many calls as take some tens of milliseconds, so that what it costs to begin and to be told of
+// the end is not in the time; half a second of calls come first, for the clocks.
+func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
+	calls := func(n int) (float64, error) {
+		began := time.Now()
+		for range n {
+			if err := f(); err != nil {
+				return 0, err
+			}
+		}
+		err := s.Sync()
+		return time.Since(began).Seconds() / float64(n), err
+	}
+	n := 1
+	for began := time.Now(); ; {
+		t, err := calls(n)
+		if err != nil {
+			return nil, err
+		}
+		n = max(1, min(1000, int(math.Ceil(0.03/t))))
+		if time.Since(began) > o.warm {
+			break
+		}
+	}
+	times := make([]float64, o.repeat)
+	for i := range times {
+		var err error
+		if times[i], err = calls(n); err != nil {
+			return nil, err
+		}
+	}
+	return times, nil
 }
 
 // gpuAttention times forward and backward apart; [T, H, D] lies as the device likes it.
 func gpuAttention(o *options) error {
-	d, stream, err := o.openGPU()
+	d, stream, err := o.openGPU(0)
 	if err != nil {
 		return err
 	}
@@ -72,12 +109,7 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 		{"forward", s.flops(), func() error { return d.AttentionForward(stream, &g.Attention) }},
 		{"backward", 2.5 * s.flops(), func() error { return d.AttentionBackward(stream, g) }},
 	} {
-		times, err := measure(o.repeat, nil, func() error {
-			if err := half.run(); err != nil {
-				return err
-			}
-			return stream.Sync()
-		})
+		times, err := o.steady(stream, half.run)
 		if err != nil {
 			return err
 		}

@@ -3,9 +3,9 @@
 //
 //	ulysses-bench peak|attention|gemm|gdn [--dtype bf16] [--threads N] [--repeat N] [--cases words]
 //	ulysses-bench gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
-//	ulysses-bench gpu_attention|gpu_layer [--device cuda] [--dtype f32] [--repeat N] [--cases words]
+//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [--device cuda] [--dtype f32] [--repeat N] [--cases words] [--ranks N] [--comm auto]
 //
-// attention, gemm and gdn run on one rank; gdn_ranks, ulysses and a2a on the ranks that mpirun started, or on --ranks goroutine ranks.
+// gdn_ranks, ulysses, a2a and gpu_layer run on the ranks that mpirun started, or on --ranks goroutine ranks; the others on one.
 package main
 
 import (
@@ -57,11 +57,12 @@ type cases struct {
 // options are the flags.
 type options struct {
 	threads, repeat, ranks int
-	words, device          string
-	compute                tensor.DType // F32 or BF16
+	words, device, comm    string
+	warm                   time.Duration // before a case of the gpu suites is timed
+	compute                tensor.DType  // F32 or BF16
 	forward                bool
 	cases                  cases
-	world                  comm.Comm // gdn_ranks, ulysses and a2a
+	world                  comm.Comm // of those that run on ranks
 }
 
 func main() {
@@ -73,9 +74,9 @@ func main() {
 
 func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll,
-		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer}
+		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a|gpu_attention|gpu_layer [flags]")
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a|gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]")
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
@@ -83,6 +84,8 @@ func run(args []string) error {
 	f.IntVar(&o.repeat, "repeat", 7, "timed repetitions of a case")
 	f.IntVar(&o.ranks, "ranks", 1, "goroutine ranks, where no launcher started any")
 	f.StringVar(&o.device, "device", "cuda", "device of the gpu suites")
+	f.StringVar(&o.comm, "comm", "auto", "way between the GPUs of ranks: auto, nccl, ipc, mpi or local")
+	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
 	dtype := f.String("dtype", "", "compute type: f32 or bf16; if not given, bf16 for the gpu suites, f32 for the others")
 	f.StringVar(&o.words, "cases", "", "only cases whose name contains one of these words, comma-separated")
 	f.BoolVar(&o.forward, "forward", false, "time attention's forward pass alone as well")
@@ -101,7 +104,7 @@ func run(args []string) error {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
 	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "gpu_layer"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) error {
@@ -120,9 +123,13 @@ func run(args []string) error {
 	return onRank(world)
 }
 
+// chosen are the cases that --cases names, or all but the rehearsal, which is for trying the suites where there is no GPU.
 func (o *options) chosen(all []shape) []shape {
 	return slices.DeleteFunc(slices.Clone(all), func(s shape) bool {
-		return o.words != "" && !slices.ContainsFunc(strings.Split(o.words, ","), func(w string) bool { return strings.Contains(s.Name, w) })
+		if o.words == "" {
+			return s.Name == "rehearsal"
+		}
+		return !slices.ContainsFunc(strings.Split(o.words, ","), func(w string) bool { return strings.Contains(s.Name, w) })
 	})
 }
 

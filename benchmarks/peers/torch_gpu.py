@@ -1,13 +1,14 @@
 """PyTorch on a GPU in bf16, over the gpu_* cases of ../cases.json: scaled_dot_product_attention with its flash and its cuDNN backend, forward
-and backward apart; and a Llama decoder layer of transformers with each of them, forward + backward.
+and backward apart; a Llama decoder layer of transformers with each of them, forward + backward; and torch.matmul on the layer's products.
 
-Times are CUDA events', after a warm-up of half a second. TFLOP/s count causal attention as half and backward as 2.5 times forward. A backend
+Times are CUDA events', around as many calls as take some tens of milliseconds, after a warm-up of half a second. TFLOP/s count causal attention as half and backward as 2.5 times forward. A backend
 that refuses a case is said so and left out.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import pathlib
 import statistics
 import sys
@@ -22,20 +23,21 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTEN
 
 
 def measure(f, repeat: int) -> dict:
-    f()
-    torch.cuda.synchronize()
-    end = time.time() + 0.5
-    while time.time() < end:
-        f()
-        torch.cuda.synchronize()
-    times = []
-    for _ in range(repeat):
+    def calls(n: int) -> float:
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         a.record()
-        f()
+        for _ in range(n):
+            f()
         b.record()
         b.synchronize()
-        times.append(a.elapsed_time(b) / 1e3)
+        return a.elapsed_time(b) / 1e3 / n
+
+    n, end = 1, time.time() + 0.5
+    while True:
+        n = max(1, min(1000, math.ceil(0.03 / calls(n))))
+        if time.time() > end:
+            break
+    times = [calls(n) for _ in range(repeat)]
     return dict(min_s=min(times), median_s=statistics.median(times), repeat=repeat)
 
 
@@ -92,6 +94,18 @@ def layer(c: dict, backend: str, repeat: int) -> None:
     emit(backend, c["name"], op="forward+backward", tokens_per_second=c["tokens"] / m["median_s"], **m)
 
 
+def products(c: dict, _: str, repeat: int) -> None:
+    t, h, f = c["tokens"], c["hidden"], c["ffn"]
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    heads = c["heads"] * c["head_dim"]
+    for name, i, o in (("qkv", h, heads + 2 * c["kv_heads"] * c["head_dim"]), ("out", heads, h), ("gate and up", h, 2 * f), ("down", f, h)):
+        x, w, dy = make(t, i), make(o, i), make(t, o)
+        y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)
+        ways = {"forward": lambda: torch.mm(x, w.t(), out=y), "to the input": lambda: torch.mm(dy, w, out=dx), "to the weights": lambda: torch.mm(dy.t(), x, out=dw)}
+        for way, product in ways.items():
+            emit("torch", f"{name} {way}", op="product", **measure(product, repeat))
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--suite", default="gpu_attention,gpu_layer")
@@ -104,12 +118,12 @@ def main() -> None:
     emit("device", torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), cuda=torch.version.cuda)
     words = [w for w in a.cases.split(",") if w]
     for suite in a.suite.split(","):
-        for c in CASES[suite]:
-            if words and not any(w in c["name"] for w in words):
-                continue
-            for backend in BACKENDS:
+        run = dict(gpu_attention=attention, gpu_layer=layer, gpu_ops=products)[suite]
+        chosen = [c for c in CASES["gpu_layer" if suite == "gpu_ops" else suite] if any(w in c["name"] for w in words) or not words and c["name"] != "rehearsal"]
+        for c in chosen[:1] if suite == "gpu_ops" else chosen:
+            for backend in ["torch"] if suite == "gpu_ops" else BACKENDS:
                 try:
-                    (layer if suite == "gpu_layer" else attention)(c, backend, a.repeat)
+                    run(c, backend, a.repeat)
                 except (RuntimeError, torch.OutOfMemoryError) as e:
                     print(f"{backend} {c['name']}: {str(e).splitlines()[0]}", file=sys.stderr)
                 with contextlib.suppress(Exception):

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// gpuOps times the operations of a decoder layer and of the optimizer one by one, on the shapes of the first layer that is chosen: those that wait for memory
+// in GB/s, each input counted once and each output, with "copy" for what memory does at best; products in GFLOP/s, forward, to the input and to the weights.
+func gpuOps(o *options) error {
+	d, stream, err := o.openGPU(0)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for _, s := range o.chosen(o.cases.GPULayer)[:1] {
+		x := &opBench{o: o, d: d, s: stream, shape: s}
+		free, err := build(d, x.lay)
+		if err != nil {
+			return err
+		}
+		for _, t := range []tensor.Tensor{x.a, x.b, x.all, x.hidden, x.wide, x.up, x.logits, x.state[1]} {
+			if err == nil {
+				err = randomize(d, stream, t)
+			}
+		}
+		if err == nil {
+			err = d.Fill(stream, x.state[3], 1) // second moments
+		}
+		if err == nil {
+			err = x.run()
+		}
+		free()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type opBench struct {
+	o *options
+	d device.Device
+	s device.Stream
+	shape
+	a, b, c, w    tensor.Tensor    // [T, hidden] three times, [hidden]
+	all           tensor.Tensor    // [T, q, k and v]
+	hidden, wide  tensor.Tensor    // [T, 2·FFN], [T, FFN]
+	up            tensor.Tensor    // [2·FFN, hidden], the largest weights
+	grad          tensor.Tensor    // theirs, F32
+	dw, rstd      tensor.Tensor    // F32
+	cos, sin      tensor.Tensor    // [T, D/2]
+	table, ids    tensor.Tensor    // [vocabulary, hidden], [T]
+	dtable        tensor.Tensor    // F32
+	logits, nll   tensor.Tensor    // [rows, wide vocabulary] F32
+	dlogits, want tensor.Tensor    // want: targets
+	state         [4]tensor.Tensor // of the optimizer: weights, gradients, both moments
+	low, sum      tensor.Tensor
+}
+
+func (x *opBench) lay(a arena) {
+	t, h, f, kind := x.Tokens, x.Hidden, x.FFN, x.o.compute
+	x.a, x.b, x.c, x.w = a.take(kind, t, h), a.take(kind, t, h), a.take(kind, t, h), a.take(kind, h)
+	x.all = a.take(kind, t, (x.Heads+2*x.KVHeads)*x.HeadDim)
+	x.hidden, x.wide = a.take(kind, t, 2*f), a.take(kind, t, f)
+	x.up, x.grad = a.take(kind, 2*f, h), a.take(tensor.F32, 2*f, h)
+	x.dw, x.rstd = a.take(tensor.F32, h), a.take(tensor.F32, t)
+	x.cos, x.sin = a.take(tensor.F32, t, x.HeadDim/2), a.take(tensor.F32, t, x.HeadDim/2)
+	vocabulary := max(256, 8*h)
+	x.table, x.ids, x.dtable = a.take(kind, vocabulary, h), a.take(tensor.I32, t), a.take(tensor.F32, vocabulary, h)
+	rows := max(1, t/16)
+	x.logits, x.nll, x.dlogits, x.want = a.take(tensor.F32, rows, 32*h), a.take(tensor.F32, rows), a.take(kind, rows, 32*h), a.take(tensor.I32, rows)
+	n := f * h * 2
+	for i := range x.state {
+		x.state[i] = a.take(tensor.F32, n)
+	}
+	x.low, x.sum = a.take(kind, n), a.take(tensor.F64, 1)
+}
+
+func bytesOf(ts ...tensor.Tensor) (n int64) {
+	for _, t := range ts {
+		n += t.Numel() * t.DType.Size()
+	}
+	return n
+}
+
+func (x *opBench) run() error {
+	d, s, f := x.d, x.s, x.FFN
+	vocabulary := x.table.Shape[0]
+	ids := make([]int32, x.Tokens)
+	for i := range ids {
+		ids[i] = int32(int64(i) * 2654435761 >> 7 % vocabulary)
+	}
+	if err := d.Copy(s, x.ids, tensor.OfInt32(ids, x.Tokens)); err != nil {
+		return err
+	}
+	if err := s.Sync(); err != nil {
+		return err
+	}
+	q := x.all.Slice(1, 0, x.Heads*x.HeadDim)
+	heads := func(t tensor.Tensor) tensor.Tensor { return t.Split(1, x.Heads) }
+	gate, up := x.hidden.Slice(1, 0, f), x.hidden.Slice(1, f, 2*f)
+	norm := device.RMSNorm{X: x.a, W: x.w, Y: x.b, RStd: x.rstd, Eps: 1e-5}
+	normBack := device.RMSNormGrad{X: x.a, W: x.w, RStd: x.rstd, DY: x.b, DX: x.c, DW: x.dw, AddDX: true}
+	rope := device.Rope{X: heads(q), Y: heads(x.c), Cos: x.cos, Sin: x.sin}
+	glu := device.SwiGLU{Gate: gate, Up: up, Y: x.wide}
+	gluBack := device.SwiGLUGrad{Gate: gate, Up: up, DY: x.wide, DGate: gate, DUp: up, Restore: true}
+	embed := device.Embedding{Table: x.table, IDs: x.ids, Y: x.c}
+	embedBack := device.EmbeddingGrad{IDs: x.ids, DY: x.c, DTable: x.dtable}
+	loss := device.CrossEntropy{Logits: x.logits, Targets: x.want, NLL: x.nll, DLogits: x.dlogits, GradScale: 1}
+	adamw := device.AdamW{W: x.state[0], G: x.state[1], M: x.state[2], V: x.state[3], Low: x.low, LR: 1e-4, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, GradScale: 1, Step: 1}
+	if x.o.compute == tensor.F32 {
+		adamw.Low = tensor.Tensor{}
+	}
+	half := x.hidden.Numel() / 2
+	flat := tensor.Of(x.hidden.Data, x.hidden.DType, 2*half)
+	flat.Where = x.hidden.Where
+	for _, op := range []struct {
+		name  string
+		bytes int64
+		f     func() error
+	}{
+		{"copy", bytesOf(x.hidden), func() error { return d.Copy(s, flat.Slice(0, 0, half), flat.Slice(0, half, 2*half)) }},
+		{"copy of heads", 2 * bytesOf(q), func() error { return d.Copy(s, x.c, q) }},
+		{"add", 3 * bytesOf(x.a), func() error { return d.Add(s, x.c, x.a, x.b) }},
+		{"norm", 2 * bytesOf(x.a), func() error { return d.RMSNormForward(s, &norm) }},
+		{"norm backward", 4 * bytesOf(x.a), func() error { return d.RMSNormBackward(s, &normBack) }},
+		{"rope", 2*bytesOf(q) + bytesOf(x.cos, x.sin), func() error { return d.Rope(s, &rope) }},
+		{"swiglu", bytesOf(x.hidden, x.wide), func() error { return d.SwiGLUForward(s, &glu) }},
+		{"swiglu backward", 2 * bytesOf(x.hidden, x.wide), func() error { return d.SwiGLUBackward(s, &gluBack) }},
+		{"embedding", 2 * bytesOf(x.c), func() error { return d.EmbeddingForward(s, &embed) }},
+		{"embedding backward", bytesOf(x.c) + 2*min(bytesOf(x.dtable), 4*x.c.Numel()), func() error { return d.EmbeddingBackward(s, &embedBack) }},
+		{"cross-entropy", bytesOf(x.logits, x.dlogits), func() error { return d.CrossEntropy(s, &loss) }},
+		{"fill", bytesOf(x.grad), func() error { return d.Fill(s, x.grad, 0) }},
+		{"sum of squares", bytesOf(x.state[1]), func() error { return d.SumSquares(s, x.sum, x.state[1]) }},
+		{"adamw", 2*bytesOf(x.state[0], x.state[2], x.state[3]) + bytesOf(x.state[1], adamw.Low), func() error { return d.AdamW(s, &adamw) }},
+	} {
+		times, err := x.o.steady(s, op.f)
+		if err != nil {
+			return err
+		}
+		emit(op.name, times, "gbs", float64(op.bytes), map[string]any{"op": "memory"})
+	}
+	return x.products()
+}
+
+// products are those of the layer's projections, in the memory of whatever is as large.
+func (x *opBench) products() error {
+	h := x.Hidden
+	part := func(t tensor.Tensor, rows, columns int64) tensor.Tensor {
+		p := tensor.Of(t.Data, t.DType, rows, columns)
+		p.Where = t.Where
+		return p
+	}
+	for _, p := range []struct {
+		name    string
+		in, out int64
+		x, y    tensor.Tensor
+	}{{"qkv", h, x.all.Shape[1], x.a, x.all}, {"out", x.Heads * x.HeadDim, h, x.a, x.b}, {"gate and up", h, 2 * x.FFN, x.a, x.hidden}, {"down", x.FFN, h, x.wide, x.a}} {
+		in, out := part(p.x, x.Tokens, p.in), part(p.y, x.Tokens, p.out)
+		w, dw := part(x.up, p.out, p.in), part(x.grad, p.out, p.in)
+		for _, g := range []struct {
+			way string
+			device.Gemm
+		}{{"forward", device.Gemm{A: in, B: w.Permute(1, 0), C: out}}, {"to the input", device.Gemm{A: out, B: w, C: in}},
+			{"to the weights", device.Gemm{A: out.Permute(1, 0), B: in, C: dw, Accumulate: true}}} {
+			for _, t := range []tensor.Tensor{in, out, w} { // values of products grow from one to the next
+				if err := randomize(x.d, x.s, t); err != nil {
+					return err
+				}
+			}
+			times, err := x.o.steady(x.s, func() error { return x.d.Gemm(x.s, &g.Gemm) })
+			if err != nil {
+				return err
+			}
+			emit(p.name+" "+g.way, times, "gflops", 2*float64(x.Tokens)*float64(p.in*p.out), map[string]any{"op": "product"})
+		}
+	}
+	return nil
+}

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+	"testing"
+)
+
+// The suites for GPUs run to their end, on the CPU: time on a GPU is too dear to find out there that they do not.
+func TestGPUSuites(t *testing.T) {
+	for suite, want := range map[string][]string{
+		"gpu_attention": {"forward", "backward"},
+		"gpu_layer":     {"forward", "backward", "forward+backward"},
+		"gpu_ops":       {"memory", "product"},
+		"gpu_host":      {"host"},
+	} {
+		read, write, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout := os.Stdout
+		os.Stdout = write
+		ranks := map[bool]string{true: "2", false: "1"}[suite == "gpu_layer"]
+		err = run([]string{suite, "--device", "cpu", "--cases", "rehearsal", "--repeat", "2", "--warm", "1ns", "--ranks", ranks})
+		os.Stdout = stdout
+		write.Close()
+		text, _ := io.ReadAll(read)
+		if err != nil {
+			t.Fatalf("%s: %v", suite, err)
+		}
+		seen := map[string]int{}
+		for line := range strings.Lines(string(text)) {
+			var x struct {
+				Case, Op string
+				Median   float64 `json:"median_s"`
+			}
+			if err := json.Unmarshal([]byte(line), &x); err != nil || !(x.Median > 0) {
+				t.Errorf("%s: %s%v", suite, line, err)
+			}
+			seen[x.Op]++
+		}
+		for _, op := range want {
+			if seen[op] == 0 {
+				t.Errorf("%s printed no line of %q:\n%s", suite, op, text)
+			}
+		}
+	}
+}
