@@ -59,7 +59,7 @@ template <typename T> struct Gradient {
 
 // embed_backward: a block is the owner of some rows in one band of columns. It lists the tokens of its rows chunk by chunk, in order, and adds their
 // gradients in that order; the row at hand stays in registers until another follows.
-template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) embed_backward(Gradient<T> a) {
+template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) embed_backward(Gradient<T> a) {
   constexpr int K = Wide<T>::LANES, AHEAD = 4;
   __shared__ int32_t token[CHUNK], row[CHUNK]; // what is listed: the token within the chunk, and its row
   __shared__ int found[STEPS][BLOCK / 32];
