@@ -200,7 +200,7 @@ func (s *session) close() {
 func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
 	if e.Mesh.World.Rank() == 0 {
 		dir := e.Job.Output.Dir
-		if err = os.MkdirAll(dir, 0o755); err != nil {
+		if err = os.MkdirAll(dir, 0o777); err != nil {
 			err = status.Errorf(status.IO, "output.dir: %w: choose a folder that can be written", err)
 		} else if t.Keep != nil {
 			err = t.Keep.Ready()

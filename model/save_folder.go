@@ -35,17 +35,14 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real // a link stays one
 	}
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
 		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
 	}
-	temp, err := os.MkdirTemp(filepath.Dir(dir), "."+filepath.Base(dir)+".*")
+	temp, err := tensor.Beside(dir, func(name string) error { return os.Mkdir(name, 0o777) })
 	if err != nil {
 		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
 	}
 	defer os.RemoveAll(temp) // nothing is left of it after the rename
-	if err := os.Chmod(temp, 0o755); err != nil {
-		return status.Errorf(status.IO, "model.Save: %w", err)
-	}
 	if err := rest(temp); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"ulysses/internal/status"
@@ -80,6 +81,22 @@ func TestWriteFileThroughLink(t *testing.T) {
 	to, err := os.Readlink(link)
 	if text, _ := os.ReadFile(file); to != "file" || string(text) != "new" {
 		t.Errorf("the link leads to %q, %v; in the file is %q", to, err, text)
+	}
+}
+
+// What is written may be read and written by whom the umask lets, and nobody else.
+func TestWriteFileHasTheUmasksMode(t *testing.T) {
+	for umask, want := range map[int]os.FileMode{0o077: 0o600, 0o022: 0o644, 0o002: 0o664} {
+		path := filepath.Join(t.TempDir(), "a")
+		was := syscall.Umask(umask)
+		err := WriteFile(path, func(io.Writer) error { return nil })
+		syscall.Umask(was)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != want {
+			t.Errorf("umask %03o: %v, %v; want %v", umask, info.Mode(), err, want)
+		}
 	}
 }
 

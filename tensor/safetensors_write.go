@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
@@ -85,7 +88,11 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // a link stays one
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	var f *os.File
+	_, err = Beside(path, func(name string) (err error) {
+		f, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		return err
+	})
 	if err != nil {
 		return status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
 	}
@@ -103,9 +110,6 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if err = w.Flush(); err != nil {
 		return err
 	}
-	if err = f.Chmod(0o644); err != nil {
-		return err
-	}
 	if err = f.Sync(); err != nil {
 		return err
 	}
@@ -113,6 +117,17 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// Beside makes what is to become path under a name of its own in the same folder, and gives that name. create fails with fs.ErrExist where there is
+// something already; what it makes has the mode that the umask leaves, as all that a program makes, where os.CreateTemp's is for its owner alone.
+func Beside(path string, create func(name string) error) (string, error) {
+	for {
+		name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x", filepath.Base(path), rand.Uint32()))
+		if err := create(name); !errors.Is(err, fs.ErrExist) {
+			return name, err
+		}
+	}
 }
 
 type counter struct {

@@ -117,7 +117,7 @@ func (d Dir) Ready() error {
 	}
 	_, err := os.Stat(string(d))
 	fresh := errors.Is(err, os.ErrNotExist)
-	if err := os.MkdirAll(string(d), 0o755); err != nil {
+	if err := os.MkdirAll(string(d), 0o777); err != nil {
 		return fail(err)
 	}
 	if fresh {
@@ -141,7 +141,7 @@ func (d Dir) Begin(step int64) error {
 	if err := d.Clean(); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(d.temp(step), 0o755); err != nil {
+	if err := os.MkdirAll(d.temp(step), 0o777); err != nil {
 		return status.Errorf(status.IO, "checkpoint of step %d: %w: choose an output.dir that can be written", step, err)
 	}
 	return nil
@@ -210,7 +210,7 @@ func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
 func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File, err error) {
 	dir := filepath.Join(d.temp(step), modelFolder)
 	var entries []os.DirEntry
-	if err = os.Mkdir(dir, 0o755); err == nil {
+	if err = os.Mkdir(dir, 0o777); err == nil {
 		err = write(dir)
 	}
 	if err == nil {
