@@ -14,6 +14,7 @@
 #include "libraries.h"
 #include "plugin.h"
 #include "probe.h"
+#include "processes.h"
 
 namespace {
 
@@ -483,75 +484,7 @@ const char *api_kernel_of(uly_device *d, int32_t op, const void *args) {
   }
 }
 
-// --- other processes --------------------------------------------------------------------------------------------------------------------
-static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE, "handles go between processes as they are");
-
-int32_t api_memory_handle(uly_device *d, const void *v, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes) {
-  return guarded(d, [&] {
-    auto *p = const_cast<char *>(static_cast<const char *>(v));
-    char *base = nullptr;
-    auto it = of(d)->memory.upper_bound(p);
-    bool own = it != of(d)->memory.begin() && p < (--it)->first + it->second;
-    if (own) base = it->first, *bytes = it->second;
-    else if (!memory_range(p, &base, bytes)) return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", v);
-    cudaIpcMemHandle_t h;
-    cudaError_t e = cudaIpcGetMemHandle(&h, base);
-    if (!own && e == cudaErrorInvalidValue) {
-      cudaGetLastError();
-      return fail(d, ULY_UNSUPPORTED, "a handle of memory: %p is of an allocator whose memory other processes cannot map (a pool, or expandable segments): use memory of "
-                  "cudaMalloc, or another way than ipc", v);
-    }
-    TRY(check(d, e, "a handle of memory"));
-    memcpy(handle, &h, sizeof h);
-    *offset = p - base;
-    return (int32_t)ULY_OK;
-  });
-}
-
-int32_t api_memory_open(uly_device *d, const char handle[ULY_HANDLE], void **out) {
-  return guarded(d, [&] {
-    cudaIpcMemHandle_t h;
-    memcpy(&h, handle, sizeof h);
-    *out = nullptr;
-    return check(d, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "mapping memory of another process");
-  });
-}
-
-int32_t api_memory_close(uly_device *d, void *p) {
-  return guarded(d, [&] { return check(d, cudaIpcCloseMemHandle(p), "unmapping memory of another process"); });
-}
-
-int32_t api_event_handle(uly_device *d, uly_event *e, char handle[ULY_HANDLE]) {
-  return guarded(d, [&] {
-    cudaIpcEventHandle_t h;
-    TRY(check(d, cudaIpcGetEventHandle(&h, e->e), "a handle of an event"));
-    memcpy(handle, &h, sizeof h);
-    return (int32_t)ULY_OK;
-  });
-}
-
-int32_t api_event_open(uly_device *d, const char handle[ULY_HANDLE], uly_event **out) {
-  return guarded(d, [&] {
-    *out = nullptr;
-    cudaIpcEventHandle_t h;
-    memcpy(&h, handle, sizeof h);
-    auto *e = new uly_event;
-    e->opened = true;
-    int32_t code = check(d, cudaIpcOpenEventHandle(&e->e, h), "opening an event of another process");
-    if (code == ULY_OK) *out = e;
-    else delete e;
-    return code;
-  });
-}
-
-int32_t api_copy_bytes(uly_device *d, uly_stream *s, void *dst, const void *src, int64_t bytes) {
-  return guarded(d, [&] {
-    if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "copying %lld bytes", (long long)bytes);
-    return bytes ? check(d, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->s), "copying bytes") : (int32_t)ULY_OK;
-  });
-}
-
-// --- NCCL: its file's functions, guarded ------------------------------------------------------------------------------------------------
+// --- functions of other files, guarded ------------------------------------------------------------------------------------------------
 template <auto function, class... A> int32_t forwarded(uly_device *d, A... a) {
   return guarded(d, [&] { return function(d, a...); });
 }
@@ -601,12 +534,12 @@ const uly_cuda_api table = {
     api_workspace,
     api_delta_sizes,
     api_kernel_of,
-    api_memory_handle,
-    api_memory_open,
-    api_memory_close,
-    api_event_handle,
-    api_event_open,
-    api_copy_bytes,
+    forwarded<memory_handle>,
+    forwarded<memory_open>,
+    forwarded<memory_close>,
+    forwarded<event_handle>,
+    forwarded<event_open>,
+    forwarded<copy_bytes>,
     forwarded<nccl_id>,
     forwarded<nccl_init>,
     forwarded<nccl_close>,
@@ -630,6 +563,14 @@ int32_t fail(uly_device *d, int32_t code, const char *format, ...) {
   d->text = formatted(format, args);
   va_end(args);
   return code;
+}
+
+bool allocation(uly_device *d, const void *p, char **base, int64_t *bytes) {
+  auto *at = const_cast<char *>(static_cast<const char *>(p));
+  auto it = of(d)->memory.upper_bound(at);
+  if (it == of(d)->memory.begin() || at >= (--it)->first + it->second) return false;
+  *base = it->first, *bytes = it->second;
+  return true;
 }
 
 int32_t check(uly_device *d, cudaError_t e, const char *what) {

@@ -68,6 +68,9 @@ int32_t fail(uly_device *d, int32_t code, const char *format, ...) __attribute__
 int32_t check(uly_device *d, cudaError_t e, const char *what);
 inline int32_t started(uly_device *d, const char *what) { return check(d, cudaGetLastError(), what); }
 
+// allocation finds the whole of what the device allocated that p lies in; false for what it did not.
+bool allocation(uly_device *d, const void *p, char **base, int64_t *bytes);
+
 #define TRY(expression)                       \
   do {                                        \
     int32_t try_code = (expression);          \

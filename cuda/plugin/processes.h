@@ -1,0 +1,12 @@
+// Memory and events that other processes map and open: see processes.cu.
+#pragma once
+
+#include "plugin.h"
+
+// The rows of kernels.h.
+int32_t memory_handle(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes);
+int32_t memory_open(uly_device *, const char handle[ULY_HANDLE], void **out);
+int32_t memory_close(uly_device *, void *p);
+int32_t event_handle(uly_device *, uly_event *, char handle[ULY_HANDLE]);
+int32_t event_open(uly_device *, const char handle[ULY_HANDLE], uly_event **out);
+int32_t copy_bytes(uly_device *, uly_stream *, void *dst, const void *src, int64_t bytes);
