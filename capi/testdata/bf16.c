@@ -1,7 +1,6 @@
 // A C host with its own MPI, in BF16: attention and its statistics, the host's own attention, whole layers, the gated delta rule both ways, halos and sums of
 // copies. Each rank's rows are held to those of one rank alone, and these to the same numbers in F32.
-#include <mpi.h>
-#include "host.h"
+#include "ranks.h"
 
 enum { HQ = 6, HKV = 2, DV = 5, HIDDEN = 24, MOST = 12 };
 static const double coarse = 2e-2; // of the largest value: BF16 has 8 bits, and sums of them round more than once
@@ -242,15 +241,8 @@ static void moves(ulysses_context *c, int rank, int size) {
 
 int main(int argc, char **argv) {
   int rank, size;
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  ulysses_options o;
-  ULYSSES_INIT(&o);
-  o.threads = 1;
   ulysses_context *alone, *c;
-  OK(ulysses_context_create_local(&o, &alone));
-  OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
+  open_ranks(&argc, &argv, &rank, &size, &alone, &c);
   set whole = attend(alone, ULYSSES_BF16, 0), part = attend(c, ULYSSES_BF16, 0), fine = attend(alone, ULYSSES_F32, 0);
   for (int i = OUT; i <= DV_; i++) near("attention", &part, &whole, i, i <= DQ ? 0 : coarse), near("attention in F32", &whole, &fine, i, coarse);
   drop(&whole), drop(&part), drop(&fine);

@@ -1,6 +1,6 @@
 // A C host with its own MPI: the gated delta rule over ranks by heads and by states, packed documents, states in and out; each rank's rows are
 // held to those of one rank alone, and its output and states to the recurrence in double precision.
-#include <mpi.h>
+#include "ranks.h"
 #include "rows.h"
 
 enum { HK = 2, HV = 6, DK = 8, DV = 5, DOCS = 5, STATE = DOCS * HV * DK * DV };
@@ -159,15 +159,8 @@ static void hostile(ulysses_context *c, int rank, int size) {
 
 int main(int argc, char **argv) {
   int rank, size;
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  ulysses_options o;
-  ULYSSES_INIT(&o);
-  o.threads = 1;
   ulysses_context *alone, *c;
-  OK(ulysses_context_create_local(&o, &alone));
-  OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
+  open_ranks(&argc, &argv, &rank, &size, &alone, &c);
   for (int states = 0; states < 2; states++) {
     outcome whole = rule(alone, ULYSSES_GDN_HEADS, states);
     recurrence(&whole, states);

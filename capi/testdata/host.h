@@ -1,4 +1,5 @@
 // What the test programs share: a failure says where and ends the program.
+#pragma once
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

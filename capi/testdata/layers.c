@@ -1,6 +1,6 @@
 // A C host with its own MPI: key heads whose query heads lie on several ranks, cross attention, statistics, whole layers, and attention of the
 // host's own; each rank's rows are held to those of one rank alone.
-#include <mpi.h>
+#include "ranks.h"
 #include "rows.h"
 
 enum { HQ = 6, HKV = 2, DV = 5, SK = 9, HIDDEN = 24 };
@@ -213,15 +213,8 @@ static void bf16(ulysses_context *c) {
 
 int main(int argc, char **argv) {
   int rank, size;
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &size);
-  ulysses_options o;
-  ULYSSES_INIT(&o);
-  o.threads = 1;
   ulysses_context *alone, *c;
-  OK(ulysses_context_create_local(&o, &alone));
-  OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
+  open_ranks(&argc, &argv, &rank, &size, &alone, &c);
   const int32_t kinds[] = {ULYSSES_CAUSAL, 0, ULYSSES_CROSS};
   for (int i = 0; i < 3; i++) {
     own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0}, flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};

@@ -1,0 +1,15 @@
+// A host on MPI: a context of this rank alone beside one of all ranks, a thread each.
+#pragma once
+#include <mpi.h>
+#include "host.h"
+
+static inline void open_ranks(int *argc, char ***argv, int *rank, int *size, ulysses_context **alone, ulysses_context **all) {
+  MPI_Init(argc, argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, rank);
+  MPI_Comm_size(MPI_COMM_WORLD, size);
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.threads = 1;
+  OK(ulysses_context_create_local(&o, alone));
+  OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, all));
+}
