@@ -17,19 +17,10 @@ func TestAttentionBeyond2To31(t *testing.T) {
 	if cudatest.Emulated() {
 		t.Skip("SKIPPED: it takes 48 GiB of a GPU")
 	}
-	d, err := Open(Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d, s, alloc := opened(t, Options{})
 	if d.Details().Free < 48<<30 {
 		t.Skipf("SKIPPED: it takes 48 GiB, and %d bytes are free", d.Details().Free)
 	}
-	s, err := d.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
 	const hq, h, dim, far, short, left = 32, 8, 128, 1<<19 + 1<<14, 4096, 1023 // far·hq·dim = 2.2e9
 	must := func(err error) {
 		t.Helper()
@@ -39,14 +30,6 @@ func TestAttentionBeyond2To31(t *testing.T) {
 	}
 	// run is out, dq, dk and dv of the last tokens, of which all others are zeros.
 	run := func(n int64) (results [4][]float64) {
-		alloc := func(dtype tensor.DType, shape ...int64) tensor.Tensor {
-			b, err := d.Alloc(tensor.Of(nil, dtype, shape...).Bytes())
-			must(err)
-			t.Cleanup(b.Free)
-			x := tensor.Of(b.Pointer(), dtype, shape...)
-			x.Where = tensor.CUDA
-			return x
-		}
 		r := rand.New(rand.NewPCG(1, 2))
 		last := func(x tensor.Tensor) tensor.Tensor { return x.Slice(0, n-short, n) }
 		random := func(heads int64) tensor.Tensor {

@@ -13,11 +13,11 @@ import (
 	"ulysses/tensor"
 )
 
-// opened is a device with a stream, and a tensor of n numbers on it.
-func opened(t testing.TB) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
+// opened is a device with a stream, and a tensor of n numbers on it. It repeats to the bit, unless options say something else.
+func opened(t testing.TB, options ...Options) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
 	t.Helper()
 	cudatest.Use(t)
-	d, err := Open(Options{Deterministic: true})
+	d, err := Open(append(options, Options{Deterministic: true})[0])
 	if err != nil {
 		t.Fatal(err)
 	}

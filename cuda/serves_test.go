@@ -15,39 +15,20 @@ func TestLibrariesServe(t *testing.T) {
 	if cudatest.Emulated() {
 		t.Skip("SKIPPED: the emulated plug-in has no libraries")
 	}
-	d, err := Open(Options{Kernels: "gemm=cublaslt,attention_forward=cudnn,attention_backward=cudnn"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	s, err := d.NewStream()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	alloc := func(t *testing.T, dtype tensor.DType, shape ...int64) tensor.Tensor {
-		b, err := d.Alloc(tensor.Of(nil, dtype, shape...).Bytes())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(b.Free)
-		x := tensor.Of(b.Pointer(), dtype, shape...)
-		x.Where = tensor.CUDA
-		return x
-	}
+	d, s, alloc := opened(t, Options{Kernels: "gemm=cublaslt,attention_forward=cudnn,attention_backward=cudnn"})
 	turned := func(x tensor.Tensor) tensor.Tensor { return x.Permute(1, 0) }
 	const m, n, k = 384, 768, 512
 	for _, in := range []tensor.DType{tensor.BF16, tensor.F32} {
 		t.Run("products of "+in.String(), func(t *testing.T) {
-			x, w, y, dy := alloc(t, in, m, k), alloc(t, in, n, k), alloc(t, in, m, n), alloc(t, in, m, n)
+			x, w, y, dy := alloc(in, m, k), alloc(in, n, k), alloc(in, m, n), alloc(in, m, n)
 			for what, g := range map[string]*device.Gemm{
 				"y = x·wᵀ":            {A: x, B: turned(w), C: y},
-				"y = x·wᵀ + bias":     {A: x, B: turned(w), C: y, Bias: alloc(t, in, n)},
-				"logits in F32":       {A: x, B: turned(w), C: alloc(t, tensor.F32, m, n)},
-				"logits + bias":       {A: x, B: turned(w), C: alloc(t, tensor.F32, m, n), Bias: alloc(t, in, n)},
+				"y = x·wᵀ + bias":     {A: x, B: turned(w), C: y, Bias: alloc(in, n)},
+				"logits in F32":       {A: x, B: turned(w), C: alloc(tensor.F32, m, n)},
+				"logits + bias":       {A: x, B: turned(w), C: alloc(tensor.F32, m, n), Bias: alloc(in, n)},
 				"dx = dy·w":           {A: dy, B: w, C: x},
 				"dx += dy·w":          {A: dy, B: w, C: x, Accumulate: true},
-				"dw += dyᵀ·x, in F32": {A: turned(dy), B: x, C: alloc(t, tensor.F32, n, k), Accumulate: true},
+				"dw += dyᵀ·x, in F32": {A: turned(dy), B: x, C: alloc(tensor.F32, n, k), Accumulate: true},
 				"a part of the rows":  {A: x.Slice(0, 1, 6), B: turned(w), C: y.Slice(0, 1, 6)},
 			} {
 				if err := d.Gemm(s, g); err != nil {
@@ -82,15 +63,15 @@ func TestLibrariesServe(t *testing.T) {
 			}
 			tq, tk := c.q[len(c.q)-1], c.k[len(c.k)-1]
 			take := func() (q, k, v, out tensor.Tensor) {
-				return alloc(t, tensor.BF16, tq, c.hq, c.dim), alloc(t, tensor.BF16, tk, c.h, c.dim), alloc(t, tensor.BF16, tk, c.h, c.dim), alloc(t, tensor.BF16, tq, c.hq, c.dim)
+				return alloc(tensor.BF16, tq, c.hq, c.dim), alloc(tensor.BF16, tk, c.h, c.dim), alloc(tensor.BF16, tk, c.h, c.dim), alloc(tensor.BF16, tq, c.hq, c.dim)
 			}
 			var g device.AttentionGrad
 			g.Q, g.K, g.V, g.Out = take()
 			g.DQ, g.DK, g.DV, g.DOut = take()
-			g.LSE, g.CuQ, g.CuK, g.Causal, g.Window, g.Scale = alloc(t, tensor.F32, tq, c.hq), c.q, c.k, !c.full, c.window, 0.1
+			g.LSE, g.CuQ, g.CuK, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, !c.full, c.window, 0.1
 			any := g.Attention // a question before the documents are known: its answer has to do
 			any.CuQ, any.CuK = nil, nil
-			g.Workspace = alloc(t, tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))
+			g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))
 			if err := d.AttentionForward(s, &g.Attention); err != nil {
 				t.Error(err)
 			}
