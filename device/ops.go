@@ -121,7 +121,7 @@ type CrossEntropy struct {
 // The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1 entries from 0 to T, not decreasing);
 // document i's queries see document i's keys alone. Causal is aligned bottom-right: query i of a document with sq queries and sk keys
 // sees keys j <= i + sk - sq. A window [l, r] leaves keys i+sk-sq-l <= j <= i+sk-sq+r; masks AND. A query that sees no key has out 0,
-// lse -inf and zero gradients.
+// lse -inf and zero gradients; one that sees some, of which all scores are -inf, has NaN in out.
 type Attention struct {
 	Q, K, V   tensor.Tensor // [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
 	Out       tensor.Tensor // [Tq, Hq, Dv]

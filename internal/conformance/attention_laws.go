@@ -16,6 +16,7 @@ func testAttentionLaws(s *suite) {
 		for name, law := range map[string]func(*testing.T, tensor.DType){
 			"a head is independent of the others": s.headsAlone, "a layout changes no bit": s.layoutsAgree,
 			"no token sees the future or another document": s.causality, "NaN shows, in its document alone": s.attentionNaN,
+			"scores that overflow show": s.attentionOverflow,
 		} {
 			s.t.Run(name+suffix, func(t *testing.T) { law(t, d) })
 		}
@@ -178,5 +179,33 @@ func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 			}
 			b.close()
 		}
+	}
+}
+
+// attentionOverflow has a document whose scores are all below what F32 holds: they have no softmax, and the mean of the values is not it.
+func (s *suite) attentionOverflow(t *testing.T, d tensor.DType) {
+	cu := bounds(40, 100, 30)
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
+		x := newAttentionInput(d, g, seeded(27))
+		for at := cu[1] * 2 * 16; at < cu[2]*2*16; at++ {
+			x.q[at], x.k[at] = 0x1p100, -0x1p100
+		}
+		b := newBed(t, s.one)
+		results, err := b.attention(g, x, headMajor, headMajor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.finish()
+		out, lse := results[0].values(), results[1].values()
+		for at, v := range out {
+			row := int64(at) / 16
+			over := g.Document(row/2) == 1
+			if over != math.IsNaN(v) || over == (lse[row]-lse[row] == 0) {
+				t.Errorf("causal %v: out of token %d is %v, lse %v", causal, row/2, v, lse[row])
+				break
+			}
+		}
+		b.close()
 	}
 }
