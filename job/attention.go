@@ -9,7 +9,7 @@ import (
 )
 
 // RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and its gradients if the input has dout, in
-// the compute type; the LSE is F32.
+// the compute type; the LSE is F32. With a report beside it, an error is about results that are no finite numbers, and the output is written.
 func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*SavedReport, error) {
 	return runAttentionThen(d, c, clk, compute, t, func(err error) error { return err })
 }
@@ -38,10 +38,8 @@ func runAttentionThen(d device.Device, c comm.Comm, clk *clock.Clock, compute te
 	if in.backward() {
 		r.report.Formula += backward
 	}
-	if err := r.run(r, t.Output, leave); err != nil {
-		return nil, err
-	}
-	return &r.report, nil
+	err = r.run(r, t.Output, leave)
+	return r.done, err
 }
 
 // attentionRun is the job under way, once its input was found sound.
@@ -111,4 +109,9 @@ func (r *attentionRun) results() []sharded {
 			sharded{"dv", r.grads.DV, []int64{in.sk, in.hkv, in.dv}, in.sk})
 	}
 	return items
+}
+
+func (r *attentionRun) sees(token int64) bool {
+	cuQ, cuK := r.batch.Documents()
+	return seesKey(token, cuQ, cuK, r.plan.Layer())
 }

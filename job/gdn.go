@@ -10,7 +10,7 @@ import (
 )
 
 // RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its gradients if the input has dout, in
-// the compute type; decays, betas and states are F32.
+// the compute type; decays, betas and states are F32. With a report beside it, an error is what RunAttention says.
 func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable) (*SavedReport, error) {
 	return runGDNThen(d, c, clk, compute, t, func(err error) error { return err })
 }
@@ -38,10 +38,8 @@ func runGDNThen(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.D
 	}
 	r := &gdnRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
 	r.report = SavedReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: r.formula()}
-	if err := r.run(r, t.Output, leave); err != nil {
-		return nil, err
-	}
-	return &r.report, nil
+	err = r.run(r, t.Output, leave)
+	return r.done, err
 }
 
 // gdnRun is the job under way, once its input was found sound.
@@ -102,13 +100,17 @@ func (r *gdnRun) layout(a *device.Arena) error {
 
 func (r *gdnRun) read() error {
 	in, lo := r.in, r.batch.Lo()
+	var tooLong func(float32) string
+	if r.plan.Layer().L2Norm {
+		tooLong = in.tooLong
+	}
 	for _, x := range []struct {
 		dst   tensor.Tensor
 		entry tensor.Entry
 		start int64
 		wrong func(float32) string
 	}{
-		{r.args.Q, in.q, lo * in.hk * in.dk, nil}, {r.args.K, in.k, lo * in.hk * in.dk, nil}, {r.args.V, in.v, lo * in.hv * in.dv, nil},
+		{r.args.Q, in.q, lo * in.hk * in.dk, tooLong}, {r.args.K, in.k, lo * in.hk * in.dk, tooLong}, {r.args.V, in.v, lo * in.hv * in.dv, nil},
 		{r.args.G, in.g, lo * in.hv, notDecay}, {r.args.Beta, in.beta, lo * in.hv, nil}, {r.args.StateIn, in.stateIn, 0, nil},
 		{r.grads.DOut, in.dout, lo * in.hv * in.dv, nil}, {r.grads.DStateOut, in.dstateOut, 0, nil},
 	} {

@@ -22,17 +22,26 @@ var savedJobs = map[string]struct {
 	}},
 }
 
-// runSaved is a job on saved tensors: one sequence group, its exchanges counted against the formula.
-func runSaved(e *Env) error {
-	kind := savedJobs[e.Job.Kind]
+// computeSaved is a job on saved tensors: one sequence group.
+func computeSaved(e *Env) (*SavedReport, error) {
 	if n := e.Mesh.Replicas; n > 1 {
-		return e.Job.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence and a job of kind %q has one: set 0 for all of them",
+		return nil, e.Job.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence and a job of kind %q has one: set 0 for all of them",
 			e.Mesh.Ulysses, e.Mesh.World.Size(), e.Job.Kind)
 	}
 	e.alone = false // the run agrees on its own failures
-	r, err := kind.run(e)
-	if err != nil {
-		return err
+	return savedJobs[e.Job.Kind].run(e)
+}
+
+// runSaved says what was done, its exchanges counted against the formula. Results that are no finite numbers end the job once they are
+// written: they show where to look.
+func runSaved(e *Env) error {
+	r, unfinite := computeSaved(e)
+	if r == nil {
+		return unfinite
+	}
+	output := *savedJobs[e.Job.Kind].output(e.Job)
+	if unfinite != nil {
+		unfinite = status.Errorf(status.Of(unfinite), "%w; %s has all values, as they were computed", unfinite, output)
 	}
 	sums := []int64{r.Sent, r.Formula}
 	if err := e.world.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
@@ -48,6 +57,9 @@ func runSaved(e *Env) error {
 	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, dtypeName(e.Compute), e.Device.Info().Kernels)
 	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", mib(r.Bytes))
 	fmt.Fprintf(w, "exchanges\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
-	fmt.Fprintf(w, "output\t%s\n", *kind.output(e.Job))
-	return w.Flush()
+	fmt.Fprintf(w, "output\t%s\n", output)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	return unfinite
 }

@@ -32,6 +32,7 @@ type savedRun struct {
 	arena  *device.Arena
 	piece  []float32
 	report SavedReport
+	done   *SavedReport // the report, once the output is written; it may hold what is no finite number
 }
 
 // savedKind is what one kind of job does in a run, each in turn.
@@ -40,7 +41,10 @@ type savedKind interface {
 	read() error                  // fills this rank's rows and refuses numbers that cannot be
 	compute() error
 	results() []sharded
+	sees(token int64) bool // whether a query sees a key
 }
+
+func (r *savedRun) sees(int64) bool { return true }
 
 // pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is a row or more.
 const pieceBytes = 4 << 20
@@ -73,7 +77,12 @@ func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err
 	}
 	r.clock.Push("write")
 	defer r.clock.Pop()
-	return writeSharded(r.comm, r.dev, r.stream, output, map[string]string{"producer": "ulysses"}, k.results(), pieceBytes)
+	results := &finite{sees: k.sees}
+	if err := writeSharded(r.comm, r.dev, r.stream, output, map[string]string{"producer": "ulysses"}, k.results(), results, pieceBytes); err != nil {
+		return err
+	}
+	r.done = &r.report
+	return comm.Agree(r.comm, results.err(r.in.kind))
 }
 
 // allocate takes all memory of the run at once.

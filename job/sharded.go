@@ -27,9 +27,9 @@ type shards struct {
 	piece  []byte
 }
 
-// writeSharded writes tensors into one safetensors file, on rank 0, without holding any of them whole. It is collective and fails on all
-// ranks alike; a file that cannot be written is not there.
-func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, metadata map[string]string, items []sharded, limit int64) error {
+// writeSharded writes tensors into one safetensors file, on rank 0, without holding any of them whole; look is shown them there. It is
+// collective and fails on all ranks alike; a file that cannot be written is not there.
+func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, metadata map[string]string, items []sharded, look *finite, limit int64) error {
 	w := &shards{comm: c, dev: d, stream: s, limit: limit}
 	if c.Rank() != 0 {
 		var err error
@@ -47,7 +47,7 @@ func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, me
 		t := &items[i]
 		files[i] = tensor.Item{Name: t.name, Tensor: tensor.Of(nil, t.part.DType, t.shape...), Write: func(out io.Writer) error {
 			done = i + 1
-			return w.receive(t, out)
+			return w.receive(t, io.MultiWriter(out, look.of(t)))
 		}}
 	}
 	err := tensor.WriteSafetensors(path, metadata, files)

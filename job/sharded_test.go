@@ -31,7 +31,7 @@ func TestWriteSharded(t *testing.T) {
 					err := writeSharded(c, nil, nil, path, nil, []sharded{
 						{"x", tensor.OfFloat32(x, 1, hi-lo, width), []int64{rows, width}, rows},
 						{"y", tensor.OfFloat32(y, 1, hi-lo), []int64{rows}, rows},
-					}, pieceRows*width*4)
+					}, &finite{}, pieceRows*width*4)
 					if filepath.Base(dir) != "there" {
 						return err
 					}

@@ -2,7 +2,6 @@ package job
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -189,14 +188,13 @@ func savedTensors(e *Env) ([]named, error) {
 	output := savedJobs[j.Kind].output(&j)
 	*output = filepath.Join(filepath.Dir(*output), fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(*output)))
 	run := *e
-	run.Job, run.Stdout = &j, io.Discard
-	if err := runSaved(&run); err != nil {
+	run.Job = &j
+	if e.Mesh.World.Rank() == 0 {
+		defer os.Remove(*output)
+	}
+	if _, err := computeSaved(&run); err != nil || e.Mesh.World.Rank() > 0 {
 		return nil, err
 	}
-	if e.Mesh.World.Rank() > 0 {
-		return nil, nil
-	}
-	defer os.Remove(*output)
 	f, err := tensor.OpenSafetensors(*output)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,171 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/ref"
+	"ulysses/internal/status"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// inputOf makes an input file of tensors that have one value throughout.
+func inputOf(t *testing.T, shapes map[string][]int64, value map[string]float32, spoil map[string]func(x []float32)) string {
+	t.Helper()
+	var items []tensor.Item
+	for _, name := range slices.Sorted(maps.Keys(shapes)) {
+		x := slices.Repeat([]float32{value[name]}, int(tensor.Of(nil, tensor.F32, shapes[name]...).Numel()))
+		if f := spoil[name]; f != nil {
+			f(x)
+		}
+		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfFloat32(x, shapes[name]...)})
+	}
+	path := filepath.Join(t.TempDir(), "in.safetensors")
+	if err := tensor.WriteSafetensors(path, nil, items); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Results of finite input that are no finite numbers end the job on any number of ranks, with the first place and the number of them in each
+// tensor; the output is there to look at. An lse of -inf is among them where the query sees a key, and not where it sees none.
+func TestResultsThatAreNoNumbers(t *testing.T) {
+	same := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
+	fewKeys := map[string][]int64{"q": {7, 2, 4}, "k": {3, 2, 4}, "v": {3, 2, 4}}
+	backward := maps.Clone(same)
+	backward["dout"] = same["q"]
+	at := func(token, head, feature int, v float32) func(x []float32) {
+		return func(x []float32) { x[(token*2+head)*4+feature] = v }
+	}
+	for _, x := range []struct {
+		name   string
+		shapes map[string][]int64
+		value  map[string]float32
+		spoil  map[string]func(x []float32)
+		table  func(t *AttentionTable)
+		want   []string // one a tensor; none = all is well
+	}{
+		{name: "a score above", shapes: same, value: map[string]float32{"v": 1}, spoil: map[string]func([]float32){"q": at(5, 1, 0, 1e30), "k": at(3, 1, 0, 1e30)},
+			want: []string{"out[5, 1, 0] [token, head, feature] is NaN, 4 of its 56 values", "lse[5, 1] [token, head] is NaN, 1 of its 14 values"}},
+		{name: "all scores below", shapes: same, value: map[string]float32{"q": 1e30, "k": -1e30, "v": 1},
+			want: []string{"out[0, 0, 0] [token, head, feature] is NaN, 56 of its 56 values", "lse[0, 0] [token, head] is NaN, 14 of its 14 values"}},
+		{name: "one score of many below", shapes: same, value: map[string]float32{"q": 1e30, "v": 1}, spoil: map[string]func([]float32){"k": at(3, 1, 0, -1e30)},
+			table: func(t *AttentionTable) { t.Causal = false }},
+		{name: "gradients", shapes: backward, value: map[string]float32{"k": 1}, spoil: map[string]func([]float32){"v": at(2, 0, 0, 1e30), "dout": at(6, 0, 0, 1e30)},
+			want: []string{"dq[6, 0, 0] [token, head, feature] is NaN, 4 of its 56 values", "dk[0, 0, 0] [token, head, feature] is NaN, 28 of its 56 values"}},
+		{name: "no key", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 1}},
+		{name: "no key, nor number", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
+			want: []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
+	} {
+		table := attentionTable(inputOf(t, x.shapes, x.value, x.spoil), "")
+		if x.table != nil {
+			x.table(table)
+		}
+		for _, ranks := range []int{1, 2, 5} {
+			table.Output = filepath.Join(t.TempDir(), "out.safetensors")
+			err := attend(ranks, table)
+			if len(x.want) == 0 && err != nil {
+				t.Errorf("%s, %d ranks: %v", x.name, ranks, err)
+			} else if len(x.want) > 0 {
+				expectFault(t, err, status.Numeric, append(x.want, "attention: ", "attention.scale"))
+				if err != nil && strings.Count(err.Error(), "values are no finite numbers") != len(x.want) {
+					t.Errorf("%s, %d ranks: %v, want %d tensors", x.name, ranks, err, len(x.want))
+				}
+			}
+			if out, _ := floats(t, table.Output, "out"); len(out) != 7*2*4 {
+				t.Errorf("%s: %d values in the output", x.name, len(out))
+			}
+		}
+	}
+}
+
+// The gated delta rule likewise. Queries whose norm is infinite would become 0: they are refused.
+func TestGDNResultsThatAreNoNumbers(t *testing.T) {
+	shapes := map[string][]int64{"q": {6, 2, 4}, "k": {6, 2, 4}, "v": {6, 2, 4}, "g": {6, 2}, "beta": {6, 2}}
+	value := map[string]float32{"q": 1, "k": 1, "v": 1, "beta": 1}
+	for _, x := range []struct {
+		name  string
+		at    int
+		v     float32
+		norm  bool
+		wrote bool
+		want  []string
+	}{
+		{"v", (3*2+1)*4 + 2, 3e38, false, true, []string{"gdn: out[3, 1, 2] [token, head, feature] is +Inf, ", "state_out[0, 1, 0, 2] [document, head, key feature, value feature] is ", "gdn.scale"}},
+		{"q", (3*2+1)*4 + 2, 1e19, true, false, []string{"q[3, 1, 2] is 1e+19", "squares of 4 features", "9.22e+18"}},
+		{"k", (3*2+1)*4 + 2, -1e19, true, false, []string{"k[3, 1, 2] is -1e+19"}},
+		{"q", (3*2+1)*4 + 2, 9e18, true, true, nil},
+		{"q", (3*2+1)*4 + 2, 1e19, false, true, nil},
+	} {
+		path := inputOf(t, shapes, value, map[string]func([]float32){x.name: func(all []float32) { all[x.at] = x.v }})
+		for _, ranks := range []int{1, 3} {
+			table := gdnTable(path, filepath.Join(t.TempDir(), "out.safetensors"))
+			table.QKL2Norm = x.norm
+			if err := delta(ranks, table); x.want == nil && err != nil {
+				t.Errorf("%s = %g: %v", x.name, x.v, err)
+			} else if x.want != nil {
+				expectFault(t, err, status.Numeric, x.want)
+			}
+			if _, err := os.Stat(table.Output); (err == nil) != x.wrote {
+				t.Errorf("%s = %g: the output: %v", x.name, x.v, err)
+			}
+		}
+	}
+}
+
+// The whole program says where the output is, and verify, which compares what it does not leave behind, that there is nothing to compare.
+func TestUnfiniteJob(t *testing.T) {
+	shapes := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
+	in := inputOf(t, shapes, map[string]float32{"q": 1e30, "k": 1e30, "v": 1}, nil)
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out.safetensors")
+	for _, dtype := range []string{"f32", "bf16"} {
+		for _, verb := range []string{"run", "verify"} {
+			put(t, filepath.Join(dir, "job.toml"), fmt.Sprintf("kind = \"attention\"\ndevice = {backend = \"cpu\", dtype = %q}\nattention = {input = %q, output = %q}\n", dtype, in, out))
+			var stdout, stderr bytes.Buffer
+			code := Main([]string{verb, filepath.Join(dir, "job.toml"), "--ranks", "3"}, &stdout, &stderr)
+			if n := strings.Count(stderr.String(), "out[0, 0, 0]"); code != status.Numeric || n != 1 {
+				t.Errorf("%s in %s: %v, named %d times: %s", verb, dtype, code, n, stderr.String())
+			}
+			ran := verb == "run"
+			if strings.Contains(stderr.String(), out+" has all values") != ran || strings.Contains(stdout.String(), ": equal") != ran {
+				t.Errorf("%s: %s%s", verb, stdout.String(), stderr.String())
+			}
+			if files, _ := filepath.Glob(filepath.Join(dir, "*out*")); ran != (len(files) == 1 && files[0] == out) {
+				t.Errorf("%s leaves %v", verb, files)
+			}
+			if files, _ := filepath.Glob(filepath.Join(dir, ".*")); len(files) > 0 {
+				t.Errorf("%s leaves %v", verb, files)
+			}
+			os.Remove(out)
+		}
+	}
+}
+
+// seesKey agrees with the specification.
+func TestSeesKey(t *testing.T) {
+	cuQ, cuK := []int64{0, 1, 5, 12}, []int64{0, 4, 6, 13}
+	for _, causal := range []bool{true, false} {
+		for _, left := range []int64{-1, 0, 1, 3, math.MaxInt64} {
+			for _, right := range []int64{-1, 0, 1, 3, math.MaxInt64} {
+				g := ref.Attention{CuQ: cuQ, CuK: cuK, Causal: causal, Window: &ref.Window{Left: left, Right: right}}
+				l := sp.Layer{Causal: causal, Window: &device.Window{Left: left, Right: right}}
+				for token := range int64(12) {
+					lo, hi := g.Visible(token)
+					if got := seesKey(token, cuQ, cuK, l); got != (lo < hi) {
+						t.Errorf("causal %v, window [%d, %d]: query %d: %v, and it sees keys %d to %d", causal, left, right, token, got, lo, hi)
+					}
+				}
+			}
+		}
+	}
+}
