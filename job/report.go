@@ -87,7 +87,7 @@ func (s *session) report(p *progress) error {
 	if s.Job.Kind == "train" && s.Job.Output.Model {
 		fmt.Fprintf(s.Stdout, "model            %s\n", filepath.Join(s.Job.Output.Dir, "model"))
 	}
-	fmt.Fprintf(s.Stdout, "report           %s\n", filepath.Join(s.Job.Output.Dir, "report.html"))
+	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())
 	recorded.print(s)
 	return nil
 }

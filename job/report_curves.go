@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+
+	"ulysses/train"
 )
 
 // historyLine is what the report reads of a line of metrics.jsonl: a step, or an evaluation, which alone has eval_tokens. A number that was
@@ -35,7 +37,7 @@ func (p *points) add(x int64, y *float64) {
 	p.Y = append(p.Y, *y)
 }
 
-// history is metrics.jsonl, of this run and of those that it went on from.
+// history is metrics.jsonl, of this run and of those that it went on from, or of an evaluation job.
 type history struct {
 	loss, gradNorm, rate, speed, flops, eval points
 	Steps, Skipped, NoNumber                 int64
@@ -47,8 +49,8 @@ type evalRow struct {
 	Loss, Perplexity float64
 }
 
-// readHistory reads metrics.jsonl a line at a time. A line that was cut short by a kill is left out.
-func readHistory(path string) (*history, error) {
+// readHistory reads metrics.jsonl a line at a time: that of an evaluation job, or all others. A line that was cut short by a kill is left out.
+func readHistory(path string, evaluation bool) (*history, error) {
 	h := &history{}
 	f, err := os.Open(path)
 	if err != nil {
@@ -58,7 +60,7 @@ func readHistory(path string) (*history, error) {
 	for r := bufio.NewReaderSize(f, 1<<20); ; {
 		line, err := r.ReadBytes('\n')
 		var m historyLine
-		if len(line) > 0 && json.Unmarshal(line, &m) == nil {
+		if len(line) > 0 && json.Unmarshal(line, &m) == nil && evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
 			h.add(&m)
 		}
 		if errors.Is(err, io.EOF) {

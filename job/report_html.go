@@ -92,12 +92,20 @@ type barPart struct {
 	Percent template.CSS
 }
 
-// writeReport writes report.html on rank 0. Collective.
+// reportPath keeps the report of a training run apart from that of an evaluation, whose output.dir may be the run's.
+func (s *session) reportPath() string {
+	name := "report.html"
+	if s.Job.Kind == "eval" {
+		name = "report-eval.html"
+	}
+	return filepath.Join(s.Job.Output.Dir, name)
+}
+
+// writeReport writes the report on rank 0. Collective.
 func (s *session) writeReport(p *progress, facts []rankFacts, t *traced) error {
 	var err error
 	if s.Mesh.World.Rank() == 0 {
-		path := filepath.Join(s.Job.Output.Dir, "report.html")
-		err = tensor.WriteFile(path, func(w io.Writer) error { return pageTemplate.Execute(w, s.page(p, facts, t)) })
+		err = tensor.WriteFile(s.reportPath(), func(w io.Writer) error { return pageTemplate.Execute(w, s.page(p, facts, t)) })
 		if err != nil && status.Of(err) == status.Internal { // not the folder's fault
 			err = status.Errorf(status.Internal, "report: %w", err)
 		}
@@ -106,7 +114,7 @@ func (s *session) writeReport(p *progress, facts []rankFacts, t *traced) error {
 }
 
 func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
-	h, err := readHistory(filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
+	h, err := readHistory(filepath.Join(s.Job.Output.Dir, "metrics.jsonl"), s.Job.Kind == "eval")
 	name := strings.TrimSuffix(filepath.Base(s.Job.Path), filepath.Ext(s.Job.Path))
 	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: s.state(p),
 		About: s.about(), Metrics: h, Charts: h.charts(), Phases: phaseRows(facts), Traffic: trafficRows(facts), Job: s.source, JobPath: s.Job.Path, Sets: s.sets,

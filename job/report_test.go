@@ -172,7 +172,7 @@ func last(lines []metricsLine) (l metricsLine) {
 	return l
 }
 
-// A run that goes on shows the steps before it; one rank has nobody to send to; an evaluation has no curves.
+// A run that goes on shows the steps before it; one rank has nobody to send to.
 func TestReportOfOtherRuns(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2")
 	report := filepath.Join(dir, "out", "report.html")
@@ -195,12 +195,61 @@ func TestReportOfOtherRuns(t *testing.T) {
 	if p = readReport(t, report); !strings.Contains(p.text[""], "resumed after step 1") || !slices.Equal(p.charts[0].Series[0].X, []float64{1, 2, 3}) {
 		t.Errorf("resumed: %s", p.text[""])
 	}
-	if _, err := run(2, "kind=eval"); err != nil {
+}
+
+// An evaluation whose output.dir is a training run's takes nothing from it: metrics.jsonl gets one line, of however many evaluations, and the report is a file
+// of its own. The run goes on as if nothing had been; one that starts anew starts metrics.jsonl anew.
+func TestEvaluationBesideARun(t *testing.T) {
+	dir, run := newKept(t, "eval.split=0.2", "output.model=false")
+	metrics, report := filepath.Join(dir, "out", "metrics.jsonl"), filepath.Join(dir, "out", "report.html")
+	if _, err := run(2, "train.steps=2"); err != nil {
 		t.Fatal(err)
 	}
-	if p = readReport(t, report); len(p.charts) != 0 || !strings.Contains(p.text["curves"], "an evaluation has no curves") || p.row("curves", "0")[1] == "" {
+	steps, page := text(t, metrics), text(t, report)
+	if err := os.WriteFile(metrics, []byte(steps+`{"step":3,"lo`), 0o666); err != nil { // cut short by a kill
+		t.Fatal(err)
+	}
+	for range 2 {
+		if out, err := run(2, "kind=eval"); err != nil || !strings.Contains(out, "report-eval.html") {
+			t.Fatal(err, out)
+		}
+		line, ok := strings.CutPrefix(text(t, metrics), steps)
+		if !ok || strings.Count(line, "\n") != 1 || !strings.HasPrefix(line, `{"step":0,"eval_loss":`) {
+			t.Errorf("metrics.jsonl: %s", text(t, metrics))
+		}
+	}
+	if text(t, report) != page {
+		t.Error("the run's report has changed")
+	}
+	p := readReport(t, filepath.Join(dir, "out", "report-eval.html"))
+	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "an evaluation has no curves") || p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
 		t.Errorf("an evaluation: %+v %v", p.charts, p.tables["curves"])
 	}
+	if _, err := run(2, "train.steps=4"); err != nil {
+		t.Fatal(err)
+	}
+	p = readReport(t, report)
+	if s := p.charts[0].Series; !slices.Equal(s[0].X, []float64{1, 2, 3, 4}) || !slices.Equal(s[1].X, []float64{2, 4}) || p.row("curves", "0")[0] != "" {
+		t.Errorf("gone on: %+v", s)
+	}
+	if !strings.HasPrefix(text(t, metrics), steps+`{"step":0,"eval_loss":`) {
+		t.Errorf("gone on: metrics.jsonl: %s", text(t, metrics))
+	}
+	if _, err := run(2, "train.steps=1", "checkpoint.resume=off"); err != nil {
+		t.Fatal(err)
+	}
+	if s := text(t, metrics); strings.Contains(s, `"step":0`) || !strings.HasPrefix(s, `{"step":1,`) {
+		t.Errorf("anew: metrics.jsonl: %s", s)
+	}
+}
+
+func text(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }
 
 // Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is left out.
@@ -222,7 +271,7 @@ func TestHistory(t *testing.T) {
 	b.WriteString(`{"step":50000,"eval_loss":null,"eval_tokens":7}` + "\n" + `{"step":50001,"lo`)
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")
 	put(t, path, b.String())
-	h, err := readHistory(path)
+	h, err := readHistory(path, false)
 	if err != nil || h.Steps != n || h.NoNumber != 1 || len(h.Evals) != 1 || !math.IsNaN(h.Evals[0].Loss) {
 		t.Fatalf("%v %d steps, %d without a number, %v", err, h.Steps, h.NoNumber, h.Evals)
 	}

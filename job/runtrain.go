@@ -81,7 +81,7 @@ func runTrain(e *Env) (err error) {
 
 func (s *session) run() error {
 	if s.Job.Kind == "eval" {
-		_, err := s.trainer.Evaluate(0)
+		_, err := s.trainer.Evaluate(train.EvaluationStep)
 		return err
 	}
 	return s.trainer.Run()
@@ -207,9 +207,12 @@ func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
 		}
 		if err == nil {
 			path := filepath.Join(dir, "metrics.jsonl")
-			if done := t.Resumed; done > 0 {
+			switch done := t.Resumed; {
+			case e.Job.Kind == "eval":
+				m, err = train.EvaluationMetrics(path)
+			case done > 0:
 				m, err = train.ResumeMetrics(path, done)
-			} else {
+			default:
 				m, err = train.CreateMetrics(path)
 			}
 		}

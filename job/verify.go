@@ -11,6 +11,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/train"
 )
 
 // verifyLimits are the largest max|Δ|/max|ref| that two orders of summation may leave, by the type of activations. In BF16 a sum that
@@ -128,7 +129,7 @@ func trainTensors(e *Env) (out []named, err error) {
 	defer s.close()
 	defer func() { err = e.leave(err) }()
 	if e.Job.Kind == "eval" {
-		r, err := s.trainer.Evaluate(0)
+		r, err := s.trainer.Evaluate(train.EvaluationStep)
 		if err != nil {
 			return nil, err
 		}

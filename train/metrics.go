@@ -49,37 +49,49 @@ func (f Float) MarshalJSON() ([]byte, error) {
 type Metrics struct{ f *os.File }
 
 // CreateMetrics truncates the file: a fresh start.
-func CreateMetrics(path string) (*Metrics, error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
-	}
-	return &Metrics{f}, nil
-}
+func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
 
 // ResumeMetrics opens the file to go on after a step: the lines of later ones, which will come again, are dropped.
 func ResumeMetrics(path string, step int64) (*Metrics, error) {
+	return reopenMetrics(path, func(s int64, _ bool) bool { return s <= step })
+}
+
+// EvaluationStep is the step of an evaluation job's line, which no line of a training run has.
+const EvaluationStep = 0
+
+// EvaluationMetrics opens the file for the line of an evaluation job. All others stay but an earlier job's, so that any number of them leaves one.
+func EvaluationMetrics(path string) (*Metrics, error) {
+	return reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
+}
+
+// reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not touched: a training run may have it open.
+func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*Metrics, error) {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
 	}
-	err = tensor.WriteFile(path, func(w io.Writer) error {
-		for line := range bytes.Lines(old) {
-			var r struct{ Step int64 }
-			if json.Unmarshal(line, &r) == nil && r.Step <= step {
-				if _, err := w.Write(line); err != nil {
-					return err
-				}
-			}
+	kept := make([]byte, 0, len(old)+1)
+	for line := range bytes.Lines(old) {
+		var r struct {
+			Step       int64
+			EvalTokens *int64 `json:"eval_tokens"`
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
+		if json.Unmarshal(line, &r) == nil && stays(r.Step, r.EvalTokens != nil) {
+			kept = append(append(kept, bytes.TrimSuffix(line, []byte("\n"))...), '\n')
+		}
 	}
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if !bytes.Equal(kept, old) {
+		if err := tensor.WriteFile(path, func(w io.Writer) error { _, err := w.Write(kept); return err }); err != nil {
+			return nil, err
+		}
+	}
+	return openMetrics(path, 0)
+}
+
+func openMetrics(path string, flag int) (*Metrics, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|flag, 0o666)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
+		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
 	}
 	return &Metrics{f}, nil
 }
