@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -175,6 +176,37 @@ func TestRefusalsAreCommon(t *testing.T) {
 	for _, c := range codes {
 		if c != status.InvalidConfig {
 			t.Errorf("codes %v", codes)
+		}
+	}
+}
+
+// TestCommandLinesAreOne: ranks that were started with different command lines are refused together, with the rank and what differs.
+func TestCommandLinesAreOne(t *testing.T) {
+	dir := t.TempDir()
+	a, b := filepath.Join(dir, "a.toml"), filepath.Join(dir, "b.toml")
+	for _, x := range []struct {
+		name  string
+		other Options
+		want  string
+	}{
+		{"verb", Options{Path: a, verb: "verify"}, "command line: verb is verify on rank 2 and run on rank 0"},
+		{"job file", Options{Path: b, verb: "run"}, "command line: job file is " + b + " on rank 2 and " + a + " on rank 0"},
+		{"--set", Options{Path: a, verb: "run", Sets: []string{"seed=2"}}, `command line: --set is ["seed=2"] on rank 2 and [] on rank 0`},
+	} {
+		err := comm.RunLocal(3, func(c comm.Comm) error {
+			o := Options{Path: a, verb: "run"}
+			if c.Rank() == 2 {
+				o = x.other
+			}
+			o.Stdout, o.Stderr = io.Discard, io.Discard
+			err, _ := runRank(c, 3, o, runKind)
+			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), x.want) {
+				t.Errorf("%s: rank %d: %v", x.name, c.Rank(), err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Errorf("%s: %v", x.name, err)
 		}
 	}
 }

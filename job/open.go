@@ -29,6 +29,12 @@ var ordinary = opener{backends.Open, backends.OpenComm}
 
 // open reads the job file, opens the device and makes the mesh on the communicator that goes with it: all ranks, or none.
 func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
+	// First of all: ranks that were started to do different things would meet in different collectives.
+	err := comm.Same(world, "command line", comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
+		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})
+	if err != nil {
+		return err
+	}
 	src, err := readOnRoot(world, o.Path)
 	if err != nil {
 		return err
@@ -39,9 +45,6 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 		err = e.Job.Resolve(world.Size())
 	}
 	if err := comm.Agree(world, err); err != nil {
-		return err
-	}
-	if err := comm.Same(world, "job", comm.Field{Name: "--set", Value: strings.Join(o.Sets, " ")}); err != nil {
 		return err
 	}
 	if e.opener = o.open; e.opener.device == nil {

@@ -28,13 +28,17 @@ type Options struct {
 
 	limit time.Duration     // that a collective may take; launch sets it
 	late  func(text string) // told that the watch has given up on a peer
+	verb  string            // what is done with the job file
 	words []string          // behind a verb that takes no job file
 	open  opener            // of device and communicator; nil = internal/backends
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the
 // same code. A rank that fails on its own names itself on Stderr and ends the whole job.
-func Run(o Options) error { return launch(o, runKind) }
+func Run(o Options) error {
+	o.verb = "run"
+	return launch(o, runKind)
+}
 
 func runKind(e *Env) error {
 	if _, ok := savedJobs[e.Job.Kind]; ok {
@@ -59,7 +63,7 @@ func launch(o Options, body func(*Env) error) error {
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
 		return status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks)
 	}
-	world, err := comm.World()
+	world, err := o.world(env)
 	if err != nil {
 		return err
 	}
@@ -69,6 +73,21 @@ func launch(o Options, body func(*Env) error) error {
 	}
 	err, _ = runRank(world, env.LocalSize, o, body)
 	return err
+}
+
+// leastStart is how long processes may take to load and find one another, however short ULYSSES_TIMEOUT is.
+const leastStart = 20 * time.Second
+
+// world is the communicator of all processes. Where one of them never joins, because it was started to do something else, MPI waits for ever.
+func (o *Options) world(env slurm.Environment) (comm.Comm, error) {
+	if limit := max(o.limit, leastStart); o.limit > 0 {
+		defer time.AfterFunc(limit, func() {
+			complain(o.Stderr, status.Errorf(status.Comm, "rank %d has waited %v for all %d tasks of %s to start MPI: start the same command on each of them",
+				env.Rank, limit, env.Tasks, env.Launcher))
+			os.Exit(int(status.Comm))
+		}).Stop()
+	}
+	return comm.World()
 }
 
 // launchLocal runs goroutine ranks in this process. A goroutine that is late for ever cannot be ended: it is left behind, and the process

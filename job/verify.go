@@ -22,6 +22,7 @@ var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 // saved tensors; of a training job the loss, the gradients and the updated weights of the first step. A difference beyond rounding is a
 // Numeric error.
 func Verify(o Options) error {
+	o.verb = "verify"
 	return launch(o, func(e *Env) error {
 		compute := trainTensors
 		if _, ok := savedJobs[e.Job.Kind]; ok {

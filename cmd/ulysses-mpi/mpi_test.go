@@ -188,6 +188,27 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
+// Processes of one job that were started with different verbs are refused: at once where all of them join in, else when one has waited long enough.
+func TestVerbsOfAJobAreOne(t *testing.T) {
+	sets := small(t.TempDir(), "train.steps=1")
+	for _, x := range []struct {
+		other []string
+		code  int
+		want  string
+		least time.Duration
+	}{
+		{append([]string{"verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
+		{[]string{"version"}, 5, "tasks of mpirun (Open MPI) to start MPI", 20 * time.Second},
+	} {
+		begin := time.Now()
+		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "2", program, "run"}, sets...)
+		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, append(append(argv, ":", "-n", "1", program), x.other...)...)
+		if took := time.Since(begin); code != x.code || !strings.Contains(stderr, x.want) || took < x.least || took > x.least+60*time.Second {
+			t.Errorf("%s: exit %d after %v: %s", x.other[0], code, took, stderr)
+		}
+	}
+}
+
 func parseLosses(t *testing.T, jsonl []byte) (out []float64) {
 	t.Helper()
 	for d := json.NewDecoder(bytes.NewReader(jsonl)); d.More(); {
