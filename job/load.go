@@ -9,6 +9,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -25,7 +26,7 @@ func Parse(src []byte, path string, sets []string, getenv func(string) (string, 
 	d := Default()
 	l := &loader{job: &d, bad: map[string]bool{}}
 	l.job.Path, l.job.at = path, map[string]origin{}
-	l.file(strings.TrimPrefix(strings.ReplaceAll(string(src), "\r\n", "\n"), "\ufeff"))
+	l.file(strings.ReplaceAll(string(bom.Trim(src)), "\r\n", "\n"))
 	for i, s := range sets {
 		l.set(i, s)
 	}

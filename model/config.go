@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -70,7 +71,7 @@ var refusals = map[string]string{
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
 func ParseConfig(text []byte) (*Config, error) {
-	d := json.NewDecoder(bytes.NewReader(text))
+	d := json.NewDecoder(bytes.NewReader(bom.Trim(text)))
 	d.UseNumber() // so that Save writes the numbers as they were
 	var raw map[string]any
 	if err := d.Decode(&raw); err != nil || raw == nil {

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -87,7 +88,7 @@ func (f *Folder) openWeights() error {
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"`
 	}
-	if err := json.Unmarshal(text, &index); err != nil || len(index.WeightMap) == 0 {
+	if err := json.Unmarshal(bom.Trim(text), &index); err != nil || len(index.WeightMap) == 0 {
 		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir, indexFile, err)
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {

@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -137,6 +138,14 @@ func (d *decoder) read(path string, offset, n int64, buf []byte) ([]byte, error)
 		return buf[:at], status.Errorf(status.IO, "%s: cannot be read at byte %d: %w", path, offset, err)
 	}
 	return buf, nil
+}
+
+// textAt is a piece of a file of text from a place on: a byte order mark is no part of it.
+func textAt(offset int64, raw []byte) []byte {
+	if offset == 0 {
+		return bom.Trim(raw)
+	}
+	return raw
 }
 
 // extend makes a slice n elements longer. A large one gets little to spare: a block that is as large as a file should not cost twice.

@@ -58,7 +58,7 @@ func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
 }
 
 func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
-	for len(raw) > 0 {
+	for raw = textAt(b.offset, raw); len(raw) > 0; {
 		n := bytes.IndexByte(raw, '\n') + 1
 		ended := n > 0
 		if !ended {

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -74,10 +75,11 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		}
 	}
 	for k := range 7 {
+		mark := []string{"", bom.Mark}[(int64(k)+seed)%2] // no part of a text
 		if k%3 == 1 {
 			s := text(r.Intn(60))
 			add(s)
-			paths = append(paths, file(t, dir, fmt.Sprintf("%d.txt", k), s))
+			paths = append(paths, file(t, dir, fmt.Sprintf("%d.txt", k), mark+s))
 			continue
 		}
 		var lines strings.Builder
@@ -92,7 +94,7 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		if r.Intn(2) == 0 {
 			s = strings.TrimRight(s, "\r\n ")
 		}
-		paths = append(paths, file(t, dir, fmt.Sprintf("%d.jsonl", k), s))
+		paths = append(paths, file(t, dir, fmt.Sprintf("%d.jsonl", k), mark+s))
 	}
 	return paths, docs
 }

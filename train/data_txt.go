@@ -25,7 +25,7 @@ func (f *txtBytes) decode(d *decoder, b *block, raw []byte, p *piece) (err error
 		p.starts, doc = append(p.starts, 0), 0
 	}
 	d.before = b.offset
-	p.ids, err = d.encode(p.ids, raw, none, doc)
+	p.ids, err = d.encode(p.ids, textAt(b.offset, raw), none, doc)
 	d.before = 0
 	return err
 }
@@ -46,7 +46,7 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 	if d.raw, err = d.read(f.name, 0, f.size, d.raw[:0]); err != nil {
 		return err
 	}
-	whole, err := d.encode(nil, d.raw, none, 0)
+	whole, err := d.encode(nil, textAt(0, d.raw), none, 0)
 	if err != nil || len(whole) == 0 {
 		return err
 	}
@@ -78,7 +78,7 @@ func (f *txtTokens) piece(d *decoder, at int64, left []int32) (end int64, err er
 	for step := f.step; step <= 8*f.step; step *= 2 {
 		end = cutText(d.raw, at, step)
 		p.reset()
-		if p.ids, err = d.encode(p.ids, d.raw[at:end], none, 0); err != nil {
+		if p.ids, err = d.encode(p.ids, textAt(at, d.raw[at:end]), none, 0); err != nil {
 			return at, err
 		}
 		n := len(p.ids)
@@ -106,7 +106,7 @@ func cutText(text []byte, at, step int64) int64 {
 }
 
 func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *piece) (err error) {
-	p.ids, err = d.encode(p.ids, raw, none, 0)
+	p.ids, err = d.encode(p.ids, textAt(b.offset, raw), none, 0)
 	f.finish(d, b.offset, b.offset+int64(len(raw)), p)
 	return err
 }

@@ -39,13 +39,14 @@ var may = map[string]string{
 	"internal/devicetest":  "comm device internal/backends internal/cudatest internal/fake",
 	"internal/arch":        "",
 	"internal/status":      "",
+	"internal/bom":         "",
 	"internal/clock":       "",
 	"internal/trace":       "",
 	"slurm":                "",
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/clock internal/trace slurm "
+const leaves = " internal/status internal/bom internal/clock internal/trace slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -33,7 +34,7 @@ func (t *Tokenizer) findEOS(folder string) (int32, error) {
 			return -1, status.Errorf(status.IO, "the end of a document: %w", err)
 		}
 		var s special
-		if err := json.Unmarshal(text, &s); err != nil {
+		if err := json.Unmarshal(bom.Trim(text), &s); err != nil {
 			return -1, status.Errorf(status.InvalidConfig, "the end of a document: %s: %w", path, err)
 		}
 		if s.Text != nil && !said(s.ID) {

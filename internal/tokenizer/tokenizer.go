@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -75,7 +76,7 @@ func Open(path string) (*Tokenizer, error) {
 
 func (t *Tokenizer) read(text []byte) error {
 	var f file
-	if err := json.Unmarshal(text, &f); err != nil {
+	if err := json.Unmarshal(bom.Trim(text), &f); err != nil {
 		return status.Errorf(status.InvalidConfig, "not a tokenizer.json: %w", err)
 	}
 	if f.Version != "" && f.Version != "1.0" {
