@@ -13,18 +13,15 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	tq, tk := a.Q.Shape[0], a.K.Shape[0]
 	left, right := sides(a)
-	one := *a
-	one.Window = nil
-	one.CuQ, one.CuK = []int64{0, tq}, []int64{0, tk}
-	l := d.layAttention(&one, backward, nil)
-	blocks := l.blocks + tq + tk // as many documents as tokens
-	bytes := l.bytes - padded(l.wave*l.partialFloats*4) + padded(blocks*C.sizeof_attention_block) - padded(l.blocks*C.sizeof_attention_block)
+	l := attentionLayout{blocks: blocksOf(tq, tk) + tq + tk} // as many documents as tokens
+	d.layTables(a, &l, backward)
+	bytes := l.atPartial
 	if !backward {
 		return bytes
 	}
 	pairs := float64(tq) * float64(tk)
 	if a.Causal && tq <= tk {
-		pairs = float64(l.pairs)
+		pairs = causalPairs(tq, tk)
 	}
 	if left+right < tk {
 		pairs = min(pairs, float64(tq)*float64(left+right+1))
@@ -45,4 +42,17 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 		partial = max(partial, padded(waveOf(kvHeads, int64(d.workers), parts)*floats*4))
 	}
 	return bytes + partial
+}
+
+// blocksOf is the number of blocks of one document.
+func blocksOf(tq, tk int64) int64 {
+	if tq == 0 {
+		return min(tk, 1)
+	}
+	return ceilDiv(tq, blockRows(tq))
+}
+
+// causalPairs is what the causal mask leaves of one document with no fewer keys than queries, exact where a float is: there may be 2^80.
+func causalPairs(tq, tk int64) float64 {
+	return float64(tq)*float64(tk-tq) + float64(tq)*float64(tq+1)/2
 }

@@ -51,3 +51,40 @@ func TestAttentionBound(t *testing.T) {
 		}
 	}
 }
+
+// What the bound takes of one long document without walking over it is what the walk counts; it walks over none, however long.
+func TestAttentionBoundIsArithmetic(t *testing.T) {
+	o, err := New(Options{Workers: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	d := o.(*Device)
+	for tq := int64(0); tq < 1500; tq = tq*9/8 + 1 {
+		for tk := int64(0); tk < 1500; tk = tk*9/8 + 1 {
+			for _, causal := range []bool{true, false} {
+				a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, 4, 16), K: tensor.Of(nil, tensor.F32, tk, 2, 16), V: tensor.Of(nil, tensor.F32, tk, 2, 24),
+					Causal: causal, CuQ: []int64{0, tq}, CuK: []int64{0, tk}}
+				for _, backward := range []bool{false, true} {
+					walked, counted := d.layAttention(&a, backward, nil), attentionLayout{blocks: blocksOf(tq, tk)}
+					d.layTables(&a, &counted, backward)
+					if walked.blocks != counted.blocks || walked.atPartial != counted.atPartial || walked.most != counted.most ||
+						causal && tq <= tk && causalPairs(tq, tk) != float64(walked.pairs) {
+						t.Fatalf("%d x %d, causal %v, backward %v: %+v, counted %+v and %v pairs", tq, tk, causal, backward, walked, counted, causalPairs(tq, tk))
+					}
+				}
+			}
+		}
+	}
+	for _, backward := range []bool{false, true} {
+		last := int64(0)
+		for tokens := int64(1); tokens <= 1<<40; tokens *= 2 { // a walk over the last of them takes minutes
+			x := tensor.Of(nil, tensor.BF16, tokens, 1, 256)
+			n := o.AttentionWorkspace(&device.Attention{Q: x, K: x, V: x, Causal: true}, backward)
+			if n < last || n < tokens {
+				t.Errorf("%d tokens, backward %v: %d bytes, for half as many %d", tokens, backward, n, last)
+			}
+			last = n
+		}
+	}
+}

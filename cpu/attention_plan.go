@@ -64,12 +64,15 @@ func (c *blockCursor) next() bool {
 // cut takes the next block of the document from query row q0 on.
 func (c *blockCursor) cut(q0 int64) {
 	d := c.doc - 1
-	n := c.a.CuQ[d+1] - c.a.CuQ[d]
-	size := int64(0)
-	if n > 0 {
-		size = ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
+	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+blockRows(c.a.CuQ[d+1]-c.a.CuQ[d])))
+}
+
+// blockRows is the queries of a block, but for the last, of a document of n.
+func blockRows(n int64) int64 {
+	if n == 0 {
+		return 0
 	}
-	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+size))
+	return ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
 }
 
 // sides are how many keys a query sees on either side of where it stands; causal is none to the right.
@@ -137,6 +140,21 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 		const taskFlops = 4e6
 		l.group = max(1, min(l.blocks, int64(taskFlops*float64(l.blocks)/(2*float64(l.pairs)*float64(dim+dv)))))
 	}
+	d.layTables(a, &l, backward)
+	if backward {
+		d.layParts(a, &l, memory)
+	}
+	l.wave = kvHeads
+	if l.partialFloats > 0 {
+		l.wave = waveOf(kvHeads, int64(d.workers), l.parts)
+	}
+	l.bytes = l.atPartial + padded(l.wave*l.partialFloats*4)
+	return l
+}
+
+// layTables places what lies before the partial sums: tables of so many blocks, and scratch.
+func (d *Device) layTables(a *device.Attention, l *attentionLayout, backward bool) {
+	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	l.atParts = padded(l.blocks * C.sizeof_attention_block)
 	l.atKVHead = l.atParts + padded(C.ATT_PARTS*C.sizeof_attention_part)
 	l.atFirst = l.atKVHead + padded(a.Q.Shape[1]*8)
@@ -149,20 +167,13 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 			grouped = 1
 		}
 		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped))
-		d.layParts(a, &l, memory)
 	}
 	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
-	l.wave = kvHeads
-	if l.partialFloats > 0 {
-		l.wave = waveOf(kvHeads, int64(d.workers), l.parts)
-	}
-	l.bytes = l.atPartial + padded(l.wave*l.partialFloats*4)
-	return l
 }
 
 // partsFor is how many parts the backward pass of a key head is split into.
 func partsFor(pairs float64, dim, dv int64) int64 {
-	return max(1, min(C.ATT_PARTS, int64(pairs*float64(6*dim+4*dv)/partFlops)))
+	return max(1, int64(min(C.ATT_PARTS, pairs*float64(6*dim+4*dv)/partFlops)))
 }
 
 // waveOf is how many key heads have their partial sums in memory at a time.
