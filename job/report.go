@@ -66,9 +66,11 @@ func (s *session) report(p *progress) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	recorded, err := s.writeTrace()
-	if err != nil {
-		return err
+	var recorded *traced
+	if s.failed == nil { // else nothing has ended the recording
+		if recorded, err = s.writeTrace(); err != nil {
+			return err
+		}
 	}
 	if err := s.writeReport(p, facts, recorded); err != nil {
 		return err
@@ -84,7 +86,7 @@ func (s *session) report(p *progress) error {
 	}
 	s.printTraffic(facts)
 	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
-	if s.Job.Kind == "train" && s.Job.Output.Model {
+	if s.Job.Kind == "train" && s.Job.Output.Model && s.failed == nil {
 		fmt.Fprintf(s.Stdout, "model            %s\n", filepath.Join(s.Job.Output.Dir, "model"))
 	}
 	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())

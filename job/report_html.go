@@ -7,10 +7,8 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"time"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
@@ -52,6 +50,7 @@ type page struct {
 	Script template.JS
 
 	Title, State, About string
+	Failed              string    // what ended the run before its time
 	Facts               []factRow // the run in a few numbers
 	Charts              []chart
 	Metrics             *history
@@ -119,6 +118,9 @@ func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
 	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: s.state(p),
 		About: s.about(), Metrics: h, Charts: h.charts(), Phases: phaseRows(facts), Traffic: trafficRows(facts), Job: s.source, JobPath: s.Job.Path, Sets: s.sets,
 		Keys: s.keys()}
+	if s.failed != nil {
+		x.Failed = withoutRanks(s.failed.Error())
+	}
 	if err != nil {
 		x.Note = fmt.Sprintf("metrics.jsonl could not be read whole: %v", err)
 	}
@@ -138,11 +140,19 @@ func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
 
 // state is how the run ended.
 func (s *session) state(p *progress) string {
+	done := s.trainer.Resumed
+	if p.last != nil {
+		done = p.last.Step
+	}
 	switch {
+	case s.Job.Kind == "eval" && s.failed != nil:
+		return "failed"
 	case s.Job.Kind == "eval":
 		return "evaluated"
+	case s.failed != nil:
+		return fmt.Sprintf("failed after step %d of %d", done, s.steps)
 	case s.trainer.Stopped():
-		return fmt.Sprintf("stopped in time after step %d of %d, with a checkpoint", p.last.Step, s.steps)
+		return fmt.Sprintf("stopped in time after step %d of %d, with a checkpoint", done, s.steps)
 	case s.trainer.Resumed > 0:
 		return fmt.Sprintf("finished all %d steps, resumed after step %d", s.steps, s.trainer.Resumed)
 	}
@@ -268,40 +278,4 @@ func (s *session) resident(facts []rankFacts) []factRow {
 			factRow{"the rest", size(most - planned), "program, data, communicator, copies for checkpoints"})
 	}
 	return rows
-}
-
-// keys is every key of the job with its value.
-func (s *session) keys() []keyRow {
-	var rows []keyRow
-	for _, f := range schema {
-		value := strings.ReplaceAll(fmt.Sprint(f.get(s.Job)), "map[]", "{}")
-		rows = append(rows, keyRow{f.key, value, s.Job.IsSet(f.key)})
-	}
-	return rows
-}
-
-func (s *session) environment(facts []rankFacts, t *traced) []factRow {
-	end := time.Now()
-	info := s.Device.Info()
-	rows := []factRow{
-		{"program", programVersion(), ""},
-		{"began", s.began.Format("2006-01-02 15:04:05 MST"), ""},
-		{"ended", end.Format("2006-01-02 15:04:05 MST"), "after " + end.Sub(s.began).Round(time.Second).String()},
-		{"hosts", hosts(facts), ""},
-		{"processors", distinct(facts, func(f rankFacts) string { return f.CPU }), runtime.GOOS + "/" + runtime.GOARCH},
-		{"ranks", fmt.Sprintf("%d × %s threads", len(facts), distinct(facts, func(f rankFacts) string { return strconv.Itoa(f.Threads) })), ""},
-		{"device", info.Kind + ": " + distinct(facts, func(f rankFacts) string { return f.Device }), ""},
-		{"kernels", info.Kernels, "computing in " + dtypeName(s.Compute)},
-		{"communicator", s.Mesh.World.Kind(), ""},
-	}
-	if lib := strings.Join(strings.Fields(comm.Library()), " "); lib != "" {
-		rows = append(rows, factRow{"MPI", lib, ""})
-	}
-	if plan := s.model.Linear(); plan != nil {
-		rows = append(rows, factRow{"linear attention", plan.String(), ""})
-	}
-	if t != nil {
-		rows = append(rows, factRow{"trace.json", fmt.Sprintf("steps %d to %d, %s spans, %s", t.First, t.Last, groups(t.Spans), t.clocks()), fmt.Sprintf("%d did not fit", t.Lost)})
-	}
-	return append(rows, variables()...)
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/html"
 
 	"ulysses/comm"
+	"ulysses/internal/status"
 	"ulysses/train"
 )
 
@@ -250,6 +251,38 @@ func text(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// A run that all ranks give up together leaves the report of the steps that were done, which says why it ended.
+func TestReportOfAFailedRun(t *testing.T) {
+	for _, x := range []struct {
+		name  string
+		sets  []string
+		state string
+		steps int // in the report
+		says  string
+	}{
+		{"later", []string{"optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0", "output.trace=[1, 6]"}, "failed after step 1 of 6", 1, "train: step 2: loss "},
+		{"at once", []string{"model.new.initializer_range=1e38"}, "failed after step 0 of 6", 0, "train: step 1: loss "},
+		{"evaluation", []string{"kind=eval", "eval.split=0.2", "model.new.initializer_range=1e38"}, "failed", 0, "train: evaluation after step 0: loss "},
+	} {
+		dir, run := newKept(t, append(x.sets, "checkpoint.every=0")...)
+		out, err := run(3)
+		if status.Of(err) != status.Numeric || !strings.Contains(err.Error(), x.says) || strings.Contains(out, "model            ") || strings.Contains(out, "NOT EQUAL") {
+			t.Fatalf("%s: %v\n%s", x.name, err, out)
+		}
+		report := filepath.Join(dir, "out", map[bool]string{true: "report-eval.html", false: "report.html"}[x.name == "evaluation"])
+		p := readReport(t, report)
+		if text := p.text[""]; !strings.Contains(text, x.state) || !strings.Contains(text, x.says) || strings.Contains(text, "finished") {
+			t.Errorf("%s: %s", x.name, text)
+		}
+		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 && !strings.Contains(p.text["curves"], "No step was done.") {
+			t.Errorf("%s: %+v %s", x.name, p.charts, p.text["curves"])
+		}
+		if !strings.Contains(out, report) {
+			t.Errorf("%s: the table does not name the report: %s", x.name, out)
+		}
+	}
 }
 
 // Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is left out.

@@ -25,6 +25,7 @@ type session struct {
 	trainer *train.Trainer
 	data    *train.Data
 	steps   int64
+	failed  error // what ended the steps before their time, on all ranks
 }
 
 func runTrain(e *Env) (err error) {
@@ -59,6 +60,12 @@ func runTrain(e *Env) (err error) {
 	}
 	err = e.inStep(s.run)
 	p.finish()
+	if train.Shared(err) { // all ranks are here, with the steps that were done
+		s.failed = err
+		if lost := s.report(p); lost != nil {
+			s.Log.Error().Msg(lost.Error())
+		}
+	}
 	if err != nil {
 		return err
 	}
