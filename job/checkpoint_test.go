@@ -72,6 +72,18 @@ func losses(t *testing.T, dir string) (x []float64) {
 	return x
 }
 
+// A checkpoint that is being written when the next step fails on all ranks is finished: the run goes on from it, with a lower learning rate.
+func TestCheckpointBeforeAFailure(t *testing.T) {
+	dir, run := newKept(t, "checkpoint.every=1", "optimizer.clip=0.0")
+	if _, err := run(2, "optimizer.lr=1e18", "optimizer.warmup=0"); status.Of(err) != status.Numeric {
+		t.Fatal(err)
+	}
+	states, err := os.ReadDir(filepath.Join(dir, "out", "checkpoints"))
+	if err != nil || len(states) != 1 || states[0].Name() != "step-00000001" || len(losses(t, dir)) != 1 {
+		t.Errorf("%v %v, losses %v", states, err, losses(t, dir))
+	}
+}
+
 func drop(t *testing.T, dir string, steps ...int) {
 	t.Helper()
 	for _, step := range steps {

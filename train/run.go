@@ -1,12 +1,26 @@
 package train
 
 import (
+	"errors"
 	"time"
 )
 
 // Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
 // must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
 func (t *Trainer) Run() error {
+	err := t.run()
+	if t.saver == nil || !Shared(err) {
+		return err
+	}
+	// All ranks are here: the state that was begun behind an earlier step is not to be lost with this one.
+	lost := t.saver.finish()
+	if lost != nil && !Shared(lost) {
+		return lost
+	}
+	return errors.Join(err, lost)
+}
+
+func (t *Trainer) run() error {
 	for step := t.Resumed; step < t.Steps && !t.stopped; step++ {
 		if err := t.Trace.before(step + 1); err != nil {
 			return err
