@@ -49,6 +49,7 @@ func runKind(e *Env) error {
 
 // launch finds out how this process was started, and runs body once for each rank that lives in it.
 func launch(o Options, body func(*Env) error) error {
+	signal.Ignore(syscall.SIGPIPE) // a reader of standard output that has gone ends no run: see printer
 	env := slurm.Env()
 	if err := env.Ready(comm.Available()); err != nil {
 		return err

@@ -55,3 +55,25 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 }
+
+// Who reads the tables may go away: the run does its work to the end, and says at its end that they were not all printed.
+func TestReaderGoesAway(t *testing.T) {
+	dir := t.TempDir()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	read.Close()
+	defer write.Close()
+	cmd := exec.Command(os.Args[0], "../../examples/quickstart.toml", "--set", "output.dir="+dir, "--set", "train.steps=1", "--set", "data.sequence=64", "--set", "parallel.ulysses=1",
+		"--set", "eval.split=0.0")
+	cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1")
+	var stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = write, &stderr
+	if err := cmd.Run(); cmd.ProcessState.ExitCode() != int(status.IO) || !strings.Contains(stderr.String(), "standard output: ") {
+		t.Errorf("%v: %s", err, stderr.String())
+	}
+	if _, err := os.Stat(filepath.Join(dir, "report.html")); err != nil {
+		t.Error(err)
+	}
+}
