@@ -1,8 +1,10 @@
 package job
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -241,6 +243,20 @@ func TestEvaluationBesideARun(t *testing.T) {
 	}
 	if s := text(t, metrics); strings.Contains(s, `"step":0`) || !strings.HasPrefix(s, `{"step":1,`) {
 		t.Errorf("anew: metrics.jsonl: %s", s)
+	}
+}
+
+// A training run's own job file, evaluated, is a model that was never trained: that is said.
+func TestEvaluationOfANewModel(t *testing.T) {
+	dir, _ := newKept(t)
+	for kind, want := range map[string]bool{"eval": true, "train": false} {
+		var stderr bytes.Buffer
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "train.steps=1"}, Ranks: 2, Stdout: io.Discard, Stderr: &stderr}); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(stderr.String(), "not trained, but drawn from seed") != want {
+			t.Errorf("%s: %s", kind, stderr.String())
+		}
 	}
 }
 

@@ -30,6 +30,9 @@ type session struct {
 
 func runTrain(e *Env) (err error) {
 	start := time.Now()
+	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
+		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: its weights are not trained, but drawn from seed: give model.path, such as a run's model/")
+	}
 	s, err := prepare(e, true)
 	if err != nil {
 		return err
