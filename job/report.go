@@ -66,11 +66,9 @@ func (s *session) report(p *progress) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	var recorded *traced
-	if s.failed == nil { // else nothing has ended the recording
-		if recorded, err = s.writeTrace(); err != nil {
-			return err
-		}
+	recorded, err := s.writeTrace()
+	if err != nil {
+		return err
 	}
 	if err := s.writeReport(p, facts, recorded); err != nil {
 		return err

@@ -279,7 +279,7 @@ func TestReportOfAFailedRun(t *testing.T) {
 		says  string
 	}{
 		{"later", []string{"optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0", "output.trace=[1, 6]"}, "failed after step 1 of 6", 1, "train: step 2: loss "},
-		{"at once", []string{"model.new.initializer_range=1e38"}, "failed after step 0 of 6", 0, "train: step 1: loss "},
+		{"at once", []string{"model.new.initializer_range=1e38", "output.trace=[1, 6]"}, "failed after step 0 of 6", 0, "train: step 1: loss "},
 		{"evaluation", []string{"kind=eval", "eval.split=0.2", "model.new.initializer_range=1e38"}, "failed", 0, "train: evaluation after step 0: loss "},
 	} {
 		dir, run := newKept(t, append(x.sets, "checkpoint.every=0")...)
@@ -294,6 +294,9 @@ func TestReportOfAFailedRun(t *testing.T) {
 		}
 		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 && !strings.Contains(p.text["curves"], "No step was done.") {
 			t.Errorf("%s: %+v %s", x.name, p.charts, p.text["curves"])
+		}
+		if x.name == "later" && !strings.Contains(out, "trace.json: steps 1 to 1, ") || x.name == "at once" && !strings.Contains(out, "trace            none: ") {
+			t.Errorf("%s: the trace: %s", x.name, out)
 		}
 		if !strings.Contains(out, report) {
 			t.Errorf("%s: the table does not name the report: %s", x.name, out)

@@ -46,7 +46,7 @@ type traceOrigin struct {
 // writeTrace brings the ranks' spans to rank 0, which writes trace.json; nil where no step of the range was run. Collective.
 func (s *session) writeTrace() (*traced, error) {
 	t := s.trainer.Trace
-	if t == nil || t.Steps[0] == 0 {
+	if t == nil || t.Steps[1] == 0 {
 		return nil, nil
 	}
 	host, _ := os.Hostname()

@@ -9,10 +9,16 @@ import (
 // must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
 func (t *Trainer) Run() error {
 	err := t.run()
-	if t.saver == nil || !Shared(err) {
+	if !Shared(err) {
 		return err
 	}
-	// All ranks are here: the state that was begun behind an earlier step is not to be lost with this one.
+	// All ranks are here: neither what was recorded nor the state that was begun behind an earlier step is to be lost with this one.
+	if lost := t.Trace.end(); lost != nil {
+		return lost
+	}
+	if t.saver == nil {
+		return err
+	}
 	lost := t.saver.finish()
 	if lost != nil && !Shared(lost) {
 		return lost
