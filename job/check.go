@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +64,10 @@ var conflicts = []rule{
 	}, "[first, last] step is needed, or []"},
 	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps: take it out"},
 	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
+	{"checkpoint.dir", func(j *Job) bool {
+		first, _, _ := strings.Cut(filepath.ToSlash(filepath.Clean(j.Checkpoint.Dir)), "/")
+		return slices.Contains([]string{"metrics.jsonl", "report.html", "trace.json"}, first)
+	}, "the run writes a file of that name: name another folder"},
 	{"checkpoint.resume", func(j *Job) bool {
 		return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
 	}, "an evaluation reads model.path alone: ulysses-mpi export writes a checkpoint as a folder for it"},

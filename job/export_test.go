@@ -197,6 +197,14 @@ func TestExportFaults(t *testing.T) {
 			t.Errorf("%s: left behind: %v", x.name, left)
 		}
 	}
+	// Where a model's folder is wanted, a checkpoint names its remedy.
+	checkpoints := filepath.Join(dir, "out", "checkpoints")
+	for _, path := range []string{checkpoints, filepath.Join(checkpoints, "step-00000002")} {
+		_, err := run(2, "kind=eval", "model.new={}", "model.path="+path)
+		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "`ulysses-mpi export "+filepath.Join(checkpoints, "step-00000002")+" FOLDER`") {
+			t.Errorf("%s as a model: %v", path, err)
+		}
+	}
 	// A state of an older program goes on all the same.
 	if err := edit("model", nil)(filepath.Join(dir, "out", "checkpoints", "step-00000002")); err != nil {
 		t.Fatal(err)

@@ -252,6 +252,7 @@ func TestFaults(t *testing.T) {
 		{name: "conflicts", code: status.InvalidConfig, src: base + "[eval]\nsplit = 0.5\npath = [\"e.txt\"]\n[train]\nsteps = 3\nepochs = 1\ntime_limit = \"soon\"\n[checkpoint]\ndir = \"../x\"\n[output]\ntrace = [4, 2]\n[optimizer]\nlr = 0\nmin_lr = 1e-4\n",
 			want: []string{":6: eval.split = 0.5: given together with eval.path", ":10: train.epochs = 1.0: given together with train.steps", `:11: train.time_limit = "soon": a duration`,
 				`:13: checkpoint.dir = "../x": it must be a folder inside`, ":15: output.trace = [4, 2]: [first, last]", ":18: optimizer.min_lr = 0.0001: larger"}},
+		{name: "checkpoints in a file", code: status.InvalidConfig, src: base + "[checkpoint]\ndir = \"./metrics.jsonl/x\"\n", want: []string{`:6: checkpoint.dir = "./metrics.jsonl/x": the run writes a file`}},
 		{name: "a budget for cut rows", code: status.InvalidConfig, src: base + "budget = 4000\n", want: []string{":5: data.budget = 4000: it deals whole documents", ":5: data.budget = 4000: a row of data.sequence tokens must fit"}},
 		{name: "refusals", code: status.Unsupported, src: base + "tokenizer = \"bytes\"\n[parallel]\nring = 2\nzero = 3\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n",
 			want: []string{":7: parallel.ring = 2", ":11: device.comm"}},

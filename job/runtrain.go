@@ -156,6 +156,8 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 	if j.Model.Path != "" {
 		if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
 			s.config = folder.Config
+		} else if from := train.FindCheckpoint(j.Model.Path); from != "" {
+			err = status.Errorf(status.Of(err), "%w; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", err, from)
 		}
 	} else if s.config, err = model.ConfigFromMap(j.Model.New); err == nil {
 		s.config, err = s.config.Override(j.Model.Override)

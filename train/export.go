@@ -36,6 +36,15 @@ func Export(path, folder string) (from string, step int64, err error) {
 	return from, c.Step, err
 }
 
+// FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there is none.
+func FindCheckpoint(path string) string {
+	from, err := checkpoint.Find(path)
+	if err != nil {
+		return ""
+	}
+	return from
+}
+
 // stored is the weights of a state as a model's folder has them.
 func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	if len(c.Model) == 0 {
