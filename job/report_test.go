@@ -260,6 +260,14 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	}
 }
 
+// The mean over no target is no loss of 0.
+func TestEvaluationOfNothing(t *testing.T) {
+	_, run := newKept(t, "kind=eval", "data.sequence=1")
+	if _, err := run(2); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "--set data.sequence=1: data.sequence: not one token is a target") {
+		t.Error(err)
+	}
+}
+
 func text(t *testing.T, path string) string {
 	t.Helper()
 	b, err := os.ReadFile(path)

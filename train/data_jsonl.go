@@ -9,6 +9,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"ulysses/internal/bom"
 	"ulysses/internal/status"
 )
 
@@ -58,7 +59,7 @@ func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
 }
 
 func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
-	for raw = textAt(b.offset, raw); len(raw) > 0; {
+	for len(raw) > 0 {
 		n := bytes.IndexByte(raw, '\n') + 1
 		ended := n > 0
 		if !ended {
@@ -68,7 +69,8 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 			return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig,
 				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; is it another kind of file?", f.limit)}
 		}
-		if doc := bytes.TrimSpace(raw[:n]); len(doc) > 0 {
+		// A byte order mark is in the middle where files were put one behind another.
+		if doc := bytes.TrimSpace(bom.Trim(raw[:n])); len(doc) > 0 {
 			text, ok := quickField(d.side[:0], doc, f.field)
 			if d.side = text[:0]; !ok {
 				s, err := textField(doc, f.field)

@@ -86,6 +86,7 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		for range r.Intn(12) {
 			s := text(r.Intn(3) * r.Intn(25))
 			line, _ := json.Marshal(map[string]any{"n": len(s), "text": s})
+			lines.WriteString(mark)
 			lines.Write(line)
 			lines.WriteString([]string{"\n", "\r\n", "\n\n", " \n"}[r.Intn(4)])
 			add(s)
@@ -94,7 +95,7 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		if r.Intn(2) == 0 {
 			s = strings.TrimRight(s, "\r\n ")
 		}
-		paths = append(paths, file(t, dir, fmt.Sprintf("%d.jsonl", k), mark+s))
+		paths = append(paths, file(t, dir, fmt.Sprintf("%d.jsonl", k), s))
 	}
 	return paths, docs
 }
