@@ -12,13 +12,19 @@ import (
 func hostProgram(t *testing.T, source string) {
 	t.Parallel()
 	t.Helper()
+	hostProgramWith(t, source)
+}
+
+// hostProgramWith gives it arguments, and runs it beside no other test.
+func hostProgramWith(t *testing.T, source string, args ...string) {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
 	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
-		"-fno-sanitize-recover=undefined", "-o", program, filepath.Join("plugin", source))
+		"-fno-sanitize-recover=undefined", "-o", program, filepath.Join("plugin", source), "-ldl")
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", compile, err, out)
 	}
-	if out, err := exec.Command(program).CombinedOutput(); err != nil {
+	if out, err := exec.Command(program, args...).CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", source, err, out)
 	}
 }

@@ -44,6 +44,7 @@ func TestLibrariesServe(t *testing.T) {
 		q, k   []int64
 		full   bool
 		window *device.Window
+		kv     []int64
 	}{
 		{name: "one document", hq: 8, h: 2, dim: 128, q: []int64{0, 2048}},
 		{name: "a head for each", hq: 4, h: 4, dim: 64, q: []int64{0, 1024}},
@@ -56,6 +57,8 @@ func TestLibrariesServe(t *testing.T) {
 		{name: "documents in a window", hq: 8, h: 2, dim: 128, q: []int64{0, 700, 2048}, window: &device.Window{Left: 255, Right: 0}},
 		{name: "one query", hq: 8, h: 2, dim: 128, q: []int64{0, 1}, k: []int64{0, 512}},
 		{name: "heads of 256", hq: 4, h: 2, dim: 256, q: []int64{0, 1024}},
+		{name: "the end of a group", hq: 4, h: 2, dim: 128, q: []int64{0, 2048}, kv: []int64{0, 0, 0, 1}}, // Qwen2.5-7B on 8 ranks
+		{name: "documents, groups and parts of two", hq: 11, h: 4, dim: 128, q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
 	} {
 		t.Run("attention, "+c.name, func(t *testing.T) {
 			if c.k == nil {
@@ -68,7 +71,7 @@ func TestLibrariesServe(t *testing.T) {
 			var g device.AttentionGrad
 			g.Q, g.K, g.V, g.Out = take()
 			g.DQ, g.DK, g.DV, g.DOut = take()
-			g.LSE, g.CuQ, g.CuK, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, !c.full, c.window, 0.1
+			g.LSE, g.CuQ, g.CuK, g.KVHead, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, c.kv, !c.full, c.window, 0.1
 			any := g.Attention // a question before the documents are known: its answer has to do
 			any.CuQ, any.CuK = nil, nil
 			g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))

@@ -20,7 +20,7 @@ struct item {
   int64_t hq, hkv, d, dv;
   bool causal;
   int64_t left, right;
-  std::vector<int64_t> sq, sk; // lengths of documents; sk empty = sq
+  std::vector<int64_t> sq, sk = {}; // lengths of documents; sk empty = sq
   lay layout = TOKENS;
   int dtype = ULY_BF16;
   std::vector<int64_t> kv_head = {};
@@ -81,7 +81,15 @@ const std::vector<item> items = {
     {"window of 255 before, 0 after", false, 32, 8, 128, 128, false, 255, 0, {8 * K}},
     {"inside fused q, k, v", false, 32, 8, 128, 128, true, no, no, {8 * K}, {}, FUSED},
     {"heads before tokens", false, 32, 8, 128, 128, true, no, no, {8 * K}, {}, HEADS},
-    {"heads not spread evenly", true, 4, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 1, 1, 1}},
+    {"Qwen2.5-7B, rank 1 of 8", true, 4, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 1}},
+    {"Qwen2.5-7B, rank 5 of 8", false, 3, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 1}},
+    {"Llama, rank 0 of 3", false, 11, 3, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}},
+    {"Llama, rank 1 of 3", true, 11, 4, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+    {"Llama, rank 1 of 3, 77 tokens", false, 11, 4, 128, 128, true, no, no, {77}, {}, TOKENS, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+    {"Llama, rank 1 of 6", false, 6, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 1, 1, 1, 1}},
+    {"Llama, rank 3 of 6", false, 5, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 1, 1}},
+    {"a key head that is not used", false, 4, 3, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 2, 2}},
+    {"9 groups, none as large as the one before", false, 13, 9, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}},
     {"2 documents of 4K", true, 32, 8, 128, 128, true, no, no, times(2, 4 * K)},
     {"2 documents of 4K, heads before tokens", false, 32, 8, 128, 128, true, no, no, times(2, 4 * K), {}, HEADS},
     {"3 documents", true, 32, 8, 128, 128, true, no, no, {4 * K, 3 * K, K}},
@@ -105,6 +113,8 @@ const std::vector<item> items = {
     {"documents, d 192 and 128", false, 16, 16, 192, 128, true, no, no, mixed},
     {"documents, d 256", false, 16, 8, 256, 256, true, no, no, mixed},
     {"documents inside fused q, k, v", false, 32, 8, 128, 128, true, no, no, mixed, {}, FUSED},
+    {"documents, Qwen2.5-7B, rank 1 of 8", true, 4, 2, 128, 128, true, no, no, mixed, {}, TOKENS, ULY_BF16, {0, 0, 0, 1}},
+    {"documents, Llama, rank 1 of 3", false, 11, 4, 128, 128, true, no, no, mixed, {}, FUSED, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
     {"documents, heads before tokens", false, 32, 8, 128, 128, true, no, no, mixed, {}, HEADS},
 };
 
@@ -153,15 +163,28 @@ int main(int argc, char **argv) {
     for (int backward = 0; backward < 2; backward++) {
       if (small && !c.small) continue;
       const call x(c, backward);
-      sdpa_shape shape;
-      int64_t workspace = 0;
-      const char *why = sdpa_describe(x.a, &shape);
+      sdpa_parts cut;
+      const char *why = sdpa_cut(x.a, &cut);
+      bool served = !why;
       std::string said = why ? why : "";
-      bool served = !why && sdpa_plan(shape, properties, sm, &workspace, &said);
-      const int64_t bytes = served ? sdpa_lay(shape).plan + workspace : 0;
-      if (served && shape.packed && bytes > sdpa_bound(shape)) {
-        printf("%s: %lld bytes, but the bound says %lld\n", c.name, (long long)bytes, (long long)sdpa_bound(shape));
-        wrong++;
+      int64_t bytes = 0; // the parts run one after another
+      for (int64_t i = 0; served && i < cut.n; i++) {
+        sdpa_shape shape;
+        int64_t workspace = 0;
+        std::string engine;
+        why = sdpa_describe(sdpa_part_of(x.a, cut.part[i]), &shape);
+        served = !why && sdpa_plan(shape, properties, sm, &workspace, &engine);
+        if (!served) {
+          said = why ? why : engine;
+          break;
+        }
+        said += cut.n == 1 ? engine : (i ? ", " : "") + std::to_string(shape.hq) + ":" + std::to_string(shape.hkv) + " " + engine;
+        const int64_t all = sdpa_lay(shape).plan + workspace;
+        bytes = most(bytes, all);
+        if (shape.packed && all > sdpa_bound(shape)) {
+          printf("%s: %lld bytes, but the bound says %lld\n", c.name, (long long)all, (long long)sdpa_bound(shape));
+          wrong++;
+        }
       }
       for (char &b : said) // one line, and no bars in it
         if (b == '\n' || b == '|') b = ' ';

@@ -9,6 +9,7 @@
 #pragma GCC diagnostic pop
 
 #include <unordered_map>
+#include <vector>
 
 namespace fe = cudnn_frontend;
 using Graph = fe::graph::Graph;
@@ -185,28 +186,47 @@ bool available(uly_device *d, const uly_attention &a) {
 
 int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_lay(s).plan + p.workspace; }
 
-// serving is the plan for a call with documents.
-plan *serving(uly_device *d, const uly_attention &a, sdpa_shape *s) {
-  if (const char *why = sdpa_describe(a, s)) return no(d, std::string("not for ") + why);
-  plan *p = find(d, *s);
-  // What was asked for before the documents were known has to do.
-  if (p && (s->packed || s->b > 1) && bytes_of(*s, *p) > sdpa_bound(*s)) return no(d, "more workspace than is kept for documents");
-  return p;
+// part is one of the calls that attention is cut into, with its plan.
+struct part {
+  uly_attention call;
+  sdpa_shape shape;
+  plan *p;
+};
+
+// asked is the calls that cuDNN is asked for; none, with the reason, where one of them is not for it.
+std::vector<part> asked(uly_device *d, const uly_attention &a) {
+  if (!available(d, a)) return {};
+  std::vector<part> parts;
+  sdpa_parts cut;
+  const char *why = sdpa_cut(a, &cut);
+  for (int64_t i = 0; !why && i < cut.n; i++) {
+    parts.push_back({sdpa_part_of(a, cut.part[i]), {}, nullptr});
+    why = sdpa_describe(parts.back().call, &parts.back().shape);
+  }
+  if (!why) return parts;
+  no(d, std::string("not for ") + why);
+  return {};
 }
 
-int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const char *op) {
-  sdpa_shape s;
-  plan *p = available(d, a) ? serving(d, a, &s) : nullptr;
-  if (!p) return ULY_UNSUPPORTED; // with the reason
-  cudnnHandle_t handle = static_cast<plans *>(libraries_of(d).sdpa)->handle;
+// serving is those of a call with documents, with a plan for each of them or none at all.
+std::vector<part> serving(uly_device *d, const uly_attention &a) {
+  std::vector<part> parts = asked(d, a);
+  for (part &x : parts) {
+    x.p = find(d, x.shape);
+    // What was asked for before the documents were known has to do.
+    if (x.p && (x.shape.packed || x.shape.b > 1) && bytes_of(x.shape, *x.p) > sdpa_bound(x.shape)) x.p = no(d, "more workspace than is kept for documents");
+    if (!x.p) return {};
+  }
+  return parts;
+}
 
-  const AttentionLayout tables = attention_layout(a, s.backward);
+// execute enqueues one part. `at` is the workspace behind the tables of documents, which it shares with the other parts.
+int32_t execute(uly_device *d, uly_stream *stream, const part &x, const AttentionLayout &tables, char *at, const char *op) {
+  const uly_attention &a = x.call;
+  const sdpa_shape &s = x.shape;
+  plan *p = x.p;
   const sdpa_layout mine = sdpa_lay(s);
-  char *at = static_cast<char *>(a.workspace.data) + tables.tables;
-  if (a.workspace.shape[0] < tables.tables + bytes_of(s, *p))
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op, (long long)a.workspace.shape[0], (long long)(tables.tables + bytes_of(s, *p)));
   if (s.packed) {
-    TRY(attention_upload(d, stream, &a, tables, 128, 128));
     TRY(sdpa_tables(d, stream, a, tables, s, at));
     p->pack[LENGTHS_Q] = at + mine.lengths_q;
     p->pack[LENGTHS_K] = at + mine.lengths_k;
@@ -216,29 +236,41 @@ int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const cha
   if (s.backward) TRY(sdpa_stats(d, stream, a, s, stats, true));
   p->pack[Q] = a.q.data, p->pack[K] = a.k.data, p->pack[V] = a.v.data, p->pack[OUT] = a.out.data, p->pack[STATS] = stats;
   if (s.backward) p->pack[DOUT] = a.dout.data, p->pack[DQ] = a.dq.data, p->pack[DK] = a.dk.data, p->pack[DV] = a.dv.data;
-
-  cudnnStatus_t status = cudnnSetStream(handle, stream->s);
-  if (status != CUDNN_STATUS_SUCCESS) return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
-  fe::error_t e = p->graph->execute(handle, p->pack, at + mine.plan);
+  fe::error_t e = p->graph->execute(static_cast<plans *>(libraries_of(d).sdpa)->handle, p->pack, at + mine.plan);
   if (e.is_bad()) return fail(d, ULY_DEVICE, "cuda.%s: cuDNN: %s", op, e.get_message().c_str());
   return s.backward ? ULY_OK : sdpa_stats(d, stream, a, s, stats, false);
+}
+
+int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const char *op) {
+  const std::vector<part> parts = serving(d, a);
+  if (parts.empty()) return ULY_UNSUPPORTED; // with the reason
+  int64_t bytes = 0;
+  bool packed = false;
+  for (const part &x : parts) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
+  const AttentionLayout tables = attention_layout(a, a.backward != 0);
+  if (a.workspace.shape[0] < tables.tables + bytes)
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op, (long long)a.workspace.shape[0], (long long)(tables.tables + bytes));
+  cudnnStatus_t status = cudnnSetStream(static_cast<plans *>(libraries_of(d).sdpa)->handle, stream->s);
+  if (status != CUDNN_STATUS_SUCCESS) return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
+  if (packed) TRY(attention_upload(d, stream, &a, tables, 128, 128));
+  for (const part &x : parts) TRY(execute(d, stream, x, tables, static_cast<char *>(a.workspace.data) + tables.tables, op));
+  return ULY_OK;
 }
 
 } // namespace
 
 bool sdpa_fits(uly_device *d, const void *args) {
   const uly_attention &a = attention(args);
-  sdpa_shape s;
-  if (!available(d, a)) return false;
-  return a.cu_q ? serving(d, a, &s) != nullptr : sdpa_describe(a, &s) == nullptr;
+  return !(a.cu_q ? serving(d, a) : asked(d, a)).empty();
 }
 
 int64_t sdpa_workspace(uly_device *d, const uly_attention *a) {
-  sdpa_shape s;
-  if (!available(d, *a) || sdpa_describe(*a, &s) != nullptr) return 0;
-  plan *p = find(d, s);
-  const int64_t bytes = p ? bytes_of(s, *p) : 0;
-  return a->cu_q ? bytes : most(bytes, sdpa_bound(s));
+  int64_t bytes = 0;
+  for (const part &x : asked(d, *a)) {
+    if (const plan *p = find(d, x.shape)) bytes = most(bytes, bytes_of(x.shape, *p));
+    if (!a->cu_q) bytes = most(bytes, sdpa_bound(x.shape));
+  }
+  return bytes;
 }
 
 int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *a) { return run(d, s, attention(a), "AttentionForward"); }

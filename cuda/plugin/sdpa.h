@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "library.h"
+#include "sdpa_parts.h"
 #include "sdpa_shape.h"
 
 // sdpa_tables writes lengths and offsets of documents for cuDNN, from the tables that attention_upload has written; empty documents fill up.

@@ -49,13 +49,13 @@ inline bool sdpa_by_lengths(const sdpa_shape &s) {
   return s.sq == 1 || (s.backward && ((!s.causal && s.sk % 128 != 0) || s.b * s.hq * s.sq % 4 != 0));
 }
 
-// sdpa_describe is NULL when cuDNN is asked, else why it is not. With cu_q NULL, whether it may be for some documents; the shape is then of one.
+// sdpa_describe is NULL when cuDNN is asked, else why it is not; a is a part of sdpa_parts.h, whose query heads are spread evenly. With cu_q NULL, whether it
+// may be for some documents; the shape is then of one.
 inline const char *sdpa_describe(const uly_attention &a, sdpa_shape *s) {
   memset(static_cast<void *>(s), 0, sizeof *s);
-  if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3 || a.out.ndim != 3) return "tensors of other axes than tokens, heads and features";
   s->hq = a.q.shape[1], s->hkv = a.k.shape[1], s->d = a.q.shape[2], s->dv = a.v.shape[2];
   s->tokens_q = a.q.shape[0], s->tokens_k = a.k.shape[0];
-  if (s->hq == 0 || s->hkv == 0 || s->tokens_q == 0 || s->tokens_k == 0) return "nothing to do";
+  if (s->tokens_q == 0 || s->tokens_k == 0) return "nothing to do";
   const uly_tensor *tensors[] = {&a.q, &a.k, &a.v, &a.out, &a.dout, &a.dq, &a.dk, &a.dv};
   const bool gradients = a.backward && a.dq.ndim == 3; // a question for workspace comes without: then they lie as the others do
   const int n = a.backward && gradients ? 8 : 4;
@@ -67,9 +67,6 @@ inline const char *sdpa_describe(const uly_attention &a, sdpa_shape *s) {
     for (int axis = 0; axis < 2; axis++)
       if (t.shape[axis] > 1 && (t.stride[axis] % 8 != 0 || t.stride[axis] < t.shape[2])) return "strides that are not a multiple of 16 bytes";
   }
-  if (s->hq % s->hkv != 0) return "key heads that do not divide the query heads";
-  for (int64_t h = 0; a.kv_head && h < s->hq; h++)
-    if (a.kv_head[h] != h / (s->hq / s->hkv)) return "query heads that are not spread evenly over key heads";
   if (s->d % 8 != 0 || s->dv % 8 != 0 || s->d > 256 || s->dv > 256) return "head sizes that are not multiples of 8 up to 256";
   if (s->tokens_q > SDPA_TOKENS || s->tokens_k > SDPA_TOKENS) return "more than 16 million tokens";
   if (!isfinite(a.scale)) return "a scale that is not finite";

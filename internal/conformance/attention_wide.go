@@ -50,12 +50,20 @@ func testAttentionWide(s *suite) {
 		add(2, 1, d, d, one(long(500, 100)), one(long(700, 120)), causal, &ref.Window{Left: long(128, 31), Right: 0})
 		add(2, 1, d, d, one(long(500, 100)), one(long(500, 100)), causal, &ref.Window{Left: 0, Right: -1})
 	}
+	for _, heads := range [][]int64{{0, 0, 0, 1}, {0, 1, 1, 1, 1, 2, 2}} { // heads of a rank whose share begins or ends within a group
+		hq, hkv, from := int64(len(heads)), heads[len(heads)-1]+1, len(cases)
+		square(hq, hkv, d, d, packed)
+		square(hq, hkv, d, d, one(long(192, 66)))
+		for i := range cases[from:] {
+			cases[from+i].KVHead = heads
+		}
+	}
 	layouts := []layout{dense, padded, headMajor}
 	for i := range cases {
 		g := &cases[i]
 		g.Scale = 1 / math.Sqrt(float64(g.D))
 		x := newAttentionInput(tensor.BF16, g, seeded(25, int64(i)))
-		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.Causal, g.Window)
+		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal, g.Window)
 		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, layouts[i/2%3], layouts[i/2%3]) })
 	}
 	s.attentionFarBelow()
