@@ -75,7 +75,8 @@ func gpuAttention(o *options) error {
 				return a.take(o.compute, heads, s.Tokens, s.HeadDim).Permute(1, 0, 2)
 			}
 			g = device.AttentionGrad{Attention: device.Attention{Q: take(s.Heads), K: take(s.KVHeads), V: take(s.KVHeads), Out: take(s.Heads),
-				LSE: a.take(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), Causal: s.Causal, Scale: 1 / math.Sqrt(float64(s.HeadDim))},
+				LSE: a.take(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
+				Scale: 1 / math.Sqrt(float64(s.HeadDim))},
 				DOut: take(s.Heads), DQ: take(s.Heads), DK: take(s.KVHeads), DV: take(s.KVHeads)}
 			bytes := max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true))
 			g.Workspace = a.take(tensor.U8, bytes)

@@ -35,7 +35,8 @@ type shape struct {
 	Tokens    int64
 	HeadDim   int64 `json:"head_dim"`
 	Heads     int64
-	KVHeads   int64 `json:"kv_heads"`
+	KVHeads   int64   `json:"kv_heads"`
+	KVHead    []int64 `json:"kv_head"` // key head of each query head, of a rank whose share ends within a group
 	Causal    bool
 	CuSeqlens []int64 `json:"cu_seqlens"`
 	Batch     int64

@@ -51,8 +51,12 @@ def attention(c: dict, backend: str, repeat: int) -> None:
     q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
     for x in (q, k, v):
         x.requires_grad_()
-    gqa = c["heads"] != c["kv_heads"]
-    attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=c["causal"], enable_gqa=gqa)
+    if uneven := c.get("kv_head"):  # no backend takes such heads: keys and values are repeated, a copy of them for each query head
+        index = torch.tensor(uneven, device="cuda")
+        attend = lambda: F.scaled_dot_product_attention(q, k.index_select(1, index), v.index_select(1, index), is_causal=c["causal"])
+    else:
+        gqa = c["heads"] != c["kv_heads"]
+        attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=c["causal"], enable_gqa=gqa)
     flops = 4.0 * t * t * c["heads"] * d / (2 if c["causal"] else 1)
     with sdpa_kernel(BACKENDS[backend]):
         with torch.no_grad():
