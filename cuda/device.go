@@ -18,9 +18,13 @@ import (
 // align is the alignment of allocations, in bytes: what 16-byte loads and the libraries' tables of tensors like.
 const align = 256
 
+// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace and GatedDeltaSizes are those of one on which cuDNN serves; the plug-in
+// needs no driver for them. Nothing else works on it.
+const Absent = int(C.ULY_NO_GPU)
+
 // Options choose a GPU and how it works.
 type Options struct {
-	Ordinal       int    // among the GPUs that this process sees
+	Ordinal       int    // among the GPUs that this process sees, or Absent
 	Deterministic bool   // every result repeatable to the bit
 	Kernels       string // "attention_forward=own,gemm=naive" pins rows of kernels; "" = the first that fits
 }
@@ -77,15 +81,23 @@ func (p *plugin) open(o Options) (*Device, error) {
 		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
 	}
 	d.args = C.calloc(1, argsBytes)
+	if d.more.Ordinal = o.Ordinal; o.Ordinal == Absent {
+		d.info = infoOf("a GPU that is not there", "none", 0)
+		return d, nil
+	}
 	if code := C.plug_info(d.table, d.d, out); code != 0 {
 		err := d.failed(code)
 		d.Close()
 		return nil, err
 	}
-	d.info = device.Info{Kind: "cuda", Name: C.GoString(&out.name[0]), Kernels: C.GoString(&out.kernels[0]), Align: align, Place: tensor.CUDA,
-		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, Memory: int64(out.memory)}
+	d.info = infoOf(C.GoString(&out.name[0]), C.GoString(&out.kernels[0]), int64(out.memory))
 	d.more = Details{Ordinal: o.Ordinal, UUID: C.GoString(&out.uuid[0]), Whole: int64(out.memory), Free: int64(out.free), SM: int(out.sm), Driver: int(out.driver), Emulated: out.emulated != 0}
 	return d, nil
+}
+
+func infoOf(name, kernels string, memory int64) device.Info {
+	return device.Info{Kind: "cuda", Name: name, Kernels: kernels, Align: align, Place: tensor.CUDA,
+		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, Memory: memory}
 }
 
 // SharedBy says how many ranks compute on this GPU: each may have its part of the memory.

@@ -196,8 +196,11 @@ typedef struct {
   uly_library library[ULY_LIBRARIES];
 } uly_probe;
 
+// A GPU that is not there: its workspace and delta_sizes answer as those of one on which cuDNN serves, without a driver. Nothing else does.
+enum { ULY_NO_GPU = -1 };
+
 typedef struct {
-  int32_t ordinal;
+  int32_t ordinal;       // or ULY_NO_GPU
   int32_t deterministic; // every result repeatable to the bit
   const char *kernels;   // ULYSSES_KERNEL: "attention_forward=own,gemm=naive", or NULL
 } uly_open;

@@ -102,14 +102,14 @@ bool lasts(cudaError_t e) {
 
 // enter makes the device's GPU the thread's.
 int32_t enter(uly_device *d) {
+  if (d->absent) return fail(d, ULY_DEVICE, "this GPU is not there: it answers for the memory that operations need, and for nothing else");
   if (!of(d)->broken.empty()) return fail(d, ULY_DEVICE, "the GPU has failed before, and nothing runs on it until the process is started again: %s", of(d)->broken.c_str());
   return check(d, cudaSetDevice(d->ordinal), "choosing the GPU");
 }
 
-// guarded is around every function of the table that has a device: nothing is thrown across the C face.
-template <class F> int32_t guarded(uly_device *d, F f) {
+// caught lets nothing be thrown across the C face.
+template <class F> int32_t caught(uly_device *d, F f) {
   try {
-    TRY(enter(d));
     return f();
   } catch (const std::bad_alloc &) {
     return fail(d, ULY_OUT_OF_MEMORY, "the plug-in: no host memory");
@@ -119,6 +119,17 @@ template <class F> int32_t guarded(uly_device *d, F f) {
     return fail(d, ULY_INTERNAL, "the plug-in: an unknown exception");
   }
 }
+
+// guarded is around every function of the table that has a device.
+template <class F> int32_t guarded(uly_device *d, F f) {
+  return caught(d, [&] {
+    TRY(enter(d));
+    return f();
+  });
+}
+
+// sized is guarded for functions that a GPU which is not there has as well.
+template <class F> int32_t sized(uly_device *d, F f) { return d->absent ? caught(d, f) : guarded(d, f); }
 
 std::string formatted(const char *format, va_list args) {
   char text[2048];
@@ -227,7 +238,8 @@ int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text
     d->deterministic = how->deterministic != 0;
     d->emulated = emulated;
     if (how->kernels) d->pins = how->kernels;
-    int32_t code = start(d);
+    d->absent = how->ordinal == ULY_NO_GPU;
+    int32_t code = d->absent ? ULY_OK : start(d);
     if (code == ULY_OK) {
       *out = d;
       return ULY_OK;
@@ -245,6 +257,10 @@ int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text
 
 void api_close(uly_device *d) {
   if (!d) return;
+  if (d->absent) {
+    delete of(d);
+    return;
+  }
   try {
     cudaSetDevice(d->ordinal);
     libraries_close(d);
@@ -461,14 +477,14 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
 }
 
 int32_t api_workspace(uly_device *d, const uly_attention *a, int64_t *bytes) {
-  return guarded(d, [&] {
+  return sized(d, [&] {
     *bytes = attention_workspace(d, a);
     return (int32_t)ULY_OK;
   });
 }
 
 int32_t api_delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out) {
-  return guarded(d, [&] {
+  return sized(d, [&] {
     *out = {};
     return delta_sizes(d, a, out);
   });

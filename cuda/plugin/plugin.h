@@ -34,7 +34,7 @@
 
 struct uly_device {
   int ordinal = 0, sm = 0, multiprocessors = 0, shared_limit = 0; // shared_limit: dynamic shared memory a block may have, bytes
-  bool deterministic = false, emulated = false;
+  bool deterministic = false, emulated = false, absent = false; // absent: no GPU, sizes alone are asked for
   std::string pins;      // ULYSSES_KERNEL
   std::string text;      // error()
   void *libraries = nullptr; // handles of cuBLASLt, cuDNN, plans: their files know

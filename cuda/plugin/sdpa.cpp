@@ -177,7 +177,7 @@ plan *find(uly_device *d, const sdpa_shape &s) {
 const uly_attention &attention(const void *a) { return *static_cast<const uly_attention *>(a); }
 
 bool available(uly_device *d, const uly_attention &a) {
-  if (!library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
+  if (!d->absent && !library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
   // Backward, cuDNN adds up dq in the order in which blocks come.
   else if (d->deterministic && a.backward) no(d, "its backward pass does not repeat to the bit");
   else return true; // every GPU that opens is new enough
@@ -267,7 +267,7 @@ bool sdpa_fits(uly_device *d, const void *args) {
 int64_t sdpa_workspace(uly_device *d, const uly_attention *a) {
   int64_t bytes = 0;
   for (const part &x : asked(d, *a)) {
-    if (const plan *p = find(d, x.shape)) bytes = most(bytes, bytes_of(x.shape, *p));
+    if (const plan *p = d->absent ? nullptr : find(d, x.shape)) bytes = most(bytes, bytes_of(x.shape, *p));
     if (!a->cu_q) bytes = most(bytes, sdpa_bound(x.shape));
   }
   return bytes;

@@ -1,0 +1,85 @@
+package cuda
+
+import (
+	"strings"
+	"testing"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+func absent(t *testing.T, deterministic bool) *Device {
+	t.Helper()
+	d, err := Open(Options{Ordinal: Absent, Deterministic: deterministic})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Close)
+	return d
+}
+
+// attentionOf is a question for workspace: shapes without memory.
+func attentionOf(dtype tensor.DType, tokens, hq, hkv, dim int64) *device.Attention {
+	of := func(heads int64) tensor.Tensor {
+		x := tensor.Of(nil, dtype, tokens, heads, dim)
+		x.Where = tensor.CUDA
+		return x
+	}
+	return &device.Attention{Q: of(hq), K: of(hkv), V: of(hkv), Out: of(hq), Causal: true, Scale: 1}
+}
+
+// A GPU that is not there says what one that is there says of the memory that operations need, and does nothing else.
+func TestAbsent(t *testing.T) {
+	d, _, _ := opened(t)
+	a := absent(t, true)
+	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
+		for _, tokens := range []int64{1, 100, 1 << 20, 1 << 32} {
+			call := attentionOf(dtype, tokens, 6, 3, 64)
+			for _, backward := range []bool{false, true} {
+				if dtype == tensor.BF16 && !backward && !d.Details().Emulated {
+					continue // cuDNN's plan may want more than what is kept for it
+				}
+				if got, want := a.AttentionWorkspace(call, backward), d.AttentionWorkspace(call, backward); got != want || got == 0 {
+					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes where no GPU is, %d where one is", tokens, dtype, backward, got, want)
+				}
+			}
+			x := tensor.Of(nil, dtype, tokens, 2, 64)
+			x.Where = tensor.CUDA
+			g := tensor.Of(nil, tensor.F32, tokens, 2)
+			g.Where = tensor.CUDA
+			delta := &device.GatedDelta{Q: x, K: x, V: x, Out: x, G: g, Beta: g}
+			if got, want := a.GatedDeltaSizes(delta), d.GatedDeltaSizes(delta); got != want || got.Saved == 0 {
+				t.Errorf("gated delta rule over %d tokens in %v: %+v where no GPU is, %+v where one is", tokens, dtype, got, want)
+			}
+		}
+	}
+	if i := a.Info(); i.Kind != "cuda" || i.Align != d.Info().Align || i.Place != d.Info().Place || !i.TokenMajor {
+		t.Errorf("%+v", i)
+	}
+	_, memory := a.Alloc(64)
+	_, stream := a.NewStream()
+	_, event := a.NewEvent()
+	for what, err := range map[string]error{"memory": memory, "stream": stream, "event": event} {
+		if status.Of(err) != status.Device || !strings.Contains(err.Error(), "not there") {
+			t.Errorf("%s of a GPU that is not there: %v", what, err)
+		}
+	}
+}
+
+// The plug-in that GPUs have keeps for cuDNN what cuDNN says that it takes on an H200 (matrix/expected.md), without a driver.
+func TestAbsentOfTheBuiltPlugin(t *testing.T) {
+	needBuilt(t)
+	t.Setenv(variable, built)
+	a, repeatable := absent(t, false), absent(t, true)
+	for _, c := range []struct{ tokens, hq, hkv, mib int64 }{{8192, 32, 8, 258}, {131072, 32, 8, 4128}, {1 << 20, 8, 2, 8256}} {
+		call := attentionOf(tensor.BF16, c.tokens, c.hq, c.hkv, 128)
+		got, own := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true)
+		if got < c.mib<<20 || got > 3*c.mib<<20 {
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for backward, cuDNN takes %d", c.tokens, c.hq, c.hkv, got>>20, c.mib)
+		}
+		if own <= 0 || own >= got {
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that repeats to the bit, which is not cuDNN's", c.tokens, c.hq, c.hkv, own>>20)
+		}
+	}
+}
