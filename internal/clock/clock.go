@@ -48,6 +48,14 @@ func (c *Clock) Recorder() *trace.Recorder {
 	return c.record
 }
 
+// Current is the phase that was entered last and not left; "" where there is none.
+func (c *Clock) Current() string {
+	if c == nil || len(c.stack) == 0 {
+		return ""
+	}
+	return c.phases[c.stack[len(c.stack)-1].phase].Name
+}
+
 // Push enters a phase, Pop leaves it.
 func (c *Clock) Push(name string) {
 	if c == nil {
