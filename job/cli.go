@@ -18,6 +18,7 @@ import (
 )
 
 const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n, --ranks N]
+       ulysses-mpi plan job.toml [--search] [--cluster file.toml]   memory, traffic and time of a step; runs nothing
        ulysses-mpi verify job.toml       the same job on one rank and on all, compared tensor by tensor
        ulysses-mpi export checkpoint folder   a model's folder, as at the run's end, from a checkpoint or the newest of several
        ulysses-mpi doctor                what was found on this machine, and what is missing
@@ -26,7 +27,9 @@ const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n
 Under mpirun or srun each process is one rank. Started alone, --ranks N runs N ranks inside one process.
 
   --set table.key=value   replaces a key of the job file; a TOML value, else text; may be repeated
-  -n, --ranks N           ranks inside this process (default 1)
+  -n, --ranks N           ranks inside this process (default 1); of a plan, ranks to plan for
+  --search                of a plan: the best mesh for these ranks, and the longest sequence that fits
+  --cluster file.toml     of a plan: a machine that need not be this one (docs/plan.md)
   -h, --help              this text
 
 The keys of a job file are in docs/job-file.md. The exit code is 0, or says what failed: 1 command line, 2 job file, model or data,
@@ -39,6 +42,7 @@ var verbs = map[string]struct {
 	run   func(o Options) error
 }{
 	"run":     {[]string{jobFile}, Run},
+	"plan":    {[]string{jobFile}, func(o Options) error { return onFirstRank(func() error { return Plan(o) }) }},
 	"verify":  {[]string{jobFile}, Verify},
 	"export":  {[]string{"checkpoint", "folder"}, func(o Options) error { return onFirstRank(func() error { return export(o) }) }},
 	"doctor":  {nil, func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) }},
@@ -46,11 +50,6 @@ var verbs = map[string]struct {
 }
 
 const jobFile = "job file"
-
-// planned are verbs of the command line to come; they are refused by name.
-var planned = map[string]string{
-	"plan": "predicting memory and time",
-}
 
 // Main is the command line without the process: it does what args say and returns the exit code. Failures go to stderr, once for the
 // whole job where all ranks share them.
@@ -89,6 +88,8 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 	})
 	f.IntVar(&o.Ranks, "ranks", 0, "")
 	f.IntVar(&o.Ranks, "n", 0, "")
+	f.BoolVar(&o.search, "search", false, "")
+	f.StringVar(&o.cluster, "cluster", "", "")
 	fail := func(format string, args ...any) (string, Options, error) {
 		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", fmt.Sprintf(format, args...))
 	}
@@ -105,21 +106,26 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 	}
 	given := map[string]bool{}
 	f.Visit(func(x *flag.Flag) { given[x.Name] = true })
-	if (given["n"] || given["ranks"]) && (o.Ranks < 1 || o.Ranks > maxRanks) {
-		return fail("--ranks %d: 1 to %d are possible", o.Ranks, maxRanks)
-	}
 	if len(words) == 0 {
 		return fail("a job file or a verb is needed")
 	}
 	verb = "run"
 	if _, ok := verbs[words[0]]; ok {
 		verb, words = words[0], words[1:]
-	} else if what, ok := planned[words[0]]; ok {
-		return "", o, status.Errorf(status.Unsupported, "%s: %s is not built yet; run, verify, export, doctor and version are", words[0], what)
 	} else if words[0] == "help" {
 		return "", o, flag.ErrHelp
 	}
+	most := maxRanks
+	if verb == "plan" {
+		most = maxPlanned
+	}
 	switch want := verbs[verb].words; {
+	case (given["n"] || given["ranks"]) && (o.Ranks < 1 || o.Ranks > most):
+		return fail("--ranks %d: 1 to %d are possible", o.Ranks, most)
+	case verb != "plan" && (given["search"] || given["cluster"]):
+		return fail("%s: --search and --cluster are of plan", verb)
+	case given["cluster"] && o.cluster == "":
+		return fail("plan: --cluster needs a file")
 	case len(want) == 0 && len(words) > 0:
 		return fail("%s takes no %q", verb, words[0])
 	case len(words) < len(want):

@@ -57,7 +57,6 @@ func TestVerbs(t *testing.T) {
 		{[]string{"help"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"verify", "-h"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"version"}, status.OK, "ulysses-mpi " + Version, ""},
-		{[]string{"plan", "job.toml"}, status.Unsupported, "", "ulysses-mpi: plan: predicting memory and time is not built yet"},
 		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "a folder is needed"},
 		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "a checkpoint and a folder are needed"},
 		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export takes no flags"},

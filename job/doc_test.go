@@ -55,6 +55,30 @@ func TestDocumented(t *testing.T) {
 	}
 }
 
+// docs/plan.md has every key of a cluster's file, with its default, and examples/cluster.toml is one.
+func TestPlansAreDocumented(t *testing.T) {
+	b, err := os.ReadFile("../docs/plan.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	none, err := parseCluster("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range clusterKeys {
+		row := fmt.Sprintf("| `%s` | `%s` |", k.key, asTOML(reflect.ValueOf(none).Elem().FieldByIndex(k.index).Interface()))
+		if !strings.Contains(string(b), row) {
+			t.Errorf("docs/plan.md has no row %s", row)
+		}
+	}
+	if rows := strings.Count(string(b), "\n| `"); rows != len(clusterKeys) {
+		t.Errorf("docs/plan.md has %d rows of keys, there are %d keys", rows, len(clusterKeys))
+	}
+	if c, err := ReadCluster("../examples/cluster.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
+		t.Errorf("examples/cluster.toml: %+v, %v", c, err)
+	}
+}
+
 func isRefused(key string) bool {
 	for _, r := range refusals {
 		if r.key == key {

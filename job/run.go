@@ -30,7 +30,10 @@ type Options struct {
 	late  func(text string) // told that the watch has given up on a peer
 	verb  string            // what is done with the job file
 	words []string          // behind a verb that takes no job file
-	open  opener            // of device and communicator; nil = internal/backends
+
+	search  bool   // of a plan: every mesh
+	cluster string // of a plan: a file that describes another machine
+	open    opener // of device and communicator; nil = internal/backends
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the

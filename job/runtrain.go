@@ -130,15 +130,18 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
-	if err = comm.Agree(s.Mesh.World, s.build(folder)); err != nil {
+	if err = s.layOut(); err == nil {
+		err = s.fill(folder)
+	}
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
 	j := s.Job
 	if s.data, err = train.OpenData(j.Data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
-	setup := &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Eval: s.data.Eval(), Data: &j.Data,
-		Optimizer: &j.Optimizer, OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: s.free, EvalEvery: j.Eval.Every, Clock: s.Clock}
+	setup := s.setup()
+	setup.Eval = s.data.Eval()
 	if j.Kind == "train" {
 		setup.Train = s.data.Train()
 		s.steps = j.Train.Steps
@@ -153,6 +156,13 @@ func (s *session) load() (*train.Setup, error) {
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
+// setup is what of a trainer's the job file says, without data.
+func (s *session) setup() *train.Setup {
+	j := s.Job
+	return &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Data: &j.Data, Optimizer: &j.Optimizer,
+		OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: s.free, EvalEvery: j.Eval.Every, Clock: s.Clock}
+}
+
 // openConfig reads what the model is; the folder is nil for one from scratch.
 func (s *session) openConfig() (folder *model.Folder, err error) {
 	j := s.Job
@@ -162,14 +172,23 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 		} else if from := train.FindCheckpoint(j.Model.Path); from != "" {
 			err = status.Errorf(status.Of(err), "%w; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", err, from)
 		}
-	} else if s.config, err = model.ConfigFromMap(j.Model.New); err == nil {
-		s.config, err = s.config.Override(j.Model.Override)
+	} else {
+		s.config, err = j.newConfig()
 	}
 	return folder, err
 }
 
-// build makes the model with its weights. model.New talks to the sequence group.
-func (s *session) build(folder *model.Folder) error {
+// newConfig is that of a model from scratch.
+func (j *Job) newConfig() (*model.Config, error) {
+	config, err := model.ConfigFromMap(j.Model.New)
+	if err == nil {
+		config, err = config.Override(j.Model.Override)
+	}
+	return config, err
+}
+
+// layOut makes the model and whoever holds its weights. model.New talks to the sequence group.
+func (s *session) layOut() error {
 	j := s.Job
 	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
 	if err != nil {
@@ -186,13 +205,16 @@ func (s *session) build(folder *model.Folder) error {
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
-	if s.weights, err = train.NewWeights(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt, int(j.Parallel.Zero)); err != nil {
-		return err
-	}
+	s.weights, err = train.NewWeights(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt, int(j.Parallel.Zero))
+	return err
+}
+
+// fill gives the weights their values.
+func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
 		return folder.Load(s.model)
 	}
-	return s.model.Init(uint64(j.Seed))
+	return s.model.Init(uint64(s.Job.Seed))
 }
 
 func (s *session) close() {

@@ -39,6 +39,20 @@ type location struct {
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights' files.
 func OpenFolder(dir string, override map[string]any) (*Folder, error) {
+	cfg, err := ReadConfig(dir, override)
+	if err != nil {
+		return nil, err
+	}
+	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
+	if err := f.openWeights(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// ReadConfig reads a folder's config.json, with some of its fields replaced; there need be no weights.
+func ReadConfig(dir string, override map[string]any) (*Config, error) {
 	text, err := os.ReadFile(filepath.Join(dir, configFile))
 	if err != nil {
 		remedy := "give a Hugging Face folder with config.json and *.safetensors"
@@ -54,12 +68,7 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	if err != nil {
 		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
 	}
-	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
-	if err := f.openWeights(); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
+	return cfg, nil
 }
 
 // Close closes the files.

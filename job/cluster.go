@@ -1,0 +1,184 @@
+package job
+
+import (
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+
+	"ulysses/internal/backends"
+	"ulysses/internal/rehearsal"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates are those of a rank with all its node at work; 0 is
+// what is known of the device, or what is measured here where it is this machine's.
+type Cluster struct {
+	Nodes      int64        `toml:"nodes" min:"1"`
+	PerNode    int64        `toml:"ranks_per_node" min:"1"`
+	Device     string       `toml:"device" enum:"here a100 h100 h200"` // of a rank
+	Memory     float64      `toml:"memory" min:"0"`                    // GiB of a rank's device
+	HostMemory float64      `toml:"host_memory" min:"0"`               // GiB of a node
+	Rates      ClusterRates `toml:"rates"`
+}
+
+// ClusterRates is [rates].
+type ClusterRates struct {
+	Products  float64 `toml:"products" min:"0"`  // TFLOP/s of large matrix products
+	Attention float64 `toml:"attention" min:"0"` // TFLOP/s of attention forward, causal pairs counted once
+	Gradient  float64 `toml:"gradient" min:"0"`  // of its backward, 2.5 times the FLOP
+	Delta     float64 `toml:"delta" min:"0"`     // of the gated delta rule
+	Memory    float64 `toml:"memory" min:"0"`    // GB/s of a rank's memory
+	Copies    float64 `toml:"copies" min:"0"`    // GB/s between the host and a rank's device, each way
+	Node      float64 `toml:"node" min:"0"`      // GB/s that a rank sends inside a node
+	Network   float64 `toml:"network" min:"0"`   // GB/s that a rank sends to other nodes
+	Launch    float64 `toml:"launch" min:"0"`    // µs that an operation takes at least
+	Latency   float64 `toml:"latency" min:"0"`   // µs that an exchange takes at least
+}
+
+// gpu is what is known of a kind of GPU: published figures to start from, until somebody measures.
+type gpu struct {
+	name   string
+	memory int64 // bytes that a program may have
+	rates  map[tensor.DType]rehearsal.Rates
+}
+
+// gpus: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
+// Links are NVLink and a 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
+var gpuByName = map[string]gpu{
+	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]rehearsal.Rates{
+		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]rehearsal.Rates{
+		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
+	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]rehearsal.Rates{
+		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32:  {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
+}
+
+var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)
+
+// ReadCluster reads a file of --cluster, as strictly as a job file.
+func ReadCluster(path string) (*Cluster, error) {
+	src, err := os.ReadFile(path)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "--cluster %s: %w", path, err)
+	}
+	return parseCluster(string(src), path)
+}
+
+func parseCluster(src, path string) (*Cluster, error) {
+	c := &Cluster{Nodes: 1, PerNode: 1, Device: "here"}
+	var tree map[string]any
+	if err := decodeTOML(src, &tree); err != nil {
+		return nil, status.Errorf(status.InvalidConfig, "%s: not TOML: %v", path, err)
+	}
+	var f faults
+	lines := keyLines(src).lines
+	var table func(prefix string, tree map[string]any)
+	table = func(prefix string, tree map[string]any) {
+		for name, value := range tree {
+			key := prefix + name
+			fault := func(format string, args ...any) {
+				f.add(origin{file: path, line: max(1, lines[key])}, status.InvalidConfig, key+": "+format, args...)
+			}
+			if sub, ok := value.(map[string]any); ok && key == "rates" {
+				table(key+".", sub)
+				continue
+			}
+			i := slices.IndexFunc(clusterKeys, func(k field) bool { return k.key == key })
+			if i < 0 {
+				fault("unknown key%s", nearestOf(key))
+				continue
+			}
+			if err := clusterKeys[i].convert(reflect.ValueOf(c).Elem().FieldByIndex(clusterKeys[i].index), value); err != nil {
+				fault("%v", err)
+			}
+		}
+	}
+	table("", tree)
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	if c.Nodes*c.PerNode > maxPlanned {
+		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: at most %d ranks", path, c.Nodes, c.PerNode, maxPlanned)
+	}
+	return c, nil
+}
+
+func nearestOf(key string) string {
+	var all []string
+	for _, k := range clusterKeys {
+		all = append(all, k.key)
+	}
+	if near := nearest(key, all); near != "" {
+		return "; did you mean " + near + "?"
+	}
+	return ": there are " + strings.Join(all, ", ")
+}
+
+// maxPlanned bounds the ranks of a plan.
+const maxPlanned = 1 << 20
+
+// over puts a cluster's own figures in the place of known ones.
+func (c *Cluster) over(m *machine) {
+	x := &c.Rates
+	for _, r := range []struct {
+		to    *float64
+		given float64
+		unit  float64
+	}{{&m.rates.Products, x.Products, 1e12}, {&m.rates.Attention, x.Attention, 1e12}, {&m.rates.Gradient, x.Gradient, 1e12}, {&m.rates.Delta, x.Delta, 1e12},
+		{&m.rates.Memory, x.Memory, 1e9}, {&m.rates.Copies, x.Copies, 1e9}, {&m.rates.Node, x.Node, 1e9}, {&m.rates.Network, x.Network, 1e9},
+		{&m.rates.Launch, x.Launch, 1e-6}, {&m.rates.Latency, x.Latency, 1e-6}} {
+		if r.given > 0 {
+			*r.to = r.given * r.unit
+		}
+	}
+	if c.Memory > 0 {
+		m.info.Memory = int64(c.Memory * (1 << 30))
+	}
+	if c.HostMemory > 0 {
+		m.host = int64(c.HostMemory*(1<<30)) / c.PerNode
+	}
+	m.rates.PerNode = int(c.PerNode)
+}
+
+// machine is a rank's share of the cluster.
+func (c *Cluster) machine(j *Job, config *model.Config) (m *machine, err error) {
+	if c.Device == "here" {
+		m, err = thisMachine(j, config, int(c.PerNode))
+	} else {
+		m, err = gpuByName[c.Device].machine(j)
+	}
+	if err != nil {
+		return nil, err
+	}
+	c.over(m)
+	return m, nil
+}
+
+// machine is one of GPUs that are not there.
+func (g gpu) machine(j *Job) (*machine, error) {
+	if j.Device.Backend == "cpu" {
+		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
+	}
+	d, err := backends.AbsentGPU(j.Device.Deterministic)
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "to know what memory %s needs: %w", g.name, err)
+	}
+	m := &machine{info: d.Info(), sizes: d, close: d.Close}
+	m.info.Name, m.info.Memory = g.name, g.memory
+	return m, m.known(g, j)
+}
+
+// known is the rates of a GPU that is known by its name.
+func (m *machine) known(g gpu, j *Job) error {
+	compute, err := j.compute(m.info)
+	m.rates = g.rates[compute]
+	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, dtypeName(compute))
+	return err
+}

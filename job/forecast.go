@@ -1,0 +1,199 @@
+package job
+
+import (
+	"io"
+	"maps"
+	"slices"
+
+	"github.com/rs/zerolog"
+
+	"ulysses/comm"
+	"ulysses/internal/clock"
+	"ulysses/internal/rehearsal"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/sp"
+	"ulysses/tensor"
+	"ulysses/train"
+)
+
+// forecast is a job's step on one rank, as it was rehearsed there.
+type forecast struct {
+	*session
+	took   // in a step, of an evaluation in a pass; nothing where it was only sized
+	rank   int
+	device *rehearsal.Device
+	memory []model.Component
+	tokens int64 // of a step, or pass, of all ranks
+}
+
+// foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the one that takes the most memory; the time is the
+// longest of them. A plan that does not fit is an error of kind OutOfMemory. Without timing it is sized alone.
+func foresee(j *Job, m *machine, config *model.Config, timing bool) (*forecast, error) {
+	var most *forecast
+	for _, rank := range heaviest(config, j.Data.Batch*j.Data.Sequence, j.Mesh.Ulysses) {
+		f, err := rehearse(j, m, config, rank, timing)
+		if err != nil {
+			return nil, err
+		}
+		if most == nil {
+			most = f
+			continue
+		}
+		slower := max(most.Seconds, f.Seconds)
+		if model.Bytes(f.memory) > model.Bytes(most.memory) {
+			most, f = f, most
+		}
+		f.close()
+		most.Seconds = slower
+	}
+	return most, nil
+}
+
+// heaviest are the ranks of a sequence such that every other has no more rows and no more heads of any kind than one of them.
+func heaviest(c *model.Config, tokens, ulysses int64) (ranks []int) {
+	type load [5]int64 // rows; query and key heads of softmax attention; value and key heads of linear attention
+	heads := func(n, keys int64, rank int64) (int64, int64) {
+		if n == 0 {
+			return 0, 0
+		}
+		lo, hi := sp.Shard(n, ulysses, rank)
+		if lo == hi {
+			return 0, 0
+		}
+		group := n / keys
+		return hi - lo, (hi-1)/group - lo/group + 1
+	}
+	var loads []load
+	for r := range ulysses {
+		var l load
+		lo, hi := sp.Shard(tokens, ulysses, r)
+		l[0] = hi - lo
+		l[1], l[2] = heads(c.NumAttentionHeads, c.NumKeyValueHeads, r)
+		l[3], l[4] = heads(c.LinearNumValueHeads, c.LinearNumKeyHeads, r)
+		within := func(of load) bool {
+			for i := range l {
+				if l[i] > of[i] {
+					return false
+				}
+			}
+			return true
+		}
+		if !slices.ContainsFunc(loads, within) {
+			loads, ranks = append(loads, l), append(ranks, int(r))
+		}
+	}
+	return ranks
+}
+
+// rehearse is foresee on one rank.
+func rehearse(j *Job, m *machine, config *model.Config, rank int, timing bool) (*forecast, error) {
+	clk, ledger := clock.New(), comm.NewLedger()
+	d, err := rehearsal.Open(m.info, m.sizes, m.rates, clk)
+	if err != nil {
+		return nil, err
+	}
+	e := &Env{Job: j, Device: d, Ledger: ledger, Clock: clk, Stdout: io.Discard, Stderr: io.Discard, Log: zerolog.Nop(), free: m.host}
+	if e.Compute, err = j.compute(m.info); err != nil {
+		return nil, err
+	}
+	e.Mesh = rehearsal.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
+	f := &forecast{session: &session{Env: e, config: config}, rank: rank, device: d}
+	if err = f.prepare(); err == nil && timing {
+		err = f.time()
+	}
+	if err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *forecast) prepare() (err error) {
+	if err = f.layOut(); err != nil {
+		return err
+	}
+	j, setup := f.Job, f.setup()
+	rows := train.Imagined(j.Data.Sequence)
+	if j.Kind == "train" {
+		setup.Train, setup.Steps = rows, j.Train.Steps
+		setup.Keep = &train.Checkpoints{Every: j.Checkpoint.Every}
+	} else {
+		setup.Eval = rows
+	}
+	if f.trainer, err = train.New(*setup); err != nil {
+		return err
+	}
+	f.memory = f.trainer.Components()
+	if err := f.hostHolds(); err != nil {
+		return err
+	}
+	tokens, _ := f.trainer.MaxRows()
+	f.tokens = tokens * j.Mesh.Replicas
+	if j.Kind == "train" {
+		f.tokens *= j.Data.Accumulate
+	}
+	return nil
+}
+
+// hostHolds refuses what the host's free memory is too small for: the trainer, which has it already, is told of a device's alone.
+func (f *forecast) hostHolds() error {
+	planned, of := model.HostBytes(f.memory), "of the host's memory "
+	if f.Device.Info().Place == tensor.Host {
+		planned, of = model.Bytes(f.memory), ""
+	}
+	if f.free > 0 && planned > f.free {
+		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", size(planned), of, size(f.free))
+	}
+	return nil
+}
+
+// time rehearses a step, after one that does not count: memory that layers share is as a step leaves it. Micro steps behind the second are as that
+// one was.
+func (f *forecast) time() error {
+	micros := int64(1)
+	if f.Job.Kind == "train" {
+		micros = f.Job.Data.Accumulate
+	}
+	if _, err := f.step(1); err != nil {
+		return err
+	}
+	one, err := f.step(1)
+	if err != nil || micros == 1 {
+		f.took = one
+		return err
+	}
+	two, err := f.step(2)
+	f.took = one.plus(two.plus(one, -1), micros-1)
+	return err
+}
+
+// took is what a step took on a rank.
+type took struct {
+	rehearsal.Account
+	sent map[[2]string]int64 // bytes by axis and operation
+}
+
+func (x took) plus(y took, times int64) took {
+	sum := took{x.Plus(y.Account, times), maps.Clone(x.sent)}
+	for of, bytes := range y.sent {
+		sum.sent[of] += times * bytes
+	}
+	return sum
+}
+
+func (f *forecast) so() took {
+	x := took{f.device.Spent(), map[[2]string]int64{}}
+	for _, e := range f.Ledger.Entries() {
+		if !e.Control {
+			x.sent[[2]string{e.Axis, e.Op}] = e.Bytes
+		}
+	}
+	return x
+}
+
+func (f *forecast) step(micros int64) (took, error) {
+	before := f.so()
+	err := f.trainer.Rehearse(micros)
+	return f.so().plus(before, -1), err
+}

@@ -1,0 +1,145 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/slurm"
+)
+
+// Plan predicts what a job takes that trains or evaluates a model: memory of a rank by component, bytes sent, the time of a step, and whether it fits.
+// It runs nothing; the job's own code is rehearsed on devices that compute nothing.
+func Plan(o Options) error {
+	src, err := os.ReadFile(o.Path)
+	if err != nil {
+		return status.Errorf(status.IO, "job file %s: %w", o.Path, err)
+	}
+	parse := func(sets ...string) (*Job, error) {
+		return Parse(src, o.Path, append(slices.Clone(o.Sets), sets...), os.LookupEnv)
+	}
+	j, err := parse()
+	if err != nil {
+		return err
+	}
+	if !isModelJob(j) {
+		return j.Errorf(status.Unsupported, "kind", "%q: plans are of jobs that train or evaluate a model", j.Kind)
+	}
+	config, err := j.config()
+	if err != nil {
+		return err
+	}
+	ranks, m, err := o.machine(j, config)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	if o.search {
+		return search(o.Stdout, parse, ranks, m, config)
+	}
+	if err := j.Resolve(ranks); err != nil {
+		return err
+	}
+	f, err := foresee(j, m, config, true)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	f.Stdout = o.Stdout
+	return f.print(m)
+}
+
+// machine is what the plan is for: the cluster's, else this one, with as many ranks as --ranks or the launcher says.
+func (o *Options) machine(j *Job, config *model.Config) (ranks int, m *machine, err error) {
+	if o.cluster != "" {
+		c, err := ReadCluster(o.cluster)
+		if err != nil {
+			return 0, nil, err
+		}
+		m, err = c.machine(j, config)
+		return cmp.Or(o.Ranks, int(c.Nodes*c.PerNode)), m, err
+	}
+	env := slurm.Env()
+	ranks, here := max(1, o.Ranks), max(1, o.Ranks)
+	if o.Ranks == 0 && env.Tasks > 1 {
+		ranks, here = env.Tasks, max(1, env.LocalSize)
+	}
+	m, err = thisMachine(j, config, here)
+	return ranks, m, err
+}
+
+// config is the model's, without its weights.
+func (j *Job) config() (*model.Config, error) {
+	if j.Model.Path != "" {
+		return model.ReadConfig(j.Model.Path, j.Model.Override)
+	}
+	return j.newConfig()
+}
+
+func (f *forecast) print(m *machine) error {
+	x := f.Job.Mesh
+	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %d a node: %s\n\n", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, m.rates.PerNode, m.text)
+	if err := f.printMemory(); err != nil {
+		return err
+	}
+	what := "step"
+	if f.Job.Kind == "eval" {
+		what = "pass"
+	}
+	w := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "phase\texpected s\tshare\t")
+	busy := 0.0
+	for _, s := range f.Phases {
+		busy += s
+	}
+	for _, name := range slices.SortedFunc(maps.Keys(f.Phases), func(a, b string) int { return cmp.Or(cmp.Compare(f.Phases[b], f.Phases[a]), cmp.Compare(a, b)) }) {
+		if name != "" {
+			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", name, f.Phases[name], 100*f.Phases[name]/busy)
+		}
+	}
+	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", what, f.Seconds)
+	fmt.Fprintf(w, "sent by a rank in a %s\tbytes\t\n", what)
+	for _, of := range slices.SortedFunc(maps.Keys(f.sent), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		fmt.Fprintf(w, "%s: %s\t%d\t\n", of[0], of[1], f.sent[of])
+	}
+	fmt.Fprintf(w, "to ranks of its node\t%d\t\nto other nodes\t%d\t\n", f.Node, f.Network)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	rate := float64(f.tokens) / f.Seconds
+	flops := f.flops() / f.Seconds / float64(x.World)
+	fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", short(rate), short(flops))
+	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
+		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
+		fmt.Fprintf(f.Stdout, "run              %d steps of %d tokens in %v, beside reading, evaluations and checkpoints\n", f.Job.Train.Steps, f.tokens, all.Round(time.Second))
+	}
+	_, err := fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", size(model.Bytes(f.memory)), f.limit())
+	return err
+}
+
+// flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of training.
+func (f *forecast) flops() float64 {
+	s := float64(f.Job.Data.Sequence)
+	all := f.config.Flops(f.tokens, float64(f.tokens)*s/2)
+	if f.Job.Kind == "eval" {
+		all /= 3
+	}
+	return all
+}
+
+// limit is what there is for a rank.
+func (f *forecast) limit() string {
+	if n := f.Device.Info().Memory; n > 0 {
+		return ", of " + size(n)
+	}
+	if f.free > 0 {
+		return ", and " + size(f.free) + " of the host's are free for it"
+	}
+	return ""
+}

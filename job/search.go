@@ -1,0 +1,147 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strconv"
+	"text/tabwriter"
+
+	"ulysses/internal/status"
+	"ulysses/model"
+)
+
+// candidate is a mesh that was looked at.
+type candidate struct {
+	ulysses, data, zero int64
+	memory              int64   // bytes of a rank
+	seconds, rate       float64 // of a step; tokens a second
+	longest             int64   // tokens of the longest sequence that fits, 0 = none
+	why                 error   // it is none
+}
+
+// search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and prints them, the fastest that fits first.
+func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, config *model.Config) error {
+	var all []candidate
+	for u := int64(1); u <= int64(ranks); u++ {
+		if int64(ranks)%u != 0 {
+			continue
+		}
+		for _, zero := range []int64{0, 1, 2, 3} {
+			job := func(sets ...string) (*Job, error) {
+				j, err := parse(append(sets, "parallel.ulysses="+strconv.FormatInt(u, 10), "parallel.zero="+strconv.FormatInt(zero, 10))...)
+				if err == nil {
+					err = j.Resolve(ranks)
+				}
+				return j, err
+			}
+			given, err := parse()
+			if err != nil {
+				return err
+			}
+			if given.IsSet("parallel.zero") && given.Parallel.Zero != zero || ranks == 1 && zero > 0 || given.Kind == "eval" && zero != 0 && zero != 3 {
+				continue
+			}
+			c := candidate{ulysses: u, data: int64(ranks) / u, zero: zero}
+			if err := c.look(job, m, config); err != nil {
+				return err
+			}
+			all = append(all, c)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int {
+		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
+	})
+	return printCandidates(w, all, m)
+}
+
+// look forecasts the job on a mesh, and finds the longest sequence that fits.
+func (c *candidate) look(job func(sets ...string) (*Job, error), m *machine, config *model.Config) error {
+	fits := func(timing bool, sets ...string) (*forecast, error) {
+		j, err := job(sets...)
+		if err != nil {
+			return nil, err
+		}
+		return foresee(j, m, config, timing)
+	}
+	f, err := fits(true)
+	switch code := status.Of(err); {
+	case err == nil:
+		c.memory, c.seconds, c.rate = model.Bytes(f.memory), f.Seconds, float64(f.tokens)/f.Seconds
+		f.close()
+	case code == status.OutOfMemory || code == status.InvalidConfig:
+		c.why = err
+	default:
+		return err
+	}
+	if status.Of(err) == status.InvalidConfig {
+		return nil
+	}
+	c.longest, err = longest(func(tokens int64) (bool, error) {
+		f, err := fits(false, "data.sequence="+strconv.FormatInt(tokens, 10))
+		if err == nil {
+			f.close()
+		}
+		if status.Of(err) == status.OutOfMemory {
+			return false, nil
+		}
+		return err == nil, err
+	})
+	return err
+}
+
+// longest is the largest number of tokens that fits, to within a hundredth; 0 where nothing does.
+func longest(fits func(tokens int64) (bool, error)) (int64, error) {
+	const first, most = 1024, math.MaxInt32
+	lo, hi := int64(0), int64(first)
+	for {
+		ok, err := fits(hi)
+		if err != nil {
+			return 0, err
+		}
+		if !ok {
+			break
+		}
+		if lo = hi; lo == most {
+			return lo, nil
+		}
+		hi = min(4*hi, most)
+	}
+	for step := max(int64(1), lo/100); lo > 0 && hi-lo > step; {
+		mid := lo + (hi-lo)/2
+		if mid > first {
+			mid -= mid % first
+		}
+		if mid <= lo {
+			break
+		}
+		ok, err := fits(mid)
+		if err != nil {
+			return 0, err
+		}
+		if ok {
+			lo = mid
+		} else {
+			hi = mid
+		}
+	}
+	return lo, nil
+}
+
+func printCandidates(out io.Writer, all []candidate, m *machine) error {
+	fmt.Fprintf(out, "%d a node: %s\n\n", m.rates.PerNode, m.text)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "ulysses\tdata\tzero\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
+	for _, c := range all {
+		memory, seconds, rate := "does not fit", "", ""
+		if c.why == nil {
+			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds), short(c.rate)
+		} else if status.Of(c.why) == status.InvalidConfig {
+			memory = "cannot be"
+		}
+		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%s\t%s\t%d\t\n", c.ulysses, c.data, c.zero, memory, seconds, rate, c.longest)
+	}
+	return w.Flush()
+}
