@@ -131,7 +131,7 @@ func (d *Device) runKeeping(kernel int, tasks int64) error {
 	if tasks <= 0 {
 		return nil
 	}
-	d.job.kernel = d.table.kernel(kernel)
+	d.job.kernel, d.job.flush = d.table.kernel(kernel), C.uly_flushes(C.int32_t(kernel))
 	d.job.tasks, d.job.next = C.int64_t(tasks), 0
 	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
 }

@@ -8,6 +8,8 @@ import "ulysses/tensor"
 // Activations, their gradients and the weights they meet have one type in a call, the compute type: F32, or BF16 where Info.Compute
 // has it. Sums are in F32 all the same. F32 whatever the compute type are: statistics (LSE, RStd, NLL), tables (Cos, Sin, Freq), logits,
 // gradients of weights (DW, DTable, a ColumnSum's dst) and what the optimizer holds. C of a Gemm is either.
+//
+// Denormals, in arguments and results, may count as zero, but for Copy, Fill, Add, Scale and embeddings.
 type Ops interface {
 	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types may differ (cast).
 	Copy(s Stream, dst, src tensor.Tensor) error
@@ -47,7 +49,7 @@ type Ops interface {
 }
 
 // Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense. Where C is BF16, the
-// sum over K, addend and all, is rounded once. A product of BF16 may take denormals for zero.
+// sum over K, addend and all, is rounded once.
 type Gemm struct {
 	A, B, C    tensor.Tensor // A and B of the compute type, C of it or F32
 	Bias       tensor.Tensor // [N], of B's type, optional; not together with Accumulate

@@ -100,19 +100,46 @@ enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
 // The tables, indexed by K_name. A build that this compiler's target cannot make has a table of zeros.
 extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT], uly_kernels_portable[K_COUNT];
 
+// Those that keep denormals: they move numbers, or add or multiply two. The others take denormals for zero, in what they read and in what they make of it,
+// because a processor needs 100 times as long for them: a softmax that is sharp, a decay that is strong and a moment of a row that nobody uses any more are
+// full of them.
+#define ULY_EXACT_KERNELS(X) \
+  X(copy) \
+  X(turn) \
+  X(fill) \
+  X(add) \
+  X(scale) \
+  X(embed_forward) \
+  X(embed_backward)
+
+static inline int32_t uly_flushes(int32_t kernel) {
+#define ULY_KEEPS(name) if (kernel == K_##name) return 0;
+  ULY_EXACT_KERNELS(ULY_KEEPS)
+#undef ULY_KEEPS
+  return 1;
+}
+
 // uly_job is a run in progress. Workers take tasks off next until none is left.
 typedef struct {
   uly_kernel kernel;
   const void *args;
   char *scratch; // workers x ULY_SCRATCH_BYTES
   int64_t tasks;
+  int32_t flush; // denormals are zero
   _Alignas(64) int64_t next;
 } uly_job;
 
 static inline void uly_work(uly_job *j, int64_t worker) {
+#if defined(__x86_64__)
+  const unsigned was = __builtin_ia32_stmxcsr(); // the thread's, which is Go's and the host program's
+  if (j->flush) __builtin_ia32_ldmxcsr(was | 0x8040);
+#endif
   for (;;) {
     int64_t task = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
-    if (task >= j->tasks) return;
+    if (task >= j->tasks) break;
     j->kernel(j->args, task, worker, j->scratch + worker * (int64_t)ULY_SCRATCH_BYTES);
   }
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(was);
+#endif
 }
