@@ -33,6 +33,7 @@ type Env struct {
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener
+	perNode int   // ranks of this one's node
 	threads int   // of this rank for work of the host, as device.threads says
 	free    int64 // bytes of the host's memory that this rank may take, as the run began; 0 = unknown
 	layered bool  // the mesh stands on a communicator of the device, not on world itself

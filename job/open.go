@@ -63,6 +63,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 // openDevice opens the device and settles what is computed in.
 func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	t := &e.Job.Device
+	e.perNode = max(1, ranksOnNode)
 	if e.threads = int(t.Threads); e.threads == 0 {
 		e.threads = max(1, runtime.NumCPU()/max(1, ranksOnNode))
 	}

@@ -199,6 +199,27 @@ func TestPublishedSteps(t *testing.T) {
 	}
 }
 
+// After a run that was long, rank 0 alone plans a step with what the ranks do side by side; after a short one nobody measures anything.
+func TestPlannedBesideMeasured(t *testing.T) {
+	err := launch(Options{Path: planned(t, "llama"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		s, err := prepare(e, true)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		for _, worked := range []float64{100, 1} { // in one order on both
+			want := worked > 50 && e.Mesh.World.Rank() == 0
+			if got, err := s.plannedStep(worked * float64(1-e.Mesh.World.Rank())); err != nil || (got > 0) != want || got > 1 {
+				t.Errorf("rank %d after %v s: %v s a step planned, %v", e.Mesh.World.Rank(), worked, got, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // The command prints a plan, searches meshes, and refuses with the code of what is wrong, having run nothing.
 func TestPlanThroughTheCommandLine(t *testing.T) {
 	path := planned(t, "llama")

@@ -54,6 +54,10 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
+	planned, err := s.plannedStep(p.worked)
+	if err != nil {
+		return err
+	}
 	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "\nphase\tcalls\tmean s\tmax/min\tshare\t\n")
 	for _, r := range phaseRows(facts) {
@@ -77,6 +81,9 @@ func (s *session) report(p *progress) error {
 	if p.last != nil {
 		fmt.Fprintf(s.Stdout, "loss             %.4f at step %d, %.4f at step %d\n", float64(p.first.Loss), p.first.Step, float64(p.last.Loss), p.last.Step)
 		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", short(float64(p.tokens)/p.worked), short(p.last.ModelTFLOPS*1e12))
+		if planned > 0 {
+			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", p.worked/float64(p.last.Step-p.done), planned)
+		}
 		fmt.Fprintf(s.Stdout, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
 	}
 	for _, e := range p.evals {
