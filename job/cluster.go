@@ -1,17 +1,13 @@
 package job
 
 import (
-	"fmt"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 
-	"ulysses/internal/backends"
-	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates are those of a rank with all its node at work; 0 is
@@ -37,27 +33,6 @@ type ClusterRates struct {
 	Network   float64 `toml:"network" min:"0"`   // GB/s that a rank sends to other nodes
 	Launch    float64 `toml:"launch" min:"0"`    // µs that an operation takes at least
 	Latency   float64 `toml:"latency" min:"0"`   // µs that an exchange takes at least
-}
-
-// gpu is what is known of a kind of GPU: published figures to start from, until somebody measures.
-type gpu struct {
-	name   string
-	memory int64 // bytes that a program may have
-	rates  map[tensor.DType]rehearsal.Rates
-}
-
-// gpus: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
-// Links are NVLink and a 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
-var gpuByName = map[string]gpu{
-	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]rehearsal.Rates{
-		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]rehearsal.Rates{
-		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]rehearsal.Rates{
-		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
-		tensor.F32:  {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
 }
 
 var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)
@@ -159,26 +134,4 @@ func (c *Cluster) machine(j *Job, config *model.Config) (m *machine, err error) 
 	}
 	c.over(m)
 	return m, nil
-}
-
-// machine is one of GPUs that are not there.
-func (g gpu) machine(j *Job) (*machine, error) {
-	if j.Device.Backend == "cpu" {
-		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
-	}
-	d, err := backends.AbsentGPU(j.Device.Deterministic)
-	if err != nil {
-		return nil, status.Errorf(status.Of(err), "to know what memory %s needs: %w", g.name, err)
-	}
-	m := &machine{info: d.Info(), sizes: d, close: d.Close}
-	m.info.Name, m.info.Memory = g.name, g.memory
-	return m, m.known(g, j)
-}
-
-// known is the rates of a GPU that is known by its name.
-func (m *machine) known(g gpu, j *Job) error {
-	compute, err := j.compute(m.info)
-	m.rates = g.rates[compute]
-	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, dtypeName(compute))
-	return err
 }
