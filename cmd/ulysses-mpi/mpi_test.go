@@ -188,7 +188,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// Processes of one job that were started with different verbs are refused: at once where all of them join in, else when one has waited long enough.
+// Processes of one job that were started to do different things are refused: at once where all of them join in, else when they have waited long enough for
+// the one that never does.
 func TestVerbsOfAJobAreOne(t *testing.T) {
 	sets := small(t.TempDir(), "train.steps=1")
 	for _, x := range []struct {
@@ -197,14 +198,14 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 		want  string
 		least time.Duration
 	}{
-		{append([]string{"verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
-		{[]string{"version"}, 5, "tasks of mpirun (Open MPI) to start MPI", 20 * time.Second},
+		{append([]string{program, "verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
+		{[]string{"sleep", "99"}, 5, "tasks of mpirun (Open MPI) to start MPI", 20 * time.Second},
 	} {
 		begin := time.Now()
 		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "2", program, "run"}, sets...)
-		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, append(append(argv, ":", "-n", "1", program), x.other...)...)
+		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, append(append(argv, ":", "-n", "1"), x.other...)...)
 		if took := time.Since(begin); code != x.code || !strings.Contains(stderr, x.want) || took < x.least || took > x.least+60*time.Second {
-			t.Errorf("%s: exit %d after %v: %s", x.other[0], code, took, stderr)
+			t.Errorf("%s %s: exit %d after %v: %s", x.other[0], x.other[1], code, took, stderr)
 		}
 	}
 }
