@@ -91,10 +91,10 @@ type barPart struct {
 	Percent template.CSS
 }
 
-// reportPath keeps the report of a training run apart from that of an evaluation, whose output.dir may be the run's.
+// reportPath keeps the report of a training run apart from that of an evaluation in its folder.
 func (s *session) reportPath() string {
 	name := "report.html"
-	if s.Job.Kind == "eval" {
+	if s.Job.Kind == "eval" && s.trainer.Metrics.BesideRun() {
 		name = "report-eval.html"
 	}
 	return filepath.Join(s.Job.Output.Dir, name)

@@ -295,7 +295,7 @@ func TestReportOfAFailedRun(t *testing.T) {
 		if status.Of(err) != status.Numeric || !strings.Contains(err.Error(), x.says) || strings.Contains(out, "model            ") || strings.Contains(out, "NOT EQUAL") {
 			t.Fatalf("%s: %v\n%s", x.name, err, out)
 		}
-		report := filepath.Join(dir, "out", map[bool]string{true: "report-eval.html", false: "report.html"}[x.name == "evaluation"])
+		report := filepath.Join(dir, "out", "report.html")
 		p := readReport(t, report)
 		if text := p.text[""]; !strings.Contains(text, x.state) || !strings.Contains(text, x.says) || strings.Contains(text, "finished") {
 			t.Errorf("%s: %s", x.name, text)

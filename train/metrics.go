@@ -46,7 +46,13 @@ func (f Float) MarshalJSON() ([]byte, error) {
 }
 
 // Metrics appends records to metrics.jsonl, a line each, so that a file cut short by a kill is still readable up to its last line.
-type Metrics struct{ f *os.File }
+type Metrics struct {
+	f      *os.File
+	beside bool
+}
+
+// BesideRun says that the file of an evaluation job has the lines of a training run, too.
+func (m *Metrics) BesideRun() bool { return m != nil && m.beside }
 
 // CreateMetrics truncates the file: a fresh start.
 func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
@@ -61,7 +67,12 @@ const EvaluationStep = 0
 
 // EvaluationMetrics opens the file for the line of an evaluation job. All others stay but an earlier job's, so that any number of them leaves one.
 func EvaluationMetrics(path string) (*Metrics, error) {
-	return reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
+	m, err := reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
+	if err == nil {
+		info, statErr := m.f.Stat()
+		m.beside = statErr == nil && info.Size() > 0
+	}
+	return m, err
 }
 
 // reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not touched: a training run may have it open.
@@ -93,7 +104,7 @@ func openMetrics(path string, flag int) (*Metrics, error) {
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
 	}
-	return &Metrics{f}, nil
+	return &Metrics{f: f}, nil
 }
 
 // Write appends one record. A nil Metrics (ranks above 0) writes nothing.
