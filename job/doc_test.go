@@ -55,7 +55,7 @@ func TestDocumented(t *testing.T) {
 	}
 }
 
-// docs/plan.md has every key of a cluster's file, with its default, and examples/cluster.toml is one.
+// docs/plan.md has every key of a cluster's file, with its default, and examples/clusters/h200.toml is one.
 func TestPlansAreDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/plan.md")
 	if err != nil {
@@ -74,8 +74,8 @@ func TestPlansAreDocumented(t *testing.T) {
 	if rows := strings.Count(string(b), "\n| `"); rows != len(clusterKeys) {
 		t.Errorf("docs/plan.md has %d rows of keys, there are %d keys", rows, len(clusterKeys))
 	}
-	if c, err := ReadCluster("../examples/cluster.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
-		t.Errorf("examples/cluster.toml: %+v, %v", c, err)
+	if c, err := ReadCluster("../examples/clusters/h200.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
+		t.Errorf("examples/clusters/h200.toml: %+v, %v", c, err)
 	}
 }
 
