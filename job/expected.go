@@ -31,7 +31,8 @@ func (s *session) plannedStep(worked float64) (float64, error) {
 		}
 		m.rates.PerNode = s.perNode
 	} else {
-		known = m.recognize(s.Job, s.perNode) == nil
+		m.recognize(s.Compute, s.perNode)
+		known = m.ready() == nil
 	}
 	if !known || s.Mesh.World.Rank() > 0 {
 		return 0, nil

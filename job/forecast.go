@@ -34,6 +34,9 @@ func foresee(j *Job, m *machine, config *model.Config, timing bool) (*forecast, 
 	for _, rank := range heaviest(config, j.Data.Batch*j.Data.Sequence, j.Mesh.Ulysses) {
 		f, err := rehearse(j, m, config, rank, timing)
 		if err != nil {
+			if most != nil {
+				most.close()
+			}
 			return nil, err
 		}
 		if most == nil {

@@ -39,7 +39,8 @@ func thisMachine(j *Job, c *model.Config, perNode int) (*machine, error) {
 	if err == nil && m.info.Place == tensor.Host {
 		err = m.measure(open, c, compute, perNode)
 	} else if err == nil {
-		err = m.recognize(j, perNode)
+		err = m.shareGPUs(perNode)
+		m.recognize(compute, perNode)
 	}
 	if err != nil {
 		d.Close()
@@ -85,16 +86,34 @@ func shapeOf(c *model.Config, compute tensor.DType) rehearsal.Shape {
 	return x
 }
 
-// recognize finds a GPU's rates by its name.
-func (m *machine) recognize(j *Job, perNode int) error {
+// shareGPUs leaves a rank its part of a GPU that several have.
+func (m *machine) shareGPUs(perNode int) error {
+	found, err := backends.FindGPUs()
+	if err == nil && perNode > found.Count {
+		m.info.Sharing = (perNode + found.Count - 1) / found.Count
+		m.info.Memory /= int64(m.info.Sharing)
+	}
+	return err
+}
+
+// recognize finds a GPU's rates by its name. One that nobody knows has none.
+func (m *machine) recognize(compute tensor.DType, perNode int) {
+	m.text = m.info.Name
 	for kind, g := range gpuByName {
 		if strings.Contains(strings.ToLower(m.info.Name), kind) {
-			err := m.known(g, j)
-			m.rates.PerNode = perNode
-			return err
+			m.known(g, compute)
 		}
 	}
-	return status.Errorf(status.Unsupported, "plan: what %s does is not known: give its rates in a file with --cluster", m.info.Name)
+	m.rates = m.rates.Shared(float64(m.info.Sharing))
+	m.rates.PerNode = perNode
+}
+
+// ready refuses a machine of which a rate is not known.
+func (m *machine) ready() error {
+	if err := m.rates.Check(); err != nil {
+		return status.Errorf(status.Unsupported, "plan: what %s does is not known (%w): give its [rates] in a file with --cluster", m.info.Name, err)
+	}
+	return nil
 }
 
 // gpu is what is known of a kind of GPU: published figures to start from, until somebody measures.
@@ -104,7 +123,7 @@ type gpu struct {
 	rates  map[tensor.DType]rehearsal.Rates
 }
 
-// gpus: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
+// gpuByName: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
 // Links are NVLink and a 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
 var gpuByName = map[string]gpu{
 	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]rehearsal.Rates{
@@ -129,13 +148,17 @@ func (g gpu) machine(j *Job) (*machine, error) {
 	}
 	m := &machine{info: d.Info(), sizes: d, close: d.Close}
 	m.info.Name, m.info.Memory = g.name, g.memory
-	return m, m.known(g, j)
+	compute, err := j.compute(m.info)
+	if err != nil {
+		d.Close()
+		return nil, err
+	}
+	m.known(g, compute)
+	return m, nil
 }
 
 // known is the rates of a GPU that is known by its name.
-func (m *machine) known(g gpu, j *Job) error {
-	compute, err := j.compute(m.info)
+func (m *machine) known(g gpu, compute tensor.DType) {
 	m.rates = g.rates[compute]
 	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, dtypeName(compute))
-	return err
 }

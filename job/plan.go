@@ -40,6 +40,9 @@ func Plan(o Options) error {
 		return err
 	}
 	defer m.close()
+	if err := m.ready(); err != nil {
+		return err
+	}
 	if o.search {
 		return search(o.Stdout, parse, ranks, m, config)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"ulysses/device"
+	"ulysses/internal/cudatest"
 	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -217,6 +218,31 @@ func TestPlannedBesideMeasured(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A GPU that is here and that nobody knows is planned for with rates that are given, and is shared by the ranks that have it.
+func TestPlanOnAGPU(t *testing.T) {
+	cudatest.Use(t)
+	path, cluster := planned(t, "hybrid"), filepath.Join(t.TempDir(), "cluster.toml")
+	rates := "ranks_per_node = 3\n[rates]\n"
+	for _, k := range clusterKeys {
+		if name, ok := strings.CutPrefix(k.key, "rates."); ok {
+			rates += name + " = 2.0\n"
+		}
+	}
+	if err := os.WriteFile(cluster, []byte(rates), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
+	code, out, errs := call("plan", path, "--set", "device.backend=cuda", "-n", "3")
+	known := code == status.OK // on a GPU whose name says what it does
+	if !known && (code != status.Unsupported || !strings.Contains(errs, "is not known") || !strings.Contains(errs, "--cluster")) {
+		t.Errorf("%v %s%s", code, out, errs)
+	}
+	code, out, errs = call("plan", path, "--set", "device.backend=cuda", "--cluster", cluster)
+	if code != status.OK || !strings.Contains(out, "3 ranks, ulysses 3 x data 1") || !strings.Contains(out, "which 2 ranks share") && !known {
+		t.Errorf("%v %s%s", code, out, errs)
 	}
 }
 

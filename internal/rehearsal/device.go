@@ -37,7 +37,7 @@ type Account struct {
 
 // Open makes a device. What operations take is charged to the phase that the clock is in when they are called; it may be nil.
 func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, error) {
-	if err := rates.check(); err != nil {
+	if err := rates.Check(); err != nil {
 		return nil, err
 	}
 	return &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}}}, nil

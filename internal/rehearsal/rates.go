@@ -23,14 +23,15 @@ type Rates struct {
 	PerNode   int     // ranks of a node
 }
 
-func (r *Rates) check() error {
+// Check refuses rates of which one is not known.
+func (r *Rates) Check() error {
 	for _, x := range []struct {
 		name string
 		rate float64
 	}{{"products", r.Products}, {"attention", r.Attention}, {"gradient", r.Gradient}, {"delta", r.Delta}, {"memory", r.Memory}, {"copies", r.Copies},
 		{"node", r.Node}, {"network", r.Network}} {
 		if !(x.rate > 0) {
-			return status.Errorf(status.InvalidArgument, "rehearsal: a rate of %v for %s: it must be above 0", x.rate, x.name)
+			return status.Errorf(status.InvalidArgument, "the rate of %s is %v: it must be above 0", x.name, x.rate)
 		}
 	}
 	if r.PerNode < 1 {
