@@ -65,7 +65,39 @@ template <bool DENSE> __device__ __forceinline__ FragmentB fragment_b(const Word
   return f;
 }
 
+// Plain BF16 lies in rows of `step` elements, 16 bytes and an odd number of them modulo 128 bytes, so that no bank is met twice. ldmatrix makes registers of
+// four matrices of 8 x 8; lane l says where row l % 8 of matrix l / 8 begins, in elements:
+//  - quarters_down: upper left, lower left, upper right, lower right of 16 x 16. As they lie, A dense (the four registers are FragmentA's); transposed, B
+//    across for 16 columns (two registers each are FragmentB's of 8 columns);
+//  - quarters_along: upper left, upper right, lower left, lower right: B dense for 16 columns, as they lie.
+__device__ __forceinline__ int quarters_down(int step) { return (int)threadIdx.x % 16 * step + (int)threadIdx.x % 32 / 16 * 8; }
+__device__ __forceinline__ int quarters_along(int step) {
+  const int lane = (int)threadIdx.x % 32;
+  return (lane % 8 + lane / 16 * 8) * step + lane / 8 % 2 * 8;
+}
+
+// pair rounds two neighbours along k to a register of a fragment.
+__device__ __forceinline__ uint32_t pair(float lower, float upper) {
+  const __nv_bfloat162 both = __floats2bfloat162_rn(lower, upper);
+  uint32_t r;
+  memcpy(&r, &both, sizeof r);
+  return r;
+}
+
+// fragment_of makes A's fragment of results: of columns 16·k … 16·k + 15 of a product, which are as far along k of the next one.
+template <int NT> __device__ __forceinline__ void fragment_of(uint32_t (&a)[4], const float (&c)[NT][4], int k) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = pair(c[2 * k + i / 2][i % 2 * 2], c[2 * k + i / 2][i % 2 * 2 + 1]);
+}
+
 #ifndef ULY_EMULATED
+template <bool TRANSPOSED> __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
+  if (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

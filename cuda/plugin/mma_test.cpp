@@ -117,6 +117,62 @@ static void layouts() {
   }
 }
 
+// matrices is ldmatrix by its documentation: of each of four matrices of 8 x 8, lane l gets elements 2·(l % 4) and the next of row l / 4, or transposed of
+// column l / 4, from where lanes 8·matrix … 8·matrix + 7 say that rows begin.
+static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool transposed, uint32_t (&r)[32][4]) {
+  int at[32];
+  for (int l = 0; l < 32; l++) {
+    threadIdx.x = (unsigned)(96 + l);
+    at[l] = quarters(step);
+    WANT(at[l] % 8 == 0, "lane %d: a row of a matrix begins at element %d, not at 16 bytes", l, at[l]);
+  }
+  for (int matrix = 0; matrix < 4; matrix++)
+    for (int l = 0; l < 32; l++) {
+      uint32_t both[2];
+      for (int i = 0; i < 2; i++) {
+        const int row = transposed ? l % 4 * 2 + i : l / 4, column = transposed ? l / 4 : l % 4 * 2 + i;
+        both[i] = p[at[8 * matrix + row] + column];
+      }
+      r[l][matrix] = both[0] | both[1] << 16;
+    }
+}
+
+// plain holds the registers that ldmatrix makes of plain BF16, and those made of results, against the fragments of words.
+static void plain() {
+  enum { STEP = 24 };
+  static uint16_t p[16 * STEP];
+  alignas(16) static Word rows[16 * STEP];
+  uint32_t r[32][4];
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) {
+      p[i * STEP + j] = (uint16_t)(0x3f80 + 16 * i + j);
+      rows[i * STEP + j] = p[i * STEP + j];
+    }
+  auto want = [&](const char *what, uint32_t got, uint32_t want, int lane, int i) { WANT(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want); };
+  matrices(p, quarters_down, STEP, false, r);
+  for (int l = 0; l < 32; l++) {
+    threadIdx.x = (unsigned)l;
+    const FragmentA x = fragment_a<true>(rows, STEP, 0);
+    for (int i = 0; i < 4; i++) want("A dense", r[l][i], x.hi[i], l, i);
+    float c[2][4]; // the same values as a result
+    const Lane at;
+    for (int n = 0; n < 2; n++)
+      for (int e = 0; e < 4; e++) c[n][e] = word_hi(p[(at.row + e / 2 * 8) * STEP + at.column + 8 * n + e % 2]);
+    uint32_t a[4];
+    fragment_of(a, c, 0);
+    for (int i = 0; i < 4; i++) want("A of results", a[i], x.hi[i], l, i);
+  }
+  for (bool dense : {true, false}) {
+    matrices(p, dense ? quarters_along : quarters_down, STEP, !dense, r);
+    for (int l = 0; l < 32; l++)
+      for (int n = 0; n < 2; n++) {
+        threadIdx.x = (unsigned)l;
+        const FragmentB y = dense ? fragment_b<true>(rows + 8 * n * STEP, STEP, 0) : fragment_b<false>(rows + 8 * n, STEP, 0);
+        for (int i = 0; i < 2; i++) want(dense ? "B dense" : "B across", r[l][2 * n + i], y.hi[i], l, 2 * n + i);
+      }
+  }
+}
+
 static void words() {
   for (int i = 0; i < 100000; i++) {
     const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30), back = of_word<bf16>(to_word<bf16>(x));
@@ -132,6 +188,7 @@ static void words() {
 int main() {
   words();
   layouts();
+  plain();
   for (int depth = 16; depth <= 64; depth += 16) {
     fragments<true, true>(depth);
     fragments<true, false>(depth);
