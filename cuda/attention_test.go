@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,5 +49,84 @@ func TestAttentionHeads(t *testing.T) {
 	}
 	if err := s.Sync(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestAttentionOnTensorCores: in BF16 they serve where the same bits are asked for, and what they do not is told by its reason.
+func TestAttentionOnTensorCores(t *testing.T) {
+	cudatest.Use(t)
+	pinned := "attention_forward=mma,attention_backward=mma"
+	// run is dq of some attention, or why there is none.
+	run := func(kernels string, dtype tensor.DType, dim, dv int64, scale float64) ([]float32, error) {
+		d, s, alloc := opened(t, Options{Deterministic: true, Kernels: kernels})
+		const n = 70
+		random := func(width int64) tensor.Tensor {
+			r := rand.New(rand.NewPCG(3, uint64(width)))
+			values := make([]float32, n*2*width)
+			for i := range values {
+				values[i] = float32(r.NormFloat64())
+			}
+			x := alloc(dtype, n, 2, width)
+			if err := d.Copy(s, x, tensor.OfFloat32(values, n, 2, width)); err != nil {
+				t.Fatal(err)
+			}
+			return x
+		}
+		var g device.AttentionGrad
+		g.Q, g.K, g.V, g.DOut = random(dim), random(dim), random(dv), random(dv)
+		g.DQ, g.DK, g.DV, g.Out, g.LSE = alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dim), alloc(dtype, n, 2, dv), alloc(dtype, n, 2, dv), alloc(tensor.F32, n, 2)
+		g.CuQ, g.CuK, g.Causal, g.Scale = []int64{0, n}, []int64{0, n}, true, scale
+		g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+		if err := d.AttentionForward(s, &g.Attention); err != nil {
+			return nil, err
+		}
+		if err := d.AttentionBackward(s, &g); err != nil {
+			return nil, err
+		}
+		dq := make([]float32, g.DQ.Numel())
+		if err := d.Copy(s, tensor.OfFloat32(dq, g.DQ.Dims()...), g.DQ); err != nil {
+			t.Fatal(err)
+		}
+		return dq, s.Sync()
+	}
+	for _, dim := range []int64{64, 128, 256} {
+		bits := map[string][]float32{}
+		// Forward by the same row, so that backward has the same to begin with.
+		for name, kernels := range map[string]string{"first": "attention_forward=mma", "mma": pinned, "own": "attention_forward=mma,attention_backward=own"} {
+			dq, err := run(kernels, tensor.BF16, dim, dim, 0.1)
+			if err != nil {
+				t.Fatalf("heads of %d, %s: %v", dim, name, err)
+			}
+			bits[name] = dq
+		}
+		if !slices.Equal(bits["first"], bits["mma"]) {
+			t.Errorf("heads of %d: backward is not served by tensor cores", dim)
+		}
+		if slices.Equal(bits["mma"], bits["own"]) {
+			t.Errorf("heads of %d: own kernels have the bits of tensor cores, so that nothing is seen above", dim)
+		}
+	}
+	for _, c := range []struct {
+		dtype   tensor.DType
+		dim, dv int64
+		scale   float64
+		why     string
+	}{
+		{tensor.F32, 64, 64, 0.1, "BF16"},
+		{tensor.BF16, 24, 64, 0.1, "multiples of 16"},
+		{tensor.BF16, 64, 8, 0.1, "multiples of 16"},
+		{tensor.BF16, 64, 272, 0.1, "go to 256"},
+		{tensor.BF16, 64, 64, 0, "scale"},
+		{tensor.BF16, 64, 64, -0.1, "scale"},
+		{tensor.BF16, 64, 64, 1e-40, "scale"},
+	} {
+		if _, err := run(pinned, c.dtype, c.dim, c.dv, c.scale); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%v, heads of %d and %d, scale %g: %v, want it refused with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
+		}
+		if c.dim <= 256 && c.dv <= 256 {
+			if _, err := run("", c.dtype, c.dim, c.dv, c.scale); err != nil {
+				t.Errorf("%v, heads of %d and %d, scale %g: %v, want another row to serve it", c.dtype, c.dim, c.dv, c.scale, err)
+			}
+		}
 	}
 }

@@ -134,10 +134,25 @@ func TestRegisters(t *testing.T) {
 // onTensorCores names the kernels that multiply BF16, by parts of their symbols.
 var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
 
+// inTiles names those that serve nothing but BF16, in how many builds for a GPU, and how many products a warp has at least in a step of one: fewer would mean
+// that a part of them is not there.
+var inTiles = map[string]struct{ builds, products int }{
+	"attention_mma_forward_kernel": {3, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
+}
+
 // instruction is one of the GPU's: the lowest 12 bits of low say which.
 type instruction struct{ low, high uint64 }
 
 func (i instruction) is(code uint64) bool { return i.low&0xfff == code }
+
+func count(code []instruction, of uint64) (n int) {
+	for _, i := range code {
+		if i.is(of) {
+			n++
+		}
+	}
+	return n
+}
 
 // kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, as far as it lies there uncompressed.
 func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
@@ -223,16 +238,19 @@ func TestVectors(t *testing.T) {
 func TestTensorCores(t *testing.T) {
 	found := map[string]int{} // builds of a kernel
 	kernelsBuilt(t, func(symbol string, code []instruction) {
+		for name, want := range inTiles {
+			if products := count(code, 0x23c); strings.Contains(symbol, name) {
+				found[name]++
+				if products < want.products {
+					t.Errorf("%s: %d instructions of tensor cores, want %d", symbol, products, want.products)
+				}
+			}
+		}
 		for _, name := range onTensorCores {
 			if !strings.Contains(symbol, name) {
 				continue
 			}
-			products := 0
-			for _, i := range code {
-				if i.is(0x23c) { // HMMA
-					products++
-				}
-			}
+			products := count(code, 0x23c) // HMMA
 			bf16 := strings.Contains(symbol, "bfloat16")
 			found[name+map[bool]string{true: " BF16", false: " F32"}[bf16]]++
 			if bf16 != (products > 0) {
@@ -247,6 +265,11 @@ func TestTensorCores(t *testing.T) {
 			if builds = max(builds, n); n == 0 || n != builds {
 				t.Errorf("%s%s is built for %d GPUs, others for %d", name, suffix, n, builds)
 			}
+		}
+	}
+	for name, want := range inTiles {
+		if found[name] != want.builds*builds {
+			t.Errorf("%s has %d builds for %d GPUs, want %d for each", name, found[name], builds, want.builds)
 		}
 	}
 }

@@ -45,7 +45,7 @@ $(OUT)/real/settings: force | fetch
 	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
 
 # Tests read the instructions of these: for tensor cores, and for accesses of 16 bytes.
-$(addprefix $(OUT)/real/,delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
+$(addprefix $(OUT)/real/,attention_mma.cu.o delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
 
 # What ptxas says of registers, local memory and spills is kept: a test reads it.
 $(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings

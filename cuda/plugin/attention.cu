@@ -1,10 +1,12 @@
-// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu and attention_backward.cu, cuDNN's in sdpa.cpp.
+// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu, attention_backward.cu and attention_mma.cu, cuDNN's in
+// sdpa.cpp.
 #include "attention.h"
 
 #include <atomic>
 
 #include "check.h"
 #include "tables.h"
+#include "values.h"
 #ifndef ULY_EMULATED
 #include "libraries.h"
 #endif
@@ -67,7 +69,7 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
 static AttentionView view(const uly_tensor &t) {
   const bool bf16 = t.dtype == ULY_BF16;
   const bool wide = t.shape[2] % 4 == 0 && t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (bf16 ? 8 : 16) == 0;
-  return {t.data, t.stride[0], t.stride[1], (int32_t)t.shape[2], bf16, wide};
+  return {t.data, t.stride[0], t.stride[1], (int32_t)t.shape[2], bf16, wide, aligned16(t.data, bf16 ? 2 : 4, t.stride[0], t.stride[1])};
 }
 
 static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, bool backward) {
@@ -96,78 +98,119 @@ enum : int64_t { GRID = 5 };
 enum : int64_t { GRID = INT32_MAX };
 #endif
 
-// launch starts one of a row of kernels on `work` items. A GPU is told once that a kernel's blocks have more shared memory than others.
-static int32_t launch(uly_device *d, uly_stream *s, const char *what, const AttentionKernel *kernels, std::atomic<uint64_t> *told, int size, int64_t shared, int64_t work,
-                      const AttentionCall &call) {
+// Kernels is what the blocks of a row of kernels have in common. A GPU is told once that a kernel's have more shared memory than others.
+enum Row { OWN, SMALL, MMA };
+struct Kernels {
+  const AttentionKernel *of_size;
+  int threads;
+  std::atomic<uint64_t> told[ATTENTION_SIZES];
+};
+static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}}, {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}}, {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}}, {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
+
+// Tiles is how a call is cut: a size, and its place among those of its row.
+struct Tiles : AttentionSize { int64_t place, forward_shared, backward_shared; };
+static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
+  if (row == MMA) {
+    const AttentionSize &s = attention_mma_size(dim, dv);
+    return {s, &s - attention_mma_sizes, attention_mma_shared(s, false), attention_mma_shared(s, true)};
+  }
+  const AttentionSize &s = attention_size(dim, dv, row == SMALL);
+  return {s, &s - attention_sizes, attention_shared(s, false), attention_shared(s, true)};
+}
+
+// launch starts a kernel on `work` items.
+static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t place, int64_t shared, int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (!(told[size].load() & gpu) || gpu == 0) {
-    TRY(check(d, cudaFuncSetAttribute((const void *)kernels[size], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
-    told[size].fetch_or(gpu);
+  if (!(kernels.told[place].load() & gpu) || gpu == 0) {
+    TRY(check(d, cudaFuncSetAttribute((const void *)kernels.of_size[place], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    kernels.told[place].fetch_or(gpu);
   }
-  LAUNCH(kernels[size], (unsigned)least(work, GRID), ATTENTION_THREADS, (size_t)shared, s, call);
+  LAUNCH(kernels.of_size[place], (unsigned)least(work, GRID), kernels.threads, (size_t)shared, s, call);
   return started(d, what);
 }
 
-static std::atomic<uint64_t> told_forward[ATTENTION_SIZES], told_dq[ATTENTION_SIZES], told_dkv[ATTENTION_SIZES];
-
-static int32_t forward(uly_device *d, uly_stream *s, const void *args, bool small) {
+static int32_t forward(uly_device *d, uly_stream *s, const void *args, Row row) {
   const uly_attention &a = *(const uly_attention *)args;
   const char *op = "AttentionForward";
   TRY(check_attention(d, a, false));
-  const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, false);
   AttentionCall c = call_of(a, l, false);
-  c.count_q = attention_count(a.cu_q, a.documents, size.rows);
+  c.count_q = attention_count(a.cu_q, a.documents, tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
-  TRY(attention_upload(d, s, &a, l, size.rows, size.columns));
-  return launch(d, s, op, attention_forward_kernels, told_forward, (int)(&size - attention_sizes), attention_shared(size, false), c.heads * c.count_q, c);
+  TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
+  return launch(d, s, op, forward_kernels[row == MMA], tiles.place, tiles.forward_shared, c.heads * c.count_q, c);
 }
 
-static int32_t backward(uly_device *d, uly_stream *s, const void *args, bool small) {
+static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row) {
   const uly_attention &a = *(const uly_attention *)args;
   const char *op = "AttentionBackward";
   TRY(check_attention(d, a, true));
-  const AttentionSize &size = attention_size(a.q.shape[2], a.v.shape[2], small);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, true);
   AttentionCall c = call_of(a, l, true);
-  c.count_q = attention_count(a.cu_q, a.documents, size.back_rows);
-  c.count_k = attention_count(a.cu_k, a.documents, size.back_rows);
-  const int i = (int)(&size - attention_sizes);
-  const int64_t shared = attention_shared(size, true), rows = c.heads * c.queries;
+  c.count_q = attention_count(a.cu_q, a.documents, tiles.back_rows);
+  c.count_k = attention_count(a.cu_k, a.documents, tiles.back_rows);
+  const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
   if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
-  TRY(attention_upload(d, s, &a, l, size.back_rows, size.back_rows));
-  if (rows > 0) {
+  TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
+  if (rows > 0 && row == MMA) {
+    const int64_t strips = c.heads * ceil_div(c.queries, 16);
+    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID), ATTENTION_MMA_THREADS, 0, s, c);
+    TRY(started(d, op));
+  } else if (rows > 0) {
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID), ATTENTION_THREADS, 0, s, c);
     TRY(started(d, op));
   }
-  TRY(launch(d, s, op, attention_dkv_kernels, told_dkv, i, shared, c.kv_heads * c.count_k, c));
-  return launch(d, s, op, attention_dq_kernels, told_dq, i, shared, c.heads * c.count_q, c);
+  TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.place, shared, keys, c));
+  if (row == MMA && attention_mma_dv_kernels[tiles.place]) TRY(launch(d, s, op, dv_kernels, tiles.place, shared, keys, c));
+  return launch(d, s, op, dq_kernels[row == MMA], tiles.place, shared, c.heads * c.count_q, c);
 }
 
-static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, false); }
-static int32_t small_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, true); }
-static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, false); }
-static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, true); }
+static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, OWN); }
+static int32_t small_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, SMALL); }
+static int32_t mma_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, MMA); }
+static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, OWN); }
+static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, SMALL); }
+static int32_t mma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, MMA); }
 
 // room: the kernels are built for these heads, and the GPU has shared memory for their tiles. Arguments that are no attention at all pass: run
 // refuses them with its own sentence.
-static bool room(uly_device *d, const uly_attention &a, bool small, bool backward) {
+static bool room(uly_device *d, const uly_attention &a, Row row, bool backward) {
   if (a.q.ndim != 3 || a.v.ndim != 3) return true;
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   if (most(dim, dv) > ATTENTION_HEAD) {
     fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: kernels of our own go to %d", (long long)dim, (long long)dv, (int)ATTENTION_HEAD);
     return false;
   }
-  const int64_t bytes = attention_shared(attention_size(dim, dv, small), backward);
+  const Tiles tiles = tiles_of(dim, dv, row);
+  const int64_t bytes = backward ? tiles.backward_shared : tiles.forward_shared;
   if (bytes <= d->shared_limit) return true;
   fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim, (long long)dv, (long long)bytes, d->shared_limit);
   return false;
 }
-static bool own_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, false, false); }
-static bool own_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, false, true); }
-static bool small_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, true, false); }
-static bool small_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, true, true); }
+static bool own_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, false); }
+static bool own_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, true); }
+static bool small_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, SMALL, false); }
+static bool small_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, SMALL, true); }
+
+// mma_fits asks for nothing in which ranks or layouts differ: bits must not depend on them. The largest score of a row is looked for before it is scaled.
+static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
+  const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
+  const char *why = nullptr;
+  if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "types other than BF16";
+  else if (dim % 16 != 0 || dv % 16 != 0) why = "head sizes that are not multiples of 16";
+  else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "a scale that is not positive, or out of range";
+  if (!why) return room(d, a, MMA, backward);
+  fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
+  return false;
+}
+static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, false); }
+static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
 
 #ifndef ULY_EMULATED
 static bool cudnn_fits(uly_device *d, const void *args) {
@@ -184,12 +227,14 @@ static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
 }
 #endif
 
-// small serves GPUs with less shared memory than own asks for.
+// mma is tensor cores, in BF16; own serves all types; small, GPUs with less shared memory than own asks for.
 const uly_row attention_rows[] = {
 #ifndef ULY_EMULATED
     {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits},
     {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, cudnn_fits},
 #endif
+    {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},

@@ -34,10 +34,11 @@ ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t s
 // AttentionBand is the mask of a tile of queries from q0 on and of keys from k0 on: query q0 + r sees key k0 + c of the document if
 // below <= c - r <= above. Exact for r and c below 2^15.
 struct AttentionBand { int below, above; };
-ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) {
-  const int64_t at = q0 + sk - sq - k0, far = 1 << 16;
+ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) { // the key at which query q0 stands, from k0 on
+  const int64_t far = 1 << 16;
   return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)), m.right < 0 ? (int)far : (int)most(-far, least(far, at + m.right))};
 }
+ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) { return attention_band(m, q0 + sk - sq - k0); }
 
 // AttentionSize is the tiles of one build of the kernels: head sizes up to `head`; the forward pass has `rows` queries against `columns` keys at
 // a time, the backward pass `back_rows` queries or keys, which stay, against `back_columns` keys or queries, which pass by.
@@ -57,6 +58,18 @@ inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
 constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
   return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) + s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
+}
+
+// Kernels on tensor cores, in BF16: what passes by is there twice. Rows are 16 bytes longer than their features.
+enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
+constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {{64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
+constexpr int64_t attention_mma_shared(const AttentionSize &s, bool backward) {
+  return 2 * (s.head + ATTENTION_MMA_GAP) * (backward ? 2 * s.back_rows + 4 * s.back_columns : s.rows + 4 * s.columns) + (backward ? 16 * s.back_columns : 0);
+}
+inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
+  int i = 0;
+  while (attention_mma_sizes[i].head < most(d, dv)) i++;
+  return attention_mma_sizes[i];
 }
 
 // AttentionLayout is a workspace, in bytes from its start. In front the tables of documents, int64: what is asked for often is not what a call

@@ -222,6 +222,13 @@ static void test_sizes() {
         const AttentionSize &s = attention_size(d, 1, small);
         CHECK(s.head >= d && attention_shared(s, backward) <= (small ? 99 : 227) * 1024, "head size %lld: %lld bytes", (ll)d, (ll)attention_shared(s, backward));
         CHECK(&s == &attention_size(1, d, small), "head sizes %lld and 1", (ll)d);
+        const AttentionSize &m = attention_mma_size(d, 1);
+        CHECK(m.head >= d && attention_mma_shared(m, backward) <= (d <= 128 ? 99 : 227) * 1024, "head size %lld on tensor cores: %lld bytes", (ll)d, (ll)attention_mma_shared(m, backward));
+        CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
+        // A warp has whole strips of 16 rows, columns come in pairs of eight, and a block has a thread for the statistics of each.
+        const int warps = ATTENTION_MMA_THREADS / 32;
+        CHECK(m.rows % (16 * warps) == 0 && m.back_rows % (16 * warps) == 0 && m.columns % 16 == 0 && m.back_columns % 16 == 0 && m.back_columns <= ATTENTION_MMA_THREADS,
+              "tiles for head size %lld on tensor cores", (ll)d);
       }
 }
 

@@ -154,6 +154,9 @@ func testAttention(s *suite) {
 		layouts := [][2]layout{{headMajor, headMajor}, {dense, padded}, {padded, headMajor}, {shifted, dense}}
 		l := layouts[i%4]
 		s.typed(func(d tensor.DType, suffix string) {
+			if !s.serves(d, g) {
+				return
+			}
 			x := newAttentionInput(d, g, seeded(20, int64(i)))
 			name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal)
 			if w := g.Window; w != nil {
@@ -199,6 +202,9 @@ func (s *suite) windows() (cases []ref.Attention) {
 func (s *suite) attentionScores(d tensor.DType, suffix string) {
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
+		if !s.serves(d, g) {
+			continue
+		}
 		x := newAttentionInput(d, g, seeded(21))
 		for j := range g.Tk() { // rising along the keys, to scores near ±100
 			for c := range g.D {

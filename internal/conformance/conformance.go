@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"ulysses/device"
+	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -33,6 +34,11 @@ func RunSome(t *testing.T, open Opener, names ...string) {
 // RunAttentionFew runs a part of attention's cases: for kernels that differ in a constant from those that run them all.
 func RunAttentionFew(t *testing.T, open Opener) {
 	run(t, open, suite{repeatable: true, few: true}, "Attention")
+}
+
+// RunAttentionTiled runs attention's cases in BF16 whose heads are multiples of 16: for kernels on tensor cores, which serve no others.
+func RunAttentionTiled(t *testing.T, open Opener) {
+	run(t, open, suite{repeatable: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
 // RunChoosing runs them on a device that chooses attention's kernel by heads and layout: it repeats a call to the bit, but the laws between different calls
@@ -82,6 +88,7 @@ type suite struct {
 	repeatable bool
 	aligned    bool // arrays lie as aligned says
 	few        bool // a part of attention's cases
+	tiled      bool // of attention's cases those in BF16 whose heads are multiples of 16
 	choosing   bool // attention's kernels are chosen by heads and layout
 }
 
@@ -89,6 +96,11 @@ type suite struct {
 func (s *suite) emulated() bool {
 	shares, ok := s.one.(interface{ SharesHostMemory() bool })
 	return ok && s.one.Info().Place != tensor.Host && shares.SharesHostMemory()
+}
+
+// serves reports whether a case of attention is one of those to be run.
+func (s *suite) serves(d tensor.DType, g *ref.Attention) bool {
+	return !s.tiled || d == tensor.BF16 && g.D%16 == 0 && g.Dv%16 == 0
 }
 
 // long is a length that is to be many tiles of any kernel; of an emulated GPU's, which are known to be small, a shorter one will do.

@@ -1,0 +1,349 @@
+// Attention on tensor cores, in BF16: the kernels of attention_forward.cu and attention_backward.cu over again, tile by tile, with products in F32 sums and
+// probabilities and score gradients rounded to BF16 before they are multiplied. Nothing is added across blocks here either: every sum has one order.
+#include "attention_mma.h"
+
+// A block keeps queries; keys and values pass by, one tile of them while the next is on its way.
+template <int SIZE>
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forward_kernel(AttentionCall a) {
+  constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows, COLUMNS = attention_mma_sizes[SIZE].columns;
+  constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
+  SHARED(bf16, shared);
+  bf16 *qs = shared, *kvs = qs + ROWS * W; // twice keys and values
+  const Lane at;
+  const int strip = (int)threadIdx.x / 32 * STRIP;
+  const float scale = a.scale * LOG2E;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_q, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const int64_t kv = a.kv_head[work.head];
+    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+
+    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo; // of the tile of keys that is worked on
+    auto load_keys = [&](bf16 *to, int64_t by) {
+      const int n = (int)least(COLUMNS, left - by);
+      load_tile<HEAD, COLUMNS>(copies, to, a.k, key + by, kv, n);
+      load_tile<HEAD, COLUMNS>(copies, to + COLUMNS * W, a.v, key + by, kv, n);
+    };
+    __syncthreads(); // the tile before has been read
+    if (left > 0) {
+      load_tile<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
+      load_keys(kvs, 0);
+    }
+
+    float o[MT][HEAD / 8][4], top[MT][2], sum[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+      zero(o[i]);
+      top[i][0] = top[i][1] = -INFINITY, sum[i][0] = sum[i][1] = 0;
+    }
+    unsigned blind = 0; // this lane's rows that see no key
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+      const int64_t r = t.first + strip + 8 * i + at.row;
+      const AttentionRange keys = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
+      if (keys.lo >= keys.hi) blind |= 1u << i;
+    }
+    const int64_t row0 = t.q + t.first;
+    for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
+      const bf16 *ks = kvs + turn * 2 * COLUMNS * W;
+      copies.close();
+      copies.wait<0>();
+      __syncthreads(); // these are there, and those before have been read
+      if (left > COLUMNS) load_keys(kvs + (turn ^ 1) * 2 * COLUMNS * W, COLUMNS);
+      const int n = (int)least(COLUMNS, left);
+      const AttentionBand band = attention_band(a.mask, ahead);
+      const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
+      if (seen == HIDDEN) continue;
+      float s[MT][NT][4];
+      products<HEAD>(s, qs + strip * W, ks);
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
+          if (seen == PARTLY)
+#pragma unroll
+            for (int c = 0; c < 2 * NT; c++) s[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? -INFINITY : s[i][c / 2][2 * h + c % 2];
+          float m = top[i][h];
+#pragma unroll
+          for (int c = 0; c < 2 * NT; c++) m = fmaxf(m, s[i][c / 2][2 * h + c % 2]);
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
+          m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
+          // The base of all exponents of a row, rounded once: where the largest does not become 1, its sum says by how much.
+          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_quick(top[i][h] * scale - base); // before any key: 0
+          top[i][h] = m;
+          sum[i][h] *= keep;
+#pragma unroll
+          for (int c = 0; c < 2 * NT; c++) {
+            float &x = s[i][c / 2][2 * h + c % 2];
+            x = exp2_quick(fmaf(x, scale, -base));
+            sum[i][h] += x;
+          }
+          if (__any_sync(0xffffffffu, keep != 1))
+#pragma unroll
+            for (int c = 0; c < HEAD / 8; c++) o[i][c][2 * h] *= keep, o[i][c][2 * h + 1] *= keep;
+        }
+      accumulate<HEAD>(o, s, ks + COLUMNS * W);
+    }
+    if (strip >= t.rows) continue;
+#pragma unroll
+    for (int i = 0; i < MT; i++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float l = sum[i][h];
+        l += __shfl_xor_sync(0xffffffffu, l, 1);
+        l += __shfl_xor_sync(0xffffffffu, l, 2);
+        const bool none = blind >> (2 * i + h) & 1;
+        const float f = none ? 0 : 1 / l;
+        const int row = strip + 16 * i + 8 * h + at.row;
+        if (at.column == 0 && row < t.rows) a.lse[(row0 + row) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : (top[i][h] * scale + log2f(l)) * LN2;
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+          for (int e = 2 * h; e < 2 * h + 2; e++) o[i][n][e] = none ? 0 : o[i][n][e] * f;
+      }
+    write_rows<HEAD>(qs + strip * W, o, a.out, row0 + strip, work.head, t.rows - strip);
+  }
+}
+
+// delta [head][query]: the diagonal of dout·outᵀ, by the instruction and in the order that make dP, so that a query which sees a single key has a dS of
+// exactly 0. A warp has 16 queries.
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(AttentionCall a) {
+  const Lane at;
+  const int64_t strips = ceil_div(a.queries, 16), n = a.heads * strips;
+  for (int64_t w = (int64_t)blockIdx.x * MMA_WARPS + threadIdx.x / 32; w < n; w += (int64_t)gridDim.x * MMA_WARPS) {
+    const int64_t head = w / strips, first = w % strips * 16;
+    int64_t row[2];
+    const bf16 *x[2], *y[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      row[i] = first + at.row + 8 * i;
+      const int64_t r = least(row[i], a.queries - 1);
+      x[i] = (const bf16 *)a.dout.data + r * a.dout.token + head * a.dout.head;
+      y[i] = (const bf16 *)a.out.data + r * a.out.token + head * a.out.head;
+    }
+    float sum[2];
+#ifndef ULY_EMULATED
+    float c[2][4];
+    zero(c);
+    auto two = [](const bf16 *p, bool wide) {
+      return wide ? *reinterpret_cast<const uint32_t *>(p) : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
+    };
+    for (int k = at.column; k < a.out.width; k += 16) {
+      uint32_t g[4], o[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i % 2] + k + i / 2 * 8, a.out.wide);
+      mma(c[0], g, {o[0], o[2]});
+      mma(c[1], g, {o[1], o[3]});
+    }
+    sum[0] = at.row % 2 ? c[0][1] : c[0][0], sum[1] = at.row % 2 ? c[1][3] : c[1][2];
+#else
+    for (int i = 0; i < 2; i++) {
+      sum[i] = 0;
+      for (int k = 0; k < a.out.width; k++) sum[i] = madd(widen(x[i][k]), widen(y[i][k]), sum[i]);
+    }
+#endif
+    if (at.column != at.row / 2 * 2) continue; // of a row's four lanes, the one that has the diagonal
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      if (row[i] < a.queries) a.delta[head * a.queries + row[i]] = sum[i];
+  }
+}
+
+// What the kernels below have in shared memory: two tiles that stay, twice two that pass by, and for dk, dv lse and delta of the queries that pass.
+template <int SIZE> struct Backward {
+  static constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].back_rows, COLUMNS = attention_mma_sizes[SIZE].back_columns;
+  static constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
+  bf16 *stay, *stay2;
+  __device__ __forceinline__ explicit Backward(bf16 *shared) : stay(shared), stay2(stay + ROWS * W) {}
+  __device__ __forceinline__ bf16 *pass(int turn) const { return stay2 + (ROWS + turn * 2 * COLUMNS) * W; }
+  __device__ __forceinline__ bf16 *pass2(int turn) const { return pass(turn) + COLUMNS * W; }
+  __device__ __forceinline__ float *lse(int turn) const { return reinterpret_cast<float *>(pass(2)) + turn * 2 * COLUMNS; }
+  __device__ __forceinline__ float *delta(int turn) const { return lse(turn) + COLUMNS; }
+};
+
+// dq: queries stay with dout, keys pass with values.
+template <int SIZE>
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dq_kernel(AttentionCall a) {
+  typedef Backward<SIZE> B;
+  constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, STRIP = B::STRIP, MT = B::MT, NT = B::NT;
+  SHARED(bf16, shared);
+  const B tile(shared);
+  const Lane at;
+  const int strip = (int)threadIdx.x / 32 * STRIP;
+  const float scale = a.scale * LOG2E;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_q, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const int64_t kv = a.kv_head[work.head];
+    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+
+    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo; // of the tile of keys that is worked on
+    auto load_keys = [&](int turn, int64_t by) {
+      const int n = (int)least(COLUMNS, left - by);
+      load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.k, key + by, kv, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.v, key + by, kv, n);
+    };
+    __syncthreads(); // the tile before has been read
+    if (left > 0) {
+      load_tile<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
+      load_tile<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
+      load_keys(0, 0);
+    }
+
+    float dq[MT][HEAD / 8][4], lse[MT][2], delta[MT][2];
+#pragma unroll
+    for (int i = 0; i < MT; i++) {
+      zero(dq[i]);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const int64_t r = t.q + t.first + least(strip + 16 * i + 8 * h + at.row, t.rows - 1);
+        lse[i][h] = a.lse[r * a.lse_token + work.head * a.lse_head] * LOG2E;
+        delta[i][h] = a.delta[work.head * a.queries + r];
+      }
+    }
+    for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
+      copies.close();
+      copies.wait<0>();
+      __syncthreads(); // these are there, and those before have been read
+      if (left > COLUMNS) load_keys(turn ^ 1, COLUMNS);
+      const int n = (int)least(COLUMNS, left);
+      const AttentionBand band = attention_band(a.mask, ahead);
+      const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
+      if (seen == HIDDEN) continue;
+      float ds[MT][NT][4], dp[MT][NT][4];
+      products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
+      products<HEAD>(ds, tile.stay + strip * B::W, tile.pass(turn));
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
+#pragma unroll
+          for (int c = 0; c < 2 * NT; c++) {
+            float &x = ds[i][c / 2][2 * h + c % 2];
+            x = exp2_quick(fmaf(x, scale, -lse[i][h])) * (dp[i][c / 2][2 * h + c % 2] - delta[i][h]);
+          }
+          if (seen == PARTLY)
+#pragma unroll
+            for (int c = 0; c < 2 * NT; c++) ds[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? 0 : ds[i][c / 2][2 * h + c % 2];
+        }
+      accumulate<HEAD>(dq, ds, tile.pass(turn));
+    }
+    if (strip >= t.rows) continue;
+    multiply(dq, a.scale);
+    write_rows<HEAD>(tile.stay + strip * B::W, dq, a.dq, t.q + t.first + strip, work.head, t.rows - strip);
+  }
+}
+
+// dk and dv, or one of them: keys stay with values, queries pass with dout. Products are transposed: their rows are keys.
+template <int SIZE, bool DK, bool DV>
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_kernel(AttentionCall a) {
+  typedef Backward<SIZE> B;
+  constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, STRIP = B::STRIP, MT = B::MT, NT = B::NT;
+  SHARED(bf16, shared);
+  const B tile(shared);
+  const Lane at;
+  const int strip = (int)threadIdx.x / 32 * STRIP;
+  const float scale = a.scale * LOG2E;
+  Copies copies;
+  for (int64_t w = blockIdx.x; w < a.kv_heads * a.count_k; w += gridDim.x) {
+    const AttentionWork work = attention_work(w, a.count_k, true);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_k, a.documents, work.tile, ROWS, true);
+    const int64_t kv = work.head, first = a.first[kv];
+    const int heads = (int)(a.first[kv + 1] - first);
+    const AttentionRange queries = attention_queries(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const int64_t row0 = t.k + t.first, query = t.q + queries.lo, count = most(0, queries.hi - queries.lo), ahead = queries.lo + t.sk - t.sq - t.first;
+    const int passes = (int)ceil_div(count, COLUMNS);
+
+    // Step by step through the query heads, and in each through its queries.
+    auto load_queries = [&](int turn, int head, int pass) {
+      const int64_t q0 = (int64_t)pass * COLUMNS, r = query + q0 + threadIdx.x;
+      const int n = (int)least(COLUMNS, count - q0);
+      load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.q, query + q0, first + head, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.dout, query + q0, first + head, n);
+      if (threadIdx.x < COLUMNS) {
+        const bool there = (int)threadIdx.x < n;
+        copies.copy<1>(tile.lse(turn) + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
+        copies.copy<1>(tile.delta(turn) + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta, there);
+      }
+    };
+    __syncthreads(); // the tile before has been read
+    if (heads > 0 && passes > 0) {
+      load_tile<HEAD, ROWS>(copies, tile.stay, a.k, row0, kv, t.rows);
+      if (DK) load_tile<HEAD, ROWS>(copies, tile.stay2, a.v, row0, kv, t.rows);
+      load_queries(0, 0, 0);
+    }
+
+    float dk[MT][HEAD / 8][4], dv[MT][HEAD / 8][4];
+    int turn = 0;
+    for (int head = 0; head < most(heads, 1); head++) { // a key head without query heads has gradients, too: zeros
+#pragma unroll
+      for (int i = 0; i < MT; i++) {
+        if (DK) zero(dk[i]);
+        if (DV) zero(dv[i]);
+      }
+      for (int pass = 0; pass < (heads > 0 ? passes : 0); pass++, turn ^= 1) {
+        copies.close();
+        copies.wait<0>();
+        __syncthreads(); // these are there, and those before have been read
+        const int next_pass = pass + 1 < passes ? pass + 1 : 0, next_head = head + (next_pass == 0);
+        if (next_head < heads) load_queries(turn ^ 1, next_head, next_pass);
+        const int64_t q0 = (int64_t)pass * COLUMNS;
+        const int n = (int)least(COLUMNS, count - q0);
+        const AttentionBand turned = attention_band(a.mask, ahead + q0), band = {-turned.above, -turned.below};
+        const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
+        if (seen == HIDDEN) continue;
+        float s[MT][NT][4], dp[MT][NT][4];
+        if (DK) products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
+        products<HEAD>(s, tile.stay + strip * B::W, tile.pass(turn));
+#pragma unroll
+        for (int i = 0; i < MT; i++) {
+          const Columns columns[2] = {{band, n, strip + 16 * i + at.row, at.column}, {band, n, strip + 16 * i + 8 + at.row, at.column}};
+#pragma unroll
+          for (int c = 0; c < NT; c++) {
+            const float2 l = *reinterpret_cast<const float2 *>(tile.lse(turn) + 8 * c + at.column), d = *reinterpret_cast<const float2 *>(tile.delta(turn) + 8 * c + at.column);
+            const float lse[2] = {l.x * LOG2E, l.y * LOG2E}, delta[2] = {d.x, d.y};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+              s[i][c][e] = exp2_quick(fmaf(s[i][c][e], scale, -lse[e % 2]));
+              if (DK) dp[i][c][e] = s[i][c][e] * (dp[i][c][e] - delta[e % 2]);
+            }
+          }
+          if (seen == PARTLY)
+#pragma unroll
+            for (int c = 0; c < NT; c++)
+#pragma unroll
+              for (int e = 0; e < 4; e++) {
+                const bool hidden = columns[e / 2].hide(8 * c + e % 2);
+                s[i][c][e] = hidden ? 0 : s[i][c][e];
+                if (DK) dp[i][c][e] = hidden ? 0 : dp[i][c][e];
+              }
+        }
+        if (DV) accumulate<HEAD>(dv, s, tile.pass2(turn));
+        if (DK) accumulate<HEAD>(dk, dp, tile.pass(turn));
+      }
+      const bool first_head = head == 0, last_head = head + 1 >= heads;
+      const int rows = t.rows - strip;
+      float *sums = a.sums + (kv * a.keys + row0 + strip) * (a.k.width + a.v.width);
+      if (DK) {
+        multiply(dk, a.scale);
+        add_before<HEAD>(dk, sums, a.k.width + a.v.width, a.k.width, rows, first_head, last_head);
+        if (last_head && rows > 0) write_rows<HEAD>(tile.stay + strip * B::W, dk, a.dk, row0 + strip, kv, rows);
+      }
+      if (DV) {
+        add_before<HEAD>(dv, sums + a.k.width, a.k.width + a.v.width, a.v.width, rows, first_head, last_head);
+        if (last_head && rows > 0) write_rows<HEAD>((DK ? tile.stay2 : tile.stay) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
+      }
+    }
+  }
+}
+
+const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
+const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
+// Of the widest heads a warp's registers hold one of the two sums: scores are made once more.
+const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dkv_kernel<0, true, true>, attention_mma_dkv_kernel<1, true, true>,
+                                                                      attention_mma_dkv_kernel<2, true, false>};
+const AttentionKernel attention_mma_dv_kernels[ATTENTION_MMA_SIZES] = {nullptr, nullptr, attention_mma_dkv_kernel<2, false, true>};

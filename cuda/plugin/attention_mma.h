@@ -1,0 +1,202 @@
+// The pieces of which attention's kernels on tensor cores are made: tiles of BF16 in shared memory, and two products of a warp.
+//
+// A block has MMA_WARPS warps. A warp owns strips of 16 rows of what the block keeps, in all columns: what a row needs of others of its row is in four lanes
+// (mma.h, Lane). Results of one product go into the next as they lie in registers, rounded to BF16 (Dao 2023). All kernels multiply whole tiles, and features
+// up to HEAD, of which those that do not exist are zeros: a result does not depend on where its row lies, and equal sums cancel to the bit.
+#pragma once
+
+#include "attention_tile.h"
+#include "mma.h"
+
+enum { MMA_WARPS = ATTENTION_MMA_THREADS / 32 };
+
+// load_tile brings rows row .. row+n of a head to a tile of ROWS. Where an address allows no vectors they come one by one, and results are the same.
+template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &copies, bf16 *to, const AttentionView &x, int64_t row, int64_t head, int n) {
+  constexpr int W = HEAD + ATTENTION_MMA_GAP, LANES = HEAD / 8, STEP = ATTENTION_MMA_THREADS / LANES;
+  const int c = (int)threadIdx.x % LANES * 8, first = (int)threadIdx.x / LANES, rows = c < x.width ? n : 0;
+  const bf16 *p = (const bf16 *)x.data, *from = p + (row + first) * x.token + head * x.head + c;
+  to += first * W + c;
+#pragma unroll 1
+  for (int r = first; r < ROWS; r += STEP, from += STEP * x.token, to += STEP * W) {
+    if (x.vectors) {
+      copies.copy<4>(reinterpret_cast<float *>(to), reinterpret_cast<const float *>(r < rows ? from : p), r < rows);
+    } else {
+      Pack<bf16, 8> eight;
+      load_raw<false>(from, r < rows ? 8 : 0, eight);
+      uint4 w;
+      memcpy(&w, &eight, sizeof w);
+      *reinterpret_cast<uint4 *>(to) = w;
+    }
+  }
+}
+
+// products: s[i][n] is strip i of a, rows of a tile, times eight rows 8·n … of b, over all features.
+template <int HEAD, int MT, int NT> __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, const bf16 *b) {
+  constexpr int W = HEAD + ATTENTION_MMA_GAP;
+#pragma unroll
+  for (int i = 0; i < MT; i++) zero(s[i]);
+#ifndef ULY_EMULATED
+  const uint32_t at_a = (uint32_t)__cvta_generic_to_shared(a + quarters_down(W)), at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_along(W));
+#pragma unroll
+  for (int k = 0; k < HEAD; k += 16) {
+    uint32_t x[MT][4];
+#pragma unroll
+    for (int i = 0; i < MT; i++) ldmatrix<false>(x[i], at_a + 2 * (16 * i * W + k));
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      uint32_t y[4];
+      ldmatrix<false>(y, at_b + 2 * (8 * n * W + k));
+#pragma unroll
+      for (int i = 0; i < MT; i++) {
+        mma(s[i][n], x[i], {y[0], y[1]});
+        mma(s[i][n + 1], x[i], {y[2], y[3]});
+      }
+    }
+  }
+#else
+  const Lane at;
+  for (int k = 0; k < HEAD; k++) {
+    float x[MT][2];
+    for (int i = 0; i < 2 * MT; i++) x[i / 2][i % 2] = widen(a[(8 * i + at.row) * W + k]);
+    for (int n = 0; n < NT; n++) {
+      const float y[2] = {widen(b[(8 * n + at.column) * W + k]), widen(b[(8 * n + at.column + 1) * W + k])};
+      for (int i = 0; i < MT; i++)
+        for (int e = 0; e < 4; e++) s[i][n][e] = madd(x[i][e / 2], y[e % 2], s[i][n][e]);
+    }
+  }
+#endif
+}
+
+// accumulate adds to o[i] strip i of s, rounded, times b, a tile with a row for each of s's columns.
+template <int HEAD, int MT, int NT> __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
+  constexpr int W = HEAD + ATTENTION_MMA_GAP;
+#ifndef ULY_EMULATED
+  const uint32_t at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_down(W));
+#pragma unroll
+  for (int k = 0; k < NT / 2; k++) {
+    uint32_t x[MT][4];
+#pragma unroll
+    for (int i = 0; i < MT; i++) fragment_of(x[i], s[i], k);
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n += 2) {
+      uint32_t y[4];
+      ldmatrix<true>(y, at_b + 2 * (16 * k * W + 8 * n));
+#pragma unroll
+      for (int i = 0; i < MT; i++) {
+        mma(o[i][n], x[i], {y[0], y[1]});
+        mma(o[i][n + 1], x[i], {y[2], y[3]});
+      }
+    }
+  }
+#else
+  const Lane at;
+  for (int i = 0; i < MT; i++) {
+    float rows[2][8 * NT]; // of the four lanes that have this lane's rows
+    for (int k = 0; k < NT / 2; k++) {
+      uint32_t x[4];
+      fragment_of(x, s[i], k);
+      for (int half = 0; half < 2; half++) {
+        const uint64_t *all = uly_emulated::exchange(0xffffffffu, x[2 * half] | (uint64_t)x[2 * half + 1] << 32, "accumulate", __FILE__, __LINE__);
+        for (int t = 0; t < 4; t++) {
+          const uint64_t both = all[(threadIdx.x & 31) / 4 * 4 + t];
+          for (int r = 0; r < 2; r++) {
+            const uint32_t two = (uint32_t)(both >> 32 * r);
+            rows[r][16 * k + 8 * half + 2 * t] = word_hi(two), rows[r][16 * k + 8 * half + 2 * t + 1] = word_lo(two);
+          }
+        }
+      }
+    }
+    for (int k = 0; k < 8 * NT; k++)
+      for (int n = 0; n < HEAD / 8; n++)
+        for (int e = 0; e < 4; e++) o[i][n][e] = madd(rows[e / 2][k], widen(b[k * W + 8 * n + at.column + e % 2]), o[i][n][e]);
+  }
+#endif
+}
+
+// What a warp's rows, `rows` of them from `row` on, see of n columns in a tile. Of what is hidden everywhere nothing is made, and where nothing is, nothing is
+// looked at.
+enum Sight { HIDDEN, PARTLY, SEEN };
+__device__ __forceinline__ Sight sight(AttentionBand band, int row, int rows, int n, int columns) {
+  const int first = -(row + rows - 1), last = n - 1 - row; // column - row, at least and at most
+  if (band.above < first || last < band.below) return HIDDEN;
+  return n == columns && band.below <= first && last <= band.above ? SEEN : PARTLY;
+}
+// Columns is those of n that a row sees, from `at` on: by constants, as many as there are, none of which takes a register.
+struct Columns {
+  int lo, hi;
+  __device__ __forceinline__ Columns(AttentionBand band, int n, int row, int at) : lo(band.below + row - at), hi((int)least(n - 1, band.above + row) - at) {}
+  __device__ __forceinline__ bool hide(int column) const { return column < lo || hi < column; }
+};
+
+// exp2_quick is wrong by up to 2 units of 2^-23, and 0 where it would be denormal: probabilities are rounded to BF16.
+__device__ __forceinline__ float exp2_quick(float x) {
+#ifndef ULY_EMULATED
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return exp2f(x);
+#endif
+}
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
+
+template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT][NT][4], float f) {
+#pragma unroll
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) x[i][n][e] *= f;
+}
+
+// write_rows rounds a warp's rows, of which there are `rows`, and writes them to row row, row + 1, … of a head: by way of `strip`, a warp's own in a tile that it
+// has read, so that they go out in vectors of 16 bytes.
+template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *strip, const float (&o)[MT][HEAD / 8][4], const AttentionView &to, int64_t row, int64_t head, int rows) {
+  constexpr int W = HEAD + ATTENTION_MMA_GAP, LANES = HEAD / 8;
+  const Lane at;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        *reinterpret_cast<uint32_t *>(strip + (16 * i + 8 * h + at.row) * W + 8 * n + at.column) = pair(o[i][n][2 * h], o[i][n][2 * h + 1]);
+  __syncwarp();
+  const int lane = (int)threadIdx.x % 32, c = lane % LANES * 8;
+  if (c >= to.width) return;
+#pragma unroll 1
+  for (int r = lane / LANES; r < least(rows, 16 * MT); r += 32 / LANES) {
+    const bf16 *from = strip + r * W + c;
+    bf16 *p = (bf16 *)to.data + (row + r) * to.token + head * to.head + c;
+    if (to.vectors) {
+      *reinterpret_cast<uint4 *>(p) = *reinterpret_cast<const uint4 *>(from);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 8; e++) p[e] = from[e];
+    }
+  }
+}
+
+// add_before adds to a query head's sums, a warp's rows, those of the heads before it, and leaves them for the heads behind it. One thread owns an element
+// through all heads.
+template <int HEAD, int MT>
+__device__ __forceinline__ void add_before(float (&d)[MT][HEAD / 8][4], float *sums, int64_t step, int width, int rows, bool first, bool last) {
+  const Lane at;
+#pragma unroll
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = 16 * i + 8 * h + at.row;
+      if (row >= rows) continue;
+      float2 *p = reinterpret_cast<float2 *>(sums + row * step + at.column);
+#pragma unroll
+      for (int n = 0; n < HEAD / 8; n++) {
+        if (8 * n >= width) continue;
+        float2 x = make_float2(d[i][n][2 * h], d[i][n][2 * h + 1]);
+        if (!first) x.x = p[4 * n].x + x.x, x.y = p[4 * n].y + x.y;
+        if (!last) p[4 * n] = x;
+        d[i][n][2 * h] = x.x, d[i][n][2 * h + 1] = x.y;
+      }
+    }
+}
