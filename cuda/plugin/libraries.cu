@@ -8,7 +8,7 @@ struct row { const char *name, *costs; };
 const row rows[ULY_LIBRARIES] = {
     {"CUDA driver", "no GPU can be used"},
     {"cuBLASLt", "matrix products run on a plain kernel, many times slower"},
-    {"cuDNN", "attention in BF16 runs on kernels without tensor cores, many times slower"},
+    {"cuDNN", "attention in BF16 runs on kernels of our own, slower, and many times slower where head sizes are not multiples of 16"},
     {"NVRTC", "cuDNN, which needs it, cannot be used for attention"},
     {"NCCL", "GPUs exchange over CUDA IPC, or through host memory between nodes"},
 };
