@@ -123,27 +123,18 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
       x[i] = (const bf16 *)a.dout.data + r * a.dout.token + head * a.dout.head;
       y[i] = (const bf16 *)a.out.data + r * a.out.token + head * a.out.head;
     }
-    float sum[2];
-#ifndef ULY_EMULATED
     float c[2][4];
     zero(c);
     auto two = [](const bf16 *p, bool wide) {
       return wide ? *reinterpret_cast<const uint32_t *>(p) : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
     };
     for (int k = at.column; k < a.out.width; k += 16) {
-      uint32_t g[4], o[4];
+      uint32_t g[4], o[4]; // A's order; B's is that of neighbours along k first
 #pragma unroll
-      for (int i = 0; i < 4; i++) g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i % 2] + k + i / 2 * 8, a.out.wide);
-      mma(c[0], g, {o[0], o[2]});
-      mma(c[1], g, {o[1], o[3]});
+      for (int i = 0; i < 4; i++) g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i / 2] + k + i % 2 * 8, a.out.wide);
+      mma_pair(c[0], c[1], g, o);
     }
-    sum[0] = at.row % 2 ? c[0][1] : c[0][0], sum[1] = at.row % 2 ? c[1][3] : c[1][2];
-#else
-    for (int i = 0; i < 2; i++) {
-      sum[i] = 0;
-      for (int k = 0; k < a.out.width; k++) sum[i] = madd(widen(x[i][k]), widen(y[i][k]), sum[i]);
-    }
-#endif
+    const float sum[2] = {at.row % 2 ? c[0][1] : c[0][0], at.row % 2 ? c[1][3] : c[1][2]};
     if (at.column != at.row / 2 * 2) continue; // of a row's four lanes, the one that has the diagonal
 #pragma unroll
     for (int i = 0; i < 2; i++)

@@ -35,7 +35,6 @@ template <int HEAD, int MT, int NT> __device__ __forceinline__ void products(flo
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
 #pragma unroll
   for (int i = 0; i < MT; i++) zero(s[i]);
-#ifndef ULY_EMULATED
   const uint32_t at_a = (uint32_t)__cvta_generic_to_shared(a + quarters_down(W)), at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_along(W));
 #pragma unroll
   for (int k = 0; k < HEAD; k += 16) {
@@ -47,30 +46,14 @@ template <int HEAD, int MT, int NT> __device__ __forceinline__ void products(flo
       uint32_t y[4];
       ldmatrix<false>(y, at_b + 2 * (8 * n * W + k));
 #pragma unroll
-      for (int i = 0; i < MT; i++) {
-        mma(s[i][n], x[i], {y[0], y[1]});
-        mma(s[i][n + 1], x[i], {y[2], y[3]});
-      }
+      for (int i = 0; i < MT; i++) mma_pair(s[i][n], s[i][n + 1], x[i], y);
     }
   }
-#else
-  const Lane at;
-  for (int k = 0; k < HEAD; k++) {
-    float x[MT][2];
-    for (int i = 0; i < 2 * MT; i++) x[i / 2][i % 2] = widen(a[(8 * i + at.row) * W + k]);
-    for (int n = 0; n < NT; n++) {
-      const float y[2] = {widen(b[(8 * n + at.column) * W + k]), widen(b[(8 * n + at.column + 1) * W + k])};
-      for (int i = 0; i < MT; i++)
-        for (int e = 0; e < 4; e++) s[i][n][e] = madd(x[i][e / 2], y[e % 2], s[i][n][e]);
-    }
-  }
-#endif
 }
 
 // accumulate adds to o[i] strip i of s, rounded, times b, a tile with a row for each of s's columns.
 template <int HEAD, int MT, int NT> __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
-#ifndef ULY_EMULATED
   const uint32_t at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_down(W));
 #pragma unroll
   for (int k = 0; k < NT / 2; k++) {
@@ -82,35 +65,9 @@ template <int HEAD, int MT, int NT> __device__ __forceinline__ void accumulate(f
       uint32_t y[4];
       ldmatrix<true>(y, at_b + 2 * (16 * k * W + 8 * n));
 #pragma unroll
-      for (int i = 0; i < MT; i++) {
-        mma(o[i][n], x[i], {y[0], y[1]});
-        mma(o[i][n + 1], x[i], {y[2], y[3]});
-      }
+      for (int i = 0; i < MT; i++) mma_pair(o[i][n], o[i][n + 1], x[i], y);
     }
   }
-#else
-  const Lane at;
-  for (int i = 0; i < MT; i++) {
-    float rows[2][8 * NT]; // of the four lanes that have this lane's rows
-    for (int k = 0; k < NT / 2; k++) {
-      uint32_t x[4];
-      fragment_of(x, s[i], k);
-      for (int half = 0; half < 2; half++) {
-        const uint64_t *all = uly_emulated::exchange(0xffffffffu, x[2 * half] | (uint64_t)x[2 * half + 1] << 32, "accumulate", __FILE__, __LINE__);
-        for (int t = 0; t < 4; t++) {
-          const uint64_t both = all[(threadIdx.x & 31) / 4 * 4 + t];
-          for (int r = 0; r < 2; r++) {
-            const uint32_t two = (uint32_t)(both >> 32 * r);
-            rows[r][16 * k + 8 * half + 2 * t] = word_hi(two), rows[r][16 * k + 8 * half + 2 * t + 1] = word_lo(two);
-          }
-        }
-      }
-    }
-    for (int k = 0; k < 8 * NT; k++)
-      for (int n = 0; n < HEAD / 8; n++)
-        for (int e = 0; e < 4; e++) o[i][n][e] = madd(rows[e / 2][k], widen(b[k * W + 8 * n + at.column + e % 2]), o[i][n][e]);
-  }
-#endif
 }
 
 // What a warp's rows, `rows` of them from `row` on, see of n columns in a tile. Of what is hidden everywhere nothing is made, and where nothing is, nothing is

@@ -104,6 +104,49 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// mma_pair is two of them: of the 16 columns of b.
+__device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  mma(c0, a, {b[0], b[1]});
+  mma(c1, a, {b[2], b[3]});
+}
+#else
+// The same by PTX's description of registers, of what lanes leave for each other.
+template <bool TRANSPOSED> void ldmatrix(uint32_t (&r)[4], uint32_t address) {
+  const uint4 row = *reinterpret_cast<const uint4 *>(uly_emulated::dynamic_shared() + address);
+  uint64_t half[2][32];
+  for (int i = 0; i < 2; i++)
+    memcpy(half[i], uly_emulated::exchange(0xffffffffu, i ? row.z | (uint64_t)row.w << 32 : row.x | (uint64_t)row.y << 32, "ldmatrix", __FILE__, __LINE__), sizeof half[i]);
+  const int lane = (int)threadIdx.x % 32, along = lane % 4 * 2, down = lane / 4;
+  for (int m = 0; m < 4; m++) {
+    auto at = [&](int row, int column) { return (uint32_t)(half[column / 4][8 * m + row] >> 16 * (column % 4) & 0xffff); };
+    r[m] = TRANSPOSED ? at(along, down) | at(along + 1, down) << 16 : at(down, along) | at(down, along + 1) << 16;
+  }
+}
+inline void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  const int lane = (int)threadIdx.x % 32;
+  float x[2][16], y[4][16]; // this lane's rows and columns
+  auto share = [](uint32_t lower, uint32_t upper) { return uly_emulated::exchange(0xffffffffu, lower | (uint64_t)upper << 32, "mma", __FILE__, __LINE__); };
+  auto take = [](float *to, uint32_t two) { to[0] = word_hi(two), to[1] = word_lo(two); };
+  for (int half = 0; half < 2; half++) {
+    const uint64_t *all = share(a[2 * half], a[2 * half + 1]);
+    for (int t = 0; t < 4; t++)
+      for (int i = 0; i < 2; i++) take(x[i] + 8 * half + 2 * t, (uint32_t)(all[lane / 4 * 4 + t] >> 32 * i));
+  }
+  for (int n = 0; n < 2; n++) {
+    const uint64_t *all = share(b[2 * n], b[2 * n + 1]);
+    for (int j = 0; j < 2; j++)
+      for (int t = 0; t < 4; t++)
+        for (int half = 0; half < 2; half++) take(y[2 * n + j] + 8 * half + 2 * t, (uint32_t)(all[(lane % 4 * 2 + j) * 4 + t] >> 32 * half));
+  }
+  for (int k = 0; k < 16; k++)
+    for (int e = 0; e < 4; e++) {
+      c0[e] = madd(x[e / 2][k], y[e % 2][k], c0[e]);
+      c1[e] = madd(x[e / 2][k], y[2 + e % 2][k], c1[e]);
+    }
+}
+#endif
+
+#ifndef ULY_EMULATED
 template <bool A_EXACT, bool B_EXACT, bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tensor_product(float (&c)[NT][4], const Word *a, int a_step, const Word *b, int b_step, int depth) {
 #pragma unroll 2

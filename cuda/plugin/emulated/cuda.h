@@ -120,6 +120,9 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) {
 inline int __any_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) { return __ballot_sync(mask, predicate, file, line) != 0; }
 inline int __all_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) { return __ballot_sync(mask, predicate, file, line) == 0xffffffffu; }
 
+// Of dynamic shared memory: bytes from its start.
+inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)(static_cast<const unsigned char *>(p) - uly_emulated::dynamic_shared()); }
+
 // One thread runs at a time, so that these need no lock.
 #define ULY_EMULATED_ATOMICS(type)                                                                                     \
   inline type atomicAdd(type *p, type v) { type old = *p; *p = old + v; return old; }                                  \
