@@ -112,7 +112,7 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 		err = described
 	}
 	if err == nil && c.gpu != nil && flags&flagDeterministic != 0 {
-		err = unbuilt("%s: ULYSSES_DETERMINISTIC on CUDA: not built yet: plan without it, and set ULYSSES_KERNEL=attention_backward=own before the context is made", op)
+		err = unbuilt("%s: ULYSSES_DETERMINISTIC on CUDA: not built yet: plan without it, and in BF16 set ULYSSES_KERNEL=attention_backward=mma before the context is made", op)
 	}
 	if err := comm.Agree(c.comm, err); err != nil {
 		return err
