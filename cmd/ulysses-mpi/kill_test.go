@@ -101,6 +101,7 @@ func TestKillRank(t *testing.T) {
 		if states, _ := filepath.Glob(filepath.Join(out, "checkpoints", "step-*")); len(states) > 0 {
 			resumed++
 		}
+		begin := time.Now()
 		hit, code, stderr := disturb(t, name, job, victim, delay)
 		switch {
 		case hit && code != 0:
@@ -109,6 +110,7 @@ func TestKillRank(t *testing.T) {
 			t.Fatalf("after %d kills, by itself: exit %d: %s", killed, code, stderr)
 		default: // or it was hit when all was done
 			finished++
+			whole = min(whole, time.Since(begin)) // the first run may have had a busy machine
 			if got := losses(t, out); !slices.Equal(got, want) {
 				t.Fatalf("after %d kills: %v, want %v", killed, got, want)
 			}
