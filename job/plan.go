@@ -77,14 +77,6 @@ func (o *Options) machine(j *Job, config *model.Config) (ranks int, m *machine, 
 	return ranks, m, err
 }
 
-// config is the model's, without its weights.
-func (j *Job) config() (*model.Config, error) {
-	if j.Model.Path != "" {
-		return model.ReadConfig(j.Model.Path, j.Model.Override)
-	}
-	return j.newConfig()
-}
-
 func (f *forecast) print(m *machine) error {
 	x := f.Job.Mesh
 	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %d a node: %s\n\n", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, m.rates.PerNode, m.text)
