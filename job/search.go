@@ -24,25 +24,31 @@ type candidate struct {
 
 // search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and prints them, the fastest that fits first.
 func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, config *model.Config) error {
+	given, err := parse()
+	if err != nil {
+		return err
+	}
+	stages := []int64{0, 1, 2, 3}
+	switch {
+	case given.IsSet("parallel.zero"):
+		stages = []int64{given.Parallel.Zero}
+	case ranks == 1:
+		stages = stages[:1]
+	case given.Kind == "eval": // there are values to cut alone
+		stages = []int64{0, 3}
+	}
 	var all []candidate
 	for u := int64(1); u <= int64(ranks); u++ {
 		if int64(ranks)%u != 0 {
 			continue
 		}
-		for _, zero := range []int64{0, 1, 2, 3} {
+		for _, zero := range stages {
 			job := func(sets ...string) (*Job, error) {
 				j, err := parse(append(sets, "parallel.ulysses="+strconv.FormatInt(u, 10), "parallel.zero="+strconv.FormatInt(zero, 10))...)
 				if err == nil {
 					err = j.Resolve(ranks)
 				}
 				return j, err
-			}
-			given, err := parse()
-			if err != nil {
-				return err
-			}
-			if given.IsSet("parallel.zero") && given.Parallel.Zero != zero || ranks == 1 && zero > 0 || given.Kind == "eval" && zero != 0 && zero != 3 {
-				continue
 			}
 			c := candidate{ulysses: u, data: int64(ranks) / u, zero: zero}
 			if err := c.look(job, m, config); err != nil {
