@@ -11,14 +11,21 @@ import (
 // RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and its gradients if the input has dout, in
 // the compute type; the LSE is F32. With a report beside it, an error is about results that are no finite numbers, and the output is written.
 func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*SavedReport, error) {
-	return runAttentionThen(d, c, clk, compute, t, func(err error) error { return err })
+	r, err := newAttentionRun(d, c, clk, compute, t, c.Rank() == 0)
+	if err != nil {
+		return nil, err
+	}
+	return runThen(r, t.Output, func(err error) error { return err })
 }
 
-func runAttentionThen(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable, leave func(error) error) (*SavedReport, error) {
-	in, err := openAttention(t, c.Rank() == 0)
-	if in.file != nil {
-		defer in.file.Close()
-	}
+// newAttentionRun finds the input sound and plans what is done with it; writer is the rank that will write the output. Collective.
+func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable, writer bool) (r *attentionRun, err error) {
+	in, err := openAttention(t, writer)
+	defer func() {
+		if err != nil {
+			in.close()
+		}
+	}()
 	if err := comm.Agree(c, err); err != nil {
 		return nil, err
 	}
@@ -32,14 +39,13 @@ func runAttentionThen(d device.Device, c comm.Comm, clk *clock.Clock, compute te
 	if err != nil {
 		return nil, in.fault(err)
 	}
-	r := &attentionRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
+	r = &attentionRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
 	forward, backward := plan.BytesSent(batch)
 	r.report = SavedReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: forward + plan.LSEBytesSent(batch)}
 	if in.backward() {
 		r.report.Formula += backward
 	}
-	err = r.run(r, t.Output, leave)
-	return r.done, err
+	return r, nil
 }
 
 // attentionRun is the job under way, once its input was found sound.
@@ -69,6 +75,12 @@ func (r *attentionRun) layout(a *device.Arena) error {
 		r.grads = sp.Grads{DOut: t.take(dtype, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V}
 	}
 	return t.err
+}
+
+func (r *attentionRun) tokens() int64 { return r.in.sq }
+
+func (r *attentionRun) scratch() (saved, workspace tensor.Tensor) {
+	return r.args.Saved, r.args.Workspace
 }
 
 func (r *attentionRun) read() error {

@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"ulysses/internal/status"
-	"ulysses/model"
 )
 
 // Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates are those of a rank with all its node at work; 0 is
@@ -123,9 +122,9 @@ func (c *Cluster) over(m *machine) {
 }
 
 // machine is a rank's share of the cluster.
-func (c *Cluster) machine(j *Job, config *model.Config) (m *machine, err error) {
+func (c *Cluster) machine(j *Job, x *subject) (m *machine, err error) {
 	if c.Device == "here" {
-		m, err = thisMachine(j, config, int(c.PerNode))
+		m, err = thisMachine(j, x, int(c.PerNode))
 	} else {
 		m, err = gpuByName[c.Device].machine(j)
 	}

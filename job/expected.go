@@ -22,10 +22,11 @@ func (s *session) plannedStep(worked float64) (float64, error) {
 	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(long, 1), 0); err != nil || long[0] == 0 {
 		return 0, err
 	}
+	x := subjectOf(s.config)
 	m, known := &machine{info: s.Device.Info(), sizes: s.Device, host: s.free}, true
 	if m.info.Place == tensor.Host {
 		var err error
-		m.rates, err = rehearsal.Measure([]device.Device{s.Device}, shapeOf(s.config, s.Compute))
+		m.rates, err = rehearsal.Measure([]device.Device{s.Device}, x.shape.In(s.Compute))
 		if err = comm.Agree(s.Mesh.World, err); err != nil {
 			return 0, err
 		}
@@ -37,7 +38,7 @@ func (s *session) plannedStep(worked float64) (float64, error) {
 	if !known || s.Mesh.World.Rank() > 0 {
 		return 0, nil
 	}
-	f, err := foresee(s.Job, m, s.config, true)
+	f, err := foresee(s.Job, m, x, true)
 	if err != nil { // what did not fit the plan ran all the same
 		return 0, nil
 	}

@@ -24,15 +24,48 @@ type forecast struct {
 	rank   int
 	device *rehearsal.Device
 	memory []model.Component
-	tokens int64 // of a step, or pass, of all ranks
+	tokens int64        // of a step, or pass, of all ranks
+	saved  *SavedReport // of a job on saved tensors
+}
+
+// subject is what a plan is of: a model, or saved tensors.
+type subject struct {
+	config *model.Config   // nil for saved tensors
+	shape  rehearsal.Shape // that rates are measured on, but for the compute type
+	rows   []int64         // that a sequence's ranks share; a model's are the job's
+	heads  [][2]int64      // as many heads, and as many of keys
+}
+
+func (j *Job) subject() (*subject, error) {
+	if !isModelJob(j) {
+		return savedJobs[j.Kind].subject(j)
+	}
+	c, err := j.config()
+	if err != nil {
+		return nil, err
+	}
+	return subjectOf(c), nil
+}
+
+func subjectOf(c *model.Config) *subject {
+	x := &subject{config: c, shape: rehearsal.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
+	if c.LinearLayers() > 0 {
+		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
+		x.heads = append(x.heads, [2]int64{c.LinearNumValueHeads, c.LinearNumKeyHeads})
+	}
+	return x
 }
 
 // foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the one that takes the most memory; the time is the
 // longest of them. A plan that does not fit is an error of kind OutOfMemory. Without timing it is sized alone.
-func foresee(j *Job, m *machine, config *model.Config, timing bool) (*forecast, error) {
+func foresee(j *Job, m *machine, x *subject, timing bool) (*forecast, error) {
+	rows := x.rows
+	if x.config != nil {
+		rows = []int64{j.Data.Batch * j.Data.Sequence}
+	}
 	var most *forecast
-	for _, rank := range heaviest(config, j.Data.Batch*j.Data.Sequence, j.Mesh.Ulysses) {
-		f, err := rehearse(j, m, config, rank, timing)
+	for _, rank := range heaviest(rows, x.heads, j.Mesh.Ulysses) {
+		f, err := rehearse(j, m, x, rank, timing)
 		if err != nil {
 			if most != nil {
 				most.close()
@@ -54,43 +87,39 @@ func foresee(j *Job, m *machine, config *model.Config, timing bool) (*forecast, 
 }
 
 // heaviest are the ranks of a sequence such that every other has no more rows and no more heads of any kind than one of them.
-func heaviest(c *model.Config, tokens, ulysses int64) (ranks []int) {
-	type load [5]int64 // rows; query and key heads of softmax attention; value and key heads of linear attention
-	heads := func(n, keys int64, rank int64) (int64, int64) {
-		if n == 0 {
-			return 0, 0
-		}
-		lo, hi := sp.Shard(n, ulysses, rank)
-		if lo == hi {
-			return 0, 0
-		}
-		group := n / keys
-		return hi - lo, (hi-1)/group - lo/group + 1
-	}
-	var loads []load
+func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
+	var loads [][]int64
 	for r := range ulysses {
-		var l load
-		lo, hi := sp.Shard(tokens, ulysses, r)
-		l[0] = hi - lo
-		l[1], l[2] = heads(c.NumAttentionHeads, c.NumKeyValueHeads, r)
-		l[3], l[4] = heads(c.LinearNumValueHeads, c.LinearNumKeyHeads, r)
-		within := func(of load) bool {
-			for i := range l {
-				if l[i] > of[i] {
+		var load []int64
+		for _, n := range rows {
+			lo, hi := sp.Shard(n, ulysses, r)
+			load = append(load, hi-lo)
+		}
+		for _, n := range heads {
+			lo, hi := sp.Shard(n[0], ulysses, r)
+			keys := int64(0)
+			if group := n[0] / n[1]; hi > lo {
+				keys = (hi-1)/group - lo/group + 1
+			}
+			load = append(load, hi-lo, keys)
+		}
+		within := func(of []int64) bool {
+			for i := range load {
+				if load[i] > of[i] {
 					return false
 				}
 			}
 			return true
 		}
 		if !slices.ContainsFunc(loads, within) {
-			loads, ranks = append(loads, l), append(ranks, int(r))
+			loads, ranks = append(loads, load), append(ranks, int(r))
 		}
 	}
 	return ranks
 }
 
 // rehearse is foresee on one rank.
-func rehearse(j *Job, m *machine, config *model.Config, rank int, timing bool) (*forecast, error) {
+func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
 	d, err := rehearsal.Open(m.info, m.sizes, m.rates, clk)
 	if err != nil {
@@ -101,8 +130,10 @@ func rehearse(j *Job, m *machine, config *model.Config, rank int, timing bool) (
 		return nil, err
 	}
 	e.Mesh = rehearsal.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
-	f := &forecast{session: &session{Env: e, config: config}, rank: rank, device: d}
-	if err = f.prepare(); err == nil && timing {
+	f := &forecast{session: &session{Env: e, config: x.config}, rank: rank, device: d}
+	if x.config == nil {
+		err = f.rehearseSaved()
+	} else if err = f.prepare(); err == nil && timing {
 		err = f.time()
 	}
 	if err != nil {

@@ -12,14 +12,21 @@ import (
 // RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its gradients if the input has dout, in
 // the compute type; decays, betas and states are F32. With a report beside it, an error is what RunAttention says.
 func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable) (*SavedReport, error) {
-	return runGDNThen(d, c, clk, compute, t, func(err error) error { return err })
+	r, err := newGDNRun(d, c, clk, compute, t, c.Rank() == 0)
+	if err != nil {
+		return nil, err
+	}
+	return runThen(r, t.Output, func(err error) error { return err })
 }
 
-func runGDNThen(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable, leave func(error) error) (*SavedReport, error) {
-	in, err := openGDN(t, c.Rank() == 0)
-	if in.file != nil {
-		defer in.file.Close()
-	}
+// newGDNRun is newAttentionRun's twin.
+func newGDNRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable, writer bool) (r *gdnRun, err error) {
+	in, err := openGDN(t, writer)
+	defer func() {
+		if err != nil {
+			in.close()
+		}
+	}()
 	if err := comm.Agree(c, err); err != nil {
 		return nil, err
 	}
@@ -36,10 +43,9 @@ func runGDNThen(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.D
 	if err != nil {
 		return nil, in.fault(err)
 	}
-	r := &gdnRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
+	r = &gdnRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
 	r.report = SavedReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: r.formula()}
-	err = r.run(r, t.Output, leave)
-	return r.done, err
+	return r, nil
 }
 
 // gdnRun is the job under way, once its input was found sound.
@@ -97,6 +103,10 @@ func (r *gdnRun) layout(a *device.Arena) error {
 	}
 	return t.err
 }
+
+func (r *gdnRun) tokens() int64 { return r.in.s }
+
+func (r *gdnRun) scratch() (saved, workspace tensor.Tensor) { return r.args.Saved, r.args.Workspace }
 
 func (r *gdnRun) read() error {
 	in, lo := r.in, r.batch.Lo()

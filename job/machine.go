@@ -9,7 +9,6 @@ import (
 	"ulysses/internal/backends"
 	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
-	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -24,7 +23,7 @@ type machine struct {
 }
 
 // thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates are measured.
-func thisMachine(j *Job, c *model.Config, perNode int) (*machine, error) {
+func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
 		d, _, err := backends.Open(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), RanksOnNode: perNode, Deterministic: t.Deterministic})
@@ -37,7 +36,7 @@ func thisMachine(j *Job, c *model.Config, perNode int) (*machine, error) {
 	m := &machine{info: d.Info(), sizes: d, host: freeMemory() / int64(perNode), close: d.Close}
 	compute, err := j.compute(m.info)
 	if err == nil && m.info.Place == tensor.Host {
-		err = m.measure(open, c, compute, perNode)
+		err = m.measure(open, x.shape.In(compute), perNode)
 	} else if err == nil {
 		err = m.shareGPUs(perNode)
 		m.recognize(compute, perNode)
@@ -50,7 +49,7 @@ func thisMachine(j *Job, c *model.Config, perNode int) (*machine, error) {
 }
 
 // measure times this host's cores as the ranks will have them. Where these have more threads than there are cores, each gets its part.
-func (m *machine) measure(open func() (device.Device, error), c *model.Config, compute tensor.DType, perNode int) error {
+func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape, perNode int) error {
 	cores, threads := runtime.NumCPU(), max(1, m.info.Workers)
 	atOnce := max(1, min(perNode, cores/threads))
 	var devices []device.Device
@@ -67,7 +66,7 @@ func (m *machine) measure(open func() (device.Device, error), c *model.Config, c
 		devices = append(devices, d)
 	}
 	var err error
-	m.rates, err = rehearsal.Measure(devices, shapeOf(c, compute))
+	m.rates, err = rehearsal.Measure(devices, x)
 	if err != nil {
 		return status.Errorf(status.Of(err), "measuring what this machine does: %w", err)
 	}
@@ -75,15 +74,6 @@ func (m *machine) measure(open func() (device.Device, error), c *model.Config, c
 	m.rates.PerNode = perNode
 	m.text = fmt.Sprintf("%s, kernels %s, %d threads a rank on %d cores, as measured", m.info.Name, m.info.Kernels, threads, cores)
 	return nil
-}
-
-// shapeOf is what rates depend on of a model.
-func shapeOf(c *model.Config, compute tensor.DType) rehearsal.Shape {
-	x := rehearsal.Shape{Compute: compute, Hidden: c.HiddenSize, Dim: c.HeadDim}
-	if c.LinearLayers() > 0 {
-		x.KeyDim, x.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
-	}
-	return x
 }
 
 // shareGPUs leaves a rank its part of a GPU that several have.

@@ -14,7 +14,7 @@ import (
 	"ulysses/slurm"
 )
 
-// Plan predicts what a job takes that trains or evaluates a model: memory of a rank by component, bytes sent, the time of a step, and whether it fits.
+// Plan predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or of the passes, and whether it fits.
 // It runs nothing; the job's own code is rehearsed on devices that compute nothing.
 func Plan(o Options) error {
 	src, err := os.ReadFile(o.Path)
@@ -28,14 +28,14 @@ func Plan(o Options) error {
 	if err != nil {
 		return err
 	}
-	if !isModelJob(j) {
-		return j.Errorf(status.Unsupported, "kind", "%q: plans are of jobs that train or evaluate a model", j.Kind)
+	if o.search && !isModelJob(j) {
+		return j.Errorf(status.InvalidArgument, "kind", "%q: all ranks share the one sequence, there is nothing to --search: leave it out", j.Kind)
 	}
-	config, err := j.config()
+	x, err := j.subject()
 	if err != nil {
 		return err
 	}
-	ranks, m, err := o.machine(j, config)
+	ranks, m, err := o.machine(j, x)
 	if err != nil {
 		return err
 	}
@@ -44,12 +44,12 @@ func Plan(o Options) error {
 		return err
 	}
 	if o.search {
-		return search(o.Stdout, parse, ranks, m, config)
+		return search(o.Stdout, parse, ranks, m, x)
 	}
 	if err := j.Resolve(ranks); err != nil {
 		return err
 	}
-	f, err := foresee(j, m, config, true)
+	f, err := foresee(j, m, x, true)
 	if err != nil {
 		return err
 	}
@@ -59,13 +59,13 @@ func Plan(o Options) error {
 }
 
 // machine is what the plan is for: the cluster's, else this one, with as many ranks as --ranks or the launcher says.
-func (o *Options) machine(j *Job, config *model.Config) (ranks int, m *machine, err error) {
+func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error) {
 	if o.cluster != "" {
 		c, err := ReadCluster(o.cluster)
 		if err != nil {
 			return 0, nil, err
 		}
-		m, err = c.machine(j, config)
+		m, err = c.machine(j, x)
 		return cmp.Or(o.Ranks, int(c.Nodes*c.PerNode)), m, err
 	}
 	env := slurm.Env()
@@ -73,19 +73,14 @@ func (o *Options) machine(j *Job, config *model.Config) (ranks int, m *machine, 
 	if o.Ranks == 0 && env.Tasks > 1 {
 		ranks, here = env.Tasks, max(1, env.LocalSize)
 	}
-	m, err = thisMachine(j, config, here)
+	m, err = thisMachine(j, x, here)
 	return ranks, m, err
 }
 
 func (f *forecast) print(m *machine) error {
-	x := f.Job.Mesh
-	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %d a node: %s\n\n", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, m.rates.PerNode, m.text)
-	if err := f.printMemory(); err != nil {
+	what, err := f.printWork(m)
+	if err != nil {
 		return err
-	}
-	what := "step"
-	if f.Job.Kind == "eval" {
-		what = "pass"
 	}
 	w := tabwriter.NewWriter(f.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "phase\texpected s\tshare\t")
@@ -107,15 +102,36 @@ func (f *forecast) print(m *machine) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	rate := float64(f.tokens) / f.Seconds
-	flops := f.flops() / f.Seconds / float64(x.World)
-	fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", short(rate), short(flops))
+	rate := short(float64(f.tokens) / f.Seconds)
+	if f.saved != nil {
+		fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, beside reading and writing\n", rate)
+	} else {
+		flops := f.flops() / f.Seconds / float64(f.Job.Mesh.World)
+		fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", rate, short(flops))
+	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
 		fmt.Fprintf(f.Stdout, "run              %d steps of %d tokens in %v, beside reading, evaluations and checkpoints\n", f.Job.Train.Steps, f.tokens, all.Round(time.Second))
 	}
-	_, err := fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", size(model.Bytes(f.memory)), f.limit())
+	_, err = fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", size(model.Bytes(f.memory)), f.limit())
 	return err
+}
+
+// printWork prints ranks, machine and memory, and has a word for what takes the time.
+func (f *forecast) printWork(m *machine) (what string, err error) {
+	x := f.Job.Mesh
+	where := fmt.Sprintf("%d a node: %s\n\n", m.rates.PerNode, m.text)
+	switch f.Job.Kind {
+	case "train":
+		what = "step"
+	case "eval":
+		what = "pass"
+	default:
+		fmt.Fprintf(f.Stdout, "%d ranks, %s", x.World, where)
+		return "run", f.printSaved()
+	}
+	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %s", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
+	return what, f.printMemory()
 }
 
 // flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of training.

@@ -15,7 +15,6 @@ import (
 	"ulysses/internal/cudatest"
 	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
-	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -107,7 +106,7 @@ func TestPlanIsTheRun(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			f, err := rehearse(e.Job, anyMachine(e.Device, 2), s.config, e.Mesh.World.Rank(), true)
+			f, err := rehearse(e.Job, anyMachine(e.Device, 2), subjectOf(s.config), e.Mesh.World.Rank(), true)
 			if err != nil {
 				return err
 			}
@@ -141,8 +140,7 @@ func TestHeaviest(t *testing.T) {
 	}{
 		{8, 8, 100, 1, []int{0}}, {8, 2, 64, 4, []int{0}}, {32, 8, 30, 6, []int{0}}, {28, 4, 800, 8, []int{0, 1}}, {12, 4, 10, 5, []int{0, 3}}, {4, 4, 4, 9, []int{0}},
 	} {
-		config := &model.Config{NumAttentionHeads: c.heads, NumKeyValueHeads: c.keys}
-		if got := heaviest(config, c.tokens, c.ulysses); !slices.Equal(got, c.want) {
+		if got := heaviest([]int64{c.tokens}, [][2]int64{{c.heads, c.keys}}, c.ulysses); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: ranks %v", c, got)
 		}
 	}
@@ -189,7 +187,7 @@ func TestPublishedSteps(t *testing.T) {
 		}
 		m := &machine{info: device.Info{Kind: "cuda", Name: "H100", Align: 256, Place: tensor.CUDA, Compute: []tensor.DType{tensor.BF16}, TokenMajor: true}, sizes: noSizes{}, rates: gpuByName["h100"].rates[tensor.BF16]}
 		m.rates.Attention, m.rates.Gradient, m.rates.PerNode = 360e12, 330e12, 8
-		f, err := foresee(j, m, config, true)
+		f, err := foresee(j, m, subjectOf(config), true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +267,6 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory, []string{"memory.device allows"}},
 		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory, []string{"are planned for each rank", "free for it"}},
 		{"plan JOB -n 3 --set parallel.ulysses=2", status.InvalidConfig, []string{"does not divide the 3 ranks"}},
-		{"plan JOB --set kind=attention --set attention.input=a --set attention.output=b", status.Unsupported, []string{"plans are of jobs that train or evaluate"}},
 		{"plan JOB --set data.sequnce=1", status.InvalidConfig, []string{"did you mean data.sequence?"}},
 		{"plan JOB --set model.new={} --set model.path=nowhere --set optimizer.lr=1", status.IO, []string{"nowhere"}},
 		{"plan JOB --cluster nowhere.toml", status.IO, []string{"nowhere.toml"}},

@@ -2,38 +2,19 @@ package job
 
 import (
 	"fmt"
+	"io"
 	"path/filepath"
 	"slices"
 	"text/tabwriter"
 
 	"ulysses/comm"
+	"ulysses/device"
 	"ulysses/model"
 )
 
 // printMemory prints the plan of this rank's memory. Every rank's is the same but for a row of tokens.
 func (s *session) printMemory() error {
-	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	plan := s.trainer.Components()
-	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
-	for _, c := range plan {
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, mib(c.Bytes))
-	}
-	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), mib(model.Bytes(plan)))
-	if host := model.HostBytes(plan); host > 0 {
-		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, mib(host))
-	}
-	if all := s.Device.Info().Memory; all > 0 {
-		name := "of the device"
-		if n := s.Device.Info().Sharing; n > 1 {
-			name = fmt.Sprintf("of the device, which %d ranks share", n)
-		}
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, all, mib(all))
-	}
-	if rows := s.model.Tiles().MLP; rows > 0 {
-		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", rows)
-	}
-	fmt.Fprintln(w)
-	if err := w.Flush(); err != nil {
+	if err := printMemory(s.Stdout, s.trainer.Components(), s.Device.Info(), s.model.Tiles().MLP); err != nil {
 		return err
 	}
 	if err := s.printChoices(); err != nil {
@@ -43,6 +24,30 @@ func (s *session) printMemory() error {
 		fmt.Fprintf(s.Stdout, "linear attention: %v\n\n", plan)
 	}
 	return nil
+}
+
+func printMemory(out io.Writer, plan []model.Component, info device.Info, tile int64) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
+	for _, c := range plan {
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, mib(c.Bytes))
+	}
+	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), mib(model.Bytes(plan)))
+	if host := model.HostBytes(plan); host > 0 {
+		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, mib(host))
+	}
+	if info.Memory > 0 {
+		name := "of the device"
+		if info.Sharing > 1 {
+			name = fmt.Sprintf("of the device, which %d ranks share", info.Sharing)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, mib(info.Memory))
+	}
+	if tile > 0 {
+		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)
+	}
+	fmt.Fprintln(w)
+	return w.Flush()
 }
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }

@@ -11,25 +11,35 @@ import (
 
 // savedJobs are the kinds of jobs on saved tensors.
 var savedJobs = map[string]struct {
-	output func(j *Job) *string
-	run    func(e *Env) (*SavedReport, error)
+	output  func(j *Job) *string
+	subject func(j *Job) (*subject, error)
+	open    func(e *Env, writer bool) (savedKind, error)
 }{
-	"attention": {func(j *Job) *string { return &j.Attention.Output }, func(e *Env) (*SavedReport, error) {
-		return runAttentionThen(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, e.leave)
+	"attention": {func(j *Job) *string { return &j.Attention.Output }, attentionSubject, func(e *Env, writer bool) (savedKind, error) {
+		return newAttentionRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, writer)
 	}},
-	"gdn": {func(j *Job) *string { return &j.GDN.Output }, func(e *Env) (*SavedReport, error) {
-		return runGDNThen(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.GDN, e.leave)
+	"gdn": {func(j *Job) *string { return &j.GDN.Output }, gdnSubject, func(e *Env, writer bool) (savedKind, error) {
+		return newGDNRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.GDN, writer)
 	}},
 }
 
-// computeSaved is a job on saved tensors: one sequence group.
-func computeSaved(e *Env) (*SavedReport, error) {
+// openSavedJob makes a job on saved tensors ready: one sequence group. Collective.
+func openSavedJob(e *Env, writer bool) (savedKind, error) {
 	if n := e.Mesh.Replicas; n > 1 {
 		return nil, e.Job.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence and a job of kind %q has one: set 0 for all of them",
 			e.Mesh.Ulysses, e.Mesh.World.Size(), e.Job.Kind)
 	}
+	return savedJobs[e.Job.Kind].open(e, writer)
+}
+
+// computeSaved runs a job on saved tensors.
+func computeSaved(e *Env) (*SavedReport, error) {
 	e.alone = false // the run agrees on its own failures
-	return savedJobs[e.Job.Kind].run(e)
+	k, err := openSavedJob(e, e.Mesh.Seq.Rank() == 0)
+	if err != nil {
+		return nil, err
+	}
+	return runThen(k, *savedJobs[e.Job.Kind].output(e.Job), e.leave)
 }
 
 // runSaved says what was done, its exchanges counted against the formula. Results that are no finite numbers end the job once they are

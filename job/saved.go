@@ -37,21 +37,32 @@ type savedRun struct {
 
 // savedKind is what one kind of job does in a run, each in turn.
 type savedKind interface {
-	layout(a *device.Arena) error // takes all memory of the run
-	read() error                  // fills this rank's rows and refuses numbers that cannot be
+	base() *savedRun
+	tokens() int64
+	layout(a *device.Arena) error              // takes all memory of the run
+	scratch() (saved, workspace tensor.Tensor) // of that memory, what is neither input nor result
+	read() error                               // fills this rank's rows and refuses numbers that cannot be
 	compute() error
 	results() []sharded
 	sees(token int64) bool // whether a query sees a key
 }
+
+func (r *savedRun) base() *savedRun { return r }
 
 func (r *savedRun) sees(int64) bool { return true }
 
 // pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is a row or more.
 const pieceBytes = 4 << 20
 
-// run does the work once the plan stands; it calls leave at the end, before the memory that was exchanged is given back.
-func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err error) {
+// runThen does the work once the plan stands; it calls leave at the end, before the memory that was exchanged is given back.
+func runThen(k savedKind, output string, leave func(error) error) (*SavedReport, error) {
+	r := k.base()
 	defer r.free()
+	err := r.run(k, output, leave)
+	return r.done, err
+}
+
+func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err error) {
 	if err := comm.Agree(r.comm, r.allocate(k)); err != nil {
 		return err
 	}
@@ -62,7 +73,6 @@ func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err
 	if err != nil {
 		return err
 	}
-	r.report.Bytes = r.arena.Bytes()
 	r.clock.Push(r.in.kind)
 	sent, start := comm.Sent(r.comm), time.Now()
 	if err = k.compute(); err == nil {
@@ -99,6 +109,7 @@ func (r *savedRun) allocate(k savedKind) error {
 	if err := k.layout(r.arena); err != nil {
 		return err
 	}
+	r.report.Bytes = r.arena.Bytes()
 	r.stream, err = d.NewStream()
 	return err
 }
@@ -110,6 +121,7 @@ func (r *savedRun) free() {
 	if r.arena != nil {
 		r.arena.Free()
 	}
+	r.in.close()
 }
 
 // load fills dst, dense, with the elements of an entry from start on; a tensor that is not wanted is nil.

@@ -30,6 +30,12 @@ func openSaved(f *faultList, kind, input, output string, writer bool) savedInput
 	return savedInput{file, kind}
 }
 
+func (in *savedInput) close() {
+	if in.file != nil {
+		in.file.Close()
+	}
+}
+
 // checkOutput finds out before the work whether its result can be written.
 func checkOutput(f *faultList, kind, input, output string) {
 	in, err := os.Stat(input)

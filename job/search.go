@@ -23,7 +23,7 @@ type candidate struct {
 }
 
 // search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and prints them, the fastest that fits first.
-func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, config *model.Config) error {
+func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
 		return err
@@ -51,7 +51,7 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 				return j, err
 			}
 			c := candidate{ulysses: u, data: int64(ranks) / u, zero: zero}
-			if err := c.look(job, m, config); err != nil {
+			if err := c.look(job, m, x); err != nil {
 				return err
 			}
 			all = append(all, c)
@@ -64,13 +64,13 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 }
 
 // look forecasts the job on a mesh, and finds the longest sequence that fits.
-func (c *candidate) look(job func(sets ...string) (*Job, error), m *machine, config *model.Config) error {
+func (c *candidate) look(job func(sets ...string) (*Job, error), m *machine, x *subject) error {
 	fits := func(timing bool, sets ...string) (*forecast, error) {
 		j, err := job(sets...)
 		if err != nil {
 			return nil, err
 		}
-		return foresee(j, m, config, timing)
+		return foresee(j, m, x, timing)
 	}
 	f, err := fits(true)
 	switch code := status.Of(err); {

@@ -16,6 +16,12 @@ type Shape struct {
 	KeyDim, ValueDim int64 // of a head of the gated delta rule; 0 = there are none
 }
 
+// In is the shape computed in a type.
+func (x Shape) In(compute tensor.DType) Shape {
+	x.Compute = compute
+	return x
+}
+
 // Each kind of work is repeated for a time, lap after lap. The best lap counts: what else the machine does meanwhile is not the plan's.
 const (
 	repeat = 60 * time.Millisecond

@@ -1,0 +1,101 @@
+package job
+
+import (
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/model"
+)
+
+// What a plan says of a job on saved tensors is what each rank's run has: bytes of memory, and bytes sent by its passes. Documents, cross attention, values of
+// another width than keys, states, both strategies and both types; heads and rows that ranks do not divide.
+func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
+	for _, c := range []struct{ golden, sets string }{
+		{"attention-cross", ""}, {"attention-dv", ""}, {"attention-gqa-packed", ""}, {"attention-gqa-packed", "device.dtype=bf16"},
+		{"gdn-plain", "gdn.strategy=heads"}, {"gdn-plain", "gdn.strategy=state"}, {"gdn-packed", "gdn.strategy=state device.dtype=bf16"}, {"gdn-states", "gdn.strategy=heads"},
+		{"gdn-states", ""},
+	} {
+		for _, ranks := range []int{1, 2, 3, 7} {
+			kind, _, _ := strings.Cut(c.golden, "-")
+			sets := append(strings.Fields(c.sets), kind+".output="+filepath.Join(t.TempDir(), "out"), "device.backend=cpu", "device.threads=1")
+			var mu sync.Mutex
+			err := launch(Options{Path: "../testdata/goldens/" + c.golden + "/job.toml", Sets: sets, Ranks: ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+				r, err := computeSaved(e)
+				if err != nil {
+					return err
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				x, err := e.Job.subject()
+				if err != nil {
+					return err
+				}
+				rank := e.Mesh.World.Rank()
+				f, err := rehearse(e.Job, anyMachine(e.Device, 2), x, rank, true)
+				if err != nil {
+					return err
+				}
+				defer f.close()
+				sent := int64(0)
+				for _, bytes := range f.sent {
+					sent += bytes
+				}
+				if model.Bytes(f.memory) != r.Bytes || sent != r.Sent || f.Node+f.Network != sent || f.saved.Plan != r.Plan {
+					t.Errorf("%s %s on %d: rank %d: planned %v, %d bytes sent (%d to its node, %d to others), %s; the run has %d, %d, %s", c.golden, c.sets, ranks, rank,
+						f.memory, sent, f.Node, f.Network, f.saved.Plan, r.Bytes, r.Sent, r.Plan)
+				}
+				if heavy := heaviest(x.rows, x.heads, int64(ranks)); f.Seconds <= 0 || f.memory[0].Bytes <= 0 || !slices.Contains(heavy, 0) {
+					t.Errorf("%s on %d: rank %d: %v s, %v, of ranks %v", c.golden, ranks, rank, f.Seconds, f.memory, heavy)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Errorf("%s %s on %d: %v", c.golden, c.sets, ranks, err)
+			}
+		}
+	}
+}
+
+// The command plans such a job without its output's folder, and refuses what the run would, having run nothing.
+func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
+	golden := func(name string) string { return filepath.Join("../testdata/goldens", name, "job.toml") }
+	beside := func() string {
+		files, err := filepath.Glob("../testdata/goldens/*/*")
+		if err != nil || len(files) == 0 {
+			t.Fatal(err)
+		}
+		return strings.Join(files, " ")
+	}
+	before := beside()
+	for _, c := range []struct {
+		args string
+		code status.Code
+		want []string
+	}{
+		{"plan " + golden("attention-gqa-packed") + " -n 3 --set attention.output=nowhere/out", status.OK,
+			[]string{"3 ranks, 3 a node", "input ", "saved for the backward pass", "workspace", "a run", "sequence: all-to-all", "tokens/s, beside reading and writing", "fits"}},
+		{"plan " + golden("gdn-states") + " -n 2", status.OK, []string{"2 ranks, 2 a node", "input ", "by state", "gdn", "a run", "fits"}},
+		{"plan " + golden("gdn-states") + " --search", status.InvalidArgument, []string{"nothing to --search"}},
+		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ulysses=2", status.InvalidConfig, []string{"set 0 for all of them"}},
+		{"plan " + golden("gdn-states") + " --set gdn.input=nowhere", status.IO, []string{"nowhere"}},
+		{"plan " + golden("attention-cross") + " --set attention.softcap=2.0", status.Unsupported, []string{"softcap"}},
+	} {
+		code, out, errs := call(strings.Fields(c.args)...)
+		if code != c.code || (code == status.OK) != (errs == "") {
+			t.Errorf("%s: code %v\n%s%s", c.args, code, out, errs)
+		}
+		for _, w := range c.want {
+			if !strings.Contains(out+errs, w) {
+				t.Errorf("%s: no %q in\n%s%s", c.args, w, out, errs)
+			}
+		}
+	}
+	if after := beside(); after != before {
+		t.Errorf("a plan left something beside the job: %v, then %v", before, after)
+	}
+}
