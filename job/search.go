@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"runtime"
 	"slices"
 	"strconv"
+	"sync"
 	"text/tabwriter"
 
+	"ulysses/device"
+	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
 	"ulysses/model"
 )
@@ -20,6 +24,8 @@ type candidate struct {
 	seconds, rate       float64 // of a step; tokens a second
 	longest             int64   // tokens of the longest sequence that fits, 0 = none
 	why                 error   // it is none
+
+	job func(sets ...string) (*Job, error) // on this mesh
 }
 
 // search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and prints them, the fastest that fits first.
@@ -50,12 +56,11 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 				}
 				return j, err
 			}
-			c := candidate{ulysses: u, data: int64(ranks) / u, zero: zero}
-			if err := c.look(job, m, x); err != nil {
-				return err
-			}
-			all = append(all, c)
+			all = append(all, candidate{ulysses: u, data: int64(ranks) / u, zero: zero, job: job})
 		}
+	}
+	if err := lookAt(all, m, x); err != nil {
+		return err
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
@@ -63,10 +68,54 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 	return printCandidates(w, all, m)
 }
 
+// inTurn is sizes that several planners ask for: a device is one caller's at a time.
+type inTurn struct {
+	mu    sync.Mutex
+	sizes rehearsal.Sizes
+}
+
+func (s *inTurn) AttentionWorkspace(a *device.Attention, backward bool) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sizes.AttentionWorkspace(a, backward)
+}
+
+func (s *inTurn) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sizes.GatedDeltaSizes(a)
+}
+
+// lookAt looks at candidates, as many at a time as there are cores: they have nothing to do with one another but the device.
+func lookAt(all []candidate, m *machine, x *subject) error {
+	shared := *m
+	shared.sizes = &inTurn{sizes: m.sizes}
+	errs, next := make([]error, len(all)), make(chan int)
+	var group sync.WaitGroup
+	for range min(len(all), runtime.GOMAXPROCS(0)) {
+		group.Go(func() {
+			for i := range next {
+				errs[i] = all[i].look(&shared, x)
+			}
+		})
+	}
+	for i := range all {
+		next <- i
+	}
+	close(next)
+	group.Wait()
+	return cmp.Or(errs...)
+}
+
 // look forecasts the job on a mesh, and finds the longest sequence that fits.
-func (c *candidate) look(job func(sets ...string) (*Job, error), m *machine, x *subject) error {
+func (c *candidate) look(m *machine, x *subject) (err error) {
+	defer func() {
+		if p := recover(); p != nil { // not the caller's goroutine
+			err = status.Errorf(status.Internal, "panic: %v\n%s", p, stack())
+		}
+	}()
 	fits := func(timing bool, sets ...string) (*forecast, error) {
-		j, err := job(sets...)
+		j, err := c.job(sets...)
 		if err != nil {
 			return nil, err
 		}
