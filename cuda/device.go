@@ -97,7 +97,7 @@ func (p *plugin) open(o Options) (*Device, error) {
 
 func infoOf(name, kernels string, memory int64) device.Info {
 	return device.Info{Kind: "cuda", Name: name, Kernels: kernels, Align: align, Place: tensor.CUDA,
-		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, Memory: memory}
+		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Memory: memory}
 }
 
 // SharedBy says how many ranks compute on this GPU: each may have its part of the memory.

@@ -15,6 +15,9 @@ extern "C" {
 
 #define ULY_CUDA_ABI 3u
 
+// The widest heads that the kernels serve, of attention and of the gated delta rule.
+enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
+
 enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
 enum { ULY_HOST = 0, ULY_CUDA = 1 };                                         // tensor.Place
 

@@ -33,6 +33,9 @@ type Info struct {
 	TokenMajor bool
 	Memory     int64 // bytes that this rank may have; 0 = the host's
 	Sharing    int   // ranks that share it, this one among them, each with that much memory; 0 = nobody has looked
+
+	// The widest heads that attention and the gated delta rule serve; 0 = any. Plans refuse wider ones.
+	AttentionHead, DeltaHead int64
 }
 
 // KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name ends in bf16 has kernels of its own for BF16 alone.

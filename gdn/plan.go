@@ -170,6 +170,10 @@ func (l Layer) check(info device.Info) error {
 		return status.Errorf(status.InvalidArgument,
 			"gdn.NewPlan: %d value heads over %d key heads: the first must be a multiple of the second", l.ValueHeads, l.KeyHeads)
 	}
+	if widest := info.DeltaHead; widest > 0 && max(l.KeyDim, l.ValueDim) > widest {
+		return status.Errorf(status.Unsupported, "gdn.NewPlan: key_dim %d, value_dim %d: device %s has a gated delta rule for heads of %d features at most: use device.backend = \"cpu\"",
+			l.KeyDim, l.ValueDim, info.Kind, widest)
+	}
 	if l.Chunk != 0 && l.Chunk < 16 {
 		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: chunk %d: set it to 16 or more, or to 0 for the device's choice", l.Chunk)
 	}

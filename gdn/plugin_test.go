@@ -1,9 +1,14 @@
 package gdn
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
+	"ulysses/comm"
 	"ulysses/internal/devicetest"
+	"ulysses/internal/mpitest"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
@@ -33,5 +38,28 @@ func TestPlugin(t *testing.T) {
 			return err
 		}
 		return b.gapsIntact()
+	})
+}
+
+// Heads wider than the device's kernels serve are refused when the layer is planned, on all ranks, either way.
+func TestWideHeadsAreRefused(t *testing.T) {
+	kind := devicetest.CUDA(t, "cuda", false)
+	mpitest.Ranks(t, 3, func(host comm.Comm) error {
+		d, c, done, err := kind.Open(host)
+		must(err)
+		defer d.Close()
+		widest := d.Info().DeltaHead
+		for _, strategy := range []Strategy{Heads, State} {
+			for _, x := range []struct {
+				key, value int64
+				fine       bool
+			}{{widest, widest, true}, {widest + 1, 64, false}, {64, widest + 1, false}} {
+				_, err := NewPlan(d, c, Layer{KeyHeads: 1, ValueHeads: 1, KeyDim: x.key, ValueDim: x.value, Strategy: strategy})
+				if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("key_dim %d, value_dim %d: device cuda", x.key, x.value))) {
+					return fmt.Errorf("%v, heads of %d and %d: %v", strategy, x.key, x.value, err)
+				}
+			}
+		}
+		return done()
 	})
 }

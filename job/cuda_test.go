@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
 )
 
 // The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU, else on the one that is built for the
@@ -110,6 +111,18 @@ func TestCUDALosses(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// What GPUs do not serve is refused by name before anything is computed or printed, whichever ranks have the heads.
+func TestCUDARefusesWideHeads(t *testing.T) {
+	cudatest.Use(t)
+	quick := filepath.Join("..", "examples", "quickstart.toml")
+	var stdout bytes.Buffer
+	err := Run(Options{Path: quick, Ranks: 3, Stdout: &stdout, Stderr: io.Discard, Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
+		"model.new.num_key_value_heads=1", "model.new.head_dim=258", "output.dir=" + t.TempDir()}})
+	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `dim 258, v_dim 258: device cuda has attention for heads of 256`) || stdout.Len() > 0 {
+		t.Errorf("%v; printed %q", err, stdout.String())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"ulysses/comm"
@@ -11,6 +12,7 @@ import (
 	"ulysses/internal/devicetest"
 	"ulysses/internal/fake"
 	"ulysses/internal/mpitest"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
@@ -275,6 +277,27 @@ func TestTypesAreRefused(t *testing.T) {
 	if err := r.forwardBackward(b); err == nil {
 		t.Error("keys of another type")
 	}
+}
+
+// Heads wider than the device's kernels serve are refused when the layer is planned, by ranks without heads too: nobody finds out in a pass.
+func TestWideHeadsAreRefused(t *testing.T) {
+	kind := devicetest.CUDA(t, "cuda", false)
+	mpitest.Ranks(t, 3, func(host comm.Comm) error {
+		d, c, done, err := kind.Open(host)
+		must(err)
+		defer d.Close()
+		widest := d.Info().AttentionHead
+		for _, x := range []struct {
+			dim, vdim int64
+			fine      bool
+		}{{widest, widest, true}, {widest + 1, 64, false}, {64, widest + 1, false}} {
+			_, err := NewPlan(d, c, Layer{Heads: 1, KVHeads: 1, Dim: x.dim, VDim: x.vdim})
+			if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("dim %d, v_dim %d: device cuda", x.dim, x.vdim))) {
+				return fmt.Errorf("heads of %d and %d: %v", x.dim, x.vdim, err)
+			}
+		}
+		return done()
+	})
 }
 
 // The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the largest.

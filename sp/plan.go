@@ -149,6 +149,10 @@ func (l Layer) check(info device.Info) error {
 	if !slices.Contains(info.Compute, l.DType) {
 		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v: device %s computes in %v", l.DType, info.Kind, info.Compute)
 	}
+	if widest := info.AttentionHead; widest > 0 && max(l.Dim, l.VDim) > widest {
+		return status.Errorf(status.Unsupported, "sp.NewPlan: dim %d, v_dim %d: device %s has attention for heads of %d features at most: use device.backend = \"cpu\"",
+			l.Dim, l.VDim, info.Kind, widest)
+	}
 	if l.Heads%l.KVHeads != 0 {
 		return status.Errorf(status.InvalidArgument,
 			"sp.NewPlan: %d query heads over %d key heads: the first must be a multiple of the second", l.Heads, l.KVHeads)

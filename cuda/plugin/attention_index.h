@@ -45,7 +45,7 @@ ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, i
 struct AttentionSize { int head, rows, columns, back_rows, back_columns; };
 
 // The first that holds the heads serves. The last is for GPUs with less shared memory, and serves all: the least of any is 99 KiB a block.
-enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = 256, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
+enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = ULY_ATTENTION_HEAD, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
 constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {{64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 16, 16, 16}};
 
 inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {

@@ -7,7 +7,7 @@
 
 #include "index.h"
 
-enum : int { DELTA_HEAD = 256, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
+enum : int { DELTA_HEAD = ULY_DELTA_HEAD, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
 
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
