@@ -10,7 +10,9 @@ package cuda
 import "C"
 
 import (
+	"debug/elf"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,8 +92,40 @@ func beside(program string) []string {
 	return []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)}
 }
 
-// open opens one file.
+// whole reports what is wrong with a file before the system's loader maps it: one that was cut short, by a copy or a full disk, would end the process
+// with a signal.
+func whole(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	f, err := elf.Open(path) // which reads the table of sections, at the end of the file
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	headers := false
+	for _, p := range f.Progs {
+		if p.Type != elf.PT_LOAD {
+			continue
+		}
+		if headers = headers || p.Off == 0; p.Off > uint64(info.Size()) || p.Filesz > uint64(info.Size())-p.Off {
+			return fmt.Errorf("it has %d bytes, and a part of it is to begin at %d with %d", info.Size(), p.Off, p.Filesz)
+		}
+	}
+	if !headers {
+		return errors.New("no part of it holds its headers")
+	}
+	return nil
+}
+
+// open opens one file, or what the system's loader finds by a bare name.
 func open(path string) (*plugin, error) {
+	if filepath.Base(path) != path {
+		if err := whole(path); err != nil {
+			return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: it is no library, or not a whole one: %w: copy it again, or build it with make cuda", path, err)
+		}
+	}
 	name, text := C.CString(path), (*C.char)(C.malloc(textLength))
 	defer C.free(unsafe.Pointer(name))
 	defer C.free(unsafe.Pointer(text))

@@ -39,6 +39,12 @@ func TestRefusedPlugins(t *testing.T) {
 		path string
 		want []string
 	}{
+		"cut short by a byte": {shortened(t, -1), []string{"cannot be opened", "not a whole one", "copy it again"}},
+		"half":                {shortened(t, 0), []string{"cannot be opened", "not a whole one"}},
+		"a page":              {shortened(t, 4096), []string{"cannot be opened", "not a whole one"}},
+		"empty":               {written(t, nil), []string{"cannot be opened", "not a whole one"}},
+		"without its headers": {headless(t), []string{"cannot be opened", "no part of it holds its headers"}},
+		"a folder":            {t.TempDir(), []string{"cannot be opened", "directory"}},
 		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
 			[]string{"version 999", "this program version 3", "make cuda"}},
 		"of another ABI, with a table": {library(t, `#include "kernels.h"
@@ -70,6 +76,39 @@ func TestRefusedPlugins(t *testing.T) {
 			}
 		})
 	}
+}
+
+// shortened is the plug-in without the rest of it: with so many bytes, with half of them (0), or without the last.
+func shortened(t *testing.T, bytes int64) string {
+	t.Helper()
+	whole, err := os.ReadFile(cudatest.Use(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if bytes <= 0 {
+		bytes = map[int64]int64{0: int64(len(whole)) / 2, -1: int64(len(whole)) - 1}[bytes]
+	}
+	return written(t, whole[:bytes])
+}
+
+// headless is the plug-in with a table of segments in which the first, with the headers, is of a type that is not loaded.
+func headless(t *testing.T) string {
+	t.Helper()
+	whole, err := os.ReadFile(cudatest.Use(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole[whole[32]] = 0 // e_phoff; the first word of the first is its type
+	return written(t, whole)
+}
+
+func written(t *testing.T, b []byte) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "plugin.so")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // needing is a library that needs another, which is gone.
