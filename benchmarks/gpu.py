@@ -8,14 +8,16 @@
     gpu_host       what the host does to enqueue a layer, against the layer's time
 
 Ours and the peer run in turn, whole processes, so that both see the same clocks. Results go to results/<name of the GPU>.{md,json}: medians over the
-rounds, and the ratios (peer's time / ours; above 1 we are faster). Rounds are begun while --minutes allow, one at least; a program that runs past them is
-ended, and what it printed counts. Without a GPU it says so and exits with 77.
+rounds, and the ratios (peer's time / ours; above 1 we are faster), written after each suite. Rounds are begun while --minutes allow, one at least; a program
+that runs past them is ended, and what it printed counts. Where a program fails the others go on, and the exit status is 1. Without a GPU it says so and exits
+with 77.
 
     benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 9] [--ulysses scripts/gpu-run.sh] [--python python3]
 """
 
 import argparse
 import datetime
+import glob
 import json
 import os
 import pathlib
@@ -28,9 +30,15 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 SUITES = ("gpu_attention", "gpu_layer", "gpu_ops", "ranks", "gpu_host")
 mid = statistics.median
+failed = []  # programs that ended with an error
+
+
+def gpus() -> bool:
+    return smi("name") != "?" or bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def run(argv: list, seconds: float, **env: str) -> list[dict]:
+    """The lines that a program printed. One of PyTorch's that ends with 77 has no PyTorch with a GPU, which is no failure."""
     try:
         r = subprocess.run([str(a) for a in argv], capture_output=True, text=True, timeout=max(1, seconds), env=dict(os.environ, **env))
         out, err, code = r.stdout, r.stderr, r.returncode
@@ -40,8 +48,11 @@ def run(argv: list, seconds: float, **env: str) -> list[dict]:
         print(f"  {line}", file=sys.stderr)
     if code:
         print(f"{' '.join(str(a) for a in argv)} ended with {code}", file=sys.stderr)
-        if code in (6, 77):
+        if code in (6, 77) and not gpus():
+            print("gpu-bench: no GPU on this machine: nothing was measured (77)", file=sys.stderr)
             sys.exit(77)
+        if code not in (77, "the end of --minutes"):
+            failed.append(f"{' '.join(pathlib.Path(str(x)).name for x in argv[:2])} ({code})")
     return [json.loads(x) for x in out.splitlines() if x.startswith("{") and x.endswith("}")]
 
 
@@ -52,8 +63,9 @@ def smi(query: str) -> str:
         return "?"
 
 
-def measure(a: argparse.Namespace) -> tuple[dict, dict, dict]:
-    """times[suite, case, op][who] = a list of seconds, one a round; the last line of each case, by the same keys and who; and who ran on what."""
+def measure(a: argparse.Namespace, save) -> None:
+    """Calls save after each suite with times[suite, case, op][who] = a list of seconds, one a round; the last line of each case, by the same keys and who; and
+    who ran on what."""
     times, lines, devices, began, longest = {}, {}, {}, time.time(), 0.0
     left = lambda: 60 * a.minutes - (time.time() - began)
     for r in range(a.rounds):
@@ -79,8 +91,8 @@ def measure(a: argparse.Namespace) -> tuple[dict, dict, dict]:
                 key = suite, x["case"], x["op"]
                 times.setdefault(key, {}).setdefault(who, []).append(x["median_s"])
                 lines.setdefault(key, {})[who] = x
+            save(times, lines, devices)
         longest = max(longest, time.time() - start)
-    return times, lines, devices
 
 
 def rows_of(times: dict, lines: dict) -> dict:
@@ -131,6 +143,26 @@ def tables(rows: dict) -> list[str]:
     return text
 
 
+def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str:
+    """Writes what there is so far, and returns it as text."""
+    rows = rows_of(times, lines)
+    if not rows:
+        return ""
+    name, driver = smi("name"), smi("driver_version")
+    ours, peer = devices.get("ulysses", {}), devices.get("device", {})
+    info = dict(gpu=name, driver=driver, date=datetime.date.today().isoformat(), rounds=max(len(r["seconds"]["ulysses"]) for r in rows.values()),
+                repeat=a.repeat, clocks=smi("clocks.sm,clocks.mem,power.draw,temperature.gpu"), ours=ours, peer=peer)
+    head = [f"# {name}", "", f"driver {driver}, {info['date']}, {info['rounds']} rounds of {a.repeat}; {ours.get('kernels')}; torch {peer.get('torch')}, "
+            f"cuDNN {peer.get('cudnn')}; bf16; at the end {info['clocks']}", ""]
+    out = pathlib.Path(a.out)
+    out.mkdir(parents=True, exist_ok=True)
+    stem = out / ("gpu-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"))
+    stem.with_suffix(".json").write_text(json.dumps(dict(info, cases={" ".join(k): r for k, r in rows.items()}), indent=1) + "\n")
+    text = "\n".join(head + tables(rows))
+    stem.with_suffix(".md").write_text(text)
+    return text
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
@@ -145,23 +177,15 @@ def main() -> None:
     if unknown := set(a.suites.split(",")) - set(SUITES):
         p.error(f"--suites {','.join(sorted(unknown))}: of {', '.join(SUITES)}")
 
-    times, lines, devices = measure(a)
-    rows = rows_of(times, lines)
-    if not rows:
-        print("nothing was measured", file=sys.stderr)
-        sys.exit(77)
-    name, driver = smi("name"), smi("driver_version")
-    ours, peer = devices.get("ulysses", {}), devices.get("device", {})
-    info = dict(gpu=name, driver=driver, date=datetime.date.today().isoformat(), rounds=max(len(r["seconds"]["ulysses"]) for r in rows.values()),
-                repeat=a.repeat, clocks=smi("clocks.sm,clocks.mem,power.draw,temperature.gpu"), ours=ours, peer=peer)
-    head = [f"# {name}", "", f"driver {driver}, {info['date']}, {info['rounds']} rounds of {a.repeat}; {ours.get('kernels')}; torch {peer.get('torch')}, "
-            f"cuDNN {peer.get('cudnn')}; bf16; at the end {info['clocks']}", ""]
-    out = pathlib.Path(a.out)
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / ("gpu-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"))
-    stem.with_suffix(".json").write_text(json.dumps(dict(info, cases={" ".join(k): r for k, r in rows.items()}), indent=1) + "\n")
-    stem.with_suffix(".md").write_text("\n".join(head + tables(rows)))
-    print("\n".join(head + tables(rows)))
+    text = []
+    measure(a, lambda *measured: text.append(write(a, *measured)))
+    if not any(text):
+        print("gpu-bench: nothing was measured", file=sys.stderr)
+        sys.exit(1)
+    print(text[-1])
+    if failed:
+        print(f"gpu-bench: {len(failed)} programs failed: {', '.join(failed)}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ func gpuOps(o *options) error {
 		return err
 	}
 	defer d.Close()
-	for _, s := range o.chosen(o.cases.GPULayer)[:1] {
+	chosen := o.chosen(o.cases.GPULayer)
+	for _, s := range chosen[:min(1, len(chosen))] {
 		x := &opBench{o: o, d: d, s: stream, shape: s}
 		free, err := build(d, x.lay)
 		if err != nil {

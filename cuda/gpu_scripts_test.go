@@ -1,0 +1,167 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// scripted is a folder of programs that stand in for others.
+func scripted(t *testing.T, programs map[string]string) string {
+	t.Helper()
+	folder := t.TempDir()
+	for name, text := range programs {
+		path := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
+}
+
+// on runs a command with a folder of programs before all others, and returns its exit code and what it said.
+func on(t *testing.T, programs string, env []string, argv ...string) (int, string) {
+	t.Helper()
+	c := exec.Command(argv[0], argv[1:]...)
+	c.Env = append(append(os.Environ(), "PATH="+programs+":"+os.Getenv("PATH"), "ULYSSES_NVIDIA_ROOT=/none", "OUT="), env...)
+	out, _ := c.CombinedOutput()
+	return c.ProcessState.ExitCode(), string(out)
+}
+
+// withoutGPU skips where the scripts would find one.
+func withoutGPU(t *testing.T) {
+	t.Helper()
+	if found, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(found) > 0 {
+		t.Skip("SKIPPED: this machine has a GPU")
+	}
+}
+
+const manyGPUs = `for i in $(seq 0 2000); do echo "GPU $i: NVIDIA stand-in (UUID: GPU-$i)"; done`
+
+// TestGPUCheck: what gpu-check says of a machine, and with which status, of test programs that pass, fail, skip, crash or do nothing.
+func TestGPUCheck(t *testing.T) {
+	withoutGPU(t)
+	const fails = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+	for name, c := range map[string]struct {
+		smi, doctor, tests string
+		code               int
+		want               []string
+	}{
+		"no GPU":                {"exit 127", "", "exit 0", 77, []string{"no GPU on this machine: nothing was checked (77)"}},
+		"no driver":             {"echo \"" + fails + "\"; exit 9", "", "exit 0", 77, []string{"nothing was checked (77)"}},
+		"no devices":            {"echo No devices found.; exit 6", "  GPUs  none", "exit 0", 77, []string{"nothing was checked (77)"}},
+		"one that doctor finds": {"exit 127", "  GPU 0  stand-in, 1 GiB free", "echo '--- PASS: TestCUDAx (0.10s)'", 0, []string{"ok", "comm: TestCUDAx", "1 checks: 1 passed, 0 failed, 0 skipped"}},
+		"passes": {manyGPUs, "", "printf -- '--- PASS: TestCUDAx (0.10s)\n    --- PASS: TestCUDAx/part (0.05s)\n        --- PASS: TestCUDAx/part/of (0.05s)\n'", 0,
+			[]string{"TestCUDAx/part\n", "2 checks: 2 passed"}},
+		"one fails": {manyGPUs, "", "printf -- '    x_test.go:7: 3 is not 4\n--- FAIL: TestCUDAx (0.10s)\n--- PASS: TestCUDAy (0.10s)\nFAIL\n'; exit 1", 1,
+			[]string{"x_test.go:7: 3 is not 4", "FAILED", "comm: TestCUDAx", "2 checks: 1 passed, 1 failed"}},
+		"its own reason": {manyGPUs, "", "printf -- '    x_test.go:7: SKIPPED: no second GPU\n--- SKIP: TestCUDAx (0.00s)\n--- PASS: TestCUDAy (0.10s)\n    x_test.go:9: SKIPPED: too small\n--- SKIP: TestCUDAz (0.00s)\n'", 0,
+			[]string{"comm: TestCUDAx: no second GPU\n", "comm: TestCUDAz: too small\n", "3 checks: 1 passed, 0 failed, 2 skipped"}},
+		"nothing but skips": {manyGPUs, "", "printf -- '    x_test.go:7: SKIPPED: because\n--- SKIP: TestCUDAx (0.00s)\n'", 1, []string{"1 checks: 0 passed, 0 failed, 1 skipped"}},
+		"no tests":          {manyGPUs, "", "echo testing: warning: no tests to run; echo PASS", 1, []string{"comm: no test ran", "1 checks: 0 passed, 1 failed"}},
+		"crashes": {manyGPUs, "", "echo '--- PASS: TestCUDAx (0.10s)'; echo 'fatal error: out of it'; exit 2", 1,
+			[]string{"fatal error: out of it", "comm: exit 2", "2 checks: 1 passed, 1 failed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bundle := scripted(t, map[string]string{"bin/ulysses-mpi": "echo '" + c.doctor + "'", "openmpi/env.sh": "", "tests/comm.test": c.tests})
+			programs := scripted(t, map[string]string{"nvidia-smi": c.smi})
+			code, out := on(t, programs, []string{"CHECKS=comm"}, "../scripts/gpu-check.sh", bundle)
+			if code != c.code {
+				t.Errorf("exit %d, want %d\n%s", code, c.code, out)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(out, w) {
+					t.Errorf("%q is not in\n%s", w, out)
+				}
+			}
+		})
+	}
+}
+
+// TestGPUCheckNames: tests that gpu-check names are there, so that it leaves out no more than it says, and runs what it says.
+func TestGPUCheckNames(t *testing.T) {
+	read := func(glob string) string {
+		files, err := filepath.Glob(glob)
+		if err != nil || len(files) == 0 {
+			t.Fatal(glob, err)
+		}
+		all := ""
+		for _, f := range files {
+			text, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all += string(text)
+		}
+		return all
+	}
+	script, tests, operations := read("../scripts/gpu-check.sh"), read("*_test.go"), read("../internal/conformance/*.go")
+	there := func(list, format, in string) {
+		names := strings.Split(list, "|")
+		if len(names) == 0 || names[0] == "" {
+			t.Errorf("no names of the form %s", format)
+		}
+		for _, n := range names {
+			if !strings.Contains(in, fmt.Sprintf(format, n)) {
+				t.Errorf("gpu-check names %s, which is nowhere", n)
+			}
+		}
+	}
+	skip := regexp.MustCompile(`-test\.skip '\^Test\(([\w|]+)\)\$'`).FindStringSubmatch(script)
+	run := regexp.MustCompile(`-test\.run '\^Test(\w+)\$'`).FindAllStringSubmatch(script, -1)
+	ops := regexp.MustCompile(`(?s)for ops in (.*?); do`).FindStringSubmatch(script)
+	if skip == nil || len(run) < 2 || ops == nil {
+		t.Fatal("gpu-check.sh is written otherwise than this test reads it")
+	}
+	there(skip[1], "func Test%s(", tests)
+	for _, m := range run {
+		there(m[1], "func Test%s(", tests)
+	}
+	for _, m := range regexp.MustCompile(`'([\w|]+)'`).FindAllStringSubmatch(ops[1], -1) {
+		there(m[1], `{"%s", test`, operations)
+	}
+}
+
+// TestGPUBench: what gpu-bench measured is kept where a later program fails, which it says; without a GPU, and with a program that never runs, nothing is.
+func TestGPUBench(t *testing.T) {
+	withoutGPU(t)
+	const measures = `[ "$1" != gpu_ops ] || echo '{"peer":"ulysses","case":"copy","op":"memory","min_s":0.5,"median_s":0.5,"gbs":4}'`
+	for name, c := range map[string]struct {
+		smi, bench, python string
+		code               int
+		want               []string
+		kept               bool
+	}{
+		"no GPU":       {"exit 127", "exit 6", "exit 77", 77, []string{"no GPU on this machine: nothing was measured (77)"}, false},
+		"all measured": {"echo stand-in", measures, "exit 77", 0, []string{"|copy|500.000|4|1.00|"}, true},
+		"one fails":    {"echo stand-in", `[ "$1" = gpu_ops ] || { echo no memory >&2; exit 6; }; ` + measures, "exit 77", 1, []string{"|copy|500.000|", "no memory", "1 programs failed: bench gpu_host (6)"}, true},
+		"PyTorch's":    {"echo stand-in", measures, "exit 3", 1, []string{"|copy|", "python torch_gpu.py (3)"}, true},
+		"all fail":     {"echo stand-in", "exit 6", "exit 77", 1, []string{"nothing was measured"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			programs, out := scripted(t, map[string]string{"nvidia-smi": c.smi, "bench": c.bench, "python": c.python}), t.TempDir()
+			code, said := on(t, programs, nil, "python3", "../benchmarks/gpu.py", "--suites", "gpu_ops,gpu_host", "--rounds", "1", "--out", out,
+				"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python"))
+			if code != c.code {
+				t.Errorf("exit %d, want %d\n%s", code, c.code, said)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(said, w) {
+					t.Errorf("%q is not in\n%s", w, said)
+				}
+			}
+			if written, _ := filepath.Glob(filepath.Join(out, "gpu-*.json")); (len(written) == 1) != c.kept {
+				t.Errorf("written: %v", written)
+			}
+		})
+	}
+}
