@@ -109,7 +109,10 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 		return err
 	}
 	if c != host || why != "" {
-		e.Log.Info().Msg("communicator: " + c.Kind() + ": " + strings.TrimPrefix(why, c.Kind()+": "))
+		if !strings.HasPrefix(why, c.Kind()) {
+			why = c.Kind() + ": " + why
+		}
+		e.Log.Info().Msg("communicator: " + why)
 	}
 	e.layered = c != host
 	e.Mesh, err = comm.NewMesh(c, int(ulysses), int(e.Job.Parallel.Ring), e.Ledger, e.Clock, e.Watch)

@@ -59,7 +59,7 @@ run() {
   timeout -k 10 "$limit" "$@" > "$log" 2>&1
   case $? in
     0) line ok $((SECONDS - begin)) "$name" ;;
-    77) line skipped $((SECONDS - begin)) "$name" "$(tail -1 "$log" | cut -c1-160)" ;;
+    77) line skipped $((SECONDS - begin)) "$name" "$(grep -o 'SKIPPED.*\|Duplicate GPU.*' "$log" | head -1 | sed 's/^SKIPPED: //' | cut -c1-160)" ;;
     *)
       line FAILED $((SECONDS - begin)) "$name" "$(grep -iE 'error|fail|refus' "$log" | tail -1 | cut -c1-200) ($log)"
       shown 15 < "$log"

@@ -22,7 +22,7 @@ cp "$data"/help-*.txt "$dest/share/openmpi/"
 cp "$(dirname "$pmix")"/share/pmix/help*.txt "$dest/share/pmix/" 2> /dev/null || cp /usr/share/pmix/help*.txt "$dest/share/pmix/" 2> /dev/null || true
 # What the programs and plug-ins link, but for the C library and what every Linux has.
 for f in "$dest"/bin/orte* "$dest"/lib/openmpi3/*.so "$dest"/lib/pmix/*.so "$dest"/lib/libpmix.so.2 "$(path libdir)/libmpi.so"; do ldd "$f"; done |
-  awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u | grep -E '/lib(mpi|open-|mca_|hwloc|event|munge|pmix)' |
+  awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u | grep -E '/lib(mpi|open-|mca_|hwloc|event|munge|pmix|udev)' |
   while read -r so; do cp -Ln "$so" "$dest/lib/"; done
 cp -L "$(path libdir)/libmpi.so" "$dest/lib/libmpi.so.40"
 strip --strip-unneeded "$dest"/lib/*.so* "$dest"/lib/*/*.so "$dest"/bin/orte* 2> /dev/null || true

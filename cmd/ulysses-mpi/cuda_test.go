@@ -17,9 +17,13 @@ import (
 func TestCUDAProcesses(t *testing.T) {
 	plugin := cudatest.Use(t)
 	for _, c := range []struct {
-		name, ranks, comm string
-	}{{"llama-sgd-packed", "2", "ipc"}, {"llama-sgd-packed", "4", "ipc"}, {"qwen3-adamw-dp2", "4", "ipc"}, {"qwen2-adamw-ignored", "4", "mpi"}} {
-		t.Run(strings.Join([]string{c.name, c.ranks, c.comm}, " "), func(t *testing.T) {
+		name, ranks, comm, aware, says string
+	}{{"llama-sgd-packed", "2", "ipc", "0", "communicator: ipc: device.comm = "}, {"llama-sgd-packed", "4", "ipc", "0", "ipc: "}, {"qwen3-adamw-dp2", "4", "ipc", "0", "ipc: "},
+		{"qwen2-adamw-ignored", "4", "mpi", "0", "staged through host memory and mpi"}, {"llama-sgd-packed", "2", "mpi", "1", "staged by mpi, which says that it takes memory of GPUs"}} {
+		if c.aware == "1" && !cudatest.Emulated() {
+			continue // memory of an emulated GPU is one that any MPI takes
+		}
+		t.Run(strings.Join([]string{c.name, c.ranks, c.comm, c.aware}, " "), func(t *testing.T) {
 			dir, out := filepath.Join("../../testdata/goldens", c.name), t.TempDir()
 			var golden struct{ Losses []float64 }
 			b, err := os.ReadFile(filepath.Join(dir, "case.json"))
@@ -37,9 +41,12 @@ func TestCUDAProcesses(t *testing.T) {
 			for _, s := range sets {
 				args = append(args, "--set", s)
 			}
-			code, stdout, stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin}, args...)
+			code, stdout, stderr := mpirun(t, c.ranks, []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_MPI_CUDA=" + c.aware}, args...)
 			if code != 0 {
 				t.Fatalf("exit %d\n%s", code, stderr)
+			}
+			if !strings.Contains(strings.ReplaceAll(stderr, `\"`, `"`), c.says) {
+				t.Errorf("%q is not in %s", c.says, stderr)
 			}
 			if !strings.Contains(stdout, ": equal") {
 				t.Errorf("bytes sent are not the formula's: %s", stdout)

@@ -25,7 +25,7 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 	if gpu != nil {
 		gpu.SharedBy(sharing(cards, host.Rank()))
 	}
-	kind, why, err := choose(cards, host.Kind(), policy)
+	kind, why, err := choose(cards, host.Kind(), through(host), policy)
 	if err != nil {
 		return nil, "", err
 	}
@@ -34,13 +34,21 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 	}
 	made, err := cuda.NewComm(gpu, host, kind)
 	if kind == "ipc" && policy == "auto" && status.Of(err) == status.Unsupported { // the same on all ranks
-		why = fmt.Sprintf("staged through host memory and %s: %v", host.Kind(), err)
+		why = fmt.Sprintf("staged %s: %v", through(host), err)
 		made, err = cuda.NewComm(gpu, host, "staged")
 	}
 	if err != nil {
 		return nil, "", err
 	}
 	return made, why, nil
+}
+
+// through says how tensors of a GPU go by the host's communicator.
+func through(host comm.Comm) string {
+	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
+		return fmt.Sprintf("by %s, which says that it takes memory of GPUs; sums through host memory", host.Kind())
+	}
+	return "through host memory and " + host.Kind()
 }
 
 // card is what a rank says of its device, for all to choose alike.
@@ -90,8 +98,8 @@ func sharing(cards []card, rank int) (n int) {
 	return n
 }
 
-// choose is the kind of communicator that the ranks take, and why. It is the same on all ranks.
-func choose(cards []card, host, policy string) (kind, why string, err error) {
+// choose is the kind of communicator that the ranks take, and why; through says how the host's would serve a GPU. It is the same on all ranks.
+func choose(cards []card, host, through, policy string) (kind, why string, err error) {
 	for r, c := range cards {
 		if c.Kind == "" {
 			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device", r)
@@ -103,7 +111,7 @@ func choose(cards []card, host, policy string) (kind, why string, err error) {
 	if cards[0].Kind != "cuda" {
 		return chooseHost(cards[0].Kind, host, policy)
 	}
-	noNCCL, noIPC := withoutNCCL(cards), withoutIPC(cards)
+	noNCCL, noIPC, asked := withoutNCCL(cards), withoutIPC(cards), fmt.Sprintf("device.comm = %q", policy)
 	switch policy {
 	case "auto":
 		switch {
@@ -114,19 +122,19 @@ func choose(cards []card, host, policy string) (kind, why string, err error) {
 		case noIPC == "":
 			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine, and for nccl %s", noNCCL), nil
 		}
-		return "staged", fmt.Sprintf("staged through host memory and %s: for nccl %s; for ipc %s", host, noNCCL, noIPC), nil
+		return "staged", fmt.Sprintf("staged %s: for nccl %s; for ipc %s", through, noNCCL, noIPC), nil
 	case "nccl":
 		if noNCCL == "" {
-			return "nccl", "", nil
+			return "nccl", asked, nil
 		}
 		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s: say \"ipc\" (one machine) or \"mpi\", or start one rank a GPU with NCCL", noNCCL)
 	case "ipc":
 		if noIPC == "" {
-			return "ipc", "", nil
+			return "ipc", asked, nil
 		}
 		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s: say \"nccl\" or \"mpi\"", noIPC)
 	case "mpi", "local":
-		return "staged", fmt.Sprintf("staged through host memory and %s", host), nil
+		return "staged", fmt.Sprintf("staged %s: %s", through, asked), nil
 	}
 	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q: auto, nccl, ipc, mpi or local", policy)
 }

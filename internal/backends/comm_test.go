@@ -8,6 +8,7 @@ import (
 	"ulysses/cuda"
 	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // cards of GPU ranks: "a0" is GPU a of machine 0; a trailing ! is a rank without NCCL.
@@ -36,16 +37,16 @@ func TestChoose(t *testing.T) {
 		{cardsOf("a0", "b0", "a0"), "auto", "ipc", "for nccl ranks 0 and 2 share GPU-a"},
 		{cardsOf("a0", "b0!"), "auto", "ipc", "for nccl rank 1 has no NCCL (not found)"},
 		{cardsOf("a0", "b1", "b1"), "auto", "staged", "for ipc ranks 0 and 1 are on different machines (node0, node1)"},
-		{cardsOf("a0", "b0"), "ipc", "ipc", ""},
-		{cardsOf("a0", "b0"), "nccl", "nccl", ""},
-		{cardsOf("a0", "b0"), "mpi", "staged", "through host memory and mpi"},
+		{cardsOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
+		{cardsOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
+		{cardsOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
 		{cardsOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a: say "ipc"`},
 		{cardsOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
 		{cardsOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon": auto, nccl, ipc, mpi or local`},
 		{append(cardsOf("a0"), card{Kind: "cpu"}), "auto", "", "rank 0 computes on device cuda, rank 1 on cpu"},
 		{append(cardsOf("a0"), card{}), "auto", "", "rank 1 has no device"},
 	} {
-		kind, why, err := choose(c.cards, "mpi", c.policy)
+		kind, why, err := choose(c.cards, "mpi", "through host memory and mpi", c.policy)
 		text := why
 		if err != nil {
 			text = err.Error()
@@ -54,15 +55,34 @@ func TestChoose(t *testing.T) {
 			t.Errorf("%s of %v: %q, %q, %v; want %q with %q", c.policy, c.cards, kind, why, err, c.kind, c.says)
 		}
 	}
-	if _, _, err := choose(make([]card, 65), "mpi", "ipc"); err == nil {
+	if _, _, err := choose(make([]card, 65), "mpi", "", "ipc"); err == nil {
 		t.Error("ranks without devices were served")
 	}
 	many := make([]string, 65)
 	for i := range many {
 		many[i] = "a0"
 	}
-	if _, _, err := choose(cardsOf(many...), "mpi", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the 64") {
+	if _, _, err := choose(cardsOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the 64") {
 		t.Errorf("65 ranks: %v", err)
+	}
+}
+
+// aware is ranks whose MPI says that it takes memory of GPUs.
+type aware struct{ comm.Comm }
+
+func (aware) TakesDeviceMemory() bool { return true }
+func (aware) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+	return nil, status.Errorf(status.Internal, "nobody asked for an exchange")
+}
+
+// TestThrough: who reads the log is not told of host memory where there is none on the way.
+func TestThrough(t *testing.T) {
+	c := comm.Local(1)[0]
+	if got := through(c); got != "through host memory and local" {
+		t.Error(got)
+	}
+	if got := through(aware{c}); got != "by local, which says that it takes memory of GPUs; sums through host memory" {
+		t.Error(got)
 	}
 }
 
