@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -61,6 +62,7 @@ static struct {
   Fiber main, *running = nullptr;
   unsigned char *shared = nullptr;
   size_t shared_bytes = 0;
+  unsigned char *fence[2] = {}; // where the red zones around it begin and end
   const unsigned char *fixed = nullptr; // __shared__
   size_t fixed_bytes = 0;
   std::string failure;
@@ -330,6 +332,25 @@ struct Signals {};
 // --- shared memory ----------------------------------------------------------------------------------------------------------------------
 unsigned char *dynamic_shared() { return block.shared; }
 
+// place_shared lays dynamic shared memory between red zones, or where it touches a page that nobody may touch (fences.cpp).
+static void place_shared(size_t bytes) {
+  enum : size_t { room = 1 << 18 };
+  static unsigned char *region = nullptr; // a page, room, a page
+  if (!region) {
+    void *p = mmap(nullptr, room + 2 * guard_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(static_cast<char *>(p) + guard_bytes, room, PROT_READ | PROT_WRITE)) abort();
+    region = static_cast<unsigned char *>(p);
+  }
+  unsigned char *first = region + guard_bytes;
+  const int64_t guard = setting("ULYSSES_EMULATED_GUARD", 0);
+  if (guard < 0) block.shared = first;
+  else if (guard > 0) block.shared = first + room - (bytes + promised - 1) / promised * promised;
+  else block.shared = first + zone + promised; // no better aligned than promised
+  block.shared_bytes = bytes;
+  block.fence[0] = guard < 0 ? first : block.shared - zone;
+  block.fence[1] = std::min(block.shared + bytes + zone, first + room);
+}
+
 static thread_local unsigned char touch; // makes the thread's block of thread_local data exist
 
 struct Static { unsigned char *p; size_t bytes; const void *code; };
@@ -388,7 +409,7 @@ void race(const std::string &text) { fail(text); }
 // --- blocks -----------------------------------------------------------------------------------------------------------------------------
 static uint64_t serial = 0; // of grids and blocks
 
-static bool run_block(unsigned char *memory) {
+static bool run_block() {
   block.begun = block.ended = block.waiting = 0;
   block.run = ++serial;
   block.ready.clear();
@@ -397,15 +418,16 @@ static bool run_block(unsigned char *memory) {
   block.by_warp = r & 6; // mostly: it keeps a warp's stacks in the cache
   block.order = Steps(block.by_warp ? block.threads / 32 : block.threads);
   block.lanes = Steps(32);
-  if (block.shared_bytes) memset(memory, 0xff, block.shared_bytes + 2 * zone);
+  if (block.shared_bytes) memset(block.fence[0], 0xff, (size_t)(block.fence[1] - block.fence[0]));
 
   resume(&block.main, (unsigned)pick());
 
   if (block.failure.empty() && block.ended != block.threads) block.failure = stuck();
-  if (block.failure.empty() && block.shared_bytes)
-    for (size_t i = 0; i < zone; i++)
-      if (memory[i] != 0xff || memory[zone + block.shared_bytes + i] != 0xff)
-        block.failure = format("it wrote beyond its %zu bytes of dynamic shared memory", block.shared_bytes);
+  for (unsigned char *p = block.fence[0]; block.shared_bytes && block.failure.empty() && p < block.fence[1]; p++) {
+    if (p == block.shared) p += block.shared_bytes - 1;
+    else if (*p != 0xff)
+      block.failure = format("it wrote beyond its %zu bytes of dynamic shared memory", block.shared_bytes);
+  }
   if (block.failure.empty()) return true;
   // Threads that were left waiting keep nothing: their stacks are used again from the start.
   block.idle = block.fibers;
@@ -422,11 +444,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
   block.failure.clear();
   if (block.thread.size() < block.threads) block.thread.resize(block.threads);
   block.warp.assign((block.threads + 31) / 32, Warp());
-  block.shared_bytes = shared;
-  static std::vector<unsigned char> memory;
-  if (memory.size() < shared + 3 * zone + promised) memory.resize(shared + 3 * zone + promised);
-  unsigned char *front = memory.data() + (zone - (uintptr_t)memory.data() % zone) % zone + promised;
-  block.shared = front + zone;
+  place_shared(shared);
   blockDim = size;
   gridDim = grid;
 
@@ -441,7 +459,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
     blockIdx = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
     block.number = b;
     if (i % every == 0) poison(s);
-    if (!run_block(front))
+    if (!run_block())
       return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(), (unsigned long long)b, block.failure.c_str());
   }
   return "";

@@ -297,6 +297,10 @@ __global__ void write_shared(int64_t at) {
   SHARED(float, tile);
   if (threadIdx.x == 0) tile[at] = 1;
 }
+__global__ void read_shared(float *x, int64_t at) {
+  SHARED(float, tile);
+  if (threadIdx.x == 0) x[0] = tile[at];
+}
 
 // In a build that watches for races (-fsanitize=thread, races/races.cpp), each of these is found, in any order.
 static void races() {
@@ -395,6 +399,13 @@ static void bounds() {
   LAUNCH(write_shared, 1, 32, 64, s, 16);
   fails(s, cudaErrorLaunchFailure, {"write_shared", "64 bytes of dynamic shared memory"});
 
+  // What the host writes beside its memory is no kernel's doing.
+  float *pinned;
+  FINE(cudaMallocHost(&pinned, 400));
+  pinned[100] = 1;
+  fails(writes(0), cudaErrorIllegalAddress, {"before kernel write_at", "somebody wrote at byte 400 of an allocation of 400 bytes"});
+  FINE(cudaStreamSynchronize(writes(0)->s));
+
   s = stream();
   std::vector<float> host(200);
   auto refused = [&](cudaError_t e) {
@@ -437,6 +448,48 @@ static void bounds() {
   LAUNCH(write_shared, 1, 32, 200 << 10, s, 0);
   FINE(cudaGetLastError());
   FINE(cudaStreamSynchronize(s->s));
+}
+
+// With guards a kernel is stopped where it leaves its memory, also where it reads.
+static void guards() {
+#ifdef __x86_64__
+  auto stops = [](Stream *s, const char *kernel, const char *where) { fails(s, cudaErrorLaunchFailure, {kernel, "touched address", where}); };
+  struct { const char *guard; int64_t outside; } modes[] = {{"1", 101}, {"16", 104}, {"-1", -1}};
+  for (auto &m : modes) {
+    setenv("ULYSSES_EMULATED_GUARD", m.guard, 1);
+    float *x = device<float>(101), *y = device<float>(1), *pinned;
+    FINE(cudaMallocHost(&pinned, 404));
+    EXPECT((uintptr_t)(m.outside < 0 ? x : x + m.outside) % 4096 == 0, "%p", (void *)x);
+    std::string where = std::to_string(4 * m.outside) + " bytes from the start of an allocation of 404 bytes";
+    for (float *p : {x, pinned}) {
+      Stream *s = stream();
+      LAUNCH(write_at, 1, 32, 0, s, p, 0);
+      LAUNCH(write_at, 1, 32, 0, s, p, 100);
+      LAUNCH(read_at, 1, 32, 0, s, y, p + 100);
+      FINE(cudaStreamSynchronize(s->s));
+      LAUNCH(write_at, 1, 32, 0, s, p, m.outside);
+      stops(s, "write_at", where.c_str());
+      s = stream();
+      LAUNCH(read_at, 1, 32, 0, s, y, p + m.outside);
+      stops(s, "read_at", where.c_str());
+    }
+    if (m.outside == 104) { // what alignment leaves is a red zone
+      Stream *s = stream();
+      LAUNCH(write_at, 1, 32, 0, s, x, 101);
+      fails(s, cudaErrorIllegalAddress, {"write_at", "byte 404"});
+    }
+    Stream *s = stream();
+    const int64_t edge = m.outside < 0 ? -1 : 64;
+    LAUNCH(read_shared, 1, 32, 256, s, y, edge < 0 ? 0 : 63);
+    FINE(cudaStreamSynchronize(s->s));
+    LAUNCH(read_shared, 1, 32, 256, s, y, edge);
+    stops(s, "read_shared", "");
+    FINE(cudaFree(x));
+    FINE(cudaFree(y));
+    FINE(cudaFreeHost(pinned));
+  }
+  unsetenv("ULYSSES_EMULATED_GUARD");
+#endif
 }
 
 // --- order ------------------------------------------------------------------------------------------------------------------------------
@@ -562,6 +615,12 @@ static int other(int in, int out) {
   Stream *s = stream();
   char go;
   while (receive(in, &go, 1)) {
+    if (go == 'f') { // run something after x has been freed
+      LAUNCH(write_at, 1, 32, 0, s, device<float>(100), 99);
+      FINE(cudaStreamSynchronize(s->s));
+      send(out, &go, 1);
+      continue;
+    }
     if (go == 'x') { // write where nothing is
       LAUNCH(write_at, 1, 32, 0, s, (float *)x, 1000);
       fails(s, cudaErrorIllegalAddress, {"byte 4000"});
@@ -625,6 +684,9 @@ static void processes(const char *self) {
   std::string text = cudaGetErrorString(cudaErrorIllegalAddress);
   EXPECT(text.find("maps it") != std::string::npos, "%s", text.c_str());
   cudaGetLastError();
+  char freed = 'f'; // is this process's fault alone: no kernel of the other's wrote there
+  send(to[1], &freed, 1);
+  receive(from[0], &freed, 1);
   close(to[1]);
   int status = 0;
   waitpid(child, &status, 0);
@@ -665,7 +727,7 @@ int main(int argc, char **argv) {
   if (name == "other") return other(atoi(argv[2]), atoi(argv[3]));
   struct { const char *name; void (*run)(const char *); } cases[] = {
       {"values", [](const char *) { values(); }},         {"roundings", [](const char *) { roundings(); }}, {"barriers", [](const char *) { barriers(); }},
-      {"divergence", [](const char *) { divergence(); }}, {"bounds", [](const char *) { bounds(); }},       {"alignment", [](const char *) { alignment(); }}, {"races", [](const char *) { races(); }}, {"order", [](const char *) { order(); }},
+      {"divergence", [](const char *) { divergence(); }}, {"bounds", [](const char *) { bounds(); }},       {"guards", [](const char *) { guards(); }},       {"alignment", [](const char *) { alignment(); }}, {"races", [](const char *) { races(); }}, {"order", [](const char *) { order(); }},
       {"lazy", [](const char *) { lazy(); }},             {"processes", processes},                         {"death", death},
   };
   int ran = 0;

@@ -1,10 +1,6 @@
 // Memory of the emulated device: one file without a name (memfd), mapped piece by piece into one range of addresses that are never given
 // out twice. Other processes open the file through /proc, as CUDA IPC would map the memory of a GPU, and nothing is left behind when a
-// process dies.
-//
-// Before and after every allocation lies a red zone; what is written there is found after the kernel that did it. Allocations are aligned to 256
-// bytes, as cudaMalloc promises, and to no more.
-#include <atomic>
+// process dies. What lies around allocations is fences.cpp's.
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,33 +8,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <map>
-
-#include "internal.h"
+#include "heap.h"
 
 namespace uly_emulated {
 
-enum : size_t { page = 4096, zone = 256, lead = page + zone, poisoned = 64 << 10, large = 256 << 10 };
+enum : size_t { poisoned = 64 << 10, large = 256 << 10 };
 enum : uint64_t { space = 1ull << 38 };
-static const uint16_t zone_value = 0xffa5; // a NaN in f32 and in bf16
-
-static size_t pages(size_t bytes) { return (bytes + page - 1) / page * page; }
-
-struct Allocation {
-  size_t bytes = 0;
-  Place place = Place::device;
-  int64_t offset = -1; // in this process's file; -1: of another process
-  size_t mapped = 0;
-  int refs = 1, device = 0;
-  std::string handle; // of what another process gave
-};
-
-static struct {
-  int fd = -1;
-  char *base = nullptr;
-  uint64_t next = 0, used = 0;
-  std::map<char *, Allocation> all; // by the address that the caller has
-} heap;
 
 static bool open_heap() {
   if (heap.base) return true;
@@ -61,10 +36,6 @@ static char *take(size_t mapped, int64_t *offset) {
   return static_cast<char *>(p);
 }
 
-static void mark(char *p) {
-  for (size_t i = 0; i < zone; i += 2) memcpy(p + i, &zone_value, 2);
-}
-
 static cudaError_t allocate(void **out, size_t bytes, Place place) {
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
@@ -74,12 +45,12 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   a.bytes = bytes;
   a.place = place;
   cudaGetDevice(&a.device);
-  a.mapped = pages(lead + bytes + zone);
+  lay(&a);
   char *start = take(a.mapped, &a.offset);
   if (!start) return cudaErrorMemoryAllocation;
-  char *p = start + lead;
-  mark(p - zone);
-  mark(p + bytes);
+  char *p = start + a.lead;
+  a.notice(p)->owner = (int32_t)getpid();
+  fence(p, a);
   // Fresh memory is NaN; of large allocations, the ends.
   size_t n = bytes < poisoned ? bytes : (size_t)poisoned;
   memset(p, 0xff, n);
@@ -88,31 +59,6 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   heap.all[p] = a;
   *out = p;
   return cudaSuccess;
-}
-
-static std::string broken(char *p, const Allocation &a) {
-  char *zones[2] = {p - zone, p + a.bytes};
-  std::string text;
-  for (int z = 0; z < 2; z++) {
-    for (size_t i = 0; i < zone; i++) {
-      uint16_t v = zone_value;
-      if (zones[z][i] == reinterpret_cast<char *>(&v)[i & 1]) continue;
-      long long at = zones[z] + i - p;
-      text = format("wrote at byte %lld of an allocation of %zu bytes", at, a.bytes);
-      mark(zones[z]);
-      break;
-    }
-  }
-  return text;
-}
-
-std::string check_red_zones() {
-  std::string text;
-  for (auto &[p, a] : heap.all) {
-    std::string t = broken(p, a);
-    if (text.empty()) text = t;
-  }
-  return text;
 }
 
 Place place(const void *v, size_t bytes) {
@@ -133,22 +79,13 @@ bool in_heap(const void *v) {
   return heap.base && p >= heap.base && p < heap.base + space;
 }
 
-std::string describe(const void *v) {
-  auto *p = static_cast<char *>(const_cast<void *>(v));
-  auto it = heap.all.upper_bound(p);
-  bool ours = heap.base && p >= heap.base && p < heap.base + space;
-  if (!ours || it == heap.all.begin()) return format("address %p, which is no device memory", v);
-  --it;
-  return format("address %p, %lld bytes from the start of an allocation of %zu bytes and in none, or in memory that has been freed", v, (long long)(p - it->first), it->second.bytes);
-}
-
 void clear(void *p, int value, size_t bytes) {
   auto *c = static_cast<char *>(p);
   if (value == 0 && bytes >= large) { // holes read as zeros and cost nothing
     auto it = heap.all.upper_bound(c);
     if (it != heap.all.begin() && (--it)->second.offset >= 0) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
-      off_t at = it->second.offset + (off_t)lead + (c + head - it->first);
+      off_t at = it->second.offset + (off_t)it->second.lead + (c + head - it->first);
       memset(c, 0, head);
       if (fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle)) memset(c + head, 0, middle);
       memset(c + head + middle, 0, bytes - head - middle);
@@ -158,21 +95,12 @@ void clear(void *p, int value, size_t bytes) {
   memset(p, value, bytes);
 }
 
-// Who maps an allocation from another process: process ids at the start of its first page.
-enum : int { mappers = 64 };
-static std::atomic<int32_t> *mappers_of(char *p) { return reinterpret_cast<std::atomic<int32_t> *>(p - lead); }
-
-static void replace_mapper(char *p, int32_t was, int32_t now) {
-  for (int i = 0; i < mappers; i++) {
+// replace_mapper changes the list of those that map an allocation of another process.
+static void replace_mapper(Notice *n, int32_t was, int32_t now) {
+  for (auto &m : n->mapper) {
     int32_t expected = was;
-    if (mappers_of(p)[i].compare_exchange_strong(expected, now)) return;
+    if (m.compare_exchange_strong(expected, now)) return;
   }
-}
-
-static int32_t mapper(char *p) {
-  for (int i = 0; i < mappers; i++)
-    if (int32_t pid = mappers_of(p)[i]; pid && kill(pid, 0) == 0) return pid;
-  return 0;
 }
 
 static cudaError_t release(void *v, Place place) {
@@ -185,29 +113,35 @@ static cudaError_t release(void *v, Place place) {
   if (it == heap.all.end()) return last(cudaErrorInvalidValue);
   Allocation a = it->second;
   std::string text = broken(it->first, a);
-  if (int32_t pid = mapper(it->first); pid && text.empty()) text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
+  if (int32_t pid = mapper(it->first, a); pid && text.empty()) text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
+  a.notice(it->first)->owner = 0;
   if (place == Place::device) heap.used -= a.bytes;
   heap.all.erase(it);
   fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, a.offset, (off_t)a.mapped);
   mmap(heap.base + a.offset, a.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-  return text.empty() ? cudaSuccess : last(cudaErrorIllegalAddress, "found at cudaFree: somebody " + text);
+  if (text.empty()) return cudaSuccess;
+  text = "found at cudaFree: somebody " + text;
+  fprintf(stderr, "emulated GPU: %s\n", text.c_str()); // who frees memory on the way out does not ask how it went
+  return last(cudaErrorIllegalAddress, text);
 }
 
 // --- of other processes -----------------------------------------------------------------------------------------------------------------
 struct Handle {
   char magic[8];
   int32_t pid, fd;
-  int64_t offset, bytes; // offset of the mapping, bytes that the caller may use; 0 = an event
+  int64_t offset, mapped, lead, bytes; // as an Allocation's; of an event bytes is -1 - its place in the page
 };
 static_assert(sizeof(Handle) <= 64, "CUDA's handles have 64 bytes");
 static const char magic[8] = {'u', 'l', 'y', '-', 'e', 'm', 'u', '1'};
 
-static void give(int64_t offset, int64_t bytes, char out[64]) {
+static void give(int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]) {
   Handle h{};
   memcpy(h.magic, magic, 8);
   h.pid = (int32_t)getpid();
   h.fd = heap.fd;
   h.offset = offset;
+  h.mapped = (int64_t)mapped;
+  h.lead = (int64_t)lead;
   h.bytes = bytes;
   memset(out, 0, 64);
   memcpy(out, &h, sizeof h);
@@ -222,9 +156,13 @@ static char *map_handle(const Handle &h, size_t mapped) {
   std::string path = format("/proc/%d/fd/%d", h.pid, h.fd);
   int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  void *p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, h.offset);
+  char *p = static_cast<char *>(mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)); // with a page behind it that nobody may touch
+  if (p != MAP_FAILED && mmap(p, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, h.offset) == MAP_FAILED) {
+    munmap(p, mapped + page);
+    p = static_cast<char *>(MAP_FAILED);
+  }
   close(fd);
-  return p == MAP_FAILED ? nullptr : static_cast<char *>(p);
+  return p == MAP_FAILED ? nullptr : p;
 }
 
 // --- events of several processes --------------------------------------------------------------------------------------------------------
@@ -270,7 +208,7 @@ bool slot_completed(Slot *s, uint64_t n, bool *failed) {
   return true;
 }
 
-void slot_handle(Slot *s, char out[64]) { give(s->offset, -s->at - 1, out); }
+void slot_handle(Slot *s, char out[64]) { give(s->offset, page, 0, -s->at - 1, out); }
 
 Slot *slot_open(const char in[64]) {
   Handle h;
@@ -335,7 +273,7 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *v) {
   --it;
   Allocation &a = it->second;
   if (p >= it->first + a.bytes || a.place != Place::device || a.offset < 0) return last(cudaErrorInvalidValue);
-  give(a.offset, (int64_t)a.bytes, h->reserved);
+  give(a.offset, a.mapped, a.lead, (int64_t)a.bytes, h->reserved);
   return cudaSuccess;
 }
 
@@ -354,13 +292,15 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
     }
   Allocation a;
   a.bytes = (size_t)h.bytes;
-  a.mapped = pages(lead + a.bytes + zone);
+  a.lead = (size_t)h.lead;
+  a.mapped = (size_t)h.mapped;
   a.handle = key;
   char *start = map_handle(h, a.mapped);
   if (!start) return last(cudaErrorInvalidResourceHandle);
-  heap.all[start + lead] = a;
-  *p = start + lead;
-  replace_mapper(start + lead, 0, (int32_t)getpid());
+  fence(start + a.lead, a);
+  heap.all[start + a.lead] = a;
+  *p = start + a.lead;
+  replace_mapper(a.notice(start + a.lead), 0, (int32_t)getpid());
   return cudaSuccess;
 }
 
@@ -371,8 +311,8 @@ cudaError_t cudaIpcCloseMemHandle(void *p) {
   drain(held);
   it = heap.all.find(static_cast<char *>(p));
   if (it == heap.all.end() || --it->second.refs > 0) return cudaSuccess;
-  replace_mapper(it->first, (int32_t)getpid(), 0);
-  munmap(it->first - lead, it->second.mapped);
+  replace_mapper(it->second.notice(it->first), (int32_t)getpid(), 0);
+  munmap(it->first - it->second.lead, it->second.mapped + page);
   heap.all.erase(it);
   return cudaSuccess;
 }

@@ -284,7 +284,9 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
   }
   if (s->failure) { result(s->failure); return; }
   s->queue.push_back({[=, body = std::move(body)]() -> Failure {
-                        std::string text = run_grid(kernel, grid, block, shared, body);
+                        std::string text = check_red_zones();
+                        if (!text.empty()) return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d) somebody %s", kernel.name, kernel.file, kernel.line, text.c_str())};
+                        text = run_grid(kernel, grid, block, shared, body);
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
                         text = check_red_zones();
                         if (!text.empty()) return {cudaErrorIllegalAddress, format("kernel %s (%s:%d) %s", kernel.name, kernel.file, kernel.line, text.c_str())};

@@ -6,7 +6,7 @@
 //
 // ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their bytes, _TIMEOUT (60) the seconds that an event of
 // another process is waited for. _IPC (2) is what there is between processes: 0 nothing, as where events for it are not supported; 1 handles that
-// others cannot open, as in containers.
+// others cannot open, as in containers. _GUARD (0) stops kernels at the ends of allocations (fences.cpp).
 #pragma once
 
 #include <stddef.h>
