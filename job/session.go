@@ -140,6 +140,9 @@ func (s *session) fill(folder *model.Folder) error {
 }
 
 func (s *session) close() {
+	if s.alone && s.world.Kind() != "local" {
+		return // its peers read this rank's memory, which they have mapped, until its Abort ends them, and it
+	}
 	if s.trainer != nil {
 		s.trainer.Free()
 	}
