@@ -10,7 +10,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-races cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
+.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -89,6 +89,10 @@ cuda-emulated:
 cuda-races:
 	$(PLUGIN) races
 	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$'
+
+# And stopped where it reads or writes outside of its memory: ten minutes.
+cuda-guards: cuda-emulated
+	ULYSSES_TEST_GUARDS=1 $(GO) test ./cuda -count=1 -timeout 0 -run 'TestGuards$$'
 
 # cuDNN and what it needs, which the plug-in opens at run time, for checks that need no GPU.
 cuda-libs:

@@ -50,6 +50,11 @@ func RunChoosing(t *testing.T, open Opener) {
 // RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and leaves out what compares bits of two runs.
 func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, suite{}) }
 
+// RunBare runs the operations named on arrays that are all of their allocation: where a device stops at what lies outside, no case may reach it.
+func RunBare(t *testing.T, open Opener, names ...string) {
+	run(t, open, suite{bare: true}, names...)
+}
+
 func run(t *testing.T, open Opener, how suite, names ...string) {
 	for _, f := range []struct {
 		name string
@@ -87,6 +92,7 @@ type suite struct {
 	one, three device.Device
 	repeatable bool
 	aligned    bool // arrays lie as aligned says
+	bare       bool // nothing lies around arrays
 	few        bool // a part of attention's cases
 	tiled      bool // of attention's cases those in BF16 whose heads are multiples of 16
 	choosing   bool // attention's kernels are chosen by heads and layout
@@ -135,7 +141,7 @@ func (s *suite) bits(t *testing.T, f body) [][]byte { return s.run(t, s.one, f, 
 func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byte {
 	t.Helper()
 	b := newBed(t, d)
-	b.aligned = s.aligned
+	b.aligned, b.bare = s.aligned, s.bare
 	defer b.close()
 	results, err := f(b)
 	if err != nil {
@@ -165,7 +171,7 @@ type bed struct {
 	stream device.Stream
 	arrays []*array
 
-	aligned bool
+	aligned, bare bool // as the suite's
 }
 
 func newBed(t testing.TB, d device.Device) *bed {

@@ -1,0 +1,36 @@
+package cuda
+
+import (
+	"os"
+	"testing"
+
+	"ulysses/internal/conformance"
+	"ulysses/internal/cudatest"
+)
+
+// TestGuards stops kernels where they read or write outside of their arrays, of a stream's scratch or of dynamic shared memory: all of these end, or
+// begin, at a page that nobody may touch. An end that is aligned to 16 bytes lets kernels use their widest accesses, one that is not has no byte too many.
+// What is cut from one allocation, workspaces and saved memory, is watched as a whole. ULYSSES_TEST_GUARDS=1 runs all operations (make cuda-guards).
+func TestGuards(t *testing.T) {
+	cudatest.Use(t)
+	if !cudatest.Emulated() {
+		t.Skip("SKIPPED: on a GPU compute-sanitizer looks for this")
+	}
+	names := []string{"ColumnSum", "Sum", "SwiGLU", "Embedding", "CrossEntropy", "DeltaGates"}
+	all := os.Getenv("ULYSSES_TEST_GUARDS") != ""
+	if all {
+		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "Rope", "AdamW", "SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
+			"Conv1d", "GatedDelta", "DeltaStates", "Aligned")
+	}
+	for _, guard := range []string{"1", "16", "-1"} {
+		t.Run(guard, func(t *testing.T) {
+			t.Setenv("ULYSSES_EMULATED_GUARD", guard)
+			conformance.RunBare(t, opener(Options{Deterministic: true}), names...)
+			if all {
+				t.Run("small", func(t *testing.T) {
+					conformance.RunBare(t, opener(Options{Deterministic: true, Kernels: "attention_forward=small,attention_backward=small"}), "Attention")
+				})
+			}
+		})
+	}
+}
