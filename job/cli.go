@@ -61,7 +61,7 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 		}
 	}()
 	verb, o, err := parseArgs(args)
-	if errors.Is(err, flag.ErrHelp) {
+	if err = unmet(err); errors.Is(err, flag.ErrHelp) {
 		if _, err := io.WriteString(stdout, usage); err != nil {
 			return status.IO
 		}
@@ -151,18 +151,38 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 // maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
 const maxRanks = 1024
 
+// early is an error of a rank that has not met the others: of its own command line or environment. No other rank knows of it.
+type early struct{ error }
+
+func (e early) Unwrap() error { return e.error }
+
+func unmet(err error) error {
+	if err == nil {
+		return nil
+	}
+	return early{err}
+}
+
 // complain writes the error. All ranks return what they agreed on, so the first speaks for them; but a failure of communication, of a
-// device or of this program is each rank's own.
+// device or of this program is each rank's own, and so is what ended it before they met: that says of whom it is.
 func complain(stderr io.Writer, err error) {
 	if err == nil {
 		return
 	}
 	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)]
-	if rank := slurm.Env().Rank; rank > 0 && !own {
-		time.Sleep(silence)
-		return
+	env := slurm.Env()
+	var alone early
+	lone := errors.As(err, &alone)
+	if env.Rank > 0 && !own {
+		time.Sleep(silence) // what all share, the first has said by then, and the launcher has ended this process
+		if !lone {
+			return
+		}
 	}
 	text := withoutRanks(err.Error())
+	if lone && env.Tasks > 1 {
+		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
+	}
 	if lines := strings.Count(text, "\n") + 1; lines > 1 && !own {
 		text = fmt.Sprintf("%d faults, %v:\n%s", lines, status.Of(err), text)
 	}

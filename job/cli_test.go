@@ -168,3 +168,27 @@ func TestMainHoldsFailures(t *testing.T) {
 		t.Errorf("%q", s)
 	}
 }
+
+// A rank's own command line or environment is no other rank's: it says who it is. What all ranks share is the first one's to say.
+func TestOwnFaultsOfARank(t *testing.T) {
+	host := "node7"
+	for name, value := range map[string]string{"SLURMD_NODENAME": host, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"} {
+		t.Setenv(name, value)
+	}
+	for _, rank := range []string{"0", "2"} {
+		t.Setenv("OMPI_COMM_WORLD_RANK", rank)
+		if code, _, errs := call("job.toml", "--nope"); code != status.InvalidArgument || errs != "ulysses-mpi: rank "+rank+" on node7: flag provided but not defined: -nope; see ulysses-mpi --help\n" {
+			t.Errorf("rank %s: %v: %s", rank, code, errs)
+		}
+	}
+	var all strings.Builder
+	complain(&all, status.Errorf(status.InvalidConfig, "what ranks agreed on"))
+	if all.Len() > 0 {
+		t.Errorf("rank 2 says what rank 0 has said: %s", all.String())
+	}
+	t.Setenv("OMPI_COMM_WORLD_RANK", "0")
+	t.Setenv("OMPI_COMM_WORLD_SIZE", "")
+	if _, _, errs := call("--nope"); strings.Contains(errs, "rank") {
+		t.Errorf("one process alone: %s", errs)
+	}
+}

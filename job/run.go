@@ -59,13 +59,13 @@ func launch(o Options, body func(*Env) error) error {
 	}
 	var err error
 	if o.limit, err = watchLimit(); err != nil {
-		return err
+		return unmet(err)
 	}
 	if env.Tasks <= 1 {
 		return launchLocal(max(1, o.Ranks), o, body)
 	}
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
-		return status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks)
+		return unmet(status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks))
 	}
 	world, err := o.world(env)
 	if err != nil {

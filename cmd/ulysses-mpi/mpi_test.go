@@ -210,6 +210,22 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 	}
 }
 
+// A rank whose own command line is wrong says who it is and why; its peers cannot.
+func TestOwnCommandLine(t *testing.T) {
+	host, _ := os.Hostname()
+	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program}, small(t.TempDir(), "train.steps=1")...)
+	begin := time.Now()
+	code, _, stderr := launch(t, nil, append(argv, ":", "-n", "1", program, quick, "--nope")...)
+	want := "ulysses-mpi: rank 2 on " + host + ": flag provided but not defined: -nope; see ulysses-mpi --help"
+	if took := time.Since(begin); code != 1 || strings.Count(stderr, want) != 1 || took > 60*time.Second {
+		t.Errorf("exit %d after %v: %s", code, took, stderr)
+	}
+	code, _, stderr = mpirun(t, "3", nil, quick, "--ranks", "2") // the first rank may be the only one to come to it
+	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+": --ranks 2 under mpirun (Open MPI) with 3 tasks") != 1 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 func parseLosses(t *testing.T, jsonl []byte) (out []float64) {
 	t.Helper()
 	for d := json.NewDecoder(bytes.NewReader(jsonl)); d.More(); {
