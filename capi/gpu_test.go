@@ -44,7 +44,7 @@ func TestHostOnGPUWithMPI(t *testing.T) {
 		t.Setenv(name, value)
 	}
 	exe := compile(t, "mpicc", "-DWITH_MPI", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "testdata/gpu.c", "-lpthread", "-ldl")
-	for _, n := range []int{1, 2, 3} {
+	for _, n := range []int{1, 2, 3, 4} {
 		if out := mpirun(t, n, exe); !strings.Contains(out, "ok gpu") {
 			t.Errorf("%d ranks: %s", n, out)
 		}

@@ -112,7 +112,7 @@ if wanted library; then
     done
   fi
   for mode in alone hostile threads; do run "library $mode" 180 "$bundle/tests/gpu-host" $mode; done
-  for ranks in 1 2 3; do
+  for ranks in 1 2 3 4; do
     run "library processes $ranks" 180 mpirun --oversubscribe --bind-to none -x ULYSSES_CUDA_PLUGIN -x ULYSSES_NVIDIA_ROOT -x ULYSSES_TEST_CUDART -n $ranks "$bundle/tests/gpu-host-mpi"
   done
   run "library PyTorch" 300 env PYTHONPATH=python "ULYSSES_LIBRARY=$bundle/lib" python3 python/tests/test_gpu.py

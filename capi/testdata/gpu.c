@@ -1,41 +1,13 @@
-// gpu.c MODE: a C host whose tensors are on a GPU. "late", "hostile", "threads" (ranks that are threads, with collectives of their own). Built with
+// gpu.c MODE: a C host whose tensors are on a GPU. "alone", "hostile", "threads" (ranks that are threads, with collectives of their own). Built with
 // -DWITH_MPI it is one rank of an MPI job instead.
 #ifdef WITH_MPI
 #include <mpi.h>
 #endif
 #include "gpu.h"
+#include "gpu_delta.h"
+#include "gpu_moves.h"
 
 enum { HIDDEN = 24 };
-
-static ulysses_context *context_on(int32_t device, int32_t comm) {
-  ulysses_context *c;
-  ulysses_options o;
-  ULYSSES_INIT(&o);
-  o.device = device, o.comm = comm, o.threads = device == ULYSSES_CPU, o.ordinal = device == ULYSSES_CUDA ? cuda.gpu : 0;
-  OK(ulysses_context_create_local(&o, &c));
-  return c;
-}
-
-// A plan with its batch, and what the query of sizes says.
-typedef struct { ulysses_plan *plan; ulysses_batch *batch; ulysses_sizes size; int64_t n, lo; } pair;
-
-static pair settle(ulysses_context *c) {
-  pair p;
-  ulysses_attention_desc d;
-  ulysses_batch_desc bd;
-  ulysses_batch_info info;
-  ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&p.size);
-  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D;
-  bd.batch = B, bd.seq = S;
-  OK(ulysses_attention_plan(c, &d, &p.plan));
-  OK(ulysses_batch_create(c, &bd, &p.batch));
-  OK(ulysses_batch_query(p.batch, &info));
-  OK(ulysses_plan_sizes(p.plan, p.batch, &p.size));
-  p.n = info.rows, p.lo = info.lo[0];
-  return p;
-}
-
-static void unsettle(pair p) { ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch); }
 
 // gpu_attention is attention of host.h with tensors on the GPU, all of it in the order of one stream. waits: the way of the exchange waits for
 // the GPU by its nature.
@@ -73,17 +45,9 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   return r;
 }
 
-// close_to is the library's limit between two devices, of which each is within it of float64.
-static inline void close_to(const float *x, const float *y, int64_t n) {
-  double most = 0;
-  for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)y[i]));
-  for (int64_t i = 0; i < n; i++) CHECK(fabs((double)x[i] - (double)y[i]) <= 4e-5 * most);
-  CHECK(most > 1e-3);
-}
-
-static inline void near(results x, results y) {
+static inline void near_the_cpu(results x, results y) {
   const float *p[4] = {x.out, x.dq, x.dk, x.dv}, *w[4] = {y.out, y.dq, y.dk, y.dv};
-  for (int i = 0; i < 4; i++) close_to(p[i], w[i], B * S * H * D);
+  for (int i = 0; i < 4; i++) close_to(p[i], w[i], B * S * H * D, TWO_DEVICES);
 }
 
 // layer runs a whole layer forward and backward: y, dx [B, n, HIDDEN], and the gradient of wq. On the CPU, or in the order of a stream.
@@ -136,74 +100,6 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   }
   unsettle(p);
   return r;
-}
-
-// moved: two exchanges under way at once and back, and rows that are a neighbour's; the values say where they come from.
-static void moved(ulysses_context *c, stream_t s, int waits) {
-  pair p = settle(c);
-  int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, rs[4] = {B, n, H, D}, hs[4] = {B, S, h, D};
-  ulysses_request *q[2];
-  float *x[2], *y[2], *z[2], *host = room((uint64_t)(B * n * H * D) * 4);
-  ulysses_tensor tx[2], ty[2], tz[2];
-  void *ws[2];
-  ulysses_reshard_args a;
-  for (int i = 0; i < 2; i++) {
-    fill(i, host, p.lo, p.lo + n);
-    x[i] = lift(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s), z[i] = blank(B * n * H * D, s);
-    tx[i] = on_gpu(x[i], rs), ty[i] = on_gpu(y[i], hs), tz[i] = on_gpu(z[i], rs);
-    const ulysses_tensor *in[1] = {&tx[i]};
-    ulysses_tensor *out[1] = {&ty[i]};
-    ULYSSES_INIT(&a);
-    a.n = 1, a.in = in, a.out = out, a.stream = s;
-    OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 1, &a.workspace_bytes));
-    ws[i] = a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
-    OK(ulysses_seq_to_heads_start(p.plan, p.batch, &a, &q[i]));
-  }
-  for (int i = 0; i < 2; i++) {
-    OK(ulysses_request_wait(q[i]));
-    if (!waits && i == 0) is_late(s, y[i]); // fetching the first may bring the second
-    float *got = fetch(y[i], B * S * h * D, s);
-    for (int64_t b = 0; b < B; b++)
-      for (int64_t r = 0; r < S; r++)
-        for (int64_t k = 0; k < h * D; k++) CHECK(got[(b * S + r) * h * D + k] == number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
-    free(got);
-    const ulysses_tensor *in[1] = {&ty[i]};
-    ulysses_tensor *out[1] = {&tz[i]};
-    a.in = in, a.out = out, a.workspace = ws[i];
-    OK(ulysses_heads_to_seq(p.plan, p.batch, &a));
-    got = fetch(z[i], B * n * H * D, s);
-    fill(i, host, p.lo, p.lo + n);
-    CHECK(memcmp(got, host, (size_t)(B * n * H * D) * 4) == 0);
-    free(got);
-  }
-  ulysses_halo_args ha;
-  ULYSSES_INIT(&ha);
-  int64_t xs[3] = {B, n, H * D}, two[3] = {B, 2, H * D};
-  float *halo = blank(B * 2 * H * D, s);
-  ulysses_tensor t0 = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, xs, NULL), t1 = ulysses_tensor_of(halo, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, two, NULL);
-  ha.n = 2, ha.x = &t0, ha.halo = &t1, ha.stream = s;
-  OK(ulysses_halo_workspace(c, p.batch, &ha, &ha.workspace_bytes));
-  ha.workspace = ha.workspace_bytes ? device_room(ha.workspace_bytes) : NULL;
-  OK(ulysses_halo_forward(c, p.batch, &ha));
-  float *got = fetch(halo, B * 2 * H * D, s);
-  for (int64_t b = 0; b < B; b++)
-    for (int64_t r = 0; r < 2; r++)
-      for (int64_t k = 0; k < H * D; k++) CHECK(got[(b * 2 + r) * H * D + k] == (n && p.lo - 2 + r >= 0 ? number(0, (b * S + p.lo - 2 + r) * H * D + k) : 0));
-  free(got);
-  double sum = 1.5, mean;
-  int64_t count = 3;
-  OK(ulysses_loss_reduce(c, &sum, &count, &mean));
-  CHECK(mean == 0.5);
-  for (int i = 0; i < 2; i++) {
-    RUN(cuda.free(x[i]));
-    RUN(cuda.free(y[i]));
-    RUN(cuda.free(z[i]));
-    if (ws[i]) RUN(cuda.free(ws[i]));
-  }
-  RUN(cuda.free(halo));
-  if (ha.workspace) RUN(cuda.free(ha.workspace));
-  free(host);
-  unsettle(p);
 }
 
 // between is a host's own work between the exchanges, in the order of the stream that it is given: out = v.
@@ -262,7 +158,10 @@ static void everything(ulysses_context *c, stream_t s, int waits) {
   }
   free(one.y), free(one.dx), free(one.dwq), free(mine.y), free(mine.dx), free(mine.dwq);
   moved(c, s, waits);
+  resharded(c, s, waits);
+  tiled(c, s);
   called_back(c, s);
+  deltas(c, alone, s, waits);
   free_results(whole);
   ulysses_context_destroy(alone);
 }
@@ -309,14 +208,17 @@ static void alone(void) {
   streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1, streams[4] = (stream_t)2; // the default ones by name
   for (int i = 0; i < 5; i++) {
     results r = gpu_attention(c, streams[i], 0, i & 1);
-    near(r, want);
+    near_the_cpu(r, want);
     free_results(r);
   }
   layered r = layer(c, 1, made[0]);
-  close_to(r.y, on_cpu.y, B * S * HIDDEN), close_to(r.dx, on_cpu.dx, B * S * HIDDEN), close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN);
+  close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES), close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES), close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN, TWO_DEVICES);
   free(r.y), free(r.dx), free(r.dwq), free(on_cpu.y), free(on_cpu.dx), free(on_cpu.dwq);
   moved(c, made[1], 0);
+  resharded(c, made[1], 0), resharded(c, NULL, 0);
+  tiled(c, made[0]), tiled(c, NULL);
   called_back(c, made[1]);
+  deltas(c, c, made[1], 0), deltas(c, c, NULL, 0);
   free_results(want);
   ulysses_context_destroy(c), ulysses_context_destroy(cpu);
   for (int i = 0; i < 2; i++) RUN(cuda.drop(made[i]));
@@ -403,7 +305,7 @@ static void hostile(void) {
 }
 
 // Ranks that are threads of one process meet at a barrier.
-enum { RANKS = 3 };
+enum { RANKS = 4 };
 static struct { pthread_barrier_t gate; const void *in[RANKS]; const int64_t *bytes[RANKS]; } meeting;
 typedef struct { int rank, size; int32_t comm; } member;
 
@@ -477,7 +379,7 @@ int main(int argc, char **argv) {
   find_cuda();
   if (!strcmp(mode, "alone")) alone();
   else if (!strcmp(mode, "hostile")) hostile();
-  else threads(2, ULYSSES_COMM_AUTO), threads(RANKS, ULYSSES_COMM_AUTO), threads(2, ULYSSES_COMM_HOST);
+  else threads(2, ULYSSES_COMM_AUTO), threads(3, ULYSSES_COMM_AUTO), threads(RANKS, ULYSSES_COMM_AUTO), threads(2, ULYSSES_COMM_HOST);
   printf("ok %s\n", mode);
   return 0;
 }

@@ -1,5 +1,6 @@
-// The CUDA runtime of a host program, found at run time: ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
+// What the parts of gpu.c share. The CUDA runtime of a host program, found at run time: ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
 // names). Without a GPU the program ends with 77.
+#pragma once
 #include <dlfcn.h>
 #include <pthread.h>
 #include "host.h"
@@ -73,15 +74,64 @@ static inline void *late(stream_t s) {
 // Ranks that are threads look together: who waits for his results may run, on the stand-in, what others have enqueued.
 static pthread_barrier_t *together;
 
-// is_late holds that nothing has been waited for: what the call is to write is not there, or the stream is still busy.
-static inline void is_late(stream_t s, const float *out) {
+// meet is for ranks that have waited and are to look: from here on nobody waits before is_late.
+static inline void meet(void) {
   if (together) pthread_barrier_wait(together);
-  if (cuda.emulated) {
+}
+
+// is_late holds that nothing has been waited for: what the call is to write (NULL = nothing) is not there, or the stream is still busy.
+static inline void is_late(stream_t s, const float *out) {
+  meet();
+  if (cuda.emulated && out) {
     uint32_t bits;
     memcpy(&bits, out, 4); // the stand-in's memory is the host's
     CHECK(bits == 0xffffffffu);
-  } else {
+  } else if (!cuda.emulated) {
     CHECK(cuda.query(s) == NOT_READY);
   }
-  if (together) pthread_barrier_wait(together);
+  meet();
+}
+
+static inline ulysses_context *context_on(int32_t device, int32_t comm) {
+  ulysses_context *c;
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.device = device, o.comm = comm, o.threads = device == ULYSSES_CPU, o.ordinal = device == ULYSSES_CUDA ? cuda.gpu : 0;
+  OK(ulysses_context_create_local(&o, &c));
+  return c;
+}
+
+// A plan with its batch, and what the query of sizes says.
+typedef struct { ulysses_plan *plan; ulysses_batch *batch; ulysses_sizes size; int64_t n, lo; } pair;
+
+static inline pair settle_as(ulysses_context *c, const ulysses_attention_desc *d) {
+  pair p;
+  ulysses_batch_desc bd;
+  ulysses_batch_info info;
+  ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&p.size);
+  bd.batch = B, bd.seq = S;
+  OK(ulysses_attention_plan(c, d, &p.plan));
+  OK(ulysses_batch_create(c, &bd, &p.batch));
+  OK(ulysses_batch_query(p.batch, &info));
+  OK(ulysses_plan_sizes(p.plan, p.batch, &p.size));
+  p.n = info.rows, p.lo = info.lo[0];
+  return p;
+}
+
+static inline pair settle(ulysses_context *c) {
+  ulysses_attention_desc d;
+  ULYSSES_INIT(&d);
+  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D;
+  return settle_as(c, &d);
+}
+
+static inline void unsettle(pair p) { ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch); }
+
+// close_to holds x to y by the largest value. TWO_DEVICES is the library's limit between two devices, of which each is within half of it of float64.
+#define TWO_DEVICES 4e-5
+static inline void close_to(const float *x, const float *y, int64_t n, double limit) {
+  double most = 0;
+  for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)y[i]));
+  for (int64_t i = 0; i < n; i++) CHECK(fabs((double)x[i] - (double)y[i]) <= limit * most);
+  CHECK(most > 1e-3);
 }

@@ -219,14 +219,14 @@ int main(int argc, char **argv) {
   for (int i = 0; i < 3; i++) {
     own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0}, flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};
     set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL), theirs = attend(c, kinds[i], &mine), after = attend(c, kinds[i], &flawed);
-    for (int k = OUT; k <= DV_; k++) near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ);
+    for (int k = OUT; k <= DV_; k++) near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ ? 0 : CLOSE);
     for (int k = OUT; k <= DV_; k++)
-      if (k != LSE) near("the host's own", &theirs, &whole, k, 0), near("after a failure", &after, &whole, k, 0);
+      if (k != LSE) near("the host's own", &theirs, &whole, k, CLOSE), near("after a failure", &after, &whole, k, CLOSE);
     drop(&part), drop(&theirs), drop(&after), drop(&whole);
   }
   weights sum, want;
   set whole = layer(alone, &want), part = layer(c, &sum);
-  near("layer", &part, &whole, Y, 0), near("layer", &part, &whole, DX, 0);
+  near("layer", &part, &whole, Y, CLOSE), near("layer", &part, &whole, DX, CLOSE);
   for (int i = 0; i < WEIGHTS; i++) {
     MPI_Allreduce(MPI_IN_PLACE, sum.dw[i], (int)sum.n[i], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     double most = 0;
