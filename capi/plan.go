@@ -30,6 +30,7 @@ type plan struct {
 	json  *C.char
 	// calls of the gated delta rule may bring states
 	states bool
+	rows   map[string]string // of kernels, where the device has several for attention
 }
 
 // Limits keep sizes in bytes far below 2^63.
@@ -63,7 +64,7 @@ func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens i
 		return l, 0, 0, invalid("%s: block_q %d, block_k %d without ULYSSES_BLOCK_MASK: leave them 0", op, d.block_q, d.block_k)
 	}
 	l = sp.Layer{Heads: d.heads, KVHeads: d.kv_heads, Dim: d.head_dim, VDim: d.v_dim, Causal: d.flags&flagCausal != 0,
-		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0}
+		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0}
 	if l.KVHeads == 0 {
 		l.KVHeads = l.Heads
 	}
@@ -111,9 +112,6 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	if err == nil {
 		err = described
 	}
-	if err == nil && c.gpu != nil && flags&flagDeterministic != 0 {
-		err = unbuilt("%s: ULYSSES_DETERMINISTIC on CUDA: not built yet: plan without it, and in BF16 set ULYSSES_KERNEL=attention_backward=mma before the context is made", op)
-	}
 	if err := comm.Agree(c.comm, err); err != nil {
 		return err
 	}
@@ -123,10 +121,20 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	}
 	// What the layer does not know of.
 	if err := comm.Same(c.comm, op, comm.Field{Name: "ULYSSES_CROSS", Value: strconv.FormatBool(p.cross)},
-		comm.Field{Name: "ULYSSES_DETERMINISTIC", Value: strconv.FormatBool(flags&flagDeterministic != 0)},
 		comm.Field{Name: "max_tokens", Value: strconv.FormatInt(tokens, 10)}); err != nil {
 		return err
 	}
+	// A plan whose attention is the caller's own, or that serves reshards, needs no kernel; one that must repeat does.
+	forward, backward, err := p.sp.Kernels()
+	if err != nil && l.Deterministic {
+		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w: plan without it, or with heads and a type that such a kernel serves", op, err)
+	} else {
+		err = nil
+	}
+	if err := comm.Agree(c.comm, err); err != nil {
+		return err
+	}
+	p.rows = map[string]string{"forward": forward, "backward": backward}
 	return p.admit(op, out, "ulysses", p.sp.String())
 }
 
@@ -141,8 +149,12 @@ func (p *plan) admit(op string, out unsafe.Pointer, strategy, why string) error 
 		return err
 	}
 	lo, hi, klo, khi := p.heads()
-	text, err := json.Marshal(map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
-		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()})
+	told := map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
+		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()}
+	if p.rows["forward"] != "" {
+		told["attention"] = p.rows
+	}
+	text, err := json.Marshal(told)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@
  * handles    Contexts, plans, batches and requests are numbers in a pointer's clothes: never dereferenced. One that was destroyed, or that belongs to
  *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
  * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
- *            dropout, nccl_comm, timeout, and on CUDA DETERMINISTIC.
+ *            dropout, nccl_comm, timeout.
  * process    A Go runtime is loaded: no dlclose(); a forked child may live on but must not call in.
  * ABI        Structs open with struct_size, have no holes and grow only at the tail; zero means default; a tail this library does not know must be
  *            zero. Only pointers to structs are ever in arrays. Enumerations travel as int32_t. The SONAME carries the major version. */
@@ -92,7 +92,7 @@ enum { ULYSSES_CAUSAL = 1,            /* aligned bottom-right in each document: 
        ULYSSES_CROSS = 4,             /* keys have the batch's kv lengths */
        ULYSSES_SINKS = 8, ULYSSES_ALIBI = 16, ULYSSES_BLOCK_MASK = 32,   /* calls will bring these tensors */
        ULYSSES_QK_L2NORM = 64,        /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
-       ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable (CPU: always; CUDA: not built) */
+       ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable. CPU: always, and gdn everywhere. CUDA: attention's backward on kernels of ours, or refused here */
        ULYSSES_SAVE_LESS = 256,       /* smaller `saved`: backward reads q, k, v, out again and repeats their exchange */
        ULYSSES_NO_BACKWARD = 512,
        ULYSSES_STATES = 1024 };       /* gdn: calls may bring states; sizes count the memory for that */
@@ -106,7 +106,8 @@ typedef struct { uint32_t struct_size; int32_t dtype, flags, strategy, chunk; fl
                  int64_t qk_heads, v_heads, qk_dim, v_dim, max_tokens; } ulysses_gdn_desc;
 ulysses_status ulysses_attention_plan(ulysses_context *, const ulysses_attention_desc *, ulysses_plan **out);
 ulysses_status ulysses_gdn_plan(ulysses_context *, const ulysses_gdn_desc *, ulysses_plan **out);
-const char    *ulysses_plan_json(const ulysses_plan *);                  /* strategy, head split, kernels, bytes sent per token, why; lives with it */
+const char    *ulysses_plan_json(const ulysses_plan *);                  /* strategy, head split, kernels, bytes sent per token, why; on CUDA "attention": the
+                                                                            rows of kernels forward and backward, as far as documents leave them; lives with it */
 void           ulysses_plan_destroy(ulysses_plan *);                     /* local; at any time between calls, also with work still enqueued */
 
 /* Batches [C]: cheap (host only, one small message; a new size class may build kernels once), after the plans they are to serve, alive until the

@@ -83,3 +83,55 @@ func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 		}
 	}
 }
+
+// Which row serves, as that GPU would choose: of a call that is to repeat, never cuDNN's backward pass.
+func TestAttentionKernel(t *testing.T) {
+	t.Run("emulated", func(t *testing.T) {
+		d, _, _ := opened(t)
+		rows(t, d, "mma", "mma", "mma")
+		rows(t, absent(t, false), "mma", "mma", "mma")
+	})
+	t.Run("built", func(t *testing.T) {
+		needBuilt(t)
+		t.Setenv(variable, built)
+		rows(t, absent(t, false), "cudnn", "cudnn", "mma")
+		rows(t, absent(t, true), "cudnn", "mma", "mma")
+	})
+}
+
+// rows holds the rows in BF16: forward, backward, and backward of a call that is to repeat.
+func rows(t *testing.T, d *Device, want ...string) {
+	t.Helper()
+	ask := func(dtype tensor.DType, dim int64, backward, deterministic bool) (string, error) {
+		a := attentionOf(dtype, 128, 6, 3, dim)
+		a.LSE = tensor.Of(nil, tensor.F32, 128, 6)
+		a.LSE.Where, a.Deterministic = tensor.CUDA, deterministic
+		return d.AttentionKernel(a, backward)
+	}
+	for i, want := range want {
+		if got, err := ask(tensor.BF16, 64, i > 0, i == 2); got != want || err != nil {
+			t.Errorf("backward %v, deterministic %v: %q, %v, want %q", i > 0, i == 2, got, err, want)
+		}
+	}
+	if got, err := ask(tensor.F32, 64, true, true); got != "own" || err != nil {
+		t.Errorf("F32: %q, %v", got, err)
+	}
+	for _, backward := range []bool{false, true} {
+		if got, err := ask(tensor.BF16, 272, backward, true); got != "" || status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "head sizes 272 and 272") {
+			t.Errorf("heads of 272, backward %v: %q, %v", backward, got, err)
+		}
+	}
+}
+
+// A call that is to repeat takes the memory of the kernels that serve it then.
+func TestDeterministicWorkspace(t *testing.T) {
+	needBuilt(t)
+	t.Setenv(variable, built)
+	a, repeatable := absent(t, false), absent(t, true)
+	call := attentionOf(tensor.BF16, 8192, 32, 8, 128)
+	any := a.AttentionWorkspace(call, true)
+	call.Deterministic = true
+	if got, want := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true); got != want || got >= any {
+		t.Errorf("%d bytes for a call that is to repeat, %d on a device of which all do, %d for any", got, want, any)
+	}
+}

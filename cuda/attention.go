@@ -8,6 +8,8 @@ package cuda
 import "C"
 
 import (
+	"unsafe"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -27,6 +29,30 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 		return 0
 	}
 	return int64(bytes)
+}
+
+// AttentionKernel is the row of kernels that would serve the call or its gradient: device.AttentionKernels.
+func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, error) {
+	const op = "AttentionKernel"
+	err := d.usable(op)
+	if err == nil {
+		err = checkAttention(op, a)
+	}
+	if err != nil {
+		return "", err
+	}
+	defer d.pins.Unpin()
+	args := arguments[C.uly_attention](d)
+	d.putAttention(args, a)
+	which := C.int32_t(C.ULY_OP_ATTENTION_FORWARD)
+	if backward {
+		args.backward, which = 1, C.ULY_OP_ATTENTION_BACKWARD
+	}
+	var row *C.char
+	if err := d.result(C.plug_kernel_of(d.table, d.d, which, unsafe.Pointer(args), &row)); err != nil {
+		return "", err
+	}
+	return C.GoString(row), nil
 }
 
 // AttentionForward is softmax(scale·q·kᵀ)·v.
@@ -87,6 +113,8 @@ func checkAttention(op string, a *device.Attention) error {
 	return nil
 }
 
+var _ device.AttentionKernels = (*Device)(nil)
+
 func (d *Device) putAttention(args *C.uly_attention, a *device.Attention) {
 	put(&args.q, a.Q)
 	put(&args.k, a.K)
@@ -102,5 +130,5 @@ func (d *Device) putAttention(args *C.uly_attention, a *device.Attention) {
 	if w := a.Window; w != nil {
 		args.left, args.right = C.int64_t(w.Left), C.int64_t(w.Right)
 	}
-	args.scale, args.causal = C.double(a.Scale), flag(a.Causal)
+	args.scale, args.causal, args.deterministic = C.double(a.Scale), flag(a.Causal), flag(a.Deterministic)
 }

@@ -39,7 +39,7 @@ static inline int32_t plug_enqueue(const uly_cuda_api *t, uly_device *d, uly_str
 }
 static inline int32_t plug_workspace(const uly_cuda_api *t, uly_device *d, const uly_attention *a, int64_t *bytes) { return t->workspace(d, a, bytes); }
 static inline int32_t plug_delta_sizes(const uly_cuda_api *t, uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out) { return t->delta_sizes(d, a, out); }
-static inline const char *plug_kernel_of(const uly_cuda_api *t, uly_device *d, int32_t op, const void *args) { return t->kernel_of(d, op, args); }
+static inline int32_t plug_kernel_of(const uly_cuda_api *t, uly_device *d, int32_t op, const void *args, const char **row) { return t->kernel_of(d, op, args, row); }
 
 static inline int32_t plug_memory_handle(const uly_cuda_api *t, uly_device *d, const void *p, char *handle, int64_t *offset, int64_t *bytes) {
   return t->memory_handle(d, p, handle, offset, bytes);

@@ -18,8 +18,8 @@ import (
 // align is the alignment of allocations, in bytes: what 16-byte loads and the libraries' tables of tensors like.
 const align = 256
 
-// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace and GatedDeltaSizes are those of one on which cuDNN serves; the plug-in
-// needs no driver for them. Nothing else works on it.
+// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace, GatedDeltaSizes and AttentionKernel are those of a Hopper on which cuDNN serves; the
+// plug-in needs no driver for them. Nothing else works on it.
 const Absent = int(C.ULY_NO_GPU)
 
 // Options choose a GPU and how it works.

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 3u
+#define ULY_CUDA_ABI 4u
 
 // The widest heads that the kernels serve, of attention and of the gated delta rule.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
@@ -99,6 +99,8 @@ typedef struct {
   double scale;
   int32_t causal;
   int32_t backward;           // the fields below count
+  int32_t deterministic;      // backward repeats to the bit, on a device of which not every result does
+  int32_t zero;
   uly_tensor workspace;
   uly_tensor dout, dq, dk, dv;
 } uly_attention;
@@ -199,7 +201,7 @@ typedef struct {
   uly_library library[ULY_LIBRARIES];
 } uly_probe;
 
-// A GPU that is not there: its workspace and delta_sizes answer as those of one on which cuDNN serves, without a driver. Nothing else does.
+// A GPU that is not there: its workspace, delta_sizes and kernel_of answer as those of a Hopper on which cuDNN serves, without a driver. Nothing else does.
 enum { ULY_NO_GPU = -1 };
 
 typedef struct {
@@ -250,7 +252,9 @@ typedef struct uly_cuda_api {
   int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
   int32_t (*workspace)(uly_device *, const uly_attention *, int64_t *bytes);
   int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
-  const char *(*kernel_of)(uly_device *, int32_t op, const void *args); // the row that would serve, "" = none
+  // The row that would serve, as enqueue would choose it; ULY_UNSUPPORTED, with the reason, where none would. Attention may come without documents, gradients
+  // and memory: then it is for some.
+  int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **row);
 
   // Memory and events of other processes on this node.
   int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes); // of the allocation p lies in

@@ -134,6 +134,16 @@ type Attention struct {
 	Window    *Window       // nil = unbounded
 	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
 	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
+
+	// Deterministic has the gradient repeat to the bit on a device of which that is not true of itself. AttentionWorkspace is told so too.
+	Deterministic bool
+}
+
+// AttentionKernels is a device with several rows of kernels, which can be asked beforehand.
+type AttentionKernels interface {
+	// AttentionKernel names the row that would serve attention, or its gradient, of such types, shapes and masks. Documents (CuQ, CuK nil: some), memory and
+	// Workspace need not be there. Unsupported, with the reason, where no row does.
+	AttentionKernel(a *Attention, backward bool) (string, error)
 }
 
 // Window bounds the keys of a query; a negative side is unbounded.

@@ -161,6 +161,7 @@ func (p *Plan) describe(b *Batch, x *local) {
 	p.attention = device.Attention{
 		Q: tokens(x.q), K: tokens(x.k), V: tokens(x.v), Out: tokens(x.out), LSE: tokens(x.lse).Select(2, 0),
 		CuQ: b.queries.cu, CuK: b.keys.cu, KVHead: p.kvHead, Causal: p.layer.Causal, Window: p.layer.Window, Scale: p.layer.Scale,
+		Deterministic: p.layer.Deterministic,
 	}
 }
 

@@ -58,6 +58,7 @@ type Layer struct {
 	Window         *device.Window // of keys that a query sees, beside Causal; nil = unbounded
 	Scale          float64        // of q·k; 0 = 1/sqrt(Dim)
 	NoBackward     bool           // Backward will not be called: nothing is saved
+	Deterministic  bool           // Backward repeats to the bit on every device; Kernels says whether the device has kernels for that
 }
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
@@ -100,6 +101,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		comm.Field{Name: "window", Value: windowText(l.Window)},
 		comm.Field{Name: "scale", Value: strconv.FormatFloat(l.Scale, 'g', -1, 64)},
 		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
+		comm.Field{Name: "deterministic", Value: strconv.FormatBool(l.Deterministic)},
 		comm.Field{Name: "device", Value: info.Kind},
 		comm.Field{Name: "tokens before heads", Value: strconv.FormatBool(info.TokenMajor)},
 		comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})
@@ -186,6 +188,30 @@ func (p *Plan) Layer() Layer { return p.layer }
 func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
 	q, k := p.query[p.rank], p.key[p.rank]
 	return q.lo, q.hi, k.lo, k.hi
+}
+
+// Kernels names the rows of kernels that serve the layer's attention forward and backward, as far as they can be told without documents; "" on a device
+// with one row, and for a pass that is not made. It is Unsupported, with the reason, where no row serves. Local: the answer is that for all heads, so that
+// a rank without any has the same.
+func (p *Plan) Kernels() (forward, backward string, err error) {
+	d, ok := p.dev.(device.AttentionKernels)
+	if !ok {
+		return "", "", nil
+	}
+	l := p.layer
+	const rows = 128 // of a sequence: a few of any length
+	of := func(dtype tensor.DType, shape ...int64) tensor.Tensor {
+		t := tensor.Of(nil, dtype, shape...)
+		t.Where = p.dev.Info().Place
+		return t
+	}
+	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
+		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
+		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Deterministic: l.Deterministic}
+	if forward, err = d.AttentionKernel(&a, false); err == nil && !l.NoBackward {
+		backward, err = d.AttentionKernel(&a, true)
+	}
+	return forward, backward, err
 }
 
 // BytesSent is what this rank sends to others in one Forward and one Backward:

@@ -6,6 +6,7 @@
 #include "gpu.h"
 #include "gpu_delta.h"
 #include "gpu_moves.h"
+#include "gpu_repeat.h"
 
 enum { HIDDEN = 24 };
 
@@ -161,6 +162,7 @@ static void everything(ulysses_context *c, stream_t s, int waits) {
   resharded(c, s, waits);
   tiled(c, s);
   called_back(c, s);
+  repeats(c, s);
   deltas(c, alone, s, waits);
   free_results(whole);
   ulysses_context_destroy(alone);
@@ -218,6 +220,7 @@ static void alone(void) {
   resharded(c, made[1], 0), resharded(c, NULL, 0);
   tiled(c, made[0]), tiled(c, NULL);
   called_back(c, made[1]);
+  repeats(c, made[0]);
   deltas(c, c, made[1], 0), deltas(c, c, NULL, 0);
   free_results(want);
   ulysses_context_destroy(c), ulysses_context_destroy(cpu);
@@ -242,11 +245,6 @@ static void hostile(void) {
   IS(ulysses_context_create_local(&o, &none), ULYSSES_UNSUPPORTED);
   CHECK(!none);
   c = context_on(ULYSSES_CUDA, 0);
-  ulysses_attention_desc d;
-  ulysses_plan *plan = NULL;
-  ULYSSES_INIT(&d);
-  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D, d.flags = ULYSSES_DETERMINISTIC;
-  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
   pair p = settle(c);
   stream_t s;
   RUN(cuda.stream(&s, NON_BLOCKING));

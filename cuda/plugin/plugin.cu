@@ -102,7 +102,7 @@ bool lasts(cudaError_t e) {
 
 // enter makes the device's GPU the thread's.
 int32_t enter(uly_device *d) {
-  if (d->absent) return fail(d, ULY_DEVICE, "this GPU is not there: it answers for the memory that operations need, and for nothing else");
+  if (d->absent) return fail(d, ULY_DEVICE, "this GPU is not there: it answers for the memory and the kernels of operations, and for nothing else");
   if (!of(d)->broken.empty()) return fail(d, ULY_DEVICE, "the GPU has failed before, and nothing runs on it until the process is started again: %s", of(d)->broken.c_str());
   return check(d, cudaSetDevice(d->ordinal), "choosing the GPU");
 }
@@ -239,6 +239,7 @@ int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text
     d->emulated = emulated;
     if (how->kernels) d->pins = how->kernels;
     d->absent = how->ordinal == ULY_NO_GPU;
+    if (d->absent) d->shared_limit = 227 << 10; // Hopper's: which rows serve depends on it
     int32_t code = d->absent ? ULY_OK : start(d);
     if (code == ULY_OK) {
       *out = d;
@@ -459,6 +460,15 @@ const uly_row *choose(Device *d, int32_t op, const void *args) {
   return found;
 }
 
+// unserved is the error of an operation that no row serves; the device's text is what the rows said of it.
+int32_t unserved(Device *d, int32_t op) {
+  const std::string why = d->text.empty() ? "" : ": " + d->text;
+  if (d->pin[op])
+    return fail(d, ULY_UNSUPPORTED, "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s", operations[op].name, d->pin[op]->name, why.c_str(),
+                rows_of(op).c_str());
+  return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", operations[op].name, why.c_str(), rows_of(op).c_str());
+}
+
 int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, int64_t args_bytes) {
   return guarded(d, [&] {
     if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
@@ -467,12 +477,7 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
     if (args_bytes != o.bytes) return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes, (long long)o.bytes);
     d->text.clear();
     const uly_row *row = choose(of(d), op, args);
-    if (row) return row->run(d, s, args);
-    std::string why = d->text.empty() ? "" : ": " + d->text; // what fits said
-    if (of(d)->pin[op])
-      return fail(d, ULY_UNSUPPORTED, "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s", o.name, of(d)->pin[op]->name, why.c_str(),
-                  rows_of(op).c_str());
-    return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", o.name, why.c_str(), rows_of(op).c_str());
+    return row ? row->run(d, s, args) : unserved(of(d), op);
   });
 }
 
@@ -490,14 +495,16 @@ int32_t api_delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes
   });
 }
 
-const char *api_kernel_of(uly_device *d, int32_t op, const void *args) {
-  if (op < 0 || op >= ULY_OPS) return "";
-  try {
+int32_t api_kernel_of(uly_device *d, int32_t op, const void *args, const char **name) {
+  return sized(d, [&] {
+    *name = "";
+    if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
+    d->text.clear();
     const uly_row *row = choose(of(d), op, args);
-    return row ? row->name : "";
-  } catch (...) {
-    return "";
-  }
+    if (!row) return unserved(of(d), op);
+    *name = row->name;
+    return (int32_t)ULY_OK;
+  });
 }
 
 // --- functions of other files, guarded ------------------------------------------------------------------------------------------------

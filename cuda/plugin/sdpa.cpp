@@ -179,7 +179,7 @@ const uly_attention &attention(const void *a) { return *static_cast<const uly_at
 bool available(uly_device *d, const uly_attention &a) {
   if (!d->absent && !library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
   // Backward, cuDNN adds up dq in the order in which blocks come.
-  else if (d->deterministic && a.backward) no(d, "its backward pass does not repeat to the bit");
+  else if ((d->deterministic || a.deterministic) && a.backward) no(d, "its backward pass does not repeat to the bit");
   else return true; // every GPU that opens is new enough
   return false;
 }

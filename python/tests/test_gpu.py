@@ -92,6 +92,18 @@ def emulated():
         assert np.isnan(out.peek()) and np.isnan(got[0].peek()), "a call has waited for the GPU"
         for a, b in zip((out, *got), (want, *grads)):
             assert np.abs(a.numpy() - b).max() <= 4e-5 * np.abs(b).max()
+        plans = {}
+        for deterministic in (False, True):
+            out, _, call = attention_forward(*x[:3], save=True, causal=True, deterministic=deterministic, context=ctx)
+            plans[deterministic] = call.plan
+            again = attention_backward(call, x[3])
+            assert all((a.numpy() == b.numpy()).all() for a, b in zip(again, got)), deterministic
+        assert plans[False] is not plans[True] and plans[True].describe()["attention"] == {"forward": "own", "backward": "own"}, plans[True].describe()
+        try:
+            ctx.plan(heads=1, head_dim=272, deterministic=True)
+            raise AssertionError("heads that no kernel serves")
+        except Unsupported as e:
+            assert "ULYSSES_DETERMINISTIC" in str(e) and "head sizes 272" in str(e), e
         ctx.check()
 
         class Array:

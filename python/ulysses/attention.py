@@ -33,7 +33,7 @@ class Call:
 
 def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None, seq: int | None = None,
            kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None, kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD",
-           context: Context | None = None) -> tuple[Plan, Batch]:
+           deterministic: bool = False, context: Context | None = None) -> tuple[Plan, Batch]:
     """The plan and the batch of a call, made at their first use (which is collective) and kept by the context."""
     ctx = current(context)
     if layout not in LAYOUTS:
@@ -63,7 +63,8 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
             kv_seq = kv_rows * ctx.size
         sequences = Sequences(batch, total, kv_seq, cu, kv_cu)
     plan = ctx.plan(heads=shapes[0][axis["H"]], kv_heads=shapes[1][axis["H"]], head_dim=shapes[0][-1], v_dim=shapes[2][-1], dtype=dtype_of(q),
-                    causal=bool(causal), window=window, scale=None if scale is None else float(scale), cross=sequences.kv_seq is not None)
+                    causal=bool(causal), window=window, scale=None if scale is None else float(scale), cross=sequences.kv_seq is not None,
+                    deterministic=bool(deterministic))
     made = ctx.batch(sequences)
     if rows != made.rows or kv_rows != made.kv_rows:
         raise InvalidArgument(f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows} rows of queries and {kv_rows} of keys: of {sequences.seq} queries and "
@@ -122,7 +123,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
 
 def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None,
               seq: int | None = None, kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None,
-              kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD", context: Context | None = None) -> Any:
+              kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD", deterministic: bool = False, context: Context | None = None) -> Any:
     """softmax(scale * q k^T) v over the whole sequence, of which each rank brings its rows. Collective; differentiable for PyTorch.
 
     q          [B, rows, H, D]; k [B, rows, Hkv, D]; v [B, rows, Hkv, Dv]: this rank's rows, in `layout`
@@ -133,13 +134,14 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
                seq mod ranks hold one row more
     kv_seq     the same of the keys, for cross-attention
     cu_seqlens document starts over B*seq tokens, from 0, then B*seq; the same on all ranks. Documents do not see each other
+    deterministic  gradients repeat to the bit on a GPU too, as they do on the CPU: slower there. Unsupported where no such kernel serves the heads
     context    None = what ulysses.use set
 
     Returns out [B, rows, H, Dv] in the layout of q. Errors: InvalidArgument, Unsupported, CommError. Source: Jacobs et al. 2023,
     arXiv:2309.14509. Results are those of one rank bit for bit, except gradients of a key head whose query heads lie on several ranks.
     """
     options = dict(causal=causal, window=window, scale=scale, seq=seq, kv_seq=kv_seq, cu_seqlens=cu_seqlens, kv_cu_seqlens=kv_cu_seqlens,
-                   layout=layout, context=context)
+                   layout=layout, deterministic=deterministic, context=context)
     if is_torch(q):
         from ._torch import attention as differentiable
 

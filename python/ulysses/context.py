@@ -51,7 +51,7 @@ class Context:
             ordinal = current_gpu() if device == "cuda" else 0
         self._lock = threading.RLock()
         self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
-        self._plans: dict[Any, Any] = {}  # by what they were made of: 10 values for attention, 11 for the gated delta rule
+        self._plans: dict[Any, Any] = {}  # by what they were made of: the sixth value is a bool for attention, text for the gated delta rule
         self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
         self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
@@ -131,9 +131,10 @@ class Context:
         return self._handle
 
     def plan(self, *, heads: int, head_dim: int, kv_heads: int = 0, v_dim: int = 0, dtype: int = _struct.F32, causal: bool = False,
-             window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0) -> "Plan":
-        """The plan for a kind of layer; made at its first use, which is collective, and kept. window = (left, right), -1 unbounded."""
-        key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap)
+             window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0, deterministic: bool = False) -> "Plan":
+        """The plan for a kind of layer; made at its first use, which is collective, and kept. window = (left, right), -1 unbounded; deterministic =
+        gradients repeat to the bit on a GPU too, or the plan is refused (Unsupported)."""
+        key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap, deterministic)
         if key not in self._plans:
             self._plans[key] = Plan(self, *key)
         return self._plans[key]

@@ -38,7 +38,8 @@ def _args(plan: Plan, inputs: dict[str, Any], eps: float) -> tuple[_struct.Layer
 def attention_layer_forward(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, *, heads: int, kv_heads: int = 0, bq: Any = None, bk: Any = None, bv: Any = None,
                             bo: Any = None, q_norm: Any = None, k_norm: Any = None, cos: Any = None, sin: Any = None, eps: float = 0.0, causal: bool = False,
                             window: tuple[int, int] | None = None, scale: float | None = None, seq: int | None = None,
-                            cu_seqlens: Sequence[int] | None = None, save: bool = True, context: Context | None = None) -> tuple[Any, LayerCall]:
+                            cu_seqlens: Sequence[int] | None = None, deterministic: bool = False, save: bool = True,
+                            context: Context | None = None) -> tuple[Any, LayerCall]:
     """The layer, and what its backward needs. Collective. Arguments are those of `attention_layer`. Returns (y, LayerCall)."""
     ctx = current(context)
     if len(x.shape) != 3 or heads < 1 or len(wq.shape) != 2 or len(wv.shape) != 2:
@@ -48,7 +49,7 @@ def attention_layer_forward(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, *, heads
     if wq.shape[0] % heads or wv.shape[0] % kv_heads:
         raise InvalidArgument(f"ulysses.attention_layer: wq of {wq.shape[0]} and wv of {wv.shape[0]} rows for {heads} and {kv_heads} heads: each head has as many")
     plan = ctx.plan(heads=heads, kv_heads=kv_heads, head_dim=wq.shape[0] // heads, v_dim=wv.shape[0] // kv_heads, dtype=dtype_of(x), causal=bool(causal),
-                    window=window, scale=None if scale is None else float(scale))
+                    window=window, scale=None if scale is None else float(scale), deterministic=bool(deterministic))
     batch = batch_of(ctx, x.shape[0], x.shape[1], seq, cu_seqlens)
     given = dict(x=x, wq=wq, wk=wk, wv=wv, wo=wo, bq=bq, bk=bk, bv=bv, bo=bo, q_norm=q_norm, k_norm=k_norm, cos=cos, sin=sin)
     inputs = {name: None if t is None else (t.contiguous() if is_torch(t) else np.ascontiguousarray(t)) for name, t in given.items()}
@@ -98,7 +99,7 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
     bq, bk, bv, bo   biases; None = none
     q_norm, k_norm   [D], RMS norms of heads with `eps` (0 = 1e-6); both or neither
     cos, sin   [B*rows, rotary/2] F32 of this rank's positions, halves paired i, i + rotary/2; both or neither
-    causal, window, scale, seq, cu_seqlens, context  as for `attention`
+    causal, window, scale, seq, cu_seqlens, deterministic, context  as for `attention`
 
     Returns y [B, rows, hidden]. Gradients of weights are this rank's share: sum them over the ranks. Errors: InvalidArgument, Unsupported, CommError.
     """

@@ -76,10 +76,10 @@ class Plan(_Planned):
     """A kind of attention layer on the ranks of a context. Made by Context.plan."""
 
     def __init__(self, context: Any, heads: int, head_dim: int, kv_heads: int, v_dim: int, dtype: int, causal: bool,
-                 window: tuple[int, int] | None, scale: float | None, cross: bool, softcap: float):
+                 window: tuple[int, int] | None, scale: float | None, cross: bool, softcap: float, deterministic: bool):
         super().__init__(context)
         self.heads, self.head_dim, self.kv_heads, self.v_dim, self.dtype, self.cross = heads, head_dim, kv_heads, v_dim, dtype, cross
-        flags = _struct.CAUSAL * bool(causal) | _struct.WINDOW * (window is not None) | _struct.CROSS * bool(cross)
+        flags = _struct.CAUSAL * bool(causal) | _struct.WINDOW * (window is not None) | _struct.CROSS * bool(cross) | _struct.DETERMINISTIC * bool(deterministic)
         left, right = window if window is not None else (0, 0)
         if scale is not None and scale == 0:
             raise InvalidArgument("ulysses: scale 0: give another number, or None for 1/sqrt(head_dim)")
