@@ -90,7 +90,7 @@ cuda-races:
 	$(PLUGIN) races
 	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$'
 
-# And stopped where it reads or writes outside of its memory: ten minutes.
+# And stopped where it reads or writes outside of its memory: five minutes.
 cuda-guards: cuda-emulated
 	ULYSSES_TEST_GUARDS=1 $(GO) test ./cuda -count=1 -timeout 0 -run 'TestGuards$$'
 
