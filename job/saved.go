@@ -56,9 +56,14 @@ const pieceBytes = 4 << 20
 
 // runThen does the work once the plan stands; it calls leave at the end, before the memory that was exchanged is given back.
 func runThen(k savedKind, output string, leave func(error) error) (*SavedReport, error) {
-	r := k.base()
-	defer r.free()
+	r, panicked := k.base(), true
+	defer func() {
+		if !panicked { // else peers may be reading what they have mapped of it, until the Abort that comes ends them, and it
+			r.free()
+		}
+	}()
 	err := r.run(k, output, leave)
+	panicked = false
 	return r.done, err
 }
 
