@@ -8,6 +8,15 @@ import (
 	"testing"
 )
 
+// Cases that a suite does not have are no cases of it: --cases goes to all suites alike.
+func TestGPUSuitesWithoutCases(t *testing.T) {
+	for _, suite := range []string{"gpu_attention", "gpu_layer", "gpu_ops"} {
+		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm", "1ns"}); err != nil {
+			t.Errorf("%s: %v", suite, err)
+		}
+	}
+}
+
 // The suites for GPUs run to their end, on the CPU: time on a GPU is too dear to find out there that they do not.
 func TestGPUSuites(t *testing.T) {
 	for suite, want := range map[string][]string{
