@@ -118,7 +118,8 @@ gpu-check: | dist/gpu.tar.gz
 gpu-bench: | dist/gpu.tar.gz
 	benchmarks/gpu.py --python $(or $(PYTHON),python3) $(GPU_BENCH)
 
-# The package for Python, with the library inside: dist/ulysses-*.whl. PYTHON=... for another interpreter than the tests' own.
+# The package for Python, with the library inside, and the CUDA plug-in if make cuda has built it: dist/ulysses-*.whl. PYTHON=... for another interpreter
+# than the tests' own.
 wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 

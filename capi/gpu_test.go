@@ -9,6 +9,7 @@ import (
 	"unsafe"
 
 	"ulysses/internal/cudatest"
+	"ulysses/internal/status"
 )
 
 // gpuHost is what a host whose tensors are on a GPU needs: the plug-in, and a CUDA runtime of its own, for which the stand-in's names serve.
@@ -89,5 +90,19 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if n := after.Mallocs - before.Mallocs; n > calls/10 {
 		t.Errorf("%d mallocs in %d calls forward and backward", n, calls)
+	}
+}
+
+// A GPU's tensor on a context of the CPU: the sentence says what to make instead, and that the plug-in is missing where it is.
+func TestGPUTensorOnTheCPU(t *testing.T) {
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
+	h.t[0].device = onCUDA
+	for plugin, want := range map[string]bool{"": true, "/plugins/libulysses_cuda.so": false} {
+		t.Setenv("ULYSSES_CUDA_PLUGIN", plugin)
+		err := attentionForward(h.plan, h.batch, p(&h.args))
+		refused(t, "a tensor of a GPU", status.InvalidArgument, err)
+		if text := err.Error(); !strings.Contains(text, "q lies on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") || strings.Contains(text, "none lies beside this library: build it with make cuda") != want {
+			t.Errorf("plug-in %q: %v", plugin, err)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"unsafe"
 
+	"ulysses/cuda"
 	"ulysses/tensor"
 )
 
@@ -18,6 +19,9 @@ const maxElements = int64(1) << 48
 func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tensor, err error) {
 	if p == nil {
 		return t, invalid("%s: %s is NULL", op, name)
+	}
+	if p.device == onCUDA && c.place == onCPU {
+		return t, invalid("%s: %s lies on a GPU (DLPack device 2): this context works on the CPU: make one with ULYSSES_CUDA%s", op, name, noPlugin())
 	}
 	if p.device != c.place {
 		return t, invalid("%s: %s lies on device %d: this context works on device %d (DLPack: 1 the CPU, 2 CUDA)", op, name, p.device, c.place)
@@ -64,6 +68,14 @@ func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tens
 		return t, invalid("%s: %s lies at %#x: %v needs an address that is a multiple of %d", op, name, uintptr(t.Data), dtype, dtype.Size())
 	}
 	return t, c.reach(op, name, t.Data)
+}
+
+// noPlugin is what a context on a GPU would want first; "" where it is there.
+func noPlugin() string {
+	if cuda.Find() != "" {
+		return ""
+	}
+	return "; that needs the CUDA plug-in, and none lies beside this library: " + cuda.Remedy
 }
 
 func axesText(axes int) string {

@@ -31,6 +31,9 @@ const (
 	textLength = 1024
 )
 
+// Remedy is how to come by a plug-in.
+const Remedy = "build it with make cuda (a wheel for Python that is made afterwards carries it), or name the file in " + variable
+
 // plugin is a plug-in that was opened.
 type plugin struct {
 	path  string
@@ -51,8 +54,7 @@ func load() (*plugin, error) {
 	}
 	p, err := open(fileName)
 	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, or where the system's loader looks: "+
-			"build it with make cuda, or name the file in %s", ErrNoPlugin, fileName, variable)
+		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, or where the system's loader looks: %s", ErrNoPlugin, fileName, Remedy)
 	}
 	return p, err
 }

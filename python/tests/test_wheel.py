@@ -1,33 +1,137 @@
-"""The wheel: made, installed into an empty folder, and used from there with the library it carries."""
+"""The wheel: made, installed into an empty environment outside the tree, and used from there with the library and the CUDA plug-in that it carries."""
 
 import importlib.util
+import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
+import venv
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 READY = (ROOT / "lib" / "libulysses.so").exists() and all(importlib.util.find_spec(m) for m in ("setuptools", "pip"))
+PLUGIN = ROOT / "build" / "cuda" / "libulysses_cuda.so"
+
+# A library of the plug-in's name and version, of which the library finds out that it is none when it opens it.
+NO_PLUGIN = """
+#include "kernels.h"
+static uly_cuda_api table = {.abi = ULY_CUDA_ABI, .size = 40};
+const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = ULY_CUDA_ABI; return abi == ULY_CUDA_ABI ? &table : 0; }
+"""
+
+ASK = """
+import json, ulysses
+from ulysses import _library
+said = ""
+try:
+    ulysses.Context(device="cuda")
+except ulysses.UlyssesError as e:
+    said = f"{type(e).__name__}: {e}"
+print(json.dumps([ulysses.__file__, _library.candidates()[0], ulysses.build_info()["cuda"], said]))
+"""
+
+
+def compiled(folder, code, *flags):
+    source, made = pathlib.Path(folder, "plugin.c"), pathlib.Path(folder, "plugin.so")
+    source.write_text(code)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-I", ROOT / "cuda", "-o", made, source, *flags], check=True, timeout=60)
+    return made
 
 
 @unittest.skipIf(not READY and not os.environ.get("CI"), "no lib/libulysses.so, setuptools or pip")
 class Wheel(unittest.TestCase):
-    def test_wheel(self):
-        made = subprocess.run(["scripts/wheel.sh", sys.executable], cwd=ROOT, capture_output=True, text=True, timeout=180)
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp()).resolve()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def make(self, plugin):
+        return subprocess.run(["scripts/wheel.sh", sys.executable, plugin, self.folder / "dist"], cwd=ROOT, capture_output=True, text=True, timeout=180)
+
+    def installed(self, plugin):
+        """A wheel with this plug-in, in an environment of its own with NumPy beside: what was said of it, its path, and how Python is run there."""
+        made = self.make(plugin)
         self.assertEqual(made.returncode, 0, made.stderr)
-        name = made.stdout.strip()
-        self.assertRegex(name, r"^dist/ulysses-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl$")
-        with tempfile.TemporaryDirectory() as d:
-            subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", d, ROOT / name], check=True, timeout=180)
-            env = {k: v for k, v in os.environ.items() if k != "ULYSSES_LIBRARY"}
-            code = "import ulysses\nfrom ulysses import _library\nprint(ulysses.__file__, _library.candidates()[0], ulysses.version())"
-            out = subprocess.check_output([sys.executable, "-c", code], cwd=d, env={**env, "PYTHONPATH": d}, text=True).split()
-            self.assertEqual(out[:2], [f"{d}/ulysses/__init__.py", f"{d}/ulysses/libulysses.so"])
-            done = subprocess.run([sys.executable, ROOT / "examples" / "python" / "attention_numpy.py"], cwd=d, env={**env, "PYTHONPATH": d},
-                                  capture_output=True, text=True, timeout=120)
-            self.assertEqual(done.returncode, 0, done.stderr)
+        wheel = pathlib.Path(made.stdout.strip())
+        self.assertRegex(wheel.name, r"^ulysses-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl$")
+        env = self.folder / "env"
+        venv.create(env)
+        subprocess.run([sys.executable, "-m", "pip", "--python", env / "bin" / "python", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=180)
+        borrowed = self.folder / "borrowed"
+        borrowed.mkdir()
+        numpy = pathlib.Path(importlib.util.find_spec("numpy").origin).parent
+        for x in (numpy, numpy.parent / "numpy.libs"):
+            if x.exists():
+                (borrowed / x.name).symlink_to(x)
+        variables = {k: v for k, v in os.environ.items() if k not in ("ULYSSES_LIBRARY", "ULYSSES_CUDA_PLUGIN", "LD_LIBRARY_PATH")}
+        variables["PYTHONPATH"] = str(borrowed)
+        return made.stderr, wheel, lambda *args: subprocess.run([env / "bin" / "python", *args], cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120)
+
+    def ask(self, run):
+        """Where the package is, the plug-in that its library finds, and what becomes of a context on a GPU."""
+        done = run("-c", ASK)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        module, library, plugin, said = json.loads(done.stdout)
+        inside = pathlib.Path(module).parent
+        self.assertTrue(inside.is_relative_to(self.folder / "env"), module)
+        self.assertEqual(library, str(inside / "libulysses.so"))
+        return inside, plugin, said
+
+    def test_without_plugin(self):
+        said, _, run = self.installed("none")
+        self.assertRegex(said, r"^wheel: without a CUDA plug-in.*make cuda.*\n$")
+        inside, plugin, said = self.ask(run)
+        self.assertFalse((inside / PLUGIN.name).exists())
+        self.assertEqual(plugin, "")
+        self.assertRegex(said, "^DeviceError: .*no CUDA plug-in: .*make cuda.*wheel.*ULYSSES_CUDA_PLUGIN")
+        done = run(ROOT / "examples" / "python" / "attention_numpy.py")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_with_a_file_of_its_name(self):
+        said, wheel, run = self.installed(compiled(self.folder, NO_PLUGIN))
+        self.assertRegex(said, r"^wheel: with the CUDA plug-in .*plugin\.so, \d+ MB.*\n$")
+        inside, plugin, said = self.ask(run)
+        self.assertEqual(plugin, str(inside / PLUGIN.name))
+        self.assertRegex(said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not fit this program")
+
+    @unittest.skipIf(not PLUGIN.exists() and not os.environ.get("CI"), "no build/cuda/libulysses_cuda.so: make cuda")
+    def test_with_plugin(self):
+        _, wheel, run = self.installed(PLUGIN)
+        inside, plugin, said = self.ask(run)
+        self.assertEqual(plugin, str(inside / PLUGIN.name))
+        self.assertEqual((inside / PLUGIN.name).read_bytes(), PLUGIN.read_bytes())
+        if not os.path.exists("/dev/nvidiactl"):
+            self.assertRegex(said, "^DeviceError: .*(driver|GPU)")
+        # 2.35 is the newest glibc that the plug-in may need (cuda/built_test.go).
+        self.assertLessEqual(int(re.search(r"manylinux_2_(\d+)_", wheel.name)[1]), 35)
+
+    def test_what_is_refused(self):
+        old = compiled(self.folder, "void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 1; return 0; }")
+        made = self.make(old)
+        self.assertEqual((made.returncode, made.stdout), (1, ""))
+        self.assertRegex(made.stderr, "speaks version 1 of the interface.*make cuda")
+        made = self.make(self.folder / "nowhere.so")
+        self.assertEqual((made.returncode, made.stdout), (1, ""))
+        self.assertIn("no ", made.stderr)
+
+    def tag(self, *files):
+        done = subprocess.run(["scripts/wheel-tag.sh", *files], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout.strip(), done.stderr
+
+    def test_tag(self):
+        """The tag is that of the newest symbol of any file, and what no tag promises is refused."""
+        code, base, _ = self.tag(compiled(self.folder, "int f(void) { return 1; }"))
+        self.assertEqual((code, base), (0, f"manylinux_2_17_{os.uname().machine}"))
+        code, tag, _ = self.tag(ROOT / "lib" / "libulysses.so", self.folder / "plugin.so")
+        own = subprocess.check_output(["objdump", "-T", ROOT / "lib" / "libulysses.so"], text=True)
+        newest = max((int(n) for n in re.findall(r"GLIBC_2\.(\d+)", own)))
+        self.assertEqual((code, tag), (0, f"manylinux_2_{max(newest, 17)}_{os.uname().machine}"))
+        code, _, said = self.tag(compiled(self.folder, "int f(void) { return 1; }", "-Wl,--no-as-needed", "-lstdc++"))
+        self.assertEqual(code, 1)
+        self.assertRegex(said, r"needs libstdc\+\+\.so\.6")
 
 
 if __name__ == "__main__":
