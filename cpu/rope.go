@@ -45,21 +45,32 @@ func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	c.dense("cos", a.Cos, tensor.F32, a.X.Shape[0], whatever)
 	half := a.Cos.Shape[1]
 	c.dense("sin", a.Sin, tensor.F32, a.X.Shape[0], half)
-	if dim := a.X.Shape[2]; 2*half > dim {
+	dim := a.X.Shape[2]
+	if 2*half > dim {
 		c.fail("x is %v, cos %v: more angles than pairs", a.X, a.Cos)
+	}
+	normed := !a.W.IsNil()
+	if normed {
+		c.dense("w", a.W, t, dim)
+		c.rows("rstd", a.RStd, a.X.Shape[0], a.X.Shape[1])
+	}
+	if normed && a.Inverse {
+		c.fail("a norm before the inverse: the way back is RMSNormBackward, after it")
 	}
 	if c.err != nil {
 		return c.err
 	}
 	n, heads, xt, xh := tokens(a.X)
 	_, _, yt, yh := tokens(a.Y)
-	dim := a.X.Shape[2]
 	per := max(1, grain/max(1, heads*dim))
 	p := (*C.rope_args)(d.args)
 	*p = C.rope_args{x: a.X.Data, cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: a.Y.Data, tokens: C.int64_t(n), heads: C.int64_t(heads),
 		dim: C.int64_t(dim), half: C.int64_t(half), per: C.int64_t(per), bf16: bf16, x_token: xt, x_head: xh, y_token: yt, y_head: yh, sign: 1}
 	if a.Inverse {
 		p.sign = -1
+	}
+	if normed {
+		p.w, p.rstd, p.rstd_token, p.eps, p.centre = a.W.Data, floatsOf(a.RStd), C.int64_t(a.RStd.Stride[0]), C.double(a.Eps), C.float(a.Centre)
 	}
 	return d.run(C.K_rope, ceil(n, per))
 }

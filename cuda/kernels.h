@@ -83,7 +83,8 @@ typedef struct { uly_tensor a, b, c, bias; int32_t accumulate; } uly_gemm;
 typedef struct { uly_tensor x, w, y, rstd; double eps, centre; } uly_rmsnorm;
 typedef struct { uly_tensor x, w, rstd, dy, dx, dw; double centre; int32_t add_dx; } uly_rmsnorm_grad;
 typedef struct { uly_tensor positions, freq, cos, sin; double scale; } uly_rope_table;
-typedef struct { uly_tensor x, y, cos, sin; int32_t inverse; } uly_rope;
+// w, rstd: of a norm before the rotation, with w's memory NULL where there is none.
+typedef struct { uly_tensor x, y, cos, sin, w, rstd; double eps, centre; int32_t inverse; } uly_rope;
 typedef struct { uly_tensor gate, up, y; } uly_swiglu;
 typedef struct { uly_tensor gate, up, dy, dgate, dup; int32_t restore; } uly_swiglu_grad;
 typedef struct { uly_tensor table, ids, y; } uly_embedding;

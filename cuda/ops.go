@@ -151,6 +151,9 @@ func (d *Device) Rope(s device.Stream, r *device.Rope) error {
 	put(&a.y, r.Y)
 	put(&a.cos, r.Cos)
 	put(&a.sin, r.Sin)
+	put(&a.w, r.W)
+	put(&a.rstd, r.RStd)
+	a.eps, a.centre = C.double(r.Eps), C.double(r.Centre)
 	a.inverse = flag(r.Inverse)
 	return enqueue(d, own, C.ULY_OP_ROPE, a)
 }

@@ -87,6 +87,12 @@ type Rope struct {
 	X, Y     tensor.Tensor // [T, H, D], last axis dense
 	Cos, Sin tensor.Tensor // [T, R/2], R <= D
 	Inverse  bool
+
+	// With W, x is first what RMSNorm makes of it, rounded to its type (Qwen3's normalization of queries and keys): not with Inverse.
+	W      tensor.Tensor // [D], optional
+	RStd   tensor.Tensor // [T, H] F32, last axis dense: as RMSNorm saves it
+	Eps    float64
+	Centre float64
 }
 
 // SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided, the last axis is dense.

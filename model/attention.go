@@ -32,6 +32,8 @@ type softmaxAttention struct {
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
 	saved, lse   tensor.Tensor // U8, of each group of heads what the plan keeps
+	qHeads       sp.HeadNorm   // of the pass under way
+	kHeads       sp.HeadNorm
 	args         sp.Args
 	grads        sp.Grads
 }
@@ -102,30 +104,32 @@ func (a *softmaxAttention) hold(p *pass) {
 	}
 }
 
-// project computes all [T, Hq·dq + 2Hkv·D] from x, normed; q and k as they were before go to raw, if there is one.
-func (a *softmaxAttention) project(p *pass, all, raw, qRStd, kRStd, x tensor.Tensor) {
+// project computes all [T, Hq·dq + 2Hkv·D] from x; a copy of its q, with the gates, and k goes to raw, if there is one. Their norms come later, on the way
+// to attention.
+func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 	p.phase("projection")
 	a.qkv.forward(p, all, x)
 	p.end()
+	if !raw.IsNil() {
+		p.phase("norm")
+		p.Copy(raw, all.Slice(1, 0, a.beforeNorms()))
+		p.end()
+	}
+}
+
+// norms sets attention's arguments for the norms, with memory for their statistics unless it is held.
+func (a *softmaxAttention) norms(p *pass) {
 	if a.qNorm == nil {
 		return
 	}
-	q, _, k := a.queriesKeys(all)
-	p.phase("norm")
-	if !raw.IsNil() {
-		p.Copy(raw, all.Slice(1, 0, a.beforeNorms()))
+	q, k := a.qRStd, a.kRStd
+	if q.IsNil() {
+		q, k = p.stat(p.rows*a.hq), p.stat(p.rows*a.hkv)
 	}
-	p.Norm(q, q, a.qNorm, qRStd, a.eps)
-	p.Norm(k, k, a.kNorm, kRStd, a.eps)
-	p.end()
-}
-
-// stats is memory for the norms' statistics, unless it is held.
-func (a *softmaxAttention) stats(p *pass) (qRStd, kRStd tensor.Tensor) {
-	if a.qNorm == nil || !a.qRStd.IsNil() {
-		return a.qRStd, a.kRStd
+	norm := func(w *Param, rstd tensor.Tensor, heads int64) sp.HeadNorm {
+		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.rows, heads), Eps: a.eps, Centre: w.centre}
 	}
-	return p.stat(p.rows * a.hq), p.stat(p.rows * a.hkv)
+	a.qHeads, a.kHeads = norm(a.qNorm, q, a.hq), norm(a.kNorm, k, a.hkv)
 }
 
 // group sets the arguments for a group of heads of all, q, k and v as attention takes them, and of its output. saved is of all groups, or
@@ -133,9 +137,14 @@ func (a *softmaxAttention) stats(p *pass) (qRStd, kRStd tensor.Tensor) {
 func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tensor) {
 	n, size := p.plans.groups, p.sizes.full
 	q, _, k := a.queriesKeys(all)
-	part := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D]
+	of := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D], or of [T, H]
 		h := t.Shape[1] / n
-		return one(t.Slice(1, g*h, (g+1)*h))
+		return t.Slice(1, g*h, (g+1)*h)
+	}
+	part := func(t tensor.Tensor) tensor.Tensor { return one(of(t)) }
+	if a.qNorm != nil {
+		a.args.QNorm, a.args.KNorm = a.qHeads, a.kHeads
+		a.args.QNorm.RStd, a.args.KNorm.RStd = of(a.qHeads.RStd), of(a.kHeads.RStd)
 	}
 	a.args.Q, a.args.K, a.args.V, a.args.Out = part(q), part(k), part(a.values(all)), part(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
@@ -151,14 +160,14 @@ func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tens
 func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	mark := p.mark()
 	mixed := p.or(a.mixed, p.rows, a.hq*a.d)
-	qRStd, kRStd := a.stats(p)
+	a.norms(p)
 	all := p.temp(p.rows, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
 	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
 	saved := a.saved
 	if saved.IsNil() && !a.lse.IsNil() { // the LSE is kept, the rest has nowhere to be but here
 		saved = p.take(tensor.U8, p.sizes.full.saved)
 	}
-	a.project(p, all, a.raw, qRStd, kRStd, x)
+	a.project(p, all, a.raw, x)
 	p.phase("attention")
 	for g := range p.plans.groups {
 		a.group(p, g, all, mixed, saved)
@@ -221,13 +230,13 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v; before that, q, k and v
 	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
 	saved, raw, again := a.saved, a.raw, a.saved.IsNil()
-	qRStd, kRStd := a.stats(p)
+	a.norms(p)
 	if again {
 		saved = p.take(tensor.U8, p.sizes.full.saved)
 		if a.qNorm != nil {
 			raw = p.temp(p.rows, a.beforeNorms())
 		}
-		a.project(p, all, raw, qRStd, kRStd, x)
+		a.project(p, all, raw, x)
 	}
 	q, dgate, k := a.queriesKeys(all)
 
@@ -240,8 +249,8 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	if a.qNorm != nil {
 		p.phase("norm")
 		rawQ, _, rawK := a.queriesKeys(raw)
-		p.NormBack(q, q, rawQ, a.qNorm, qRStd, false)
-		p.NormBack(k, k, rawK, a.kNorm, kRStd, false)
+		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
+		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
 		p.end()
 	}
 	p.phase("projection")

@@ -21,9 +21,20 @@ type Args struct {
 	// back while it unpacks them. Q and K stay as they are.
 	Cos, Sin tensor.Tensor
 
+	// QNorm and KNorm, optional, with Cos and Sin alone: Forward and Restore normalize the heads of q and k (RMSNorm) while they pack them,
+	// before they turn them. Backward's DQ and DK are then the gradients of what was normalized.
+	QNorm, KNorm HeadNorm
+
 	Saved     tensor.Tensor // U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
 	SavedLSE  tensor.Tensor // U8, optional: where the LSE is saved instead; both have the bytes that Apart says then
 	Workspace tensor.Tensor // U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
+}
+
+// HeadNorm is RMSNorm of heads: device.RMSNorm. There is none where W is nil.
+type HeadNorm struct {
+	W           tensor.Tensor // [D]
+	RStd        tensor.Tensor // [B·rows, heads] F32, written: for its backward pass
+	Eps, Centre float64
 }
 
 // Grads are the gradients: DOut is read, the others are written. Strides are free but for a dense last axis.
@@ -209,8 +220,8 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 // enter is q, k and v on their way from rows to heads.
 func (p *Plan) enter(b *Batch, a *Args, x *local) [3]part {
 	return [...]part{
-		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
-		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin},
+		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
+		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin, norm: a.KNorm},
 		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
 	}
 }

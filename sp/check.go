@@ -97,8 +97,28 @@ func (p *Plan) checkRestore(b *Batch, a *Args) error {
 	return p.checkForward(b, a)
 }
 
+// checkNorm wants a norm's weights and room for its statistics.
+func (p *Plan) checkNorm(op string, a *Args, x HeadNorm, w, rstd string, rows, heads int64) error {
+	if x.W.IsNil() {
+		return nil
+	}
+	if a.Cos.IsNil() {
+		return status.Errorf(status.InvalidArgument, "%s: %s without cos and sin: normalize before the call", op, w)
+	}
+	if err := checkShape(op, w, x.W, p.layer.DType, p.layer.Dim); err != nil {
+		return err
+	}
+	return checkTensor(op, rstd, x.RStd, tensor.F32, rows, heads)
+}
+
 // checkRotation wants tables for the rows of queries and keys, which are then the same.
 func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
+	if err := p.checkNorm(op, a, a.QNorm, "q_norm.w", "q_norm.rstd", b.spec.Batch*b.Rows(), p.layer.Heads); err != nil {
+		return err
+	}
+	if err := p.checkNorm(op, a, a.KNorm, "k_norm.w", "k_norm.rstd", b.spec.Batch*b.KVRows(), p.layer.KVHeads); err != nil {
+		return err
+	}
 	if a.Cos.IsNil() && a.Sin.IsNil() {
 		return nil
 	}

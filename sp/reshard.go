@@ -17,6 +17,7 @@ type part struct {
 	first []span        // for heads held by several ranks: those of split that no lower rank has; nil = all
 
 	cos, sin tensor.Tensor // [B·n, R/2]: features are rotated on the way to heads, and back on the way to seq; nil = as they are
+	norm     HeadNorm      // on the way to heads, before they are rotated
 }
 
 // block is the elements of a part that rank i's heads have at rank j's rows.
@@ -71,7 +72,7 @@ func (p *Plan) packSeq(s device.Stream, wire tensor.Tensor, parts []part) (sent 
 			if j != me {
 				dst, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
 			}
-			if err := p.turn(s, t, dst, t.mine(t.split[j]), false); err != nil {
+			if err := p.turn(s, t, dst, t.split[j], t.mine(t.split[j]), false); err != nil {
 				return 0, err
 			}
 		}
@@ -168,7 +169,7 @@ func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []
 	for i := range parts {
 		if t := &parts[i]; t.first != nil && !t.cos.IsNil() { // copies of a head are added first
 			all := t.mine(span{0, t.seq.Shape[2]})
-			if err := p.turn(s, t, all, all, true); err != nil {
+			if err := p.turn(s, t, all, span{}, all, true); err != nil {
 				return err
 			}
 		}
@@ -180,7 +181,7 @@ func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []
 func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
-		return p.turn(s, t, t.mine(heads), src, true)
+		return p.turn(s, t, t.mine(heads), heads, src, true)
 	}
 	if heads == t.first[j] {
 		return p.copy(s, t.mine(heads), src)
@@ -208,8 +209,8 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 	return p.dev.Copy(s, dst, src)
 }
 
-// turn is copy with the rotation of the part, if it has one: both are [h, B, n, D], n this rank's rows.
-func (p *Plan) turn(s device.Stream, t *part, dst, src tensor.Tensor, inverse bool) error {
+// turn is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D], n this rank's rows.
+func (p *Plan) turn(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
 	}
@@ -220,6 +221,10 @@ func (p *Plan) turn(s device.Stream, t *part, dst, src tensor.Tensor, inverse bo
 			continue
 		}
 		p.rope = device.Rope{X: x, Y: y, Cos: t.cos.Slice(0, b*n, (b+1)*n), Sin: t.sin.Slice(0, b*n, (b+1)*n), Inverse: inverse}
+		if w := t.norm.W; !w.IsNil() && !inverse {
+			p.rope.W, p.rope.Eps, p.rope.Centre = w, t.norm.Eps, t.norm.Centre
+			p.rope.RStd = t.norm.RStd.Slice(0, b*n, (b+1)*n).Slice(1, heads.lo, heads.hi)
+		}
 		if err := p.dev.Rope(s, &p.rope); err != nil {
 			return err
 		}

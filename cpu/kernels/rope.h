@@ -16,5 +16,9 @@ typedef struct {
   void *y;
   int64_t tokens, heads, dim, half, per, bf16;
   int64_t x_token, x_head, y_token, y_head; // strides
-  float sign; // of the sine: -1 turns back
+  const void *w; // [dim] of the norm, NULL = none
+  float *rstd;   // [tokens, heads]
+  int64_t rstd_token;
+  double eps;
+  float centre, sign; // sign: of the sine: -1 turns back
 } rope_args;

@@ -1,4 +1,4 @@
-// Rotary embeddings (Su et al. 2021): the table of angles, and the rotation of heads by it.
+// Rotary embeddings (Su et al. 2021): the table of angles, and the rotation of heads by it, which may be normalized before.
 #include "check.h"
 #include "values.h"
 
@@ -44,6 +44,19 @@ template <typename T> struct Turned {
   float sign;
 };
 
+// turn_pairs turns K pairs by their angles.
+template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine, const float *sine, float sign, float (&p)[K], float (&q)[K]) {
+  float c[K], s[K];
+  load<K>(cosine, c);
+  load<K>(sine, s);
+#pragma unroll
+  for (int j = 0; j < K; j++) {
+    const float turn = s[j] * sign, first = p[j] * c[j] - q[j] * turn;
+    q[j] = q[j] * c[j] + p[j] * turn;
+    p[j] = first;
+  }
+}
+
 // rope_units: a unit is K pairs of a head, or K of the features that are copied. y may be x: a pair is read before it is written.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(Turned<T> a) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
@@ -53,29 +66,75 @@ template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0] + u * K;
     T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1] + u * K;
-    float p[K], q[K], c[K], s[K];
+    float p[K], q[K];
     load<K>(x + a.half, q);
     if (u >= a.pairs) { // behind both halves of the pairs
       store<K>(y + a.half, q);
       continue;
     }
     load<K>(x, p);
-    load<K>(a.cosine + t * a.half + u * K, c);
-    load<K>(a.sine + t * a.half + u * K, s);
-#pragma unroll
-    for (int j = 0; j < K; j++) {
-      const float turn = s[j] * a.sign, first = p[j] * c[j] - q[j] * turn;
-      q[j] = q[j] * c[j] + p[j] * turn;
-      p[j] = first;
-    }
+    turn_pairs<K>(a.cosine + t * a.half + u * K, a.sine + t * a.half + u * K, a.sign, p, q);
     store<K>(y, p);
     store<K>(y + a.half, q);
   }
 }
 
-template <typename T, int K> void start_rope(uly_stream *s, Turned<T> a, int64_t copied) {
+template <typename T> struct Normed {
+  const T *w; // NULL = no norm
+  float *rstd;
+  int64_t n, token; // features of a head; stride of rstd
+  float eps, centre;
+};
+
+// rope_normed: RMSNorm of a head by a group of threads, which then turn it; what they read again is near. y may be x.
+template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(Turned<T> a, Normed<T> b) {
+  constexpr int G = 16, GROUPS = BLOCK / G;
+  const int lane = threadIdx.x % G;
+  for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
+    const int64_t r = base + threadIdx.x / G;
+    const int64_t n = r < a.rows.rows ? b.n : 0; // no head: this group only keeps step
+    int64_t t, h;
+    a.rows.split(r, &t, &h);
+    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
+    T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1];
+    float p[K], q[K], sum = 0;
+    for (int64_t c = lane * K; c < n; c += G * K) {
+      load<K>(x + c, p);
+#pragma unroll
+      for (int i = 0; i < K; i++) sum += p[i] * p[i];
+    }
+    const float rstd = 1.0f / sqrtf(group_sum<G>(sum, nullptr) / (float)b.n + b.eps);
+    if (n == 0) continue;
+    if (lane == 0) b.rstd[t * b.token + h] = rstd;
+    const auto get = [&](int64_t c, float (&v)[K]) {
+      float w[K];
+      load<K>(b.w + c, w);
+      load<K>(x + c, v);
+#pragma unroll
+      for (int i = 0; i < K; i++) v[i] = widen(narrow<T>((w[i] + b.centre) * (v[i] * rstd)));
+    };
+    for (int64_t u = lane; u < a.each; u += G) {
+      const int64_t i = u * K;
+      get(a.half + i, q);
+      if (u >= a.pairs) {
+        store<K>(y + a.half + i, q);
+        continue;
+      }
+      get(i, p);
+      turn_pairs<K>(a.cosine + t * a.half + i, a.sine + t * a.half + i, a.sign, p, q);
+      store<K>(y + i, p);
+      store<K>(y + a.half + i, q);
+    }
+  }
+}
+
+template <typename T, int K> void start_rope(uly_stream *s, Turned<T> a, const Normed<T> &b, int64_t copied) {
   a.pairs = a.half / K;
   a.each = a.pairs + copied / K;
+  if (b.w) {
+    LAUNCH((rope_normed<T, K>), blocks_for(a.rows.rows * 16, BLOCK), BLOCK, 0, s, a, b);
+    return;
+  }
   a.units = a.rows.rows * a.each;
   if (a.units == 0) return;
   a.by = Divider(a.each);
@@ -92,12 +151,13 @@ template <typename T> void rope_of(uly_stream *s, const uly_rope *p) {
   a.cosine = (const float *)p->cos.data, a.sine = (const float *)p->sin.data;
   a.half = p->cos.shape[1];
   a.sign = p->inverse ? -1.0f : 1.0f;
-  const int64_t copied = p->x.data == p->y.data ? 0 : p->x.shape[2] - 2 * a.half;
+  const Normed<T> b = {(const T *)p->w.data, (float *)p->rstd.data, p->x.shape[2], p->rstd.stride[0], (float)p->eps, (float)p->centre};
+  const int64_t copied = p->x.data == p->y.data && !b.w ? 0 : p->x.shape[2] - 2 * a.half;
   const bool table = (uintptr_t)a.cosine % (4 * K) == 0 && (uintptr_t)a.sine % (4 * K) == 0;
   const bool aligned = a.half % K == 0 && copied % K == 0 && table && aligned16(a.x, sizeof(T), a.rows.token[0], a.rows.head[0]) &&
-                       aligned16(a.y, sizeof(T), a.rows.token[1], a.rows.head[1]);
-  if (aligned) start_rope<T, K>(s, a, copied);
-  else start_rope<T, 1>(s, a, copied);
+                       aligned16(a.y, sizeof(T), a.rows.token[1], a.rows.head[1]) && (uintptr_t)b.w % 16 == 0;
+  if (aligned) start_rope<T, K>(s, a, b, copied);
+  else start_rope<T, 1>(s, a, b, copied);
 }
 
 int32_t rope(uly_device *d, uly_stream *s, const void *args) {
@@ -110,6 +170,11 @@ int32_t rope(uly_device *d, uly_stream *s, const void *args) {
   c.dense("sin", a->sin, ULY_F32, Shape(a->cos));
   if (!c.failed() && 2 * a->cos.shape[1] > a->x.shape[2])
     c.refuse("x is %s, cos %s: more angles than pairs", text_of(a->x).c_str(), text_of(a->cos).c_str());
+  if (a->w.data) {
+    c.dense("w", a->w, type, {a->x.shape[2]});
+    c.rows("rstd", a->rstd, ULY_F32, {a->x.shape[0], a->x.shape[1]});
+    if (!c.failed() && a->inverse) c.refuse("a norm before the inverse: the way back is RMSNormBackward, after it");
+  }
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) rope_of<float>(s, a);
   else rope_of<bf16>(s, a);

@@ -48,8 +48,17 @@ func testRefusals(s *suite) {
 			return b.dev.RopeTable(b.stream, &device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: f(2, 5)})
 		},
 		"Rope with too many angles": func() error { return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: x35, Sin: x35}) },
-		"Rope of two axes":          func() error { return b.dev.Rope(b.stream, &device.Rope{X: x35, Y: x35, Cos: f(3, 2), Sin: f(3, 2)}) },
-		"SwiGLU of another up":      func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x37, Y: x35}) },
+		"Rope with a norm, back": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 2), Inverse: true})
+		},
+		"Rope with a short norm": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(4), RStd: f(3, 2)})
+		},
+		"Rope with few statistics": func() error {
+			return b.dev.Rope(b.stream, &device.Rope{X: x325, Y: x325, Cos: f(3, 2), Sin: f(3, 2), W: f(5), RStd: f(3, 1)})
+		},
+		"Rope of two axes":     func() error { return b.dev.Rope(b.stream, &device.Rope{X: x35, Y: x35, Cos: f(3, 2), Sin: f(3, 2)}) },
+		"SwiGLU of another up": func() error { return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x37, Y: x35}) },
 		"SwiGLU of another dy": func() error {
 			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x5, DGate: x35, DUp: x35})
 		},

@@ -16,6 +16,7 @@ func testRope(s *suite) {
 		s.ropeTableCase(c.tokens, c.rotary)
 		s.typed(func(d tensor.DType, suffix string) {
 			s.ropeCase(d, suffix, c.tokens, c.heads, c.dim, c.rotary, headMajor, dense, padded, headMajor)
+			s.normedRopeCase(d, suffix, c.tokens, c.heads, c.dim, c.rotary, headMajor, dense, padded, headMajor)
 		})
 	}
 }
@@ -68,6 +69,40 @@ func (s *suite) ropeCase(d tensor.DType, suffix string, tokens, heads, dim, rota
 			s.check(fmt.Sprint(name, l, inverse, " in place"), w, func(b *bed) ([]*array, error) {
 				in := b.inout("x", d, l, x, tokens, heads, dim)
 				return []*array{in}, b.dev.Rope(b.stream, args(b, in, in))
+			})
+		}
+	}
+}
+
+// normedRopeCase holds a norm on the way into the rotation to the two in turn, rounded between them as each alone would be.
+func (s *suite) normedRopeCase(d tensor.DType, suffix string, tokens, heads, dim, rotary int64, to layout, from ...layout) {
+	positions, freq := angles(tokens, rotary)
+	half := rotary / 2
+	cos, sin := ref.RopeTable[float64](positions, freq, 0)
+	for i := range cos {
+		cos[i], sin[i] = float64(float32(cos[i])), float64(float32(sin[i]))
+	}
+	const eps = 1e-6
+	x, w := normalAs(d, seeded(12, tokens, dim), tokens*heads*dim), normalAs(d, seeded(13, dim), dim)
+	f := ref.Convert[float32, float64]
+	for _, centre := range []float64{0, 1} {
+		name := fmt.Sprintf("normed, centre %v, %dx%dx%d of %d%s", centre, tokens, heads, dim, rotary, suffix)
+		y, rstd := ref.RMSNorm(dim, x, w, centre, eps)
+		y32, rstd32 := ref.RMSNorm(dim, f(x), f(w), float32(centre), eps)
+		y32 = f(rounded(d, ref.Convert[float64](y32))) // as the norm by itself leaves it
+		want := []want{both("y", ref.Rope(tokens, heads, dim, y, cos, sin, false), ref.Rope(tokens, heads, dim, y32, f(cos), f(sin), false)).as(d), both("rstd", rstd, rstd32)}
+		args := func(b *bed, x, y, r *array) *device.Rope {
+			return &device.Rope{X: x.Tensor, Y: y.Tensor, W: b.in("w", d, shifted, w, dim).Tensor, RStd: r.Tensor, Eps: eps, Centre: centre,
+				Cos: b.in("cos", tensor.F32, dense, cos, tokens, half).Tensor, Sin: b.in("sin", tensor.F32, dense, sin, tokens, half).Tensor}
+		}
+		for _, l := range from {
+			s.check(fmt.Sprint(name, l), want, func(b *bed) ([]*array, error) {
+				in, out, r := b.in("x", d, l, x, tokens, heads, dim), b.out("y", d, to, tokens, heads, dim), b.out("rstd", tensor.F32, padded, tokens, heads)
+				return []*array{out, r}, b.dev.Rope(b.stream, args(b, in, out, r))
+			})
+			s.check(fmt.Sprint(name, l, " in place"), want, func(b *bed) ([]*array, error) {
+				in, r := b.inout("x", d, l, x, tokens, heads, dim), b.out("rstd", tensor.F32, dense, tokens, heads)
+				return []*array{in, r}, b.dev.Rope(b.stream, args(b, in, in, r))
 			})
 		}
 	}

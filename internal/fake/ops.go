@@ -110,7 +110,7 @@ func (d *Device) RopeTable(s device.Stream, a *device.RopeTable) error {
 
 func (d *Device) Rope(s device.Stream, a *device.Rope) error {
 	x := *a
-	return d.enqueue(s, "Rope", tensors{&x.X, &x.Y, &x.Cos, &x.Sin}, func() error { return d.inner.Rope(d.host, &x) })
+	return d.enqueue(s, "Rope", tensors{&x.X, &x.Y, &x.Cos, &x.Sin, &x.W, &x.RStd}, func() error { return d.inner.Rope(d.host, &x) })
 }
 
 func (d *Device) SwiGLUForward(s device.Stream, a *device.SwiGLU) error {

@@ -61,7 +61,7 @@ func (d *Device) RopeTable(s device.Stream, a *device.RopeTable) error {
 }
 
 func (d *Device) Rope(s device.Stream, a *device.Rope) error {
-	return d.pass(s, a.X, a.Y, a.Cos, a.Sin)
+	return d.pass(s, a.X, a.Y, a.Cos, a.Sin, a.RStd)
 }
 
 func (d *Device) SwiGLUForward(s device.Stream, a *device.SwiGLU) error {
