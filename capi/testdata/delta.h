@@ -19,6 +19,7 @@ typedef struct {
   void (*give)(void *);
   void *(*lift)(const void *host, uint64_t bytes, void *stream);
   void (*fetch)(void *host, const void *gpu, uint64_t bytes, void *stream); // waits for the stream
+  void (*wipe)(void *gpu, uint64_t bytes, void *stream);                    // in the stream's order, behind a call that has read it
   void (*called)(void *stream, const void *out);                            // when the calls have returned; NULL = nothing to look at
 } gpu_memory;
 
@@ -118,14 +119,19 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   g.dout = &s->t[DOUT], g.dq = &s->t[DQ], g.dk = &s->t[DK_], g.dv = &s->t[DV_], g.dg = &s->t[DG], g.dbeta = &s->t[DBETA];
   if (h->states) a.state_in = &t[IN], a.state_out = &t[ENDS], g.dstate_out = &t[DENDS], g.dstate_in = &t[DIN];
   OK(ulysses_gdn_forward(plan, batch, &a));
+  for (int i = 0; m && i <= BETA; i++) m->wipe(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
   void *given = a.workspace;
   a.q = a.k = a.v = a.g = a.beta = NULL, a.out = a.state_out = NULL; // backward reads none of them
   a.workspace = NULL, a.workspace_bytes = 0;                         // the context's own
   OK(ulysses_gdn_backward(plan, batch, &a, &g));
+  if (m) m->wipe(s->t[DOUT].data, (uint64_t)count(s, DOUT) * (s->t[DOUT].bits / 8), m->stream);
   if (m && m->called) m->called(m->stream, s->t[DBETA].data);
   if (h->also) h->also(h, plan, batch, &size, s, &a, &g);
   if (m) {
-    for (int i = 0; i < TENSORS; i++) lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
+    for (int i = TENSORS - 1; i >= 0; i--) { // what was written last first: nobody has waited for it
+      if (i >= OUT) lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
+      else m->give(s->t[i].data);
+    }
     for (int i = 0; i < STATES; i++) lower_floats(m, r.state[i], t[i].data, STATE, ULYSSES_F32);
     OK(ulysses_context_async_error(c));
     m->give(given), m->give(a.saved);

@@ -18,11 +18,14 @@ static inline void delta_fetch(void *host, const void *gpu, uint64_t bytes, void
   if (bytes) RUN(cuda.copy(host, gpu, bytes, TO_HOST, stream));
   RUN(cuda.wait(stream));
 }
+static inline void delta_wipe(void *gpu, uint64_t bytes, void *stream) {
+  if (bytes) RUN(cuda.set(gpu, 0xff, bytes, stream));
+}
 static inline void delta_called(void *stream, const void *out) { is_late(stream, out); }
 
 // deltas: c is a context of the GPU, alone one of this rank alone there.
 static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s, int waits) {
-  gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, NULL}, late_memory = m;
+  gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, delta_wipe, NULL}, late_memory = m;
   if (!waits && cuda.emulated) late_memory.called = delta_called; // a GPU is soon done with so little
   ulysses_context *cpu = context_on(ULYSSES_CPU, 0);
   for (int32_t bf16 = 0; bf16 < 2; bf16++)
