@@ -95,7 +95,8 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	names.raw["model_type"] = c.ModelType
 	readFields(names)
 	names.faults, names.wrong = nil, false // values are judged below, beside those they meet
-	if names.unknown(); names.err() != nil {
+	names.unknown()
+	if names.ownWindow(); names.err() != nil {
 		return nil, names.err()
 	}
 	raw := maps.Clone(c.raw)
@@ -142,6 +143,7 @@ func read(where string, raw map[string]any, strict bool) (*Config, error) {
 	c := readFields(r)
 	if strict {
 		r.unknown()
+		r.ownWindow()
 	}
 	if err := r.err(); err != nil {
 		return nil, err
@@ -225,6 +227,11 @@ func (c *Config) readRefused(r *reader) {
 	}
 	if r.flag("use_sliding_window", false) {
 		r.fault(status.Unsupported, "use_sliding_window = true is not built: set it to false with model.override to attend to the whole document")
+	}
+	for _, name := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
+		if x := r.number(name, 0); x != 0 {
+			r.fault(status.Unsupported, "%s = %v is not built: take it out, or set it to 0 with model.override, if the model was trained without", name, x)
+		}
 	}
 	if p := r.number("attention_dropout", 0); p != 0 {
 		r.fault(status.Unsupported, "attention_dropout = %v is not built: set it to 0 with model.override", p)

@@ -160,6 +160,14 @@ func (r *reader) unknown() {
 	}
 }
 
+// ownWindow refuses a window that is asked for in a job: unlike a config.json, which carries the number along where it is switched off or where transformers
+// has no use for it, a job means what it says.
+func (r *reader) ownWindow() {
+	if w := r.raw["sliding_window"]; w != nil && r.raw["use_sliding_window"] == nil {
+		r.fault(status.Unsupported, "sliding_window = %v is not built: take it out to attend to the whole document", w)
+	}
+}
+
 // distance is the number of edits between two names (Levenshtein 1966).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)

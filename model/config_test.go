@@ -141,6 +141,7 @@ func TestConfigFaults(t *testing.T) {
 		{qwen3, `"rope_parameters": {"partial_rotary_factor": 0.25}`, no, []string{"partial_rotary_factor"}},
 		{qwen3, `"layer_types": ["full_attention", "sliding_attention"]`, no, []string{"layer_types[1]"}},
 		{qwen3, `"layer_types": ["full_attention"]`, bad, []string{"layer_types has 1 entries"}},
+		{llama31, `"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0`, no, []string{"attn_logit_softcapping = 50", "final_logit_softcapping = 30"}},
 		{llama31, `"attention_dropout": 0.1`, no, []string{"attention_dropout = 0.1"}},
 		{llama31, `"quantization_config": {"bits": 4}`, no, []string{"quantization_config"}},
 		{llama31, `"model_type": "gpt2"`, no, []string{`"gpt2" (learned positions) is not built`}},
@@ -200,6 +201,23 @@ func TestConfigFromMap(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// A window that a job asks for by itself is refused; a config.json has one lying about, and a job may switch it off.
+func TestOwnWindow(t *testing.T) {
+	fields := map[string]any{"model_type": "qwen3", "vocab_size": int64(256), "hidden_size": int64(64), "intermediate_size": int64(128),
+		"num_hidden_layers": int64(2), "num_attention_heads": int64(4), "sliding_window": int64(8)}
+	_, err := ConfigFromMap(fields)
+	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "sliding_window = 8 is not built") {
+		t.Error(err)
+	}
+	if _, err = parse(t, qwen3).Override(map[string]any{"sliding_window": int64(8)}); status.Of(err) != status.Unsupported {
+		t.Error(err)
+	}
+	fields["use_sliding_window"] = false
+	if _, err = ConfigFromMap(fields); err != nil {
+		t.Error(err)
 	}
 }
 
