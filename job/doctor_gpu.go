@@ -19,10 +19,11 @@ func gpus() []finding {
 			f.found = "broken"
 			f.costs += `, "auto" too, as long as the file is there`
 		}
+		gpus := finding{what: "GPUs", found: "none: no /dev/nvidia0"}
 		if files, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(files) > 0 {
-			f.found += fmt.Sprintf("; %s is there and is not used", strings.Join(files, ", "))
+			gpus.found = strings.Join(files, ", ") + ", not used without the plug-in"
 		}
-		return []finding{f}
+		return []finding{f, gpus, {what: "NCCL", found: "not looked for: the plug-in opens it, cuBLASLt, cuDNN and NVRTC"}}
 	}
 	list := []finding{{what: "CUDA plug-in", found: found.Plugin}}
 	if found.Count == 0 {

@@ -32,7 +32,7 @@ func wants(t *testing.T, out string, wants ...string) {
 
 func TestDoctorWithoutPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
-	wants(t, doctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda")
+	wants(t, doctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda", "\n GPUs ", "\n NCCL not looked for")
 	path := filepath.Join(t.TempDir(), "broken.so")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
