@@ -63,6 +63,11 @@ func (p *progress) eval(r *train.EvalRecord) {
 	if p.bar != nil {
 		_ = p.bar.Clear()
 	}
+	if r.EvalTokens == 0 {
+		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: not one token of the evaluation's files is a target (the first of a row or a document is none, nor is a label of -100): " +
+			"its loss is 0 by definition and says nothing; give longer documents or rows, or other labels")
+		return
+	}
 	p.env.Log.Info().Int64("step", r.Step).Str("eval_loss", fmt.Sprintf("%.4f", float64(r.EvalLoss))).
 		Str("perplexity", fmt.Sprintf("%.2f", math.Exp(float64(r.EvalLoss)))).Int64("eval_tokens", r.EvalTokens).Msg("eval")
 }

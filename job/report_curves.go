@@ -76,7 +76,10 @@ func (h *history) add(m *historyLine) {
 		h.eval.add(m.Step, m.EvalLoss)
 		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN()}
 		if m.EvalLoss != nil {
-			row.Loss, row.Perplexity = *m.EvalLoss, math.Exp(*m.EvalLoss)
+			row.Loss = *m.EvalLoss
+			if row.Tokens > 0 { // the loss of no target is 0, and no model's doing
+				row.Perplexity = math.Exp(*m.EvalLoss)
+			}
 		}
 		h.Evals = append(h.Evals, row)
 		return

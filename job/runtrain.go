@@ -57,9 +57,6 @@ func runTrain(e *Env) (err error) {
 	if err != nil {
 		return err
 	}
-	if e.Job.Kind == "eval" && p.evals[0].EvalTokens == 0 {
-		return e.Job.Errorf(status.InvalidConfig, "data.sequence", "not one token is a target, so that there is no loss: a row's and a document's first token are none; give longer documents or rows")
-	}
 	if s.trainer.Stopped() {
 		if err := s.report(p); status.Of(err) == status.IO { // on all ranks; the checkpoint is there, and that is what counts
 			s.Log.Error().Msg(err.Error())
