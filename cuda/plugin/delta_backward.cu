@@ -289,7 +289,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   }
 }
 
-// Gradients of q and k as they are wanted: through the norm, rounded, and summed over a key head's value heads in their order. A warp has a row.
+// Gradients of q and k as they are wanted: through the norm, rounded, and summed over a key head's value heads in their order. A warp has a row. Of a row of
+// one number all of the gradient lies along it, and what the subtraction should leave, 1 - x² = DELTA_EPS·unit² of it, is less than its rounding.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
   constexpr int PARTS = DELTA_HEAD / 32;
   const int lane = (int)threadIdx.x % 32;
@@ -300,12 +301,14 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
     const int64_t key = a.per_head ? a.key_head[out] : out, lo = a.per_head ? out : a.value_first[out], hi = a.per_head ? out + 1 : a.value_first[out + 1];
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[key * a.tokens + token] : 1;
+    const bool one = a.normed && a.dim_k == 1;
+    const float by = one ? unit * DELTA_EPS * unit * unit : unit;
     float sum[PARTS], x[PARTS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       const int c = lane + 32 * i;
       sum[i] = 0;
-      x[i] = a.normed && c < a.dim_k ? unit * widen(((const T *)of.data)[token * of.token + key * of.head + c]) : 0;
+      x[i] = a.normed && !one && c < a.dim_k ? unit * widen(((const T *)of.data)[token * of.token + key * of.head + c]) : 0;
     }
     for (int64_t h = lo; h < hi; h++) {
       const float *from = (is_q ? a.grad_q : a.grad_k) + a.row(h - a.head0, token) * a.dim_k;
@@ -319,7 +322,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
       along = a.normed ? warp_sum(along) : 0;
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
-        const float y = widen(narrow<T>(unit * (g[i] - x[i] * along)));
+        const float y = widen(narrow<T>(by * (g[i] - x[i] * along)));
         sum[i] = h == lo ? y : sum[i] + y;
       }
     }

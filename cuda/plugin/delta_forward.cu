@@ -15,7 +15,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_nor
       sum = madd(v, v, sum);
     }
     sum = warp_sum(sum);
-    if (lane == 0) (w < rows ? a.unit_k : a.unit_q)[at] = 1 / sqrtf(sum + 1e-6f);
+    if (lane == 0) (w < rows ? a.unit_k : a.unit_q)[at] = 1 / sqrtf(sum + DELTA_EPS);
   }
 }
 

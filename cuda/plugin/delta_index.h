@@ -12,6 +12,8 @@ enum : int { DELTA_HEAD = ULY_DELTA_HEAD, DELTA_CHUNK = 64, DELTA_THREADS = 256,
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 
+constexpr float DELTA_EPS = 1e-6f; // under the root of a norm of q and k
+
 // Bytes of shared memory: less than the 99 KiB that the GPUs with the least of it give a block.
 constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8; // rows of dense tiles of 64 and 32
 constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);

@@ -202,7 +202,7 @@ func deltaCases() []deltaCase {
 	add := func(c deltaCase) { cases = append(cases, c) }
 	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100}, {128, 128}, {100, 5}, {33, 17}} { // head sizes
 		n := []int64{35, 66, 20}[i%3]
-		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n), L2Norm: i%2 == 0 && d[0] > 1, In: int64(i % 2), Out: int64(i / 2 % 2)}})
+		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n), L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 256, Dv: 256, Cu: one(18), L2Norm: true, In: 1, Out: 1}})
 	small := func(cu []int64, in, out int64) ref.GatedDelta {
