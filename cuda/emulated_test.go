@@ -16,7 +16,7 @@ import (
 )
 
 // The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a C++ program of its own
-// (plugin/emulated/emulated_test.cpp), in several orders.
+// (plugin/emulated/emulated_test.cpp and the files of tests beside it), in several orders.
 func TestEmulator(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
