@@ -19,7 +19,7 @@ import (
 
 const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n, --ranks N]
        ulysses-mpi plan job.toml [--search] [--cluster file.toml]   memory, traffic and time of a step; runs nothing
-       ulysses-mpi verify job.toml       the same job on one rank and on all, compared tensor by tensor
+       ulysses-mpi verify job.toml [--json]   the same job on one rank and on all, compared tensor by tensor
        ulysses-mpi export checkpoint folder   a model's folder, as at the run's end, from a checkpoint or the newest of several
        ulysses-mpi doctor                what was found on this machine, and what is missing
        ulysses-mpi version
@@ -30,6 +30,7 @@ Under mpirun or srun each process is one rank. Started alone, --ranks N runs N r
   -n, --ranks N           ranks inside this process (default 1); of a plan, ranks to plan for
   --search                of a plan: the best mesh for these ranks, and the longest sequence that fits
   --cluster file.toml     of a plan: a machine that need not be this one (docs/plan.md)
+  --json                  of verify: what it found as one JSON object, for programs
   -h, --help              this text
 
 The keys of a job file are in docs/job-file.md. The exit code is 0, or says what failed: 1 command line, 2 job file, model or data,
@@ -90,6 +91,7 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 	f.IntVar(&o.Ranks, "n", 0, "")
 	f.BoolVar(&o.search, "search", false, "")
 	f.StringVar(&o.cluster, "cluster", "", "")
+	f.BoolVar(&o.json, "json", false, "")
 	fail := func(format string, args ...any) (string, Options, error) {
 		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", fmt.Sprintf(format, args...))
 	}
@@ -124,6 +126,8 @@ func parseArgs(args []string) (verb string, o Options, err error) {
 		return fail("--ranks %d: 1 to %d are possible", o.Ranks, most)
 	case verb != "plan" && (given["search"] || given["cluster"]):
 		return fail("%s: --search and --cluster are of plan", verb)
+	case verb != "verify" && given["json"]:
+		return fail("%s: --json is of verify", verb)
 	case given["cluster"] && o.cluster == "":
 		return fail("plan: --cluster needs a file")
 	case len(want) == 0 && len(words) > 0:

@@ -33,6 +33,7 @@ type Options struct {
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
+	json    bool   // of verify: print its findings as JSON
 	open    opener // of device and communicator; nil = internal/backends
 }
 

@@ -5,7 +5,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -33,7 +32,7 @@ func Verify(o Options) error {
 			return err
 		}
 		if e.Mesh.World.Rank() == 0 {
-			err = verifyAgainstOne(e, all, compute)
+			err = verifyAgainstOne(e, all, compute, o.json)
 		}
 		return comm.Agree(e.world, err) // not counted and not watched: the others wait for as long as one rank takes
 	})
@@ -47,7 +46,7 @@ type named struct {
 	judged bool
 }
 
-func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error)) error {
+func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), asJSON bool) error {
 	alone, err := e.onOneRank()
 	if err != nil {
 		return err
@@ -56,34 +55,27 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error)) 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(e.Stdout, "%d ranks (ulysses %d x data %d) against one, in %s, kernels %s\n\n", e.Mesh.World.Size(), e.Mesh.Ulysses, e.Mesh.Replicas,
-		dtypeName(e.Compute), e.Device.Info().Kernels)
-	verifyLimit := verifyLimits[e.Compute]
-	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "tensor\tshape\tmax |Δ|\tmean |Δ|\tmax |Δ| / max |ref|\tbits")
+	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Data: e.Mesh.Replicas, DType: dtypeName(e.Compute), Kernels: e.Device.Info().Kernels,
+		Limit: verifyLimits[e.Compute], Same: true, Tensors: []compared{}}
 	bad := 0
 	for i, a := range all {
 		d, err := compare(a, one[i])
 		if err != nil {
 			return err
 		}
-		bits, verdict := "equal", ""
-		if !d.equal {
-			bits = "differ"
+		within := d.relative <= r.Limit
+		if a.judged && !within {
+			bad, r.Same = bad+1, false
 		}
-		if a.judged && !(d.relative <= verifyLimit) {
-			verdict = "  TOO FAR"
-			bad++
-		}
-		fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s%s\n", a.name, a.shape, d.max, d.mean, d.relative, bits, verdict)
+		r.Tensors = append(r.Tensors, compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean), Relative: quantity(d.relative),
+			Bits: d.equal, Judged: a.judged, Within: within})
 	}
-	if err := w.Flush(); err != nil {
+	if err := r.print(e.Stdout, asJSON); err != nil {
 		return err
 	}
 	if bad > 0 {
-		return status.Errorf(status.Numeric, "verify: %d of %d tensors differ by more than %g of the largest element", bad, len(all), verifyLimit)
+		return status.Errorf(status.Numeric, "verify: %d of %d tensors differ by more than %g of the largest element", bad, len(all), r.Limit)
 	}
-	fmt.Fprintf(e.Stdout, "\nthe same within %g\n", verifyLimit)
 	return nil
 }
 
