@@ -200,7 +200,7 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 }
 
 // inVectors names kernels of BF16 that have memory in units of 16 bytes, by their symbols.
-var inVectors = regexp.MustCompile(`(add_units|swiglu_forward|swiglu_backward|rope_units|sigmoid_forward|sigmoid_backward)I13__nv_bfloat16Li8|` +
+var inVectors = regexp.MustCompile(`(add_units|swiglu_forward|swiglu_backward|rope_units|rope_normed|sigmoid_forward|sigmoid_backward)I13__nv_bfloat16Li8|` +
 	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
 
 // TestVectors reads the GPU's own instructions: what these kernels write goes out by 16 bytes. The compiler takes some stores apart, and the kernel is as many
@@ -229,8 +229,8 @@ func TestVectors(t *testing.T) {
 			t.Errorf("%s: %d stores of 16 bytes, %d of one or two", symbol, wide, narrow)
 		}
 	})
-	if len(found) != 11 {
-		t.Errorf("found %v: want 11 names", found)
+	if len(found) != 12 {
+		t.Errorf("found %v: want 12 names", found)
 	}
 }
 
