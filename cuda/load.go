@@ -34,6 +34,9 @@ const (
 // Remedy is how to come by a plug-in.
 const Remedy = "build it with make cuda (a wheel for Python that is made afterwards carries it), or name the file in " + variable
 
+// speaks is the version of the interface with the plug-in.
+const speaks = uint32(C.ULY_CUDA_ABI)
+
 // plugin is a plug-in that was opened.
 type plugin struct {
 	path  string
@@ -137,9 +140,9 @@ func open(path string) (*plugin, error) {
 	switch {
 	case table != nil:
 		return &plugin{path, table}, nil
-	case have != 0 && have != C.ULY_CUDA_ABI:
+	case have != 0 && uint32(have) != speaks:
 		return nil, status.Errorf(status.Device, "CUDA plug-in %s speaks version %d of the interface, this program version %d: use the %s that was built with "+
-			"this program (make cuda)", path, have, uint32(C.ULY_CUDA_ABI), fileName)
+			"this program (make cuda)", path, have, speaks, fileName)
 	case have != 0:
 		return nil, status.Errorf(status.Device, "CUDA plug-in %s does not fit this program, though both say version %d: it has %s: use the %s that was built "+
 			"with this program (make cuda)", path, have, why, fileName)

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -46,15 +47,15 @@ func TestRefusedPlugins(t *testing.T) {
 		"without its headers": {headless(t), []string{"cannot be opened", "no part of it holds its headers"}},
 		"a folder":            {t.TempDir(), []string{"cannot be opened", "directory"}},
 		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
-			[]string{"version 999", "this program version 3", "make cuda"}},
+			[]string{"version 999", fmt.Sprint("this program version ", speaks), "make cuda"}},
 		"of another ABI, with a table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI + 1, .size = sizeof t};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{"version 4", "this program version 3", "make cuda"}},
+			[]string{fmt.Sprint("version ", speaks+1), fmt.Sprint("this program version ", speaks), "make cuda"}},
 		"with a shorter table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI, .size = 40};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{"both say version 3", "40 bytes", "make cuda"}},
+			[]string{fmt.Sprint("both say version ", speaks), "40 bytes", "make cuda"}},
 		"without the function": {library(t, `int uly_other;`), []string{"no function uly_cuda_plugin", variable}},
 		"a text":               {text, []string{"cannot be opened", "text.so"}},
 		"missing":              {filepath.Join(t.TempDir(), "none.so"), []string{"no such file", variable}},
