@@ -44,7 +44,7 @@ func TestPlugin(t *testing.T) {
 // Heads wider than the device's kernels serve are refused when the layer is planned, on all ranks, either way.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
-	mpitest.Ranks(t, 3, func(host comm.Comm) error {
+	refused := func(host comm.Comm) error {
 		d, c, done, err := kind.Open(host)
 		must(err)
 		defer d.Close()
@@ -61,5 +61,8 @@ func TestWideHeadsAreRefused(t *testing.T) {
 			}
 		}
 		return done()
-	})
+	}
+	for _, n := range mpitest.Sizes() {
+		mpitest.Ranks(t, n, refused)
+	}
 }

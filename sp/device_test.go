@@ -282,7 +282,7 @@ func TestTypesAreRefused(t *testing.T) {
 // Heads wider than the device's kernels serve are refused when the layer is planned, by ranks without heads too: nobody finds out in a pass.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
-	mpitest.Ranks(t, 3, func(host comm.Comm) error {
+	refused := func(host comm.Comm) error {
 		d, c, done, err := kind.Open(host)
 		must(err)
 		defer d.Close()
@@ -297,7 +297,10 @@ func TestWideHeadsAreRefused(t *testing.T) {
 			}
 		}
 		return done()
-	})
+	}
+	for _, n := range mpitest.Sizes() {
+		mpitest.Ranks(t, n, refused)
+	}
 }
 
 // The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the largest.
