@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import unittest
@@ -22,7 +23,8 @@ except ImportError:
 def python(code, **env):
     """Runs code in a process of its own; its output."""
     path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=180,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background jobs ignore it, and their children
     if done.returncode:
         raise AssertionError(done.stdout + done.stderr)
     return done.stdout.strip()
