@@ -3,6 +3,7 @@ package job
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -34,34 +35,44 @@ func (l *loader) paths(getenv func(string) (string, bool)) {
 
 func (l *loader) path(key, kind, value string, getenv func(string) (string, bool)) string {
 	o := l.job.origin(key)
-	value, err := expand(value, getenv)
+	expanded, err := expand(value, getenv)
 	if err != nil {
 		l.fault(o, key, "%s: %v", key, err)
-		return value
+		return expanded
 	}
-	if value == "" {
+	if expanded == "" {
 		if l.job.IsSet(key) {
 			l.fault(o, key, "%s: an empty path", key)
 		}
-		return value
+		return expanded
 	}
-	if strings.ContainsRune(value, 0) {
+	if strings.ContainsRune(expanded, 0) {
 		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
 	}
 	if kind == "inside" {
-		return value // of another folder; a rule looks at it
-	}
-	if filepath.IsAbs(value) || o.arg {
-		return filepath.Clean(value)
+		return expanded // of another folder; a rule looks at it
 	}
 	dir := filepath.Dir(l.job.Path)
-	if kind == "glob" && strings.ContainsAny(value, `*?[\`) {
-		dir = globEscape.Replace(dir)
+	if filepath.IsAbs(expanded) || o.arg {
+		dir = ""
 	}
-	return filepath.Join(dir, value)
+	path := filepath.Join(dir, expanded)
+	if kind != "glob" {
+		return path
+	}
+	// Only what the author wrote is a pattern: the job file's folder and the values of variables are names.
+	expanded, _ = expand(value, func(name string) (string, bool) {
+		v, ok := getenv(name)
+		return globEscape.Replace(v), ok
+	})
+	pattern := filepath.Join(globEscape.Replace(dir), expanded)
+	if _, err := os.Lstat(path); pattern == path || err == nil {
+		return path
+	}
+	return pattern
 }
 
-// globEscape keeps the job file's folder literal in a pattern.
+// globEscape makes a text match itself in a pattern.
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
 var variable = regexp.MustCompile(`\$\{[^{}$]*\}?`)

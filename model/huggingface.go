@@ -87,8 +87,11 @@ func (f *Folder) openWeights() error {
 	text, err := os.ReadFile(filepath.Join(f.Dir, indexFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		found := ""
-		if old, _ := filepath.Glob(filepath.Join(f.Dir, "*.bin")); len(old) > 0 {
-			found = fmt.Sprintf(" (%s is there: convert it with transformers' save_pretrained)", filepath.Base(old[0]))
+		entries, _ := os.ReadDir(f.Dir)
+		for _, e := range entries {
+			if found == "" && strings.HasSuffix(e.Name(), ".bin") {
+				found = fmt.Sprintf(" (%s is there: convert it with transformers' save_pretrained)", e.Name())
+			}
 		}
 		return status.Errorf(status.IO, "%s: neither %s nor %s%s: the weights are missing", f.Dir, weightsFile, indexFile, found)
 	} else if err != nil {

@@ -45,6 +45,7 @@ func TestDataFaults(t *testing.T) {
 	}{
 		{filepath.Join(dir, "no.txt"), 256, status.IO, []string{"data.path", "no.txt: no such file"}},
 		{filepath.Join(dir, "*.nope"), 256, status.IO, []string{"data.path: no file matches", "*.nope"}},
+		{filepath.Join(dir, `no\[1].txt`), 256, status.IO, []string{"data.path", "no[1].txt: no such file"}},
 		{filepath.Join(dir, "[.txt"), 256, status.InvalidConfig, []string{"is not a pattern"}},
 		{dir, 256, status.IO, []string{"is a folder"}},
 		{file(t, dir, "x.csv", "a"), 256, status.InvalidConfig, []string{"x.csv", `".csv"`, ".jsonl"}},

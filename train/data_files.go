@@ -84,16 +84,24 @@ func (o *opening) same(files []listed) error {
 	return comm.Same(o.Comm, "data", fields...)
 }
 
+// wildcards are what makes a pattern of a name.
+const wildcards = `*?[`
+
 // glob expands patterns, the files of each in order. A name that exists is taken literally.
 func glob(key string, patterns []string) ([]string, error) {
 	var paths []string
 	for _, p := range patterns {
 		info, err := os.Stat(p)
+		name, plain := literal(p)
+		if plain = plain && err != nil; plain {
+			p = name
+			info, err = os.Stat(p)
+		}
 		found := []string{p}
 		switch {
 		case err == nil && info.IsDir():
 			return nil, status.Errorf(status.IO, "%s: %s is a folder: name its files, such as %s", key, p, filepath.Join(p, "*.txt"))
-		case err != nil && strings.ContainsAny(p, `*?[`):
+		case err != nil && strings.ContainsAny(p, wildcards) && !plain:
 			if found, err = filepath.Glob(p); err != nil {
 				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a pattern: %w", key, p, err)
 			}
@@ -109,4 +117,19 @@ func glob(key string, patterns []string) ([]string, error) {
 		paths = append(paths, found...)
 	}
 	return paths, nil
+}
+
+// literal is the name that a pattern without wildcards matches, with its escapes removed; false for any other pattern, and for what has no escapes.
+func literal(pattern string) (name string, ok bool) {
+	b := make([]byte, 0, len(pattern))
+	for i := 0; i < len(pattern); i++ {
+		switch c := pattern[i]; {
+		case c == '\\' && i+1 < len(pattern):
+			i++
+		case strings.IndexByte(wildcards, c) >= 0:
+			return "", false
+		}
+		b = append(b, pattern[i])
+	}
+	return string(b), len(b) < len(pattern)
 }

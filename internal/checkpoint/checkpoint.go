@@ -147,16 +147,20 @@ func (d Dir) Begin(step int64) error {
 	return nil
 }
 
-// Clean takes away what is not whole.
+// Clean removes what ended runs left unfinished. It compares names: the path of the folder may hold any character, and none of them is a
+// pattern.
 func (d Dir) Clean() error {
-	left, err := filepath.Glob(filepath.Join(string(d), "."+prefix+"*"))
-	if err != nil {
-		return err
+	entries, err := os.ReadDir(string(d))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	for _, path := range left {
-		if err := os.RemoveAll(path); err != nil {
-			return status.Errorf(status.IO, "checkpoints: %s, of a run that was ended, stays: %w", path, err)
+	for _, e := range entries {
+		if err == nil && strings.HasPrefix(e.Name(), "."+prefix) {
+			err = os.RemoveAll(filepath.Join(string(d), e.Name()))
 		}
+	}
+	if err != nil {
+		return status.Errorf(status.IO, "checkpoints: what an ended run left cannot be removed: %w: remove it by hand, or choose another output.dir", err)
 	}
 	return nil
 }
