@@ -44,7 +44,7 @@ type plugin struct {
 }
 
 // load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside the program, or the library that this code is in, in
-// lib beside their folders, or where the system's loader looks.
+// lib beside their folders, for bin/ulysses-mpi of a source tree where `make cuda` builds it, or where the system's loader looks.
 func load() (*plugin, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := os.Stat(path); err != nil {
@@ -57,7 +57,7 @@ func load() (*plugin, error) {
 	}
 	p, err := open(fileName)
 	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, or where the system's loader looks: %s", ErrNoPlugin, fileName, Remedy)
+		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, in build/cuda of the program's source tree, or where the system's loader looks: %s", ErrNoPlugin, fileName, Remedy)
 	}
 	return p, err
 }
@@ -73,7 +73,7 @@ func Find() string {
 	}
 	text := (*C.char)(C.malloc(textLength))
 	defer C.free(unsafe.Pointer(text))
-	paths := beside(program)
+	paths := append(beside(program), inTree(program)...)
 	if C.plug_here(text, textLength) != 0 {
 		paths = append(beside(C.GoString(text)), paths...)
 	}
@@ -96,6 +96,21 @@ func beside(program string) []string {
 	folder := filepath.Dir(program)
 	return []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)}
 }
+
+// inTree is where make cuda leaves the plug-in of a program that stands in bin of the sources.
+func inTree(program string) []string {
+	if real, err := filepath.EvalSymlinks(program); err == nil {
+		program = real
+	}
+	root := filepath.Join(filepath.Dir(program), "..")
+	if _, err := os.Stat(filepath.Join(root, "cuda", "plugin.mk")); err != nil || filepath.Base(filepath.Dir(program)) != "bin" {
+		return nil
+	}
+	return []string{filepath.Join(root, Built)}
+}
+
+// Built is the file that make cuda writes, in the folder of the sources.
+const Built = "build/cuda/" + fileName
 
 // whole reports what is wrong with a file before the system's loader maps it: one that was cut short, by a copy or a full disk, would end the process
 // with a signal.

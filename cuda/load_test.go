@@ -166,6 +166,38 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
+// A program in bin of the sources finds what make cuda has built there, by a link to it too; one in a folder that looks like it does not.
+func TestInTree(t *testing.T) {
+	folder := t.TempDir()
+	file := func(name string) string {
+		path := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	tree, elsewhere, deeper := file("tree/bin/program"), file("usr/bin/program"), file("tree/other/program")
+	file("tree/cuda/plugin.mk")
+	link := filepath.Join(folder, "link")
+	if err := os.Symlink(tree, link); err != nil {
+		t.Fatal(err)
+	}
+	want := filepath.Join(folder, "tree", "build", "cuda", fileName)
+	for _, p := range []string{tree, link} {
+		if got := inTree(p); len(got) != 1 || got[0] != want {
+			t.Errorf("inTree(%s) = %v, want %s", p, got, want)
+		}
+	}
+	for _, p := range []string{elsewhere, deeper, ""} {
+		if got := inTree(p); got != nil {
+			t.Errorf("inTree(%s) = %v", p, got)
+		}
+	}
+}
+
 // TestWithoutDriver opens the plug-in for GPUs where there is none: a sentence and a status.
 func TestWithoutDriver(t *testing.T) {
 	path := os.Getenv(variable)

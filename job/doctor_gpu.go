@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -10,14 +11,22 @@ import (
 
 const onCPU = `everything runs on the CPU, in f32 unless device.dtype says otherwise; device.backend = "cuda" is refused`
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 // gpus are the plug-in, the GPUs that it opens, and the libraries that it finds.
 func gpus() []finding {
 	found, err := backends.FindGPUs()
 	if err != nil {
 		f := finding{what: "CUDA plug-in", found: "none", costs: onCPU, remedy: err.Error()}
 		if !backends.NoPlugin(err) {
-			f.found = "broken"
-			f.costs += `, "auto" too, as long as the file is there`
+			f.found = "cannot be used"
+			f.costs += `, and so is "auto" as long as the file is there`
+		} else if built, err := filepath.Abs(backends.BuiltPlugin); err == nil && exists(built) {
+			f.found = "not found, though " + built + " is built"
+			f.remedy = "this program does not look there: set ULYSSES_CUDA_PLUGIN=" + built + ", or copy that file into the folder of the program"
 		}
 		gpus := finding{what: "GPUs", found: "none: no /dev/nvidia0"}
 		if files, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(files) > 0 {

@@ -38,7 +38,28 @@ func TestDoctorWithoutPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
-	wants(t, doctor(t), " CUDA plug-in broken", path, `"auto" too`)
+	wants(t, doctor(t), " CUDA plug-in cannot be used", path, `so is "auto"`)
+}
+
+// A plug-in that was built and that the program does not find is named with the way to use it: make cuda, which has run, is no advice.
+func TestDoctorFindsABuiltPlugin(t *testing.T) {
+	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
+	t.Chdir(t.TempDir())
+	if err := os.MkdirAll("build/cuda", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile("build/cuda/libulysses_cuda.so", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := doctor(t)
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wants(t, out, " CUDA plug-in not found, though "+here+"/build/cuda/libulysses_cuda.so is built", "set ULYSSES_CUDA_PLUGIN="+here+"/build/cuda/libulysses_cuda.so")
+	if strings.Contains(out, "make cuda") {
+		t.Errorf("doctor advises what has been done:\n%s", out)
+	}
 }
 
 // TestDoctorOnGPUs names the plug-in, every GPU that opens, and every library, with what is lost where one is missing.

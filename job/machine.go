@@ -30,6 +30,9 @@ func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 		return d, err
 	}
 	d, err := open()
+	if err != nil && t.Backend == "cuda" {
+		err = status.Errorf(status.Of(err), "%w; a plan for GPUs elsewhere needs none here: describe them with --cluster (examples/clusters/h200.toml)", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -132,15 +135,11 @@ func (g gpu) machine(j *Job) (*machine, error) {
 	if j.Device.Backend == "cpu" {
 		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
 	}
-	d, err := backends.AbsentGPU(j.Device.Deterministic)
-	if err != nil {
-		return nil, status.Errorf(status.Of(err), "to know what memory %s needs: %w", g.name, err)
-	}
-	m := &machine{info: d.Info(), sizes: d, close: d.Close}
+	d := backends.AbsentGPU(j.Device.Deterministic)
+	m := &machine{info: d.Info(), sizes: d, close: func() {}}
 	m.info.Name, m.info.Memory = g.name, g.memory
 	compute, err := j.compute(m.info)
 	if err != nil {
-		d.Close()
 		return nil, err
 	}
 	m.known(g, compute)

@@ -58,7 +58,8 @@ func Plan(o Options) error {
 	return f.print(m)
 }
 
-// machine is what the plan is for: the cluster's, else this one, with as many ranks as --ranks or the launcher says.
+// machine is what the plan is for, and for how many ranks. The machine is the cluster's, else this one. The ranks are those of --ranks,
+// of the launcher or of the cluster; else those that the job names, on one node.
 func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error) {
 	if o.cluster != "" {
 		c, err := ReadCluster(o.cluster)
@@ -69,12 +70,18 @@ func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error)
 		return cmp.Or(o.Ranks, int(c.Nodes*c.PerNode)), m, err
 	}
 	env := slurm.Env()
-	ranks, here := max(1, o.Ranks), max(1, o.Ranks)
+	ranks = cmp.Or(o.Ranks, j.ranksNamed())
+	here := ranks
 	if o.Ranks == 0 && env.Tasks > 1 {
 		ranks, here = env.Tasks, max(1, env.LocalSize)
 	}
 	m, err = thisMachine(j, x, here)
 	return ranks, m, err
+}
+
+// ranksNamed is the least number of ranks that the job's degrees make: one replica.
+func (j *Job) ranksNamed() int {
+	return int(min(maxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
 }
 
 func (f *forecast) print(m *machine) error {

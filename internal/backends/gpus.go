@@ -37,14 +37,11 @@ func FindGPUs() (g GPUs, err error) {
 	return g, nil
 }
 
+// BuiltPlugin is the file that make cuda writes, in the folder of the sources.
+const BuiltPlugin = cuda.Built
+
 // NoPlugin reports that an error is about a plug-in that is nowhere, not about one that is broken.
 func NoPlugin(err error) bool { return errors.Is(err, cuda.ErrNoPlugin) }
 
-// AbsentGPU is a device that answers for the memory that a GPU's operations need, by the plug-in and without a driver, and for nothing else.
-func AbsentGPU(deterministic bool) (device.Device, error) {
-	d, err := cuda.Open(cuda.Options{Ordinal: cuda.Absent, Deterministic: deterministic})
-	if err != nil {
-		return nil, err // not d: a nil *cuda.Device is not a nil device.Device
-	}
-	return d, nil
-}
+// AbsentGPU answers for the memory that a GPU's operations need, without a plug-in or a driver.
+func AbsentGPU(deterministic bool) cuda.NoGPU { return cuda.NoGPU{Deterministic: deterministic} }

@@ -46,12 +46,20 @@ var emulated = sync.OnceValues(func() (string, error) {
 	return filepath.Join(root, "build", "cuda", "libulysses_cuda_emulated.so"), nil
 })
 
-// Root is the folder of the sources.
+// Root is the folder of the sources: around this file or, where the build has taken its path away
+// (-trimpath), around the working directory.
 func Root() (string, error) {
 	_, file, _, _ := runtime.Caller(0)
-	root := filepath.Join(filepath.Dir(file), "..", "..")
-	if _, err := os.Stat(filepath.Join(root, "go.mod")); err != nil {
-		return "", fmt.Errorf("%s names no plug-in, and the sources to build one are not at %s", variable, root)
+	here, err := os.Getwd()
+	if err != nil {
+		return "", err
 	}
-	return root, nil
+	for _, root := range []string{filepath.Dir(file), here} {
+		for ; root != filepath.Dir(root); root = filepath.Dir(root) {
+			if _, err := os.Stat(filepath.Join(root, "cuda", "plugin.mk")); err == nil {
+				return root, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%s names no plug-in, and the sources to build one are neither at %s nor around %s", variable, file, here)
 }

@@ -1,0 +1,175 @@
+package cuda
+
+import (
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// NoGPU is a GPU that is not there, of the Hopper generation, with cuDNN. It answers for the memory that
+// operations need, and needs neither a plug-in nor a driver. The formulas are those of the plug-in
+// (plugin/attention_index.h, sdpa_shape.h, sdpa_parts.h and delta_index.h); tests hold them against it.
+type NoGPU struct {
+	Deterministic bool // every result of the GPU is bitwise reproducible
+
+	emulated bool // the plug-in of tests: without cuDNN, with less memory for heads of linear attention
+}
+
+// Info is that of any GPU, without a name and with unknown memory.
+func (g NoGPU) Info() device.Info { return infoOf("a GPU that is not there", "none", 0) }
+
+// carve adds up allocations, each rounded up to align bytes.
+type carve struct{ bytes int64 }
+
+func (c *carve) take(n, size int64) { c.bytes = roundUp(c.bytes+n*size, align) }
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// bucket is the smallest least·2^i that is at least n.
+func bucket(n, least int64) int64 {
+	for least < n {
+		least *= 2
+	}
+	return least
+}
+
+// documentsOf counts those that have a row of queries or of keys.
+func documentsOf(cuQ, cuK []int64) (n int64) {
+	for i := 1; i < len(cuQ); i++ {
+		if cuQ[i] > cuQ[i-1] || cuK[i] > cuK[i-1] {
+			n++
+		}
+	}
+	return n
+}
+
+// AttentionWorkspace is the bytes that any row of kernels which may serve the call needs; 0 for a call that
+// is refused. Documents that are given bound the tables alone: cuDNN has what it may need for any.
+func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
+	if checkAttention("AttentionWorkspace", a) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
+		return 0
+	}
+	tq, hq, tk, hkv := a.Q.Shape[0], a.Q.Shape[1], a.K.Shape[0], a.K.Shape[1]
+	documents := tq + tk
+	if a.CuQ != nil {
+		documents = documentsOf(a.CuQ, a.CuK)
+	}
+	var l carve
+	for range 4 { // bounds, and tiles before each document, of queries and keys
+		l.take(documents+1, 8)
+	}
+	l.take(hq, 8)
+	l.take(hkv+1, 8)
+	tables := l.bytes
+	if backward {
+		l.take(hq*tq, 4)
+		if sums := a.K.DType != tensor.F32 && (a.KVHead != nil || hq > hkv); sums {
+			l.take(hkv*tk*(a.K.Shape[2]+a.V.Shape[2]), 4)
+		} else {
+			l.take(0, 4)
+		}
+	}
+	if g.emulated {
+		return l.bytes
+	}
+	return max(l.bytes, tables+roundUp(g.sdpaWorkspace(a, backward), align))
+}
+
+// deltaRoom is the bytes that heads done at a time may take, as long as it is more than one key head's.
+const deltaRoom, deltaRoomEmulated = 2 << 30, 1 << 16
+
+// GatedDeltaSizes is the bytes that any row of kernels which may serve the call needs; 0 for a call that is refused.
+func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
+	if a.Cu != nil && checkCu("GatedDeltaSizes", a.Cu) != nil || checkKeyHead("GatedDeltaSizes", a.KeyHead, a.V) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
+		return none
+	}
+	s := deltaShape{tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], room: deltaRoom}
+	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 && (s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
+		return none
+	}
+	if g.emulated {
+		s.room = deltaRoomEmulated
+	}
+	if s.chunk = 64; s.dk > 128 {
+		s.chunk = 32
+	}
+	if a.Chunk > 0 && a.Chunk < s.chunk {
+		s.chunk = a.Chunk / 16 * 16
+	}
+	key, run := int64(-1), int64(0)
+	for h := range s.valueHeads {
+		k := int64(0)
+		if a.KeyHead != nil {
+			k = a.KeyHead[h]
+		} else {
+			k = h / (s.valueHeads / s.keyHeads)
+		}
+		if k < max(key, 0) || k >= s.keyHeads {
+			return none
+		}
+		if run++; k != key {
+			run = 1
+		}
+		key, s.group = k, max(s.group, run)
+	}
+	documents := s.tokens
+	if a.Cu != nil {
+		documents = documentsOf(a.Cu, a.Cu)
+	}
+	return device.DeltaSizes{Saved: roundUp(s.valueHeads*s.tokens*s.chunk*4, align), Forward: s.workspace(documents, deltaForward),
+		Backward: s.workspace(documents, deltaBackward), State: s.workspace(1, deltaState)}
+}
+
+// deltaShape is what sizes of the gated delta rule depend on.
+type deltaShape struct {
+	tokens, keyHeads, valueHeads, dk, dv int64
+	chunk                                int64 // tokens
+	group                                int64 // value heads of one key head at most
+	room                                 int64
+}
+
+// deltaPass is a kind of call.
+type deltaPass int
+
+const (
+	deltaForward deltaPass = iota
+	deltaBackward
+	deltaState
+)
+
+// workspace: tables and factors of norms, and then what as many value heads need as are done at a time.
+func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
+	var front carve
+	front.take(documents+1, 8)
+	front.take(documents+1, 8)
+	front.take(documents, 8)
+	front.take(s.valueHeads, 8)
+	front.take(s.keyHeads+1, 8)
+	front.take(s.keyHeads*s.tokens, 4)
+	front.take(s.keyHeads*s.tokens, 4)
+	seams := s.tokens / s.chunk
+	of := func(n int64) int64 {
+		l := front
+		l.take(n*s.tokens, 16)
+		l.take(n*s.tokens*s.chunk, 4)
+		l.take(n*s.tokens*s.chunk, 4)
+		if pass == deltaState {
+			return l.bytes
+		}
+		l.take(n*s.tokens*s.dv, 4)
+		l.take(n*seams*s.dk*s.dv, 4)
+		if pass == deltaForward {
+			return l.bytes
+		}
+		l.take(n*s.tokens*s.dv, 4)
+		l.take(n*s.tokens*s.dk, 4)
+		l.take(n*s.tokens*s.dk, 4)
+		l.take(n*seams*s.dk*s.dv, 4)
+		return l.bytes
+	}
+	heads := min(s.valueHeads, max(s.group, s.room/max(of(1)-front.bytes, 1)))
+	if bytes := of(heads); heads == s.valueHeads {
+		return bytes
+	} else {
+		return max(bytes, front.bytes+s.room)
+	}
+}

@@ -1,0 +1,156 @@
+package cuda
+
+import (
+	"math"
+
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// Limits of the calls that cuDNN is asked for: plugin/sdpa_shape.h and sdpa_parts.h.
+const (
+	sdpaDocuments = 8192
+	sdpaTokens    = 1 << 24
+	sdpaRound     = 128
+	sdpaParts     = 8
+)
+
+// sdpaWorkspace is the bytes behind the tables of documents that cuDNN may need for any documents of the
+// call; 0 where it is not asked.
+func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
+	if (g.Deterministic || a.Deterministic) && backward {
+		return 0 // its backward pass is not bitwise reproducible
+	}
+	parts, ok := cutForSDPA(a)
+	if !ok {
+		return 0
+	}
+	for i := range parts {
+		bound, ok := sdpaBound(&parts[i], backward)
+		if !ok {
+			return 0
+		}
+		bytes = max(bytes, bound)
+	}
+	return bytes
+}
+
+// cutForSDPA is the calls into which query heads are cut that are not spread evenly over key heads. They
+// are views, without documents.
+func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
+	hq, hkv := a.Q.Shape[1], a.K.Shape[1]
+	if a.Out.NDim != 3 || hq == 0 || hkv == 0 {
+		return nil, false
+	}
+	whole := *a
+	whole.KVHead, whole.CuQ, whole.CuK = nil, nil, nil
+	if a.KVHead == nil {
+		return []device.Attention{whole}, hq%hkv == 0
+	}
+	type part struct{ q, hq, k, hkv int64 }
+	var cut []part
+	kv := int64(0)
+	for from := int64(0); from < hq; kv++ {
+		to := from
+		for to < hq && a.KVHead[to] == kv {
+			to++
+		}
+		if to == from {
+			return nil, false
+		}
+		if n := len(cut); n > 0 && cut[n-1].hq == cut[n-1].hkv*(to-from) {
+			cut[n-1].hq, cut[n-1].hkv = cut[n-1].hq+to-from, cut[n-1].hkv+1
+		} else if n == sdpaParts {
+			return nil, false
+		} else {
+			cut = append(cut, part{from, to - from, kv, 1})
+		}
+		from = to
+	}
+	for _, p := range cut {
+		of := whole
+		of.Q, of.Out = whole.Q.Slice(1, p.q, p.q+p.hq), whole.Out.Slice(1, p.q, p.q+p.hq)
+		of.K, of.V = whole.K.Slice(1, p.k, p.k+p.hkv), whole.V.Slice(1, p.k, p.k+p.hkv)
+		parts = append(parts, of)
+	}
+	return parts, kv == hkv
+}
+
+// sdpaStrides is how a tensor [tokens, heads, features] lies, in elements. Along an axis of one element any
+// stride will do.
+type sdpaStrides struct{ token, head int64 }
+
+func stridesOf(t tensor.Tensor) (s sdpaStrides) {
+	if s.head = t.Shape[2]; t.Shape[1] > 1 {
+		s.head = t.Stride[1]
+	}
+	if s.token = s.head * t.Shape[1]; t.Shape[0] > 1 {
+		s.token = t.Stride[0]
+	}
+	return s
+}
+
+// byToken reports that all heads of a token lie within its stride.
+func (s sdpaStrides) byToken(heads, width int64) bool {
+	return s.head >= width && s.token >= (heads-1)*s.head+width
+}
+
+// sdpaBound is the most bytes that a call of some documents may take, whatever they are; false where cuDNN
+// is not asked. Query heads are spread evenly. Gradients are taken to lie as the tensors do.
+func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
+	tq, tk, hq, hkv, d, dv := a.Q.Shape[0], a.K.Shape[0], a.Q.Shape[1], a.K.Shape[1], a.Q.Shape[2], a.V.Shape[2]
+	if tq == 0 || tk == 0 || tq > sdpaTokens || tk > sdpaTokens {
+		return 0, false
+	}
+	for _, t := range []tensor.Tensor{a.Q, a.K, a.V, a.Out} {
+		if t.DType != tensor.BF16 || t.NDim != 3 || t.Shape[2] > 1 && t.Stride[2] != 1 || uintptr(t.Data)%16 != 0 {
+			return 0, false
+		}
+		for axis := range 2 {
+			if t.Shape[axis] > 1 && (t.Stride[axis]%8 != 0 || t.Stride[axis] < t.Shape[2]) {
+				return 0, false
+			}
+		}
+	}
+	if d%8 != 0 || dv%8 != 0 || d > 256 || dv > 256 || math.IsNaN(a.Scale) || math.IsInf(a.Scale, 0) {
+		return 0, false
+	}
+	right := int64(-1)
+	if w := a.Window; w != nil && w.Right >= 0 && w.Right < tq+tk {
+		right = w.Right
+	}
+	if a.Causal {
+		right = 0
+	}
+	if right > 0 {
+		return 0, false
+	}
+	if backward && d != dv && min(d, dv) >= 128 && (d != 192 || dv != 128) {
+		return 0, false
+	}
+	q, k, v, out := stridesOf(a.Q), stridesOf(a.K), stridesOf(a.V), stridesOf(a.Out)
+	byLengths := tq == 1 || backward && (right < 0 && tk%128 != 0 || hq*tq%4 != 0)
+	if byLengths { // packed
+		if !q.byToken(hq, d) || !k.byToken(hkv, d) || !v.byToken(hkv, dv) || !out.byToken(hq, dv) || backward && (d%16 != 0 || dv%16 != 0) {
+			return 0, false
+		}
+		tq, tk = roundUp(tq, sdpaRound), roundUp(tk, sdpaRound)
+	}
+	documents := min(sdpaDocuments, bucket(tq+tk, 2))
+	tq, tk = roundUp(tq, sdpaRound), roundUp(tk, sdpaRound)
+	const offsets = 9 // arrays of them
+	var l carve
+	l.take(documents, 4)
+	l.take(documents, 4)
+	l.take(offsets*(documents+1), 8)
+	l.take(tq*hq, 4)
+	bytes = l.bytes + 32<<20
+	if !backward {
+		return bytes, true
+	}
+	bytes += 4 * tq * (max(q.token, hq*d) + hq) // sums of dq
+	if group := hq / hkv; group > 1 {           // and of dk and dv for every query head
+		bytes += 4 * tk * group * (max(k.token, hkv*d) + max(v.token, hkv*dv))
+	}
+	return bytes, true
+}
