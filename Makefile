@@ -54,7 +54,7 @@ mpi-shim:
 
 # libulysses.so for hosts in C, C++, Fortran and Python: capi/ulysses.h. It links no MPI; lib/libulysses_mpi_*.so is what it opens for a host's.
 ABI := 0
-VERSION := 0.1.0
+VERSION := $(shell cat internal/version/VERSION)
 lib:
 	@mkdir -p lib
 	CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "-extldflags '-Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)'" \

@@ -2,55 +2,18 @@ package job
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"regexp"
 	"runtime"
-	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	vers "ulysses/internal/version"
 	"ulysses/slurm"
 )
-
-const usage = `usage: ulysses-mpi [run] job.toml [--set table.key=value ...] [-n, --ranks N]
-       ulysses-mpi plan job.toml [--search] [--cluster file.toml]   memory, traffic and time of a step; runs nothing
-       ulysses-mpi verify job.toml [--json]   the same job on one rank and on all, compared tensor by tensor
-       ulysses-mpi export checkpoint folder   a model's folder, as at the run's end, from a checkpoint or the newest of several
-       ulysses-mpi doctor                what was found on this machine, and what is missing
-       ulysses-mpi version
-
-Under mpirun or srun each process is one rank. Started alone, --ranks N runs N ranks inside one process.
-
-  --set table.key=value   replaces a key of the job file; a TOML value, else text; may be repeated
-  -n, --ranks N           ranks inside this process (default 1); of a plan, ranks to plan for
-  --search                of a plan: the best mesh for these ranks, and the longest sequence that fits
-  --cluster file.toml     of a plan: a machine that need not be this one (docs/plan.md)
-  --json                  of verify: what it found as one JSON object, for programs
-  -h, --help              this text
-
-The keys of a job file are in docs/job-file.md. The exit code is 0, or says what failed: 1 command line, 2 job file, model or data,
-3 not built, 4 memory, 5 communication, 6 device, 7 files, 8 numbers, 10 a fault of this program, 75 stopped in time, 77 nothing to run on.
-`
-
-// verbs maps a verb to what it does and the words that follow it. Flags are for verbs that take a job file.
-var verbs = map[string]struct {
-	words []string
-	run   func(o Options) error
-}{
-	"run":     {[]string{jobFile}, Run},
-	"plan":    {[]string{jobFile}, func(o Options) error { return onFirstRank(func() error { return Plan(o) }) }},
-	"verify":  {[]string{jobFile}, Verify},
-	"export":  {[]string{"checkpoint", "folder"}, func(o Options) error { return onFirstRank(func() error { return export(o) }) }},
-	"doctor":  {nil, func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) }},
-	"version": {nil, func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) }},
-}
-
-const jobFile = "job file"
 
 // Main is the command line without the process: it does what args say and returns the exit code. Failures go to stderr, once for the
 // whole job where all ranks share them.
@@ -61,95 +24,18 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 			fmt.Fprintf(stderr, "ulysses-mpi: a fault of this program: %v (%s)\n", p, panicPlace())
 		}
 	}()
-	verb, o, err := parseArgs(args)
-	if err = unmet(err); errors.Is(err, flag.ErrHelp) {
-		if _, err := io.WriteString(stdout, usage); err != nil {
-			return status.IO
-		}
-		return status.OK
-	}
+	name, o, err := parseArgs(args)
 	o.Stdout, o.Stderr = stdout, stderr
-	if err == nil {
-		err = verbs[verb].run(o)
+	switch {
+	case err != nil:
+		err = unmet(err)
+	case name == "":
+		err = onFirstRank(func() error { return written(io.WriteString(stdout, o.text)) })
+	default:
+		err = verbOf(name).run(o)
 	}
 	complain(stderr, err)
 	return status.Of(err)
-}
-
-// parseArgs reads flags before and behind the verb and the job file.
-func parseArgs(args []string) (verb string, o Options, err error) {
-	f := flag.NewFlagSet("ulysses-mpi", flag.ContinueOnError)
-	f.SetOutput(io.Discard)
-	f.Func("set", "", func(s string) error {
-		if name, _, ok := strings.Cut(s, "="); !ok || strings.TrimSpace(name) == "" {
-			return errors.New("table.key=value is needed")
-		}
-		o.Sets = append(o.Sets, s)
-		return nil
-	})
-	f.IntVar(&o.Ranks, "ranks", 0, "")
-	f.IntVar(&o.Ranks, "n", 0, "")
-	f.BoolVar(&o.search, "search", false, "")
-	f.StringVar(&o.cluster, "cluster", "", "")
-	f.BoolVar(&o.json, "json", false, "")
-	fail := func(format string, args ...any) (string, Options, error) {
-		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", fmt.Sprintf(format, args...))
-	}
-	var words []string
-	for len(args) > 0 {
-		if err := f.Parse(args); errors.Is(err, flag.ErrHelp) {
-			return "", o, err
-		} else if err != nil {
-			return fail("%v", err)
-		}
-		if args = f.Args(); len(args) > 0 {
-			words, args = append(words, args[0]), args[1:]
-		}
-	}
-	given := map[string]bool{}
-	f.Visit(func(x *flag.Flag) { given[x.Name] = true })
-	if len(words) == 0 {
-		return fail("a job file or a verb is needed")
-	}
-	verb = "run"
-	if _, ok := verbs[words[0]]; ok {
-		verb, words = words[0], words[1:]
-	} else if words[0] == "help" {
-		return "", o, flag.ErrHelp
-	}
-	most := maxRanks
-	if verb == "plan" {
-		most = maxPlanned
-	}
-	switch want := verbs[verb].words; {
-	case (given["n"] || given["ranks"]) && (o.Ranks < 1 || o.Ranks > most):
-		return fail("--ranks %d: 1 to %d are possible", o.Ranks, most)
-	case verb != "plan" && (given["search"] || given["cluster"]):
-		return fail("%s: --search and --cluster are of plan", verb)
-	case verb != "verify" && given["json"]:
-		return fail("%s: --json is of verify", verb)
-	case given["cluster"] && o.cluster == "":
-		return fail("plan: --cluster needs a file")
-	case len(want) == 0 && len(words) > 0:
-		return fail("%s takes no %q", verb, words[0])
-	case len(words) < len(want):
-		return fail("%s: a %s is needed", verb, want[len(words)])
-	case len(words) > len(want):
-		if _, isVerb := verbs[words[1]]; isVerb {
-			return fail("%s %s: the verb comes first", words[0], words[1])
-		}
-		if len(want) > 1 {
-			return fail("%s: a %s are needed, and there are %d words: %s", verb, strings.Join(want, " and a "), len(words), strings.Join(words, ", "))
-		}
-		return fail("%s: one job file is needed, and there are %d: %s", verb, len(words), strings.Join(words, ", "))
-	case len(given) > 0 && !slices.Contains(want, jobFile):
-		return fail("%s takes no flags", verb)
-	}
-	o.words = words
-	if slices.Contains(verbs[verb].words, jobFile) {
-		o.Path = words[0]
-	}
-	return verb, o, nil
 }
 
 // maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
@@ -228,25 +114,18 @@ func onFirstRank(f func() error) error {
 
 func version(w io.Writer) error { return written(fmt.Fprintln(w, programVersion())) }
 
-// programVersion is the program, its revision and what it was built with.
+// programVersion is one line: version, commit, and what the program was built with.
 func programVersion() string {
 	mpi := "without MPI"
 	if comm.Available() {
 		mpi = "with MPI"
 	}
-	revision := ""
-	if info, ok := debug.ReadBuildInfo(); ok {
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				revision = " " + s.Value[:min(12, len(s.Value))]
-			}
-		}
+	commit := "commit not recorded"
+	if c := vers.Commit(); c != "" {
+		commit = "commit " + c
 	}
-	return fmt.Sprintf("ulysses-mpi %s%s, %s, %s %s/%s", Version, revision, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("ulysses-mpi %s, %s, %s, %s %s/%s", vers.String, commit, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
-
-// Version is that of the command line and the job file.
-const Version = "0.1"
 
 func written(_ int, err error) error {
 	if err != nil {

@@ -2,13 +2,16 @@ package job
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"ulysses/internal/status"
+	vers "ulysses/internal/version"
 )
 
 func TestParseArgs(t *testing.T) {
@@ -56,7 +59,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"--help"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"help"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"verify", "-h"}, status.OK, "usage: ulysses-mpi", ""},
-		{[]string{"version"}, status.OK, "ulysses-mpi " + Version, ""},
+		{[]string{"version"}, status.OK, "ulysses-mpi " + vers.String, ""},
 		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "a folder is needed"},
 		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "a checkpoint and a folder are needed"},
 		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export takes no flags"},
@@ -190,5 +193,86 @@ func TestOwnFaultsOfARank(t *testing.T) {
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "")
 	if _, _, errs := call("--nope"); strings.Contains(errs, "rank") {
 		t.Errorf("one process alone: %s", errs)
+	}
+}
+
+// Every verb has a help text of its own, with usage, flags, an example and exit codes, and every exit code is explained in the
+// program's help and in docs/job-file.md in the same words.
+func TestHelp(t *testing.T) {
+	for _, v := range verbs {
+		for _, args := range [][]string{{v.name, "--help"}, {"help", v.name}, {"-h", v.name}} {
+			code, out, errs := call(args...)
+			if code != status.OK || errs != "" || !strings.HasPrefix(out, "usage: ulysses-mpi "+v.use()) || !strings.Contains(out, "\nexample:\n  "+strings.Split(v.example, "\n")[0]) ||
+				!strings.Contains(out, "\nexit codes:\n   0  ") {
+				t.Errorf("%v: %v\n%s%s", args, code, out, errs)
+			}
+			for name, of := range flagVerbs {
+				if strings.Contains(out, " --"+name+" ") != slices.Contains(of, v.name) {
+					t.Errorf("%v: --%s is a flag of %v\n%s", args, name, of, out)
+				}
+			}
+			for _, line := range strings.Split(out, "\n") {
+				if len(line) > 110 {
+					t.Errorf("%v: a line of %d characters: %s", args, len(line), line)
+				}
+			}
+		}
+	}
+	_, out, _ := call("--help")
+	for _, x := range exitCodes {
+		if row := fmt.Sprintf("\n  %2d  %s\n", x.code, x.meaning); !strings.Contains(out, row) {
+			t.Errorf("ulysses-mpi --help has no line %q", row)
+		}
+		if row := fmt.Sprintf("\n| %d | %s |\n", x.code, x.meaning); !strings.Contains(text(t, "../docs/job-file.md"), row) {
+			t.Errorf("docs/job-file.md has no line %q", row)
+		}
+	}
+	for c := status.Code(0); c < 128; c++ {
+		named := !strings.HasPrefix(c.String(), "status ")
+		if named != slices.ContainsFunc(exitCodes, func(x exitCode) bool { return x.code == c }) {
+			t.Errorf("exit code %d (%v) is in one table and not in the other", c, c)
+		}
+	}
+	for _, v := range verbs {
+		if !strings.Contains(out, "\n  "+v.use()+"  ") {
+			t.Errorf("ulysses-mpi --help does not list %s", v.name)
+		}
+	}
+}
+
+// Flags may stand before the verb, a misplaced one is refused with the verbs that take it, and a mistyped verb with the one meant.
+func TestFlagsAndVerbs(t *testing.T) {
+	for args, want := range map[string]string{
+		"--search plan": "plan: a job file is needed", "--cluster c plan a b": "plan: one job file is needed", "doctor --json": "doctor takes no flags",
+		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: no such verb; did you mean verify?",
+		"-ranks 3 -set a= a.toml b.toml": "one job file is needed", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+	} {
+		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" || !strings.Contains(errs, want) {
+			t.Errorf("%s: %v: %s%s", args, code, out, errs)
+		}
+	}
+	if verb, o, err := parseArgs(strings.Fields("-set a=1 --search -n=3 plan x.toml --set b=1,2")); err != nil || verb != "plan" || !o.search || o.Ranks != 3 || strings.Join(o.Sets, " ") != "a=1 b=1,2" {
+		t.Errorf("%s %+v %v", verb, o, err)
+	}
+}
+
+// A shell completes verbs, the keys of --set and their words, and job files.
+func TestCompletion(t *testing.T) {
+	for args, want := range map[string]string{
+		"pl": "plan\tpredict", "--set optimizer.na": "optimizer.name=\n", "--set optimizer.name=": "optimizer.name=adamw\noptimizer.name=sgd\n",
+		"plan --set data.pack=": "data.pack=true\ndata.pack=false\n", "verify ": "toml\n:8", "completion ": "bash\nfish\npowershell\nzsh\n", "plan --s": "--search",
+	} {
+		code, out, errs := call(append([]string{"__complete"}, strings.Split(args, " ")...)...)
+		if code != status.OK || errs != "" || !strings.Contains(out, want) {
+			t.Errorf("%s: %v\n%s%s", args, code, out, errs)
+		}
+	}
+	if _, out, _ := call("__complete", "verify", "--s"); strings.Contains(out, "--search") {
+		t.Errorf("verify has no --search: %s", out)
+	}
+	for _, shell := range shellNames() {
+		if code, out, errs := call("completion", shell); code != status.OK || errs != "" || !strings.Contains(out, "ulysses-mpi __complete") && !strings.Contains(out, "__complete") {
+			t.Errorf("%s: %v\n%s%s", shell, code, out, errs)
+		}
 	}
 }

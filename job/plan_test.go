@@ -275,8 +275,8 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --cluster " + file("nodes = 2000000"), status.InvalidConfig, []string{"at most"}},
 		{"plan JOB --cluster " + file("nodes ="), status.InvalidConfig, []string{"not TOML"}},
 		{"plan JOB -n 99999999", status.InvalidArgument, []string{"--ranks 99999999"}},
-		{"JOB --search", status.InvalidArgument, []string{"are of plan"}},
-		{"verify JOB --cluster x", status.InvalidArgument, []string{"are of plan"}},
+		{"JOB --search", status.InvalidArgument, []string{"is a flag of plan"}},
+		{"verify JOB --cluster x", status.InvalidArgument, []string{"is a flag of plan"}},
 		{"plan", status.InvalidArgument, []string{"a job file is needed"}},
 	} {
 		code, out, errs := call(strings.Fields(strings.ReplaceAll(c.args, "JOB", path))...)

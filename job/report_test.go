@@ -16,6 +16,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	vers "ulysses/internal/version"
 	"ulysses/train"
 )
 
@@ -152,7 +153,7 @@ func TestReport(t *testing.T) {
 		"":            {"finished all 6 steps", "qwen3", "ZeRO stage 3"},
 		"time":        {"rank 3", "attention", "exchange"},
 		"job":         {"hidden_size = 24", odd, "parallel.zero=3", "optimizer.lr"},
-		"environment": {"4 × ", "<b>bold</b>", "not shown", "ulysses-mpi " + Version},
+		"environment": {"4 × ", "<b>bold</b>", "not shown", "ulysses-mpi " + vers.String},
 		"curves":      {"6 steps"},
 	} {
 		for _, w := range want {

@@ -29,7 +29,8 @@ type Options struct {
 	limit time.Duration     // that a collective may take; launch sets it
 	late  func(text string) // told that the watch has given up on a peer
 	verb  string            // what is done with the job file
-	words []string          // behind a verb that takes no job file
+	words []string          // behind the verb
+	text  string            // that is all there is to print
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine

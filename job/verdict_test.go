@@ -28,7 +28,7 @@ func TestVerifyAsJSON(t *testing.T) {
 			t.Errorf("%+v", x)
 		}
 	}
-	if code, _, errs := call("plan", "x.toml", "--json"); code != status.InvalidArgument || !strings.Contains(errs, "--json is of verify") {
+	if code, _, errs := call("plan", "x.toml", "--json"); code != status.InvalidArgument || !strings.Contains(errs, "--json is a flag of verify") {
 		t.Errorf("%v %s", code, errs)
 	}
 }

@@ -41,13 +41,14 @@ var may = map[string]string{
 	"internal/arch":        "",
 	"internal/status":      "",
 	"internal/bom":         "",
+	"internal/version":     "",
 	"internal/clock":       "",
 	"internal/trace":       "",
 	"slurm":                "",
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/bom internal/clock internal/trace slurm "
+const leaves = " internal/status internal/version internal/bom internal/clock internal/trace slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

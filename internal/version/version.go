@@ -1,0 +1,40 @@
+// Package version holds the project's version. Everything that states a version repeats the one in the file VERSION, and a test compares them.
+package version
+
+import (
+	_ "embed"
+	"runtime/debug"
+	"strings"
+)
+
+//go:embed VERSION
+var file string
+
+// String is the version of the program, the C library and the Python package, such as "0.1.0".
+var String = strings.TrimSpace(file)
+
+// Commit returns the first 12 digits of the commit that the program was built from, with "+" behind them if files differed from the
+// commit, or "" if the build did not record one.
+func Commit() string {
+	info, _ := debug.ReadBuildInfo()
+	return commitOf(info)
+}
+
+func commitOf(info *debug.BuildInfo) string {
+	commit, modified := "", ""
+	if info == nil {
+		return ""
+	}
+	for _, s := range info.Settings {
+		switch {
+		case s.Key == "vcs.revision":
+			commit = s.Value[:min(12, len(s.Value))]
+		case s.Key == "vcs.modified" && s.Value == "true":
+			modified = "+"
+		}
+	}
+	if commit == "" {
+		return ""
+	}
+	return commit + modified
+}

@@ -1,0 +1,54 @@
+package version
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"runtime/debug"
+	"testing"
+)
+
+// Every file that states the version states the one in VERSION.
+func TestOneVersion(t *testing.T) {
+	var major, minor, patch int
+	if n, err := fmt.Sscanf(String, "%d.%d.%d", &major, &minor, &patch); n != 3 || err != nil || String != fmt.Sprintf("%d.%d.%d", major, minor, patch) {
+		t.Fatalf("VERSION holds %q: major.minor.patch is needed", file)
+	}
+	for _, x := range []struct{ file, pattern, want string }{
+		{"capi/ulysses.h", `(?m)^#define ULYSSES_VERSION (\S+)u\s`, fmt.Sprint(major*10000 + minor*100 + patch)},
+		{"python/ulysses/__init__.py", `(?m)^__version__ = "(.*)"$`, String},
+		{"python/pyproject.toml", `(?m)^version = "(.*)"$`, String},
+		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
+		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
+	} {
+		text, err := os.ReadFile("../../" + x.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m := regexp.MustCompile(x.pattern).FindStringSubmatch(string(text)); m == nil || m[1] != x.want {
+			t.Errorf("%s: %q, want %q", x.file, m, x.want)
+		}
+	}
+}
+
+func TestCommit(t *testing.T) {
+	setting := func(pairs ...string) *debug.BuildInfo {
+		info := &debug.BuildInfo{}
+		for i := 0; i < len(pairs); i += 2 {
+			info.Settings = append(info.Settings, debug.BuildSetting{Key: pairs[i], Value: pairs[i+1]})
+		}
+		return info
+	}
+	for _, x := range []struct {
+		info *debug.BuildInfo
+		want string
+	}{
+		{nil, ""}, {setting(), ""}, {setting("vcs.modified", "true"), ""},
+		{setting("vcs.revision", "996eabf0123456789", "vcs.modified", "false"), "996eabf01234"},
+		{setting("vcs.revision", "996eabf0123456789", "vcs.modified", "true"), "996eabf01234+"},
+	} {
+		if got := commitOf(x.info); got != x.want {
+			t.Errorf("%+v: %q, want %q", x.info, got, x.want)
+		}
+	}
+}

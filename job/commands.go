@@ -1,0 +1,290 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"ulysses/internal/status"
+)
+
+// verb is one action of the program.
+type verb struct {
+	name    string
+	words   []string // that follow it, all needed
+	short   string   // one line of ulysses-mpi --help
+	long    string
+	example string
+	codes   []status.Code // exit codes that mean something particular to this verb
+	run     func(o Options) error
+}
+
+const jobFile = "job file"
+
+var verbs []verb
+
+func init() {
+	cobra.EnableCommandSorting = false // help lists the verbs in this order
+	verbs = []verb{
+		{name: "run", words: []string{jobFile}, run: Run,
+			short: "run the job; the word run may be left out",
+			long: `Runs the job: kind = "train", "eval", "attention" or "gdn". A run that was stopped with a checkpoint
+resumes when the same command is given again.`,
+			example: `mpirun -n 4 ulysses-mpi job.toml
+srun --mpi=pmix ulysses-mpi job.toml --set optimizer.lr=3e-4 --set output.dir=out2
+ulysses-mpi job.toml --ranks 4`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric, status.Preempted}},
+		{name: "plan", words: []string{jobFile}, run: func(o Options) error { return onFirstRank(func() error { return Plan(o) }) },
+			short: "predict memory, traffic and time of a step; executes nothing",
+			long: `Predicts the memory of each rank, the bytes it sends and the time of a step, and says whether the job fits.
+It executes nothing and needs no GPU. docs/plan.md explains the tables.`,
+			example: `ulysses-mpi plan job.toml --ranks 8
+ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
+		{name: "verify", words: []string{jobFile}, run: Verify,
+			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
+			long: `Runs the first step of the job (or the whole job on saved tensors) on all ranks and on one rank, and
+compares loss, gradients and outputs.`,
+			example: `mpirun -n 4 ulysses-mpi verify job.toml
+ulysses-mpi verify job.toml --ranks 4 --json`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
+		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
+			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
+			long: `Writes the weights of a checkpoint as the Hugging Face folder that the run would have written had it ended
+there. The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
+It needs no ranks and no GPU.`,
+			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
+			codes:   []status.Code{status.OK, status.InvalidConfig, status.IO}},
+		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) },
+			short: "list what was found on this machine and what is missing",
+			long: `Lists processor, memory, MPI, GPUs and libraries of this machine, and for each missing one what it costs
+and how to get it.`,
+			example: `srun -N 1 -n 1 ulysses-mpi doctor`,
+			codes:   []status.Code{status.OK}},
+		{name: "completion", words: []string{"shell"}, run: func(o Options) error { return onFirstRank(func() error { return completion(o) }) },
+			short: "print the completion script of bash, zsh, fish or powershell",
+			long: `Prints a script that lets a shell complete verbs, flags, job files and the keys of --set. Load it in the
+shell's start file, or put it where the shell looks for such scripts.`,
+			example: `source <(ulysses-mpi completion bash)
+ulysses-mpi completion bash > /etc/bash_completion.d/ulysses-mpi
+ulysses-mpi completion zsh > "${fpath[1]}/_ulysses-mpi"
+ulysses-mpi completion fish > ~/.config/fish/completions/ulysses-mpi.fish`,
+			codes: []status.Code{status.OK}},
+		{name: "version", run: func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) },
+			short:   "print version, commit and build",
+			long:    "Prints the version, the commit that the program was built from, whether MPI is part of it, and Go's version.",
+			example: "ulysses-mpi version", codes: []status.Code{status.OK}},
+	}
+}
+
+func verbOf(name string) *verb {
+	for i := range verbs {
+		if verbs[i].name == name {
+			return &verbs[i]
+		}
+	}
+	return nil
+}
+
+// flagVerbs maps a flag to the verbs that take it. Every command knows every flag, so that a flag may stand before the verb and a flag of
+// another verb is refused by name.
+var flagVerbs = map[string][]string{
+	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"},
+}
+
+func addFlags(f *pflag.FlagSet, o *Options) {
+	f.Var((*setFlag)(&o.Sets), "set", "replace a key of the job file; the value is TOML, or else text; may be repeated")
+	f.IntVarP(&o.Ranks, "ranks", "n", 0, "run `N` ranks inside this process (default 1); with plan, plan for N ranks")
+	f.BoolVar(&o.search, "search", false, "find the best mesh for these ranks and the longest sequence that fits")
+	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
+	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
+}
+
+// setFlag gathers --set arguments as they are; a value may hold commas.
+type setFlag []string
+
+func (s *setFlag) String() string { return "" }
+func (s *setFlag) Type() string   { return "table.key=value" }
+func (s *setFlag) Set(text string) error {
+	if name, _, ok := strings.Cut(text, "="); !ok || strings.TrimSpace(name) == "" {
+		return errors.New("table.key=value is needed")
+	}
+	*s = append(*s, text)
+	return nil
+}
+
+// parseArgs reads flags before and behind the verb and the job file. A verb of "" means that o.text is all there is to print: a help
+// text, the version, or what a shell asked for its completion.
+func parseArgs(args []string) (chosen string, o Options, err error) {
+	var text strings.Builder
+	var misuse error
+	root := newCommands(&o, func(v *verb, cmd *cobra.Command, words []string) { chosen, misuse = v.name, o.choose(v, cmd, words) })
+	root.SetArgs(doubleDashes(root, args))
+	root.SetOut(&text)
+	root.SetErr(io.Discard)
+	if err = root.Execute(); err == nil {
+		err = misuse
+	}
+	if err != nil {
+		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", flagFault(err))
+	}
+	o.text = text.String()
+	return chosen, o, nil
+}
+
+// newCommands returns the tree of commands: the root, which stands for run, and one command for each verb.
+func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []string)) *cobra.Command {
+	command := func(v *verb, use string) *cobra.Command {
+		cmd := &cobra.Command{Use: use, Short: v.short, Long: v.long, Example: v.example, Args: cobra.ArbitraryArgs, DisableFlagsInUseLine: true,
+			Run: func(cmd *cobra.Command, words []string) { choose(v, cmd, words) }, ValidArgsFunction: completeWords(v)}
+		cmd.Flags().SortFlags = false
+		addFlags(cmd.Flags(), o)
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(flagVerbs[f.Name], v.name) })
+		completeFlags(cmd)
+		cmd.InitDefaultHelpFlag()
+		cmd.Flags().Lookup("help").Usage = "print this text"
+		return cmd
+	}
+	root := command(verbOf("run"), "ulysses-mpi")
+	root.SilenceErrors, root.SilenceUsage, root.Version = true, true, programVersion()
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { writeHelp(cmd.OutOrStdout(), cmd) })
+	root.InitDefaultVersionFlag()
+	root.Flags().Lookup("version").Usage = "print version, commit and build"
+	for i := range verbs {
+		root.AddCommand(command(&verbs[i], verbs[i].use()))
+	}
+	root.CompletionOptions.DisableDefaultCmd = true // completion is a verb like the others
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "help" {
+			cmd.Use, cmd.Short = "help [verb]", "print the help text of a verb"
+		}
+	}
+	return root
+}
+
+// use is the verb with its words.
+func (v *verb) use() string {
+	text := v.name
+	for _, w := range v.words {
+		if w == jobFile {
+			w = "job.toml"
+		}
+		text += " " + w
+	}
+	return text
+}
+
+// choose checks flags and words against the verb and keeps them.
+func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
+	if err := v.refuseFlags(cmd.Flags()); err != nil {
+		return err
+	}
+	most := maxRanks
+	if v.name == "plan" {
+		most = maxPlanned
+	}
+	switch want := v.words; {
+	case cmd.Flags().Changed("ranks") && (o.Ranks < 1 || o.Ranks > most):
+		return fmt.Errorf("--ranks %d: 1 to %d are possible", o.Ranks, most)
+	case cmd.Flags().Changed("cluster") && o.cluster == "":
+		return errors.New("plan: --cluster needs a file")
+	case len(words) == 0 && !cmd.HasParent():
+		return errors.New("a job file or a verb is needed")
+	case len(want) == 0 && len(words) > 0:
+		return fmt.Errorf("%s takes no %q", v.name, words[0])
+	case len(words) < len(want):
+		return fmt.Errorf("%s: a %s is needed", v.name, want[len(words)])
+	case len(words) > len(want):
+		return v.tooMany(words)
+	}
+	o.words = words
+	if slices.Contains(v.words, jobFile) {
+		o.Path = words[0]
+	}
+	return nil
+}
+
+// refuseFlags refuses flags that were given and are those of other verbs.
+func (v *verb) refuseFlags(given *pflag.FlagSet) (err error) {
+	given.Visit(func(f *pflag.Flag) {
+		switch of := flagVerbs[f.Name]; {
+		case err != nil || slices.Contains(of, v.name):
+		case !v.hasFlags():
+			err = fmt.Errorf("%s takes no flags", v.name)
+		default:
+			err = fmt.Errorf("%s: --%s is a flag of %s", v.name, f.Name, strings.Join(of, ", "))
+		}
+	})
+	return err
+}
+
+func (v *verb) hasFlags() bool {
+	for _, of := range flagVerbs {
+		if slices.Contains(of, v.name) {
+			return true
+		}
+	}
+	return false
+}
+
+// tooMany explains words that are more than the verb takes.
+func (v *verb) tooMany(words []string) error {
+	if verbOf(words[1]) != nil {
+		return fmt.Errorf("%s %s: the verb comes first", words[0], words[1])
+	}
+	if len(v.words) > 1 {
+		return fmt.Errorf("%s: a %s are needed, and there are %d words: %s", v.name, strings.Join(v.words, " and a "), len(words), strings.Join(words, ", "))
+	}
+	if near := nearest(words[0], verbNames()); near != "" {
+		return fmt.Errorf("%s: no such verb; did you mean %s?", words[0], near)
+	}
+	return fmt.Errorf("%s: one job file is needed, and there are %d: %s", v.name, len(words), strings.Join(words, ", "))
+}
+
+func verbNames() []string {
+	var names []string
+	for _, v := range verbs {
+		names = append(names, v.name)
+	}
+	return names
+}
+
+var singleDash = regexp.MustCompile(`^-([a-z]{2,})(=.*)?$`)
+
+// doubleDashes lets -ranks stand for --ranks.
+func doubleDashes(root *cobra.Command, args []string) []string {
+	out := slices.Clone(args)
+	for i, a := range out {
+		if a == "--" {
+			break
+		}
+		if m := singleDash.FindStringSubmatch(a); m != nil && root.Flags().Lookup(m[1]) != nil {
+			out[i] = "-" + a
+		}
+	}
+	return append([]string{}, out...) // not nil, for which cobra would read os.Args
+}
+
+// flagFault says what is wrong with a flag.
+func flagFault(err error) string {
+	var unknown *pflag.NotExistError
+	var bare *pflag.ValueRequiredError
+	var bad *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown):
+		return "flag provided but not defined: -" + unknown.GetSpecifiedName()
+	case errors.As(err, &bare):
+		return "flag needs an argument: --" + bare.GetFlag().Name
+	case errors.As(err, &bad):
+		return fmt.Sprintf("invalid value %q for --%s: %v", bad.GetValue(), bad.GetFlag().Name, bad.Unwrap())
+	}
+	return err.Error()
+}
