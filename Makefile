@@ -1,16 +1,17 @@
 # make        build bin/ulysses-mpi
-# make run    install what is missing, build, and train a small hybrid on four ranks
+# make run    build, and train a small hybrid on four ranks
 # make test   everything that needs no GPU
 # make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
-# make deps   install what build, run and test need (Debian, Ubuntu; as root or with sudo)
+# make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test those of the tests.
+#             As root the other targets install them too; for anybody else they print what is missing.
 # make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
 
 GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
+.PHONY: all build run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -25,17 +26,23 @@ MPIRUN := mpirun --oversubscribe --bind-to none
 
 all: build
 
-build: deps
+build: have-deps
 	$(GO) build -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
 
 run: build
 	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/hybrid.toml
 
-deps:
+have-deps:
 	@scripts/deps.sh build
 
-deps-test:
+have-deps-test: have-deps
 	@scripts/deps.sh test
+
+deps:
+	@scripts/deps.sh build install
+
+deps-test: deps
+	@scripts/deps.sh test install
 
 # One build at a time: tests of several packages ask for the plug-in at once.
 PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) -f cuda/plugin.mk
@@ -104,7 +111,7 @@ cuda-matrix: cuda-libs
 
 # For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu.tar.gz and this repository there, make gpu-check (gpu-bench) there. On a
 # machine that has both, gpu-check makes the bundle first.
-gpu-bundle: deps cuda lib
+gpu-bundle: have-deps cuda lib
 	scripts/gpu-bundle.sh dist/gpu
 
 dist/gpu.tar.gz:
@@ -131,7 +138,7 @@ test-python: lib cuda-emulated .venv/hosts
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
 # CI=true makes a skipped MPI, Slurm, golden or CUDA test a failure.
-test: deps deps-test build cuda-libs cuda cuda-emulated
+test: have-deps have-deps-test build cuda-libs cuda cuda-emulated
 	$(GO) vet ./... && $(GO) vet -tags mpi ./...
 	$(GO) test ./...
 	$(GO) test -tags mpi -count=1 ./comm ./sp ./gdn ./model ./cmd/...

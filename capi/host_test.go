@@ -25,7 +25,7 @@ func missing(t *testing.T, tool string) {
 		return
 	}
 	if os.Getenv("CI") == "true" {
-		t.Fatalf("%s is missing: scripts/deps.sh test installs it", tool)
+		t.Fatalf("%s is missing: make deps-test installs it", tool)
 	}
 	t.Skipf("no %s", tool)
 }

@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
-# Installs what is missing for: build (Go is asked for, Open MPI, gcc, pkg-config), test (also Slurm, g++, and venv for the
-# CUDA compiler and the tests of python/). Says what to do where it cannot.
+# deps.sh build|test [install]: are the packages there that the build needs (Open MPI, gcc, pkg-config; Go must be there), or
+# the tests (also Slurm, g++, gfortran, and venv for the CUDA compiler and the tests of python/)?
+#
+# What is missing is installed by root, as in a container. For anybody else it is installed, with sudo, only when asked to
+# (install: `make deps`, `make deps-test`); otherwise the packages and the command are printed. Missing packages of the build
+# are an error; tests skip what they cannot run.
 set -euo pipefail
-what=${1:-build}
+what=${1:-build} install=${2:-}
 
 need_go=$(awk '$1 == "go" {print $2}' go.mod)
 if ! command -v go >/dev/null; then
@@ -30,21 +34,28 @@ if [ "$what" = test ]; then
 fi
 [ ${#packages[@]} -eq 0 ] && exit 0
 
-if ! command -v apt-get >/dev/null; then
-  echo "ulysses: missing: ${packages[*]} (names of Debian's packages). Install their like with this system's package manager, then run make again." >&2
-  [ "$what" = test ] && exit 0 || exit 1
-fi
+give_up() {
+  echo "ulysses: $*" >&2
+  [ "$what" = test ] && [ -z "$install" ] && exit 0
+  exit 1
+}
+target=deps
+[ "$what" = test ] && target=deps-test
+apt="apt-get install --no-install-recommends ${packages[*]}"
+command -v apt-get >/dev/null ||
+  give_up "missing: ${packages[*]} (names of Debian's packages); install the same with this system's package manager, then run make again"
 if [ "$(id -u)" = 0 ]; then root=(env)
-elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then root=(sudo)
+elif [ -z "$install" ]; then
+  give_up "missing: ${packages[*]}; run \`make $target\` (which runs: sudo $apt), then run make again"
+elif command -v sudo >/dev/null; then root=(sudo)
 else
-  echo "ulysses: missing: ${packages[*]}. As root: apt-get install --no-install-recommends ${packages[*]}" >&2
-  [ "$what" = test ] && exit 0 || exit 1
+  give_up "missing: ${packages[*]}, and there is no sudo; as root, run: $apt"
 fi
 echo "ulysses: installing ${packages[*]}"
 log=$(mktemp)
-install() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >"$log" 2>&1; }
-if ! install; then
+apt_get() { "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >"$log" 2>&1; }
+if ! apt_get; then
   "${root[@]}" apt-get update -qq >>"$log" 2>&1 || true
-  install || { cat "$log" >&2; echo "ulysses: apt-get could not install ${packages[*]}" >&2; exit 1; }
+  apt_get || { cat "$log" >&2; echo "ulysses: apt-get could not install ${packages[*]}" >&2; exit 1; }
 fi
 rm -f "$log"
