@@ -22,7 +22,7 @@ import (
 func (s *session) checkpoints() *train.Checkpoints {
 	j := s.Job
 	rest := func(dir string) error { return s.model.SaveRest(dir, j.Model.Path) }
-	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Run: map[string]string{
+	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Accept: j.Checkpoint.Accept, Run: map[string]string{
 		"model":          digest(s.config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
@@ -64,12 +64,18 @@ func (s *session) resume(setup *train.Setup) error {
 	case "auto":
 		path = ""
 	}
-	var err error
-	setup.Resumed, setup.Updates, err = setup.Keep.Resume(path, s.Device, s.Mesh.World, s.weights, s.model.Groups(), &j.Optimizer)
-	if err == nil && setup.Resumed > 0 {
-		s.Log.Info().Int64("step", setup.Resumed).Int64("of", setup.Steps).Msg("resumed")
+	from, err := setup.Keep.Resume(path, s.Device, s.Mesh.World, s.weights, s.model.Groups(), &j.Optimizer, setup.Steps)
+	if err != nil {
+		return err
 	}
-	return err
+	setup.Resumed, setup.Updates = from.Step, from.Updates
+	for _, note := range from.Notes {
+		s.Log.Warn().Msg(note)
+	}
+	if from.Path != "" {
+		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Steps).Str("checkpoint", from.Path).Msg("resumed")
+	}
+	return nil
 }
 
 // stopper says when a run should write a checkpoint and end: at SIGUSR1, which Slurm sends ahead of the end when asked to (sbatch

@@ -136,7 +136,7 @@ func TestReadOnly(t *testing.T) {
 		t.Errorf("when it can be written again: %v, %s: %v, want %v", err, text, losses(t, dir), want)
 	}
 
-	cmd := child(dir, append(env, "ULYSSES_TEST_SETS=train.steps=1000000 checkpoint.every=1 checkpoint.keep=2")...)
+	cmd := child(dir, append(env, "ULYSSES_TEST_SETS=train.steps=1000000 checkpoint.every=1 checkpoint.keep=2 checkpoint.accept=train.steps")...)
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &text
 	if err := cmd.Start(); err != nil {

@@ -187,6 +187,7 @@ func TestResumeFaults(t *testing.T) {
 		sets  []string
 		code  status.Code
 		want  []string
+		whole bool // the checkpoint is, and belongs to another run or program
 	}{
 		{name: "a byte", spoil: func(state string) error {
 			path := filepath.Join(state, "rank-00001.safetensors")
@@ -205,12 +206,23 @@ func TestResumeFaults(t *testing.T) {
 			code: status.IO, want: []string{"manifest.json"}},
 		{name: "half a manifest", spoil: func(state string) error { return os.Truncate(filepath.Join(state, "manifest.json"), 200) },
 			code: status.InvalidConfig, want: []string{"manifest.json is damaged"}},
-		{name: "newer", spoil: edit("format", 2), code: status.InvalidConfig, want: []string{"format 2, this program reads up to 1"}},
+		{name: "an empty folder", spoil: func(state string) error { return errors.Join(os.RemoveAll(state), os.Mkdir(state, 0o777)) },
+			code: status.IO, want: []string{"manifest.json"}},
+		{name: "another step", spoil: edit("step", 9), code: status.InvalidConfig, want: []string{"manifest.json is damaged", "sha256"}},
+		{name: "other updates", spoil: edit("updates", 0), code: status.InvalidConfig, want: []string{"manifest.json is damaged", "sha256"}},
+		{name: "a pipe", spoil: func(state string) error {
+			path := filepath.Join(state, "manifest.json")
+			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
+		}, code: status.IO, want: []string{"manifest.json is a named pipe, a regular file is needed"}},
+		{name: "another's name", spoil: func(state string) error {
+			return errors.Join(os.RemoveAll(state), os.CopyFS(state, os.DirFS(filepath.Join(filepath.Dir(state), "step-00000004"))))
+		}, code: status.InvalidConfig, want: []string{"its name says step 6, its manifest.json step 4"}},
+		{name: "newer", spoil: edit("format", 3), code: status.Unsupported, want: []string{"format 3, this program reads up to 2"}, whole: true},
 		{name: "foreign", spoil: edit("producer", "another"), code: status.InvalidConfig, want: []string{"not written by this program"}},
-		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "model is", "mlp", "[48 24], in it [40 24]"}},
-		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}},
-		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}},
-		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.sequence is 40, it was 48"}},
+		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "model is", "mlp", "[48 24], in it [40 24]"}, whole: true},
+		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}, whole: true},
+		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}, whole: true},
+		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.sequence is 40, it was 48"}, whole: true},
 		{name: "other text of the same length", spoil: func(state string) error {
 			path := filepath.Join(state, "..", "..", "..", "a.txt")
 			text, err := os.ReadFile(path)
@@ -218,9 +230,9 @@ func TestResumeFaults(t *testing.T) {
 				err = os.WriteFile(path, bytes.Replace(text, []byte("cat"), []byte("cow"), 1), 0o644)
 			}
 			return err
-		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is 1 documents, 2080 tokens", "checksum"}},
-		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}},
-		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"nowhere"}},
+		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is 1 documents, 2080 tokens", "checksum"}, whole: true},
+		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}, whole: true},
+		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"nowhere"}, whole: true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			dir, run := newKept(t)
@@ -232,13 +244,32 @@ func TestResumeFaults(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			sets := x.sets
+			if !x.whole { // one that is named is not replaced by another
+				sets = append(sets, "checkpoint.resume="+filepath.Join(dir, "out", "checkpoints", "step-00000006"))
+			}
 			for _, ranks := range []int{1, 2} {
-				_, err := run(ranks, append([]string{"train.steps=8"}, x.sets...)...)
+				_, err := run(ranks, sets...)
 				expectFault(t, err, x.code, x.want)
 			}
 			if n := len(losses(t, dir)); n != 6 {
 				t.Errorf("metrics.jsonl has %d lines left", n)
 			}
+			if x.whole {
+				return
+			}
+			want := losses(t, dir)
+			var log bytes.Buffer
+			err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Stdout: io.Discard, Stderr: &log})
+			if err != nil || !slices.Equal(losses(t, dir), want) {
+				t.Fatalf("from the one before: %v, losses %v, want %v", err, losses(t, dir), want)
+			}
+			for _, w := range append(x.want, "skipped a damaged checkpoint", "step-00000006", `"step":4`) {
+				if !strings.Contains(log.String(), w) {
+					t.Errorf("the log does not say %q: %s", w, log.String())
+				}
+			}
+			whole(t, "afterwards", filepath.Join(dir, "out", "checkpoints"), "step-00000004", "step-00000006")
 		})
 	}
 }
@@ -255,7 +286,9 @@ func edit(key string, value any) func(state string) error {
 		if err := json.Unmarshal(text, &m); err != nil {
 			return err
 		}
-		m[key] = value
+		if m[key] = value; value == nil {
+			delete(m, key)
+		}
 		if text, err = json.Marshal(m); err != nil {
 			return err
 		}
@@ -392,4 +425,87 @@ func TestStop(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", x.name, err, losses(t, dir), want)
 		}
 	}
+}
+
+// Settings that change the steps to come are refused all at once, with what becomes of the learning rate, until checkpoint.accept lists them; what
+// changes nothing is not.
+func TestResumeWithOtherSettings(t *testing.T) {
+	for _, x := range []struct {
+		name string
+		sets []string
+		keys string // that the error says to accept
+		want []string
+	}{
+		{"longer", []string{"train.steps=8"}, `"train.steps"`,
+			[]string{"train.steps is 8, it was 6", "the learning rate of step 7 is 0.000286475", "with the checkpoint's settings 0;", "that of step 6 was 0"}},
+		{"shorter", []string{"train.steps=5"}, `"train.steps"`, []string{"train.steps is 5, it was 6"}},
+		{"all", []string{"optimizer.lr=1e-3", "optimizer.betas=[0.8, 0.9]", "optimizer.schedule=linear", "optimizer.warmup=3", "optimizer.min_lr=1e-5", "optimizer.eps=1e-6",
+			"optimizer.weight_decay=0.1", "optimizer.clip=2", "train.steps=0", "train.epochs=20"},
+			`"optimizer.betas", "optimizer.clip", "optimizer.eps", "optimizer.lr", "optimizer.min_lr", "optimizer.schedule", "optimizer.warmup", "optimizer.weight_decay", "train.steps"`,
+			[]string{"optimizer.lr is 0.001, it was 0.003", "optimizer.betas is [0.8, 0.9], it was [0.9, 0.95]", "optimizer.schedule is linear, it was cosine",
+				"optimizer.warmup is 3, it was 2", "optimizer.min_lr is 1e-05, it was 0", "optimizer.eps is 1e-06, it was 1e-08",
+				"optimizer.weight_decay is 0.1, it was 0", "optimizer.clip is 2, it was 1", "train.steps is "}},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			dir, run := newKept(t)
+			if _, err := run(2); err != nil {
+				t.Fatal(err)
+			}
+			for _, sets := range [][]string{x.sets, append([]string{"seed=6"}, x.sets...)} {
+				for _, ranks := range []int{1, 2} {
+					_, err := run(ranks, sets...)
+					expectFault(t, err, status.InvalidConfig, x.want[:1])
+					if len(sets) == len(x.sets) {
+						expectFault(t, err, status.InvalidConfig, append(x.want, "set checkpoint.accept = ["+x.keys+"]"))
+					}
+				}
+			}
+			if len(losses(t, dir)) != 6 {
+				t.Fatalf("losses %v", losses(t, dir))
+			}
+			if _, err := run(2, append([]string{"checkpoint.accept=[" + x.keys + "]"}, x.sets...)...); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	dir, run := newKept(t, "optimizer.schedule=constant")
+	if _, err := run(1); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	for _, sets := range [][]string{{"train.steps=8"}, {"train.steps=9", "optimizer.min_lr=1e-5", "checkpoint.accept=optimizer.lr"}} {
+		if _, err := run(1, sets...); err != nil || !slices.Equal(losses(t, dir)[:6], want) {
+			t.Errorf("%v: %v, losses %v, before %v", sets, err, losses(t, dir), want)
+		}
+	}
+	if n := len(losses(t, dir)); n != 9 {
+		t.Errorf("%d steps", n)
+	}
+	_, err := run(1, "checkpoint.accept=optimizer.learning_rate")
+	expectFault(t, err, status.InvalidConfig, []string{"checkpoint.accept", "optimizer.learning_rate", "optimizer.warmup"})
+}
+
+// A checkpoint of format 1 has neither a checksum of its manifest nor settings: it is read, and the log says what is not compared.
+func TestResumeFormat1(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	drop(t, dir, 6)
+	state := filepath.Join(dir, "out", "checkpoints", "step-00000004")
+	if err := older(state); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Stdout: io.Discard, Stderr: &log})
+	if err != nil || !slices.Equal(losses(t, dir), want) || !strings.Contains(log.String(), "of an older program (format 1)") {
+		t.Errorf("%v, losses %v, want %v: %s", err, losses(t, dir), want, log.String())
+	}
+	drop(t, dir, 6)
+	if err := errors.Join(edit("step", 3)(state), edit("updates", 3)(state)); err != nil {
+		t.Fatal(err)
+	}
+	_, err = run(2)
+	expectFault(t, err, status.InvalidConfig, []string{"no checkpoint in", "is whole", "its name says step 4, its manifest.json step 3", `checkpoint.resume = "off"`})
 }

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -169,8 +170,8 @@ func TestExportFaults(t *testing.T) {
 		{"weights", flip("rank-00001.safetensors"), status.InvalidConfig, "rank-00001.safetensors is damaged"},
 		{"config", flip("model/config.json"), status.InvalidConfig, "config.json is damaged"},
 		{"no config", func(state string) error { return os.Remove(filepath.Join(state, "model", "config.json")) }, status.InvalidConfig, "no such file"},
-		{"older", edit("model", nil), status.Unsupported, "older programs"},
-		{"newer", edit("format", 2), status.InvalidConfig, "format 2"},
+		{"older", older, status.Unsupported, "older programs"},
+		{"newer", edit("format", 3), status.Unsupported, "format 3"},
 		{"foreign", edit("producer", "another"), status.InvalidConfig, "not written by this program"},
 		{"type", func(state string) error {
 			path := filepath.Join(state, "manifest.json")
@@ -178,7 +179,7 @@ func TestExportFaults(t *testing.T) {
 			if err == nil {
 				err = os.WriteFile(path, []byte(strings.Replace(string(text), `"dtype":"F32"`, `"dtype":"F33"`, 1)), 0o644)
 			}
-			return err
+			return errors.Join(err, edit("format", 1)(state), edit("sha256", nil)(state))
 		}, status.InvalidConfig, `element type "F33"`},
 		{"none", os.RemoveAll, status.IO, "neither a manifest.json nor"},
 	} {
@@ -206,10 +207,41 @@ func TestExportFaults(t *testing.T) {
 		}
 	}
 	// A state of an older program goes on all the same.
-	if err := edit("model", nil)(filepath.Join(dir, "out", "checkpoints", "step-00000002")); err != nil {
+	if err := older(filepath.Join(dir, "out", "checkpoints", "step-00000002")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := run(2, "train.steps=4"); err != nil {
 		t.Error(err)
+	}
+}
+
+// older makes a manifest one of format 1, without the model's files.
+func older(state string) error {
+	return errors.Join(edit("model", nil)(state), edit("format", 1)(state), edit("sha256", nil)(state), edit("settings", nil)(state))
+}
+
+// Of several checkpoints the newest that is whole is exported, and the output says what is wrong with newer ones; one that is named is not replaced.
+func TestExportSkipsDamaged(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(1); err != nil {
+		t.Fatal(err)
+	}
+	all := filepath.Join(dir, "out", "checkpoints")
+	newest := filepath.Join(all, "step-00000006")
+	if err := os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 100); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := call("export", all, filepath.Join(dir, "model"))
+	if code != status.OK || !strings.Contains(out, "skipped: checkpoint "+newest+": rank-00000.safetensors has 100 bytes") || !strings.Contains(out, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
+		t.Errorf("%v: %s%s", code, out, errs)
+	}
+	if code, _, errs = call("export", newest, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "has 100 bytes") {
+		t.Errorf("%v: %s", code, errs)
+	}
+	if err := os.Remove(filepath.Join(all, "step-00000004", "manifest.json")); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs = call("export", all, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "no checkpoint in "+all+" is whole") {
+		t.Errorf("%v: %s", code, errs)
 	}
 }

@@ -83,6 +83,8 @@ type CheckpointTable struct {
 	Keep   int64  `toml:"keep" min:"1"`
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
+	// Accept lists the keys that a run that resumes may have changed.
+	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup train.steps"`
 }
 
 // OutputTable is [output].

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/checkpoint"
 	"ulysses/internal/status"
@@ -18,6 +17,10 @@ type Checkpoints struct {
 	Run   map[string]string // what a run that resumes must have in common
 	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
 	Model func(dir string) error
+	// Accept lists the keys, such as optimizer.lr, that a run that resumes may have changed.
+	Accept []string
+
+	skipped []int64 // steps of damaged checkpoints, which the next one that is written replaces
 }
 
 // State is what a rank keeps of a group's elements [Lo, Hi): exact weights, F32; their copies of the compute type, if that is another; the
@@ -63,44 +66,6 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 // Ready looks whether states can be written, so that a folder that cannot costs nothing, and takes away what runs that were ended have left. One rank calls
 // it, before the first step.
 func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
-
-// Resume fills the weights and the optimizer's state from a checkpoint, written by any number of ranks, and returns the steps and updates it
-// stands for. path "" is the newest one; without any it returns 0. Collective, before New.
-func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, groups []*model.Group, o *OptimizerConfig) (step, updates int64, err error) {
-	if path == "" {
-		newest := []int64{-1}
-		if world.Rank() == 0 {
-			var steps []int64
-			if steps, err = checkpoint.Dir(c.Dir).Steps(); len(steps) > 0 {
-				newest[0] = steps[len(steps)-1]
-			}
-		}
-		if err = comm.Agree(world, err); err != nil {
-			return 0, 0, err
-		}
-		if err = world.Broadcast(nil, tensor.OfInt64(newest, 1), 0); err != nil || newest[0] < 0 {
-			return 0, 0, err
-		}
-		path = checkpoint.Dir(c.Dir).Path(newest[0])
-	}
-	from, err := checkpoint.Open(path)
-	if from != nil {
-		defer from.Close()
-	}
-	if err == nil {
-		err = from.Fits(c.Run, groupsOf(groups, 0), o.parts())
-	}
-	if err == nil {
-		err = from.Check(world.Rank(), world.Size())
-	}
-	if err = comm.Agree(world, err); err != nil {
-		return 0, 0, err
-	}
-	if err = comm.Agree(world, fill(from, d, w, groups, o.parts())); err != nil {
-		return 0, 0, err
-	}
-	return from.Step, from.Updates, nil
-}
 
 // fill reads what this rank keeps.
 func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, parts int) error {

@@ -12,37 +12,51 @@ import (
 )
 
 // Export writes the Hugging Face folder that a run would have written after the step of a checkpoint, and returns where that is and its
-// step. path is a checkpoint or the folder that a run keeps several in, whose newest is taken. It needs neither a device nor ranks, and
-// memory for a piece of a tensor. The folder appears whole or not at all, by the rules of model.WriteFolder.
-func Export(path, folder string) (from string, step int64, err error) {
-	if from, err = checkpoint.Find(path); err != nil {
-		return "", 0, err
-	}
-	c, err := checkpoint.Open(from)
+// step. path is a checkpoint or the folder that a run keeps several in: of these the newest that is whole is taken, and skipped says what is wrong
+// with newer ones. It needs neither a device nor ranks, and memory for a piece of a tensor. The folder appears whole or not at all, by the
+// rules of model.WriteFolder.
+func Export(path, folder string) (from string, step int64, skipped []string, err error) {
+	paths, err := checkpoint.Find(path)
 	if err != nil {
-		return "", 0, err
+		return "", 0, nil, err
 	}
-	defer c.Close()
-	if err := apart(from, folder); err != nil {
-		return "", 0, err
+	for _, from := range paths {
+		c, err := checkpoint.Open(from)
+		if err == nil {
+			if err := apart(from, folder); err != nil {
+				return "", 0, nil, err
+			}
+			if err = c.Check(0, 1); err != nil {
+				c.Close()
+			}
+		}
+		if err == nil {
+			defer c.Close()
+			return from, c.Step, skipped, export(c, folder)
+		}
+		if len(paths) == 1 || status.Of(err) == status.Unsupported {
+			return "", 0, nil, err
+		}
+		skipped = append(skipped, err.Error())
 	}
+	return "", 0, nil, status.Errorf(status.InvalidConfig, "export: no checkpoint in %s is whole:\n  %s\nname another folder", path, strings.Join(skipped, "\n  "))
+}
+
+func export(c *checkpoint.Checkpoint, folder string) error {
 	tensors, err := stored(c)
-	if err == nil {
-		err = c.Check(0, 1)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath()) }, tensors)
-	}
-	return from, c.Step, err
+	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath()) }, tensors)
 }
 
 // FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there is none.
 func FindCheckpoint(path string) string {
-	from, err := checkpoint.Find(path)
+	paths, err := checkpoint.Find(path)
 	if err != nil {
 		return ""
 	}
-	return from
+	return paths[0]
 }
 
 // stored is the weights of a state as a model's folder has them.

@@ -14,12 +14,13 @@ import (
 // saver writes states behind the steps: a copy is taken between two steps and goes to disk while the next ones run.
 type saver struct {
 	*Checkpoints
-	dev     device.Device
-	stream  device.Stream
-	mesh    *comm.Mesh
-	weights Weights
-	groups  []*model.Group
-	parts   int
+	dev      device.Device
+	stream   device.Stream
+	mesh     *comm.Mesh
+	weights  Weights
+	groups   []*model.Group
+	parts    int
+	settings map[string]string
 
 	arena   *device.Arena // of the copy, in the host's memory; nil where states are written when the run is stopped alone, without a copy
 	copies  [][]float32   // in it, of each part this rank's share of every group
@@ -37,7 +38,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Keep, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts()}
+	return &saver{Checkpoints: s.Keep, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts(), settings: settings(s.Optimizer, s.Steps)}
 }
 
 // component is the memory of the copy, if one is made.
@@ -229,12 +230,12 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
-		m.Run, m.Parts, m.Groups, m.Model = s.Run, s.parts, groupsOf(s.groups, world.Size()), w.model
+		m.Run, m.Settings, m.Parts, m.Groups, m.Model = s.Run, s.settings, s.parts, groupsOf(s.groups, world.Size()), w.model
 		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
 		for r := range int(n) {
 			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}
-		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep))
+		err = checkpoint.Dir(s.Dir).Finish(&m, int(s.Keep), s.skipped)
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()

@@ -2,14 +2,13 @@
 //
 // Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to write, in F32: the weight under the
 // parameter's name and what the optimizer holds under name + ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end
-// in the order of the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file, and every file's length
-// and CRC-32C; it is written last, into a folder with a hidden name that then gets its own. What cuts weights by groups is the same for
+// in the order of the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file, every file's length
+// and CRC-32C, and its own SHA-256; it is written last, into a folder with a hidden name that then gets its own. What cuts weights by groups is the same for
 // every number of ranks that wrote and that read, so a state moves between meshes. The folder model in it has the files that a model's folder has
 // beside the weights, so that one can be made of the state alone.
 package checkpoint
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -20,12 +19,10 @@ import (
 	"strconv"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
-
-// Format is the version that is written; newer ones are refused.
-const Format = 1
 
 const (
 	producer     = "ulysses"
@@ -37,44 +34,6 @@ const (
 // Parts are what is kept of each element: its weight, and the optimizer's moments.
 var Parts = []string{"", ".exp_avg", ".exp_avg_sq"}
 
-// Manifest is manifest.json.
-type Manifest struct {
-	Format   int               `json:"format"`
-	Producer string            `json:"producer"`
-	Step     int64             `json:"step"`    // steps done
-	Updates  int64             `json:"updates"` // of them, those in which the optimizer stepped
-	Run      map[string]string `json:"run"`     // what a run that resumes must have in common
-	Mesh     string            `json:"mesh"`    // of the run that wrote, for readers
-	Parts    int               `json:"parts"`   // of Parts, how many there are
-	Groups   []Group           `json:"groups"`
-	Files    []File            `json:"files"`           // of each rank
-	Model    []File            `json:"model,omitempty"` // in the folder model; none in states of older programs
-}
-
-// Group is parameters that are cut as one.
-type Group struct {
-	Name    string    `json:"name"`
-	Tensors []Tensor  `json:"tensors"`
-	Cut     [][]int64 `json:"cut"` // [lo, hi) of the group's elements in each file
-}
-
-// Tensor is a parameter.
-type Tensor struct {
-	Name  string  `json:"name"`
-	Shape []int64 `json:"shape"`
-	DType string  `json:"dtype,omitempty"` // in a model's folder, as safetensors has it
-}
-
-// Numel is the number of elements.
-func (t Tensor) Numel() int64 { return tensor.Of(nil, tensor.F32, t.Shape...).Numel() }
-
-// File is one rank's.
-type File struct {
-	Name   string `json:"name"`
-	Bytes  int64  `json:"bytes"`
-	CRC32C uint32 `json:"crc32c"`
-}
-
 // Dir is the folder in which a run keeps its states.
 type Dir string
 
@@ -85,6 +44,16 @@ func (d Dir) Path(step int64) string {
 
 func (d Dir) temp(step int64) string {
 	return filepath.Join(string(d), fmt.Sprintf(".%s%08d.part", prefix, step))
+}
+
+// stepOf is the step in the name of a checkpoint's folder; false for other names, such as step-8 or step-00000008.old.
+func stepOf(name string) (step int64, ok bool) {
+	digits, ok := strings.CutPrefix(name, prefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(digits, 10, 64)
+	return n, err == nil && name == filepath.Base(Dir("").Path(n))
 }
 
 // FileName is the name of a rank's file.
@@ -100,10 +69,8 @@ func (d Dir) Steps() ([]int64, error) {
 	}
 	var steps []int64
 	for _, e := range entries {
-		if digits, ok := strings.CutPrefix(e.Name(), prefix); ok && e.IsDir() {
-			if n, err := strconv.ParseInt(digits, 10, 64); err == nil {
-				steps = append(steps, n)
-			}
+		if n, ok := stepOf(e.Name()); ok && e.IsDir() {
+			steps = append(steps, n)
 		}
 	}
 	slices.Sort(steps)
@@ -238,7 +205,7 @@ func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File,
 
 // sum reads a file's length and checksum.
 func sum(path string) (File, error) {
-	f, err := os.Open(path)
+	f, _, err := input.Open(path)
 	if err != nil {
 		return File{}, err
 	}
@@ -248,11 +215,12 @@ func sum(path string) (File, error) {
 	return File{filepath.Base(path), n, h.Sum32()}, err
 }
 
-// Finish makes a state that every rank has written appear, and takes older ones away but for the newest keep. One rank calls it.
-func (d Dir) Finish(m *Manifest, keep int) error {
+// Finish makes a checkpoint that every rank has written appear, and removes older ones but for the newest keep, and of these the damaged ones,
+// which would take the places of whole ones. One rank calls it.
+func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)
-	text, err := json.Marshal(m)
+	text, err := m.text()
 	if err == nil {
 		err = tensor.WriteFile(filepath.Join(temp, manifestFile), func(w io.Writer) error { _, err := w.Write(text); return err })
 	}
@@ -272,16 +240,18 @@ func (d Dir) Finish(m *Manifest, keep int) error {
 	if err != nil {
 		return status.Errorf(status.IO, "checkpoint of step %d: %w: the older ones are as they were", m.Step, err)
 	}
-	return d.prune(m.Step, keep)
+	return d.prune(m.Step, keep, damaged)
 }
 
 // prune leaves the newest up to the step just written. Later ones are of a run that was given up for this one: left there, they would
 // count as the newest, push out what this run writes, and be resumed in its place.
-func (d Dir) prune(step int64, keep int) error {
+func (d Dir) prune(step int64, keep int, damaged []int64) error {
 	steps, err := d.Steps()
-	own, _ := slices.BinarySearch(steps, step+1)
-	for i, s := range steps {
-		if err == nil && (i < own-keep || i >= own) {
+	kept := 0
+	for _, s := range slices.Backward(steps) {
+		if s <= step && (s == step || !slices.Contains(damaged, s)) && kept < keep {
+			kept++
+		} else if err == nil {
 			err = hide(d.Path(s))
 		}
 	}

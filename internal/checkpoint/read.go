@@ -1,7 +1,7 @@
 package checkpoint
 
 import (
-	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -27,75 +28,74 @@ type place struct {
 	lo, hi int64
 }
 
-// Find is the folder of a state: path, or the newest in it where it holds several.
-func Find(path string) (string, error) {
-	if _, err := os.Stat(filepath.Join(path, manifestFile)); err == nil {
-		return path, nil
+// Find lists the checkpoints that a path may mean, the newest first: path itself, or those in it where it holds several.
+func Find(path string) ([]string, error) {
+	if _, err := os.Lstat(filepath.Join(path, manifestFile)); err == nil {
+		return []string{path}, nil
 	}
 	steps, err := Dir(path).Steps()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if len(steps) == 0 {
-		return "", status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN here: name a checkpoint, or the folder that a run keeps them in",
+		return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN here: name a checkpoint, or the folder that a run keeps them in",
 			path, manifestFile, prefix)
 	}
-	return Dir(path).Path(steps[len(steps)-1]), nil
+	paths := make([]string, 0, len(steps))
+	for _, s := range slices.Backward(steps) {
+		paths = append(paths, Dir(path).Path(s))
+	}
+	return paths, nil
 }
 
-// Open reads a manifest and looks at what can be seen without reading the files: that they are there, as long as they were, and that they
-// hold every element once.
+// Open reads a manifest and checks what can be seen without reading the files: that they are there, as long as they were, and that they
+// hold every element once. The code of the error is Unsupported for a checkpoint of a newer program.
 func Open(path string) (*Checkpoint, error) {
-	bad := func(format string, args ...any) error {
-		return status.Errorf(status.InvalidConfig, "checkpoint %s: %w: take it away, or name another with checkpoint.resume", path, fmt.Errorf(format, args...))
+	bad := func(code status.Code, err error) error {
+		return status.Errorf(code, "checkpoint %s: %w: remove it, or name another with checkpoint.resume", path, err)
 	}
-	text, err := os.ReadFile(filepath.Join(path, manifestFile))
+	text, err := input.Read(filepath.Join(path, manifestFile), maxManifest)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "checkpoint %s: %w: it must be a folder that a run of this program wrote", path, err)
 	}
 	c := &Checkpoint{Path: path, files: map[int]*tensor.Safetensors{}, where: map[string]place{}}
-	if err := json.Unmarshal(text, &c.Manifest); err != nil {
-		return nil, bad("%s is damaged (%v)", manifestFile, err)
-	}
 	m := &c.Manifest
-	switch {
-	case m.Producer != producer:
-		return nil, bad("%s was not written by this program", manifestFile)
-	case m.Format > Format || m.Format < 1:
-		return nil, bad("%s has format %d, this program reads up to %d", manifestFile, m.Format, Format)
-	case len(m.Files) == 0 || m.Parts < 1 || m.Parts > len(Parts) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step:
-		return nil, bad("%s is damaged (%d files, %d parts, step %d, %d updates)", manifestFile, len(m.Files), m.Parts, m.Step, m.Updates)
+	if err := m.parse(text); err != nil {
+		code := status.InvalidConfig
+		if newer := (*newerError)(nil); errors.As(err, &newer) {
+			code = status.Unsupported
+		}
+		return nil, bad(code, err)
+	}
+	if step, ok := stepOf(folderName(path)); ok && step != m.Step {
+		return nil, bad(status.InvalidConfig, fmt.Errorf("its name says step %d, its %s step %d", step, manifestFile, m.Step))
 	}
 	for g, group := range m.Groups {
 		n := int64(0)
 		for _, t := range group.Tensors {
-			if t.Numel() < 0 {
-				return nil, bad("%s is damaged (%s%v)", manifestFile, t.Name, t.Shape)
-			}
-			c.where[t.Name] = place{g, n, n + t.Numel()}
-			n += t.Numel()
-		}
-		at := int64(0)
-		for _, cut := range group.Cut {
-			if len(cut) != 2 || cut[0] != at || cut[1] < at {
-				return nil, bad("%s is damaged (group %s is cut at %v)", manifestFile, group.Name, group.Cut)
-			}
-			at = cut[1]
-		}
-		if at != n || len(group.Cut) != len(m.Files) {
-			return nil, bad("%s is damaged (group %s has %d elements of %d in %d of %d files)", manifestFile, group.Name, at, n, len(group.Cut), len(m.Files))
+			own, _ := t.numel()
+			c.where[t.Name] = place{g, n, n + own}
+			n += own
 		}
 	}
 	for _, f := range c.all() {
-		info, err := os.Stat(f.path)
+		info, err := input.Stat(f.path)
 		if err != nil {
-			return nil, bad("%v", err)
+			return nil, bad(status.InvalidConfig, err)
 		}
 		if info.Size() != f.Bytes {
-			return nil, bad("%s has %d bytes, %d were written", f.Name, info.Size(), f.Bytes)
+			return nil, bad(status.InvalidConfig, fmt.Errorf("%s has %d bytes, %d were written", f.Name, info.Size(), f.Bytes))
 		}
 	}
 	return c, nil
+}
+
+// folderName is the name of the folder that a path, such as ".", leads to.
+func folderName(path string) string {
+	if full, err := filepath.Abs(path); err == nil {
+		path = full
+	}
+	return filepath.Base(path)
 }
 
 // listed is a file of the manifest.
@@ -137,16 +137,15 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 			return status.Errorf(status.IO, "checkpoint: %w", err)
 		}
 		if got.Bytes != want.Bytes || got.CRC32C != want.CRC32C {
-			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written: take the checkpoint away, or name another with checkpoint.resume",
+			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written: remove the checkpoint, or name another with checkpoint.resume",
 				c.Path, want.Name, got.CRC32C, want.CRC32C)
 		}
 	}
 	return nil
 }
 
-// Fits holds the state to a run: what must agree, and the parameters.
-func (c *Checkpoint) Fits(run map[string]string, groups []Group, parts int) error {
-	var faults []string
+// Differences compares the checkpoint with a run: what must agree, and the parameters. It returns a line for each difference.
+func (c *Checkpoint) Differences(run map[string]string, groups []Group, parts int) (faults []string) {
 	for _, key := range slices.Sorted(maps.Keys(run)) {
 		if c.Run[key] != run[key] {
 			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], c.Run[key]))
@@ -170,11 +169,17 @@ func (c *Checkpoint) Fits(run map[string]string, groups []Group, parts int) erro
 	if len(faults) == 0 && n != len(c.where) {
 		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.where), n))
 	}
+	return faults
+}
+
+// Foreign refuses a checkpoint of another run, with the differences; without any it is nil.
+func (c *Checkpoint) Foreign(faults []string) error {
+	const most = 20
 	if len(faults) == 0 {
 		return nil
 	}
-	if more := len(faults) - 5; more > 0 {
-		faults = append(faults[:5], fmt.Sprintf("and %d more", more))
+	if more := len(faults) - most; more > 0 {
+		faults = append(faults[:most:most], fmt.Sprintf("and %d more", more))
 	}
 	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s: set checkpoint.resume = \"off\" to start afresh, or use another output.dir",
 		c.Path, strings.Join(faults, "; "))

@@ -1,0 +1,179 @@
+package checkpoint
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"ulysses/internal/input"
+	"ulysses/tensor"
+)
+
+// Format is the version that is written; newer ones are refused. Version 1 had no checksum of manifest.json and no settings of the optimizer.
+const Format = 2
+
+// maxManifest bounds manifest.json: 4096 ranks and 1000 groups take about 100 MiB.
+const maxManifest = 256 << 20
+
+// Manifest is manifest.json.
+type Manifest struct {
+	Format   int               `json:"format"`
+	Producer string            `json:"producer"`
+	Step     int64             `json:"step"`            // steps done
+	Updates  int64             `json:"updates"`         // of them, those in which the optimizer stepped
+	Run      map[string]string `json:"run"`             // what a run that resumes must have in common
+	Settings map[string]string `json:"settings"`        // keys of the job file that may change where the job says so
+	Mesh     string            `json:"mesh"`            // of the run that wrote, for readers
+	Parts    int               `json:"parts"`           // of Parts, how many there are
+	Groups   []Group           `json:"groups"`          //
+	Files    []File            `json:"files"`           // of each rank
+	Model    []File            `json:"model,omitempty"` // in the folder model; none in checkpoints of older programs
+}
+
+// Group is parameters that are cut as one.
+type Group struct {
+	Name    string    `json:"name"`
+	Tensors []Tensor  `json:"tensors"`
+	Cut     [][]int64 `json:"cut"` // [lo, hi) of the group's elements in each file
+}
+
+// Tensor is a parameter.
+type Tensor struct {
+	Name  string  `json:"name"`
+	Shape []int64 `json:"shape"`
+	DType string  `json:"dtype,omitempty"` // in a model's folder, as safetensors has it
+}
+
+// numel is the number of elements; false where the shape is none.
+func (t Tensor) numel() (n int64, ok bool) {
+	if len(t.Shape) > tensor.MaxDims {
+		return 0, false
+	}
+	n = 1
+	for _, d := range t.Shape {
+		if d < 0 || d > 0 && n > math.MaxInt64/8/d {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
+// File is a file's length and checksum.
+type File struct {
+	Name   string `json:"name"`
+	Bytes  int64  `json:"bytes"`
+	CRC32C uint32 `json:"crc32c"`
+}
+
+// seal puts the SHA-256 of all that stands before it at the end of a manifest, as its last field. Only the bytes that seal returns are a
+// manifest: no other spelling of the same JSON is accepted.
+func seal(body []byte) []byte {
+	open := bytes.TrimSuffix(body, []byte("}"))
+	return fmt.Appendf(slices.Clone(open), sealed, sha256.Sum256(open))
+}
+
+const sealed = ",\"sha256\":\"%x\"}\n"
+
+// checkSeal compares a manifest with its checksum.
+func checkSeal(text []byte) error {
+	n := len(text) - len(fmt.Sprintf(sealed, [sha256.Size]byte{}))
+	if n < 0 || !bytes.Equal(seal(text[:n]), text) {
+		return fmt.Errorf("its sha256 does not fit its text: a byte of it was changed after it was written")
+	}
+	return nil
+}
+
+// parse reads a manifest and checks all that it says by itself. The error is without the checkpoint's path.
+func (m *Manifest) parse(text []byte) error {
+	var head struct {
+		Manifest
+		Sum *string `json:"sha256"`
+	}
+	if err := input.JSON(text, &head); err != nil {
+		return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+	}
+	*m = head.Manifest
+	switch {
+	case m.Producer != producer:
+		return fmt.Errorf("%s was not written by this program", manifestFile)
+	case m.Format > Format:
+		return &newerError{m.Format}
+	case m.Format < 1 || m.Format == 1 && head.Sum != nil:
+		return fmt.Errorf("%s is damaged (format %d)", manifestFile, m.Format)
+	}
+	if m.Format > 1 {
+		if err := checkSeal(text); err != nil {
+			return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+		}
+	}
+	if err := m.check(); err != nil {
+		return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+	}
+	return nil
+}
+
+// newerError refuses a manifest of a later version of this program.
+type newerError struct{ format int }
+
+func (e *newerError) Error() string {
+	return fmt.Sprintf("%s has format %d, this program reads up to %d", manifestFile, e.format, Format)
+}
+
+// check refuses what cannot be.
+func (m *Manifest) check() error {
+	if len(m.Files) == 0 || m.Parts < 1 || m.Parts > len(Parts) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step {
+		return fmt.Errorf("%d files, %d parts, step %d, %d updates", len(m.Files), m.Parts, m.Step, m.Updates)
+	}
+	for i, f := range m.Files {
+		if f.Name != FileName(i) {
+			return fmt.Errorf("file %d is %s, it must be %s", i, input.Quote(f.Name), FileName(i))
+		}
+	}
+	seen := map[string]bool{}
+	for _, f := range m.Model {
+		if f.Name != filepath.Base(f.Name) || !filepath.IsLocal(f.Name) || f.Name == "." || seen[f.Name] {
+			return fmt.Errorf("%s is no name of a file of %s, or there twice", input.Quote(f.Name), modelFolder)
+		}
+		seen[f.Name] = true
+	}
+	clear(seen)
+	for _, group := range m.Groups {
+		n := int64(0)
+		for _, t := range group.Tensors {
+			own, ok := t.numel()
+			if !ok || n > math.MaxInt64/8-own {
+				return fmt.Errorf("tensor %s has no possible shape: %d dimensions, %s", input.Quote(t.Name), len(t.Shape), input.Short(fmt.Sprint(t.Shape)))
+			}
+			if seen[t.Name] {
+				return fmt.Errorf("tensor %s is there twice", input.Quote(t.Name))
+			}
+			seen[t.Name] = true
+			n += own
+		}
+		at := int64(0)
+		for _, cut := range group.Cut {
+			if len(cut) != 2 || cut[0] != at || cut[1] < at {
+				return fmt.Errorf("group %s is cut at %s", input.Quote(group.Name), input.Short(fmt.Sprint(cut)))
+			}
+			at = cut[1]
+		}
+		if at != n || len(group.Cut) != len(m.Files) {
+			return fmt.Errorf("group %s has %d elements of %d in %d of %d files", input.Quote(group.Name), at, n, len(group.Cut), len(m.Files))
+		}
+	}
+	return nil
+}
+
+// text is the manifest as it is written.
+func (m *Manifest) text() ([]byte, error) {
+	body, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	return seal(body), nil
+}

@@ -1,0 +1,135 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// small writes a checkpoint of two parameters.
+func small(t *testing.T) (dir Dir, path string) {
+	t.Helper()
+	dir = Dir(t.TempDir())
+	if err := dir.Begin(8); err != nil {
+		t.Fatal(err)
+	}
+	f, err := dir.Write(8, 0, []Piece{{Name: "a", Numel: 2, Values: []float32{1, 2}}, {Name: "b", Numel: 1, Values: []float32{3}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Manifest{Step: 8, Updates: 8, Run: map[string]string{"seed": "1"}, Settings: map[string]string{"optimizer.lr": "0.001"}, Parts: 1, Files: []File{f},
+		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}}, Cut: [][]int64{{0, 3}}}}}
+	if err := dir.Finish(m, 2, nil); err != nil {
+		t.Fatal(err)
+	}
+	return dir, dir.Path(8)
+}
+
+// No byte of a manifest can be another, be missing or be added without Open refusing it.
+func TestEveryByteOfAManifest(t *testing.T) {
+	_, path := small(t)
+	c, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	file := filepath.Join(path, manifestFile)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	try := func(what string, at int, spoilt []byte) {
+		t.Helper()
+		n++
+		if err := os.WriteFile(file, spoilt, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := Open(path); err == nil {
+			c.Close()
+			t.Errorf("byte %d of %q, %s: accepted", at, text, what)
+		}
+	}
+	for at := range text {
+		for bit := range 8 {
+			spoilt := bytes.Clone(text)
+			spoilt[at] ^= 1 << bit
+			try(fmt.Sprintf("bit %d", bit), at, spoilt)
+		}
+		try("removed", at, slices.Delete(bytes.Clone(text), at, at+1))
+		try("a space before it", at, slices.Insert(bytes.Clone(text), at, ' '))
+		try("cut", at, text[:at])
+	}
+	try("more behind it", len(text), append(bytes.Clone(text), '\n'))
+	if n < 3000 {
+		t.Errorf("%d manifests were tried", n)
+	}
+}
+
+// A manifest whose checksum is right and which cannot be is refused by name, without a panic.
+func TestImpossibleManifests(t *testing.T) {
+	_, path := small(t)
+	file := filepath.Join(path, manifestFile)
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := text[:len(text)-len(fmt.Sprintf(sealed, [32]byte{}))]
+	long := strings.Repeat("n", 1<<20)
+	for _, x := range []struct{ old, new, want string }{
+		{`"shape":[2]`, `"shape":[` + strings.Repeat("1,", 39) + `2]`, `tensor "a" has no possible shape: 40 dimensions`},
+		{`"shape":[2]`, `"shape":[4611686018427387904,4]`, `tensor "a" has no possible shape`},
+		{`"shape":[2]`, `"shape":[-2]`, `tensor "a" has no possible shape`},
+		{`"name":"b"`, `"name":"a"`, `tensor "a" is there twice`},
+		{`"name":"a","shape":[2]`, `"name":"` + long + `","shape":[3]`, `has 3 elements of 4`},
+		{`"name":"a","shape":[2]`, `"name":"` + long + `","shape":[-3]`, "(1048576 bytes)"},
+		{`"step":8`, `"step":8,"step":9`, `the key "step" is there twice`},
+		{`"step":8`, `"step":1e99`, "manifest.json is damaged"},
+		{`"step":8,"updates":8`, `"step":9,"updates":8`, "its name says step 8, its manifest.json step 9"},
+		{`"cut":[[0,3]]`, `"cut":[[0,2]]`, `group "all" has 2 elements of 3`},
+		{`"name":"rank-00000.safetensors"`, `"name":"../x"`, `file 0 is "../x", it must be rank-00000.safetensors`},
+		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`, `"../x" is no name of a file of model`},
+	} {
+		spoilt := bytes.Replace(body, []byte(x.old), []byte(x.new), 1)
+		if bytes.Equal(spoilt, body) {
+			t.Fatalf("%s is not in %s", x.old, body)
+		}
+		if err := os.WriteFile(file, seal(append(spoilt, '}')), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Open(path)
+		if status.Of(err) != status.InvalidConfig || !strings.Contains(fmt.Sprint(err), x.want) || len(err.Error()) > 700 {
+			t.Errorf("%.60s: %v, want %q", x.new, err, x.want)
+		}
+	}
+}
+
+// Only folders with a checkpoint's exact name are taken for one, and a damaged one does not take a whole one's place.
+func TestStepsAndPrune(t *testing.T) {
+	dir, _ := small(t)
+	for _, name := range []string{"step-9", "step-00000009.old", "step-+0000009", "step-", "step-00000010", "step-00000004", "step-00000005"} {
+		if err := os.Mkdir(filepath.Join(string(dir), name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	steps, err := dir.Steps()
+	if err != nil || !slices.Equal(steps, []int64{4, 5, 8, 10}) {
+		t.Errorf("%v %v", steps, err)
+	}
+	if err := dir.prune(8, 2, []int64{5}); err != nil {
+		t.Fatal(err)
+	}
+	if steps, err = dir.Steps(); err != nil || !slices.Equal(steps, []int64{4, 8}) {
+		t.Errorf("%v %v", steps, err)
+	}
+	if _, err := os.Stat(filepath.Join(string(dir), "step-9")); errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}

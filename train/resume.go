@@ -1,0 +1,204 @@
+package train
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/checkpoint"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// Resumed is what a run goes on from.
+type Resumed struct {
+	Path          string // of the checkpoint; "" when there is none
+	Step, Updates int64  // steps done, and those of them in which the optimizer stepped
+	Notes         []string
+}
+
+// settings are the keys of the job file that decide the steps to come, as far as they do: without the number of steps where the schedule is
+// constant, for example. Their values are exact.
+func settings(o *OptimizerConfig, steps int64) map[string]string {
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	all := map[string]string{
+		"optimizer.lr": number(o.LR), "optimizer.weight_decay": number(o.WeightDecay), "optimizer.clip": number(o.Clip),
+		"optimizer.schedule": o.Schedule, "optimizer.warmup": fmt.Sprint(o.Warmup),
+	}
+	if o.Name == "adamw" {
+		all["optimizer.betas"] = fmt.Sprintf("[%s, %s]", number(o.Betas[0]), number(o.Betas[1]))
+		all["optimizer.eps"] = number(o.Eps)
+	}
+	if o.Schedule != "constant" {
+		all["optimizer.min_lr"] = number(o.MinLR)
+		all["train.steps"] = fmt.Sprint(steps)
+	}
+	return all
+}
+
+// rateOf is the learning rate that the settings of a checkpoint give to step s, counted from 0.
+func rateOf(was map[string]string, s int64) (float64, error) {
+	var o OptimizerConfig
+	var steps int64
+	for key, set := range map[string]func(text string) error{
+		"optimizer.lr":     func(text string) (err error) { o.LR, err = strconv.ParseFloat(text, 64); return err },
+		"optimizer.min_lr": func(text string) (err error) { o.MinLR, err = strconv.ParseFloat(text, 64); return err },
+		"optimizer.warmup": func(text string) (err error) { o.Warmup, err = strconv.ParseInt(text, 10, 64); return err },
+		"train.steps":      func(text string) (err error) { steps, err = strconv.ParseInt(text, 10, 64); return err },
+	} {
+		if text, ok := was[key]; ok {
+			if err := set(text); err != nil {
+				return 0, err
+			}
+		}
+	}
+	o.Schedule = was["optimizer.schedule"]
+	return o.Rate(s, steps), nil
+}
+
+// Resume fills the weights and the optimizer's state from a checkpoint, written by any number of ranks. path "" means the newest one in the
+// folder that is whole, the same on all ranks: damaged ones that are newer are skipped, and Notes names them. Without any checkpoint it
+// returns the zero value. A checkpoint that path names is read or refused. Collective, before New.
+func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, groups []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
+	paths := []string{path}
+	var known []int64
+	if path == "" {
+		if known, err = c.known(world); err != nil || len(known) == 0 {
+			return r, err
+		}
+		paths = paths[:0]
+		for _, s := range known {
+			paths = append(paths, checkpoint.Dir(c.Dir).Path(s))
+		}
+	}
+	var damage []string
+	for i, p := range paths {
+		from, notes, err := c.try(p, world, groups, o, steps)
+		if from != nil {
+			err = comm.Agree(world, fill(from, d, w, groups, o.parts()))
+			from.Close()
+			for i := range damage {
+				damage[i] = "skipped a damaged checkpoint: " + damage[i]
+			}
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...)}, err
+		}
+		if unusable, ok := err.(*damaged); ok && path == "" {
+			damage = append(damage, unusable.Error())
+			c.skipped = append(c.skipped, known[i])
+			continue
+		}
+		return r, err
+	}
+	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" to start afresh",
+		c.Dir, strings.Join(damage, "\n  "))
+}
+
+// damaged is an error that another checkpoint may not have.
+type damaged struct{ error }
+
+func (e *damaged) Unwrap() error { return e.error }
+
+// known is the steps of the checkpoints as rank 0 sees them, the newest first, on all ranks. Collective.
+func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
+	if world.Rank() == 0 {
+		steps, err = checkpoint.Dir(c.Dir).Steps()
+		slices.Reverse(steps)
+	}
+	if err = comm.Agree(world, err); err != nil {
+		return nil, err
+	}
+	n := []int64{int64(len(steps))}
+	if err = world.Broadcast(nil, tensor.OfInt64(n, 1), 0); err != nil || n[0] == 0 {
+		return nil, err
+	}
+	if world.Rank() != 0 {
+		steps = make([]int64, n[0])
+	}
+	return steps, world.Broadcast(nil, tensor.OfInt64(steps, n[0]), 0)
+}
+
+// try opens a checkpoint, compares it with the run and checks its files, on all ranks or on none: where it is nil there is an error, a
+// *damaged where the checkpoint itself is at fault. Collective.
+func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig, steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
+	from, err = checkpoint.Open(path)
+	fail := func(err error) (*checkpoint.Checkpoint, []string, error) {
+		if from != nil {
+			from.Close()
+		}
+		return nil, nil, err
+	}
+	if err = comm.Agree(world, err); status.Of(err) == status.Unsupported { // of a newer program
+		return fail(err)
+	} else if err != nil {
+		return fail(&damaged{err})
+	}
+	notes, err = c.compare(from, groups, o, steps)
+	if err = comm.Agree(world, err); err != nil {
+		return fail(err)
+	}
+	if err = comm.Agree(world, from.Check(world.Rank(), world.Size())); err != nil {
+		return fail(&damaged{err})
+	}
+	return from, notes, nil
+}
+
+// compare refuses a checkpoint of another run, and one whose run had other settings unless c.Accept lists their keys. It names all differences,
+// and what they do to the learning rate.
+func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
+	rate := o.Rate(from.Step, steps)
+	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
+	faults := from.Differences(c.Run, groupsOf(groups, 0), o.parts())
+	if from.Settings == nil {
+		if len(faults) == 0 {
+			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum, and the settings of [optimizer] and train.steps that it was written with are not in it and are not compared; %s",
+				from.Path, from.Format, next))
+		}
+		return notes, from.Foreign(faults)
+	}
+	was, err := rateOf(from.Settings, from.Step)
+	if err != nil {
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: its settings cannot be read: %w: name another with checkpoint.resume", from.Path, err)
+	}
+	if was != rate {
+		next += fmt.Sprintf(", with the checkpoint's settings %.6g", was)
+	}
+	if last, err := rateOf(from.Settings, from.Step-1); err == nil && from.Step > 0 {
+		next += fmt.Sprintf("; that of step %d was %.6g", from.Step, last)
+	}
+	var changed, keys []string
+	own := settings(o, steps)
+	for _, key := range slices.Sorted(maps.Keys(own)) {
+		before, ok := from.Settings[key]
+		if !ok || before == own[key] {
+			continue
+		}
+		changed = append(changed, fmt.Sprintf("%s is %s, it was %s", key, own[key], before))
+		if !slices.Contains(c.Accept, key) {
+			keys = append(keys, key)
+		}
+	}
+	switch {
+	case len(faults) > 0:
+		return nil, from.Foreign(append(faults, changed...))
+	case len(keys) > 0:
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings are not those of checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to go on with the new values, or set the old ones",
+			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
+	case len(changed) > 0:
+		notes = append(notes, fmt.Sprintf("going on with other settings than those of checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))
+	}
+	return notes, nil
+}
+
+// quoted is keys as a list of the job file.
+func quoted(keys []string) string {
+	all := make([]string, len(keys))
+	for i, k := range keys {
+		all[i] = strconv.Quote(k)
+	}
+	return strings.Join(all, ", ")
+}
