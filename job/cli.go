@@ -69,7 +69,7 @@ func complain(stderr io.Writer, err error) {
 			return
 		}
 	}
-	text := withoutRanks(err.Error())
+	text := withoutLogins(withoutRanks(err.Error()))
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}

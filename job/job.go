@@ -33,7 +33,9 @@ type Job struct {
 	Path string `toml:"-"` // of the job file, as given
 	Mesh Mesh   `toml:"-"` // set by Resolve
 
-	at map[string]origin // where each key that was set was set
+	at         map[string]origin   // where each key that was set was set
+	written    map[string][]string // of a key with ${NAME} in a path, each path as it was written; "" = without a variable
+	expansions []expansion         // of ${NAME} in paths, the longest first
 }
 
 // ParallelTable is [parallel].

@@ -21,14 +21,22 @@ func (l *loader) paths(getenv func(string) (string, bool)) {
 			continue
 		}
 		v := reflect.ValueOf(l.job).Elem().FieldByIndex(f.index)
-		if v.Kind() == reflect.String {
-			if words := strings.Fields(f.tag.Get("enum")); len(words) == 0 || !slices.Contains(words, v.String()) {
-				v.SetString(l.path(f.key, kind, v.String(), getenv))
+		var texts []reflect.Value
+		switch {
+		case v.Kind() != reflect.String:
+			for k := range v.Len() {
+				texts = append(texts, v.Index(k))
 			}
-			continue
+		case !slices.Contains(strings.Fields(f.tag.Get("enum")), v.String()):
+			texts = append(texts, v)
 		}
-		for k := range v.Len() {
-			v.Index(k).SetString(l.path(f.key, kind, v.Index(k).String(), getenv))
+		written := make([]string, len(texts))
+		for k, text := range texts {
+			if variable.MatchString(text.String()) {
+				written[k] = text.String()
+				l.job.written[f.key] = written
+			}
+			text.SetString(l.path(f.key, kind, text.String(), getenv))
 		}
 	}
 }
@@ -49,22 +57,22 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	if strings.ContainsRune(expanded, 0) {
 		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
 	}
+	dir := filepath.Dir(l.job.Path)
+	if filepath.IsAbs(expanded) || o.arg || kind == "inside" {
+		dir = ""
+	}
+	if variable.MatchString(value) {
+		l.job.expanded(dir, value, getenv)
+	}
 	if kind == "inside" {
 		return expanded // of another folder; a rule looks at it
-	}
-	dir := filepath.Dir(l.job.Path)
-	if filepath.IsAbs(expanded) || o.arg {
-		dir = ""
 	}
 	path := filepath.Join(dir, expanded)
 	if kind != "glob" {
 		return path
 	}
 	// Only what the author wrote is a pattern: the job file's folder and the values of variables are names.
-	expanded, _ = expand(value, func(name string) (string, bool) {
-		v, ok := getenv(name)
-		return globEscape.Replace(v), ok
-	})
+	expanded, _ = expand(value, escaped(getenv))
 	pattern := filepath.Join(globEscape.Replace(dir), expanded)
 	if _, err := os.Lstat(path); pattern == path || err == nil {
 		return path
@@ -74,6 +82,14 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 
 // globEscape makes a text match itself in a pattern.
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
+
+// escaped returns the values of variables so that they match themselves in a pattern.
+func escaped(getenv func(string) (string, bool)) func(string) (string, bool) {
+	return func(name string) (string, bool) {
+		v, ok := getenv(name)
+		return globEscape.Replace(v), ok
+	}
+}
 
 var variable = regexp.MustCompile(`\$\{[^{}$]*\}?`)
 var variableName = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)

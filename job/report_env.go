@@ -14,8 +14,7 @@ import (
 func (s *session) keys() []keyRow {
 	var rows []keyRow
 	for _, f := range schema {
-		value := strings.ReplaceAll(fmt.Sprint(f.get(s.Job)), "map[]", "{}")
-		rows = append(rows, keyRow{f.key, value, s.Job.IsSet(f.key)})
+		rows = append(rows, keyRow{f.key, withoutLogins(tomlValue(s.Job.valueShown(&f))), s.Job.IsSet(f.key)})
 	}
 	return rows
 }
@@ -43,5 +42,9 @@ func (s *session) environment(facts []rankFacts, t *traced) []factRow {
 	if t != nil {
 		rows = append(rows, factRow{"trace.json", fmt.Sprintf("steps %d to %d, %s spans, %s", t.First, t.Last, groups(t.Spans), t.clocks()), fmt.Sprintf("%d did not fit", t.Lost)})
 	}
-	return append(rows, variables()...)
+	rows = append(rows, variables()...)
+	for i := range rows {
+		rows[i].Value = s.Job.shown(rows[i].Value)
+	}
+	return rows
 }

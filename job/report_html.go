@@ -116,13 +116,16 @@ func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
 	h, err := readHistory(filepath.Join(s.Job.Output.Dir, "metrics.jsonl"), s.Job.Kind == "eval")
 	name := strings.TrimSuffix(filepath.Base(s.Job.Path), filepath.Ext(s.Job.Path))
 	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: s.state(p),
-		About: s.about(), Metrics: h, Charts: h.charts(), Phases: phaseRows(facts), Traffic: trafficRows(facts), Job: s.source, JobPath: s.Job.Path, Sets: s.sets,
-		Keys: s.keys()}
+		About: s.about(), Metrics: h, Charts: h.charts(), Phases: phaseRows(facts), Traffic: trafficRows(facts), Job: withoutLogins(s.source),
+		JobPath: withoutLogins(s.Job.Path), Keys: s.keys()}
+	for _, set := range s.sets {
+		x.Sets = append(x.Sets, withoutLogins(set))
+	}
 	if s.failed != nil {
-		x.Failed = withoutRanks(s.failed.Error())
+		x.Failed = s.Job.shown(withoutRanks(s.failed.Error()))
 	}
 	if err != nil {
-		x.Note = fmt.Sprintf("metrics.jsonl could not be read whole: %v", err)
+		x.Note = s.Job.shown(fmt.Sprintf("metrics.jsonl could not be read whole: %v", err))
 	}
 	x.Memory, x.MemoryTotals = memoryRows(facts)
 	x.Bars, x.BarsOf = bars(facts, x.Phases)

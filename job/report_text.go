@@ -3,8 +3,6 @@ package job
 import (
 	"fmt"
 	"math"
-	"os"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -81,25 +79,4 @@ func hosts(facts []rankFacts) string {
 		lo = hi
 	}
 	return strings.Join(parts, "; ")
-}
-
-// secret marks variables whose value is nobody's business, such as SLURM_JWT.
-var secret = regexp.MustCompile(`JWT|TOKEN|SECRET|PASS|CREDENTIAL|_KEY`)
-
-// variables are the environment's that concern a run.
-func variables() []factRow {
-	var rows []factRow
-	for _, v := range os.Environ() {
-		name, value, _ := strings.Cut(v, "=")
-		if !strings.HasPrefix(name, "ULYSSES_") && !strings.HasPrefix(name, "SLURM_") {
-			continue
-		}
-		note := ""
-		if secret.MatchString(name) {
-			value, note = "", "not shown"
-		}
-		rows = append(rows, factRow{name, value, note})
-	}
-	slices.SortFunc(rows, func(a, b factRow) int { return strings.Compare(a.Name, b.Name) })
-	return rows
 }

@@ -1,0 +1,141 @@
+package job
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// A run writes no secret of its surroundings into any of its files: neither the value of a variable that is not on the list of what is shown, nor the login of
+// a URL, nor the value of a variable in a path. What is on the list is shown.
+func TestNoSecretIsWritten(t *testing.T) {
+	secrets := map[string]string{}
+	for i, name := range []string{"SLURM_JWT", "SLURM_EXPORT_ENV", "ULYSSES_APIKEY", "SLURM_SPANK_APIKEY", "ULYSSES_DB_PWD", "SLURM_PROXY_AUTH", "ULYSSES_PRIVATE", "SLURM_SSH_PRIVATE",
+		"ULYSSES_HF", "SLURM_JOB_COMMENT", "HF_TOKEN", "NCCL_SECRET"} {
+		secrets[name] = "hunter" + strings.Repeat("2", i+1) + "x"
+		t.Setenv(name, secrets[name])
+	}
+	folder := filepath.Join(t.TempDir(), "folder-of-s3cr3t")
+	t.Setenv("DATA_SECRET", folder)
+	t.Setenv("SLURM_JOB_NAME", "<b>bold</b>")
+	t.Setenv("OMP_NUM_THREADS", "1")
+	t.Setenv("ULYSSES_TIMEOUT", "9m")
+	t.Setenv("NCCL_SOCKET_IFNAME", "https://login:p4ssw0rd@host/x")
+	if err := os.Mkdir(folder, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(folder, "a.txt"), strings.Repeat("the cat sat on the mat. ", 90))
+	dir, run := newKept(t, "checkpoint.every=3", "output.trace=[1, 2]", "data.path=${DATA_SECRET}/a.txt")
+	source := text(t, filepath.Join(dir, "job.toml"))
+	put(t, filepath.Join(dir, "job.toml"), "# mirrored from https://login:p4ssw0rd@example.org/books and ssh://git:p4ss/w0rd@host:22/x\n"+source)
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	files := 0
+	err := filepath.WalkDir(filepath.Join(dir, "out"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		files++
+		b, err := os.ReadFile(path)
+		for name, value := range secrets {
+			if bytes.Contains(b, []byte(value)) {
+				t.Errorf("%s holds the value of %s", path, name)
+			}
+		}
+		for _, value := range []string{"s3cr3t", "p4ss", "login:"} {
+			if at := bytes.Index(b, []byte(value)); at >= 0 {
+				t.Errorf("%s: %q", path, b[max(0, at-60):min(len(b), at+60)])
+			}
+		}
+		return err
+	})
+	if err != nil || files < 6 {
+		t.Fatalf("%d files, %v", files, err)
+	}
+	p := readReport(t, filepath.Join(dir, "out", "report.html"))
+	for name, want := range map[string]string{"SLURM_JOB_NAME": "<b>bold</b>", "OMP_NUM_THREADS": "1", "ULYSSES_TIMEOUT": "9m", "NCCL_SOCKET_IFNAME": "https://***@host/x"} {
+		if r := p.row("environment", name); r[1] != want {
+			t.Errorf("%s: %q", name, r)
+		}
+	}
+	for _, want := range []string{"https://***@example.org/books", "ssh://***@host:22/x", "--set data.path=${DATA_SECRET}/a.txt"} {
+		if !strings.Contains(p.text["job"], want) {
+			t.Errorf("the job does not say %q: %s", want, p.text["job"])
+		}
+	}
+	if r := p.row("job", "data.path"); r[1] != `["${DATA_SECRET}/a.txt"]` {
+		t.Errorf("data.path: %q", r)
+	}
+	for name := range secrets {
+		if r := p.row("environment", name); r[0] != "" {
+			t.Errorf("%s is listed: %q", name, r)
+		}
+	}
+	if r := p.row("environment", "other variables"); !strings.Contains(r[1], "10 of SLURM_ and ULYSSES_") {
+		t.Errorf("other variables: %q", r)
+	}
+}
+
+// An error that ends a run names its paths in the report as the job file writes them, and on the terminal as they are.
+func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
+	env := map[string]string{"TOP": "/data/s3cr3t", "SUB": "t0ken", "ONE": "1", "ODD": "a[b]"}
+	getenv := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	j, err := Parse([]byte("kind = \"train\"\n[model]\npath = \"${TOP}/m/${SUB}-x\"\n[data]\npath = [\"${TOP}/*.txt\", \"run-${SUB}.txt\", \"${TOP}/${ODD}/x\"]\n[output]\ndir = \"${ONE}\"\n[optimizer]\nlr = 1e-4\n"), "jobs/job.toml", nil, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if j.Output.Dir != "jobs/1" || j.Data.Path[1] != "jobs/run-t0ken.txt" {
+		t.Fatalf("%q %q", j.Output.Dir, j.Data.Path)
+	}
+	for text, want := range map[string]string{
+		"/data/s3cr3t/m/t0ken-x: no config.json here":    "${TOP}/m/${SUB}-x: no config.json here",
+		"/data/s3cr3t/m/t0ken-x/config.json: bad":        "${TOP}/m/${SUB}-x/config.json: bad",
+		"open /data/s3cr3t/b.txt: gone":                  "open ${TOP}/b.txt: gone",
+		"jobs/run-t0ken.txt: gone":                       "jobs/run-${SUB}.txt: gone",
+		"/data/s3cr3t/a[b]/x: gone":                      "${TOP}/${ODD}/x: gone",
+		`/data/s3cr3t/a\[b]/x: gone`:                     "${TOP}/${ODD}/x: gone",
+		"jobs/1/metrics.jsonl: step 1 of 10":             "jobs/${ONE}/metrics.jsonl: step 1 of 10",
+		"https:/me:pw@host/model: no config.json here":   "https:/***@host/model: no config.json here",
+		"postgres://u:p@ss@db/x, https://token@host/x":   "postgres://***@db/x, https://***@host/x",
+		"https://host:8080/x, a@b.c, https://h/u@1, 9:5": "https://host:8080/x, a@b.c, https://h/u@1, 9:5",
+		`path = "sftp://u:p/w@host/a"`:                   `path = "sftp://***@host/a"`,
+	} {
+		if got := j.shown(text); got != want {
+			t.Errorf("%s\n got %s\nwant %s", text, got, want)
+		}
+	}
+}
+
+// A report shows every variable that the page on job files documents.
+func TestDocumentedVariablesAreShown(t *testing.T) {
+	b, err := os.ReadFile("../docs/job-file.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := regexp.MustCompile("(?m)^\\| `([A-Z_]+)` \\|").FindAllStringSubmatch(string(b), -1)
+	for _, r := range rows {
+		if !slices.Contains(shownVariables, r[1]) {
+			t.Errorf("%s is not shown", r[1])
+		}
+	}
+	if len(rows) < 7 {
+		t.Errorf("%d variables in docs/job-file.md", len(rows))
+	}
+}
+
+// Neither an error nor a log line shows the login of a URL.
+func TestNoLoginIsPrinted(t *testing.T) {
+	dir, _ := newKept(t)
+	var stdout, stderr bytes.Buffer
+	code := Main([]string{filepath.Join(dir, "job.toml"), "--set", "model.path=https://login:p4ssw0rd@host/model", "--ranks", "2"}, &stdout, &stderr)
+	if s := stdout.String() + stderr.String(); code != status.InvalidConfig || strings.Contains(s, "p4ssw0rd") || !strings.Contains(s, "***@host/model") {
+		t.Errorf("%v: %s", code, s)
+	}
+}

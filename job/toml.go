@@ -1,0 +1,37 @@
+package job
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// tomlValue writes a value as a job file has it; a table is written inline.
+func tomlValue(x any) string {
+	switch v := reflect.ValueOf(x); v.Kind() {
+	case reflect.Map:
+		table, ok := x.(map[string]any)
+		if !ok {
+			return show(x)
+		}
+		var fields []string
+		for _, name := range slices.Sorted(maps.Keys(table)) {
+			fields = append(fields, toml.Key{name}.String()+" = "+tomlValue(table[name]))
+		}
+		return "{" + strings.Join(fields, ", ") + "}"
+	case reflect.Slice, reflect.Array:
+		var values []string
+		for i := range v.Len() {
+			values = append(values, tomlValue(v.Index(i).Interface()))
+		}
+		return "[" + strings.Join(values, ", ") + "]"
+	}
+	text, err := toml.Marshal(map[string]any{"v": x})
+	if err != nil {
+		return show(x)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(string(text), "v = "))
+}
