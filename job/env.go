@@ -26,6 +26,7 @@ type Env struct {
 	Stderr  io.Writer      // where Log writes
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
+	warned *warned // what Log has warned of
 	began  time.Time
 	asked  *atomic.Bool // to stop, by SIGUSR1
 	source string       // of the job file

@@ -43,6 +43,10 @@ func Plan(o Options) error {
 	if err := m.ready(); err != nil {
 		return err
 	}
+	log := logger(o.Stderr, 0)
+	for _, line := range j.warnings(x.config, nil, j.Train.Steps) {
+		log.Warn().Msg(line)
+	}
 	if o.search {
 		return search(o.Stdout, parse, ranks, m, x)
 	}

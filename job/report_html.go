@@ -50,7 +50,8 @@ type page struct {
 	Script template.JS
 
 	Title, State, About string
-	Failed              string    // what ended the run before its time
+	Failed              string // what ended the run before its time
+	Warnings            []string
 	Facts               []factRow // the run in a few numbers
 	Charts              []chart
 	Metrics             *history
@@ -120,6 +121,9 @@ func (s *session) page(p *progress, facts []rankFacts, t *traced) *page {
 		JobPath: withoutLogins(s.Job.Path), Keys: s.keys()}
 	for _, set := range s.sets {
 		x.Sets = append(x.Sets, withoutLogins(set))
+	}
+	for _, warning := range s.warned.list() {
+		x.Warnings = append(x.Warnings, s.Job.shown(warning))
 	}
 	if s.failed != nil {
 		x.Failed = s.Job.shown(withoutRanks(s.failed.Error()))

@@ -132,6 +132,8 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
 	e := &Env{began: time.Now(), asked: new(atomic.Bool), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
+	e.warned = &warned{}
+	e.Log = e.Log.Hook(e.warned)
 	tables := &printer{to: io.Discard}
 	if e.Stdout = tables; world.Rank() == 0 {
 		tables.to = o.Stdout

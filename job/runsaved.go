@@ -45,6 +45,7 @@ func computeSaved(e *Env) (*SavedReport, error) {
 // runSaved says what was done, its exchanges counted against the formula. Results that are no finite numbers end the job once they are
 // written: they show where to look.
 func runSaved(e *Env) error {
+	e.warn(nil, nil, 0)
 	r, unfinite := computeSaved(e)
 	if r == nil {
 		return unfinite

@@ -59,7 +59,11 @@ func (s *session) load() (*train.Setup, error) {
 		return nil, err
 	}
 	j := s.Job
-	if s.data, err = train.OpenData(j.Data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
+	data := j.Data
+	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
+		data.Path = nil // which need not be there
+	}
+	if s.data, err = train.OpenData(data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
 	setup := s.setup()
@@ -74,6 +78,7 @@ func (s *session) load() (*train.Setup, error) {
 	} else if setup.Eval == nil {
 		setup.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
 	}
+	s.warn(s.config, folder, s.steps)
 	setup.Probe, err = probe(s.Mesh.World.Rank())
 	return setup, comm.Agree(s.Mesh.World, err)
 }

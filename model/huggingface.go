@@ -174,11 +174,10 @@ func (f *Folder) Check(m *Model) error {
 
 const tiedName = "lm_head.weight"
 
-// ignored are buffers that old versions of transformers saved and that are computed from the configuration; of Qwen3.5 what transformers
-// ignores too when it loads the language model alone: vision, and heads for tokens further ahead.
+// ignored are buffers that old versions of transformers saved and that are computed from the configuration, and what is dropped of Qwen3.5.
 func (c *Config) ignored(name string) bool {
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
-		c.hybrid() && (strings.HasPrefix(name, "model.visual.") || strings.HasPrefix(name, "mtp."))
+		c.hybrid() && slices.ContainsFunc(droppedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 func (p *Param) disagree(e tensor.Entry) (faults []string) {

@@ -293,6 +293,11 @@ func TestFolderWithVision(t *testing.T) {
 		dir := writeFolder(t, cfg, map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
 		text, _ := json.Marshal(map[string]any{"model_type": "qwen3_5", "vision_config": map[string]any{"depth": 1}, "text_config": cfg.fields()})
 		os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
+		f := must1(OpenFolder(dir, nil))
+		if got, want := f.Dropped(), []Dropped{{"model.visual.", 1, 4}, {"mtp.", 1, 4}}; !slices.Equal(got, want) {
+			t.Errorf("dropped %v, want %v", got, want)
+		}
+		f.Close()
 		saved := filepath.Join(t.TempDir(), "model")
 		same := func(got *rank) {
 			for i, g := range got.Groups() {

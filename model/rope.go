@@ -70,6 +70,17 @@ func readRope(r *reader, maxPosition int64, share *float64) Rope {
 	return rope
 }
 
+// Positions is how many positions the model is made for: max_position_embeddings, and those that the scaling of RoPE adds.
+func (c *Config) Positions() int64 {
+	switch c.Rope.Type {
+	case "linear":
+		return int64(float64(c.MaxPositionEmbeddings) * max(1, c.Rope.Factor))
+	case "llama3":
+		return max(c.MaxPositionEmbeddings, int64(c.Rope.OriginalMaxPositionEmbeddings*c.Rope.Factor))
+	}
+	return c.MaxPositionEmbeddings
+}
+
 // required is a positive number that has no default.
 func (r *reader) required(name string) float64 {
 	if !r.has(name) {

@@ -40,6 +40,9 @@ func (e Entry) Numel() int64 {
 	return n
 }
 
+// Bytes is the size of the elements in the file.
+func (e Entry) Bytes() int64 { return e.hi - e.lo }
+
 func (e Entry) String() string { return fmt.Sprintf("%s %s%s", e.Name, e.TypeName, list(e.Shape)) }
 
 // Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte little-endian header length, a JSON

@@ -1,0 +1,97 @@
+package job
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"ulysses/model"
+)
+
+// idle is keys that have no effect in some jobs. A job that sets them to anything but their default runs, and says so in one line.
+type idle struct {
+	keys []string // or a table, written with a dot behind it
+	when func(j *Job, c *model.Config) bool
+	why  string
+}
+
+// config makes a condition of one on the model, which is nil in jobs on saved tensors.
+func onConfig(holds func(j *Job, c *model.Config) bool) func(j *Job, c *model.Config) bool {
+	return func(j *Job, c *model.Config) bool { return c != nil && holds(j, c) }
+}
+
+func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
+	return func(j *Job, _ *model.Config) bool { return holds(j) }
+}
+
+// idleKeys is the only place that knows which keys are idle where. Keys that would be wrong to leave without an effect are faults: check.go.
+var idleKeys = []idle{
+	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
+		"memory.mlp", "memory.segment", "memory.head_groups", "memory.host", "output.model", "output.trace"},
+		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" trains nothing`},
+	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
+	{[]string{"seed", "model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
+		onJob(func(j *Job) bool { return !isModelJob(j) }), "a job on saved tensors has no model"},
+	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
+	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
+	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob(isModelJob), "it is for jobs on saved tensors"},
+	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), "block masks are not built yet"},
+	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
+	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
+		"the model has no layers of softmax attention"},
+	{[]string{"memory.host"}, onJob(func(j *Job) bool {
+		m := &j.Memory
+		may := func(word string) bool { return word == "auto" || word == "offload" }
+		return j.Kind == "train" && !may(m.BlockInput) && !may(m.Attention) && !may(m.QKV) && !may(m.MLP)
+	}), "no activations are offloaded"},
+	{[]string{"optimizer.betas", "optimizer.eps"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }), `optimizer.name = "sgd" has none`},
+	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
+	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
+	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl") }), "no .jsonl file is read"},
+	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl", ".txt") }), "the files hold tokens, not text"},
+	{[]string{"data.pack"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files hold whole sequences"},
+}
+
+// files are the patterns of the data that the job reads.
+func (j *Job) files() []string {
+	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
+		return j.Eval.Path
+	}
+	return append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...)
+}
+
+// noFiles reports that none of the files that the job reads has one of the extensions. A pattern that leaves the extension open may have any.
+func (j *Job) noFiles(extensions ...string) bool {
+	return !slices.ContainsFunc(j.files(), func(path string) bool {
+		ext := strings.ToLower(filepath.Ext(path))
+		return ext == "" || strings.ContainsAny(ext, "*?[") || slices.Contains(extensions, ext)
+	})
+}
+
+// idleWarnings is a line for every reason why keys that were set have no effect in this job. The config is nil for saved tensors.
+func (j *Job) idleWarnings(c *model.Config) (lines []string) {
+	for _, rule := range idleKeys {
+		if !rule.when(j, c) {
+			continue
+		}
+		var set []string
+		for i := range schema {
+			f := &schema[i]
+			named := slices.ContainsFunc(rule.keys, func(k string) bool { return k == f.key || strings.HasSuffix(k, ".") && strings.HasPrefix(f.key, k) })
+			if named && j.IsSet(f.key) && !reflect.DeepEqual(f.get(j), f.get(&defaults)) {
+				set = append(set, f.key)
+			}
+		}
+		if len(set) == 0 {
+			continue
+		}
+		it := "it"
+		if len(set) > 1 {
+			it = "them"
+		}
+		lines = append(lines, fmt.Sprintf("%v: %s: no effect, because %s; remove %s", j.origin(set[0]), strings.Join(set, ", "), rule.why, it))
+	}
+	return lines
+}

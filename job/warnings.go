@@ -1,0 +1,69 @@
+package job
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/rs/zerolog"
+
+	"ulysses/model"
+)
+
+// warned gathers the warnings that rank 0 has logged, for the report. It is a hook of the log, so that no warning is left out.
+type warned struct {
+	mu  sync.Mutex
+	all []string
+}
+
+// Run notes a warning.
+func (w *warned) Run(_ *zerolog.Event, level zerolog.Level, text string) {
+	if level == zerolog.WarnLevel {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.all = append(w.all, text)
+	}
+}
+
+func (w *warned) list() []string {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]string(nil), w.all...)
+}
+
+// warnings are what is allowed and probably not meant, a line each: keys without an effect, a warmup that never ends, positions that the model has not
+// got, tensors that are left out. The model's config is nil for saved tensors, the folder for a model from scratch; steps are 0 where they are not known.
+func (j *Job) warnings(c *model.Config, folder *model.Folder, steps int64) []string {
+	lines := j.idleWarnings(c)
+	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
+		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %d steps and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
+			j.origin("optimizer.warmup"), w, steps, j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
+	}
+	if c != nil && j.Data.Sequence > c.Positions() {
+		where := "model.override"
+		if len(j.Model.New) > 0 {
+			where = "model.new"
+		}
+		lines = append(lines, fmt.Sprintf("%v: data.sequence = %d: documents longer than %d tokens go beyond the positions of the model (max_position_embeddings); set data.sequence = %d, or in %s what the model is to have",
+			j.origin("data.sequence"), j.Data.Sequence, c.Positions(), c.Positions(), where))
+	}
+	if folder != nil {
+		for _, d := range folder.Dropped() {
+			what := fmt.Sprintf("%d tensors %s* (%s) are", d.Tensors, d.Prefix, size(d.Bytes))
+			if d.Tensors == 1 {
+				what = fmt.Sprintf("1 tensor %s* (%s) is", d.Prefix, size(d.Bytes))
+			}
+			lines = append(lines, fmt.Sprintf("model.path: %s: %s left out: models of type %s have none, and the trained model will have none", j.Model.Path, what, c.ModelType))
+		}
+	}
+	return lines
+}
+
+// warn logs what may not be meant.
+func (e *Env) warn(c *model.Config, folder *model.Folder, steps int64) {
+	for _, line := range e.Job.warnings(c, folder, steps) {
+		e.Log.Warn().Msg(line)
+	}
+}
