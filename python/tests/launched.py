@@ -55,12 +55,7 @@ def mpi():
 def world():
     """MPI without mpi4py: the library starts it, and ends it."""
     with ulysses.Context.world(threads=1) as ctx:
-        q = np.ones((1, 4, 2, 8), np.float32)
-        assert (ulysses.attention(q, q, q, causal=True, context=ctx) == 1).all()
-        try:
-            ulysses.shard({"input_ids": q[0, :1, :, 0]}, ctx)
-        except ulysses.InvalidArgument as e:
-            assert "mpi4py" in str(e)
+        check(ctx)  # its collectives for Python are the library's own
         return ctx.rank
 
 

@@ -15,7 +15,7 @@ from .data import Micro, loader, shard, shift_labels
 from .errors import (CommError, DeviceError, InputOutputError, InternalError, InvalidArgument, InvalidConfig, NumericError, OutOfMemory, Preempted,
                      Status, UlyssesError, Unsupported)
 from .gdn import DeltaCall, chunk_gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_forward
-from .halo import halo, halo_backward
+from .halo import causal_conv1d, halo, halo_backward
 from .layer import (LayerCall, LocalCall, LocalTensors, attention_layer, attention_layer_backward, attention_layer_forward, local_attention,
                     local_attention_backward, local_attention_forward)
 from .plan import Batch, DeltaPlan, Plan, Sequences, shard_rows

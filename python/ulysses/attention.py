@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Sequence
 
 from . import _struct
+from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences, documents
-from .tensors import View, block, dtype_of, empty, is_torch, one_library, stream_of, view, without_zero_strides
+from .plan import Batch, Lengths, Plan
+from .tensors import NAMES, View, block, dtype_of, empty, is_torch, one_library, stream_of, view, without_zero_strides
 
 # Axes of each layout, by their place in [B, S, H, D].
 LAYOUTS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3), "THD": (0, 1, 2)}
@@ -33,43 +34,54 @@ class Call:
 
 def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None, seq: int | None = None,
            kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None, kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD",
-           deterministic: bool = False, context: Context | None = None) -> tuple[Plan, Batch]:
-    """The plan and the batch of a call, made at their first use (which is collective) and kept by the context."""
+           deterministic: bool = False, context: Context | None = None, operation: str = "ulysses.attention", save: bool = True) -> tuple[Plan, Batch]:
+    """The plan and the batch of a call, agreed on by the ranks, made at their first use and kept by the context. Collective."""
     ctx = current(context)
-    if layout not in LAYOUTS:
-        raise InvalidArgument(f"ulysses: layout {layout!r}: give one of {', '.join(LAYOUTS)}")
-    for x in (q, k, v):
-        if not hasattr(x, "shape"):
-            raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors")
-    one_library(q=q, k=k, v=v)
-    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
-        raise InvalidArgument(f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded")
-    shapes = [tuple(x.shape) for x in (q, k, v)]
-    if any(len(s) != len(layout) for s in shapes):
-        raise InvalidArgument(f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes")
-    axis = {name: layout.index(name) for name in layout}
-    rows_axis = axis["T"] if layout == "THD" else axis["S"]
-    batch = 1 if layout == "THD" else shapes[0][axis["B"]]
-    rows, kv_rows = shapes[0][rows_axis], shapes[1][rows_axis]
-    given = ctx.sequences
-    if seq is None and cu_seqlens is None and kv_seq is None and given is not None and given.batch == batch:
-        sequences = given
-    else:
-        cu, kv_cu = documents("cu_seqlens", cu_seqlens, batch), documents("kv_cu_seqlens", kv_cu_seqlens, batch)
-        total = seq if seq is not None else cu[-1] // max(1, batch) if cu else rows * ctx.size
-        if kv_seq is None and kv_cu_seqlens is not None:
-            kv_seq = kv_cu[-1] // max(1, batch)
-        if kv_seq is None and kv_rows != rows:
-            kv_seq = kv_rows * ctx.size
-        sequences = Sequences(batch, total, kv_seq, cu, kv_cu)
-    plan = ctx.plan(heads=shapes[0][axis["H"]], kv_heads=shapes[1][axis["H"]], head_dim=shapes[0][-1], v_dim=shapes[2][-1], dtype=dtype_of(q),
-                    causal=bool(causal), window=window, scale=None if scale is None else float(scale), cross=sequences.kv_seq is not None,
-                    deterministic=bool(deterministic))
-    made = ctx.batch(sequences)
-    if rows != made.rows or kv_rows != made.kv_rows:
-        raise InvalidArgument(f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows} rows of queries and {kv_rows} of keys: of {sequences.seq} queries and "
-                              f"{sequences.kv_seq or sequences.seq} keys it holds {made.rows} and {made.kv_rows}: give seq= where the ranks' rows differ")
-    return plan, made
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
+        if layout not in LAYOUTS:
+            raise InvalidArgument(f"ulysses: layout {layout!r}: give one of {', '.join(LAYOUTS)}")
+        for x in (q, k, v):
+            if not hasattr(x, "shape"):
+                raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors")
+        one_library(q=q, k=k, v=v)
+        if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
+            raise InvalidArgument(f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded")
+        shapes = [tuple(x.shape) for x in (q, k, v)]
+        if any(len(s) != len(layout) for s in shapes):
+            raise InvalidArgument(f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes")
+        axis = {name: layout.index(name) for name in layout}
+        rows_axis = axis["T"] if layout == "THD" else axis["S"]
+        batch = 1 if layout == "THD" else shapes[0][axis["B"]]
+        rows, kv_rows = shapes[0][rows_axis], shapes[1][rows_axis]
+        if kv_rows != shapes[2][rows_axis]:
+            raise InvalidArgument(f"ulysses: k {shapes[1]}, v {shapes[2]} in layout {layout}: {kv_rows} rows of keys and {shapes[2][rows_axis]} of values: "
+                                  "each key has its value")
+        lengths = Lengths.of(ctx, batch, rows, kv_rows, seq, kv_seq, cu_seqlens, kv_cu_seqlens)
+        planned = dict(heads=shapes[0][axis["H"]], kv_heads=shapes[1][axis["H"]], head_dim=shapes[0][-1], v_dim=shapes[2][-1], dtype=dtype_of(q),
+                       causal=bool(causal), window=None if window is None else tuple(int(n) for n in window), scale=None if scale is None else float(scale),
+                       deterministic=bool(deterministic))
+        same = {**planned, **lengths.same(), "layout": layout, **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))}, "save": save}
+        return same, lengths.counts(), (planned, lengths)
+
+    (planned, lengths), counts = ctx.agree(operation, prepare)
+    sequences = lengths.settle(counts)
+    plan = ctx.plan(**planned, cross=sequences.kv_seq is not None)
+    return plan, ctx.batch(sequences)
+
+
+def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...]) -> None:
+    """Whether every rank can go backward from here: it kept what forward saves, and brings a gradient of out's shape and type. Collective."""
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        if call.saved is None:
+            raise InvalidArgument(f"{operation}: the forward was called with save=False: keep what it saves")
+        if tuple(getattr(dout, "shape", ())) != shape or dtype_of(dout) != call.plan.dtype:
+            raise InvalidArgument(f"{operation}: a gradient of shape {tuple(getattr(dout, 'shape', ()))} and type {getattr(dout, 'dtype', type(dout).__name__)}: give one "
+                                  f"of {shape} and {NAMES[call.plan.dtype]}, as the result has")
+        return {"plan": call.plan.key, "lengths": call.batch.sequences, "device": describe(dout)[1]}, (), None
+
+    call.plan.context.agree(operation, prepare)
 
 
 def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = False, layout: str = "BSHD", **options: Any) -> tuple[Any, Any, Call]:
@@ -85,7 +97,7 @@ def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = 
     Returns (out, lse or None, Call). out is [B, rows, H, Dv] in the layout of q. A row that sees no key is 0, its lse -inf.
     Errors: InvalidArgument, Unsupported, CommError.
     """
-    plan, batch = settle(q, k, v, layout=layout, **options)
+    plan, batch = settle(q, k, v, layout=layout, save=bool(save), **options)
     ctx = plan.context
     axes = LAYOUTS[layout]
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
@@ -109,8 +121,7 @@ def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = 
 
 def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
     """Gradients of q, k and v, in their layout, from the gradient of out [.., Dv]. Collective. An expanded gradient is copied first."""
-    if call.saved is None:
-        raise InvalidArgument("ulysses.attention_backward: the forward was called with save=False: keep what it saves")
+    check_gradient("ulysses.attention_backward", call, dout, tuple(call.shapes[0][:-1]) + (call.plan.v_dim,))
     plan, batch, axes = call.plan, call.batch, LAYOUTS[call.layout]
     dout = without_zero_strides(dout)
     grads = [empty(dout, shape) for shape in call.shapes]
@@ -130,8 +141,8 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     causal     the last query of a document sees its last key
     window     (left, right) keys around the key aligned to a query, -1 = unbounded
     scale      of q k^T; None = 1/sqrt(D)
-    seq        tokens of the whole sequence; None = what Context.use set, else rows * ranks, all ranks holding as many. Uneven: the first
-               seq mod ranks hold one row more
+    seq        tokens of the whole sequence; None = what Context.use set, else the sum of the ranks' rows. Uneven: the first seq mod ranks
+               hold one row more
     kv_seq     the same of the keys, for cross-attention
     cu_seqlens document starts over B*seq tokens, from 0, then B*seq; the same on all ranks. Documents do not see each other
     deterministic  gradients repeat to the bit on a GPU too, as they do on the CPU: slower there. Unsupported where no such kernel serves the heads

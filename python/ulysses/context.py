@@ -9,9 +9,11 @@ import weakref
 from typing import Any, Callable
 
 from . import _library, _struct
-from .communicator import Alone, Callbacks, Communicator, TorchGroup, communicator
+from .agreement import agree
+from .communicator import Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
 from .plan import Batch, DeltaPlan, Plan, Sequences
+from .library_ranks import LibraryRanks
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
@@ -43,12 +45,20 @@ class Context:
     def __init__(self, comm: Any = None, *, device: str | None = "cpu", ordinal: int | None = None, way: str = "auto", threads: int = 0,
                  ulysses: int = 0, ring: int = 0, timeout: int = 0, callbacks: bool = False, log: Callable[[int, str], None] | None = None):
         self._handle = ctypes.c_void_p()
-        if device not in DEVICES:
-            raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
-        if way not in WAYS:
-            raise InvalidArgument(f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}")
-        if ordinal is None:
-            ordinal = current_gpu() if device == "cuda" else 0
+        self.communicator: Communicator = communicator(comm)
+
+        def prepare() -> tuple[dict[str, Any], tuple[int, ...], _struct.Options]:
+            if device not in DEVICES:
+                raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
+            if way not in WAYS:
+                raise InvalidArgument(f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}")
+            gpu = ordinal if ordinal is not None else current_gpu() if device == "cuda" else 0
+            made = _struct.Options(device=DEVICES[device], ordinal=gpu, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout, comm=WAYS[way])
+            _library.library()
+            return {"device": device, "way": way, "ulysses": ulysses, "ring": ring, "timeout": timeout}, (), made
+
+        # The communicator of MPI_COMM_WORLD is not there before the library has made it.
+        options = prepare()[2] if isinstance(comm, _World) else agree(self.communicator, "ulysses.Context", prepare)[0]
         self._lock = threading.RLock()
         self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
         self._plans: dict[Any, Any] = {}  # by what they were made of: the sixth value is a bool for attention, text for the gated delta rule
@@ -56,12 +66,9 @@ class Context:
         self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
         self.sequences: Sequences | None = None  # what `use` set
-        options = _struct.Options(device=DEVICES[device], ordinal=ordinal, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout,
-                                  comm=WAYS[way])
         self._keep: list[Any] = [options]
         if log is not None:
             options.log = _struct.Log(lambda user, level, line: log(level, (line or b"").decode(errors="replace")))
-        self.communicator: Communicator = communicator(comm)
         out = ctypes.byref(self._handle)
         if isinstance(self.communicator, Alone):
             self._call("ulysses_context_create_local", ctypes.byref(options), out)
@@ -86,7 +93,7 @@ class Context:
         """A context on MPI_COMM_WORLD without mpi4py: the library initialises MPI if nobody did, and finalises it then."""
         self = cls.__new__(cls)
         Context.__init__(self, _World(), **options)
-        self.communicator = _WorldOnly(self.rank, self.size)
+        self.communicator = LibraryRanks(self) if self.size > 1 else Alone()
         return self
 
     def _host(self) -> _struct.HostComm:
@@ -135,17 +142,19 @@ class Context:
         """The plan for a kind of layer; made at its first use, which is collective, and kept. window = (left, right), -1 unbounded; deterministic =
         gradients repeat to the bit on a GPU too, or the plan is refused (Unsupported)."""
         key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap, deterministic)
-        if key not in self._plans:
-            self._plans[key] = Plan(self, *key)
-        return self._plans[key]
+        return self._planned(Plan, key)
 
     def delta_plan(self, *, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int = _struct.F32, strategy: str = "auto", tokens: int = 0,
                    scale: float | None = None, l2norm: bool = False, chunk: int = 0, states: bool = False) -> "DeltaPlan":
         """The plan for a kind of layer of the gated delta rule; made at its first use, which is collective, and kept. `tokens` of a batch in all are
         what "auto" chooses by; chunk 0 = the device's choice; states = calls may bring and want states."""
         key = (qk_heads, v_heads, qk_dim, v_dim, dtype, strategy, tokens, scale, l2norm, chunk, states)
+        return self._planned(DeltaPlan, key)
+
+    def _planned(self, kind: type, key: tuple) -> Any:
         if key not in self._plans:
-            self._plans[key] = DeltaPlan(self, *key)
+            self._plans[key] = kind(self, *key)
+            self._plans[key].key = key
         return self._plans[key]
 
     def batch(self, sequences: Sequences) -> "Batch":
@@ -158,6 +167,11 @@ class Context:
         else:
             self._batches.move_to_end(sequences)
         return found
+
+    def agree(self, operation: str, prepare: Callable[[], Any]) -> Any:
+        """agreement.agree over the ranks of this context. Collective."""
+        self.handle, _library.library()  # a closed context and a forked child are refused before they communicate
+        return agree(self.communicator, operation, prepare)
 
     def use(self, sequences: Sequences | None) -> None:
         """Sets the lengths and documents of calls that name none: the transformers attention, attention without seq. `shard` does this."""
@@ -211,14 +225,6 @@ class _World:
 
     def Get_size(self) -> int:
         return 0
-
-
-class _WorldOnly(Callbacks):
-    def __init__(self, rank: int, size: int):
-        def refuse(*_: Any) -> None:
-            raise InvalidArgument("ulysses: Context.world() gives the library MPI, but Python none: make the context from an mpi4py communicator")
-
-        super().__init__(rank, size, refuse, refuse)
 
 
 def _memory(address: int | None, n: int) -> memoryview:

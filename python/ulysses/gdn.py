@@ -7,16 +7,17 @@ from rank to rank, a number of bytes that does not grow with the sequence. "auto
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Sequence
 
 import numpy as np
 
 from . import _struct
+from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, DeltaPlan, batch_of
-from .tensors import block, dtype_of, empty, is_torch, one_library, stream_of, torch_or_none, view, without_zero_strides
+from .plan import Batch, DeltaPlan, Lengths
+from .tensors import NAMES, block, dtype_of, empty, is_torch, one_library, stream_of, torch_or_none, view, without_zero_strides
 
 
 @dataclass
@@ -41,17 +42,30 @@ def gated_delta_rule_forward(q: Any, k: Any, v: Any, g: Any, beta: Any, *, scale
     """The rule, and what its backward needs. Collective. Arguments are those of `chunk_gated_delta_rule`; save = keep what
     gated_delta_rule_backward needs. Returns (o, final_state or None, DeltaCall). Errors: InvalidArgument, Unsupported, CommError."""
     ctx = current(context)
-    for name, x, axes in (("q", q, 4), ("k", k, 4), ("v", v, 4), ("g", g, 3), ("beta", beta, 3)):
-        if not hasattr(x, "shape") or len(x.shape) != axes:
-            raise InvalidArgument(f"ulysses: {name} is {tuple(getattr(x, 'shape', ()))}: it must be an array of {axes} axes, "
-                                  f"[B, rows, heads{', features' if axes == 4 else ''}]")
-    one_library(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
-    rows, hk, hv, dk, dv = q.shape[1], q.shape[2], v.shape[2], q.shape[3], v.shape[3]
-    batch = batch_of(ctx, q.shape[0], rows, seq, cu_seqlens)
-    sequences = batch.sequences
-    plan = ctx.delta_plan(qk_heads=hk, v_heads=hv, qk_dim=dk, v_dim=dv, dtype=dtype_of(q), strategy=strategy, tokens=sequences.batch * sequences.seq,
-                          scale=None if scale is None else float(scale), l2norm=bool(use_qk_l2norm_in_kernel), chunk=int(chunk_size),
-                          states=initial_state is not None or bool(output_final_state))
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
+        for name, x, axes in (("q", q, 4), ("k", k, 4), ("v", v, 4), ("g", g, 3), ("beta", beta, 3)):
+            if not hasattr(x, "shape") or len(x.shape) != axes:
+                raise InvalidArgument(f"ulysses: {name} is {tuple(getattr(x, 'shape', ()))}: it must be an array of {axes} axes, "
+                                      f"[B, rows, heads{', features' if axes == 4 else ''}]")
+        one_library(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+        rows = {name: x.shape[1] for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))}
+        if len(set(rows.values())) > 1:
+            raise InvalidArgument(f"ulysses.chunk_gated_delta_rule: rows of {rows}: all inputs have as many")
+        lengths = Lengths.of(ctx, q.shape[0], q.shape[1], None, seq, None, cu_seqlens)
+        if lengths.given is not None and lengths.given.kv_seq is not None:
+            lengths = replace(lengths, given=None)
+        planned = dict(qk_heads=q.shape[2], v_heads=v.shape[2], qk_dim=q.shape[3], v_dim=v.shape[3], dtype=dtype_of(q), strategy=strategy,
+                       scale=None if scale is None else float(scale), l2norm=bool(use_qk_l2norm_in_kernel), chunk=int(chunk_size),
+                       states=initial_state is not None or bool(output_final_state))
+        same = {**planned, **lengths.same(), **{name: describe(x, free=(1,)) for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))},
+                "initial_state": describe(initial_state), "output_final_state": bool(output_final_state), "save": bool(save)}
+        return same, lengths.counts(), (planned, lengths)
+
+    (planned, lengths), counts = ctx.agree("ulysses.chunk_gated_delta_rule", prepare)
+    sequences = lengths.settle(counts)
+    plan, batch = ctx.delta_plan(**planned, tokens=sequences.batch * sequences.seq), ctx.batch(sequences)
+    rows, hv, dk, dv = q.shape[1], plan.v_heads, plan.qk_dim, plan.v_dim
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     g, beta = _float32(g), _float32(beta)
     initial_state = None if initial_state is None else _float32(initial_state)
@@ -71,9 +85,21 @@ def gated_delta_rule_forward(q: Any, k: Any, v: Any, g: Any, beta: Any, *, scale
 def gated_delta_rule_backward(call: DeltaCall, do: Any, dfinal_state: Any = None) -> tuple[Any, Any, Any, Any, Any, Any]:
     """(dq, dk, dv, dg, dbeta, dinitial_state) from the gradients of o and, where one was returned, of the final state, the same on every rank. dg and dbeta
     are F32; the last is whole on every rank, None where no initial state was given. Collective."""
-    if call.saved is None:
-        raise InvalidArgument("ulysses.gated_delta_rule_backward: the forward was called with save=False: keep what it saves")
     plan, batch = call.plan, call.batch
+    states = (batch.info.docs, plan.v_heads, plan.qk_dim, plan.v_dim)
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        if call.saved is None:
+            raise InvalidArgument("ulysses.gated_delta_rule_backward: the forward was called with save=False: keep what it saves")
+        for name, x, shape, dtype in (("do", do, (batch.sequences.batch, batch.rows, plan.v_heads, plan.v_dim), plan.dtype),
+                                      ("dfinal_state", dfinal_state, states, None)):
+            if (x is not None or name == "do") and (tuple(getattr(x, "shape", ())) != shape or (dtype or dtype_of(x)) != dtype_of(x)):
+                raise InvalidArgument(f"ulysses.gated_delta_rule_backward: {name} of shape {tuple(getattr(x, 'shape', ()))} and type {getattr(x, 'dtype', type(x).__name__)}: "
+                                      f"give one of {shape}" + (f" and {NAMES[dtype]}" if dtype else ""))
+        same = {"plan": plan.key, "lengths": batch.sequences, "device": describe(do)[1], "initial_state": call.initial_state is not None, "dfinal_state": dfinal_state is not None}
+        return same, (), None
+
+    plan.context.agree("ulysses.gated_delta_rule_backward", prepare)
     do = without_zero_strides(do)
     b, rows = do.shape[:2]
     keys, values, gates = (b, rows, plan.qk_heads, plan.qk_dim), (b, rows, plan.v_heads, plan.v_dim), (b, rows, plan.v_heads)
@@ -102,7 +128,7 @@ def chunk_gated_delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, scale: flo
     output_final_state  also return the states behind the documents, [N, HV, K, V] F32, whole on every rank
     use_qk_l2norm_in_kernel  q and k are divided by sqrt(sum of squares + 1e-6)
     cu_seqlens document starts over B*seq tokens of all ranks, from 0, then B*seq; the same on all ranks; None = one document a sequence
-    seq        tokens of the whole sequence; None = what Context.use set, else rows * ranks. Uneven: the first seq mod ranks hold one row more
+    seq        tokens of the whole sequence; None = what Context.use set, else the sum of the ranks' rows. Uneven: the first seq mod ranks hold one row more
     strategy   "heads", "state", or "auto"
     chunk_size at most so many tokens a chunk, 16 or more; 0 = the device's choice
 

@@ -1,4 +1,4 @@
-"""Rows of the neighbours: what a convolution or a token shift sees beyond this rank's own."""
+"""Rows of the neighbours, and the causal convolution over documents that is made from them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import _struct
+from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, batch_of
-from .tensors import block, empty, is_torch, stream_of, view
+from .plan import Batch, Lengths
+from .tensors import block, dtype_of, empty, is_torch, one_library, stream_of, view
+
+ACTIVATIONS = (None, "silu", "swish")
 
 
 def _dense(x: Any) -> Any:
@@ -30,11 +33,23 @@ def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward:
     context._call("ulysses_halo_forward" if forward else "ulysses_halo_backward", context.handle, batch.handle, ctypes.byref(args))
 
 
-def settle(x: Any, n: int, seq: int | None, cu_seqlens: Sequence[int] | None, context: Context | None) -> tuple[Context, Batch]:
+def settle(operation: str, x: Any, n: int, seq: int | None, cu_seqlens: Sequence[int] | None, context: Context | None, beside: dict[str, Any] | None = None,
+           check: Any = None) -> tuple[Context, Batch]:
+    """The batch of a call, agreed on by the ranks. `beside` are arrays that are equal in shape on all ranks, `check` raises what else is wrong. Collective."""
     ctx = current(context)
-    if not hasattr(x, "shape") or len(x.shape) < 2 or not n:
-        raise InvalidArgument(f"ulysses.halo: x {tuple(getattr(x, 'shape', ()))}, n {n}: give an array [B, rows, ...], and n > 0 for rows before or n < 0 for rows after")
-    return ctx, batch_of(ctx, x.shape[0], x.shape[1], seq, cu_seqlens)
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], Lengths]:
+        if not hasattr(x, "shape") or len(x.shape) < 2 or not n:
+            raise InvalidArgument(f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}: give an array [B, rows, ...], and n > 0 for rows before or n < 0 for rows after")
+        one_library(x=x, **(beside or {}))
+        if check is not None:
+            check()
+        lengths = Lengths.of(ctx, x.shape[0], x.shape[1], None, seq, None, cu_seqlens)
+        dtype_of(x)
+        return {"x": describe(x, free=(1,)), "n": n, **lengths.same(), **{name: describe(t) for name, t in (beside or {}).items()}}, lengths.counts(), lengths
+
+    lengths, counts = ctx.agree(operation, prepare)
+    return ctx, ctx.batch(lengths.settle(counts))
 
 
 def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None, context: Context | None = None) -> Any:
@@ -43,14 +58,17 @@ def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | 
     x          [B, rows, ...], this rank's rows: F32, or BF16 where the device computes in it
     seq, cu_seqlens  lengths and documents, as for `attention`
 
-    Returns [B, |n|, ...], zero where a row belongs to another document than this rank's nearest row, or to none. n may exceed a neighbour's rows: a causal
-    convolution of width W over the whole sequence is that of concatenate([halo(x, W - 1), x], 1). Errors: InvalidArgument, Unsupported, CommError.
+    Returns [B, |n|, ...], zero where a row belongs to another document than this rank's nearest row, or to none. n may exceed a neighbour's rows.
+
+    A causal convolution of width W over whole sequences is that of concatenate([halo(x, W - 1), x], 1). With several documents in a sequence it is not: inside a
+    rank's rows that convolution would mix the end of one document into the start of the next. `causal_conv1d` keeps documents apart.
+    Errors: InvalidArgument, Unsupported, CommError.
     """
+    ctx, batch = settle("ulysses.halo", x, n, seq, cu_seqlens, context)
     if is_torch(x):
         from ._torch import halo as differentiable
 
-        return differentiable(x, n, *settle(x, n, seq, cu_seqlens, context))
-    ctx, batch = settle(x, n, seq, cu_seqlens, context)
+        return differentiable(x, n, ctx, batch)
     x = _dense(x)
     out = empty(x, (x.shape[0], abs(n), *x.shape[2:]))
     exchange(ctx, batch, x, out, n, True)
@@ -59,5 +77,64 @@ def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | 
 
 def halo_backward(dhalo: Any, n: int, dx: Any, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None, context: Context | None = None) -> None:
     """Adds the gradient of a halo to dx [B, rows, ...], dense, on the ranks where the rows came from. Collective."""
-    ctx, batch = settle(dx, n, seq, cu_seqlens, context)
+
+    def check() -> None:
+        want = (dx.shape[0], abs(n), *dx.shape[2:])
+        if tuple(dhalo.shape) != tuple(want) or dtype_of(dhalo) != dtype_of(dx):
+            raise InvalidArgument(f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} for dx {tuple(dx.shape)} {dx.dtype} and n {n}: give {tuple(want)} of dx's type")
+        strides = view(dx)
+        if strides.strides != tuple(_steps(strides.shape)):
+            raise InvalidArgument("ulysses.halo_backward: dx is not dense: give a contiguous array, which the gradient is added to")
+
+    ctx, batch = settle("ulysses.halo_backward", dx, n, seq, cu_seqlens, context, {"dhalo": dhalo}, check)
     exchange(ctx, batch, dx, _dense(dhalo), n, False)
+
+
+def _steps(shape: Sequence[int]) -> list[int]:
+    from .tensors import _dense as steps
+
+    return steps(shape)
+
+
+def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str | None = None, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None,
+                  context: Context | None = None) -> Any:
+    """A causal convolution along the sequence, each channel by itself, which starts anew with each document. Collective; differentiable for PyTorch.
+
+    y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c], where token t-j is of t's document)
+
+    x          [B, rows, C], this rank's rows: F32, or BF16 where the device computes in it
+    weight     [C, W], the last column for the token itself, as torch.nn.Conv1d and the package causal_conv1d have it
+    bias       [C], or None
+    activation None, "silu" or "swish" (the same)
+    seq, cu_seqlens  lengths and documents, as for `attention`
+
+    Returns y [B, rows, C]. One exchange of W - 1 rows with the ranks before, and one back in backward; documents may be shorter than W - 1 rows and lie on any
+    ranks. Gradients of weight and bias are this rank's share: their sum over the ranks is the gradient. Errors: InvalidArgument, Unsupported, CommError.
+    """
+
+    def check() -> None:
+        if len(x.shape) != 3 or len(getattr(weight, "shape", ())) != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
+            raise InvalidArgument(f"ulysses.causal_conv1d: x {tuple(x.shape)}, weight {tuple(getattr(weight, 'shape', ()))}: give x [B, rows, C] and weight [C, W]")
+        if bias is not None and tuple(bias.shape) != (x.shape[2],):
+            raise InvalidArgument(f"ulysses.causal_conv1d: bias {tuple(bias.shape)} for {x.shape[2]} channels: give [C], or None")
+        if activation not in ACTIVATIONS:
+            raise InvalidArgument(f"ulysses.causal_conv1d: activation {activation!r}: give one of {', '.join(map(repr, ACTIVATIONS))}")
+
+    operation = f"ulysses.causal_conv1d with activation {activation!r}"
+    ctx, batch = settle(operation, x, 1, seq, cu_seqlens, context, {"weight": weight, "bias": bias}, check)
+    width = weight.shape[1]
+    if is_torch(x):
+        from ._torch import causal_conv1d as differentiable
+
+        return differentiable(x, weight, bias, activation, ctx, batch)
+    x = _dense(x)
+    before = empty(x, (x.shape[0], width - 1, x.shape[2]))
+    if width > 1:
+        exchange(ctx, batch, x, before, width - 1, True)
+    longer, rows = np.concatenate([before, x], 1), x.shape[1]
+    at = np.asarray(batch.positions(), np.int64).reshape(x.shape[0], rows, 1)  # inside its document
+    y = np.zeros_like(x)
+    for j in range(width):
+        y += np.where(at >= j, longer[:, width - 1 - j:width - 1 - j + rows], 0) * weight[:, width - 1 - j]
+    y = y if bias is None else y + bias
+    return y if activation is None else y / (1 + np.exp(-y))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from . import _struct
-from .attention import LAYOUTS, settle
+from .agreement import describe
+from .attention import LAYOUTS, check_gradient, settle
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
-from .plan import Batch, Plan, batch_of
-from .tensors import block, dtype_of, empty, is_torch, stream_of, torch_or_none, view, without_zero_strides
+from .plan import Batch, Lengths, Plan
+from .tensors import block, dtype_of, empty, is_torch, one_library, stream_of, torch_or_none, view, without_zero_strides
 
 WEIGHTS = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm")
 
@@ -42,16 +43,35 @@ def attention_layer_forward(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, *, heads
                             context: Context | None = None) -> tuple[Any, LayerCall]:
     """The layer, and what its backward needs. Collective. Arguments are those of `attention_layer`. Returns (y, LayerCall)."""
     ctx = current(context)
-    if len(x.shape) != 3 or heads < 1 or len(wq.shape) != 2 or len(wv.shape) != 2:
-        raise InvalidArgument(f"ulysses.attention_layer: x {tuple(x.shape)}, wq {tuple(wq.shape)}, wv {tuple(wv.shape)}, {heads} heads: x is [B, rows, hidden], weights are "
-                              "[heads * features, hidden]")
-    kv_heads = kv_heads or heads
-    if wq.shape[0] % heads or wv.shape[0] % kv_heads:
-        raise InvalidArgument(f"ulysses.attention_layer: wq of {wq.shape[0]} and wv of {wv.shape[0]} rows for {heads} and {kv_heads} heads: each head has as many")
-    plan = ctx.plan(heads=heads, kv_heads=kv_heads, head_dim=wq.shape[0] // heads, v_dim=wv.shape[0] // kv_heads, dtype=dtype_of(x), causal=bool(causal),
-                    window=window, scale=None if scale is None else float(scale), deterministic=bool(deterministic))
-    batch = batch_of(ctx, x.shape[0], x.shape[1], seq, cu_seqlens)
     given = dict(x=x, wq=wq, wk=wk, wv=wv, wo=wo, bq=bq, bk=bk, bv=bv, bo=bo, q_norm=q_norm, k_norm=k_norm, cos=cos, sin=sin)
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
+        for name in ("x", *WEIGHTS[:4]):
+            if not hasattr(given[name], "shape"):
+                raise InvalidArgument(f"ulysses.attention_layer: {name} is {type(given[name]).__name__}, no array: give NumPy arrays or PyTorch tensors")
+        one_library(**given)
+        if len(x.shape) != 3 or heads < 1 or len(wq.shape) != 2 or len(wv.shape) != 2:
+            raise InvalidArgument(f"ulysses.attention_layer: x {tuple(x.shape)}, wq {tuple(wq.shape)}, wv {tuple(wv.shape)}, {heads} heads: x is [B, rows, hidden], weights are "
+                                  "[heads * features, hidden]")
+        kv = kv_heads or heads
+        if wq.shape[0] % heads or wv.shape[0] % kv:
+            raise InvalidArgument(f"ulysses.attention_layer: wq of {wq.shape[0]} and wv of {wv.shape[0]} rows for {heads} and {kv} heads: each head has as many")
+        tokens = x.shape[0] * x.shape[1]
+        for name in ("cos", "sin"):
+            if given[name] is not None and (len(given[name].shape) != 2 or given[name].shape[0] != tokens):
+                raise InvalidArgument(f"ulysses.attention_layer: {name} of shape {tuple(given[name].shape)}: give [{tokens}, rotary/2], a row for each of this rank's tokens")
+        lengths = Lengths.of(ctx, x.shape[0], x.shape[1], None, seq, None, cu_seqlens)
+        if lengths.given is not None and lengths.given.kv_seq is not None:
+            lengths = replace(lengths, given=None)
+        planned = dict(heads=heads, kv_heads=kv, head_dim=wq.shape[0] // heads, v_dim=wv.shape[0] // kv, dtype=dtype_of(x), causal=bool(causal), window=window,
+                       scale=None if scale is None else float(scale), deterministic=bool(deterministic))
+        free = {"x": (1,), "cos": (0,), "sin": (0,)}
+        same = {**planned, **lengths.same(), **{name: describe(t, free=free.get(name, ())) for name, t in given.items()}, "eps": float(eps), "save": bool(save)}
+        return same, lengths.counts(), (planned, lengths)
+
+    (planned, lengths), counts = ctx.agree("ulysses.attention_layer", prepare)
+    sequences = lengths.settle(counts)
+    plan, batch = ctx.plan(**planned), ctx.batch(sequences)
     inputs = {name: None if t is None else (t.contiguous() if is_torch(t) else np.ascontiguousarray(t)) for name, t in given.items()}
     y = empty(x, x.shape)
     args, keep = _args(plan, inputs, eps)
@@ -68,8 +88,7 @@ def attention_layer_forward(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, *, heads
 
 def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     """The gradients by name: "x", and F32 ones of every weight that was given, this rank's share: their sum over the ranks is the gradient. Collective."""
-    if call.saved is None:
-        raise InvalidArgument("ulysses.attention_layer_backward: the forward was called with save=False: keep what it saves")
+    check_gradient("ulysses.attention_layer_backward", call, dy, tuple(call.inputs["x"].shape))
     plan, batch, ctx = call.plan, call.batch, call.plan.context
     dy = without_zero_strides(dy)
     dy = dy.contiguous() if is_torch(dy) else np.ascontiguousarray(dy)
@@ -145,6 +164,8 @@ def _seen(pointer: Any, torch: Any) -> Any:
 
 
 def _run(ctx: Context, name: str, plan: Plan, batch: Batch, args: Any, rest: tuple, function: Callable[[LocalTensors], None], torch: Any) -> None:
+    failed: list[BaseException] = []
+
     def call(user: Any, pointer: Any) -> int:
         try:
             c = pointer.contents
@@ -152,10 +173,17 @@ def _run(ctx: Context, name: str, plan: Plan, batch: Batch, args: Any, rest: tup
                                   *(_seen(getattr(c, x), torch) for x in ("dout", "dq", "dk", "dv"))))
             return 0
         except BaseException as e:  # it must not cross C
-            ctx._failure = e
-            return 10
+            failed.append(e)
+            return 0  # the peers wait for the second exchange: the failure is every rank's after it
 
     ctx._call(name, plan.handle, batch.handle, ctypes.byref(args), *rest, _struct.LocalAttention(call), None)
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        if failed:
+            raise InvalidArgument(f"{name}: the function failed: {type(failed[0]).__name__}: {failed[0]}") from failed[0]
+        return {}, (), None
+
+    ctx.agree(name, prepare)
 
 
 @dataclass
@@ -173,7 +201,7 @@ def local_attention_forward(q: Any, k: Any, v: Any, function: Callable[[LocalTen
                             **options: Any) -> tuple[Any, LocalCall]:
     """A caller's own attention between the library's two exchanges. Collective. q, k, v, layout and lengths are those of `attention`; masks, documents and scale
     are the function's business, which writes `out` of its argument. A rank without heads does not call it. On the CPU. Returns (out, LocalCall)."""
-    plan, batch = settle(q, k, v, layout=layout, **options)
+    plan, batch = settle(q, k, v, layout=layout, operation="ulysses.local_attention", save=bool(save), **options)
     if is_torch(q) and q.is_cuda:
         raise Unsupported("ulysses.local_attention: tensors on CUDA: the callback's memory is shown as the host's here: call ulysses_local_forward from C")
     axes, torch = LAYOUTS[layout], torch_or_none() if is_torch(q) else None
@@ -191,8 +219,7 @@ def local_attention_forward(q: Any, k: Any, v: Any, function: Callable[[LocalTen
 
 def local_attention_backward(call: LocalCall, dout: Any, function: Callable[[LocalTensors], None]) -> tuple[Any, Any, Any]:
     """(dq, dk, dv); the function writes dq, dk, dv of its argument from q, k, v, out and dout of it. Collective."""
-    if call.saved is None:
-        raise InvalidArgument("ulysses.local_attention_backward: the forward was called with save=False: keep what it saves")
+    check_gradient("ulysses.local_attention_backward", call, dout, tuple(call.shapes[0][:-1]) + (call.plan.v_dim,))
     plan, batch, axes = call.plan, call.batch, LAYOUTS[call.layout]
     dout, sizes = without_zero_strides(dout), _struct.Sizes()
     plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import operator
 from dataclasses import dataclass
@@ -28,6 +29,19 @@ class Sequences:
     kv_seq: int | None = None
     cu_seqlens: tuple[int, ...] | None = None
     kv_cu_seqlens: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        """Short for thousands of documents: by their number, the first ones and a digest."""
+        def short(cu: tuple[int, ...] | None) -> str:
+            if cu is None or len(cu) <= 9:
+                return repr(cu)
+            return f"({', '.join(map(str, cu[:8]))}, ... {len(cu)} in all, {hashlib.blake2b(repr(cu).encode(), digest_size=8).hexdigest()})"
+
+        if "_text" not in self.__dict__:
+            text = (f"{self.batch} sequences of {self.seq} tokens" + (f" and {self.kv_seq} keys" if self.kv_seq else "") +
+                    (f", cu_seqlens {short(self.cu_seqlens)}" if self.cu_seqlens else "") + (f", kv_cu_seqlens {short(self.kv_cu_seqlens)}" if self.kv_cu_seqlens else ""))
+            object.__setattr__(self, "_text", text)
+        return self.__dict__["_text"]
 
 
 class _Made:
@@ -146,19 +160,55 @@ def documents(name: str, starts: Sequence[int] | None, batch: int) -> tuple[int,
     return cu
 
 
-def batch_of(context: Any, batch: int, rows: int, seq: int | None = None, cu_seqlens: Sequence[int] | None = None) -> Batch:
-    """The batch of a call whose tensors are [batch, rows, ...]: of the lengths given, else of those that Context.use set, else of rows * ranks."""
-    given = context.sequences
-    if seq is None and cu_seqlens is None and given is not None and given.batch == batch and given.kv_seq is None:
-        sequences = given
-    else:
-        cu = documents("cu_seqlens", cu_seqlens, batch)
-        sequences = Sequences(batch, seq if seq is not None else cu[-1] // max(1, batch) if cu else rows * context.size, None, cu)
-    made = context.batch(sequences)
-    if rows != made.rows:
-        raise InvalidArgument(f"ulysses: rank {context.rank} of {context.size} brings {rows} rows: of {sequences.seq} it holds {made.rows}: give seq= where the "
-                              "ranks' rows differ")
-    return made
+@dataclass(frozen=True)
+class Lengths:
+    """This rank's rows, and what a call says about the whole sequence. The lengths that it leaves out are added up over the ranks."""
+
+    batch: int
+    rows: int
+    kv_rows: int
+    seq: int | None
+    kv_seq: int | None
+    cu_seqlens: tuple[int, ...] | None
+    kv_cu_seqlens: tuple[int, ...] | None
+    given: Sequences | None  # of Context.use, where the call names no lengths
+
+    @classmethod
+    def of(cls, context: Any, batch: int, rows: int, kv_rows: int | None = None, seq: int | None = None, kv_seq: int | None = None,
+           cu_seqlens: Sequence[int] | None = None, kv_cu_seqlens: Sequence[int] | None = None) -> "Lengths":
+        given = context.sequences
+        if seq is not None or cu_seqlens is not None or kv_seq is not None or kv_cu_seqlens is not None or given is None or given.batch != batch:
+            given = None
+        return cls(batch, rows, rows if kv_rows is None else kv_rows, seq, kv_seq, documents("cu_seqlens", cu_seqlens, batch),
+                   documents("kv_cu_seqlens", kv_cu_seqlens, batch), given)
+
+    def same(self) -> dict[str, Any]:
+        """What must be equal on all ranks."""
+        return {"batch": self.batch, "seq": self.seq, "kv_seq": self.kv_seq, "cu_seqlens": self.cu_seqlens, "kv_cu_seqlens": self.kv_cu_seqlens,
+                "Context.use": self.given}
+
+    def counts(self) -> tuple[int, int]:
+        return self.rows, self.kv_rows
+
+    def settle(self, counts: Sequence[tuple[int, ...]]) -> Sequences:
+        """The lengths of the whole, from all ranks' counts; the same on all ranks, and so is the refusal of rows that are cut otherwise."""
+        rows, kv_rows = [c[0] for c in counts], [c[1] for c in counts]
+        found = self.given
+        if found is None:
+            ends, kv_ends = (cu[-1] // max(1, self.batch) if cu else None for cu in (self.cu_seqlens, self.kv_cu_seqlens))
+            seq = self.seq if self.seq is not None else ends if ends is not None else sum(rows)
+            kv_seq = self.kv_seq if self.kv_seq is not None else kv_ends
+            if kv_seq is None and kv_rows != rows:
+                kv_seq = sum(kv_rows)
+            found = Sequences(self.batch, seq, kv_seq, self.cu_seqlens, self.kv_cu_seqlens)
+        size = len(counts)
+        for what, total, each in (("rows", found.seq, rows), ("rows of keys", found.kv_seq or found.seq, kv_rows)):
+            for rank, n in enumerate(each):
+                lo, hi = shard_rows(total, size, rank)
+                if n != hi - lo:
+                    raise InvalidArgument(f"ulysses: rank {rank} of {size} brings {n} {what}: of {total} it holds {hi - lo}: the first {total} mod {size} ranks hold "
+                                          "one more than the others; cut by ulysses.shard_rows, and name another length by seq=")
+        return found
 
 
 def _int64s(values: Sequence[int] | None) -> Any:

@@ -10,10 +10,11 @@ from typing import Any, Callable
 import numpy as np
 
 from . import _struct
+from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences
-from .tensors import block, empty, is_torch, stream_of, view
+from .plan import Batch, Plan, Sequences, shard_rows
+from .tensors import block, dtype_of, empty, is_torch, stream_of, view
 
 
 def _ceil(n: int, size: int) -> int:
@@ -151,6 +152,9 @@ def _go(x: Any, move: Move, async_op: bool) -> Any:
 
 
 def _axes(x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
+    if not hasattr(x, "ndim"):
+        raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give a NumPy array or a PyTorch tensor")
+    dtype_of(x)
     seq, head = (d + x.ndim if d < 0 else d for d in (seq_dim, head_dim))
     if not (0 <= seq < x.ndim and 0 <= head < x.ndim) or seq == head:
         raise InvalidArgument(f"ulysses: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes: give two different ones")
@@ -169,16 +173,25 @@ def gather_seq_scatter_heads(x: Any, seq_dim: int, head_dim: int, unpadded_dim_s
 
     The heads of a rank are contiguous; the first H mod ranks have one head more. Errors: InvalidArgument, CommError.
     """
-    ctx = current(context)
-    seq_dim, head_dim = _axes(x, seq_dim, head_dim)
-    rows = x.shape[seq_dim]
-    if not padded and not unpadded_dim_size:
-        raise InvalidArgument("ulysses.gather_seq_scatter_heads: padded=False: say the length of the whole sequence by unpadded_dim_size")
-    seq = rows * ctx.size if padded else unpadded_dim_size
+    ctx, operation = current(context), "ulysses.gather_seq_scatter_heads"
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
+        seq, head = _axes(x, seq_dim, head_dim)
+        if not padded and not unpadded_dim_size:
+            raise InvalidArgument(f"{operation}: padded=False: say the length of the whole sequence by unpadded_dim_size")
+        return {"x": describe(x, free=(seq,)), "seq_dim": seq, "head_dim": head, "unpadded_dim_size": unpadded_dim_size, "padded": bool(padded),
+                "async_op": bool(async_op)}, (x.shape[seq],), (seq, head)
+
+    (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
+    each = [rows for rows, in counts]
+    seq = max(each) * ctx.size if padded else unpadded_dim_size
     unpadded = unpadded_dim_size or seq
-    if padded and _ceil(unpadded, ctx.size) != rows:
-        raise InvalidArgument(f"ulysses.gather_seq_scatter_heads: {rows} rows on each of {ctx.size} ranks for unpadded_dim_size {unpadded}: it must be "
-                              f"ceil({unpadded} / {ctx.size}) rows, or padded=False where nothing is padded")
+    if padded and (len(set(each)) > 1 or _ceil(unpadded, ctx.size) != each[0]):
+        raise InvalidArgument(f"{operation}: {each} rows on the ranks for unpadded_dim_size {unpadded}: each must have ceil({unpadded} / {ctx.size}) = "
+                              f"{_ceil(unpadded, ctx.size)} rows, or padded=False where nothing is padded")
+    want = [hi - lo for lo, hi in (shard_rows(seq, ctx.size, rank) for rank in range(ctx.size))]
+    if each != want:
+        raise InvalidArgument(f"{operation}: {each} rows on the ranks: of {seq} they hold {want}: cut by ulysses.shard_rows")
     return _go(x, Move(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op)
 
 
@@ -187,14 +200,24 @@ def gather_heads_scatter_seq(x: Any, head_dim: int, seq_dim: int, async_op: bool
     """[.., S, .., this rank's heads, ..] to [.., rows, .., H, ..]: the inverse, and the backward, of gather_seq_scatter_heads. Collective.
 
     x        all rows along seq_dim, this rank's heads along head_dim
-    heads    H; 0 = this rank's heads * ranks, all ranks having as many
+    heads    H; 0 = the sum of the ranks' heads
     padded   True: zeros are put behind S until ranks divide it. False: nothing is padded, the first S mod ranks get one row more
     """
-    ctx = current(context)
-    seq_dim, head_dim = _axes(x, seq_dim, head_dim)
+    ctx, operation = current(context), "ulysses.gather_heads_scatter_seq"
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
+        seq, head = _axes(x, seq_dim, head_dim)
+        return {"x": describe(x, free=(head,)), "seq_dim": seq, "head_dim": head, "heads": heads, "padded": bool(padded), "async_op": bool(async_op)}, (x.shape[head],), (seq, head)
+
+    (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
+    each = [own for own, in counts]
+    total = heads or sum(each)
+    want = [hi - lo for lo, hi in (shard_rows(total, ctx.size, rank) for rank in range(ctx.size))]
+    if each != want:
+        raise InvalidArgument(f"{operation}: {each} heads on the ranks: of {total} they hold {want}: the first {total} mod {ctx.size} ranks hold one more than the others")
     n = x.shape[seq_dim]
     seq = _ceil(n, ctx.size) * ctx.size if padded else n
-    return _go(x, Move(ctx, False, seq_dim, head_dim, heads or x.shape[head_dim] * ctx.size, seq, n), async_op)
+    return _go(x, Move(ctx, False, seq_dim, head_dim, total, seq, n), async_op)
 
 
 def reduce_loss(mean: float, count: int, context: Context | None) -> tuple[float, int, int]:
@@ -216,9 +239,18 @@ def reduce_sequence_parallel_loss(loss: Any, num_valid_tokens: Any, *, gradients
 
     0 where no rank has a valid token. Semantics: VeOmni's function of this name.
     """
-    if gradients not in ("averaged", "summed"):
-        raise InvalidArgument(f"ulysses.reduce_sequence_parallel_loss: gradients {gradients!r}: 'averaged' or 'summed'")
     ctx = current(context)
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        if gradients not in ("averaged", "summed"):
+            raise InvalidArgument(f"ulysses.reduce_sequence_parallel_loss: gradients {gradients!r}: 'averaged' or 'summed'")
+        try:
+            float(loss.detach() if is_torch(loss) else loss), int(num_valid_tokens)
+        except (TypeError, ValueError, RuntimeError) as e:
+            raise InvalidArgument(f"ulysses.reduce_sequence_parallel_loss: loss {loss!r} and num_valid_tokens {num_valid_tokens!r}: give one number each") from e
+        return {"gradients": gradients}, (), None
+
+    ctx.agree("ulysses.reduce_sequence_parallel_loss", prepare)
     if is_torch(loss):
         from ._torch import loss as differentiable
 

@@ -1,0 +1,49 @@
+"""Bytes between the ranks of a context by the library's own all-to-all, where Python has no communicator: Context.world()."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Sequence
+
+import numpy as np
+
+from . import _struct
+from .errors import Unsupported
+from .plan import Sequences
+from .tensors import view
+
+
+class LibraryRanks:
+    """A Communicator over the ranks of a context on the CPU."""
+
+    def __init__(self, context: Any):
+        self._context, self.rank, self.size = context, context.rank, context.size
+
+    def _swap(self, blocks: np.ndarray) -> np.ndarray:
+        """Block j of [P, n] goes to rank j, n the same on all ranks; the blocks of all ranks for this one, [P, n]. A reshard of one row a rank and P heads."""
+        ctx, (size, n) = self._context, blocks.shape
+        if ctx.device != "cpu":
+            raise Unsupported("ulysses: Context.world() on a GPU gives Python no communicator: make the context from an mpi4py communicator")
+        plan, batch = ctx.plan(heads=size, head_dim=1, dtype=_struct.F32), ctx.batch(Sequences(1, size))
+        x, out = np.ascontiguousarray(blocks).reshape(1, 1, size, n), np.empty((1, size, 1, n), np.uint8)
+        views, pointers = (view(x), view(out)), ctypes.POINTER(_struct.Tensor) * 1
+        args = _struct.ReshardArgs(n=1)
+        ins, args.out = pointers(views[0].pointer()), pointers(views[1].pointer())
+        setattr(args, "in", ins)
+        ctx._call("ulysses_seq_to_heads", plan.handle, batch.handle, ctypes.byref(args))
+        return out.reshape(size, n)
+
+    def allgather(self, send: memoryview, receive: memoryview) -> None:
+        if len(send):
+            receive[:] = self._swap(np.broadcast_to(np.frombuffer(send, np.uint8), (self.size, len(send)))).tobytes()
+
+    def alltoallv(self, send: memoryview, send_bytes: Sequence[int], receive: memoryview, receive_bytes: Sequence[int]) -> None:
+        most = bytearray(8 * self.size)
+        self.allgather(memoryview(bytearray(max(send_bytes).to_bytes(8, "little"))), memoryview(most))
+        blocks = np.zeros((self.size, int(np.frombuffer(most, np.int64).max())), np.uint8)
+        at = 0
+        for rank, n in enumerate(send_bytes):
+            blocks[rank, :n] = np.frombuffer(send[at:at + n], np.uint8)
+            at += n
+        if blocks.shape[1]:
+            receive[:] = b"".join(row[:n].tobytes() for row, n in zip(self._swap(blocks), receive_bytes))
