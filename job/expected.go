@@ -23,19 +23,11 @@ func (s *session) plannedStep(worked float64) (float64, error) {
 		return 0, err
 	}
 	x := subjectOf(s.config)
-	m, known := &machine{info: s.Device.Info(), sizes: s.Device, host: s.free}, true
-	if m.info.Place == tensor.Host {
-		var err error
-		m.rates, err = rehearsal.Measure([]device.Device{s.Device}, x.shape.In(s.Compute))
-		if err = comm.Agree(s.Mesh.World, err); err != nil {
-			return 0, err
-		}
-		m.rates.PerNode = s.perNode
-	} else {
-		m.recognize(s.Compute, s.perNode)
-		known = m.ready() == nil
+	m, err := s.machine(x)
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return 0, err
 	}
-	if !known || s.Mesh.World.Rank() > 0 {
+	if m.ready() != nil || s.Mesh.World.Rank() > 0 {
 		return 0, nil
 	}
 	f, err := foresee(s.Job, m, x, true)
@@ -44,4 +36,18 @@ func (s *session) plannedStep(worked float64) (float64, error) {
 	}
 	defer f.close()
 	return f.Seconds, nil
+}
+
+// machine is this rank's share of the machine that it runs on. A CPU's rates are measured, with whatever else is at work; those of a GPU that nobody
+// knows are 0.
+func (s *session) machine(x *subject) (*machine, error) {
+	m := &machine{info: s.Device.Info(), sizes: s.Device, host: s.free}
+	if m.info.Place != tensor.Host {
+		m.recognize(s.Compute, s.perNode)
+		return m, nil
+	}
+	var err error
+	m.rates, err = rehearsal.Measure([]device.Device{s.Device}, x.shape.In(s.Compute))
+	m.rates.PerNode = s.perNode
+	return m, err
 }

@@ -59,6 +59,11 @@ func Plan(o Options) error {
 	}
 	defer f.close()
 	f.Stdout = o.Stdout
+	if f.model != nil {
+		if i := j.idleRanks(f.config, f.model.Linear()); i != nil {
+			log.Warn().Msg(i.warning(j, m, x))
+		}
+	}
 	return f.print(m)
 }
 

@@ -41,6 +41,7 @@ func runTrain(e *Env) (err error) {
 	if err != nil {
 		return err
 	}
+	s.warnIdleRanks()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
 	s.trainer.OnSkip = func(why string) {

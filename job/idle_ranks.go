@@ -1,0 +1,98 @@
+package job
+
+import (
+	"fmt"
+
+	"ulysses/gdn"
+	"ulysses/model"
+)
+
+// idleRanks are those of a sequence that have no head of some kind of layer.
+type idleRanks struct {
+	idle  int64 // of all ranks
+	heads int64 // that there are
+	what  string
+	which string // heads
+}
+
+// idleRanks finds the kind of layer that the most ranks of the mesh have no head of; nil where every rank has one. linear is the plan of the linear layers.
+func (j *Job) idleRanks(c *model.Config, linear *gdn.Plan) (found *idleRanks) {
+	look := func(heads int64, what, which string) {
+		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
+			found = &idleRanks{idle, heads, what, which}
+		}
+	}
+	if c.LinearLayers() < c.NumHiddenLayers {
+		look(c.NumAttentionHeads, "attention", "heads")
+	}
+	if linear != nil && linear.Layer().Strategy == gdn.Heads {
+		look(c.LinearNumValueHeads, "linear attention", "value heads")
+	}
+	return found
+}
+
+// onUlysses is the job on the same ranks with another degree.
+func (j *Job) onUlysses(degree int64) (*Job, error) {
+	other := *j
+	other.Parallel.Ulysses = degree
+	return &other, other.Resolve(int(j.Mesh.World))
+}
+
+// better is the mesh, of those that give every rank a head, that processes the most tokens a second by the plan, and how many times those of this job.
+// The degree is 0 where none is faster and fits.
+func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times float64, err error) {
+	rate := func(j *Job) (float64, error) {
+		f, err := foresee(j, m, x, true)
+		if err != nil {
+			return 0, err
+		}
+		defer f.close()
+		return float64(f.tokens) / f.Seconds, nil
+	}
+	now, err := rate(j)
+	if err != nil {
+		return 0, 0, err
+	}
+	const most = 3 // of meshes: those nearest to this one
+	for u, tried := min(heads, j.Mesh.Ulysses-1), 0; u >= 1 && tried < most; u-- {
+		if j.Mesh.World%u != 0 {
+			continue
+		}
+		tried++
+		other, err := j.onUlysses(u)
+		if err != nil {
+			continue // a global batch, say, that these replicas cannot share
+		}
+		if r, err := rate(other); err == nil && r/now > max(times, 1) {
+			degree, times = u, r/now
+		}
+	}
+	return degree, times, nil
+}
+
+// warning is the line that says so, with the mesh to take. Without a machine whose rates are known no mesh is looked for.
+func (i *idleRanks) warning(j *Job, m *machine, x *subject) string {
+	remedy := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
+	if m == nil {
+		remedy = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
+	} else if degree, times, err := j.better(m, x, i.heads); err == nil && degree > 0 {
+		remedy = fmt.Sprintf("set parallel.ulysses = %d (%d replicas), which is expected to process %.1f times the tokens a second", degree, j.Mesh.World/degree, times)
+	}
+	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the model has %d %s; %s",
+		j.origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
+}
+
+// warnIdleRanks warns of ranks that have no head, on rank 0 and before the first step. That takes half a second on a CPU, whose rates are measured, and
+// nothing where every rank has one.
+func (s *session) warnIdleRanks() {
+	i := s.Job.idleRanks(s.config, s.model.Linear())
+	if i == nil || s.Mesh.World.Rank() > 0 {
+		return
+	}
+	x := subjectOf(s.config)
+	m, err := s.machine(x)
+	if err != nil || m.ready() != nil {
+		m = nil
+	}
+	s.Log.Warn().Msg(i.warning(s.Job, m, x))
+}
