@@ -21,8 +21,12 @@ import (
 // checkpoints is where the run keeps its states and what one that resumes must have in common with it.
 func (s *session) checkpoints() *train.Checkpoints {
 	j := s.Job
+	base := j.Model.Path
+	if abs, err := filepath.Abs(base); base != "" && err == nil {
+		base = abs
+	}
 	rest := func(dir string) error { return s.model.SaveRest(dir, j.Model.Path) }
-	return &train.Checkpoints{Dir: filepath.Join(j.Output.Dir, j.Checkpoint.Dir), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Accept: j.Checkpoint.Accept, Run: map[string]string{
+	return &train.Checkpoints{Dir: j.checkpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
 		"model":          digest(s.config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),

@@ -62,7 +62,7 @@ func TestVerbs(t *testing.T) {
 		{[]string{"version"}, status.OK, "ulysses-mpi " + vers.String, ""},
 		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "a folder is needed"},
 		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "a checkpoint and a folder are needed"},
-		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export takes no flags"},
+		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export: --ranks is a flag of run, plan, verify"},
 		{[]string{"export", "nowhere", "b"}, status.IO, "", "checkpoint nowhere: "},
 		{nil, status.InvalidArgument, "", "a job file or a verb is needed"},
 	} {

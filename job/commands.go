@@ -58,9 +58,10 @@ ulysses-mpi verify job.toml --ranks 4 --json`,
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
 			long: `Writes the weights of a checkpoint as the Hugging Face folder that the run would have written had it ended
 there. The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
+A folder that holds a model is refused without --force, and the base model's folder always.
 It needs no ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
-			codes:   []status.Code{status.OK, status.InvalidConfig, status.IO}},
+			codes:   []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
 		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) },
 			short: "list what was found on this machine and what is missing",
 			long: `Lists processor, memory, MPI, GPUs and libraries of this machine, and for each missing one what it costs
@@ -95,7 +96,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that take it. Every command knows every flag, so that a flag may stand before the verb and a flag of
 // another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"},
+	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "force": {"run", "export"},
 }
 
 func addFlags(f *pflag.FlagSet, o *Options) {
@@ -104,6 +105,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.search, "search", false, "find the best mesh for these ranks and the longest sequence that fits")
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
+	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 }
 
 // setFlag gathers --set arguments as they are; a value may hold commas.

@@ -8,7 +8,7 @@ import (
 
 // export is the verb: o.words are a checkpoint and the folder to write.
 func export(o Options) error {
-	from, step, skipped, err := train.Export(o.words[0], o.words[1])
+	from, step, skipped, err := train.Export(o.words[0], o.words[1], o.force)
 	if err != nil {
 		return err
 	}

@@ -120,7 +120,9 @@ func TestExportOnTheWay(t *testing.T) {
 	alike(t, "step 4", folder, filepath.Join(dir, "short", "model"))
 
 	put(t, filepath.Join(folder, "notes.txt"), "mine")
-	exports(t, states, folder, "after step 6")
+	if code, out, errs := call("export", "--force", states, folder); code != status.OK || !strings.Contains(out, "after step 6") {
+		t.Errorf("export --force: %v: %s%s", code, out, errs)
+	}
 	if got, want := contents(t, folder), contents(t, filepath.Join(dir, "out", "model")); got["notes.txt"] != "mine" || got["model.safetensors"] != want["model.safetensors"] {
 		t.Error("a folder that was there: the notes or the weights are wrong")
 	}

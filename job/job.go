@@ -91,9 +91,10 @@ type CheckpointTable struct {
 
 // OutputTable is [output].
 type OutputTable struct {
-	Dir   string  `toml:"dir" path:"dir"`
-	Model bool    `toml:"model"`
-	Trace []int64 `toml:"trace" min:"1"` // none, or the first and the last step
+	Dir       string  `toml:"dir" path:"dir"`
+	Model     bool    `toml:"model"`
+	Overwrite bool    `toml:"overwrite"`     // results of another run
+	Trace     []int64 `toml:"trace" min:"1"` // none, or the first and the last step
 }
 
 // AttentionTable is [attention].

@@ -102,9 +102,11 @@ every = 0
 keep = 2
 dir = "checkpoints"
 resume = "auto"
+accept = []
 [output]
 dir = "out"
 model = true
+overwrite = false
 trace = []
 [attention]
 causal = true

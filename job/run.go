@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -35,6 +36,7 @@ type Options struct {
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
 	json    bool   // of verify: print its findings as JSON
+	force   bool   // of run and export: overwrite results that are there
 	open    opener // of device and communicator; nil = internal/backends
 }
 
@@ -42,6 +44,9 @@ type Options struct {
 // same code. A rank that fails on its own names itself on Stderr and ends the whole job.
 func Run(o Options) error {
 	o.verb = "run"
+	if o.force {
+		o.Sets = append(slices.Clone(o.Sets), "output.overwrite=true")
+	}
 	return launch(o, runKind)
 }
 

@@ -11,14 +11,15 @@ import (
 
 // savedJobs are the kinds of jobs on saved tensors.
 var savedJobs = map[string]struct {
+	input   func(j *Job) *string
 	output  func(j *Job) *string
 	subject func(j *Job) (*subject, error)
 	open    func(e *Env, writer bool) (savedKind, error)
 }{
-	"attention": {func(j *Job) *string { return &j.Attention.Output }, attentionSubject, func(e *Env, writer bool) (savedKind, error) {
+	"attention": {func(j *Job) *string { return &j.Attention.Input }, func(j *Job) *string { return &j.Attention.Output }, attentionSubject, func(e *Env, writer bool) (savedKind, error) {
 		return newAttentionRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, writer)
 	}},
-	"gdn": {func(j *Job) *string { return &j.GDN.Output }, gdnSubject, func(e *Env, writer bool) (savedKind, error) {
+	"gdn": {func(j *Job) *string { return &j.GDN.Input }, func(j *Job) *string { return &j.GDN.Output }, gdnSubject, func(e *Env, writer bool) (savedKind, error) {
 		return newGDNRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.GDN, writer)
 	}},
 }
@@ -45,6 +46,9 @@ func computeSaved(e *Env) (*SavedReport, error) {
 // runSaved says what was done, its exchanges counted against the formula. Results that are no finite numbers end the job once they are
 // written: they show where to look.
 func runSaved(e *Env) error {
+	if err := e.refuseUsedFile(); err != nil {
+		return err
+	}
 	e.warn(nil, nil, 0)
 	r, unfinite := computeSaved(e)
 	if r == nil {

@@ -18,6 +18,9 @@ func runTrain(e *Env) (err error) {
 	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
 		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: its weights are not trained, but drawn from seed: give model.path, such as a run's model/")
 	}
+	if err := e.keepModelApart(); err != nil {
+		return err
+	}
 	s, err := prepare(e, true)
 	if err != nil {
 		return err
@@ -68,7 +71,7 @@ func runTrain(e *Env) (err error) {
 			p.last.Step, s.steps, s.trainer.Keep.Dir)
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
-		if err := s.save(s.modelDir()); err != nil {
+		if err := s.save(s.Job.modelDir()); err != nil {
 			return err
 		}
 	}
@@ -108,24 +111,22 @@ func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
 	return m, comm.Agree(e.Mesh.World, err)
 }
 
-func (s *session) modelDir() string { return filepath.Join(s.Job.Output.Dir, "model") }
-
 // saveMissing writes the model of a run that was ended between its last checkpoint and the end.
 func (s *session) saveMissing() error {
 	if !s.Job.Output.Model {
 		return nil
 	}
 	missing := []int64{0}
-	if _, err := os.Stat(s.modelDir()); os.IsNotExist(err) {
+	if _, err := os.Stat(s.Job.modelDir()); os.IsNotExist(err) {
 		missing[0] = 1
 	}
 	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(missing, 1), 0); err != nil || missing[0] == 0 {
 		return err
 	}
-	if err := s.save(s.modelDir()); err != nil {
+	if err := s.save(s.Job.modelDir()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.modelDir())
+	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.Job.modelDir())
 	return err
 }
 

@@ -108,7 +108,7 @@ func replace(dir, temp string) error {
 	entries, _ := os.ReadDir(old) // none when there was no folder
 	for _, e := range entries {
 		name := e.Name()
-		if name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin") {
+		if ofModel(name) {
 			continue
 		}
 		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
@@ -119,6 +119,25 @@ func replace(dir, temp string) error {
 		return status.Errorf(status.IO, "model.Save: the former %s stays as %s: %w", dir, old, err)
 	}
 	return nil
+}
+
+// ofModel reports whether WriteFolder replaces a file of this name.
+func ofModel(name string) bool {
+	return name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin")
+}
+
+// FilesIn lists the files of a folder that WriteFolder would replace; none where there is no folder.
+func FilesIn(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, e := range entries {
+		if ofModel(e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, err
 }
 
 // CopyRest copies what a model's folder has beside the weights, as SaveRest wrote it, from one folder to another.

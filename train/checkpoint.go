@@ -15,6 +15,7 @@ type Checkpoints struct {
 	Every int64 // optimizer steps; 0 = only when the run is stopped
 	Keep  int64
 	Run   map[string]string // what a run that resumes must have in common
+	Base  string            // the folder that the model came from, absolute; "" = a new model
 	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
 	Model func(dir string) error
 	// Accept lists the keys, such as optimizer.lr, that a run that resumes may have changed.

@@ -1,11 +1,13 @@
 package train
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"ulysses/internal/checkpoint"
+	"ulysses/internal/outdir"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -14,8 +16,8 @@ import (
 // Export writes the Hugging Face folder that a run would have written after the step of a checkpoint, and returns where that is and its
 // step. path is a checkpoint or the folder that a run keeps several in: of these the newest that is whole is taken, and skipped says what is wrong
 // with newer ones. It needs neither a device nor ranks, and memory for a piece of a tensor. The folder appears whole or not at all, by the
-// rules of model.WriteFolder.
-func Export(path, folder string) (from string, step int64, skipped []string, err error) {
+// rules of model.WriteFolder. A folder that holds a model is refused unless force is set, and the base model's folder in any case.
+func Export(path, folder string, force bool) (from string, step int64, skipped []string, err error) {
 	paths, err := checkpoint.Find(path)
 	if err != nil {
 		return "", 0, nil, err
@@ -23,7 +25,7 @@ func Export(path, folder string) (from string, step int64, skipped []string, err
 	for _, from := range paths {
 		c, err := checkpoint.Open(from)
 		if err == nil {
-			if err := apart(from, folder); err != nil {
+			if err := apart(c, folder, force); err != nil {
 				return "", 0, nil, err
 			}
 			if err = c.Check(0, 1); err != nil {
@@ -80,26 +82,35 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	return all, nil
 }
 
-// apart refuses a folder whose model would take the place of a checkpoint's files.
-func apart(from, folder string) error {
-	a, err := filepath.Abs(from)
-	if err == nil {
-		a, err = filepath.EvalSymlinks(a)
+// apart refuses a folder whose model would take the place of a checkpoint's files or of the base model's, and one that holds a model
+// already unless force is set.
+func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
+	fail := func(format string, args ...any) error {
+		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
 	}
-	if err != nil {
-		return status.Errorf(status.IO, "export: %w", err)
+	if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil || outdir.Inside(folder, c.Path) || outdir.Inside(c.Path, folder) {
+		return fail("%s is, or holds, a checkpoint or a file of one; name a folder of its own for the model", folder)
 	}
-	b, err := filepath.Abs(folder)
-	if err != nil {
-		return status.Errorf(status.IO, "export: %w", err)
+	if base := c.Base; base != "" && (outdir.Inside(folder, base) || outdir.Inside(base, folder)) {
+		return fail("%s is, holds or lies in %s, the folder of the base model (model.path of the run), which is never overwritten; name another folder", folder, base)
 	}
-	if real, err := filepath.EvalSymlinks(b); err == nil {
-		b = real
+	if force {
+		return nil
 	}
-	within := func(x, y string) bool { return x == y || strings.HasPrefix(x, strings.TrimSuffix(y, "/")+"/") }
-	_, held := os.Stat(filepath.Join(b, "manifest.json"))
-	if within(a, b) || within(b, a) || held == nil {
-		return status.Errorf(status.InvalidArgument, "export: %s is, or holds, a checkpoint or a part of one: name a folder of its own for the model", folder)
+	used, err := model.FilesIn(folder)
+	if len(used) > 0 {
+		return fail("%s holds a model (%s), which would be replaced; name another folder, or add --force", folder, some(used))
 	}
-	return nil
+	if info, statErr := os.Stat(folder); err != nil && statErr == nil && info.IsDir() {
+		return status.Errorf(status.IO, "export: %w; name a folder that can be read", err)
+	}
+	return nil // where it is a file, WriteFolder says so
+}
+
+// some lists a few of many names.
+func some(names []string) string {
+	if more := len(names) - 3; more > 0 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:3], ", "), more)
+	}
+	return strings.Join(names, ", ")
 }

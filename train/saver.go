@@ -230,6 +230,7 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
+		m.Base = s.Base
 		m.Run, m.Settings, m.Parts, m.Groups, m.Model = s.Run, s.settings, s.parts, groupsOf(s.groups, world.Size()), w.model
 		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
 		for r := range int(n) {

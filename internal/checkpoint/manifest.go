@@ -27,6 +27,7 @@ type Manifest struct {
 	Updates  int64             `json:"updates"`         // of them, those in which the optimizer stepped
 	Run      map[string]string `json:"run"`             // what a run that resumes must have in common
 	Settings map[string]string `json:"settings"`        // keys of the job file that may change where the job says so
+	Base     string            `json:"base,omitempty"`  // folder of the base model, which an export never overwrites; none for a new model
 	Mesh     string            `json:"mesh"`            // of the run that wrote, for readers
 	Parts    int               `json:"parts"`           // of Parts, how many there are
 	Groups   []Group           `json:"groups"`          //

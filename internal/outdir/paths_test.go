@@ -1,0 +1,44 @@
+package outdir
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// A folder is recognised through links, by other names, and where the end of the path does not exist yet.
+func TestInside(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"base/sub", "baseline"} {
+		if err := os.MkdirAll(at(name), 0o777); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"link": "base", "deep": "base/sub", "chain": "link"} {
+		if err := os.Symlink(to, at(link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Chdir(at("base"))
+	for _, x := range []struct {
+		path string
+		want bool
+	}{
+		{"base", true}, {"base/sub", true}, {"base/new/model", true}, {"link", true}, {"chain/new", true}, {"deep", true}, {"deep/x", true}, {"base/../link/.", true},
+		{"baseline", false}, {"", false}, {"other/base", false}, {"base/../new", false}, {"basename", false},
+	} {
+		if got := Inside(at(x.path), at("base")); got != x.want {
+			t.Errorf("%s in base: %v", x.path, got)
+		}
+		if got := Inside(at(x.path), at("chain")); got != x.want {
+			t.Errorf("%s in a link to base: %v", x.path, got)
+		}
+	}
+	if !Inside("new", at("base")) || !Inside(".", at("link")) || Inside("../other", at("base")) || Inside("..", at("base")) {
+		t.Error("a relative path")
+	}
+	if !Inside(at("gone/x"), at("gone")) || Inside(at("gone"), at("gone/x")) {
+		t.Error("folders that do not exist")
+	}
+}
