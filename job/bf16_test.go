@@ -22,7 +22,7 @@ func TestTrainingInBF16(t *testing.T) {
 			run := func(ranks int, sets ...string) []metricsLine {
 				var stdout, stderr bytes.Buffer
 				here := t.TempDir()
-				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+here), Ranks: ranks, Stdout: &stdout, Stderr: &stderr}
+				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+here), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr}
 				if err := Run(o); err != nil {
 					t.Fatal(err, stderr.String())
 				}
@@ -71,7 +71,7 @@ func TestSavedTensorsInBF16(t *testing.T) {
 			for _, ranks := range []int{1, 2, 3} {
 				var stdout bytes.Buffer
 				file := filepath.Join(t.TempDir(), "out.safetensors")
-				o := Options{Path: filepath.Join(dir, "job.toml"), Sets: append(inBF16, "attention.output="+file), Ranks: ranks, Stdout: &stdout, Stderr: io.Discard}
+				o := Options{Path: filepath.Join(dir, "job.toml"), Sets: append(inBF16, "attention.output="+file), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: io.Discard}
 				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "in bf16") {
 					t.Fatal(ranks, err, stdout.String())
 				}
@@ -93,7 +93,7 @@ func TestVerifyInBF16(t *testing.T) {
 			continue
 		}
 		var stdout, stderr bytes.Buffer
-		err := Verify(Options{Path: filepath.Join(dir, c.Job), Sets: append(inBF16, "output.dir="+t.TempDir(), "parallel.ulysses=2"), Ranks: 4, Stdout: &stdout, Stderr: &stderr})
+		err := Verify(Options{Path: filepath.Join(dir, c.Job), Sets: append(inBF16, "output.dir="+t.TempDir(), "parallel.ulysses=2"), Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: &stderr})
 		if err != nil || !strings.Contains(stdout.String(), "in bf16") || !strings.Contains(stdout.String(), "the same within") {
 			t.Errorf("%v\n%s%s", err, stdout.String(), stderr.String())
 		}

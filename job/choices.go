@@ -2,6 +2,7 @@ package job
 
 import (
 	"fmt"
+	"io"
 	"text/tabwriter"
 
 	"ulysses/train"
@@ -9,12 +10,12 @@ import (
 
 // printChoices prints what becomes of activations and what it costs, beside the other ways that were looked at, where there was something to
 // choose or to do.
-func (s *session) printChoices() error {
+func (s *session) printChoices(out io.Writer) error {
 	choices := s.trainer.Choices()
 	if len(choices) == 1 && choices[0].Extra == 0 && !choices[0].Offloads() {
 		return nil
 	}
-	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', 0)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "activations\tMiB\ton the host\texpected time\t")
 	for _, c := range choices {
 		mark := ""

@@ -97,6 +97,7 @@ func verbOf(name string) *verb {
 // another verb is refused by name.
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "force": {"run", "export"},
+	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"},
 }
 
 func addFlags(f *pflag.FlagSet, o *Options) {
@@ -106,6 +107,9 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
+	f.StringVar(&o.log, "log", "auto", "write the log as `form`: auto, console (lines to read, the default) or json")
+	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")
+	f.BoolVarP(&o.Quiet, "quiet", "q", false, "print warnings, errors and one line of results")
 }
 
 // setFlag gathers --set arguments as they are; a value may hold commas.
@@ -196,6 +200,10 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	switch want := v.words; {
 	case cmd.Flags().Changed("ranks") && (o.Ranks < 1 || o.Ranks > most):
 		return fmt.Errorf("--ranks %d: 1 to %d are possible", o.Ranks, most)
+	case o.Quiet && o.Verbose:
+		return errors.New("--quiet and --verbose: give one of them")
+	case !slices.Contains(logForms, o.log):
+		return fmt.Errorf("--log %s: no such form; use %s", o.log, strings.Join(logForms, ", "))
 	case cmd.Flags().Changed("cluster") && o.cluster == "":
 		return errors.New("plan: --cluster needs a file")
 	case len(words) == 0 && !cmd.HasParent():

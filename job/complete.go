@@ -58,6 +58,7 @@ func completeFlags(cmd *cobra.Command) {
 	}
 	must(cmd.RegisterFlagCompletionFunc("set", completeSet))
 	must(cmd.RegisterFlagCompletionFunc("cluster", cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt)))
+	must(cmd.RegisterFlagCompletionFunc("log", cobra.FixedCompletions(logForms, cobra.ShellCompDirectiveNoFileComp)))
 	must(cmd.RegisterFlagCompletionFunc("ranks", cobra.NoFileCompletions))
 }
 

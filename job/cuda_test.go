@@ -23,7 +23,7 @@ import (
 func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	if err := Run(Options{Path: path, Sets: append([]string{"device.backend=cuda"}, sets...), Ranks: ranks, Stdout: &stdout, Stderr: &stderr}); err != nil {
+	if err := Run(Options{Path: path, Sets: append([]string{"device.backend=cuda"}, sets...), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
 	return stdout.String()
@@ -119,7 +119,7 @@ func TestCUDARefusesWideHeads(t *testing.T) {
 	cudatest.Use(t)
 	quick := filepath.Join("..", "examples", "quickstart.toml")
 	var stdout bytes.Buffer
-	err := Run(Options{Path: quick, Ranks: 3, Stdout: &stdout, Stderr: io.Discard, Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
+	err := Run(Options{Path: quick, Ranks: 3, Verbose: true, Stdout: &stdout, Stderr: io.Discard, Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
 		"model.new.num_key_value_heads=1", "model.new.head_dim=258", "output.dir=" + t.TempDir()}})
 	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `dim 258, v_dim 258: device cuda has attention for heads of 256`) || stdout.Len() > 0 {
 		t.Errorf("%v; printed %q", err, stdout.String())
@@ -145,7 +145,7 @@ func TestCUDAAttention(t *testing.T) {
 				compareFiles(t, got, want, limit)
 				var stdout bytes.Buffer
 				err := Verify(Options{Path: path, Sets: []string{"device.backend=cuda", "device.deterministic=true", "attention.output=" + got, "device.dtype=" + dtype},
-					Ranks: 4, Stdout: &stdout, Stderr: os.Stderr})
+					Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: os.Stderr})
 				if err != nil {
 					t.Errorf("verify: %v\n%s", err, stdout.String())
 				}

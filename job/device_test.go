@@ -37,7 +37,7 @@ func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dty
 	t.Helper()
 	var out, log bytes.Buffer
 	sets = append([]string{"device.backend=auto", "device.dtype=" + dtype}, sets...)
-	err = verb(Options{Path: path, Sets: sets, Ranks: ranks, Stdout: &out, Stderr: &log, open: late()})
+	err = verb(Options{Path: path, Sets: sets, Ranks: ranks, Verbose: true, Stdout: &out, Stderr: &log, open: late()})
 	return out.String(), log.String(), err
 }
 
@@ -216,7 +216,7 @@ func TestJobsOnThePlugin(t *testing.T) {
 		}{{"f32", "auto", 2e-4}, {"bf16", "ipc", 1e-2}, {"auto", "local", 1e-2}} {
 			out := t.TempDir()
 			var stdout, stderr bytes.Buffer
-			err := Run(Options{Path: filepath.Join(dir, c.Job), Ranks: c.Ranks, Stdout: &stdout, Stderr: &stderr,
+			err := Run(Options{Path: filepath.Join(dir, c.Job), Ranks: c.Ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr,
 				Sets: []string{"device.backend=cuda", "device.dtype=" + x.dtype, "device.comm=" + x.comm, "train.steps=3", "output.dir=" + out}})
 			if err != nil {
 				t.Fatal(c.Name, x, err, stderr.String())
@@ -249,7 +249,7 @@ func TestJobsOnThePlugin(t *testing.T) {
 			}
 		}
 		var stdout bytes.Buffer
-		if err := Verify(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Sets: sets, Stdout: &stdout, Stderr: io.Discard}); err != nil {
+		if err := Verify(Options{Path: filepath.Join(dir, "job.toml"), Ranks: 2, Sets: sets, Verbose: true, Stdout: &stdout, Stderr: io.Discard}); err != nil {
 			t.Errorf("verify in %s: %v\n%s", x.dtype, err, stdout.String())
 		}
 	}

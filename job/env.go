@@ -22,13 +22,17 @@ type Env struct {
 	Ledger  *comm.Ledger
 	Clock   *clock.Clock
 	Watch   *comm.Watch
-	Stdout  io.Writer      // tables; discards on ranks above 0
-	Stderr  io.Writer      // where Log writes
+	Stdout  io.Writer      // tables; discards on ranks above 0, and with --quiet
+	Details io.Writer      // the tables of --verbose; discards without it
+	Result  io.Writer      // what is printed with --quiet, too; discards on ranks above 0
+	Stderr  *screen        // where Log writes
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
 	warned *warned // what Log has warned of
 	began  time.Time
 	asked  *atomic.Bool // to stop, by SIGUSR1
+	bar    bool         // draw a progress bar on Stderr
+	quiet  bool         // print results alone, in one line
 	source string       // of the job file
 	sets   []string     // table.key=value, of the command line
 

@@ -125,7 +125,7 @@ func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast,
 	if err != nil {
 		return nil, err
 	}
-	e := &Env{Job: j, Device: d, Ledger: ledger, Clock: clk, Stdout: io.Discard, Stderr: io.Discard, Log: zerolog.Nop(), free: m.host}
+	e := &Env{Job: j, Device: d, Ledger: ledger, Clock: clk, Stdout: io.Discard, Details: io.Discard, Result: io.Discard, Stderr: &screen{to: io.Discard}, Log: zerolog.Nop(), free: m.host}
 	if e.Compute, err = j.compute(m.info); err != nil {
 		return nil, err
 	}

@@ -92,7 +92,7 @@ func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...stri
 	t.Helper()
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+out), Ranks: ranks, Stdout: &stdout, Stderr: &stderr})
+	err := Run(Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+out), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		t.Fatal(err, stderr.String())
 	}

@@ -55,7 +55,7 @@ func TestVerifyHybrids(t *testing.T) {
 		for _, name := range []string{"qwen3_5-sgd-packed", "qwen3_5-tied-sgd-packed"} {
 			var stdout, stderr bytes.Buffer
 			err := Verify(Options{Path: filepath.Join(goldens, name, "job.toml"), Ranks: 4, Sets: []string{"gdn.strategy=" + strategy, "output.dir=" + t.TempDir()},
-				Stdout: &stdout, Stderr: &stderr})
+				Verbose: true, Stdout: &stdout, Stderr: &stderr})
 			if err != nil || !strings.Contains(stdout.String(), "the same within") || !strings.Contains(stdout.String(), "linear_attn.A_log updated") {
 				t.Errorf("%s, %s: %v\n%s%s", name, strategy, err, stdout.String(), stderr.String())
 			}
@@ -91,7 +91,7 @@ func TestReplicasAndSequenceRanks(t *testing.T) {
 func TestHybridExample(t *testing.T) {
 	var stdout bytes.Buffer
 	out := t.TempDir()
-	err := Run(Options{Path: "../examples/hybrid.toml", Ranks: 4, Stdout: &stdout, Stderr: io.Discard,
+	err := Run(Options{Path: "../examples/hybrid.toml", Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: io.Discard,
 		Sets: []string{"output.dir=" + out, "output.model=false", "data.sequence=256", "train.steps=12", "optimizer.warmup=4", "eval.split=0.0"}})
 	if err != nil || !strings.Contains(stdout.String(), "; auto, which is the lesser") {
 		t.Fatal(err, stdout.String())

@@ -27,7 +27,7 @@ func TestDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.Path, want.at = "jobs/job.toml", j.at
+	want.Path, want.at, want.written = "jobs/job.toml", j.at, map[string][]string{}
 	want.Model.New = map[string]any{"hidden_size": int64(8)}
 	want.Data.Path = []string{"jobs/a.txt"}
 	want.Output.Dir = "jobs/out"

@@ -43,7 +43,8 @@ func Plan(o Options) error {
 	if err := m.ready(); err != nil {
 		return err
 	}
-	log := logger(o.Stderr, 0)
+	host, _ := os.Hostname()
+	log := o.logger(&screen{to: o.Stderr}, 0, host)
 	for _, line := range j.warnings(x.config, nil, j.Train.Steps) {
 		log.Warn().Msg(line)
 	}
@@ -147,7 +148,7 @@ func (f *forecast) printWork(m *machine) (what string, err error) {
 		return "run", f.printSaved()
 	}
 	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %s", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
-	return what, f.printMemory()
+	return what, f.printMemory(f.Stdout)
 }
 
 // flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of training.

@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"math"
-	"os"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -11,7 +10,7 @@ import (
 	"ulysses/train"
 )
 
-// progress shows how a run goes: a bar where rank 0's stderr is a terminal, else a line now and then.
+// progress shows how a run goes: a bar where rank 0's standard error is a terminal, else a line every five seconds.
 type progress struct {
 	env    *Env
 	bar    *progressbar.ProgressBar // nil = lines
@@ -28,10 +27,11 @@ type progress struct {
 
 func newProgress(e *Env, steps, done int64) *progress {
 	p := &progress{env: e, steps: steps, done: done, begin: time.Now()}
-	if f, ok := e.Stderr.(*os.File); ok && e.Mesh.World.Rank() == 0 && steps > 0 && isTerminal(f) {
-		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(f), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
+	if e.bar && steps > 0 {
+		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(e.Stderr.to), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
 			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
 		_ = p.bar.Set64(done)
+		e.Stderr.underBar(func() { _ = p.bar.Clear() })
 	}
 	return p
 }
@@ -50,37 +50,34 @@ func (p *progress) step(r *train.Record) error {
 		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
 	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
-		left := time.Duration(p.worked / float64(r.Step-p.done) * float64(p.steps-r.Step) * float64(time.Second))
-		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Str("loss", fmt.Sprintf("%.4f", float64(r.Loss))).
-			Str("grad_norm", fmt.Sprintf("%.3f", float64(r.GradNorm))).Str("lr", fmt.Sprintf("%.3g", r.LR)).
-			Str("tokens_per_second", short(r.TokensPerSecond)).Str("left", left.Round(time.Second).String()).Msg("train")
+		left := p.worked / float64(r.Step-p.done) * float64(p.steps-r.Step)
+		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Float64("loss", float64(r.Loss)).Float64("grad_norm", float64(r.GradNorm)).
+			Float64("lr", r.LR).Float64("tokens_per_second", r.TokensPerSecond).Float64("seconds_left", math.Round(left)).Msg("train")
 	}
 	return nil
 }
 
 func (p *progress) eval(r *train.EvalRecord) {
 	p.evals = append(p.evals, r)
-	if p.bar != nil {
-		_ = p.bar.Clear()
-	}
 	if r.EvalTokens == 0 {
 		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: not one token of the evaluation's files is a target (the first of a row or a document is none, nor is a label of -100): " +
 			"its loss is 0 by definition and says nothing; give longer documents or rows, or other labels")
 		return
 	}
-	p.env.Log.Info().Int64("step", r.Step).Str("eval_loss", fmt.Sprintf("%.4f", float64(r.EvalLoss))).
-		Str("perplexity", fmt.Sprintf("%.2f", math.Exp(float64(r.EvalLoss)))).Int64("eval_tokens", r.EvalTokens).Msg("eval")
+	p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).
+		Int64("eval_tokens", r.EvalTokens).Msg("eval")
 }
 
 func (p *progress) finish() {
 	if p.bar != nil {
+		p.env.Stderr.underBar(nil)
 		_ = p.bar.Finish()
 	}
 }
 
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+// duration writes seconds as 2h3m4s.
+func duration(seconds float64) string {
+	return (time.Duration(seconds * float64(time.Second))).Round(time.Second).String()
 }
 
 // short writes a number with three significant digits and a unit prefix.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"ulysses/comm"
@@ -12,16 +13,41 @@ import (
 	"ulysses/model"
 )
 
-// printMemory prints the plan of this rank's memory. Every rank's is the same but for a row of tokens.
-func (s *session) printMemory() error {
-	if err := printMemory(s.Stdout, s.trainer.Components(), s.Device.Info(), s.model.Tiles().MLP); err != nil {
+// printPlan prints what the run is planned to take, before its first step: in a line or two, with --verbose in tables.
+func (s *session) printPlan() error {
+	plan, info := s.trainer.Components(), s.Device.Info()
+	text := size(model.Bytes(plan)) + " planned for a rank"
+	if info.Memory > 0 {
+		text += ", of " + size(info.Memory)
+	}
+	if info.Sharing > 1 {
+		text += fmt.Sprintf(" that %d ranks share", info.Sharing)
+	}
+	if host := model.HostBytes(plan); host > 0 {
+		text += ", and " + size(host) + " of the host's"
+	}
+	if tile := s.model.Tiles().MLP; tile > 0 {
+		text += fmt.Sprintf("; MLP in tiles of %d tokens", tile)
+	}
+	fmt.Fprintf(s.Stdout, "memory           %s\n", text)
+	for _, c := range s.trainer.Choices() {
+		if c.Taken && (c.Extra > 0 || c.Offloads()) {
+			fmt.Fprintf(s.Stdout, "activations      %s: +%.1f %% expected time\n", wayOf(c), 100*c.Extra)
+		}
+	}
+	return s.printMemory(s.Details)
+}
+
+// printMemory prints the plan of this rank's memory as tables. Every rank's is the same but for a row of tokens.
+func (s *session) printMemory(out io.Writer) error {
+	if err := printMemory(out, s.trainer.Components(), s.Device.Info(), s.model.Tiles().MLP); err != nil {
 		return err
 	}
-	if err := s.printChoices(); err != nil {
+	if err := s.printChoices(out); err != nil {
 		return err
 	}
 	if plan := s.model.Linear(); plan != nil {
-		fmt.Fprintf(s.Stdout, "linear attention: %v\n\n", plan)
+		fmt.Fprintf(out, "linear attention: %v\n\n", plan)
 	}
 	return nil
 }
@@ -52,8 +78,8 @@ func printMemory(out io.Writer, plan []model.Component, info device.Info, tile i
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-// report prints the run table: where the time went, the speed, what was sent against the formulas, and where the outputs are; and writes
-// trace.json and report.html.
+// report prints where the time went, the speed, what was sent against the formulas, and where the outputs are; and writes trace.json and
+// report.html. Without --verbose it names the longest phases alone, and what was sent in one line if it is what the formulas say.
 func (s *session) report(p *progress) error {
 	facts, err := s.gatherFacts()
 	if err != nil {
@@ -63,16 +89,7 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "\nphase\tcalls\tmean s\tmax/min\tshare\t\n")
-	for _, r := range phaseRows(facts) {
-		ratio := "-"
-		if r.Min > 1e-4 {
-			ratio = fmt.Sprintf("%.2f", r.Max/r.Min)
-		}
-		fmt.Fprintf(w, "%s\t%d\t%.3f\t%s\t%.1f %%\t\n", r.Name, r.Calls, r.Mean, ratio, 100*r.Share)
-	}
-	if err := w.Flush(); err != nil {
+	if err := s.printPhases(phaseRows(facts)); err != nil {
 		return err
 	}
 	recorded, err := s.writeTrace()
@@ -85,39 +102,106 @@ func (s *session) report(p *progress) error {
 	fmt.Fprintln(s.Stdout)
 	if p.last != nil {
 		fmt.Fprintf(s.Stdout, "loss             %.4f at step %d, %.4f at step %d\n", float64(p.first.Loss), p.first.Step, float64(p.last.Loss), p.last.Step)
+	}
+	for i, e := range p.evals {
+		out := s.Stdout
+		if i < len(p.evals)-1 {
+			out = s.Details
+		}
+		fmt.Fprintf(out, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
+	}
+	if p.last != nil {
 		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", short(float64(p.tokens)/p.worked), short(p.last.ModelTFLOPS*1e12))
 		if planned > 0 {
 			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", p.worked/float64(p.last.Step-p.done), planned)
 		}
-		fmt.Fprintf(s.Stdout, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
-	}
-	for _, e := range p.evals {
-		fmt.Fprintf(s.Stdout, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
+		fmt.Fprintf(s.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
 	}
 	s.printTraffic(facts)
-	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
-	if s.Job.Kind == "train" && s.Job.Output.Model && s.failed == nil {
-		fmt.Fprintf(s.Stdout, "model            %s\n", filepath.Join(s.Job.Output.Dir, "model"))
-	}
-	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())
+	s.printOutputs()
 	recorded.print(s)
+	if s.quiet {
+		fmt.Fprintln(s.Result, s.result(p))
+	}
 	return nil
 }
 
-// printTraffic prints what was sent against its formula, but for control: the all-to-alls, and what weights and gradients took.
+// mostPhases is how many phases have a row without --verbose.
+const mostPhases = 5
+
+// printPhases prints the phases, the longest first, and sums up those for which there is no row.
+func (s *session) printPhases(rows []phaseRow) error {
+	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(w, "\nphase\tcalls\tmean s\tmax/min\tshare\t\n")
+	rest, others := phaseRow{}, 0
+	for i, r := range rows {
+		if i >= mostPhases && len(rows) > mostPhases+1 && s.Details == io.Discard {
+			rest.Mean, rest.Share, others = rest.Mean+r.Mean, rest.Share+r.Share, others+1
+			continue
+		}
+		ratio := "-"
+		if r.Min > 1e-4 {
+			ratio = fmt.Sprintf("%.2f", r.Max/r.Min)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%.3f\t%s\t%.1f %%\t\n", r.Name, r.Calls, r.Mean, ratio, 100*r.Share)
+	}
+	if others > 0 {
+		fmt.Fprintf(w, "%d others\t\t%.3f\t\t%.1f %%\t\n", others, rest.Mean, 100*rest.Share)
+	}
+	return w.Flush()
+}
+
+// printOutputs names the files that the run has written.
+func (s *session) printOutputs() {
+	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
+	if s.savesModel() {
+		fmt.Fprintf(s.Stdout, "model            %s\n", s.Job.modelDir())
+	}
+	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())
+}
+
+// savesModel says whether this run writes output.dir/model: at the end of training, not where it stops before.
+func (s *session) savesModel() bool {
+	return s.Job.Kind == "train" && s.Job.Output.Model && s.failed == nil && !s.trainer.Stopped()
+}
+
+// result is the run in a line.
+func (s *session) result(p *progress) string {
+	var parts []string
+	if p.last != nil {
+		parts = append(parts, fmt.Sprintf("loss %.4f", float64(p.last.Loss)))
+	}
+	if n := len(p.evals); n > 0 {
+		parts = append(parts, fmt.Sprintf("held-out loss %.4f", float64(p.evals[n-1].EvalLoss)))
+	}
+	if s.savesModel() {
+		parts = append(parts, "model "+s.Job.modelDir())
+	}
+	return s.state(p) + ": " + strings.Join(append(parts, "report "+s.reportPath()), ", ")
+}
+
+// printTraffic prints what was sent against its formula, but for control: in one line if all of it is equal, else and with --verbose a
+// line for each operation.
 func (s *session) printTraffic(facts []rankFacts) {
 	rows := trafficRows(facts)
 	if !slices.ContainsFunc(rows, func(r trafficRow) bool { return r.Op == comm.OpAllToAll }) {
 		rows = append([]trafficRow{{Op: comm.OpAllToAll, Equal: true}}, rows...)
 	}
+	rows = slices.DeleteFunc(rows, func(r trafficRow) bool { return r.Control })
+	sent, out := int64(0), s.Details
 	for _, r := range rows {
-		if r.Control {
-			continue
+		if sent += r.Sent; !r.Equal {
+			out = s.Stdout
 		}
+	}
+	if out == io.Discard {
+		fmt.Fprintf(s.Stdout, "traffic          %d bytes sent by all ranks, equal to the formulas\n", sent)
+	}
+	for _, r := range rows {
 		verdict := "equal"
 		if !r.Equal {
 			verdict = "NOT EQUAL"
 		}
-		fmt.Fprintf(s.Stdout, "%-16s %d bytes sent by all ranks, formula %d: %s\n", r.Op+"s", r.Sent, r.Formula, verdict)
+		fmt.Fprintf(out, "%-16s %d bytes sent by all ranks, formula %d: %s\n", r.Op+"s", r.Sent, r.Formula, verdict)
 	}
 }

@@ -193,7 +193,7 @@ func TestReportOfOtherRuns(t *testing.T) {
 	if p = readReport(t, report); len(p.charts) != 5 || len(p.charts[0].Series[0].X) != 1 {
 		t.Errorf("one step: %+v", p.charts)
 	}
-	if _, err := run(2, "train.steps=3"); err != nil {
+	if _, err := run(2, "train.steps=3", "checkpoint.accept=train.steps"); err != nil {
 		t.Fatal(err)
 	}
 	if p = readReport(t, report); !strings.Contains(p.text[""], "resumed after step 1") || !slices.Equal(p.charts[0].Series[0].X, []float64{1, 2, 3}) {
@@ -229,7 +229,7 @@ func TestEvaluationBesideARun(t *testing.T) {
 	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "an evaluation has no curves") || p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
 		t.Errorf("an evaluation: %+v %v", p.charts, p.tables["curves"])
 	}
-	if _, err := run(2, "train.steps=4"); err != nil {
+	if _, err := run(2, "train.steps=4", "checkpoint.accept=train.steps"); err != nil {
 		t.Fatal(err)
 	}
 	p = readReport(t, report)
@@ -267,7 +267,7 @@ func TestEvaluationOfNothing(t *testing.T) {
 	for _, kind := range []string{"eval", "train"} {
 		var stdout, stderr bytes.Buffer
 		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "data.sequence=1", "eval.split=0.5", "train.steps=1", "output.dir=" + filepath.Join(dir, kind)},
-			Ranks: 2, Stdout: &stdout, Stderr: &stderr}); err != nil {
+			Ranks: 2, Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
 			t.Fatal(kind, err)
 		}
 		if s := text(t, filepath.Join(dir, kind, "metrics.jsonl")); !strings.Contains(s, `"eval_loss":0,"eval_tokens":0`) {

@@ -10,8 +10,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rs/zerolog"
-
 	"ulysses/comm"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
@@ -26,6 +24,10 @@ type Options struct {
 	Ranks  int      // goroutine ranks in this process; 0 = one, or what the launcher started
 	Stdout io.Writer
 	Stderr io.Writer
+
+	Verbose bool   // print every table
+	Quiet   bool   // print warnings, errors and one line of results
+	log     string // how the log is written: a word of logForms; "" = auto
 
 	limit time.Duration     // that a collective may take; launch sets it
 	late  func(text string) // told that the watch has given up on a peer
@@ -136,14 +138,11 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
-	e := &Env{began: time.Now(), asked: new(atomic.Bool), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: o.Stderr, Log: logger(o.Stderr, world.Rank())}
-	e.warned = &warned{}
-	e.Log = e.Log.Hook(e.warned)
-	tables := &printer{to: io.Discard}
-	if e.Stdout = tables; world.Rank() == 0 {
-		tables.to = o.Stdout
-	}
 	host, _ := os.Hostname()
+	e := &Env{began: time.Now(), asked: new(atomic.Bool), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
+	e.warned = &warned{}
+	e.Log = o.logger(e.Stderr, world.Rank(), host).Hook(e.warned)
+	tables := e.printTo(&o)
 	e.Watch = comm.NewWatch(o.limit, host, func(late string) {
 		e.Log.Error().Msg(late)
 		world.Abort(status.Comm, late)
@@ -196,6 +195,22 @@ func (p *printer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
+// printTo opens what rank 0 prints into, as --quiet and --verbose say; the others print nothing.
+func (e *Env) printTo(o *Options) *printer {
+	p := &printer{to: io.Discard}
+	e.Stdout, e.Details, e.Result, e.quiet = io.Discard, io.Discard, p, o.Quiet
+	if e.world.Rank() > 0 {
+		return p
+	}
+	if p.to = o.Stdout; !o.Quiet {
+		e.Stdout, e.bar = p, isTerminal(o.Stderr) && o.log != "json"
+	}
+	if o.Verbose {
+		e.Details = p
+	}
+	return p
+}
+
 // inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, unless all share it, and one that is late says
 // so itself.
 func (e *Env) inStep(loop func() error) error {
@@ -233,17 +248,6 @@ func (e *Env) onTerminate(rank int, host string) (stop func()) {
 		}
 	}()
 	return func() { signal.Stop(signals); close(signals) }
-}
-
-func logger(w io.Writer, rank int) zerolog.Logger {
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
-		w = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05"}
-	}
-	level := zerolog.InfoLevel
-	if rank > 0 {
-		level = zerolog.ErrorLevel
-	}
-	return zerolog.New(w).Level(level).With().Timestamp().Logger()
 }
 
 // watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten minutes.

@@ -76,5 +76,8 @@ func runSaved(e *Env) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	if e.quiet {
+		fmt.Fprintln(e.Result, "output "+output)
+	}
 	return unfinite
 }

@@ -33,11 +33,11 @@ func runTrain(e *Env) (err error) {
 	}
 	s.trainer.Metrics = metrics
 	defer metrics.Close()
-	if err := s.printMemory(); err != nil {
+	if err := s.printPlan(); err != nil {
 		return err
 	}
 	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
-		fmt.Fprintf(e.Stdout, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
+		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
 		return s.saveMissing()
 	}
 	stop, err := newStopper(e.Job, e.asked, start)

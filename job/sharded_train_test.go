@@ -23,7 +23,7 @@ func TestShardedGoldens(t *testing.T) {
 				out := t.TempDir()
 				var stdout, stderr bytes.Buffer
 				o := Options{Path: filepath.Join(dir, c.Job), Sets: []string{"output.dir=" + out, fmt.Sprintf("parallel.zero=%d", zero)}, Ranks: c.Ranks,
-					Stdout: &stdout, Stderr: &stderr}
+					Verbose: true, Stdout: &stdout, Stderr: &stderr}
 				if err := Run(o); err != nil {
 					t.Fatal(err, stderr.String())
 				}

@@ -16,7 +16,7 @@ func tiledRun(t *testing.T, path string, ranks int, mlp, loss string) (losses []
 	var stdout, stderr bytes.Buffer
 	err := Run(Options{Path: path, Sets: []string{"output.dir=" + out, "parallel.ulysses=0", "train.steps=1", "optimizer.schedule=constant", "optimizer.warmup=0",
 		"tile.mlp=" + mlp, "tile.loss=" + loss},
-		Ranks: ranks, Stdout: &stdout, Stderr: &stderr})
+		Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		t.Fatal(err, stderr.String())
 	}

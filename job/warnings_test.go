@@ -165,7 +165,7 @@ func TestWarningsOfARun(t *testing.T) {
 	}
 	run := func(args ...string) (warnings []string) {
 		t.Helper()
-		code, out, errs := call(append([]string{path, "-n", "2"}, args...)...)
+		code, out, errs := call(append([]string{path, "-n", "2", "--log", "json"}, args...)...)
 		if code != status.OK {
 			t.Fatalf("%v\n%s%s", code, out, errs)
 		}

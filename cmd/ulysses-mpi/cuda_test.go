@@ -48,7 +48,7 @@ func TestCUDAProcesses(t *testing.T) {
 			if !strings.Contains(strings.ReplaceAll(stderr, `\"`, `"`), c.says) {
 				t.Errorf("%q is not in %s", c.says, stderr)
 			}
-			if !strings.Contains(stdout, ": equal") {
+			if !strings.Contains(stdout, "equal to the formulas") {
 				t.Errorf("bytes sent are not the formula's: %s", stdout)
 			}
 			same(t, c.name, losses(t, out), golden.Losses, 3e-5)

@@ -69,6 +69,16 @@ func losses(t *testing.T, out string) []float64 {
 	return parseLosses(t, b)
 }
 
+// Under mpirun the log is plain lines of rank 0, without a bar, and JSON where it is asked for.
+func TestLogUnderMPI(t *testing.T) {
+	for form, want := range map[string]string{"auto": " INF train step=1 of=2 loss=", "json": `"step":1,"of":2,"loss":`} {
+		code, _, stderr := mpirun(t, "2", nil, append(small(t.TempDir(), "train.steps=2", "parallel.ulysses=2"), "--log", form)...)
+		if code != 0 || strings.Count(stderr, want) != 1 || strings.ContainsAny(stderr, "\x1b\r") || form == "auto" && strings.Contains(stderr, "{") {
+			t.Errorf("%s: exit code %d, not one %q in %q", form, code, want, stderr)
+		}
+	}
+}
+
 // Two, three and four processes give the losses of four goroutine ranks.
 func TestProcessesMatchGoroutines(t *testing.T) {
 	want := t.TempDir()

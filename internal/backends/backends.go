@@ -72,7 +72,7 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 	found, err := cuda.Probe()
 	switch {
 	case errors.Is(err, cuda.ErrNoPlugin):
-		why = "no CUDA plug-in"
+		why = "no CUDA plug-in found"
 	case err != nil:
 		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or say \"cpu\"", err)
 	case found.Count == 0:
@@ -82,5 +82,5 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.Count), err
 	}
 	d, err = openCPU(c)
-	return d, "the CPU, for there is " + why + " (ulysses-mpi doctor tells more)", err
+	return d, "using the CPU, " + why + "; run ulysses-mpi doctor for more", err
 }

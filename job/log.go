@@ -1,0 +1,88 @@
+package job
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"sync"
+
+	"github.com/mattn/go-isatty"
+	"github.com/rs/zerolog"
+)
+
+// logForms are the values of --log. auto is console.
+var logForms = []string{"auto", "console", "json"}
+
+// screen is what log lines are written to. A progress bar that is drawn there is taken away before a line is written.
+type screen struct {
+	mu    sync.Mutex
+	to    io.Writer
+	clear func() // nil = there is no bar
+}
+
+func (s *screen) Write(line []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.clear != nil {
+		s.clear()
+	}
+	return s.to.Write(line)
+}
+
+// underBar tells the screen how to take the bar away; nil = there is no bar any more.
+func (s *screen) underBar(clear func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.clear = clear
+}
+
+// logger returns a rank's log. Rank 0 writes everything, the others write errors alone. A line of JSON has the fields rank and host; a
+// console line names them where it is a warning or an error.
+func (o *Options) logger(w *screen, rank int, host string) zerolog.Logger {
+	level := zerolog.InfoLevel
+	switch {
+	case rank > 0:
+		level = zerolog.ErrorLevel
+	case o.Quiet:
+		level = zerolog.WarnLevel
+	}
+	var out io.Writer = w
+	if o.log != "json" {
+		out = zerolog.ConsoleWriter{Out: w, TimeFormat: "15:04:05", NoColor: !isTerminal(w.to) || os.Getenv("NO_COLOR") != "", FieldsExclude: []string{"rank", "host"},
+			FieldsOrder: []string{"step", "of", "loss", "grad_norm", "lr", "tokens_per_second", "left"}, FormatPrepare: forReaders}
+	}
+	return zerolog.New(out).Level(level).With().Timestamp().Int("rank", rank).Str("host", host).Logger()
+}
+
+var namesARank = regexp.MustCompile(`^rank \d+\b`)
+
+// forReaders rounds the numbers of a console line and puts rank and host before an error. JSON has the numbers as they are.
+func forReaders(line map[string]any) error {
+	for name, form := range map[string]func(x float64) string{
+		"loss": number, "eval_loss": number, "perplexity": func(x float64) string { return fmt.Sprintf("%.2f", x) }, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
+		"lr": func(x float64) string { return fmt.Sprintf("%.3g", x) }, "tokens_per_second": short,
+	} {
+		if n, ok := line[name].(interface{ Float64() (float64, error) }); ok {
+			if x, err := n.Float64(); err == nil {
+				line[name] = form(x)
+			}
+		}
+	}
+	if n, ok := line["seconds_left"].(interface{ Float64() (float64, error) }); ok {
+		x, _ := n.Float64()
+		line["left"] = duration(x)
+		delete(line, "seconds_left")
+	}
+	message, _ := line[zerolog.MessageFieldName].(string)
+	if line[zerolog.LevelFieldName] == zerolog.ErrorLevel.String() && !namesARank.MatchString(message) {
+		line[zerolog.MessageFieldName] = fmt.Sprintf("rank %v on %v: %s", line["rank"], line["host"], message)
+	}
+	return nil
+}
+
+// isTerminal says whether w is a terminal. Under mpirun and srun a rank's standard error is a pipe, whatever the launcher itself writes to.
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && isatty.IsTerminal(f.Fd())
+}

@@ -1,0 +1,166 @@
+package job
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"ulysses/internal/status"
+)
+
+// The log is lines to read unless --log asks for JSON, in which numbers are numbers.
+func TestLogForms(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, "job.toml")
+	for _, form := range []string{"auto", "console"} {
+		code, _, errs := call(job, "--ranks", "2", "--log", form, "--set", "eval.split=0.2", "--set", "output.dir="+t.TempDir())
+		if code != status.OK || strings.ContainsAny(errs, "{\x1b") || !strings.Contains(errs, " INF train step=1 of=6 loss=") || !strings.Contains(errs, " INF eval step=6 eval_loss=") {
+			t.Errorf("%s: %v\n%q", form, code, errs)
+		}
+	}
+	code, _, errs := call("--log", "json", job, "--ranks", "2", "--set", "eval.split=0.2", "--set", "output.dir="+t.TempDir())
+	seen := map[string]int{}
+	for _, line := range strings.Split(strings.TrimSpace(errs), "\n") {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(line), &m); code != status.OK || err != nil || m["rank"] != 0.0 || m["host"] == "" {
+			t.Fatalf("%v %v: %s", code, err, line)
+		}
+		message := m["message"].(string)
+		seen[message]++
+		for _, name := range map[string][]string{"train": {"step", "of", "loss", "grad_norm", "lr", "tokens_per_second", "seconds_left"}, "eval": {"step", "eval_loss", "perplexity", "eval_tokens"}}[message] {
+			if _, ok := m[name].(float64); !ok {
+				t.Errorf("%s is no number in %s", name, line)
+			}
+		}
+	}
+	if seen["train"] < 2 || seen["eval"] != 1 {
+		t.Errorf("%v", seen)
+	}
+	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument || !strings.Contains(errs, "--log xml: no such form; use auto, console, json") {
+		t.Errorf("%v %s", code, errs)
+	}
+}
+
+// An error says rank and host, once, in either form; other ranks than the first write errors alone.
+func TestLogOfARank(t *testing.T) {
+	for _, form := range []string{"console", "json"} {
+		var out bytes.Buffer
+		log := (&Options{log: form}).logger(&screen{to: &out}, 2, "node7")
+		log.Info().Msg("device")
+		log.Warn().Msg("slow")
+		log.Error().Msg("step 3: gone")
+		log.Error().Msg("rank 2 on node7: late")
+		s := out.String()
+		if strings.Count(s, "\n") != 2 || form == "console" && (!strings.Contains(s, " ERR rank 2 on node7: step 3: gone\n") || strings.Count(s, "rank 2 on node7") != 2) ||
+			form == "json" && strings.Count(s, `"level":"error","rank":2,"host":"node7",`) != 2 {
+			t.Errorf("%s: %s", form, s)
+		}
+	}
+}
+
+// By default a run prints a few lines, with --verbose every table, and with --quiet one line.
+func TestVerboseAndQuiet(t *testing.T) {
+	dir, _ := newKept(t)
+	out := filepath.Join(dir, "out")
+	fresh := func(more ...string) (status.Code, string, string) {
+		if err := os.RemoveAll(out); err != nil {
+			t.Fatal(err)
+		}
+		return call(append([]string{filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "eval.split=0.2"}, more...)...)
+	}
+	tables := []string{"memory of a rank", "all-reduces ", "at most on a rank"}
+	code, few, _ := fresh()
+	if n := strings.Count(few, "\n"); code != status.OK || n > 20 {
+		t.Errorf("%v, %d lines:\n%s", code, n, few)
+	}
+	for _, x := range []string{"memory           ", " others ", "loss  ", "speed  ", "traffic          ", "equal to the formulas\n", "model  ", "report  "} {
+		if !strings.Contains(few, x) {
+			t.Errorf("no %q in\n%s", x, few)
+		}
+	}
+	_, all, _ := fresh("--verbose")
+	for _, x := range tables {
+		if strings.Contains(few, x) || !strings.Contains(all, x) {
+			t.Errorf("%q is of --verbose alone\n%s\n%s", x, few, all)
+		}
+	}
+	code, line, errs := fresh("-q")
+	if code != status.OK || errs != "" || strings.Count(line, "\n") != 1 || !strings.HasPrefix(line, "finished all 6 steps: loss ") ||
+		!strings.Contains(line, "held-out loss ") || !strings.Contains(line, "model "+filepath.Join(out, "model")) {
+		t.Errorf("%v\n%s%s", code, line, errs)
+	}
+	if code, line, errs = call(filepath.Join(dir, "job.toml"), "-q", "--set", "eval.split=0.2"); code != status.OK || errs != "" || line != "nothing left to do: the checkpoint has 6 steps and train.steps is 6\n" {
+		t.Errorf("%v\n%s%s", code, line, errs)
+	}
+	if code, _, errs = fresh("-q", "-v"); code != status.InvalidArgument || !strings.Contains(errs, "give one of them") {
+		t.Errorf("%v %s", code, errs)
+	}
+}
+
+// A progress bar is drawn on a terminal alone, which /dev/null, a file and a pipe are not, and not with --quiet or JSON.
+func TestBar(t *testing.T) {
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	for _, w := range []io.Writer{null, write, &bytes.Buffer{}} {
+		if isTerminal(w) {
+			t.Errorf("%v is no terminal", w)
+		}
+	}
+	dir, _ := newKept(t)
+	for args, want := range map[string]bool{"": true, "-q": false, "--log json": false} {
+		master, terminal := openTerminal(t)
+		if !isTerminal(terminal) {
+			t.Error("a terminal is taken for none")
+		}
+		code := Main(append([]string{filepath.Join(dir, "job.toml"), "--set", "eval.split=0.2", "--set", "eval.every=2", "--set", "output.dir=" + t.TempDir()}, strings.Fields(args)...), io.Discard, terminal)
+		terminal.Close()
+		drawn, err := io.ReadAll(master)
+		if code != status.OK || err != nil && !errors.Is(err, unix.EIO) || strings.Contains(string(drawn), "(0/6)") != want {
+			t.Errorf("%q: %v %v: %q", args, code, err, drawn)
+		}
+		for _, line := range strings.Split(string(drawn), "\n") { // a log line stands alone
+			if at := strings.Index(line, "INF"); at > 0 && strings.Contains(line[strings.LastIndex(line[:at], "\r")+1:at], "|") {
+				t.Errorf("%q: the bar is left before %q", args, line)
+			}
+		}
+	}
+}
+
+// openTerminal returns the two ends of a new terminal.
+func openTerminal(t *testing.T) (master, terminal *os.File) {
+	t.Helper()
+	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	master = os.NewFile(uintptr(fd), "/dev/ptmx")
+	t.Cleanup(func() { master.Close() })
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if terminal, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	return master, terminal
+}
