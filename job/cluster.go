@@ -1,11 +1,11 @@
 package job
 
 import (
-	"os"
 	"reflect"
 	"slices"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -38,7 +38,7 @@ var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)
 
 // ReadCluster reads a file of --cluster, as strictly as a job file.
 func ReadCluster(path string) (*Cluster, error) {
-	src, err := os.ReadFile(path)
+	src, err := input.Read(path, maxSource)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "--cluster %s: %w", path, err)
 	}

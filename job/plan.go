@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/slurm"
@@ -17,7 +18,7 @@ import (
 // Plan predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or of the passes, and whether it fits.
 // It runs nothing; the job's own code is rehearsed on devices that compute nothing.
 func Plan(o Options) error {
-	src, err := os.ReadFile(o.Path)
+	src, err := input.Read(o.Path, maxSource)
 	if err != nil {
 		return status.Errorf(status.IO, "job file %s: %w", o.Path, err)
 	}

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"io"
 	"math"
-	"os"
 
+	"ulysses/internal/input"
 	"ulysses/train"
 )
 
@@ -52,7 +52,7 @@ type evalRow struct {
 // readHistory reads metrics.jsonl a line at a time: that of an evaluation job, or all others. A line that was cut short by a kill is left out.
 func readHistory(path string, evaluation bool) (*history, error) {
 	h := &history{}
-	f, err := os.Open(path)
+	f, _, err := input.Open(path)
 	if err != nil {
 		return h, err
 	}

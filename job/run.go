@@ -12,6 +12,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/slurm"
 	"ulysses/train"
@@ -227,7 +228,7 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	var src []byte
 	var err error
 	if world.Rank() == 0 {
-		if src, err = os.ReadFile(path); err != nil {
+		if src, err = input.Read(path, maxSource); err != nil {
 			err = status.Errorf(status.IO, "job file %s: %w", path, err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"math"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -71,10 +72,15 @@ var refusals = map[string]string{
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
 func ParseConfig(text []byte) (*Config, error) {
-	d := json.NewDecoder(bytes.NewReader(bom.Trim(text)))
-	d.UseNumber() // so that Save writes the numbers as they were
+	text = bom.Trim(text)
 	var raw map[string]any
-	if err := d.Decode(&raw); err != nil || raw == nil {
+	err := input.JSON(text, &raw)
+	if err == nil {
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber() // so that Save writes the numbers as they were
+		err = d.Decode(&raw)
+	}
+	if err != nil || raw == nil {
 		return nil, status.Errorf(status.InvalidConfig, "config.json: not a JSON object (%v): the file is damaged or another format", err)
 	}
 	return read("config.json", textOf(raw), false)

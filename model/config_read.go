@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -20,7 +21,15 @@ type reader struct {
 	wrong  bool // a fault that is not a mere refusal
 }
 
+// longest is the bytes of a value that a message shows whole.
+const longest = 300
+
 func (r *reader) fault(code status.Code, format string, args ...any) {
+	for i, x := range args {
+		if s := fmt.Sprint(x); len(s) > longest {
+			args[i] = input.Short(s)
+		}
+	}
 	r.faults = append(r.faults, fmt.Sprintf(format, args...))
 	r.wrong = r.wrong || code != status.Unsupported
 }
@@ -146,9 +155,9 @@ func (r *reader) unknown() {
 		if r.seen[name] || slices.Contains(notes, name) {
 			continue
 		}
-		best, least := "", len(name)/2+1
+		best, least := "", min(len(name)/2, longest)+1
 		for known := range r.seen {
-			if d := distance(name, known); d < least || d == least && known < best {
+			if d := distance(name[:min(len(name), longest)], known); d < least || d == least && known < best {
 				best, least = known, d
 			}
 		}

@@ -130,6 +130,8 @@ func TestConfigFaults(t *testing.T) {
 		{qwen2, `"num_key_value_heads": 4`, bad, []string{"num_key_value_heads = 4 does not divide num_attention_heads = 14"}},
 		{qwen2, `"hidden_size": 900`, bad, []string{"hidden_size = 900 is not a multiple of num_attention_heads = 14"}},
 		{qwen2, `"head_dim": 63`, bad, []string{"head_dim = 63 is odd"}},
+		{qwen2, `"hidden_size": "` + strings.Repeat("n", 1<<20) + `"`, bad, []string{"nnn… (1048576 bytes): give a whole number"}},
+		{qwen2, `"hidden_act": "` + strings.Repeat("n", 1<<20) + `"`, no, []string{`(1048576 bytes)" is not built`}},
 		{qwen2, `"hidden_act": "gelu"`, no, []string{`hidden_act = "gelu" is not built`}},
 		{qwen2, `"use_sliding_window": true`, no, []string{"use_sliding_window"}},
 		{qwen2, `"hidden_act": "gelu", "use_sliding_window": true, "vocab_size": 0`, bad, []string{"gelu", "use_sliding_window", "vocab_size"}},
@@ -187,9 +189,10 @@ func TestConfigFaults(t *testing.T) {
 			t.Errorf("%s: %d lines for %d faults: %v", c.fields, n, len(c.want), err)
 		}
 	}
-	for _, text := range []string{"", "[]", "null", "{", `{"model_type": `} {
-		if _, err := ParseConfig([]byte(text)); status.Of(err) != status.InvalidConfig {
-			t.Errorf("%q: %v", text, err)
+	for text, want := range map[string]string{"": "unexpected end", "[]": "not a JSON object", "null": "not a JSON object", "{": "unexpected end", `{"model_type": `: "unexpected end",
+		`{"x": {"z": 1, "z": 2}}`: `the key "z" is there twice`, `{"x": 1} {`: "after top-level value"} {
+		if _, err := ParseConfig([]byte(text)); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +12,7 @@ import (
 	"strings"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -53,7 +53,7 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 
 // ReadConfig reads a folder's config.json, with some of its fields replaced; there need be no weights.
 func ReadConfig(dir string, override map[string]any) (*Config, error) {
-	text, err := os.ReadFile(filepath.Join(dir, configFile))
+	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
 	if err != nil {
 		remedy := "give a Hugging Face folder with config.json and *.safetensors"
 		if errors.Is(err, fs.ErrNotExist) {
@@ -84,7 +84,7 @@ func (f *Folder) openWeights() error {
 	if _, err := os.Stat(path); err == nil {
 		return f.openFile(weightsFile)
 	}
-	text, err := os.ReadFile(filepath.Join(f.Dir, indexFile))
+	text, err := input.Read(filepath.Join(f.Dir, indexFile), input.MaxConfig)
 	if errors.Is(err, fs.ErrNotExist) {
 		found := ""
 		entries, _ := os.ReadDir(f.Dir)
@@ -100,12 +100,12 @@ func (f *Folder) openWeights() error {
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"`
 	}
-	if err := json.Unmarshal(bom.Trim(text), &index); err != nil || len(index.WeightMap) == 0 {
+	if err := input.JSON(bom.Trim(text), &index); err != nil || len(index.WeightMap) == 0 {
 		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir, indexFile, err)
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %q: parts lie in the folder itself", f.Dir, indexFile, name)
+			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %s: parts lie in the folder itself", f.Dir, indexFile, input.Quote(name))
 		}
 		if err := f.openFile(name); err != nil {
 			return err
@@ -115,7 +115,7 @@ func (f *Folder) openWeights() error {
 		at, ok := f.where[f.ours(name)]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s should be in %s and is not: the index and its parts disagree",
-				f.Dir, indexFile, name, file)
+				f.Dir, indexFile, input.Short(name), input.Short(file))
 		}
 	}
 	return nil
@@ -129,7 +129,7 @@ func (f *Folder) openFile(name string) error {
 	f.files = append(f.files, s)
 	for _, e := range s.Entries() {
 		if at, twice := f.where[f.ours(e.Name)]; twice {
-			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, e.Name,
+			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
 				filepath.Base(at.file.Path), name)
 		}
 		f.where[f.ours(e.Name)] = location{s, e}
@@ -188,7 +188,7 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	switch e.DType {
 	case tensor.F32, tensor.BF16, tensor.F16, tensor.F64:
 	default:
-		faults = append(faults, fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, e.TypeName))
+		faults = append(faults, fmt.Sprintf("tensor %s is %s: F32, BF16 and F16 can be read", p.Name, input.Short(e.TypeName)))
 	}
 	return faults
 }

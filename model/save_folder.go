@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -156,7 +157,7 @@ func copyFiles(dst, src string, names []string) error {
 }
 
 func copyFile(dst, src string) error {
-	r, err := os.Open(src)
+	r, _, err := input.Open(src)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {

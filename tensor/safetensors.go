@@ -13,6 +13,7 @@ import (
 	"sort"
 	"unsafe"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -43,7 +44,9 @@ func (e Entry) Numel() int64 {
 // Bytes is the size of the elements in the file.
 func (e Entry) Bytes() int64 { return e.hi - e.lo }
 
-func (e Entry) String() string { return fmt.Sprintf("%s %s%s", e.Name, e.TypeName, list(e.Shape)) }
+func (e Entry) String() string {
+	return fmt.Sprintf("%s %s%s", input.Short(e.Name), input.Short(e.TypeName), list(e.Shape))
+}
 
 // Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte little-endian header length, a JSON
 // header, then the tensors' bytes without gaps. Opening checks all of that, so that reading cannot leave the file.
@@ -57,23 +60,14 @@ type Safetensors struct {
 
 // OpenSafetensors reads and checks the header. The error names the file, the tensor and what is wrong with it.
 func OpenSafetensors(path string) (*Safetensors, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil, status.Errorf(status.IO, "%s: no such file", path)
-		}
+	f, size, err := input.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, status.Errorf(status.IO, "%s: no such file", path)
+	} else if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be opened: %w", path, err)
 	}
-	info, err := f.Stat()
-	if err == nil && info.IsDir() {
-		err = errors.New("it is a folder")
-	}
-	if err != nil {
-		f.Close()
-		return nil, status.Errorf(status.IO, "%s: cannot be read: %w", path, err)
-	}
 	s := &Safetensors{Path: path, file: f}
-	if err := s.readHeader(info.Size()); err != nil {
+	if err := s.readHeader(size); err != nil {
 		f.Close()
 		return nil, status.Errorf(status.InvalidConfig, "%s: not a usable safetensors file: %w", path, err)
 	}
@@ -117,11 +111,11 @@ func (s *Safetensors) parse(header []byte, size int64) error {
 		}
 		name := key.(string)
 		if seen[name] {
-			return fmt.Errorf("tensor %q is listed twice", name)
+			return fmt.Errorf("tensor %s is listed twice", input.Quote(name))
 		}
 		seen[name] = true
 		if name == "__metadata__" {
-			if err := d.Decode(&s.Metadata); err != nil {
+			if err := decode(d, &s.Metadata); err != nil {
 				return fmt.Errorf("__metadata__ is not a map of strings: %w", err)
 			}
 			continue
@@ -131,16 +125,16 @@ func (s *Safetensors) parse(header []byte, size int64) error {
 			Shape   []int64 `json:"shape"`
 			Offsets []int64 `json:"data_offsets"`
 		}
-		if err := d.Decode(&e); err != nil {
-			return fmt.Errorf("tensor %q: %w", name, err)
+		if err := decode(d, &e); err != nil {
+			return fmt.Errorf("tensor %s: %w", input.Quote(name), err)
 		}
 		entry := Entry{Name: name, TypeName: e.DType, DType: ParseDType(e.DType), Shape: e.Shape}
 		if len(e.Offsets) != 2 {
-			return fmt.Errorf("tensor %q: data_offsets must be two numbers", name)
+			return fmt.Errorf("tensor %s: data_offsets must be two numbers", input.Quote(name))
 		}
 		entry.lo, entry.hi = e.Offsets[0], e.Offsets[1]
 		if err := entry.check(size); err != nil {
-			return fmt.Errorf("tensor %q: %w", name, err)
+			return fmt.Errorf("tensor %s: %w", input.Quote(name), err)
 		}
 		s.entries = append(s.entries, entry)
 	}
@@ -153,12 +147,21 @@ func (s *Safetensors) parse(header []byte, size int64) error {
 	return s.checkLayout(size)
 }
 
+// decode takes the next value of the header, in which no object has a key twice.
+func decode(d *json.Decoder, v any) error {
+	var raw json.RawMessage
+	if err := d.Decode(&raw); err != nil {
+		return err
+	}
+	return input.JSON(raw, v)
+}
+
 func (e Entry) check(size int64) error {
 	width := e.DType.Size()
 	if e.DType == Invalid {
 		var ok bool
 		if width, ok = foreign[e.TypeName]; !ok {
-			return fmt.Errorf("unknown dtype %q", e.TypeName)
+			return fmt.Errorf("unknown dtype %s", input.Quote(e.TypeName))
 		}
 	}
 	if len(e.Shape) > MaxDims {
@@ -192,10 +195,10 @@ func (s *Safetensors) checkLayout(size int64) error {
 	end, before := int64(0), "the header"
 	for _, e := range s.entries {
 		if e.lo < end {
-			return fmt.Errorf("tensors %q and %q overlap at byte %d", before, e.Name, e.lo)
+			return fmt.Errorf("tensors %s and %s overlap at byte %d", input.Quote(before), input.Quote(e.Name), e.lo)
 		}
 		if e.lo > end {
-			return fmt.Errorf("%d unused bytes before tensor %q", e.lo-end, e.Name)
+			return fmt.Errorf("%d unused bytes before tensor %s", e.lo-end, input.Quote(e.Name))
 		}
 		end, before = e.hi, e.Name
 	}
@@ -229,7 +232,7 @@ func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
 		return status.Errorf(status.Internal, "%s: read past tensor %v", s.Path, e)
 	}
 	if _, err := s.file.ReadAt(dst, s.data+lo); err != nil {
-		return status.Errorf(status.IO, "%s: tensor %s cannot be read: %w", s.Path, e.Name, err)
+		return status.Errorf(status.IO, "%s: tensor %s cannot be read: %w", s.Path, input.Short(e.Name), err)
 	}
 	return nil
 }
@@ -259,7 +262,7 @@ func (s *Safetensors) ReadInt64(e Entry, start int64, dst []int64) error {
 func (s *Safetensors) convert(e Entry, start, n int64, want string, table map[DType]func(int64, []byte)) error {
 	put, ok := table[e.DType]
 	if !ok {
-		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, e.Name, e.TypeName, want)
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, input.Short(e.Name), input.Short(e.TypeName), want)
 	}
 	width := e.DType.Size()
 	piece := make([]byte, min(n, 1<<16)*width)

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -128,6 +129,27 @@ func TestLongLine(t *testing.T) {
 				t.Fatal(step, n)
 			}
 		}
+	}
+}
+
+// A line that is longer than the bound is refused by file and line, before much of it is held.
+func TestLineWithoutEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.jsonl")
+	if err := os.WriteFile(path, []byte("{\"text\":\"a\"}\n{\"text\":\""), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, 4<<30); err != nil { // a hole, which takes no disk
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := OpenData(config(8, path), EvalConfig{}, Opening{Vocab: 256, Seed: 7})
+	runtime.ReadMemStats(&after)
+	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), path+":2: a line longer than 33554432 bytes") || !strings.Contains(err.Error(), ".txt file of its own") {
+		t.Error(err)
+	}
+	if n := after.TotalAlloc - before.TotalAlloc; n > 400<<20 {
+		t.Errorf("%d MiB were allocated", n>>20)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -30,7 +31,7 @@ func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
 	files := make([]listed, len(paths))
 	total := int64(0)
 	for i, path := range paths {
-		info, err := os.Stat(path)
+		info, err := input.Stat(path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -102,7 +103,7 @@ func (d *decoder) file(path string) (*os.File, error) {
 	if f := d.open[path]; f != nil {
 		return f, nil
 	}
-	f, err := os.Open(path)
+	f, _, err := input.Open(path)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be opened: %w", path, err)
 	}

@@ -16,12 +16,11 @@ func quickField(dst, doc []byte, field string) (text []byte, ok bool) {
 		return dst, false
 	}
 	for {
-		key, plain := q.str()
-		if !plain || !q.eat(':') {
+		if !q.key(0) || !q.eat(':') {
 			return dst, false
 		}
-		if string(key) == field {
-			if dst, ok = q.text(dst[:at]); !ok { // of fields with the same name the last one counts
+		if string(q.keys[q.known-1]) == field {
+			if dst, ok = q.text(dst[:at]); !ok {
 				return dst, false
 			}
 			found = true
@@ -39,6 +38,25 @@ func quickField(dst, doc []byte, field string) (text []byte, ok bool) {
 type quick struct {
 	in []byte
 	at int
+
+	keys  [32][]byte // of the objects that have begun, the outermost first
+	known int
+}
+
+// key takes a key without escapes that its object, whose keys begin at first, does not have yet.
+func (q *quick) key(first int) bool {
+	key, plain := q.str()
+	if !plain || q.known == len(q.keys) {
+		return false
+	}
+	for _, k := range q.keys[first:q.known] {
+		if bytes.Equal(k, key) {
+			return false
+		}
+	}
+	q.keys[q.known] = key
+	q.known++
+	return true
 }
 
 // next is the next byte that is no space, or 0.
@@ -189,16 +207,16 @@ func (q *quick) skip(depth int) bool {
 		if q.eat(end) {
 			return true
 		}
+		first := q.known
 		for {
-			if c == '{' {
-				if _, plain := q.str(); !plain || !q.eat(':') {
-					return false
-				}
+			if c == '{' && (!q.key(first) || !q.eat(':')) {
+				return false
 			}
 			if !q.skip(depth + 1) {
 				return false
 			}
 			if !q.eat(',') {
+				q.known = first
 				return q.eat(end)
 			}
 		}

@@ -10,11 +10,13 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
-// maxLine bounds a line of a .jsonl file: a file of another kind may have no newline at all.
-const maxLine = 1 << 30
+// maxLine bounds a line of a .jsonl file in bytes: a worker holds the whole line, its text and its tokens, about ten times as much, and a file of
+// another kind may have no newline at all.
+const maxLine = 32 << 20
 
 // jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in a unit.
 type jsonl struct {
@@ -67,7 +69,7 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 		}
 		if int64(n) > f.limit {
 			return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig,
-				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; is it another kind of file?", f.limit)}
+				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; write a longer document as a .txt file of its own, or as tokens in a .bin file", f.limit)}
 		}
 		// A byte order mark is in the middle where files were put one behind another.
 		if doc := bytes.TrimSpace(bom.Trim(raw[:n])); len(doc) > 0 {
@@ -101,11 +103,14 @@ func textField(doc []byte, field string) (string, error) {
 		}
 		return "", errors.New("not a JSON object: a .jsonl file has one object a line")
 	}
+	if err := input.Once(doc); err != nil {
+		return "", err
+	}
 	raw, ok := object[field]
 	if !ok {
 		var names []string
 		for name := range object {
-			names = append(names, fmt.Sprintf("%q", name))
+			names = append(names, input.Quote(name))
 		}
 		sort.Strings(names)
 		return "", fmt.Errorf("no field %q among %s: set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))

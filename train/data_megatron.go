@@ -2,11 +2,11 @@ package train
 
 import (
 	"encoding/binary"
-	"os"
 	"path/filepath"
 	"sort"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -44,13 +44,13 @@ func openMegatron(path string, step int64) (*megatron, error) {
 		path  string
 		bytes *int64
 	}{{m.idx, &m.idxBytes}, {m.bin, &m.binBytes}} {
-		info, err := os.Stat(x.path)
+		info, err := input.Stat(x.path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: a Megatron dataset is two files, %s and %s: %w", path, filepath.Base(m.bin), filepath.Base(m.idx), err)
 		}
 		*x.bytes = info.Size()
 	}
-	f, err := os.Open(m.idx)
+	f, _, err := input.Open(m.idx)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be opened: %w", m.idx, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -88,7 +89,7 @@ func (t *tokens) check() error {
 		case "position_ids":
 			t.positions = e
 		default:
-			return status.Errorf(status.Unsupported, "%s: tensor %q is not one this data has a meaning for (input_ids, labels, position_ids): write the file without it; documents are marked by position_ids", path, e.Name)
+			return status.Errorf(status.Unsupported, "%s: tensor %s is not one this data has a meaning for (input_ids, labels, position_ids): write the file without it; documents are marked by position_ids", path, input.Quote(e.Name))
 		}
 	}
 	if t.ids.Name == "" {

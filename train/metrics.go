@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -77,7 +78,7 @@ func EvaluationMetrics(path string) (*Metrics, error) {
 
 // reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not touched: a training run may have it open.
 func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*Metrics, error) {
-	old, err := os.ReadFile(path)
+	old, err := input.Read(path, math.MaxInt64-1)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
 	}

@@ -90,13 +90,13 @@ func (t *Trainer) choices() (all []Choice) {
 	return all
 }
 
-type input struct {
+type blockInput struct {
 	fate    model.Fate
 	segment int64
 }
 
 // blockInputs are the ways to have the inputs of so many layers.
-func (t *Trainer) blockInputs(w MemoryConfig, layers int64, fates []model.Fate) (all []input) {
+func (t *Trainer) blockInputs(w MemoryConfig, layers int64, fates []model.Fate) (all []blockInput) {
 	segments := []int64{w.Segment}
 	if w.Segment == 0 {
 		segments = []int64{1}
@@ -110,9 +110,9 @@ func (t *Trainer) blockInputs(w MemoryConfig, layers int64, fates []model.Fate) 
 		for _, k := range segments {
 			switch {
 			case fate == model.Keep && (k == 1 || undecided(w.BlockInput) && w.Segment > 0), fate == model.Offload:
-				all = append(all, input{fate, k})
+				all = append(all, blockInput{fate, k})
 			case fate == model.Recompute && (k > 1 || layers == 1):
-				all = append(all, input{model.Keep, k})
+				all = append(all, blockInput{model.Keep, k})
 			}
 		}
 	}

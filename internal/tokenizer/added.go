@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -29,10 +30,13 @@ type added struct {
 
 func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) (string, error)) (*added, error) {
 	a := &added{ids: map[string]int32{}, tokens: map[int32]addedToken{}, shown: map[int32]string{}}
-	next := int32(len(vocab))
+	next, bytes := int32(len(vocab)), 0
 	for _, t := range list {
 		if t.Content == "" {
 			continue
+		}
+		if bytes += len(t.Content); bytes > mostAdded {
+			return nil, status.Errorf(status.Unsupported, "added_tokens have more than %d bytes, up to %s: this is not built: tokenize with the `tokenizers` package beforehand", mostAdded, input.Quote(t.Content))
 		}
 		id, ok := a.ids[t.Content]
 		if !ok {
@@ -54,10 +58,10 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 			}
 		}
 		if text == "" {
-			return nil, status.Errorf(status.Unsupported, "the added token %q is nothing once it is normalized, and is found nowhere: remove it, or set its normalized to false", t.Content)
+			return nil, status.Errorf(status.Unsupported, "the added token %s is nothing once it is normalized, and is found nowhere: remove it, or set its normalized to false", input.Quote(t.Content))
 		}
 		if !to.add(text, id) {
-			return nil, status.Errorf(status.InvalidConfig, "two added tokens are both %q", text)
+			return nil, status.Errorf(status.InvalidConfig, "two added tokens are both %s", input.Quote(text))
 		}
 	}
 	return a, nil

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -35,16 +36,21 @@ const (
 // newModel checks the file's model and lays it out.
 func newModel(f *modelFile, raw bool) (*model, error) {
 	if f.Type != "BPE" && !(f.Type == "" && f.Merges != nil) {
-		return nil, status.Errorf(status.Unsupported, "model %q is not built: only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and give the tokens as a .safetensors file", f.Type)
+		return nil, status.Errorf(status.Unsupported, "model %s is not built: only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and give the tokens as a .safetensors file", input.Quote(f.Type))
 	}
 	if f.Dropout != 0 {
 		return nil, status.Errorf(status.Unsupported, "model.dropout = %v would cut the same text differently each time and is not built: set it to null", f.Dropout)
+	}
+	for field, text := range map[string]string{"continuing_subword_prefix": f.Prefix, "end_of_word_suffix": f.Suffix} {
+		if len(text) > mostContent {
+			return nil, status.Errorf(status.Unsupported, "model.%s is %s, at most %d bytes are built: tokenize with the `tokenizers` package beforehand", field, input.Quote(text), mostContent)
+		}
 	}
 	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: noUnk, fuse: f.FuseUnk, fallback: f.ByteFallback, whole: f.IgnoreMerges,
 		prefix: f.Prefix, suffix: f.Suffix, raw: raw, astral: map[rune]int32{}}
 	for s, id := range f.Vocab {
 		if id < 0 {
-			return nil, status.Errorf(status.InvalidConfig, "the vocabulary has %q with the id %d", s, id)
+			return nil, status.Errorf(status.InvalidConfig, "the vocabulary has %s with the id %d", input.Quote(s), id)
 		}
 		m.names[id] = s
 	}
@@ -80,12 +86,12 @@ func (m *model) addRules(f *modelFile) error {
 	for rank, pair := range f.Merges {
 		a, b := m.id(pair[0]), m.id(pair[1])
 		if a < 0 || b < 0 || len(pair[1]) < len(m.prefix) {
-			return status.Errorf(status.InvalidConfig, "merge %d joins %q and %q, which are not both in the vocabulary", rank+1, pair[0], pair[1])
+			return status.Errorf(status.InvalidConfig, "merge %d joins %s and %s, which are not both in the vocabulary", rank+1, input.Quote(pair[0]), input.Quote(pair[1]))
 		}
 		joined := pair[0] + pair[1][len(m.prefix):]
 		id := m.id(joined)
 		if id < 0 {
-			return status.Errorf(status.InvalidConfig, "merge %d makes %q, which is not in the vocabulary", rank+1, joined)
+			return status.Errorf(status.InvalidConfig, "merge %d makes %s, which is not in the vocabulary", rank+1, input.Quote(joined))
 		}
 		m.rules.put(a, b, uint64(rank)<<32|uint64(uint32(id)))
 		left, _ := utf8.DecodeLastRuneInString(pair[0])
@@ -189,7 +195,7 @@ func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
 			}
 		}
 		if m.unk == missingUnk {
-			return dst, status.Errorf(status.InvalidConfig, "tokenizer: %q needs the unknown token %q, which is not in the model's vocabulary", string(r), m.unkName)
+			return dst, status.Errorf(status.InvalidConfig, "tokenizer: %q needs the unknown token %s, which is not in the model's vocabulary", string(r), input.Quote(m.unkName))
 		}
 		if waiting >= 0 && !m.fuse {
 			dst = append(dst, waiting)

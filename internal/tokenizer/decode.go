@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -56,7 +57,7 @@ func newDecoder(p part) (decoder, error) {
 			return t
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "decoder %q is not built: there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", p.Kind)
+	return nil, status.Errorf(status.Unsupported, "decoder %s is not built: there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", input.Quote(p.Kind))
 }
 
 // Decode is the text of ids, special tokens and all; ids that are none are left out. Where the file has no decoder, tokens stand with spaces

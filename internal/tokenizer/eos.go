@@ -5,10 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -27,14 +27,14 @@ type special struct {
 func (t *Tokenizer) findEOS(folder string) (int32, error) {
 	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"} {
 		path := filepath.Join(folder, name)
-		text, err := os.ReadFile(path)
+		text, err := input.Read(path, input.MaxConfig)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		} else if err != nil {
 			return -1, status.Errorf(status.IO, "the end of a document: %w", err)
 		}
 		var s special
-		if err := json.Unmarshal(bom.Trim(text), &s); err != nil {
+		if err := input.JSON(bom.Trim(text), &s); err != nil {
 			return -1, status.Errorf(status.InvalidConfig, "the end of a document: %s: %w", path, err)
 		}
 		if s.Text != nil && !said(s.ID) {
@@ -60,7 +60,7 @@ func (t *Tokenizer) eosOfToken(path string, raw json.RawMessage) (int32, error) 
 		var object struct {
 			Content string `json:"content"`
 		}
-		if err := json.Unmarshal(raw, &object); err != nil {
+		if err := input.JSON(raw, &object); err != nil {
 			return -1, status.Errorf(status.InvalidConfig, "%s: eos_token is neither a text nor an added token: %w", path, err)
 		}
 		token = object.Content
@@ -74,7 +74,7 @@ func (t *Tokenizer) eosOfToken(path string, raw json.RawMessage) (int32, error) 
 		}
 	}
 	if !ok {
-		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token is %q, which the tokenizer does not have: name one that it has, or null", path, token)
+		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token is %s, which the tokenizer does not have: name one that it has, or null", path, input.Quote(token))
 	}
 	return id, nil
 }
@@ -84,7 +84,7 @@ func (t *Tokenizer) eosOfID(path string, raw json.RawMessage) (int32, error) {
 	var id int64
 	if json.Unmarshal(raw, &ids) == nil {
 		id = ids[0]
-	} else if err := json.Unmarshal(raw, &id); err != nil {
+	} else if err := input.JSON(raw, &id); err != nil {
 		return -1, status.Errorf(status.InvalidConfig, "%s: eos_token_id is neither a number nor a list of numbers: %w", path, err)
 	}
 	if id < 0 || id >= t.size {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -68,7 +69,7 @@ func (m *merges) UnmarshalJSON(b []byte) error {
 		}
 		a, b, ok := bytes.Cut([]byte(l), []byte{' '})
 		if !ok || bytes.IndexByte(b, ' ') >= 0 {
-			return fmt.Errorf("merge %d is %q, not two parts with a space between", len(*m)+1, l)
+			return fmt.Errorf("merge %d is %s, not two parts with a space between", len(*m)+1, input.Quote(l))
 		}
 		*m = append(*m, [2]string{string(a), string(b)})
 	}
@@ -125,7 +126,7 @@ func readPart(raw json.RawMessage, what string) (*part, error) {
 		return nil, nil
 	}
 	var p part
-	if err := json.Unmarshal(raw, &p); err != nil {
+	if err := input.JSON(raw, &p); err != nil {
 		return nil, status.Errorf(status.InvalidConfig, "%s: %w", what, err)
 	}
 	return &p, nil

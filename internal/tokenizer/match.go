@@ -8,6 +8,7 @@ import (
 // matcher is what running programs needs, kept from text to text.
 type matcher struct {
 	stack []frame
+	limit int   // bytes that normalizers may make of a text; 0 = any number
 	steps int64 // counted for the tests: time must grow with the text, not with its square
 }
 

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -75,7 +76,7 @@ func newNormalizer(p part) (normalizer, error) {
 			return piece{out, len(toByteLevel(nil, x.text[:x.first]))}, nil
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "normalizer %q is not built: there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", p.Kind)
+	return nil, status.Errorf(status.Unsupported, "normalizer %s is not built: there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", input.Quote(p.Kind))
 }
 
 func inForm(f form) normalizer {
@@ -162,7 +163,7 @@ func replace(p part) (normalizer, error) {
 			if !bytes.Contains(x.text, plain) {
 				return x, nil
 			}
-			return replaced(x, p.Content, func(at int) (int, int, bool) {
+			return replaced(x, p.Content, m.limit, func(at int) (int, int, bool) {
 				i := bytes.Index(x.text[at:], plain)
 				return at + i, at + i + len(plain), i >= 0
 			})
@@ -170,11 +171,11 @@ func replace(p part) (normalizer, error) {
 	}
 	return func(m *matcher, x piece) (piece, error) {
 		f := prog.find(m, x.text)
-		return replaced(x, p.Content, func(int) (int, int, bool) { return f.next() })
+		return replaced(x, p.Content, m.limit, func(int) (int, int, bool) { return f.next() })
 	}, nil
 }
 
-func replaced(x piece, content string, next func(at int) (start, end int, ok bool)) (piece, error) {
+func replaced(x piece, content string, limit int, next func(at int) (start, end int, ok bool)) (piece, error) {
 	out, first, at := make([]byte, 0, len(x.text)+len(x.text)/4), 0, 0
 	keep := func(to int) {
 		out = append(out, x.text[at:to]...)
@@ -188,10 +189,12 @@ func replaced(x piece, content string, next func(at int) (start, end int, ok boo
 			break
 		}
 		if start == end {
-			return x, status.Errorf(status.Unsupported, "tokenizer: a Replace normalizer found an empty match, where %q would be put between characters: this is not built: use Prepend", content)
+			return x, status.Errorf(status.Unsupported, "tokenizer: a Replace normalizer found an empty match, where %s would be put between characters: this is not built: use Prepend", input.Quote(content))
 		}
 		keep(start)
-		out = append(out, content...)
+		if out = append(out, content...); limit > 0 && len(out) > limit {
+			return x, tooLong(len(out), limit)
+		}
 		if end-1 < x.first {
 			first = len(out)
 		}

@@ -7,6 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -97,7 +98,7 @@ func parsePattern(src string) (node, error) {
 // refuse ends the reading; the first refusal holds.
 func (p *parser) refuse(what string) {
 	if p.err == nil {
-		p.err = status.Errorf(status.Unsupported, "the pattern %q uses %s (near character %d), which is not built: write it in other words, or tokenize beforehand", string(p.src), what, p.at)
+		p.err = status.Errorf(status.Unsupported, "the pattern %s uses %s (near character %d), which is not built: write it in other words, or tokenize beforehand", input.Quote(string(p.src)), what, p.at)
 	}
 	p.at = len(p.src)
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -89,7 +90,7 @@ func newStep(p part) (step, error) {
 		})
 		return &splitter{prog: prog, how: removed, invert: true}, err
 	}
-	return nil, status.Errorf(status.Unsupported, "pre_tokenizer %q is not built: there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", p.Kind)
+	return nil, status.Errorf(status.Unsupported, "pre_tokenizer %s is not built: there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", input.Quote(p.Kind))
 }
 
 func classSplitter(b bits, how behavior) (step, error) {
@@ -114,7 +115,7 @@ func behaviorOf(name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, status.Errorf(status.Unsupported, "the behavior %q of a split is not built: there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", name)
+	return 0, status.Errorf(status.Unsupported, "the behavior %s of a split is not built: there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", input.Quote(name))
 }
 
 // splitter cuts at the matches of a pattern, or, inverted, keeps these.
@@ -235,7 +236,7 @@ func newMetaspace(p part) (step, error) {
 	m := &metaspace{letter: p.Replacement}
 	r, n := utf8.DecodeRuneInString(m.letter)
 	if n == 0 || n != len(m.letter) {
-		return nil, status.Errorf(status.InvalidConfig, "Metaspace: the replacement %q is not one character", p.Replacement)
+		return nil, status.Errorf(status.InvalidConfig, "Metaspace: the replacement %s is not one character", input.Quote(p.Replacement))
 	}
 	switch p.PrependScheme {
 	case "always", "":
@@ -244,11 +245,11 @@ func newMetaspace(p part) (step, error) {
 		m.first = true
 	case "never":
 	default:
-		return nil, status.Errorf(status.Unsupported, "Metaspace: the prepend_scheme %q is not built: there are always, first and never", p.PrependScheme)
+		return nil, status.Errorf(status.Unsupported, "Metaspace: the prepend_scheme %s is not built: there are always, first and never", input.Quote(p.PrependScheme))
 	}
 	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace {
 		if p.PrependScheme != "never" {
-			return nil, status.Errorf(status.InvalidConfig, "Metaspace: add_prefix_space = false and prepend_scheme = %q disagree", p.PrependScheme)
+			return nil, status.Errorf(status.InvalidConfig, "Metaspace: add_prefix_space = false and prepend_scheme = %s disagree", input.Quote(p.PrependScheme))
 		}
 	}
 	if p.SplitWords == nil || *p.SplitWords {

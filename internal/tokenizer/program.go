@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -50,7 +51,7 @@ func compile(src string) (*program, error) {
 	}
 	p, err := compileNode(n)
 	if err != nil {
-		return nil, status.Errorf(status.Unsupported, "the pattern %q: %w", src, err)
+		return nil, status.Errorf(status.Unsupported, "the pattern %s: %w", input.Quote(src), err)
 	}
 	return p, nil
 }

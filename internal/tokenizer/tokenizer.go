@@ -24,6 +24,7 @@ import (
 	"sync"
 
 	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -51,6 +52,7 @@ type state struct {
 	bufs    [][]byte
 	emits   []func(piece) error
 	out     []int32
+	made    int // bytes of the words of the text so far
 }
 
 // Open reads a tokenizer.json, or that of a folder. What cannot be done exactly is refused by name, with status.Unsupported; what cannot be
@@ -59,7 +61,7 @@ func Open(path string) (*Tokenizer, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, "tokenizer.json")
 	}
-	text, err := os.ReadFile(path)
+	text, err := input.Read(path, input.MaxTokenizer)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, status.Errorf(status.IO, "tokenizer: there is no %s: name a tokenizer.json, or a folder that holds one (a fast tokenizer's save_pretrained writes it): %w", path, err)
 	} else if err != nil {
@@ -76,11 +78,11 @@ func Open(path string) (*Tokenizer, error) {
 
 func (t *Tokenizer) read(text []byte) error {
 	var f file
-	if err := json.Unmarshal(bom.Trim(text), &f); err != nil {
+	if err := input.JSON(bom.Trim(text), &f); err != nil {
 		return status.Errorf(status.InvalidConfig, "not a tokenizer.json: %w", err)
 	}
 	if f.Version != "" && f.Version != "1.0" {
-		return status.Errorf(status.Unsupported, "version %q of the format is not known, only 1.0", f.Version)
+		return status.Errorf(status.Unsupported, "version %s of the format is not known, only 1.0", input.Quote(f.Version))
 	}
 	parts := map[string]*part{}
 	for what, raw := range map[string]json.RawMessage{"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer, "decoder": f.Decoder} {
@@ -92,10 +94,20 @@ func (t *Tokenizer) read(text []byte) error {
 	}
 	before := flat(parts["normalizer"], func(p *part) []part { return p.Normalizers })
 	cuts := flat(parts["pre_tokenizer"], func(p *part) []part { return p.PreTokenizers })
-	if err := checkFirst(before, cuts); err != nil {
+	after := flat(parts["decoder"], func(p *part) []part { return p.Decoders })
+	err := checkParts("normalizer", before)
+	if err == nil {
+		err = checkParts("pre_tokenizer", cuts)
+	}
+	if err == nil {
+		err = checkParts("decoder", after)
+	}
+	if err == nil {
+		err = checkFirst(before, cuts)
+	}
+	if err != nil {
 		return err
 	}
-	var err error
 	if t.normalizers, err = newNormalizers(before); err != nil {
 		return err
 	}
@@ -108,11 +120,12 @@ func (t *Tokenizer) read(text []byte) error {
 	if t.model, err = newModel(&f.Model, raw); err != nil {
 		return err
 	}
-	if t.decoders, err = newDecoders(flat(parts["decoder"], func(p *part) []part { return p.Decoders })); err != nil {
+	if t.decoders, err = newDecoders(after); err != nil {
 		return err
 	}
 	s := &state{}
 	if t.added, err = newAdded(f.AddedTokens, f.Model.Vocab, func(text string) (string, error) {
+		s.matcher.limit = limitOf(len(text))
 		p, err := t.normalize(s, piece{text: []byte(text)})
 		return string(p.text), err
 	}); err != nil {
@@ -145,6 +158,7 @@ func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 	s := t.take()
 	s.out = dst
 	p := piece{text: validUTF8(text)}
+	s.matcher.limit, s.made = limitOf(len(text)), 0
 	if len(p.text) > 0 {
 		_, p.first = decodeRune(p.text, 0)
 	}
@@ -164,7 +178,10 @@ func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 func (t *Tokenizer) normalize(s *state, p piece) (piece, error) {
 	var err error
 	for _, n := range t.normalizers {
-		if p, err = n(&s.matcher, p); err != nil {
+		if p, err = n(&s.matcher, p); err == nil && len(p.text) > s.matcher.limit {
+			err = tooLong(len(p.text), s.matcher.limit)
+		}
+		if err != nil {
 			break
 		}
 	}
@@ -175,6 +192,12 @@ func (t *Tokenizer) normalize(s *state, p piece) (piece, error) {
 func (t *Tokenizer) cut(s *state, i int, p piece) (err error) {
 	if len(p.text) == 0 {
 		return nil
+	}
+	if i == len(t.steps) {
+		s.made += len(p.text)
+	}
+	if n := max(s.made, len(p.text)); n > s.matcher.limit { // of all words so far, or of this piece
+		return tooLong(n, s.matcher.limit)
 	}
 	if i == len(t.steps) {
 		s.out, err = t.model.encode(&s.words, s.out, p.text)

@@ -1,0 +1,86 @@
+package tokenizer
+
+import (
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// Files that would make any amount of memory of a text are refused by name, when they are opened or at the text, before the memory is taken.
+func TestBounds(t *testing.T) {
+	replace := func(from, to string) object {
+		return object{"type": "Replace", "pattern": object{"String": from}, "content": to}
+	}
+	sequence := func(n int, p object) object {
+		return object{"type": "Sequence", "normalizers": slices.Repeat([]any{p}, n), "pretokenizers": slices.Repeat([]any{p}, n), "decoders": slices.Repeat([]any{p}, n)}
+	}
+	put := func(key string, x any) func(object) { return func(f object) { f[key] = x } }
+	long := strings.Repeat("é", 1<<20)
+	for name, x := range map[string]struct {
+		change func(object)
+		text   string // to encode, where the file opens
+		want   string
+	}{
+		"40 Replaces":        {put("normalizer", sequence(40, replace("e", "ee"))), "", "normalizer has 40 parts, at most 32"},
+		"30 Replaces":        {put("normalizer", sequence(30, replace("e", "ee"))), "e", "make more than 4128 bytes"},
+		"30 of a regex":      {put("normalizer", sequence(30, object{"type": "Replace", "pattern": object{"Regex": "e"}, "content": "ee"})), "eee", "make more than 4192 bytes"},
+		"a megabyte":         {put("normalizer", replace("e", long)), "", `normalizer, part 0 (Replace): content is "éé`},
+		"a kilobyte":         {put("normalizer", replace("e", long[:1000])), strings.Repeat("e", 5000), "make more than 164096 bytes (165000) of a text of 5000"},
+		"10,000 Prepends":    {put("normalizer", sequence(10000, object{"type": "Prepend", "prepend": "a"})), "", "normalizer has 10000 parts"},
+		"a long Prepend":     {put("normalizer", object{"type": "Prepend", "prepend": long}), "", "(2097152 bytes), at most 1024"},
+		"30 ByteLevels":      {put("pre_tokenizer", sequence(30, object{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})), "é", "make more than 4160 bytes"},
+		"40 ByteLevels":      {put("pre_tokenizer", sequence(40, object{"type": "ByteLevel"})), "", "pre_tokenizer has 40 parts"},
+		"40 decoders":        {put("decoder", sequence(40, replace("e", "ee"))), "", "decoder has 40 parts"},
+		"a long pattern":     {put("pre_tokenizer", split(strings.Repeat("(", 1<<20))), "", "pre_tokenizer, part 0 (Split): its pattern is"},
+		"a long prefix":      {func(f object) { f["model"].(object)["continuing_subword_prefix"] = long }, "", "model.continuing_subword_prefix is"},
+		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "", "added_tokens have more than 1048576 bytes"},
+		"a long eos":         {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
+	} {
+		f := small()
+		x.change(f)
+		path := write(t, t.TempDir(), "tokenizer.json", f)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		tok, err := Open(path)
+		if err == nil && x.text != "" {
+			if _, err = tok.Encode(nil, []byte("c")); err != nil {
+				t.Errorf("%s: a text that grows little: %v", name, err)
+			}
+			_, err = tok.Encode(nil, []byte(x.text))
+		}
+		runtime.ReadMemStats(&after)
+		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), x.want) || len(err.Error()) > 700 {
+			t.Errorf("%s: %v (%v), want %q", name, err, status.Of(err), x.want)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 100<<20 {
+			t.Errorf("%s: %d bytes were allocated", name, n)
+		}
+	}
+	// What grows with the text within the bounds is encoded: here three bytes for each.
+	f := small()
+	f["normalizer"] = sequence(3, replace("c", "ab"))
+	tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
+	if ids, err := tok.Encode(nil, []byte(strings.Repeat("c", 100000))); err != nil || len(ids) != 100000 {
+		t.Errorf("%d ids, %v", len(ids), err)
+	}
+}
+
+// A key that is there twice is refused, in the file and in the vocabulary.
+func TestKeysOnce(t *testing.T) {
+	for _, text := range []string{
+		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"a":1},"merges":[]}}`,
+		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]},"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`,
+	} {
+		if _, err := Open(write(t, t.TempDir(), "tokenizer.json", text)); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "is there twice") {
+			t.Error(err)
+		}
+	}
+	dir := t.TempDir()
+	write(t, dir, "tokenizer_config.json", `{"eos_token": "a", "eos_token": "b"}`)
+	if _, err := Open(write(t, dir, "tokenizer.json", small())); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `the key "eos_token" is there twice`) {
+		t.Error(err)
+	}
+}
