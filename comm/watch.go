@@ -116,6 +116,22 @@ func (w *Watch) end(place int) {
 	}
 }
 
+// Waiting is how long the oldest call under way has taken so far; 0 between calls.
+func (w *Watch) Waiting() time.Duration {
+	if w == nil {
+		return 0
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	longest := time.Duration(0)
+	for _, f := range w.flights {
+		if f.op != "" {
+			longest = max(longest, time.Since(f.began))
+		}
+	}
+	return longest
+}
+
 func (w *Watch) arm(d time.Duration) {
 	if w.timer != nil && !w.armed && !w.late && !w.closed {
 		w.armed = true

@@ -5,16 +5,9 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
-	"syscall"
-	"time"
 
-	"ulysses/internal/status"
-	"ulysses/slurm"
 	"ulysses/train"
 )
 
@@ -80,54 +73,4 @@ func (s *session) resume(setup *train.Setup) error {
 		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Steps).Str("checkpoint", from.Path).Msg("resumed")
 	}
 	return nil
-}
-
-// stopper says when a run should write a checkpoint and end: at SIGUSR1, which Slurm sends ahead of the end when asked to (sbatch
-// --signal=USR1@120), or when the time left is less than what two steps and a minute take.
-type stopper struct {
-	asked   *atomic.Bool
-	start   time.Time
-	end     time.Time // zero = no limit
-	last    time.Time // when it was asked before; at first, when the steps began
-	longest time.Duration
-}
-
-// onStopRequest hears SIGUSR1. It does so from the start: a request that comes while the model is read is met after the first step.
-func (e *Env) onStopRequest() (stop func()) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGUSR1)
-	go func() {
-		for range signals {
-			e.asked.Store(true)
-		}
-	}()
-	return func() { signal.Stop(signals); close(signals) }
-}
-
-func newStopper(j *Job, asked *atomic.Bool, start time.Time) (*stopper, error) {
-	x := &stopper{asked: asked, start: start, last: time.Now()}
-	switch limit := j.Train.TimeLimit; limit {
-	case "off":
-	case "auto":
-		x.end = slurm.Env().End
-	default:
-		d, err := time.ParseDuration(limit)
-		if err != nil {
-			return nil, status.Errorf(status.Internal, "train.time_limit = %q: %w", limit, err)
-		}
-		x.end = start.Add(d)
-	}
-	return x, nil
-}
-
-// margin is what a checkpoint and the job's end may take.
-const margin = time.Minute
-
-// now is asked after every step.
-func (x *stopper) now() bool {
-	t := time.Now()
-	x.longest = max(x.longest, t.Sub(x.last))
-	x.last = t
-	spare := min(margin, x.end.Sub(x.start)/10)
-	return x.asked.Load() || !x.end.IsZero() && t.Add(2*x.longest+spare).After(x.end)
 }

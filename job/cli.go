@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"runtime"
 	"strings"
@@ -32,6 +33,9 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	case name == "":
 		err = onFirstRank(func() error { return written(io.WriteString(stdout, o.text)) })
 	default:
+		o.args = append([]string{os.Args[0]}, args...)
+		o.signals = catchSignals(name, stderr)
+		defer o.signals.release()
 		err = verbOf(name).run(o)
 	}
 	complain(stderr, err)

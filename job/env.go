@@ -2,7 +2,6 @@ package job
 
 import (
 	"io"
-	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -28,13 +27,14 @@ type Env struct {
 	Stderr  *screen        // where Log writes
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
-	warned *warned // what Log has warned of
-	began  time.Time
-	asked  *atomic.Bool // to stop, by SIGUSR1
-	bar    bool         // draw a progress bar on Stderr
-	quiet  bool         // print results alone, in one line
-	source string       // of the job file
-	sets   []string     // table.key=value, of the command line
+	warned  *warned // what Log has warned of
+	began   time.Time
+	signals *signals
+	args    []string // the command line
+	bar     bool     // draw a progress bar on Stderr
+	quiet   bool     // print results alone, in one line
+	source  string   // of the job file
+	sets    []string // table.key=value, of the command line
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener

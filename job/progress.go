@@ -46,8 +46,10 @@ func (p *progress) step(r *train.Record) error {
 	now := time.Now()
 	switch {
 	case p.bar != nil:
-		p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
-		_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
+		p.env.signals.draw(func() {
+			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
+			_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
+		})
 	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
 		left := p.worked / float64(r.Step-p.done) * float64(p.steps-r.Step)

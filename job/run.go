@@ -6,7 +6,6 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,11 +29,13 @@ type Options struct {
 	Quiet   bool   // print warnings, errors and one line of results
 	log     string // how the log is written: a word of logForms; "" = auto
 
-	limit time.Duration     // that a collective may take; launch sets it
-	late  func(text string) // told that the watch has given up on a peer
-	verb  string            // what is done with the job file
-	words []string          // behind the verb
-	text  string            // that is all there is to print
+	signals *signals
+	limit   time.Duration     // that a collective may take; launch sets it
+	late    func(text string) // told that the watch has given up on a peer
+	verb    string            // what is done with the job file
+	args    []string          // the whole command line, with the program; empty where there was none
+	words   []string          // behind the verb
+	text    string            // that is all there is to print
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
@@ -66,6 +67,10 @@ func launch(o Options, body func(*Env) error) error {
 	env := slurm.Env()
 	if err := env.Ready(comm.Available()); err != nil {
 		return err
+	}
+	if o.signals == nil {
+		o.signals = catchSignals(o.verb, o.Stderr)
+		defer o.signals.release()
 	}
 	var err error
 	if o.limit, err = watchLimit(); err != nil {
@@ -140,7 +145,7 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
 	host, _ := os.Hostname()
-	e := &Env{began: time.Now(), asked: new(atomic.Bool), sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
+	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
 	e.warned = &warned{}
 	e.Log = o.logger(e.Stderr, world.Rank(), host).Hook(e.warned)
 	tables := e.printTo(&o)
@@ -152,9 +157,8 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		}
 	})
 	defer e.Watch.Close()
-	defer e.onStopRequest()()
 	if world.Kind() != "local" {
-		defer e.onTerminate(world.Rank(), host)()
+		e.signals.enter(e, world.Rank(), host)
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -174,6 +178,9 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		return err, false
 	}
 	defer e.Device.Close()
+	if world.Rank() == 0 || world.Kind() != "local" {
+		e.signals.start(e, world.Rank())
+	}
 	if err = body(e); err == nil {
 		err = e.leave(nil)
 	}
@@ -236,19 +243,6 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 		return nil, err
 	}
 	return comm.BroadcastBytes(world, src, 0)
-}
-
-// onTerminate makes a rank that the launcher ends, because another one died, say where it was.
-func (e *Env) onTerminate(rank int, host string) (stop func()) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGTERM)
-	go func() {
-		if s, ok := <-signals; ok {
-			e.Log.Error().Msgf("rank %d on %s: %v: %s", rank, host, s, e.Watch.InFlight())
-			os.Exit(128 + int(s.(syscall.Signal)))
-		}
-	}()
-	return func() { signal.Stop(signals); close(signals) }
 }
 
 // watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten minutes.

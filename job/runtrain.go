@@ -40,7 +40,7 @@ func runTrain(e *Env) (err error) {
 		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
 		return s.saveMissing()
 	}
-	stop, err := newStopper(e.Job, e.asked, start)
+	stop, err := newStopper(e.Job, e.signals, start)
 	if err != nil {
 		return err
 	}
@@ -50,8 +50,11 @@ func runTrain(e *Env) (err error) {
 	s.trainer.OnSkip = func(why string) {
 		e.Log.Warn().Msg(why + ": the step is left out, and so are others like it, without a word")
 	}
-	err = e.inStep(s.run)
-	p.finish()
+	err = func() error {
+		defer p.finish()
+		defer e.signals.done()
+		return e.inStep(s.run)
+	}()
 	if train.Shared(err) { // all ranks are here, with the steps that were done
 		s.failed = err
 		if lost := s.report(p); lost != nil {
@@ -67,8 +70,8 @@ func runTrain(e *Env) (err error) {
 		} else if err != nil {
 			return err
 		}
-		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s: run the job again and it goes on from there",
-			p.last.Step, s.steps, s.trainer.Keep.Dir)
+		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s; resume with: %s",
+			p.last.Step, s.steps, s.trainer.Keep.Dir, s.command())
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
 		if err := s.save(s.Job.modelDir()); err != nil {

@@ -4,7 +4,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +33,7 @@ func TestStopEarly(t *testing.T) {
 func TestStopAfterLongStart(t *testing.T) {
 	j := Default()
 	j.Train.TimeLimit = "1h"
-	x, err := newStopper(&j, new(atomic.Bool), time.Now().Add(-25*time.Minute))
+	x, err := newStopper(&j, new(signals), time.Now().Add(-25*time.Minute))
 	if err != nil || x.now() {
 		t.Errorf("35 minutes are left for short steps: stopped, or %v", err)
 	}

@@ -43,7 +43,7 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 	if err != nil {
 		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
 	}
-	defer os.RemoveAll(temp) // nothing is left of it after the rename
+	defer tensor.Discard(temp)
 	if err := rest(temp); err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 	if err := tensor.WriteSafetensors(filepath.Join(temp, weightsFile), map[string]string{"format": "pt"}, items); err != nil {
 		return err
 	}
-	return replace(dir, temp)
+	return tensor.Finish(temp, func() error { return replace(dir, temp) })
 }
 
 func (t *Stored) write(w io.Writer, piece []float32, bytes []byte) error {

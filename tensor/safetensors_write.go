@@ -89,7 +89,7 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 		path = real // a link stays one
 	}
 	var f *os.File
-	_, err = Beside(path, func(name string) (err error) {
+	temp, err := Beside(path, func(name string) (err error) {
 		f, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 		return err
 	})
@@ -99,7 +99,7 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	defer func() {
 		if err != nil {
 			f.Close()
-			os.Remove(f.Name())
+			Discard(temp)
 			err = status.Errorf(status.IO, "%s: cannot be written: %w", path, err)
 		}
 	}()
@@ -116,15 +116,21 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if err = f.Close(); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), path)
+	return Finish(temp, func() error { return os.Rename(temp, path) })
 }
 
-// Beside makes what is to become path under a name of its own in the same folder, and gives that name. create fails with fs.ErrExist where there is
-// something already; what it makes has the mode that the umask leaves, as all that a program makes, where os.CreateTemp's is for its owner alone.
+// Beside makes what is to become path under a temporary name in the same folder, and returns that name; Finish or Discard follows. create fails
+// with fs.ErrExist where the name is taken; what it makes has the mode that the umask leaves, where os.CreateTemp's is for its owner alone.
 func Beside(path string, create func(name string) error) (string, error) {
 	for {
 		name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x", filepath.Base(path), rand.Uint32()))
-		if err := create(name); !errors.Is(err, fs.ErrExist) {
+		unfinished.Lock()
+		err := create(name)
+		if err == nil {
+			unfinished.names[name] = true
+		}
+		unfinished.Unlock()
+		if !errors.Is(err, fs.ErrExist) {
 			return name, err
 		}
 	}

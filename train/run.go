@@ -2,6 +2,7 @@ package train
 
 import (
 	"errors"
+	"slices"
 	"time"
 )
 
@@ -48,18 +49,35 @@ func (t *Trainer) run() error {
 			}
 		}
 		last := step == t.Steps-1
-		if t.Eval != nil && (last || t.EvalEvery > 0 && (step+1)%t.EvalEvery == 0) {
-			began := time.Now()
-			if _, err := t.Evaluate(step + 1); err != nil {
+		evaluate := func() error { return t.evaluateAfter(step+1, last) }
+		keep := func() error { return t.keep(step+1, last) }
+		work := []func() error{evaluate, keep}
+		if t.asked() { // the time left may be short: the checkpoint comes first
+			slices.Reverse(work)
+		}
+		for _, do := range work {
+			if err := do(); err != nil {
 				return err
 			}
-			t.Trace.span("evaluation", 0, began)
-		}
-		if err := t.keep(step+1, last); err != nil {
-			return err
 		}
 	}
 	return t.Trace.end()
+}
+
+// asked reports that some rank is asked to stop, which all ranks know alike after a step.
+func (t *Trainer) asked() bool { return t.flags.Int64s()[1] > 0 }
+
+// evaluateAfter evaluates where the job says so.
+func (t *Trainer) evaluateAfter(step int64, last bool) error {
+	if t.Eval == nil || !last && (t.EvalEvery == 0 || step%t.EvalEvery > 0) {
+		return nil
+	}
+	began := time.Now()
+	if _, err := t.Evaluate(step); err != nil {
+		return err
+	}
+	t.Trace.span("evaluation", 0, began)
+	return nil
 }
 
 // Stopped reports that the run was asked to stop before its end.
@@ -71,7 +89,7 @@ func (t *Trainer) keep(step int64, last bool) error {
 		return nil
 	}
 	f := t.flags.Int64s()
-	t.stopped = f[1] > 0 && !last
+	t.stopped = t.asked() && !last
 	due := t.stopped || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
 	if due || f[2] == 0 {
 		t.Clock.Push("checkpoint")

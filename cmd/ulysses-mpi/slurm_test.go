@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,6 +44,22 @@ func TestSlurm(t *testing.T) {
 			t.Fatal(code, e)
 		}
 		same(t, "srun", losses(t, there), losses(t, here), 1e-5)
+	})
+	t.Run("scancel", func(t *testing.T) {
+		dir, job := jobFolder(t)
+		var said heard
+		cmd := begin(t, conf, &said, "srun", "-J", "cancelled", "-N2", "--ntasks-per-node=1", "--mpi=pmix", program, job, "--set", "train.steps=100000")
+		until(t, "steps", func() bool { return lines(dir) > 1 })
+		if code, _, e := launch(t, conf, "timeout", "30", "scancel", "-n", "cancelled"); code != 0 {
+			t.Fatal(code, e)
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "resume with: srun -N 2 -n 2 --mpi=pmix ") {
+			t.Errorf("exit %d: %s", code, said.String())
+		}
+		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
+			t.Error(err)
+		}
 	})
 	t.Run("wrong launcher", func(t *testing.T) {
 		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}

@@ -1,0 +1,95 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"ulysses/slurm"
+)
+
+// command is the command line that started this job, as a shell takes it, for the user to repeat: with the launcher's own words where they can
+// be read, else with as many tasks.
+func (e *Env) command() string {
+	args := e.args
+	if len(args) == 0 { // there was none: Run was called
+		args = []string{os.Args[0], e.Job.Path}
+		for _, s := range e.sets {
+			args = append(args, "--set", s)
+		}
+		if n := e.world.Size(); n > 1 {
+			args = append(args, "--ranks", strconv.Itoa(n))
+		}
+	}
+	env := slurm.Env()
+	if env.Tasks > 1 {
+		if whole := launcherCommand(os.Getppid()); whole != nil {
+			args = whole
+		} else {
+			args = append(launcherWords(env, os.Getenv), args...)
+		}
+	}
+	return shellWords(args)
+}
+
+// launcherWords start as many tasks as there are now.
+func launcherWords(env slurm.Environment, getenv func(string) string) []string {
+	n := strconv.Itoa(env.Tasks)
+	if env.Launcher != "srun" {
+		return []string{strings.Fields(env.Launcher)[0], "-n", n}
+	}
+	words := []string{"srun"}
+	if env.Nodes > 0 {
+		words = append(words, "-N", strconv.Itoa(env.Nodes))
+	}
+	words = append(words, "-n", n)
+	if kind := getenv("SLURM_MPI_TYPE"); kind != "" {
+		words = append(words, "--mpi="+kind)
+	}
+	return words
+}
+
+// launcherCommand is the command line of mpirun, where it is an ancestor of this process, as on its own node; nil elsewhere.
+func launcherCommand(pid int) []string {
+	for range 3 {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || len(text) == 0 {
+			return nil
+		}
+		words := strings.Split(string(bytes.TrimSuffix(text, []byte{0})), "\x00")
+		name := filepath.Base(words[0])
+		for _, l := range []string{"mpirun", "mpiexec", "orterun", "prterun"} {
+			if name == l || strings.HasPrefix(name, l+".") {
+				return words
+			}
+		}
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return nil
+		}
+		// pid (name) state ppid: the name may hold anything.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) < 2 {
+			return nil
+		}
+		if pid, err = strconv.Atoi(fields[1]); err != nil || pid <= 1 {
+			return nil
+		}
+	}
+	return nil
+}
+
+// shellWords quotes what a shell would take for something else.
+func shellWords(words []string) string {
+	quoted := make([]string, len(words))
+	for i, w := range words {
+		quoted[i] = w
+		if w == "" || strings.Trim(w, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-") != "" {
+			quoted[i] = "'" + strings.ReplaceAll(w, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}

@@ -1,0 +1,36 @@
+package tensor
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// A process that ends while it writes leaves the file that was there, and nothing beside it.
+func TestRemoveUnfinished(t *testing.T) {
+	if dir := os.Getenv("ULYSSES_TEST_UNFINISHED"); dir != "" {
+		WriteFile(filepath.Join(dir, "done"), func(w io.Writer) error { return nil })
+		WriteFile(filepath.Join(dir, "file"), func(w io.Writer) error {
+			fmt.Fprintln(w, "half")
+			RemoveUnfinished()
+			os.Exit(5)
+			return nil
+		})
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("as it was"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestRemoveUnfinished$")
+	cmd.Env = append(os.Environ(), "ULYSSES_TEST_UNFINISHED="+dir)
+	if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != 5 {
+		t.Fatalf("%v: %s", cmd.ProcessState, out)
+	}
+	entries, err := os.ReadDir(dir)
+	if text, _ := os.ReadFile(filepath.Join(dir, "file")); err != nil || len(entries) != 2 || string(text) != "as it was" {
+		t.Errorf("%v, %v: %q", entries, err, text)
+	}
+}
