@@ -27,7 +27,10 @@ func (s *screen) Write(line []byte) (int, error) {
 	if s.clear != nil {
 		s.clear()
 	}
-	return s.to.Write(line)
+	if _, err := s.to.Write([]byte(withoutLogins(string(line)))); err != nil {
+		return 0, err
+	}
+	return len(line), nil
 }
 
 // underBar tells the screen how to take the bar away; nil = there is no bar any more.

@@ -18,7 +18,8 @@ type machine struct {
 	info  device.Info
 	sizes rehearsal.Sizes
 	rates rehearsal.Rates
-	host  int64 // bytes of the host's memory that a rank may take; 0 = nobody knows
+	peak  float64 // FLOP/s of matrix products that a rank's share of a CPU does, as measured after a run; 0 = not measured
+	host  int64   // bytes of the host's memory that a rank may take; 0 = nobody knows
 	close func()
 }
 

@@ -206,10 +206,17 @@ func TestPlannedBesideMeasured(t *testing.T) {
 			return err
 		}
 		defer s.close()
-		for _, worked := range []float64{100, 1} { // in one order on both
+		for _, worked := range []float64{100, 5, 0.5} { // in one order on both
 			want := worked > 50 && e.Mesh.World.Rank() == 0
-			if got, err := s.plannedStep(worked * float64(1-e.Mesh.World.Rank())); err != nil || (got > 0) != want || got > 1 {
+			m, err := s.measure(worked * float64(1-e.Mesh.World.Rank()))
+			if err != nil {
+				return err
+			}
+			if got, err := s.plannedStep(m); err != nil || (got > 0) != want || got > 1 {
 				t.Errorf("rank %d after %v s: %v s a step planned, %v", e.Mesh.World.Rank(), worked, got, err)
+			}
+			if share, of := m.shareOfPeak(1e6); e.Mesh.World.Rank() == 0 && ((share > 0) != (worked > 1) || share > 1 || (share > 0) != strings.Contains(of, "FLOP/s a rank: matrix products, as measured")) {
+				t.Errorf("after %v s: %v %s", worked, share, of)
 			}
 		}
 		return nil

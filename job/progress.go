@@ -23,6 +23,7 @@ type progress struct {
 	last   *train.Record
 	evals  []*train.EvalRecord
 	worked float64 // seconds inside steps
+	flops  float64 // causal model FLOPs of a rank in them
 }
 
 func newProgress(e *Env, steps, done int64) *progress {
@@ -43,6 +44,7 @@ func (p *progress) step(r *train.Record) error {
 	p.last = r
 	p.tokens += r.Tokens
 	p.worked += r.Seconds
+	p.flops += r.ModelTFLOPS * 1e12 * r.Seconds
 	now := time.Now()
 	switch {
 	case p.bar != nil:

@@ -85,7 +85,11 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	planned, err := s.plannedStep(p.worked)
+	here, err := s.measure(p.worked)
+	if err != nil {
+		return err
+	}
+	planned, err := s.plannedStep(here)
 	if err != nil {
 		return err
 	}
@@ -96,7 +100,7 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	if err := s.writeReport(p, facts, recorded); err != nil {
+	if err := s.writeReport(p, facts, here, recorded); err != nil {
 		return err
 	}
 	fmt.Fprintln(s.Stdout)

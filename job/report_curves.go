@@ -98,6 +98,20 @@ func (h *history) add(m *historyLine) {
 	h.flops.add(m.Step, m.ModelTFLOPS)
 }
 
+func (p points) first() float64 {
+	if len(p.Y) == 0 {
+		return math.NaN()
+	}
+	return p.Y[0]
+}
+
+func (p points) firstX() float64 {
+	if len(p.X) == 0 {
+		return 0
+	}
+	return p.X[0]
+}
+
 // mostPoints is how many a chart draws; above them a curve is thinned.
 const mostPoints = 2000
 
@@ -148,61 +162,4 @@ func (p points) thin(most int) points {
 		}
 	}
 	return t
-}
-
-// chart is one picture of the page, as its script takes it.
-type chart struct {
-	Title  string  `json:"title"`
-	Unit   string  `json:"unit"`
-	Log    bool    `json:"log"`
-	Series []curve `json:"series"`
-}
-
-type curve struct {
-	Name string     `json:"name"`
-	Dots bool       `json:"dots"`
-	X    []float64  `json:"x"`
-	Y    []*float64 `json:"y"` // null = no number
-}
-
-func newCurve(name string, p points, dots bool) curve {
-	p = p.thin(mostPoints)
-	c := curve{Name: name, Dots: dots, X: p.X, Y: make([]*float64, len(p.Y))}
-	for i, y := range p.Y {
-		if !math.IsNaN(y) && !math.IsInf(y, 0) {
-			c.Y[i] = &p.Y[i]
-		}
-	}
-	return c
-}
-
-// charts are the curves of the run; none without a step.
-func (h *history) charts() []chart {
-	all := []chart{}
-	if h.Steps == 0 {
-		return all
-	}
-	loss := chart{Title: "Loss", Unit: "nats a token", Series: []curve{newCurve("train", h.loss, false)}}
-	if len(h.eval.X) > 0 {
-		loss.Series = append(loss.Series, newCurve("held out", h.eval, true))
-	}
-	one := func(title, unit string, p points) chart {
-		return chart{Title: title, Unit: unit, Series: []curve{newCurve(title, p, false)}}
-	}
-	norm := one("Gradient norm", "before clipping", h.gradNorm)
-	norm.Log = positive(h.gradNorm.Y)
-	return append(all, loss, norm, one("Learning rate", "", h.rate), one("Speed", "tokens/s, all ranks", h.speed),
-		one("Model FLOP/s", "TFLOP/s a rank, causal", h.flops))
-}
-
-// positive reports that a logarithmic axis can show all that are numbers, and that there are some.
-func positive(y []float64) bool {
-	some := false
-	for _, v := range y {
-		if v <= 0 {
-			return false
-		}
-		some = some || v > 0
-	}
-	return some
 }

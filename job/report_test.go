@@ -361,7 +361,7 @@ func TestHistory(t *testing.T) {
 		}
 		low, high = min(low, *y), max(high, *y)
 	}
-	if low != -7 || high != 99.5 || gaps != 1 || len(c.Series) != 2 {
+	if low != -7 || high != 99.5 || gaps != 1 || len(c.Series) != 3 || c.Series[2].Name != "held out" {
 		t.Errorf("lowest %v, highest %v, %d gaps", low, high, gaps)
 	}
 	if _, err := json.Marshal(h.charts()); err != nil {

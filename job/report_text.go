@@ -32,6 +32,15 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f TiB", x)
 }
 
+// spaced writes a number with three significant digits and a space, behind which a unit may stand: 8.35 G.
+func spaced(x float64) string {
+	text := short(x)
+	if digits := strings.TrimRight(text, "kMGTP"); digits != text {
+		return digits + " " + text[len(digits):]
+	}
+	return text + " "
+}
+
 // seconds writes a time with three digits behind the point, or one where it is long.
 func seconds(x float64) string {
 	if x >= 1000 {

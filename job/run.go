@@ -198,7 +198,7 @@ type printer struct {
 
 func (p *printer) Write(text []byte) (int, error) {
 	if p.err == nil {
-		_, p.err = p.to.Write(text)
+		_, p.err = io.WriteString(p.to, withoutLogins(string(text)))
 	}
 	return len(text), nil
 }

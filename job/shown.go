@@ -49,28 +49,38 @@ func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 
 // shown returns a text as files that are handed on may hold it, such as a report: without logins of URLs, and with the job's paths as they
 // were written, for the value of a variable may be a secret.
-func (j *Job) shown(text string) string {
+func (j *Job) shown(text string) string { return withoutLogins(j.asWritten(text)) }
+
+// asWritten puts the job's paths back as they were written, wherever a text has them.
+func (j *Job) asWritten(text string) string {
 	var pairs []string
 	for _, x := range j.expansions {
 		pairs = append(pairs, x.is, x.written)
 	}
-	return withoutLogins(strings.NewReplacer(pairs...).Replace(text))
+	return strings.NewReplacer(pairs...).Replace(text)
 }
 
 // valueShown returns the value of a key as files that are handed on may hold it. A path is as it is used, unless it was written with
 // variables: then it is as written.
 func (j *Job) valueShown(f *field) any {
 	v := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
-	written, ok := j.written[f.key]
-	switch {
-	case !ok:
-		return v.Interface()
-	case v.Kind() == reflect.String:
-		return cmp.Or(written[0], v.String())
+	written := j.written[f.key]
+	one := func(i int, is string) string {
+		if i < len(written) && written[i] != "" {
+			return written[i]
+		}
+		return j.asWritten(is) // it may have been made of another path, as data.tokenizer is of model.path
 	}
-	list := slices.Clone(v.Interface().([]string))
-	for i, w := range written {
-		list[i] = cmp.Or(w, list[i])
+	switch x := v.Interface().(type) {
+	case string:
+		return one(0, x)
+	case []string:
+		list := slices.Clone(x)
+		for i := range list {
+			list[i] = one(i, list[i])
+		}
+		return list
+	default:
+		return x
 	}
-	return list
 }

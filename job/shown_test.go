@@ -138,4 +138,17 @@ func TestNoLoginIsPrinted(t *testing.T) {
 	if s := stdout.String() + stderr.String(); code != status.InvalidConfig || strings.Contains(s, "p4ssw0rd") || !strings.Contains(s, "***@host/model") {
 		t.Errorf("%v: %s", code, s)
 	}
+	for _, form := range logForms {
+		stderr.Reset()
+		log := (&Options{log: form}).logger(&screen{to: &stderr}, 0, "node1")
+		log.Info().Str("from", "https://login:p4ssw0rd@host/x").Msg("read ssh://token@host/y")
+		if s := stderr.String(); strings.Contains(s, "p4ssw0rd") || strings.Contains(s, "token") || strings.Count(s, "***@host") != 2 {
+			t.Errorf("--log %s: %s", form, s)
+		}
+	}
+	stdout.Reset()
+	tables := &printer{to: &stdout}
+	if _, err := tables.Write([]byte("data https://login:p4ssw0rd@host/x\n")); err != nil || stdout.String() != "data https://***@host/x\n" {
+		t.Errorf("%v %s", err, stdout.String())
+	}
 }

@@ -1,0 +1,152 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// chart is one picture of the page, as its script takes it.
+type chart struct {
+	Title  string  `json:"title"`
+	Axis   string  `json:"axis"`  // what the vertical axis shows, with its unit
+	Scale  float64 `json:"scale"` // a number on the axis times this is a value
+	Log    bool    `json:"log"`
+	Series []curve `json:"series"`
+}
+
+// curve is a line of a chart; how it is drawn is a word of the script: line, faint or dots.
+type curve struct {
+	Name  string     `json:"name"`
+	Style string     `json:"style"`
+	X     []float64  `json:"x"`
+	Y     []*float64 `json:"y"` // null = no number
+}
+
+func newCurve(name, style string, p points) curve {
+	p = p.thin(mostPoints)
+	c := curve{Name: name, Style: style, X: p.X, Y: make([]*float64, len(p.Y))}
+	for i, y := range p.Y {
+		if !math.IsNaN(y) && !math.IsInf(y, 0) {
+			c.Y[i] = &p.Y[i]
+		}
+	}
+	return c
+}
+
+// newChart makes a chart whose axis is in a unit, with a prefix or a power of ten where the numbers are large or small.
+func newChart(title, what, unit string, series ...curve) chart {
+	c := chart{Title: title, Series: series}
+	var name string
+	c.Scale, name = axisScale(largest(series), unit)
+	if c.Axis = what; name != "" {
+		c.Axis += ", " + name
+	}
+	return c
+}
+
+func largest(series []curve) (most float64) {
+	for _, c := range series {
+		for _, y := range c.Y {
+			if y != nil {
+				most = max(most, math.Abs(*y))
+			}
+		}
+	}
+	return most
+}
+
+// prefixes are those of units, for powers of 1000.
+var prefixes = map[int]string{-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
+
+// prefixed are the units that take a prefix, what is between the two, and the power of 1000 that their values are in.
+var prefixed = map[string]struct {
+	gap   string
+	power int
+}{"tokens/s": {" ", 0}, "FLOP/s": {"", 4}}
+
+// axisScale chooses one scale for all numbers of an axis whose largest is given: a prefix of the unit, or a power of ten.
+func axisScale(most float64, unit string) (scale float64, name string) {
+	least := 1e-2
+	u, takesPrefix := prefixed[unit]
+	if takesPrefix {
+		least = 1
+	}
+	power := 0
+	if most > 0 && (most < least || most >= 1e4) {
+		power = int(math.Floor(math.Log10(most)))
+	}
+	thousands := int(math.Floor(float64(power) / 3))
+	if prefix, ok := prefixes[thousands+u.power]; takesPrefix && ok {
+		return math.Pow(1000, float64(thousands)), strings.TrimSpace(prefix + u.gap + unit)
+	}
+	if power == 0 {
+		return 1, unit
+	}
+	return math.Pow(10, float64(power)), strings.TrimSpace(unit + " × 10" + superscript(power))
+}
+
+func superscript(n int) string {
+	return strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶", "7", "⁷", "8", "⁸", "9", "⁹").Replace(strconv.Itoa(n))
+}
+
+// A run of fewer steps than leastSmoothed has no smoothed loss. Else it is the mean of about a thirtieth of the run, between the two bounds.
+const (
+	leastSmoothed = 20
+	leastWindow   = 5
+	mostWindow    = 500
+)
+
+// smooth returns the exponentially weighted mean of the points up to each one, without the bias towards the first, and over how many points
+// the weights fall to 1/e. Points without a number have no weight.
+func (p points) smooth() (points, int) {
+	window := min(max(len(p.X)/30, leastWindow), mostWindow)
+	keep, sum, weight := 1-1/float64(window), 0.0, 0.0
+	s := points{X: p.X, Y: make([]float64, len(p.Y))}
+	for i, y := range p.Y {
+		if s.Y[i] = math.NaN(); math.IsNaN(y) || math.IsInf(y, 0) {
+			continue
+		}
+		sum, weight = keep*sum+(1-keep)*y, keep*weight+(1-keep)
+		s.Y[i] = sum / weight
+	}
+	return s, window
+}
+
+// charts are the curves of the run; none without a step.
+func (h *history) charts() []chart {
+	all := []chart{}
+	if h.Steps == 0 {
+		return all
+	}
+	losses := []curve{newCurve("each step", "line", h.loss)}
+	if len(h.loss.X) >= leastSmoothed {
+		smoothed, window := h.loss.smooth()
+		losses[0].Style = "faint"
+		losses = append(losses, newCurve(fmt.Sprintf("smoothed over %d steps", window), "line", smoothed))
+	}
+	if len(h.eval.X) > 0 {
+		losses = append(losses, newCurve("held out", "dots", h.eval))
+	}
+	norm := newChart("Gradient norm", "norm before clipping", "", newCurve("gradient norm", "line", h.gradNorm))
+	if norm.Log = positive(h.gradNorm.Y); norm.Log {
+		norm.Axis, norm.Scale = "norm before clipping", 1 // its ticks are powers of ten
+	}
+	return append(all, newChart("Loss", "loss", "nats a token", losses...), norm,
+		newChart("Learning rate", "learning rate", "", newCurve("learning rate", "line", h.rate)),
+		newChart("Speed", "all ranks", "tokens/s", newCurve("speed", "line", h.speed)),
+		newChart("Model FLOP/s", "a rank, causal", "FLOP/s", newCurve("model FLOP/s", "line", h.flops)))
+}
+
+// positive reports that a logarithmic axis can show all that are numbers, and that there are some.
+func positive(y []float64) bool {
+	some := false
+	for _, v := range y {
+		if v <= 0 {
+			return false
+		}
+		some = some || v > 0
+	}
+	return some
+}

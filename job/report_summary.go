@@ -1,0 +1,66 @@
+package job
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"time"
+
+	vers "ulysses/internal/version"
+)
+
+// summary returns the run in a few numbers, the cards of the page.
+func (s *session) summary(p *progress, h *history, here *machine, memory memoryRow) []factRow {
+	var rows []factRow
+	if p.last != nil {
+		rows = append(rows, factRow{"loss", number(float64(p.last.Loss)), fmt.Sprintf("at step %d; %s at step %d", p.last.Step, number(h.loss.first()), int64(h.loss.firstX()))})
+	}
+	if n := len(h.Evals); n > 0 {
+		e := h.Evals[n-1]
+		rows = append(rows, factRow{"held-out loss", number(e.Loss), fmt.Sprintf("perplexity %s, %s tokens", number(e.Perplexity), groups(e.Tokens))})
+	}
+	took := factRow{"elapsed", elapsed(time.Since(s.began)), ""}
+	if p.last != nil {
+		steps := p.last.Step - p.done
+		of := fmt.Sprintf("in the %d steps of this run", steps)
+		if steps == 1 {
+			of = "in the one step of this run"
+		}
+		flops := p.flops / math.Max(p.worked, 1e-9)
+		rows = append(rows, factRow{"tokens", groups(p.tokens), of},
+			factRow{"tokens/s", spaced(float64(p.tokens) / math.Max(p.worked, 1e-9)), "all ranks, on average"},
+			factRow{"model FLOP/s", spaced(flops), "a rank, causal, on average"})
+		if share, of := here.shareOfPeak(flops); share > 0 {
+			rows = append(rows, factRow{"share of peak", fmt.Sprintf("%.1f %%", 100*share), of})
+		}
+		took.Note = seconds(p.worked) + " s in steps"
+	}
+	rows = append(rows, took,
+		factRow{"memory of a rank", size(memory.Peak), "at most; planned " + size(memory.Planned)},
+		factRow{"commit", cmp.Or(vers.Commit(), "not recorded"), "ulysses-mpi " + vers.String})
+	if h.NoNumber > 0 {
+		rows = append(rows, factRow{"no number", groups(h.NoNumber), fmt.Sprintf("steps whose loss or gradient was none; %d skipped", h.Skipped)})
+	}
+	return rows
+}
+
+// elapsed writes a time to a tenth of a second, or to a second where it is a minute or longer.
+func elapsed(d time.Duration) string {
+	if d < time.Minute {
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	}
+	return d.Round(time.Second).String()
+}
+
+// trafficVerdict compares what was sent with the formulas, all of it.
+func (s *session) trafficVerdict(traffic []trafficRow) factRow {
+	if s.Mesh.World.Size() == 1 {
+		return factRow{"traffic", "none", "one rank has nobody to send to"}
+	}
+	for _, t := range traffic {
+		if !t.Control && !t.Equal {
+			return factRow{"traffic", "NOT EQUAL", t.Op + " on axis " + t.Axis + ": the bytes sent are not those of the formula"}
+		}
+	}
+	return factRow{"traffic", "equal", "bytes sent against the formulas"}
+}

@@ -1,0 +1,78 @@
+package job
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+)
+
+// resolvedJob returns the job as it was run, as a job file: the keys that the file or a --set gave, and those that the program chose. Paths
+// without variables are relative to the folder that the program was started in.
+func (s *session) resolvedJob() string {
+	j, m := s.Job, &s.Job.Mesh
+	chosen := map[string]any{}
+	if j.Parallel.Ulysses != m.Ulysses {
+		chosen["parallel.ulysses"] = m.Ulysses
+	}
+	if j.Data.GlobalBatch > 0 {
+		chosen["data.accumulate"] = j.Data.Accumulate
+	}
+	if !j.IsSet("data.tokenizer") {
+		chosen["data.tokenizer"] = j.valueShown(byKey["data.tokenizer"])
+	}
+	if j.Kind == "train" && j.Train.Epochs > 0 {
+		chosen["train.steps"] = s.steps
+	}
+	return withoutLogins(j.resolved(chosen))
+}
+
+func (j *Job) resolved(chosen map[string]any) string {
+	var text strings.Builder
+	table := ""
+	line := func(key toml.Key, value any, note string) {
+		if note == "" && j.at[key.String()].arg {
+			note = "by --set"
+		}
+		if note != "" {
+			note = "  # " + note
+		}
+		fmt.Fprintf(&text, "%s = %s%s\n", toml.Key{key[len(key)-1]}, tomlValue(value), note)
+	}
+	header := func(name string) {
+		if name != table {
+			fmt.Fprintf(&text, "\n[%s]\n", name)
+		}
+		table = name
+	}
+	for i := range schema {
+		f := &schema[i]
+		choice, isChosen := chosen[f.key]
+		if !isChosen && !j.IsSet(f.key) {
+			continue
+		}
+		key := toml.Key(strings.Split(f.key, "."))
+		fields, free := j.valueShown(f).(map[string]any)
+		if free {
+			header(f.key)
+			for _, name := range slices.Sorted(maps.Keys(fields)) {
+				line(append(slices.Clone(key), name), fields[name], "")
+			}
+			continue
+		}
+		header(strings.Join(key[:len(key)-1], "."))
+		switch o := j.at[f.key]; {
+		case !isChosen:
+			line(key, j.valueShown(f), "")
+		case !j.IsSet(f.key):
+			line(key, choice, "chosen by the program")
+		case o.arg:
+			line(key, choice, "chosen by the program: --set says "+tomlValue(j.valueShown(f)))
+		default:
+			line(key, choice, "chosen by the program: the file says "+tomlValue(j.valueShown(f)))
+		}
+	}
+	return strings.TrimPrefix(text.String(), "\n")
+}
