@@ -191,33 +191,6 @@ class Transformers(unittest.TestCase):
                 found = sum(dict(m.named_parameters())[name].grad for m in models)
                 self.assertLess(error(found, grad), 1e-5, (name, size))
 
-    def test_refusals(self):
-        ulysses.register_transformers()
-        x = torch.randint(0, 31, (1, 6))
-        with ulysses.Context() as ctx:
-            ulysses.use(ctx)
-            hidden = torch.ones(1, 6, dtype=torch.long)
-            hidden[0, 0] = 0
-            with self.assertRaisesRegex(ulysses.Unsupported, "attention_mask"):
-                self.model("ulysses")(input_ids=x, attention_mask=hidden)
-            with self.assertRaisesRegex(ulysses.Unsupported, "dropout"):
-                self.model("ulysses", attention_dropout=0.1)(input_ids=x)
-            model = self.model("ulysses").eval()
-            torch.testing.assert_close(model(input_ids=x, use_cache=False).logits, self.model("sdpa").eval()(input_ids=x).logits, rtol=1e-5, atol=1e-6)
-
-    def test_positions_that_start_anew(self):
-        """A model called without the ranks' positions would turn every rank's rows as if they were the first."""
-        def body(ctx):
-            class Module:
-                is_causal = True
-
-            q, here = torch.randn(1, 2, 4, 8), torch.arange(4)[None]
-            if ctx.rank == 1:
-                with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1 of 2, the rank's rows at 4"):
-                    ulysses.transformers_attention(Module, q, q, q, None, position_ids=here, context=ctx)
-
-        contexts(2, body)
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -4,72 +4,105 @@
     ulysses.register_transformers()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ulysses")
     for micro in ulysses.loader(batches, context):
-        loss = model(**micro)...
+        logits = model(input_ids=micro["input_ids"], position_ids=micro["position_ids"]).logits
 
-Each rank calls the model with its rows; position_ids must be theirs in the whole sequence (`ulysses.shard` brings them).
+Each rank calls the model with its rows of the batch. position_ids are theirs in the whole sequence (`ulysses.shard` brings them); a model
+that is called without gets them from this package. A document starts wherever a position does not follow the one before it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from . import forwards, mixers
 from .attention import attention
 from .context import Context, current
-from .errors import InvalidArgument, Unsupported
-from .plan import shard_rows
+from .errors import Unsupported
+
+# What a mask may be made of: causality, a window, documents and padding, which are the library's or were settled by the call.
+_MASKS = ("causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay", "sliding_window_bidirectional_overlay", "packed_sequence_mask_function",
+          "remap_positions_for_packed_sequence", "padding_mask_function", "add_offsets_to_mask_function", "and_masks")
 
 
 def register_transformers(name: str = "ulysses", context: Context | None = None) -> None:
-    """Makes `attn_implementation=name` this library's attention. context None = what ulysses.use has set by the time of a call."""
+    """Makes `attn_implementation=name` this library's attention. context None = what ulysses.use has set by the time of a call.
+
+    A call of such a model is collective: the ranks settle the documents of their position_ids and padding before the first layer. Layers of Qwen3.5 and Qwen3-Next
+    that are no attention (GatedDeltaNet) are replaced by this library's; a model with others is refused on more than one rank (Unsupported, naming the layer).
+    attention_mask [B, rows] may hide padding at the start or the end of sequences. A key cache, and so model.generate, works on one rank.
+    """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> tuple[Any, None]:
         return transformers_attention(module, query, key, value, attention_mask, context=context, **options)
 
+    forwards.contexts[name] = context
+    forwards.install()
     AttentionInterface.register(name, forward)
     AttentionMaskInterface.register(name, _mask)
 
 
-def _mask(*args: Any, attention_mask: Any = None, **options: Any) -> None:
-    """No mask is made: causality, windows and documents are the library's. Padding has to be a document or masked labels."""
-    if attention_mask is not None and attention_mask.ndim == 2 and not bool(attention_mask.all()):
-        raise Unsupported("ulysses: an attention_mask that hides tokens: leave it out, pad at the end and mask the labels, or pack with cu_seqlens")
+def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **options: Any) -> Any:
+    """No mask is made: causality, windows and documents are the library's. Padding goes to the attention function where no call of a model has settled it."""
+    for name in _made_of(mask_function):
+        if name not in _MASKS:
+            raise Unsupported(f"ulysses: a mask made by {name} of the model: causality, windows, documents and padding are built: load the model with attn_implementation='sdpa'")
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise Unsupported(f"ulysses: an attention_mask of {attention_mask.ndim} axes: only causality, a window and documents are built")
-    return None
+        raise Unsupported(f"ulysses: an attention_mask of {attention_mask.ndim} axes: only causality, a window, documents and padding are built")
+    return attention_mask
+
+
+def _made_of(function: Any) -> set[str]:
+    """The names of the functions that a mask function was made by."""
+    if not callable(function) or not hasattr(function, "__code__"):
+        return set()
+    names = {function.__qualname__.split(".<locals>")[0]}
+    for cell in function.__closure__ or ():
+        inner = cell.cell_contents
+        for f in inner if isinstance(inner, (tuple, list)) else (inner,):
+            names |= _made_of(f)
+    return names
 
 
 def transformers_attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *, scaling: float | None = None,
                            dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
                            position_ids: Any = None, context: Context | None = None, **others: Any) -> tuple[Any, None]:
-    """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). What is not built is refused by name."""
-    refused = {"dropout": dropout or None, "softcap": softcap, "s_aux": others.get("s_aux"), "head_mask": others.get("head_mask"),
-               "attention_mask": attention_mask, "output_attentions": others.get("output_attentions") or None}
-    for name, value_ in refused.items():
-        if value_ is not None:
-            raise Unsupported(f"ulysses: {name} of the attention interface: not built; set it to none")
-    ctx = current(context)
-    if query.shape[2] != key.shape[2]:
-        raise Unsupported(f"ulysses: {query.shape[2]} queries and {key.shape[2]} keys: a key cache is not built; call with use_cache=False")
-    if position_ids is not None:
-        _check_positions(ctx, position_ids, query.shape[2])
+    """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). What is not built is refused by name. Collective.
+
+    Inside a call of a model the documents are those that it settled. Else they are made here from position_ids [B, rows] and attention_mask [B, rows] of all ranks."""
+    call = others.pop(mixers.KEY, None) or forwards.inside()
+    ctx = call.context if call is not None else current(context)
+    refused = {"dropout": dropout or None, "softcap": softcap, "s_aux": others.get("s_aux"), "head_mask": others.get("head_mask"), "position_bias": others.get("position_bias"),
+               "output_attentions": others.get("output_attentions") or None}
+    batch, rows, keys = query.shape[0], query.shape[2], key.shape[2]
+
+    def check() -> None:
+        for name, value_ in refused.items():
+            if value_ is not None:
+                raise Unsupported(f"ulysses: {name} of the attention interface: not built; set it to none")
+        if call is not None and attention_mask is not None:
+            raise Unsupported("ulysses: an attention_mask that a layer made: only causality, a window, documents and padding are built")
+        if call is None and rows != keys:
+            raise Unsupported(f"ulysses: {rows} queries and {keys} keys: a key cache works in a call of the whole model alone; call with use_cache=False")
+        if call is not None and ctx.size > 1 and (rows != call.rows or batch != call.sequences.batch or keys != rows):
+            raise Unsupported(f"ulysses: {type(module).__name__} with {batch} sequences of {rows} queries and {keys} keys in a call of {call.sequences.batch} of {call.rows} tokens: "
+                              "only the layers of the text are built on several ranks")
+        types = getattr(getattr(module, "config", None), "layer_types", None) or ()
+        if call is None and ctx.size > 1 and "linear_attention" in types:
+            raise Unsupported("ulysses: a model with linear attention whose forward was called directly: call the model itself (model(...)), so that its layers are replaced")
+
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
-    out = attention(query, key, value, causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx)
-    return out.transpose(1, 2), None
-
-
-def _check_positions(ctx: Context, position_ids: Any, rows: int) -> None:
-    """Positions that start anew on each rank (what a model makes by itself when given none) are wrong on all ranks but the first."""
-    if ctx.size == 1 or position_ids.ndim != 2 or rows == 0 or position_ids.is_cuda:
-        return
-    sequences = ctx.sequences
-    if sequences is not None and sequences.cu_seqlens is not None:
-        want = ctx.batch(sequences).positions()[0]
+    options: dict[str, Any] = dict(causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx)
+    if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):
+        sequences = forwards.settle(ctx, "ulysses.transformers_attention", batch, rows, forwards.text_positions(position_ids), attention_mask, {}, check)
     else:
-        want = shard_rows(sequences.seq if sequences else rows * ctx.size, ctx.size, ctx.rank)[0]
-    found = int(position_ids[0, 0])
-    if found != want:
-        raise InvalidArgument(f"ulysses: position_ids start at {found} on rank {ctx.rank} of {ctx.size}, the rank's rows at {want}: call the model with the "
-                              "rank's own position_ids, as ulysses.shard brings them")
+        check()
+        own = call is not None and (rows, batch) == (call.rows, call.sequences.batch)
+        sequences = call.sequences if own else None
+    if sequences is not None and keys == rows:
+        options.update(seq=sequences.seq, cu_seqlens=sequences.cu_seqlens)
+    elif keys != rows or call is not None:
+        options.update(seq=rows, kv_seq=None if keys == rows else keys)  # on one rank: a key cache, whose last key is the last query's, or another tower
+    return attention(query, key, value, **options).transpose(1, 2), None

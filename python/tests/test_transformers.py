@@ -1,0 +1,318 @@
+"""Models of transformers, their sequences cut over ranks, against one process in float64: logits, loss and every gradient. Ranks are threads."""
+
+import copy
+import unittest
+
+import ulysses
+from ranks import contexts
+from reference import TOLERANCE, error
+
+try:
+    import torch
+    import transformers
+except ImportError:
+    torch = transformers = None
+if transformers is not None:
+    from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, yardstick
+
+def inputs(kind):
+    """(ids, positions of the yardstick, arguments of the call by name, documents) of a kind of batch."""
+    g = torch.Generator().manual_seed(5)
+    b, s = {"plain": (2, 24), "packed": (1, 23), "uneven": (1, 21), "padded right": (2, 24), "padded left": (2, 22), "without positions": (1, 22), "packed rows": (2, 20)}[kind]
+    ids, positions = torch.randint(0, VOCAB, (b, s), generator=g), torch.arange(s).expand(b, s)
+    documents = [(i, 0, s) for i in range(b)]
+    if kind == "packed":  # borders inside every rank's rows, documents of one token, one that spans three of four ranks
+        ends = (0, 3, 4, 5, 19, 23)
+        documents = [(0, a, b_) for a, b_ in zip(ends, ends[1:])]
+        positions = torch.cat([torch.arange(b_ - a) for _, a, b_ in documents])[None]
+    if kind == "packed rows":  # other documents in each sequence
+        documents = [(0, 0, 12), (0, 12, 20), (1, 0, 2), (1, 2, 20)]
+        positions = torch.stack([torch.cat([torch.arange(12), torch.arange(8)]), torch.cat([torch.arange(2), torch.arange(18)])])
+    call = {"input_ids": ids, "position_ids": positions}
+    if kind == "padded right":  # on 4 ranks the mask hides tokens of the last ranks alone
+        documents = [(0, 0, 24), (1, 0, 15)]
+    if kind == "padded left":
+        documents = [(0, 5, 22), (1, 0, 22)]
+    if kind.startswith("padded"):
+        call["attention_mask"] = torch.zeros(b, s, dtype=torch.long)
+        for i, lo, hi in documents:
+            call["attention_mask"][i, lo:hi] = 1
+    if kind in ("without positions", "padded right"):
+        call["position_ids"] = None
+    labels = torch.full((b, s), -100)
+    for i, lo, hi in documents:
+        labels[i, lo:hi - 1] = ids[i, lo + 1:hi]
+    return ids, positions, call, labels, documents
+
+
+KINDS = ("plain", "packed", "packed rows", "uneven", "padded right", "padded left", "without positions")
+
+
+def rows(x, ctx):
+    if x is None:
+        return None
+    lo, hi = ulysses.shard_rows(x.shape[1], ctx.size, ctx.rank)
+    return x[:, lo:hi]
+
+
+def register(ctx, model):
+    """Threads share `ulysses.use`, so each rank's context has its own name here."""
+    name = f"ulysses_{ctx.rank}"
+    ulysses.register_transformers(name, ctx)
+    model.set_attn_implementation(name)
+    return model
+
+
+def per_head(found, want):
+    """The worst head's error, each measured by its own gradient."""
+    return max(error(a, b) for a, b in zip(found.reshape(-1, 1), want.reshape(-1, 1)))
+
+
+@unittest.skipIf(transformers is None, "no torch and transformers: make test-python TORCH=1")
+class Families(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+
+    def check(self, family):
+        model = build(family)
+        for kind in KINDS:
+            ids, positions, call, labels, documents = inputs(kind)
+            logits, loss, gradients = yardstick(family, ids, positions, labels, documents)
+
+            def body(ctx):
+                mine = register(ctx, models[ctx.rank])
+                found = mine(**{name: rows(x, ctx) for name, x in call.items()}).logits
+                own = rows(labels, ctx)
+                mean = ulysses.reduce_sequence_parallel_loss(loss_of(found, own), (own != -100).sum(), gradients="summed", context=ctx)
+                mean.backward()
+                return found.detach(), mean.item()
+
+            for size in (1, 2, 4):
+                with self.subTest(family, kind=kind, ranks=size):
+                    models = [copy.deepcopy(model) for _ in range(size)]
+                    found = contexts(size, body)
+                    whole = torch.cat([y for y, _ in found], 1)
+                    self.assertTrue(bool(whole.isfinite().all()))
+                    real = ~logits.isnan().any(-1)
+                    self.assertLess(error(whole[real], logits[real]), TOLERANCE)
+                    for _, mean in found:
+                        self.assertLess(abs(mean - loss) / loss, TOLERANCE)
+                    parts = [dict(m.named_parameters()) for m in models]
+                    for name, want in gradients.items():
+                        got = sum(p[name].grad for p in parts)
+                        self.assertLess(error(got, want), TOLERANCE, name)
+                        if name.endswith(("A_log", "dt_bias")):
+                            self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
+
+
+def _family(name):
+    def test(self):
+        self.check(name)
+    return test
+
+
+if transformers is not None:
+    for _name in FAMILIES:
+        setattr(Families, "test_" + _name.replace(" ", "_").replace("-", "_").replace(".", "_"), _family(_name))
+
+
+@unittest.skipIf(transformers is None, "no torch and transformers: make test-python TORCH=1")
+class Calls(unittest.TestCase):
+    def setUp(self):
+        torch.set_num_threads(1)
+
+    def both(self, model, calls, words, cls=None, size=2):
+        """The calls of the ranks, of which each must be refused with these words; then a right call of the same context works."""
+        def body(ctx):
+            mine = register(ctx, copy.deepcopy(model))
+            with self.assertRaisesRegex(cls or ulysses.UlyssesError, words):
+                mine(**calls(ctx))
+            ids = torch.ones(1, 3, dtype=torch.long)
+            return mine(input_ids=ids).logits.shape if cls is not ulysses.Unsupported else None
+
+        return contexts(size, body)
+
+    def test_one_rank_at_fault(self):
+        """Every rank gets the error of a call that is wrong on one rank alone."""
+        model, ids = build("llama"), torch.arange(12).reshape(1, 12)
+        right = {"input_ids": ids, "position_ids": torch.arange(12)[None], "attention_mask": torch.ones(1, 12, dtype=torch.long)}
+        hole = torch.ones(1, 6, dtype=torch.long)
+        hole[0, 3] = 0
+        for words, wrong in (("position_ids", {"position_ids": None}), ("position_ids", {"position_ids": torch.arange(5)[None]}), ("attention_mask", {"attention_mask": torch.ones(1, 4)}),
+                             ("attention_mask", {"attention_mask": torch.ones(1, 1, 6, 6)}), ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
+                             ("input_ids", {"input_ids": None}), ("tokens a sequence", {"input_ids": ids[:, :9], "position_ids": torch.arange(9)[None], "attention_mask": None}),
+                             ("sequences", {"input_ids": ids.reshape(2, 6)[:, :6].expand(2, 6), "attention_mask": None}), ("labels", {"labels": ids}), ("key cache", {"use_cache": True}),
+                             ("cu_seq_lens_q", {"cu_seq_lens_q": torch.tensor([0, 6])})):
+            for bad in (0, 1):
+                def calls(ctx):
+                    mine = {name: rows(x, ctx) for name, x in right.items()}
+                    return {**mine, **wrong} if ctx.rank == bad else mine
+
+                with self.subTest(words, rank=bad):
+                    self.both(model, calls, words)
+
+    def test_positions_that_start_anew(self):
+        """Given to every rank as if its rows were the first: refused on all; the same as documents, where the caller says so, works."""
+        model = build("llama")
+        self.both(model, lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long), "position_ids": torch.arange(4)[None]}, "start at 0 on rank 1 of 2, the rank's rows at 4",
+                  ulysses.InvalidArgument)
+        ids = torch.arange(8)[None]
+        documents = yardstick("llama", ids, torch.arange(4).repeat(2)[None], torch.zeros(1, 8, dtype=torch.long), [(0, 0, 4), (0, 4, 8)])[0]
+
+        def body(ctx):
+            ctx.use(ulysses.Sequences(1, 8, None, (0, 4, 8)))
+            mine = register(ctx, copy.deepcopy(model))
+            return [mine(input_ids=rows(ids, ctx), position_ids=p).logits.detach() for p in (torch.arange(4)[None], None)]
+
+        for found in zip(*contexts(2, body)):
+            self.assertLess(error(torch.cat(found, 1), documents), TOLERANCE)
+
+    def test_fewer_tokens_than_ranks(self):
+        self.both(build("llama"), lambda ctx: {"input_ids": torch.ones(1, 1 if ctx.rank == 0 else 0, dtype=torch.long)}, "one token or more")
+
+    def test_positions_that_jump(self):
+        """As transformers itself has it: another document."""
+        ids, positions = torch.arange(11)[None], torch.tensor([[0, 1, 2, 7, 8, 9, 4, 4, 5, 0, 1]])
+        for family in ("llama", "gpt2", "qwen2 with a window"):
+            want = build(family, "sdpa")(input_ids=ids, position_ids=positions, use_cache=False).logits.detach()
+
+            model = build(family)  # not in a thread: they share the random numbers
+
+            def body(ctx):
+                mine = register(ctx, copy.deepcopy(model))
+                return mine(input_ids=rows(ids, ctx), position_ids=rows(positions, ctx)).logits.detach()
+
+            for size in (1, 2, 4):
+                self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE, (family, size))
+
+    def test_layers_that_mix_tokens_otherwise(self):
+        """Models with convolutions, states or token shifts that would see their rank's rows alone: refused on every rank by the layer's name, and right on one rank."""
+        tiny = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+        for config, model, more, words in (
+                ("Lfm2Config", "Lfm2ForCausalLM", dict(layer_types=["conv", "full_attention"]), "layer 0 is of type 'conv'"),
+                ("OlmoHybridConfig", "OlmoHybridForCausalLM", dict(layer_types=["linear_attention", "full_attention"]), "OlmoHybridGatedDeltaNet"),
+                ("MiniMaxConfig", "MiniMaxForCausalLM", dict(num_local_experts=2, layer_types=["linear_attention", "full_attention"]), "MiniMaxLightningAttention"),
+                ("JambaConfig", "JambaForCausalLM", dict(num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False, mamba_d_state=4), "Jamba"),
+                ("Llama4TextConfig", "Llama4ForCausalLM", dict(num_local_experts=2, intermediate_size_mlp=48), "layer 0 is of type 'chunked_attention'")):
+            made = getattr(transformers, model)(getattr(transformers, config)(**{**tiny, **more}, pad_token_id=None))
+            with self.subTest(model):
+                self.both(made, lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)}, f"{model} on 2 ranks: .*{words}.*run the model on one rank", ulysses.Unsupported)
+        with ulysses.Context() as ctx, self.assertRaisesRegex(ulysses.Unsupported, "chunked_overlay"):
+            register(ctx, made)(input_ids=torch.ones(1, 4, dtype=torch.long))
+
+    def test_what_the_interface_refuses(self):
+        """By every rank alike, before a collective."""
+        config = transformers.LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, attention_dropout=0.1)
+        self.both(transformers.LlamaForCausalLM(config).train(), lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "dropout", ulysses.Unsupported)
+
+    def test_generate(self):
+        """Right on one rank with a key cache, with and without padding where there is none; refused on two by every rank."""
+        ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+        for family in ("llama", "mistral with a window", "gpt2", "qwen3.5 text"):
+            plain, model = build(family, "sdpa").eval(), build(family).eval()
+            options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
+            want = plain.generate(ids, attention_mask=torch.ones_like(ids), **options)
+            with ulysses.Context() as ctx:
+                mine = register(ctx, model)
+                self.assertEqual(mine.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist(), want.tolist(), family)
+                mask = torch.ones_like(ids)
+                mask[0, :2] = 0
+                padded = plain.generate(ids, attention_mask=mask, **options)
+                self.assertEqual(mine.generate(ids, attention_mask=mask, use_cache=False, **options).tolist(), padded.tolist(), family)
+                with self.assertRaisesRegex(ulysses.Unsupported, "use_cache=False"):
+                    mine.generate(ids, attention_mask=mask, **options)
+                if family == "llama":
+                    with self.assertRaisesRegex(ulysses.Unsupported, "DynamicCache"):
+                        mine.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation="static", **options)
+
+        def body(ctx):
+            mine = register(ctx, copy.deepcopy(plain))
+            with self.assertRaisesRegex(ulysses.Unsupported, "a key cache on 2 ranks.*generate on one rank"):
+                mine.generate(ids, attention_mask=torch.ones_like(ids), **options)
+
+        contexts(2, body)
+
+    def test_layers_that_run_again(self):
+        """With gradient checkpointing the layers of a call run again in backward, when another call has settled other documents."""
+        ids = torch.arange(12)[None] % VOCAB
+        one, two = torch.arange(12)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
+        for family in ("llama", "gpt2", "qwen3.5 text"):
+            model = build(family)
+
+            def gradients(ctx, again):
+                mine = register(ctx, copy.deepcopy(model))
+                if again:
+                    mine.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                first = mine(input_ids=rows(ids, ctx), position_ids=rows(two, ctx)).logits
+                mine(input_ids=rows(ids, ctx), position_ids=rows(one, ctx))
+                first.square().mean().backward()
+                return [p.grad for p in mine.parameters()]
+
+            for a, b in zip(contexts(2, lambda ctx: gradients(ctx, True)), contexts(2, lambda ctx: gradients(ctx, False))):
+                for x, y in zip(a, b):
+                    self.assertLess(error(x, y), 1e-6, family)
+
+    def test_a_direct_call(self):
+        """The attention function by itself: documents of all ranks' ids and padding, and one rank's fault on all."""
+        class Module:
+            is_causal = True
+
+        g = torch.Generator().manual_seed(1)
+        q, k, v = (torch.randn(1, n, 13, 8, generator=g) for n in (4, 2, 2))
+        ids = torch.cat([torch.arange(6), torch.arange(7)])[None]  # the second document starts inside a rank's rows
+        see = torch.ones(13, 13).tril().bool()
+        see[6:, :6] = False
+        want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=see, enable_gqa=True).transpose(1, 2)
+
+        def body(ctx):
+            lo, hi = ulysses.shard_rows(13, ctx.size, ctx.rank)
+            mine = [x[:, :, lo:hi] for x in (q, k, v)]
+            out = ulysses.transformers_attention(Module, *mine, position_ids=ids[:, lo:hi], context=ctx)[0]
+            if ctx.size > 1:
+                for wrong in (dict(position_ids=None), dict(position_ids=ids[:, :1]), dict(position_ids=ids[:, lo:hi], softcap=3.0), dict(position_ids=ids[:, lo:hi], attention_mask=torch.ones(1, 2))):
+                    with self.assertRaises(ulysses.UlyssesError):
+                        ulysses.transformers_attention(Module, *mine, **(wrong if ctx.rank == 1 else dict(position_ids=ids[:, lo:hi])), context=ctx)
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1"):
+                    ulysses.transformers_attention(Module, *mine, position_ids=torch.arange(hi - lo)[None], context=ctx)
+            return out
+
+        for size in (1, 2, 4):
+            self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE)
+
+    def test_strong_decay_per_head(self):
+        """A layer of Qwen3.5 with decays from 0.01 to 24 a token: the gradient of each head's A_log and dt_bias by that head's own size. A whole-tensor measure would pass
+        without the heads whose gradients are small."""
+        model = build("qwen3.5 text")
+        layer = model.model.layers[0].linear_attn
+        with torch.no_grad():
+            layer.A_log.copy_(torch.tensor([-4.0, 0.0, 2.0, 3.2]))
+            layer.dt_bias.fill_(0.5)
+        x, w = torch.randn(1, 24, 32), torch.randn(1, 24, 32)
+        exact = copy.deepcopy(layer).double()
+        with float64(), own_recurrence():
+            want = exact(x.double())
+            (want * w).sum().backward()
+        decay = (exact.A_log.exp() * torch.nn.functional.softplus(exact.in_proj_a(x.double()) + exact.dt_bias)).amax((0, 1))
+        self.assertGreater(float(decay.max()), 24)
+        call = "ulysses_forward"
+        from ulysses.forwards import Forward
+        from ulysses.mixers import prepare
+
+        prepare(model, 1)
+
+        def body(ctx):
+            own = copy.deepcopy(layer)
+            mine = rows(x, ctx)
+            y = own(mine, **{call: Forward(ctx, ulysses.Sequences(1, 24), mine.shape[1])})
+            (y * rows(w, ctx)).sum().backward()
+            return y.detach(), own.A_log.grad, own.dt_bias.grad
+
+        for size in (1, 2, 4):
+            found = contexts(size, body)
+            self.assertLess(error(torch.cat([f[0] for f in found], 1), want.detach()), TOLERANCE)
+            for i, name in ((1, "A_log"), (2, "dt_bias")):
+                self.assertLess(per_head(sum(f[i] for f in found), getattr(exact, name).grad), TOLERANCE, (name, size))
+
+
+if __name__ == "__main__":
+    unittest.main()

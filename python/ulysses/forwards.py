@@ -1,0 +1,181 @@
+"""Calls of transformers models whose attention is this library's: what a call settles before its first layer.
+
+`PreTrainedModel.__call__` is wrapped. On a call of a model with a registered attn_implementation, all ranks compare what they were
+given, the documents are made from their position ids and padding, positions are made where there are none, and what is not possible on
+several ranks is refused on all of them. The layers get the result as a keyword argument, also where they run again in backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from . import mixers
+from .agreement import describe
+from .communicator import gather_objects
+from .context import Context, current
+from .errors import InvalidArgument, Unsupported
+from .packing import Rows, sequences_of
+from .plan import Sequences, shard_rows
+
+contexts: dict[str, Context | None] = {}  # by name of the attn_implementation
+_thread = threading.local()
+
+
+@dataclass
+class Forward:
+    """What the ranks have settled about a model's call."""
+
+    context: Context
+    sequences: Sequences
+    rows: int
+    past: int = 0  # tokens of a key cache, on one rank
+
+
+def inside() -> Forward | None:
+    """The call that this thread is in."""
+    return getattr(_thread, "forward", None)
+
+
+def install() -> None:
+    from transformers import PreTrainedModel
+
+    original = PreTrainedModel.__call__
+    if getattr(original, "ulysses", False):
+        return
+
+    @functools.wraps(original)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = getattr(self.config, "_attn_implementation", None)
+        if name not in contexts or mixers.KEY in kwargs or inside() is not None:
+            return original(self, *args, **kwargs)
+        args, kwargs, forward = begin(self, current(contexts[name]), args, kwargs)
+        _thread.forward = forward
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _thread.forward = None
+
+    __call__.ulysses = True  # type: ignore[attr-defined]
+    PreTrainedModel.__call__ = __call__
+
+
+def text_positions(ids: Any) -> Any:
+    """[B, rows] of position ids, which may have an axis of kinds before: of four kinds the first counts text, of three none does."""
+    if ids is None or ids.ndim == 2:
+        return ids
+    return ids[0] if ids.ndim == 3 and ids.shape[0] == 4 else None
+
+
+def settle(ctx: Context, operation: str, batch: int, rows: int, position_ids: Any, mask: Any, same: Mapping[str, Any], check: Any = None) -> Sequences:
+    """The documents of all ranks' rows. Collective."""
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        if check is not None:
+            check()
+        for name, x in (("position_ids", position_ids), ("attention_mask", mask)):
+            if x is not None and (x.ndim != 2 or x.shape[1] != rows or x.shape[0] not in (1, batch)):
+                raise InvalidArgument(f"{operation}: {name} of shape {tuple(x.shape)} for {batch} sequences of {rows} tokens on this rank: give [{batch}, {rows}]")
+        return {"sequences": batch, "position_ids": position_ids is not None, "Context.use": ctx.sequences, **same}, (rows,), None
+
+    _, counts = ctx.agree(operation, prepare)
+    each = gather_objects(ctx.communicator, Rows.of(position_ids, mask, batch))
+    return sequences_of(batch, [n for n, in counts], each, ctx.sequences)
+
+
+def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], Forward]:
+    """The arguments of a model's call, with positions and without mask, and what was settled. Collective."""
+    operation = f"ulysses: {type(model).__name__}"
+    signature = inspect.signature(model.forward)
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    try:
+        bound: Any = signature.bind_partial(*args, **kwargs)
+        given = {name: value for name, value in bound.arguments.items() if name != rest}
+        given.update(bound.arguments.get(rest, {}) if rest else {})
+    except TypeError as e:  # a wrong call, which the model would refuse on this rank alone
+        bound, given, wrong = None, {}, e
+    tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    batch, rows = tuple(tokens.shape[:2]) if tokens is not None and tokens.ndim >= 2 else (0, 0)
+    cache, ids, mask = given.get("past_key_values"), given.get("position_ids"), given.get("attention_mask")
+    past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+    if past and mask is not None and getattr(mask, "ndim", 0) == 2 and mask.shape[1] == past + rows and bool(mask.all()):
+        mask = None
+
+    def check() -> None:
+        if bound is None:
+            raise InvalidArgument(f"{operation}: {wrong}") from wrong
+        if batch < 1 or rows < 1:
+            raise InvalidArgument(f"{operation}: {'no input_ids and no inputs_embeds' if tokens is None else f'input of shape {tuple(tokens.shape)}'}: give input_ids "
+                                  "[B, tokens of this rank], one token or more")
+        mixers.prepare(model, ctx.size)
+        if mask is not None and getattr(mask, "ndim", 0) != 2:
+            raise Unsupported(f"{operation}: an attention_mask of {getattr(mask, 'ndim', type(mask).__name__)} axes: causality, windows, documents and padding are built: "
+                              "give [B, tokens], or none")
+        if cache is not None or (given.get("use_cache") and ctx.size > 1):
+            _check_cache(operation, ctx, cache, past, mask, text_positions(ids))
+        if ctx.size > 1 and given.get("labels") is not None and given.get("shift_labels") is None:
+            raise Unsupported(f"{operation}: labels on {ctx.size} ranks: a rank's last label is its neighbour's first token, which the model does not see: give shift_labels, "
+                              "as ulysses.shard makes them, beside labels, or take the loss from the logits; then ulysses.reduce_sequence_parallel_loss")
+        if ctx.size > 1 and given.get("cu_seq_lens_q") is not None:
+            raise Unsupported(f"{operation}: cu_seq_lens_q on {ctx.size} ranks: leave it out: documents start where position_ids do not go on")
+
+    same = {"model": type(model).__name__, "hidden": describe(given.get("inputs_embeds"), free=(1,)), "training": model.training}
+    if past:
+        def alone() -> tuple[dict[str, Any], tuple[int, ...], None]:
+            check()
+            return same, (), None
+
+        ctx.agree(operation, alone)
+        sequences = Sequences(batch, rows)
+    else:
+        sequences = settle(ctx, operation, batch, rows, text_positions(ids), mask, same, check)
+        starts = given.get("cu_seq_lens_q")
+        if starts is not None:
+            cu = sorted({*(sequences.cu_seqlens or range(0, batch * rows + 1, rows)), *(int(i) for i in starts)})
+            sequences = Sequences(batch, rows, None, tuple(cu))
+    if cache is None and not given.get("use_cache") and (ctx.size > 1 or model.training or sequences.cu_seqlens is not None):
+        no_cache = {"use_cache": False} if "use_cache" in signature.parameters or rest else {}
+    elif sequences.cu_seqlens is not None:  # on one rank
+        raise Unsupported(f"{operation}: several documents or padding beside a key cache: call with use_cache=False")
+    else:
+        no_cache = {}
+    forward = Forward(ctx, sequences, rows, past)
+    changed = {name: None for name in ("attention_mask",) if given.get(name) is not None} | no_cache
+    if ctx.size > 1:
+        if ids is None:
+            changed["position_ids"] = _positions(ctx, forward, tokens)
+    if rest:
+        changed[mixers.KEY] = forward
+    for name, value in changed.items():
+        if name in signature.parameters:
+            bound.arguments[name] = value
+        else:
+            bound.arguments.setdefault(rest, {})[name] = value
+    return bound.args, bound.kwargs, forward
+
+
+def _check_cache(operation: str, ctx: Context, cache: Any, past: int, mask: Any, ids: Any) -> None:
+    if ctx.size > 1:
+        raise Unsupported(f"{operation}: a key cache on {ctx.size} ranks, each of which holds a part of the sequence: generate on one rank "
+                          "(model.set_attn_implementation('sdpa')), or call the model with use_cache=False")
+    if getattr(cache, "is_compileable", False):
+        raise Unsupported(f"{operation}: a {type(cache).__name__}, which shows tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')")
+    if past and mask is not None:
+        raise Unsupported(f"{operation}: an attention_mask {tuple(mask.shape)} that hides tokens, or is not of the cache's {past} tokens and the new ones: call with "
+                          "use_cache=False, or generate one sequence at a time")
+    if past and ids is not None and ids.shape[1] > 1 and bool((ids.diff(dim=1) != 1).any()):
+        raise Unsupported(f"{operation}: position_ids that do not go on, beside a key cache: call with use_cache=False")
+
+
+def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
+    """[B, rows] positions of this rank's tokens: inside the documents of Context.use, else in the sequence."""
+    import torch
+
+    s, known = forward.sequences, ctx.sequences
+    if known is not None and known.cu_seqlens is not None and (known.batch, known.seq, known.kv_seq) == (s.batch, s.seq, None):
+        return torch.tensor(ctx.batch(known).positions(), device=tokens.device).reshape(s.batch, forward.rows)
+    lo, hi = shard_rows(s.seq, ctx.size, ctx.rank)
+    return torch.arange(lo, hi, device=tokens.device)[None].expand(s.batch, -1)

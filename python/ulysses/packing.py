@@ -1,0 +1,105 @@
+"""Documents of a call of a transformers model, from the position ids and padding masks of all ranks.
+
+A document starts wherever a position does not follow the one before it, as transformers has it (find_packed_sequence_indices), and
+wherever padding starts or ends. Each rank sends its first and last position and the places inside its rows where documents start:
+a few numbers for each sequence, not its ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Sequence
+
+import numpy as np
+
+from .errors import InvalidArgument, Unsupported
+from .plan import Sequences, shard_rows
+
+
+@dataclass
+class Rows:
+    """What a rank tells the others about its rows [B, rows]."""
+
+    first: np.ndarray | None  # [B] position of the first row; None = no ids, or no rows
+    last: np.ndarray | None
+    starts: np.ndarray  # [n, 2] sequence and row, from 1, of rows whose position does not follow
+    counts_from_zero: bool  # every sequence is 0, 1, .. rows-1: what a model makes when it is given no ids
+    shown: np.ndarray | None  # [B] whether the first row is shown; None = no mask
+    turns: np.ndarray  # [n, 2] sequence and row, from 1, where shown turns to hidden or back
+
+    @classmethod
+    def of(cls, position_ids: Any, mask: Any, batch: int) -> "Rows":
+        ids, shown = _numpy(position_ids, np.int64, batch), _numpy(mask, np.bool_, batch)
+        none = np.zeros((0, 2), np.int64)
+        rows = ids is not None and ids.shape[1]
+        return cls(ids[:, 0].copy() if rows else None, ids[:, -1].copy() if rows else None, _places(np.diff(ids, axis=1) != 1) if rows else none,
+                   bool(rows) and bool((ids == np.arange(ids.shape[1])).all()), None if shown is None or not shown.shape[1] else shown[:, 0].copy(),
+                   none if shown is None else _places(shown[:, 1:] != shown[:, :-1]))
+
+
+def _numpy(x: Any, dtype: Any, batch: int) -> np.ndarray | None:
+    if x is None:
+        return None
+    a = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+    a = (a != 0) if dtype is np.bool_ else a.astype(dtype)
+    return np.broadcast_to(a, (batch, a.shape[1]))
+
+
+def _places(where: np.ndarray) -> np.ndarray:
+    at = np.argwhere(where)
+    at[:, 1] += 1
+    return at.astype(np.int64)
+
+
+def sequences_of(batch: int, counts: Sequence[int], each: Sequence[Rows], known: Sequences | None) -> Sequences:
+    """The documents of the whole, from all ranks' rows; the same on all ranks, and so are its refusals. `known` are those of Context.use."""
+    size, seq = len(counts), sum(counts)
+    for rank, n in enumerate(counts):
+        lo, hi = shard_rows(seq, size, rank)
+        if n != hi - lo:
+            raise InvalidArgument(f"ulysses: rank {rank} of {size} brings {n} tokens a sequence: of {seq} it holds {hi - lo}: cut the batch by ulysses.shard")
+        if n == 0:
+            raise InvalidArgument(f"ulysses: sequences of {seq} tokens on {size} ranks: a model needs a token on each: use fewer ranks, or longer sequences")
+    known = known if known is not None and (known.batch, known.seq) == (batch, seq) and known.kv_seq is None else None
+    begins = np.zeros((batch, seq), bool)
+    begins[:, 0] = True
+    if known is not None and known.cu_seqlens is not None:
+        begins.reshape(-1)[list(known.cu_seqlens[:-1])] = True
+    _check_counted(size, each, known, begins, counts)
+    shown = np.ones((batch, seq), bool)
+    at = 0
+    for rank, (n, r) in enumerate(zip(counts, each)):
+        begins[r.starts[:, 0], at + r.starts[:, 1]] = True
+        if rank and r.first is not None:
+            begins[:, at] |= each[rank - 1].last + 1 != r.first
+        if r.shown is not None:
+            turns = np.zeros((batch, n), np.int64)
+            turns[r.turns[:, 0], r.turns[:, 1]] = 1
+            shown[:, at:at + n] = r.shown[:, None] ^ (np.cumsum(turns, 1) % 2 == 1)
+        at += n
+    if not shown.all():
+        _check_padding(begins, shown)
+        begins[:, 1:] |= shown[:, 1:] != shown[:, :-1]
+    starts = np.flatnonzero(begins)
+    return Sequences(batch, seq, None, (*map(int, starts), batch * seq) if len(starts) > batch else None)
+
+
+def _check_counted(size: int, each: Sequence[Rows], known: Sequences | None, begins: np.ndarray, counts: Sequence[int]) -> None:
+    """Positions that every rank counts from 0 are documents that end with the ranks' rows, or those of a caller who forgot that rows are cut."""
+    borders = np.cumsum(counts)[:-1]
+    if size > 1 and all(r.counts_from_zero for r in each) and not begins[:, borders].all():
+        raise InvalidArgument(f"ulysses: position_ids start at 0 on rank 1 of {size}, the rank's rows at {borders[0]}: give each rank its positions in the whole sequence, "
+                              "as ulysses.shard brings them, or none; where each rank holds one document, say so by Context.use(Sequences(.., cu_seqlens=..))")
+
+
+def _check_padding(begins: np.ndarray, shown: np.ndarray) -> None:
+    """Inside a document, tokens that the mask shows must lie together: there is no attention that passes over some."""
+    document = np.cumsum(begins.reshape(-1)) - 1
+    flat = shown.reshape(-1)
+    opens = flat & np.concatenate([[True], ~flat[:-1] | begins.reshape(-1)[1:]])
+    runs = np.bincount(document[opens], minlength=document[-1] + 1)
+    if (runs > 1).any():
+        token = int(np.flatnonzero(opens & (runs[document] > 1))[1])
+        b, t = divmod(token, shown.shape[1])
+        raise Unsupported(f"ulysses: attention_mask hides tokens in the middle of sequence {b}, before token {t}: padding is possible at the start and at the end: move it "
+                          "there, or take the hidden tokens out")
