@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import threading
+import unittest
 from typing import Any, Callable
 
 import ulysses
+
+
+# Tests that need PyTorch and transformers. Nothing is skipped in CI.
+TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
+without_torch = unittest.skipIf(not TORCH and not os.environ.get("CI"), "no torch and transformers: make test-python TORCH=1, or PYTHON=... that has them")
 
 
 class Table:

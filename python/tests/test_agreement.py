@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 import ulysses
-from ranks import contexts
+from ranks import contexts, without_torch
 
 try:
     import torch
@@ -168,7 +168,7 @@ class OneRankAtFault(unittest.TestCase):
 
         run(2, body)
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_gradients_that_one_rank_wants(self):
         """Its backward would wait for the others for ever."""
         def body(ctx):

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 import ulysses
-from ranks import run
+from ranks import run, without_torch
 
 try:
     import torch
@@ -98,7 +98,7 @@ class Shard(unittest.TestCase):
         self.assertEqual(b["attention_mask"].tolist(), [[1, 1, 1]])
         self.assertEqual(a.sequences, ulysses.Sequences(1, 6, None, (0, 5, 6)))
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_torch(self):
         def body(comm):
             x = torch.arange(6)[None] + comm.rank

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 import ulysses
-from ranks import contexts
+from ranks import contexts, without_torch
 from reference import TOLERANCE, error
 
 try:
@@ -122,9 +122,9 @@ class NumPy(unittest.TestCase):
             self.assertEqual(next(iter(ctx._plans.values())).describe()["strategy"], "heads")
 
 
-@unittest.skipIf(torch is None, "no torch")
+@without_torch
 class Torch(unittest.TestCase):
-    @unittest.skipIf(torch_chunk_gated_delta_rule is None, "no transformers with Qwen3-Next")
+    @without_torch
     def test_against_transformers(self):
         """Output, final state and all gradients, against their chunked reference in float64."""
         b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import unittest
 
+from ranks import without_torch
+
 HERE = pathlib.Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[1] / "examples" / "python"
 
@@ -50,8 +52,7 @@ def processes(ranks, *command):
 
 
 MPI = has("mpi4py") and shutil.which("mpirun") is not None
-TORCH = has("torch")
-# In CI the MPI part must run; PyTorch is run where it is installed.
+# In CI the MPI part must run; PyTorch too.
 without_mpi = unittest.skipIf(not MPI and not os.environ.get("CI"), "no mpi4py or no mpirun")
 
 
@@ -67,12 +68,19 @@ class Launch(unittest.TestCase):
         out = mpirun(2, str(HERE / "launched.py"), "world")
         self.assertEqual(sorted(re.findall("rank [0-9]+ ok", out)), ["rank 0 ok", "rank 1 ok"], out)  # lines of ranks may run into each other
 
-    @unittest.skipIf(not TORCH, "no torch")
+    @without_torch
     def test_torch_distributed(self):
         self.assertEqual(processes(2, str(HERE / "launched.py"), "torch").count("ok"), 2)
 
 
 class Examples(unittest.TestCase):
+    @without_mpi
+    def test_the_snippet_of_the_page(self):
+        """python/README.md's first example runs as it is printed, on one rank and on three."""
+        found = re.search(r"```python\n(.*?)```", (HERE.parent / "README.md").read_text(), re.DOTALL)
+        for ranks in (1, 3):
+            mpirun(ranks, "-c", found[1] + "\nassert out.shape == q[:, lo:hi].shape and dk.shape == k[:, lo:hi].shape")
+
     def test_numpy_alone(self):
         done = subprocess.run([sys.executable, str(EXAMPLES / "attention_numpy.py")], env=ENV, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -84,7 +92,7 @@ class Examples(unittest.TestCase):
             self.assertEqual(mpirun(ranks, str(EXAMPLES / "attention_numpy.py")).count("error"), ranks)
         self.assertEqual(mpirun(4, str(EXAMPLES / "attention_numpy.py"), "3").count(" of 3: "), 3)
 
-    @unittest.skipIf(not TORCH, "no torch")
+    @without_torch
     def test_torch(self):
         done = subprocess.run([sys.executable, str(EXAMPLES / "train_torch.py")], env=ENV, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 
 import ulysses
-from ranks import contexts
+from ranks import contexts, without_torch
 from reference import TOLERANCE, attention, error, mask
 
 try:
@@ -55,7 +55,7 @@ class Halo(unittest.TestCase):
                                     want[i, t] += 1 + rank
                     np.testing.assert_array_equal(np.concatenate([dx for _, dx in found], 1), want)
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_a_convolution_over_ranks(self):
         x, w, up = torch.from_numpy(draw(2, 1, 11, 4)), torch.from_numpy(draw(3, 4, 1, 3)), torch.from_numpy(draw(4, 1, 11, 4))
 
@@ -84,7 +84,7 @@ class Halo(unittest.TestCase):
                     call()
 
 
-@unittest.skipIf(torch is None, "no torch")
+@without_torch
 class Layer(unittest.TestCase):
     def test_against_torch(self):
         """Biases, norms, rotation and key heads that ranks share: y and all gradients against PyTorch in float64."""
@@ -160,7 +160,7 @@ class Local(unittest.TestCase):
             for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want[0], *want[2:])):
                 self.assertLess(error(np.concatenate(a, 1), b), TOLERANCE, (name, size))
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_torch(self):
         torch.manual_seed(0)
         q, k, v, up = (torch.randn(1, 9, n, 8) for n in (4, 4, 4, 4))
@@ -182,7 +182,7 @@ class Local(unittest.TestCase):
             for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want.detach(), *(x.grad for x in exact))):
                 self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_a_function_with_parameters(self):
         """Their gradients would be lost: an error in backward, on every rank."""
         slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)

@@ -10,6 +10,7 @@ import unittest
 import numpy as np
 
 import ulysses
+from ranks import without_torch
 from ulysses import _library
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -117,7 +118,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
 """), "7")
 
-    @unittest.skipIf(torch is None, "no torch")
+    @without_torch
     def test_forked_workers_of_a_loader(self):
         """DataLoader's workers are forked after the library was opened, and work, while the parent calls."""
         self.assertEqual(python("""

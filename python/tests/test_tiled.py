@@ -4,6 +4,7 @@ import functools
 import unittest
 
 import ulysses
+from ranks import without_torch
 
 try:
     import torch
@@ -42,7 +43,7 @@ if torch is not None:
             return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-@unittest.skipIf(torch is None, "no torch")
+@without_torch
 class Compute(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ import copy
 import unittest
 
 import ulysses
-from ranks import contexts
+from ranks import contexts, without_torch
 from reference import TOLERANCE, error
 
 try:
@@ -23,7 +23,7 @@ def rows(x, ctx, axis):
     return x.narrow(axis, lo, hi - lo)
 
 
-@unittest.skipIf(torch is None, "no torch")
+@without_torch
 class Torch(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
@@ -153,7 +153,7 @@ class Torch(unittest.TestCase):
                 self.assertLess(error(sum(a), b), TOLERANCE)
 
 
-@unittest.skipIf(torch is None or transformers is None, "no transformers")
+@without_torch
 class Transformers(unittest.TestCase):
     def model(self, attention, **more):
         torch.manual_seed(1)

@@ -4,7 +4,7 @@ import copy
 import unittest
 
 import ulysses
-from ranks import contexts
+from ranks import contexts, without_torch
 from reference import TOLERANCE, error
 
 try:
@@ -68,7 +68,7 @@ def per_head(found, want):
     return max(error(a, b) for a, b in zip(found.reshape(-1, 1), want.reshape(-1, 1)))
 
 
-@unittest.skipIf(transformers is None, "no torch and transformers: make test-python TORCH=1")
+@without_torch
 class Families(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
@@ -116,7 +116,7 @@ if transformers is not None:
         setattr(Families, "test_" + _name.replace(" ", "_").replace("-", "_").replace(".", "_"), _family(_name))
 
 
-@unittest.skipIf(transformers is None, "no torch and transformers: make test-python TORCH=1")
+@without_torch
 class Calls(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 import venv
+import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 READY = (ROOT / "lib" / "libulysses.so").exists() and all(importlib.util.find_spec(m) for m in ("setuptools", "pip"))
@@ -116,6 +117,42 @@ class Wheel(unittest.TestCase):
         made = self.make(self.folder / "nowhere.so")
         self.assertEqual((made.returncode, made.stdout), (1, ""))
         self.assertIn("no ", made.stderr)
+
+    def test_license(self):
+        made = self.make("none")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        with zipfile.ZipFile(made.stdout.strip()) as wheel:
+            found = [n for n in wheel.namelist() if n.endswith("LICENSE")]
+            self.assertEqual(len(found), 1, wheel.namelist())
+            self.assertEqual(wheel.read(found[0]), (ROOT / "LICENSE").read_bytes())
+
+    def install(self, tree):
+        """pip install tree/python into an empty folder, without the network."""
+        to = self.folder / "to"
+        return to, subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--target", to, tree / "python"],
+                                  capture_output=True, text=True, timeout=180)
+
+    def tree(self):
+        """A source tree of its own, as far as pip needs it."""
+        tree = self.folder / "tree"
+        shutil.copytree(ROOT / "python", tree / "python", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
+        return tree
+
+    def test_install_from_the_tree(self):
+        """The package is installed with the library of the tree, or not at all, in a sentence."""
+        tree = self.tree()
+        _, done = self.install(tree)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stdout + done.stderr, r"ulysses: no .*/lib/libulysses\.so, without which the package cannot work: run `make lib` in .*, then install again")
+        (tree / "lib").mkdir()
+        for f in (ROOT / "lib").glob("libulysses*.so"):
+            shutil.copyfile(f, tree / "lib" / f.name)
+        to, done = self.install(tree)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        done = subprocess.run([sys.executable, "-c", "import ulysses; from ulysses import _library; print(_library.candidates()[0], ulysses.version())"], cwd=self.folder, capture_output=True,
+                              text=True, timeout=60, env={**{k: v for k, v in os.environ.items() if k != "ULYSSES_LIBRARY"}, "PYTHONPATH": os.pathsep.join([str(to), *sys.path[1:]])})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stdout.startswith(str(to / "ulysses" / "libulysses.so")), done.stdout)
 
     def tag(self, *files):
         done = subprocess.run(["scripts/wheel-tag.sh", *files], cwd=ROOT, capture_output=True, text=True, timeout=60)
