@@ -11,7 +11,7 @@ import (
 )
 
 // probe is what ULYSSES_FAULT=kind:rank:step asks of this rank in the middle of a step, so that tests can see a job end when one rank is
-// killed, fails, panics or is late for ever. Unset it is nil.
+// killed, fails, panics, crashes or is late for ever. Unset it is nil.
 func probe(rank int) (func(step int64) error, error) {
 	word := os.Getenv("ULYSSES_FAULT")
 	if word == "" {
@@ -21,17 +21,18 @@ func probe(rank int) (func(step int64) error, error) {
 	var when int64
 	kind, where, _ := strings.Cut(word, ":")
 	if n, err := fmt.Sscanf(where, "%d:%d", &who, &when); n != 2 || err != nil {
-		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: want kill, fail, panic or late:rank:step", word)
+		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: want kill, fail, panic, crash or late:rank:step", word)
 	}
 	faults := map[string]func() error{
 		"kill":  func() error { return syscall.Kill(os.Getpid(), syscall.SIGKILL) },
 		"fail":  func() error { return status.Errorf(status.Internal, "step %d: asked to fail by ULYSSES_FAULT", when) },
 		"panic": func() error { panic("asked to panic by ULYSSES_FAULT") },
+		"crash": func() error { go panic("asked to crash by ULYSSES_FAULT"); select {} },
 		"late":  func() error { time.Sleep(time.Hour); return nil },
 	}
 	fault := faults[kind]
 	if fault == nil {
-		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: want kill, fail, panic or late:rank:step", word)
+		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: want kill, fail, panic, crash or late:rank:step", word)
 	}
 	return func(step int64) error {
 		if rank == who && step == when {

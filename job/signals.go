@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,7 +16,7 @@ import (
 	"ulysses/tensor"
 )
 
-// signals is what this process does about SIGUSR1, SIGINT, SIGTERM and SIGHUP. It is made before MPI starts, so that none is lost. A training
+// signals is what this process does about SIGUSR1, SIGINT, SIGTERM, SIGHUP and SIGQUIT. It is made before MPI starts, so that none is lost. A training
 // job stops at the end of the step under way, with a checkpoint, at the first of them; a second one of those that end a process ends it at
 // once. What has no checkpoint to write ends at the first one. A process ends through end, which leaves no half-written file.
 type signals struct {
@@ -52,7 +53,7 @@ const (
 // catchSignals hears them from now on. What the parent process ignores, as nohup does and a shell for its background jobs, stays ignored.
 func catchSignals(verb string, stderr io.Writer) *signals {
 	x := &signals{verb: verb, stderr: stderr, gentle: verb == "run", heard: make(chan os.Signal, 8)}
-	for _, s := range []os.Signal{syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+	for _, s := range []os.Signal{syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		if !signal.Ignored(s) {
 			signal.Notify(x.heard, s)
 		}
@@ -76,6 +77,10 @@ func (x *signals) hear(s os.Signal) {
 	defer x.mu.Unlock()
 	ends := s != syscall.SIGUSR1
 	switch {
+	case s == syscall.SIGQUIT: // where everything is, at once
+		stacks := make([]byte, 1<<20)
+		fmt.Fprintf(x.stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
+		x.end(s)
 	case ends && x.first != nil && time.Since(x.at) < sameMoment:
 		return
 	case !ends && !x.gentle: // nothing to write that would be lost
@@ -223,6 +228,8 @@ func signalName(s os.Signal) string {
 		return "SIGTERM"
 	case syscall.SIGHUP:
 		return "SIGHUP"
+	case syscall.SIGQUIT:
+		return "SIGQUIT"
 	}
 	return strings.ToUpper(s.String())
 }

@@ -7,4 +7,7 @@ import (
 	"ulysses/job"
 )
 
-func main() { os.Exit(int(job.Main(os.Args[1:], os.Stdout, os.Stderr))) }
+func main() {
+	catchCrashes()
+	os.Exit(int(job.Main(os.Args[1:], os.Stdout, os.Stderr)))
+}

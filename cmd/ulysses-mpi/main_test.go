@@ -24,6 +24,10 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(int(code))
 		}
+		if kind := os.Getenv("ULYSSES_TEST_CRASH"); kind != "" {
+			catchCrashes()
+			crashes[kind]()
+		}
 		main()
 	}
 	os.Exit(m.Run())

@@ -193,6 +193,19 @@ func TestSecondSignalEnds(t *testing.T) {
 	}
 }
 
+// SIGQUIT ends the process at once and shows where everything was.
+func TestQuit(t *testing.T) {
+	dir, job := jobFolder(t)
+	var said heard
+	cmd := begin(t, nil, &said, os.Args[0], job, "--ranks", "2", "--set", "train.steps=100000")
+	until(t, "steps", func() bool { return lines(dir) > 1 })
+	cmd.Process.Signal(syscall.SIGQUIT)
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 131 || !strings.Contains(said.String(), "train.(*Trainer).Run") {
+		t.Errorf("exit %d: %s", code, said.String())
+	}
+}
+
 // openTerminal is a terminal of the system's: what is written into child comes out of terminal.
 func openTerminal(t *testing.T) (terminal, child *os.File) {
 	t.Helper()

@@ -1,0 +1,41 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// crashes are what no recover of this program sees.
+var crashes = map[string]func(){
+	"panic":    func() { go panic("a goroutine's own"); select {} },
+	"fatal":    func() { new(sync.Mutex).Unlock() },
+	"segv":     func() { syscall.Kill(os.Getpid(), syscall.SIGSEGV); select {} },
+	"abort":    func() { syscall.Kill(os.Getpid(), syscall.SIGABRT); select {} },
+	"overflow": func() { debug.SetMaxStack(1 << 20); overflow(0) },
+}
+
+func overflow(n int) int { return overflow(n+1) + 1 }
+
+// However the program crashes, it prints where, and exits with 10: 2 says that the job file is wrong.
+func TestCrash(t *testing.T) {
+	for kind := range crashes {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_TEST_CRASH="+kind)
+		out, _ := cmd.CombinedOutput()
+		if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(string(out), "goroutine ") || !strings.HasSuffix(string(out), ": the program crashed: please report the lines above\n") {
+			t.Errorf("%s: exit %d (%v): %.2000s", kind, code, cmd.ProcessState, out)
+		}
+	}
+	_, job := jobFolder(t)
+	cmd := exec.Command(os.Args[0], job, "--ranks", "2")
+	cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=crash:1:3")
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 10 || !strings.Contains(string(out), "asked to crash by ULYSSES_FAULT") {
+		t.Errorf("in a step: exit %d (%v): %.2000s", code, cmd.ProcessState, out)
+	}
+}
