@@ -12,10 +12,16 @@ import (
 )
 
 // A run is measured after its steps, and only if these took long enough: the peak takes 60 ms, all rates that a plan needs half a second.
-const (
+var (
 	worthPeak = time.Second
-	worthPlan = 20 * time.Second
+	worthPlan = 20 * time.Second // tests make it short
 )
+
+// expected is a step by the plan.
+type expected struct {
+	seconds float64
+	phases  map[string]float64 // seconds
+}
 
 // measure returns this machine with the rates that one rank gets done now: none after a short run, that of matrix products after a longer
 // one, and all after a long one. On a GPU they are those that are known of its name. worked is rank 0's seconds in steps. Collective.
@@ -62,17 +68,17 @@ func (s *session) measurePeak(workers int, shape rehearsal.Shape) (peak float64,
 	return peak * min(1, float64(max(cores, atOnce*threads))/float64(s.perNode*threads)), nil
 }
 
-// plannedStep returns the time of a step by the plan, in seconds, on a machine whose rates are known; else 0. Rank 0 alone plans.
-func (s *session) plannedStep(m *machine) (float64, error) {
+// plannedStep returns a step by the plan on a machine whose rates are known; else nil. Rank 0 alone plans.
+func (s *session) plannedStep(m *machine) *expected {
 	if m.ready() != nil || s.Mesh.World.Rank() > 0 {
-		return 0, nil
+		return nil
 	}
 	f, err := foresee(s.Job, m, subjectOf(s.config), true)
 	if err != nil { // what did not fit the plan ran all the same
-		return 0, nil
+		return nil
 	}
 	defer f.close()
-	return f.Seconds, nil
+	return &expected{f.Seconds, f.Phases}
 }
 
 func (s *session) unmeasured() *machine {

@@ -89,9 +89,14 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	planned, err := s.plannedStep(here)
-	if err != nil {
-		return err
+	planned := s.plannedStep(here)
+	var step float64
+	if planned != nil {
+		steps := float64(p.last.Step - p.done)
+		step = p.worked / steps
+		if why := (&slowStep{facts, steps, step, planned}).because(); why != "" {
+			s.Log.Warn().Msg(why)
+		}
 	}
 	if err := s.printPhases(phaseRows(facts)); err != nil {
 		return err
@@ -116,8 +121,8 @@ func (s *session) report(p *progress) error {
 	}
 	if p.last != nil {
 		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", short(float64(p.tokens)/p.worked), short(p.last.ModelTFLOPS*1e12))
-		if planned > 0 {
-			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", p.worked/float64(p.last.Step-p.done), planned)
+		if planned != nil {
+			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", step, planned.seconds)
 		}
 		fmt.Fprintf(s.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
 	}

@@ -3,6 +3,7 @@ package job
 import (
 	"encoding/json"
 	"os"
+	"runtime"
 	"sort"
 	"strings"
 
@@ -22,15 +23,21 @@ type rankFacts struct {
 	Sent              []comm.Entry
 	Formula           []train.Traffic
 	Memory            []train.Taken
-	Resident          int64 // of its process at most; 0 = the system does not say
+	Resident          int64   // of its process at most; 0 = the system does not say
+	Cores             int     // that its process may use
+	Waited            float64 // seconds that its threads waited for a core in the steps
 }
 
 // gatherFacts brings every rank's facts to all ranks. Collective; what it sends itself is not in them.
 func (s *session) gatherFacts() ([]rankFacts, error) {
 	info := s.Device.Info()
 	host, _ := os.Hostname()
+	waited := max(0, queued()-s.queued)
+	if s.world.Kind() == "local" {
+		waited /= float64(s.world.Size()) // all of them are in this process
+	}
 	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
-		Phases: s.Clock.Phases(), Sent: s.Ledger.Entries(), Formula: s.trainer.Traffic(), Memory: s.trainer.Taken(), Resident: residentPeak()})
+		Phases: s.Clock.Phases(), Sent: s.Ledger.Entries(), Formula: s.trainer.Traffic(), Memory: s.trainer.Taken(), Resident: residentPeak(), Cores: runtime.NumCPU(), Waited: waited})
 	if err != nil {
 		return nil, status.Errorf(status.Internal, "report: %w", err)
 	}

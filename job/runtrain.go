@@ -45,6 +45,7 @@ func runTrain(e *Env) (err error) {
 		return err
 	}
 	s.warnIdleRanks()
+	s.queued = queued()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
 	s.trainer.OnSkip = func(why string) {

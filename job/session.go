@@ -19,7 +19,8 @@ type session struct {
 	trainer *train.Trainer
 	data    *train.Data
 	steps   int64
-	failed  error // what ended the steps before their time, on all ranks
+	queued  float64 // as queued() was before the first step
+	failed  error   // what ended the steps before their time, on all ranks
 }
 
 // prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all ranks succeed or return the same code.

@@ -1,0 +1,169 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// slowFrom is how many times its plan a step must have taken for the run to say why.
+const slowFrom = 2
+
+// slowStep is steps that took longer than their plan, a step's seconds on average.
+type slowStep struct {
+	facts   []rankFacts
+	steps   float64
+	seconds float64
+	planned *expected
+}
+
+// between ranks reports whether a phase is one in which ranks wait for one another.
+func betweenRanks(phase string) bool { return phase == "exchange" || phase == "reduce" }
+
+// of is a rank's seconds in a step, of the phases that are asked for.
+func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
+	for _, p := range s.facts[rank].Phases {
+		if in(p.Name) {
+			sum += p.Seconds / s.steps
+		}
+	}
+	return sum
+}
+
+// mean is that of all ranks.
+func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
+	for r := range s.facts {
+		sum += s.of(r, in) / float64(len(s.facts))
+	}
+	return sum
+}
+
+// because is the sentence on a step that took much longer than its plan, "" for others. It names the cause that explains at least half of the excess:
+// a rank that computes longer than the others, ranks that share cores, cores that others use; else the phase with the largest excess.
+func (s *slowStep) because() string {
+	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.seconds) {
+		return ""
+	}
+	excess := s.seconds - s.planned.seconds
+	cause, fix := s.slowRank(excess)
+	if cause == "" {
+		cause, fix = s.sharedCores()
+	}
+	if cause == "" {
+		cause, fix = s.takenCores()
+	}
+	if cause == "" {
+		cause, fix = s.slowPhase()
+	}
+	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.seconds, s.seconds, s.planned.seconds, cause, fix)
+}
+
+// slowRank is a rank for which the others wait.
+func (s *slowStep) slowRank(excess float64) (cause, fix string) {
+	busy := func(phase string) bool { return !betweenRanks(phase) }
+	slowest, fastest := 0, 0
+	for r := range s.facts {
+		if s.of(r, busy) > s.of(slowest, busy) {
+			slowest = r
+		}
+		if s.of(r, busy) < s.of(fastest, busy) {
+			fastest = r
+		}
+	}
+	most, least := s.of(slowest, busy), s.of(fastest, busy)
+	if most-least < excess/2 {
+		return "", ""
+	}
+	return fmt.Sprintf("the others waited for rank %d on %s, which worked %.3g s of a step, rank %d %.3g s", slowest, s.facts[slowest].Host, most, fastest, least),
+		"see what else that host does, or deal heads and rows evenly"
+}
+
+// sharedCores is a host with more threads of ranks than cores.
+func (s *slowStep) sharedCores() (cause, fix string) {
+	for _, f := range s.facts {
+		ranks := 0
+		for _, other := range s.facts {
+			if other.Host == f.Host {
+				ranks++
+			}
+		}
+		threads := max(1, f.Threads)
+		if f.Cores == 0 || ranks*threads <= f.Cores {
+			continue
+		}
+		fix = fmt.Sprintf("start at most %d ranks a node", max(1, f.Cores/threads))
+		if threads > 1 && ranks <= f.Cores {
+			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
+		}
+		return fmt.Sprintf("%d ranks of %d %s share %d %s on %s, and waited for one another %.0f %% of the time", ranks, threads, plural(threads, "thread"), f.Cores, plural(f.Cores, "core"), f.Host,
+			100*s.mean(betweenRanks)/s.seconds), fix
+	}
+	return "", ""
+}
+
+// takenCores is a host whose cores others use: threads were ready to run and had none.
+func (s *slowStep) takenCores() (cause, fix string) {
+	const part = 0.15 // of the time
+	worst := slices.MaxFunc(s.facts, func(a, b rankFacts) int { return int(math.Copysign(1, a.Waited-b.Waited)) })
+	share := worst.Waited / (s.steps * s.seconds * float64(max(1, worst.Threads)))
+	if share < part {
+		return "", ""
+	}
+	return fmt.Sprintf("other processes use the cores of %s: threads of this job waited for a core %.0f %% of the time", worst.Host, 100*min(1, share)),
+		"give the job cores of its own"
+}
+
+// slowPhase is the phase that exceeds its plan by the most.
+func (s *slowStep) slowPhase() (cause, fix string) {
+	seen, name, most := map[string]bool{}, "", math.Inf(-1)
+	for _, f := range s.facts {
+		for _, p := range f.Phases {
+			if seen[p.Name] {
+				continue
+			}
+			seen[p.Name] = true
+			over := s.mean(func(phase string) bool { return phase == p.Name }) - s.planned.phases[p.Name]
+			if over > most {
+				name, most = p.Name, over
+			}
+		}
+	}
+	took := s.mean(func(phase string) bool { return phase == name })
+	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", name, took, s.planned.phases[name])
+	switch {
+	case betweenRanks(name):
+		return "ranks waited for one another or for the network: " + text, "compare the hosts, and measure the network between them"
+	case name == "data":
+		return text, "put the data on faster storage, or raise device.threads"
+	case name == "checkpoint":
+		return text, "raise checkpoint.every, or write to faster storage"
+	}
+	return text, "run ulysses-mpi doctor on every host and compare"
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
+}
+
+// queued is the seconds that threads of this process have been ready to run and had no core; 0 where the system does not say.
+func queued() (seconds float64) {
+	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // the thread has ended
+		}
+		if f := strings.Fields(string(text)); len(f) > 1 { // time on a core, time waiting for one, in ns
+			ns, _ := strconv.ParseFloat(f[1], 64)
+			seconds += ns * 1e-9
+		}
+	}
+	return seconds
+}
