@@ -61,6 +61,16 @@ func TestSlurm(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	t.Run("output.dir of one node", func(t *testing.T) {
+		_, job := jobFolder(t)
+		out := fmt.Sprintf("/dev/shm/ulysses-test-%d", os.Getpid()) // each node has its own
+		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "output.dir=" + out}
+		code, stdout, stderr := launch(t, conf, srun...)
+		want := "output.dir: " + out + " is not shared: rank 2 on n2 does not see what rank 0 on n1 wrote; choose a folder on a shared file system"
+		if code != 2 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
+			t.Errorf("exit %d: %s%s", code, stdout, stderr)
+		}
+	})
 	t.Run("wrong launcher", func(t *testing.T) {
 		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}
 		code, _, stderr := launch(t, conf, append(srun, small(t.TempDir(), "train.steps=1")...)...)
