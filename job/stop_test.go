@@ -4,13 +4,16 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/backends"
 	"ulysses/internal/status"
+	"ulysses/slurm"
 )
 
 // A request to stop that comes before the first step, while device, model and data are opened, is met after it.
@@ -26,6 +29,64 @@ func TestStopEarly(t *testing.T) {
 		open: opener{ask, backends.OpenComm}})
 	if status.Of(err) != status.Preempted {
 		t.Errorf("it is to stop, and %v", err)
+	}
+}
+
+// onLine calls itself with each line of a log.
+type onLine func(line string)
+
+func (f onLine) Write(line []byte) (int, error) {
+	f(string(line))
+	return len(line), nil
+}
+
+// A run that is asked to stop writes its checkpoint before an evaluation that is due: the time left may be short.
+func TestStopBeforeEvaluation(t *testing.T) {
+	dir, _ := newKept(t)
+	ask := func(c backends.Choice) (device.Device, string, error) {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGTERM); err != nil {
+			return nil, "", err
+		}
+		return backends.Open(c)
+	}
+	var found []error
+	said := onLine(func(line string) {
+		if strings.Contains(line, "eval_loss") {
+			_, err := os.Stat(filepath.Join(dir, "out", "checkpoints", "step-00000001", "manifest.json"))
+			found = append(found, err)
+		}
+	})
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "eval.every=1", "eval.split=0.3"}, Stdout: io.Discard, Stderr: said,
+		open: opener{ask, backends.OpenComm}})
+	if status.Of(err) != status.Preempted || len(found) != 1 || found[0] != nil {
+		t.Errorf("%v, and at each evaluation the checkpoint: %v", err, found)
+	}
+}
+
+// The command that resumes a run is its own, as a shell takes it.
+func TestCommand(t *testing.T) {
+	job := &Env{Job: &Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
+	if got, want := job.command(), shellWords([]string{os.Args[0]})+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	job.args = []string{"ulysses-mpi", "job.toml", "-n", "2", ""}
+	if got, want := job.command(), "ulysses-mpi job.toml -n 2 ''"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	none := func(string) string { return "" }
+	for _, x := range []struct {
+		env  slurm.Environment
+		get  func(string) string
+		want string
+	}{
+		{slurm.Environment{Launcher: "mpirun (Open MPI)", Tasks: 4}, none, "mpirun -n 4"},
+		{slurm.Environment{Launcher: "mpiexec (MPICH)", Tasks: 4}, none, "mpiexec -n 4"},
+		{slurm.Environment{Launcher: "srun", Tasks: 8, Nodes: 2}, func(string) string { return "pmix" }, "srun -N 2 -n 8 --mpi=pmix"},
+		{slurm.Environment{Launcher: "srun", Tasks: 8}, none, "srun -n 8"},
+	} {
+		if got := shellWords(launcherWords(x.env, x.get)); got != x.want {
+			t.Errorf("%v: %s, want %s", x.env, got, x.want)
+		}
 	}
 }
 

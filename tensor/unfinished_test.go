@@ -13,6 +13,13 @@ import (
 func TestRemoveUnfinished(t *testing.T) {
 	if dir := os.Getenv("ULYSSES_TEST_UNFINISHED"); dir != "" {
 		WriteFile(filepath.Join(dir, "done"), func(w io.Writer) error { return nil })
+		folder, err := Beside(filepath.Join(dir, "folder"), func(name string) error { return os.Mkdir(name, 0o777) })
+		if err == nil {
+			err = os.WriteFile(filepath.Join(folder, "half"), nil, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 		WriteFile(filepath.Join(dir, "file"), func(w io.Writer) error {
 			fmt.Fprintln(w, "half")
 			RemoveUnfinished()

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 	"unsafe"
+
+	"ulysses/tensor"
 )
 
 // stoppable is a job of many short steps that writes no checkpoint unless it is stopped.
@@ -230,6 +232,24 @@ func openTerminal(t *testing.T) (terminal, child *os.File) {
 	return terminal, child
 }
 
+// attentionJob is one that takes seconds.
+func attentionJob(t *testing.T, dir string) string {
+	t.Helper()
+	var items []tensor.Item
+	for _, name := range []string{"q", "k", "v"} {
+		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfFloat32(make([]float32, 24<<10*4*64), 24<<10, 4, 64)})
+	}
+	job := filepath.Join(dir, "job.toml")
+	err := tensor.WriteSafetensors(filepath.Join(dir, "in.safetensors"), nil, items)
+	if err == nil {
+		err = os.WriteFile(job, []byte("kind = \"attention\"\nattention.input = \"in.safetensors\"\nattention.output = \"out.safetensors\"\n"), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return job
+}
+
 // What writes no checkpoint ends at the first signal and leaves nothing behind.
 func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 	for _, x := range []struct {
@@ -238,11 +258,15 @@ func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 	}{
 		{"eval", []string{"--set", "kind=eval"}},
 		{"verify", []string{"verify"}},
+		{"attention", nil},
 	} {
 		dir := t.TempDir()
 		var said heard
 		argv := []string{os.Args[0], "../../examples/quickstart.toml", "--ranks", "4", "--set", "output.dir=" + filepath.Join(dir, "out")}
 		argv = append(append(argv[:1:1], x.args...), argv[1:]...)
+		if x.name == "attention" {
+			argv = []string{os.Args[0], attentionJob(t, dir), "--ranks", "2"}
+		}
 		if x.name == "verify" {
 			argv = append(argv, "--set", "data.global_batch=400")
 		}
@@ -254,7 +278,7 @@ func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 			t.Errorf("%s: exit %d: %s", x.name, code, said.String())
 		}
 		filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
-			if err == nil && strings.HasPrefix(d.Name(), ".") {
+			if err == nil && (strings.HasPrefix(d.Name(), ".") || d.Name() == "out.safetensors") {
 				t.Errorf("%s: left behind: %s", x.name, path)
 			}
 			return nil
