@@ -153,8 +153,9 @@ ulysses_status ulysses_heads_to_seq_start(ulysses_plan *, const ulysses_batch *,
 ulysses_status ulysses_request_wait(ulysses_request *);
 
 /* Halo: the n rows before this rank's (n > 0) or the -n rows after (n < 0) in each of the batch's sequences, zero where they belong to another
- * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts; n may
- * exceed a neighbour's rows. forward reads x and writes halo. backward reads halo (the gradient of it) and adds to x (the gradient of x) where the rows
+ * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts: in
+ * a causal one over [halo, x], the row j before a token counts only where the token's position (ulysses_batch_positions) is j or more; without that look documents that
+ * start inside of a rank's rows would see the one before. n may exceed a neighbour's rows. forward reads x and writes halo. backward reads halo (the gradient of it) and adds to x (the gradient of x) where the rows
  * came from, lower ranks first. F32 or the context's other types of activations. Workspace: by query, or NULL where it is 0. [C][A] */
 typedef struct { uint32_t struct_size; int32_t reserved; int64_t n; ulysses_tensor *x, *halo; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_halo_args;
 ulysses_status ulysses_halo_forward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);
@@ -207,7 +208,7 @@ ulysses_status ulysses_attention_layer_backward(ulysses_plan *, const ulysses_ba
 
 /* Gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464), token after token of a document, per v head, S [Dk, Dv] being the state:
  * S = exp(g)*S; u = beta*(v - S^T k); S = S + k u^T; out = scale * S^T q.  q, k [B, rows, Hk, Dk], v, out [B, rows, Hv, Dv], last axis dense; g
- * (natural logarithm of the decay, <= 0, however low) and beta f32 [B, rows, Hv], any strides. The convolution before it takes its rows from ulysses_halo_forward.
+ * (natural logarithm of the decay, <= 0, however low) and beta f32 [B, rows, Hv], any strides. The convolution before it takes its rows from ulysses_halo_forward, documents apart (see there).
  * States f32 [docs, Hv, Dk, Dv], dense, one for each of the batch's documents, whole on every rank, with ULYSSES_STATES: state_in NULL = zero,
  * state_out NULL = not wanted (their bytes travel). saved NULL = no backward, which takes the same args and reads saved and state_in alone; q, k, v, g,
  * beta, out may be NULL by then. dstate_out NULL = zero, and the same on every rank; dstate_in, whole on every rank, NULL = not wanted, only with state_in. */

@@ -20,17 +20,23 @@ type deltaCase struct {
 	beta    int // of betaKinds
 }
 
-// decayKinds are logarithms of decays: as layers have them, none, strong ones, nothing but strong ones, and strong ones among weak ones, whose
-// cumulative sums are large where differences are small.
+// decayKinds are logarithms of decays: as layers have them, none, strong ones, nothing but strong ones, strong ones among weak ones, whose
+// cumulative sums are large where differences are small, and heads of which every other one forgets all.
 var decayKinds = []struct {
 	name string
-	g    func(r *rand.Rand) float64
+	g    func(r *rand.Rand, head int64) float64
 }{
-	{"", func(r *rand.Rand) float64 { return -0.3 * math.Abs(r.NormFloat64()) }},
-	{"zero", func(*rand.Rand) float64 { return 0 }},
-	{"strong", func(r *rand.Rand) float64 { return -20 * r.Float64() }},
-	{"all -20", func(*rand.Rand) float64 { return -20 }},
-	{"bursts", func(r *rand.Rand) float64 { return []float64{-20, -20, -0.05 * r.Float64()}[r.IntN(3)] }},
+	{"", func(r *rand.Rand, _ int64) float64 { return -0.3 * math.Abs(r.NormFloat64()) }},
+	{"zero", func(*rand.Rand, int64) float64 { return 0 }},
+	{"strong", func(r *rand.Rand, _ int64) float64 { return -20 * r.Float64() }},
+	{"all -20", func(*rand.Rand, int64) float64 { return -20 }},
+	{"bursts", func(r *rand.Rand, _ int64) float64 { return []float64{-20, -20, -0.05 * r.Float64()}[r.IntN(3)] }},
+	{"-24 in odd heads", func(r *rand.Rand, head int64) float64 {
+		if head%2 == 1 {
+			return -24 - r.Float64()
+		}
+		return -0.3 * math.Abs(r.NormFloat64())
+	}},
 }
 
 var betaKinds = []struct {
@@ -80,7 +86,7 @@ func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	}
 	x.k = rounded(d, x.k)
 	for i := range x.g {
-		x.g[i], x.beta[i] = float64(float32(decayKinds[c.decay].g(r))), float64(float32(betaKinds[c.beta].beta(r)))
+		x.g[i], x.beta[i] = float64(float32(decayKinds[c.decay].g(r, int64(i)%c.Hv))), float64(float32(betaKinds[c.beta].beta(r)))
 	}
 	return x
 }
@@ -191,6 +197,9 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 	}
 	for i := range w {
 		w[i].chain = deltaChain
+		if w[i].name == "dg" || w[i].name == "dbeta" {
+			w[i].heads = c.Hv
+		}
 	}
 	deltaWants.Store(name, w)
 	return w

@@ -84,6 +84,20 @@ func (s *suite) gatesCase(d, p tensor.DType, suffix string, rows, heads int64, l
 	for i := range wants { // sum, two exponentials, quotient, logarithm, product
 		wants[i].chain = 6 * ulp
 	}
+	magnitudes := func(x []float64) []float64 {
+		y := clone(x)
+		for i := range y {
+			y[i] = math.Abs(y[i])
+		}
+		return y
+	}
+	// Terms of one sign in a head: those of dg = |dg|, which all have the sign of -A; what is there before takes that sign.
+	sizeA, sizeBias := make([]float64, heads), make([]float64, heads)
+	ref.DeltaGatesGrad(x.a, x.b, x.alog, x.bias, magnitudes(x.dg), x.dbeta, sizeA, sizeBias)
+	for h := range heads {
+		sizeA[h], sizeBias[h] = math.Abs(sizeA[h])+math.Abs(x.dalog[h]), math.Abs(sizeBias[h])+math.Abs(x.dbias[h])
+	}
+	wants[4].sizes, wants[5].sizes = sizeA, sizeBias
 	name := fmt.Sprintf("%dx%d %v%s", rows, heads, l, suffix)
 	s.check(name, wants[:2], func(b *bed) ([]*array, error) { return b.gates(d, p, l, x) })
 	for _, inPlace := range []bool{false, true} {

@@ -30,6 +30,8 @@ type want struct {
 	bound float64   // for results better than f32; 0 = as above
 	gate  float64   // in BF16, of results whose factors are rounded on the way; 0 = as above
 	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
+	heads int64     // the result is [rows, heads], and each head is also measured by its own largest value; 0 = as a whole alone
+	sizes []float64 // the result is [heads], sums of terms of these sizes in all, and each head is also measured by its own
 	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
 }
 
@@ -89,6 +91,30 @@ func (w want) compare(t testing.TB, got []float64) {
 		t.Errorf("%s: %s", w.name, fault)
 	} else if !(e <= bound) {
 		t.Errorf("%s: error %.3g, at most %.3g: %s", w.name, e, bound, worst(got, w.ref))
+	}
+	w.compareHeads(t, got)
+}
+
+// compareHeads measures each head by itself. Where decays differ by orders of magnitude from head to head, gradients of gates do so too, and one that is wrong
+// by its own size is 1e-7 of the tensor's largest value.
+func (w want) compareHeads(t testing.TB, got []float64) {
+	t.Helper()
+	for h := range w.heads {
+		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, bound: w.bound, gate: w.gate,
+			chain: 2 * w.chain} // a head's largest value is less than the tensor's, and its roundings are of the same sums
+		if w.plain != nil {
+			one.plain = columns(w.plain, w.heads, h, 1)
+		}
+		one.compare(t, columns(got, w.heads, h, 1))
+	}
+	for h, size := range w.sizes {
+		if r := w.ref[h]; size == 0 || math.IsNaN(r) || math.IsInf(r, 0) {
+			continue
+		}
+		e, bound := math.Abs(got[h]-w.ref[h])/size, min(largest, max(2*math.Abs(w.plain[h]-w.ref[h])/size, w.chain))
+		if !(e <= bound) {
+			t.Errorf("%s of head %d: error %.3g, at most %.3g: %.9g, want %.9g", w.name, h, e, bound, got[h], w.ref[h])
+		}
 	}
 }
 

@@ -77,6 +77,62 @@ class Halo(unittest.TestCase):
             torch.testing.assert_close(found[0], want.detach(), rtol=1e-6, atol=1e-6)
             torch.testing.assert_close(found[1], exact.grad, rtol=1e-6, atol=1e-6)
 
+    def test_a_convolution_over_documents(self):
+        """Documents shorter than the kernel, over several ranks, other ones in each sequence: outputs of NumPy and PyTorch, and all gradients, against sums over the documents in float64.
+        The convolution over [halo, x] by itself is off by far more than the tolerance, without an error."""
+        b, s, c, width = 2, 13, 6, 4
+        cu = (0, 1, 2, 3, 5, 6, 13, 20, 22, 26)
+        x, w, bias, up = draw(2, b, s, c), draw(3, c, width), draw(4, c), draw(5, b, s, c)
+        for activation in (None, "silu"):
+            def exact(x, w, bias):
+                y = np.zeros((b * s, c))
+                flat = x.reshape(b * s, c)
+                for lo, hi in zip(cu, cu[1:]):
+                    for t in range(lo, hi):
+                        for j in range(min(width, t - lo + 1)):
+                            y[t] += flat[t - j] * w[:, width - 1 - j]
+                y += bias
+                return (y if activation is None else y / (1 + np.exp(-y))).reshape(b, s, c)
+
+            want = exact(*(a.astype(np.float64) for a in (x, w, bias)))
+            slopes = []
+            for i in range(3):
+                given = [a.astype(np.float64) for a in (x, w, bias)]
+                slope = np.zeros(given[i].shape)
+                for at in np.ndindex(slope.shape):
+                    kept = given[i][at]
+                    given[i][at] = kept + 1e-5
+                    up_ = (exact(*given) * up).sum()
+                    given[i][at] = kept - 1e-5
+                    slope[at] = (up_ - (exact(*given) * up).sum()) / 2e-5
+                    given[i][at] = kept
+                slopes.append(slope)
+
+            def numpy(ctx):
+                mine = rows(x, ctx)
+                naive = np.concatenate([ulysses.halo(mine, width - 1, seq=s, cu_seqlens=cu, context=ctx), mine], 1)
+                naive = bias + sum(naive[:, k:k + mine.shape[1]] * w[:, k] for k in range(width))
+                return ulysses.causal_conv1d(mine, w, bias, activation, cu_seqlens=cu, context=ctx), naive if activation is None else None
+
+            for size in (1, 2, 4, 8):
+                found = contexts(size, numpy)
+                self.assertLess(error(np.concatenate([y for y, _ in found], 1), want), TOLERANCE, (activation, size))
+                if activation is None:
+                    self.assertGreater(error(np.concatenate([y for _, y in found], 1), want), 0.1)
+            if torch is None:
+                continue
+
+            def body(ctx):
+                mine, *own = [torch.from_numpy(np.ascontiguousarray(a)).requires_grad_() for a in (rows(x, ctx), w, bias)]
+                y = ulysses.causal_conv1d(mine, *own, activation, cu_seqlens=cu, context=ctx)
+                (y * torch.from_numpy(rows(up, ctx))).sum().backward()
+                return y.detach(), mine.grad, own[0].grad, own[1].grad
+
+            for size in (1, 2, 4, 8):
+                y, dx, dw, db = zip(*contexts(size, body))
+                for name, a, e in (("y", torch.cat(y, 1), want), ("dx", torch.cat(dx, 1), slopes[0]), ("dw", sum(dw), slopes[1]), ("db", sum(db), slopes[2])):
+                    self.assertLess(error(a, e), TOLERANCE, (name, activation, size))
+
     def test_refusals(self):
         with ulysses.Context() as ctx:
             for call in (lambda: ulysses.halo(draw(1, 1, 4), 0, context=ctx), lambda: ulysses.halo(draw(1, 4), 1, context=ctx), lambda: ulysses.halo(draw(1, 1, 4, 2), 1, seq=9, context=ctx)):

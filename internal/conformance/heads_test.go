@@ -1,0 +1,31 @@
+package conformance
+
+import "testing"
+
+// fails counts what a comparison says.
+type fails struct {
+	testing.TB
+	n int
+}
+
+func (f *fails) Helper()               {}
+func (f *fails) Errorf(string, ...any) { f.n++ }
+
+// TestAHeadOfItsOwnSize: an error that is 1e-7 of a tensor and all of one head's gradient fails by heads, and by heads alone.
+func TestAHeadOfItsOwnSize(t *testing.T) {
+	ref := []float64{1, 1e-7, -2, 2e-7} // [tokens, heads]
+	plain := append([]float64{}, ref...)
+	got := []float64{1, 2e-7, -2, 1e-7}
+	for heads, faults := range map[int64]int{0: 0, 2: 1} {
+		f := &fails{}
+		want{name: "dg", ref: ref, plain: plain, heads: heads}.compare(f, got)
+		if f.n != faults {
+			t.Errorf("measured by %d heads: %d faults, want %d", heads, f.n, faults)
+		}
+	}
+	f := &fails{}
+	want{name: "dalog", ref: []float64{3, 1e-7}, plain: []float64{3, 1e-7}, sizes: []float64{4, 2e-7}}.compare(f, []float64{3, 2e-7})
+	if f.n != 1 {
+		t.Errorf("measured by sizes: %d faults, want 1", f.n)
+	}
+}
