@@ -26,7 +26,10 @@ func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute ten
 			in.close()
 		}
 	}()
-	if err := comm.Agree(c, err); err != nil {
+	if err = comm.Agree(c, err); err == nil {
+		err = in.same(c)
+	}
+	if err != nil {
 		return nil, err
 	}
 	layer := in.layer(t)

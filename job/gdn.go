@@ -27,7 +27,10 @@ func newGDNRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DT
 			in.close()
 		}
 	}()
-	if err := comm.Agree(c, err); err != nil {
+	if err = comm.Agree(c, err); err == nil {
+		err = in.same(c)
+	}
+	if err != nil {
 		return nil, err
 	}
 	layer := in.layer(t)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -28,6 +29,11 @@ func openSaved(f *faultList, kind, input, output string, writer bool) savedInput
 		f.add(status.Of(err), "%s.input: %w", kind, err)
 	}
 	return savedInput{file, kind}
+}
+
+// same refuses an input of which ranks see other copies. Collective.
+func (in *savedInput) same(c comm.Comm) error {
+	return comm.SameFiles(c, in.kind+".input", []comm.File{comm.SafetensorsFile(in.file.Path, in.file)})
 }
 
 func (in *savedInput) close() {

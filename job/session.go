@@ -53,6 +53,11 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
+	if folder != nil { // whose copy on another machine may be a stale one
+		if err = comm.SameFiles(s.Mesh.World, "model.path", folder.Files()); err != nil {
+			return nil, err
+		}
+	}
 	if err = s.layOut(); err == nil {
 		err = s.fill(folder)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/comm"
 	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -69,6 +70,15 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
 	}
 	return cfg, nil
+}
+
+// Files are the files that the model is read from, to be compared over the ranks.
+func (f *Folder) Files() []comm.File {
+	all := []comm.File{{Name: configFile, Path: filepath.Join(f.Dir, configFile)}}
+	for _, s := range f.files {
+		all = append(all, comm.SafetensorsFile(filepath.Base(s.Path), s))
+	}
+	return all
 }
 
 // Close closes the files.

@@ -2,6 +2,7 @@ package tensor
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"sort"
 	"unsafe"
 
@@ -214,6 +216,13 @@ func (s *Safetensors) Close() error { return s.file.Close() }
 
 // Entries are the tensors, by name.
 func (s *Safetensors) Entries() []Entry { return s.entries }
+
+// Layout returns what the file is made of: the bytes of its header, and the tensors in the order of their bytes, without gaps.
+func (s *Safetensors) Layout() (header int64, inOrder []Entry) {
+	inOrder = slices.Clone(s.entries)
+	slices.SortFunc(inOrder, func(a, b Entry) int { return cmp.Or(cmp.Compare(a.lo, b.lo), cmp.Compare(a.hi, b.hi)) })
+	return s.data, inOrder
+}
 
 // Entry finds a tensor.
 func (s *Safetensors) Entry(name string) (Entry, bool) {

@@ -84,11 +84,14 @@ func (data *Data) open(d DataConfig, e EvalConfig, o Opening) error {
 	} else if o.Tokenizer == nil {
 		o.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
-	if err == nil {
-		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS)
-	}
 	s := &opening{Opening: o, config: d}
 	if err = s.agree(err); err != nil {
+		return err
+	}
+	if err = s.sameTokenizer(); err == nil {
+		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS) // the same on all ranks
+	}
+	if err != nil {
 		return err
 	}
 	data.reader = newReader(s.decoder(), cmp.Or(o.cache, cacheBytes))
@@ -124,7 +127,7 @@ func (data *Data) read(o *opening, key string, patterns []string) ([]source, err
 	if err = o.agree(err); err != nil {
 		return nil, err
 	}
-	if err = o.same(list); err != nil {
+	if err = o.same(key, list); err != nil {
 		return nil, err
 	}
 	var sources []source

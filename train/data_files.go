@@ -2,7 +2,6 @@ package train
 
 import (
 	"cmp"
-	"fmt"
 	"math/bits"
 	"os"
 	"path/filepath"
@@ -18,6 +17,7 @@ import (
 // listed is a file that a key names.
 type listed struct {
 	path    string
+	paths   []string // all files of it: a Megatron dataset has two
 	size    int64
 	formats []format // how its documents are read; nil for a .safetensors file
 }
@@ -35,7 +35,7 @@ func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}
-		files[i] = listed{path: path, size: info.Size()}
+		files[i] = listed{path: path, paths: []string{path}, size: info.Size()}
 		total += info.Size()
 	}
 	step := cmp.Or(o.block, blockBytes(total))
@@ -56,7 +56,7 @@ func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
 			if i > 0 && f.path != paths[i-1] && (m.idx == paths[i-1] || m.bin == paths[i-1]) {
 				continue // a pattern, or a careful author, names both files
 			}
-			f.size += m.idxBytes + m.binBytes
+			f.paths = []string{m.idx, m.bin}
 			f.formats = []format{megatronIndex{m}, megatronTokens{m}}
 		case ".safetensors":
 		default:
@@ -73,16 +73,18 @@ func blockBytes(total int64) int64 {
 	return max(32<<10, int64(1)<<bits.Len64(uint64(total>>20)))
 }
 
-// same refuses ranks that see other files: a block is a place in one.
-func (o *opening) same(files []listed) error {
+// same refuses files that differ between the ranks: a block is a place in one, which another rank may have checked.
+func (o *opening) same(key string, files []listed) error {
 	if o.Comm == nil {
 		return nil
 	}
-	fields := make([]comm.Field, len(files))
-	for i, f := range files {
-		fields[i] = comm.Field{Name: "size of " + f.path, Value: fmt.Sprint(f.size)}
+	var all []comm.File
+	for _, f := range files {
+		for _, path := range f.paths {
+			all = append(all, comm.File{Name: path, Path: path})
+		}
 	}
-	return comm.Same(o.Comm, "data", fields...)
+	return comm.SameFiles(o.Comm, key, all)
 }
 
 // wildcards are what makes a pattern of a name.

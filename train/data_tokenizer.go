@@ -2,7 +2,9 @@ package train
 
 import (
 	"fmt"
+	"path/filepath"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/internal/tokenizer"
 )
@@ -76,6 +78,19 @@ func openTokenizer(name string) (Tokenizer, error) {
 		return nil, status.Errorf(status.Of(err), "data.%w", err)
 	}
 	return t, nil
+}
+
+// sameTokenizer refuses a tokenizer whose files differ between the ranks. Collective.
+func (o *opening) sameTokenizer() error {
+	t, ok := o.Tokenizer.(*tokenizer.Tokenizer)
+	if !ok || o.Comm == nil {
+		return nil
+	}
+	var files []comm.File
+	for _, path := range t.Files() {
+		files = append(files, comm.File{Name: filepath.Base(path), Path: path})
+	}
+	return comm.SameFiles(o.Comm, "data.tokenizer", files)
 }
 
 // Tokenizer is what the tokens depend on beside the text, in a few words; nothing for bytes.

@@ -137,11 +137,19 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	} else if err != nil {
 		return fail(&damaged{err})
 	}
+	// Another manifest would be another checkpoint, with its own checksums.
+	if err = comm.SameFiles(world, "checkpoint "+path, []comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
+		return fail(err)
+	}
 	notes, err = c.compare(from, groups, o, steps)
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}
-	if err = comm.Agree(world, from.Check(world.Rank(), world.Size())); err != nil {
+	rank, ranks, err := comm.Copies(world, from.ManifestPath()) // each copy of the files is checked by those who read it
+	if err == nil {
+		err = comm.Agree(world, from.Check(rank, ranks))
+	}
+	if err != nil {
 		return fail(&damaged{err})
 	}
 	return from, notes, nil

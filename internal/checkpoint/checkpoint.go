@@ -25,8 +25,9 @@ import (
 )
 
 const (
-	producer     = "ulysses"
-	manifestFile = "manifest.json"
+	producer = "ulysses"
+	// ManifestFile is the name of the manifest in a checkpoint's folder.
+	ManifestFile = "manifest.json"
 	modelFolder  = "model"
 	prefix       = "step-"
 )
@@ -222,7 +223,7 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	temp := d.temp(m.Step)
 	text, err := m.text()
 	if err == nil {
-		err = tensor.WriteFile(filepath.Join(temp, manifestFile), func(w io.Writer) error { _, err := w.Write(text); return err })
+		err = tensor.WriteFile(filepath.Join(temp, ManifestFile), func(w io.Writer) error { _, err := w.Write(text); return err })
 	}
 	if err == nil {
 		err = syncDir(temp)

@@ -96,24 +96,24 @@ func (m *Manifest) parse(text []byte) error {
 		Sum *string `json:"sha256"`
 	}
 	if err := input.JSON(text, &head); err != nil {
-		return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+		return fmt.Errorf("%s is damaged (%w)", ManifestFile, err)
 	}
 	*m = head.Manifest
 	switch {
 	case m.Producer != producer:
-		return fmt.Errorf("%s was not written by this program", manifestFile)
+		return fmt.Errorf("%s was not written by this program", ManifestFile)
 	case m.Format > Format:
 		return &newerError{m.Format}
 	case m.Format < 1 || m.Format == 1 && head.Sum != nil:
-		return fmt.Errorf("%s is damaged (format %d)", manifestFile, m.Format)
+		return fmt.Errorf("%s is damaged (format %d)", ManifestFile, m.Format)
 	}
 	if m.Format > 1 {
 		if err := checkSeal(text); err != nil {
-			return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+			return fmt.Errorf("%s is damaged (%w)", ManifestFile, err)
 		}
 	}
 	if err := m.check(); err != nil {
-		return fmt.Errorf("%s is damaged (%w)", manifestFile, err)
+		return fmt.Errorf("%s is damaged (%w)", ManifestFile, err)
 	}
 	return nil
 }
@@ -122,7 +122,7 @@ func (m *Manifest) parse(text []byte) error {
 type newerError struct{ format int }
 
 func (e *newerError) Error() string {
-	return fmt.Sprintf("%s has format %d, this program reads up to %d", manifestFile, e.format, Format)
+	return fmt.Sprintf("%s has format %d, this program reads up to %d", ManifestFile, e.format, Format)
 }
 
 // check refuses what cannot be.

@@ -40,7 +40,7 @@ func TestEveryByteOfAManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
-	file := filepath.Join(path, manifestFile)
+	file := filepath.Join(path, ManifestFile)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func TestEveryByteOfAManifest(t *testing.T) {
 // A manifest whose checksum is right and which cannot be is refused by name, without a panic.
 func TestImpossibleManifests(t *testing.T) {
 	_, path := small(t)
-	file := filepath.Join(path, manifestFile)
+	file := filepath.Join(path, ManifestFile)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -30,7 +30,7 @@ type place struct {
 
 // Find lists the checkpoints that a path may mean, the newest first: path itself, or those in it where it holds several.
 func Find(path string) ([]string, error) {
-	if _, err := os.Lstat(filepath.Join(path, manifestFile)); err == nil {
+	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
 	}
 	steps, err := Dir(path).Steps()
@@ -39,7 +39,7 @@ func Find(path string) ([]string, error) {
 	}
 	if len(steps) == 0 {
 		return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN here: name a checkpoint, or the folder that a run keeps them in",
-			path, manifestFile, prefix)
+			path, ManifestFile, prefix)
 	}
 	paths := make([]string, 0, len(steps))
 	for _, s := range slices.Backward(steps) {
@@ -54,7 +54,7 @@ func Open(path string) (*Checkpoint, error) {
 	bad := func(code status.Code, err error) error {
 		return status.Errorf(code, "checkpoint %s: %w: remove it, or name another with checkpoint.resume", path, err)
 	}
-	text, err := input.Read(filepath.Join(path, manifestFile), maxManifest)
+	text, err := input.Read(filepath.Join(path, ManifestFile), maxManifest)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "checkpoint %s: %w: it must be a folder that a run of this program wrote", path, err)
 	}
@@ -68,7 +68,7 @@ func Open(path string) (*Checkpoint, error) {
 		return nil, bad(code, err)
 	}
 	if step, ok := stepOf(folderName(path)); ok && step != m.Step {
-		return nil, bad(status.InvalidConfig, fmt.Errorf("its name says step %d, its %s step %d", step, manifestFile, m.Step))
+		return nil, bad(status.InvalidConfig, fmt.Errorf("its name says step %d, its %s step %d", step, ManifestFile, m.Step))
 	}
 	for g, group := range m.Groups {
 		n := int64(0)
@@ -115,6 +115,9 @@ func (c *Checkpoint) all() []listed {
 	}
 	return all
 }
+
+// ManifestPath is the path of the manifest.
+func (c *Checkpoint) ManifestPath() string { return filepath.Join(c.Path, ManifestFile) }
 
 // ModelPath is the folder with the files that a model's folder has beside the weights.
 func (c *Checkpoint) ModelPath() string { return filepath.Join(c.Path, modelFolder) }

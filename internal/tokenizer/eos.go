@@ -33,6 +33,7 @@ func (t *Tokenizer) findEOS(folder string) (int32, error) {
 		} else if err != nil {
 			return -1, status.Errorf(status.IO, "the end of a document: %w", err)
 		}
+		t.files = append(t.files, path)
 		var s special
 		if err := input.JSON(bom.Trim(text), &s); err != nil {
 			return -1, status.Errorf(status.InvalidConfig, "the end of a document: %s: %w", path, err)

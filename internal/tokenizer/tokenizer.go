@@ -31,6 +31,7 @@ import (
 // Tokenizer is an open tokenizer.json. It may be used by several goroutines at once.
 type Tokenizer struct {
 	path        string
+	files       []string
 	digest      string
 	size        int64
 	normalizers []normalizer
@@ -67,7 +68,7 @@ func Open(path string) (*Tokenizer, error) {
 	} else if err != nil {
 		return nil, status.Errorf(status.IO, "tokenizer: %w", err)
 	}
-	t := &Tokenizer{path: path}
+	t := &Tokenizer{path: path, files: []string{path}}
 	sum := sha256.Sum256(text)
 	t.digest = hex.EncodeToString(sum[:])
 	if err := t.read(text); err != nil {
@@ -144,6 +145,9 @@ func (t *Tokenizer) read(text []byte) error {
 
 // Size is one more than the largest id: a model's vocabulary must have at least as many rows.
 func (t *Tokenizer) Size() int64 { return t.size }
+
+// Files are the files that were read: the tokenizer.json, then those beside it.
+func (t *Tokenizer) Files() []string { return t.files }
 
 // Digest is the SHA-256 of the tokenizer.json, in hexadecimal.
 func (t *Tokenizer) Digest() string { return t.digest }

@@ -1,0 +1,337 @@
+package comm
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// File is a file that all ranks read by the same name. Ranks on other machines may see another copy of it.
+type File struct {
+	Name  string // in messages; the same on all ranks
+	Path  string
+	Parts []Part // what the bytes are, from the first on; none = one part
+}
+
+// Part is a stretch of a file with a name for messages.
+type Part struct {
+	Name  string
+	Bytes int64
+}
+
+// SafetensorsFile is an open file with its tensors as parts.
+func SafetensorsFile(name string, s *tensor.Safetensors) File {
+	header, tensors := s.Layout()
+	f := File{Name: name, Path: s.Path, Parts: []Part{{"its header", header}}}
+	for _, e := range tensors {
+		f.Parts = append(f.Parts, Part{"tensor " + e.Name, e.Bytes()})
+	}
+	return f
+}
+
+// unitBytes is what is read for one checksum, round how long a rank reads before it meets its peers, which end the job when a rank is late.
+const (
+	unitBytes = 64 << 20
+	round     = 20 * time.Second
+)
+
+// copies says which ranks see the same copies of some files.
+type copies struct {
+	hosts []string
+	group []int // of each rank: the lowest rank that sees the same copies
+}
+
+// members returns this rank's place among those that see its copies, and their number.
+func (x *copies) members(rank int) (index, n int) {
+	for r, g := range x.group {
+		if g == x.group[rank] {
+			if n++; r < rank {
+				index++
+			}
+		}
+	}
+	return index, n
+}
+
+// Copies tells a rank which of the ranks it is that see the same copies of the files as it does, and how many these are: they can share the
+// work of reading the files. Files are the same where they lie on one machine's disk or on one network file system, and have not
+// changed. Collective.
+func Copies(c Comm, paths ...string) (index, n int, err error) {
+	x, err := findCopies(c, paths)
+	if err != nil {
+		return 0, 0, err
+	}
+	index, n = x.members(c.Rank())
+	return index, n, nil
+}
+
+func findCopies(c Comm, paths []string) (*copies, error) {
+	var ids []string
+	var err error
+	for _, p := range paths {
+		var info os.FileInfo
+		if info, err = input.Stat(p); err != nil {
+			err = status.Errorf(status.IO, "%w", err)
+			break
+		}
+		ids = append(ids, identity(p, info))
+	}
+	if err = Agree(c, err); err != nil {
+		return nil, err
+	}
+	seen := sha256.Sum256([]byte(strings.Join(ids, "\n")))
+	all, err := GatherBytes(c, append(seen[:], hostName()...))
+	if err != nil {
+		return nil, err
+	}
+	x, first := &copies{}, map[string]int{}
+	for r, b := range all {
+		id := string(b[:len(seen)])
+		if _, ok := first[id]; !ok {
+			first[id] = r
+		}
+		x.hosts, x.group = append(x.hosts, string(b[len(seen):])), append(x.group, first[id])
+	}
+	return x, nil
+}
+
+func hostName() string {
+	name, _ := os.Hostname()
+	return name
+}
+
+// SameFiles refuses files that are not the same, byte for byte, on all ranks; key starts the text of the error, which names the file, the first
+// part that differs, and a rank and host of either side. Where all ranks see one copy nothing is read. Else every copy is read
+// once, by the ranks that see it together. Collective: all ranks get the same error.
+func SameFiles(c Comm, key string, files []File) error {
+	if c.Size() == 1 || len(files) == 0 {
+		return nil
+	}
+	paths := make([]string, len(files))
+	for i, f := range files {
+		paths[i] = f.Path
+	}
+	if err := sameLayout(c, key, files); err != nil {
+		return err
+	}
+	x, err := findCopies(c, paths)
+	if err != nil {
+		return err
+	}
+	one := true
+	for _, g := range x.group {
+		one = one && g == 0
+	}
+	if one {
+		return nil
+	}
+	units, err := unitsOf(files)
+	if err = Agree(c, err); err != nil {
+		return err
+	}
+	index, n := x.members(c.Rank())
+	mine, err := sums(c, files, units, index, n)
+	if err != nil {
+		return err
+	}
+	all, err := GatherBytes(c, mine)
+	if err != nil {
+		return err
+	}
+	return x.compare(key, files, units, all)
+}
+
+// sameLayout compares names, lengths and parts.
+func sameLayout(c Comm, key string, files []File) error {
+	type entry struct {
+		Name  string
+		Bytes int64
+		Parts []Part
+	}
+	var list []entry
+	var err error
+	for _, f := range files {
+		var info os.FileInfo
+		if info, err = input.Stat(f.Path); err != nil {
+			err = status.Errorf(status.IO, "%s: %w", key, err)
+			break
+		}
+		list = append(list, entry{f.Name, info.Size(), f.Parts})
+	}
+	if err = Agree(c, err); err != nil {
+		return err
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		return status.Errorf(status.Internal, "%s: %w", key, err)
+	}
+	sum := crc32.Checksum(text, castagnoli)
+	all, err := GatherBytes(c, append(binary.LittleEndian.AppendUint32(nil, sum), hostName()...))
+	if err != nil {
+		return err
+	}
+	other := 0
+	for other < len(all) && bytes.Equal(all[other][:4], all[0][:4]) {
+		other++
+	}
+	if other == len(all) {
+		return nil
+	}
+	var lists [2][]entry
+	for i, root := range []int{0, other} {
+		b, err := BroadcastBytes(c, text, root)
+		if err == nil {
+			err = json.Unmarshal(b, &lists[i])
+		}
+		if err != nil {
+			return err
+		}
+	}
+	between := betweenRanks(0, string(all[0][4:]), other, string(all[other][4:]))
+	for i := range max(len(lists[0]), len(lists[1])) {
+		if i >= min(len(lists[0]), len(lists[1])) || lists[0][i].Name != lists[1][i].Name {
+			name := func(list []entry) string {
+				if i < len(list) {
+					return list[i].Name
+				}
+				return "no more"
+			}
+			return status.Errorf(status.InvalidConfig, "%s: the files differ %s: file %d is %s on the first and %s on the second: %s",
+				key, between, i+1, input.Short(name(lists[0])), input.Short(name(lists[1])), copyFix)
+		}
+		a, b := lists[0][i], lists[1][i]
+		what := "its header"
+		if a.Bytes != b.Bytes {
+			what = fmt.Sprintf("it has %d bytes on the first and %d on the second", a.Bytes, b.Bytes)
+		} else if fmt.Sprint(a.Parts) == fmt.Sprint(b.Parts) {
+			continue
+		}
+		return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s: %s", key, input.Short(a.Name), between, what, copyFix)
+	}
+	return status.Errorf(status.Internal, "%s: the files differ %s", key, between)
+}
+
+const copyFix = "copy it to every node again, or put it on a file system that all nodes share"
+
+func betweenRanks(a int, hostA string, b int, hostB string) string {
+	return fmt.Sprintf("between rank %d on %s and rank %d on %s", a, hostA, b, hostB)
+}
+
+// unit is what one checksum is of: a part of a file, or some of a large one.
+type unit struct {
+	file   int
+	part   string
+	lo, hi int64
+}
+
+func unitsOf(files []File) (all []unit, err error) {
+	for i, f := range files {
+		info, err := input.Stat(f.Path)
+		if err != nil {
+			return nil, status.Errorf(status.IO, "%w", err)
+		}
+		at := int64(0)
+		add := func(name string, end int64) {
+			for at < end {
+				hi := min(end, at+unitBytes)
+				all = append(all, unit{i, name, at, hi})
+				at = hi
+			}
+		}
+		for _, p := range f.Parts {
+			add(p.Name, min(at+p.Bytes, info.Size()))
+		}
+		add("", info.Size())
+	}
+	return all, nil
+}
+
+// sums reads the units whose number mod n is index and returns their numbers and checksums. Collective: ranks meet now and then.
+func sums(c Comm, files []File, units []unit, index, n int) (mine []byte, err error) {
+	buffer := make([]byte, 1<<20)
+	var f *os.File
+	open := -1
+	defer func() {
+		if f != nil {
+			f.Close()
+		}
+	}()
+	one := func(u unit) (crc uint32, err error) {
+		if u.file != open {
+			if f != nil {
+				f.Close()
+			}
+			open = -1
+			if f, _, err = input.Open(files[u.file].Path); err != nil {
+				f = nil
+				return 0, err
+			}
+			open = u.file
+		}
+		h := crc32.New(castagnoli)
+		_, err = io.CopyBuffer(struct{ io.Writer }{h}, struct{ io.Reader }{io.NewSectionReader(f, u.lo, u.hi-u.lo)}, buffer)
+		return h.Sum32(), err
+	}
+	for at := index; ; {
+		var failed error
+		for end := time.Now().Add(round); at < len(units) && failed == nil && time.Now().Before(end); at += n {
+			var crc uint32
+			if crc, failed = one(units[at]); failed != nil {
+				failed = status.Errorf(status.IO, "%s: %w", files[units[at].file].Path, failed)
+			}
+			mine = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint64(mine, uint64(at)), crc)
+		}
+		if err := Agree(c, failed); err != nil {
+			return nil, err
+		}
+		more := []byte{0}
+		if at < len(units) {
+			more[0] = 1
+		}
+		all, err := GatherBytes(c, more)
+		if err != nil || bytes.IndexByte(bytes.Join(all, nil), 1) < 0 {
+			return mine, err
+		}
+	}
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// compare puts the checksums of each group together and names the first unit in which one differs from rank 0's.
+func (x *copies) compare(key string, files []File, units []unit, all [][]byte) error {
+	groups := map[int][]uint32{}
+	for r, b := range all {
+		g := x.group[r]
+		if groups[g] == nil {
+			groups[g] = make([]uint32, len(units))
+		}
+		for ; len(b) > 0; b = b[12:] {
+			groups[g][binary.LittleEndian.Uint64(b)] = binary.LittleEndian.Uint32(b[8:])
+		}
+	}
+	for i, u := range units {
+		for g := range x.group {
+			if own, ok := groups[g]; !ok || own[i] == groups[0][i] {
+				continue
+			}
+			what := fmt.Sprintf("bytes %d to %d", u.lo, u.hi)
+			if u.part != "" {
+				what = input.Short(u.part)
+			}
+			return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s: %s", key, input.Short(files[u.file].Name),
+				betweenRanks(0, x.hosts[0], g, x.hosts[g]), what, copyFix)
+		}
+	}
+	return nil
+}
