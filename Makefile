@@ -1,6 +1,7 @@
 # make        build bin/ulysses-mpi
 # make run    build, and train a small hybrid on four ranks
 # make test   everything that needs no GPU
+# make figures   run the examples, and make the figures that README.md quotes
 # make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
 # make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test those of the tests.
@@ -11,7 +12,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check bench soak fuzz clean check-go
+.PHONY: all build run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check figures bench soak fuzz clean check-go
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -157,6 +158,10 @@ goldens: .venv/goldens
 
 .venv/goldens: testdata/goldens/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
+
+# The figures that README.md and the examples quote, from real runs on this machine: docs/figures.json and the pictures.
+figures: build
+	python3 docs/figures.py $(MPIRUN) -n $(RANKS)
 
 # Weights and logits of a folder that this program wrote, against a folder given: make goldens-check A=out/model B=testdata/goldens/models/llama
 goldens-check: .venv/goldens
