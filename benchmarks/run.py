@@ -117,7 +117,7 @@ def step(a, job, dtype) -> list[dict]:
     out = []
     for ranks in sorted({1, a.threads, 4}):
         folder = ROOT / "out" / f"bench-step-{ranks}"
-        sets = [f"output.dir={folder}", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}", f"device.dtype={dtype}"]
+        sets = [f"output.dir={folder}", "output.overwrite=true", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}", f"device.dtype={dtype}"]
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
             argv = [*MPI, "-n", ranks, *argv]

@@ -116,8 +116,8 @@ func TestBadInput(t *testing.T) {
 		}, status.InvalidConfig, []string{"empty"}},
 		{"no such data", func(*testing.T, string, string) []string { return []string{`data.path=["/nowhere.txt"]`} }, status.IO, []string{"/nowhere.txt"}},
 		{"wrong width", func(*testing.T, string, string) []string { return []string{"data.sequence=65"} }, status.InvalidConfig, []string{"65", "64"}},
-		{"unwritable output", func(t *testing.T, m, _ string) []string {
-			return []string{"output.dir=" + filepath.Join(m, "config.json", "out")}
+		{"unwritable output", func(t *testing.T, _, d string) []string {
+			return []string{"output.dir=" + filepath.Join(d, "out")}
 		},
 			status.IO, []string{"output.dir"}},
 		{"ranks that do not divide", func(*testing.T, string, string) []string { return []string{"parallel.ulysses=2"} }, status.InvalidConfig,

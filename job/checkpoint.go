@@ -65,7 +65,7 @@ func (s *session) resume(setup *train.Setup) error {
 	if err != nil {
 		return err
 	}
-	setup.Resumed, setup.Updates = from.Step, from.Updates
+	s.from, setup.Resumed, setup.Updates = from.Path, from.Step, from.Updates
 	for _, note := range from.Notes {
 		s.Log.Warn().Msg(note)
 	}

@@ -62,7 +62,7 @@ func TestDiskFull(t *testing.T) {
 
 // So does a disk that is full, of which nothing is left.
 func TestDiskReallyFull(t *testing.T) {
-	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9")
+	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9", "output.overwrite=true")
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}

@@ -155,7 +155,7 @@ func TestResume(t *testing.T) {
 
 // The newest are kept; off starts afresh.
 func TestKeep(t *testing.T) {
-	dir, run := newKept(t)
+	dir, run := newKept(t, "output.overwrite=true")
 	if _, err := run(1); err != nil {
 		t.Fatal(err)
 	}

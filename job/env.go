@@ -9,6 +9,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/outdir"
 	"ulysses/tensor"
 )
 
@@ -38,9 +39,11 @@ type Env struct {
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener
-	perNode int   // ranks of this one's node
-	threads int   // of this rank for work of the host, as device.threads says
-	free    int64 // bytes of the host's memory that this rank may take, as the run began; 0 = unknown
-	layered bool  // the mesh stands on a communicator of the device, not on world itself
-	alone   bool  // an error from now on is this rank's own: its peers sit in a collective
+	perNode int           // ranks of this one's node
+	threads int           // of this rank for work of the host, as device.threads says
+	free    int64         // bytes of the host's memory that this rank may take, as the run began; 0 = unknown
+	layered bool          // the mesh stands on a communicator of the device, not on world itself
+	owner   *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
+	writes  bool          // the run has begun to write into output.dir
+	alone   bool          // an error from now on is this rank's own: its peers sit in a collective
 }

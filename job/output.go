@@ -1,15 +1,28 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"ulysses/comm"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
+	"ulysses/train"
 )
 
-func (j *Job) modelDir() string      { return filepath.Join(j.Output.Dir, "model") }
+// Files that a run writes into output.dir, beside model/ and the checkpoints.
+const (
+	metricsFile    = "metrics.jsonl"
+	reportFile     = "report.html"
+	evalReportFile = "report-eval.html"
+	traceFile      = "trace.json"
+	modelFolder    = "model"
+)
+
+func (j *Job) modelDir() string      { return filepath.Join(j.Output.Dir, modelFolder) }
 func (j *Job) checkpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
 // keepModelApart refuses an output.dir whose files would go into the folder of the base model, whatever output.overwrite says. Rank 0
@@ -45,4 +58,143 @@ func (e *Env) refuseUsedFile() error {
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)
+}
+
+// outputs are the names in output.dir that the job writes.
+func (j *Job) outputs() []string {
+	if j.Kind == "eval" {
+		return []string{metricsFile, reportFile, evalReportFile}
+	}
+	names := []string{metricsFile, reportFile, j.Checkpoint.Dir}
+	if j.Output.Model {
+		names = append(names, modelFolder)
+	}
+	if len(j.Output.Trace) > 0 {
+		names = append(names, traceFile)
+	}
+	return names
+}
+
+// runTrain trains or evaluates, as the only job that writes into output.dir meanwhile.
+func runTrain(e *Env) error {
+	if err := e.keepModelApart(); err != nil {
+		return err
+	}
+	if err := e.takeOutput(); err != nil {
+		return err
+	}
+	return e.releaseOutput(trainOwning(e)) // a panic releases nothing: the process ends, and the lock with it
+}
+
+// takeOutput makes rank 0 the owner of output.dir for the job. Collective.
+func (e *Env) takeOutput() (err error) {
+	if e.Mesh.World.Rank() == 0 {
+		e.owner, err = outdir.Take(e.Job.Output.Dir, outdir.Self(e.Job.Kind, e.Job.Path), func(text string) { e.Log.Warn().Msg(text) })
+		if err == nil {
+			err = e.owner.Check(e.Job.outputs()...)
+		}
+		if err != nil && e.owner != nil {
+			e.owner.Undo()
+			e.owner = nil
+		}
+	}
+	return comm.Agree(e.Mesh.World, err)
+}
+
+// releaseOutput gives output.dir up behind a job that ended with err. Collective, but for a rank that is alone with its error.
+func (e *Env) releaseOutput(err error) error {
+	if e.alone && e.world.Kind() != "local" {
+		return err // this process ends, and its lock with it; until then its peers may still write
+	}
+	var lost error
+	if o := e.owner; o != nil {
+		if e.owner = nil; e.writes && e.Job.Kind == "train" {
+			lost = o.Release(err == nil)
+		} else {
+			lost = o.Undo()
+		}
+	}
+	if err != nil {
+		if lost != nil {
+			e.Log.Error().Msg(lost.Error())
+		}
+		return err
+	}
+	return comm.Agree(e.world, lost)
+}
+
+// mayWrite returns an error if a name in output.dir must not be written: the folder is gone or another job's, or a link leads elsewhere. On
+// ranks other than 0, and for verbs that own no folder, it returns nil.
+func (e *Env) mayWrite(name string) error {
+	if e.owner == nil {
+		return nil
+	}
+	return e.owner.Check(name)
+}
+
+// createOutput refuses results of other runs, and creates metrics.jsonl, with the lines of the steps that are done, on rank 0: before the
+// first step, so that a folder that cannot be written costs nothing. Collective.
+func (s *session) createOutput() (m *train.Metrics, err error) {
+	j, t := s.Job, s.trainer
+	if s.Mesh.World.Rank() == 0 {
+		path := filepath.Join(j.Output.Dir, metricsFile)
+		if t.Keep == nil {
+			m, err = train.EvaluationMetrics(path)
+			return m, comm.Agree(s.Mesh.World, err)
+		}
+		t.Keep.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
+		goesOn := s.from != "" && outdir.Inside(s.from, t.Keep.Dir)
+		if !goesOn {
+			err = s.refuseResults()
+		}
+		if err == nil {
+			err = t.Keep.Ready()
+		}
+		if err == nil {
+			err = s.owner.Identify(s.identity())
+		}
+		if err == nil {
+			if s.writes = true; goesOn {
+				m, err = train.ResumeMetrics(path, t.Resumed)
+			} else {
+				m, err = train.CreateMetrics(path)
+			}
+		}
+	}
+	return m, comm.Agree(s.Mesh.World, err)
+}
+
+// identity stands for a run, as far as one that goes on with it must have it in common.
+func (s *session) identity() string { return digest(s.trainer.Keep.Run) }
+
+// refuseResults refuses output.dir for a run that begins, if it has results of another one. Those of the same run, which was ended before
+// its first checkpoint, are no loss: it begins again.
+func (s *session) refuseResults() error {
+	j := s.Job
+	if j.Output.Overwrite {
+		return nil
+	}
+	names := slices.DeleteFunc(j.outputs(), func(name string) bool { return name == j.Checkpoint.Dir })
+	found, err := outdir.Found(j.Output.Dir, names...)
+	if err != nil {
+		return err
+	}
+	steps, err := s.trainer.Keep.Steps()
+	if err != nil {
+		return err
+	}
+	if len(steps) > 0 {
+		found = append(found, fmt.Sprintf("%s/ up to step %d", j.Checkpoint.Dir, steps[len(steps)-1]))
+	}
+	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, modelFolder+"/") {
+		if len(found) > 0 {
+			s.Log.Warn().Msgf("output.dir: the %v was ended before its first checkpoint: the run begins again", before)
+		}
+		return nil
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return j.Errorf(status.InvalidConfig, "output.dir", "%s has results of another run (%s); choose another output.dir, or set output.overwrite = true (--force) to replace them",
+		j.Output.Dir, strings.Join(found, ", "))
 }

@@ -92,9 +92,9 @@ type barPart struct {
 
 // reportPath keeps the report of a training run apart from that of an evaluation in its folder.
 func (s *session) reportPath() string {
-	name := "report.html"
+	name := reportFile
 	if s.Job.Kind == "eval" && s.trainer.Metrics.BesideRun() {
-		name = "report-eval.html"
+		name = evalReportFile
 	}
 	return filepath.Join(s.Job.Output.Dir, name)
 }
@@ -103,7 +103,9 @@ func (s *session) reportPath() string {
 func (s *session) writeReport(p *progress, facts []rankFacts, here *machine, t *traced) error {
 	var err error
 	if s.Mesh.World.Rank() == 0 {
-		err = tensor.WriteFile(s.reportPath(), func(w io.Writer) error { return pageTemplate.Execute(w, s.page(p, facts, here, t)) })
+		if err = s.mayWrite(filepath.Base(s.reportPath())); err == nil {
+			err = tensor.WriteFile(s.reportPath(), func(w io.Writer) error { return pageTemplate.Execute(w, s.page(p, facts, here, t)) })
+		}
 		if err != nil && status.Of(err) == status.Internal { // not the folder's fault
 			err = status.Errorf(status.Internal, "report: %w", err)
 		}

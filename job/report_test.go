@@ -178,7 +178,7 @@ func last(lines []metricsLine) (l metricsLine) {
 
 // A run that goes on shows the steps before it; one rank has nobody to send to.
 func TestReportOfOtherRuns(t *testing.T) {
-	dir, run := newKept(t, "eval.split=0.2")
+	dir, run := newKept(t, "eval.split=0.2", "output.overwrite=true")
 	report := filepath.Join(dir, "out", "report.html")
 	if _, err := run(1, "checkpoint.every=0", "checkpoint.resume=off"); err != nil {
 		t.Fatal(err)
@@ -239,7 +239,7 @@ func TestEvaluationBesideARun(t *testing.T) {
 	if !strings.HasPrefix(text(t, metrics), steps+`{"step":0,"eval_loss":`) {
 		t.Errorf("gone on: metrics.jsonl: %s", text(t, metrics))
 	}
-	if _, err := run(2, "train.steps=1", "checkpoint.resume=off"); err != nil {
+	if _, err := run(2, "train.steps=1", "checkpoint.resume=off", "output.overwrite=true"); err != nil {
 		t.Fatal(err)
 	}
 	if s := text(t, metrics); strings.Contains(s, `"step":0`) || !strings.HasPrefix(s, `{"step":1,`) {
@@ -252,7 +252,7 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	dir, _ := newKept(t)
 	for kind, want := range map[string]bool{"eval": true, "train": false} {
 		var stderr bytes.Buffer
-		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "train.steps=1"}, Ranks: 2, Stdout: io.Discard, Stderr: &stderr}); err != nil {
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "train.steps=1", "output.overwrite=true"}, Ranks: 2, Stdout: io.Discard, Stderr: &stderr}); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(stderr.String(), "not trained, but drawn from seed") != want {

@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"ulysses/comm"
@@ -13,13 +12,11 @@ import (
 	"ulysses/train"
 )
 
-func runTrain(e *Env) (err error) {
+// trainOwning trains or evaluates. Rank 0 owns output.dir.
+func trainOwning(e *Env) (err error) {
 	start := time.Now()
 	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
 		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: its weights are not trained, but drawn from seed: give model.path, such as a run's model/")
-	}
-	if err := e.keepModelApart(); err != nil {
-		return err
 	}
 	s, err := prepare(e, true)
 	if err != nil {
@@ -27,7 +24,7 @@ func runTrain(e *Env) (err error) {
 	}
 	defer s.close()
 	defer func() { err = e.leave(err) }()
-	metrics, err := createOutput(e, s.trainer)
+	metrics, err := s.createOutput()
 	if err != nil {
 		return err
 	}
@@ -95,31 +92,6 @@ func (s *session) run() error {
 	return s.trainer.Run()
 }
 
-// createOutput makes the output folder and metrics.jsonl, with the lines of the steps that are done, on rank 0, and looks at the checkpoints': before
-// the first step, so that a folder that cannot be written costs nothing.
-func createOutput(e *Env, t *train.Trainer) (m *train.Metrics, err error) {
-	if e.Mesh.World.Rank() == 0 {
-		dir := e.Job.Output.Dir
-		if err = os.MkdirAll(dir, 0o777); err != nil {
-			err = status.Errorf(status.IO, "output.dir: %w: choose a folder that can be written", err)
-		} else if t.Keep != nil {
-			err = t.Keep.Ready()
-		}
-		if err == nil {
-			path := filepath.Join(dir, "metrics.jsonl")
-			switch done := t.Resumed; {
-			case e.Job.Kind == "eval":
-				m, err = train.EvaluationMetrics(path)
-			case done > 0:
-				m, err = train.ResumeMetrics(path, done)
-			default:
-				m, err = train.CreateMetrics(path)
-			}
-		}
-	}
-	return m, comm.Agree(e.Mesh.World, err)
-}
-
 // saveMissing writes the model of a run that was ended between its last checkpoint and the end.
 func (s *session) saveMissing() error {
 	if !s.Job.Output.Model {
@@ -156,7 +128,9 @@ func (s *session) save(dir string) error {
 		return t, err
 	}
 	if s.Mesh.World.Rank() == 0 {
-		err = s.model.Save(dir, s.Job.Model.Path, whole)
+		if err = s.mayWrite(modelFolder); err == nil {
+			err = s.model.Save(dir, s.Job.Model.Path, whole)
+		}
 	}
 	for next < groups && lost == nil { // the others, and rank 0 when the folder cannot be written: nobody is left waiting
 		whole(next)

@@ -19,6 +19,7 @@ type session struct {
 	trainer *train.Trainer
 	data    *train.Data
 	steps   int64
+	from    string  // checkpoint that the run goes on from; "" = none
 	queued  float64 // as queued() was before the first step
 	failed  error   // what ended the steps before their time, on all ranks
 }

@@ -71,7 +71,7 @@ func (s *session) writeTrace() (*traced, error) {
 	if err := world.AllReduce(nil, tensor.OfInt64(worst, 1), comm.Max); err != nil {
 		return nil, err
 	}
-	x := &traced{Path: filepath.Join(s.Job.Output.Dir, "trace.json"), First: t.Steps[0], Last: t.Steps[1], Spans: counts[0], Lost: counts[1],
+	x := &traced{Path: filepath.Join(s.Job.Output.Dir, traceFile), First: t.Steps[0], Last: t.Steps[1], Spans: counts[0], Lost: counts[1],
 		Within: time.Duration(worst[0])}
 	label := "the first rank's clock"
 	if within > 0 {
@@ -85,10 +85,18 @@ func (s *session) writeTrace() (*traced, error) {
 		return x, comm.Agree(world, nil)
 	}
 	var lost error
-	err = tensor.WriteFile(x.Path, func(w io.Writer) (err error) {
+	received := false
+	write := func(w io.Writer) (err error) {
+		received = true
 		err, lost = s.writeEvents(w, events, x)
 		return err
-	})
+	}
+	if err = s.mayWrite(traceFile); err == nil {
+		err = tensor.WriteFile(x.Path, write)
+	}
+	if !received { // the file cannot be written, and the peers send all the same
+		write(io.Discard)
+	}
 	if lost != nil {
 		return nil, lost // no peer to agree with
 	}

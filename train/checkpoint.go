@@ -18,6 +18,8 @@ type Checkpoints struct {
 	Base  string            // the folder that the model came from, absolute; "" = a new model
 	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
 	Model func(dir string) error
+	// Check says whether the folder may still be written. Rank 0 asks before each checkpoint; nil = it may.
+	Check func() error
 	// Accept lists the keys, such as optimizer.lr, that a run that resumes may have changed.
 	Accept []string
 
@@ -63,6 +65,9 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 	}
 	return all
 }
+
+// Steps lists the steps of the checkpoints that are in the folder, the newest last.
+func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).Steps() }
 
 // Ready looks whether states can be written, so that a folder that cannot costs nothing, and takes away what runs that were ended have left. One rank calls
 // it, before the first step.

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"path/filepath"
+	"syscall"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -101,7 +103,7 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 }
 
 func openMetrics(path string, flag int) (*Metrics, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|flag, 0o666)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|flag, 0o666)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
 	}
@@ -120,7 +122,23 @@ func (m *Metrics) Write(record any) error {
 	if err != nil {
 		return status.Errorf(status.IO, "%s: cannot be written: %w", m.f.Name(), err)
 	}
-	return nil
+	return m.there()
+}
+
+// there returns an error if lines go into a file that nobody can read: the file, or its folder, was removed or replaced since it was opened.
+func (m *Metrics) there() error {
+	own, err := m.f.Stat()
+	if err == nil {
+		var named os.FileInfo
+		if named, err = os.Lstat(m.f.Name()); err == nil && os.SameFile(own, named) {
+			return nil
+		}
+	}
+	if err == nil {
+		err = errors.New("another file has its name")
+	}
+	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the run wrote to it, and its lines since then are lost (%w); run the job again, and leave %s in place until it ends",
+		m.f.Name(), err, filepath.Dir(m.f.Name()))
 }
 
 // Close closes the file.

@@ -94,7 +94,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 		}
 		return r, err
 	}
-	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" to start afresh",
+	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
 		c.Dir, strings.Join(damage, "\n  "))
 }
 

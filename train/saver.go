@@ -139,7 +139,12 @@ func (s *saver) begin(step, updates int64) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
 	if s.mesh.World.Rank() == 0 {
-		err = dir.Begin(step)
+		if s.Check != nil {
+			err = s.Check()
+		}
+		if err == nil {
+			err = dir.Begin(step)
+		}
 	}
 	if err = agree(s.mesh.World, err); err != nil {
 		return err

@@ -184,7 +184,7 @@ func (c *Checkpoint) Foreign(faults []string) error {
 	if more := len(faults) - most; more > 0 {
 		faults = append(faults[:most:most], fmt.Sprintf("and %d more", more))
 	}
-	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s: set checkpoint.resume = \"off\" to start afresh, or use another output.dir",
+	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s: use another output.dir, or set checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
 		c.Path, strings.Join(faults, "; "))
 }
 

@@ -1,7 +1,8 @@
 // Package outdir guards the folder that a run writes, output.dir.
 //
-// Inside tells whether a path lies in a folder, whatever links lead there. Callers use it to keep results out of folders that are
-// only read, such as the folder of the base model.
+// Take makes this process its Owner, and refuses a folder that a living process owns. Found lists the results of other runs in it.
+// Owner.Check comes before each result that is written: the folder must still be there and this process's, and no symbolic link in it
+// may lead elsewhere. Inside keeps results out of folders that are only read, such as the folder of the base model.
 package outdir
 
 import (

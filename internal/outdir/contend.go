@@ -1,0 +1,136 @@
+package outdir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// inspect looks at the file of another process. It returns nil when the name is free, or may be: create decides. Otherwise it
+// returns the refusal.
+func (o *Owner) inspect(wait func(string)) error {
+	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
+		last := time.Now().After(deadline)
+		f, err := os.OpenFile(o.path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case errors.Is(err, syscall.ELOOP):
+			return status.Errorf(status.IO, "output.dir: %s is a symbolic link; remove it", o.path)
+		case err != nil:
+			return status.Errorf(status.IO, "output.dir: %w; choose another output.dir, or remove the file if its job has ended", err)
+		}
+		retry, err := o.judge(f, last, wait)
+		f.Close()
+		if !retry {
+			return err
+		}
+	}
+}
+
+// judge decides about an open owner file: it is removed, refused, or to be looked at again, which it is not for ever: last is true the last time.
+func (o *Owner) judge(f *os.File, last bool, wait func(string)) (retry bool, err error) {
+	locked, lockErr := lockFile(f)
+	info, err := f.Stat()
+	if err != nil || !o.named(info) {
+		return !last, o.refuse(nil, "changes all the time")
+	}
+	r := readRecord(f)
+	switch {
+	case r == nil: // being written, or not by this program
+		if last && !locked {
+			return false, o.refuse(nil, "cannot be read")
+		}
+		if !last {
+			return true, nil
+		}
+		r = &Record{Ended: true}
+	case !r.Ended && r.seen(&o.self) == alive && !(r.PID == o.self.PID && locked): // of this process the lock knows more than its number
+		return false, o.refuse(r, "")
+	case !locked && lockErr == nil && !last: // the owner's, or for a moment that of another contender
+		return true, nil
+	case r.requeued(&o.self): // the lock of a node that is gone may outlast it
+	case !locked && lockErr == nil:
+		return false, o.refuse(r, "")
+	case r.Ended, r.seen(&o.self) == dead, locked && r.Boot != "" && r.Boot == o.self.Boot:
+	default:
+		if o.renewed(info, r, wait) {
+			return false, o.refuse(r, "")
+		}
+	}
+	return false, o.remove(info, r)
+}
+
+// renewed waits until a silent owner has had time to renew its file, and reports whether it has done so.
+func (o *Owner) renewed(info fs.FileInfo, r *Record, wait func(string)) bool {
+	wait(fmt.Sprintf("output.dir: %s was in use by the %v, which cannot be looked at from here: waiting %v for a sign of life", o.dir, r, patience))
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(patience / 60) {
+		f, err := os.Open(o.path) // which makes NFS look at the server's copy
+		if err != nil {
+			return false // gone: create decides
+		}
+		now, err := f.Stat()
+		f.Close()
+		if err == nil && (!now.ModTime().Equal(info.ModTime()) || !os.SameFile(now, info)) {
+			return true
+		}
+	}
+	return false
+}
+
+// remove takes the file of a dead owner away. Another process may have done the same and put its own file there since: that stays.
+func (o *Owner) remove(info fs.FileInfo, r *Record) error {
+	stale := o.path + ".stale." + o.self.Token
+	if err := os.Rename(o.path, stale); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return status.Errorf(status.IO, "output.dir: %w; choose another output.dir", err)
+	}
+	defer os.Remove(stale)
+	if got, err := os.Lstat(stale); err != nil || !os.SameFile(got, info) {
+		os.Link(stale, o.path) // fails where a third process has taken the folder: the one removed here finds out by Held
+		return nil
+	}
+	if o.Before = r; r.Run == "" {
+		o.Before = nil
+	}
+	return nil
+}
+
+// named reports whether the file has still the name that counts.
+func (o *Owner) named(info fs.FileInfo) bool {
+	at, err := os.Lstat(o.path)
+	return err == nil && os.SameFile(at, info)
+}
+
+// refuse names the owner and what can be done. r is nil where it is not known.
+func (o *Owner) refuse(r *Record, why string) error {
+	if r == nil {
+		return status.Errorf(status.IO, "output.dir: %s is in use, and %s %s; choose another output.dir, or remove that file if no job runs", o.dir, o.path, why)
+	}
+	return status.Errorf(status.IO, "output.dir: %s is in use by the %v; choose another output.dir, or wait until that job has ended", o.dir, r)
+}
+
+// lockFile is flock; tests put a file system without locks in its place.
+var lockFile = flock
+
+// flock locks a file unless another process has it locked. An error means that the file system has no locks. The lock ends with the
+// file's last descriptor, also where the process is killed.
+func flock(f *os.File) (locked bool, err error) {
+	for {
+		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err {
+		case nil:
+			return true, nil
+		case syscall.EINTR:
+		case syscall.EWOULDBLOCK:
+			return false, nil
+		default:
+			return false, err
+		}
+	}
+}

@@ -1,0 +1,312 @@
+package job
+
+import (
+	"bytes"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"ulysses/internal/status"
+)
+
+// tree is all files below a folder, with their contents.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			all[path] = text(t, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func entries(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	all, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func removeAll(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mkdir(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Mkdir(path, 0o777); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A run that begins in a folder with results of another one is refused, by any number of ranks, and changes nothing; with output.overwrite it
+// replaces them. One that goes on needs no word.
+func TestUsedFolder(t *testing.T) {
+	dir, run := newKept(t, "output.trace=[1,2]")
+	out := filepath.Join(dir, "out")
+	const all = "metrics.jsonl, report.html, model/, trace.json"
+	for _, x := range []struct {
+		name, first, second, found string
+	}{
+		{"without checkpoints", "checkpoint.every=0", "checkpoint.every=0", all},
+		{"another seed", "checkpoint.every=0", "checkpoint.every=0 seed=6", all},
+		{"afresh", "train.steps=6", "checkpoint.resume=off", all + ", checkpoints/ up to step 6"},
+		{"afresh, without a model", "train.steps=6", "checkpoint.resume=off output.model=false output.trace=[]", "metrics.jsonl, report.html, checkpoints/ up to step 6"},
+		{"an evaluation's", "kind=eval eval.split=0.2 output.trace=[]", "eval.split=0.2", "metrics.jsonl, report.html"},
+	} {
+		removeAll(t, out)
+		if _, err := run(2, strings.Fields(x.first)...); err != nil {
+			t.Fatalf("%s: %v", x.name, err)
+		}
+		before := tree(t, out)
+		for _, ranks := range []int{1, 2, 4} {
+			_, err := run(ranks, strings.Fields(x.second)...)
+			expectFault(t, err, status.InvalidConfig, []string{"job.toml:", "output.dir: " + out + " has results of another run (" + x.found +
+				"); choose another output.dir, or set output.overwrite = true (--force) to replace them"})
+			if !maps.Equal(tree(t, out), before) {
+				t.Errorf("%s: files were changed", x.name)
+			}
+		}
+		if _, err := run(2, append(strings.Fields(x.second), "output.overwrite=true")...); err != nil || len(readMetrics(t, filepath.Join(out, "metrics.jsonl"))) < 6 {
+			t.Errorf("%s, with output.overwrite: %v", x.name, err)
+		}
+	}
+	// --force is the command line's word for it.
+	removeAll(t, out)
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, errs := call(filepath.Join(dir, "job.toml"), "-n", "2", "--set", "checkpoint.resume=off", "--force"); code != status.OK {
+		t.Errorf("--force: %v: %s", code, errs)
+	}
+	// A checkpoint of another run is not passed over, whatever is forced.
+	_, err := run(2, "seed=7", "output.overwrite=true")
+	expectFault(t, err, status.InvalidConfig, []string{"is of another run: seed is 7, it was 5", `use another output.dir, or set checkpoint.resume = "off" and output.overwrite = true to start afresh`})
+
+	// A run that begins with a checkpoint of elsewhere begins in a folder of its own.
+	elsewhere := filepath.Join(dir, "elsewhere")
+	state := "checkpoint.resume=" + filepath.Join(out, "checkpoints", "step-00000004")
+	if _, err := run(2, "output.dir="+elsewhere, state); err != nil {
+		t.Error(err)
+	}
+	before := tree(t, elsewhere)
+	_, err = run(2, "output.dir="+elsewhere, state)
+	expectFault(t, err, status.InvalidConfig, []string{"output.dir: " + elsewhere + " has results of another run (metrics.jsonl, report.html, model/, checkpoints/ up to step 6)"})
+	if !maps.Equal(tree(t, elsewhere), before) {
+		t.Error("a checkpoint of elsewhere: files were changed")
+	}
+	// Files that no run writes, and empty ones, are in nobody's way.
+	removeAll(t, elsewhere)
+	putIn(t, filepath.Join(elsewhere, "notes.txt"), "mine")
+	putIn(t, filepath.Join(elsewhere, "metrics.jsonl"), "")
+	for _, steps := range []string{"train.steps=4", "train.steps=6"} {
+		if _, err := run(2, "output.dir="+elsewhere, "optimizer.schedule=constant", steps); err != nil {
+			t.Error(err)
+		}
+	}
+	if names := entries(t, elsewhere); !slices.Equal(names, []string{"checkpoints", "metrics.jsonl", "model", "notes.txt", "report.html", "trace.json"}) {
+		t.Errorf("a finished run leaves %v", names)
+	}
+}
+
+// A run that was ended before its first checkpoint begins again; another run does not begin in its place.
+func TestEndedBeforeACheckpoint(t *testing.T) {
+	dir, run := newKept(t, "checkpoint.every=0", "optimizer.clip=0.0")
+	for _, x := range []string{"killed", "failed"} {
+		if x == "failed" {
+			if _, err := run(2, "optimizer.lr=1e18", "optimizer.warmup=0"); status.Of(err) != status.Numeric {
+				t.Fatal(err)
+			}
+		} else if out, err := child(dir, "ULYSSES_TEST_SETS=checkpoint.every=0 optimizer.clip=0.0", "ULYSSES_FAULT=kill:1:3").CombinedOutput(); err == nil {
+			t.Fatalf("%s", out)
+		}
+		if len(losses(t, dir)) == 0 {
+			t.Fatalf("%s: no line of a step", x)
+		}
+		_, err := run(2, "seed=6")
+		expectFault(t, err, status.InvalidConfig, []string{"has results of another run (metrics.jsonl"})
+		if _, err := run(1); err != nil || len(losses(t, dir)) != 6 {
+			t.Errorf("%s, and run again: %v, %d steps", x, err, len(losses(t, dir)))
+		}
+		_, err = run(2) // it is finished now
+		expectFault(t, err, status.InvalidConfig, []string{"has results of another run (metrics.jsonl, report.html, model/)"})
+		removeAll(t, filepath.Join(dir, "out"))
+	}
+}
+
+// No result is written through a link in output.dir, which itself may be one.
+func TestLinksInOutputDir(t *testing.T) {
+	dir, run := newKept(t, "output.trace=[1,2]")
+	real, other := filepath.Join(dir, "real"), filepath.Join(dir, "other")
+	out := link(t, "real", filepath.Join(dir, "out"))
+	putIn(t, filepath.Join(other, "file"), "mine")
+	putIn(t, filepath.Join(other, "sub", "config.json"), "mine")
+	for _, x := range []struct{ name, to string }{
+		{"metrics.jsonl", "../other/file"}, {"report.html", "../other/file"}, {"trace.json", "../other/file"}, {"model", "../other/sub"}, {"checkpoints", "../other/sub"},
+		{"metrics.jsonl", "nowhere"}, {".owner.json", "../other/file"},
+	} {
+		removeAll(t, real)
+		mkdir(t, real)
+		link(t, x.to, filepath.Join(real, x.name))
+		before := tree(t, other)
+		_, err := run(2, "output.overwrite=true")
+		expectFault(t, err, status.IO, []string{"output.dir: " + filepath.Join(out, x.name) + " is a symbolic link"})
+		if !maps.Equal(tree(t, other), before) || len(entries(t, real)) != 1 {
+			t.Errorf("%s: %v, %v", x.name, entries(t, other), entries(t, real))
+		}
+	}
+	removeAll(t, real)
+	mkdir(t, real)
+	if _, err := run(2); err != nil || len(losses(t, dir)) != 6 {
+		t.Errorf("output.dir is a link: %v", err)
+	}
+}
+
+// Of jobs that start together in one folder one runs and the others are refused before they touch anything. More are refused while it runs,
+// and the same job goes on when it was killed.
+func TestJobsInOneFolder(t *testing.T) {
+	dir, run := newKept(t)
+	out, sets := filepath.Join(dir, "out"), "train.steps=40 checkpoint.every=1"
+	if _, err := run(2, strings.Fields(sets)...); err != nil {
+		t.Fatal(err)
+	}
+	want := losses(t, dir)
+	removeAll(t, out)
+	const jobs = 3
+	var all sync.WaitGroup
+	codes, errs := make([]int, jobs), make([]bytes.Buffer, jobs)
+	running, ended := make([]*exec.Cmd, jobs), make(chan int, jobs)
+	for i := range jobs {
+		// The one that wins stands still in its fourth step until the others are refused, and is killed then.
+		running[i] = child(dir, "ULYSSES_TEST_SETS="+sets, "ULYSSES_FAULT=late:1:3")
+		running[i].Stderr = &errs[i]
+		if err := running[i].Start(); err != nil {
+			t.Fatal(err)
+		}
+		all.Go(func() {
+			running[i].Wait()
+			codes[i] = running[i].ProcessState.ExitCode()
+			ended <- i
+		})
+	}
+	for range jobs - 1 {
+		select {
+		case i := <-ended:
+			if codes[i] != int(status.IO) || !strings.Contains(errs[i].String(), "output.dir: "+out+" is in use by the train job "+filepath.Join(dir, "job.toml")+" on ") {
+				t.Errorf("exit %d: %s", codes[i], errs[i].String())
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("two jobs run in one folder")
+		}
+	}
+	for range 6000 {
+		lines, _ := os.ReadFile(filepath.Join(out, "metrics.jsonl"))
+		if states, _ := filepath.Glob(filepath.Join(out, "checkpoints", "step-*")); len(states) == 1 && bytes.Count(lines, []byte("\n")) == 2 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	for _, more := range [][]string{nil, {"kind=eval"}, {"output.overwrite=true", "checkpoint.resume=off"}} {
+		quiet := func(path, _ string) bool { return strings.Contains(path, "/.step-") } // written in the background
+		before := tree(t, out)
+		_, err := run(2, append(strings.Fields(sets), more...)...)
+		after := tree(t, out)
+		maps.DeleteFunc(before, quiet)
+		maps.DeleteFunc(after, quiet)
+		expectFault(t, err, status.IO, []string{"is in use by the train job ", "; choose another output.dir, or wait until that job has ended"})
+		if !maps.Equal(after, before) {
+			t.Errorf("%v: a refused job touched the folder", more)
+		}
+	}
+	for _, cmd := range running {
+		cmd.Process.Kill()
+	}
+	all.Wait()
+	if _, err := run(2, strings.Fields(sets)...); err != nil || !slices.Equal(losses(t, dir), want) {
+		t.Errorf("after a kill: %v, %v, want %v", err, losses(t, dir), want)
+	}
+}
+
+// A job that is refused before it begins leaves no folder behind, and nothing in one that is there.
+func TestRefusedJobLeavesNoFolder(t *testing.T) {
+	dir, run := newKept(t)
+	out := filepath.Join(dir, "out")
+	if _, err := run(2, "data.path=nowhere.txt"); err == nil {
+		t.Fatal("it ran")
+	}
+	if _, err := os.Lstat(out); err == nil {
+		t.Errorf("a folder with %v", entries(t, out))
+	}
+	putIn(t, filepath.Join(out, "notes.txt"), "mine")
+	if _, err := run(2, "data.path=nowhere.txt"); err == nil || !slices.Equal(entries(t, out), []string{"notes.txt"}) {
+		t.Errorf("%v: %v", err, entries(t, out))
+	}
+}
+
+// Results that would be written into a folder that was removed, or put in another's place, end the run with an error that names it.
+func TestFolderRemovedDuringARun(t *testing.T) {
+	for _, x := range []struct {
+		name, sets string
+		spoil      func(out string) error
+	}{
+		{"removed", "", os.RemoveAll},
+		{"removed, and made again by a checkpoint", "checkpoint.every=1", os.RemoveAll},
+		{"moved", "", func(out string) error { return os.Rename(out, out+".moved") }},
+		{"metrics removed", "", func(out string) error { return os.Remove(filepath.Join(out, "metrics.jsonl")) }},
+		{"metrics replaced", "", func(out string) error {
+			path := filepath.Join(out, "metrics.jsonl")
+			data, err := os.ReadFile(path)
+			if err == nil {
+				err = os.Remove(path)
+			}
+			if err == nil {
+				err = os.WriteFile(path, data, 0o666)
+			}
+			return err
+		}},
+	} {
+		dir, _ := newKept(t)
+		out := filepath.Join(dir, "out")
+		cmd := child(dir, "ULYSSES_TEST_SETS=train.steps=30000 checkpoint.every=0 "+x.sets)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for range 6000 {
+			if data, _ := os.ReadFile(filepath.Join(out, "metrics.jsonl")); bytes.Count(data, []byte("\n")) > 1 {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		for range 1000 { // a checkpoint may be on its way into it
+			if err := x.spoil(out); err == nil {
+				break
+			}
+		}
+		cmd.Wait()
+		// Among goroutine ranks a peer that was ended may speak first, and quotes the rank at fault.
+		if code := status.Code(cmd.ProcessState.ExitCode()); code != status.IO && code != status.Comm || !strings.Contains(stderr.String(), out) ||
+			!strings.Contains(stderr.String(), "removed or replaced") && !strings.Contains(stderr.String(), "no such file") {
+			t.Errorf("%s: %v: %s", x.name, code, stderr.String())
+		}
+	}
+}
