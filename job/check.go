@@ -55,7 +55,7 @@ var conflicts = []rule{
 	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate: set eval.path or eval.split"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"given together with train.steps: keep one (--set train.steps=0 or --set train.epochs=0 takes one out)"},
-	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "0, and so is train.epochs: there is nothing to do"},
+	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
 	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `a duration such as "3h30m", "auto" or "off" is needed`},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr"},
 	{"output.trace", func(j *Job) bool {

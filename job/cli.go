@@ -77,8 +77,8 @@ func complain(stderr io.Writer, err error) {
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}
-	if lines := strings.Count(text, "\n") + 1; lines > 1 && !own {
-		text = fmt.Sprintf("%d faults, %v:\n%s", lines, status.Of(err), text)
+	if n := status.Faults(err); n > 1 && !own {
+		text = fmt.Sprintf("%d faults, %v:\n%s", n, status.Of(err), text)
 	}
 	fmt.Fprintf(stderr, "ulysses-mpi: %s\n", text)
 }

@@ -50,9 +50,10 @@ ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
 		{name: "verify", words: []string{jobFile}, run: Verify,
 			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
 			long: `Runs the first step of the job (or the whole job on saved tensors) on all ranks and on one rank, and
-compares loss, gradients and outputs.`,
+compares loss, gradients and outputs. The first line is the verdict: bitwise, within tolerance, or FAIL with
+the tensors that differ by too much.`,
 			example: `mpirun -n 4 ulysses-mpi verify job.toml
-ulysses-mpi verify job.toml --ranks 4 --json`,
+ulysses-mpi verify job.toml --ranks 4 --all`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
@@ -96,7 +97,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that take it. Every command knows every flag, so that a flag may stand before the verb and a flag of
 // another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "force": {"run", "export"},
+	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "force": {"run", "export"},
 	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"},
 }
 
@@ -106,6 +107,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.search, "search", false, "find the best mesh for these ranks and the longest sequence that fits")
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
+	f.BoolVar(&o.all, "all", false, "print every tensor")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 	f.StringVar(&o.log, "log", "auto", "write the log as `form`: auto, console (lines to read, the default) or json")
 	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")

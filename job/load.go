@@ -175,23 +175,36 @@ func (l *loader) table(prefix toml.Key, tree map[string]any, at func(string) ori
 		case isTable(key):
 			l.fault(at(key), key, "%s = %s: it is a table: write [%s] and its keys below", key, show(value), key)
 		case isTree && len(prefix) == 0:
-			l.fault(at(key), key, "%s: %s", key, unknownTable(name))
-			l.strangers(path, sub, at)
+			l.unknownTable(path, sub, at)
 		case isTrees && len(prefix) == 0:
-			l.fault(at(key), key, "%s: %s", key, unknownTable(name))
+			l.unknownTable(path, nil, at)
 		default:
-			l.fault(at(key), key, "%s: %s", key, unknownKey(key))
+			text, code := unknownKey(key)
+			l.unknown(at(key), key, text, code)
 		}
 	}
 }
 
-// strangers names the keys of an unknown table that are ours by another name. Those that its likely table has need no second remark.
-func (l *loader) strangers(path toml.Key, tree map[string]any, at func(string) origin) {
+// unknown reports a key or table that a job file does not have.
+func (l *loader) unknown(o origin, key, text string, code status.Code) {
+	l.bad[key] = true
+	l.faults.add(o, code, "%s: %s", key, text)
+}
+
+// unknownTable reports a table and, if they say more than it does, its keys: all that its likely table does not have, else those that are
+// ours by another name.
+func (l *loader) unknownTable(path toml.Key, tree map[string]any, at func(string) origin) {
+	text, code := unknownTable(path.String())
+	l.unknown(at(path.String()), path.String(), text, code)
+	if code == status.Unsupported {
+		return
+	}
 	meant := nearest(path.String(), tables)
 	for name := range tree {
 		key := append(path[:len(path):len(path)], name).String()
-		if byKey[meant+"."+name] == nil {
-			l.fault(at(key), key, "%s: %s", key, unknownKey(key))
+		if _, ours := foreign[plain(name)]; ours || meant != "" && byKey[meant+"."+name] == nil {
+			text, code := unknownKey(toml.Key{meant, name}.String())
+			l.unknown(at(key), key, text, code)
 		}
 	}
 }

@@ -76,7 +76,7 @@ func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape,
 	}
 	m.rates = m.rates.Shared(float64(max(1, perNode*threads)) / float64(max(cores, atOnce*threads)))
 	m.rates.PerNode = perNode
-	m.text = fmt.Sprintf("%s, kernels %s, %d threads a rank on %d cores, as measured", m.info.Name, m.info.Kernels, threads, cores)
+	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, plural(threads, "thread"), plural(cores, "core"))
 	return nil
 }
 

@@ -57,6 +57,10 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	if strings.ContainsRune(expanded, 0) {
 		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
 	}
+	if why := notURL(key, value); why != "" {
+		l.fault(o, key, "%s = %s: %s", key, show(value), why)
+		return expanded
+	}
 	dir := filepath.Dir(l.job.Path)
 	if filepath.IsAbs(expanded) || o.arg || kind == "inside" {
 		dir = ""

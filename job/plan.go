@@ -129,7 +129,7 @@ func (f *forecast) print(m *machine) error {
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
-		fmt.Fprintf(f.Stdout, "run              %d steps of %d tokens in %v, beside reading, evaluations and checkpoints\n", f.Job.Train.Steps, f.tokens, all.Round(time.Second))
+		fmt.Fprintf(f.Stdout, "run              %s of %d tokens in %v, beside reading, evaluations and checkpoints\n", plural(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
 	}
 	_, err = fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", size(model.Bytes(f.memory)), f.limit())
 	return err
@@ -145,10 +145,10 @@ func (f *forecast) printWork(m *machine) (what string, err error) {
 	case "eval":
 		what = "pass"
 	default:
-		fmt.Fprintf(f.Stdout, "%d ranks, %s", x.World, where)
+		fmt.Fprintf(f.Stdout, "%s, %s", plural(x.World, "rank"), where)
 		return "run", f.printSaved()
 	}
-	fmt.Fprintf(f.Stdout, "%d ranks, ulysses %d x data %d, zero %d, %s", x.World, x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
+	fmt.Fprintf(f.Stdout, "%s, ulysses %d x data %d, zero %d, %s", plural(x.World, "rank"), x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
 	return what, f.printMemory(f.Stdout)
 }
 

@@ -85,7 +85,7 @@ func TestPlanTakesTheRanksOfTheJob(t *testing.T) {
 	for args, want := range map[string]string{
 		"--set parallel.ulysses=4":      "4 ranks, ulysses 4 x data 1, zero 0, 4 a node",
 		"--set parallel.ulysses=4 -n 8": "8 ranks, ulysses 4 x data 2, zero 0, 8 a node",
-		"":                              "1 ranks, ulysses 1 x data 1, zero 0, 1 a node",
+		"":                              "1 rank, ulysses 1 x data 1, zero 0, 1 a node",
 	} {
 		code, out, errs := call(append([]string{"plan", planned(t, "llama")}, strings.Fields(args)...)...)
 		if code != status.OK || !strings.HasPrefix(out, want) {

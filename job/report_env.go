@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
 
@@ -28,7 +27,7 @@ func (s *session) environment(facts []rankFacts, t *traced) []factRow {
 		{"ended", end.Format("2006-01-02 15:04:05 MST"), "after " + end.Sub(s.began).Round(time.Second).String()},
 		{"hosts", hosts(facts), ""},
 		{"processors", distinct(facts, func(f rankFacts) string { return f.CPU }), runtime.GOOS + "/" + runtime.GOARCH},
-		{"ranks", fmt.Sprintf("%d × %s threads", len(facts), distinct(facts, func(f rankFacts) string { return strconv.Itoa(f.Threads) })), ""},
+		{"ranks", fmt.Sprintf("%d × %s", len(facts), distinct(facts, func(f rankFacts) string { return plural(f.Threads, "thread") })), ""},
 		{"device", info.Kind + ": " + distinct(facts, func(f rankFacts) string { return f.Device }), ""},
 		{"kernels", info.Kernels, "computing in " + dtypeName(s.Compute)},
 		{"communicator", s.Mesh.World.Kind(), ""},

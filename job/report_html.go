@@ -162,9 +162,17 @@ func (s *session) state(p *progress) string {
 	case s.trainer.Stopped():
 		return fmt.Sprintf("stopped in time after step %d of %d, with a checkpoint", done, s.steps)
 	case s.trainer.Resumed > 0:
-		return fmt.Sprintf("finished all %d steps, resumed after step %d", s.steps, s.trainer.Resumed)
+		return fmt.Sprintf("finished %s, resumed after step %d", allSteps(s.steps), s.trainer.Resumed)
 	}
-	return fmt.Sprintf("finished all %d steps", s.steps)
+	return "finished " + allSteps(s.steps)
+}
+
+// allSteps is how a run names the steps that it was to do.
+func allSteps(n int64) string {
+	if n == 1 {
+		return "its one step"
+	}
+	return fmt.Sprintf("all %d steps", n)
 }
 
 // about is model, data and mesh in a line.
@@ -174,9 +182,9 @@ func (s *session) about() string {
 	if n := c.LinearLayers(); n > 0 {
 		mixers = fmt.Sprintf(" (%d of them linear attention)", n)
 	}
-	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %d %s: %d × data, %d × sequence, ZeRO stage %d",
+	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence, ZeRO stage %d",
 		c.ModelType, short(float64(s.model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, groups(s.Job.Data.Sequence), m.GlobalBatch,
-		m.World, map[bool]string{true: "rank", false: "ranks"}[m.World == 1], m.Replicas, m.Ulysses, s.Job.Parallel.Zero)
+		plural(m.World, "rank"), m.Replicas, m.Ulysses, s.Job.Parallel.Zero)
 }
 
 // resident is the host's memory, which the plan is a part of where the device is the CPU.
@@ -202,7 +210,7 @@ func (s *session) resident(facts []rankFacts) []factRow {
 	}
 	rows := []factRow{{"resident at most", size(most), whose}}
 	if s.Device.Info().Place == tensor.Host {
-		rows = append(rows, factRow{"of it planned", size(planned), fmt.Sprintf("for %d %s", inside, map[bool]string{true: "rank", false: "ranks"}[inside == 1])},
+		rows = append(rows, factRow{"of it planned", size(planned), "for " + plural(inside, "rank")},
 			factRow{"the rest", size(most - planned), "program, data, communicator, copies for checkpoints"})
 	}
 	return rows

@@ -17,6 +17,14 @@ func groups(n int64) string {
 	return s
 }
 
+// plural writes a number with its noun: 1 rank, 2 ranks.
+func plural[N int | int64](n N, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
+}
+
 // size writes bytes with a unit.
 func size(n int64) string {
 	x := float64(n)

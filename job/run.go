@@ -40,6 +40,7 @@ type Options struct {
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
 	json    bool   // of verify: print its findings as JSON
+	all     bool   // of verify: print every tensor
 	force   bool   // of run and export: overwrite results that are there
 	open    opener // of device and communicator; nil = internal/backends
 }

@@ -39,7 +39,7 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
-		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %d steps and train.steps is %d\n", done, s.steps)
+		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", plural(done, "step"), s.steps)
 		return s.saveMissing()
 	}
 	stop, err := newStopper(e.Job, e.signals, start)

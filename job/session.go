@@ -5,7 +5,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/gdn"
-	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/train"
 )
@@ -100,16 +99,12 @@ func (s *session) setup() *train.Setup {
 // openConfig reads what the model is; the folder is nil for one from scratch.
 func (s *session) openConfig() (folder *model.Folder, err error) {
 	j := s.Job
-	if j.Model.Path != "" {
-		if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
-			s.config = folder.Config
-		} else if from := train.FindCheckpoint(j.Model.Path); from != "" {
-			err = status.Errorf(status.Of(err), "%w; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", err, from)
-		}
-	} else {
+	if j.Model.Path == "" {
 		s.config, err = j.newConfig()
+	} else if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
+		s.config = folder.Config
 	}
-	return folder, err
+	return folder, j.modelFault(err)
 }
 
 // newConfig is that of a model from scratch.
@@ -170,9 +165,11 @@ func (s *session) close() {
 }
 
 // config is the model's, without its weights.
-func (j *Job) config() (*model.Config, error) {
+func (j *Job) config() (c *model.Config, err error) {
 	if j.Model.Path != "" {
-		return model.ReadConfig(j.Model.Path, j.Model.Override)
+		c, err = model.ReadConfig(j.Model.Path, j.Model.Override)
+	} else {
+		c, err = j.newConfig()
 	}
-	return j.newConfig()
+	return c, j.modelFault(err)
 }

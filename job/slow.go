@@ -99,7 +99,7 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 		if threads > 1 && ranks <= f.Cores {
 			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
 		}
-		return fmt.Sprintf("%d ranks of %d %s share %d %s on %s, and waited for one another %.0f %% of the time", ranks, threads, plural(threads, "thread"), f.Cores, plural(f.Cores, "core"), f.Host,
+		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks, plural(threads, "thread"), plural(f.Cores, "core"), f.Host,
 			100*s.mean(betweenRanks)/s.seconds), fix
 	}
 	return "", ""
@@ -143,13 +143,6 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 		return text, "raise checkpoint.every, or write to faster storage"
 	}
 	return text, "run ulysses-mpi doctor on every host and compare"
-}
-
-func plural(n int, word string) string {
-	if n == 1 {
-		return word
-	}
-	return word + "s"
 }
 
 // queued is the seconds that threads of this process have been ready to run and had no core; 0 where the system does not say.

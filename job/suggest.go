@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"sort"
 	"strings"
+
+	"ulysses/internal/status"
 )
 
 // foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl, torchtitan), without their table and in lower
@@ -44,56 +46,76 @@ var foreign = map[string]struct{ ours, remark string }{
 	"softmax_scale": {"attention.scale", ""}, "attn_logit_softcapping": {"attention.softcap", ""}, "is_causal": {"attention.causal", ""}, "dropout_p": {"attention.dropout", ""},
 }
 
-// unknownKey says what an unknown key may have meant: a foreign name, a key of ours in the wrong table, or a slip of the pen.
-func unknownKey(key string) string {
+// plain is a name as foreign and features have it.
+func plain(name string) string { return strings.ToLower(strings.ReplaceAll(name, "-", "_")) }
+
+// unknownKey says what an unknown key may have meant: a foreign name, a key of ours in the wrong table, a slip of the pen, or a feature that
+// has no key.
+func unknownKey(key string) (text string, code status.Code) {
+	code = status.InvalidConfig
 	table, leaf := "", key
 	if dot := strings.LastIndexByte(key, '.'); dot >= 0 {
 		table, leaf = key[:dot], key[dot+1:]
 	}
-	if f, ok := foreign[strings.ToLower(strings.ReplaceAll(leaf, "-", "_"))]; ok {
-		return fmt.Sprintf("unknown key; it is called %s here%s", f.ours, f.remark)
+	if f, ok := foreign[plain(leaf)]; ok {
+		return fmt.Sprintf("unknown key; it is called %s here%s", f.ours, f.remark), code
 	}
-	var here, elsewhere, all []string
+	if f := featureOf(plain(leaf)); f != nil {
+		return f.text, f.code()
+	}
+	var here, elsewhere, near []string
 	for _, f := range schema {
-		all = append(all, f.key)
-		if rest, ok := strings.CutPrefix(f.key, table+"."); ok || table == "" && !strings.Contains(f.key, ".") {
+		at := strings.LastIndexByte(f.key, '.')
+		if rest, ok := strings.CutPrefix(f.key, table+"."); ok || table == "" && at < 0 {
 			if !ok {
 				rest = f.key
 			}
 			here = append(here, rest)
 		}
-		if strings.HasSuffix("."+f.key, "."+leaf) {
+		if f.key[at+1:] == leaf || strings.HasSuffix(f.key, "."+leaf) {
 			elsewhere = append(elsewhere, f.key)
+		} else if nearest(leaf, []string{f.key[at+1:]}) != "" && nearest(key, []string{f.key}) != "" {
+			near = append(near, f.key)
 		}
 	}
-	prefix := ""
-	if table != "" {
-		prefix = table + "."
-	}
-	if near := nearest(leaf, here); near != "" {
-		return fmt.Sprintf("unknown key; did you mean %s?", prefix+near)
-	}
-	if len(elsewhere) > 0 {
-		return fmt.Sprintf("unknown key; did you mean %s?", strings.Join(elsewhere, " or "))
-	}
-	if near := nearest(key, all); near != "" {
-		return fmt.Sprintf("unknown key; did you mean %s?", near)
-	}
-	if len(here) > 0 && table != "" {
+	switch hit := nearest(leaf, here); {
+	case hit != "" && table != "":
+		return fmt.Sprintf("unknown key; did you mean %s.%s?", table, hit), code
+	case hit != "":
+		return fmt.Sprintf("unknown key; did you mean %s?", hit), code
+	case len(elsewhere) > 0:
+		return fmt.Sprintf("unknown key; did you mean %s?", strings.Join(elsewhere, " or ")), code
+	case len(near) > 0:
+		return fmt.Sprintf("unknown key; did you mean %s?", closest(key, near)), code
+	case table != "" && len(here) > 0:
 		sort.Strings(here)
-		return fmt.Sprintf("unknown key; [%s] has %s", table, strings.Join(here, ", "))
+		return fmt.Sprintf("unknown key; [%s] has %s", table, strings.Join(here, ", ")), code
 	}
-	return "unknown key; the nearest is " + closest(key, all)
+	return fmt.Sprintf("unknown key; outside of a table there are %s, and the tables are %s", strings.Join(topLevel(), ", "), strings.Join(tables, ", ")), code
 }
 
-func unknownTable(name string) string {
-	if f, ok := foreign[strings.ToLower(name)]; ok {
-		return fmt.Sprintf("unknown table; it is called %s here%s", f.ours, f.remark)
+// topLevel lists the keys outside of tables.
+func topLevel() (keys []string) {
+	for _, f := range schema {
+		if !strings.Contains(f.key, ".") {
+			keys = append(keys, f.key)
+		}
+	}
+	return keys
+}
+
+func unknownTable(name string) (text string, code status.Code) {
+	code = status.InvalidConfig
+	if f, ok := foreign[plain(name)]; ok {
+		return fmt.Sprintf("unknown table; it is called %s here%s", f.ours, f.remark), code
+	}
+	if f := featureOf(plain(name)); f != nil {
+		return f.text, f.code()
 	}
 	if near := nearest(name, tables); near != "" {
-		return fmt.Sprintf("unknown table; did you mean [%s]?", near)
+		return fmt.Sprintf("unknown table; did you mean [%s]?", near), code
 	}
-	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", "))
+	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", ")), code
 }
 
 // nearest is the candidate with the least edit distance, if that is small against the word, else "".

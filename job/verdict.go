@@ -11,6 +11,7 @@ import (
 
 // verdict is what verify found, as --json prints it.
 type verdict struct {
+	Verdict string     `json:"verdict"` // bitwise, within tolerance or FAIL: of the tensors that are judged
 	Ranks   int        `json:"ranks"`
 	Ulysses int        `json:"ulysses"`
 	Data    int        `json:"data"`
@@ -43,30 +44,88 @@ func (x quantity) MarshalJSON() ([]byte, error) {
 	return []byte("null"), nil
 }
 
-func (r *verdict) print(out io.Writer, asJSON bool) error {
-	if asJSON {
-		text, err := json.MarshalIndent(r, "", " ")
-		if err == nil {
-			_, err = fmt.Fprintf(out, "%s\n", text)
+const (
+	bitwise = "bitwise"
+	within  = "within tolerance"
+	failed  = "FAIL"
+)
+
+// judge settles the verdict and returns how many tensors are judged, and how many of those differ by too much.
+func (r *verdict) judge() (judged, far int) {
+	r.Verdict = bitwise
+	for _, x := range r.Tensors {
+		if !x.Judged {
+			continue
 		}
+		judged++
+		if !x.Within {
+			far++
+		}
+		if !x.Bits && r.Verdict == bitwise {
+			r.Verdict = within
+		}
+	}
+	if r.Same = far == 0; far > 0 {
+		r.Verdict = failed
+	}
+	return judged, far
+}
+
+// sentence is the verdict with its counts.
+func (r *verdict) sentence() string {
+	judged, far := r.judge()
+	equal, most := 0, quantity(0)
+	for _, x := range r.Tensors {
+		if x.Judged && x.Bits {
+			equal++
+		}
+		if x.Judged {
+			most = max(most, x.Relative)
+		}
+	}
+	text := fmt.Sprintf("%s: ", r.Verdict)
+	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", plural(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
+	case bitwise:
+		text += fmt.Sprintf("%s, the same bits %s", plural(judged, "tensor"), on)
+	case within:
+		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element, %g is allowed; %d of them have the same bits", plural(judged, "tensor"), on, most, r.Limit, equal)
+	default:
+		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, plural(judged, "tensor"), on, r.Limit, most)
+	}
+	return fmt.Sprintf("%s (%s, kernels %s)", text, r.DType, r.Kernels)
+}
+
+// print writes the verdict; below it the tensors that are too far off, or all.
+func (r *verdict) print(out io.Writer, all bool) error {
+	if _, err := fmt.Fprintln(out, r.sentence()); err != nil || !all && r.Same {
 		return err
 	}
-	fmt.Fprintf(out, "%d ranks (ulysses %d x data %d) against one, in %s, kernels %s\n\n", r.Ranks, r.Ulysses, r.Data, r.DType, r.Kernels)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "tensor\tshape\tmax |Δ|\tmean |Δ|\tmax |Δ| / max |ref|\tbits")
+	fmt.Fprintln(w, "\ntensor\tshape\tmax |Δ|\tmean |Δ|\tmax |Δ| / max |ref|\tbits\tverdict")
 	for _, x := range r.Tensors {
-		bits, far := "equal", ""
+		bits, judgement := "equal", "not judged"
 		if !x.Bits {
 			bits = "differ"
 		}
-		if x.Judged && !x.Within {
-			far = "  TOO FAR"
+		switch {
+		case x.Judged && !x.Within:
+			judgement = "TOO FAR"
+		case x.Judged:
+			judgement = "ok"
 		}
-		fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s%s\n", x.Name, x.Shape, x.Max, x.Mean, x.Relative, bits, far)
+		if all || judgement == "TOO FAR" {
+			fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s\t%s\n", x.Name, x.Shape, x.Max, x.Mean, x.Relative, bits, judgement)
+		}
 	}
-	if err := w.Flush(); err != nil || !r.Same {
-		return err
+	return w.Flush()
+}
+
+// printJSON writes the verdict for programs.
+func (r *verdict) printJSON(out io.Writer) error {
+	r.judge()
+	text, err := json.MarshalIndent(r, "", " ")
+	if err == nil {
+		_, err = fmt.Fprintf(out, "%s\n", text)
 	}
-	_, err := fmt.Fprintf(out, "\nthe same within %g\n", r.Limit)
 	return err
 }

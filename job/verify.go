@@ -32,7 +32,7 @@ func Verify(o Options) error {
 			return err
 		}
 		if e.Mesh.World.Rank() == 0 {
-			err = verifyAgainstOne(e, all, compute, o.json)
+			err = verifyAgainstOne(e, all, compute, &o)
 		}
 		return comm.Agree(e.world, err) // not counted and not watched: the others wait for as long as one rank takes
 	})
@@ -46,7 +46,7 @@ type named struct {
 	judged bool
 }
 
-func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), asJSON bool) error {
+func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), o *Options) error {
 	alone, err := e.onOneRank()
 	if err != nil {
 		return err
@@ -56,27 +56,27 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 		return err
 	}
 	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Data: e.Mesh.Replicas, DType: dtypeName(e.Compute), Kernels: e.Device.Info().Kernels,
-		Limit: verifyLimits[e.Compute], Same: true, Tensors: []compared{}}
-	bad := 0
+		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
 	for i, a := range all {
 		d, err := compare(a, one[i])
 		if err != nil {
 			return err
 		}
-		within := d.relative <= r.Limit
-		if a.judged && !within {
-			bad, r.Same = bad+1, false
-		}
 		r.Tensors = append(r.Tensors, compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean), Relative: quantity(d.relative),
-			Bits: d.equal, Judged: a.judged, Within: within})
+			Bits: d.equal, Judged: a.judged, Within: d.relative <= r.Limit})
 	}
-	if err := r.print(e.Stdout, asJSON); err != nil {
-		return err
+	switch {
+	case o.json:
+		err = r.printJSON(e.Result)
+	case o.Quiet:
+		_, err = fmt.Fprintln(e.Result, r.sentence())
+	default:
+		err = r.print(e.Result, o.all || o.Verbose)
 	}
-	if bad > 0 {
-		return status.Errorf(status.Numeric, "verify: %d of %d tensors differ by more than %g of the largest element", bad, len(all), r.Limit)
+	if judged, far := r.judge(); err == nil && far > 0 {
+		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element", far, plural(judged, "tensor"), r.Limit)
 	}
-	return nil
+	return err
 }
 
 type difference struct {

@@ -16,7 +16,7 @@ import (
 
 // Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults they have too.
 type Config struct {
-	ModelType             string // llama | qwen2 | qwen3 | qwen3_5_text
+	ModelType             string // llama | mistral | qwen2 | qwen3 | qwen3_5_text
 	VocabSize             int64
 	HiddenSize            int64
 	IntermediateSize      int64
@@ -54,10 +54,13 @@ func (c *Config) NormCentre() float64 {
 
 // architectures are the model types that are built, with the class that transformers loads them by.
 var architectures = map[string]string{
-	"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
+	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
 
-const built = "llama, qwen2, qwen3 and " + hybridType + " are"
+const built = "llama, mistral without a sliding window, qwen2, qwen3 and " + hybridType + " are"
+
+// mistralType is Llama but for a sliding window, which its config.json has as null where the model has none.
+const mistralType = "mistral"
 
 // refusals says why a well-known model type is not built.
 var refusals = map[string]string{
@@ -67,11 +70,14 @@ var refusals = map[string]string{
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
 	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
 	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
-	"mamba": "state space layers", "mamba2": "state space layers", "mistral": "sliding windows",
+	"mamba": "state space layers", "mamba2": "state space layers",
 }
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
-func ParseConfig(text []byte) (*Config, error) {
+func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
+
+// parseConfig reads a config.json with some of its fields replaced. A field that is replaced is not judged as the file has it.
+func parseConfig(text []byte, override map[string]any) (*Config, error) {
 	text = bom.Trim(text)
 	var raw map[string]any
 	err := input.JSON(text, &raw)
@@ -83,7 +89,11 @@ func ParseConfig(text []byte) (*Config, error) {
 	if err != nil || raw == nil {
 		return nil, status.Errorf(status.InvalidConfig, "config.json: not a JSON object (%v): the file is damaged or another format", err)
 	}
-	return read("config.json", textOf(raw), false)
+	raw = textOf(raw)
+	if len(override) == 0 {
+		return read("config.json", raw, false)
+	}
+	return readFields(&reader{raw: raw, seen: map[string]bool{}}).Override(override)
 }
 
 // ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in config.json, where transformers
@@ -98,7 +108,9 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 		return c, nil
 	}
 	names := &reader{where: "model.override", raw: maps.Clone(fields), seen: map[string]bool{}}
-	names.raw["model_type"] = c.ModelType
+	if names.raw["model_type"] == nil {
+		names.raw["model_type"] = c.ModelType
+	}
 	readFields(names)
 	names.faults, names.wrong = nil, false // values are judged below, beside those they meet
 	names.unknown()
@@ -174,6 +186,7 @@ func readFields(r *reader) *Config {
 			why = " (" + why + ")"
 		}
 		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, built)
+		r.strange = true
 		return c // what else the file holds means something else there
 	}
 	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
@@ -181,7 +194,7 @@ func readFields(r *reader) *Config {
 	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
 	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
 	c.NumAttentionHeads = r.extent("num_attention_heads", 0, 1<<16)
-	c.NumKeyValueHeads = r.extent("num_key_value_heads", c.NumAttentionHeads, 1<<16)
+	c.NumKeyValueHeads = r.extent("num_key_value_heads", max(c.NumAttentionHeads, 1), 1<<16)
 	c.readHeads(r)
 	if c.hybrid() {
 		c.readHybrid(r)
@@ -231,6 +244,7 @@ func (c *Config) readRefused(r *reader) {
 	if act := r.text("hidden_act", "silu"); act != "silu" {
 		r.fault(status.Unsupported, "hidden_act = %q is not built: silu is", act)
 	}
+	c.refuseWindow(r)
 	if r.flag("use_sliding_window", false) {
 		r.fault(status.Unsupported, "use_sliding_window = true is not built: set it to false with model.override to attend to the whole document")
 	}
@@ -261,6 +275,19 @@ func (c *Config) readRefused(r *reader) {
 		if n := int64(len(kinds)); c.NumHiddenLayers > 0 && n != c.NumHiddenLayers {
 			r.fault(status.InvalidConfig, "layer_types has %d entries, num_hidden_layers is %d: make them agree", n, c.NumHiddenLayers)
 		}
+	}
+}
+
+// refuseWindow refuses a Mistral with a sliding window. A file that says nothing means transformers' default, which is one.
+func (c *Config) refuseWindow(r *reader) {
+	if c.ModelType != mistralType {
+		return
+	}
+	const remedy = `set model.override = { model_type = "llama" }, the same layers, to attend to the whole document`
+	if w, given := r.raw["sliding_window"]; !given {
+		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral and not built: %s", remedy)
+	} else if w != nil {
+		r.fault(status.Unsupported, "sliding_window = %v is not built: %s", w, remedy)
 	}
 }
 

@@ -19,6 +19,8 @@ type reader struct {
 	seen   map[string]bool
 	faults []string
 	wrong  bool // a fault that is not a mere refusal
+
+	strange bool // of a model type that is not built: its other fields are not judged
 }
 
 // longest is the bytes of a value that a message shows whole.
@@ -46,7 +48,8 @@ func (r *reader) err() error {
 // list is the error that names several faults, or nil when there are none.
 func list(code status.Code, where string, faults []string) error {
 	const most = 20
-	switch n := len(faults); {
+	n := len(faults)
+	switch {
 	case n == 0:
 		return nil
 	case n == 1:
@@ -54,7 +57,7 @@ func list(code status.Code, where string, faults []string) error {
 	case n > most:
 		faults = append(faults[:most:most], fmt.Sprintf("and %d more", n-most))
 	}
-	return status.Errorf(code, "%s:\n  %s", where, strings.Join(faults, "\n  "))
+	return &status.Error{Code: code, Text: fmt.Sprintf("%s:\n  %s", where, strings.Join(faults, "\n  ")), Faults: n}
 }
 
 func (r *reader) value(name string) any { r.seen[name] = true; return r.raw[name] }
@@ -151,6 +154,9 @@ var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token
 
 // unknown makes faults of the fields nobody asked for.
 func (r *reader) unknown() {
+	if r.strange {
+		return
+	}
 	for _, name := range slices.Sorted(maps.Keys(r.raw)) {
 		if r.seen[name] || slices.Contains(notes, name) {
 			continue
@@ -172,6 +178,9 @@ func (r *reader) unknown() {
 // ownWindow refuses a window that is asked for in a job: unlike a config.json, which carries the number along where it is switched off or where transformers
 // has no use for it, a job means what it says.
 func (r *reader) ownWindow() {
+	if r.strange || r.raw["model_type"] == mistralType {
+		return
+	}
 	if w := r.raw["sliding_window"]; w != nil && r.raw["use_sliding_window"] == nil {
 		r.fault(status.Unsupported, "sliding_window = %v is not built: take it out to attend to the whole document", w)
 	}

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"math"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -150,7 +151,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, qwen2, qwen3 and qwen3_5_text are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral without a sliding window, qwen2, qwen3 and qwen3_5_text are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -220,6 +221,70 @@ func TestOwnWindow(t *testing.T) {
 	}
 	fields["use_sliding_window"] = false
 	if _, err = ConfigFromMap(fields); err != nil {
+		t.Error(err)
+	}
+}
+
+// A model type that is not built is the one fault of a [model.new]: its other fields mean something else there.
+func TestUnbuiltModelFromScratch(t *testing.T) {
+	_, err := ConfigFromMap(map[string]any{"model_type": "mixtral", "num_local_experts": int64(8), "hidden_size": int64(64), "router_aux_loss_coef": 0.1, "sliding_window": int64(8)})
+	if status.Of(err) != status.Unsupported || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `"mixtral" (mixture of experts) is not built`) {
+		t.Error(err)
+	}
+}
+
+// Mistral without a sliding window is Llama's layers, and its config.json says null. With a window it is refused, with what overrides it.
+func TestMistral(t *testing.T) {
+	mistral := func(fields string) []byte {
+		return with(t, llama31, `"model_type": "mistral", "architectures": ["MistralForCausalLM"]`+fields)
+	}
+	c, err := ParseConfig(mistral(`, "sliding_window": null`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	same := *c
+	want := parse(t, llama31)
+	same.ModelType, same.raw = want.ModelType, want.raw
+	if !reflect.DeepEqual(&same, want) || c.QKVBias() || c.OutBias() || c.QKNorm() {
+		t.Errorf("%+v, llama is %+v", same, *want)
+	}
+	text, err := c.JSON()
+	if err != nil || !strings.Contains(string(text), `"sliding_window": null`) || !strings.Contains(string(text), `"MistralForCausalLM"`) {
+		t.Errorf("%v %s", err, text)
+	}
+	for _, fields := range []string{"", `, "sliding_window": 4096`} {
+		if _, err := ParseConfig(mistral(fields)); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `model_type = "llama"`) {
+			t.Errorf("%s: %v", fields, err)
+		}
+		if c, err := parseConfig(mistral(fields), map[string]any{"model_type": "llama"}); err != nil || c.ModelType != "llama" {
+			t.Errorf("%s: overridden: %v", fields, err)
+		}
+	}
+}
+
+// A field that model.override replaces is not judged as config.json has it.
+func TestOverrideBeforeRefusal(t *testing.T) {
+	for fields, override := range map[string]map[string]any{
+		`"use_sliding_window": true`:              {"use_sliding_window": false},
+		`"attention_dropout": 0.1`:                {"attention_dropout": int64(0)},
+		`"hidden_act": "gelu"`:                    {"hidden_act": "silu"},
+		`"rope_scaling": {"rope_type": "yarn"}`:   {"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}},
+		`"model_type": "gpt2"`:                    {"model_type": "qwen2"},
+		`"max_position_embeddings": "many"`:       {"max_position_embeddings": int64(64)},
+		`"final_logit_softcapping": 30.0`:         {"final_logit_softcapping": int64(0)},
+		`"hidden_act": "gelu", "vocab_size": 100`: {"hidden_act": "silu", "vocab_size": int64(128)},
+	} {
+		if _, err := parseConfig(with(t, qwen2, fields), override); err != nil {
+			t.Errorf("%s: %v", fields, err)
+		}
+		if _, err := ParseConfig(with(t, qwen2, fields)); err == nil {
+			t.Errorf("%s is accepted", fields)
+		}
+		if _, err := parseConfig(with(t, qwen2, fields), map[string]any{"rms_norm_eps": 1e-5}); err == nil {
+			t.Errorf("%s is accepted with another override", fields)
+		}
+	}
+	if _, err := parseConfig(with(t, qwen2, `"model_type": "gpt2"`), map[string]any{"rope_teta": 1.0}); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `"gpt2"`) {
 		t.Error(err)
 	}
 }

@@ -45,7 +45,7 @@ func (c *Config) fields() map[string]any {
 	if c.hybrid() {
 		c.Hybrid.put(put)
 	}
-	if c.ModelType != "qwen2" {
+	if c.ModelType != "qwen2" && c.ModelType != mistralType {
 		put("attention_bias", c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {

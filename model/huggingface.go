@@ -62,10 +62,7 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 		}
 		return nil, status.Errorf(status.IO, "%s: %w: %s", dir, err, remedy)
 	}
-	cfg, err := ParseConfig(text)
-	if err == nil {
-		cfg, err = cfg.Override(override)
-	}
+	cfg, err := parseConfig(text, override)
 	if err != nil {
 		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
 	}

@@ -107,6 +107,11 @@ func textField(doc []byte, field string) (string, error) {
 		return "", err
 	}
 	raw, ok := object[field]
+	for _, name := range []string{"messages", "conversations", field} {
+		if chat := object[name]; (!ok || name == field) && len(chat) > 0 && chat[0] == '[' {
+			return "", fmt.Errorf("field %q is a list, and chat data is not built yet: write each conversation as text (tokenizer.apply_chat_template) and set data.text_field to its field", name)
+		}
+	}
 	if !ok {
 		var names []string
 		for name := range object {

@@ -39,9 +39,10 @@ func (c Code) String() string {
 
 // Error carries a code beside a sentence that names the operation, the values and the remedy.
 type Error struct {
-	Code Code
-	Text string
-	Err  error // cause, may be nil
+	Code   Code
+	Text   string
+	Err    error // cause, may be nil
+	Faults int   // how many faults Text lists, a line each; 0 = it is one
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -51,6 +52,19 @@ func (e *Error) Unwrap() error { return e.Err }
 func Errorf(c Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: c, Text: err.Error(), Err: errors.Unwrap(err)}
+}
+
+// Faults returns how many faults an error lists: 1 if it is no list, 0 for nil.
+func Faults(err error) int {
+	if err == nil {
+		return 0
+	}
+	for ; err != nil; err = errors.Unwrap(err) {
+		if e, ok := err.(*Error); ok && e.Faults > 0 {
+			return e.Faults
+		}
+	}
+	return 1
 }
 
 // Of returns the code an error carries: OK for nil, Internal for one that carries none.

@@ -1,0 +1,56 @@
+package job
+
+import (
+	"regexp"
+
+	"ulysses/internal/status"
+)
+
+// feature is something that other trainers have keys for and this one has not, or needs no key for.
+type feature struct {
+	names *regexp.Regexp // of keys and tables, in lower case with _ for -
+	text  string
+	built bool // it needs no key: it is always so, or set elsewhere; else it is not built
+}
+
+// features are what users of other trainers look for. The first that matches counts.
+var features = []feature{
+	{words(`lora|lora_.*|qlora|dora|use_dora|use_rslora|peft|peft_.*|adapter|adapters|adapter_.*|target_modules|ia3|prefix_tuning`), "LoRA and other adapters are not built yet: all weights are trained; remove it", false},
+	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), "training on preferences or rewards is not built yet; remove it", false},
+	{words(`chat|chat_template|messages|conversation|conversations|sharegpt|alpaca|roles|train_on_responses_only|train_on_inputs|completion_only_loss|assistant_only_loss|prompt_template`),
+		"chat data is not built yet: write each conversation as text (tokenizer.apply_chat_template), or as input_ids and labels in a .safetensors file", false},
+	{words(`quantization|quantization_.*|quantize|load_in_4bit|load_in_8bit|bnb_.*|bits|gptq|awq|fp8|fp8_.*`), "quantized weights and FP8 are not built yet; remove it", false},
+	{words(`fp16|float16|half`), `float16 is not built; set device.dtype = "bf16" or "f32"`, false},
+	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),
+		"tensor and pipeline parallelism are not built; set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights", false},
+	{words(`moe|moe_.*|expert_.*|num_experts|ep_size|router_.*`), "mixture of experts is not built yet; remove it", false},
+	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), "it is not built; remove it", false},
+	{words(`wandb|wandb_.*|report_to|tensorboard|mlflow|comet|logging|logging_.*|log_interval`), "there is no logger to choose: output.dir/metrics.jsonl has a line for each step; remove it", true},
+	{words(`push_to_hub|hub|hub_.*`), "nothing is uploaded: upload output.dir/model yourself; remove it", true},
+	{words(`fsdp|fsdp_.*|deepspeed|ddp|ddp_.*|zero_stage_.*|accelerate|megatron`), "weights, gradients and optimizer states are sharded by parallel.zero = 1, 2 or 3", true},
+	{words(`offload|offload_.*|cpu_offload`), `activations are offloaded by [memory]; optimizer states and weights are sharded by parallel.zero`, true},
+	{words(`flash_attention|flash_attn|use_flash_.*|attn_implementation|sdp_attention|xformers|torch_compile|compile|liger.*|use_liger.*`), "there is nothing to choose: attention never stores the scores; remove it", true},
+	{words(`local_rank|world_size|num_gpus|gpus|nnodes|nodes|num_nodes|nproc_per_node|master_addr|master_port|num_processes`), "mpirun or srun starts the ranks; remove it", true},
+	{words(`streaming|num_workers|dataloader_.*|preprocessing_.*|dataset_num_proc|pin_memory|prefetch_factor`), "data is always streamed, by threads of its own; remove it", true},
+	{words(`rope_theta|rope_scaling|rope_parameters|vocab_size|hidden_size|num_hidden_layers|num_attention_heads|attention_bias|tie_word_embeddings`), "fields of config.json are replaced in model.override", true},
+}
+
+func words(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
+
+// featureOf returns the feature that a key or table of a job file asks for, nil if it is none that is known.
+func featureOf(name string) *feature {
+	for i := range features {
+		if features[i].names.MatchString(name) {
+			return &features[i]
+		}
+	}
+	return nil
+}
+
+// code is that of a fault which names the feature.
+func (f *feature) code() status.Code {
+	if f.built {
+		return status.InvalidConfig
+	}
+	return status.Unsupported
+}

@@ -1,0 +1,66 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/train"
+)
+
+var (
+	url     = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
+	hubURL  = regexp.MustCompile(`^https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/?$`)
+	hubName = regexp.MustCompile(`^\w[\w.-]*/[\w.-]+$`)
+)
+
+// notURL says how to get what a URL names; "" where the value is none. Files are read from disk alone.
+func notURL(key, value string) string {
+	switch m := hubURL.FindStringSubmatch(value); {
+	case !url.MatchString(value):
+		return ""
+	case m != nil && strings.HasPrefix(key, "model."):
+		return fmt.Sprintf("a URL, and models are read from disk: download it, hf download %s --local-dir %s, and name that folder", m[1], filepath.Base(m[1]))
+	case strings.HasPrefix(strings.ToLower(value), "file://"):
+		return "a URL, and a path is needed: write it without file://"
+	}
+	return "a URL, and files are read from disk: download it and name the file"
+}
+
+// modelFault puts before an error of the model's folder or fields where the job names them, and says of a folder that is not there, or
+// holds a checkpoint, how to get one.
+func (j *Job) modelFault(err error) error {
+	if err == nil {
+		return nil
+	}
+	key, text := "model.new", err.Error()
+	if dir := j.Model.Path; dir != "" {
+		key = "model.path"
+		if from := train.FindCheckpoint(dir); from != "" {
+			text += fmt.Sprintf("; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", from)
+		} else if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
+			text = j.noFolder(dir)
+		}
+	}
+	if !strings.HasPrefix(text, "model.") {
+		text = key + ": " + text
+	}
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.origin(key), text), Err: err}
+}
+
+// noFolder says how to get a model that was named as on the Hugging Face hub.
+func (j *Job) noFolder(dir string) string {
+	name := dir
+	if rel, err := filepath.Rel(filepath.Dir(j.Path), dir); err == nil && !j.origin("model.path").arg {
+		name = filepath.ToSlash(rel)
+	}
+	if _, err := os.Stat(filepath.Dir(dir)); hubName.MatchString(name) && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Sprintf("there is no folder %s, and models are read from disk: if this is a name on the Hugging Face hub, hf download %s --local-dir %s", dir, name, dir)
+	}
+	return fmt.Sprintf("there is no folder %s: give a Hugging Face folder with config.json and *.safetensors", dir)
+}
