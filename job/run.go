@@ -145,6 +145,9 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
+	if o.signals == nil {
+		o.signals = new(signals) // none is heard
+	}
 	host, _ := os.Hostname()
 	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
 	e.warned = &warned{}
