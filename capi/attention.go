@@ -34,9 +34,9 @@ func (r *tensors) optional(dst *tensor.Tensor, name string, p *cTensor, axes int
 }
 
 // memory reads saved, and the workspace or the context's own.
-func (r *tensors) memory(saved, workspace *tensor.Tensor, a *cArgs, savedIsOut bool) {
+func (r *tensors) memory(saved, workspace *tensor.Tensor, a *cArgs, need int64, savedIsOut bool) {
 	r.saved(saved, a.saved, uint64(a.saved_bytes), savedIsOut)
-	r.workspace(workspace, a.workspace, uint64(a.workspace_bytes))
+	r.workspace(workspace, a.workspace, uint64(a.workspace_bytes), need)
 }
 
 func (r *tensors) saved(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, out bool) {
@@ -48,10 +48,10 @@ func (r *tensors) saved(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, out 
 	}
 }
 
-func (r *tensors) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64) {
+func (r *tensors) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, need int64) {
 	*dst = tensor.Tensor{}
 	if r.err == nil {
-		if *dst, r.err = r.c.workspace(r.op, p, bytes); r.err == nil {
+		if *dst, r.err = r.c.workspace(r.op, p, bytes, need); r.err == nil {
 			r.c.note("workspace", *dst, true)
 		}
 	}
@@ -73,22 +73,39 @@ func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
 	return a, nil
 }
 
+// unreserved is the bytes of workspace that plans and batches have not reserved for a call.
+func (p *plan) unreserved(b *sp.Batch) int64 {
+	if !p.ctx.hostOwns {
+		return 0
+	}
+	return p.sizesOf(b).Workspace
+}
+
 func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
 	const op = "ulysses_attention_forward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.forward(op, b, args) })
+}
+
+func (p *plan) forward(op string, whole *batch, args unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, true)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := readArgs(op, args)
 	if err != nil {
 		return err
 	}
+	c.mustGiven("lse given", a.lse)
 	r := tensors{c: c, op: op}
 	r.forward(&a)
 	r.optional(&c.args.LSE, "lse", a.lse, 3, true)
-	r.memory(&c.args.Saved, &c.args.Workspace, &a, true)
+	r.memory(&c.args.Saved, &c.args.Workspace, &a, p.unreserved(b), true)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}
@@ -103,12 +120,20 @@ func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
 
 func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	const op = "ulysses_attention_backward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.backward(op, b, args, grads) })
+}
+
+func (p *plan) backward(op string, whole *batch, args, grads unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, true)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := readArgs(op, args)
 	if err != nil {
 		return err
@@ -120,7 +145,7 @@ func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	r := tensors{c: c, op: op}
 	c.args = sp.Args{}
 	r.backward(&g)
-	r.memory(&c.args.Saved, &c.args.Workspace, &a, false)
+	r.memory(&c.args.Saved, &c.args.Workspace, &a, p.unreserved(b), false)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}

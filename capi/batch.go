@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/binary"
 	"strconv"
 	"unsafe"
@@ -15,6 +16,7 @@ type batch struct {
 	self    uintptr
 	own     *sp.Batch // queries against themselves
 	crossed *sp.Batch // queries against the keys of kv_*; nil = none given
+	number  int64     // as plan.number
 }
 
 // int64s views a caller's list.
@@ -103,24 +105,20 @@ func gatherPositions(c comm.Comm, s *sp.BatchSpec, mine []int64) error {
 
 func newBatch(h uintptr, desc, out unsafe.Pointer) error {
 	const op = "ulysses_batch_create"
-	c, err := find[context](op, aContext, h)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
+	c, err := togetherOn(op, h)
+	if c == nil {
 		return err
 	}
 	defer c.leave()
+	return c.agreed(err, func() error { return c.makeBatch(op, desc, out) })
+}
+
+func (c *context) makeBatch(op string, desc, out unsafe.Pointer) error {
 	d, err := read[cBatch](op, "desc", desc)
-	if out == nil {
-		err = invalid("%s: out is NULL", op)
-	} else {
-		*(*uintptr)(out) = 0
-	}
 	if err == nil {
 		err = checkBatch(op, &d, c)
 	}
-	if err = comm.Agree(c.comm, err); err != nil {
+	if err = c.settle(cmp.Or(cleared(op, out), err)); err != nil {
 		return err
 	}
 	x := &batch{ctx: c}
@@ -132,12 +130,17 @@ func newBatch(h uintptr, desc, out unsafe.Pointer) error {
 			err = p.reserveFor(x)
 		}
 	}
+	if err == nil {
+		x.self, err = register(aBatch, x)
+	}
 	if err = comm.Agree(c.comm, err); err != nil {
+		if x.self != 0 {
+			forget(x.self)
+		}
 		return err
 	}
-	if x.self, err = register(aBatch, x); err != nil {
-		return err
-	}
+	c.ballot.made++
+	x.number = c.ballot.made
 	c.batches[x] = true
 	*(*uintptr)(out) = x.self
 	return nil

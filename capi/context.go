@@ -39,8 +39,12 @@ type context struct {
 	failed   error      // after abort
 	closed   bool
 	log      func(level int32, line string)
+	hostOwns bool // ULYSSES_OWN_WORKSPACES: nothing is reserved
+	unagreed bool // ULYSSES_NO_AGREEMENT: calls are not agreed on
 
 	// Of the call under way, kept here so that no call allocates.
+	ballot     ballot
+	admit      func(error) error // agree, kept here for what asks by a function
 	seen       []seen
 	args       sp.Args
 	grads      sp.Grads
@@ -71,6 +75,7 @@ func (c *context) enter(op string) error {
 		return err
 	}
 	c.seen = c.seen[:0]
+	c.ballot.op, c.ballot.cast, c.ballot.n = op, false, 0
 	c.gpu.enter()
 	return nil
 }
@@ -88,6 +93,7 @@ type settings struct {
 	ulysses, ring int32
 	comm          int32
 	exchanges     bool // what the context stands on carries tensors in memory of the host
+	flags         int32
 	log           func(level int32, line string)
 }
 
@@ -123,8 +129,10 @@ func options(op string, p unsafe.Pointer) (s settings, err error) {
 			"and their own limits", op, o.timeout)
 	case o.nccl_comm != nil:
 		return s, unbuilt("%s: nccl_comm: a shared ncclComm_t is not built yet: use NULL", op)
+	case o.flags&^(flagOwnWorkspaces|flagNoAgreement) != 0 || o.reserved != 0:
+		return s, invalid("%s: flags %#x, reserved %d: use ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, and 0", op, o.flags, o.reserved)
 	}
-	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm}
+	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm, flags: o.flags}
 	if f := o.log; f != nil {
 		user := o.log_user
 		s.log = func(level int32, line string) { callLog(unsafe.Pointer(f), user, level, line) }
@@ -149,7 +157,9 @@ func newLocal(opts, out unsafe.Pointer) error {
 // newContext makes a context on a communicator, which it then owns. All ranks call it with what each found about its own arguments
 // agreed on before.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
-	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2)}
+	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2), ballot: newBallot(c.Size()),
+		hostOwns: s.flags&flagOwnWorkspaces != 0, unagreed: s.flags&flagNoAgreement != 0}
+	x.admit = x.agree
 	defer func() {
 		if err != nil {
 			x.end()
@@ -157,7 +167,7 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 		x.gpu.leave()
 	}()
 	number := func(n int32) string { return strconv.Itoa(int(n)) }
-	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)},
+	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)}, comm.Field{Name: "flags", Value: number(s.flags)},
 		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]}); err != nil {
 		return err
 	}
@@ -173,10 +183,16 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 	if c.Size() > 1 && x.way() == wayHost && !s.exchanges {
 		err = invalid("%s: alltoallv is NULL: it carries tensors on the CPU, and those of a GPU that are staged through host memory: give one, or use NCCL or IPC on CUDA", op)
 	}
-	if err = comm.Agree(c, err); err != nil {
-		return err
+	if x.maps() && x.hostOwns {
+		err = invalid("%s: ULYSSES_OWN_WORKSPACES: ULYSSES_COMM_IPC exchanges in the context's own memory alone: leave the flag, or set comm to ULYSSES_COMM_NCCL or ULYSSES_COMM_HOST", op)
 	}
-	if x.self, err = register(aContext, x); err != nil {
+	if err == nil {
+		x.self, err = register(aContext, x)
+	}
+	if err = comm.Agree(c, err); err != nil {
+		if x.self != 0 {
+			forget(x.self)
+		}
 		return err
 	}
 	x.local.c = newLocalC()
@@ -208,9 +224,9 @@ func (c *context) say(line string) {
 	}
 }
 
-// reserve makes the context's own workspace at least this large.
+// reserve makes the context's own workspace at least this large. A host that brings all workspaces needs none.
 func (c *context) reserve(bytes int64) error {
-	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 {
+	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 || c.hostOwns {
 		return nil
 	}
 	if c.maps() && c.own != nil {
@@ -229,14 +245,25 @@ func (c *context) reserve(bytes int64) error {
 	return nil
 }
 
-// workspace is the caller's, or the context's own when the caller gives none.
-func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64) (tensor.Tensor, error) {
-	if p != nil || bytes > 0 || c.own == nil {
-		if t, err := c.block(op, "workspace", p, bytes); err != nil || !c.maps() || c.own == nil {
+// workspace is the caller's. Where the caller gives none it is the context's own, which is made larger where the call needs more: plans and batches have
+// reserved for attention and the gated delta rule, which pass 0 for that.
+func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64, need int64) (t tensor.Tensor, err error) {
+	if p != nil || bytes > 0 {
+		if t, err = c.block(op, "workspace", p, bytes); err != nil || !c.maps() {
 			return t, err
 		}
+	} else if c.hostOwns && need > 0 {
+		return t, c.noWorkspace(op, need)
+	}
+	if err := c.reserve(need); err != nil || c.own == nil {
+		return t, err
 	}
 	return c.bytes(c.own.Pointer(), c.own.Bytes()), nil
+}
+
+// noWorkspace refuses what a host has promised to bring.
+func (c *context) noWorkspace(op string, need int64) error {
+	return invalid("%s: workspace is NULL and the context was made with ULYSSES_OWN_WORKSPACES: give %d bytes", op, need)
 }
 
 func contextQuery(h uintptr, out unsafe.Pointer) error {

@@ -267,6 +267,9 @@ func (x *fuzzed) describe() {
 	x.flags = []int32{0, flagCausal, flagWindow | flagCausal, flagCross, flagNoBackward}[x.IntN(5)]
 	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: x.flags, heads: x.small(x.heads, 64), kv_heads: x.small(x.kvHeads, 64),
 		head_dim: x.small(x.dim, 256), v_dim: x.small(x.vDim, 256), max_tokens: x.small(x.Int64N(9), 1<<10)}
+	if x.flags&flagWindow != 0 {
+		desc.window_left = x.number(2)
+	}
 	x.put(p(&desc), 0, unsafe.Offsetof(desc.heads))
 	x.made(x.done(func() error { return newPlan(x.h.ctx, p(&desc), p(&x.plan)) }))
 

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"unsafe"
 
 	"ulysses/comm"
@@ -18,7 +20,7 @@ const (
 )
 
 // describeGDN checks a description of the gated delta rule and makes it a layer.
-func describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDN, err error) {
+func (c *context) describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDN, err error) {
 	if d, err = read[cGDN](op, "desc", desc); err != nil {
 		return l, d, err
 	}
@@ -42,6 +44,18 @@ func describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDN, err error
 	case d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens > maxDeltaWork/max(d.qk_dim, d.v_dim)/max(d.v_heads, d.qk_heads):
 		return l, d, invalid("%s: max_tokens %d: 0 or more, and times heads and features below 2^48", op, d.max_tokens)
 	}
+	info := c.dev.Info()
+	switch {
+	case !slices.Contains(info.Compute, dtype):
+		return l, d, unbuilt("%s: dtype is %v: the device %s computes in %v: use one of these", op, dtype, info.Kind, info.Compute)
+	case d.v_heads%d.qk_heads != 0:
+		return l, d, invalid("%s: v_heads is %d and qk_heads %d: v_heads must be a multiple of qk_heads", op, d.v_heads, d.qk_heads)
+	case d.chunk != 0 && d.chunk < 16:
+		return l, d, invalid("%s: chunk is %d: give 16 or more, or 0 for the device's choice", op, d.chunk)
+	case info.DeltaHead > 0 && max(d.qk_dim, d.v_dim) > info.DeltaHead:
+		return l, d, unbuilt("%s: qk_dim is %d and v_dim %d: the device %s has a gated delta rule for heads of %d features at most: use narrower heads, or ULYSSES_CPU", op, d.qk_dim, d.v_dim,
+			info.Kind, info.DeltaHead)
+	}
 	return gdn.Layer{KeyHeads: d.qk_heads, ValueHeads: d.v_heads, KeyDim: d.qk_dim, ValueDim: d.v_dim, DType: dtype, Scale: float64(d.scale), Chunk: int64(d.chunk),
 		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Tokens: d.max_tokens,
 		Strategy: [...]gdn.Strategy{gdnAuto: gdn.Auto, gdnHeads: gdn.Heads, gdnState: gdn.State}[d.strategy]}, d, nil
@@ -49,31 +63,26 @@ func describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDN, err error
 
 func newGDNPlan(h uintptr, desc, out unsafe.Pointer) error {
 	const op = "ulysses_gdn_plan"
-	c, err := find[context](op, aContext, h)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
+	c, err := togetherOn(op, h)
+	if c == nil {
 		return err
 	}
 	defer c.leave()
-	if out == nil {
-		err = invalid("%s: out is NULL", op)
-	} else {
-		*(*uintptr)(out) = 0
+	return c.agreed(err, func() error { return c.makeGDNPlan(op, desc, out) })
+}
+
+func (c *context) makeGDNPlan(op string, desc, out unsafe.Pointer) error {
+	l, d, err := c.describeGDN(op, desc)
+	if err = c.settle(cmp.Or(cleared(op, out), err)); err != nil {
+		return err
 	}
-	l, d, described := describeGDN(op, desc)
-	if err == nil {
-		err = described
-	}
-	if err := comm.Agree(c.comm, err); err != nil {
+	if err := comm.Same(c.comm, op, append(integers(
+		named{"dtype", int64(d.dtype)}, named{"strategy", int64(d.strategy)}, named{"chunk", int64(d.chunk)}, named{"qk_heads", d.qk_heads},
+		named{"v_heads", d.v_heads}, named{"qk_dim", d.qk_dim}, named{"v_dim", d.v_dim}, named{"max_tokens", d.max_tokens}), append(flagFields(d.flags), real("scale", d.scale))...)...); err != nil {
 		return err
 	}
 	p := &plan{ctx: c, max: d.max_tokens, states: d.flags&flagStates != 0}
 	if p.gdn, err = gdn.NewPlan(c.dev, c.comm, l); err != nil {
-		return err
-	}
-	if err := comm.Same(c.comm, op, comm.Field{Name: "states", Value: map[bool]string{false: "no", true: "yes"}[p.states]}); err != nil {
 		return err
 	}
 	// Reshards of such a plan cut heads as the plan does.
@@ -81,27 +90,27 @@ func newGDNPlan(h uintptr, desc, out unsafe.Pointer) error {
 	if err != nil {
 		return err
 	}
+	p.gdn.Admit, p.sp.Admit = c.admit, c.admit
 	return p.admit(op, out, p.gdn.Strategy().String(), p.gdn.String())
 }
 
-// gdnPair is pair for a plan of the gated delta rule.
-func gdnPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
-	if p, b, err = anyPair(op, ph, bh); err == nil && p.gdn == nil {
-		p.ctx.leave()
-		err = invalid("%s: the plan is of attention: give one of ulysses_gdn_plan", op)
+// deltaOf is the batch of a collective call on a plan of the gated delta rule.
+func (p *plan) deltaOf(op string, b *batch) (*sp.Batch, error) {
+	if p.gdn == nil {
+		return nil, invalid("%s: the plan is of attention: give one of ulysses_gdn_plan", op)
 	}
-	return p, b, err
+	return p.batchOf(op, b)
 }
 
 // gdnCommon reads what both passes have in common: states and memory.
-func (r *tensors) gdnCommon(p *plan, a *cGDNArgs, forward bool) {
+func (r *tensors) gdnCommon(p *plan, b *sp.Batch, a *cGDNArgs, forward bool) {
 	x := &r.c.gdnArgs
 	if a.reserved != 0 && r.err == nil {
 		r.err = invalid("%s: args.reserved is %d: leave it 0", r.op, a.reserved)
 	}
 	r.states(p, &x.StateIn, "state_in", a.state_in, false)
 	r.saved(&x.Saved, a.saved, uint64(a.saved_bytes), forward)
-	r.workspace(&x.Workspace, a.workspace, uint64(a.workspace_bytes))
+	r.workspace(&x.Workspace, a.workspace, uint64(a.workspace_bytes), p.unreserved(b))
 }
 
 // states reads states of documents, which a plan must have been told of.
@@ -114,16 +123,26 @@ func (r *tensors) states(p *plan, dst *tensor.Tensor, name string, t *cTensor, o
 
 func gdnForward(ph, bh uintptr, args unsafe.Pointer) error {
 	const op = "ulysses_gdn_forward"
-	p, b, err := gdnPair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.deltaForward(op, b, args) })
+}
+
+func (p *plan) deltaForward(op string, whole *batch, args unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.deltaOf(op, whole)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := read[cGDNArgs](op, "args", args)
 	if err != nil {
 		return err
 	}
+	c.mustGiven("state_in given", a.state_in)
+	c.mustGiven("state_out given", a.state_out)
 	r := tensors{c: c, op: op}
 	x := &c.gdnArgs
 	r.get(&x.Q, "q", a.q, 4, false)
@@ -133,7 +152,7 @@ func gdnForward(ph, bh uintptr, args unsafe.Pointer) error {
 	r.get(&x.Beta, "beta", a.beta, 3, false)
 	r.get(&x.Out, "out", a.out, 4, true)
 	r.states(p, &x.StateOut, "state_out", a.state_out, true)
-	r.gdnCommon(p, &a, true)
+	r.gdnCommon(p, b, &a, true)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}
@@ -148,12 +167,20 @@ func gdnForward(ph, bh uintptr, args unsafe.Pointer) error {
 
 func gdnBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	const op = "ulysses_gdn_backward"
-	p, b, err := gdnPair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.deltaBackward(op, b, args, grads) })
+}
+
+func (p *plan) deltaBackward(op string, whole *batch, args, grads unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.deltaOf(op, whole)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := read[cGDNArgs](op, "args", args)
 	if err != nil {
 		return err
@@ -165,6 +192,9 @@ func gdnBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	if g.reserved != 0 {
 		return invalid("%s: grads.reserved is %d: leave it 0", op, g.reserved)
 	}
+	c.mustGiven("state_in given", a.state_in)
+	c.mustGiven("dstate_in given", g.dstate_in)
+	c.mustGiven("dstate_out given", g.dstate_out)
 	r := tensors{c: c, op: op}
 	c.gdnArgs = gdn.Args{}
 	x := &c.gdnGrads
@@ -176,7 +206,7 @@ func gdnBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	r.get(&x.DBeta, "dbeta", g.dbeta, 3, true)
 	r.states(p, &x.DStateOut, "dstate_out", g.dstate_out, false)
 	r.states(p, &x.DStateIn, "dstate_in", g.dstate_in, true)
-	r.gdnCommon(p, &a, false)
+	r.gdnCommon(p, b, &a, false)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}

@@ -141,17 +141,24 @@ func (c *context) asked(bytes int64) error {
 }
 
 // wireOf is a request's workspace: the caller's, or the request's own, made when it is first needed and kept for later ones.
-func (c *context) wireOf(r *request, given tensor.Tensor) (tensor.Tensor, error) {
-	if !c.maps() || given.IsNil() {
+func (c *context) wireOf(op string, r *request, given tensor.Tensor, need int64) (tensor.Tensor, error) {
+	switch {
+	case need == 0 || !given.IsNil() && !c.maps():
 		return given, nil
+	case given.IsNil() && c.hostOwns:
+		return given, c.noWorkspace(op, need)
+	case !given.IsNil() && given.Numel() < need:
+		return given, sizeOf(op, "workspace", given, need)
 	}
-	if need := given.Numel(); r.wire == nil || r.wire.Bytes() < need {
+	if r.wire == nil || r.wire.Bytes() < need {
 		b, err := c.dev.Alloc(need)
 		if err != nil {
-			return given, err
+			return given, status.Errorf(status.Of(err), "%s: the request's own workspace: %w: give one, or start fewer requests at a time", op, err)
 		}
-		if r.wire != nil {
+		if r.wire != nil && c.maps() {
 			c.gpu.retired = append(c.gpu.retired, r.wire)
+		} else if r.wire != nil {
+			r.wire.Free()
 		}
 		r.wire = b
 	}

@@ -22,6 +22,16 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	if err != nil {
 		return nil, a, err
 	}
+	if err := c.enter(op); err != nil {
+		return nil, a, err
+	}
+	return c.readHalo(op, bh, args, forward, data)
+}
+
+// readHalo is the function of the same name on a context that was entered.
+func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHalo, err error) {
+	h = &c.halo
+	h.c, h.rows.Admit = c, c.admit
 	b, err := find[batch](op, aBatch, bh)
 	if err != nil {
 		return h, a, err
@@ -29,17 +39,15 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	if b.ctx != c {
 		return h, a, invalid("%s: the batch was made on another context", op)
 	}
-	if err := c.enter(op); err != nil {
-		return h, a, err
-	}
-	h = &c.halo
-	h.c, h.b = c, b.own
+	h.b = b.own
+	c.must("the number of the batch", b.number)
 	x, rows := &h.rows.X, &h.rows.Rows
 	*x, *rows, h.rows.Workspace = tensor.Tensor{}, tensor.Tensor{}, tensor.Tensor{}
 	if a, err = read[cHalo](op, "args", args); err != nil {
 		return h, a, err
 	}
 	h.rows.N = a.n
+	c.must("n", a.n)
 	if a.n == 0 || a.n < -maxTokens || a.n > maxTokens || a.reserved != 0 {
 		return h, a, invalid("%s: n is %d, reserved %d: n > 0 for rows before, < 0 for rows after, and 0", op, a.n, a.reserved)
 	}
@@ -68,6 +76,7 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	for _, d := range x.Shape[2:x.NDim] {
 		width *= d
 	}
+	c.must("the features of a row of x", width)
 	*x, *rows = x.View(b.own.Batch(), b.own.Rows(), width), rows.View(b.own.Batch(), max(a.n, -a.n), width)
 	return h, a, nil
 }
@@ -81,15 +90,21 @@ func haloName(forward bool) string {
 
 // haloCall exchanges: forward sends rows and receives halos, backward the other way round.
 func haloCall(op string, ch, bh uintptr, args unsafe.Pointer, forward bool) error {
-	h, a, err := readHalo(op, ch, bh, args, forward, true)
-	if h != nil {
-		defer h.c.leave()
+	c, err := togetherOn(op, ch)
+	if c == nil {
+		return err
 	}
+	defer c.leave()
+	return c.agreed(err, func() error { return c.exchangeHalo(op, bh, args, forward) })
+}
+
+func (c *context) exchangeHalo(op string, bh uintptr, args unsafe.Pointer, forward bool) error {
+	h, a, err := c.readHalo(op, bh, args, forward, true)
 	if err != nil {
 		return err
 	}
 	r, wire := tensors{c: h.c, op: op}, &h.rows.Workspace
-	if r.workspace(wire, a.workspace, uint64(a.workspace_bytes)); r.err != nil {
+	if r.workspace(wire, a.workspace, uint64(a.workspace_bytes), h.bytes()); r.err != nil {
 		return r.err
 	}
 	if err := h.c.overlaps(op); err != nil {
@@ -136,14 +151,15 @@ func haloWorkspace(ch, bh uintptr, args, out unsafe.Pointer) error {
 // lossReduce adds up the group's losses and counts.
 func lossReduce(ch uintptr, sum, count, mean unsafe.Pointer) error {
 	const op = "ulysses_loss_reduce"
-	c, err := find[context](op, aContext, ch)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
+	c, err := togetherOn(op, ch)
+	if c == nil {
 		return err
 	}
 	defer c.leave()
+	return c.agreed(err, func() error { return c.reduceLoss(op, sum, count, mean) })
+}
+
+func (c *context) reduceLoss(op string, sum, count, mean unsafe.Pointer) error {
 	if sum == nil || count == nil {
 		return invalid("%s: sum or count is NULL", op)
 	}
@@ -152,6 +168,9 @@ func lossReduce(ch uintptr, sum, count, mean unsafe.Pointer) error {
 		return invalid("%s: count is %d: 0 or more, below 2^52", op, n)
 	}
 	c.loss[0], c.loss[1] = *(*float64)(sum), float64(n)
+	if err := c.agree(nil); err != nil {
+		return err
+	}
 	if err := c.comm.AllReduce(nil, tensor.OfFloat64(c.loss, 2), comm.Sum); err != nil {
 		return err
 	}

@@ -75,8 +75,8 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 	if err != nil {
 		return err
 	}
-	if h.reserved != 0 || h.allgather == nil || h.size < 1 || h.rank < 0 || h.rank >= h.size {
-		return invalid("%s: rank %d of %d, reserved %d, allgather %p: give a rank below size, 0 and a function", op, h.rank, h.size, h.reserved, h.allgather)
+	if h.allgather == nil || h.size < 1 {
+		return invalid("%s: allgather is %p and size %d: give a function and 1 rank or more", op, h.allgather, h.size)
 	}
 	failed := func(name string, code C.int32_t) error {
 		if code == 0 {
@@ -97,8 +97,17 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 				unsafe.Pointer(unsafe.SliceData(out)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
 		}
 	}
-	c, err := comm.NewHost(int(h.rank), int(h.size), gather, exchange)
+	// A rank that is none takes part in the agreement all the same: the host's allgather knows where it is.
+	c, err := comm.NewHost(int(max(0, min(h.rank, h.size-1))), int(h.size), gather, exchange)
 	if err != nil {
+		return err
+	}
+	if h.reserved != 0 {
+		err = invalid("%s: host.reserved is %d: leave it 0", op, h.reserved)
+	} else if h.rank < 0 || h.rank >= h.size {
+		err = invalid("%s: host.rank is %d and host.size %d: give a rank from 0 to size-1", op, h.rank, h.size)
+	}
+	if err = comm.Agree(c, err); err != nil {
 		return err
 	}
 	if err := seated(op, c); err != nil {

@@ -111,6 +111,7 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 	if !(a.eps >= 0) || a.eps > 1 {
 		return a, nil, invalid("%s: eps is %v: 0 (1e-6) to 1", op, a.eps)
 	}
+	c.must("hidden", a.hidden)
 	x.start(p, b, layerKind{hidden: a.hidden, norm: a.q_norm != nil})
 	if x.eps = float64(a.eps); a.eps == 0 {
 		x.eps = 1e-6
@@ -189,29 +190,37 @@ func attentionLayerSizes(ph, bh uintptr, args, out unsafe.Pointer) error {
 
 func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 	const op = layerOp + "_forward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.forwardLayer(op, b, args) })
+}
+
+func (p *plan) forwardLayer(op string, whole *batch, args unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, true)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, x, err := c.readLayer(op, p, b, args)
 	if err != nil {
 		return err
 	}
+	size := layerSizes(p, b, x.kind)
 	r := tensors{c: c, op: op}
 	x.tokensOf(&r, &x.x, "x", a.x, false)
 	x.weights(&r, &a)
 	x.tokensOf(&r, &x.y, "y", a.y, true)
 	r.saved(&x.saved, a.saved, uint64(a.saved_bytes), true)
-	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes))
+	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}
 	if r.err != nil {
 		return r.err
 	}
-	size := layerSizes(p, b, x.kind)
 	if err := sizeOf(op, "workspace", x.workspace, size.Workspace); err != nil {
 		return err
 	}
@@ -228,6 +237,9 @@ func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 
 // layerForward runs on places that were checked.
 func (c *context) layerForward(p *plan, b *sp.Batch, x *layerPlaces) error {
+	if err := c.agree(nil); err != nil { // before anything is computed
+		return err
+	}
 	align := c.dev.Info().Align
 	ws := device.Carver{Mem: x.workspace, Align: align}
 	keep := device.Carver{Mem: x.saved, Align: align}

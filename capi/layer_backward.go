@@ -10,12 +10,20 @@ import (
 
 func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	const op = layerOp + "_backward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.backwardLayer(op, b, args, grads) })
+}
+
+func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, true)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, x, err := c.readLayer(op, p, b, args)
 	if err != nil {
 		return err
@@ -30,6 +38,7 @@ func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	if x.l.NoBackward || a.saved == nil {
 		return invalid("%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
+	size := layerSizes(p, b, x.kind)
 	r := tensors{c: c, op: op}
 	x.tokensOf(&r, &x.x, "x", a.x, false)
 	x.weights(&r, &a)
@@ -37,14 +46,13 @@ func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	x.tokensOf(&r, &x.dx, "dx", g.dx, true)
 	x.weightGrads(&r, &g)
 	r.saved(&x.saved, a.saved, uint64(a.saved_bytes), false)
-	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes))
+	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}
 	if r.err != nil {
 		return r.err
 	}
-	size := layerSizes(p, b, x.kind)
 	if err := sizeOf(op, "workspace", x.workspace, size.Workspace); err != nil {
 		return err
 	}
@@ -82,6 +90,9 @@ func (x *layerPlaces) weightGrads(r *tensors, g *cLayerGrads) {
 
 // layerBackward is layerForward in mirror order.
 func (c *context) layerBackward(p *plan, b *sp.Batch, x *layerPlaces) error {
+	if err := c.agree(nil); err != nil { // before gradients of weights are added to
+		return err
+	}
 	align := c.dev.Info().Align
 	ws := device.Carver{Mem: x.workspace, Align: align}
 	keep := device.Carver{Mem: x.saved, Align: align}

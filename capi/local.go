@@ -94,15 +94,16 @@ func localSizesOf(ph, bh uintptr, out unsafe.Pointer) error {
 // localMemory reads and sizes saved and workspace.
 func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cArgs, forward bool) {
 	c := p.ctx
-	r.memory(&c.args.Saved, &c.args.Workspace, a, forward)
+	size, err := p.localSizes(b)
+	if r.err == nil {
+		r.err = err
+	}
+	r.saved(&c.args.Saved, a.saved, uint64(a.saved_bytes), forward)
+	r.workspace(&c.args.Workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
 	if r.err != nil {
 		return
 	}
 	if r.err = c.overlaps(r.op); r.err != nil {
-		return
-	}
-	size, err := p.localSizes(b)
-	if r.err = err; err != nil {
 		return
 	}
 	if r.err = sizeOf(r.op, "workspace", c.args.Workspace, size.Workspace); r.err == nil && !c.args.Saved.IsNil() {
@@ -112,12 +113,20 @@ func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cArgs, forward bool) {
 
 func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
 	const op = "ulysses_local_forward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.forwardLocal(op, b, args, f, user) })
+}
+
+func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, false)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := readArgs(op, args)
 	if err != nil {
 		return err
@@ -174,12 +183,20 @@ func (p *plan) scatterAfter(op string, b *sp.Batch, stream unsafe.Pointer, calle
 
 func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
 	const op = "ulysses_local_backward"
-	p, b, err := pair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.backwardLocal(op, b, args, grads, f, user) })
+}
+
+func (p *plan) backwardLocal(op string, whole *batch, args, grads, f, user unsafe.Pointer) error {
+	c := p.ctx
+	b, err := p.attentionOf(op, whole, false)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, err := readArgs(op, args)
 	if err != nil {
 		return err

@@ -7,7 +7,10 @@ package main
 import "C"
 
 import (
+	"cmp"
 	"encoding/json"
+	"math"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -29,8 +32,10 @@ type plan struct {
 	max   int64 // tokens to reserve for
 	json  *C.char
 	// calls of the gated delta rule may bring states
-	states bool
-	rows   map[string]string // of kernels, where the device has several for attention
+	states   bool
+	rows     map[string]string // of kernels, where the device has several for attention
+	number   int64             // among the plans and batches of the context: the same on all ranks
+	unserved error             // why no kernel of the device serves the layer's attention
 }
 
 // Limits keep sizes in bytes far below 2^63.
@@ -41,15 +46,14 @@ const (
 )
 
 // describe checks a description and makes it a layer.
-func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens int64, err error) {
-	d, err := read[cAttention](op, "desc", desc)
-	if err != nil {
-		return l, 0, 0, err
+func (c *context) describe(op string, desc unsafe.Pointer) (d cAttention, l sp.Layer, err error) {
+	if d, err = read[cAttention](op, "desc", desc); err != nil {
+		return d, l, err
 	}
 	known := int32(flagCausal | flagWindow | flagCross | flagSinks | flagAlibi | flagBlockMask |
 		flagDeterministic | flagSaveLess | flagNoBackward)
 	if d.flags&^known != 0 {
-		return l, 0, 0, invalid("%s: flags %#x: attention does not know %#x", op, d.flags, d.flags&^known)
+		return d, l, invalid("%s: flags %#x: attention does not know %#x", op, d.flags, d.flags&^known)
 	}
 	for _, f := range []struct {
 		on   bool
@@ -57,11 +61,11 @@ func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens i
 	}{{d.flags&flagSinks != 0, "ULYSSES_SINKS"}, {d.flags&flagAlibi != 0, "ULYSSES_ALIBI"}, {d.flags&flagBlockMask != 0, "ULYSSES_BLOCK_MASK"},
 		{d.flags&flagSaveLess != 0, "ULYSSES_SAVE_LESS"}, {d.softcap != 0, "softcap"}, {d.dropout != 0, "dropout"}} {
 		if f.on {
-			return l, 0, 0, unbuilt("%s: %s is not built yet: plan without it", op, f.name)
+			return d, l, unbuilt("%s: %s is not built yet: plan without it", op, f.name)
 		}
 	}
 	if d.block_q != 0 || d.block_k != 0 {
-		return l, 0, 0, invalid("%s: block_q %d, block_k %d without ULYSSES_BLOCK_MASK: leave them 0", op, d.block_q, d.block_k)
+		return d, l, invalid("%s: block_q %d, block_k %d without ULYSSES_BLOCK_MASK: leave them 0", op, d.block_q, d.block_k)
 	}
 	l = sp.Layer{Heads: d.heads, KVHeads: d.kv_heads, Dim: d.head_dim, VDim: d.v_dim, Causal: d.flags&flagCausal != 0,
 		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0}
@@ -72,61 +76,78 @@ func describe(op string, desc unsafe.Pointer) (l sp.Layer, flags int32, tokens i
 		l.VDim = l.Dim
 	}
 	if l.Heads < 1 || l.KVHeads < 1 || l.Heads > maxHeads || l.KVHeads > maxHeads || l.Dim < 1 || l.VDim < 1 || l.Dim > maxDim || l.VDim > maxDim {
-		return l, 0, 0, invalid("%s: heads %d, kv_heads %d, head_dim %d, v_dim %d: heads and features of a head are 1 to %d", op, d.heads, d.kv_heads, d.head_dim, d.v_dim, maxHeads)
+		return d, l, invalid("%s: heads %d, kv_heads %d, head_dim %d, v_dim %d: heads and features of a head are 1 to %d", op, d.heads, d.kv_heads, d.head_dim, d.v_dim, maxHeads)
 	}
 	dtype, ok := dtypes[uint16(d.dtype)]
 	if !ok || d.dtype>>16 != 0 {
-		return l, 0, 0, invalid("%s: dtype %#x: use ULYSSES_F32 or ULYSSES_BF16", op, d.dtype)
+		return d, l, invalid("%s: dtype %#x: use ULYSSES_F32 or ULYSSES_BF16", op, d.dtype)
 	}
 	l.DType = dtype
+	info := c.dev.Info()
+	switch {
+	case !slices.Contains(info.Compute, dtype):
+		return d, l, unbuilt("%s: dtype is %v: the device %s computes in %v: use one of these", op, dtype, info.Kind, info.Compute)
+	case l.Heads%l.KVHeads != 0:
+		return d, l, invalid("%s: heads is %d and kv_heads %d: heads must be a multiple of kv_heads", op, l.Heads, l.KVHeads)
+	case info.AttentionHead > 0 && max(l.Dim, l.VDim) > info.AttentionHead:
+		return d, l, unbuilt("%s: head_dim is %d and v_dim %d: the device %s has attention for heads of %d features at most: use narrower heads, or ULYSSES_CPU", op, l.Dim, l.VDim,
+			info.Kind, info.AttentionHead)
+	case math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0):
+		return d, l, invalid("%s: scale is %v: give a finite number, or 0 for 1/sqrt(head_dim)", op, d.scale)
+	}
 	if d.flags&flagWindow != 0 {
 		if d.window_left < -1 || d.window_right < -1 {
-			return l, 0, 0, invalid("%s: window %d, %d: 0 or more, or -1 for unbounded", op, d.window_left, d.window_right)
+			return d, l, invalid("%s: window %d, %d: 0 or more, or -1 for unbounded", op, d.window_left, d.window_right)
+		}
+		if d.window_left == 0 && d.window_right == 0 {
+			return d, l, invalid("%s: ULYSSES_WINDOW is set and window_left and window_right are both 0, so that a query would see its own key alone: set window_left, "+
+				"or leave the flag out; -1 is unbounded", op)
 		}
 		l.Window = &device.Window{Left: d.window_left, Right: d.window_right}
 	} else if d.window_left != 0 || d.window_right != 0 {
-		return l, 0, 0, invalid("%s: window %d, %d without ULYSSES_WINDOW: set the flag, or leave them 0", op, d.window_left, d.window_right)
+		return d, l, invalid("%s: window %d, %d without ULYSSES_WINDOW: set the flag, or leave them 0", op, d.window_left, d.window_right)
 	}
 	if d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens*max(l.Heads, 1) > maxWork/max(l.Dim, l.VDim) {
-		return l, 0, 0, invalid("%s: max_tokens %d: 0 or more, and times heads and features below 2^52", op, d.max_tokens)
+		return d, l, invalid("%s: max_tokens %d: 0 or more, and times heads and features below 2^52", op, d.max_tokens)
 	}
-	return l, d.flags, d.max_tokens, nil
+	return d, l, nil
 }
 
 func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	const op = "ulysses_attention_plan"
-	c, err := find[context](op, aContext, h)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
+	c, err := togetherOn(op, h)
+	if c == nil {
 		return err
 	}
 	defer c.leave()
+	return c.agreed(err, func() error { return c.makePlan(op, desc, out) })
+}
+
+// cleared sets a caller's handle to NULL, where there is room for one.
+func cleared(op string, out unsafe.Pointer) error {
 	if out == nil {
-		err = invalid("%s: out is NULL", op)
-	} else {
-		*(*uintptr)(out) = 0
+		return invalid("%s: out is NULL: give the address of a pointer", op)
 	}
-	l, flags, tokens, described := describe(op, desc)
-	if err == nil {
-		err = described
-	}
-	if err := comm.Agree(c.comm, err); err != nil {
+	*(*uintptr)(out) = 0
+	return nil
+}
+
+func (c *context) makePlan(op string, desc, out unsafe.Pointer) error {
+	d, l, err := c.describe(op, desc)
+	if err = c.settle(cmp.Or(cleared(op, out), err)); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, cross: flags&flagCross != 0, max: tokens}
+	if err := comm.Same(c.comm, op, attentionFields(&d)...); err != nil {
+		return err
+	}
+	p := &plan{ctx: c, cross: d.flags&flagCross != 0, max: d.max_tokens}
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
-	// What the layer does not know of.
-	if err := comm.Same(c.comm, op, comm.Field{Name: "ULYSSES_CROSS", Value: strconv.FormatBool(p.cross)},
-		comm.Field{Name: "max_tokens", Value: strconv.FormatInt(tokens, 10)}); err != nil {
-		return err
-	}
+	p.sp.Admit = c.admit
 	// A plan whose attention is the caller's own, or that serves reshards, needs no kernel; one that must repeat does.
 	forward, backward, err := p.sp.Kernels()
-	if err != nil && l.Deterministic {
+	if p.unserved = err; err != nil && l.Deterministic {
 		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w: plan without it, or with heads and a type that such a kernel serves", op, err)
 	} else {
 		err = nil
@@ -138,16 +159,57 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	return p.admit(op, out, "ulysses", p.sp.String())
 }
 
+// attentionFields are what ranks must describe alike, by the header's names.
+func attentionFields(d *cAttention) []comm.Field {
+	return append(integers(
+		named{"dtype", int64(d.dtype)}, named{"heads", d.heads}, named{"kv_heads", d.kv_heads}, named{"head_dim", d.head_dim},
+		named{"v_dim", d.v_dim}, named{"window_left", d.window_left}, named{"window_right", d.window_right}, named{"max_tokens", d.max_tokens}), append(flagFields(d.flags), real("scale", d.scale))...)
+}
+
+// flagFields are the flags of a plan, each by its name.
+func flagFields(flags int32) (fields []comm.Field) {
+	for _, f := range [...]struct {
+		name string
+		bit  int32
+	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross}, {"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
+		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}} {
+		fields = append(fields, comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
+	}
+	return fields
+}
+
+// named is a field of a struct of C.
+type named struct {
+	name  string
+	value int64
+}
+
+func integers(all ...named) (fields []comm.Field) {
+	for _, f := range all {
+		fields = append(fields, comm.Field{Name: f.name, Value: strconv.FormatInt(f.value, 10)})
+	}
+	return fields
+}
+
+func real(name string, x float32) comm.Field {
+	return comm.Field{Name: name, Value: strconv.FormatFloat(float64(x), 'g', -1, 32)}
+}
+
 // admit makes room for a plan that was settled, writes its text and gives it out. Collective.
 func (p *plan) admit(op string, out unsafe.Pointer, strategy, why string) error {
 	c := p.ctx
 	err := p.reserveAll()
+	if err == nil {
+		p.self, err = register(aPlan, p)
+	}
 	if err = comm.Agree(c.comm, err); err != nil {
+		if p.self != 0 {
+			forget(p.self)
+		}
 		return err
 	}
-	if p.self, err = register(aPlan, p); err != nil {
-		return err
-	}
+	c.ballot.made++
+	p.number = c.ballot.made
 	lo, hi, klo, khi := p.heads()
 	told := map[string]any{"strategy": strategy, "text": why, "heads": []int64{lo, hi}, "kv_heads": []int64{klo, khi},
 		"device": c.dev.Info().Kind, "kernels": c.dev.Info().Kernels, "dtype": p.sp.Layer().DType.String()}
@@ -258,13 +320,22 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 	return x, nil
 }
 
-// pair finds a plan of attention and a batch and enters their context; the caller leaves it.
+// pair finds a plan of attention and a batch and enters their context, for a query; the caller leaves it.
 func pair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
-	if p, b, err = anyPair(op, ph, bh); err == nil && p.gdn != nil {
-		p.ctx.leave()
-		err = invalid("%s: the plan is of the gated delta rule: give one of ulysses_attention_plan", op)
+	if p, b, err = anyPair(op, ph, bh); err == nil {
+		if err = p.ofAttention(op); err != nil {
+			p.ctx.leave()
+		}
 	}
 	return p, b, err
+}
+
+// ofAttention refuses a plan of another kind.
+func (p *plan) ofAttention(op string) error {
+	if p.gdn != nil {
+		return invalid("%s: the plan is of the gated delta rule: give one of ulysses_attention_plan", op)
+	}
+	return nil
 }
 
 // anyPair is pair for plans of any kind.
@@ -284,6 +355,17 @@ func anyPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 		return nil, nil, err
 	}
 	return p, b, nil
+}
+
+// attentionOf is the batch of a collective call on a plan of attention. device says that the call runs the device's attention, and not the caller's.
+func (p *plan) attentionOf(op string, b *batch, device bool) (*sp.Batch, error) {
+	if err := p.ofAttention(op); err != nil {
+		return nil, err
+	}
+	if device && p.unserved != nil {
+		return nil, p.unserved
+	}
+	return p.batchOf(op, b)
 }
 
 func planSizes(ph, bh uintptr, out unsafe.Pointer) error {

@@ -52,6 +52,8 @@ func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool
 		ins, outs = outs, ins
 	}
 	n := int(a.n)
+	c.must("n", int64(n))
+	c.must("sum_copies", int64(a.sum_copies))
 	for i := range n {
 		t.get(&ins[i], inNames[i], at(a.in, i), 4, false)
 		t.get(&outs[i], outNames[i], at(a.out, i), 4, true)
@@ -59,34 +61,63 @@ func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool
 			c.shared[i] = at(a.shared, i) != 0
 		}
 	}
+	if t.err == nil {
+		for i := range n {
+			c.must(sharedNames[i], int64(b2i(c.shared[i])))
+			c.must(widthNames[i], c.seq[i].Dim(-1))
+		}
+		c.must("the type of in[0], DLPack's code and bits", int64(at(a.in, 0).code)|int64(at(a.in, 0).bits)<<8)
+	}
 	c.reshard = sp.Reshard{Seq: c.seq[:n], Heads: c.heads[:n], Shared: c.shared[:n], SumCopies: a.sum_copies == 1}
 	return a, &c.reshard, t.err
 }
 
-var inNames, outNames = numbered("in"), numbered("out")
+var (
+	inNames, outNames       = numbered("in", ""), numbered("out", "")
+	sharedNames, widthNames = numbered("shared", ""), numbered("in", "'s last extent")
+)
 
 // numbered names the tensors of a list: "in[3]".
-func numbered(name string) (names [maxReshard]string) {
+func numbered(name, of string) (names [maxReshard]string) {
 	for i := range names {
-		names[i] = name + "[" + strconv.Itoa(i) + "]"
+		names[i] = name + "[" + strconv.Itoa(i) + "]" + of
 	}
 	return names
 }
 
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
 func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 	op := reshardName(toHeads)
-	p, b, err := reshardPair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.reshard(op, b, args, toHeads) })
+}
+
+func (p *plan) reshard(op string, whole *batch, args unsafe.Pointer, toHeads bool) error {
+	c := p.ctx
+	b, err := p.resharded(op, whole)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
 	a, r, err := c.readReshard(op, args, toHeads, true)
 	if err != nil {
 		return err
 	}
+	need, err := p.sp.ReshardWorkspace(b, r)
+	if err != nil {
+		return err
+	}
 	t := tensors{c: c, op: op}
-	if t.workspace(&r.Workspace, a.workspace, uint64(a.workspace_bytes)); t.err != nil {
+	if t.workspace(&r.Workspace, a.workspace, uint64(a.workspace_bytes), need); t.err != nil {
 		return t.err
 	}
 	if err := c.overlaps(op); err != nil {
@@ -103,11 +134,28 @@ func reshard(ph, bh uintptr, args unsafe.Pointer, toHeads bool) error {
 
 // reshardPair is pair for plans that cut by heads.
 func reshardPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
-	if p, b, err = anyPair(op, ph, bh); err == nil && p.gdn != nil && p.gdn.Strategy() == gdn.State {
-		p.ctx.leave()
-		err = invalid("%s: the plan hands states from rank to rank, and every rank keeps its rows of all heads: plan with ULYSSES_GDN_HEADS", op)
+	if p, b, err = anyPair(op, ph, bh); err == nil {
+		if err = p.cutsHeads(op); err != nil {
+			p.ctx.leave()
+		}
 	}
 	return p, b, err
+}
+
+// cutsHeads refuses a plan that leaves all heads on every rank.
+func (p *plan) cutsHeads(op string) error {
+	if p.gdn != nil && p.gdn.Strategy() == gdn.State {
+		return invalid("%s: the plan hands states from rank to rank, and every rank keeps its rows of all heads: plan with ULYSSES_GDN_HEADS", op)
+	}
+	return nil
+}
+
+// resharded is the batch of a collective reshard.
+func (p *plan) resharded(op string, b *batch) (*sp.Batch, error) {
+	if err := p.cutsHeads(op); err != nil {
+		return nil, err
+	}
+	return p.batchOf(op, b)
 }
 
 func reshardName(toHeads bool) string {
@@ -148,17 +196,28 @@ func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out uns
 
 func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
 	op := startName(toHeads)
-	p, b, err := reshardPair(op, ph, bh)
+	c, p, b, err := together(op, ph, bh)
+	if c == nil {
+		return err
+	}
+	defer c.leave()
+	return c.agreed(err, func() error { return p.startReshard(op, b, args, toHeads, out) })
+}
+
+func (p *plan) startReshard(op string, whole *batch, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
+	c := p.ctx
+	if err := cleared(op, out); err != nil {
+		return err
+	}
+	b, err := p.resharded(op, whole)
 	if err != nil {
 		return err
 	}
-	c := p.ctx
-	defer c.leave()
-	if out == nil {
-		return invalid("%s: out is NULL", op)
-	}
-	*(*uintptr)(out) = 0
 	a, r, err := c.readReshard(op, args, toHeads, true)
+	if err != nil {
+		return err
+	}
+	need, err := p.sp.ReshardWorkspace(b, r)
 	if err != nil {
 		return err
 	}
@@ -176,7 +235,7 @@ func reshardStart(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.
 	if err := c.join(op, a.stream); err != nil { // no part: the caller's stream goes on beside the exchange
 		return err
 	}
-	if r.Workspace, err = c.wireOf(q, r.Workspace); err != nil {
+	if r.Workspace, err = c.wireOf(op, q, r.Workspace, need); err != nil {
 		return err
 	}
 	if toHeads {

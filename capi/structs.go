@@ -37,6 +37,8 @@ type (
 		log         unsafe.Pointer
 		log_user    unsafe.Pointer
 		nccl_comm   unsafe.Pointer
+		flags       int32
+		reserved    int32
 	}
 	cHostComm struct {
 		struct_size uint32
@@ -292,6 +294,7 @@ const (
 	flagSinks, flagAlibi, flagBlockMask         = C.ULYSSES_SINKS, C.ULYSSES_ALIBI, C.ULYSSES_BLOCK_MASK
 	flagDeterministic, flagSaveLess             = C.ULYSSES_DETERMINISTIC, C.ULYSSES_SAVE_LESS
 	flagNoBackward, flagZigzag                  = C.ULYSSES_NO_BACKWARD, C.ULYSSES_ZIGZAG
+	flagOwnWorkspaces, flagNoAgreement          = C.ULYSSES_OWN_WORKSPACES, C.ULYSSES_NO_AGREEMENT
 	flagL2Norm, flagStates                      = C.ULYSSES_QK_L2NORM, C.ULYSSES_STATES
 	gdnAuto, gdnHeads, gdnState                 = C.ULYSSES_GDN_AUTO, C.ULYSSES_GDN_HEADS, C.ULYSSES_GDN_STATE
 	typeF32, typeBF16, typeF16, typeI32, typeU8 = C.ULYSSES_F32, C.ULYSSES_BF16, C.ULYSSES_F16, C.ULYSSES_I32, C.ULYSSES_U8

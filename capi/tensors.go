@@ -88,7 +88,7 @@ func axesText(axes int) string {
 
 // extents reads shape and strides behind lead axes of extent 1.
 func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
-	numel, reach := int64(1), int64(1)
+	numel, reach, empty := int64(1), int64(1), false
 	for i := range n {
 		d := at(p.shape, i)
 		if d < 0 || d > maxElements || (d > 0 && numel > maxElements/d) {
@@ -96,12 +96,13 @@ func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
 		}
 		t.Shape[i+lead] = d
 		numel *= max(d, 1)
+		empty = empty || d == 0
 	}
 	step := int64(1)
 	for i := n - 1; i >= 0; i-- {
 		d := t.Shape[i+lead]
 		stride := step
-		if p.strides != nil {
+		if p.strides != nil && !empty { // strides of a tensor without elements lead nowhere: array libraries put there what they like
 			stride = at(p.strides, i)
 		}
 		t.Stride[i+lead] = stride

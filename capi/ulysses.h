@@ -3,23 +3,32 @@
  * Four steps:  context (the ranks) -> plan (one kind of layer, made once, serves every layer of that kind)
  *              -> batch (lengths and documents, made once per batch, serves every plan) -> calls.
  * Contract, said once; a function's own comment may only tighten it.
- * errors     A status is returned; unless OK, outputs are undefined and ulysses_last_error() is this thread's text until its next call. The library
- *            never prints, exits or aborts by itself. If a [C] call fails on one rank alone, that rank calls ulysses_context_abort or its peers
- *            wait until `timeout`. An option is honoured, or refused when planning or making the batch, on all ranks alike.
+ * errors     Every call returns a status. Unless it is OK, outputs are undefined, and ulysses_last_error() is this thread's text until the thread's next
+ *            call. The library never prints, exits or aborts by itself. All ranks refuse a [C] call alike: see [C]. A failure of the device, of the
+ *            communicator or of a callback can be of one rank alone: that rank calls ulysses_context_abort, or its peers wait until `timeout`.
+ *            An option is honoured, or refused when planning or making the batch, on all ranks alike.
  * memory     The caller owns tensors and `saved`, and `workspace` where it gives one. Outputs overlap nothing. No pointer is kept past the call or,
  *            for [A], past the point `stream` has then reached: inner streams join it, so a stream-ordered allocator needs to know nothing more.
- *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that. Two things cannot be so:
+ *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that. Three exceptions:
  *            COMM_HOST among several ranks waits for what it sends to have left the GPU, and makes pinned memory for reshards and halos larger
- *            than any before; COMM_IPC makes memory for the first requests that are under way at once.
+ *            than any before; COMM_IPC makes memory for the first requests that are under way at once; a NULL workspace can be made larger (next line).
+ * workspace  NULL is always allowed: the call then works in the context's own memory. Plans and batches reserve that memory for attention and the gated
+ *            delta rule. A layer, a reshard, a halo or a caller's own attention that needs more than any call before makes it larger in the call,
+ *            which allocates once. With ULYSSES_OWN_WORKSPACES the context reserves nothing, and NULL is refused where the bytes are not 0.
  * gradients  are written, not added, unless said. Where a tensor is whole on every rank (sinks), its gradient is this rank's share: the sum over the ranks is
  *            the gradient, as it is for the weights around the call. States are whole with their gradients: those are complete, and the same, on every rank.
- * [C]        Collective: every rank of the context calls it, in one order. Agreement is checked when making contexts, plans and batches, nowhere else:
- *            there a fault of one rank is every rank's error.
+ * [C]        Collective: every rank of the context calls it, in one order. Before anything is sent or written the ranks agree: if one rank finds a fault in
+ *            its arguments, or if the ranks call different functions or bring arguments that must be equal and are not, then every rank returns the
+ *            same status, the text names the rank, and the context serves the next call. The agreement is one small message over the host's
+ *            communicator (2.6 us over MPI between two processes of a machine). Two faults stay on their rank: a context that is in a call already,
+ *            and handles that stand for nothing where the process has several contexts of more than one rank.
+ *            ULYSSES_NO_AGREEMENT leaves the agreement out of calls (not out of making plans and batches): a refusal of one rank then leaves
+ *            its peers waiting.
  * [A]        Asynchronous on CUDA: enqueues in the order of `stream` (cudaStream_t of the context's GPU; NULL = the legacy default stream, as PyTorch's 0)
  *            and returns; the calling thread's current GPU stays what it was. CPU: done.
- * threads    A context with its plans and batches serves one thread at a time, any thread; at MPI_THREAD_FUNNELED the main thread, for [C] calls on
- *            the CPU and for making things on CUDA (autograd engines call from threads of their own). Callbacks run on the calling thread, inside
- *            the call; they must not throw, longjmp or re-enter the same context.
+ * threads    A context with its plans and batches serves one thread at a time, any thread; at MPI_THREAD_FUNNELED the main thread alone makes [C] calls.
+ *            On CUDA, where autograd engines call from threads of their own, start MPI with MPI_THREAD_SERIALIZED or more, or set
+ *            ULYSSES_NO_AGREEMENT. Callbacks run on the calling thread, inside the call; they must not throw, longjmp or re-enter the same context.
  * handles    Contexts, plans, batches and requests are numbers in a pointer's clothes: never dereferenced. One that was destroyed, or that belongs to
  *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
  * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
@@ -49,7 +58,8 @@ const char *ulysses_status_string(ulysses_status);
 const char *ulysses_last_error(void);                            /* operation, values, remedy, rank */
 
 /* Tensor: byte for byte DLPack's DLTensor, so `&managed->dl_tensor` of any array library is one. Strides in elements, NULL = row-major; a stride
- * of 0 over an extent above 1 is refused (sum().backward() hands out such gradients: copy them first). Axes are in the order [B, S, H, D] below,
+ * of 0 over an extent above 1 is refused (sum().backward() hands out such gradients: copy them first). A tensor with an extent of 0 may have any
+ * strides. Axes are in the order [B, S, H, D] below,
  * layouts S,B,H,D and B,H,S,D being a matter of strides; ndim 3 means B = 1. Floating tensors have the plan's dtype unless said otherwise. */
 typedef struct { void *data; int32_t device, ordinal, ndim; uint8_t code, bits; uint16_t lanes; int64_t *shape, *strides;
                  uint64_t byte_offset; } ulysses_tensor;
@@ -68,7 +78,10 @@ typedef struct { uint32_t struct_size; int32_t device, ordinal, threads;  /* dev
                                             the ranks that the launcher has put on the node */
                  int32_t ulysses, ring, comm, timeout;                   /* ulysses 0 = size/ring, ring 0 = 1; timeout 0 = wait as the host's communicator does */
                  void (*log)(void *user, int32_t level, const char *json_line); void *log_user;     /* NULL = silent */
-                 void *nccl_comm; } ulysses_options;                      /* the host's ncclComm_t of the same ranks, to be shared; NULL = make one */
+                 void *nccl_comm;                                         /* the host's ncclComm_t of the same ranks, to be shared; NULL = make one */
+                 int32_t flags, reserved; } ulysses_options;              /* flags: ULYSSES_OWN_WORKSPACES, ULYSSES_NO_AGREEMENT */
+enum { ULYSSES_OWN_WORKSPACES = 1,    /* every call brings its workspace: the context reserves none, and a NULL workspace is refused on all ranks */
+       ULYSSES_NO_AGREEMENT = 2 };    /* calls are not agreed on: see [C] */
 /* A launcher of your own (torch.distributed, another MPI's mpi4py, UCX): bytes in host memory, blocks dense in rank order, non-zero = failure.
  * allgather carries agreement, NCCL ids and IPC handles; alltoallv carries tensors on the CPU or staged, and may be NULL over NCCL or IPC. */
 typedef struct { uint32_t struct_size; int32_t rank, size, reserved; void *user;
@@ -88,7 +101,8 @@ void           ulysses_context_destroy(ulysses_context *);               /* [C];
 /* Plans [C]. No state per call: forward and backward of many layers and batches may interleave. A zero kv_heads = heads, v_dim = head_dim,
  * scale = 1/sqrt(head_dim). max_tokens = largest batch*seq to reserve for (keys counted apart); 0 = grow while making batches. */
 enum { ULYSSES_CAUSAL = 1,            /* aligned bottom-right in each document: the last query sees the last key */
-       ULYSSES_WINDOW = 2,            /* with j the key aligned to query i: keys j-window_left .. j+window_right, -1 = unbounded (FlashAttention's) */
+       ULYSSES_WINDOW = 2,            /* with j the key aligned to query i: keys j-window_left .. j+window_right, -1 = unbounded (FlashAttention's).
+                                         Both fields 0 (the query's own key alone) is refused: fields that were not set look like that */
        ULYSSES_CROSS = 4,             /* keys have the batch's kv lengths */
        ULYSSES_SINKS = 8, ULYSSES_ALIBI = 16, ULYSSES_BLOCK_MASK = 32,   /* calls will bring these tensors */
        ULYSSES_QK_L2NORM = 64,        /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
@@ -132,8 +146,8 @@ void           ulysses_batch_destroy(ulysses_batch *);                          
 typedef struct { uint32_t struct_size; int32_t reserved; uint64_t saved, workspace; int64_t head_lo, head_hi, shared_lo, shared_hi; } ulysses_sizes;
 ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 
-/* Calls, [C][A] each. workspace NULL = the context's own, made large enough for attention when plans and batches are made: peers may write it
- * directly; calls that use it follow one another. 0 bytes may be NULL. Calls of one context follow one another on the GPU, too, whatever their streams.
+/* Calls, [C][A] each. workspace NULL = the context's own: see `workspace` above; peers may write it directly. 0 bytes may be NULL. Calls of one context
+ * follow one another on the GPU, whatever their streams.
  * COMM_IPC between processes exchanges in the context's own memory alone (a workspace that is given may be freed while peers still have it mapped), which the
  * queries of sizes and workspace make large enough: ask before the first call, also where you know the answer.
  * Reshard: n tensors [B, rows, H, D] <-> [B, seq, this rank's h, D] in one exchange, the last axis dense; inverse, and each other's backward. Row
@@ -144,8 +158,8 @@ typedef struct { uint32_t struct_size; int32_t n, sum_copies, reserved; const in
 ulysses_status ulysses_seq_to_heads(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *);
 ulysses_status ulysses_heads_to_seq(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *);
 ulysses_status ulysses_reshard_workspace(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, int32_t to_heads, uint64_t *bytes); /* local; shapes count, no data */
-/* Asynchronous form: start packs and sends, wait receives and unpacks. `in` may be changed after wait alone. workspace is the request's until then
- * and must be given (unless its size is 0). At most 16 requests of a context are under way; wait in the order of starting, on every rank alike. wait gives
+/* Asynchronous form: start packs and sends, wait receives and unpacks. `in` may be changed after wait alone. workspace is the request's until then;
+ * NULL = memory of the request's own, which the context keeps for later requests. At most 16 requests of a context are under way; wait in the order of starting, on every rank alike. wait gives
  * the request back, whatever it returns. On one rank, start does it all. */
 typedef struct ulysses_request ulysses_request;
 ulysses_status ulysses_seq_to_heads_start(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, ulysses_request **out);
@@ -156,7 +170,7 @@ ulysses_status ulysses_request_wait(ulysses_request *);
  * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts: in
  * a causal one over [halo, x], the row j before a token counts only where the token's position (ulysses_batch_positions) is j or more; without that look documents that
  * start inside of a rank's rows would see the one before. n may exceed a neighbour's rows. forward reads x and writes halo. backward reads halo (the gradient of it) and adds to x (the gradient of x) where the rows
- * came from, lower ranks first. F32 or the context's other types of activations. Workspace: by query, or NULL where it is 0. [C][A] */
+ * came from, lower ranks first. F32 or the context's other types of activations. workspace: NULL, or bytes by query. [C][A] */
 typedef struct { uint32_t struct_size; int32_t reserved; int64_t n; ulysses_tensor *x, *halo; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_halo_args;
 ulysses_status ulysses_halo_forward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);
 ulysses_status ulysses_halo_backward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);

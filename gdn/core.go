@@ -39,7 +39,7 @@ func (p *Plan) bytesOf(t tensor.Tensor) tensor.Tensor {
 func (p *Plan) Forward(s device.Stream, b *sp.Batch, a *Args) error {
 	x := states{in: a.StateIn, out: a.StateOut}
 	kind := call{keep: !a.Saved.IsNil(), states: x.any()}
-	if err := p.checkForward("gdn.Forward", b, a, kind); err != nil {
+	if err := p.admit(p.checkForward("gdn.Forward", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
@@ -81,7 +81,7 @@ func (p *Plan) keepCopy(s device.Stream, to, from tensor.Tensor, kind call) erro
 func (p *Plan) Recompute(s device.Stream, b *sp.Batch, a *Args) error {
 	x := states{in: a.StateIn}
 	kind := call{keep: true, states: x.any()}
-	if err := p.checkRecompute("gdn.Recompute", b, a, kind); err != nil {
+	if err := p.admit(p.checkRecompute("gdn.Recompute", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
@@ -140,7 +140,7 @@ func (p *Plan) describe(f *frame, x *piece) {
 func (p *Plan) Backward(s device.Stream, b *sp.Batch, a *Args, g *Grads) error {
 	x := states{in: a.StateIn, dout: g.DStateOut, din: g.DStateIn}
 	kind := call{keep: true, backward: true, states: x.any()}
-	if err := p.checkBackward("gdn.Backward", b, a, g, kind); err != nil {
+	if err := p.admit(p.checkBackward("gdn.Backward", b, a, g, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)

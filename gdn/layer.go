@@ -9,7 +9,7 @@ import (
 // LayerForward is Forward with the convolution and the gates before it. Collective. It allocates nothing.
 func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: !a.Saved.IsNil()}
-	if err := p.checkLayerForward("gdn.LayerForward", b, a, kind); err != nil {
+	if err := p.admit(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
@@ -64,7 +64,7 @@ func (p *Plan) haloOf(x, rows, wire tensor.Tensor) *sp.Halo {
 // LayerRecompute writes Out again from Saved and the weights; it reads nothing else. It is collective with Heads; with State it sends nothing.
 func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: true}
-	if err := p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind); err != nil {
+	if err := p.admit(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
@@ -125,7 +125,7 @@ func (p *Plan) describeConv(f *frame, x *piece, part channels, a *LayerArgs) {
 // LayerBackward computes the gradients from DOut, the weights and what LayerForward left in Saved. Collective. It allocates nothing.
 func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *LayerGrads) error {
 	kind := call{layer: true, backward: true, keep: true}
-	if err := p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind); err != nil {
+	if err := p.admit(p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)

@@ -69,6 +69,8 @@ type Layer struct {
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
 type Plan struct {
+	Admit func(error) error // as sp.Plan's
+
 	dev        device.Device
 	comm       comm.Comm
 	layer      Layer // DType, Scale and Strategy resolved
@@ -187,6 +189,14 @@ func (l Layer) check(info device.Info) error {
 		return status.Errorf(status.Unsupported, "gdn.NewPlan: dtype %v: device %s computes in %v", l.DType, info.Kind, info.Compute)
 	}
 	return nil
+}
+
+// admit is the verdict of Admit on a call.
+func (p *Plan) admit(err error) error {
+	if p.Admit == nil {
+		return err
+	}
+	return p.Admit(err)
 }
 
 // Layer is what the plan was made for, its type, scale and strategy resolved.

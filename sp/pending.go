@@ -31,11 +31,11 @@ func (p *Plan) StartHeadsToSeq(s device.Stream, b *Batch, r *Reshard, x *Pending
 }
 
 func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op string, toHeads bool) error {
-	if x.plan != nil {
-		return status.Errorf(status.InvalidArgument, "%s: the request is under way: wait for it first", op)
-	}
 	parts, err := p.reshardParts(op, b, r, !toHeads)
-	if err != nil {
+	if x.plan != nil {
+		err = status.Errorf(status.InvalidArgument, "%s: the request is under way: wait for it first", op)
+	}
+	if err = p.admit(err); err != nil {
 		return err
 	}
 	x.stream, x.wire, x.toHeads = s, bytesOf(r.Workspace), toHeads

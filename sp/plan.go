@@ -63,6 +63,10 @@ type Layer struct {
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
 type Plan struct {
+	// Admit, where it is set, gets the verdict of the checks of every call before the call's first exchange. What Admit returns is the verdict that
+	// counts. A caller whose ranks agree on refusals sets it; a plan without it checks on each rank alone.
+	Admit func(error) error
+
 	dev        device.Device
 	comm       comm.Comm
 	layer      Layer // DType and Scale resolved
@@ -179,6 +183,14 @@ func keyHeads(query []span, group int64) (key, owned []span) {
 		}
 	}
 	return key, owned
+}
+
+// admit is the verdict of Admit on a call.
+func (p *Plan) admit(err error) error {
+	if p.Admit == nil {
+		return err
+	}
+	return p.Admit(err)
 }
 
 // Layer is what the plan was made for, its type and scale resolved.

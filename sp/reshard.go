@@ -262,7 +262,7 @@ type Reshard struct {
 // SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the other's inverse, and its adjoint. Collective.
 func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 	parts, err := p.reshardParts("sp.SeqToHeads", b, r, false)
-	if err != nil || len(parts) == 0 {
+	if err = p.admit(err); err != nil || len(parts) == 0 {
 		return err
 	}
 	return p.seqToHeads(s, bytesOf(r.Workspace), parts)
@@ -271,7 +271,7 @@ func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 // HeadsToSeq is described at SeqToHeads.
 func (p *Plan) HeadsToSeq(s device.Stream, b *Batch, r *Reshard) error {
 	parts, err := p.reshardParts("sp.HeadsToSeq", b, r, true)
-	if err != nil || len(parts) == 0 {
+	if err = p.admit(err); err != nil || len(parts) == 0 {
 		return err
 	}
 	return p.headsToSeq(s, bytesOf(r.Workspace), parts)

@@ -13,6 +13,7 @@ CPU, CUDA = 1, 2
 COMM_AUTO, COMM_HOST, COMM_NCCL, COMM_IPC = 0, 1, 2, 3
 CAUSAL, WINDOW, CROSS, SINKS, ALIBI, BLOCK_MASK = 1, 2, 4, 8, 16, 32
 QK_L2NORM, DETERMINISTIC, SAVE_LESS, NO_BACKWARD, STATES = 64, 128, 256, 512, 1024
+OWN_WORKSPACES, NO_AGREEMENT = 1, 2
 GDN_AUTO, GDN_HEADS, GDN_STATE = 0, 1, 2
 
 Log = CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
@@ -40,7 +41,8 @@ _T = POINTER(Tensor)
 
 class Options(Struct):
     _fields_ = [("struct_size", c_uint32), ("device", c_int32), ("ordinal", c_int32), ("threads", c_int32), ("ulysses", c_int32),
-                ("ring", c_int32), ("comm", c_int32), ("timeout", c_int32), ("log", Log), ("log_user", c_void_p), ("nccl_comm", c_void_p)]
+                ("ring", c_int32), ("comm", c_int32), ("timeout", c_int32), ("log", Log), ("log_user", c_void_p), ("nccl_comm", c_void_p),
+                ("flags", c_int32), ("reserved", c_int32)]
 
 
 class HostComm(Struct):

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"unsafe"
+
+	"ulysses/internal/status"
+)
+
+// reserved is the bytes of a context's own workspace.
+func reserved(t *testing.T, ctx uintptr) int64 {
+	t.Helper()
+	c, err := find[context]("test", aContext, ctx)
+	must(t, err)
+	if c.own == nil {
+		return 0
+	}
+	return c.own.Bytes()
+}
+
+// A context whose host brings all workspaces reserves nothing for a long batch, and refuses NULL by name on every call; any other context reserves what
+// attention needs when the batch is made, and more in the first call that needs more.
+func TestWhoBringsTheWorkspace(t *testing.T) {
+	const s, n, d = 100_000, 8, 64
+	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}
+	for _, flags := range []int32{0, flagOwnWorkspaces} {
+		o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
+		var ctx, plan, batch uintptr
+		must(t, newLocal(p(&o), p(&ctx)))
+		must(t, newPlan(ctx, p(&desc), p(&plan)))
+		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: s}
+		must(t, newBatch(ctx, p(&l), p(&batch)))
+		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
+		must(t, planSizes(plan, batch, p(&size)))
+		if got := reserved(t, ctx); flags == 0 && got < int64(size.workspace) || flags != 0 && got != 0 || size.workspace < 900e6 {
+			t.Errorf("flags %d: %d bytes are reserved, %d are needed", flags, got, size.workspace)
+		}
+		must(t, contextDestroy(ctx))
+	}
+	for _, flags := range []int32{0, flagOwnWorkspaces} {
+		onRanks(t, 2, flags, func(rank int, ctx uintptr) {
+			list := entries(t, ctx)
+			for i := range list {
+				e := &list[i]
+				err := guarded(e.good)
+				if flags == 0 {
+					must(t, err)
+					continue
+				}
+				if strings.HasSuffix(e.name, "_plan") || strings.HasSuffix(e.name, "_create") || strings.HasSuffix(e.name, "loss_reduce") {
+					must(t, err)
+					continue
+				}
+				refused(t, e.name+" without a workspace", status.InvalidArgument, err)
+				if err != nil && (!strings.Contains(err.Error(), "workspace is NULL and the context was made with ULYSSES_OWN_WORKSPACES: give ")) {
+					t.Errorf("%s: %v", e.name, err)
+				}
+			}
+			if got := reserved(t, ctx); flags != 0 && got != 0 {
+				t.Errorf("%d bytes are reserved", got)
+			}
+		})
+	}
+}
