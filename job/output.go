@@ -83,7 +83,14 @@ func runTrain(e *Env) error {
 	if err := e.takeOutput(); err != nil {
 		return err
 	}
-	return e.releaseOutput(trainOwning(e)) // a panic releases nothing: the process ends, and the lock with it
+	var err error
+	if e.Job.Kind == "train" { // in an evaluation rank 0 alone writes
+		err = e.shareOutput()
+	}
+	if err == nil {
+		err = trainOwning(e)
+	}
+	return e.releaseOutput(err) // a panic releases nothing: the process ends, and the lock with it
 }
 
 // takeOutput makes rank 0 the owner of output.dir for the job. Collective.

@@ -310,3 +310,34 @@ func TestFolderRemovedDuringARun(t *testing.T) {
 		}
 	}
 }
+
+// spoiler is a log that does something when it reads a text.
+type spoiler struct {
+	at   string
+	does func()
+	once sync.Once
+}
+
+func (s *spoiler) Write(line []byte) (int, error) {
+	if bytes.Contains(line, []byte(s.at)) {
+		s.once.Do(s.does)
+	}
+	return len(line), nil
+}
+
+// Neither does a folder that is removed behind the last step, which the model or a checkpoint would make again, end a run well.
+func TestFolderRemovedAtTheEnd(t *testing.T) {
+	for _, sets := range []string{"checkpoint.every=0", "checkpoint.every=6", "checkpoint.every=0 output.model=false", "checkpoint.every=0 output.trace=[1,2] output.model=false"} {
+		dir, _ := newKept(t)
+		out := filepath.Join(dir, "out")
+		var stdout bytes.Buffer
+		log := &spoiler{at: "train step=6 of=6", does: func() { removeAll(t, out) }}
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: strings.Fields(sets), Ranks: 2, Stdout: &stdout, Stderr: log})
+		if code := status.Of(err); code != status.IO && code != status.Comm || !strings.Contains(err.Error(), "output.dir: "+out+" was removed or replaced while the job ran, and results are lost with it; run the job again") {
+			t.Errorf("%s: %v: %v", sets, code, err)
+		}
+		if _, err := os.Lstat(out); err == nil {
+			t.Errorf("%s: the folder was made again, with %v", sets, entries(t, out))
+		}
+	}
+}

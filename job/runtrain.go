@@ -30,11 +30,6 @@ func trainOwning(e *Env) (err error) {
 	}
 	s.trainer.Metrics = metrics
 	defer metrics.Close()
-	if e.Job.Kind == "train" { // in an evaluation rank 0 alone writes
-		if err := e.shareOutput(); err != nil {
-			return err
-		}
-	}
 	if err := s.printPlan(); err != nil {
 		return err
 	}
