@@ -18,6 +18,7 @@ import (
 type verb struct {
 	name    string
 	words   []string // that follow it, all needed
+	option  string   // one more word, which may be left out
 	short   string   // one line of ulysses-mpi --help
 	long    string
 	example string
@@ -63,6 +64,13 @@ A folder that holds a model is refused without --force, and the base model's fol
 It needs no ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
 			codes:   []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
+		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
+			short: "write a commented job file, for a model folder or from scratch",
+			long: `Writes a job file with comments: for a Hugging Face folder one that fine-tunes it, without a folder one
+that trains a small model from scratch. A file that exists is not overwritten.`,
+			example: `ulysses-mpi init Qwen3-0.6B -o finetune.toml
+ulysses-mpi init`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO}},
 		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) },
 			short: "list what was found on this machine and what is missing",
 			long: `Lists processor, memory, MPI, GPUs and libraries of this machine, and for each missing one what it costs
@@ -98,7 +106,7 @@ func verbOf(name string) *verb {
 // another verb is refused by name.
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "force": {"run", "export"},
-	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"},
+	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"}, "output": {"init"},
 }
 
 func addFlags(f *pflag.FlagSet, o *Options) {
@@ -109,6 +117,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
 	f.BoolVar(&o.all, "all", false, "print every tensor")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
+	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
 	f.StringVar(&o.log, "log", "auto", "write the log as `form`: auto, console (lines to read, the default) or json")
 	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")
 	f.BoolVarP(&o.Quiet, "quiet", "q", false, "print warnings, errors and one line of results")
@@ -187,6 +196,9 @@ func (v *verb) use() string {
 		}
 		text += " " + w
 	}
+	if v.option != "" {
+		text += " [" + v.option + "]"
+	}
 	return text
 }
 
@@ -210,11 +222,15 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		return errors.New("plan: --cluster needs a file")
 	case len(words) == 0 && !cmd.HasParent():
 		return errors.New("a job file or a verb is needed")
-	case len(want) == 0 && len(words) > 0:
+	case len(want) == 0 && v.option == "" && len(words) > 0:
 		return fmt.Errorf("%s takes no %q", v.name, words[0])
 	case len(words) < len(want):
 		return fmt.Errorf("%s: a %s is needed", v.name, want[len(words)])
-	case len(words) > len(want):
+	case cmd.Flags().Changed("output") && o.output == "":
+		return errors.New("init: --output needs a file")
+	case v.option != "" && len(words) > len(want)+1:
+		return fmt.Errorf("%s: one %s is needed, and there are %d: %s", v.name, v.option, len(words), strings.Join(words, ", "))
+	case v.option == "" && len(words) > len(want):
 		return v.tooMany(words)
 	}
 	o.words = words

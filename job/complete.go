@@ -36,6 +36,8 @@ func completion(o Options) error {
 func completeWords(v *verb) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, words []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		switch {
+		case v.option != "" && len(words) == len(v.words):
+			return nil, cobra.ShellCompDirectiveFilterDirs
 		case len(words) >= len(v.words):
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		case !cmd.HasParent():

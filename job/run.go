@@ -41,6 +41,7 @@ type Options struct {
 	cluster string // of a plan: a file that describes another machine
 	json    bool   // of verify: print its findings as JSON
 	all     bool   // of verify: print every tensor
+	output  string // of init: the file to write
 	force   bool   // of run and export: overwrite results that are there
 	open    opener // of device and communicator; nil = internal/backends
 }

@@ -32,6 +32,26 @@ func TestStopEarly(t *testing.T) {
 	}
 }
 
+// A run that stopped early names the outputs that it has written: a model is not among them.
+func TestStoppedRunNamesWhatIsThere(t *testing.T) {
+	dir, _ := newKept(t)
+	for _, quiet := range []bool{false, true} {
+		ask := func(c backends.Choice) (device.Device, string, error) {
+			if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+				return nil, "", err
+			}
+			return backends.Open(c)
+		}
+		var out strings.Builder
+		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "checkpoint.resume=off", "output.overwrite=true"}, Quiet: quiet, Stdout: &out, Stderr: io.Discard,
+			open: opener{ask, backends.OpenComm}})
+		if _, statErr := os.Stat(filepath.Join(dir, "out", "model")); status.Of(err) != status.Preempted || statErr == nil || strings.Contains(out.String(), filepath.Join("out", "model")) ||
+			!strings.Contains(out.String(), "report") {
+			t.Errorf("%v\n%s", err, out.String())
+		}
+	}
+}
+
 // onLine calls itself with each line of a log.
 type onLine func(line string)
 

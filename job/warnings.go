@@ -38,8 +38,8 @@ func (w *warned) list() []string {
 func (j *Job) warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
 	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
-		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %d steps and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
-			j.origin("optimizer.warmup"), w, steps, j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
+		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
+			j.origin("optimizer.warmup"), w, plural(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
 	}
 	if c != nil && j.Data.Sequence > c.Positions() {
 		where := "model.override"

@@ -1,0 +1,115 @@
+package job
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/template"
+
+	"ulysses/internal/status"
+	"ulysses/model"
+)
+
+var (
+	//go:embed init/finetune.toml
+	finetuneText string
+	//go:embed init/scratch.toml
+	scratchText string
+
+	initTemplates = template.Must(template.New("").Funcs(template.FuncMap{"toml": tomlValue}).Parse(""))
+	finetune      = template.Must(template.Must(initTemplates.Clone()).New("finetune.toml").Parse(finetuneText))
+	scratch       = template.Must(template.Must(initTemplates.Clone()).New("scratch.toml").Parse(scratchText))
+)
+
+// longestStart is the most tokens of a sequence that a new job file asks for; a model may have more positions than a first run fits.
+const longestStart = 8192
+
+// newJob is what the templates of job files are filled with.
+type newJob struct {
+	File                       string // the job file
+	Model                      string // the folder, as the job file names it; "" = a model from scratch
+	Type                       string
+	Layers, Width, Heads, Most int64 // Most is the model's positions
+	Sequence                   int64
+}
+
+// initJob is the verb: it writes a commented job file for the model folder in o.words, or without one for a small model from scratch.
+func initJob(o Options) error {
+	x := newJob{File: o.output, Sequence: 1024}
+	text := scratch
+	if len(o.words) > 0 {
+		text = finetune
+		folder := filepath.Clean(o.words[0])
+		if why := notURL("model.path", o.words[0]); why != "" {
+			return status.Errorf(status.InvalidArgument, "init: %s: %s", o.words[0], why)
+		}
+		if strings.Contains(folder, "${") {
+			return status.Errorf(status.InvalidArgument, "init: %s: ${ starts a variable in a job file; rename the folder", folder)
+		}
+		c, err := model.ReadConfig(folder, nil)
+		if err != nil {
+			return (&Job{Path: o.output, Model: ModelTable{Path: folder}}).initFault(err)
+		}
+		x.Model, x.Type, x.Layers, x.Width, x.Heads = pathFrom(filepath.Dir(o.output), folder), c.ModelType, c.NumHiddenLayers, c.HiddenSize, c.NumAttentionHeads
+		x.Most = c.Positions()
+		x.Sequence = min(x.Most, longestStart)
+	}
+	var b strings.Builder
+	if err := text.Execute(&b, x); err != nil {
+		return status.Errorf(status.Internal, "init: %w", err)
+	}
+	if _, err := Parse([]byte(b.String()), o.output, nil, nil); err != nil {
+		return status.Errorf(status.Internal, "init: the job file that was to be written is wrong: %w", err)
+	}
+	if err := writeNew(o.output, b.String()); err != nil {
+		return err
+	}
+	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output, o.output))
+}
+
+// initFault says of a folder without a model how to get one.
+func (j *Job) initFault(err error) error {
+	text := err.Error()
+	if _, statErr := os.Stat(j.Model.Path); errors.Is(statErr, fs.ErrNotExist) {
+		text = j.noFolder(j.Model.Path)
+	}
+	return &status.Error{Code: status.Of(err), Text: "init: " + text, Err: err}
+}
+
+// pathFrom names a path from a folder: relative if both are, so that they can be moved together.
+func pathFrom(folder, path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	if filepath.IsAbs(folder) {
+		if whole, err := filepath.Abs(path); err == nil {
+			path = whole
+		}
+	}
+	if rel, err := filepath.Rel(folder, path); err == nil {
+		return rel
+	}
+	return path
+}
+
+// writeNew writes a file that must not exist.
+func writeNew(path, text string) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if errors.Is(err, fs.ErrExist) {
+		return status.Errorf(status.IO, "init: %s exists and is not overwritten; name another file with -o", path)
+	}
+	if err == nil {
+		_, err = f.WriteString(text)
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+	}
+	if err != nil {
+		return status.Errorf(status.IO, "init: %w", err)
+	}
+	return nil
+}
