@@ -8,6 +8,33 @@ import ulysses
 from reference import TOLERANCE, attention, error, mask
 
 
+def refused(call, *words):
+    """The call fails on this rank, and as every rank asks so, on each."""
+    try:
+        call()
+    except ulysses.InvalidArgument as e:
+        assert all(w in str(e) for w in words), e
+        return
+    raise AssertionError("not refused")
+
+
+def faults(ctx):
+    """Calls that are wrong on the last rank alone, and what the library itself would have aborted the process for."""
+    ctx.use(None)  # shard has set its own lengths
+    last = ctx.rank == ctx.size - 1
+    one = lambda n: ulysses.attention(*[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx)
+    one(36), one(37)
+    refused(lambda: one(35 - last * 5), "rows")  # other lengths than those that are cached
+    refused(lambda: ulysses.attention(*[np.ones((1, 4, 4, 8), np.int64 if last else np.float32)] * 3, context=ctx), "dtype")
+    heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has a head too many
+    refused(lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx), "heads on the ranks")
+    own = np.ones((1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32)  # uneven heads need no heads=
+    assert ulysses.gather_heads_scatter_seq(own, 2, 1, context=ctx).shape == (1, 2, ctx.size + 1, 4)
+    rows = 1 - last  # the last rank has no rows; NumPy gives such arrays strides of 0, a host those of the others
+    for x in (np.ones((1, rows, 4, 16), np.float32), np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (1, rows, 4, 16), (256 * rows, 64, 64 * rows, 4))):
+        assert ulysses.attention(x, x, x, causal=True, context=ctx).shape == x.shape
+
+
 def check(ctx, s=29, seed=0):
     """Attention there and back on a context of any communicator, against float64."""
     rng = np.random.default_rng(seed)
@@ -22,6 +49,8 @@ def check(ctx, s=29, seed=0):
     heads = ulysses.shard_rows(6, ctx.size, ctx.rank)
     got = ulysses.gather_seq_scatter_heads(cut(x), 1, 2, s, padded=False, context=ctx)
     np.testing.assert_array_equal(got, x[:, :, heads[0]:heads[1]])
+    if ctx.size > 1:
+        faults(ctx)
     mean = ulysses.reduce_sequence_parallel_loss(float(ctx.rank), ctx.rank, context=ctx)
     n = sum(range(ctx.size))
     assert abs(mean - sum(r * r for r in range(ctx.size)) / max(n, 1)) < 1e-12
@@ -56,6 +85,10 @@ def world():
     """MPI without mpi4py: the library starts it, and ends it."""
     with ulysses.Context.world(threads=1) as ctx:
         check(ctx)  # its collectives for Python are the library's own
+        data = bytes(range(100 * ctx.rank, 100 * ctx.rank + 61))
+        every = bytearray(61 * ctx.size)
+        ctx.communicator.allgather(memoryview(data), memoryview(every))
+        assert bytes(every) == ctx.communicator._sums(data) == b"".join(bytes(range(100 * r, 100 * r + 61)) for r in range(ctx.size))  # as on a GPU
         return ctx.rank
 
 

@@ -21,8 +21,8 @@ def inputs(kind):
     b, s = {"plain": (2, 24), "packed": (1, 23), "uneven": (1, 21), "padded right": (2, 24), "padded left": (2, 22), "without positions": (1, 22), "packed rows": (2, 20)}[kind]
     ids, positions = torch.randint(0, VOCAB, (b, s), generator=g), torch.arange(s).expand(b, s)
     documents = [(i, 0, s) for i in range(b)]
-    if kind == "packed":  # borders inside every rank's rows, documents of one token, one that spans three of four ranks
-        ends = (0, 3, 4, 5, 19, 23)
+    if kind == "packed":  # borders inside of ranks' rows and at those of ranks, documents of one token
+        ends = (0, 3, 4, 5, 12, 22, 23)
         documents = [(0, a, b_) for a, b_ in zip(ends, ends[1:])]
         positions = torch.cat([torch.arange(b_ - a) for _, a, b_ in documents])[None]
     if kind == "packed rows":  # other documents in each sequence

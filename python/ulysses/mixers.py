@@ -59,7 +59,8 @@ def _refused(model: Any) -> Iterator[str]:
         if type(m).__name__ in _DELTA_NETS and not _missing(m):
             ours.append(name)
         elif isinstance(m, convolutions):
-            yield f"{name} is a {type(m).__name__}, of {_owner(model, name)}"
+            tower = "; for text alone, load the text model (AutoModelForCausalLM)" if "vis" in name else ""
+            yield f"{name} is a {type(m).__name__}, of {_owner(model, name)}{tower}"
         elif _mixes(m) and not any(_mixes(child) for child in m.modules() if child is not m) and not _asks_the_interface(type(m)):
             yield f"{name} is a {type(m).__name__}, which mixes tokens by itself"
 
@@ -96,7 +97,9 @@ def _replace(cls: type) -> None:
 
     @functools.wraps(original)
     def forward(self: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
-        call = kwargs.pop(KEY, None)
+        from .forwards import inside
+
+        call = kwargs.pop(KEY, None) or inside()
         if call is None or cache_params is not None:  # a key cache is possible on one rank alone
             return original(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
         return gated_delta_net(self, hidden_states, call)
