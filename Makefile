@@ -131,8 +131,8 @@ gpu-bench: | dist/gpu.tar.gz
 wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
-# The package against the library: alone, under mpirun with mpi4py, and with PyTorch and transformers. These two are installed (2.5 minutes, 6 GB) where CI=true or
-# TORCH=1; elsewhere their tests run if PYTHON=... has them.
+# The package against the library: alone, under mpirun with mpi4py, and with PyTorch and transformers.
+# CI=true or TORCH=1 installs these two (2.5 minutes, 6 GB); otherwise PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
 test-python: lib cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \

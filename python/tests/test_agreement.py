@@ -114,6 +114,9 @@ ENTRIES = {
     "gather_seq_scatter_heads": (scatter_heads(), [scatter_heads((1, ROWS, 6, 8)), scatter_heads((1, ROWS + 1, 4, 8)), scatter_heads((4,)), scatter_heads(dtype=np.float64), scatter_heads(padded=False),
                                                    scatter_heads(unpadded_dim_size=7), lambda ctx: ulysses.gather_seq_scatter_heads(None, 1, 2, context=ctx)]),
     "gather_heads_scatter_seq": (scatter_seq(), [scatter_seq((1, 2 * ROWS + 1, 2, 8)), scatter_seq((1, 2 * ROWS, 5, 8)), scatter_seq(heads=5), scatter_seq((4,))]),
+    "plan": (lambda ctx: ctx.plan(heads=4, head_dim=8), [lambda ctx: ctx.plan(heads=3, head_dim=8), lambda ctx: ctx.plan(heads=4, head_dim=8, causal=True)]),
+    "delta_plan": (lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=2, qk_dim=8, v_dim=8), [lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=4, qk_dim=8, v_dim=8)]),
+    "batch": (lambda ctx: ctx.batch(ulysses.Sequences(1, 8)), [lambda ctx: ctx.batch(ulysses.Sequences(1, 9)), lambda ctx: ctx.batch(ulysses.Sequences(1, 8, None, (0, 3, 8)))]),
     "reduce_sequence_parallel_loss": (loss(), [loss(gradients="mean"), loss(value="much"), loss(gradients="summed")]),
     "shard": (shard(), [shard({}), shard({"input_ids": x(3, dtype=np.int64)})]),
 }

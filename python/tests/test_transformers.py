@@ -141,7 +141,7 @@ class Calls(unittest.TestCase):
         for words, wrong in (("position_ids", {"position_ids": None}), ("position_ids", {"position_ids": torch.arange(5)[None]}), ("attention_mask", {"attention_mask": torch.ones(1, 4)}),
                              ("attention_mask", {"attention_mask": torch.ones(1, 1, 6, 6)}), ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
                              ("input_ids", {"input_ids": None}), ("tokens a sequence", {"input_ids": ids[:, :9], "position_ids": torch.arange(9)[None], "attention_mask": None}),
-                             ("sequences", {"input_ids": ids.reshape(2, 6)[:, :6].expand(2, 6), "attention_mask": None}), ("labels", {"labels": ids}), ("key cache", {"use_cache": True}),
+                             ("sequences", {"input_ids": ids.reshape(2, 6)[:, :6].expand(2, 6), "attention_mask": None}), ("labels", {"labels": ids}), ("key-value cache", {"use_cache": True}),
                              ("cu_seq_lens_q", {"cu_seq_lens_q": torch.tensor([0, 6])})):
             for bad in (0, 1):
                 def calls(ctx):
@@ -227,7 +227,7 @@ class Calls(unittest.TestCase):
 
         def body(ctx):
             mine = register(ctx, copy.deepcopy(plain))
-            with self.assertRaisesRegex(ulysses.Unsupported, "a key cache on 2 ranks.*generate on one rank"):
+            with self.assertRaisesRegex(ulysses.Unsupported, "a key-value cache on 2 ranks.*generate on one rank"):
                 mine.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
         contexts(2, body)

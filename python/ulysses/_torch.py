@@ -87,11 +87,12 @@ def halo(x: Any, n: int, context: Any, batch: Any) -> Any:
 
 
 def causal_conv1d(x: Any, weight: Any, bias: Any, activation: str | None, context: Any, batch: Any) -> Any:
-    """halo.causal_conv1d, whose batch is settled."""
+    """halo.causal_conv1d on a batch that the ranks have agreed on."""
     width, rows = weight.shape[1], x.shape[1]
     longer = torch.cat([halo(x, width - 1, context, batch), x], 1) if width > 1 else x
     at = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)  # inside its document
-    # The halo is zero before the document of the first row. Only a document that starts behind that row needs its own look.
+    # The halo is already zero before the document of the first row. Only documents that start at a
+    # later row need a mask.
     if rows == 0:
         y = x * 1
     elif bool((at[:, 1:] >= 1).all()):

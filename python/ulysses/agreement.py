@@ -1,8 +1,9 @@
 """Collective calls agree on their arguments before they communicate.
 
-Every collective call of this package first looks at its own arguments, without communicating, and then makes one allgather of 64
-bytes: whether the look found a fault, a digest of the arguments that must be equal, and the rank's number of rows. A call that one
-rank would refuse, or would make with other arguments than its peers, is then an error on every rank.
+Each rank first checks its own arguments without communicating. One allgather of 64 bytes follows: it
+carries whether the check failed, a digest of the arguments that must be equal, and the rank's number
+of rows. If a check fails on one rank, or the arguments differ, the call raises on every rank. Without
+this, the other ranks would wait in the collective for a rank that has already raised.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ T = TypeVar("T")
 
 
 def agree(comm: Communicator, operation: str, prepare: Callable[[], tuple[Mapping[str, Any], tuple[int, ...], T]]) -> tuple[T, list[tuple[int, ...]]]:
-    """Runs `prepare`, which must not communicate, and compares its result over the ranks. Collective, one allgather.
+    """Runs `prepare` on each rank and compares the results. Collective: one allgather.
 
-    prepare returns (arguments that must be equal on all ranks by name, up to 5 counts that may differ, anything). Returns the last, and
-    the counts of all ranks in rank order. Where prepare raises on a rank, that rank raises the same exception and the other ranks one
-    of its class that names the rank. Where arguments differ, every rank raises InvalidArgument with the first that does.
+    prepare returns (arguments by name that must be equal on all ranks, up to 5 counts that may
+    differ, any result). It must not communicate. agree returns that result and the counts of all
+    ranks in rank order. If prepare raises on a rank, this rank raises the same exception; the other
+    ranks raise an exception of the same class that names the rank. If arguments differ, every rank
+    raises InvalidArgument, which names the first one that differs.
     """
     error, same, counts, result = None, {}, (), None
     try:
@@ -79,7 +82,9 @@ def _short(text: str) -> str:
 
 
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:
-    """What must be equal on all ranks about an array: type, device and shape but for the axes in `free`. None for None."""
+    """Type, device and shape of an array, without the extents of the axes in `free`; None for None.
+
+    Ranks compare these."""
     if x is None:
         return None
     shape = tuple(getattr(x, "shape", ()))

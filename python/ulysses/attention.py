@@ -35,7 +35,7 @@ class Call:
 def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None, seq: int | None = None,
            kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None, kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD",
            deterministic: bool = False, context: Context | None = None, operation: str = "ulysses.attention", save: bool = True) -> tuple[Plan, Batch]:
-    """The plan and the batch of a call, agreed on by the ranks, made at their first use and kept by the context. Collective."""
+    """The plan and the batch of a call. Collective; the context keeps both."""
     ctx = current(context)
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
@@ -66,12 +66,14 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
     sequences = lengths.settle(counts)
-    plan = ctx.plan(**planned, cross=sequences.kv_seq is not None)
-    return plan, ctx.batch(sequences)
+    plan = ctx._plan(**planned, cross=sequences.kv_seq is not None)
+    return plan, ctx._batch(sequences)
 
 
 def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...]) -> None:
-    """Whether every rank can go backward from here: it kept what forward saves, and brings a gradient of out's shape and type. Collective."""
+    """Raises on every rank if one cannot go backward. Collective.
+
+    A rank needs the memory that forward saved and a gradient of the output's shape and type."""
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if call.saved is None:

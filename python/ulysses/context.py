@@ -137,17 +137,39 @@ class Context:
             raise InvalidArgument("ulysses: the context is closed: make another")
         return self._handle
 
-    def plan(self, *, heads: int, head_dim: int, kv_heads: int = 0, v_dim: int = 0, dtype: int = _struct.F32, causal: bool = False,
-             window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0, deterministic: bool = False) -> "Plan":
-        """The plan for a kind of layer; made at its first use, which is collective, and kept. window = (left, right), -1 unbounded; deterministic =
-        gradients repeat to the bit on a GPU too, or the plan is refused (Unsupported)."""
+    def plan(self, **options: Any) -> "Plan":
+        """The plan for a kind of layer. Collective; made at the first call with these options, and kept.
+
+        heads, head_dim, kv_heads (0 = heads), v_dim (0 = head_dim), dtype, causal, scale, cross and
+        softcap are those of attention; window = (left, right) keys, -1 unbounded; deterministic =
+        gradients are bitwise reproducible on a GPU too, or the plan is refused (Unsupported)."""
+        self.agree("ulysses.Context.plan", lambda: (options, (), None))
+        return self._plan(**options)
+
+    def delta_plan(self, **options: Any) -> "DeltaPlan":
+        """The plan for a kind of layer of the gated delta rule. Collective; made at the first call
+        with these options, and kept.
+
+        qk_heads, v_heads, qk_dim, v_dim, dtype, strategy and scale are those of
+        chunk_gated_delta_rule; tokens = of a batch in all, by which "auto" chooses; l2norm; chunk 0 =
+        the device's choice; states = calls may bring states and want them."""
+        self.agree("ulysses.Context.delta_plan", lambda: (options, (), None))
+        return self._delta_plan(**options)
+
+    def batch(self, sequences: Sequences) -> "Batch":
+        """The batch for lengths and documents. Collective; the last 64 are kept."""
+        self.agree("ulysses.Context.batch", lambda: ({"sequences": sequences}, (), None))
+        return self._batch(sequences)
+
+    # What calls use that have agreed on their arguments.
+
+    def _plan(self, *, heads: int, head_dim: int, kv_heads: int = 0, v_dim: int = 0, dtype: int = _struct.F32, causal: bool = False,
+              window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0, deterministic: bool = False) -> "Plan":
         key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap, deterministic)
         return self._planned(Plan, key)
 
-    def delta_plan(self, *, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int = _struct.F32, strategy: str = "auto", tokens: int = 0,
-                   scale: float | None = None, l2norm: bool = False, chunk: int = 0, states: bool = False) -> "DeltaPlan":
-        """The plan for a kind of layer of the gated delta rule; made at its first use, which is collective, and kept. `tokens` of a batch in all are
-        what "auto" chooses by; chunk 0 = the device's choice; states = calls may bring and want states."""
+    def _delta_plan(self, *, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int = _struct.F32, strategy: str = "auto", tokens: int = 0,
+                    scale: float | None = None, l2norm: bool = False, chunk: int = 0, states: bool = False) -> "DeltaPlan":
         key = (qk_heads, v_heads, qk_dim, v_dim, dtype, strategy, tokens, scale, l2norm, chunk, states)
         return self._planned(DeltaPlan, key)
 
@@ -157,8 +179,7 @@ class Context:
             self._plans[key].key = key
         return self._plans[key]
 
-    def batch(self, sequences: Sequences) -> "Batch":
-        """The batch for lengths and documents; made at its first use, which is collective. The last 64 are kept."""
+    def _batch(self, sequences: Sequences) -> "Batch":
         found = self._batches.get(sequences)
         if found is None:
             found = self._batches[sequences] = Batch(self, sequences)

@@ -1,8 +1,10 @@
-"""Calls of transformers models whose attention is this library's: what a call settles before its first layer.
+"""Prepares calls of transformers models whose attention is this library's.
 
-`PreTrainedModel.__call__` is wrapped. On a call of a model with a registered attn_implementation, all ranks compare what they were
-given, the documents are made from their position ids and padding, positions are made where there are none, and what is not possible on
-several ranks is refused on all of them. The layers get the result as a keyword argument, also where they run again in backward.
+`install` wraps PreTrainedModel.__call__. When a model with a registered attn_implementation is
+called, `begin` runs before its first layer: the ranks compare their arguments, find the documents
+from their position ids and padding, and make positions if none are given. What several ranks cannot
+do is refused on every rank. Layers receive the result, a Forward, as a keyword argument; gradient
+checkpointing keeps it, so that a layer that runs again in backward sees the documents of its call.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from .errors import InvalidArgument, Unsupported
 from .packing import Rows, sequences_of
 from .plan import Sequences, shard_rows
 
-contexts: dict[str, Context | None] = {}  # by name of the attn_implementation
+contexts: dict[str, Context | None] = {}  # by attn_implementation
 _thread = threading.local()
 
 
 @dataclass
 class Forward:
-    """What the ranks have settled about a model's call."""
+    """One call of a model, as the ranks have agreed on it."""
 
     context: Context
     sequences: Sequences
@@ -36,7 +38,7 @@ class Forward:
 
 
 def inside() -> Forward | None:
-    """The call that this thread is in."""
+    """The model's call that this thread is in, or None."""
     return getattr(_thread, "forward", None)
 
 
@@ -64,14 +66,17 @@ def install() -> None:
 
 
 def text_positions(ids: Any) -> Any:
-    """[B, rows] of position ids, which may have an axis of kinds before: of four kinds the first counts text, of three none does."""
+    """The position ids [B, rows] that count tokens of text, or None.
+
+    Models with images take [4, B, rows], whose first entry counts text, or [3, B, rows], where none
+    does."""
     if ids is None or ids.ndim == 2:
         return ids
     return ids[0] if ids.ndim == 3 and ids.shape[0] == 4 else None
 
 
 def settle(ctx: Context, operation: str, batch: int, rows: int, position_ids: Any, mask: Any, same: Mapping[str, Any], check: Any = None) -> Sequences:
-    """The documents of all ranks' rows. Collective."""
+    """Lengths and documents of the whole sequences. Collective."""
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if check is not None:
@@ -87,7 +92,9 @@ def settle(ctx: Context, operation: str, batch: int, rows: int, position_ids: An
 
 
 def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], Forward]:
-    """The arguments of a model's call, with positions and without mask, and what was settled. Collective."""
+    """Agrees on a model's call. Collective.
+
+    Returns the call's arguments, with positions and without a mask, and the Forward."""
     operation = f"ulysses: {type(model).__name__}"
     signature = inspect.signature(model.forward)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
@@ -95,7 +102,7 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
         bound: Any = signature.bind_partial(*args, **kwargs)
         given = {name: value for name, value in bound.arguments.items() if name != rest}
         given.update(bound.arguments.get(rest, {}) if rest else {})
-    except TypeError as e:  # a wrong call, which the model would refuse on this rank alone
+    except TypeError as e:  # the model would refuse this call on this rank only
         bound, given, wrong = None, {}, e
     tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     batch, rows = tuple(tokens.shape[:2]) if tokens is not None and tokens.ndim >= 2 else (0, 0)
@@ -117,10 +124,11 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
         if cache is not None or (given.get("use_cache") and ctx.size > 1):
             _check_cache(operation, ctx, cache, past, mask, text_positions(ids))
         if ctx.size > 1 and given.get("labels") is not None and given.get("shift_labels") is None:
-            raise Unsupported(f"{operation}: labels on {ctx.size} ranks: a rank's last label is its neighbour's first token, which the model does not see: give shift_labels, "
-                              "as ulysses.shard makes them, beside labels, or take the loss from the logits; then ulysses.reduce_sequence_parallel_loss")
+            raise Unsupported(f"{operation}: labels without shift_labels on {ctx.size} ranks: the label of a rank's last token is on the next rank: pass "
+                              "shift_labels=, as ulysses.shard makes them")
         if ctx.size > 1 and given.get("cu_seq_lens_q") is not None:
-            raise Unsupported(f"{operation}: cu_seq_lens_q on {ctx.size} ranks: leave it out: documents start where position_ids do not go on")
+            raise Unsupported(f"{operation}: cu_seq_lens_q on {ctx.size} ranks: it counts the tokens of one rank: leave it out and pass position_ids that start anew "
+                              "with each document")
 
     same = {"model": type(model).__name__, "hidden": describe(given.get("inputs_embeds"), free=(1,)), "training": model.training}
     if past:
@@ -139,7 +147,7 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
     if cache is None and not given.get("use_cache") and (ctx.size > 1 or model.training or sequences.cu_seqlens is not None):
         no_cache = {"use_cache": False} if "use_cache" in signature.parameters or rest else {}
     elif sequences.cu_seqlens is not None:  # on one rank
-        raise Unsupported(f"{operation}: several documents or padding beside a key cache: call with use_cache=False")
+        raise Unsupported(f"{operation}: several documents, or padding, beside a key-value cache: call with use_cache=False")
     else:
         no_cache = {}
     forward = Forward(ctx, sequences, rows, past)
@@ -159,23 +167,23 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
 
 def _check_cache(operation: str, ctx: Context, cache: Any, past: int, mask: Any, ids: Any) -> None:
     if ctx.size > 1:
-        raise Unsupported(f"{operation}: a key cache on {ctx.size} ranks, each of which holds a part of the sequence: generate on one rank "
-                          "(model.set_attn_implementation('sdpa')), or call the model with use_cache=False")
+        raise Unsupported(f"{operation}: a key-value cache on {ctx.size} ranks, where each rank has a shard of the sequence: call the model with use_cache=False, "
+                          "and generate on one rank")
     if getattr(cache, "is_compileable", False):
-        raise Unsupported(f"{operation}: a {type(cache).__name__}, which shows tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')")
+        raise Unsupported(f"{operation}: a {type(cache).__name__} has rows for tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')")
     if past and mask is not None:
-        raise Unsupported(f"{operation}: an attention_mask {tuple(mask.shape)} that hides tokens, or is not of the cache's {past} tokens and the new ones: call with "
-                          "use_cache=False, or generate one sequence at a time")
+        raise Unsupported(f"{operation}: an attention_mask of shape {tuple(mask.shape)} beside a key-value cache of {past} tokens: padding is not built there: call with "
+                          "use_cache=False")
     if past and ids is not None and ids.shape[1] > 1 and bool((ids.diff(dim=1) != 1).any()):
-        raise Unsupported(f"{operation}: position_ids that do not go on, beside a key cache: call with use_cache=False")
+        raise Unsupported(f"{operation}: several documents in position_ids beside a key-value cache: call with use_cache=False")
 
 
 def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
-    """[B, rows] positions of this rank's tokens: inside the documents of Context.use, else in the sequence."""
+    """Positions [B, rows] of this rank's tokens, in their documents if Context.use has set some."""
     import torch
 
     s, known = forward.sequences, ctx.sequences
     if known is not None and known.cu_seqlens is not None and (known.batch, known.seq, known.kv_seq) == (s.batch, s.seq, None):
-        return torch.tensor(ctx.batch(known).positions(), device=tokens.device).reshape(s.batch, forward.rows)
+        return torch.tensor(ctx._batch(known).positions(), device=tokens.device).reshape(s.batch, forward.rows)
     lo, hi = shard_rows(s.seq, ctx.size, ctx.rank)
     return torch.arange(lo, hi, device=tokens.device)[None].expand(s.batch, -1)

@@ -64,7 +64,7 @@ def gated_delta_rule_forward(q: Any, k: Any, v: Any, g: Any, beta: Any, *, scale
 
     (planned, lengths), counts = ctx.agree("ulysses.chunk_gated_delta_rule", prepare)
     sequences = lengths.settle(counts)
-    plan, batch = ctx.delta_plan(**planned, tokens=sequences.batch * sequences.seq), ctx.batch(sequences)
+    plan, batch = ctx._delta_plan(**planned, tokens=sequences.batch * sequences.seq), ctx._batch(sequences)
     rows, hv, dk, dv = q.shape[1], plan.v_heads, plan.qk_dim, plan.v_dim
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     g, beta = _float32(g), _float32(beta)

@@ -1,4 +1,4 @@
-"""Rows of the neighbours, and the causal convolution over documents that is made from them."""
+"""Rows of neighbour ranks, and the causal convolution over documents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def _dense(x: Any) -> Any:
 
 
 def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward: bool) -> None:
-    """One exchange between x [B, rows, ...] and halo [B, |n|, ...], both dense: forward writes `rows`, backward adds it to x where it came from."""
+    """Moves rows between x [B, rows, ...] and a halo [B, |n|, ...], both dense. Collective.
+
+    forward writes the halo; backward adds the halo to x on the ranks where the rows came from."""
     views = view(x), view(rows)
     args = _struct.HaloArgs(n=n, x=views[0].pointer(), halo=views[1].pointer(), stream=stream_of(x))
     need = ctypes.c_uint64()
@@ -35,7 +37,9 @@ def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward:
 
 def settle(operation: str, x: Any, n: int, seq: int | None, cu_seqlens: Sequence[int] | None, context: Context | None, beside: dict[str, Any] | None = None,
            check: Any = None) -> tuple[Context, Batch]:
-    """The batch of a call, agreed on by the ranks. `beside` are arrays that are equal in shape on all ranks, `check` raises what else is wrong. Collective."""
+    """The batch of a call. Collective.
+
+    `beside` are arrays with the same shape on all ranks; `check` raises if another argument is wrong."""
     ctx = current(context)
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], Lengths]:
@@ -49,7 +53,7 @@ def settle(operation: str, x: Any, n: int, seq: int | None, cu_seqlens: Sequence
         return {"x": describe(x, free=(1,)), "n": n, **lengths.same(), **{name: describe(t) for name, t in (beside or {}).items()}}, lengths.counts(), lengths
 
     lengths, counts = ctx.agree(operation, prepare)
-    return ctx, ctx.batch(lengths.settle(counts))
+    return ctx, ctx._batch(lengths.settle(counts))
 
 
 def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None, context: Context | None = None) -> Any:
@@ -58,11 +62,13 @@ def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | 
     x          [B, rows, ...], this rank's rows: F32, or BF16 where the device computes in it
     seq, cu_seqlens  lengths and documents, as for `attention`
 
-    Returns [B, |n|, ...], zero where a row belongs to another document than this rank's nearest row, or to none. n may exceed a neighbour's rows.
+    Returns [B, |n|, ...]. A row is zero if it lies outside the sequence or in another document than
+    this rank's nearest row. n may exceed a neighbour's rows.
 
-    A causal convolution of width W over whole sequences is that of concatenate([halo(x, W - 1), x], 1). With several documents in a sequence it is not: inside a
-    rank's rows that convolution would mix the end of one document into the start of the next. `causal_conv1d` keeps documents apart.
-    Errors: InvalidArgument, Unsupported, CommError.
+    If each sequence is one document, a causal convolution of width W over the sequence is the local
+    convolution of concatenate([halo(x, W - 1), x], 1). If a sequence has several documents, it is
+    not: that convolution mixes the end of a document into the start of the next one on the same rank.
+    Use `causal_conv1d`, which keeps documents apart. Errors: InvalidArgument, Unsupported, CommError.
     """
     ctx, batch = settle("ulysses.halo", x, n, seq, cu_seqlens, context)
     if is_torch(x):
@@ -98,18 +104,21 @@ def _steps(shape: Sequence[int]) -> list[int]:
 
 def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str | None = None, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None,
                   context: Context | None = None) -> Any:
-    """A causal convolution along the sequence, each channel by itself, which starts anew with each document. Collective; differentiable for PyTorch.
+    """A causal depthwise convolution over documents. Collective; differentiable for PyTorch.
 
-    y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c], where token t-j is of t's document)
+    y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c]), over the tokens
+    t-j of the document of t.
 
     x          [B, rows, C], this rank's rows: F32, or BF16 where the device computes in it
-    weight     [C, W], the last column for the token itself, as torch.nn.Conv1d and the package causal_conv1d have it
+    weight     [C, W]; the last column multiplies the token itself, as in torch.nn.Conv1d
     bias       [C], or None
     activation None, "silu" or "swish" (the same)
     seq, cu_seqlens  lengths and documents, as for `attention`
 
-    Returns y [B, rows, C]. One exchange of W - 1 rows with the ranks before, and one back in backward; documents may be shorter than W - 1 rows and lie on any
-    ranks. Gradients of weight and bias are this rank's share: their sum over the ranks is the gradient. Errors: InvalidArgument, Unsupported, CommError.
+    Returns y [B, rows, C]. Forward receives W - 1 rows from the ranks before, backward returns their
+    gradients. Documents may be shorter than W - 1 tokens and may lie on any ranks. Gradients of weight
+    and bias are this rank's share: sum them over the ranks. Errors: InvalidArgument, Unsupported,
+    CommError.
     """
 
     def check() -> None:

@@ -71,7 +71,7 @@ def attention_layer_forward(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, *, heads
 
     (planned, lengths), counts = ctx.agree("ulysses.attention_layer", prepare)
     sequences = lengths.settle(counts)
-    plan, batch = ctx.plan(**planned), ctx.batch(sequences)
+    plan, batch = ctx._plan(**planned), ctx._batch(sequences)
     inputs = {name: None if t is None else (t.contiguous() if is_torch(t) else np.ascontiguousarray(t)) for name, t in given.items()}
     y = empty(x, x.shape)
     args, keep = _args(plan, inputs, eps)

@@ -1,4 +1,4 @@
-"""Bytes between the ranks of a context by the library's own all-to-all, where Python has no communicator: Context.world()."""
+"""A communicator for Context.world(), where Python has none: the library moves the bytes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ from .tensors import view
 
 
 class LibraryRanks:
-    """A Communicator over the ranks of a context. On a GPU, where the library reshards memory of the GPU alone, it has no alltoallv."""
+    """A Communicator over the ranks of a context.
+
+    A context on a GPU reshards GPU memory only. There, allgather adds up numbers instead, and
+    alltoallv is refused."""
 
     def __init__(self, context: Any):
         self._context, self.rank, self.size = context, context.rank, context.size
 
     def _swap(self, blocks: np.ndarray) -> np.ndarray:
-        """Block j of [P, n] goes to rank j, n the same on all ranks; the blocks of all ranks for this one, [P, n]. A reshard of one row a rank and P heads."""
+        """Sends block j of [P, n] to rank j; returns the blocks that arrive, [P, n].
+
+        n is the same on all ranks. The call is a reshard of P rows, one a rank, and P heads."""
         ctx, (size, n) = self._context, blocks.shape
         if ctx.device != "cpu":
             raise Unsupported("ulysses: Context.world() on a GPU gives Python no communicator: make the context from an mpi4py communicator")
-        plan, batch = ctx.plan(heads=size, head_dim=1, dtype=_struct.F32), ctx.batch(Sequences(1, size))
+        plan, batch = ctx._plan(heads=size, head_dim=1, dtype=_struct.F32), ctx._batch(Sequences(1, size))
         x, out = np.ascontiguousarray(blocks).reshape(1, 1, size, n), np.empty((1, size, 1, n), np.uint8)
         views, pointers = (view(x), view(out)), ctypes.POINTER(_struct.Tensor) * 1
         args = _struct.ReshardArgs(n=1)
@@ -34,13 +39,15 @@ class LibraryRanks:
         return out.reshape(size, n)
 
     def _sums(self, send: bytes) -> bytes:
-        """An allgather by sums of losses and counts, to which all ranks but one add 0: 12 bytes of a rank a call. For short messages."""
+        """An allgather of short messages by loss_reduce, to which all ranks but one add 0.
+
+        A call carries 12 bytes of one rank: whole numbers below 2^48 are exact in its sum and count."""
         out = []
         for rank in range(self.size):
             for at in range(0, len(send), 12):
                 own = send[at:at + 12].ljust(12, b"\0") if rank == self.rank else bytes(12)
                 low, high = int.from_bytes(own[:6], "little"), int.from_bytes(own[6:], "little")
-                total, count, mean = ctypes.c_double(low), ctypes.c_int64(high), ctypes.c_double()  # whole numbers below 2^48 are exact in both
+                total, count, mean = ctypes.c_double(low), ctypes.c_int64(high), ctypes.c_double()
                 self._context._call("ulysses_loss_reduce", self._context.handle, ctypes.byref(total), ctypes.byref(count), ctypes.byref(mean))
                 out.append((int(total.value).to_bytes(6, "little") + count.value.to_bytes(6, "little"))[:len(send) - at])
         return b"".join(out)

@@ -1,7 +1,8 @@
-"""The layers of a transformers model that mix tokens: which of them work on ranks that hold a part of the sequence.
+"""Examines which layers of a transformers model work when ranks hold shards of a sequence.
 
-Attention that asks transformers' interface (ALL_ATTENTION_FUNCTIONS) is this library's. The gated delta rule of Qwen3.5 and Qwen3-Next
-is replaced by the layer below. Everything else that mixes tokens would see its rank's rows alone, and is refused by name.
+Attention layers that use transformers' interface (ALL_ATTENTION_FUNCTIONS) call this library. The
+gated delta rule layers of Qwen3.5 and Qwen3-Next are replaced by `gated_delta_net`. Every other layer
+that mixes tokens would see the tokens of its rank only, so `prepare` refuses it by name.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from typing import Any, Callable, Iterator
 
 from .errors import Unsupported
 
-KEY = "ulysses_forward"  # under which a model's layers get what its call settled
+KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
 
-# Names of arguments that only a layer takes which looks at other tokens.
+# Only layers that read other tokens take an argument with one of these names.
 _MIXING = {"attention_mask", "past_key_values", "past_key_value", "layer_past", "cache_params", "cache", "state", "position_embeddings", "cu_seqlens", "seq_idx", "position_bias"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "linear_attention", "sparse", "dense"}
 _DELTA_NETS = {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet"}
 _NEEDS = ("conv1d", "A_log", "dt_bias", "norm", "out_proj", "key_dim", "value_dim", "head_k_dim", "head_v_dim", "activation")
-_known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # of models, what is refused about them
+_known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model: reason of refusal, or ""
 
 
 def prepare(model: Any, ranks: int) -> None:
-    """Replaces the layers that are replaced, and raises Unsupported for a model with layers that do not work on several ranks. Communicates nothing."""
+    """Replaces the gated delta rule layers of a model. Not collective.
+
+    Raises Unsupported if there are several ranks and the model has a layer that needs one rank."""
     found = _known.get(model)
     if found is None:
         for m in model.modules():
@@ -32,8 +35,7 @@ def prepare(model: Any, ranks: int) -> None:
                 _replace(type(m))
         found = _known[model] = next(_refused(model), "")
     if ranks > 1 and found:
-        raise Unsupported(f"ulysses: {type(model).__name__} on {ranks} ranks: {found}: it would see its rank's tokens alone: run the model on one rank, or train it "
-                          "by a method that does not cut sequences")
+        raise Unsupported(f"ulysses: {type(model).__name__} on {ranks} ranks: {found}: it would see the tokens of its rank only: run the model on one rank")
 
 
 def _missing(m: Any) -> list[str]:
@@ -42,9 +44,9 @@ def _missing(m: Any) -> list[str]:
 
 
 def _refused(model: Any) -> Iterator[str]:
-    """What is wrong with a model on several ranks, the first first."""
+    """The reasons why a model cannot run on several ranks."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        yield "it takes no position_ids, and counts tokens from its rank's first"
+        yield "its forward takes no position_ids"
     config = model.config.get_text_config()
     for i, kind in enumerate(getattr(config, "layer_types", None) or ()):
         if kind not in _LAYER_TYPES:
@@ -79,7 +81,7 @@ def _mixes(m: Any) -> bool:
 
 @functools.lru_cache(maxsize=None)
 def _asks_the_interface(cls: type) -> bool:
-    """Whether the forward of a class, or a method that it has, gets its attention function from transformers' interface."""
+    """Whether a method of the class takes its attention function from transformers' interface."""
     for owner in cls.__mro__:
         for f in vars(owner).values():
             while callable(f) and f is not None:
@@ -100,7 +102,7 @@ def _replace(cls: type) -> None:
         from .forwards import inside
 
         call = kwargs.pop(KEY, None) or inside()
-        if call is None or cache_params is not None:  # a key cache is possible on one rank alone
+        if call is None or cache_params is not None:  # only a call on one rank has a cache
             return original(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
         return gated_delta_net(self, hidden_states, call)
 
@@ -109,8 +111,11 @@ def _replace(cls: type) -> None:
 
 
 def gated_delta_net(layer: Any, x: Any, call: Any) -> Any:
-    """The layer of Qwen3.5 and Qwen3-Next (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) on this rank's rows x [B, rows, hidden]: projections of each token, a
-    causal convolution and the gated delta rule over the documents of all ranks, a gated norm, the projection back. Collective."""
+    """The linear attention layer of Qwen3.5 and Qwen3-Next on this rank's rows. Collective.
+
+    x [B, rows, hidden] to [B, rows, hidden]. Projections, gates and the gated norm are local to a
+    token. The causal convolution and the gated delta rule run over the documents of all ranks.
+    Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464."""
     import torch
 
     from .gdn import chunk_gated_delta_rule

@@ -1,8 +1,8 @@
-"""Documents of a call of a transformers model, from the position ids and padding masks of all ranks.
+"""Finds the documents of a model's call from the position ids and padding masks of all ranks.
 
-A document starts wherever a position does not follow the one before it, as transformers has it (find_packed_sequence_indices), and
-wherever padding starts or ends. Each rank sends its first and last position and the places inside its rows where documents start:
-a few numbers for each sequence, not its ids.
+A document starts where a position is not its predecessor plus 1. This is the rule of transformers
+(find_packed_sequence_indices). Padding is a document of its own. A rank sends its first and last
+position and the document starts inside its rows, not all ids: a few numbers for each sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .plan import Sequences, shard_rows
 
 @dataclass
 class Rows:
-    """What a rank tells the others about its rows [B, rows]."""
+    """Positions and padding of one rank's rows [B, rows], as sent to the other ranks."""
 
     first: np.ndarray | None  # [B] position of the first row; None = no ids, or no rows
     last: np.ndarray | None
@@ -52,7 +52,10 @@ def _places(where: np.ndarray) -> np.ndarray:
 
 
 def sequences_of(batch: int, counts: Sequence[int], each: Sequence[Rows], known: Sequences | None) -> Sequences:
-    """The documents of the whole, from all ranks' rows; the same on all ranks, and so are its refusals. `known` are those of Context.use."""
+    """Lengths and documents of the whole sequences, from all ranks' rows.
+
+    `known` is what Context.use has set; its documents are added if its lengths are the same. The
+    result, or the exception, is the same on all ranks."""
     size, seq = len(counts), sum(counts)
     for rank, n in enumerate(counts):
         lo, hi = shard_rows(seq, size, rank)
@@ -85,7 +88,10 @@ def sequences_of(batch: int, counts: Sequence[int], each: Sequence[Rows], known:
 
 
 def _check_counted(size: int, each: Sequence[Rows], known: Sequences | None, begins: np.ndarray, counts: Sequence[int]) -> None:
-    """Positions that every rank counts from 0 are documents that end with the ranks' rows, or those of a caller who forgot that rows are cut."""
+    """Raises if every rank counts its positions from 0.
+
+    Such positions may mean one document on each rank, or a caller who forgot the rank's offset. Only
+    Context.use can tell."""
     borders = np.cumsum(counts)[:-1]
     if size > 1 and all(r.counts_from_zero for r in each) and not begins[:, borders].all():
         raise InvalidArgument(f"ulysses: position_ids start at 0 on rank 1 of {size}, the rank's rows at {borders[0]}: give each rank its positions in the whole sequence, "
@@ -93,7 +99,7 @@ def _check_counted(size: int, each: Sequence[Rows], known: Sequences | None, beg
 
 
 def _check_padding(begins: np.ndarray, shown: np.ndarray) -> None:
-    """Inside a document, tokens that the mask shows must lie together: there is no attention that passes over some."""
+    """Raises if a document has hidden tokens between visible ones: attention cannot skip tokens."""
     document = np.cumsum(begins.reshape(-1)) - 1
     flat = shown.reshape(-1)
     opens = flat & np.concatenate([[True], ~flat[:-1] | begins.reshape(-1)[1:]])

@@ -31,7 +31,7 @@ class Sequences:
     kv_cu_seqlens: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
-        """Short for thousands of documents: by their number, the first ones and a digest."""
+        """Lengths and documents in a line: of many documents the first 8, the number and a digest."""
         def short(cu: tuple[int, ...] | None) -> str:
             if cu is None or len(cu) <= 9:
                 return repr(cu)
@@ -162,7 +162,9 @@ def documents(name: str, starts: Sequence[int] | None, batch: int) -> tuple[int,
 
 @dataclass(frozen=True)
 class Lengths:
-    """This rank's rows, and what a call says about the whole sequence. The lengths that it leaves out are added up over the ranks."""
+    """This rank's rows, and what a call says about the whole sequences.
+
+    A length that the call leaves out is the sum of the ranks' rows."""
 
     batch: int
     rows: int
@@ -191,7 +193,9 @@ class Lengths:
         return self.rows, self.kv_rows
 
     def settle(self, counts: Sequence[tuple[int, ...]]) -> Sequences:
-        """The lengths of the whole, from all ranks' counts; the same on all ranks, and so is the refusal of rows that are cut otherwise."""
+        """The lengths of the whole sequences, from all ranks' counts.
+
+        The result, or the exception for rows that are sharded otherwise, is the same on all ranks."""
         rows, kv_rows = [c[0] for c in counts], [c[1] for c in counts]
         found = self.given
         if found is None:

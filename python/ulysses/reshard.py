@@ -49,8 +49,8 @@ class Move:
         lead = math.prod(x.shape[i] for i in before)
         if lead == 0:
             raise InvalidArgument(f"ulysses: a tensor of shape {tuple(x.shape)}: its leading axes must not be empty")
-        plan = self.context.plan(heads=self.heads // self.chunk, head_dim=1, dtype=_struct.F32)
-        batch = self.context.batch(Sequences(lead, self.seq))
+        plan = self.context._plan(heads=self.heads // self.chunk, head_dim=1, dtype=_struct.F32)
+        batch = self.context._batch(Sequences(lead, self.seq))
         return plan, batch, (*before, self.seq_dim, self.head_dim, *behind), len(before)
 
     def run(self, x: Any) -> Any:

@@ -6,8 +6,9 @@
     for micro in ulysses.loader(batches, context):
         logits = model(input_ids=micro["input_ids"], position_ids=micro["position_ids"]).logits
 
-Each rank calls the model with its rows of the batch. position_ids are theirs in the whole sequence (`ulysses.shard` brings them); a model
-that is called without gets them from this package. A document starts wherever a position does not follow the one before it.
+Each rank calls the model with its rows of the batch. position_ids count tokens of the whole sequence
+(`ulysses.shard` makes them). If they are left out, this package makes them. A document starts where
+a position is not its predecessor plus 1.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ from .attention import attention
 from .context import Context, current
 from .errors import Unsupported
 
-# What a mask may be made of: causality, a window, documents and padding, which are the library's or were settled by the call.
+# Masks made of these functions need no array: the library computes causality and windows, and the
+# model's call has found documents and padding.
 _MASKS = ("causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay", "sliding_window_bidirectional_overlay", "packed_sequence_mask_function",
           "remap_positions_for_packed_sequence", "padding_mask_function", "add_offsets_to_mask_function", "and_masks")
 
 
 def register_transformers(name: str = "ulysses", context: Context | None = None) -> None:
-    """Makes `attn_implementation=name` this library's attention. context None = what ulysses.use has set by the time of a call.
+    """Makes this library the attention of models with `attn_implementation=name`.
 
-    A call of such a model is collective: the ranks settle the documents of their position_ids and padding before the first layer. Layers of Qwen3.5 and Qwen3-Next
-    that are no attention (GatedDeltaNet) are replaced by this library's; a model with others is refused on more than one rank (Unsupported, naming the layer).
-    attention_mask [B, rows] may hide padding at the start or the end of sequences. A key cache, and so model.generate, works on one rank.
+    context  None = what ulysses.use has set when the model is called
+
+    Calls of such a model are collective. Before the first layer, the ranks find the documents from
+    their position_ids and padding. The GatedDeltaNet layers of Qwen3.5 and Qwen3-Next are replaced by
+    this library's. On several ranks, a model with any other layer that mixes tokens is refused
+    (Unsupported, which names the layer). attention_mask [B, rows] may hide padding at the start or at
+    the end of a sequence. A key-value cache, and so model.generate, works on one rank only.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -44,7 +50,9 @@ def register_transformers(name: str = "ulysses", context: Context | None = None)
 
 
 def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **options: Any) -> Any:
-    """No mask is made: causality, windows and documents are the library's. Padding goes to the attention function where no call of a model has settled it."""
+    """Returns the padding mask [B, rows] or None; the library computes everything else itself.
+
+    Inside a call of a model there is no padding mask: `forwards.begin` has made documents of it."""
     for name in _made_of(mask_function):
         if name not in _MASKS:
             raise Unsupported(f"ulysses: a mask made by {name} of the model: causality, windows, documents and padding are built: load the model with attn_implementation='sdpa'")
@@ -54,7 +62,7 @@ def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **o
 
 
 def _made_of(function: Any) -> set[str]:
-    """The names of the functions that a mask function was made by."""
+    """The names of the functions that a mask function is composed of."""
     if not callable(function) or not hasattr(function, "__code__"):
         return set()
     names = {function.__qualname__.split(".<locals>")[0]}
@@ -68,9 +76,11 @@ def _made_of(function: Any) -> set[str]:
 def transformers_attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *, scaling: float | None = None,
                            dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
                            position_ids: Any = None, context: Context | None = None, **others: Any) -> tuple[Any, None]:
-    """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). What is not built is refused by name. Collective.
+    """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). Collective.
 
-    Inside a call of a model the documents are those that it settled. Else they are made here from position_ids [B, rows] and attention_mask [B, rows] of all ranks."""
+    Inside a call of a model, the documents are those of the call. Otherwise they are found here, from
+    position_ids [B, rows] and attention_mask [B, rows] of all ranks. Options that are not built raise
+    Unsupported, which names the option."""
     call = others.pop(mixers.KEY, None) or forwards.inside()
     ctx = call.context if call is not None else current(context)
     refused = {"dropout": dropout or None, "softcap": softcap, "s_aux": others.get("s_aux"), "head_mask": others.get("head_mask"), "position_bias": others.get("position_bias"),
@@ -84,13 +94,13 @@ def transformers_attention(module: Any, query: Any, key: Any, value: Any, attent
         if call is not None and attention_mask is not None:
             raise Unsupported("ulysses: an attention_mask that a layer made: only causality, a window, documents and padding are built")
         if call is None and rows != keys:
-            raise Unsupported(f"ulysses: {rows} queries and {keys} keys: a key cache works in a call of the whole model alone; call with use_cache=False")
+            raise Unsupported(f"ulysses: {rows} queries and {keys} keys: a key-value cache works only in a call of the whole model: call with use_cache=False")
         if call is not None and ctx.size > 1 and (rows != call.rows or batch != call.sequences.batch or keys != rows):
             raise Unsupported(f"ulysses: {type(module).__name__} with {batch} sequences of {rows} queries and {keys} keys in a call of {call.sequences.batch} of {call.rows} tokens: "
                               "only the layers of the text are built on several ranks")
         types = getattr(getattr(module, "config", None), "layer_types", None) or ()
         if call is None and ctx.size > 1 and "linear_attention" in types:
-            raise Unsupported("ulysses: a model with linear attention whose forward was called directly: call the model itself (model(...)), so that its layers are replaced")
+            raise Unsupported("ulysses: model.forward was called on a model with linear attention, whose layers are replaced by calls of the model only: call model(...)")
 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
@@ -104,5 +114,6 @@ def transformers_attention(module: Any, query: Any, key: Any, value: Any, attent
     if sequences is not None and keys == rows:
         options.update(seq=sequences.seq, cu_seqlens=sequences.cu_seqlens)
     elif keys != rows or call is not None:
-        options.update(seq=rows, kv_seq=None if keys == rows else keys)  # on one rank: a key cache, whose last key is the last query's, or another tower
+        # One rank: a cache, whose last key belongs to the last query, or a tower beside the text.
+        options.update(seq=rows, kv_seq=None if keys == rows else keys)
     return attention(query, key, value, **options).transpose(1, 2), None
