@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	vers "ulysses/internal/version"
 	"ulysses/slurm"
@@ -73,7 +74,7 @@ func complain(stderr io.Writer, err error) {
 			return
 		}
 	}
-	text := withoutLogins(withoutRanks(err.Error()))
+	text := input.Words(withoutLogins(withoutRanks(err.Error())))
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}

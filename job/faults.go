@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -25,7 +26,7 @@ func (o origin) String() string {
 		if strings.ContainsFunc(arg, unicode.IsControl) || !utf8.ValidString(arg) || arg == "" {
 			arg = strconv.Quote(arg)
 		}
-		return "--set " + shorten(arg)
+		return "--set " + input.Short(arg)
 	}
 	return fmt.Sprintf("%s:%d", o.file, o.line)
 }
@@ -54,7 +55,7 @@ type fault struct {
 type faults []fault
 
 func (f *faults) add(o origin, code status.Code, format string, args ...any) {
-	*f = append(*f, fault{o, code, fmt.Sprintf(format, args...)})
+	*f = append(*f, fault{o, code, input.Words(fmt.Sprintf(format, args...))})
 }
 
 // err is nil, or all faults in the order of the file, one a line. What is plain wrong outweighs what is merely not built.

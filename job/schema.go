@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -237,12 +238,5 @@ func show(value any) string {
 	default:
 		s = fmt.Sprint(v)
 	}
-	return shorten(s)
-}
-
-func shorten(s string) string {
-	if r := []rune(s); len(r) > 100 {
-		s = string(r[:97]) + "…"
-	}
-	return s
+	return input.Short(s)
 }

@@ -103,6 +103,9 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 }
 
 func openMetrics(path string, flag int) (*Metrics, error) {
+	if _, err := input.Stat(path); err != nil && !errors.Is(err, os.ErrNotExist) { // opening a pipe would wait for a reader
+		return nil, status.Errorf(status.IO, "%w: choose another output.dir", err)
+	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|flag, 0o666)
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)

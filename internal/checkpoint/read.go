@@ -178,6 +178,9 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, parts in
 // Foreign refuses a checkpoint of another run, with the differences; without any it is nil.
 func (c *Checkpoint) Foreign(faults []string) error {
 	const most = 20
+	for i := range faults {
+		faults[i] = input.Words(faults[i])
+	}
 	if len(faults) == 0 {
 		return nil
 	}

@@ -81,6 +81,9 @@ func TestJSON(t *testing.T) {
 	if s := Quote(long); len(s) > 130 || !strings.HasSuffix(s, `é"… (2097152 bytes)`) {
 		t.Error(s)
 	}
+	if s := Words("a " + long + "\t" + long + "\n" + strings.Repeat("b", 900)); len(s) > 1200 || strings.Count(s, "… (2097152 bytes)") != 2 || !strings.HasPrefix(s, "a é") || !strings.Contains(s, "bytes)\t") {
+		t.Error(s)
+	}
 	if s := Short("short"); s != "short" {
 		t.Error(s)
 	}

@@ -3,6 +3,7 @@ package input
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -19,6 +20,33 @@ func Quote(s string) string {
 func Short(s string) string {
 	head, rest := cut(s)
 	return head + rest
+}
+
+// longWord is the bytes of a word in a message that is shown whole: a path may be so long.
+const longWord = 1000
+
+// Words is a message without words that are longer than any name should be: of these it has the beginning, and the number of bytes.
+func Words(message string) string {
+	if len(message) <= longWord {
+		return message
+	}
+	var b strings.Builder
+	for len(message) > 0 {
+		n := strings.IndexAny(message, " \t\n")
+		if n < 0 {
+			n = len(message)
+		}
+		if n > longWord {
+			b.WriteString(Short(message[:n]))
+		} else {
+			b.WriteString(message[:n])
+		}
+		if message = message[n:]; message != "" {
+			b.WriteByte(message[0])
+			message = message[1:]
+		}
+	}
+	return b.String()
 }
 
 func cut(s string) (head, rest string) {
