@@ -3,6 +3,7 @@ package main
 import (
 	"unsafe"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -63,10 +64,14 @@ func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
 		return a, err
 	}
 	switch {
-	case a.sinks != nil || a.alibi != nil || a.block_mask != nil:
-		return a, unbuilt("%s: sinks, alibi, block_mask: not built yet: leave them NULL", op)
+	case a.sinks != nil:
+		return a, unbuilt("%s: sinks: %s", op, notbuilt.Sinks.Text("leave it NULL"))
+	case a.alibi != nil:
+		return a, unbuilt("%s: alibi: %s", op, notbuilt.ALiBi.Text("leave it NULL"))
+	case a.block_mask != nil:
+		return a, unbuilt("%s: block_mask: %s", op, notbuilt.BlockMasks.Text("leave it NULL"))
 	case a.dropout_seed != 0:
-		return a, unbuilt("%s: dropout_seed: dropout is not built yet: leave it 0", op)
+		return a, unbuilt("%s: dropout_seed: %s", op, notbuilt.Dropout.Text("leave it 0"))
 	case a.reserved != 0:
 		return a, invalid("%s: args.reserved is %d: leave it 0", op, a.reserved)
 	}
@@ -181,7 +186,7 @@ func readGrads(op string, p unsafe.Pointer) (g cGrads, err error) {
 	}
 	switch {
 	case g.dsinks != nil:
-		return g, unbuilt("%s: dsinks: sinks are not built yet: leave it NULL", op)
+		return g, unbuilt("%s: dsinks: %s", op, notbuilt.Sinks.Text("leave it NULL"))
 	case g.reserved != 0:
 		return g, invalid("%s: grads.reserved is %d: leave it 0", op, g.reserved)
 	}

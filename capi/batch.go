@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/internal/notbuilt"
 	"ulysses/sp"
 )
 
@@ -34,7 +35,7 @@ const maxDocs = int64(1) << 24
 func checkBatch(op string, d *cBatch, c *context) error {
 	switch {
 	case d.flags&flagZigzag != 0:
-		return unbuilt("%s: ULYSSES_ZIGZAG comes with ring attention and is not built yet", op)
+		return unbuilt("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
 	case d.flags != 0:
 		return invalid("%s: flags %#x: unknown", op, d.flags)
 	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:

@@ -10,6 +10,7 @@ import (
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/backends"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/slurm"
 	"ulysses/sp"
@@ -119,16 +120,15 @@ func options(op string, p unsafe.Pointer) (s settings, err error) {
 	case o.ring < 0 || o.ulysses < 0:
 		return s, invalid("%s: ulysses %d, ring %d: 0 or more", op, o.ulysses, o.ring)
 	case o.ring > 1:
-		return s, unbuilt("%s: ring %d: ring attention is not built yet: use ring 1", op, o.ring)
+		return s, unbuilt("%s: ring %d: %s", op, o.ring, notbuilt.Ring.Text("use ring 1"))
 	case o.comm < 0 || o.comm > 3:
 		return s, invalid("%s: comm %d: use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
 	case o.comm >= 2 && o.device != onCUDA:
 		return s, unbuilt("%s: comm %d (NCCL, IPC) on the CPU: use ULYSSES_COMM_AUTO", op, o.comm)
 	case o.timeout != 0:
-		return s, unbuilt("%s: timeout %d: not built yet: a call that waits inside MPI or the host's own collectives cannot be called back: use 0, which waits as they do, "+
-			"and their own limits", op, o.timeout)
+		return s, unbuilt("%s: timeout %d: %s", op, o.timeout, notbuilt.Timeouts.Text(notbuilt.Timeouts.Instead))
 	case o.nccl_comm != nil:
-		return s, unbuilt("%s: nccl_comm: a shared ncclComm_t is not built yet: use NULL", op)
+		return s, unbuilt("%s: nccl_comm: %s", op, notbuilt.SharedNCCL.Text(notbuilt.SharedNCCL.Instead))
 	case o.flags&^(flagOwnWorkspaces|flagNoAgreement) != 0 || o.reserved != 0:
 		return s, invalid("%s: flags %#x, reserved %d: use ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, and 0", op, o.flags, o.reserved)
 	}

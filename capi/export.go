@@ -12,6 +12,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cuda"
+	"ulysses/internal/notbuilt"
 )
 
 // What gate.c calls. Every body runs guarded, and its error lands in the thread's text.
@@ -208,7 +209,7 @@ func mpiLibrary() string {
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
 		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(),
-			"unbuilt": []string{"ring", "zigzag", "sinks", "alibi", "block_mask", "save_less", "softcap", "dropout", "timeout", "nccl_comm"}})
+			"unbuilt": notbuilt.Names()})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
 		return err

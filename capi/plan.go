@@ -17,6 +17,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/gdn"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -58,10 +59,12 @@ func (c *context) describe(op string, desc unsafe.Pointer) (d cAttention, l sp.L
 	for _, f := range []struct {
 		on   bool
 		name string
-	}{{d.flags&flagSinks != 0, "ULYSSES_SINKS"}, {d.flags&flagAlibi != 0, "ULYSSES_ALIBI"}, {d.flags&flagBlockMask != 0, "ULYSSES_BLOCK_MASK"},
-		{d.flags&flagSaveLess != 0, "ULYSSES_SAVE_LESS"}, {d.softcap != 0, "softcap"}, {d.dropout != 0, "dropout"}} {
+		what *notbuilt.Feature
+	}{{d.flags&flagSinks != 0, "ULYSSES_SINKS", notbuilt.Sinks}, {d.flags&flagAlibi != 0, "ULYSSES_ALIBI", notbuilt.ALiBi},
+		{d.flags&flagBlockMask != 0, "ULYSSES_BLOCK_MASK", notbuilt.BlockMasks}, {d.flags&flagSaveLess != 0, "ULYSSES_SAVE_LESS", notbuilt.SaveLess},
+		{d.softcap != 0, "softcap", notbuilt.SoftCaps}, {d.dropout != 0, "dropout", notbuilt.Dropout}} {
 		if f.on {
-			return d, l, unbuilt("%s: %s is not built yet: plan without it", op, f.name)
+			return d, l, unbuilt("%s: %s: %s", op, f.name, f.what.Text("plan without it"))
 		}
 	}
 	if d.block_q != 0 || d.block_k != 0 {

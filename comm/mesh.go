@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ulysses/internal/clock"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -29,7 +30,7 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d: set both to 0 or more", ulysses, ring)
 	}
 	if ring > 1 {
-		return nil, status.Errorf(status.Unsupported, "comm.NewMesh: parallel.ring = %d: ring attention is not built yet: set parallel.ring = 1", ring)
+		return nil, status.Errorf(status.Unsupported, "comm.NewMesh: parallel.ring = %d: %s", ring, notbuilt.Ring.Text("set parallel.ring = 1"))
 	}
 	if ulysses == 0 {
 		ulysses = n / ring

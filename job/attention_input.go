@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"ulysses/device"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -21,7 +22,7 @@ type attentionInput struct {
 
 var (
 	attentionTensors = []string{"q", "k", "v", "dout", "cu_seqlens", "cu_seqlens_k", "position_ids"}
-	notBuiltTensors  = []string{"sinks", "alibi", "block_mask"}
+	notBuiltTensors  = map[string]*notbuilt.Feature{"sinks": notbuilt.Sinks, "alibi": notbuilt.ALiBi, "block_mask": notbuilt.BlockMasks}
 	attentionResults = []string{"out", "lse", "dq", "dk", "dv"}
 )
 
@@ -64,10 +65,10 @@ func openAttention(t *AttentionTable, writer bool) (*attentionInput, error) {
 // refuse names the options that are not built.
 func (t *AttentionTable) refuse(f *faultList) {
 	if t.Softcap != 0 {
-		f.add(status.Unsupported, "attention.softcap = %v: not built yet: leave it at 0", t.Softcap)
+		f.add(status.Unsupported, "attention.softcap = %v: %s", t.Softcap, notbuilt.SoftCaps.Text("set it to 0"))
 	}
 	if t.Dropout != 0 {
-		f.add(status.Unsupported, "attention.dropout = %v: not built yet: leave it at 0", t.Dropout)
+		f.add(status.Unsupported, "attention.dropout = %v: %s", t.Dropout, notbuilt.Dropout.Text("set it to 0"))
 	}
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
 		f.add(status.InvalidConfig, "attention.scale = %v: give a finite number, or 0 for 1/sqrt(D)", t.Scale)

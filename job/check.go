@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -99,13 +100,13 @@ var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory
 
 // refusals are right but not built. A job says so before anything starts, rather than do something else.
 var refusals = []rule{
-	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, "ring attention is not built yet: set parallel.ring = 1"},
+	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, notbuilt.Ring.Text("set parallel.ring = 1")},
 	{"device.comm", func(j *Job) bool {
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},
 		`it moves memory of GPUs, and device.backend = "cpu" has none: set device.comm = "auto", "mpi" or "local"`},
-	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, "a soft cap is not built yet: set attention.softcap = 0"},
-	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, "dropout is not built yet: set attention.dropout = 0"},
+	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, notbuilt.SoftCaps.Text("set attention.softcap = 0")},
+	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, notbuilt.Dropout.Text("set attention.dropout = 0")},
 }
 
 // check asks the rules. A key with a fault of its own is not asked about again.

@@ -3,6 +3,7 @@ package job
 import (
 	"regexp"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -15,16 +16,16 @@ type feature struct {
 
 // features are what users of other trainers look for. The first that matches counts.
 var features = []feature{
-	{words(`lora|lora_.*|qlora|dora|use_dora|use_rslora|peft|peft_.*|adapter|adapters|adapter_.*|target_modules|ia3|prefix_tuning`), "LoRA and other adapters are not built yet: all weights are trained; remove it", false},
-	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), "training on preferences or rewards is not built yet; remove it", false},
+	{words(`lora|lora_.*|qlora|dora|use_dora|use_rslora|peft|peft_.*|adapter|adapters|adapter_.*|target_modules|ia3|prefix_tuning`), notbuilt.Adapters.Text(notbuilt.Adapters.Instead + "; remove it"), false},
+	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), notbuilt.Preferences.Text("remove it"), false},
 	{words(`chat|chat_template|messages|conversation|conversations|sharegpt|alpaca|roles|train_on_responses_only|train_on_inputs|completion_only_loss|assistant_only_loss|prompt_template`),
-		"chat data is not built yet: write each conversation as text (tokenizer.apply_chat_template), or as input_ids and labels in a .safetensors file", false},
-	{words(`quantization|quantization_.*|quantize|load_in_4bit|load_in_8bit|bnb_.*|bits|gptq|awq|fp8|fp8_.*`), "quantized weights and FP8 are not built yet; remove it", false},
-	{words(`fp16|float16|half`), `float16 is not built; set device.dtype = "bf16" or "f32"`, false},
+		notbuilt.ChatData.Text(notbuilt.ChatData.Instead), false},
+	{words(`quantization|quantization_.*|quantize|load_in_4bit|load_in_8bit|bnb_.*|bits|gptq|awq|fp8|fp8_.*`), notbuilt.LowPrecision.Text("remove it"), false},
+	{words(`fp16|float16|half`), notbuilt.Float16.Text(notbuilt.Float16.Instead), false},
 	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),
-		"tensor and pipeline parallelism are not built; set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights", false},
-	{words(`moe|moe_.*|expert_.*|num_experts|ep_size|router_.*`), "mixture of experts is not built yet; remove it", false},
-	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), "it is not built; remove it", false},
+		notbuilt.ModelParallelism.Text(notbuilt.ModelParallelism.Instead), false},
+	{words(`moe|moe_.*|expert_.*|num_experts|ep_size|router_.*`), notbuilt.Experts.Text("remove it"), false},
+	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), notbuilt.Extras.Text("remove it"), false},
 	{words(`wandb|wandb_.*|report_to|tensorboard|mlflow|comet|logging|logging_.*|log_interval`), "there is no logger to choose: output.dir/metrics.jsonl has a line for each step; remove it", true},
 	{words(`push_to_hub|hub|hub_.*`), "nothing is uploaded: upload output.dir/model yourself; remove it", true},
 	{words(`fsdp|fsdp_.*|deepspeed|ddp|ddp_.*|zero_stage_.*|accelerate|megatron`), "weights, gradients and optimizer states are sharded by parallel.zero = 1, 2 or 3", true},

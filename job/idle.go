@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/model"
 )
 
@@ -37,7 +38,7 @@ var idleKeys = []idle{
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
 	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob(isModelJob), "it is for jobs on saved tensors"},
-	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), "block masks are not built yet"},
+	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), notbuilt.BlockMasks.Refused()},
 	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},

@@ -225,9 +225,9 @@ func TestFaults(t *testing.T) {
 			want: []string{":1: kinds: unknown key; did you mean kind?", ":2: steps: unknown key; did you mean train.steps?", ":3: gradient_accumulation_steps: unknown key; it is called data.accumulate here",
 				":4: nonsense: unknown table; the tables are parallel, device"}},
 		{name: "what is built elsewhere", code: status.InvalidConfig, src: "chat = true\nwandb = \"x\"\nr = 1\n[lora]\nr = 8\nalpha = 16\n[deepspeed]\nzero_stage = 2\nx = 1\n" + base + "messages = \"m\"\nchta = 1\n[train]\nfp16 = true\n[devices]\n",
-			want: []string{":1: chat: chat data is not built yet: write each conversation as text", ":2: wandb: there is no logger to choose", ":3: r: unknown key; outside of a table there are kind, seed, and the tables are parallel",
-				":4: lora: LoRA and other adapters are not built yet", ":7: deepspeed: weights, gradients and optimizer states are sharded by parallel.zero", ":8: deepspeed.zero_stage: unknown key; it is called parallel.zero here",
-				":14: data.messages: chat data is not built yet", ":15: data.chta: unknown key; [data] has accumulate", ":17: train.fp16: float16 is not built", ":18: devices: unknown table; did you mean [device]?"}},
+			want: []string{":1: chat: chat data is not built; write each conversation as text", ":2: wandb: there is no logger to choose", ":3: r: unknown key; outside of a table there are kind, seed, and the tables are parallel",
+				":4: lora: LoRA and other adapters are not built", ":7: deepspeed: weights, gradients and optimizer states are sharded by parallel.zero", ":8: deepspeed.zero_stage: unknown key; it is called parallel.zero here",
+				":14: data.messages: chat data is not built", ":15: data.chta: unknown key; [data] has accumulate", ":17: train.fp16: computing in float16 is not built", ":18: devices: unknown table; did you mean [device]?"}},
 		{name: "what is not built", code: status.Unsupported, src: base + "[lora]\nr = 8\n[dpo]\nbeta = 1\n", want: []string{":5: lora: LoRA", ":7: dpo: training on preferences"}},
 		{name: "no steps", code: status.InvalidConfig, src: base + "[train]\nsteps = 0\n", want: []string{":6: train.steps = 0: no steps to run; set train.steps or train.epochs above 0"}},
 		{name: "types", code: status.InvalidConfig, src: base + "sequence = 64.0\nbatch = \"two\"\npack = 1\ntext_field = 3\n[optimizer]\nbetas = [0.9]\nlr = \"fast\"\neps = inf\n[output]\ntrace = [1, 2.5]\n[[train]]\nsteps = 3\n",
@@ -413,5 +413,5 @@ func ExampleParse() {
 	fmt.Println(err)
 	// Output:
 	// job.toml:2: data.sequnce: unknown key; did you mean data.sequence?
-	// job.toml:4: parallel.ring = 2: ring attention is not built yet: set parallel.ring = 1
+	// job.toml:4: parallel.ring = 2: ring attention is not built; set parallel.ring = 1
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"ulysses/comm"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -64,11 +65,11 @@ func checkOutput(f *faultList, kind, input, output string) {
 }
 
 // names refuses tensors that are not read. Results of an earlier run may lie in the file too and are passed over.
-func (in *savedInput) names(f *faultList, known, results, notBuilt []string) {
+func (in *savedInput) names(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
 	for _, e := range in.file.Entries() {
 		switch {
-		case slices.Contains(notBuilt, e.Name):
-			f.add(status.Unsupported, "%s.input: tensor %v: %s is not built yet: take it out", in.kind, e, e.Name)
+		case refused[e.Name] != nil:
+			f.add(status.Unsupported, "%s.input: tensor %v: %s", in.kind, e, refused[e.Name].Text("take it out"))
 		case !slices.Contains(known, e.Name) && !slices.Contains(results, e.Name):
 			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown: the names are %s", in.kind, e, strings.Join(known, ", "))
 		}

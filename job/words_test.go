@@ -92,7 +92,7 @@ func TestChatData(t *testing.T) {
 	put(t, path, "[data]\npath = \"a.jsonl\"\n[model.new]\nmodel_type = \"llama\"\nvocab_size = 256\nhidden_size = 32\nintermediate_size = 48\nnum_hidden_layers = 1\nnum_attention_heads = 2\n")
 	for _, field := range []string{"text", "messages"} {
 		code, _, errs := call(path, "--set", "data.text_field="+field)
-		if code != status.InvalidConfig || !strings.Contains(errs, `field "messages" is a list, and chat data is not built yet: write each conversation as text`) || strings.Contains(errs, "not a string") {
+		if code != status.InvalidConfig || !strings.Contains(errs, `field "messages" is a list, and chat data is not built; write each conversation as text`) || strings.Contains(errs, "not a string") {
 			t.Errorf("%s: %v %s", field, code, errs)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"ulysses/internal/bom"
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -57,21 +58,8 @@ var architectures = map[string]string{
 	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
 
-const built = "llama, mistral without a sliding window, qwen2, qwen3 and " + hybridType + " are"
-
 // mistralType is Llama but for a sliding window, which its config.json has as null where the model has none.
 const mistralType = "mistral"
-
-// refusals says why a well-known model type is not built.
-var refusals = map[string]string{
-	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
-	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
-	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts", "gpt_oss": "mixture of experts",
-	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
-	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
-	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
-	"mamba": "state space layers", "mamba2": "state space layers",
-}
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
 func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
@@ -179,13 +167,13 @@ func readFields(r *reader) *Config {
 	c := &Config{raw: r.raw}
 	c.ModelType = r.text("model_type", "")
 	if c.ModelType == "" {
-		r.fault(status.InvalidConfig, "model_type is missing: %s built", built)
+		r.fault(status.InvalidConfig, "model_type is missing: %s built", notbuilt.ModelTypes.Instead)
 	} else if _, ok := architectures[c.ModelType]; !ok {
-		why := refusals[c.ModelType]
+		why := notbuilt.ModelTypeReasons[c.ModelType]
 		if why != "" {
 			why = " (" + why + ")"
 		}
-		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, built)
+		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, notbuilt.ModelTypes.Instead)
 		r.strange = true
 		return c // what else the file holds means something else there
 	}
@@ -242,26 +230,26 @@ func (c *Config) readHeads(r *reader) {
 // readRefused looks at fields that would change what is computed: each is at its neutral value or refused.
 func (c *Config) readRefused(r *reader) {
 	if act := r.text("hidden_act", "silu"); act != "silu" {
-		r.fault(status.Unsupported, "hidden_act = %q is not built: silu is", act)
+		r.fault(status.Unsupported, "hidden_act = %q is not built: %s", act, notbuilt.Activations.Instead)
 	}
 	c.refuseWindow(r)
 	if r.flag("use_sliding_window", false) {
-		r.fault(status.Unsupported, "use_sliding_window = true is not built: set it to false with model.override to attend to the whole document")
+		r.fault(status.Unsupported, "use_sliding_window = true is not built: %s", notbuilt.SlidingWindows.Instead)
 	}
 	for _, name := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
 		if x := r.number(name, 0); x != 0 {
-			r.fault(status.Unsupported, "%s = %v is not built: take it out, or set it to 0 with model.override, if the model was trained without", name, x)
+			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.SoftCaps.Instead)
 		}
 	}
 	if p := r.number("attention_dropout", 0); p != 0 {
-		r.fault(status.Unsupported, "attention_dropout = %v is not built: set it to 0 with model.override", p)
+		r.fault(status.Unsupported, "attention_dropout = %v is not built: %s", p, notbuilt.Dropout.Instead)
 	}
 	if n := r.number("num_experts", 0) + r.number("num_local_experts", 0); n > 0 {
-		r.fault(status.Unsupported, "num_experts = %v is not built: mixture of experts is refused", n)
+		r.fault(status.Unsupported, "num_experts = %v: %s", n, notbuilt.Experts.Text(notbuilt.Experts.Instead))
 	}
 	for _, name := range []string{"vision_config", "quantization_config"} {
 		if r.has(name) {
-			r.fault(status.Unsupported, "%s is not built: give a text model with F32, BF16 or F16 weights", name)
+			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
 	}
 	r.seen["layer_types"] = true
@@ -285,9 +273,9 @@ func (c *Config) refuseWindow(r *reader) {
 	}
 	const remedy = `set model.override = { model_type = "llama" }, the same layers, to attend to the whole document`
 	if w, given := r.raw["sliding_window"]; !given {
-		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral and not built: %s", remedy)
+		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral: %s", notbuilt.SlidingWindows.Text(remedy))
 	} else if w != nil {
-		r.fault(status.Unsupported, "sliding_window = %v is not built: %s", w, remedy)
+		r.fault(status.Unsupported, "sliding_window = %v: %s", w, notbuilt.SlidingWindows.Text(remedy))
 	}
 }
 
@@ -298,6 +286,6 @@ func (c *Config) readDType(r *reader) {
 	name := r.text("dtype", r.text("torch_dtype", "float32"))
 	var ok bool
 	if c.DType, ok = storage[name]; !ok {
-		r.fault(status.Unsupported, "dtype = %q is not built: float32, bfloat16 and float16 are", name)
+		r.fault(status.Unsupported, "dtype = %q is not built: %s", name, notbuilt.StorageTypes.Instead)
 	}
 }

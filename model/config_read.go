@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -182,7 +183,7 @@ func (r *reader) ownWindow() {
 		return
 	}
 	if w := r.raw["sliding_window"]; w != nil && r.raw["use_sliding_window"] == nil {
-		r.fault(status.Unsupported, "sliding_window = %v is not built: take it out to attend to the whole document", w)
+		r.fault(status.Unsupported, "sliding_window = %v is not built: take it out; %s", w, notbuilt.SlidingWindows.Instead)
 	}
 }
 

@@ -3,6 +3,7 @@ package model
 import (
 	"maps"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -28,9 +29,9 @@ func (c *Config) hybrid() bool { return c.ModelType == hybridType }
 // layerKinds ends the sentence of a kind of layer that is not built.
 func (c *Config) layerKinds() string {
 	if c.hybrid() {
-		return fullAttention + " and " + linearAttention + " are"
+		return notbuilt.HybridLayerTypes.Instead
 	}
-	return fullAttention + " is"
+	return notbuilt.LayerTypes.Instead
 }
 
 // Linear says whether a layer is linear attention; LinearLayers is how many are.
@@ -64,7 +65,7 @@ func (c *Config) readHybrid(r *reader) {
 			c.LinearNumValueHeads, c.LinearNumKeyHeads)
 	}
 	if !r.flag("attn_output_gate", true) {
-		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: true is", c.ModelType)
+		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType, notbuilt.OutputGates.Instead)
 	}
 	interval := r.extent("full_attention_interval", 4, maxLayers)
 	kinds, given := r.value("layer_types").([]any)

@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -29,7 +30,7 @@ func (c *Config) readRope(r *reader) {
 	switch {
 	case !c.hybrid():
 		if share != 1 {
-			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: 1 is", share, c.ModelType)
+			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
 		}
 	case c.HeadDim%2 != 0: // is a fault already
 	case !(share > 0 && share <= 1) || c.RotaryDim < 2 || c.RotaryDim%2 != 0:
@@ -65,7 +66,7 @@ func readRope(r *reader, maxPosition int64, share *float64) Rope {
 			t.fault(status.InvalidConfig, "high_freq_factor = %v must be above low_freq_factor = %v", rope.HighFreqFactor, rope.LowFreqFactor)
 		}
 	default:
-		t.fault(status.Unsupported, "rope_type = %q is not built: default, linear and llama3 are", rope.Type)
+		t.fault(status.Unsupported, "rope_type = %q is not built: %s", rope.Type, notbuilt.RoPETypes.Instead)
 	}
 	return rope
 }

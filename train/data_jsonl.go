@@ -11,6 +11,7 @@ import (
 
 	"ulysses/internal/bom"
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -109,7 +110,7 @@ func textField(doc []byte, field string) (string, error) {
 	raw, ok := object[field]
 	for _, name := range []string{"messages", "conversations", field} {
 		if chat := object[name]; (!ok || name == field) && len(chat) > 0 && chat[0] == '[' {
-			return "", fmt.Errorf("field %q is a list, and chat data is not built yet: write each conversation as text (tokenizer.apply_chat_template) and set data.text_field to its field", name)
+			return "", fmt.Errorf("field %q is a list, and %s", name, notbuilt.ChatData.Text("write each conversation as text (tokenizer.apply_chat_template) and set data.text_field to its field"))
 		}
 	}
 	if !ok {

@@ -44,13 +44,14 @@ var may = map[string]string{
 	"internal/bom":         "",
 	"internal/version":     "",
 	"internal/input":       "",
+	"internal/notbuilt":    "",
 	"internal/clock":       "",
 	"internal/trace":       "",
 	"slurm":                "",
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/version internal/bom internal/input internal/clock internal/trace slurm "
+const leaves = " internal/status internal/version internal/bom internal/input internal/notbuilt internal/clock internal/trace slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

@@ -4,6 +4,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -36,7 +37,7 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 			continue
 		}
 		if bytes += len(t.Content); bytes > mostAdded {
-			return nil, status.Errorf(status.Unsupported, "added_tokens have more than %d bytes, up to %s: this is not built: tokenize with the `tokenizers` package beforehand", mostAdded, input.Quote(t.Content))
+			return nil, status.Errorf(status.Unsupported, "added_tokens have more than %d bytes, up to %s: this is not built: %s", mostAdded, input.Quote(t.Content), notbuilt.ManyAddedTokens.Instead)
 		}
 		id, ok := a.ids[t.Content]
 		if !ok {

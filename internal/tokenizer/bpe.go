@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -36,10 +37,10 @@ const (
 // newModel checks the file's model and lays it out.
 func newModel(f *modelFile, raw bool) (*model, error) {
 	if f.Type != "BPE" && !(f.Type == "" && f.Merges != nil) {
-		return nil, status.Errorf(status.Unsupported, "model %s is not built: only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and give the tokens as a .safetensors file", input.Quote(f.Type))
+		return nil, status.Errorf(status.Unsupported, "model %s is not built: %s", input.Quote(f.Type), notbuilt.TokenizerModels.Instead)
 	}
 	if f.Dropout != 0 {
-		return nil, status.Errorf(status.Unsupported, "model.dropout = %v would cut the same text differently each time and is not built: set it to null", f.Dropout)
+		return nil, status.Errorf(status.Unsupported, "model.dropout = %v would cut the same text differently each time and is not built: %s", f.Dropout, notbuilt.MergeDropout.Instead)
 	}
 	for field, text := range map[string]string{"continuing_subword_prefix": f.Prefix, "end_of_word_suffix": f.Suffix} {
 		if len(text) > mostContent {

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -57,7 +58,7 @@ func newDecoder(p part) (decoder, error) {
 			return t
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "decoder %s is not built: there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", input.Quote(p.Kind))
+	return nil, status.Errorf(status.Unsupported, "decoder %s is not built: %s", input.Quote(p.Kind), notbuilt.Decoders.Instead)
 }
 
 // Decode is the text of ids, special tokens and all; ids that are none are left out. Where the file has no decoder, tokens stand with spaces

@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -76,7 +77,7 @@ func newNormalizer(p part) (normalizer, error) {
 			return piece{out, len(toByteLevel(nil, x.text[:x.first]))}, nil
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "normalizer %s is not built: there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", input.Quote(p.Kind))
+	return nil, status.Errorf(status.Unsupported, "normalizer %s is not built: %s", input.Quote(p.Kind), notbuilt.Normalizers.Instead)
 }
 
 func inForm(f form) normalizer {
@@ -189,7 +190,7 @@ func replaced(x piece, content string, limit int, next func(at int) (start, end 
 			break
 		}
 		if start == end {
-			return x, status.Errorf(status.Unsupported, "tokenizer: a Replace normalizer found an empty match, where %s would be put between characters: this is not built: use Prepend", input.Quote(content))
+			return x, status.Errorf(status.Unsupported, "tokenizer: a Replace normalizer found an empty match, where %s would be put between characters: this is not built: %s", input.Quote(content), notbuilt.EmptyReplacements.Instead)
 		}
 		keep(start)
 		if out = append(out, content...); limit > 0 && len(out) > limit {

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -98,7 +99,7 @@ func parsePattern(src string) (node, error) {
 // refuse ends the reading; the first refusal holds.
 func (p *parser) refuse(what string) {
 	if p.err == nil {
-		p.err = status.Errorf(status.Unsupported, "the pattern %s uses %s (near character %d), which is not built: write it in other words, or tokenize beforehand", input.Quote(string(p.src)), what, p.at)
+		p.err = status.Errorf(status.Unsupported, "the pattern %s uses %s (near character %d), which is not built: %s", input.Quote(string(p.src)), what, p.at, notbuilt.Patterns.Instead)
 	}
 	p.at = len(p.src)
 }

@@ -5,6 +5,7 @@ import (
 	"unicode/utf8"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -42,7 +43,7 @@ func checkFirst(normalizers, steps []part) error {
 		}
 		for _, n := range normalizers {
 			if strings.HasPrefix(n.Kind, "NF") {
-				return status.Errorf(status.Unsupported, "Metaspace with the prepend_scheme \"first\" behind %s, over text in the form %s, is not built: put Metaspace first", steps[i-1].Kind, n.Kind)
+				return status.Errorf(status.Unsupported, "Metaspace with the prepend_scheme \"first\" behind %s, over text in the form %s, is not built: %s", steps[i-1].Kind, n.Kind, notbuilt.LateMetaspace.Instead)
 			}
 		}
 	}
@@ -90,7 +91,7 @@ func newStep(p part) (step, error) {
 		})
 		return &splitter{prog: prog, how: removed, invert: true}, err
 	}
-	return nil, status.Errorf(status.Unsupported, "pre_tokenizer %s is not built: there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", input.Quote(p.Kind))
+	return nil, status.Errorf(status.Unsupported, "pre_tokenizer %s is not built: %s", input.Quote(p.Kind), notbuilt.PreTokenizers.Instead)
 }
 
 func classSplitter(b bits, how behavior) (step, error) {
@@ -115,7 +116,7 @@ func behaviorOf(name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, status.Errorf(status.Unsupported, "the behavior %s of a split is not built: there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", input.Quote(name))
+	return 0, status.Errorf(status.Unsupported, "the behavior %s of a split is not built: %s", input.Quote(name), notbuilt.SplitBehaviors.Instead)
 }
 
 // splitter cuts at the matches of a pattern, or, inverted, keeps these.
@@ -245,7 +246,7 @@ func newMetaspace(p part) (step, error) {
 		m.first = true
 	case "never":
 	default:
-		return nil, status.Errorf(status.Unsupported, "Metaspace: the prepend_scheme %s is not built: there are always, first and never", input.Quote(p.PrependScheme))
+		return nil, status.Errorf(status.Unsupported, "Metaspace: the prepend_scheme %s is not built: %s", input.Quote(p.PrependScheme), notbuilt.PrependSchemes.Instead)
 	}
 	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace {
 		if p.PrependScheme != "never" {

@@ -1,0 +1,103 @@
+// Package notbuilt lists what the program and the library do not have. Whoever refuses a feature takes the words from here, and the page
+// docs/not-built.md is made of the list, so that the two say the same.
+package notbuilt
+
+// Feature is something that is not built.
+type Feature struct {
+	Name    string // as in "ring attention"; without an article
+	Where   string // what asks for it, in Markdown
+	Instead string // what is built, or what to do
+	Many    bool   // Name is a plural
+
+	Names []string // in the C library's build information, of what its header declares
+}
+
+// Refused returns the sentence that the feature is not built.
+func (f *Feature) Refused() string {
+	if f.Many {
+		return f.Name + " are not built"
+	}
+	return f.Name + " is not built"
+}
+
+// Text returns the sentence of a refusal: the feature is not built, and what to do.
+func (f *Feature) Text(fix string) string { return f.Refused() + "; " + fix }
+
+// Area is a heading of the page with its features.
+type Area struct {
+	Name     string
+	Features []*Feature
+}
+
+// Areas are all features, in the order of the page.
+var Areas = []Area{
+	{"Parallelism", []*Feature{Ring, ModelParallelism}},
+	{"Attention", []*Feature{Sinks, ALiBi, BlockMasks, SoftCaps, Dropout}},
+	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, SlidingWindows, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
+	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
+	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
+	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
+}
+
+var (
+	Ring = &Feature{Name: "ring attention", Names: []string{"ring", "zigzag"}, Where: "`parallel.ring` above 1; in C, `ring` of a context and `ULYSSES_ZIGZAG` of a batch",
+		Instead: "`parallel.ulysses` shards sequences over any number of ranks"}
+	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
+		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
+
+	Sinks      = &Feature{Name: "attention sinks", Names: []string{"sinks"}, Where: "a tensor `sinks` of an attention job; in C, `ULYSSES_SINKS`, `sinks` and `dsinks`", Instead: "leave them out", Many: true}
+	ALiBi      = &Feature{Name: "ALiBi", Names: []string{"alibi"}, Where: "a tensor `alibi` of an attention job; in C, `ULYSSES_ALIBI` and `alibi`", Instead: "leave it out"}
+	BlockMasks = &Feature{Name: "block masks", Names: []string{"block_mask"}, Where: "a tensor `block_mask` of an attention job; in C, `ULYSSES_BLOCK_MASK` and `block_mask`",
+		Instead: "causal masks, windows and documents are built", Many: true}
+	SoftCaps = &Feature{Name: "soft caps of scores and logits", Names: []string{"softcap"}, Where: "`attention.softcap`; `attn_logit_softcapping` and `final_logit_softcapping` of a config.json; in C, `softcap`", Many: true,
+		Instead: "take it out, or set it to 0 with model.override, if the model was trained without"}
+	Dropout = &Feature{Name: "dropout", Names: []string{"dropout"}, Where: "`attention.dropout`; `attention_dropout` of a config.json; in C, `dropout` and `dropout_seed`", Instead: "set it to 0 with model.override"}
+
+	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral without a sliding window, qwen2, qwen3 and qwen3_5_text are", Many: true}
+	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "give a dense model"}
+	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "give a text model with F32, BF16 or F16 weights", Many: true}
+	LayerTypes       = &Feature{Name: "other kinds of layers", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
+	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
+	SlidingWindows   = &Feature{Name: "sliding windows of models", Where: "`use_sliding_window` of a config.json; `sliding_window` of a mistral, of [model.new] and of model.override", Many: true,
+		Instead: "set use_sliding_window to false with model.override to attend to the whole document"}
+	Activations   = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
+	OutputGates   = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
+	PartialRotary = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
+	RoPETypes     = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear and llama3 are", Many: true}
+	StorageTypes  = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
+
+	Adapters     = &Feature{Name: "LoRA and other adapters", Where: "keys of other trainers such as `lora.r`", Instead: "all weights are trained", Many: true}
+	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
+	ChatData     = &Feature{Name: "chat data", Where: "keys of other trainers such as `chat_template`", Instead: "write each conversation as text (tokenizer.apply_chat_template), or as input_ids and labels in a .safetensors file"}
+	LowPrecision = &Feature{Name: "quantized weights and FP8", Where: "keys of other trainers such as `load_in_4bit` and `fp8`", Instead: "set `device.dtype = \"bf16\"` or `\"f32\"`", Many: true}
+	Float16      = &Feature{Name: "computing in float16", Where: "keys of other trainers such as `fp16`", Instead: `set device.dtype = "bf16" or "f32"`}
+	Extras       = &Feature{Name: "averages of weights, label smoothing, distillation and other additions to the loss", Where: "keys of other trainers such as `ema_decay`", Instead: "leave it out", Many: true}
+
+	TokenizerModels = &Feature{Name: "tokenizers other than byte pair encoding", Where: "`model.type` of a tokenizer.json", Many: true,
+		Instead: "only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and give the tokens as a .safetensors file"}
+	MergeDropout      = &Feature{Name: "dropout of merges", Where: "`model.dropout` of a tokenizer.json", Instead: "set it to null"}
+	Normalizers       = &Feature{Name: "other normalizers", Where: "`normalizer`", Instead: "there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", Many: true}
+	EmptyReplacements = &Feature{Name: "Replace with a pattern that matches nothing", Where: "`normalizer`", Instead: "use Prepend"}
+	PreTokenizers     = &Feature{Name: "other pre-tokenizers", Where: "`pre_tokenizer`", Instead: "there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", Many: true}
+	SplitBehaviors    = &Feature{Name: "other behaviors of a split", Where: "`pre_tokenizer`", Instead: "there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", Many: true}
+	PrependSchemes    = &Feature{Name: "other prepend schemes of Metaspace", Where: "`pre_tokenizer`", Instead: "there are always, first and never", Many: true}
+	LateMetaspace     = &Feature{Name: "Metaspace with the prepend_scheme \"first\" behind a step that cuts or replaces text", Where: "`pre_tokenizer`", Instead: "put Metaspace first"}
+	Patterns          = &Feature{Name: "some constructs of regular expressions", Where: "the patterns of a tokenizer.json", Instead: "write it in other words, or tokenize beforehand", Many: true}
+	Decoders          = &Feature{Name: "other decoders", Where: "`decoder`", Instead: "there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", Many: true}
+	ManyAddedTokens   = &Feature{Name: "added tokens without bound", Where: "`added_tokens`", Instead: "tokenize with the `tokenizers` package beforehand", Many: true}
+
+	SaveLess   = &Feature{Name: "a forward pass that saves less", Names: []string{"save_less"}, Where: "`ULYSSES_SAVE_LESS`", Instead: "plan without it"}
+	Timeouts   = &Feature{Name: "a timeout of a context's collectives", Names: []string{"timeout"}, Where: "`timeout`", Instead: "use 0, which waits as MPI or the host's own collectives do, and their own limits"}
+	SharedNCCL = &Feature{Name: "a shared ncclComm_t", Names: []string{"nccl_comm"}, Where: "`nccl_comm`", Instead: "use NULL"}
+)
+
+// ModelTypeReasons are the model types that are known and not built, with the reason.
+var ModelTypeReasons = map[string]string{
+	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
+	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
+	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts", "gpt_oss": "mixture of experts",
+	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
+	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
+	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
+	"mamba": "state space layers", "mamba2": "state space layers",
+}
