@@ -14,8 +14,7 @@ import (
 // inspect looks at the file of another process. It returns nil when the name is free, or may be: create decides. Otherwise it
 // returns the refusal.
 func (o *Owner) inspect(wait func(string)) error {
-	for deadline := time.Now().Add(settle); ; time.Sleep(settle / 100) {
-		last := time.Now().After(deadline)
+	for began := time.Now(); ; time.Sleep(settle / 100) {
 		f, err := os.OpenFile(o.path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -25,7 +24,7 @@ func (o *Owner) inspect(wait func(string)) error {
 		case err != nil:
 			return status.Errorf(status.IO, "output.dir: %w; choose another output.dir, or remove the file if its job has ended", err)
 		}
-		retry, err := o.judge(f, last, wait)
+		retry, err := o.judge(f, time.Since(began), wait)
 		f.Close()
 		if !retry {
 			return err
@@ -33,31 +32,35 @@ func (o *Owner) inspect(wait func(string)) error {
 	}
 }
 
-// judge decides about an open owner file: it is removed, refused, or to be looked at again, which it is not for ever: last is true the last time.
-func (o *Owner) judge(f *os.File, last bool, wait func(string)) (retry bool, err error) {
+// judge decides about an open owner file: its owner is dead and it is removed, the folder is refused, or the file is to be looked at again. It
+// has been looked at for a time.
+func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retry bool, err error) {
 	locked, lockErr := lockFile(f)
+	free, last := locked || lockErr != nil, looked > settle
 	info, err := f.Stat()
 	if err != nil || !o.named(info) {
 		return !last, o.refuse(nil, "changes all the time")
 	}
 	r := readRecord(f)
+	if r == nil { // being written, or not by this program
+		if !last || !locked {
+			return !last, o.refuse(nil, "cannot be read")
+		}
+		return false, o.remove(info, &Record{})
+	}
+	state := r.seen(&o.self)
 	switch {
-	case r == nil: // being written, or not by this program
-		if last && !locked {
-			return false, o.refuse(nil, "cannot be read")
-		}
-		if !last {
-			return true, nil
-		}
-		r = &Record{Ended: true}
-	case !r.Ended && r.seen(&o.self) == alive && !(r.PID == o.self.PID && locked): // of this process the lock knows more than its number
+	case r.Ended && free, locked && r.Locked && r.Boot != "" && r.Boot == o.self.Boot: // the kernel has taken the lock from its owner
+	case state == alive && !last, state == dying && looked < patience: // it may have been killed a moment ago
+		return true, nil
+	case state == alive, state == dying:
 		return false, o.refuse(r, "")
-	case !locked && lockErr == nil && !last: // the owner's, or for a moment that of another contender
+	case !free && !last: // locked by the owner, or for a moment by another contender
 		return true, nil
 	case r.requeued(&o.self): // the lock of a node that is gone may outlast it
-	case !locked && lockErr == nil:
+	case !free:
 		return false, o.refuse(r, "")
-	case r.Ended, r.seen(&o.self) == dead, locked && r.Boot != "" && r.Boot == o.self.Boot:
+	case state == dead:
 	default:
 		if o.renewed(info, r, wait) {
 			return false, o.refuse(r, "")

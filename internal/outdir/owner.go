@@ -21,7 +21,7 @@ const ownerFile = ".owner.json"
 var (
 	beat     = 10 * time.Second
 	patience = 60 * time.Second
-	settle   = 2 * time.Second
+	settle   = time.Second
 )
 
 // Owner is the right of this process to write into a folder, until it is released or another process finds it dead. It is a file in the
@@ -87,8 +87,8 @@ func (o *Owner) create() (ours bool, err error) {
 	}
 	defer os.Remove(temp)
 	o.file = f
+	o.self.Locked, _ = lockFile(f) // without locks the name alone decides
 	if err = o.write(); err == nil {
-		lockFile(f) // without locks the name alone decides
 		o.info, err = f.Stat()
 	}
 	if err == nil {
@@ -116,7 +116,7 @@ func (o *Owner) createPlain() (ours bool, err error) {
 	} else if err != nil {
 		return false, err
 	}
-	lockFile(o.file)
+	o.self.Locked, _ = lockFile(o.file)
 	if err = o.write(); err == nil {
 		o.info, err = o.file.Stat()
 	}

@@ -17,6 +17,11 @@ import (
 	"ulysses/internal/status"
 )
 
+func TestMain(m *testing.M) {
+	settle = 50 * time.Millisecond // what a refusal waits
+	os.Exit(m.Run())
+}
+
 // quiet fails a test whose Take waits for a sign of life.
 func quiet(t *testing.T) func(string) {
 	return func(text string) { t.Errorf("waited: %s", text) }
@@ -49,8 +54,8 @@ func leave(t *testing.T, dir string, edit func(r *Record)) *Record {
 	return &r
 }
 
-// dying runs a process that owns a folder and is killed: its record.
-func dying(t *testing.T, dir string) *Record {
+// killed runs a process that owns a folder and is killed: its record.
+func killed(t *testing.T, dir string) *Record {
 	t.Helper()
 	kill, r := owning(t, dir)
 	kill()
@@ -134,6 +139,35 @@ func TestTake(t *testing.T) {
 	}
 }
 
+// A process that has ended and is not yet waited for is no owner, and one that was killed a moment ago is not for long.
+func TestEndedOwner(t *testing.T) {
+	defer func(was time.Duration) { settle = was }(settle)
+	settle = time.Minute
+	for _, locks := range []bool{true, false} {
+		if !locks {
+			withoutLocks(t)
+		}
+		for range 10 {
+			dir := t.TempDir()
+			cmd := exec.Command(os.Args[0], "-test.run=^TestChild$")
+			cmd.Env = append(os.Environ(), "OUTDIR_TEST_DIR="+dir)
+			out, err := cmd.StdoutPipe()
+			must(t, err)
+			must(t, cmd.Start())
+			if line, err := bufio.NewReader(out).ReadString('\n'); line != "owner\n" {
+				t.Fatalf("%q %v", line, err)
+			}
+			must(t, cmd.Process.Kill())
+			o, err := Take(dir, Self("train", "job.toml"), quiet(t)) // Wait comes later
+			if err != nil {
+				t.Fatalf("locks %v: %v", locks, err)
+			}
+			cmd.Wait()
+			must(t, o.Release(true))
+		}
+	}
+}
+
 // A folder that was made for a job that did nothing goes with it; one in which something lies stays.
 func TestUndo(t *testing.T) {
 	dir := t.TempDir()
@@ -152,12 +186,12 @@ func TestUndo(t *testing.T) {
 
 // Of many that come at the same time exactly one wins, whether the folder is new, given up, or its owner was killed.
 func TestOneWins(t *testing.T) {
-	dead := dying(t, t.TempDir())
+	dead := killed(t, t.TempDir())
 	for _, locks := range []bool{true, false} {
 		if !locks {
 			withoutLocks(t)
 		}
-		for round := range 30 {
+		for round := range 15 {
 			dir := t.TempDir()
 			switch round % 3 {
 			case 1:
@@ -197,8 +231,8 @@ func TestOneWins(t *testing.T) {
 
 // An owner on another host is alive while it renews its file; silent, it is dead. A requeued Slurm job waits for neither.
 func TestOtherHost(t *testing.T) {
-	defer func(b, p, s time.Duration) { beat, patience, settle = b, p, s }(beat, patience, settle)
-	beat, patience, settle = 20*time.Millisecond, 600*time.Millisecond, 100*time.Millisecond
+	defer func(b, p time.Duration) { beat, patience = b, p }(beat, patience)
+	beat, patience = 20*time.Millisecond, 600*time.Millisecond
 	elsewhere := func(r *Record) { r.Boot, r.Host, r.SlurmJob = "another", "node7", "17" }
 	for _, locks := range []bool{true, false} {
 		if !locks {
@@ -279,8 +313,6 @@ func TestRecords(t *testing.T) {
 			t.Errorf("%s: %v", x.name, r.seen(&self))
 		}
 	}
-	defer func(was time.Duration) { settle = was }(settle)
-	settle = 50 * time.Millisecond
 	for _, garbage := range []string{"", "{", "[]", "{}"} {
 		dir := t.TempDir()
 		must(t, os.WriteFile(filepath.Join(dir, ownerFile), []byte(garbage), 0o666))

@@ -25,6 +25,7 @@ type Record struct {
 	Kind      string    `json:"kind"`               // of the job
 	Job       string    `json:"job"`                // its file
 	Since     time.Time `json:"since"`
+	Locked    bool      `json:"locked"`        // the file system has locks, and the process holds one on the file
 	Run       string    `json:"run,omitempty"` // identity of the run, once it is known; see Owner.Identify
 	Ended     bool      `json:"ended"`         // the process has given the folder up, and the run is not finished
 }
@@ -32,8 +33,9 @@ type Record struct {
 // Self is the record of this process for a job.
 func Self(kind, job string) Record {
 	env := slurm.Env()
+	started, _ := process(os.Getpid())
 	r := Record{Token: rand.Text(), Host: env.Host, PID: os.Getpid(), SlurmJob: env.JobID, Restarts: env.Restarts, Kind: kind, Job: job,
-		Since: time.Now().UTC().Truncate(time.Second), Started: startOf(os.Getpid())}
+		Since: time.Now().UTC().Truncate(time.Second), Started: started}
 	if boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		r.Boot = strings.TrimSpace(string(boot))
 	}
@@ -41,17 +43,23 @@ func Self(kind, job string) Record {
 	return r
 }
 
-// startOf is when a process of this host began, in clock ticks since boot; "" where there is no such process, or no /proc.
-func startOf(pid int) string {
+// process is when a process of this host began, in clock ticks since boot, and its state; "" where there is no such process, or no /proc.
+func process(pid int) (started string, state life) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return ""
+		return "", dead
 	}
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // the name before it may hold anything
 	if len(fields) < 20 {
-		return ""
+		return "", dead
 	}
-	return string(fields[19])
+	state = alive
+	if s := string(fields[0]); s == "Z" || s == "X" { // ended, and not yet waited for
+		state = dead
+	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 { // its memory is gone, its files are not
+		state = dying
+	}
+	return string(fields[19]), state
 }
 
 // String names the owner for a refusal.
@@ -69,6 +77,7 @@ type life int
 const (
 	unknown life = iota // it runs on another host, or in another container
 	alive
+	dying // it was killed, and the kernel has not yet closed its files
 	dead
 )
 
@@ -77,10 +86,10 @@ func (r *Record) seen(self *Record) life {
 	if r.Boot == "" || r.Started == "" || r.Boot != self.Boot || r.Namespace != self.Namespace {
 		return unknown
 	}
-	if startOf(r.PID) == r.Started {
-		return alive
+	if started, state := process(r.PID); started == r.Started {
+		return state
 	}
-	return dead
+	return dead // the number is another process's
 }
 
 // requeued reports whether self is a later start of the Slurm job of r, which Slurm begins when the processes of the earlier one are gone.
