@@ -21,6 +21,11 @@ type handle = C.uintptr_t
 type pointer = unsafe.Pointer
 type text = *C.char
 
+// uly_first makes a thread of the host known to Go.
+//
+//export uly_first
+func uly_first() {}
+
 //export uly_context_create_local
 func uly_context_create_local(opts, out pointer, t text) C.int32_t {
 	return finish("ulysses_context_create_local", guarded(func() error { return newLocal(opts, out) }), t)

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "_cgo_export.h"
+#include "signals.h"
 #include "ulysses.h"
 
 #define API __attribute__((visibility("default")))
@@ -12,12 +13,22 @@ enum { CONTEXT = 1, PLAN = 2, BATCH = 3, TEXT = 4096, INFO = 16384 };
 
 // A thread's texts are on the heap, made at its first call and freed at its end: Go's runtime makes all thread-local storage of this library static,
 // and what a process has left of that when it opens a library is some hundred bytes.
-struct texts { char error[TEXT], info[INFO]; };
+struct texts { char error[TEXT], info[INFO]; sigset_t *host; void *stack; int known, rounds; };
 static _Thread_local struct texts *own;
 static struct texts shared; // where there is no memory for a thread's own
 static pthread_key_t ending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static void key(void) { pthread_key_create(&ending, free); }
+
+// A thread's end. Go has such a destructor of its own, which may still take signals: this one waits for it.
+static void end(void *p) {
+  struct texts *t = p;
+  if (t->rounds++ < 2 && pthread_setspecific(ending, t) == 0) return;
+  uly_no_alternate(t->stack);
+  if (own == t) own = NULL;
+  free(t);
+}
+
+static void key(void) { pthread_key_create(&ending, end); }
 
 static struct texts *texts(void) {
   if (own == NULL) {
@@ -34,6 +45,43 @@ static char *fresh(void) {
   text[0] = 0;
   return text;
 }
+
+sigset_t **uly_host_mask(void) {
+  static sigset_t *none;
+  return own != NULL ? &own->host : &none;
+}
+
+// A call of Go's code: the host's signals are blocked around it. Go makes a thread its own at the thread's first call and sets the mask of some
+// signals then (SIGCHLD, SIGPROF), so that is done apart.
+struct held { sigset_t old, *outer; struct texts *t; };
+
+static struct held enter(void) {
+  struct held c;
+  uly_hold(&c.old);
+  c.t = texts();
+  if (c.t == &shared) return c;
+  if (!c.t->known) {
+    sigset_t first;
+    c.t->known = 1, c.t->stack = uly_alternate();
+    uly_first();
+    uly_hold(&first);
+  }
+  c.outer = c.t->host;
+  return c;
+}
+
+static void leave(struct held *c) {
+  if (c->t != &shared) c->t->host = c->outer;
+  uly_free(&c->old);
+}
+
+#define GO(call) ({ \
+    struct held under = enter(); \
+    if (under.t != &shared) under.t->host = &under.old; \
+    __auto_type result = (call); \
+    leave(&under); \
+    result; \
+  })
 
 #define H(x) ((uintptr_t)(x))
 #define P(x) ((void *)(uintptr_t)(x))
@@ -57,7 +105,7 @@ API uint32_t ulysses_version(void) { return ULYSSES_VERSION; }
 
 API const char *ulysses_build_info(void) {
   char *info = texts()->info;
-  uly_build_info(info, INFO);
+  GO((uly_build_info(info, INFO), 0));
   return info;
 }
 
@@ -80,89 +128,89 @@ API const char *ulysses_status_string(ulysses_status code) {
 
 API const char *ulysses_last_error(void) { return texts()->error; }
 
-API ulysses_status ulysses_context_create_local(const ulysses_options *o, ulysses_context **out) { return uly_context_create_local(P(o), out, fresh()); }
+API ulysses_status ulysses_context_create_local(const ulysses_options *o, ulysses_context **out) { return GO(uly_context_create_local(P(o), out, fresh())); }
 API ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *o, ulysses_context **out) {
-  return uly_context_create_mpi(fcomm, P(o), out, fresh());
+  return GO(uly_context_create_mpi(fcomm, P(o), out, fresh()));
 }
 API ulysses_status ulysses_context_create_host(const ulysses_host_comm *h, const ulysses_options *o, ulysses_context **out) {
-  return uly_context_create_host(P(h), P(o), out, fresh());
+  return GO(uly_context_create_host(P(h), P(o), out, fresh()));
 }
-API ulysses_status ulysses_context_query(const ulysses_context *c, ulysses_context_info *out) { return uly_context_query(H(c), out, fresh()); }
-API ulysses_status ulysses_context_async_error(ulysses_context *c) { return uly_context_async_error(H(c), fresh()); }
-API void ulysses_context_abort(ulysses_context *c, ulysses_status why) { uly_context_abort(H(c), why, fresh()); }
-API void ulysses_context_destroy(ulysses_context *c) { uly_destroy(CONTEXT, H(c), fresh()); }
+API ulysses_status ulysses_context_query(const ulysses_context *c, ulysses_context_info *out) { return GO(uly_context_query(H(c), out, fresh())); }
+API ulysses_status ulysses_context_async_error(ulysses_context *c) { return GO(uly_context_async_error(H(c), fresh())); }
+API void ulysses_context_abort(ulysses_context *c, ulysses_status why) { GO(uly_context_abort(H(c), why, fresh())); }
+API void ulysses_context_destroy(ulysses_context *c) { GO(uly_destroy(CONTEXT, H(c), fresh())); }
 
 API ulysses_status ulysses_attention_plan(ulysses_context *c, const ulysses_attention_desc *d, ulysses_plan **out) {
-  return uly_attention_plan(H(c), P(d), out, fresh());
+  return GO(uly_attention_plan(H(c), P(d), out, fresh()));
 }
-API ulysses_status ulysses_gdn_plan(ulysses_context *c, const ulysses_gdn_desc *d, ulysses_plan **out) { return uly_gdn_plan(H(c), P(d), out, fresh()); }
-API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a) { return uly_gdn_forward(H(p), H(b), P(a), fresh()); }
+API ulysses_status ulysses_gdn_plan(ulysses_context *c, const ulysses_gdn_desc *d, ulysses_plan **out) { return GO(uly_gdn_plan(H(c), P(d), out, fresh())); }
+API ulysses_status ulysses_gdn_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a) { return GO(uly_gdn_forward(H(p), H(b), P(a), fresh())); }
 API ulysses_status ulysses_gdn_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_gdn_args *a, const ulysses_gdn_grads *g) {
-  return uly_gdn_backward(H(p), H(b), P(a), P(g), fresh());
+  return GO(uly_gdn_backward(H(p), H(b), P(a), P(g), fresh()));
 }
-API const char *ulysses_plan_json(const ulysses_plan *p) { return uly_plan_json(H(p), fresh()); }
-API void ulysses_plan_destroy(ulysses_plan *p) { uly_destroy(PLAN, H(p), fresh()); }
-API ulysses_status ulysses_plan_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return uly_plan_sizes(H(p), H(b), out, fresh()); }
+API const char *ulysses_plan_json(const ulysses_plan *p) { return GO(uly_plan_json(H(p), fresh())); }
+API void ulysses_plan_destroy(ulysses_plan *p) { GO(uly_destroy(PLAN, H(p), fresh())); }
+API ulysses_status ulysses_plan_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return GO(uly_plan_sizes(H(p), H(b), out, fresh())); }
 
 API ulysses_status ulysses_batch_create(ulysses_context *c, const ulysses_batch_desc *d, ulysses_batch **out) {
-  return uly_batch_create(H(c), P(d), out, fresh());
+  return GO(uly_batch_create(H(c), P(d), out, fresh()));
 }
-API ulysses_status ulysses_batch_query(const ulysses_batch *b, ulysses_batch_info *out) { return uly_batch_query(H(b), out, fresh()); }
-API ulysses_status ulysses_batch_positions(const ulysses_batch *b, int64_t *out) { return uly_batch_positions(H(b), out, fresh()); }
-API void ulysses_batch_destroy(ulysses_batch *b) { uly_destroy(BATCH, H(b), fresh()); }
+API ulysses_status ulysses_batch_query(const ulysses_batch *b, ulysses_batch_info *out) { return GO(uly_batch_query(H(b), out, fresh())); }
+API ulysses_status ulysses_batch_positions(const ulysses_batch *b, int64_t *out) { return GO(uly_batch_positions(H(b), out, fresh())); }
+API void ulysses_batch_destroy(ulysses_batch *b) { GO(uly_destroy(BATCH, H(b), fresh())); }
 
 API ulysses_status ulysses_seq_to_heads(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a) {
-  return uly_reshard(H(p), H(b), P(a), 1, fresh());
+  return GO(uly_reshard(H(p), H(b), P(a), 1, fresh()));
 }
 API ulysses_status ulysses_heads_to_seq(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a) {
-  return uly_reshard(H(p), H(b), P(a), 0, fresh());
+  return GO(uly_reshard(H(p), H(b), P(a), 0, fresh()));
 }
 API ulysses_status ulysses_seq_to_heads_start(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, ulysses_request **out) {
-  return uly_reshard_start(H(p), H(b), P(a), 1, out, fresh());
+  return GO(uly_reshard_start(H(p), H(b), P(a), 1, out, fresh()));
 }
 API ulysses_status ulysses_heads_to_seq_start(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, ulysses_request **out) {
-  return uly_reshard_start(H(p), H(b), P(a), 0, out, fresh());
+  return GO(uly_reshard_start(H(p), H(b), P(a), 0, out, fresh()));
 }
-API ulysses_status ulysses_request_wait(ulysses_request *r) { return uly_request_wait(H(r), fresh()); }
+API ulysses_status ulysses_request_wait(ulysses_request *r) { return GO(uly_request_wait(H(r), fresh())); }
 API ulysses_status ulysses_reshard_workspace(ulysses_plan *p, const ulysses_batch *b, const ulysses_reshard_args *a, int32_t to_heads, uint64_t *bytes) {
-  return uly_reshard_workspace(H(p), H(b), P(a), to_heads, bytes, fresh());
+  return GO(uly_reshard_workspace(H(p), H(b), P(a), to_heads, bytes, fresh()));
 }
 
 API ulysses_status ulysses_halo_forward(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a) {
-  return uly_halo(H(c), H(b), P(a), 1, fresh());
+  return GO(uly_halo(H(c), H(b), P(a), 1, fresh()));
 }
 API ulysses_status ulysses_halo_backward(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a) {
-  return uly_halo(H(c), H(b), P(a), 0, fresh());
+  return GO(uly_halo(H(c), H(b), P(a), 0, fresh()));
 }
 API ulysses_status ulysses_halo_workspace(ulysses_context *c, const ulysses_batch *b, const ulysses_halo_args *a, uint64_t *bytes) {
-  return uly_halo_workspace(H(c), H(b), P(a), bytes, fresh());
+  return GO(uly_halo_workspace(H(c), H(b), P(a), bytes, fresh()));
 }
 API ulysses_status ulysses_loss_reduce(ulysses_context *c, double *sum, int64_t *count, double *mean) {
-  return uly_loss_reduce(H(c), sum, count, mean, fresh());
+  return GO(uly_loss_reduce(H(c), sum, count, mean, fresh()));
 }
 
 API ulysses_status ulysses_attention_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a) {
-  return uly_attention_forward(H(p), H(b), P(a), fresh());
+  return GO(uly_attention_forward(H(p), H(b), P(a), fresh()));
 }
 API ulysses_status ulysses_attention_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, const ulysses_attention_grads *g) {
-  return uly_attention_backward(H(p), H(b), P(a), P(g), fresh());
+  return GO(uly_attention_backward(H(p), H(b), P(a), P(g), fresh()));
 }
 API ulysses_status ulysses_local_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, ulysses_local_attention f, void *user) {
-  return uly_local_forward(H(p), H(b), P(a), P(f), user, fresh());
+  return GO(uly_local_forward(H(p), H(b), P(a), P(f), user, fresh()));
 }
 API ulysses_status ulysses_local_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_args *a, const ulysses_attention_grads *g,
                                           ulysses_local_attention f, void *user) {
-  return uly_local_backward(H(p), H(b), P(a), P(g), P(f), user, fresh());
+  return GO(uly_local_backward(H(p), H(b), P(a), P(g), P(f), user, fresh()));
 }
-API ulysses_status ulysses_local_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return uly_local_sizes(H(p), H(b), out, fresh()); }
+API ulysses_status ulysses_local_sizes(const ulysses_plan *p, const ulysses_batch *b, ulysses_sizes *out) { return GO(uly_local_sizes(H(p), H(b), out, fresh())); }
 
 API ulysses_status ulysses_attention_layer_sizes(const ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a, ulysses_sizes *out) {
-  return uly_attention_layer_sizes(H(p), H(b), P(a), out, fresh());
+  return GO(uly_attention_layer_sizes(H(p), H(b), P(a), out, fresh()));
 }
 API ulysses_status ulysses_attention_layer_forward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a) {
-  return uly_attention_layer_forward(H(p), H(b), P(a), fresh());
+  return GO(uly_attention_layer_forward(H(p), H(b), P(a), fresh()));
 }
 API ulysses_status ulysses_attention_layer_backward(ulysses_plan *p, const ulysses_batch *b, const ulysses_attention_layer_args *a,
                                                     const ulysses_attention_layer_grads *g) {
-  return uly_attention_layer_backward(H(p), H(b), P(a), P(g), fresh());
+  return GO(uly_attention_layer_backward(H(p), H(b), P(a), P(g), fresh()));
 }

@@ -3,18 +3,28 @@ package main
 /*
 #define _GNU_SOURCE
 #include <sched.h>
+#include "signals.h"
 #include "ulysses.h"
+
+// HOST runs code of the host, with the signals that the host has there.
+#define HOST(call) ({ sigset_t inside; uly_outside(&inside); __auto_type result = (call); uly_inside(&inside); result; })
 
 static int mask_cores(void) {
 	cpu_set_t mask;
 	return sched_getaffinity(0, sizeof mask, &mask) ? 0 : CPU_COUNT(&mask);
 }
 
-static int32_t call_allgather(const ulysses_host_comm *h, const void *in, void *out, int64_t bytes) { return h->allgather(h->user, in, out, bytes); }
-static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
-	return h->alltoallv(h->user, in, in_bytes, out, out_bytes);
+static int32_t call_allgather(const ulysses_host_comm *h, const void *in, void *out, int64_t bytes) {
+	return HOST(h->allgather(h->user, in, out, bytes));
 }
-static void call_log(void *f, void *user, int32_t level, const char *line) { ((void (*)(void *, int32_t, const char *))f)(user, level, line); }
+static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+	return HOST(h->alltoallv(h->user, in, in_bytes, out, out_bytes));
+}
+static void call_log(void *f, void *user, int32_t level, const char *line) {
+	HOST((((void (*)(void *, int32_t, const char *))f)(user, level, line), 0));
+}
+static void *outside(void) { return uly_outside; }
+static void *inside(void) { return uly_inside; }
 */
 import "C"
 
@@ -26,6 +36,9 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 )
+
+// MPI waits for other ranks, for as long as these take: a host's signals arrive meanwhile.
+func init() { comm.AroundMPI(C.outside(), C.inside()) }
 
 // cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may be before the host has set it.
 func cores() int {

@@ -195,7 +195,7 @@ var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+
 // goFrames are the names of Go's functions as valgrind sees them, and of what cgo writes for them. valgrind takes memory below the stack pointer for lost, and
 // Go uses the stacks of goroutines again, for other goroutines and for its heap: what Go code itself reads and writes there is no error. C code runs on
 // the thread's stack and is looked at.
-var goFrames = []string{"_cgo*", "crosscall*", "bytes.*", "context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*", "maps.*",
+var goFrames = []string{"_cgo*", "crosscall*", "aeshashbody", "cmpbody", "indexbytebody", "memeqbody", "bytes.*", "context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*", "maps.*",
 	"math/*", "os.*", "reflect.*", "runtime.*", "runtime/*", "slices.*", "sort.*", "strconv.*", "strings.*", "sync.*", "sync/*", "syscall.*", "time.*", "type:*", "ulysses/*",
 	"unicode/*"}
 

@@ -2,9 +2,16 @@ package main
 
 /*
 #include <stdlib.h>
+#include "signals.h"
 #include "ulysses.h"
 
-static int32_t call_local(void *f, void *user, const ulysses_local_call *a) { return ((ulysses_local_attention)f)(user, a); }
+static int32_t call_local(void *f, void *user, const ulysses_local_call *a) {
+	sigset_t inside;
+	uly_outside(&inside);
+	int32_t code = ((ulysses_local_attention)f)(user, a);
+	uly_inside(&inside);
+	return code;
+}
 */
 import "C"
 

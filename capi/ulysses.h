@@ -33,6 +33,11 @@
  *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
  * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
  *            dropout, nccl_comm, timeout.
+ * signals    During a call its thread blocks signals that can have a handler; they arrive when the call returns, or while it waits in MPI or runs a callback.
+ *            SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGTSTP are not blocked while their action is the default. Threads of the library take no signals of the
+ *            host but SIGCHLD and SIGPROF, which Go's runtime unblocks: a handler of these two needs SA_ONSTACK, and less than 16 KB of stack. SIGURG
+ *            belongs to the runtime. A thread without an alternate signal stack gets one of 512 KiB at its first call. Memory that cannot be read ends
+ *            the process with SIGSEGV, or in the host's handler of it; where the library's Go code reads it (descriptors), the call returns INTERNAL.
  * process    A Go runtime is loaded: no dlclose(); a forked child may live on but must not call in.
  * ABI        Structs open with struct_size, have no holes and grow only at the tail; zero means default; a tail this library does not know must be
  *            zero. Only pointers to structs are ever in arrays. Enumerations travel as int32_t. The SONAME carries the major version. */

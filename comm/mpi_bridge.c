@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 const umpi_api *umpi;
+void (*umpi_before)(void *room), (*umpi_after)(const void *room);
 
 void umpi_use(const umpi_api *table) { umpi = table; }
 

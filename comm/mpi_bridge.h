@@ -2,12 +2,24 @@
 #ifndef ULYSSES_MPI_BRIDGE_H
 #define ULYSSES_MPI_BRIDGE_H
 
+#include <stddef.h>
+
 #include "mpi_table.h"
 
 #pragma GCC visibility push(hidden)
 extern const umpi_api *umpi; // NULL until MPI is needed; then for good
 
-#define UMPI_CALL(name, parameters, arguments) static inline int umpi_##name parameters { return umpi->name arguments; }
+// What a library does around each call of MPI, because its host has signals that must not wait for other ranks. NULL = nothing. *room is the caller's.
+typedef struct { char bytes[128]; } umpi_room __attribute__((aligned(16)));
+extern void (*umpi_before)(void *room), (*umpi_after)(const void *room);
+
+#define UMPI_CALL(name, parameters, arguments) static inline int umpi_##name parameters { \
+	umpi_room room; \
+	if (umpi_before != NULL) umpi_before(&room); \
+	int outcome = umpi->name arguments; \
+	if (umpi_after != NULL) umpi_after(&room); \
+	return outcome; \
+}
 UMPI_CALLS(UMPI_CALL)
 #undef UMPI_CALL
 

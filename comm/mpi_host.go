@@ -2,14 +2,24 @@ package comm
 
 /*
 #include "mpi_bridge.h"
+
+static void around(void *before, void *after) {
+	*(void **)&umpi_before = before;
+	*(void **)&umpi_after = after;
+}
 */
 import "C"
 
 import (
 	"math"
+	"unsafe"
 
 	"ulysses/internal/status"
 )
+
+// AroundMPI sets C functions that are called on the thread of every call of MPI, before it and after it, with the same 128 bytes of memory:
+// void before(void *), void after(const void *). It is for the initialisation of a library.
+func AroundMPI(before, after unsafe.Pointer) { C.around(before, after) }
 
 // FromMPI is a duplicate of the communicator of a host program, whose handle is given as an integer: what MPI_Comm_c2f and mpi4py's py2f
 // return. It is collective over that communicator. -1 is MPI_COMM_WORLD; MPI is started then if nobody has, and ended by Finalize or when the
