@@ -11,6 +11,7 @@ bytes are held against runs by tests. Nothing here decides a test.
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import re
 import statistics
@@ -33,7 +34,7 @@ CASES = [
         ("Qwen3, 27M", HERE / "step-qwen3.toml", []),
         ("Qwen3, 27M, everything recomputed", HERE / "step-qwen3.toml", ["memory.attention=recompute", "memory.mlp=recompute"]),
     ]
-    for ranks in (1, 2)
+    for ranks in (1, 2, 4)
 ]
 
 
@@ -63,6 +64,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=8)
+    p.add_argument("--note", default="", help="what else is to be known of the machine, such as its load")
     a = p.parse_args()
     rows = {}
     for _ in range(a.rounds):
@@ -71,7 +73,7 @@ def main() -> None:
             row = rows.setdefault(f"{name}|{ranks}", dict(planned=[], measured=[], ratio=[]))
             for key, value in (("planned", x), ("measured", y), ("ratio", x / y)):
                 row[key].append(value)
-    head = f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, two cores"
+    head = f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, {len(os.sched_getaffinity(0))} cores{', ' + a.note if a.note else ''}"
     text = ["# Planned against measured steps", "", head, "", "Ratio: the median over the rounds of (planned step / median step of the run right after it).", "",
             "|job|ranks|planned, s|measured, s|ratio|", "|---|---|---|---|---|"]
     for name, row in rows.items():

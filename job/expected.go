@@ -2,7 +2,6 @@ package job
 
 import (
 	"fmt"
-	"runtime"
 	"time"
 
 	"ulysses/comm"
@@ -57,15 +56,14 @@ func (s *session) measure(worked float64) (*machine, error) {
 // measurePeak measures matrix products on as many ranks of each node as there are cores for, so that none is slowed down by another, and
 // returns what is left to each rank of a node if all share the cores.
 func (s *session) measurePeak(workers int, shape rehearsal.Shape) (peak float64, err error) {
-	cores, threads := runtime.NumCPU(), max(1, workers)
-	atOnce := max(1, min(s.perNode, cores/threads))
+	atOnce, share := sharedBy(s.perNode, workers)
 	if localRank(s.world) < atOnce {
 		peak, err = rehearsal.MeasureProducts(s.Device, shape)
 	}
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return 0, err
 	}
-	return peak * min(1, float64(max(cores, atOnce*threads))/float64(s.perNode*threads)), nil
+	return peak / share, nil
 }
 
 // plannedStep returns a step by the plan on a machine whose rates are known; else nil. Rank 0 alone plans.
@@ -93,8 +91,14 @@ func (s *session) machine(x *subject) (*machine, error) {
 		m.recognize(s.Compute, s.perNode)
 		return m, nil
 	}
+	atOnce := 0
+	atOnce, m.share = sharedBy(s.perNode, m.info.Workers)
+	if localRank(s.world) >= atOnce { // the plan is rank 0's
+		return m, nil
+	}
 	var err error
-	m.rates, err = rehearsal.Measure([]device.Device{s.Device}, x.shape.In(s.Compute))
+	m.rates, err = rehearsal.Measure([]device.Device{s.Device}, s.Job.sized(x, int(s.Job.Mesh.World)).In(s.Compute))
+	m.rates = m.rates.Shared(m.share)
 	m.rates.PerNode = s.perNode
 	return m, err
 }

@@ -140,7 +140,24 @@ func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast,
 		f.close()
 		return nil, err
 	}
+	f.meet(m)
 	return f, nil
+}
+
+// meet adds what it costs ranks of a CPU to meet: how often they do is known when the rehearsal is over, and so is how long they compute in between.
+func (f *forecast) meet(m *machine) {
+	all := int64(0)
+	for _, n := range f.Meetings {
+		all += n
+	}
+	if all == 0 || m.share == 0 {
+		return
+	}
+	each := rehearsal.MeetingCost(f.Seconds/float64(all), m.share)
+	for phase, n := range f.Meetings {
+		f.Phases[phase] += float64(n) * each
+		f.Seconds += float64(n) * each
+	}
 }
 
 func (f *forecast) prepare() (err error) {

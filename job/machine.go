@@ -1,6 +1,7 @@
 package job
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"strings"
@@ -19,6 +20,7 @@ type machine struct {
 	sizes rehearsal.Sizes
 	rates rehearsal.Rates
 	peak  float64 // FLOP/s of matrix products that a rank's share of a CPU does, as measured after a run; 0 = not measured
+	share float64 // ranks\' threads to a core, at least 1
 	host  int64   // bytes of the host's memory that a rank may take; 0 = nobody knows
 	close func()
 }
@@ -40,7 +42,7 @@ func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	m := &machine{info: d.Info(), sizes: d, host: freeMemory() / int64(perNode), close: d.Close}
 	compute, err := j.compute(m.info)
 	if err == nil && m.info.Place == tensor.Host {
-		err = m.measure(open, x.shape.In(compute), perNode)
+		err = m.measure(open, j.sized(x, perNode).In(compute), perNode)
 	} else if err == nil {
 		err = m.shareGPUs(perNode)
 		m.recognize(compute, perNode)
@@ -52,10 +54,27 @@ func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	return m, nil
 }
 
+// sharedBy is how many ranks of a node, with so many threads each, have cores of their own at a time, and how many share what these have.
+func sharedBy(perNode, workers int) (atOnce int, share float64) {
+	cores, threads := runtime.NumCPU(), max(1, workers)
+	atOnce = max(1, min(perNode, cores/threads))
+	return atOnce, max(1, float64(max(1, perNode*threads))/float64(max(cores, atOnce*threads)))
+}
+
+// sized is the shape of the work that a rank of so many has, as far as the job says.
+func (j *Job) sized(x *subject, ranks int) rehearsal.Shape {
+	shape := x.shape
+	if x.config != nil {
+		each := cmp.Or(j.Parallel.Ulysses, int64(ranks))
+		shape.Wide, shape.Sequence = x.config.IntermediateSize, j.Data.Sequence
+		shape.Tokens = max(1, j.Data.Batch*j.Data.Sequence/max(1, each))
+	}
+	return shape
+}
+
 // measure times this host's cores as the ranks will have them. Where these have more threads than there are cores, each gets its part.
 func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape, perNode int) error {
-	cores, threads := runtime.NumCPU(), max(1, m.info.Workers)
-	atOnce := max(1, min(perNode, cores/threads))
+	atOnce, share := sharedBy(perNode, m.info.Workers)
 	var devices []device.Device
 	defer func() {
 		for _, d := range devices {
@@ -74,9 +93,10 @@ func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape,
 	if err != nil {
 		return status.Errorf(status.Of(err), "measuring what this machine does: %w", err)
 	}
-	m.rates = m.rates.Shared(float64(max(1, perNode*threads)) / float64(max(cores, atOnce*threads)))
+	m.share = share
+	m.rates = m.rates.Shared(share)
 	m.rates.PerNode = perNode
-	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, plural(threads, "thread"), plural(cores, "core"))
+	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, plural(max(1, m.info.Workers), "thread"), plural(runtime.NumCPU(), "core"))
 	return nil
 }
 

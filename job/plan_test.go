@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -298,5 +300,59 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*")); err != nil || len(left) != 2 {
 		t.Errorf("a plan left %v", left)
+	}
+}
+
+// What it costs ranks of a CPU to meet is added where they do, once for each exchange.
+func TestMeetingsOfAPlan(t *testing.T) {
+	err := launch(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		if e.Mesh.World.Rank() > 0 {
+			return nil
+		}
+		config, err := e.Job.config()
+		if err != nil {
+			return err
+		}
+		plan := func(share float64) *forecast {
+			m := anyMachine(e.Device, 2)
+			m.share = share
+			f, err := foresee(e.Job, m, subjectOf(config), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.close()
+			return f
+		}
+		without, with := plan(0), plan(3)
+		all := int64(0)
+		for _, n := range without.Meetings {
+			all += n
+		}
+		each := rehearsal.MeetingCost(without.Seconds/float64(all), 3)
+		for phase, n := range without.Meetings {
+			if more := with.Phases[phase] - without.Phases[phase]; n == 0 || math.Abs(more-each*float64(n)) > 1e-9 {
+				t.Errorf("%s: %d meetings, %v s longer", phase, n, more)
+			}
+		}
+		if more := with.Seconds - without.Seconds; all == 0 || math.Abs(more-each*float64(all)) > 1e-9 {
+			t.Errorf("%d meetings: %v s longer", all, more)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// As many ranks as have cores of their own are measured at a time; the others share these.
+func TestSharedBy(t *testing.T) {
+	cores := runtime.NumCPU()
+	for _, c := range []struct {
+		perNode, workers, atOnce int
+		share                    float64
+	}{{1, 1, 1, 1}, {cores, 1, cores, 1}, {1, cores, 1, 1}, {4 * cores, 1, cores, 4}, {2, cores, 1, 2}, {0, 0, 1, 1}} {
+		if atOnce, share := sharedBy(c.perNode, c.workers); atOnce != c.atOnce || share != c.share {
+			t.Errorf("%d ranks of %d threads on %d cores: %d at a time, %v to a core", c.perNode, c.workers, cores, atOnce, share)
+		}
 	}
 }

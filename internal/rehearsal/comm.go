@@ -79,6 +79,7 @@ func (c *Comm) exchange(s device.Stream, sent, received traffic) error {
 	if c.Size() == 1 {
 		return nil
 	}
+	c.d.spent.Meetings[c.d.clock.Current()]++
 	if s != nil {
 		c.d.spent.Node += sent.node
 		c.d.spent.Network += sent.network

@@ -22,7 +22,7 @@ func (d *Device) GatedDeltaForward(s device.Stream, a *device.GatedDelta) error 
 }
 
 func (d *Device) GatedDeltaBackward(s device.Stream, a *device.GatedDeltaGrad) error {
-	return d.work(s, 2.5*deltaFlops(a.K, a.V, a.Chunk), d.rates.Delta, a.Q, a.K, a.V, a.G, a.Beta, a.Saved, a.DOut, a.DQ, a.DK, a.DV, a.DG, a.DBeta)
+	return d.work(s, 2.5*deltaFlops(a.K, a.V, a.Chunk), or(d.rates.DeltaBack, d.rates.Delta), a.Q, a.K, a.V, a.G, a.Beta, a.Saved, a.DOut, a.DQ, a.DK, a.DV, a.DG, a.DBeta)
 }
 
 // DeltaState is two thirds of the rule's forward: all but what makes outputs; the transition is as wide as a key.
@@ -42,20 +42,31 @@ func (d *Device) DeltaFold(s device.Stream, a *device.DeltaFold) error {
 	return d.work(s, 2*float64(a.Y.Numel())*float64(a.M.Shape[2]), d.rates.Delta, a.M, a.X, a.E, a.Y)
 }
 
+// stencil is work on each token and its neighbours, of which the arithmetic sets the pace on a CPU.
+func (d *Device) stencil(s device.Stream, touched ...tensor.Tensor) error {
+	bytes := 0.0
+	for _, t := range touched {
+		if !t.IsNil() {
+			bytes += float64(t.Bytes())
+		}
+	}
+	return d.work(s, bytes, or(d.rates.Stencil, d.rates.Memory), touched...)
+}
+
 func (d *Device) DeltaGatesForward(s device.Stream, a *device.DeltaGates) error {
-	return d.pass(s, a.A, a.B, a.G, a.Beta)
+	return d.stencil(s, a.A, a.B, a.G, a.Beta)
 }
 
 func (d *Device) DeltaGatesBackward(s device.Stream, a *device.DeltaGatesGrad) error {
-	return d.pass(s, a.A, a.B, a.DG, a.DBeta, a.DA, a.DB)
+	return d.stencil(s, a.A, a.B, a.DG, a.DBeta, a.DA, a.DB)
 }
 
 func (d *Device) Conv1dForward(s device.Stream, a *device.Conv1d) error {
-	return d.pass(s, a.X, a.Y, a.W, a.Before)
+	return d.stencil(s, a.X, a.Y, a.W, a.Before)
 }
 
 func (d *Device) Conv1dBackward(s device.Stream, a *device.Conv1dGrad) error {
-	return d.pass(s, a.X, a.W, a.Before, a.DY, a.DX, a.DW, a.DBefore)
+	return d.stencil(s, a.X, a.W, a.Before, a.DY, a.DX, a.DW, a.DBefore)
 }
 
 func (d *Device) GatedRMSNormForward(s device.Stream, a *device.GatedRMSNorm) error {

@@ -32,6 +32,7 @@ type Device struct {
 type Account struct {
 	Seconds       float64            // until everything is done
 	Phases        map[string]float64 // seconds of operations and exchanges, those that others hide included, by the clock's phase
+	Meetings      map[string]int64   // exchanges with others, by phase
 	Node, Network int64              // bytes sent to ranks of the same node and of others, but for what hosts settle among themselves
 }
 
@@ -40,7 +41,7 @@ func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, 
 	if err := rates.Check(); err != nil {
 		return nil, err
 	}
-	return &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}}}, nil
+	return &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Meetings: map[string]int64{}}}, nil
 }
 
 // Info says what the device would be.
@@ -51,14 +52,17 @@ func (d *Device) Close()            {}
 func (d *Device) Spent() Account {
 	d.now = max(d.now, d.ends)
 	x := d.spent
-	x.Seconds, x.Phases = d.now, maps.Clone(d.spent.Phases)
+	x.Seconds, x.Phases, x.Meetings = d.now, maps.Clone(d.spent.Phases), maps.Clone(d.spent.Meetings)
 	return x
 }
 
 // Plus is x and y that many times over.
 func (x Account) Plus(y Account, times int64) Account {
 	n := float64(times)
-	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), x.Node + times*y.Node, x.Network + times*y.Network}
+	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Meetings), x.Node + times*y.Node, x.Network + times*y.Network}
+	for name, meetings := range y.Meetings {
+		sum.Meetings[name] += times * meetings
+	}
 	for name, seconds := range y.Phases {
 		sum.Phases[name] += n * seconds
 	}

@@ -1,6 +1,8 @@
 package rehearsal
 
 import (
+	"cmp"
+	"math"
 	"sync"
 	"time"
 
@@ -12,6 +14,9 @@ import (
 type Shape struct {
 	Compute          tensor.DType
 	Hidden           int64 // features of a token
+	Wide             int64 // features inside the MLP; 0 = Hidden
+	Tokens           int64 // of a rank; 0 = 1024
+	Sequence         int64 // tokens that attention sees; 0 = 1024
 	Dim              int64 // of an attention head
 	KeyDim, ValueDim int64 // of a head of the gated delta rule; 0 = there are none
 }
@@ -26,6 +31,7 @@ func (x Shape) In(compute tensor.DType) Shape {
 const (
 	repeat = 60 * time.Millisecond
 	lap    = 5 * time.Millisecond
+	moment = 1e9 // FLOP of a measured call at most, where its sizes are free
 )
 
 // Measure times each kind of work on devices that work at the same time, one for each rank of a node, and is what one of them gets done on average. It takes
@@ -54,6 +60,8 @@ func Measure(devices []device.Device, x Shape) (Rates, error) {
 		mean.Attention += r.Attention / n
 		mean.Gradient += r.Gradient / n
 		mean.Delta += r.Delta / n
+		mean.DeltaBack += r.DeltaBack / n
+		mean.Stencil += r.Stencil / n
 		mean.Memory += r.Memory / n
 		mean.Copies += r.Copies / n
 	}
@@ -108,6 +116,7 @@ type probe struct {
 	s       device.Stream
 	meet    *meeting
 	buffers []device.Buffer
+	other   tensor.Tensor // for forget
 	err     error
 }
 
@@ -127,7 +136,24 @@ func (p *probe) tensor(dtype tensor.DType, shape ...int64) tensor.Tensor {
 		p.buffers = append(p.buffers, b)
 		t.Data, t.Where = b.Pointer(), p.d.Info().Place
 	}
+	// Memory that nobody has written is one page of zeros, which stays in the cache. A decay's logarithm is at most 0.
+	if p.err == nil && (dtype == tensor.F32 || dtype == tensor.BF16) {
+		p.err = p.d.Fill(p.s, t, -0.01)
+	}
 	return t
+}
+
+// forget has other memory in a core's caches than the call's, as it is in a step, where no operation follows itself.
+func (p *probe) forget() {
+	if p.err == nil && p.other.IsNil() {
+		p.other = p.tensor(tensor.F32, 4<<20)
+	}
+	if p.err == nil {
+		p.err = p.d.Scale(p.s, p.other, 1)
+	}
+	if p.err == nil {
+		p.err = p.s.Sync()
+	}
 }
 
 // rate repeats a call of so much work, after a first one that does not count, and is its work a second in the best lap. All devices begin together, and
@@ -144,12 +170,15 @@ func (p *probe) rate(work float64, call func() error) (best float64) {
 	once()
 	p.meet.wait()
 	for began := time.Now(); p.err == nil && time.Since(began) < repeat; {
-		n, start := 0.0, time.Now()
-		for p.err == nil && time.Since(start) < lap {
+		n, spent := 0.0, time.Duration(0)
+		for p.err == nil && spent < lap && (n == 0 || time.Since(began) < repeat) {
+			p.forget()
+			start := time.Now()
 			once()
+			spent += time.Since(start)
 			n++
 		}
-		best = max(best, n*work/time.Since(start).Seconds())
+		best = max(best, n*work/spent.Seconds())
 	}
 	p.meet.wait()
 	return best
@@ -165,12 +194,35 @@ func (p *probe) products(x Shape) float64 {
 	return p.rate(2*rows*float64(x.Hidden)*float64(x.Hidden), func() error { return p.d.Gemm(p.s, &gemm) })
 }
 
+// layers is the rate of the products of a layer: forward, and both gradients, of a square and a wide matrix. There are as many tokens as a rank has, and
+// no more than take a moment.
+func (p *probe) layers(x Shape) float64 {
+	wide := cmp.Or(x.Wide, x.Hidden)
+	all := 6 * float64(x.Hidden) * float64(x.Hidden+wide) // FLOP of a token
+	tokens := max(64, min(cmp.Or(x.Tokens, rows), int64(moment/all)))
+	var calls []device.Gemm
+	for _, n := range []int64{x.Hidden, wide} {
+		in, out, w := p.tensor(x.Compute, tokens, x.Hidden), p.tensor(x.Compute, tokens, n), p.tensor(x.Compute, n, x.Hidden)
+		calls = append(calls, device.Gemm{A: in, B: w.Permute(1, 0), C: out}, device.Gemm{A: out, B: w, C: in},
+			device.Gemm{A: out.Permute(1, 0), B: in, C: p.tensor(tensor.F32, n, x.Hidden), Accumulate: true})
+	}
+	return p.rate(all*float64(tokens), func() error {
+		for i := range calls {
+			if err := p.d.Gemm(p.s, &calls[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 func (p *probe) rates(x Shape) (r Rates) {
 	p.s, p.err = p.d.NewStream()
 	dt := x.Compute
-	r.Products = p.products(x)
+	r.Products = p.layers(x)
 
 	const heads = 4
+	rows := max(256, min(cmp.Or(x.Sequence, rows), int64(math.Sqrt(moment/float64(2*heads*x.Dim)))))
 	q := device.AttentionGrad{Attention: device.Attention{CuQ: []int64{0, rows}, CuK: []int64{0, rows}, Causal: true, Scale: 0.1}}
 	for _, t := range []*tensor.Tensor{&q.Q, &q.K, &q.V, &q.Out, &q.DOut, &q.DQ, &q.DK, &q.DV} {
 		if *t = p.tensor(dt, rows, heads, x.Dim); !p.d.Info().TokenMajor {
@@ -184,29 +236,58 @@ func (p *probe) rates(x Shape) (r Rates) {
 	r.Gradient = p.rate(2.5*flops, func() error { return p.d.AttentionBackward(p.s, &q) })
 
 	if r.Delta = 1; x.KeyDim > 0 {
-		r.Delta = p.delta(x, rows, heads)
+		p.delta(x, heads, &r)
 	}
 
-	const most = 16 << 20 // bytes, more than a core's share of the caches
-	wide := max(rows, most/(x.Hidden*dt.Size()))
+	const most = 64 << 20 // bytes of a tensor
+	wide := max(64, min(cmp.Or(x.Tokens, rows), most/(x.Hidden*dt.Size())))
 	gate, up, y := p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden)
-	weight, rstd := p.tensor(dt, x.Hidden), p.tensor(tensor.F32, wide)
+	weight, rstd, dw := p.tensor(dt, x.Hidden), p.tensor(tensor.F32, wide), p.tensor(tensor.F32, x.Hidden)
 	norm, swiglu := device.RMSNorm{X: y, W: weight, Y: gate, RStd: rstd, Eps: 1e-6}, device.SwiGLU{Gate: gate, Up: up, Y: y}
-	r.Memory = p.rate(float64(5*y.Bytes()), func() error {
-		if err := p.d.SwiGLUForward(p.s, &swiglu); err != nil {
-			return err
-		}
-		return p.d.RMSNormForward(p.s, &norm)
-	})
+	dnorm := device.RMSNormGrad{X: y, W: weight, RStd: rstd, DY: gate, DX: up, DW: dw, AddDX: true}
+	dswiglu := device.SwiGLUGrad{Gate: gate, Up: up, DY: y, DGate: gate, DUp: up}
+	tensors, seconds := 0.0, 0.0 // as pass counts them
+	for _, op := range []struct {
+		tensors float64
+		call    func() error
+	}{{3, func() error { return p.d.SwiGLUForward(p.s, &swiglu) }}, {2, func() error { return p.d.RMSNormForward(p.s, &norm) }},
+		{4, func() error { return p.d.RMSNormBackward(p.s, &dnorm) }}, {5, func() error { return p.d.SwiGLUBackward(p.s, &dswiglu) }}} {
+		tensors += op.tensors
+		seconds += op.tensors / p.rate(op.tensors*float64(y.Bytes()), op.call)
+	}
+	r.Memory = tensors / seconds
 	r.Copies = p.rate(float64(y.Bytes()), func() error { return p.d.Copy(p.s, up, y) })
 	return r
 }
 
-func (p *probe) delta(x Shape, rows, heads int64) float64 {
+// delta measures the gated delta rule both ways, and the convolution before it.
+func (p *probe) delta(x Shape, heads int64, r *Rates) {
 	dt := x.Compute
-	g := device.GatedDelta{Q: p.tensor(dt, rows, heads, x.KeyDim), K: p.tensor(dt, rows, heads, x.KeyDim), V: p.tensor(dt, rows, heads, x.ValueDim),
-		Out: p.tensor(dt, rows, heads, x.ValueDim), G: p.tensor(tensor.F32, rows, heads), Beta: p.tensor(tensor.F32, rows, heads), Cu: []int64{0, rows}, L2Norm: true, Scale: 0.1}
-	sizes := p.d.GatedDeltaSizes(&g)
-	g.Saved, g.Workspace = p.tensor(tensor.U8, max(1, sizes.Saved)), p.tensor(tensor.U8, max(1, sizes.Forward))
-	return p.rate(deltaFlops(g.K, g.V, 0), func() error { return p.d.GatedDeltaForward(p.s, &g) })
+	of := func(width int64) tensor.Tensor { return p.tensor(dt, rows, heads, width) }
+	gates := func() tensor.Tensor { return p.tensor(tensor.F32, rows, heads) }
+	channels := heads * (2*x.KeyDim + x.ValueDim)
+	parts := func() (q, k, v tensor.Tensor) { // of the convolution's channels, as a layer has them
+		all, keys := p.tensor(dt, rows, channels), heads*x.KeyDim
+		part := func(lo, hi, width int64) tensor.Tensor {
+			t := all.Slice(1, lo, hi)
+			t.NDim, t.Shape[1], t.Shape[2], t.Stride[1], t.Stride[2] = 3, heads, width, width, 1
+			return t
+		}
+		return part(0, keys, x.KeyDim), part(keys, 2*keys, x.KeyDim), part(2*keys, channels, x.ValueDim)
+	}
+	g := device.GatedDeltaGrad{GatedDelta: device.GatedDelta{Out: of(x.ValueDim), G: gates(), Beta: gates(), Cu: []int64{0, rows}, L2Norm: true, Scale: 0.1},
+		DOut: of(x.ValueDim), DG: gates(), DBeta: gates()}
+	g.Q, g.K, g.V = parts()
+	g.DQ, g.DK, g.DV = parts()
+	sizes := p.d.GatedDeltaSizes(&g.GatedDelta)
+	g.Saved, g.Workspace = p.tensor(tensor.U8, max(1, sizes.Saved)), p.tensor(tensor.U8, max(1, sizes.Forward, sizes.Backward))
+	flops := deltaFlops(g.K, g.V, 0)
+	r.Delta = p.rate(flops, func() error { return p.d.GatedDeltaForward(p.s, &g.GatedDelta) })
+	r.DeltaBack = p.rate(2.5*flops, func() error { return p.d.GatedDeltaBackward(p.s, &g) })
+
+	const taps = 4
+	c := device.Conv1dGrad{Conv1d: device.Conv1d{X: p.tensor(dt, rows, channels), Y: p.tensor(dt, rows, channels), W: p.tensor(dt, channels, taps), Cu: []int64{0, rows}},
+		DY: p.tensor(dt, rows, channels), DX: p.tensor(dt, rows, channels), DW: p.tensor(tensor.F32, channels, taps)}
+	forward := p.rate(float64(2*c.X.Bytes()), func() error { return p.d.Conv1dForward(p.s, &c.Conv1d) })
+	r.Stencil = 5 / (2/forward + 3/p.rate(float64(3*c.X.Bytes()), func() error { return p.d.Conv1dBackward(p.s, &c) }))
 }

@@ -10,6 +10,14 @@ func (d *Device) pass(s device.Stream, touched ...tensor.Tensor) error {
 	return d.work(s, 0, 1, touched...)
 }
 
+// or is a rate, or another where the first is not known.
+func or(rate, other float64) float64 {
+	if rate > 0 {
+		return rate
+	}
+	return other
+}
+
 // work takes as long as its arithmetic or its tensors, whichever is longer.
 func (d *Device) work(s device.Stream, flops, rate float64, touched ...tensor.Tensor) error {
 	bytes := int64(0)

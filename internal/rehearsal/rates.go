@@ -14,6 +14,8 @@ type Rates struct {
 	Attention float64 // FLOP/s of attention forward: 2·(Dk + Dv) per query head and pair of a query with a key that it sees
 	Gradient  float64 // FLOP/s of its backward, counted as 2.5 times forward (Dao 2023)
 	Delta     float64 // FLOP/s of the gated delta rule
+	DeltaBack float64 // FLOP/s of its backward, counted as 2.5 times forward; 0 = as forward
+	Stencil   float64 // bytes/s of the convolution and the gates around it; 0 = as everything else
 	Memory    float64 // bytes/s read or written by everything else
 	Copies    float64 // bytes/s between the host's memory and a device's, which run beside the work
 	Node      float64 // bytes/s that a rank sends to ranks of its node
@@ -43,7 +45,7 @@ func (r *Rates) Check() error {
 // Shared is what is left to each of so many that take turns: arithmetic, memory and copies; 1 and less leave all.
 func (r Rates) Shared(among float64) Rates {
 	if among > 1 {
-		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.Memory, &r.Copies, &r.Node, &r.Network} {
+		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Node, &r.Network} {
 			*x /= among
 		}
 	}
