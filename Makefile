@@ -27,8 +27,12 @@ MPIRUN := mpirun --oversubscribe --bind-to none
 
 all: build
 
+# What ulysses-mpi --version says of the source; empty outside of a git checkout.
+COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)
+STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"
+
 build: have-deps
-	$(GO) build -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
+	$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
 
 run: build
 	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/hybrid.toml

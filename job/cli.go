@@ -39,7 +39,7 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 		defer o.signals.release()
 		err = verbOf(name).run(o)
 	}
-	complain(stderr, err)
+	o.complain(err)
 	return status.Of(err)
 }
 
@@ -59,8 +59,9 @@ func unmet(err error) error {
 }
 
 // complain writes the error. All ranks return what they agreed on, so the first speaks for them; but a failure of communication, of a
-// device or of this program is each rank's own, and so is what ended it before they met: that says of whom it is.
-func complain(stderr io.Writer, err error) {
+// device or of this program is each rank's own, and so is what ended it before they met: that says of whom it is. With --log json it is a
+// line of the log.
+func (o *Options) complain(err error) {
 	if err == nil {
 		return
 	}
@@ -81,7 +82,12 @@ func complain(stderr io.Writer, err error) {
 	if n := status.Faults(err); n > 1 && !own {
 		text = fmt.Sprintf("%d faults, %v:\n%s", n, status.Of(err), text)
 	}
-	fmt.Fprintf(stderr, "ulysses-mpi: %s\n", text)
+	if o.log == "json" {
+		log := o.logger(&screen{to: o.Stderr}, env.Rank, env.Host)
+		log.Error().Int32("exit_code", int32(status.Of(err))).Str("status", status.Of(err).String()).Msg(text)
+		return
+	}
+	fmt.Fprintf(o.Stderr, "ulysses-mpi: %s\n", text)
 }
 
 var (

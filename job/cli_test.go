@@ -185,7 +185,7 @@ func TestOwnFaultsOfARank(t *testing.T) {
 		}
 	}
 	var all strings.Builder
-	complain(&all, status.Errorf(status.InvalidConfig, "what ranks agreed on"))
+	(&Options{Stderr: &all}).complain(status.Errorf(status.InvalidConfig, "what ranks agreed on"))
 	if all.Len() > 0 {
 		t.Errorf("rank 2 says what rank 0 has said: %s", all.String())
 	}
@@ -245,7 +245,7 @@ func TestFlagsAndVerbs(t *testing.T) {
 	for args, want := range map[string]string{
 		"--search plan": "plan: a job file is needed", "--cluster c plan a b": "plan: one job file is needed", "doctor --json": "doctor takes no flags",
 		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: no such verb; did you mean verify?",
-		"-ranks 3 -set a= a.toml b.toml": "one job file is needed", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+		"docter": "docter: no such verb, and no job file of that name; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "one job file is needed", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
 	} {
 		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" || !strings.Contains(errs, want) {
 			t.Errorf("%s: %v: %s%s", args, code, out, errs)

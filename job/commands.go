@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -237,6 +239,14 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	if slices.Contains(v.words, jobFile) {
 		o.Path = words[0]
 	}
+	if cmd.HasParent() || !bareWord.MatchString(o.Path) {
+		return nil
+	}
+	if near := nearest(o.Path, verbNames()); near != "" {
+		if _, err := os.Stat(o.Path); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%s: no such verb, and no job file of that name; did you mean %s?", o.Path, near)
+		}
+	}
 	return nil
 }
 
@@ -284,6 +294,8 @@ func verbNames() []string {
 	}
 	return names
 }
+
+var bareWord = regexp.MustCompile(`^[a-z]+$`)
 
 var singleDash = regexp.MustCompile(`^-([a-z]{2,})(=.*)?$`)
 

@@ -44,6 +44,12 @@ func TestLogForms(t *testing.T) {
 	if seen["train"] < 2 || seen["eval"] != 1 {
 		t.Errorf("%v", seen)
 	}
+	code, _, errs = call(job, "--log", "json", "--set", "data.sequnce=3", "--set", "seed=-1")
+	var last map[string]any
+	if err := json.Unmarshal([]byte(errs), &last); err != nil || code != status.InvalidConfig || last["level"] != "error" || last["exit_code"] != 2.0 || last["status"] != "invalid configuration" ||
+		!strings.HasPrefix(last["message"].(string), "2 faults, ") || last["host"] == nil {
+		t.Errorf("the last line of a job that is refused: %v %v: %s", code, err, errs)
+	}
 	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument || !strings.Contains(errs, "--log xml: no such form; use auto, console, json") {
 		t.Errorf("%v %s", code, errs)
 	}

@@ -103,7 +103,7 @@ const leastStart = 20 * time.Second
 func (o *Options) world(env slurm.Environment) (comm.Comm, error) {
 	if limit := max(o.limit, leastStart); o.limit > 0 {
 		defer time.AfterFunc(limit, func() {
-			complain(o.Stderr, status.Errorf(status.Comm, "rank %d has waited %v for all %d tasks of %s to start MPI: start the same command on each of them",
+			o.complain(status.Errorf(status.Comm, "rank %d has waited %v for all %d tasks of %s to start MPI: start the same command on each of them",
 				env.Rank, limit, env.Tasks, env.Launcher))
 			os.Exit(int(status.Comm))
 		}).Stop()

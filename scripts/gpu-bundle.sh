@@ -13,7 +13,7 @@ ln -s libulysses.so "$dest/lib/libulysses.so.0"
 host=(-std=c11 -D_GNU_SOURCE -O1 -Icapi capi/testdata/gpu.c -Llib -lulysses -Wl,-rpath,\$ORIGIN/../lib -lm -lpthread -ldl)
 gcc "${host[@]}" -o "$dest/tests/gpu-host"
 mpicc -DWITH_MPI "${host[@]}" -o "$dest/tests/gpu-host-mpi"
-$go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-mpi" ./cmd/ulysses-mpi
+$go build -tags mpi -ldflags "-s -w -X ulysses/internal/version.commit=$(git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)" -o "$dest/bin/ulysses-mpi" ./cmd/ulysses-mpi
 $go build -tags mpi -ldflags '-s -w' -o "$dest/bin/ulysses-bench" ./benchmarks
 $go test -c -ldflags '-s -w' -o "$dest/tests/cuda.test" ./cuda
 $go test -c -ldflags '-s -w' -o "$dest/tests/job.test" ./job

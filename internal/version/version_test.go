@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"runtime/debug"
+	"strings"
 	"testing"
 )
 
@@ -20,6 +21,7 @@ func TestOneVersion(t *testing.T) {
 		{"python/pyproject.toml", `(?m)^version = "(.*)"$`, String},
 		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
 		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
+		{"Makefile", `(?m)^\t(.* -o bin/ulysses-mpi .*)$`, "$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi"},
 	} {
 		text, err := os.ReadFile("../../" + x.file)
 		if err != nil {
@@ -28,6 +30,19 @@ func TestOneVersion(t *testing.T) {
 		if m := regexp.MustCompile(x.pattern).FindStringSubmatch(string(text)); m == nil || m[1] != x.want {
 			t.Errorf("%s: %q, want %q", x.file, m, x.want)
 		}
+	}
+}
+
+// What the Makefile's STAMP sets is the variable here, and the program says it.
+func TestStamp(t *testing.T) {
+	makefile, err := os.ReadFile("../../Makefile")
+	if err != nil || !strings.Contains(string(makefile), `STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"`) {
+		t.Fatal(err, "no STAMP in the Makefile")
+	}
+	commit = "0123456789ab+"
+	defer func() { commit = "" }()
+	if Commit() != "0123456789ab+" {
+		t.Error(Commit())
 	}
 }
 
