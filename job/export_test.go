@@ -233,7 +233,11 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if err := os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 100); err != nil {
 		t.Fatal(err)
 	}
+	put(t, filepath.Join(all, "step-00000004", "model", "generation_config.json"), "{}") // which nobody has a checksum of
 	code, out, errs := call("export", all, filepath.Join(dir, "model"))
+	if _, err := os.Stat(filepath.Join(dir, "model", "generation_config.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a file that is not in the manifest was exported: %v", err)
+	}
 	if code != status.OK || !strings.Contains(out, "skipped: checkpoint "+newest+": rank-00000.safetensors has 100 bytes") || !strings.Contains(out, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
 		t.Errorf("%v: %s%s", code, out, errs)
 	}

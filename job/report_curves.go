@@ -2,7 +2,6 @@ package job
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"io"
 	"math"
@@ -60,7 +59,7 @@ func readHistory(path string, evaluation bool) (*history, error) {
 	for r := bufio.NewReaderSize(f, 1<<20); ; {
 		line, err := r.ReadBytes('\n')
 		var m historyLine
-		if len(line) > 0 && json.Unmarshal(line, &m) == nil && evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
+		if len(line) > 0 && input.JSON(line, &m) == nil && evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
 			h.add(&m)
 		}
 		if errors.Is(err, io.EOF) {

@@ -141,9 +141,11 @@ func FilesIn(dir string) (names []string, err error) {
 	return names, err
 }
 
-// CopyRest copies what a model's folder has beside the weights, as SaveRest wrote it, from one folder to another.
-func CopyRest(dst, src string) error {
-	return copyFiles(dst, src, append([]string{configFile}, companions...))
+// CopyRest copies what a model's folder has beside the weights, as SaveRest wrote it, from one folder to another: those of its files that are
+// listed.
+func CopyRest(dst, src string, listed []string) error {
+	names := append([]string{configFile}, companions...)
+	return copyFiles(dst, src, slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))
 }
 
 // copyFiles copies as many of the files as there are.

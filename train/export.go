@@ -49,7 +49,7 @@ func export(c *checkpoint.Checkpoint, folder string) error {
 	if err != nil {
 		return err
 	}
-	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath()) }, tensors)
+	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
 }
 
 // FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there is none.

@@ -90,7 +90,7 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 			Step       int64
 			EvalTokens *int64 `json:"eval_tokens"`
 		}
-		if json.Unmarshal(line, &r) == nil && stays(r.Step, r.EvalTokens != nil) {
+		if input.JSON(line, &r) == nil && stays(r.Step, r.EvalTokens != nil) {
 			kept = append(append(kept, bytes.TrimSuffix(line, []byte("\n"))...), '\n')
 		}
 	}

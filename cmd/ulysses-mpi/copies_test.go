@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -28,14 +29,22 @@ func TestStaleCopies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	empty := filepath.Join(t.TempDir(), "job.toml")
+	put(empty, nil)
 	argv := func(sets ...string) []string {
 		argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none"}
 		for i, node := range nodes {
 			if i > 0 {
 				argv = append(argv, ":")
 			}
-			argv = append(argv, "-n", "2", "-wdir", node, program, job)
-			for _, s := range append([]string{"model.path=m", "data.path=d.txt"}, sets...) {
+			file, sets := job, sets
+			if slices.Contains(sets, "kind=attention") {
+				file = empty
+			} else {
+				sets = append([]string{"model.path=m", "data.path=d.txt"}, sets...)
+			}
+			argv = append(argv, "-n", "2", "-wdir", node, program, file)
+			for _, s := range sets {
 				argv = append(argv, "--set", s)
 			}
 		}
@@ -47,6 +56,11 @@ func TestStaleCopies(t *testing.T) {
 		}
 		put(filepath.Join(node, "t.json"), []byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "t": 1, " ": 2, "at": 3}, "merges": [["a", "t"]]}}`))
 		put(filepath.Join(node, "d.txt"), text)
+		q, err := os.ReadFile(filepath.Join(goldens, "attention-gqa-packed", "in.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(filepath.Join(node, "q.safetensors"), q)
 	}
 	out := t.TempDir()
 	if code, _, stderr := launch(t, nil, argv("output.dir="+out)...); code != 0 {
@@ -76,6 +90,7 @@ func TestStaleCopies(t *testing.T) {
 			return bytes.Replace(text, []byte(`"a": 0, "t": 1`), []byte(`"a": 1, "t": 0`), 1)
 		}, []string{"data.tokenizer=t.json"},
 			"data.tokenizer: t.json" + between},
+		{"q.safetensors", last, []string{"kind=attention", "attention.input=q.safetensors", "attention.output=" + filepath.Join(out, "o.safetensors")}, "attention.input: q.safetensors" + between + "tensor "},
 		{"ck/rank-00000.safetensors", last, []string{"checkpoint.resume=ck"}, "rank 2: checkpoint ck: rank-00000.safetensors is damaged"},
 		{"ck/manifest.json", func([]byte) []byte {
 			text, err := os.ReadFile(filepath.Join(out, "checkpoints", "step-00000002", "manifest.json"))
@@ -96,7 +111,7 @@ func TestStaleCopies(t *testing.T) {
 		}
 		put(path, spoilt)
 		dir := t.TempDir()
-		code, _, stderr := launch(t, nil, argv(append(x.sets, "output.dir="+dir)...)...)
+		code, _, stderr := launch(t, nil, argv(append(slices.Clone(x.sets), "output.dir="+dir)...)...)
 		if code != 2 || !strings.Contains(stderr, x.want) || strings.Contains(stderr, "while a job runs") {
 			t.Errorf("%s %v: exit %d, want %q: %s", x.file, x.sets, code, x.want, stderr)
 		}

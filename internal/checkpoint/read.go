@@ -122,6 +122,14 @@ func (c *Checkpoint) ManifestPath() string { return filepath.Join(c.Path, Manife
 // ModelPath is the folder with the files that a model's folder has beside the weights.
 func (c *Checkpoint) ModelPath() string { return filepath.Join(c.Path, modelFolder) }
 
+// ModelFiles are the names of the files in it that the manifest lists, and so has checksums of.
+func (c *Checkpoint) ModelFiles() (names []string) {
+	for _, f := range c.Model {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
 // Close closes the files.
 func (c *Checkpoint) Close() {
 	for _, f := range c.files {
