@@ -96,7 +96,9 @@ func runTrain(e *Env) error {
 // takeOutput makes rank 0 the owner of output.dir for the job. Collective.
 func (e *Env) takeOutput() (err error) {
 	if e.Mesh.World.Rank() == 0 {
-		e.owner, err = outdir.Take(e.Job.Output.Dir, outdir.Self(e.Job.Kind, e.Job.Path), func(text string) { e.Log.Warn().Msg(text) })
+		dir, self := e.Job.Output.Dir, outdir.Self(e.Job.Kind, e.Job.Path)
+		e.signals.atEnd(func() { outdir.Abandon(dir, self) })
+		e.owner, err = outdir.Take(dir, self, func(text string) { e.Log.Warn().Msg(text) })
 		if err == nil {
 			err = e.owner.Check(e.Job.outputs()...)
 		}
@@ -104,6 +106,11 @@ func (e *Env) takeOutput() (err error) {
 			e.owner.Undo()
 			e.owner = nil
 		}
+		last := func() { e.giveUp(false) } // a folder that cannot be given up is found dead later
+		if e.owner == nil {
+			last = nil
+		}
+		e.signals.atEnd(last)
 	}
 	return comm.Agree(e.Mesh.World, err)
 }
@@ -114,13 +121,7 @@ func (e *Env) releaseOutput(err error) error {
 		return err // this process ends, and its lock with it; until then its peers may still write
 	}
 	var lost error
-	if o := e.owner; o != nil {
-		if e.owner = nil; e.writes && e.Job.Kind == "train" {
-			lost = o.Release(err == nil)
-		} else {
-			lost = o.Undo()
-		}
-	}
+	e.signals.locked(func() { lost = e.giveUp(err == nil) })
 	if err != nil {
 		if lost != nil {
 			e.Log.Error().Msg(lost.Error())
@@ -128,6 +129,18 @@ func (e *Env) releaseOutput(err error) error {
 		return err
 	}
 	return comm.Agree(e.world, lost)
+}
+
+// giveUp gives output.dir up, once. It is called under the lock of signals, for a signal may end the process meanwhile.
+func (e *Env) giveUp(finished bool) error {
+	o := e.owner
+	if e.owner = nil; o == nil {
+		return nil
+	}
+	if e.writes && e.Job.Kind == "train" {
+		return o.Release(finished)
+	}
+	return o.Undo()
 }
 
 // mayWrite returns an error if a name in output.dir must not be written: the folder is gone or another job's, or a link leads elsewhere. On

@@ -48,7 +48,7 @@ func (p *progress) step(r *train.Record) error {
 	now := time.Now()
 	switch {
 	case p.bar != nil:
-		p.env.signals.draw(func() {
+		p.env.signals.locked(func() {
 			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
 			_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
 		})

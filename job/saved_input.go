@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -55,13 +54,17 @@ func checkOutput(f *faultList, kind, input, output string) {
 			f.add(status.IO, "%s.output: %s is a device or a pipe: name a file", kind, output)
 		}
 	}
-	probe, err := os.CreateTemp(filepath.Dir(output), ".ulysses.*")
+	var probe *os.File
+	name, err := tensor.Beside(output, func(name string) (err error) {
+		probe, err = os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+		return err
+	})
 	if err != nil {
 		f.add(status.IO, "%s.output: %s cannot be written: %w: make its folder, or name another", kind, output, err)
 		return
 	}
 	probe.Close()
-	os.Remove(probe.Name())
+	tensor.Discard(name)
 }
 
 // names refuses tensors that are not read. Results of an earlier run may lie in the file too and are passed over.

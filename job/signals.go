@@ -34,6 +34,7 @@ type signals struct {
 	say     func(text string) // of the first rank here; nil = too early
 	peers   peerWatch         // of a rank of MPI; nil where there are no other processes
 	where   func(os.Signal)   // a rank of MPI says where it is
+	last    func()            // before the process ends; nil = nothing
 	longest atomic.Int64      // nanoseconds of a step
 }
 
@@ -148,11 +149,18 @@ func (x *signals) start(e *Env, rank int) {
 	}
 }
 
-// draw draws on the terminal. Nothing is drawn any more once the process ends.
-func (x *signals) draw(bar func()) {
+// locked does what must not meet the end of the process, such as drawing on the terminal. Once the process ends it does not return.
+func (x *signals) locked(do func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	bar()
+	do()
+}
+
+// atEnd makes known what is left to do where a signal ends the process.
+func (x *signals) atEnd(do func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.last = do
 }
 
 // done says that no step follows.
@@ -204,6 +212,9 @@ func (x *signals) mind(s os.Signal) {
 // end ends the process with the code that a shell gives to a process that a signal has ended; x is locked.
 func (x *signals) end(s os.Signal) {
 	tensor.RemoveUnfinished()
+	if x.last != nil {
+		x.last()
+	}
 	if x.where != nil {
 		x.where(s)
 	}

@@ -74,6 +74,21 @@ func (o *Owner) take(wait func(string)) error {
 	}
 }
 
+// Abandon removes what a Take that has not returned may have made in a folder, for a process that ends at once.
+func Abandon(dir string, self Record) {
+	path := filepath.Join(dir, ownerFile)
+	os.Remove(path + "." + self.Token)
+	os.Remove(path + ".stale." + self.Token)
+	f, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if r := readRecord(f); r != nil && r.Token == self.Token {
+		os.Remove(path)
+	}
+}
+
 // create writes the file of this process under a name of its own, locks it, and gives it the name that counts: it is there whole, or it is
 // another's, which create reports with false.
 func (o *Owner) create() (ours bool, err error) {

@@ -371,3 +371,20 @@ func TestFound(t *testing.T) {
 		t.Errorf("%v %v", found, err)
 	}
 }
+
+// Abandon leaves a folder as if nobody had begun to take it, and another owner's file alone.
+func TestAbandon(t *testing.T) {
+	dir := t.TempDir()
+	self := leave(t, dir, func(*Record) {})
+	path := filepath.Join(dir, ownerFile)
+	for _, name := range []string{path + "." + self.Token, path + ".stale." + self.Token} {
+		must(t, os.WriteFile(name, nil, 0o666))
+	}
+	Abandon(dir, Self("eval", "job.toml"))
+	if names := left(t, dir); len(names) != 3 {
+		t.Errorf("another process abandons, and %v are left", names)
+	}
+	if Abandon(dir, *self); len(left(t, dir)) > 0 {
+		t.Errorf("left: %v", left(t, dir))
+	}
+}
