@@ -45,6 +45,7 @@ func (r *tensors) saved(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, out 
 	if r.err == nil {
 		if *dst, r.err = r.c.block(r.op, "saved", p, bytes); r.err == nil {
 			r.c.note("saved", *dst, out)
+			*dst, r.err = r.c.untagged(r.op, *dst)
 		}
 	}
 }
@@ -120,7 +121,8 @@ func (p *plan) forward(op string, whole *batch, args unsafe.Pointer) error {
 	if err := c.join(op, a.stream); err != nil {
 		return err
 	}
-	return c.part(p.sp.Forward(c.stream, b, &c.args))
+	c.saves(savesAttention, p, whole, 0)
+	return c.seal(c.part(p.sp.Forward(c.stream, b, &c.args)))
 }
 
 func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
@@ -153,6 +155,10 @@ func (p *plan) backward(op string, whole *batch, args, grads unsafe.Pointer) err
 	r.memory(&c.args.Saved, &c.args.Workspace, &a, p.unreserved(b), false)
 	if r.err == nil {
 		r.err = c.overlaps(op)
+	}
+	c.saves(savesAttention, p, whole, 0)
+	if r.err == nil {
+		r.err = c.sealed(op)
 	}
 	if r.err != nil {
 		return r.err

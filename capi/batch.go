@@ -13,11 +13,13 @@ import (
 
 // batch is lengths and documents on a context.
 type batch struct {
-	ctx     *context
-	self    uintptr
-	own     *sp.Batch // queries against themselves
-	crossed *sp.Batch // queries against the keys of kv_*; nil = none given
-	number  int64     // as plan.number
+	ctx       *context
+	self      uintptr
+	own       *sp.Batch // queries against themselves
+	crossed   *sp.Batch // queries against the keys of kv_*; nil = none given
+	number    int64     // as plan.number
+	ownID     identity  // of what own is, and of crossed
+	crossedID identity
 }
 
 // int64s views a caller's list.
@@ -82,8 +84,33 @@ func rankRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int
 	return all, total, nil
 }
 
-// gatherPositions makes the ranks' positions [batch, rows] those of whole sequences.
-func gatherPositions(c comm.Comm, s *sp.BatchSpec, mine []int64) error {
+// positionsGiven reports whether the ranks bring positions. A rank without rows has none to bring.
+func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool, error) {
+	const none, given, free = 0, 1, 2
+	mine := byte(none)
+	switch {
+	case rows == 0:
+		mine = free
+	case positions != nil:
+		mine = given
+	}
+	parts, err := comm.GatherBytes(c, []byte{mine})
+	if err != nil {
+		return false, err
+	}
+	rank := [3]int{-1, -1, -1} // a rank of each kind
+	for r, p := range parts {
+		rank[p[0]] = r
+	}
+	if rank[none] >= 0 && rank[given] >= 0 {
+		return false, invalid("%s: positions is NULL on rank %d and given on rank %d: give it on every rank that has rows, or on none", op, rank[none], rank[given])
+	}
+	return rank[given] >= 0, nil
+}
+
+// gatherPositions makes the ranks' positions [batch, rows] those of whole sequences. They count 0, 1, 2, … in each document: other values would mean
+// something to a host that brings them, and nothing here.
+func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) error {
 	var b []byte
 	for _, p := range mine {
 		b = binary.LittleEndian.AppendUint64(b, uint64(p))
@@ -94,14 +121,29 @@ func gatherPositions(c comm.Comm, s *sp.BatchSpec, mine []int64) error {
 	}
 	s.Positions = make([]int64, 0, s.Batch*s.Seq)
 	for i := range s.Batch {
-		for _, p := range parts {
+		for r, p := range parts {
 			row := int64(len(p)) / 8 / s.Batch
 			for j := i * row; j < (i+1)*row; j++ {
-				s.Positions = append(s.Positions, int64(binary.LittleEndian.Uint64(p[8*j:])))
+				at, due := int64(binary.LittleEndian.Uint64(p[8*j:])), int64(0)
+				if n := int64(len(s.Positions)); n%s.Seq > 0 {
+					due = s.Positions[n-1] + 1
+				}
+				if at != 0 && at != due {
+					return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due: positions count 0, 1, 2, ... in each document", op, j, r,
+						int64(len(s.Positions))%s.Seq, i, at, either(due))
+				}
+				s.Positions = append(s.Positions, at)
 			}
 		}
 	}
 	return nil
+}
+
+func either(due int64) string {
+	if due == 0 {
+		return "0"
+	}
+	return strconv.FormatInt(due, 10) + " or 0"
 }
 
 func newBatch(h uintptr, desc, out unsafe.Pointer) error {
@@ -141,10 +183,24 @@ func (c *context) makeBatch(op string, desc, out unsafe.Pointer) error {
 		return err
 	}
 	c.ballot.made++
-	x.number = c.ballot.made
+	x.number, x.ownID, x.crossedID = c.ballot.made, identityOf(x.own), identityOf(x.crossed)
 	c.batches[x] = true
 	*(*uintptr)(out) = x.self
 	return nil
+}
+
+// identityOf is what a batch is: its rows on every rank and its documents.
+func identityOf(b *sp.Batch) (h identity) {
+	if b == nil {
+		return 0
+	}
+	cuQ, cuK := b.Documents()
+	h = h.with(b.Batch()).with(b.Seq()).with(b.KVSeq()).with(b.KVLo()).with(b.KVHi()).withAll(cuQ).withAll(cuK)
+	for r := range b.Size() {
+		lo, hi := b.RankRows(r)
+		h = h.with(lo).with(hi)
+	}
+	return h
 }
 
 // settle makes the batches of sp. It is collective; every rank comes to one verdict.
@@ -153,7 +209,6 @@ func (x *batch) settle(op string, d *cBatch) error {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
 		comm.Field{Name: "kv_seq", Value: number(d.kv_seq)}, comm.Field{Name: "docs", Value: number(d.docs)},
-		comm.Field{Name: "positions given", Value: strconv.FormatBool(d.positions != nil)},
 		comm.Field{Name: "kv_cu_seqlens given", Value: strconv.FormatBool(d.kv_cu_seqlens != nil)})
 	if err != nil {
 		return err
@@ -174,8 +229,10 @@ func (x *batch) settle(op string, d *cBatch) error {
 	if d.docs > 0 {
 		s.CuSeqlens = int64s(d.cu_seqlens, d.docs+1)
 	}
-	if d.positions != nil {
-		if err := gatherPositions(c, &s, int64s(d.positions, d.batch*rows)); err != nil {
+	if given, err := positionsGiven(op, c, d.positions, rows); err != nil {
+		return err
+	} else if given {
+		if err := gatherPositions(op, c, &s, int64s(d.positions, d.batch*rows)); err != nil {
 			return err
 		}
 	}

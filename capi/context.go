@@ -40,13 +40,15 @@ type context struct {
 	failed   error      // after abort
 	closed   bool
 	log      func(level int32, line string)
-	hostOwns bool // ULYSSES_OWN_WORKSPACES: nothing is reserved
-	unagreed bool // ULYSSES_NO_AGREEMENT: calls are not agreed on
+	kept     map[identity]bool // on a GPU: of which plans and batches forward calls have saved
+	hostOwns bool              // ULYSSES_OWN_WORKSPACES: nothing is reserved
+	unagreed bool              // ULYSSES_NO_AGREEMENT: calls are not agreed on
 
 	// Of the call under way, kept here so that no call allocates.
 	ballot     ballot
 	admit      func(error) error // agree, kept here for what asks by a function
 	seen       []seen
+	saving     saving
 	args       sp.Args
 	grads      sp.Grads
 	gdnArgs    gdn.Args
@@ -75,7 +77,7 @@ func (c *context) enter(op string) error {
 		c.mu.Unlock()
 		return err
 	}
-	c.seen = c.seen[:0]
+	c.seen, c.saving = c.seen[:0], saving{}
 	c.ballot.op, c.ballot.cast, c.ballot.n = op, false, 0
 	c.gpu.enter()
 	return nil
@@ -157,9 +159,9 @@ func newLocal(opts, out unsafe.Pointer) error {
 // newContext makes a context on a communicator, which it then owns. All ranks call it with what each found about its own arguments
 // agreed on before.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
-	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2), ballot: newBallot(c.Size()),
+	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, kept: map[identity]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2), ballot: newBallot(c.Size()),
 		hostOwns: s.flags&flagOwnWorkspaces != 0, unagreed: s.flags&flagNoAgreement != 0}
-	x.admit = x.agree
+	x.admit = func(err error) error { return x.agree(x.explain(err)) }
 	defer func() {
 		if err != nil {
 			x.end()

@@ -194,12 +194,21 @@ func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
 	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
-// devices are those that contexts may be on. The plug-in is looked for and not opened, for it would start the driver, which no forked child survives.
-func devices() []string {
-	if cuda.Find() != "" {
-		return []string{"cpu", "cuda"}
+// devices are those that the library was built for or has a plug-in for, those of them that contexts can be made on, and why another one cannot be. The
+// plug-in is looked for and not opened, for it would start the driver, which no forked child survives.
+func devices() (built, usable []string, why map[string]string) {
+	built, usable, why = []string{"cpu"}, []string{"cpu"}, map[string]string{}
+	path := cuda.Find()
+	if path == "" {
+		why["cuda"] = "no CUDA plug-in: " + cuda.Remedy
+		return built, usable, why
 	}
-	return []string{"cpu"}
+	if built = append(built, "cuda"); cuda.WhyUnusable(path) == "" {
+		usable = append(usable, "cuda")
+	} else {
+		why["cuda"] = cuda.WhyUnusable(path)
+	}
+	return built, usable, why
 }
 
 // mpiLibrary is what serves a host's communicators by now; a library has no MPI before the first of them comes.
@@ -213,7 +222,8 @@ func mpiLibrary() string {
 //export uly_build_info
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
-		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "devices": devices(), "cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(),
+		built, usable, why := devices()
+		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "built": built, "devices": usable, "unusable": why, "cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(),
 			"unbuilt": notbuilt.Names()})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"unsafe"
@@ -81,7 +82,7 @@ func (c *context) makeGDNPlan(op string, desc, out unsafe.Pointer) error {
 		named{"v_heads", d.v_heads}, named{"qk_dim", d.qk_dim}, named{"v_dim", d.v_dim}, named{"max_tokens", d.max_tokens}), append(flagFields(d.flags), real("scale", d.scale))...)...); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, max: d.max_tokens, states: d.flags&flagStates != 0}
+	p := &plan{ctx: c, max: d.max_tokens, states: d.flags&flagStates != 0, identity: identity(2).withText(fmt.Sprint(d))}
 	if p.gdn, err = gdn.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
@@ -162,7 +163,8 @@ func (p *plan) deltaForward(op string, whole *batch, args unsafe.Pointer) error 
 	if err := c.join(op, a.stream); err != nil {
 		return err
 	}
-	return c.part(p.gdn.Forward(c.stream, b, x))
+	c.saves(savesDelta, p, whole, 0)
+	return c.seal(c.part(p.gdn.Forward(c.stream, b, x)))
 }
 
 func gdnBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
@@ -209,6 +211,10 @@ func (p *plan) deltaBackward(op string, whole *batch, args, grads unsafe.Pointer
 	r.gdnCommon(p, b, &a, false)
 	if r.err == nil {
 		r.err = c.overlaps(op)
+	}
+	c.saves(savesDelta, p, whole, 0)
+	if r.err == nil {
+		r.err = c.sealed(op)
 	}
 	if r.err != nil {
 		return r.err

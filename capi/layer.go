@@ -14,6 +14,9 @@ type layerKind struct {
 	norm   bool
 }
 
+// id stands for the kind in the tag of what a layer saves.
+func (k layerKind) id() int64 { return k.hidden<<1 | int64(b2i(k.norm)) }
+
 // layerPlaces is where a layer's values lie; T is tokens of this rank.
 type layerPlaces struct {
 	kind                layerKind
@@ -225,14 +228,15 @@ func (p *plan) forwardLayer(op string, whole *batch, args unsafe.Pointer) error 
 		return err
 	}
 	if !x.saved.IsNil() {
-		if err := sizeOf(op, "saved", x.saved, size.Saved); err != nil {
+		if err := c.savedSize(op, x.saved, size.Saved); err != nil {
 			return err
 		}
 	}
 	if err := c.join(op, a.stream); err != nil {
 		return err
 	}
-	return c.part(c.layerForward(p, b, x))
+	c.saves(savesLayer, p, whole, x.kind.id())
+	return c.seal(c.part(c.layerForward(p, b, x)))
 }
 
 // layerForward runs on places that were checked.

@@ -50,13 +50,17 @@ func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer
 	if r.err == nil {
 		r.err = c.overlaps(op)
 	}
+	c.saves(savesLayer, p, whole, x.kind.id())
+	if r.err == nil {
+		r.err = c.sealed(op)
+	}
 	if r.err != nil {
 		return r.err
 	}
 	if err := sizeOf(op, "workspace", x.workspace, size.Workspace); err != nil {
 		return err
 	}
-	if err := sizeOf(op, "saved", x.saved, size.Saved); err != nil {
+	if err := c.savedSize(op, x.saved, size.Saved); err != nil {
 		return err
 	}
 	if err := c.join(op, a.stream); err != nil {

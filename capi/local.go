@@ -114,7 +114,7 @@ func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cArgs, forward bool) {
 		return
 	}
 	if r.err = sizeOf(r.op, "workspace", c.args.Workspace, size.Workspace); r.err == nil && !c.args.Saved.IsNil() {
-		r.err = sizeOf(r.op, "saved", c.args.Saved, size.Saved)
+		r.err = c.savedSize(r.op, c.args.Saved, size.Saved)
 	}
 }
 
@@ -150,6 +150,7 @@ func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointe
 	if p.localMemory(&r, b, &a, true); r.err != nil {
 		return r.err
 	}
+	c.saves(savesLocal, p, whole, 0)
 	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
 	keep := &ws
 	if !c.args.Saved.IsNil() {
@@ -164,7 +165,7 @@ func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointe
 	called := p.call(op, f, user, a.stream, false)
 	x.seq[0], x.heads[0] = c.args.Out, x.keep.out
 	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
-	return p.scatterAfter(op, b, a.stream, called)
+	return c.seal(p.scatterAfter(op, b, a.stream, called))
 }
 
 // gatherFor runs the exchange before the callback, whose work on the caller's stream comes behind it.
@@ -224,6 +225,10 @@ func (p *plan) backwardLocal(op string, whole *batch, args, grads, f, user unsaf
 	r.backward(&g)
 	if p.localMemory(&r, b, &a, false); r.err != nil {
 		return r.err
+	}
+	c.saves(savesLocal, p, whole, 0)
+	if err := c.sealed(op); err != nil {
+		return err
 	}
 	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
 	keep := device.Carver{Mem: c.args.Saved, Align: c.dev.Info().Align}

@@ -12,6 +12,7 @@ package main
 import "C"
 
 import (
+	"regexp"
 	"runtime/debug"
 	"strings"
 	"unsafe"
@@ -45,13 +46,17 @@ func guarded(f func() error) (err error) {
 // errorBytes is the room of a thread's error text, gate.c's.
 const errorBytes = 4096
 
+// internal are functions of packages below, by which their errors begin.
+var internal = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)
+
 // finish leaves the text of an error in the thread's buffer and returns its code. What packages below say is of functions of theirs, which the host does
 // not know: the text names the one that it has called.
 func finish(op string, err error, text *C.char) C.int32_t {
 	if err == nil {
 		return 0
 	}
-	said := err.Error()
+	said := internal.ReplaceAllString(err.Error(), "")
+	said = strings.ReplaceAll(said, "cu_seqlens_k", "kv_cu_seqlens")
 	if !strings.Contains(said, op) {
 		said = op + ": " + said
 	}

@@ -9,6 +9,7 @@ import "C"
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -36,6 +37,7 @@ type plan struct {
 	states   bool
 	rows     map[string]string // of kernels, where the device has several for attention
 	number   int64             // among the plans and batches of the context: the same on all ranks
+	identity identity          // of what it is
 	unserved error             // why no kernel of the device serves the layer's attention
 }
 
@@ -143,7 +145,7 @@ func (c *context) makePlan(op string, desc, out unsafe.Pointer) error {
 	if err := comm.Same(c.comm, op, attentionFields(&d)...); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, cross: d.flags&flagCross != 0, max: d.max_tokens}
+	p := &plan{ctx: c, cross: d.flags&flagCross != 0, max: d.max_tokens, identity: identity(1).withText(fmt.Sprint(d))}
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
@@ -405,7 +407,7 @@ func (p *plan) writeSizes(op string, s sp.Sizes, out unsafe.Pointer) error {
 		return err
 	}
 	lo, hi, klo, khi := p.heads()
-	return write(op, "out", out, &cSizes{saved: uint64(s.Saved), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
+	return write(op, "out", out, &cSizes{saved: uint64(p.ctx.tagged(s.Saved)), workspace: uint64(s.Workspace), head_lo: lo, head_hi: hi, shared_lo: klo, shared_hi: khi})
 }
 
 // planJSON is the plan's text, which lives with it; nil for what is no plan.

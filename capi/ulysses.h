@@ -58,7 +58,9 @@ enum { ULYSSES_F32 = 0x2002, ULYSSES_BF16 = 0x1004, ULYSSES_F16 = 0x1002, ULYSSE
 enum { ULYSSES_CPU = 1, ULYSSES_CUDA = 2 };                      /* device: DLPack's */
 enum { ULYSSES_COMM_AUTO = 0, ULYSSES_COMM_HOST = 1 /* staged through host memory */, ULYSSES_COMM_NCCL = 2, ULYSSES_COMM_IPC = 3 };
 uint32_t    ulysses_version(void);                               /* of the library; if its major is unlike the header's, stop */
-const char *ulysses_build_info(void);                            /* JSON: version, devices, the CUDA plug-in's and MPI's files, what is not built */
+const char *ulysses_build_info(void);                            /* JSON: version, `built` (devices that there is code for), `devices` (those
+                                                                            of them that can be used here), `unusable` (why not the others), the CUDA plug-in's and
+                                                                            MPI's files, what is not built. Opens no driver */
 const char *ulysses_status_string(ulysses_status);
 const char *ulysses_last_error(void);                            /* operation, values, remedy, rank */
 
@@ -132,7 +134,7 @@ void           ulysses_plan_destroy(ulysses_plan *);                     /* loca
 /* Batches [C]: cheap (host only, one small message; a new size class may build kernels once), after the plans they are to serve, alive until the
  * last backward. Rows: seq > 0 cuts evenly, the first seq mod size ranks holding one row more; seq = 0 takes each rank's own `rows` (0 allowed)
  * and adds them up (no ZIGZAG). Documents: cu_seqlens [docs+1] over batch*seq, the same on all ranks, every row's end among them; or positions [batch, rows]
- * of this rank, a document starting where it is 0; or neither: one per row. Padding is a document of its own. All in host memory, copied. */
+ * of this rank (NULL where it has no rows), which count 0, 1, 2, ... in each document: other values are refused; or neither: one per row. Padding is a document of its own. All in host memory, copied. */
 enum { ULYSSES_ZIGZAG = 1 };          /* of 2*ring chunks of a row ring group r holds r and 2*ring-1-r, its Ulysses ranks equal pieces of the two */
 typedef struct ulysses_batch ulysses_batch;
 typedef struct { uint32_t struct_size; int32_t flags; int64_t batch, seq, rows, kv_seq, kv_rows, docs;   /* kv_*: for ULYSSES_CROSS plans, as many docs */
@@ -147,7 +149,8 @@ void           ulysses_batch_destroy(ulysses_batch *);                          
 /* Bytes every call of the pair brings, and the heads this rank computes: `heads` = attention's q, out, gdn's v, g, beta, out; `shared` = attention's
  * k, v, gdn's q, k. batch NULL = for max_tokens: enough for one sequence of so many or fewer that is cut evenly, whatever its documents, and for states of
  * one; several sequences, own `rows` and more states can need more. Alignment: 256 bytes on CUDA, 64 on the CPU. `saved` is plain bytes, free to be moved and
- * offloaded. */
+ * offloaded. On the CPU it begins with a tag of 64 bytes, which the sizes count: backward refuses memory that no forward call wrote, or one with another
+ * plan, batch or layer. On a GPU, where reading a tag would wait for it, backward refuses plans and batches that no forward call has saved for. */
 typedef struct { uint32_t struct_size; int32_t reserved; uint64_t saved, workspace; int64_t head_lo, head_hi, shared_lo, shared_hi; } ulysses_sizes;
 ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 

@@ -3,6 +3,7 @@ package comm
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"unsafe"
 
@@ -65,7 +66,27 @@ func Agree(c Comm, err error) error {
 }
 
 // Field is a value that all ranks must have alike.
-type Field struct{ Name, Value string }
+type Field struct {
+	Name, Value string
+
+	list   []int64 // of List
+	isList bool
+}
+
+// List is a Field of many numbers; nil = not given. A hash of them travels. Where it differs, the first number that does is found and named.
+func List(name string, list []int64) Field {
+	value := "not given"
+	if list != nil {
+		h := fnv.New64a()
+		var word [8]byte
+		for _, x := range list {
+			binary.LittleEndian.PutUint64(word[:], uint64(x))
+			h.Write(word[:])
+		}
+		value = fmt.Sprintf("%d entries, hash %016x", len(list), h.Sum64())
+	}
+	return Field{Name: name, Value: value, list: list, isList: true}
+}
 
 // Same compares the fields over the ranks; what they belong to starts the text of the error, which names a rank that differs from
 // rank 0, the field, and both values. All ranks get the same error.
@@ -88,12 +109,54 @@ func Same(c Comm, what string, fields ...Field) error {
 			if theirs[i].Name != root[i].Name {
 				return status.Errorf(status.InvalidArgument, "%s: rank %d compares %s where rank 0 compares %s: all ranks must run the same program", what, r, theirs[i].Name, root[i].Name)
 			}
+			if theirs[i].Value != root[i].Value && fields[i].isList {
+				return listDifference(c, what, fields[i])
+			}
 			if theirs[i].Value != root[i].Value {
 				return status.Errorf(status.InvalidArgument, "%s: %s is %s on rank %d and %s on rank 0: it must be the same on all ranks", what, root[i].Name, theirs[i].Value, r, root[i].Value)
 			}
 		}
 	}
 	return nil
+}
+
+// listDifference names the first number of a list that is another on some rank than on rank 0. All ranks call it.
+func listDifference(c Comm, what string, f Field) error {
+	first, err := BroadcastBytes(c, tensor.OfInt64(f.list, int64(len(f.list))).RawBytes(), 0)
+	if err != nil {
+		return err
+	}
+	var mine string
+	root := make([]int64, len(first)/8)
+	for i := range root {
+		root[i] = int64(binary.LittleEndian.Uint64(first[8*i:]))
+	}
+	switch at := 0; {
+	case len(f.list) == 0 && len(root) > 0:
+		mine = fmt.Sprintf("%s is not given on rank %d and has %d entries on rank 0", f.Name, c.Rank(), len(root))
+	case len(f.list) > 0 && len(root) == 0:
+		mine = fmt.Sprintf("%s has %d entries on rank %d and is not given on rank 0", f.Name, len(f.list), c.Rank())
+	default:
+		for at < min(len(root), len(f.list)) && root[at] == f.list[at] {
+			at++
+		}
+		switch {
+		case at < min(len(root), len(f.list)):
+			mine = fmt.Sprintf("%s[%d] is %d on rank %d and %d on rank 0", f.Name, at, f.list[at], c.Rank(), root[at])
+		case len(root) != len(f.list):
+			mine = fmt.Sprintf("%s has %d entries on rank %d and %d on rank 0", f.Name, len(f.list), c.Rank(), len(root))
+		}
+	}
+	all, err := GatherBytes(c, []byte(mine))
+	if err != nil {
+		return err
+	}
+	for _, said := range all {
+		if len(said) > 0 {
+			return status.Errorf(status.InvalidArgument, "%s: %s: it must be the same on all ranks", what, said)
+		}
+	}
+	return status.Errorf(status.Internal, "%s: %s differs between ranks, and no entry does", what, f.Name)
 }
 
 func appendString(b []byte, s string) []byte {
@@ -109,7 +172,7 @@ func parseFields(b []byte) []Field {
 	}
 	var fields []Field
 	for pair := range slices.Chunk(words, 2) {
-		fields = append(fields, Field{pair[0], pair[1]})
+		fields = append(fields, Field{Name: pair[0], Value: pair[1]})
 	}
 	return fields
 }

@@ -38,7 +38,7 @@ func suiteAgree(c Comm) error {
 }
 
 func suiteSame(c Comm) error {
-	if err := Same(c, "plan", Field{"heads", "8"}, Field{"", ""}, Field{"length", "4096"}); err != nil {
+	if err := Same(c, "plan", Field{Name: "heads", Value: "8"}, Field{Name: "", Value: ""}, Field{Name: "length", Value: "4096"}); err != nil {
 		return err
 	}
 	bad := c.Size() - 1
@@ -46,13 +46,44 @@ func suiteSame(c Comm) error {
 	if c.Rank() == bad {
 		length = "4097"
 	}
-	err := Same(c, "plan", Field{"heads", "8"}, Field{"length", length})
+	err := Same(c, "plan", Field{Name: "heads", Value: "8"}, Field{Name: "length", Value: length})
 	if c.Size() == 1 {
 		return err
 	}
 	want := fmt.Sprintf("plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks", bad)
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("same: %v, want %q", err, want)
+	}
+	return suiteSameLists(c, bad)
+}
+
+// suiteSameLists wants the first entry that differs, the lengths, or that one list is missing.
+func suiteSameLists(c Comm, bad int) error {
+	for _, x := range []struct {
+		root, other []int64
+		want        string
+	}{
+		{[]int64{0, 4, 7}, []int64{0, 5, 7}, "starts[1] is 5 on rank %d and 4 on rank 0"},
+		{[]int64{0, 4, 7}, []int64{0, 4}, "starts has 2 entries on rank %d and 3 on rank 0"},
+		{nil, []int64{0, 4}, "starts has 2 entries on rank %d and is not given on rank 0"},
+		{[]int64{0, 4}, nil, "starts is not given on rank %d and has 2 entries on rank 0"},
+		{[]int64{0, 4}, []int64{0, 4}, ""},
+	} {
+		list := x.root
+		if c.Rank() == bad {
+			list = x.other
+		}
+		err := Same(c, "batch", Field{Name: "seq", Value: "9"}, List("starts", list))
+		if x.want == "" {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		want := "batch: " + fmt.Sprintf(x.want, bad) + ": it must be the same on all ranks"
+		if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
+			return wrong("lists: %v, want %q", err, want)
+		}
 	}
 	return nil
 }

@@ -1,9 +1,7 @@
 package sp
 
 import (
-	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"slices"
 	"strconv"
 
@@ -48,11 +46,11 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 		comm.Field{Name: "batch", Value: number(s.Batch)},
 		comm.Field{Name: "seq", Value: number(s.Seq)},
 		comm.Field{Name: "kv_seq", Value: number(s.KVSeq)},
-		comm.Field{Name: "cu_seqlens", Value: digest(s.CuSeqlens)},
-		comm.Field{Name: "cu_seqlens_k", Value: digest(s.CuSeqlensKV)},
-		comm.Field{Name: "positions", Value: digest(s.Positions)},
-		comm.Field{Name: "rows", Value: digest(s.Rows)},
-		comm.Field{Name: "kv_rows", Value: digest(s.KVRows)})
+		comm.List("cu_seqlens", s.CuSeqlens),
+		comm.List("cu_seqlens_k", s.CuSeqlensKV),
+		comm.List("positions", s.Positions),
+		comm.List("rows", s.Rows),
+		comm.List("kv_rows", s.KVRows))
 	if err != nil {
 		return nil, err
 	}
@@ -237,20 +235,6 @@ func disagreement(cu, positions []int64) string {
 		}
 	}
 	return fmt.Sprintf("%d and %d entries", len(cu), len(positions))
-}
-
-// digest stands for a list in the comparison of ranks.
-func digest(x []int64) string {
-	if x == nil {
-		return "none"
-	}
-	h := fnv.New64a()
-	var buf [8]byte
-	for _, v := range x {
-		binary.LittleEndian.PutUint64(buf[:], uint64(v))
-		h.Write(buf[:])
-	}
-	return fmt.Sprintf("%d entries, hash %016x", len(x), h.Sum64())
 }
 
 // Batch is the number of sequences; Seq and KVSeq the queries and keys in each.

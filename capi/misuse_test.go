@@ -1,0 +1,129 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"ulysses/cuda"
+	"ulysses/internal/status"
+)
+
+// says wants a refusal with these words, and no name that a host in C does not know.
+func says(t *testing.T, what string, err error, words ...string) {
+	t.Helper()
+	refused(t, what, status.InvalidArgument, err)
+	if err == nil {
+		return
+	}
+	buffer := make([]byte, errorBytes)
+	finish("ulysses_f", err, (text)(unsafe.Pointer(&buffer[0])))
+	said, _, _ := strings.Cut(string(buffer), "\x00")
+	for _, w := range words {
+		if !strings.Contains(said, w) {
+			t.Errorf("%s: %q does not say %q", what, said, w)
+		}
+	}
+	for _, w := range []string{"sp.", "gdn.", "comm.", "hash", "cu_seqlens_k", " dim "} {
+		if strings.Contains(said, w) {
+			t.Errorf("%s: %q says %q", what, said, w)
+		}
+	}
+}
+
+// Positions that are not those in a document are refused by all ranks, by the first that is another; a rank without rows brings none.
+func TestPositionsThatMeanSomethingElse(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		all := []int64{0, 1, 2, 3, 4, 9, 6, 7}
+		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 8, positions: &all[4*rank]}
+		var b uintptr
+		says(t, "a jump", newBatch(ctx, p(&l), p(&b)), "positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
+		all = []int64{3, 4, 5, 6, 7, 8, 9, 10}
+		l.positions = &all[4*rank]
+		says(t, "a start", newBatch(ctx, p(&l), p(&b)), "positions[0] on rank 0 (token 0 of sequence 0) is 3, and 0 is due")
+		all = []int64{0, 1, 2, 0, 1, 0, 1, 2}
+		l.positions = &all[4*rank]
+		must(t, newBatch(ctx, p(&l), p(&b)))
+		if rank == 1 {
+			l.positions = nil
+		}
+		says(t, "one rank's alone", newBatch(ctx, p(&l), p(&b)), "positions is NULL on rank 1 and given on rank 0")
+		l.seq, l.rows = 0, int64(8-8*rank)
+		l.positions = &all[0]
+		if rank == 1 {
+			l.positions = nil
+		}
+		must(t, newBatch(ctx, p(&l), p(&b)))
+	})
+}
+
+// What ranks describe otherwise is told by the header's names, with the first entry that differs and both values.
+func TestDifferencesAreNamed(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := int64(rank)
+		d := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, heads: 4, head_dim: 8 + r}
+		rule := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, qk_heads: 2, v_heads: 4, qk_dim: 8, v_dim: 8 + r}
+		var plan, b uintptr
+		says(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
+		says(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
+		d.head_dim, d.kv_heads = 8, 3
+		says(t, "kv_heads", newPlan(ctx, p(&d), p(&plan)), "heads is 4 and kv_heads 3")
+		cu, kv := []int64{0, 3, 5 + r, 9}, []int64{0, 2, 4 - r, 6}
+		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 9, docs: 3, cu_seqlens: &cu[0]}
+		says(t, "cu_seqlens", newBatch(ctx, p(&l), p(&b)), "cu_seqlens[2] is 6 on rank 1 and 5 on rank 0")
+		cu[2] = 5
+		l.kv_seq, l.kv_cu_seqlens = 6, &kv[0]
+		says(t, "kv_cu_seqlens", newBatch(ctx, p(&l), p(&b)), "kv_cu_seqlens[2] is 3 on rank 1 and 4 on rank 0")
+		l.kv_cu_seqlens = nil
+		says(t, "no documents of keys", newBatch(ctx, p(&l), p(&b)), "give kv_cu_seqlens")
+	})
+}
+
+// Backward refuses what no forward pass of its plan and batch has saved, on all ranks alike; saved memory may be moved, and read by a plan like the
+// one that wrote it.
+func TestSavedIsTagged(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		d := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, heads: 4, head_dim: 8}
+		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 8}
+		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
+		cu := []int64{0, 3, 8}
+		var plan, causal, twin, batch, packed uintptr
+		must(t, newPlan(ctx, p(&d), p(&plan)))
+		must(t, newPlan(ctx, p(&d), p(&twin)))
+		d.flags = flagCausal
+		must(t, newPlan(ctx, p(&d), p(&causal)))
+		must(t, newBatch(ctx, p(&l), p(&batch)))
+		l.docs, l.cu_seqlens = 2, &cu[0]
+		must(t, newBatch(ctx, p(&l), p(&packed)))
+		must(t, planSizes(plan, batch, p(&size)))
+		x := func() *cTensor { return tensorOf(1, 4, 4, 8) }
+		a := cArgs{struct_size: uint32(unsafe.Sizeof(cArgs{})), q: x(), k: x(), v: x(), out: x(), saved: aligned(size.saved), saved_bytes: size.saved}
+		g := cGrads{struct_size: uint32(unsafe.Sizeof(cGrads{})), dout: x(), dq: x(), dk: x(), dv: x()}
+		must(t, attentionForward(plan, batch, p(&a)))
+		moved := a
+		moved.saved = aligned(size.saved)
+		copy(unsafe.Slice((*byte)(moved.saved), size.saved), unsafe.Slice((*byte)(a.saved), size.saved))
+		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
+		must(t, attentionBackward(twin, batch, p(&a), p(&g)))
+		says(t, "another plan", attentionBackward(causal, batch, p(&a), p(&g)), "saved is of a forward call with another plan")
+		says(t, "another batch", attentionBackward(plan, packed, p(&a), p(&g)), "saved is of a forward call with another plan, batch")
+		if rank == 1 {
+			unsafe.Slice((*byte)(a.saved), 8)[3]++
+		}
+		says(t, "garbage on one rank", attentionBackward(plan, batch, p(&a), p(&g)), "rank 1", "saved has not been written by a forward call")
+		a.saved_bytes--
+		says(t, "too little", attentionForward(plan, batch, p(&a)), "saved has", "are needed")
+		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
+	})
+}
+
+// A device that has a plug-in and no GPU is built and not usable, and the reason is told.
+func TestUsableDevices(t *testing.T) {
+	t.Setenv("ULYSSES_CUDA_PLUGIN", "/plugins/libulysses_cuda.so")
+	t.Setenv("CUDA_VISIBLE_DEVICES", "") // as without a GPU
+	built, usable, why := devices()
+	if !slices.Equal(built, []string{"cpu", "cuda"}) || !slices.Equal(usable, []string{"cpu"}) || why["cuda"] != cuda.WhyUnusable("/plugins/libulysses_cuda.so") || why["cuda"] == "" {
+		t.Error(built, usable, why)
+	}
+}
