@@ -75,7 +75,7 @@ func TestCUDAWithoutIPC(t *testing.T) {
 		if (code == 0) != c.fine || !strings.Contains(stderr, c.says) {
 			t.Errorf("IPC %s, %s: exit %d\n%s\n%s", c.ipc, c.comm, code, stdout, stderr)
 		}
-		if c.fine && !strings.Contains(stdout, "which 2 ranks share") {
+		if c.fine && !strings.Contains(stdout, "that 2 ranks share") {
 			t.Errorf("each plans on the whole memory: %s", stdout)
 		}
 	}
