@@ -1,11 +1,11 @@
 # make        build bin/ulysses-mpi
 # make run    build, and train a small hybrid on four ranks
 # make test   everything that needs no GPU
-# make figures   run the examples, and make the figures that README.md quotes
+# make figures   run the examples and write the figures that README.md quotes
 # make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
-# make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test those of the tests.
-#             As root the other targets install them too; for anybody else they print what is missing.
+# make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test: the tests' packages.
+#             As root the other targets also install them; for other users they print what is missing.
 # make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
 
 GO      ?= go
@@ -27,7 +27,7 @@ MPIRUN := mpirun --oversubscribe --bind-to none
 
 all: build
 
-# What ulysses-mpi --version says of the source; empty outside of a git checkout.
+# The commit that ulysses-mpi --version prints; empty outside of a git checkout.
 COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)
 STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"
 
@@ -136,7 +136,7 @@ wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
 # The package against the library: alone, under mpirun with mpi4py, and with PyTorch and transformers.
-# CI=true or TORCH=1 installs these two (2.5 minutes, 6 GB); otherwise PYTHON=... may have them.
+# CI=true or TORCH=1 installs PyTorch and transformers (2.5 minutes, 6 GB). Otherwise the interpreter PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
 test-python: lib cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \
@@ -163,7 +163,7 @@ goldens: .venv/goldens
 .venv/goldens: testdata/goldens/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
-# The figures that README.md and the examples quote, from real runs on this machine: docs/figures.json and the pictures.
+# docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs on this machine.
 figures: build
 	python3 docs/figures.py $(MPIRUN) -n $(RANKS)
 

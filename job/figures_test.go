@@ -127,7 +127,7 @@ func TestFiguresInTheDocuments(t *testing.T) {
 		source := text(t, "../examples/"+x.file+".toml")
 		head, _, _ := strings.Cut(source, "kind =")
 		check(x.file+".toml", head, 1)
-		if want := fmt.Sprintf("After %d steps the part of the book that it never saw costs it %.2f nats a byte.", x.run.Steps, x.run.HeldOut); !strings.Contains(head, want) {
+		if want := fmt.Sprintf("After %d steps the loss on the held-out part of the book is %.2f nats a byte.", x.run.Steps, x.run.HeldOut); !strings.Contains(head, want) {
 			t.Errorf("%s.toml does not say %q", x.file, want)
 		}
 		if !strings.Contains(source, fmt.Sprintf("steps = %d\n", x.run.Steps)) {

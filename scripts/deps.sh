@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# deps.sh build|test [install]: are the packages there that the build needs (Open MPI, gcc, pkg-config; Go must be there), or
-# the tests (also Slurm, g++, gfortran, and venv for the CUDA compiler and the tests of python/)?
+# deps.sh build|test [install] checks for the packages that the build needs (Open MPI, gcc, pkg-config; Go must be installed), or
+# that the tests need (also Slurm, g++, gfortran, and venv for the CUDA compiler and the tests of python/).
 #
-# What is missing is installed by root, as in a container. For anybody else it is installed, with sudo, only when asked to
-# (install: `make deps`, `make deps-test`); otherwise the packages and the command are printed. Missing packages of the build
-# are an error; tests skip what they cannot run.
+# Root installs missing packages, as in a container. For other users `install` (make deps, make deps-test) installs them with sudo;
+# without it the script prints the packages and the command. Missing packages of the build are an error; tests skip what they cannot run.
 set -euo pipefail
 what=${1:-build} install=${2:-}
 

@@ -1,7 +1,9 @@
-// Package input reads what users give: files that must be regular ones, JSON that must say a thing once, and names that are quoted in messages.
+// Package input reads files that users give: regular files alone, JSON objects without repeated
+// keys, and names that are quoted in messages.
 //
-// Open and Read never block and never read without a bound: a named pipe would make a rank wait for ever, and a device has no end. JSON decodes
-// what encoding/json decodes, and refuses a key that an object has twice. Quote and Short keep a name from a file to the length of a line.
+// Open and Read never block, and Read has a limit: a named pipe would make a rank wait forever, and
+// a device has no end. JSON decodes as encoding/json does, and refuses an object that has a key
+// twice. Quote and Short shorten a long name from a file, so a message stays on one line.
 package input
 
 import (
@@ -12,13 +14,14 @@ import (
 	"syscall"
 )
 
-// Limits on files that are read whole, in bytes. The largest that are published have about a tenth of it.
+// Limits on files that are read whole, in bytes. The largest published files have about a tenth of
+// these sizes.
 const (
 	MaxConfig    = 64 << 20  // config.json, an index, a manifest and the like
 	MaxTokenizer = 512 << 20 // tokenizer.json
 )
 
-// KindError says that a path is no regular file.
+// KindError is the error of a path that is not a regular file.
 type KindError struct {
 	Path string
 	Mode fs.FileMode
@@ -42,7 +45,8 @@ func kindOf(m fs.FileMode) string {
 	return "no file"
 }
 
-// Stat describes the regular file that a path leads to, without opening it. It fails with a *KindError where the path leads to something else.
+// Stat describes the regular file at a path without opening it. It returns a *KindError if the path
+// leads to anything else.
 func Stat(path string) (fs.FileInfo, error) {
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -51,13 +55,14 @@ func Stat(path string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// Open opens a regular file for reading and returns its length. It fails with a *KindError on anything else, which it does not open: opening a
-// pipe waits for a writer, and opening a device may do something.
+// Open opens a regular file for reading and returns its length. It returns a *KindError for
+// anything else, without opening it: opening a pipe waits for a writer, and opening a device may
+// have side effects.
 func Open(path string) (*os.File, int64, error) {
 	if _, err := Stat(path); err != nil {
 		return nil, 0, err
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // not to wait for a pipe that has just taken the file's name
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not wait if a pipe has just replaced the file
 	if err != nil {
 		return nil, 0, err
 	}
@@ -85,7 +90,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	if size > limit {
 		return nil, long(fmt.Sprint(size))
 	}
-	text, err := io.ReadAll(io.LimitReader(f, limit+1)) // it may grow meanwhile, and files of /proc have no size
+	text, err := io.ReadAll(io.LimitReader(f, limit+1)) // the file may grow meanwhile, and files of /proc have no size
 	if err == nil && int64(len(text)) > limit {
 		err = long(fmt.Sprintf("more than %d", limit))
 	}

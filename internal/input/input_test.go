@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// What is no regular file is refused by its kind, at once: a pipe without a writer would make Open wait for ever.
+// Paths that are not regular files are refused by their kind, at once: a pipe without a writer
+// would make Open wait forever.
 func TestOnlyRegularFiles(t *testing.T) {
 	dir := t.TempDir()
 	pipe, socket, file := filepath.Join(dir, "pipe"), filepath.Join(dir, "socket"), filepath.Join(dir, "file")
@@ -89,7 +90,7 @@ func TestJSON(t *testing.T) {
 	}
 }
 
-// Once never fails on what it is not made for, and finds what a decoder by tokens finds.
+// Once accepts text that is not JSON, and finds the same repeated keys as a decoder by tokens.
 func FuzzOnce(f *testing.F) {
 	for _, s := range []string{`{"a":1,"a":2}`, `{"a":{"a":[{"b":1,"b":1}]}}`, `"\"`, `{"\u0061":1,"a":[]}`, `}`} {
 		f.Add([]byte(s))

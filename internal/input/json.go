@@ -8,8 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// JSON decodes one JSON value as json.Unmarshal does, and refuses more text behind it and an object that has the same key twice, at any depth:
-// which of the two counts differs between readers. Fields that v has no place for are left out, as upstream files need it.
+// JSON decodes one JSON value as json.Unmarshal does. It refuses text after the value, and an
+// object that has a key twice, at any depth: readers differ in which of the two values they use.
+// Fields that v does not have are ignored, because upstream files have more fields.
 func JSON(text []byte, v any) error {
 	if err := json.Unmarshal(text, v); err != nil {
 		return shortened(err)
@@ -17,7 +18,7 @@ func JSON(text []byte, v any) error {
 	return Once(text)
 }
 
-// shortened is an error of encoding/json that does not hold a whole value of the file.
+// shortened wraps an error of encoding/json whose text would hold a whole value of the file.
 func shortened(err error) error {
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) {
@@ -36,7 +37,7 @@ func shortened(err error) error {
 
 // Once refuses valid JSON in which an object has a key twice.
 func Once(text []byte) error {
-	var open []*object // objects and lists that have begun; nil is a list
+	var open []*object // open objects and lists, the innermost last; nil is a list
 	key := false       // the next string is a key
 	for at := 0; at < len(text); at++ {
 		switch text[at] {
@@ -71,7 +72,7 @@ func Once(text []byte) error {
 	return nil
 }
 
-// keyOf is a key with its escapes undone, as encoding/json has it.
+// keyOf returns a key without escapes, as encoding/json decodes it.
 func keyOf(raw []byte) []byte {
 	if bytes.IndexByte(raw, '\\') < 0 && utf8.Valid(raw) {
 		return raw
@@ -83,7 +84,7 @@ func keyOf(raw []byte) []byte {
 	return []byte(s)
 }
 
-// object is the keys of one that has begun: a few are compared one by one.
+// object holds the keys of an open object. A few keys are compared one by one.
 type object struct {
 	few  [8][]byte
 	n    int

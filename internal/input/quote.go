@@ -7,25 +7,28 @@ import (
 	"unicode/utf8"
 )
 
-// most is the bytes of a name that a message shows.
+// most is the number of bytes of a name that a message shows.
 const most = 100
 
-// Quote is a text from a file in quotes; of a long one it is the beginning, and the number of bytes.
+// Quote returns a text from a file in quotes. It shortens a long text to its first bytes and the
+// number of bytes.
 func Quote(s string) string {
 	head, rest := cut(s)
 	return strconv.Quote(head) + rest
 }
 
-// Short is a text from a file as it stands; of a long one it is the beginning, and the number of bytes.
+// Short returns a text from a file without quotes. It shortens a long text to its first bytes and
+// the number of bytes.
 func Short(s string) string {
 	head, rest := cut(s)
 	return head + rest
 }
 
-// longWord is the bytes of a word in a message that is shown whole: a path may be so long.
+// longWord is the longest word, in bytes, that a message shows whole. Paths may be this long.
 const longWord = 1000
 
-// Words is a message without words that are longer than any name should be: of these it has the beginning, and the number of bytes.
+// Words returns a message in which each word longer than longWord is shortened to its first bytes
+// and the number of bytes.
 func Words(message string) string {
 	if len(message) <= longWord {
 		return message

@@ -1,15 +1,16 @@
-// Package notbuilt lists what the program and the library do not have. Whoever refuses a feature takes the words from here, and the page
-// docs/not-built.md is made of the list, so that the two say the same.
+// Package notbuilt lists the features that the program and the library do not have. Every refusal
+// of a feature takes its words from this list, and Page makes docs/not-built.md of it, so the two
+// agree.
 package notbuilt
 
 // Feature is something that is not built.
 type Feature struct {
 	Name    string // as in "ring attention"; without an article
-	Where   string // what asks for it, in Markdown
-	Instead string // what is built, or what to do
+	Where   string // the keys, fields or options that ask for the feature, in Markdown
+	Instead string // the fix: what is built, or what to do
 	Many    bool   // Name is a plural
 
-	Names []string // in the C library's build information, of what its header declares
+	Names []string // the feature's names in the C library's build information
 }
 
 // Refused returns the sentence that the feature is not built.
@@ -23,7 +24,7 @@ func (f *Feature) Refused() string {
 // Text returns the sentence of a refusal: the feature is not built, and what to do.
 func (f *Feature) Text(fix string) string { return f.Refused() + "; " + fix }
 
-// Area is a heading of the page with its features.
+// Area is a section of the page: a heading and its features.
 type Area struct {
 	Name     string
 	Features []*Feature

@@ -13,9 +13,9 @@ func Page() string {
 	b.WriteString(`# What is not built
 
 This page is for those who want to know whether their job, their model or their host program can run.
-What it lists is refused by name, on all ranks and before anything runs: a job ends with exit code 3,
-a call of the C library returns ` + "`ULYSSES_UNSUPPORTED`" + `. The page is made of the list that the refusals
-take their words from (` + "`internal/notbuilt`; `go test ./internal/notbuilt -update` writes it" + `).
+Every feature in the tables is refused by name, on all ranks, before anything runs: a job ends with exit
+code 3, and a call of the C library returns ` + "`ULYSSES_UNSUPPORTED`" + `. The page and the refusals take their
+words from one list (` + "`internal/notbuilt`; `go test ./internal/notbuilt -update` writes the page" + `).
 `)
 	for _, a := range Areas {
 		fmt.Fprintf(&b, "\n## %s\n\n| not built | asked for by | what is built, or what to do |\n|---|---|---|\n", a.Name)

@@ -22,7 +22,7 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// docs/not-built.md is the list, and README.md names no feature of its own but leads there.
+// docs/not-built.md equals Page, and README.md links to it instead of naming features.
 func TestPage(t *testing.T) {
 	const path = "docs/not-built.md"
 	if *update {
@@ -46,7 +46,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// The header names what it declares and nobody has built, and nothing else there.
+// The header's list of features that are not built has each such feature that the header declares,
+// and no other.
 func TestHeader(t *testing.T) {
 	_, text, ok := strings.Cut(read(t, "capi/ulysses.h"), "says so by name: ")
 	text, _, end := strings.Cut(text, ".")
@@ -79,7 +80,8 @@ func contains(all []string, name string) bool {
 	return false
 }
 
-// Every feature of the list is refused somewhere, and whoever says that something is not built has the words from the list.
+// Every feature of the list is refused somewhere, and every text that says "is not built" comes
+// from the list.
 func TestRefusalsUseTheList(t *testing.T) {
 	listed := map[string]bool{}
 	for _, m := range regexp.MustCompile(`(?m)^\t(\w+)\s+= &Feature\{`).FindAllStringSubmatch(read(t, "internal/notbuilt/features.go"), -1) {
@@ -94,7 +96,8 @@ func TestRefusalsUseTheList(t *testing.T) {
 	}
 	use := regexp.MustCompile(`\bnotbuilt\.(\w+)\.(?:Instead|Text|Refused)\b|\bnotbuilt\.(\w+)\b`)
 	says := regexp.MustCompile("[\"`].*\\bnot built\\b")
-	// Lines that say so of no feature: the table of exit codes, and a sentence that takes the words from a function.
+	// Lines with these words that refuse no feature: the table of exit codes, and a sentence whose
+	// words come from a function.
 	other := regexp.MustCompile(`needs something that is not built|layerKinds\(\)`)
 	for _, dir := range []string{"capi", "comm", "gdn", "job", "model", "sp", "tile", "train", "internal/tokenizer", "internal/backends", "internal/status"} {
 		files, err := filepath.Glob(filepath.Join(root, dir, "*.go"))

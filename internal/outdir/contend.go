@@ -11,8 +11,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// inspect looks at the file of another process. It returns nil when the name is free, or may be: create decides. Otherwise it
-// returns the refusal.
+// inspect examines the owner file of another process. It returns nil if the name is free or may be
+// free, and create decides then. Otherwise it returns the refusal.
 func (o *Owner) inspect(wait func(string)) error {
 	for began := time.Now(); ; time.Sleep(settle / 100) {
 		f, err := os.OpenFile(o.path, os.O_RDWR|syscall.O_NOFOLLOW, 0)
@@ -32,8 +32,8 @@ func (o *Owner) inspect(wait func(string)) error {
 	}
 }
 
-// judge decides about an open owner file: its owner is dead and it is removed, the folder is refused, or the file is to be looked at again. It
-// has been looked at for a time.
+// judge decides on an open owner file: the owner is dead and the file is removed, or the folder is
+// refused, or the caller must look again. looked is the time since the first look.
 func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retry bool, err error) {
 	locked, lockErr := lockFile(f)
 	free, last := locked || lockErr != nil, looked > settle
@@ -42,7 +42,7 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 		return !last, o.refuse(nil, "changes all the time")
 	}
 	r := readRecord(f)
-	if r == nil { // being written, or not by this program
+	if r == nil { // half-written, or written by another program
 		if !last || !locked {
 			return !last, o.refuse(nil, "cannot be read")
 		}
@@ -50,14 +50,14 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 	}
 	state := r.seen(&o.self)
 	switch {
-	case r.Ended && free, locked && r.Locked && r.Boot != "" && r.Boot == o.self.Boot: // the kernel has taken the lock from its owner
+	case r.Ended && free, locked && r.Locked && r.Boot != "" && r.Boot == o.self.Boot: // the kernel has released the owner's lock
 	case state == alive && !last, state == dying && looked < patience: // it may have been killed a moment ago
 		return true, nil
 	case state == alive, state == dying:
 		return false, o.refuse(r, "")
-	case !free && !last: // locked by the owner, or for a moment by another contender
+	case !free && !last: // locked by the owner, or briefly by another contender
 		return true, nil
-	case r.requeued(&o.self): // the lock of a node that is gone may outlast it
+	case r.requeued(&o.self): // the lock of a dead node may still be held
 	case !free:
 		return false, o.refuse(r, "")
 	case state == dead:
@@ -69,13 +69,14 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 	return false, o.remove(info, r)
 }
 
-// renewed waits until a silent owner has had time to renew its file, and reports whether it has done so.
+// renewed waits for the time in which a live owner renews its file, and reports whether the owner
+// has renewed it.
 func (o *Owner) renewed(info fs.FileInfo, r *Record, wait func(string)) bool {
 	wait(fmt.Sprintf("output.dir: %s was in use by the %v, which cannot be looked at from here: waiting %v for a sign of life", o.dir, r, patience))
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(patience / 60) {
-		f, err := os.Open(o.path) // which makes NFS look at the server's copy
+		f, err := os.Open(o.path) // opening makes NFS fetch the server's attributes
 		if err != nil {
-			return false // gone: create decides
+			return false // the file is gone: create decides
 		}
 		now, err := f.Stat()
 		f.Close()
@@ -86,7 +87,8 @@ func (o *Owner) renewed(info fs.FileInfo, r *Record, wait func(string)) bool {
 	return false
 }
 
-// remove takes the file of a dead owner away. Another process may have done the same and put its own file there since: that stays.
+// remove deletes the file of a dead owner. If another process has already deleted it and put its
+// own file there, that file stays.
 func (o *Owner) remove(info fs.FileInfo, r *Record) error {
 	stale := o.path + ".stale." + o.self.Token
 	if err := os.Rename(o.path, stale); errors.Is(err, fs.ErrNotExist) {
@@ -96,7 +98,7 @@ func (o *Owner) remove(info fs.FileInfo, r *Record) error {
 	}
 	defer os.Remove(stale)
 	if got, err := os.Lstat(stale); err != nil || !os.SameFile(got, info) {
-		os.Link(stale, o.path) // fails where a third process has taken the folder: the one removed here finds out by Held
+		os.Link(stale, o.path) // fails if a third process has become the owner; the owner whose file was moved here learns it from Held
 		return nil
 	}
 	if o.Before = r; r.Run == "" {
@@ -105,13 +107,13 @@ func (o *Owner) remove(info fs.FileInfo, r *Record) error {
 	return nil
 }
 
-// named reports whether the file has still the name that counts.
+// named reports whether the file is still the one at o.path.
 func (o *Owner) named(info fs.FileInfo) bool {
 	at, err := os.Lstat(o.path)
 	return err == nil && os.SameFile(at, info)
 }
 
-// refuse names the owner and what can be done. r is nil where it is not known.
+// refuse returns the error that names the owner and the fix. r is nil if the owner is unknown.
 func (o *Owner) refuse(r *Record, why string) error {
 	if r == nil {
 		return status.Errorf(status.IO, "output.dir: %s is in use, and %s %s; choose another output.dir, or remove that file if no job runs", o.dir, o.path, why)
@@ -119,11 +121,12 @@ func (o *Owner) refuse(r *Record, why string) error {
 	return status.Errorf(status.IO, "output.dir: %s is in use by the %v; choose another output.dir, or wait until that job has ended", o.dir, r)
 }
 
-// lockFile is flock; tests put a file system without locks in its place.
+// lockFile is flock. Tests replace it to simulate a file system without locks.
 var lockFile = flock
 
-// flock locks a file unless another process has it locked. An error means that the file system has no locks. The lock ends with the
-// file's last descriptor, also where the process is killed.
+// flock locks a file unless another process has locked it. An error means that the file system has
+// no locks. The kernel releases the lock when the file's last descriptor is closed, also if the
+// process is killed.
 func flock(f *os.File) (locked bool, err error) {
 	for {
 		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err {

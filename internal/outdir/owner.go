@@ -12,38 +12,43 @@ import (
 	"ulysses/internal/status"
 )
 
-// ownerFile is the file in a folder that says who owns it.
+// ownerFile is the name of the file that names the owner of a folder.
 const ownerFile = ".owner.json"
 
-// beat is how often an owner renews the time of its file, and patience how long another host waits for that before it takes the owner for
-// dead. All hosts have the same. settle is how long a contender waits where the state of the file may be that of a moment: just being
-// written, or inspected by another contender. Tests shorten them.
+// beat is the interval at which an owner renews the time of its file. patience is how long a
+// process on another host waits for a renewal before it treats the owner as dead; all hosts have
+// the same value. settle is how long a contender waits if the file may be in a short intermediate
+// state: half-written, or locked by another contender that inspects it. Tests shorten these times.
 var (
 	beat     = 10 * time.Second
 	patience = 60 * time.Second
 	settle   = time.Second
 )
 
-// Owner is the right of this process to write into a folder, until it is released or another process finds it dead. It is a file in the
-// folder that names the process, with a lock (flock) on it where the file system has locks. One rank of a job holds it.
+// Owner is the exclusive right of this process to write into a folder. It ends with Release or
+// Undo, or when another process finds this process dead. The folder has a file that names the
+// process, with a lock (flock) on it if the file system has locks. One rank of a job holds the
+// Owner.
 type Owner struct {
-	// Before is the record of a run that was not finished and whose process is dead; nil where there is none.
+	// Before is the record of an unfinished run whose process is dead; nil if there is none.
 	Before *Record
 
 	dir, path string
 	self      Record
 	file      *os.File
 	info      fs.FileInfo
-	made      []string // folders that Take has made, the outermost first
+	made      []string // folders that Take has created, the outermost first
 	stop      chan struct{}
 	beating   sync.WaitGroup
 }
 
-// Take makes this process the owner of a folder, which is made if it does not exist. It fails with the name of the owner if another process
-// owns it. wait is told when a dead owner is expected but cannot be looked at, so that Take waits for a sign of life.
+// Take makes this process the owner of a folder, which it creates if necessary. If another process
+// owns the folder, the error names that owner. Take calls wait when the owner may be dead but its
+// process cannot be seen; Take then waits for a renewal of the owner file.
 //
-// Of processes that call it at the same time exactly one succeeds. A process that was killed is no owner: on its own host the kernel
-// releases its lock, and elsewhere its file is no longer renewed. A requeued Slurm job takes over from its earlier start at once.
+// If several processes call Take at the same time, exactly one succeeds. A killed process is no
+// longer an owner: on its own host the kernel releases its lock, and elsewhere its file is no
+// longer renewed. A requeued Slurm job takes over from its earlier start at once.
 func Take(dir string, self Record, wait func(text string)) (*Owner, error) {
 	made, err := mkdirAll(dir)
 	if err != nil {
@@ -74,7 +79,8 @@ func (o *Owner) take(wait func(string)) error {
 	}
 }
 
-// Abandon removes what a Take that has not returned may have made in a folder, for a process that ends at once.
+// Abandon removes the files that an unfinished Take may have created in a folder. It is for a
+// process that is about to exit.
 func Abandon(dir string, self Record) {
 	path := filepath.Join(dir, ownerFile)
 	os.Remove(path + "." + self.Token)
@@ -89,11 +95,11 @@ func Abandon(dir string, self Record) {
 	}
 }
 
-// create writes the file of this process under a name of its own, locks it, and gives it the name that counts: it is there whole, or it is
-// another's, which create reports with false.
+// create writes and locks the owner file under a temporary name and links it to ownerFile, so the
+// file appears complete. It returns false if another process's file has that name.
 func (o *Owner) create() (ours bool, err error) {
 	if o.Before != nil {
-		o.self.Run = o.Before.Run // kept until this run says what it is: a kill before that loses nothing
+		o.self.Run = o.Before.Run // kept until Identify: if this process is killed before, the unfinished run is still known
 	}
 	temp := o.path + "." + o.self.Token
 	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
@@ -102,7 +108,7 @@ func (o *Owner) create() (ours bool, err error) {
 	}
 	defer os.Remove(temp)
 	o.file = f
-	o.self.Locked, _ = lockFile(f) // without locks the name alone decides
+	o.self.Locked, _ = lockFile(f) // without locks only the name decides
 	if err = o.write(); err == nil {
 		o.info, err = f.Stat()
 	}
@@ -110,9 +116,9 @@ func (o *Owner) create() (ours bool, err error) {
 		err = os.Link(temp, o.path)
 		at, statErr := os.Lstat(o.path)
 		switch {
-		case err == nil, statErr == nil && os.SameFile(at, o.info): // NFS may report a link as failed that was made
+		case err == nil, statErr == nil && os.SameFile(at, o.info): // NFS may report a failure for a link that it made
 			return true, nil
-		case statErr == nil || errors.Is(err, fs.ErrExist): // another's, which may be gone by now
+		case statErr == nil || errors.Is(err, fs.ErrExist): // another process's file, which may be gone by now
 			err = nil
 		case errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS): // no hard links here
 			f.Close()
@@ -123,7 +129,8 @@ func (o *Owner) create() (ours bool, err error) {
 	return false, err
 }
 
-// createPlain is create for file systems without hard links: others may see the file before it is written and locked, and wait.
+// createPlain is create for file systems without hard links. Other processes may see the file
+// before it is written and locked; they wait.
 func (o *Owner) createPlain() (ours bool, err error) {
 	o.file, err = os.OpenFile(o.path, os.O_RDWR|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o666)
 	if errors.Is(err, fs.ErrExist) {
@@ -155,7 +162,8 @@ func (o *Owner) write() error {
 	return err
 }
 
-// Identify records what a later process must run to go on with an unfinished run that has left no checkpoint.
+// Identify records the identity of the run. A later process with the same identity may restart the
+// run if it ended without a checkpoint.
 func (o *Owner) Identify(run string) error {
 	o.self.Run = run
 	if err := o.write(); err != nil {
@@ -175,13 +183,14 @@ func (o *Owner) renew() {
 			return
 		case now := <-ticker.C:
 			if o.Held() == nil {
-				os.Chtimes(o.path, now, now) // one that fails is made good by the next
+				os.Chtimes(o.path, now, now) // a failure is repaired by the next renewal
 			}
 		}
 	}
 }
 
-// Held returns an error when the folder is no longer this process's: it was removed, or another process took it.
+// Held returns an error if this process no longer owns the folder: the folder was removed or
+// replaced, or another process took over.
 func (o *Owner) Held() error {
 	at, err := os.Lstat(o.path)
 	if err == nil && os.SameFile(at, o.info) {
@@ -196,8 +205,8 @@ func (o *Owner) Held() error {
 	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the job ran, and results are lost with it; run the job again, and leave the folder in place until it ends", o.dir)
 }
 
-// Release gives the folder up. Of a finished run nothing stays; of another one the record stays, by which the same run can be started
-// again. It returns what Held does.
+// Release ends the ownership. After a finished run it removes the owner file. After an unfinished
+// run the record stays, so the same run can be restarted. It returns the error of Held.
 func (o *Owner) Release(finished bool) error {
 	return o.leave(func() error {
 		if finished {
@@ -208,7 +217,8 @@ func (o *Owner) Release(finished bool) error {
 	})
 }
 
-// Undo gives the folder up as Take found it: for a job that has written nothing, or whose results are no run's.
+// Undo ends the ownership and restores the state before Take. It is for a job that has written
+// nothing, or whose results belong to no run.
 func (o *Owner) Undo() error {
 	return o.leave(func() error {
 		if o.Before == nil {
@@ -224,7 +234,7 @@ func (o *Owner) Undo() error {
 func (o *Owner) leave(last func() error) error {
 	close(o.stop)
 	o.beating.Wait()
-	defer o.file.Close() // and with it the lock
+	defer o.file.Close() // closing releases the lock
 	if err := o.Held(); err != nil {
 		return err
 	}
@@ -234,7 +244,7 @@ func (o *Owner) leave(last func() error) error {
 	return nil
 }
 
-// mkdirAll is os.MkdirAll, and lists what it has made.
+// mkdirAll is os.MkdirAll, and returns the folders that it has created.
 func mkdirAll(dir string) (made []string, err error) {
 	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
 		if _, err := os.Stat(at); !errors.Is(err, fs.ErrNotExist) || filepath.Dir(at) == at {
@@ -245,7 +255,7 @@ func mkdirAll(dir string) (made []string, err error) {
 	return made, os.MkdirAll(dir, 0o777)
 }
 
-// unmake removes folders that were made here, unless something lies in them.
+// unmake removes the folders that mkdirAll created, if they are empty.
 func (o *Owner) unmake() {
 	for i := len(o.made) - 1; i >= 0; i-- {
 		if os.Remove(o.made[i]) != nil {

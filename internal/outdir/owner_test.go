@@ -18,11 +18,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	settle = 50 * time.Millisecond // what a refusal waits
+	settle = 50 * time.Millisecond // a refusal waits this long
 	os.Exit(m.Run())
 }
 
-// quiet fails a test whose Take waits for a sign of life.
+// quiet returns a wait function that fails the test when Take waits for a renewal.
 func quiet(t *testing.T) func(string) {
 	return func(text string) { t.Errorf("waited: %s", text) }
 }
@@ -34,7 +34,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// left is the names in a folder.
+// left lists the names in a folder.
 func left(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -45,7 +45,7 @@ func left(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// leave puts a record into a folder, as a process that was killed leaves it.
+// leave writes a record into a folder, as a killed process leaves it.
 func leave(t *testing.T, dir string, edit func(r *Record)) *Record {
 	t.Helper()
 	r := Self("train", "job.toml")
@@ -54,7 +54,7 @@ func leave(t *testing.T, dir string, edit func(r *Record)) *Record {
 	return &r
 }
 
-// killed runs a process that owns a folder and is killed: its record.
+// killed runs a process that owns a folder, kills it, and returns its record.
 func killed(t *testing.T, dir string) *Record {
 	t.Helper()
 	kill, r := owning(t, dir)
@@ -62,7 +62,7 @@ func killed(t *testing.T, dir string) *Record {
 	return r
 }
 
-// owning starts a process that owns a folder until it is killed.
+// owning starts a process that owns a folder until the test kills it.
 func owning(t *testing.T, dir string) (kill func(), r *Record) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$")
@@ -81,7 +81,7 @@ func owning(t *testing.T, dir string) (kill func(), r *Record) {
 	return func() { cmd.Process.Kill(); cmd.Wait() }, r
 }
 
-// TestChild is a process of its own for other tests.
+// TestChild is the child process of other tests.
 func TestChild(t *testing.T) {
 	dir := os.Getenv("OUTDIR_TEST_DIR")
 	if dir == "" {
@@ -102,7 +102,8 @@ func withoutLocks(t *testing.T) {
 	t.Cleanup(func() { lockFile = flock })
 }
 
-// The owner is refused by name until it gives the folder up or is killed; what it was running is told to the next one.
+// Other processes are refused with the owner's name until the owner releases the folder or is
+// killed. The next owner gets the record of the unfinished run.
 func TestTake(t *testing.T) {
 	for _, locks := range []bool{true, false} {
 		if !locks {
@@ -125,7 +126,7 @@ func TestTake(t *testing.T) {
 		if names := left(t, dir); !slices.Equal(names, []string{ownerFile}) || o.Held() != nil {
 			t.Errorf("locks %v: %v, %v", locks, names, o.Held())
 		}
-		must(t, o.Undo()) // as it was: the next one learns of the unfinished run
+		must(t, o.Undo()) // restored: the next owner gets the unfinished run's record
 		for _, finished := range []bool{false, true} {
 			o, err = Take(dir, Self("train", "job.toml"), quiet(t))
 			if err != nil || o.Before == nil || o.Before.Run != "run of the child" {
@@ -139,7 +140,7 @@ func TestTake(t *testing.T) {
 	}
 }
 
-// A process that has ended and is not yet waited for is no owner, and one that was killed a moment ago is not for long.
+// A zombie process is no owner, and a process that was killed a moment ago is one only briefly.
 func TestEndedOwner(t *testing.T) {
 	defer func(was time.Duration) { settle = was }(settle)
 	settle = time.Minute
@@ -158,7 +159,7 @@ func TestEndedOwner(t *testing.T) {
 				t.Fatalf("%q %v", line, err)
 			}
 			must(t, cmd.Process.Kill())
-			o, err := Take(dir, Self("train", "job.toml"), quiet(t)) // Wait comes later
+			o, err := Take(dir, Self("train", "job.toml"), quiet(t)) // the child is not yet waited for
 			if err != nil {
 				t.Fatalf("locks %v: %v", locks, err)
 			}
@@ -168,7 +169,7 @@ func TestEndedOwner(t *testing.T) {
 	}
 }
 
-// A folder that was made for a job that did nothing goes with it; one in which something lies stays.
+// Undo removes a folder that Take created, unless the folder has files.
 func TestUndo(t *testing.T) {
 	dir := t.TempDir()
 	for _, x := range []struct{ out, stays string }{{"a/b/c", ""}, {"d/e", "d/note"}} {
@@ -184,7 +185,8 @@ func TestUndo(t *testing.T) {
 	}
 }
 
-// Of many that come at the same time exactly one wins, whether the folder is new, given up, or its owner was killed.
+// If many processes call Take at the same time, exactly one succeeds, whether the folder is new,
+// released, or its owner was killed.
 func TestOneWins(t *testing.T) {
 	dead := killed(t, t.TempDir())
 	for _, locks := range []bool{true, false} {
@@ -229,7 +231,8 @@ func TestOneWins(t *testing.T) {
 	}
 }
 
-// An owner on another host is alive while it renews its file; silent, it is dead. A requeued Slurm job waits for neither.
+// An owner on another host is alive while it renews its file and dead otherwise. A requeued Slurm
+// job does not wait for a renewal.
 func TestOtherHost(t *testing.T) {
 	defer func(b, p time.Duration) { beat, patience = b, p }(beat, patience)
 	beat, patience = 20*time.Millisecond, 600*time.Millisecond
@@ -247,7 +250,7 @@ func TestOtherHost(t *testing.T) {
 		}
 		must(t, o.Release(true))
 
-		// A living owner renews the file by itself; its lock is not seen on another host.
+		// A live owner renews the file in the background; its lock is not visible on another host.
 		seen := lockFile
 		lockFile = func(*os.File) (bool, error) { return true, nil }
 		self := Self("train", "job.toml")
@@ -258,7 +261,7 @@ func TestOtherHost(t *testing.T) {
 		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "is in use by the train job job.toml on node7 (process ") {
 			t.Errorf("locks %v, renewed: %v", locks, err)
 		}
-		// Its own Slurm job, requeued, takes over, and it finds out.
+		// The owner's requeued Slurm job takes over, and the former owner learns it from Held.
 		again := Self("train", "job.toml")
 		again.SlurmJob, again.Restarts = "17", 1
 		o2, err := Take(dir, again, quiet(t))
@@ -273,7 +276,7 @@ func TestOtherHost(t *testing.T) {
 		lockFile = seen
 	}
 	lockFile = flock
-	// The lock of a node that is gone may outlast it.
+	// The lock of a dead node may still be held.
 	dir := t.TempDir()
 	leave(t, dir, elsewhere)
 	f, err := os.Open(filepath.Join(dir, ownerFile))
@@ -292,8 +295,8 @@ func TestOtherHost(t *testing.T) {
 	must(t, o.Release(true))
 }
 
-// A number of a process that was given to another one since is no owner, a container's numbers are not this host's, and garbage is refused
-// where nothing tells that it is old.
+// A process ID that was reused is no owner. Process IDs of a container are not IDs of this host. A
+// file without a valid record is refused if its age is unknown.
 func TestRecords(t *testing.T) {
 	self := Self("train", "job.toml")
 	for _, x := range []struct {
@@ -329,13 +332,14 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// The folder of an owner may go, or be put in another's place: Held says so, and a link in it is not followed.
+// If the owner's folder is removed or replaced, Held returns an error, and a link that replaces the
+// folder is not followed.
 func TestCheck(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "out")
 	real := filepath.Join(root, "real")
 	must(t, os.Mkdir(real, 0o777))
-	must(t, os.Symlink("real", dir)) // the folder itself may be one
+	must(t, os.Symlink("real", dir)) // the folder may be a link
 	o, err := Take(dir, Self("train", "job.toml"), quiet(t))
 	must(t, err)
 	must(t, os.MkdirAll(filepath.Join(dir, "a"), 0o777))
@@ -359,7 +363,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Found lists what is there, and neither empty files nor empty folders.
+// Found skips empty files and empty folders.
 func TestFound(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"full", "empty", "dir/x"} {
@@ -372,7 +376,7 @@ func TestFound(t *testing.T) {
 	}
 }
 
-// Abandon leaves a folder as if nobody had begun to take it, and another owner's file alone.
+// Abandon restores the folder to its state before Take, and leaves another owner's file alone.
 func TestAbandon(t *testing.T) {
 	dir := t.TempDir()
 	self := leave(t, dir, func(*Record) {})

@@ -1,8 +1,9 @@
 // Package outdir guards the folder that a run writes, output.dir.
 //
-// Take makes this process its Owner, and refuses a folder that a living process owns. Found lists the results of other runs in it.
-// Owner.Check comes before each result that is written: the folder must still be there and this process's, and no symbolic link in it
-// may lead elsewhere. Inside keeps results out of folders that are only read, such as the folder of the base model.
+// Take makes this process the folder's Owner and refuses a folder that a live process owns. Found
+// lists the results of other runs in it. Owner.Check is called before each result is written: this
+// process must still own the folder, and no symbolic link in it may lead elsewhere. Inside keeps
+// results out of read-only folders, such as the folder of the base model.
 package outdir
 
 import (
@@ -10,8 +11,8 @@ import (
 	"path/filepath"
 )
 
-// Inside reports whether path is dir or lies below it. Neither has to exist. Links are followed, and folders are compared by what they
-// are (os.SameFile), so that two names of one folder count as one.
+// Inside reports whether path is dir or lies below it. Neither needs to exist. Links are followed,
+// and folders are compared by identity (os.SameFile), so two names of one folder are equal.
 func Inside(path, dir string) bool {
 	want, _ := os.Stat(dir)
 	real, realDir := resolve(path), resolve(dir)
@@ -30,11 +31,11 @@ func Inside(path, dir string) bool {
 	}
 }
 
-// resolve returns the absolute path with the links of the part that exists followed.
+// resolve returns the absolute path, with links resolved in its existing part.
 func resolve(path string) string {
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return path // the current folder is gone
+		return path // the working directory was removed
 	}
 	rest := ""
 	for at := abs; ; at = filepath.Dir(at) {

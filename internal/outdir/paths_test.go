@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// A folder is recognised through links, by other names, and where the end of the path does not exist yet.
+// Inside recognises a folder through links, by other names, and if the end of the path does not
+// exist yet.
 func TestInside(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

@@ -12,13 +12,14 @@ import (
 	"ulysses/slurm"
 )
 
-// Record says which process owns a folder. It is the content of the file .owner.json in it.
+// Record names the process that owns a folder. It is the content of the file .owner.json in the
+// folder.
 type Record struct {
 	Token     string    `json:"token"` // drawn for each ownership
 	Host      string    `json:"host"`
 	PID       int       `json:"pid"`
-	Started   string    `json:"started"`             // of the process, in clock ticks since boot; "" where the system does not say
-	Boot      string    `json:"boot"`                // ID of the kernel's boot; "" where the system does not say
+	Started   string    `json:"started"`             // start of the process, in clock ticks since boot; "" = unknown
+	Boot      string    `json:"boot"`                // ID of the kernel's boot; "" = unknown
 	Namespace string    `json:"namespace,omitempty"` // of process IDs
 	SlurmJob  string    `json:"slurm_job,omitempty"`
 	Restarts  int       `json:"restarts,omitempty"` // how often Slurm has requeued the job
@@ -27,10 +28,10 @@ type Record struct {
 	Since     time.Time `json:"since"`
 	Locked    bool      `json:"locked"`        // the file system has locks, and the process holds one on the file
 	Run       string    `json:"run,omitempty"` // identity of the run, once it is known; see Owner.Identify
-	Ended     bool      `json:"ended"`         // the process has given the folder up, and the run is not finished
+	Ended     bool      `json:"ended"`         // the process has released the folder, and the run is unfinished
 }
 
-// Self is the record of this process for a job.
+// Self returns the record of this process for a job.
 func Self(kind, job string) Record {
 	env := slurm.Env()
 	started, _ := process(os.Getpid())
@@ -43,26 +44,27 @@ func Self(kind, job string) Record {
 	return r
 }
 
-// process is when a process of this host began, in clock ticks since boot, and its state; "" where there is no such process, or no /proc.
+// process returns the start of a process of this host, in clock ticks since boot, and its state; ""
+// if there is no such process, or no /proc.
 func process(pid int) (started string, state life) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return "", dead
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // the name before it may hold anything
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // the process name before it may have any characters
 	if len(fields) < 20 {
 		return "", dead
 	}
 	state = alive
-	if s := string(fields[0]); s == "Z" || s == "X" { // ended, and not yet waited for
+	if s := string(fields[0]); s == "Z" || s == "X" { // a zombie
 		state = dead
-	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 { // its memory is gone, its files are not
+	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 { // its memory is freed, its files are still open
 		state = dying
 	}
 	return string(fields[19]), state
 }
 
-// String names the owner for a refusal.
+// String returns the owner's description for error messages.
 func (r *Record) String() string {
 	s := fmt.Sprintf("%s job %s on %s (process %d", r.Kind, r.Job, r.Host, r.PID)
 	if r.SlurmJob != "" {
@@ -71,17 +73,17 @@ func (r *Record) String() string {
 	return s + ", since " + r.Since.UTC().Format("2006-01-02 15:04:05 UTC") + ")"
 }
 
-// life is what one process can tell of another.
+// life is the state of a process as another process sees it.
 type life int
 
 const (
-	unknown life = iota // it runs on another host, or in another container
+	unknown life = iota // the process is on another host, or in another container
 	alive
-	dying // it was killed, and the kernel has not yet closed its files
+	dying // killed; the kernel has not yet closed its files
 	dead
 )
 
-// seen tells whether the process of r is alive, as the process of self can see it.
+// seen returns the state of the process of r as the process of self sees it.
 func (r *Record) seen(self *Record) life {
 	if r.Boot == "" || r.Started == "" || r.Boot != self.Boot || r.Namespace != self.Namespace {
 		return unknown
@@ -89,30 +91,33 @@ func (r *Record) seen(self *Record) life {
 	if started, state := process(r.PID); started == r.Started {
 		return state
 	}
-	return dead // the number is another process's
+	return dead // the process ID was reused
 }
 
-// requeued reports whether self is a later start of the Slurm job of r, which Slurm begins when the processes of the earlier one are gone.
+// requeued reports whether self is a later start of the Slurm job of r. Slurm starts a requeued job
+// after the processes of the earlier start have ended.
 func (r *Record) requeued(self *Record) bool {
 	return r.SlurmJob != "" && r.SlurmJob == self.SlurmJob && r.Restarts < self.Restarts
 }
 
-// bytes is the record as it is written.
+// bytes returns the record as JSON.
 func (r *Record) bytes() []byte {
 	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil { // a struct of strings and numbers has none
+	if err != nil { // cannot happen for strings and numbers
 		panic(err)
 	}
 	return append(text, '\n')
 }
 
-// maxRecord bounds what is read of a file that may be anything.
+// maxRecord is the largest number of bytes that readRecord reads, because the file may hold
+// anything.
 const maxRecord = 64 << 10
 
-// readRecord reads the record of an open file; nil where it holds none, such as when it is just being written.
+// readRecord reads the record of an open file. It returns nil if the file has no valid record, such
+// as a half-written one.
 func readRecord(f *os.File) *Record {
 	text := make([]byte, maxRecord)
-	n, _ := f.ReadAt(text, 0) // the end of the file is an error, too
+	n, _ := f.ReadAt(text, 0) // a short file returns io.EOF as well
 	r := new(Record)
 	if json.Unmarshal(text[:n], r) != nil || r.Token == "" {
 		return nil

@@ -8,7 +8,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Found lists those of the names that stand for results in a folder: files that are not empty, and folders with something in them.
+// Found returns the names that are results in a folder: files that are not empty, and folders that
+// are not empty.
 func Found(dir string, names ...string) (found []string, err error) {
 	for _, name := range names {
 		path := filepath.Join(dir, name)
@@ -35,8 +36,9 @@ func Found(dir string, names ...string) (found []string, err error) {
 	return found, nil
 }
 
-// Check returns an error if the folder is no longer this process's, or if one of the names in it, a path below the folder, is or goes
-// through a symbolic link: results are never written through one. The folder itself may be a link.
+// Check returns an error if this process no longer owns the folder, or if one of the names in it, a
+// path below the folder, is a symbolic link or goes through one: results are never written through
+// a link. The folder may itself be a link.
 func (o *Owner) Check(names ...string) error {
 	if err := o.Held(); err != nil {
 		return err
@@ -52,7 +54,7 @@ func (o *Owner) Check(names ...string) error {
 				return status.Errorf(status.IO, "output.dir: %w; choose another output.dir", err)
 			}
 			if info.Mode()&os.ModeSymlink != 0 {
-				to, _ := os.Readlink(at) // "" where the link has gone since
+				to, _ := os.Readlink(at) // "" if the link was removed meanwhile
 				return status.Errorf(status.IO, "output.dir: %s is a symbolic link to %s, and no result is written through a link in output.dir; remove the link, or choose another output.dir", at, to)
 			}
 		}

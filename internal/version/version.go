@@ -1,4 +1,5 @@
-// Package version holds the project's version. Everything that states a version repeats the one in the file VERSION, and a test compares them.
+// Package version holds the project's version. The file VERSION is the source; a test compares
+// every other place that states a version with it.
 package version
 
 import (
@@ -10,7 +11,7 @@ import (
 //go:embed VERSION
 var file string
 
-// String is the version of the program, the C library and the Python package, such as "0.1.0".
+// String returns the version of the program, the C library and the Python package, such as "0.1.0".
 var String = strings.TrimSpace(file)
 
 // commit is set by the Makefile, because go build records a commit neither in a linked worktree nor with -buildvcs=false.

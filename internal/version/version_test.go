@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Every file that states the version states the one in VERSION.
+// Every file that states a version has the version of the file VERSION.
 func TestOneVersion(t *testing.T) {
 	var major, minor, patch int
 	if n, err := fmt.Sscanf(String, "%d.%d.%d", &major, &minor, &patch); n != 3 || err != nil || String != fmt.Sprintf("%d.%d.%d", major, minor, patch) {
@@ -33,7 +33,7 @@ func TestOneVersion(t *testing.T) {
 	}
 }
 
-// What the Makefile's STAMP sets is the variable here, and the program says it.
+// The Makefile's STAMP sets this package's variable, and the program prints it.
 func TestStamp(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
 	if err != nil || !strings.Contains(string(makefile), `STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"`) {
