@@ -187,7 +187,7 @@ func TestResumeFaults(t *testing.T) {
 		sets  []string
 		code  status.Code
 		want  []string
-		whole bool // the checkpoint is, and belongs to another run or program
+		whole bool // the checkpoint is undamaged but of another run or program
 	}{
 		{name: "a byte", spoil: func(state string) error {
 			path := filepath.Join(state, "rank-00001.safetensors")
@@ -245,7 +245,7 @@ func TestResumeFaults(t *testing.T) {
 				}
 			}
 			sets := x.sets
-			if !x.whole { // one that is named is not replaced by another
+			if !x.whole { // a named checkpoint is not replaced by another
 				sets = append(sets, "checkpoint.resume="+filepath.Join(dir, "out", "checkpoints", "step-00000006"))
 			}
 			for _, ranks := range []int{1, 2} {
@@ -427,13 +427,13 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Settings that change the steps to come are refused all at once, with what becomes of the learning rate, until checkpoint.accept lists them; what
-// changes nothing is not.
+// Changed settings that affect later steps are refused together, with the learning rates under both
+// settings, until checkpoint.accept lists them. Changed settings without an effect are not refused.
 func TestResumeWithOtherSettings(t *testing.T) {
 	for _, x := range []struct {
 		name string
 		sets []string
-		keys string // that the error says to accept
+		keys string // keys that the error lists for accept
 		want []string
 	}{
 		{"longer", []string{"train.steps=8"}, `"train.steps"`,
@@ -485,7 +485,8 @@ func TestResumeWithOtherSettings(t *testing.T) {
 	expectFault(t, err, status.InvalidConfig, []string{"checkpoint.accept", "optimizer.learning_rate", "optimizer.warmup"})
 }
 
-// A checkpoint of format 1 has neither a checksum of its manifest nor settings: it is read, and the log says what is not compared.
+// A checkpoint of format 1 has neither a checksum of its manifest nor settings. It is read, and the
+// log names what is not compared.
 func TestResumeFormat1(t *testing.T) {
 	dir, run := newKept(t)
 	if _, err := run(2); err != nil {

@@ -58,9 +58,10 @@ func unmet(err error) error {
 	return early{err}
 }
 
-// complain writes the error. All ranks return what they agreed on, so the first speaks for them; but a failure of communication, of a
-// device or of this program is each rank's own, and so is what ended it before they met: that says of whom it is. With --log json it is a
-// line of the log.
+// complain writes the error. If all ranks agreed on it, only the first rank writes it. A failure of
+// communication, of a device or of this program belongs to one rank. An error from before the ranks
+// agree is also one rank's own. Each rank writes such an error with its name. With --log json the
+// error is a line of the log.
 func (o *Options) complain(err error) {
 	if err == nil {
 		return
@@ -125,7 +126,7 @@ func onFirstRank(f func() error) error {
 
 func version(w io.Writer) error { return written(fmt.Fprintln(w, programVersion())) }
 
-// programVersion is one line: version, commit, and what the program was built with.
+// programVersion returns one line: version, commit, and the compiler and options of the build.
 func programVersion() string {
 	mpi := "without MPI"
 	if comm.Available() {

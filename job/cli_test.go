@@ -196,8 +196,8 @@ func TestOwnFaultsOfARank(t *testing.T) {
 	}
 }
 
-// Every verb has a help text of its own, with usage, flags, an example and exit codes, and every exit code is explained in the
-// program's help and in docs/job-file.md in the same words.
+// Every verb has a separate help text with usage, flags, an example and exit codes. The program's
+// help and docs/job-file.md describe every exit code in the same words.
 func TestHelp(t *testing.T) {
 	for _, v := range verbs {
 		for _, args := range [][]string{{v.name, "--help"}, {"help", v.name}, {"-h", v.name}} {
@@ -240,7 +240,8 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Flags may stand before the verb, a misplaced one is refused with the verbs that take it, and a mistyped verb with the one meant.
+// Flags may stand before the verb. A flag of another verb is refused with the verbs that take it,
+// and a mistyped verb with the likely one.
 func TestFlagsAndVerbs(t *testing.T) {
 	for args, want := range map[string]string{
 		"--search plan": "plan: a job file is needed", "--cluster c plan a b": "plan: one job file is needed", "doctor --json": "doctor takes no flags",

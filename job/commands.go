@@ -19,12 +19,12 @@ import (
 // verb is one action of the program.
 type verb struct {
 	name    string
-	words   []string // that follow it, all needed
-	option  string   // one more word, which may be left out
-	short   string   // one line of ulysses-mpi --help
+	words   []string // required words after the verb
+	option  string   // an optional word after them
+	short   string   // the verb's line in ulysses-mpi --help
 	long    string
 	example string
-	codes   []status.Code // exit codes that mean something particular to this verb
+	codes   []status.Code // exit codes that are specific to this verb
 	run     func(o Options) error
 }
 
@@ -104,8 +104,8 @@ func verbOf(name string) *verb {
 	return nil
 }
 
-// flagVerbs maps a flag to the verbs that take it. Every command knows every flag, so that a flag may stand before the verb and a flag of
-// another verb is refused by name.
+// flagVerbs maps a flag to the verbs that take it. Every command defines every flag, so a flag may
+// stand before the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "force": {"run", "export"},
 	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"}, "output": {"init"},
@@ -125,7 +125,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVarP(&o.Quiet, "quiet", "q", false, "print warnings, errors and one line of results")
 }
 
-// setFlag gathers --set arguments as they are; a value may hold commas.
+// setFlag collects --set arguments unchanged; a value may contain commas.
 type setFlag []string
 
 func (s *setFlag) String() string { return "" }
@@ -138,8 +138,8 @@ func (s *setFlag) Set(text string) error {
 	return nil
 }
 
-// parseArgs reads flags before and behind the verb and the job file. A verb of "" means that o.text is all there is to print: a help
-// text, the version, or what a shell asked for its completion.
+// parseArgs reads flags before and after the verb and the job file. If the verb is "", o.text is
+// all that the program prints: a help text, the version or shell completions.
 func parseArgs(args []string) (chosen string, o Options, err error) {
 	var text strings.Builder
 	var misuse error
@@ -157,7 +157,7 @@ func parseArgs(args []string) (chosen string, o Options, err error) {
 	return chosen, o, nil
 }
 
-// newCommands returns the tree of commands: the root, which stands for run, and one command for each verb.
+// newCommands returns the tree of commands: the root, which is run, and one command for each verb.
 func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []string)) *cobra.Command {
 	command := func(v *verb, use string) *cobra.Command {
 		cmd := &cobra.Command{Use: use, Short: v.short, Long: v.long, Example: v.example, Args: cobra.ArbitraryArgs, DisableFlagsInUseLine: true,
@@ -189,7 +189,7 @@ func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []st
 	return root
 }
 
-// use is the verb with its words.
+// use returns the verb with its words, for the usage line.
 func (v *verb) use() string {
 	text := v.name
 	for _, w := range v.words {
@@ -204,7 +204,7 @@ func (v *verb) use() string {
 	return text
 }
 
-// choose checks flags and words against the verb and keeps them.
+// choose checks flags and words against the verb and stores them.
 func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	if err := v.refuseFlags(cmd.Flags()); err != nil {
 		return err
@@ -250,7 +250,7 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	return nil
 }
 
-// refuseFlags refuses flags that were given and are those of other verbs.
+// refuseFlags refuses flags that belong to other verbs.
 func (v *verb) refuseFlags(given *pflag.FlagSet) (err error) {
 	given.Visit(func(f *pflag.Flag) {
 		switch of := flagVerbs[f.Name]; {
@@ -273,7 +273,7 @@ func (v *verb) hasFlags() bool {
 	return false
 }
 
-// tooMany explains words that are more than the verb takes.
+// tooMany returns the error for more words than the verb takes.
 func (v *verb) tooMany(words []string) error {
 	if verbOf(words[1]) != nil {
 		return fmt.Errorf("%s %s: the verb comes first", words[0], words[1])
@@ -299,7 +299,7 @@ var bareWord = regexp.MustCompile(`^[a-z]+$`)
 
 var singleDash = regexp.MustCompile(`^-([a-z]{2,})(=.*)?$`)
 
-// doubleDashes lets -ranks stand for --ranks.
+// doubleDashes accepts -ranks for --ranks.
 func doubleDashes(root *cobra.Command, args []string) []string {
 	out := slices.Clone(args)
 	for i, a := range out {
@@ -310,10 +310,10 @@ func doubleDashes(root *cobra.Command, args []string) []string {
 			out[i] = "-" + a
 		}
 	}
-	return append([]string{}, out...) // not nil, for which cobra would read os.Args
+	return append([]string{}, out...) // not nil: cobra reads os.Args if the arguments are nil
 }
 
-// flagFault says what is wrong with a flag.
+// flagFault returns the error for a wrong flag.
 func flagFault(err error) string {
 	var unknown *pflag.NotExistError
 	var bare *pflag.ValueRequiredError

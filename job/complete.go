@@ -12,7 +12,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// shells maps a shell to what writes its completion script.
+// shells maps a shell to the function that writes its completion script.
 var shells = map[string]func(root *cobra.Command, w io.Writer) error{
 	"bash":       func(root *cobra.Command, w io.Writer) error { return root.GenBashCompletionV2(w, true) },
 	"zsh":        func(root *cobra.Command, w io.Writer) error { return root.GenZshCompletion(w) },
@@ -22,7 +22,7 @@ var shells = map[string]func(root *cobra.Command, w io.Writer) error{
 
 func shellNames() []string { return slices.Sorted(maps.Keys(shells)) }
 
-// completion is the verb: o.words is the shell.
+// completion is the verb completion: o.words has the shell.
 func completion(o Options) error {
 	write := shells[o.words[0]]
 	if write == nil {
@@ -32,7 +32,7 @@ func completion(o Options) error {
 	return written(0, write(root, o.Stdout))
 }
 
-// completeWords completes the words of a verb in a shell: job files, and folders for the rest.
+// completeWords completes the words of a verb in a shell: job files, and folders for the others.
 func completeWords(v *verb) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, words []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		switch {
@@ -64,7 +64,7 @@ func completeFlags(cmd *cobra.Command) {
 	must(cmd.RegisterFlagCompletionFunc("ranks", cobra.NoFileCompletions))
 }
 
-// completeSet completes --set: first the key, then its value where the key takes one of a few words.
+// completeSet completes --set: the key first, then its value if the key takes one of a few words.
 func completeSet(_ *cobra.Command, _ []string, typed string) (found []cobra.Completion, next cobra.ShellCompDirective) {
 	key, _, hasValue := strings.Cut(typed, "=")
 	for _, f := range schema {

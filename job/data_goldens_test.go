@@ -123,7 +123,8 @@ func TestTokenizerOfTheModel(t *testing.T) {
 	}
 }
 
-// Every example must be a job, for the ranks that it names; of the small ones that the pages run these are four.
+// Every example is a valid job for its number of ranks, which is four for the small ones that the
+// documentation runs.
 func TestExamplesAreJobs(t *testing.T) {
 	files, err := filepath.Glob("../examples/*.toml")
 	if err != nil || len(files) == 0 {

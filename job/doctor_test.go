@@ -41,7 +41,8 @@ func TestDoctorWithoutPlugin(t *testing.T) {
 	wants(t, doctor(t), " CUDA plug-in cannot be used", path, `so is "auto"`)
 }
 
-// A plug-in that was built and that the program does not find is named with the way to use it: make cuda, which has run, is no advice.
+// If the plug-in was built and the program does not find it, doctor prints how to set its path
+// instead of advising make cuda again.
 func TestDoctorFindsABuiltPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
 	t.Chdir(t.TempDir())

@@ -24,11 +24,11 @@ type Env struct {
 	Watch   *comm.Watch
 	Stdout  io.Writer      // tables; discards on ranks above 0, and with --quiet
 	Details io.Writer      // the tables of --verbose; discards without it
-	Result  io.Writer      // what is printed with --quiet, too; discards on ranks above 0
+	Result  io.Writer      // output that --quiet keeps; discards on ranks above 0
 	Stderr  *screen        // where Log writes
 	Log     zerolog.Logger // info from rank 0 alone, errors from all
 
-	warned  *warned // what Log has warned of
+	warned  *warned // the warnings that Log has written
 	began   time.Time
 	signals *signals
 	args    []string // the command line
@@ -42,8 +42,8 @@ type Env struct {
 	perNode int           // ranks of this one's node
 	threads int           // of this rank for work of the host, as device.threads says
 	free    int64         // bytes of the host's memory that this rank may take, as the run began; 0 = unknown
-	layered bool          // the mesh stands on a communicator of the device, not on world itself
+	layered bool          // the mesh uses a communicator of the device instead of world
 	owner   *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
-	writes  bool          // the run has begun to write into output.dir
-	alone   bool          // an error from now on is this rank's own: its peers sit in a collective
+	writes  bool          // the run has started to write into output.dir
+	alone   bool          // errors from now on are this rank's alone: its peers wait in a collective
 }

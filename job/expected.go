@@ -10,20 +10,22 @@ import (
 	"ulysses/tensor"
 )
 
-// A run is measured after its steps, and only if these took long enough: the peak takes 60 ms, all rates that a plan needs half a second.
+// The machine is measured after the run's steps, and only if the steps took long enough: the peak
+// takes 60 ms, all rates of a plan half a second.
 var (
 	worthPeak = time.Second
-	worthPlan = 20 * time.Second // tests make it short
+	worthPlan = 20 * time.Second // tests shorten it
 )
 
-// expected is a step by the plan.
+// expected is the planned time of a step.
 type expected struct {
 	seconds float64
 	phases  map[string]float64 // seconds
 }
 
-// measure returns this machine with the rates that one rank gets done now: none after a short run, that of matrix products after a longer
-// one, and all after a long one. On a GPU they are those that are known of its name. worked is rank 0's seconds in steps. Collective.
+// measure returns this machine with the rates of one rank: no rates after a short run, the rate of
+// matrix products after a longer one, and all rates after a long one. The rates of a GPU come from
+// a table by its name. worked is rank 0's seconds in steps. Collective.
 func (s *session) measure(worked float64) (*machine, error) {
 	m := s.unmeasured()
 	far := []int64{0, 0}
@@ -53,8 +55,9 @@ func (s *session) measure(worked float64) (*machine, error) {
 	return m, err
 }
 
-// measurePeak measures matrix products on as many ranks of each node as there are cores for, so that none is slowed down by another, and
-// returns what is left to each rank of a node if all share the cores.
+// measurePeak measures matrix products on as many ranks of each node as have cores of their own, so
+// no rank slows another down. It returns the share of each rank of a node if all ranks share the
+// cores.
 func (s *session) measurePeak(workers int, shape rehearsal.Shape) (peak float64, err error) {
 	atOnce, share := sharedBy(s.perNode, workers)
 	if localRank(s.world) < atOnce {
@@ -66,7 +69,8 @@ func (s *session) measurePeak(workers int, shape rehearsal.Shape) (peak float64,
 	return peak / share, nil
 }
 
-// plannedStep returns a step by the plan on a machine whose rates are known; else nil. Rank 0 alone plans.
+// plannedStep returns the planned time of a step on a machine with known rates, otherwise nil. Only
+// rank 0 plans.
 func (s *session) plannedStep(m *machine) *expected {
 	if m.ready() != nil || s.Mesh.World.Rank() > 0 {
 		return nil
@@ -83,8 +87,8 @@ func (s *session) unmeasured() *machine {
 	return &machine{info: s.Device.Info(), sizes: s.Device, host: s.free}
 }
 
-// machine is this rank's share of the machine that it runs on. A CPU's rates are measured, with whatever else is at work; those of a GPU that nobody
-// knows are 0.
+// machine returns this rank's share of the machine. The rates of a CPU are measured, including the
+// effect of other processes. The rates of an unknown GPU are 0.
 func (s *session) machine(x *subject) (*machine, error) {
 	m := s.unmeasured()
 	if m.info.Place != tensor.Host {
@@ -93,7 +97,7 @@ func (s *session) machine(x *subject) (*machine, error) {
 	}
 	atOnce := 0
 	atOnce, m.share = sharedBy(s.perNode, m.info.Workers)
-	if localRank(s.world) >= atOnce { // the plan is rank 0's
+	if localRank(s.world) >= atOnce { // rank 0 makes the plan
 		return m, nil
 	}
 	var err error
@@ -103,7 +107,8 @@ func (s *session) machine(x *subject) (*machine, error) {
 	return m, err
 }
 
-// shareOfPeak returns the share of the peak that a rank's model FLOP/s are, and what the peak is; 0 if none is known.
+// shareOfPeak returns a rank's model FLOP/s as a share of the peak, and the kind of peak; 0 if the
+// peak is unknown.
 func (m *machine) shareOfPeak(flops float64) (share float64, of string) {
 	peak, source := m.peak, "as measured after the run"
 	if m.info.Place != tensor.Host {

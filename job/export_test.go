@@ -217,12 +217,13 @@ func TestExportFaults(t *testing.T) {
 	}
 }
 
-// older makes a manifest one of format 1, without the model's files.
+// older converts a manifest to format 1, without the model's files.
 func older(state string) error {
 	return errors.Join(edit("model", nil)(state), edit("format", 1)(state), edit("sha256", nil)(state), edit("settings", nil)(state))
 }
 
-// Of several checkpoints the newest that is whole is exported, and the output says what is wrong with newer ones; one that is named is not replaced.
+// Of several checkpoints the newest undamaged one is exported, and the output names newer ones with
+// their faults. A checkpoint that is named is not replaced by another.
 func TestExportSkipsDamaged(t *testing.T) {
 	dir, run := newKept(t)
 	if _, err := run(1); err != nil {
@@ -233,7 +234,7 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if err := os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 100); err != nil {
 		t.Fatal(err)
 	}
-	put(t, filepath.Join(all, "step-00000004", "model", "generation_config.json"), "{}") // which nobody has a checksum of
+	put(t, filepath.Join(all, "step-00000004", "model", "generation_config.json"), "{}") // no manifest has a checksum of this file
 	code, out, errs := call("export", all, filepath.Join(dir, "model"))
 	if _, err := os.Stat(filepath.Join(dir, "model", "generation_config.json")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not in the manifest was exported: %v", err)

@@ -10,8 +10,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// probe is what ULYSSES_FAULT=kind:rank:step asks of this rank in the middle of a step, so that tests can see a job end when one rank is
-// killed, fails, panics, crashes or is late for ever. Unset it is nil.
+// probe returns the function for ULYSSES_FAULT=kind:rank:step, which makes this rank fail in the
+// middle of a step: it is killed, fails, panics, crashes or never returns. Tests use it to see a
+// job end. If the variable is unset, probe returns nil.
 func probe(rank int) (func(step int64) error, error) {
 	word := os.Getenv("ULYSSES_FAULT")
 	if word == "" {

@@ -7,14 +7,15 @@ import (
 	"ulysses/internal/status"
 )
 
-// feature is something that other trainers have keys for and this one has not, or needs no key for.
+// feature is a feature for which other trainers have keys. This program has not built it, or needs
+// no key for it.
 type feature struct {
 	names *regexp.Regexp // of keys and tables, in lower case with _ for -
 	text  string
-	built bool // it needs no key: it is always so, or set elsewhere; else it is not built
+	built bool // true: always on, or set by another key; false: not built
 }
 
-// features are what users of other trainers look for. The first that matches counts.
+// features lists features of other trainers. The first entry that matches a key counts.
 var features = []feature{
 	{words(`lora|lora_.*|qlora|dora|use_dora|use_rslora|peft|peft_.*|adapter|adapters|adapter_.*|target_modules|ia3|prefix_tuning`), notbuilt.Adapters.Text(notbuilt.Adapters.Instead + "; remove it"), false},
 	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), notbuilt.Preferences.Text("remove it"), false},
@@ -38,7 +39,8 @@ var features = []feature{
 
 func words(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }
 
-// featureOf returns the feature that a key or table of a job file asks for, nil if it is none that is known.
+// featureOf returns the feature that a key or table of a job file asks for, or nil if no entry
+// matches.
 func featureOf(name string) *feature {
 	for i := range features {
 		if features[i].names.MatchString(name) {
@@ -48,7 +50,7 @@ func featureOf(name string) *feature {
 	return nil
 }
 
-// code is that of a fault which names the feature.
+// code returns the error class of a fault that names the feature.
 func (f *feature) code() status.Code {
 	if f.built {
 		return status.InvalidConfig

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// figures are docs/figures.json, the only source of what the documents quote of the examples' runs. `make figures` writes it.
+// figures is the content of docs/figures.json, the only source of numbers that the documents quote
+// from runs of the examples. `make figures` writes it.
 type figures struct {
 	Text struct {
 		File    string `json:"file"`
@@ -44,7 +45,8 @@ func readFigures(t *testing.T) (f figures) {
 
 var ngramTables = []string{"bytes alone", "bigrams", "trigrams", "4-grams"}
 
-// The n-gram tables of docs/figures.json are those of the text: counted on its first part, measured on the part that eval.split keeps.
+// The n-gram tables of docs/figures.json are correct: counted on the first part of the text,
+// measured on the part that eval.split holds out.
 func TestFiguresOfTheText(t *testing.T) {
 	f := readFigures(t)
 	data := text(t, "../"+f.Text.File)
@@ -72,7 +74,8 @@ func TestFiguresOfTheText(t *testing.T) {
 // quoted finds numbers with two or more decimals.
 var quoted = regexp.MustCompile(`\b\d+\.\d{2,}\b`)
 
-// What the documents quote is docs/figures.json: what `make run` prints line by line, and every other number with decimals rounded to what is quoted.
+// The documents quote docs/figures.json: the output of `make run` line by line, and every other
+// number with decimals, rounded.
 func TestFiguresInTheDocuments(t *testing.T) {
 	f := readFigures(t)
 	values := []float64{f.Text.Smoothing, f.Hybrid.Loss, f.Hybrid.HeldOut, f.Quickstart.Loss, f.Quickstart.HeldOut}
@@ -144,7 +147,7 @@ func TestFiguresInTheDocuments(t *testing.T) {
 	}
 }
 
-// section is the text of a document below a heading, up to the next one.
+// section returns the text of a document from a heading to the next one.
 func section(t *testing.T, document, heading string) string {
 	t.Helper()
 	_, body, ok := strings.Cut(document, heading+"\n")

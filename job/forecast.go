@@ -144,7 +144,8 @@ func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast,
 	return f, nil
 }
 
-// meet adds what it costs ranks of a CPU to meet: how often they do is known when the rehearsal is over, and so is how long they compute in between.
+// meet adds the cost of waiting for other ranks on CPUs. The rehearsal has counted how often the
+// ranks wait and how long they compute in between.
 func (f *forecast) meet(m *machine) {
 	all := int64(0)
 	for _, n := range f.Meetings {

@@ -12,7 +12,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// exitCodes says what each exit code of the program means; docs/job-file.md has the same table.
+// exitCodes describes each exit code of the program; docs/job-file.md has the same table.
 var exitCodes = []exitCode{
 	{status.OK, "success"},
 	{status.InvalidArgument, "the command line is wrong"},
@@ -72,7 +72,7 @@ func writeHelp(w io.Writer, cmd *cobra.Command) {
 	}
 }
 
-// writeExitCodes lists the codes that a verb ends with; the root lists all.
+// writeExitCodes lists the exit codes of a verb; for the root it lists all.
 func writeExitCodes(w io.Writer, cmd *cobra.Command) {
 	v := verbOf(cmd.Name())
 	if cmd.HasParent() && v == nil {

@@ -11,14 +11,15 @@ import (
 	"ulysses/model"
 )
 
-// idle is keys that have no effect in some jobs. A job that sets them to anything but their default runs, and says so in one line.
+// idle lists keys that have no effect in some jobs. A job that sets them to a value other than the
+// default runs, and prints one line.
 type idle struct {
-	keys []string // or a table, written with a dot behind it
+	keys []string // or a table, with a trailing dot
 	when func(j *Job, c *model.Config) bool
 	why  string
 }
 
-// config makes a condition of one on the model, which is nil in jobs on saved tensors.
+// config makes a condition on the job from a condition on the model, which is nil in operator jobs.
 func onConfig(holds func(j *Job, c *model.Config) bool) func(j *Job, c *model.Config) bool {
 	return func(j *Job, c *model.Config) bool { return c != nil && holds(j, c) }
 }
@@ -27,7 +28,8 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 	return func(j *Job, _ *model.Config) bool { return holds(j) }
 }
 
-// idleKeys is the only place that knows which keys are idle where. Keys that would be wrong to leave without an effect are faults: check.go.
+// idleKeys has all rules on keys without an effect. Keys whose lack of effect would make the job
+// wrong are faults: check.go.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.host", "output.model", "output.trace"},
@@ -55,7 +57,7 @@ var idleKeys = []idle{
 	{[]string{"data.pack"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files hold whole sequences"},
 }
 
-// files are the patterns of the data that the job reads.
+// files returns the patterns of the data that the job reads.
 func (j *Job) files() []string {
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
 		return j.Eval.Path
@@ -63,7 +65,8 @@ func (j *Job) files() []string {
 	return append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...)
 }
 
-// noFiles reports that none of the files that the job reads has one of the extensions. A pattern that leaves the extension open may have any.
+// noFiles reports whether none of the job's files has one of the extensions. A pattern without an
+// extension may match any file.
 func (j *Job) noFiles(extensions ...string) bool {
 	return !slices.ContainsFunc(j.files(), func(path string) bool {
 		ext := strings.ToLower(filepath.Ext(path))
@@ -71,7 +74,8 @@ func (j *Job) noFiles(extensions ...string) bool {
 	})
 }
 
-// idleWarnings is a line for every reason why keys that were set have no effect in this job. The config is nil for saved tensors.
+// idleWarnings returns one line for each reason why keys have no effect in this job. The config is
+// nil in operator jobs.
 func (j *Job) idleWarnings(c *model.Config) (lines []string) {
 	for _, rule := range idleKeys {
 		if !rule.when(j, c) {

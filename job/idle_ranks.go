@@ -7,15 +7,16 @@ import (
 	"ulysses/model"
 )
 
-// idleRanks are those of a sequence that have no head of some kind of layer.
+// idleRanks describes the ranks of a sequence that have no head of some kind of layer.
 type idleRanks struct {
-	idle  int64 // of all ranks
-	heads int64 // that there are
+	idle  int64 // ranks without a head
+	heads int64 // heads of the kind of layer
 	what  string
-	which string // heads
+	which string // "heads" or "value heads"
 }
 
-// idleRanks finds the kind of layer that the most ranks of the mesh have no head of; nil where every rank has one. linear is the plan of the linear layers.
+// idleRanks returns the kind of layer for which the most ranks of the mesh have no head; nil if
+// every rank has one. linear is the plan of the linear layers.
 func (j *Job) idleRanks(c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 	look := func(heads int64, what, which string) {
 		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
@@ -31,15 +32,15 @@ func (j *Job) idleRanks(c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 	return found
 }
 
-// onUlysses is the job on the same ranks with another degree.
+// onUlysses returns the job on the same ranks with another Ulysses degree.
 func (j *Job) onUlysses(degree int64) (*Job, error) {
 	other := *j
 	other.Parallel.Ulysses = degree
 	return &other, other.Resolve(int(j.Mesh.World))
 }
 
-// better is the mesh, of those that give every rank a head, that processes the most tokens a second by the plan, and how many times those of this job.
-// The degree is 0 where none is faster and fits.
+// better returns, of the meshes that give every rank a head, the one with the most planned tokens a
+// second, and its speed relative to this job's mesh. The degree is 0 if no mesh is faster and fits.
 func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times float64, err error) {
 	rate := func(j *Job) (float64, error) {
 		f, err := foresee(j, m, x, true)
@@ -53,7 +54,7 @@ func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times f
 	if err != nil {
 		return 0, 0, err
 	}
-	const most = 3 // of meshes: those nearest to this one
+	const most = 3 // meshes to plan, the nearest ones
 	for u, tried := min(heads, j.Mesh.Ulysses-1), 0; u >= 1 && tried < most; u-- {
 		if j.Mesh.World%u != 0 {
 			continue
@@ -61,7 +62,7 @@ func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times f
 		tried++
 		other, err := j.onUlysses(u)
 		if err != nil {
-			continue // a global batch, say, that these replicas cannot share
+			continue // such as a global batch that these replicas cannot share
 		}
 		if r, err := rate(other); err == nil && r/now > max(times, 1) {
 			degree, times = u, r/now
@@ -70,7 +71,8 @@ func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times f
 	return degree, times, nil
 }
 
-// warning is the line that says so, with the mesh to take. Without a machine whose rates are known no mesh is looked for.
+// warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
+// machine's rates are known.
 func (i *idleRanks) warning(j *Job, m *machine, x *subject) string {
 	remedy := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
@@ -82,8 +84,8 @@ func (i *idleRanks) warning(j *Job, m *machine, x *subject) string {
 		j.origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
 }
 
-// warnIdleRanks warns of ranks that have no head, on rank 0 and before the first step. That takes half a second on a CPU, whose rates are measured, and
-// nothing where every rank has one.
+// warnIdleRanks warns of ranks without a head, on rank 0 before the first step. On a CPU, whose
+// rates are measured, it takes half a second; it takes no time if every rank has a head.
 func (s *session) warnIdleRanks() {
 	i := s.Job.idleRanks(s.config, s.model.Linear())
 	if i == nil || s.Mesh.World.Rank() > 0 {

@@ -25,19 +25,21 @@ var (
 	scratch       = template.Must(template.Must(initTemplates.Clone()).New("scratch.toml").Parse(scratchText))
 )
 
-// longestStart is the most tokens of a sequence that a new job file asks for; a model may have more positions than a first run fits.
+// longestStart is the largest data.sequence that init writes. A model may have more positions than
+// the memory of a first run allows.
 const longestStart = 8192
 
-// newJob is what the templates of job files are filled with.
+// newJob holds the values that the templates of job files need.
 type newJob struct {
 	File                       string // the job file
-	Model                      string // the folder, as the job file names it; "" = a model from scratch
+	Model                      string // the model's folder as the job file names it; "" = a model from scratch
 	Type                       string
-	Layers, Width, Heads, Most int64 // Most is the model's positions
+	Layers, Width, Heads, Most int64 // Most is the number of positions of the model
 	Sequence                   int64
 }
 
-// initJob is the verb: it writes a commented job file for the model folder in o.words, or without one for a small model from scratch.
+// initJob is the verb init. It writes a commented job file that fine-tunes the model folder in
+// o.words, or, without a folder, trains a small model from scratch.
 func initJob(o Options) error {
 	x := newJob{File: o.output, Sequence: 1024}
 	text := scratch
@@ -71,7 +73,7 @@ func initJob(o Options) error {
 	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output, o.output))
 }
 
-// initFault says of a folder without a model how to get one.
+// initFault returns the error for a folder without a model, with the way to get one.
 func (j *Job) initFault(err error) error {
 	text := err.Error()
 	if _, statErr := os.Stat(j.Model.Path); errors.Is(statErr, fs.ErrNotExist) {
@@ -80,7 +82,8 @@ func (j *Job) initFault(err error) error {
 	return &status.Error{Code: status.Of(err), Text: "init: " + text, Err: err}
 }
 
-// pathFrom names a path from a folder: relative if both are, so that they can be moved together.
+// pathFrom returns a path as seen from a folder. If both are relative, the result is relative, so
+// the two can be moved together.
 func pathFrom(folder, path string) string {
 	if filepath.IsAbs(path) {
 		return path
@@ -96,7 +99,7 @@ func pathFrom(folder, path string) string {
 	return path
 }
 
-// writeNew writes a file that must not exist.
+// writeNew writes a file and fails if it exists.
 func writeNew(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if errors.Is(err, fs.ErrExist) {

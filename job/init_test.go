@@ -9,8 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// init writes a job file that trains as it stands once there is data, for each kind of model folder and from scratch, and nothing over a
-// file that exists.
+// init writes a job file that trains once there is data, for each kind of model folder and from
+// scratch. It does not overwrite an existing file.
 func TestInit(t *testing.T) {
 	models, err := filepath.Glob("../testdata/goldens/models/*/config.json")
 	if err != nil || len(models) < 4 {
@@ -57,7 +57,8 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// The folder is named from the job file's own place; what cannot be named or read is refused, and no file appears.
+// The job file names the folder relative to itself. A folder that cannot be named or read is
+// refused, and no file is written.
 func TestInitNamesTheFolder(t *testing.T) {
 	golden, err := filepath.Abs("../testdata/goldens/models/qwen3/config.json")
 	if err != nil {

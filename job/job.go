@@ -33,7 +33,7 @@ type Job struct {
 	Path string `toml:"-"` // of the job file, as given
 	Mesh Mesh   `toml:"-"` // set by Resolve
 
-	at         map[string]origin   // where each key that was set was set
+	at         map[string]origin   // the position at which each key was set
 	written    map[string][]string // of a key with ${NAME} in a path, each path as it was written; "" = without a variable
 	expansions []expansion         // of ${NAME} in paths, the longest first
 }
@@ -85,7 +85,7 @@ type CheckpointTable struct {
 	Keep   int64  `toml:"keep" min:"1"`
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
-	// Accept lists the keys that a run that resumes may have changed.
+	// Accept lists the keys that a resumed run may have changed.
 	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup train.steps"`
 }
 
@@ -93,7 +93,7 @@ type CheckpointTable struct {
 type OutputTable struct {
 	Dir       string  `toml:"dir" path:"dir"`
 	Model     bool    `toml:"model"`
-	Overwrite bool    `toml:"overwrite"`     // results of another run
+	Overwrite bool    `toml:"overwrite"`     // overwrite results of another run
 	Trace     []int64 `toml:"trace" min:"1"` // none, or the first and the last step
 }
 

@@ -185,14 +185,15 @@ func (l *loader) table(prefix toml.Key, tree map[string]any, at func(string) ori
 	}
 }
 
-// unknown reports a key or table that a job file does not have.
+// unknown returns the fault of a key or table that job files do not have.
 func (l *loader) unknown(o origin, key, text string, code status.Code) {
 	l.bad[key] = true
 	l.faults.add(o, code, "%s: %s", key, text)
 }
 
-// unknownTable reports a table and, if they say more than it does, its keys: all that its likely table does not have, else those that are
-// ours by another name.
+// unknownTable returns the fault of an unknown table, and the faults of its keys if they add
+// information: all keys that the likely table does not have, otherwise the keys that this program
+// has under another name.
 func (l *loader) unknownTable(path toml.Key, tree map[string]any, at func(string) origin) {
 	text, code := unknownTable(path.String())
 	l.unknown(at(path.String()), path.String(), text, code)

@@ -14,7 +14,8 @@ import (
 // logForms are the values of --log. auto is console.
 var logForms = []string{"auto", "console", "json"}
 
-// screen is what log lines are written to. A progress bar that is drawn there is taken away before a line is written.
+// screen is the writer of log lines. If a progress bar is drawn there, screen clears the bar before
+// it writes a line.
 type screen struct {
 	mu    sync.Mutex
 	to    io.Writer
@@ -33,15 +34,15 @@ func (s *screen) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// underBar tells the screen how to take the bar away; nil = there is no bar any more.
+// underBar sets the function that clears the bar; nil = there is no bar.
 func (s *screen) underBar(clear func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.clear = clear
 }
 
-// logger returns a rank's log. Rank 0 writes everything, the others write errors alone. A line of JSON has the fields rank and host; a
-// console line names them where it is a warning or an error.
+// logger returns a rank's log. Rank 0 writes everything; the other ranks write only errors. A JSON
+// line has the fields rank and host; a console line names them only in warnings and errors.
 func (o *Options) logger(w *screen, rank int, host string) zerolog.Logger {
 	level := zerolog.InfoLevel
 	switch {
@@ -60,7 +61,8 @@ func (o *Options) logger(w *screen, rank int, host string) zerolog.Logger {
 
 var namesARank = regexp.MustCompile(`^rank \d+\b`)
 
-// forReaders rounds the numbers of a console line and puts rank and host before an error. JSON has the numbers as they are.
+// forReaders rounds the numbers of a console line and puts rank and host before an error. JSON
+// lines have unrounded numbers.
 func forReaders(line map[string]any) error {
 	for name, form := range map[string]func(x float64) string{
 		"loss": number, "eval_loss": number, "perplexity": func(x float64) string { return fmt.Sprintf("%.2f", x) }, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
@@ -84,7 +86,8 @@ func forReaders(line map[string]any) error {
 	return nil
 }
 
-// isTerminal says whether w is a terminal. Under mpirun and srun a rank's standard error is a pipe, whatever the launcher itself writes to.
+// isTerminal reports whether w is a terminal. Under mpirun and srun a rank's standard error is a
+// pipe, even if the launcher writes to a terminal.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	return ok && isatty.IsTerminal(f.Fd())

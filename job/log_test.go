@@ -16,7 +16,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The log is lines to read unless --log asks for JSON, in which numbers are numbers.
+// By default the log has lines for people. With --log json it has JSON objects, in which numbers
+// are JSON numbers.
 func TestLogForms(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")
@@ -55,7 +56,7 @@ func TestLogForms(t *testing.T) {
 	}
 }
 
-// An error says rank and host, once, in either form; other ranks than the first write errors alone.
+// An error names rank and host once, in both forms. Ranks other than rank 0 write only errors.
 func TestLogOfARank(t *testing.T) {
 	for _, form := range []string{"console", "json"} {
 		var out bytes.Buffer
@@ -111,7 +112,8 @@ func TestVerboseAndQuiet(t *testing.T) {
 	}
 }
 
-// A progress bar is drawn on a terminal alone, which /dev/null, a file and a pipe are not, and not with --quiet or JSON.
+// A progress bar is drawn only on a terminal, not on /dev/null, a file or a pipe, and not with
+// --quiet or JSON.
 func TestBar(t *testing.T) {
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
@@ -141,7 +143,7 @@ func TestBar(t *testing.T) {
 		if code != status.OK || err != nil && !errors.Is(err, unix.EIO) || strings.Contains(string(drawn), "(0/6)") != want {
 			t.Errorf("%q: %v %v: %q", args, code, err, drawn)
 		}
-		for _, line := range strings.Split(string(drawn), "\n") { // a log line stands alone
+		for _, line := range strings.Split(string(drawn), "\n") { // a log line has no bar beside it
 			if at := strings.Index(line, "INF"); at > 0 && strings.Contains(line[strings.LastIndex(line[:at], "\r")+1:at], "|") {
 				t.Errorf("%q: the bar is left before %q", args, line)
 			}

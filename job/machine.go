@@ -19,9 +19,9 @@ type machine struct {
 	info  device.Info
 	sizes rehearsal.Sizes
 	rates rehearsal.Rates
-	peak  float64 // FLOP/s of matrix products that a rank's share of a CPU does, as measured after a run; 0 = not measured
-	share float64 // ranks\' threads to a core, at least 1
-	host  int64   // bytes of the host's memory that a rank may take; 0 = nobody knows
+	peak  float64 // FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
+	share float64 // threads of ranks for each core, at least 1
+	host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
 	close func()
 }
 
@@ -54,14 +54,16 @@ func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	return m, nil
 }
 
-// sharedBy is how many ranks of a node, with so many threads each, have cores of their own at a time, and how many share what these have.
+// sharedBy returns how many ranks of a node, with a given number of threads each, have cores of
+// their own at a time, and how many ranks share the cores of each of these.
 func sharedBy(perNode, workers int) (atOnce int, share float64) {
 	cores, threads := runtime.NumCPU(), max(1, workers)
 	atOnce = max(1, min(perNode, cores/threads))
 	return atOnce, max(1, float64(max(1, perNode*threads))/float64(max(cores, atOnce*threads)))
 }
 
-// sized is the shape of the work that a rank of so many has, as far as the job says.
+// sized returns the shape of a rank's work for a number of ranks, from the fields that the job
+// sets.
 func (j *Job) sized(x *subject, ranks int) rehearsal.Shape {
 	shape := x.shape
 	if x.config != nil {

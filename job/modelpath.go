@@ -19,7 +19,8 @@ var (
 	hubName = regexp.MustCompile(`^\w[\w.-]*/[\w.-]+$`)
 )
 
-// notURL says how to get what a URL names; "" where the value is none. Files are read from disk alone.
+// notURL returns the fix for a value that is a URL, or "" for other values. Files are read only
+// from disk.
 func notURL(key, value string) string {
 	switch m := hubURL.FindStringSubmatch(value); {
 	case !url.MatchString(value):
@@ -32,8 +33,8 @@ func notURL(key, value string) string {
 	return "a URL, and files are read from disk: download it and name the file"
 }
 
-// modelFault puts before an error of the model's folder or fields where the job names them, and says of a folder that is not there, or
-// holds a checkpoint, how to get one.
+// modelFault adds to an error of the model's folder or fields the line of the job file. For a
+// folder that does not exist, or that holds a checkpoint, it adds how to get a model folder.
 func (j *Job) modelFault(err error) error {
 	if err == nil {
 		return nil
@@ -53,7 +54,8 @@ func (j *Job) modelFault(err error) error {
 	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.origin(key), text), Err: err}
 }
 
-// noFolder says how to get a model that was named as on the Hugging Face hub.
+// noFolder returns the command that downloads a model whose path looks like a name on the Hugging
+// Face hub.
 func (j *Job) noFolder(dir string) string {
 	name := dir
 	if rel, err := filepath.Rel(filepath.Dir(j.Path), dir); err == nil && !j.origin("model.path").arg {

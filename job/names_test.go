@@ -11,14 +11,15 @@ import (
 	"ulysses/internal/status"
 )
 
-// Folders with any characters in their names: a run in one trains, goes on after a kill while it wrote a checkpoint, is exported and reported, and does
-// not touch a folder that its name would match as a pattern.
+// Folder names may have any characters. A run in such a folder trains, resumes after a kill during
+// a checkpoint, is exported and reported. It leaves alone the folders that its name would match as
+// a pattern.
 func TestAnyName(t *testing.T) {
 	for _, name := range []string{"run[12]", "lr[a]", "x[1", "a*b", "q?", `back\slash`, " two  words ", "line\nbreak", "größe 数", "-n", "100%d", "a'b\"c$HOME"} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, name)
-			for _, decoy := range []string{"run1", "run2", "aXb", "qq", "lra"} { // which the names match
+			for _, decoy := range []string{"run1", "run2", "aXb", "qq", "lra"} { // folders that the names match as patterns
 				putIn(t, filepath.Join(root, decoy, "out", "checkpoints", ".step-00000004.part", "rank-00000.safetensors"), decoy)
 				putIn(t, filepath.Join(root, decoy, "b.txt"), "not this job's data")
 			}
@@ -34,7 +35,7 @@ func TestAnyName(t *testing.T) {
 			putIn(t, filepath.Join(states, ".step-00000004.part", "model", "config.json"), "half")
 			putIn(t, filepath.Join(states, ".step-00000004.part", "rank-00000.safetensors"), "half")
 			putIn(t, filepath.Join(states, ".step-00000000.old", "rank-00000.safetensors"), "half")
-			putIn(t, filepath.Join(states, "step-00000002", "rank-00000.safetensors.keep"), "") // any file beside those of the manifest
+			putIn(t, filepath.Join(states, "step-00000002", "rank-00000.safetensors.keep"), "") // a file that the manifest does not list
 			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9"); code != status.OK || !slices.Equal(losses(t, dir), want) {
 				t.Fatalf("resume: exit %d: %s", code, stderr)
 			}
@@ -60,7 +61,7 @@ func TestAnyName(t *testing.T) {
 	}
 }
 
-// putIn is put in a folder that need not be there.
+// putIn creates the folder and calls put.
 func putIn(t *testing.T, path, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
@@ -69,7 +70,8 @@ func putIn(t *testing.T, path, text string) {
 	put(t, path, text)
 }
 
-// Only what the author of a job file wrote is a pattern: its folder, and the values of variables, are names, and a file that is there is taken as it is named.
+// Only characters in the job file form a pattern. The job file's folder and the values of variables
+// are plain names, and the exact name of an existing file means that file.
 func TestPatternsAreTheAuthors(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a[1]")
 	for _, name := range []string{"x.txt", "y[2].txt", "z.txt"} {

@@ -13,7 +13,7 @@ import (
 	"ulysses/train"
 )
 
-// Files that a run writes into output.dir, beside model/ and the checkpoints.
+// Files that a run writes into output.dir, in addition to model/ and the checkpoints.
 const (
 	metricsFile    = "metrics.jsonl"
 	reportFile     = "report.html"
@@ -25,8 +25,8 @@ const (
 func (j *Job) modelDir() string      { return filepath.Join(j.Output.Dir, modelFolder) }
 func (j *Job) checkpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
-// keepModelApart refuses an output.dir whose files would go into the folder of the base model, whatever output.overwrite says. Rank 0
-// looks, and all ranks return its answer. Collective.
+// keepModelApart refuses an output.dir whose files would go into the folder of the base model, also
+// with output.overwrite. Rank 0 checks, and all ranks return its answer. Collective.
 func (e *Env) keepModelApart() error {
 	var err error
 	if j := e.Job; e.Mesh.World.Rank() == 0 && j.Model.Path != "" {
@@ -45,8 +45,9 @@ func (e *Env) keepModelApart() error {
 	return comm.Agree(e.Mesh.World, err)
 }
 
-// refuseUsedFile refuses an output of an operator job that exists, unless output.overwrite is set. Rank 0 looks, and all ranks return its
-// answer. Collective. Faults that another name of the output does not mend, such as a device, are left to checkOutput.
+// refuseUsedFile refuses the output file of an operator job if it exists, unless output.overwrite
+// is set. Rank 0 checks, and all ranks return its answer. Collective. checkOutput reports faults
+// that another file name does not fix, such as a device.
 func (e *Env) refuseUsedFile() error {
 	var err error
 	j := e.Job
@@ -60,7 +61,7 @@ func (e *Env) refuseUsedFile() error {
 	return comm.Agree(e.Mesh.World, err)
 }
 
-// outputs are the names in output.dir that the job writes.
+// outputs returns the names in output.dir that the job writes.
 func (j *Job) outputs() []string {
 	if j.Kind == "eval" {
 		return []string{metricsFile, reportFile, evalReportFile}
@@ -75,7 +76,7 @@ func (j *Job) outputs() []string {
 	return names
 }
 
-// runTrain trains or evaluates, as the only job that writes into output.dir meanwhile.
+// runTrain trains or evaluates. Meanwhile no other job writes into output.dir.
 func runTrain(e *Env) error {
 	if err := e.keepModelApart(); err != nil {
 		return err
@@ -84,13 +85,13 @@ func runTrain(e *Env) error {
 		return err
 	}
 	var err error
-	if e.Job.Kind == "train" { // in an evaluation rank 0 alone writes
+	if e.Job.Kind == "train" { // in an evaluation only rank 0 writes
 		err = e.shareOutput()
 	}
 	if err == nil {
 		err = trainOwning(e)
 	}
-	return e.releaseOutput(err) // a panic releases nothing: the process ends, and the lock with it
+	return e.releaseOutput(err) // after a panic nothing is released: the process ends, and the kernel releases the lock
 }
 
 // takeOutput makes rank 0 the owner of output.dir for the job. Collective.
@@ -106,7 +107,7 @@ func (e *Env) takeOutput() (err error) {
 			e.owner.Undo()
 			e.owner = nil
 		}
-		last := func() { e.giveUp(false) } // a folder that cannot be given up is found dead later
+		last := func() { e.giveUp(false) } // if this fails, a later job finds the owner dead
 		if e.owner == nil {
 			last = nil
 		}
@@ -115,10 +116,11 @@ func (e *Env) takeOutput() (err error) {
 	return comm.Agree(e.Mesh.World, err)
 }
 
-// releaseOutput gives output.dir up behind a job that ended with err. Collective, but for a rank that is alone with its error.
+// releaseOutput ends the ownership of output.dir after a job that ended with err. Collective,
+// except for a rank whose error is its own.
 func (e *Env) releaseOutput(err error) error {
 	if e.alone && e.world.Kind() != "local" {
-		return err // this process ends, and its lock with it; until then its peers may still write
+		return err // the process ends, which releases the lock; until then its peers may still write
 	}
 	var lost error
 	e.signals.locked(func() { lost = e.giveUp(err == nil) })
@@ -131,7 +133,8 @@ func (e *Env) releaseOutput(err error) error {
 	return comm.Agree(e.world, lost)
 }
 
-// giveUp gives output.dir up, once. It is called under the lock of signals, for a signal may end the process meanwhile.
+// giveUp ends the ownership of output.dir, once. The caller holds the lock of signals, because a
+// signal may end the process meanwhile.
 func (e *Env) giveUp(finished bool) error {
 	o := e.owner
 	if e.owner = nil; o == nil {
@@ -143,8 +146,9 @@ func (e *Env) giveUp(finished bool) error {
 	return o.Undo()
 }
 
-// mayWrite returns an error if a name in output.dir must not be written: the folder is gone or another job's, or a link leads elsewhere. On
-// ranks other than 0, and for verbs that own no folder, it returns nil.
+// mayWrite returns an error if a name in output.dir must not be written: the folder was removed,
+// another job owns it, or a link leads elsewhere. It returns nil on ranks other than 0 and for
+// verbs that own no folder.
 func (e *Env) mayWrite(name string) error {
 	if e.owner == nil {
 		return nil
@@ -152,8 +156,9 @@ func (e *Env) mayWrite(name string) error {
 	return e.owner.Check(name)
 }
 
-// createOutput refuses results of other runs, and creates metrics.jsonl, with the lines of the steps that are done, on rank 0: before the
-// first step, so that a folder that cannot be written costs nothing. Collective.
+// createOutput refuses results of other runs. On rank 0 it then creates metrics.jsonl with the
+// lines of the steps that are done. It runs before the first step, so a folder that cannot be
+// written costs no step. Collective.
 func (s *session) createOutput() (m *train.Metrics, err error) {
 	j, t := s.Job, s.trainer
 	if s.Mesh.World.Rank() == 0 {
@@ -184,11 +189,12 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 	return m, comm.Agree(s.Mesh.World, err)
 }
 
-// identity stands for a run, as far as one that goes on with it must have it in common.
+// identity returns a digest of the settings that a run and its continuation must have in common.
 func (s *session) identity() string { return digest(s.trainer.Keep.Run) }
 
-// refuseResults refuses output.dir for a run that begins, if it has results of another one. Those of the same run, which was ended before
-// its first checkpoint, are no loss: it begins again.
+// refuseResults refuses output.dir for a run that starts afresh if the folder has results of
+// another run. Results of the same run, if it ended before its first checkpoint, are not refused:
+// the run starts again.
 func (s *session) refuseResults() error {
 	j := s.Job
 	if j.Output.Overwrite {

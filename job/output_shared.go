@@ -13,14 +13,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// token is the file that rank 0 writes into output.dir for the other ranks to look for.
+// token is the file that rank 0 writes into output.dir and the other ranks look for.
 type token struct{ Host, Name, Text string }
 
-// lookFor is how long a rank looks for the file: a network file system shows a new one to other nodes after a moment.
+// lookFor is how long a rank looks for the file: a network file system shows a new file on other
+// nodes with a delay.
 const lookFor = 3 * time.Second
 
-// shareOutput finds out before the first step whether every rank sees and may write the output.dir of rank 0: every rank writes its own file of a
-// checkpoint. All ranks fail alike. Collective; the folder exists.
+// shareOutput checks that every rank sees and may write rank 0's output.dir, because every rank
+// writes its own file of a checkpoint. It runs before the first step. All ranks return the same
+// error. Collective; the folder must exist.
 func (e *Env) shareOutput() error {
 	var own token
 	var err error
@@ -57,7 +59,7 @@ func writeToken(dir, host string) (t token, err error) {
 	return t, nil
 }
 
-// seeToken looks for rank 0's file, and opens it as one that is to be written.
+// seeToken looks for rank 0's file and opens it for writing.
 func (e *Env) seeToken(t *token, host string) error {
 	dir, rank := e.Job.Output.Dir, e.Mesh.World.Rank()
 	var text []byte
@@ -72,7 +74,7 @@ func (e *Env) seeToken(t *token, host string) error {
 		if time.Now().After(end) {
 			return e.Job.Errorf(status.InvalidConfig, "output.dir", "%s is not shared: rank %d on %s does not see what rank 0 on %s wrote; choose a folder on a shared file system", dir, rank, host, t.Host)
 		}
-		_, _ = os.ReadDir(dir) // which makes NFS look at the server's folder
+		_, _ = os.ReadDir(dir) // reading the folder makes NFS fetch it from the server
 	}
 	f, err := os.OpenFile(filepath.Join(dir, t.Name), os.O_RDWR, 0)
 	if err != nil {

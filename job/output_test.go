@@ -29,7 +29,7 @@ func link(t *testing.T, to, at string) string {
 	return at
 }
 
-// unchanged returns a check that the files of a folder are what they were.
+// unchanged returns a function that checks that the files of a folder have not changed.
 func unchanged(t *testing.T, dir string) func(what string) {
 	t.Helper()
 	before := contents(t, dir)
@@ -44,7 +44,8 @@ func unchanged(t *testing.T, dir string) func(what string) {
 	}
 }
 
-// An export never overwrites the folder of the base model, by whatever name, and another model with --force alone.
+// An export never overwrites the folder of the base model, under any name of it. It overwrites
+// another model only with --force.
 func TestExportOverwritesNothingUnasked(t *testing.T) {
 	dir, run := newKept(t)
 	base, sets := baseModel(t, dir)
@@ -60,7 +61,7 @@ func TestExportOverwritesNothingUnasked(t *testing.T) {
 		for _, force := range [][]string{nil, {"--force"}} {
 			code, _, errs := call(append([]string{"export", states, folder}, force...)...)
 			want := "the folder of the base model (model.path of the run), which is never overwritten; name another folder"
-			if folder == dir { // which holds the checkpoint, too
+			if folder == dir { // the folder also holds the checkpoint
 				want = "a folder of its own"
 			}
 			if code != status.InvalidArgument || !strings.Contains(errs, want) {
@@ -83,7 +84,8 @@ func TestExportOverwritesNothingUnasked(t *testing.T) {
 	alike(t, "export with --force", folder, filepath.Join(dir, "out", "model"))
 }
 
-// No run writes into the folder of its base model, whatever output.overwrite says and by whatever name.
+// No run writes into the folder of its base model, also with output.overwrite, under any name of
+// the folder.
 func TestRunLeavesItsBaseModelAlone(t *testing.T) {
 	dir, run := newKept(t, "output.overwrite=true")
 	base, sets := baseModel(t, dir)
@@ -103,14 +105,14 @@ func TestRunLeavesItsBaseModelAlone(t *testing.T) {
 	} {
 		for _, kind := range []string{"train", "eval"} {
 			if kind == "eval" && !strings.HasPrefix(x.want, "is, ") {
-				continue // writes neither
+				continue // writes no model and no checkpoint
 			}
 			_, err := run(2, append(sets, "output.dir="+x.out, "kind="+kind)...)
 			expectFault(t, err, status.InvalidConfig, []string{"output.dir: ", x.want, "; choose another output.dir"})
 			same(x.name)
 		}
 	}
-	// A second stage from the model of the first goes to a folder of its own.
+	// A second stage that starts from the first stage's model writes to another folder.
 	if _, err := run(2, append(sets, "output.dir="+at("first"))...); err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +126,8 @@ func TestRunLeavesItsBaseModelAlone(t *testing.T) {
 	}
 }
 
-// The output of an operator job that exists is replaced where the job says so, and by all ranks refused elsewhere.
+// All ranks refuse an existing output file of an operator job, unless output.overwrite is set,
+// which replaces the file.
 func TestOperatorOutputExists(t *testing.T) {
 	for kind, job := range map[string]string{"attention": "attention-cross", "gdn": "gdn-plain"} {
 		job = filepath.Join("../testdata/goldens", job, "job.toml")

@@ -15,7 +15,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// tree is all files below a folder, with their contents.
+// tree returns all files below a folder with their contents.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -57,8 +57,9 @@ func mkdir(t *testing.T, path string) {
 	}
 }
 
-// A run that begins in a folder with results of another one is refused, by any number of ranks, and changes nothing; with output.overwrite it
-// replaces them. One that goes on needs no word.
+// A run that starts afresh in a folder with results of another run is refused, on any number of
+// ranks, and changes nothing. With output.overwrite it replaces the results. A resumed run needs no
+// flag.
 func TestUsedFolder(t *testing.T) {
 	dir, run := newKept(t, "output.trace=[1,2]")
 	out := filepath.Join(dir, "out")
@@ -89,7 +90,7 @@ func TestUsedFolder(t *testing.T) {
 			t.Errorf("%s, with output.overwrite: %v", x.name, err)
 		}
 	}
-	// --force is the command line's word for it.
+	// --force sets output.overwrite.
 	removeAll(t, out)
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
@@ -97,11 +98,11 @@ func TestUsedFolder(t *testing.T) {
 	if code, _, errs := call(filepath.Join(dir, "job.toml"), "-n", "2", "--set", "checkpoint.resume=off", "--force"); code != status.OK {
 		t.Errorf("--force: %v: %s", code, errs)
 	}
-	// A checkpoint of another run is not passed over, whatever is forced.
+	// A checkpoint of another run is refused, also with --force.
 	_, err := run(2, "seed=7", "output.overwrite=true")
 	expectFault(t, err, status.InvalidConfig, []string{"is of another run: seed is 7, it was 5", `use another output.dir, or set checkpoint.resume = "off" and output.overwrite = true to start afresh`})
 
-	// A run that begins with a checkpoint of elsewhere begins in a folder of its own.
+	// A run that resumes from a checkpoint of another folder writes into its own folder.
 	elsewhere := filepath.Join(dir, "elsewhere")
 	state := "checkpoint.resume=" + filepath.Join(out, "checkpoints", "step-00000004")
 	if _, err := run(2, "output.dir="+elsewhere, state); err != nil {
@@ -113,7 +114,7 @@ func TestUsedFolder(t *testing.T) {
 	if !maps.Equal(tree(t, elsewhere), before) {
 		t.Error("a checkpoint of elsewhere: files were changed")
 	}
-	// Files that no run writes, and empty ones, are in nobody's way.
+	// Empty files, and files that no run writes, are not refused.
 	removeAll(t, elsewhere)
 	putIn(t, filepath.Join(elsewhere, "notes.txt"), "mine")
 	putIn(t, filepath.Join(elsewhere, "metrics.jsonl"), "")
@@ -127,7 +128,7 @@ func TestUsedFolder(t *testing.T) {
 	}
 }
 
-// A run that was ended before its first checkpoint begins again; another run does not begin in its place.
+// A run that ended before its first checkpoint starts again. Another run is refused in its folder.
 func TestEndedBeforeACheckpoint(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=0", "optimizer.clip=0.0")
 	for _, x := range []string{"killed", "failed"} {
@@ -143,19 +144,19 @@ func TestEndedBeforeACheckpoint(t *testing.T) {
 		}
 		_, err := run(2, "seed=6")
 		expectFault(t, err, status.InvalidConfig, []string{"has results of another run (metrics.jsonl"})
-		if _, err := run(2, "kind=eval"); err != nil { // which leaves the run as it is
+		if _, err := run(2, "kind=eval"); err != nil { // leaves the run unchanged
 			t.Error(err)
 		}
 		if _, err := run(1); err != nil || len(losses(t, dir)) != 6 {
 			t.Errorf("%s, and run again: %v, %d steps", x, err, len(losses(t, dir)))
 		}
-		_, err = run(2) // it is finished now
+		_, err = run(2) // the run is finished now
 		expectFault(t, err, status.InvalidConfig, []string{"has results of another run (metrics.jsonl, report.html, model/)"})
 		removeAll(t, filepath.Join(dir, "out"))
 	}
 }
 
-// No result is written through a link in output.dir, which itself may be one.
+// No result is written through a link in output.dir. output.dir may itself be a link.
 func TestLinksInOutputDir(t *testing.T) {
 	dir, run := newKept(t, "output.trace=[1,2]")
 	real, other := filepath.Join(dir, "real"), filepath.Join(dir, "other")
@@ -183,8 +184,9 @@ func TestLinksInOutputDir(t *testing.T) {
 	}
 }
 
-// Of jobs that start together in one folder one runs and the others are refused before they touch anything. More are refused while it runs,
-// and the same job goes on when it was killed.
+// If several jobs start together in one folder, one runs and the others are refused before they
+// change anything. Jobs that start while it runs are refused as well. After the running job is
+// killed, the same job resumes.
 func TestJobsInOneFolder(t *testing.T) {
 	dir, run := newKept(t)
 	out, sets := filepath.Join(dir, "out"), "train.steps=40 checkpoint.every=1"
@@ -198,7 +200,8 @@ func TestJobsInOneFolder(t *testing.T) {
 	codes, errs := make([]int, jobs), make([]bytes.Buffer, jobs)
 	running, ended := make([]*exec.Cmd, jobs), make(chan int, jobs)
 	for i := range jobs {
-		// The one that wins stands still in its fourth step until the others are refused, and is killed then.
+		// The job that runs waits in its fourth step until the others are refused, and is killed
+		// then.
 		running[i] = child(dir, "ULYSSES_TEST_SETS="+sets, "ULYSSES_FAULT=late:1:3")
 		running[i].Stderr = &errs[i]
 		if err := running[i].Start(); err != nil {
@@ -248,7 +251,8 @@ func TestJobsInOneFolder(t *testing.T) {
 	}
 }
 
-// A job that is refused before it begins leaves no folder behind, and nothing in one that is there.
+// A job that is refused before it starts creates no folder, and writes nothing into an existing
+// one.
 func TestRefusedJobLeavesNoFolder(t *testing.T) {
 	dir, run := newKept(t)
 	out := filepath.Join(dir, "out")
@@ -264,7 +268,7 @@ func TestRefusedJobLeavesNoFolder(t *testing.T) {
 	}
 }
 
-// Results that would be written into a folder that was removed, or put in another's place, end the run with an error that names it.
+// If the output folder is removed or replaced, the run ends with an error that names it.
 func TestFolderRemovedDuringARun(t *testing.T) {
 	for _, x := range []struct {
 		name, sets string
@@ -300,13 +304,14 @@ func TestFolderRemovedDuringARun(t *testing.T) {
 			}
 			time.Sleep(time.Millisecond)
 		}
-		for range 1000 { // a checkpoint may be on its way into it
+		for range 1000 { // a checkpoint may still be written into it
 			if err := x.spoil(out); err == nil {
 				break
 			}
 		}
 		cmd.Wait()
-		// Among goroutine ranks a peer that was ended may speak first, and quotes the rank at fault.
+		// Among goroutine ranks, a peer that was ended may report first; it quotes the rank at
+		// fault.
 		if code := status.Code(cmd.ProcessState.ExitCode()); code != status.IO && code != status.Comm || !strings.Contains(stderr.String(), out) ||
 			!strings.Contains(stderr.String(), "removed or replaced") && !strings.Contains(stderr.String(), "no such file") {
 			t.Errorf("%s: %v: %s", x.name, code, stderr.String())
@@ -314,7 +319,7 @@ func TestFolderRemovedDuringARun(t *testing.T) {
 	}
 }
 
-// spoiler is a log that does something when it reads a text.
+// spoiler is a log writer that calls a function when it reads a text.
 type spoiler struct {
 	at   string
 	does func()
@@ -328,7 +333,8 @@ func (s *spoiler) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Neither does a folder that is removed behind the last step, which the model or a checkpoint would make again, end a run well.
+// A folder that is removed after the last step also ends the run with an error, although writing
+// the model or a checkpoint would create the folder again.
 func TestFolderRemovedAtTheEnd(t *testing.T) {
 	for _, sets := range []string{"checkpoint.every=0", "checkpoint.every=6", "checkpoint.every=0 output.model=false", "checkpoint.every=0 output.trace=[1,2] output.model=false"} {
 		dir, _ := newKept(t)

@@ -69,13 +69,14 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 		l.job.expanded(dir, value, getenv)
 	}
 	if kind == "inside" {
-		return expanded // of another folder; a rule looks at it
+		return expanded // a path in another folder, which a rule checks later
 	}
 	path := filepath.Join(dir, expanded)
 	if kind != "glob" {
 		return path
 	}
-	// Only what the author wrote is a pattern: the job file's folder and the values of variables are names.
+	// Only characters in the job file form a pattern. The job file's folder and the values of
+	// variables are plain names.
 	expanded, _ = expand(value, escaped(getenv))
 	pattern := filepath.Join(globEscape.Replace(dir), expanded)
 	if _, err := os.Lstat(path); pattern == path || err == nil {
@@ -84,10 +85,10 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	return pattern
 }
 
-// globEscape makes a text match itself in a pattern.
+// globEscape escapes a text so that it matches only itself in a pattern.
 var globEscape = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`)
 
-// escaped returns the values of variables so that they match themselves in a pattern.
+// escaped returns the values of variables, escaped so that they match only themselves in a pattern.
 func escaped(getenv func(string) (string, bool)) func(string) (string, bool) {
 	return func(name string) (string, bool) {
 		v, ok := getenv(name)

@@ -69,8 +69,9 @@ func Plan(o Options) error {
 	return f.print(m)
 }
 
-// machine is what the plan is for, and for how many ranks. The machine is the cluster's, else this one. The ranks are those of --ranks,
-// of the launcher or of the cluster; else those that the job names, on one node.
+// machine returns the machine of the plan and the number of ranks. The machine is the cluster's, or
+// this one. The number of ranks comes from --ranks, the launcher or the cluster, otherwise from the
+// job's degrees, on one node.
 func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error) {
 	if o.cluster != "" {
 		c, err := ReadCluster(o.cluster)
@@ -90,7 +91,7 @@ func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error)
 	return ranks, m, err
 }
 
-// ranksNamed is the least number of ranks that the job's degrees make: one replica.
+// ranksNamed returns the number of ranks of one replica, by the job's degrees.
 func (j *Job) ranksNamed() int {
 	return int(min(maxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
 }

@@ -12,7 +12,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// freshTree is a folder with those of the sources' files below the paths that a clone has, and nothing that was built.
+// freshTree returns a folder with the source files below the paths, as in a fresh clone, without
+// build outputs.
 func freshTree(t *testing.T, paths ...string) string {
 	t.Helper()
 	root, err := cudatest.Root()
@@ -40,7 +41,8 @@ func freshTree(t *testing.T, paths ...string) string {
 	return tree
 }
 
-// Every plan that a page or an example shows can be made in a fresh clone: without a GPU, a plug-in, weights or data.
+// Every plan that a page or an example shows can be made in a fresh clone, without a GPU, a
+// plug-in, weights or data.
 func TestDocumentedPlans(t *testing.T) {
 	tree := freshTree(t, "docs", "examples", "README.md")
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
@@ -80,7 +82,7 @@ func TestDocumentedPlans(t *testing.T) {
 	}
 }
 
-// A plan takes the ranks that the job names, and more or fewer of them when it is told so.
+// A plan takes the job's number of ranks, or the number that --ranks sets.
 func TestPlanTakesTheRanksOfTheJob(t *testing.T) {
 	for args, want := range map[string]string{
 		"--set parallel.ulysses=4":      "4 ranks, ulysses 4 x data 1, zero 0, 4 a node",
@@ -94,7 +96,8 @@ func TestPlanTakesTheRanksOfTheJob(t *testing.T) {
 	}
 }
 
-// On a machine without the plug-in, a plan for its own GPU says what can be planned for: a GPU elsewhere.
+// On a machine without the plug-in, a plan for the machine's own GPU fails and names the
+// alternative: a described GPU.
 func TestPlanForAGPUThatIsNotHere(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
 	path := planned(t, "hybrid")

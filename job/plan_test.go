@@ -208,7 +208,7 @@ func TestPlannedBesideMeasured(t *testing.T) {
 			return err
 		}
 		defer s.close()
-		for _, worked := range []float64{100, 5, 0.5} { // in one order on both
+		for _, worked := range []float64{100, 5, 0.5} { // in the same order on both
 			want := worked > 50 && e.Mesh.World.Rank() == 0
 			m, err := s.measure(worked * float64(1-e.Mesh.World.Rank()))
 			if err != nil {
@@ -303,7 +303,8 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 	}
 }
 
-// What it costs ranks of a CPU to meet is added where they do, once for each exchange.
+// The cost of waiting is added where ranks on CPUs wait for one another, once for each
+// communication.
 func TestMeetingsOfAPlan(t *testing.T) {
 	err := launch(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		if e.Mesh.World.Rank() > 0 {
@@ -344,7 +345,8 @@ func TestMeetingsOfAPlan(t *testing.T) {
 	}
 }
 
-// As many ranks as have cores of their own are measured at a time; the others share these.
+// As many ranks as have cores of their own are measured at a time. The other ranks share these
+// cores.
 func TestSharedBy(t *testing.T) {
 	cores := runtime.NumCPU()
 	for _, c := range []struct {

@@ -10,7 +10,8 @@ import (
 	"ulysses/train"
 )
 
-// progress shows how a run goes: a bar where rank 0's standard error is a terminal, else a line every five seconds.
+// progress shows the progress of a run: a bar if rank 0's standard error is a terminal, otherwise a
+// line every five seconds.
 type progress struct {
 	env    *Env
 	bar    *progressbar.ProgressBar // nil = lines
@@ -23,7 +24,7 @@ type progress struct {
 	last   *train.Record
 	evals  []*train.EvalRecord
 	worked float64 // seconds inside steps
-	flops  float64 // causal model FLOPs of a rank in them
+	flops  float64 // causal model FLOPs of a rank in the steps
 }
 
 func newProgress(e *Env, steps, done int64) *progress {
@@ -50,7 +51,7 @@ func (p *progress) step(r *train.Record) error {
 	case p.bar != nil:
 		p.env.signals.locked(func() {
 			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
-			_ = p.bar.Add(1) // a bar that cannot be drawn is no reason to stop
+			_ = p.bar.Add(1) // errors of the bar do not end the run
 		})
 	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
@@ -79,7 +80,7 @@ func (p *progress) finish() {
 	}
 }
 
-// duration writes seconds as 2h3m4s.
+// duration formats seconds as 2h3m4s.
 func duration(seconds float64) string {
 	return (time.Duration(seconds * float64(time.Second))).Round(time.Second).String()
 }

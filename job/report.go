@@ -13,7 +13,8 @@ import (
 	"ulysses/model"
 )
 
-// printPlan prints what the run is planned to take, before its first step: in a line or two, with --verbose in tables.
+// printPlan prints the memory and time that the plan expects, before the first step: in one or two
+// lines, with --verbose in tables.
 func (s *session) printPlan() error {
 	plan, info := s.trainer.Components(), s.Device.Info()
 	text := size(model.Bytes(plan)) + " planned for a rank"
@@ -38,7 +39,8 @@ func (s *session) printPlan() error {
 	return s.printMemory(s.Details)
 }
 
-// printMemory prints the plan of this rank's memory as tables. Every rank's is the same but for a row of tokens.
+// printMemory prints the planned memory of this rank as tables. Ranks differ at most by one row of
+// tokens.
 func (s *session) printMemory(out io.Writer) error {
 	if err := printMemory(out, s.trainer.Components(), s.Device.Info(), s.model.Tiles().MLP); err != nil {
 		return err
@@ -78,8 +80,9 @@ func printMemory(out io.Writer, plan []model.Component, info device.Info, tile i
 
 func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
-// report prints where the time went, the speed, what was sent against the formulas, and where the outputs are; and writes trace.json and
-// report.html. Without --verbose it names the longest phases alone, and what was sent in one line if it is what the formulas say.
+// report prints the time by phase, the speed, the bytes sent with their formulas and the paths of
+// the outputs, and writes trace.json and report.html. Without --verbose it prints only the longest
+// phases, and one line on the bytes sent if they equal the formulas.
 func (s *session) report(p *progress) error {
 	facts, err := s.gatherFacts()
 	if err != nil {
@@ -135,10 +138,10 @@ func (s *session) report(p *progress) error {
 	return nil
 }
 
-// mostPhases is how many phases have a row without --verbose.
+// mostPhases is the number of phases that are printed without --verbose.
 const mostPhases = 5
 
-// printPhases prints the phases, the longest first, and sums up those for which there is no row.
+// printPhases prints the phases, the longest first, and one row with the sum of the others.
 func (s *session) printPhases(rows []phaseRow) error {
 	w := tabwriter.NewWriter(s.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintf(w, "\nphase\tcalls\tmean s\tmax/min\tshare\t\n")
@@ -160,7 +163,7 @@ func (s *session) printPhases(rows []phaseRow) error {
 	return w.Flush()
 }
 
-// printOutputs names the files that the run has written.
+// printOutputs prints the paths of the files that the run has written.
 func (s *session) printOutputs() {
 	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
 	if s.savesModel() {
@@ -169,12 +172,13 @@ func (s *session) printOutputs() {
 	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())
 }
 
-// savesModel says whether this run writes output.dir/model: at the end of training, not where it stops before.
+// savesModel reports whether this run writes output.dir/model: only at the end of training, not
+// when the run stops early.
 func (s *session) savesModel() bool {
 	return s.Job.Kind == "train" && s.Job.Output.Model && s.failed == nil && !s.trainer.Stopped()
 }
 
-// result is the run in a line.
+// result returns one line that summarises the run.
 func (s *session) result(p *progress) string {
 	var parts []string
 	if p.last != nil {
@@ -189,8 +193,8 @@ func (s *session) result(p *progress) string {
 	return s.state(p) + ": " + strings.Join(append(parts, "report "+s.reportPath()), ", ")
 }
 
-// printTraffic prints what was sent against its formula, but for control: in one line if all of it is equal, else and with --verbose a
-// line for each operation.
+// printTraffic prints the bytes sent beside their formulas, except control messages: one line if
+// all are equal, otherwise and with --verbose a line for each operation.
 func (s *session) printTraffic(facts []rankFacts) {
 	rows := trafficRows(facts)
 	if !slices.ContainsFunc(rows, func(r trafficRow) bool { return r.Op == comm.OpAllToAll }) {

@@ -7,16 +7,16 @@ import (
 	"strings"
 )
 
-// chart is one picture of the page, as its script takes it.
+// chart is one chart of the page, in the form that the page's script reads.
 type chart struct {
 	Title  string  `json:"title"`
-	Axis   string  `json:"axis"`  // what the vertical axis shows, with its unit
-	Scale  float64 `json:"scale"` // a number on the axis times this is a value
+	Axis   string  `json:"axis"`  // label of the vertical axis, with its unit
+	Scale  float64 `json:"scale"` // value = number on the axis × Scale
 	Log    bool    `json:"log"`
 	Series []curve `json:"series"`
 }
 
-// curve is a line of a chart; how it is drawn is a word of the script: line, faint or dots.
+// curve is a line of a chart. Its style is line, faint or dots.
 type curve struct {
 	Name  string     `json:"name"`
 	Style string     `json:"style"`
@@ -35,7 +35,8 @@ func newCurve(name, style string, p points) curve {
 	return c
 }
 
-// newChart makes a chart whose axis is in a unit, with a prefix or a power of ten where the numbers are large or small.
+// newChart makes a chart with one unit on its axis, with a prefix or a power of ten if the numbers
+// are large or small.
 func newChart(title, what, unit string, series ...curve) chart {
 	c := chart{Title: title, Series: series}
 	var name string
@@ -57,16 +58,18 @@ func largest(series []curve) (most float64) {
 	return most
 }
 
-// prefixes are those of units, for powers of 1000.
+// prefixes are the prefixes of units, for powers of 1000.
 var prefixes = map[int]string{-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
 
-// prefixed are the units that take a prefix, what is between the two, and the power of 1000 that their values are in.
+// prefixed lists the units that take a prefix, with the text between prefix and unit and the power
+// of 1000 of their values.
 var prefixed = map[string]struct {
 	gap   string
 	power int
 }{"tokens/s": {" ", 0}, "FLOP/s": {"", 4}}
 
-// axisScale chooses one scale for all numbers of an axis whose largest is given: a prefix of the unit, or a power of ten.
+// axisScale returns one scale for all numbers of an axis, by the largest: a prefix of the unit, or
+// a power of ten.
 func axisScale(most float64, unit string) (scale float64, name string) {
 	least := 1e-2
 	u, takesPrefix := prefixed[unit]
@@ -91,15 +94,17 @@ func superscript(n int) string {
 	return strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶", "7", "⁷", "8", "⁸", "9", "⁹").Replace(strconv.Itoa(n))
 }
 
-// A run of fewer steps than leastSmoothed has no smoothed loss. Else it is the mean of about a thirtieth of the run, between the two bounds.
+// The loss of a run with fewer steps than leastSmoothed is not smoothed. For longer runs the window
+// is about a thirtieth of the run, between the two bounds.
 const (
 	leastSmoothed = 20
 	leastWindow   = 5
 	mostWindow    = 500
 )
 
-// smooth returns the exponentially weighted mean of the points up to each one, without the bias towards the first, and over how many points
-// the weights fall to 1/e. Points without a number have no weight.
+// smooth returns the exponentially weighted mean of the points up to each one, without bias towards
+// the first, and the number of points over which the weights fall to 1/e. Missing points have no
+// weight.
 func (p points) smooth() (points, int) {
 	window := min(max(len(p.X)/30, leastWindow), mostWindow)
 	keep, sum, weight := 1-1/float64(window), 0.0, 0.0
@@ -114,7 +119,7 @@ func (p points) smooth() (points, int) {
 	return s, window
 }
 
-// charts are the curves of the run; none without a step.
+// charts returns the charts of the run; none if it had no step.
 func (h *history) charts() []chart {
 	all := []chart{}
 	if h.Steps == 0 {
@@ -131,7 +136,7 @@ func (h *history) charts() []chart {
 	}
 	norm := newChart("Gradient norm", "norm before clipping", "", newCurve("gradient norm", "line", h.gradNorm))
 	if norm.Log = positive(h.gradNorm.Y); norm.Log {
-		norm.Axis, norm.Scale = "norm before clipping", 1 // its ticks are powers of ten
+		norm.Axis, norm.Scale = "norm before clipping", 1 // the axis has powers of ten as ticks
 	}
 	return append(all, newChart("Loss", "loss", "nats a token", losses...), norm,
 		newChart("Learning rate", "learning rate", "", newCurve("learning rate", "line", h.rate)),
@@ -139,7 +144,8 @@ func (h *history) charts() []chart {
 		newChart("Model FLOP/s", "a rank, causal", "FLOP/s", newCurve("model FLOP/s", "line", h.flops)))
 }
 
-// positive reports that a logarithmic axis can show all that are numbers, and that there are some.
+// positive reports whether there are numbers and all are positive, so that a logarithmic axis can
+// show them.
 func positive(y []float64) bool {
 	some := false
 	for _, v := range y {

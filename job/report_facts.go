@@ -23,9 +23,9 @@ type rankFacts struct {
 	Sent              []comm.Entry
 	Formula           []train.Traffic
 	Memory            []train.Taken
-	Resident          int64   // of its process at most; 0 = the system does not say
-	Cores             int     // that its process may use
-	Waited            float64 // seconds that its threads waited for a core in the steps
+	Resident          int64   // peak memory of the process; 0 = unknown
+	Cores             int     // cores that the process may use
+	Waited            float64 // seconds in the steps that the process's threads waited for a core
 }
 
 // gatherFacts brings every rank's facts to all ranks. Collective; what it sends itself is not in them.
@@ -34,7 +34,7 @@ func (s *session) gatherFacts() ([]rankFacts, error) {
 	host, _ := os.Hostname()
 	waited := max(0, queued()-s.queued)
 	if s.world.Kind() == "local" {
-		waited /= float64(s.world.Size()) // all of them are in this process
+		waited /= float64(s.world.Size()) // all ranks are in this process
 	}
 	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
 		Phases: s.Clock.Phases(), Sent: s.Ledger.Entries(), Formula: s.trainer.Traffic(), Memory: s.trainer.Taken(), Resident: residentPeak(), Cores: runtime.NumCPU(), Waited: waited})

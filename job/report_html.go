@@ -45,7 +45,7 @@ type page struct {
 	Script template.JS
 
 	Title, State, About string
-	Failed              string // what ended the run before its time
+	Failed              string // the error that ended the run early
 	Warnings            []string
 	Facts               []factRow // the run in a few numbers
 	Charts              []chart
@@ -59,9 +59,9 @@ type page struct {
 	Choices             []factRow // of what becomes of activations
 	Resident            []factRow
 	Traffic             []trafficRow
-	TrafficVerdict      factRow // over all of it
+	TrafficVerdict      factRow // for all operations
 	Resolved            string  // the job, as it was run
-	Job                 string  // its file, as it is written
+	Job                 string  // the job file's text
 	JobPath             string
 	Sets                []string
 	Keys                []keyRow
@@ -167,7 +167,7 @@ func (s *session) state(p *progress) string {
 	return "finished " + allSteps(s.steps)
 }
 
-// allSteps is how a run names the steps that it was to do.
+// allSteps describes the steps that the run was to take.
 func allSteps(n int64) string {
 	if n == 1 {
 		return "its one step"

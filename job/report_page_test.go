@@ -19,7 +19,8 @@ import (
 	"ulysses/tensor"
 )
 
-// The smoothed loss is drawn beside each step's. It follows a change within its window, has no bias towards the first step, and passes over gaps.
+// The smoothed loss is drawn beside the loss of each step. It follows a change within its window,
+// has no bias towards the first step, and skips gaps.
 func TestSmoothedLoss(t *testing.T) {
 	h := &history{Steps: 300}
 	for i := range 300 {
@@ -54,7 +55,7 @@ func TestSmoothedLoss(t *testing.T) {
 	}
 }
 
-// All numbers of an axis are in one unit, which its label names: never 16.00k beside 8000.
+// All numbers of an axis have one unit, which the axis's label names: never 16.00k beside 8000.
 func TestAxesHaveOneUnit(t *testing.T) {
 	for _, x := range []struct {
 		unit  string
@@ -84,7 +85,7 @@ func TestAxesHaveOneUnit(t *testing.T) {
 	}
 }
 
-// Every phase that the program enters has a colour of its own, the same in every report.
+// Every phase that the program enters has one colour, which is the same in every report.
 func TestPhasesHaveTheirOwnColours(t *testing.T) {
 	entered := regexp.MustCompile(`\b(?:phase|Push)\("([a-z-]+)"\)|phase :?= "([a-z-]+)"`)
 	found := 0
@@ -126,8 +127,9 @@ func TestPhasesHaveTheirOwnColours(t *testing.T) {
 	}
 }
 
-// The colours of phases can be told apart, in the light and in the dark style, also without one kind of cones: CIE76 distances in CIELAB after the simulation of
-// Machado, Oliveira and Fernandes (2009) for protanopia and deuteranopia.
+// The colours of phases can be told apart in the light and the dark style, also by readers with one
+// type of cones missing. The test uses CIE76 distances in CIELAB after the simulation of Machado,
+// Oliveira and Fernandes (2009) for protanopia and deuteranopia.
 func TestColoursCanBeToldApart(t *testing.T) {
 	style := regexp.MustCompile(`--c(\d+): #([0-9a-f]{6});`).FindAllStringSubmatch(pageStyle, -1)
 	if len(style) != 2*phaseColours {
@@ -191,7 +193,8 @@ func cielab(t *testing.T, hex string, eye [3][3]float64) (lab [3]float64) {
 	return [3]float64{116*c[1] - 16, 500 * (c[0] - c[1]), 200 * (c[1] - c[2])}
 }
 
-// The job as it was run reads back as the same job, with what --set and the program changed, and comes before the file.
+// The resolved job of the report is a job file that reads as the same job. It has the values of
+// --set and of the program, and comes before the job file's text.
 func TestResolvedJob(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=0", `model.new.rope_parameters={rope_theta=5e4, rope_type="default"}`, "optimizer.lr=2e-3", "train.epochs=2", "train.steps=0")
 	if _, err := run(4, "parallel.ulysses=0"); err != nil {
@@ -213,7 +216,7 @@ func TestResolvedJob(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, resolved)
 		}
 	}
-	resolved = regexp.MustCompile(`(?m)^epochs.*$`).ReplaceAllString(resolved, "") // its steps are there
+	resolved = regexp.MustCompile(`(?m)^epochs.*$`).ReplaceAllString(resolved, "") // train.steps replaces train.epochs
 	j, err := Parse([]byte(resolved), "job.toml", nil, os.LookupEnv)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, resolved)
@@ -224,7 +227,8 @@ func TestResolvedJob(t *testing.T) {
 	}
 }
 
-// The cards: what a run took, how near it came to the machine's peak, and of which commit it is. That the bytes sent are as they should be is no card.
+// The cards show the time and memory of a run, its share of the machine's peak, and its commit.
+// Correct traffic has no card.
 func TestCards(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=0")
 	if _, err := run(2); err != nil {

@@ -8,15 +8,16 @@ import (
 	"strconv"
 )
 
-// phaseNames are the phases in the order of the style's colours, so that a phase has the same one in every chart and every report. The first
-// ones take most of a step's time, and their colours are the furthest apart.
+// phaseNames lists the phases in the order of the style's colours, so a phase has the same colour
+// in every chart and report. The first phases take most of a step's time and have the most distinct
+// colours.
 var phaseNames = []string{"exchange", "mlp", "projection", "attention", "reduce", "linear-attention", "norm", "loss", "optimizer", "rope", "checkpoint", "wait", "embedding",
 	"data", "diagnosis"}
 
-// phaseColours is how many colours the style has for phases.
+// phaseColours is the number of colours for phases in the style.
 const phaseColours = 16
 
-// colouredPhase is a phase with its colour of the style.
+// colouredPhase is a phase with its colour in the style.
 type colouredPhase struct {
 	phaseRow
 	Colour int
@@ -34,10 +35,11 @@ func coloured(rows []phaseRow) (all []colouredPhase) {
 	return all
 }
 
-// mostBars is how many ranks have a bar of their own.
+// mostBars is the largest number of ranks with a bar each.
 const mostBars = 64
 
-// bars are the ranks' times, a bar each. Of many ranks some are shown, evenly spread; the table has them all.
+// bars returns a bar of times for each rank. With more than mostBars ranks it returns an evenly
+// spaced selection; the table has all ranks.
 func bars(facts []rankFacts, phases []colouredPhase) (all []bar, of string) {
 	longest := 0.0
 	n := min(len(facts), mostBars)

@@ -9,7 +9,7 @@ import (
 	vers "ulysses/internal/version"
 )
 
-// summary returns the run in a few numbers, the cards of the page.
+// summary returns the cards of the page: the run in a few numbers.
 func (s *session) summary(p *progress, h *history, here *machine, memory memoryRow) []factRow {
 	var rows []factRow
 	if p.last != nil {
@@ -44,7 +44,7 @@ func (s *session) summary(p *progress, h *history, here *machine, memory memoryR
 	return rows
 }
 
-// elapsed writes a time to a tenth of a second, or to a second where it is a minute or longer.
+// elapsed formats a time with tenths of a second below a minute, otherwise with whole seconds.
 func elapsed(d time.Duration) string {
 	if d < time.Minute {
 		return fmt.Sprintf("%.1f s", d.Seconds())
@@ -52,7 +52,7 @@ func elapsed(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// trafficVerdict compares what was sent with the formulas, all of it.
+// trafficVerdict compares the bytes sent by all operations with the formulas.
 func (s *session) trafficVerdict(traffic []trafficRow) factRow {
 	if s.Mesh.World.Size() == 1 {
 		return factRow{"traffic", "none", "one rank has nobody to send to"}

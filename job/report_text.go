@@ -17,7 +17,7 @@ func groups(n int64) string {
 	return s
 }
 
-// plural writes a number with its noun: 1 rank, 2 ranks.
+// plural formats a number with its noun: 1 rank, 2 ranks.
 func plural[N int | int64](n N, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -40,7 +40,8 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f TiB", x)
 }
 
-// spaced writes a number with three significant digits and a space, behind which a unit may stand: 8.35 G.
+// spaced formats a number with three significant digits and a space, to which a unit can be
+// appended: 8.35 G.
 func spaced(x float64) string {
 	text := short(x)
 	if digits := strings.TrimRight(text, "kMGTP"); digits != text {

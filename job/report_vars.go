@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// shownVariables are the environment variables whose values a report shows. It is a list of what is shown, because no list of what a site
-// keeps secret is complete: these are numbers, names of nodes and of devices, and settings of libraries.
+// shownVariables lists the environment variables whose values a report shows. It is a list of
+// allowed names, because no list of a site's secrets is complete. The values are numbers, names of
+// nodes and devices, and settings of libraries.
 var shownVariables = strings.Fields(`
 ULYSSES_CUDA_PLUGIN ULYSSES_FAULT ULYSSES_ISA ULYSSES_KERNEL ULYSSES_MPI_CUDA ULYSSES_MPI_SHIM ULYSSES_NVIDIA_ROOT ULYSSES_SRUN_MPI ULYSSES_TIMEOUT
 SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_ID SLURM_CLUSTER_NAME SLURM_CPUS_ON_NODE SLURM_CPUS_PER_GPU SLURM_CPUS_PER_TASK SLURM_CPU_BIND SLURM_CPU_BIND_TYPE
@@ -21,7 +22,7 @@ CUDA_DEVICE_ORDER CUDA_VISIBLE_DEVICES GOGC GOMAXPROCS GOMEMLIMIT OMP_NUM_THREAD
 NCCL_ALGO NCCL_DEBUG NCCL_IB_DISABLE NCCL_IB_GID_INDEX NCCL_IB_HCA NCCL_NET NCCL_P2P_DISABLE NCCL_P2P_LEVEL NCCL_PROTO NCCL_SHM_DISABLE NCCL_SOCKET_IFNAME
 OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_SIZE OMPI_MCA_btl OMPI_MCA_btl_tcp_if_include OMPI_MCA_pml UCX_NET_DEVICES UCX_TLS`)
 
-// variables lists the environment of rank 0, as far as a report shows it.
+// variables returns the environment of rank 0, limited to shownVariables.
 func variables() (rows []factRow) {
 	hidden := 0
 	for _, v := range os.Environ() {

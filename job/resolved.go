@@ -9,8 +9,9 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// resolvedJob returns the job as it was run, as a job file: the keys that the file or a --set gave, and those that the program chose. Paths
-// without variables are relative to the folder that the program was started in.
+// resolvedJob returns the job as it was run, as a job file: the keys of the file and of --set, and
+// the values that the program chose. Paths without variables are relative to the folder in which
+// the program was started.
 func (s *session) resolvedJob() string {
 	j, m := s.Job, &s.Job.Mesh
 	chosen := map[string]any{}

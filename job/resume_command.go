@@ -11,11 +11,12 @@ import (
 	"ulysses/slurm"
 )
 
-// command is the command line that started this job, as a shell takes it, for the user to repeat: with the launcher's own words where they can
-// be read, else with as many tasks.
+// command returns the command line that started this job, quoted for a shell, so the user can
+// repeat it. It includes the launcher's own arguments if they can be read, otherwise a launcher
+// with the same number of tasks.
 func (e *Env) command() string {
 	args := e.args
-	if len(args) == 0 { // there was none: Run was called
+	if len(args) == 0 { // there is no command line: Run was called
 		args = []string{os.Args[0], e.Job.Path}
 		for _, s := range e.sets {
 			args = append(args, "--set", s)
@@ -35,7 +36,7 @@ func (e *Env) command() string {
 	return shellWords(args)
 }
 
-// launcherWords start as many tasks as there are now.
+// launcherWords returns the arguments that start the current number of tasks.
 func launcherWords(env slurm.Environment, getenv func(string) string) []string {
 	n := strconv.Itoa(env.Tasks)
 	if env.Launcher != "srun" {
@@ -52,7 +53,8 @@ func launcherWords(env slurm.Environment, getenv func(string) string) []string {
 	return words
 }
 
-// launcherCommand is the command line of mpirun, where it is an ancestor of this process, as on its own node; nil elsewhere.
+// launcherCommand returns the command line of mpirun if mpirun is an ancestor of this process,
+// which it is on its own node; otherwise nil.
 func launcherCommand(pid int) []string {
 	for range 3 {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -70,7 +72,7 @@ func launcherCommand(pid int) []string {
 		if err != nil {
 			return nil
 		}
-		// pid (name) state ppid: the name may hold anything.
+		// The format is "pid (name) state ppid"; the name may have any characters.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) < 2 {
 			return nil
@@ -82,7 +84,7 @@ func launcherCommand(pid int) []string {
 	return nil
 }
 
-// shellWords quotes what a shell would take for something else.
+// shellWords quotes the words that a shell would interpret.
 func shellWords(words []string) string {
 	quoted := make([]string, len(words))
 	for i, w := range words {

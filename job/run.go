@@ -27,22 +27,22 @@ type Options struct {
 
 	Verbose bool   // print every table
 	Quiet   bool   // print warnings, errors and one line of results
-	log     string // how the log is written: a word of logForms; "" = auto
+	log     string // form of the log, one of logForms; "" = auto
 
 	signals *signals
-	limit   time.Duration     // that a collective may take; launch sets it
-	late    func(text string) // told that the watch has given up on a peer
-	verb    string            // what is done with the job file
-	args    []string          // the whole command line, with the program; empty where there was none
-	words   []string          // behind the verb
-	text    string            // that is all there is to print
+	limit   time.Duration     // time limit of a collective; set by launch
+	late    func(text string) // called when the watch treats a peer as dead
+	verb    string            // the action on the job file
+	args    []string          // the whole command line, with the program; empty if there is none
+	words   []string          // the words after the verb
+	text    string            // text that is printed instead of running a verb
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
 	json    bool   // of verify: print its findings as JSON
 	all     bool   // of verify: print every tensor
 	output  string // of init: the file to write
-	force   bool   // of run and export: overwrite results that are there
+	force   bool   // of run and export: overwrite existing results
 	open    opener // of device and communicator; nil = internal/backends
 }
 
@@ -147,7 +147,7 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 // that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
 	if o.signals == nil {
-		o.signals = new(signals) // none is heard
+		o.signals = new(signals) // no signal is caught
 	}
 	host, _ := os.Hostname()
 	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
@@ -208,7 +208,7 @@ func (p *printer) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// printTo opens what rank 0 prints into, as --quiet and --verbose say; the others print nothing.
+// printTo sets the writers of rank 0, by --quiet and --verbose. The other ranks print nothing.
 func (e *Env) printTo(o *Options) *printer {
 	p := &printer{to: io.Discard}
 	e.Stdout, e.Details, e.Result, e.quiet = io.Discard, io.Discard, p, o.Quiet

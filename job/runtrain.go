@@ -12,7 +12,7 @@ import (
 	"ulysses/train"
 )
 
-// trainOwning trains or evaluates. Rank 0 owns output.dir.
+// trainOwning trains or evaluates while rank 0 owns output.dir.
 func trainOwning(e *Env) (err error) {
 	start := time.Now()
 	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {

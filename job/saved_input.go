@@ -31,7 +31,7 @@ func openSaved(f *faultList, kind, input, output string, writer bool) savedInput
 	return savedInput{file, kind}
 }
 
-// same refuses an input of which ranks see other copies. Collective.
+// same refuses an input if ranks see different copies of it. Collective.
 func (in *savedInput) same(c comm.Comm) error {
 	return comm.SameFiles(c, in.kind+".input", []comm.File{comm.SafetensorsFile(in.file.Path, in.file)})
 }

@@ -18,9 +18,9 @@ type session struct {
 	trainer *train.Trainer
 	data    *train.Data
 	steps   int64
-	from    string  // checkpoint that the run goes on from; "" = none
-	queued  float64 // as queued() was before the first step
-	failed  error   // what ended the steps before their time, on all ranks
+	from    string  // checkpoint from which the run resumes; "" = none
+	queued  float64 // queued() before the first step
+	failed  error   // the error that ended the steps early, on all ranks
 }
 
 // prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all ranks succeed or return the same code.
@@ -53,7 +53,7 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
-	if folder != nil { // whose copy on another machine may be a stale one
+	if folder != nil { // another machine may have a stale copy of it
 		if err = comm.SameFiles(s.Mesh.World, "model.path", folder.Files()); err != nil {
 			return nil, err
 		}
@@ -67,7 +67,7 @@ func (s *session) load() (*train.Setup, error) {
 	j := s.Job
 	data := j.Data
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
-		data.Path = nil // which need not be there
+		data.Path = nil // data.path need not exist
 	}
 	if s.data, err = train.OpenData(data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err

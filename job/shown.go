@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// credentials matches the start of a URL and the login in it: user:password@, and token@. A password that was not escaped may hold / and @,
-// so the login ends at the last @ of the word.
+// credentials matches the start of a URL with its login: user:password@ or token@. A password that
+// is not escaped may contain / and @, so the login ends at the last @ of the word.
 var credentials = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*:/+)(?:[^\s"'<>/?#:@]*:[^\s"'<>]*|[^\s"'<>/?#]*)@`)
 
-// withoutLogins returns the text with *** in place of the logins in its URLs.
+// withoutLogins returns the text with *** for the logins in its URLs.
 func withoutLogins(text string) string {
 	if !strings.Contains(text, "@") {
 		return text
@@ -21,14 +21,17 @@ func withoutLogins(text string) string {
 	return credentials.ReplaceAllString(text, "${1}***@")
 }
 
-// expansion is a path of the job, or its start, whose text has ${NAME}.
+// expansion is an expanded path of the job, or its first part, and the text with ${NAME} that it
+// came from.
 type expansion struct{ is, written string }
 
-// leastExpansion keeps expansions out of the way that are so short that they occur in any text, such as "/" and "1".
+// leastExpansion is the length of the shortest expansion that is replaced. Shorter ones, such as
+// "/" and "1", occur in any text.
 const leastExpansion = 4
 
-// expanded records what becomes of a path's variables, so that files which hold the job can name it as it was written: the path whole, and
-// up to the end of each variable, because messages name other files of the same folder.
+// expanded records the expansion of a path's variables, so files that contain the job can show the
+// path as it was written. It records the whole path, and the path up to the end of each variable,
+// because messages name other files of the same folder.
 func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 	note := func(text string, of func(string) (string, bool)) {
 		is, err := expand(text, of)
@@ -47,11 +50,12 @@ func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 	slices.SortStableFunc(j.expansions, func(a, b expansion) int { return cmp.Compare(len(b.is), len(a.is)) })
 }
 
-// shown returns a text as files that are handed on may hold it, such as a report: without logins of URLs, and with the job's paths as they
-// were written, for the value of a variable may be a secret.
+// shown returns a text for files that users pass on, such as a report. It removes the logins of
+// URLs, and writes the job's paths with their variables, because the value of a variable may be a
+// secret.
 func (j *Job) shown(text string) string { return withoutLogins(j.asWritten(text)) }
 
-// asWritten puts the job's paths back as they were written, wherever a text has them.
+// asWritten replaces the job's expanded paths in a text by their written forms.
 func (j *Job) asWritten(text string) string {
 	var pairs []string
 	for _, x := range j.expansions {
@@ -60,8 +64,8 @@ func (j *Job) asWritten(text string) string {
 	return strings.NewReplacer(pairs...).Replace(text)
 }
 
-// valueShown returns the value of a key as files that are handed on may hold it. A path is as it is used, unless it was written with
-// variables: then it is as written.
+// valueShown returns the value of a key for files that users pass on: a path with variables as it
+// was written, any other path as it is used.
 func (j *Job) valueShown(f *field) any {
 	v := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
 	written := j.written[f.key]
@@ -69,7 +73,7 @@ func (j *Job) valueShown(f *field) any {
 		if i < len(written) && written[i] != "" {
 			return written[i]
 		}
-		return j.asWritten(is) // it may have been made of another path, as data.tokenizer is of model.path
+		return j.asWritten(is) // it may derive from another path, as data.tokenizer does from model.path
 	}
 	switch x := v.Interface().(type) {
 	case string:

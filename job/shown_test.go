@@ -12,8 +12,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// A run writes no secret of its surroundings into any of its files: neither the value of a variable that is not on the list of what is shown, nor the login of
-// a URL, nor the value of a variable in a path. What is on the list is shown.
+// A run writes no secret of its environment into its files: no value of a variable outside
+// shownVariables, no login of a URL, and no value of a variable in a path. The report shows the
+// values of shownVariables.
 func TestNoSecretIsWritten(t *testing.T) {
 	secrets := map[string]string{}
 	for i, name := range []string{"SLURM_JWT", "SLURM_EXPORT_ENV", "ULYSSES_APIKEY", "SLURM_SPANK_APIKEY", "ULYSSES_DB_PWD", "SLURM_PROXY_AUTH", "ULYSSES_PRIVATE", "SLURM_SSH_PRIVATE",
@@ -83,7 +84,8 @@ func TestNoSecretIsWritten(t *testing.T) {
 	}
 }
 
-// An error that ends a run names its paths in the report as the job file writes them, and on the terminal as they are.
+// An error that ends a run names paths in the report as the job file writes them, and on the
+// terminal in full.
 func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 	env := map[string]string{"TOP": "/data/s3cr3t", "SUB": "t0ken", "ONE": "1", "ODD": "a[b]"}
 	getenv := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
@@ -113,7 +115,7 @@ func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 	}
 }
 
-// A report shows every variable that the page on job files documents.
+// A report shows every variable that docs/job-file.md documents.
 func TestDocumentedVariablesAreShown(t *testing.T) {
 	b, err := os.ReadFile("../docs/job-file.md")
 	if err != nil {
@@ -130,7 +132,7 @@ func TestDocumentedVariablesAreShown(t *testing.T) {
 	}
 }
 
-// Neither an error nor a log line shows the login of a URL.
+// No error and no log line shows the login of a URL.
 func TestNoLoginIsPrinted(t *testing.T) {
 	dir, _ := newKept(t)
 	var stdout, stderr bytes.Buffer

@@ -16,42 +16,47 @@ import (
 	"ulysses/tensor"
 )
 
-// signals is what this process does about SIGUSR1, SIGINT, SIGTERM, SIGHUP and SIGQUIT. It is made before MPI starts, so that none is lost. A training
-// job stops at the end of the step under way, with a checkpoint, at the first of them; a second one of those that end a process ends it at
-// once. What has no checkpoint to write ends at the first one. A process ends through end, which leaves no half-written file.
+// signals handles SIGUSR1, SIGINT, SIGTERM, SIGHUP and SIGQUIT. It is created before MPI starts, so
+// no signal is lost. At the first signal a training job stops with a checkpoint at the end of the
+// current step; a second SIGINT or SIGTERM ends the process at once. A job that writes no
+// checkpoint ends at the first signal. A process ends through end, which leaves no partly written
+// file.
 type signals struct {
-	asked  atomic.Bool // to stop after the step under way
-	edge   atomic.Bool // the end of a step has been reached since, or no step follows: what is left takes as long as it takes
+	asked  atomic.Bool // stop after the current step
+	edge   atomic.Bool // a step has ended since, or no step follows: the rest has no time limit
 	verb   string
 	stderr io.Writer
 	heard  chan os.Signal
 
 	mu      sync.Mutex
-	first   os.Signal // of those that end a process
+	first   os.Signal // the first signal that ends a process
 	at      time.Time
-	gentle  bool              // a step's end is waited for
-	over    bool              // the steps are done
-	say     func(text string) // of the first rank here; nil = too early
-	peers   peerWatch         // of a rank of MPI; nil where there are no other processes
-	where   func(os.Signal)   // a rank of MPI says where it is
-	last    func()            // before the process ends; nil = nothing
-	longest atomic.Int64      // nanoseconds of a step
+	gentle  bool              // the process waits for the end of a step
+	over    bool              // all steps are done
+	say     func(text string) // log of this process's first rank; nil = not yet set
+	peers   peerWatch         // of an MPI rank; nil if there are no other processes
+	where   func(os.Signal)   // an MPI rank prints the call in which it waits
+	last    func()            // called before the process ends; nil = nothing to do
+	longest atomic.Int64      // nanoseconds of the longest step
 }
 
-// peerWatch is what is asked of comm.Watch.
+// peerWatch is the part of comm.Watch that signals uses.
 type peerWatch interface{ Waiting() time.Duration }
 
-// sameMoment is within which two signals are one: timeout(1) and srun send theirs to the process and to its group.
+// sameMoment is the time within which two signals count as one: timeout(1) and srun send a signal
+// to the process and to its group.
 const sameMoment = 200 * time.Millisecond
 
-// stalled is how long a call may be under way at a signal that ends processes before its rank says where it is, and deadPeer how long until
-// the rank ends: a launcher sends SIGTERM to the peers of a rank that died too, and they would wait for that one.
+// At a signal that ends processes, a rank whose current call has taken stalled prints the call, and
+// ends after deadPeer. A launcher also sends SIGTERM to the peers of a dead rank, which would
+// otherwise wait for that rank.
 const (
 	stalled  = 300 * time.Millisecond
 	deadPeer = 10 * time.Second
 )
 
-// catchSignals hears them from now on. What the parent process ignores, as nohup does and a shell for its background jobs, stays ignored.
+// catchSignals starts to catch signals. Signals that the parent process ignores, as nohup does and
+// shells do for background jobs, stay ignored.
 func catchSignals(verb string, stderr io.Writer) *signals {
 	x := &signals{verb: verb, stderr: stderr, gentle: verb == "run", heard: make(chan os.Signal, 8)}
 	for _, s := range []os.Signal{syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
@@ -67,7 +72,7 @@ func catchSignals(verb string, stderr io.Writer) *signals {
 	return x
 }
 
-// release is the end of a job whose process goes on, as in tests.
+// release stops catching signals at the end of a job whose process continues, as in tests.
 func (x *signals) release() {
 	signal.Stop(x.heard)
 	close(x.heard)
@@ -78,13 +83,13 @@ func (x *signals) hear(s os.Signal) {
 	defer x.mu.Unlock()
 	ends := s != syscall.SIGUSR1
 	switch {
-	case s == syscall.SIGQUIT: // where everything is, at once
+	case s == syscall.SIGQUIT: // print all stacks and exit at once
 		stacks := make([]byte, 1<<20)
 		fmt.Fprintf(x.stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
 		x.end(s)
 	case ends && x.first != nil && time.Since(x.at) < sameMoment:
 		return
-	case !ends && !x.gentle: // nothing to write that would be lost
+	case !ends && !x.gentle: // there is no checkpoint to write
 		return
 	case ends && (x.first != nil || !x.gentle):
 		x.end(s)
@@ -98,7 +103,7 @@ func (x *signals) hear(s os.Signal) {
 	}
 }
 
-// tell says on the first rank what follows; x is locked.
+// tell logs on the first rank what the process does about a signal. The caller holds x.mu.
 func (x *signals) tell(s os.Signal) {
 	if x.say == nil {
 		return
@@ -118,7 +123,7 @@ func (x *signals) tell(s os.Signal) {
 
 const openMPI = "mpirun (Open MPI)"
 
-// enter makes known a rank of MPI: where it is, and how long it waits for its peers.
+// enter sets, for an MPI rank, the function that prints its position and the watch of its peers.
 func (x *signals) enter(e *Env, rank int, host string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -126,8 +131,8 @@ func (x *signals) enter(e *Env, rank int, host string) {
 	x.where = func(s os.Signal) { e.Log.Error().Msgf("rank %d on %s: %v: %s", rank, host, s, e.Watch.InFlight()) }
 }
 
-// start is called once the job file is read, with the first rank of this process: its log says what a signal does. What writes no checkpoint
-// ends at the first signal, also at one that was heard before.
+// start is called when the job file has been read, with the log of this process's first rank. A job
+// that writes no checkpoint ends at the first signal, also at one that came before start.
 func (x *signals) start(e *Env, rank int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -149,21 +154,22 @@ func (x *signals) start(e *Env, rank int) {
 	}
 }
 
-// locked does what must not meet the end of the process, such as drawing on the terminal. Once the process ends it does not return.
+// locked runs a function that the end of the process must not interrupt, such as drawing on the
+// terminal. Once the process ends, locked does not return.
 func (x *signals) locked(do func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	do()
 }
 
-// atEnd makes known what is left to do where a signal ends the process.
+// atEnd sets the function that is called before a signal ends the process.
 func (x *signals) atEnd(do func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.last = do
 }
 
-// done says that no step follows.
+// done marks that no step follows.
 func (x *signals) done() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -171,8 +177,8 @@ func (x *signals) done() {
 	x.edge.Store(true)
 }
 
-// step is called at the end of each step, with what the longest took: a call for which peers compute may take as long. It reports whether the run
-// is to stop.
+// step is called at the end of each step with the duration of the longest step, because a call may
+// wait that long while peers compute. It reports whether the run is to stop.
 func (x *signals) step(longest time.Duration) bool {
 	x.longest.Store(int64(longest))
 	if !x.asked.Load() {
@@ -182,7 +188,8 @@ func (x *signals) step(longest time.Duration) bool {
 	return true
 }
 
-// mind looks after a rank of MPI that was told to stop and whose peers may be dead: its step has no end then.
+// mind watches an MPI rank that was told to stop and whose peers may be dead: its current step
+// would never end.
 func (x *signals) mind(s os.Signal) {
 	x.mu.Lock()
 	peers := x.peers
@@ -209,7 +216,7 @@ func (x *signals) mind(s os.Signal) {
 	}
 }
 
-// end ends the process with the code that a shell gives to a process that a signal has ended; x is locked.
+// end ends the process with the exit code that shells use for a signal. The caller holds x.mu.
 func (x *signals) end(s os.Signal) {
 	tensor.RemoveUnfinished()
 	if x.last != nil {
@@ -228,7 +235,7 @@ func (x *signals) end(s os.Signal) {
 	os.Exit(128 + int(s.(syscall.Signal)))
 }
 
-// signalName is SIGINT for syscall.SIGINT, whose own text is "interrupt".
+// signalName returns "SIGINT" for syscall.SIGINT, whose own text is "interrupt".
 func signalName(s os.Signal) string {
 	switch s {
 	case syscall.SIGUSR1:

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// slowFrom is how many times its plan a step must have taken for the run to say why.
+// slowFrom is the ratio of measured to planned time of a step from which the run prints the cause.
 const slowFrom = 2
 
-// slowStep is steps that took longer than their plan, a step's seconds on average.
+// slowStep describes steps that took longer than planned, with the mean seconds of a step.
 type slowStep struct {
 	facts   []rankFacts
 	steps   float64
@@ -21,10 +21,10 @@ type slowStep struct {
 	planned *expected
 }
 
-// between ranks reports whether a phase is one in which ranks wait for one another.
+// betweenRanks reports whether ranks wait for one another in a phase.
 func betweenRanks(phase string) bool { return phase == "exchange" || phase == "reduce" }
 
-// of is a rank's seconds in a step, of the phases that are asked for.
+// of returns a rank's seconds in a step, summed over the phases that the filter selects.
 func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
 	for _, p := range s.facts[rank].Phases {
 		if in(p.Name) {
@@ -34,7 +34,7 @@ func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
 	return sum
 }
 
-// mean is that of all ranks.
+// mean returns the mean of that over all ranks.
 func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
 	for r := range s.facts {
 		sum += s.of(r, in) / float64(len(s.facts))
@@ -42,8 +42,10 @@ func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
 	return sum
 }
 
-// because is the sentence on a step that took much longer than its plan, "" for others. It names the cause that explains at least half of the excess:
-// a rank that computes longer than the others, ranks that share cores, cores that others use; else the phase with the largest excess.
+// because returns the sentence on a step that took much longer than planned, or "". It names the
+// cause that explains at least half of the excess: a rank that computes longer than the others,
+// ranks that share cores, or cores that other processes use; otherwise the phase with the largest
+// excess.
 func (s *slowStep) because() string {
 	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.seconds) {
 		return ""
@@ -62,7 +64,7 @@ func (s *slowStep) because() string {
 	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.seconds, s.seconds, s.planned.seconds, cause, fix)
 }
 
-// slowRank is a rank for which the others wait.
+// slowRank returns the sentence on a rank for which the others wait.
 func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 	busy := func(phase string) bool { return !betweenRanks(phase) }
 	slowest, fastest := 0, 0
@@ -82,7 +84,7 @@ func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 		"see what else that host does, or deal heads and rows evenly"
 }
 
-// sharedCores is a host with more threads of ranks than cores.
+// sharedCores returns the sentence on a host that has more threads of ranks than cores.
 func (s *slowStep) sharedCores() (cause, fix string) {
 	for _, f := range s.facts {
 		ranks := 0
@@ -105,7 +107,8 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 	return "", ""
 }
 
-// takenCores is a host whose cores others use: threads were ready to run and had none.
+// takenCores returns the sentence on a host whose cores other processes use: threads were ready to
+// run and had no core.
 func (s *slowStep) takenCores() (cause, fix string) {
 	const part = 0.15 // of the time
 	worst := slices.MaxFunc(s.facts, func(a, b rankFacts) int { return int(math.Copysign(1, a.Waited-b.Waited)) })
@@ -117,7 +120,7 @@ func (s *slowStep) takenCores() (cause, fix string) {
 		"give the job cores of its own"
 }
 
-// slowPhase is the phase that exceeds its plan by the most.
+// slowPhase returns the sentence on the phase that exceeds its plan by the most.
 func (s *slowStep) slowPhase() (cause, fix string) {
 	seen, name, most := map[string]bool{}, "", math.Inf(-1)
 	for _, f := range s.facts {
@@ -145,7 +148,8 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 	return text, "run ulysses-mpi doctor on every host and compare"
 }
 
-// queued is the seconds that threads of this process have been ready to run and had no core; 0 where the system does not say.
+// queued returns the seconds that threads of this process were ready to run and had no core; 0 =
+// unknown.
 func queued() (seconds float64) {
 	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, name := range files {

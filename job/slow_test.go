@@ -14,7 +14,7 @@ import (
 	"ulysses/internal/clock"
 )
 
-// A step that took at least twice its plan gets a sentence with the cause that explains it.
+// A step that took at least twice its planned time gets a sentence with the cause.
 func TestSlowStepsHaveACause(t *testing.T) {
 	planned := &expected{1, map[string]float64{"mlp": 0.6, "attention": 0.3, "exchange": 0.1}}
 	rank := func(mlp, exchange, data float64) rankFacts {
@@ -55,7 +55,7 @@ func TestSlowStepsHaveACause(t *testing.T) {
 	}
 }
 
-// sleepy is a device whose matrix products take longer than others'.
+// sleepy is a test device whose matrix products take longer.
 type sleepy struct {
 	device.Device
 	each time.Duration
@@ -66,7 +66,8 @@ func (d sleepy) Gemm(s device.Stream, a *device.Gemm) error {
 	return d.Device.Gemm(s, a)
 }
 
-// A run whose second rank is many times slower than the first says so at its end and in the report.
+// A run whose second rank is many times slower than the first names that rank at its end and in the
+// report.
 func TestRunNamesTheSlowRank(t *testing.T) {
 	peak, plan := worthPeak, worthPlan
 	worthPeak, worthPlan = 0, 0

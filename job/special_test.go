@@ -14,8 +14,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// A named pipe, a folder, a socket or a device in the place of any file that a job reads is refused by name and kind; nothing waits for a writer or reads
-// without end.
+// A named pipe, a folder, a socket or a device that replaces a file that a job reads is refused by
+// name and kind. No read waits for a writer or continues without end.
 func TestSpecialFiles(t *testing.T) {
 	kinds := map[string]func(path string) error{
 		"a named pipe": func(path string) error { return syscall.Mkfifo(path, 0o600) },
@@ -34,7 +34,7 @@ func TestSpecialFiles(t *testing.T) {
 	for _, file := range []string{"job.toml", "m/config.json", "m/model.safetensors", "m/model.safetensors.index.json", "m/tokenizer.json", "m/tokenizer_config.json",
 		"m/generation_config.json", "d.txt", "d.jsonl", "d.bin", "d.idx", "d.safetensors", "out/metrics.jsonl", "new/metrics.jsonl", "out/checkpoints/step-00000001/rank-00000.safetensors"} {
 		for kind, place := range kinds {
-			dir, err := os.MkdirTemp("", "u") // a socket's path is short
+			dir, err := os.MkdirTemp("", "u") // the path of a socket is limited in length
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -84,7 +84,7 @@ func TestSpecialFiles(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Fatalf("%s, %s: the job waits", file, kind)
 			}
-			if strings.HasSuffix(file, "metrics.jsonl") && kind == "a device" { // which a link leads to, and none is followed there
+			if strings.HasSuffix(file, "metrics.jsonl") && kind == "a device" { // a link leads to the device, and links there are refused
 				kind = "a symbolic link"
 			}
 			if code := status.Of(err); code != status.IO && code != status.InvalidConfig || !strings.Contains(err.Error(), filepath.Base(path)) || !strings.Contains(err.Error(), kind) {
@@ -101,7 +101,7 @@ func inBackground(f func() error) <-chan error {
 	return done
 }
 
-// A name of any length takes a line of a message at most.
+// A message shortens names of any length to one line.
 func TestLongNames(t *testing.T) {
 	long := strings.Repeat("k", 200000)
 	for _, src := range []string{long + " = 1", "[" + long + "]\nx = 1", "[data]\n" + long + " = 1", "kind = \"" + long + "\"", "[model]\noverride = " + long} {

@@ -7,13 +7,14 @@ import (
 	"ulysses/slurm"
 )
 
-// stopper says when a run should write a checkpoint and end: at a signal, such as the SIGUSR1 that Slurm sends ahead of the end when asked to
-// (sbatch --signal=USR1@120), or when the time left is less than what two steps and a minute take.
+// stopper decides when a run writes a checkpoint and ends: at a signal, such as SIGUSR1, which
+// Slurm sends before the time limit with sbatch --signal=USR1@120, or when less time is left than
+// two steps and a minute.
 type stopper struct {
 	signals *signals
 	start   time.Time
 	end     time.Time // zero = no limit
-	last    time.Time // when it was asked before; at first, when the steps began
+	last    time.Time // time of the previous call of now; at first, the start of the steps
 	longest time.Duration
 }
 
@@ -33,10 +34,10 @@ func newStopper(j *Job, heard *signals, start time.Time) (*stopper, error) {
 	return x, nil
 }
 
-// margin is what a checkpoint and the job's end may take.
+// margin is the time for a checkpoint and the job's end.
 const margin = time.Minute
 
-// now is asked after every step.
+// now is called after every step.
 func (x *stopper) now() bool {
 	t := time.Now()
 	x.longest = max(x.longest, t.Sub(x.last))

@@ -32,7 +32,7 @@ func TestStopEarly(t *testing.T) {
 	}
 }
 
-// A run that stopped early names the outputs that it has written: a model is not among them.
+// A run that stopped early prints the outputs that it has written, which do not include a model.
 func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, quiet := range []bool{false, true} {
@@ -52,7 +52,7 @@ func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 	}
 }
 
-// onLine calls itself with each line of a log.
+// onLine is a log writer that calls a function with each line.
 type onLine func(line string)
 
 func (f onLine) Write(line []byte) (int, error) {
@@ -60,7 +60,8 @@ func (f onLine) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// A run that is asked to stop writes its checkpoint before an evaluation that is due: the time left may be short.
+// A run that must stop writes its checkpoint before an evaluation that is due, because little time
+// may be left.
 func TestStopBeforeEvaluation(t *testing.T) {
 	dir, _ := newKept(t)
 	ask := func(c backends.Choice) (device.Device, string, error) {
@@ -83,7 +84,7 @@ func TestStopBeforeEvaluation(t *testing.T) {
 	}
 }
 
-// The command that resumes a run is its own, as a shell takes it.
+// The command that resumes a run is the run's own command, quoted for a shell.
 func TestCommand(t *testing.T) {
 	job := &Env{Job: &Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
 	if got, want := job.command(), shellWords([]string{os.Args[0]})+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {

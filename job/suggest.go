@@ -46,11 +46,11 @@ var foreign = map[string]struct{ ours, remark string }{
 	"softmax_scale": {"attention.scale", ""}, "attn_logit_softcapping": {"attention.softcap", ""}, "is_causal": {"attention.causal", ""}, "dropout_p": {"attention.dropout", ""},
 }
 
-// plain is a name as foreign and features have it.
+// plain returns a name in the spelling of the tables foreign and features.
 func plain(name string) string { return strings.ToLower(strings.ReplaceAll(name, "-", "_")) }
 
-// unknownKey says what an unknown key may have meant: a foreign name, a key of ours in the wrong table, a slip of the pen, or a feature that
-// has no key.
+// unknownKey returns the likely meaning of an unknown key: another trainer's name for a key, a key
+// in the wrong table, a misspelling, or a feature that has no key.
 func unknownKey(key string) (text string, code status.Code) {
 	code = status.InvalidConfig
 	table, leaf := "", key
@@ -94,7 +94,7 @@ func unknownKey(key string) (text string, code status.Code) {
 	return fmt.Sprintf("unknown key; outside of a table there are %s, and the tables are %s", strings.Join(topLevel(), ", "), strings.Join(tables, ", ")), code
 }
 
-// topLevel lists the keys outside of tables.
+// topLevel returns the keys outside of tables.
 func topLevel() (keys []string) {
 	for _, f := range schema {
 		if !strings.Contains(f.key, ".") {

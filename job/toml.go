@@ -9,7 +9,7 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// tomlValue writes a value as a job file has it; a table is written inline.
+// tomlValue formats a value for a job file; a table is written inline.
 func tomlValue(x any) string {
 	switch v := reflect.ValueOf(x); v.Kind() {
 	case reflect.Map:

@@ -94,7 +94,7 @@ func (s *session) writeTrace() (*traced, error) {
 	if err = s.mayWrite(traceFile); err == nil {
 		err = tensor.WriteFile(x.Path, write)
 	}
-	if !received { // the file cannot be written, and the peers send all the same
+	if !received { // the file cannot be written, but the peers still send
 		write(io.Discard)
 	}
 	if lost != nil {

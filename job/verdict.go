@@ -11,7 +11,7 @@ import (
 
 // verdict is what verify found, as --json prints it.
 type verdict struct {
-	Verdict string     `json:"verdict"` // bitwise, within tolerance or FAIL: of the tensors that are judged
+	Verdict string     `json:"verdict"` // bitwise, within tolerance or FAIL, for the judged tensors
 	Ranks   int        `json:"ranks"`
 	Ulysses int        `json:"ulysses"`
 	Data    int        `json:"data"`
@@ -50,7 +50,8 @@ const (
 	failed  = "FAIL"
 )
 
-// judge settles the verdict and returns how many tensors are judged, and how many of those differ by too much.
+// judge sets the verdict and returns the number of judged tensors, and the number of those that are
+// out of tolerance.
 func (r *verdict) judge() (judged, far int) {
 	r.Verdict = bitwise
 	for _, x := range r.Tensors {
@@ -71,7 +72,7 @@ func (r *verdict) judge() (judged, far int) {
 	return judged, far
 }
 
-// sentence is the verdict with its counts.
+// sentence returns the verdict with its counts.
 func (r *verdict) sentence() string {
 	judged, far := r.judge()
 	equal, most := 0, quantity(0)
@@ -95,7 +96,7 @@ func (r *verdict) sentence() string {
 	return fmt.Sprintf("%s (%s, kernels %s)", text, r.DType, r.Kernels)
 }
 
-// print writes the verdict; below it the tensors that are too far off, or all.
+// print writes the verdict, then the tensors that are out of tolerance, or all.
 func (r *verdict) print(out io.Writer, all bool) error {
 	if _, err := fmt.Fprintln(out, r.sentence()); err != nil || !all && r.Same {
 		return err
@@ -120,7 +121,7 @@ func (r *verdict) print(out io.Writer, all bool) error {
 	return w.Flush()
 }
 
-// printJSON writes the verdict for programs.
+// printJSON writes the verdict as JSON.
 func (r *verdict) printJSON(out io.Writer) error {
 	r.judge()
 	text, err := json.MarshalIndent(r, "", " ")

@@ -33,7 +33,7 @@ func TestVerifyAsJSON(t *testing.T) {
 	}
 }
 
-// A number that is NaN or Inf is null, and a tensor too far is so in both forms.
+// NaN and Inf are null in JSON, and a tensor out of tolerance is marked in both forms.
 func TestVerdictOfABadRun(t *testing.T) {
 	r := verdict{Ranks: 2, Ulysses: 2, Data: 1, Limit: 2e-5, Tensors: []compared{
 		{Name: "out", Shape: []int64{2}, Max: quantity(math.Inf(1)), Mean: quantity(math.NaN()), Relative: 0.5, Judged: true},
@@ -62,7 +62,8 @@ func TestVerdictOfABadRun(t *testing.T) {
 	}
 }
 
-// The verdict comes first, of the tensors that are judged; a run that passes says nothing of single tensors unless --all asks for them.
+// The verdict on the judged tensors comes first. A run that passes prints single tensors only with
+// --all.
 func TestVerdictFirst(t *testing.T) {
 	same := compared{Name: "out", Bits: true, Judged: true, Within: true}
 	near := compared{Name: "dq", Relative: 3e-7, Judged: true, Within: true}

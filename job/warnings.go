@@ -9,13 +9,14 @@ import (
 	"ulysses/model"
 )
 
-// warned gathers the warnings that rank 0 has logged, for the report. It is a hook of the log, so that no warning is left out.
+// warned collects the warnings that rank 0 logs, for the report. It is a hook of the log, so no
+// warning is missed.
 type warned struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// Run notes a warning.
+// Run records a warning.
 func (w *warned) Run(_ *zerolog.Event, level zerolog.Level, text string) {
 	if level == zerolog.WarnLevel {
 		w.mu.Lock()
@@ -33,8 +34,10 @@ func (w *warned) list() []string {
 	return append([]string(nil), w.all...)
 }
 
-// warnings are what is allowed and probably not meant, a line each: keys without an effect, a warmup that never ends, positions that the model has not
-// got, tensors that are left out. The model's config is nil for saved tensors, the folder for a model from scratch; steps are 0 where they are not known.
+// warnings returns one line for each setting that is allowed but probably not intended: keys
+// without an effect, a warmup that never ends, more positions than the model has, tensors that are
+// left out. The model's config is nil for operator jobs, the folder is nil for a model from
+// scratch, and steps is 0 if unknown.
 func (j *Job) warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
 	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
@@ -61,7 +64,7 @@ func (j *Job) warnings(c *model.Config, folder *model.Folder, steps int64) []str
 	return lines
 }
 
-// warn logs what may not be meant.
+// warn logs the warnings.
 func (e *Env) warn(c *model.Config, folder *model.Folder, steps int64) {
 	for _, line := range e.Job.warnings(c, folder, steps) {
 		e.Log.Warn().Msg(line)

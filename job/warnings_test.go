@@ -45,7 +45,8 @@ max_position_embeddings = 100
 
 const smallData = "[data]\npath = [\"a.txt\"]\nsequence = 64\n"
 
-// Whatever has no effect, or not the one that is meant, has a line of its own, and nothing else has one.
+// Each setting without an effect, or with an unintended one, gets one line, and no other setting
+// gets one.
 func TestWarnings(t *testing.T) {
 	train := smallData + llamaNew
 	for _, c := range []struct {
@@ -106,7 +107,8 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// The table names keys and tables that exist: a key that was renamed would never be warned of.
+// The table has only names of existing keys and tables: otherwise a renamed key would never get a
+// warning.
 func TestIdleKeysExist(t *testing.T) {
 	for _, rule := range idleKeys {
 		for _, key := range rule.keys {
@@ -117,7 +119,7 @@ func TestIdleKeysExist(t *testing.T) {
 	}
 }
 
-// withVision is a folder of Qwen3.5 that has what its language model alone lacks.
+// withVision returns a folder of Qwen3.5 with the tensors that its language model does not have.
 func withVision(t *testing.T) string {
 	t.Helper()
 	from, dir := "../testdata/goldens/models/qwen3_5", t.TempDir()
@@ -150,7 +152,8 @@ func withVision(t *testing.T) string {
 	return dir
 }
 
-// Warnings come once, from rank 0, before the first step, and stay in the report. An evaluation on eval.path does not open data.path.
+// Rank 0 prints each warning once, before the first step, and the report has it. An evaluation on
+// eval.path does not open data.path.
 func TestWarningsOfARun(t *testing.T) {
 	dir := t.TempDir()
 	text := filepath.Join(dir, "a.txt")

@@ -10,7 +10,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The number of faults that is said is the number of lines that follow, and a message of several lines is no list.
+// The number of faults in a message is the number of the following lines. A single fault with
+// several lines has no number.
 func TestFaultCounts(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "job.toml")
@@ -44,7 +45,7 @@ func TestFaultCounts(t *testing.T) {
 			}
 		}
 	}
-	// A refusal that explains itself in several lines is one.
+	// A refusal whose explanation has several lines is one fault.
 	dir, run := newKept(t, "checkpoint.every=1", "train.steps=1")
 	if _, err := run(1); err != nil {
 		t.Fatal(err)
@@ -55,7 +56,8 @@ func TestFaultCounts(t *testing.T) {
 	}
 }
 
-// A model that is not on this disk is refused with the line that names it and the command that gets it; a URL is no path.
+// A model that is not on this disk is refused with the line that names it and the command that
+// downloads it. A URL is not a path.
 func TestModelsAreFolders(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "job.toml")
@@ -84,7 +86,7 @@ func TestModelsAreFolders(t *testing.T) {
 	}
 }
 
-// A field of chat messages is not offered as text.
+// A field of chat messages is not suggested as text.
 func TestChatData(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "job.toml")
@@ -101,7 +103,7 @@ func TestChatData(t *testing.T) {
 	}
 }
 
-// Numbers agree with their nouns.
+// Nouns agree with their numbers.
 func TestPlurals(t *testing.T) {
 	if plural(1, "rank") != "1 rank" || plural(int64(2), "rank") != "2 ranks" || plural(0, "rank") != "0 ranks" {
 		t.Error("plural")
