@@ -9,31 +9,34 @@ import (
 	"ulysses/tensor"
 )
 
-// Ranks agree on refusals. Every collective call has one small all-gather over the host's communicator, the ballot, before the first exchange of
-// tensors: each rank brings its status and a hash of what all ranks must have alike. Where a rank has found a fault of its own, or where the hashes
-// differ, all ranks return one status, and nobody waits for a rank that has left. The ballot itself allocates nothing and costs as much as the smallest
-// message; texts travel only after a refusal.
+// Ranks agree on refusals. Every collective call has one small all-gather over the host's
+// communicator, the ballot, before its first communication of tensors. Each rank sends its status
+// and a hash of the arguments that must be equal on all ranks. If a rank has found a fault, or if
+// the hashes differ, all ranks return one status, and no rank waits for a peer that has left the
+// call. The ballot allocates nothing and costs as much as the smallest message. Error texts are
+// sent only after a refusal.
 
-// maxTerms is the most values that the ranks of one call must have alike.
+// maxTerms is the largest number of values that must be equal on all ranks of a call.
 const maxTerms = 4 + 2*maxReshard
 
-// ballot is what a rank brings to the agreement of the call under way.
+// ballot holds a rank's message for the agreement of the current call.
 type ballot struct {
 	op    string // of the C function
-	cast  bool   // the ranks of this call have agreed
+	cast  bool   // true once the ranks of this call have agreed
 	terms [maxTerms]term
 	n     int
-	mine  []int64 // ballotWords; of its own, so that C may look at it
+	mine  []int64 // ballotWords; a separate allocation, so that C may read it
 	all   []int64 // of all ranks, in rank order
 	rows  []int64 // ballotWords of each rank
-	// made counts the plans and batches of the context. They are made by all ranks in one order, so that a number stands for the same on each.
+	// made counts the plans and batches of the context. All ranks make them in one order, so a
+	// number names the same object on every rank.
 	made int64
 }
 
-// ballotWords are a status and a hash.
+// ballotWords is the length of a message: a status and a hash.
 const ballotWords = 2
 
-// term is a value that all ranks of a call must have alike.
+// term is a value that must be equal on all ranks of a call.
 type term struct {
 	name  string
 	value int64
@@ -47,7 +50,7 @@ func newBallot(size int) ballot {
 	return b
 }
 
-// must adds a value that all ranks of the call under way must have alike.
+// must adds a value that must be equal on all ranks of the current call.
 func (c *context) must(name string, value int64) {
 	if b := &c.ballot; b.n < len(b.terms) {
 		b.terms[b.n] = term{name, value}
@@ -64,8 +67,9 @@ func (c *context) mustGiven(name string, p *cTensor) {
 	}
 }
 
-// agreed runs the body of a collective call in which this rank has found err so far. The body agrees by itself where it comes to an exchange; where it
-// ends before, the agreement is here. So every rank agrees once, whatever it has found.
+// agreed runs the body of a collective call in which this rank has already found err. If the body
+// communicates, it agrees before its first communication; otherwise agreed does it after the body.
+// So every rank agrees exactly once, with or without a fault.
 func (c *context) agreed(err error, body func() error) error {
 	if err == nil {
 		err = guarded(body)
@@ -73,7 +77,8 @@ func (c *context) agreed(err error, body func() error) error {
 	return c.agree(err)
 }
 
-// agree ends what one rank can refuse: all ranks of the call return an error, or none. After the first time in a call it returns err as it is.
+// agree compares the ballots: all ranks of the call return an error, or none. After the first
+// agreement of a call it returns err unchanged. Collective.
 func (c *context) agree(err error) error {
 	b := &c.ballot
 	if b.cast || c.comm.Size() == 1 || c.unagreed {
@@ -99,7 +104,7 @@ func (c *context) agree(err error) error {
 	return nil
 }
 
-// settle is agree where a plan or a batch is made, which ranks agree on whatever the context's flags are.
+// settle is agree for making a plan or a batch, which ranks agree on with any flags of the context.
 func (c *context) settle(err error) error {
 	if c.unagreed {
 		c.ballot.cast = true
@@ -108,7 +113,7 @@ func (c *context) settle(err error) error {
 	return c.agree(err)
 }
 
-// hash stands for the call and its terms.
+// hash returns a hash of the call's name and its terms.
 func (b *ballot) hash() int64 {
 	const prime = 1099511628211 // FNV-1a
 	h := uint64(14695981039346656037)
@@ -125,7 +130,7 @@ func (b *ballot) hash() int64 {
 	return int64(h)
 }
 
-// difference names what ranks have otherwise. All ranks call it.
+// difference returns the error that names the first term that differs between ranks. Collective.
 func (b *ballot) difference(c comm.Comm) error {
 	if err := comm.Same(c, b.op, comm.Field{Name: "the function that is called", Value: b.op}); err != nil {
 		return err
@@ -140,8 +145,9 @@ func (b *ballot) difference(c comm.Comm) error {
 	return status.Errorf(status.Internal, "%s: the ranks' calls differ, and no value of them does", b.op)
 }
 
-// together enters the context of a collective call on a plan and a batch. c is nil where no context can be told or entered: that is this rank's error
-// alone. Any other error is for agreed.
+// together enters the context of a collective call on a plan and a batch. c is nil if the context
+// is unknown or cannot be entered; the error is then reported on this rank only. Pass any other
+// error to agreed.
 func together(op string, ph, bh uintptr) (c *context, p *plan, b *batch, err error) {
 	p, err = find[plan](op, aPlan, ph)
 	b, missing := find[batch](op, aBatch, bh)
@@ -182,7 +188,8 @@ func togetherOn(op string, ch uintptr) (c *context, err error) {
 	return c, err
 }
 
-// onlyContext is the process's one context of several ranks. A call whose handles all stand for nothing can belong to no other.
+// onlyContext returns the process's context of several ranks if there is exactly one. A call with
+// invalid handles can belong to no other.
 func onlyContext() (only *context) {
 	handles.RLock()
 	defer handles.RUnlock()

@@ -15,7 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// onRanks runs f on n goroutine ranks of one context each, under a watchdog. Where a rank waits for ever, the test says in what.
+// onRanks runs f on n goroutine ranks of one context each, under a watchdog. If a rank waits
+// forever, the test names the call.
 func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 	t.Helper()
 	comms, done := comm.Local(n), make(chan error, n)
@@ -46,14 +47,16 @@ func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 	}
 }
 
-// entry is one collective function: good calls it rightly on this rank, and bad are calls with one fault each.
+// entry is one collective function: good calls it correctly on this rank, and each call of bad has
+// one fault.
 type entry struct {
 	name string
 	good func() error
 	bad  map[string]func() error
 }
 
-// entries makes what the calls of a rank need, and all collective functions of the header that work on a context.
+// entries allocates the arguments of a rank's calls and returns all collective functions of the
+// header that work on a context.
 func entries(t *testing.T, ctx uintptr) []entry {
 	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
 	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
@@ -273,8 +276,9 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	return list
 }
 
-// Every collective function of Go's (those with a callback are in testdata/agree.c), with each kind of fault on one rank alone: all ranks return one status, the text names the rank at fault, and the context
-// serves the next call.
+// Every collective function that is called from Go (testdata/agree.c has those with a callback)
+// gets each kind of fault on one rank. All ranks return one status, the text names the rank at
+// fault, and the context serves the next call.
 func TestRanksAgreeOnRefusals(t *testing.T) {
 	const ranks = 2
 	tell := make(chan func(), ranks) // errors of all ranks, reported in one place
@@ -302,7 +306,7 @@ func TestRanksAgreeOnRefusals(t *testing.T) {
 						a, b := <-verdicts, <-verdicts
 						checkVerdicts(t, fmt.Sprintf("%s with %s on rank %d", e.name, fault, at), e.name, at, a[1], b[1])
 					}
-					must(t, lossReduceOf(ctx)) // and wait for rank 0 to look
+					must(t, lossReduceOf(ctx)) // and wait until rank 0 has checked
 					must(t, guarded(e.good))
 				}
 			}
@@ -329,7 +333,7 @@ func lossReduceOf(ctx uintptr) error {
 	return lossReduce(ctx, p(&sum), p(&count), nil)
 }
 
-// Ranks that call different functions are told so.
+// Ranks that call different functions get an error that names the functions.
 func TestRanksAgreeOnTheFunction(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		list := entries(t, ctx)
@@ -342,7 +346,7 @@ func TestRanksAgreeOnTheFunction(t *testing.T) {
 	})
 }
 
-// With ULYSSES_NO_AGREEMENT a refusal stays on its rank.
+// With ULYSSES_NO_AGREEMENT only the rank at fault returns the error.
 func TestNoAgreement(t *testing.T) {
 	onRanks(t, 2, flagNoAgreement, func(rank int, ctx uintptr) {
 		list := entries(t, ctx)
@@ -354,5 +358,5 @@ func TestNoAgreement(t *testing.T) {
 	})
 }
 
-// sorted are the names of faults, in one order on all ranks.
+// sorted returns the names of faults, in one order on all ranks.
 func sorted(bad map[string]func() error) []string { return slices.Sorted(maps.Keys(bad)) }

@@ -79,7 +79,7 @@ func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
 	return a, nil
 }
 
-// unreserved is the bytes of workspace that plans and batches have not reserved for a call.
+// unreserved returns the bytes of workspace that plans and batches have not reserved for a call.
 func (p *plan) unreserved(b *sp.Batch) int64 {
 	if !p.ctx.hostOwns {
 		return 0

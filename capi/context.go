@@ -42,11 +42,11 @@ type context struct {
 	log      func(level int32, line string)
 	kept     map[identity]bool // on a GPU: of which plans and batches forward calls have saved
 	hostOwns bool              // ULYSSES_OWN_WORKSPACES: nothing is reserved
-	unagreed bool              // ULYSSES_NO_AGREEMENT: calls are not agreed on
+	unagreed bool              // ULYSSES_NO_AGREEMENT: ranks do not agree on calls
 
 	// Of the call under way, kept here so that no call allocates.
 	ballot     ballot
-	admit      func(error) error // agree, kept here for what asks by a function
+	admit      func(error) error // agree as a function value, for the fields Admit
 	seen       []seen
 	saving     saving
 	args       sp.Args
@@ -226,7 +226,8 @@ func (c *context) say(line string) {
 	}
 }
 
-// reserve makes the context's own workspace at least this large. A host that brings all workspaces needs none.
+// reserve grows the context's own workspace to at least this size. If the host brings all
+// workspaces, reserve does nothing.
 func (c *context) reserve(bytes int64) error {
 	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 || c.hostOwns {
 		return nil
@@ -247,8 +248,9 @@ func (c *context) reserve(bytes int64) error {
 	return nil
 }
 
-// workspace is the caller's. Where the caller gives none it is the context's own, which is made larger where the call needs more: plans and batches have
-// reserved for attention and the gated delta rule, which pass 0 for that.
+// workspace returns the caller's workspace. If the caller gives none, it returns the context's own,
+// and grows it if necessary. Plans and batches have reserved memory for attention and the gated
+// delta rule, which pass 0 for the growth.
 func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64, need int64) (t tensor.Tensor, err error) {
 	if p != nil || bytes > 0 {
 		if t, err = c.block(op, "workspace", p, bytes); err != nil || !c.maps() {
@@ -263,7 +265,7 @@ func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64, need int6
 	return c.bytes(c.own.Pointer(), c.own.Bytes()), nil
 }
 
-// noWorkspace refuses what a host has promised to bring.
+// noWorkspace returns the error for a workspace that the host must bring and has not brought.
 func (c *context) noWorkspace(op string, need int64) error {
 	return invalid("%s: workspace is NULL and the context was made with ULYSSES_OWN_WORKSPACES: give %d bytes", op, need)
 }

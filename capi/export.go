@@ -21,7 +21,7 @@ type handle = C.uintptr_t
 type pointer = unsafe.Pointer
 type text = *C.char
 
-// uly_first makes a thread of the host known to Go.
+// uly_first registers a thread of the host with the Go runtime.
 //
 //export uly_first
 func uly_first() {}
@@ -194,8 +194,9 @@ func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
 	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
-// devices are those that the library was built for or has a plug-in for, those of them that contexts can be made on, and why another one cannot be. The
-// plug-in is looked for and not opened, for it would start the driver, which no forked child survives.
+// devices are those that the library was built for or has a plug-in for, those of them that
+// contexts can be made on, and why another one cannot be. The plug-in is looked for and not opened,
+// for it would start the driver, which no forked child survives.
 func devices() (built, usable []string, why map[string]string) {
 	built, usable, why = []string{"cpu"}, []string{"cpu"}, map[string]string{}
 	path := cuda.Find()

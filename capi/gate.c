@@ -19,7 +19,7 @@ static struct texts shared; // where there is no memory for a thread's own
 static pthread_key_t ending;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-// A thread's end. Go has such a destructor of its own, which may still take signals: this one waits for it.
+// Runs at a thread's end. Go has such a destructor as well, during which signals may still arrive; this one runs after it.
 static void end(void *p) {
   struct texts *t = p;
   if (t->rounds++ < 2 && pthread_setspecific(ending, t) == 0) return;
@@ -51,8 +51,8 @@ sigset_t **uly_host_mask(void) {
   return own != NULL ? &own->host : &none;
 }
 
-// A call of Go's code: the host's signals are blocked around it. Go makes a thread its own at the thread's first call and sets the mask of some
-// signals then (SIGCHLD, SIGPROF), so that is done apart.
+// A call of Go code, during which the host's signals are blocked. At a thread's first call, Go registers the thread and changes the mask
+// of some signals (SIGCHLD, SIGPROF); uly_first is therefore a separate call.
 struct held { sigset_t old, *outer; struct texts *t; };
 
 static struct held enter(void) {

@@ -95,7 +95,7 @@ func (c *context) makeGDNPlan(op string, desc, out unsafe.Pointer) error {
 	return p.admit(op, out, p.gdn.Strategy().String(), p.gdn.String())
 }
 
-// deltaOf is the batch of a collective call on a plan of the gated delta rule.
+// deltaOf returns the batch of a collective call on a plan of the gated delta rule.
 func (p *plan) deltaOf(op string, b *batch) (*sp.Batch, error) {
 	if p.gdn == nil {
 		return nil, invalid("%s: the plan is of attention: give one of ulysses_gdn_plan", op)

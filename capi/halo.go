@@ -28,7 +28,7 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 	return c.readHalo(op, bh, args, forward, data)
 }
 
-// readHalo is the function of the same name on a context that was entered.
+// readHalo is the function of the same name, on a context that was entered.
 func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHalo, err error) {
 	h = &c.halo
 	h.c, h.rows.Admit = c, c.admit

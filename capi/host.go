@@ -6,7 +6,7 @@ package main
 #include "signals.h"
 #include "ulysses.h"
 
-// HOST runs code of the host, with the signals that the host has there.
+// HOST runs code of the host with the host's signal mask.
 #define HOST(call) ({ sigset_t inside; uly_outside(&inside); __auto_type result = (call); uly_inside(&inside); result; })
 
 static int mask_cores(void) {
@@ -37,7 +37,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// MPI waits for other ranks, for as long as these take: a host's signals arrive meanwhile.
+// MPI waits for other ranks without a time limit. The host's signals arrive meanwhile.
 func init() { comm.AroundMPI(C.outside(), C.inside()) }
 
 // cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may be before the host has set it.
@@ -110,7 +110,8 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 				unsafe.Pointer(unsafe.SliceData(out)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
 		}
 	}
-	// A rank that is none takes part in the agreement all the same: the host's allgather knows where it is.
+	// A rank with an invalid number still takes part in the agreement: the host's allgather knows
+	// its position.
 	c, err := comm.NewHost(int(max(0, min(h.rank, h.size-1))), int(h.size), gather, exchange)
 	if err != nil {
 		return err

@@ -32,7 +32,8 @@ func says(t *testing.T, what string, err error, words ...string) {
 	}
 }
 
-// Positions that are not those in a document are refused by all ranks, by the first that is another; a rank without rows brings none.
+// Positions that are not those in a document are refused by all ranks, by the first that is
+// another; a rank without rows brings none.
 func TestPositionsThatMeanSomethingElse(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		all := []int64{0, 1, 2, 3, 4, 9, 6, 7}
@@ -58,7 +59,8 @@ func TestPositionsThatMeanSomethingElse(t *testing.T) {
 	})
 }
 
-// What ranks describe otherwise is told by the header's names, with the first entry that differs and both values.
+// What ranks describe otherwise is told by the header's names, with the first entry that differs
+// and both values.
 func TestDifferencesAreNamed(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		r := int64(rank)
@@ -80,8 +82,8 @@ func TestDifferencesAreNamed(t *testing.T) {
 	})
 }
 
-// Backward refuses what no forward pass of its plan and batch has saved, on all ranks alike; saved memory may be moved, and read by a plan like the
-// one that wrote it.
+// Backward refuses what no forward pass of its plan and batch has saved, on all ranks alike; saved
+// memory may be moved, and read by a plan like the one that wrote it.
 func TestSavedIsTagged(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		d := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, heads: 4, head_dim: 8}

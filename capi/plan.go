@@ -128,7 +128,7 @@ func newPlan(h uintptr, desc, out unsafe.Pointer) error {
 	return c.agreed(err, func() error { return c.makePlan(op, desc, out) })
 }
 
-// cleared sets a caller's handle to NULL, where there is room for one.
+// cleared sets a caller's handle to NULL if the pointer to it is not NULL.
 func cleared(op string, out unsafe.Pointer) error {
 	if out == nil {
 		return invalid("%s: out is NULL: give the address of a pointer", op)
@@ -164,14 +164,14 @@ func (c *context) makePlan(op string, desc, out unsafe.Pointer) error {
 	return p.admit(op, out, "ulysses", p.sp.String())
 }
 
-// attentionFields are what ranks must describe alike, by the header's names.
+// attentionFields are the fields that must be equal on all ranks, by the header's names.
 func attentionFields(d *cAttention) []comm.Field {
 	return append(integers(
 		named{"dtype", int64(d.dtype)}, named{"heads", d.heads}, named{"kv_heads", d.kv_heads}, named{"head_dim", d.head_dim},
 		named{"v_dim", d.v_dim}, named{"window_left", d.window_left}, named{"window_right", d.window_right}, named{"max_tokens", d.max_tokens}), append(flagFields(d.flags), real("scale", d.scale))...)
 }
 
-// flagFields are the flags of a plan, each by its name.
+// flagFields are the flags of a plan by name.
 func flagFields(flags int32) (fields []comm.Field) {
 	for _, f := range [...]struct {
 		name string
@@ -183,7 +183,7 @@ func flagFields(flags int32) (fields []comm.Field) {
 	return fields
 }
 
-// named is a field of a struct of C.
+// named is a field of a C struct with its name.
 type named struct {
 	name  string
 	value int64
@@ -325,7 +325,8 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 	return x, nil
 }
 
-// pair finds a plan of attention and a batch and enters their context, for a query; the caller leaves it.
+// pair finds a plan of attention and a batch and enters their context for a query. The caller
+// leaves the context.
 func pair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	if p, b, err = anyPair(op, ph, bh); err == nil {
 		if err = p.ofAttention(op); err != nil {
@@ -335,7 +336,7 @@ func pair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	return p, b, err
 }
 
-// ofAttention refuses a plan of another kind.
+// ofAttention returns an error for a plan of another kind.
 func (p *plan) ofAttention(op string) error {
 	if p.gdn != nil {
 		return invalid("%s: the plan is of the gated delta rule: give one of ulysses_attention_plan", op)
@@ -362,7 +363,8 @@ func anyPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	return p, b, nil
 }
 
-// attentionOf is the batch of a collective call on a plan of attention. device says that the call runs the device's attention, and not the caller's.
+// attentionOf returns the batch of a collective call on a plan of attention. device is true if the
+// call runs the device's attention instead of the caller's.
 func (p *plan) attentionOf(op string, b *batch, device bool) (*sp.Batch, error) {
 	if err := p.ofAttention(op); err != nil {
 		return nil, err

@@ -142,7 +142,7 @@ func reshardPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	return p, b, err
 }
 
-// cutsHeads refuses a plan that leaves all heads on every rank.
+// cutsHeads returns an error for a plan in which every rank keeps all heads.
 func (p *plan) cutsHeads(op string) error {
 	if p.gdn != nil && p.gdn.Strategy() == gdn.State {
 		return invalid("%s: the plan hands states from rank to rank, and every rank keeps its rows of all heads: plan with ULYSSES_GDN_HEADS", op)
@@ -150,7 +150,7 @@ func (p *plan) cutsHeads(op string) error {
 	return nil
 }
 
-// resharded is the batch of a collective reshard.
+// resharded returns the batch of a collective reshard.
 func (p *plan) resharded(op string, b *batch) (*sp.Batch, error) {
 	if err := p.cutsHeads(op); err != nil {
 		return nil, err

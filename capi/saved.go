@@ -6,12 +6,14 @@ import (
 	"ulysses/tensor"
 )
 
-// What a forward pass saves carries a tag, and a backward pass refuses memory whose tag is of another plan or batch, or none. On the CPU the tag is
-// the first tagBytes of the memory, which the sizes count. On a GPU reading it would wait for the device: there the context remembers of which plans
-// and batches a forward pass has saved anything, which finds saved memory that no such pass can have written.
+// What a forward pass saves carries a tag, and a backward pass refuses memory whose tag is of
+// another plan or batch, or none. On the CPU the tag is the first tagBytes of the memory, which the
+// sizes count. On a GPU reading it would wait for the device: there the context remembers of which
+// plans and batches a forward pass has saved anything, which finds saved memory that no such pass
+// can have written.
 //
-// A tag stands for what a plan and a batch are and not for which they are: saved memory may be moved and offloaded, and a plan or batch made anew
-// like the old one reads it.
+// A tag stands for what a plan and a batch are and not for which they are: saved memory may be
+// moved and offloaded, and a plan or batch made anew like the old one reads it.
 
 const (
 	tagBytes = 64                         // keeps the alignment of what follows
@@ -83,7 +85,8 @@ func (c *context) untagged(op string, saved tensor.Tensor) (tensor.Tensor, error
 	return c.bytes(unsafe.Add(saved.Data, tagBytes), saved.Numel()-tagBytes), nil
 }
 
-// saves says what the call under way saves, or reads: of a plan and a batch, and what the call has beyond them.
+// saves says what the call under way saves, or reads: of a plan and a batch, and what the call has
+// beyond them.
 func (c *context) saves(kind int64, p *plan, b *batch, more int64) {
 	if kind == savesAttention || kind == savesDelta {
 		c.saving.plan, c.saving.b = p, b
@@ -104,7 +107,8 @@ func (c *context) savedSize(op string, t tensor.Tensor, need int64) error {
 	return nil
 }
 
-// explain puts a refusal of saved memory, whose bytes packages below count without the tag, into the caller's numbers.
+// explain puts a refusal of saved memory, whose bytes packages below count without the tag, into
+// the caller's numbers.
 func (c *context) explain(err error) error {
 	s := &c.saving
 	if err == nil || !s.with || s.plan == nil {

@@ -1,14 +1,14 @@
-// Signals of the host. Go's code runs on goroutines' stacks, of some kilobytes in Go's heap. The kernel runs a handler that was installed without
-// SA_ONSTACK on the stack where the signal finds the thread: there it writes over the heap. Therefore
+// Signals of the host. Go code runs on the stacks of goroutines, a few kilobytes in Go's heap. The kernel runs a handler that was installed without
+// SA_ONSTACK on the thread's current stack, where the handler would overwrite the heap. Therefore
 //
-//   - a thread that is in Go's code blocks the host's signals (uly_hold). They arrive when the call returns, or when it runs code of the host or of MPI;
-//   - threads that Go starts block them for good: they take their mask from the thread that loads the library, which blocks signals meanwhile;
+//   - a thread that runs Go code blocks the host's signals (uly_hold). They arrive when the call returns, or while it runs code of the host or of MPI;
+//   - threads that Go starts block them always: they inherit the mask of the thread that loads the library, which blocks signals meanwhile;
 //   - a thread without an alternate stack gets one of 512 KiB for handlers with SA_ONSTACK, before Go gives it one of 32 KiB, in its heap as well.
 //
-// Signals of a fault (SIGSEGV and its like) are never blocked. Go handles them, because a fault in Go's code is a status here. Go ends the process with
-// SIGQUIT and a dump of its goroutines where the fault is in C; before Go looks, the library puts a handler there that Go hands such a fault to, and
-// that leaves it to the default action: the process dies as any C program does. A handler of the host that is there already stays there, and one that is
-// installed later replaces Go's.
+// Signals of a fault (such as SIGSEGV) are never blocked. Go handles them, because a fault in Go code becomes a status. For a fault in C code, Go would
+// print its goroutines and end the process with SIGQUIT. Therefore the library installs a handler before Go starts. Go forwards a fault in C code to
+// this handler, which restores the default action, and the process dies as any C program does. A handler that the host has already installed stays in
+// place, and a handler that the host installs later replaces Go's.
 #define _GNU_SOURCE
 #include "signals.h"
 
@@ -16,10 +16,10 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-// never are signals that are not blocked: faults, and Go's own, with which it stops threads for its collector.
+// never are the signals that are not blocked: faults, and the signal with which Go stops threads for its garbage collector.
 static const int never[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT, SIGURG, SIGKILL, SIGSTOP, SIGTTIN, SIGTTOU, SIGCONT};
 
-// ends are signals by which users end or stop a process. Where they are left to the default action they do so in the middle of a call.
+// ends are the signals with which users end or stop a process. If their action is the default, they take effect during a call.
 static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
 
 static sigset_t hosts; // all but never
@@ -27,12 +27,12 @@ static sigset_t hosts; // all but never
 static void fault(int sig, siginfo_t *info, void *context) {
   (void)info, (void)context;
   struct sigaction s = {.sa_handler = SIG_DFL};
-  sigaction(sig, &s, NULL); // the instruction is run again
+  sigaction(sig, &s, NULL); // the instruction runs again and faults
 }
 
 static sigset_t loading; // mask of the thread that loads the library
 
-// before runs ahead of Go's own constructor, which starts Go's first thread, and after behind it: the linker has constructors with a priority first.
+// before runs before Go's constructor, which starts Go's first thread, and after runs after it: constructors with a priority run first.
 __attribute__((constructor(101))) static void before(void) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {

@@ -1,4 +1,4 @@
-// Signals of the host around Go's code: signals.c says why.
+// Signals of the host around Go code; signals.c has the reasons.
 #ifndef ULYSSES_SIGNALS_H
 #define ULYSSES_SIGNALS_H
 #include <signal.h>
@@ -8,16 +8,16 @@
 void uly_hold(sigset_t *old);
 void uly_free(const sigset_t *old);
 
-// uly_outside gives the thread the mask that it had before the call under way, where the host's own code or MPI runs inside of the call; uly_inside
-// ends that. *inside has room for a sigset_t.
+// uly_outside restores the thread's mask from before the current call, while the host's code or MPI runs inside the call; uly_inside
+// reverts this. *inside has room for a sigset_t.
 void uly_outside(void *inside);
 void uly_inside(const void *inside);
 
-// uly_alternate gives a thread without an alternate stack for signals one of the library's, and returns it; uly_no_alternate takes it back.
+// uly_alternate installs an alternate signal stack of the library on a thread that has none, and returns it; uly_no_alternate removes it.
 void *uly_alternate(void);
 void uly_no_alternate(void *stack);
 
-// uly_host_mask is where the calling thread keeps the mask from before the call under way; gate.c has it.
+// uly_host_mask returns the address of the calling thread's mask from before the current call; gate.c defines it.
 sigset_t **uly_host_mask(void);
 #pragma GCC visibility pop
 #endif

@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// A host's handlers without SA_ONSTACK, which use 100 KB of stack, do no harm to calls; the thread's mask is the host's own again behind a call. Memory
-// that cannot be read, and SIGTERM, end the process as they end one without this library, and a host's handler of a fault is called.
+// A host's handlers without SA_ONSTACK, which use 100 KB of stack, do not damage calls. After a
+// call the thread's mask is the host's again. Unreadable memory and SIGTERM end the process as they
+// do without this library, and a host's handler of a fault is called.
 func TestSignals(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "testdata/signals.c", "-lpthread")
 	for _, c := range []struct {

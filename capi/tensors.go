@@ -102,7 +102,7 @@ func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
 	for i := n - 1; i >= 0; i-- {
 		d := t.Shape[i+lead]
 		stride := step
-		if p.strides != nil && !empty { // strides of a tensor without elements lead nowhere: array libraries put there what they like
+		if p.strides != nil && !empty { // strides of a tensor without elements are unused: array libraries set them to any value
 			stride = at(p.strides, i)
 		}
 		t.Stride[i+lead] = stride

@@ -4,8 +4,8 @@
  *              -> batch (lengths and documents, made once per batch, serves every plan) -> calls.
  * Contract, said once; a function's own comment may only tighten it.
  * errors     Every call returns a status. Unless it is OK, outputs are undefined, and ulysses_last_error() is this thread's text until the thread's next
- *            call. The library never prints, exits or aborts by itself. All ranks refuse a [C] call alike: see [C]. A failure of the device, of the
- *            communicator or of a callback can be of one rank alone: that rank calls ulysses_context_abort, or its peers wait until `timeout`.
+ *            call. The library never prints, exits or aborts. All ranks refuse a [C] call alike: see [C]. A failure of the device, of the
+ *            communicator or of a callback can occur on one rank only: that rank calls ulysses_context_abort, or its peers wait until `timeout`.
  *            An option is honoured, or refused when planning or making the batch, on all ranks alike.
  * memory     The caller owns tensors and `saved`, and `workspace` where it gives one. Outputs overlap nothing. No pointer is kept past the call or,
  *            for [A], past the point `stream` has then reached: inner streams join it, so a stream-ordered allocator needs to know nothing more.
@@ -20,10 +20,10 @@
  * [C]        Collective: every rank of the context calls it, in one order. Before anything is sent or written the ranks agree: if one rank finds a fault in
  *            its arguments, or if the ranks call different functions or bring arguments that must be equal and are not, then every rank returns the
  *            same status, the text names the rank, and the context serves the next call. The agreement is one small message over the host's
- *            communicator (2.6 us over MPI between two processes of a machine). Two faults stay on their rank: a context that is in a call already,
- *            and handles that stand for nothing where the process has several contexts of more than one rank.
- *            ULYSSES_NO_AGREEMENT leaves the agreement out of calls (not out of making plans and batches): a refusal of one rank then leaves
- *            its peers waiting.
+ *            communicator (2.6 us over MPI between two processes of a machine). Two faults are reported on their rank only: a context that is
+ *            already in a call, and handles that name nothing if the process has several contexts of more than one rank.
+ *            ULYSSES_NO_AGREEMENT skips the agreement in calls (not when plans and batches are made): if one rank then refuses a call,
+ *            its peers wait.
  * [A]        Asynchronous on CUDA: enqueues in the order of `stream` (cudaStream_t of the context's GPU; NULL = the legacy default stream, as PyTorch's 0)
  *            and returns; the calling thread's current GPU stays what it was. CPU: done.
  * threads    A context with its plans and batches serves one thread at a time, any thread; at MPI_THREAD_FUNNELED the main thread alone makes [C] calls.
@@ -167,17 +167,18 @@ ulysses_status ulysses_seq_to_heads(ulysses_plan *, const ulysses_batch *, const
 ulysses_status ulysses_heads_to_seq(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *);
 ulysses_status ulysses_reshard_workspace(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, int32_t to_heads, uint64_t *bytes); /* local; shapes count, no data */
 /* Asynchronous form: start packs and sends, wait receives and unpacks. `in` may be changed after wait alone. workspace is the request's until then;
- * NULL = memory of the request's own, which the context keeps for later requests. At most 16 requests of a context are under way; wait in the order of starting, on every rank alike. wait gives
- * the request back, whatever it returns. On one rank, start does it all. */
+ * NULL = memory of the request's own, which the context keeps for later requests. At most 16 requests of a context are under way; wait in the order of
+ * starting, on every rank alike. wait destroys the request, whatever it returns. On one rank, start does it all. */
 typedef struct ulysses_request ulysses_request;
 ulysses_status ulysses_seq_to_heads_start(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, ulysses_request **out);
 ulysses_status ulysses_heads_to_seq_start(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, ulysses_request **out);
 ulysses_status ulysses_request_wait(ulysses_request *);
 
 /* Halo: the n rows before this rank's (n > 0) or the -n rows after (n < 0) in each of the batch's sequences, zero where they belong to another
- * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts: in
- * a causal one over [halo, x], the row j before a token counts only where the token's position (ulysses_batch_positions) is j or more; without that look documents that
- * start inside of a rank's rows would see the one before. n may exceed a neighbour's rows. forward reads x and writes halo. backward reads halo (the gradient of it) and adds to x (the gradient of x) where the rows
+ * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts. A causal
+ * convolution over [halo, x] must skip the row j before a token unless the token's position (ulysses_batch_positions) is j or more: otherwise documents
+ * that start inside a rank's rows read rows of the document before. n may exceed a neighbour's rows. forward reads x and writes halo. backward reads
+ * halo (the gradient of it) and adds to x (the gradient of x) where the rows
  * came from, lower ranks first. F32 or the context's other types of activations. workspace: NULL, or bytes by query. [C][A] */
 typedef struct { uint32_t struct_size; int32_t reserved; int64_t n; ulysses_tensor *x, *halo; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_halo_args;
 ulysses_status ulysses_halo_forward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);

@@ -7,7 +7,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// ULYSSES_WINDOW with fields that nobody has set is refused, and says which to set; each field alone may be 0.
+// ULYSSES_WINDOW without window fields is refused, and the error names the fields. Each field alone
+// may be 0.
 func TestWindowWithoutFields(t *testing.T) {
 	h := newHostOf(t, 1, 4, 2, 2, 4, 0)
 	var plan uintptr

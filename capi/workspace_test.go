@@ -8,7 +8,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// reserved is the bytes of a context's own workspace.
+// reserved returns the bytes of a context's own workspace.
 func reserved(t *testing.T, ctx uintptr) int64 {
 	t.Helper()
 	c, err := find[context]("test", aContext, ctx)
@@ -19,8 +19,9 @@ func reserved(t *testing.T, ctx uintptr) int64 {
 	return c.own.Bytes()
 }
 
-// A context whose host brings all workspaces reserves nothing for a long batch, and refuses NULL by name on every call; any other context reserves what
-// attention needs when the batch is made, and more in the first call that needs more.
+// With ULYSSES_OWN_WORKSPACES a context reserves nothing for a long batch, and refuses NULL by name
+// on every call. Any other context reserves the workspace of attention when the batch is made, and
+// grows it in the first call that needs more.
 func TestWhoBringsTheWorkspace(t *testing.T) {
 	const s, n, d = 100_000, 8, 64
 	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}

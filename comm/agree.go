@@ -73,7 +73,8 @@ type Field struct {
 	isList bool
 }
 
-// List is a Field of many numbers; nil = not given. A hash of them travels. Where it differs, the first number that does is found and named.
+// List is a Field of many numbers; nil = not given. A hash of them travels. Where it differs, the
+// first number that does is found and named.
 func List(name string, list []int64) Field {
 	value := "not given"
 	if list != nil {
@@ -120,7 +121,8 @@ func Same(c Comm, what string, fields ...Field) error {
 	return nil
 }
 
-// listDifference names the first number of a list that is another on some rank than on rank 0. All ranks call it.
+// listDifference names the first number of a list that is another on some rank than on rank 0. All
+// ranks call it.
 func listDifference(c Comm, what string, f Field) error {
 	first, err := BroadcastBytes(c, tensor.OfInt64(f.list, int64(len(f.list))).RawBytes(), 0)
 	if err != nil {

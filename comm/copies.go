@@ -17,20 +17,21 @@ import (
 	"ulysses/tensor"
 )
 
-// File is a file that all ranks read by the same name. Ranks on other machines may see another copy of it.
+// File is a file that all ranks read by the same name. Ranks on other machines may see another
+// copy.
 type File struct {
 	Name  string // in messages; the same on all ranks
 	Path  string
-	Parts []Part // what the bytes are, from the first on; none = one part
+	Parts []Part // names for the file's bytes, in order; none = one part
 }
 
-// Part is a stretch of a file with a name for messages.
+// Part is a range of bytes of a file with a name for messages.
 type Part struct {
 	Name  string
 	Bytes int64
 }
 
-// SafetensorsFile is an open file with its tensors as parts.
+// SafetensorsFile returns an open file whose parts are its tensors.
 func SafetensorsFile(name string, s *tensor.Safetensors) File {
 	header, tensors := s.Layout()
 	f := File{Name: name, Path: s.Path, Parts: []Part{{"its header", header}}}
@@ -40,19 +41,20 @@ func SafetensorsFile(name string, s *tensor.Safetensors) File {
 	return f
 }
 
-// unitBytes is what is read for one checksum, round how long a rank reads before it meets its peers, which end the job when a rank is late.
+// unitBytes is the number of bytes of one checksum. round is how long a rank reads before it
+// communicates, because the watchdog ends the job if a rank is late.
 const (
 	unitBytes = 64 << 20
 	round     = 20 * time.Second
 )
 
-// copies says which ranks see the same copies of some files.
+// copies records which ranks see the same copies of some files.
 type copies struct {
 	hosts []string
 	group []int // of each rank: the lowest rank that sees the same copies
 }
 
-// members returns this rank's place among those that see its copies, and their number.
+// members returns this rank's position among the ranks that see its copies, and their number.
 func (x *copies) members(rank int) (index, n int) {
 	for r, g := range x.group {
 		if g == x.group[rank] {
@@ -64,9 +66,10 @@ func (x *copies) members(rank int) (index, n int) {
 	return index, n
 }
 
-// Copies tells a rank which of the ranks it is that see the same copies of the files as it does, and how many these are: they can share the
-// work of reading the files. Files are the same where they lie on one machine's disk or on one network file system, and have not
-// changed. Collective.
+// Copies returns this rank's position among the ranks that see the same copies of the files, and
+// the number of these ranks, which can share the work of reading the files. Two ranks see the same
+// copy if the file is on one machine's disk or on one network file system, and has not changed.
+// Collective.
 func Copies(c Comm, paths ...string) (index, n int, err error) {
 	x, err := findCopies(c, paths)
 	if err != nil {
@@ -111,9 +114,10 @@ func hostName() string {
 	return name
 }
 
-// SameFiles refuses files that are not the same, byte for byte, on all ranks; key starts the text of the error, which names the file, the first
-// part that differs, and a rank and host of either side. Where all ranks see one copy nothing is read. Else every copy is read
-// once, by the ranks that see it together. Collective: all ranks get the same error.
+// SameFiles returns an error if files are not equal, byte for byte, on all ranks. key starts the
+// text of the error, which names the file, the first part that differs, and a rank and host of
+// either copy. If all ranks see one copy, nothing is read. Otherwise every copy is read once, by
+// the ranks that see it together. Collective: all ranks return the same error.
 func SameFiles(c Comm, key string, files []File) error {
 	if c.Size() == 1 || len(files) == 0 {
 		return nil
@@ -228,7 +232,7 @@ func betweenRanks(a int, hostA string, b int, hostB string) string {
 	return fmt.Sprintf("between rank %d on %s and rank %d on %s", a, hostA, b, hostB)
 }
 
-// unit is what one checksum is of: a part of a file, or some of a large one.
+// unit is the range of one checksum: a part of a file, or a range of a large part.
 type unit struct {
 	file   int
 	part   string
@@ -257,7 +261,8 @@ func unitsOf(files []File) (all []unit, err error) {
 	return all, nil
 }
 
-// sums reads the units whose number mod n is index and returns their numbers and checksums. Collective: ranks meet now and then.
+// sums reads the units whose number mod n is index, and returns their numbers and checksums.
+// Collective: ranks communicate at intervals.
 func sums(c Comm, files []File, units []unit, index, n int) (mine []byte, err error) {
 	buffer := make([]byte, 1<<20)
 	var f *os.File
@@ -308,7 +313,8 @@ func sums(c Comm, files []File, units []unit, index, n int) (mine []byte, err er
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// compare puts the checksums of each group together and names the first unit in which one differs from rank 0's.
+// compare collects the checksums of each group and returns the first unit that differs from rank
+// 0's.
 func (x *copies) compare(key string, files []File, units []unit, all [][]byte) error {
 	groups := map[int][]uint32{}
 	for r, b := range all {

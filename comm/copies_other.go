@@ -7,7 +7,7 @@ import (
 	"io/fs"
 )
 
-// identity is the same for two ranks of a host that see the same file.
+// identity is equal for two ranks of a host that see the same file.
 func identity(path string, info fs.FileInfo) string {
 	return fmt.Sprint(hostName(), path, info.Size(), info.ModTime().UnixNano())
 }

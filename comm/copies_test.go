@@ -10,13 +10,13 @@ import (
 	"ulysses/internal/status"
 )
 
-// Copies that differ are found, in whichever byte of whichever file, with the file, the part and a rank of either side; the same copies and copies that are
-// alike are not. Ranks of one copy share the reading.
+// Copies that differ in any byte of any file are found, with the file, the part and a rank of
+// either copy. One copy, and equal copies, are accepted. Ranks that see one copy share the reading.
 func TestSameFiles(t *testing.T) {
 	const size = 1 << 10
 	for _, x := range []struct {
 		name  string
-		spoil func(dir string) error // of the copy that the last two ranks see
+		spoil func(dir string) error // changes the copy that the last two ranks see
 		want  string                 // "" where nothing differs
 	}{
 		{"alike", func(string) error { return nil }, ""},
@@ -53,7 +53,7 @@ func TestSameFiles(t *testing.T) {
 			t.Errorf("%s: %v", x.name, err)
 		}
 	}
-	// One copy that all see is not read: an unreadable stretch of it would be an error.
+	// A copy that all ranks see is not read: an unreadable range of it would be an error.
 	path := filepath.Join(t.TempDir(), "c")
 	if err := os.WriteFile(path, []byte("c"), 0o600); err != nil {
 		t.Fatal(err)

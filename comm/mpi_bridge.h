@@ -9,7 +9,7 @@
 #pragma GCC visibility push(hidden)
 extern const umpi_api *umpi; // NULL until MPI is needed; then for good
 
-// What a library does around each call of MPI, because its host has signals that must not wait for other ranks. NULL = nothing. *room is the caller's.
+// Functions that a library calls around each call of MPI, so that the host's signals need not wait for other ranks. NULL = none. The caller owns *room.
 typedef struct { char bytes[128]; } umpi_room __attribute__((aligned(16)));
 extern void (*umpi_before)(void *room), (*umpi_after)(const void *room);
 

@@ -17,8 +17,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// AroundMPI sets C functions that are called on the thread of every call of MPI, before it and after it, with the same 128 bytes of memory:
-// void before(void *), void after(const void *). It is for the initialisation of a library.
+// AroundMPI sets C functions that are called on the thread of every call of MPI, before it and
+// after it, with the same 128 bytes of memory: void before(void *), void after(const void *). It is
+// for the initialisation of a library.
 func AroundMPI(before, after unsafe.Pointer) { C.around(before, after) }
 
 // FromMPI is a duplicate of the communicator of a host program, whose handle is given as an integer: what MPI_Comm_c2f and mpi4py's py2f

@@ -116,7 +116,7 @@ func (w *Watch) end(place int) {
 	}
 }
 
-// Waiting is how long the oldest call under way has taken so far; 0 between calls.
+// Waiting returns how long the oldest current call has taken; 0 between calls.
 func (w *Watch) Waiting() time.Duration {
 	if w == nil {
 		return 0

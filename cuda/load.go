@@ -43,8 +43,9 @@ type plugin struct {
 	table *C.uly_cuda_api
 }
 
-// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside the program, or the library that this code is in, in
-// lib beside their folders, for bin/ulysses-mpi of a source tree where `make cuda` builds it, or where the system's loader looks.
+// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside
+// the program, or the library that this code is in, in lib beside their folders, for
+// bin/ulysses-mpi of a source tree where `make cuda` builds it, or where the system's loader looks.
 func load() (*plugin, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := os.Stat(path); err != nil {
@@ -97,7 +98,8 @@ func beside(program string) []string {
 	return []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)}
 }
 
-// inTree is where make cuda leaves the plug-in of a program that stands in bin of the sources.
+// inTree returns the path at which make cuda leaves the plug-in, for a program in bin of the source
+// tree.
 func inTree(program string) []string {
 	if real, err := filepath.EvalSymlinks(program); err == nil {
 		program = real
@@ -109,7 +111,7 @@ func inTree(program string) []string {
 	return []string{filepath.Join(root, Built)}
 }
 
-// Built is the file that make cuda writes, in the folder of the sources.
+// Built is the path of the file that make cuda writes, relative to the source tree.
 const Built = "build/cuda/" + fileName
 
 // whole reports what is wrong with a file before the system's loader maps it: one that was cut short, by a copy or a full disk, would end the process

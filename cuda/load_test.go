@@ -166,7 +166,8 @@ func TestInstalled(t *testing.T) {
 	}
 }
 
-// A program in bin of the sources finds what make cuda has built there, by a link to it too; one in a folder that looks like it does not.
+// A program in bin of the source tree finds the plug-in that make cuda has built, also through a
+// link to the program. A program in a similar folder does not.
 func TestInTree(t *testing.T) {
 	folder := t.TempDir()
 	file := func(name string) string {

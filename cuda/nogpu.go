@@ -5,16 +5,16 @@ import (
 	"ulysses/tensor"
 )
 
-// NoGPU is a GPU that is not there, of the Hopper generation, with cuDNN. It answers for the memory that
-// operations need, and needs neither a plug-in nor a driver. The formulas are those of the plug-in
-// (plugin/attention_index.h, sdpa_shape.h, sdpa_parts.h and delta_index.h); tests hold them against it.
+// NoGPU describes an absent GPU of the Hopper generation with cuDNN. It returns the memory that
+// operations need, without the plug-in or a driver. Its formulas are copies of the plug-in's
+// (plugin/attention_index.h, sdpa_shape.h, sdpa_parts.h and delta_index.h); tests compare the two.
 type NoGPU struct {
 	Deterministic bool // every result of the GPU is bitwise reproducible
 
-	emulated bool // the plug-in of tests: without cuDNN, with less memory for heads of linear attention
+	emulated bool // true: the test plug-in, without cuDNN and with less memory for heads of linear attention
 }
 
-// Info is that of any GPU, without a name and with unknown memory.
+// Info returns the description of a GPU without a name and with unknown memory.
 func (g NoGPU) Info() device.Info { return infoOf("a GPU that is not there", "none", 0) }
 
 // carve adds up allocations, each rounded up to align bytes.
@@ -32,7 +32,7 @@ func bucket(n, least int64) int64 {
 	return least
 }
 
-// documentsOf counts those that have a row of queries or of keys.
+// documentsOf counts the documents that have a row of queries or of keys.
 func documentsOf(cuQ, cuK []int64) (n int64) {
 	for i := 1; i < len(cuQ); i++ {
 		if cuQ[i] > cuQ[i-1] || cuK[i] > cuK[i-1] {
@@ -42,8 +42,9 @@ func documentsOf(cuQ, cuK []int64) (n int64) {
 	return n
 }
 
-// AttentionWorkspace is the bytes that any row of kernels which may serve the call needs; 0 for a call that
-// is refused. Documents that are given bound the tables alone: cuDNN has what it may need for any.
+// AttentionWorkspace returns the most bytes that any kernel which may serve the call needs; 0 for a
+// call that is refused. Given documents limit only the tables; cuDNN's share is its largest need
+// for any documents.
 func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if checkAttention("AttentionWorkspace", a) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
 		return 0
@@ -74,10 +75,12 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return max(l.bytes, tables+roundUp(g.sdpaWorkspace(a, backward), align))
 }
 
-// deltaRoom is the bytes that heads done at a time may take, as long as it is more than one key head's.
+// deltaRoom is the limit on bytes for heads that are computed at a time, if it is more than one key
+// head needs.
 const deltaRoom, deltaRoomEmulated = 2 << 30, 1 << 16
 
-// GatedDeltaSizes is the bytes that any row of kernels which may serve the call needs; 0 for a call that is refused.
+// GatedDeltaSizes returns the most bytes that any kernel which may serve the call needs; 0 for a
+// call that is refused.
 func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if a.Cu != nil && checkCu("GatedDeltaSizes", a.Cu) != nil || checkKeyHead("GatedDeltaSizes", a.KeyHead, a.V) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
 		return none
@@ -119,7 +122,7 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 		Backward: s.workspace(documents, deltaBackward), State: s.workspace(1, deltaState)}
 }
 
-// deltaShape is what sizes of the gated delta rule depend on.
+// deltaShape has the values on which sizes of the gated delta rule depend.
 type deltaShape struct {
 	tokens, keyHeads, valueHeads, dk, dv int64
 	chunk                                int64 // tokens
@@ -136,7 +139,8 @@ const (
 	deltaState
 )
 
-// workspace: tables and factors of norms, and then what as many value heads need as are done at a time.
+// workspace returns the bytes of tables and factors of norms, plus the memory of the value heads
+// that are computed at a time.
 func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
 	var front carve
 	front.take(documents+1, 8)

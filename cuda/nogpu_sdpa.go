@@ -7,7 +7,7 @@ import (
 	"ulysses/tensor"
 )
 
-// Limits of the calls that cuDNN is asked for: plugin/sdpa_shape.h and sdpa_parts.h.
+// Limits of calls that cuDNN serves: plugin/sdpa_shape.h and sdpa_parts.h.
 const (
 	sdpaDocuments = 8192
 	sdpaTokens    = 1 << 24
@@ -15,8 +15,8 @@ const (
 	sdpaParts     = 8
 )
 
-// sdpaWorkspace is the bytes behind the tables of documents that cuDNN may need for any documents of the
-// call; 0 where it is not asked.
+// sdpaWorkspace returns the bytes, after the tables of documents, that cuDNN may need for any
+// documents of the call; 0 if cuDNN does not serve the call.
 func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 	if (g.Deterministic || a.Deterministic) && backward {
 		return 0 // its backward pass is not bitwise reproducible
@@ -35,8 +35,8 @@ func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 	return bytes
 }
 
-// cutForSDPA is the calls into which query heads are cut that are not spread evenly over key heads. They
-// are views, without documents.
+// cutForSDPA returns the calls into which a call is split if its query heads are not spread evenly
+// over key heads. They are views, without documents.
 func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
 	hq, hkv := a.Q.Shape[1], a.K.Shape[1]
 	if a.Out.NDim != 3 || hq == 0 || hkv == 0 {
@@ -76,8 +76,8 @@ func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
 	return parts, kv == hkv
 }
 
-// sdpaStrides is how a tensor [tokens, heads, features] lies, in elements. Along an axis of one element any
-// stride will do.
+// sdpaStrides has the strides of a tensor [tokens, heads, features], in elements. The stride of an
+// axis with one element is unused.
 type sdpaStrides struct{ token, head int64 }
 
 func stridesOf(t tensor.Tensor) (s sdpaStrides) {
@@ -95,8 +95,9 @@ func (s sdpaStrides) byToken(heads, width int64) bool {
 	return s.head >= width && s.token >= (heads-1)*s.head+width
 }
 
-// sdpaBound is the most bytes that a call of some documents may take, whatever they are; false where cuDNN
-// is not asked. Query heads are spread evenly. Gradients are taken to lie as the tensors do.
+// sdpaBound returns the most bytes that a call may need for any documents; false if cuDNN does not
+// serve the call. Query heads must be spread evenly over key heads. Gradients are assumed to have
+// the strides of their tensors.
 func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 	tq, tk, hq, hkv, d, dv := a.Q.Shape[0], a.K.Shape[0], a.Q.Shape[1], a.K.Shape[1], a.Q.Shape[2], a.V.Shape[2]
 	if tq == 0 || tk == 0 || tq > sdpaTokens || tk > sdpaTokens {

@@ -8,8 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// What is said of a GPU without the plug-in is what the plug-in says of a GPU that is not there: of both builds, forward and backward,
-// for heads that ranks divide and for shares that end within a group of heads, in both types and memory orders.
+// NoGPU returns the same bytes as the plug-in does for an absent GPU: for both builds, forward and
+// backward, for heads that ranks divide and for shares that end within a group of heads, in both
+// types and memory orders.
 func TestNoGPU(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)
@@ -76,7 +77,7 @@ func likePlugin(t *testing.T, g NoGPU, d *Device) {
 			if seen.attention++; want > 32<<20 && dtype == tensor.BF16 {
 				seen.sdpa++
 			}
-			if tq > 0 && tk == tq { // documents that are given take no more than any
+			if tq > 0 && tk == tq { // given documents need no more than the bound for any documents
 				a.CuQ, a.CuK = []int64{0, tq / 2, tq}, []int64{0, tq / 2, tq}
 				if some := g.AttentionWorkspace(a, backward); some > got || some < d.AttentionWorkspace(a, backward) {
 					t.Fatalf("attention, backward %v, %+v: %d bytes for two documents, %d for any", backward, a, some, got)

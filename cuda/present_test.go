@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// A plug-in without a GPU is said to have none, without opening it; one with a GPU, and the stand-in for tests, are not.
+// A plug-in without a GPU is said to have none, without opening it; one with a GPU, and the
+// stand-in for tests, are not.
 func TestWhyUnusable(t *testing.T) {
 	old := signs
 	defer func() { signs = old }()

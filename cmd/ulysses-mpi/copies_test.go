@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// Ranks that see different copies of a file, as on nodes of which one has a stale one, are refused before the first step, with the file, what differs in it
-// and both ranks; copies that are alike are not. Here two folders stand for the nodes.
+// Ranks that see different copies of a file, as on nodes of which one has a stale copy, are refused
+// before the first step. The error names the file, the difference and both ranks. Equal copies are
+// accepted. Two folders simulate the nodes.
 func TestStaleCopies(t *testing.T) {
 	nodes := []string{filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "b")}
 	goldens := filepath.Join("..", "..", "testdata", "goldens")

@@ -19,7 +19,7 @@ static void on_abort(int signal_number) {
 	raise(SIGABRT);
 }
 
-// The Go runtime forwards a signal that it does not handle to the handler that it found when it started, so this one must be there first.
+// The Go runtime forwards signals that it does not handle to the handler that was installed before it started, so this runs first.
 __attribute__((constructor)) static void before_go(void) {
 	struct sigaction act = {.sa_handler = on_abort, .sa_flags = SA_ONSTACK};
 	sigemptyset(&act.sa_mask);

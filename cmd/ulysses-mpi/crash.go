@@ -16,9 +16,10 @@ import (
 	"ulysses/slurm"
 )
 
-// catchCrashes makes a crash exit with status.Internal. The Go runtime exits with 2 after a panic that nothing recovers, a fatal error or a fault
-// in C code, and 2 says that the job file is wrong. Told to abort instead, it prints the stacks and raises SIGABRT, and the handler of crash.c
-// exits; there is no core dump.
+// catchCrashes makes a crash exit with status.Internal. Without it the Go runtime exits with 2
+// after a panic without recovery, a fatal error or a fault in C code, and 2 means that the job file
+// is wrong. catchCrashes sets the runtime to abort: the runtime prints the stacks and raises
+// SIGABRT, and the handler of crash.c exits without a core dump.
 func catchCrashes() {
 	debug.SetTraceback("crash")
 	host, _ := os.Hostname()

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// crashes are what no recover of this program sees.
+// crashes are the crashes that no recover of this program catches.
 var crashes = map[string]func(){
 	"panic":    func() { go panic("a goroutine's own"); select {} },
 	"fatal":    func() { new(sync.Mutex).Unlock() },
@@ -21,7 +21,8 @@ var crashes = map[string]func(){
 
 func overflow(n int) int { return overflow(n+1) + 1 }
 
-// However the program crashes, it prints where, and exits with 10: 2 says that the job file is wrong.
+// After any crash the program prints the position and exits with 10, because 2 means that the job
+// file is wrong.
 func TestCrash(t *testing.T) {
 	for kind := range crashes {
 		cmd := exec.Command(os.Args[0])

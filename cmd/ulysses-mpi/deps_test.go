@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// Nobody's packages are installed unasked but root's: make prints what is missing and the command, and make deps installs it. The machine is one
-// without gcc, pkg-config and MPI, whose id, sudo and apt-get write down what is asked of them.
+// make installs packages only for root. For other users it prints the missing packages and the
+// command, and make deps installs them. The test machine has no gcc, pkg-config or MPI; its id,
+// sudo and apt-get record their arguments.
 func TestMissingPackages(t *testing.T) {
 	const missing = "gcc libc6-dev pkg-config openmpi-bin libopenmpi-dev"
 	for _, c := range []struct {

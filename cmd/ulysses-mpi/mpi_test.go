@@ -69,7 +69,7 @@ func losses(t *testing.T, out string) []float64 {
 	return parseLosses(t, b)
 }
 
-// Under mpirun the log is plain lines of rank 0, without a bar, and JSON where it is asked for.
+// Under mpirun rank 0 writes a plain log without a progress bar, or JSON with --log json.
 func TestLogUnderMPI(t *testing.T) {
 	for form, want := range map[string]string{"auto": " INF train step=1 of=2 loss=", "json": `"step":1,"of":2,"loss":`} {
 		code, _, stderr := mpirun(t, "2", nil, append(small(t.TempDir(), "train.steps=2", "parallel.ulysses=2"), "--log", form)...)

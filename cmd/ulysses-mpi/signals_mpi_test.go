@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// A signal that one rank of several processes gets stops all of them after the same step, with a checkpoint of that step.
+// A signal to one of several processes stops all of them after the same step, with a checkpoint of
+// that step.
 func TestSignalToOneRank(t *testing.T) {
 	for victim, s := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGTERM, syscall.SIGINT} {
 		dir, job := jobFolder(t)
@@ -33,7 +34,8 @@ func TestSignalToOneRank(t *testing.T) {
 	}
 }
 
-// What mpirun makes of SIGTERM reaches the ranks in time where mpirun was told to wait, and so does a SIGUSR1, which it forwards.
+// The SIGTERM that mpirun sends reaches the ranks early enough if mpirun was told to wait. SIGUSR1,
+// which mpirun forwards, reaches them as well.
 func TestSignalToLauncher(t *testing.T) {
 	for _, x := range []struct {
 		s    syscall.Signal
@@ -55,7 +57,8 @@ func TestSignalToLauncher(t *testing.T) {
 	}
 }
 
-// A signal that comes while MPI waits for a process that has not started is kept: the run stops after its first step.
+// A signal that arrives while MPI waits for a process that has not started is kept: the run stops
+// after its first step.
 func TestSignalBeforeMPI(t *testing.T) {
 	dir, job := jobFolder(t)
 	name, gate := fmt.Sprintf("%d-early", os.Getpid()), filepath.Join(dir, "gate")
@@ -78,7 +81,8 @@ func TestSignalBeforeMPI(t *testing.T) {
 	}
 }
 
-// A rank that is told to end while it waits for a peer that will not come says where it is and ends, long before ULYSSES_TIMEOUT.
+// A rank that gets SIGTERM while it waits for a dead peer prints the call in which it waits and
+// ends, long before ULYSSES_TIMEOUT.
 func TestSignalWhilePeerIsLost(t *testing.T) {
 	dir, job := jobFolder(t)
 	name := fmt.Sprintf("%d-lost", os.Getpid())

@@ -18,7 +18,7 @@ import (
 	"ulysses/tensor"
 )
 
-// stoppable is a job of many short steps that writes no checkpoint unless it is stopped.
+// stoppable is a job of many short steps that writes a checkpoint only when it is stopped.
 const stoppable = `seed = 5
 [model.new]
 model_type = "qwen3"
@@ -40,7 +40,7 @@ lr = 1e-3
 steps = 400
 `
 
-// jobFolder holds the job and its data, in a folder whose name a shell must be told of.
+// jobFolder returns a folder with the job and its data. A shell must quote the folder's name.
 func jobFolder(t *testing.T) (dir, job string) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "it's $HOME [1]")
@@ -56,7 +56,7 @@ func jobFolder(t *testing.T) (dir, job string) {
 	return dir, job
 }
 
-// heard is what a process writes, to be read while it runs.
+// heard collects the output of a process while it runs.
 type heard struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -74,11 +74,12 @@ func (h *heard) String() string {
 	return h.text.String()
 }
 
-// begin starts a command line that takes all signals, also where the shell that runs the tests ignores some.
+// begin starts a command line that receives all signals, also if the shell that runs the tests
+// ignores some.
 func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.Cmd {
 	t.Helper()
 	all := make(chan os.Signal, 1)
-	signal.Notify(all, syscall.SIGINT, syscall.SIGHUP) // what is handled here is at its default there
+	signal.Notify(all, syscall.SIGINT, syscall.SIGHUP) // signals that are handled here have their default action in the child
 	defer signal.Stop(all)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)
@@ -91,7 +92,7 @@ func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.C
 	return cmd
 }
 
-// until waits for something to become true.
+// until waits for a condition.
 func until(t *testing.T, what string, true func() bool) {
 	t.Helper()
 	for range 6000 {
@@ -103,14 +104,15 @@ func until(t *testing.T, what string, true func() bool) {
 	t.Fatalf("%s: not within 30 s", what)
 }
 
-// lines counts those of a run's metrics.
+// lines counts the lines of a run's metrics.
 func lines(dir string) int {
 	text, _ := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl"))
 	return bytes.Count(text, []byte("\n"))
 }
 
-// The first SIGINT, SIGTERM or SIGHUP is what SIGUSR1 is: the step is finished, a checkpoint and the report are written, and the command that is
-// printed resumes the run, with the losses of one that nothing disturbed.
+// The first SIGINT, SIGTERM or SIGHUP acts as SIGUSR1: the run finishes the step and writes a
+// checkpoint and the report. The printed command resumes the run, with the losses of an
+// uninterrupted run.
 func TestFirstSignalStops(t *testing.T) {
 	dir, job := jobFolder(t)
 	if code := begin(t, nil, nil, os.Args[0], job, "--ranks", "2"); code.Wait() != nil {
@@ -155,7 +157,8 @@ func TestFirstSignalStops(t *testing.T) {
 	}
 }
 
-// The second SIGINT or SIGTERM ends a run at once, with the code of a shell, and the terminal has no half of a progress bar before the last line.
+// The second SIGINT or SIGTERM ends a run at once with the exit code of a shell, and the terminal
+// has no partial progress bar before the last line.
 func TestSecondSignalEnds(t *testing.T) {
 	for _, s := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		dir, job := jobFolder(t)
@@ -170,7 +173,7 @@ func TestSecondSignalEnds(t *testing.T) {
 		until(t, "the first is heard", func() bool { return strings.Contains(said.String(), "another "+name+" ends it at once") })
 		ended := make(chan error, 1)
 		go func() { ended <- cmd.Wait() }()
-		for waiting := true; waiting; { // within the same moment two are one
+		for waiting := true; waiting; { // two signals at the same moment count as one
 			select {
 			case <-ended:
 				waiting = false
@@ -195,7 +198,7 @@ func TestSecondSignalEnds(t *testing.T) {
 	}
 }
 
-// SIGQUIT ends the process at once and shows where everything was.
+// SIGQUIT ends the process at once and prints all stacks.
 func TestQuit(t *testing.T) {
 	dir, job := jobFolder(t)
 	var said heard
@@ -208,7 +211,7 @@ func TestQuit(t *testing.T) {
 	}
 }
 
-// openTerminal is a terminal of the system's: what is written into child comes out of terminal.
+// openTerminal returns a pseudo-terminal: terminal reads the bytes that are written into child.
 func openTerminal(t *testing.T) (terminal, child *os.File) {
 	t.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -232,7 +235,7 @@ func openTerminal(t *testing.T) (terminal, child *os.File) {
 	return terminal, child
 }
 
-// attentionJob is one that takes seconds.
+// attentionJob is an operator job that takes seconds.
 func attentionJob(t *testing.T, dir string) string {
 	t.Helper()
 	var items []tensor.Item
@@ -250,7 +253,7 @@ func attentionJob(t *testing.T, dir string) string {
 	return job
 }
 
-// What writes no checkpoint ends at the first signal and leaves nothing behind.
+// Verbs and jobs that write no checkpoint end at the first signal and leave no files.
 func TestSignalEndsWhatKeepsNothing(t *testing.T) {
 	for _, x := range []struct {
 		name string
