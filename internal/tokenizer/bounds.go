@@ -15,7 +15,20 @@ const (
 	// A text may become this many times as long on its way to the model, and roomBytes longer. NFKC and NFKD make up to 11 bytes of one, ByteLevel two.
 	growth    = 32
 	roomBytes = 4096
+	// Steps that patterns may take on a text: stepsOfByte for each byte, and roomSteps. Published
+	// tokenizers take at most 14 a byte.
+	stepsOfByte = 512
+	roomSteps   = 1 << 20
 )
+
+// stepsOf is the number of steps that all patterns together may take on a text of so many bytes.
+func stepsOf(text int) int64 { return stepsOfByte*int64(text) + roomSteps }
+
+// tooSlow refuses a pattern that backtracks: (a+)+b takes 2^n steps on n letters a.
+func tooSlow(text int) error {
+	return status.Errorf(status.Unsupported, "tokenizer: its patterns take more than %d steps on a text of %d bytes: replace the pattern in tokenizer.json that repeats a repetition, such as (a+)+",
+		stepsOf(text), text)
+}
 
 // limitOf is the bytes that a text may become.
 func limitOf(text int) int { return growth*text + roomBytes }

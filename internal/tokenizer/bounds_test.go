@@ -68,6 +68,28 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// A pattern that takes exponential time is refused at the text that shows it, in a normalizer and in
+// a pre-tokenizer; the next text is encoded.
+func TestPatternsThatBacktrack(t *testing.T) {
+	for _, pattern := range []string{"(a+)+b", "(a|a)*b", "(?=(a+)+b)a", "(?>(a+)+b)|c"} {
+		for key, p := range map[string]object{
+			"pre_tokenizer": split(pattern),
+			"normalizer":    {"type": "Replace", "pattern": object{"Regex": pattern}, "content": "c"},
+		} {
+			f := small()
+			f[key] = p
+			tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
+			_, err := tok.Encode(nil, []byte(strings.Repeat("a", 200)))
+			if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "take more than 1150976 steps on a text of 200 bytes") {
+				t.Errorf("%s in a %s: %v", pattern, key, err)
+			}
+			if _, err := tok.Encode(nil, []byte("ab")); err != nil {
+				t.Errorf("%s in a %s, the next text: %v", pattern, key, err)
+			}
+		}
+	}
+}
+
 // A key that is there twice is refused, in the file and in the vocabulary.
 func TestKeysOnce(t *testing.T) {
 	for _, text := range []string{

@@ -9,8 +9,18 @@ import (
 type matcher struct {
 	stack []frame
 	limit int   // bytes that normalizers may make of a text; 0 = any number
-	steps int64 // counted for the tests: time must grow with the text, not with its square
+	steps int64 // of all patterns so far: time must grow with the text, not with its square
+	most  int64 // where steps must end; 0 = never
+	text  int   // bytes of the text under way
 }
+
+// begin sets the bounds for a text of so many bytes.
+func (m *matcher) begin(text int) {
+	m.text, m.limit, m.most = text, limitOf(text), m.steps+stepsOf(text)
+}
+
+// spent reports that patterns took more steps than a text is allowed. No pattern matches after that.
+func (m *matcher) spent() bool { return m.most > 0 && m.steps > m.most }
 
 // frame is a way back: to code pc at pos. For a run, pos may go down to low a character at a time; for an alternative, mask holds the branches
 // that are left.
@@ -23,7 +33,10 @@ type frame struct {
 func (p *program) match(m *matcher, text []byte, pc, pos int) int {
 	base := len(m.stack)
 	for {
-		m.steps++
+		if m.steps++; m.spent() {
+			m.stack = m.stack[:base]
+			return -1
+		}
 		in := &p.code[pc]
 		ok := true
 		switch in.op {
@@ -172,7 +185,7 @@ type finder struct {
 func (p *program) find(m *matcher, text []byte) finder { return finder{p, m, text, 0, -1} }
 
 func (f *finder) next() (start, end int, ok bool) {
-	for pos := f.at; pos <= len(f.text); {
+	for pos := f.at; pos <= len(f.text) && !f.m.spent(); {
 		f.m.steps++
 		if f.p.starts[byteAt(f.text, pos)] {
 			if end := f.p.match(f.m, f.text, 0, pos); end >= 0 {

@@ -126,7 +126,7 @@ func (t *Tokenizer) read(text []byte) error {
 	}
 	s := &state{}
 	if t.added, err = newAdded(f.AddedTokens, f.Model.Vocab, func(text string) (string, error) {
-		s.matcher.limit = limitOf(len(text))
+		s.matcher.begin(len(text))
 		p, err := t.normalize(s, piece{text: []byte(text)})
 		return string(p.text), err
 	}); err != nil {
@@ -162,7 +162,8 @@ func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 	s := t.take()
 	s.out = dst
 	p := piece{text: validUTF8(text)}
-	s.matcher.limit, s.made = limitOf(len(text)), 0
+	s.matcher.begin(len(text))
+	s.made = 0
 	if len(p.text) > 0 {
 		_, p.first = decodeRune(p.text, 0)
 	}
@@ -174,6 +175,9 @@ func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 		}
 		return t.added.split(&t.added.normalized, &t.norm, p, func(p piece) error { return t.cut(s, 0, p) }, token)
 	}, token)
+	if err == nil && s.matcher.spent() {
+		err = tooSlow(s.matcher.text)
+	}
 	out := s.out
 	t.give(s)
 	return out, err
@@ -184,6 +188,9 @@ func (t *Tokenizer) normalize(s *state, p piece) (piece, error) {
 	for _, n := range t.normalizers {
 		if p, err = n(&s.matcher, p); err == nil && len(p.text) > s.matcher.limit {
 			err = tooLong(len(p.text), s.matcher.limit)
+		}
+		if err == nil && s.matcher.spent() {
+			err = tooSlow(s.matcher.text)
 		}
 		if err != nil {
 			break
