@@ -191,7 +191,7 @@ func (l Layer) check(info device.Info) error {
 	return nil
 }
 
-// admit is the verdict of Admit on a call.
+// admit returns the result of Admit on the checks of a call.
 func (p *Plan) admit(err error) error {
 	if p.Admit == nil {
 		return err

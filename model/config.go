@@ -58,13 +58,15 @@ var architectures = map[string]string{
 	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
 
-// mistralType is Llama but for a sliding window, which its config.json has as null where the model has none.
+// mistralType has Llama's layers. config.json has a sliding_window, which is null if the model has
+// none.
 const mistralType = "mistral"
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
 func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
 
-// parseConfig reads a config.json with some of its fields replaced. A field that is replaced is not judged as the file has it.
+// parseConfig reads a config.json and replaces some of its fields. The file's own value of a
+// replaced field is not checked.
 func parseConfig(text []byte, override map[string]any) (*Config, error) {
 	text = bom.Trim(text)
 	var raw map[string]any
@@ -266,7 +268,8 @@ func (c *Config) readRefused(r *reader) {
 	}
 }
 
-// refuseWindow refuses a Mistral with a sliding window. A file that says nothing means transformers' default, which is one.
+// refuseWindow refuses a Mistral with a sliding window. If the field is missing, transformers'
+// default applies, which is a window.
 func (c *Config) refuseWindow(r *reader) {
 	if c.ModelType != mistralType {
 		return

@@ -21,10 +21,10 @@ type reader struct {
 	faults []string
 	wrong  bool // a fault that is not a mere refusal
 
-	strange bool // of a model type that is not built: its other fields are not judged
+	strange bool // the model type is not built: its other fields are not checked
 }
 
-// longest is the bytes of a value that a message shows whole.
+// longest is the largest value, in bytes, that a message shows whole.
 const longest = 300
 
 func (r *reader) fault(code status.Code, format string, args ...any) {

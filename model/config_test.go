@@ -225,7 +225,8 @@ func TestOwnWindow(t *testing.T) {
 	}
 }
 
-// A model type that is not built is the one fault of a [model.new]: its other fields mean something else there.
+// A [model.new] of a model type that is not built has exactly one fault, because its other fields
+// may have another meaning.
 func TestUnbuiltModelFromScratch(t *testing.T) {
 	_, err := ConfigFromMap(map[string]any{"model_type": "mixtral", "num_local_experts": int64(8), "hidden_size": int64(64), "router_aux_loss_coef": 0.1, "sliding_window": int64(8)})
 	if status.Of(err) != status.Unsupported || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `"mixtral" (mixture of experts) is not built`) {
@@ -233,7 +234,8 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 	}
 }
 
-// Mistral without a sliding window is Llama's layers, and its config.json says null. With a window it is refused, with what overrides it.
+// Mistral without a sliding window has Llama's layers, and its config.json says null. With a window
+// it is refused, and the error names the override.
 func TestMistral(t *testing.T) {
 	mistral := func(fields string) []byte {
 		return with(t, llama31, `"model_type": "mistral", "architectures": ["MistralForCausalLM"]`+fields)
@@ -262,7 +264,7 @@ func TestMistral(t *testing.T) {
 	}
 }
 
-// A field that model.override replaces is not judged as config.json has it.
+// The file's own value of a field in model.override is not checked.
 func TestOverrideBeforeRefusal(t *testing.T) {
 	for fields, override := range map[string]map[string]any{
 		`"use_sliding_window": true`:              {"use_sliding_window": false},

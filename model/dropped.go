@@ -6,17 +6,19 @@ import (
 	"strings"
 )
 
-// Dropped is the tensors of a folder under a prefix that the model does not have.
+// Dropped describes the tensors of a folder under one prefix that the model does not have.
 type Dropped struct {
 	Prefix  string
 	Tensors int
 	Bytes   int64 // in the files
 }
 
-// droppedPrefixes are what transformers leaves out too when it loads Qwen3.5's language model alone: vision, and heads for tokens further ahead.
+// droppedPrefixes are the prefixes that transformers also leaves out when it loads only Qwen3.5's
+// language model: vision, and heads that predict further tokens.
 var droppedPrefixes = []string{"model.visual.", "mtp."}
 
-// Dropped lists what Load leaves out, but for buffers that are computed from the configuration.
+// Dropped lists the tensors that Load leaves out, except buffers that are computed from the
+// configuration.
 func (f *Folder) Dropped() (all []Dropped) {
 	for _, prefix := range droppedPrefixes {
 		d := Dropped{Prefix: prefix}

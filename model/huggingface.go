@@ -69,7 +69,7 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 	return cfg, nil
 }
 
-// Files are the files that the model is read from, to be compared over the ranks.
+// Files returns the files from which the model is read, so that ranks can compare their copies.
 func (f *Folder) Files() []comm.File {
 	all := []comm.File{{Name: configFile, Path: filepath.Join(f.Dir, configFile)}}
 	for _, s := range f.files {
@@ -181,7 +181,8 @@ func (f *Folder) Check(m *Model) error {
 
 const tiedName = "lm_head.weight"
 
-// ignored are buffers that old versions of transformers saved and that are computed from the configuration, and what is dropped of Qwen3.5.
+// ignored matches buffers that old versions of transformers saved and that are computed from the
+// configuration, and the dropped tensors of Qwen3.5.
 func (c *Config) ignored(name string) bool {
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
 		c.hybrid() && slices.ContainsFunc(droppedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })

@@ -71,7 +71,8 @@ func readRope(r *reader, maxPosition int64, share *float64) Rope {
 	return rope
 }
 
-// Positions is how many positions the model is made for: max_position_embeddings, and those that the scaling of RoPE adds.
+// Positions returns the number of positions of the model: max_position_embeddings plus the
+// positions that RoPE scaling adds.
 func (c *Config) Positions() int64 {
 	switch c.Rope.Type {
 	case "linear":

@@ -127,7 +127,8 @@ func ofModel(name string) bool {
 	return name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin")
 }
 
-// FilesIn lists the files of a folder that WriteFolder would replace; none where there is no folder.
+// FilesIn lists the files of a folder that WriteFolder would replace; none if the folder does not
+// exist.
 func FilesIn(dir string) (names []string, err error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -141,8 +142,8 @@ func FilesIn(dir string) (names []string, err error) {
 	return names, err
 }
 
-// CopyRest copies what a model's folder has beside the weights, as SaveRest wrote it, from one folder to another: those of its files that are
-// listed.
+// CopyRest copies the files of a model's folder other than the weights, as SaveRest wrote them, to
+// another folder. Only listed files are copied.
 func CopyRest(dst, src string, listed []string) error {
 	names := append([]string{configFile}, companions...)
 	return copyFiles(dst, src, slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))

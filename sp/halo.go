@@ -22,7 +22,7 @@ type Halo struct {
 	send, recv []int64
 }
 
-// admit is the verdict of Admit on a call.
+// admit returns the result of Admit on the checks of a call.
 func (h *Halo) admit(err error) error {
 	if h.Admit == nil {
 		return err

@@ -63,8 +63,9 @@ type Layer struct {
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
 type Plan struct {
-	// Admit, where it is set, gets the verdict of the checks of every call before the call's first exchange. What Admit returns is the verdict that
-	// counts. A caller whose ranks agree on refusals sets it; a plan without it checks on each rank alone.
+	// Admit, if not nil, gets the result of the checks of every call, before the call's first
+	// communication, and returns the error of the call. A caller whose ranks agree on refusals sets
+	// it. Without it, each rank checks alone.
 	Admit func(error) error
 
 	dev        device.Device
@@ -185,7 +186,7 @@ func keyHeads(query []span, group int64) (key, owned []span) {
 	return key, owned
 }
 
-// admit is the verdict of Admit on a call.
+// admit returns the result of Admit on the checks of a call.
 func (p *Plan) admit(err error) error {
 	if p.Admit == nil {
 		return err

@@ -43,7 +43,7 @@ func (e Entry) Numel() int64 {
 	return n
 }
 
-// Bytes is the size of the elements in the file.
+// Bytes returns the size of the elements in the file.
 func (e Entry) Bytes() int64 { return e.hi - e.lo }
 
 func (e Entry) String() string {
@@ -149,7 +149,7 @@ func (s *Safetensors) parse(header []byte, size int64) error {
 	return s.checkLayout(size)
 }
 
-// decode takes the next value of the header, in which no object has a key twice.
+// decode reads the next value of the header, in which no object may have a key twice.
 func decode(d *json.Decoder, v any) error {
 	var raw json.RawMessage
 	if err := d.Decode(&raw); err != nil {
@@ -217,7 +217,8 @@ func (s *Safetensors) Close() error { return s.file.Close() }
 // Entries are the tensors, by name.
 func (s *Safetensors) Entries() []Entry { return s.entries }
 
-// Layout returns what the file is made of: the bytes of its header, and the tensors in the order of their bytes, without gaps.
+// Layout returns the size of the header in bytes, and the tensors in the order of their bytes,
+// without gaps.
 func (s *Safetensors) Layout() (header int64, inOrder []Entry) {
 	inOrder = slices.Clone(s.entries)
 	slices.SortFunc(inOrder, func(a, b Entry) int { return cmp.Or(cmp.Compare(a.lo, b.lo), cmp.Compare(a.hi, b.hi)) })

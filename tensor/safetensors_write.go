@@ -119,8 +119,9 @@ func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	return Finish(temp, func() error { return os.Rename(temp, path) })
 }
 
-// Beside makes what is to become path under a temporary name in the same folder, and returns that name; Finish or Discard follows. create fails
-// with fs.ErrExist where the name is taken; what it makes has the mode that the umask leaves, where os.CreateTemp's is for its owner alone.
+// Beside creates a file or folder under a temporary name in the folder of path, and returns that
+// name. Finish or Discard must follow. create must return fs.ErrExist if the name exists. The new
+// file has the mode that the umask leaves; os.CreateTemp would give access to the owner only.
 func Beside(path string, create func(name string) error) (string, error) {
 	for {
 		name := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%s.%08x", filepath.Base(path), rand.Uint32()))

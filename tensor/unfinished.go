@@ -5,14 +5,14 @@ import (
 	"sync"
 )
 
-// unfinished are the temporary names in use: files and folders that are being written and have not got their own names yet.
+// unfinished is the set of temporary names in use: files and folders that are being written.
 var unfinished = struct {
 	sync.Mutex
 	names map[string]bool
 }{names: map[string]bool{}}
 
-// Finish runs rename, which gives what was written under a temporary name of Beside its own. The process does not end through RemoveUnfinished
-// while rename runs.
+// Finish calls rename, which moves a temporary name of Beside to its final name. While rename runs,
+// RemoveUnfinished waits.
 func Finish(name string, rename func() error) error {
 	unfinished.Lock()
 	defer unfinished.Unlock()
@@ -23,7 +23,7 @@ func Finish(name string, rename func() error) error {
 	return nil
 }
 
-// Discard removes what was written under a temporary name of Beside. After Finish there is nothing to remove.
+// Discard removes the file or folder at a temporary name of Beside. After Finish it does nothing.
 func Discard(name string) {
 	unfinished.Lock()
 	defer unfinished.Unlock()
@@ -33,8 +33,8 @@ func Discard(name string) {
 	}
 }
 
-// RemoveUnfinished removes everything that is written under a temporary name. It is for a process that ends at once, and nothing more gets
-// its own name afterwards: Finish blocks for ever.
+// RemoveUnfinished removes all unfinished files and folders. It is for a process that is about to
+// exit: afterwards Finish blocks forever, so no file gets its final name.
 func RemoveUnfinished() {
 	unfinished.Lock()
 	for name := range unfinished.names {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// A process that ends while it writes leaves the file that was there, and nothing beside it.
+// A process that ends while it writes leaves the previous file unchanged and no temporary file.
 func TestRemoveUnfinished(t *testing.T) {
 	if dir := os.Getenv("ULYSSES_TEST_UNFINISHED"); dir != "" {
 		WriteFile(filepath.Join(dir, "done"), func(w io.Writer) error { return nil })

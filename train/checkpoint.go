@@ -15,15 +15,16 @@ type Checkpoints struct {
 	Every int64 // optimizer steps; 0 = only when the run is stopped
 	Keep  int64
 	Run   map[string]string // what a run that resumes must have in common
-	Base  string            // the folder that the model came from, absolute; "" = a new model
+	Base  string            // absolute path of the base model's folder; "" = a new model
 	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
 	Model func(dir string) error
-	// Check says whether the folder may still be written. Rank 0 asks before each checkpoint; nil = it may.
+	// Check returns an error if the folder must not be written any more. Rank 0 calls it before
+	// each checkpoint; nil = no check.
 	Check func() error
-	// Accept lists the keys, such as optimizer.lr, that a run that resumes may have changed.
+	// Accept lists the keys, such as optimizer.lr, that a resumed run may have changed.
 	Accept []string
 
-	skipped []int64 // steps of damaged checkpoints, which the next one that is written replaces
+	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
 }
 
 // State is what a rank keeps of a group's elements [Lo, Hi): exact weights, F32; their copies of the compute type, if that is another; the

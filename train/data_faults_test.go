@@ -132,13 +132,14 @@ func TestLongLine(t *testing.T) {
 	}
 }
 
-// A line that is longer than the bound is refused by file and line, before much of it is held.
+// A line that is longer than the limit is refused by file and line, before much of it is read into
+// memory.
 func TestLineWithoutEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.jsonl")
 	if err := os.WriteFile(path, []byte("{\"text\":\"a\"}\n{\"text\":\""), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(path, 4<<30); err != nil { // a hole, which takes no disk
+	if err := os.Truncate(path, 4<<30); err != nil { // a sparse file
 		t.Fatal(err)
 	}
 	var before, after runtime.MemStats

@@ -73,7 +73,8 @@ func blockBytes(total int64) int64 {
 	return max(32<<10, int64(1)<<bits.Len64(uint64(total>>20)))
 }
 
-// same refuses files that differ between the ranks: a block is a place in one, which another rank may have checked.
+// same refuses files that differ between the ranks, because a rank reads blocks that another rank
+// may have checked.
 func (o *opening) same(key string, files []listed) error {
 	if o.Comm == nil {
 		return nil
@@ -87,7 +88,7 @@ func (o *opening) same(key string, files []listed) error {
 	return comm.SameFiles(o.Comm, key, all)
 }
 
-// wildcards are what makes a pattern of a name.
+// wildcards are the characters that make a name a pattern.
 const wildcards = `*?[`
 
 // glob expands patterns, the files of each in order. A name that exists is taken literally.
@@ -122,7 +123,8 @@ func glob(key string, patterns []string) ([]string, error) {
 	return paths, nil
 }
 
-// literal is the name that a pattern without wildcards matches, with its escapes removed; false for any other pattern, and for what has no escapes.
+// literal returns the name that a pattern without wildcards matches, without its escapes; false for
+// any other pattern, and for a name without escapes.
 func literal(pattern string) (name string, ok bool) {
 	b := make([]byte, 0, len(pattern))
 	for i := 0; i < len(pattern); i++ {

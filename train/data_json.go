@@ -43,7 +43,8 @@ type quick struct {
 	known int
 }
 
-// key takes a key without escapes that its object, whose keys begin at first, does not have yet.
+// key reads a key without escapes. It fails if the object, whose keys start at first, already has
+// the key.
 func (q *quick) key(first int) bool {
 	key, plain := q.str()
 	if !plain || q.known == len(q.keys) {

@@ -15,8 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// maxLine bounds a line of a .jsonl file in bytes: a worker holds the whole line, its text and its tokens, about ten times as much, and a file of
-// another kind may have no newline at all.
+// maxLine is the largest line of a .jsonl file in bytes. A worker holds the whole line, its text
+// and its tokens, about ten times as much, and a file of another kind may have no newline.
 const maxLine = 32 << 20
 
 // jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in a unit.

@@ -13,10 +13,12 @@ import (
 	"ulysses/tensor"
 )
 
-// Export writes the Hugging Face folder that a run would have written after the step of a checkpoint, and returns where that is and its
-// step. path is a checkpoint or the folder that a run keeps several in: of these the newest that is whole is taken, and skipped says what is wrong
-// with newer ones. It needs neither a device nor ranks, and memory for a piece of a tensor. The folder appears whole or not at all, by the
-// rules of model.WriteFolder. A folder that holds a model is refused unless force is set, and the base model's folder in any case.
+// Export writes the Hugging Face folder that a run would have written after the step of a
+// checkpoint, and returns where that is and its step. path is a checkpoint or the folder that a run
+// keeps several in: of these the newest that is whole is taken, and skipped says what is wrong with
+// newer ones. It needs neither a device nor ranks, and memory for a piece of a tensor. The folder
+// appears whole or not at all, by the rules of model.WriteFolder. A folder that holds a model is
+// refused unless force is set, and the base model's folder in any case.
 func Export(path, folder string, force bool) (from string, step int64, skipped []string, err error) {
 	paths, err := checkpoint.Find(path)
 	if err != nil {
@@ -82,8 +84,8 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	return all, nil
 }
 
-// apart refuses a folder whose model would take the place of a checkpoint's files or of the base model's, and one that holds a model
-// already unless force is set.
+// apart returns an error for a folder in which the model would replace files of a checkpoint or of
+// the base model. Without force it also refuses a folder that holds a model.
 func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
 	fail := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
@@ -104,10 +106,10 @@ func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
 	if info, statErr := os.Stat(folder); err != nil && statErr == nil && info.IsDir() {
 		return status.Errorf(status.IO, "export: %w; name a folder that can be read", err)
 	}
-	return nil // where it is a file, WriteFolder says so
+	return nil // WriteFolder returns the error for a path that is a file
 }
 
-// some lists a few of many names.
+// some returns the first few of many names.
 func some(names []string) string {
 	if more := len(names) - 3; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:3], ", "), more)

@@ -128,7 +128,8 @@ func (m *Metrics) Write(record any) error {
 	return m.there()
 }
 
-// there returns an error if lines go into a file that nobody can read: the file, or its folder, was removed or replaced since it was opened.
+// there returns an error if metrics.jsonl or its folder was removed or replaced since it was
+// opened: readers would not see its lines.
 func (m *Metrics) there() error {
 	own, err := m.f.Stat()
 	if err == nil {

@@ -15,15 +15,15 @@ import (
 	"ulysses/tensor"
 )
 
-// Resumed is what a run goes on from.
+// Resumed describes the checkpoint from which a run resumes.
 type Resumed struct {
-	Path          string // of the checkpoint; "" when there is none
+	Path          string // path of the checkpoint; "" if there is none
 	Step, Updates int64  // steps done, and those of them in which the optimizer stepped
 	Notes         []string
 }
 
-// settings are the keys of the job file that decide the steps to come, as far as they do: without the number of steps where the schedule is
-// constant, for example. Their values are exact.
+// settings returns the keys of the job file that affect later steps, with exact values. Keys
+// without an effect are left out, such as the number of steps of a constant schedule.
 func settings(o *OptimizerConfig, steps int64) map[string]string {
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	all := map[string]string{
@@ -41,7 +41,7 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	return all
 }
 
-// rateOf is the learning rate that the settings of a checkpoint give to step s, counted from 0.
+// rateOf returns the learning rate at step s, counted from 0, under a checkpoint's settings.
 func rateOf(was map[string]string, s int64) (float64, error) {
 	var o OptimizerConfig
 	var steps int64
@@ -61,9 +61,10 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 	return o.Rate(s, steps), nil
 }
 
-// Resume fills the weights and the optimizer's state from a checkpoint, written by any number of ranks. path "" means the newest one in the
-// folder that is whole, the same on all ranks: damaged ones that are newer are skipped, and Notes names them. Without any checkpoint it
-// returns the zero value. A checkpoint that path names is read or refused. Collective, before New.
+// Resume fills the weights and the optimizer's state from a checkpoint that any number of ranks
+// wrote. path "" means the newest undamaged checkpoint in the folder, the same on all ranks; Notes
+// names the damaged ones that it skips. If there is no checkpoint, Resume returns the zero value. A
+// checkpoint that path names is read or refused. Collective, before New.
 func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, groups []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
 	paths := []string{path}
 	var known []int64
@@ -98,12 +99,13 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 		c.Dir, strings.Join(damage, "\n  "))
 }
 
-// damaged is an error that another checkpoint may not have.
+// damaged is the error of a damaged checkpoint; another checkpoint may be undamaged.
 type damaged struct{ error }
 
 func (e *damaged) Unwrap() error { return e.error }
 
-// known is the steps of the checkpoints as rank 0 sees them, the newest first, on all ranks. Collective.
+// known returns, on all ranks, the steps of the checkpoints that rank 0 sees, the newest first.
+// Collective.
 func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
 	if world.Rank() == 0 {
 		steps, err = checkpoint.Dir(c.Dir).Steps()
@@ -122,8 +124,8 @@ func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
 	return steps, world.Broadcast(nil, tensor.OfInt64(steps, n[0]), 0)
 }
 
-// try opens a checkpoint, compares it with the run and checks its files, on all ranks or on none: where it is nil there is an error, a
-// *damaged where the checkpoint itself is at fault. Collective.
+// try opens a checkpoint, compares it with the run and checks its files, on all ranks or on none.
+// If from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
 func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig, steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
 	from, err = checkpoint.Open(path)
 	fail := func(err error) (*checkpoint.Checkpoint, []string, error) {
@@ -137,7 +139,8 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	} else if err != nil {
 		return fail(&damaged{err})
 	}
-	// Another manifest would be another checkpoint, with its own checksums.
+	// The manifest has the checksums of the other files, so a different manifest is a different
+	// checkpoint.
 	if err = comm.SameFiles(world, "checkpoint "+path, []comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
 		return fail(err)
 	}
@@ -145,7 +148,7 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}
-	rank, ranks, err := comm.Copies(world, from.ManifestPath()) // each copy of the files is checked by those who read it
+	rank, ranks, err := comm.Copies(world, from.ManifestPath()) // the ranks that see a copy of the files check it
 	if err == nil {
 		err = comm.Agree(world, from.Check(rank, ranks))
 	}
@@ -155,8 +158,8 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	return from, notes, nil
 }
 
-// compare refuses a checkpoint of another run, and one whose run had other settings unless c.Accept lists their keys. It names all differences,
-// and what they do to the learning rate.
+// compare refuses a checkpoint of another run, and a checkpoint with other settings unless c.Accept
+// lists their keys. The error names all differences and their effect on the learning rate.
 func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
@@ -202,7 +205,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	return notes, nil
 }
 
-// quoted is keys as a list of the job file.
+// quoted formats keys as a list of the job file.
 func quoted(keys []string) string {
 	all := make([]string, len(keys))
 	for i, k := range keys {

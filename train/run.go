@@ -64,10 +64,10 @@ func (t *Trainer) run() error {
 	return t.Trace.end()
 }
 
-// asked reports that some rank is asked to stop, which all ranks know alike after a step.
+// asked reports whether any rank must stop. All ranks get the same answer after a step.
 func (t *Trainer) asked() bool { return t.flags.Int64s()[1] > 0 }
 
-// evaluateAfter evaluates where the job says so.
+// evaluateAfter evaluates if the job asks for it after this step.
 func (t *Trainer) evaluateAfter(step int64, last bool) error {
 	if t.Eval == nil || !last && (t.EvalEvery == 0 || step%t.EvalEvery > 0) {
 		return nil

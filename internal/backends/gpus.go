@@ -37,11 +37,11 @@ func FindGPUs() (g GPUs, err error) {
 	return g, nil
 }
 
-// BuiltPlugin is the file that make cuda writes, in the folder of the sources.
+// BuiltPlugin is the path of the file that make cuda writes, relative to the source tree.
 const BuiltPlugin = cuda.Built
 
 // NoPlugin reports that an error is about a plug-in that is nowhere, not about one that is broken.
 func NoPlugin(err error) bool { return errors.Is(err, cuda.ErrNoPlugin) }
 
-// AbsentGPU answers for the memory that a GPU's operations need, without a plug-in or a driver.
+// AbsentGPU returns the memory that a GPU's operations need, without a plug-in or a driver.
 func AbsentGPU(deterministic bool) cuda.NoGPU { return cuda.NoGPU{Deterministic: deterministic} }

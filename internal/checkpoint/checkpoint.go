@@ -1,11 +1,13 @@
 // Package checkpoint is training states on disk: a folder a state, which is there whole or not at all.
 //
-// Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to write, in F32: the weight under the
-// parameter's name and what the optimizer holds under name + ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end
-// in the order of the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file, every file's length
-// and CRC-32C, and its own SHA-256; it is written last, into a folder with a hidden name that then gets its own. What cuts weights by groups is the same for
-// every number of ranks that wrote and that read, so a state moves between meshes. The folder model in it has the files that a model's folder has
-// beside the weights, so that one can be made of the state alone.
+// Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to
+// write, in F32: the weight under the parameter's name and what the optimizer holds under name +
+// ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end in the order of
+// the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file,
+// every file's length and CRC-32C, and its own SHA-256; it is written last, into a folder with a
+// hidden name that then gets its own. What cuts weights by groups is the same for every number of
+// ranks that wrote and that read, so a state moves between meshes. The folder model in it has the
+// files that a model's folder has beside the weights, so that one can be made of the state alone.
 package checkpoint
 
 import (
@@ -47,7 +49,8 @@ func (d Dir) temp(step int64) string {
 	return filepath.Join(string(d), fmt.Sprintf(".%s%08d.part", prefix, step))
 }
 
-// stepOf is the step in the name of a checkpoint's folder; false for other names, such as step-8 or step-00000008.old.
+// stepOf returns the step in the name of a checkpoint's folder; false for other names, such as
+// step-8 or step-00000008.old.
 func stepOf(name string) (step int64, ok bool) {
 	digits, ok := strings.CutPrefix(name, prefix)
 	if !ok {
@@ -115,8 +118,8 @@ func (d Dir) Begin(step int64) error {
 	return nil
 }
 
-// Clean removes what ended runs left unfinished. It compares names: the path of the folder may hold any character, and none of them is a
-// pattern.
+// Clean removes the unfinished files of ended runs. It compares names instead of matching patterns,
+// because the path of the folder may contain any character.
 func (d Dir) Clean() error {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
@@ -216,8 +219,9 @@ func sum(path string) (File, error) {
 	return File{filepath.Base(path), n, h.Sum32()}, err
 }
 
-// Finish makes a checkpoint that every rank has written appear, and removes older ones but for the newest keep, and of these the damaged ones,
-// which would take the places of whole ones. One rank calls it.
+// Finish gives a checkpoint that every rank has written its final name. It then removes older
+// checkpoints except the newest keep, and removes damaged ones among these, so they do not count.
+// One rank calls it.
 func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)

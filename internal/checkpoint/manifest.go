@@ -13,29 +13,31 @@ import (
 	"ulysses/tensor"
 )
 
-// Format is the version that is written; newer ones are refused. Version 1 had no checksum of manifest.json and no settings of the optimizer.
+// Format is the version that is written; newer versions are refused. Version 1 had no checksum of
+// manifest.json and no settings of the optimizer.
 const Format = 2
 
-// maxManifest bounds manifest.json: 4096 ranks and 1000 groups take about 100 MiB.
+// maxManifest is the largest manifest.json, in bytes: 4096 ranks and 1000 groups take about 100
+// MiB.
 const maxManifest = 256 << 20
 
-// Manifest is manifest.json.
+// Manifest is the content of manifest.json.
 type Manifest struct {
 	Format   int               `json:"format"`
 	Producer string            `json:"producer"`
 	Step     int64             `json:"step"`            // steps done
-	Updates  int64             `json:"updates"`         // of them, those in which the optimizer stepped
-	Run      map[string]string `json:"run"`             // what a run that resumes must have in common
-	Settings map[string]string `json:"settings"`        // keys of the job file that may change where the job says so
+	Updates  int64             `json:"updates"`         // steps in which the optimizer updated the weights
+	Run      map[string]string `json:"run"`             // values that a resumed run must share
+	Settings map[string]string `json:"settings"`        // keys of the job file that checkpoint.accept lets change
 	Base     string            `json:"base,omitempty"`  // folder of the base model, which an export never overwrites; none for a new model
-	Mesh     string            `json:"mesh"`            // of the run that wrote, for readers
-	Parts    int               `json:"parts"`           // of Parts, how many there are
+	Mesh     string            `json:"mesh"`            // mesh of the run that wrote it, for people
+	Parts    int               `json:"parts"`           // number of parts
 	Groups   []Group           `json:"groups"`          //
 	Files    []File            `json:"files"`           // of each rank
 	Model    []File            `json:"model,omitempty"` // in the folder model; none in checkpoints of older programs
 }
 
-// Group is parameters that are cut as one.
+// Group is a group of parameters that are sharded together.
 type Group struct {
 	Name    string    `json:"name"`
 	Tensors []Tensor  `json:"tensors"`
@@ -49,7 +51,7 @@ type Tensor struct {
 	DType string  `json:"dtype,omitempty"` // in a model's folder, as safetensors has it
 }
 
-// numel is the number of elements; false where the shape is none.
+// numel returns the number of elements; false if the shape is invalid.
 func (t Tensor) numel() (n int64, ok bool) {
 	if len(t.Shape) > tensor.MaxDims {
 		return 0, false
@@ -71,8 +73,8 @@ type File struct {
 	CRC32C uint32 `json:"crc32c"`
 }
 
-// seal puts the SHA-256 of all that stands before it at the end of a manifest, as its last field. Only the bytes that seal returns are a
-// manifest: no other spelling of the same JSON is accepted.
+// seal appends the SHA-256 of the preceding text to a manifest, as its last field. Only the exact
+// bytes that seal returns are accepted; other spellings of the same JSON are not.
 func seal(body []byte) []byte {
 	open := bytes.TrimSuffix(body, []byte("}"))
 	return fmt.Appendf(slices.Clone(open), sealed, sha256.Sum256(open))
@@ -89,7 +91,8 @@ func checkSeal(text []byte) error {
 	return nil
 }
 
-// parse reads a manifest and checks all that it says by itself. The error is without the checkpoint's path.
+// parse decodes a manifest and checks everything that needs no other file. Its error does not name
+// the checkpoint's path.
 func (m *Manifest) parse(text []byte) error {
 	var head struct {
 		Manifest
@@ -125,7 +128,7 @@ func (e *newerError) Error() string {
 	return fmt.Sprintf("%s has format %d, this program reads up to %d", ManifestFile, e.format, Format)
 }
 
-// check refuses what cannot be.
+// check returns an error for inconsistent values.
 func (m *Manifest) check() error {
 	if len(m.Files) == 0 || m.Parts < 1 || m.Parts > len(Parts) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step {
 		return fmt.Errorf("%d files, %d parts, step %d, %d updates", len(m.Files), m.Parts, m.Step, m.Updates)
@@ -170,7 +173,7 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// text is the manifest as it is written.
+// text returns the bytes of the manifest as they are written.
 func (m *Manifest) text() ([]byte, error) {
 	body, err := json.Marshal(m)
 	if err != nil {

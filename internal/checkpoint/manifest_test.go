@@ -32,7 +32,7 @@ func small(t *testing.T) (dir Dir, path string) {
 	return dir, dir.Path(8)
 }
 
-// No byte of a manifest can be another, be missing or be added without Open refusing it.
+// Open refuses a manifest in which any byte was changed, removed or added.
 func TestEveryByteOfAManifest(t *testing.T) {
 	_, path := small(t)
 	c, err := Open(path)
@@ -73,7 +73,7 @@ func TestEveryByteOfAManifest(t *testing.T) {
 	}
 }
 
-// A manifest whose checksum is right and which cannot be is refused by name, without a panic.
+// A manifest with a correct checksum and inconsistent values is refused by name, without a panic.
 func TestImpossibleManifests(t *testing.T) {
 	_, path := small(t)
 	file := filepath.Join(path, ManifestFile)
@@ -111,7 +111,8 @@ func TestImpossibleManifests(t *testing.T) {
 	}
 }
 
-// Only folders with a checkpoint's exact name are taken for one, and a damaged one does not take a whole one's place.
+// Only folders with the exact name of a checkpoint count, and a damaged checkpoint does not replace
+// an undamaged one.
 func TestStepsAndPrune(t *testing.T) {
 	dir, _ := small(t)
 	for _, name := range []string{"step-9", "step-00000009.old", "step-+0000009", "step-", "step-00000010", "step-00000004", "step-00000005"} {

@@ -28,7 +28,7 @@ type place struct {
 	lo, hi int64
 }
 
-// Find lists the checkpoints that a path may mean, the newest first: path itself, or those in it where it holds several.
+// Find lists the checkpoints of a path, the newest first: path itself, or the checkpoints in it.
 func Find(path string) ([]string, error) {
 	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
@@ -48,8 +48,9 @@ func Find(path string) ([]string, error) {
 	return paths, nil
 }
 
-// Open reads a manifest and checks what can be seen without reading the files: that they are there, as long as they were, and that they
-// hold every element once. The code of the error is Unsupported for a checkpoint of a newer program.
+// Open reads a manifest and makes the checks that need no file contents: the files exist, have the
+// recorded lengths, and hold every element once. The code of the error is Unsupported for a
+// checkpoint of a newer program.
 func Open(path string) (*Checkpoint, error) {
 	bad := func(code status.Code, err error) error {
 		return status.Errorf(code, "checkpoint %s: %w: remove it, or name another with checkpoint.resume", path, err)
@@ -90,7 +91,7 @@ func Open(path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// folderName is the name of the folder that a path, such as ".", leads to.
+// folderName returns the name of the folder at a path, such as ".".
 func folderName(path string) string {
 	if full, err := filepath.Abs(path); err == nil {
 		path = full
@@ -116,13 +117,14 @@ func (c *Checkpoint) all() []listed {
 	return all
 }
 
-// ManifestPath is the path of the manifest.
+// ManifestPath returns the path of the manifest.
 func (c *Checkpoint) ManifestPath() string { return filepath.Join(c.Path, ManifestFile) }
 
 // ModelPath is the folder with the files that a model's folder has beside the weights.
 func (c *Checkpoint) ModelPath() string { return filepath.Join(c.Path, modelFolder) }
 
-// ModelFiles are the names of the files in it that the manifest lists, and so has checksums of.
+// ModelFiles returns the names of the files in the folder model that the manifest lists, with their
+// checksums.
 func (c *Checkpoint) ModelFiles() (names []string) {
 	for _, f := range c.Model {
 		names = append(names, f.Name)
@@ -155,7 +157,8 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 	return nil
 }
 
-// Differences compares the checkpoint with a run: what must agree, and the parameters. It returns a line for each difference.
+// Differences compares the checkpoint's run values and parameters with a run. It returns a line for
+// each difference.
 func (c *Checkpoint) Differences(run map[string]string, groups []Group, parts int) (faults []string) {
 	for _, key := range slices.Sorted(maps.Keys(run)) {
 		if c.Run[key] != run[key] {
@@ -183,7 +186,8 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, parts in
 	return faults
 }
 
-// Foreign refuses a checkpoint of another run, with the differences; without any it is nil.
+// Foreign returns an error with the differences for a checkpoint of another run; nil if there are
+// none.
 func (c *Checkpoint) Foreign(faults []string) error {
 	const most = 20
 	for i := range faults {

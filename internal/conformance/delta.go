@@ -20,8 +20,9 @@ type deltaCase struct {
 	beta    int // of betaKinds
 }
 
-// decayKinds are logarithms of decays: as layers have them, none, strong ones, nothing but strong ones, strong ones among weak ones, whose
-// cumulative sums are large where differences are small, and heads of which every other one forgets all.
+// decayKinds are kinds of logarithms of decays: as in layers, none, some strong, all strong, strong
+// among weak (cumulative sums are large where differences are small), and every other head with a
+// decay of 24 to 25 a token.
 var decayKinds = []struct {
 	name string
 	g    func(r *rand.Rand, head int64) float64

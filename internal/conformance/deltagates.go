@@ -91,7 +91,8 @@ func (s *suite) gatesCase(d, p tensor.DType, suffix string, rows, heads int64, l
 		}
 		return y
 	}
-	// Terms of one sign in a head: those of dg = |dg|, which all have the sign of -A; what is there before takes that sign.
+	// The terms of a head have one sign: dg = |dg|, so each has the sign of -A. The initial value
+	// has the same sign.
 	sizeA, sizeBias := make([]float64, heads), make([]float64, heads)
 	ref.DeltaGatesGrad(x.a, x.b, x.alog, x.bias, magnitudes(x.dg), x.dbeta, sizeA, sizeBias)
 	for h := range heads {

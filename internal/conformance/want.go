@@ -30,7 +30,7 @@ type want struct {
 	bound float64   // for results better than f32; 0 = as above
 	gate  float64   // in BF16, of results whose factors are rounded on the way; 0 = as above
 	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
-	heads int64     // the result is [rows, heads], and each head is also measured by its own largest value; 0 = as a whole alone
+	heads int64     // the result is [rows, heads], and each head is also measured by its own largest value; 0 = measured only as a whole
 	sizes []float64 // the result is [heads], sums of terms of these sizes in all, and each head is also measured by its own
 	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
 }
@@ -95,8 +95,9 @@ func (w want) compare(t testing.TB, got []float64) {
 	w.compareHeads(t, got)
 }
 
-// compareHeads measures each head by itself. Where decays differ by orders of magnitude from head to head, gradients of gates do so too, and one that is wrong
-// by its own size is 1e-7 of the tensor's largest value.
+// compareHeads measures each head separately. If decays of heads differ by orders of magnitude,
+// gradients of gates do as well, and an error as large as one head's gradient may be 1e-7 of the
+// tensor's largest value.
 func (w want) compareHeads(t testing.TB, got []float64) {
 	t.Helper()
 	for h := range w.heads {

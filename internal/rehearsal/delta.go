@@ -42,7 +42,7 @@ func (d *Device) DeltaFold(s device.Stream, a *device.DeltaFold) error {
 	return d.work(s, 2*float64(a.Y.Numel())*float64(a.M.Shape[2]), d.rates.Delta, a.M, a.X, a.E, a.Y)
 }
 
-// stencil is work on each token and its neighbours, of which the arithmetic sets the pace on a CPU.
+// stencil is work on each token and its neighbours, whose time on a CPU is set by its arithmetic.
 func (d *Device) stencil(s device.Stream, touched ...tensor.Tensor) error {
 	bytes := 0.0
 	for _, t := range touched {

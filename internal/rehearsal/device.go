@@ -32,7 +32,7 @@ type Device struct {
 type Account struct {
 	Seconds       float64            // until everything is done
 	Phases        map[string]float64 // seconds of operations and exchanges, those that others hide included, by the clock's phase
-	Meetings      map[string]int64   // exchanges with others, by phase
+	Meetings      map[string]int64   // waits for other ranks, by phase
 	Node, Network int64              // bytes sent to ranks of the same node and of others, but for what hosts settle among themselves
 }
 

@@ -31,7 +31,7 @@ func (x Shape) In(compute tensor.DType) Shape {
 const (
 	repeat = 60 * time.Millisecond
 	lap    = 5 * time.Millisecond
-	moment = 1e9 // FLOP of a measured call at most, where its sizes are free
+	moment = 1e9 // largest number of FLOP of a measured call whose sizes are free
 )
 
 // Measure times each kind of work on devices that work at the same time, one for each rank of a node, and is what one of them gets done on average. It takes
@@ -69,7 +69,8 @@ func Measure(devices []device.Device, x Shape) (Rates, error) {
 	return mean, nil
 }
 
-// MeasureProducts times matrix products on one device and returns their FLOP/s in the best lap. It takes about 60 ms.
+// MeasureProducts times matrix products on one device and returns the FLOP/s of the fastest
+// repetition. It takes about 60 ms.
 func MeasureProducts(d device.Device, x Shape) (float64, error) {
 	p := probe{d: d, meet: newMeeting(1)}
 	defer p.free()
@@ -136,14 +137,16 @@ func (p *probe) tensor(dtype tensor.DType, shape ...int64) tensor.Tensor {
 		p.buffers = append(p.buffers, b)
 		t.Data, t.Where = b.Pointer(), p.d.Info().Place
 	}
-	// Memory that nobody has written is one page of zeros, which stays in the cache. A decay's logarithm is at most 0.
+	// Unwritten memory maps to one page of zeros, which stays in the cache, so the tensors are
+	// filled. The logarithm of a decay is at most 0.
 	if p.err == nil && (dtype == tensor.F32 || dtype == tensor.BF16) {
 		p.err = p.d.Fill(p.s, t, -0.01)
 	}
 	return t
 }
 
-// forget has other memory in a core's caches than the call's, as it is in a step, where no operation follows itself.
+// forget fills a core's caches with other memory than the call's. In a step no operation follows
+// itself, so its operands are not in the caches.
 func (p *probe) forget() {
 	if p.err == nil && p.other.IsNil() {
 		p.other = p.tensor(tensor.F32, 4<<20)
@@ -184,7 +187,7 @@ func (p *probe) rate(work float64, call func() error) (best float64) {
 	return best
 }
 
-// rows is how many tokens the measured work has.
+// rows returns the number of tokens of the measured work.
 const rows = 1024
 
 func (p *probe) products(x Shape) float64 {
@@ -194,8 +197,9 @@ func (p *probe) products(x Shape) float64 {
 	return p.rate(2*rows*float64(x.Hidden)*float64(x.Hidden), func() error { return p.d.Gemm(p.s, &gemm) })
 }
 
-// layers is the rate of the products of a layer: forward, and both gradients, of a square and a wide matrix. There are as many tokens as a rank has, and
-// no more than take a moment.
+// layers returns the rate of the matrix products of a layer: forward and both gradients, for a
+// square and a wide matrix. The number of tokens is a rank's, limited so that a call takes at most
+// moment.
 func (p *probe) layers(x Shape) float64 {
 	wide := cmp.Or(x.Wide, x.Hidden)
 	all := 6 * float64(x.Hidden) * float64(x.Hidden+wide) // FLOP of a token
@@ -239,7 +243,7 @@ func (p *probe) rates(x Shape) (r Rates) {
 		p.delta(x, heads, &r)
 	}
 
-	const most = 64 << 20 // bytes of a tensor
+	const most = 64 << 20 // largest size of a tensor in bytes
 	wide := max(64, min(cmp.Or(x.Tokens, rows), most/(x.Hidden*dt.Size())))
 	gate, up, y := p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden), p.tensor(dt, wide, x.Hidden)
 	weight, rstd, dw := p.tensor(dt, x.Hidden), p.tensor(tensor.F32, wide), p.tensor(tensor.F32, x.Hidden)
@@ -260,13 +264,13 @@ func (p *probe) rates(x Shape) (r Rates) {
 	return r
 }
 
-// delta measures the gated delta rule both ways, and the convolution before it.
+// delta measures the gated delta rule, forward and backward, and the convolution before it.
 func (p *probe) delta(x Shape, heads int64, r *Rates) {
 	dt := x.Compute
 	of := func(width int64) tensor.Tensor { return p.tensor(dt, rows, heads, width) }
 	gates := func() tensor.Tensor { return p.tensor(tensor.F32, rows, heads) }
 	channels := heads * (2*x.KeyDim + x.ValueDim)
-	parts := func() (q, k, v tensor.Tensor) { // of the convolution's channels, as a layer has them
+	parts := func() (q, k, v tensor.Tensor) { // channels of the convolution as in a layer
 		all, keys := p.tensor(dt, rows, channels), heads*x.KeyDim
 		part := func(lo, hi, width int64) tensor.Tensor {
 			t := all.Slice(1, lo, hi)

@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// A meeting costs a share of the work before it, and a slice for each rank that shares the core.
+// A communication costs a share of the work before it, and a slice for each further rank on the
+// core.
 func TestMeetingCost(t *testing.T) {
 	for _, c := range []struct{ work, share, want float64 }{{0, 1, 0}, {2, 1, 2 * late}, {2, 0.5, 2 * late}, {0, 3, 2 * slice()}, {1, 2, late + slice()}} {
 		if got := MeetingCost(c.work, c.share); math.Abs(got-c.want) > 1e-12 {
@@ -20,7 +21,7 @@ func TestMeetingCost(t *testing.T) {
 	}
 }
 
-// Exchanges with others are counted by phase; a rank alone meets nobody.
+// Waits for other ranks are counted by phase; a single rank has none.
 func TestMeetingsAreCounted(t *testing.T) {
 	c := clock.New()
 	d := open(t, tensor.Host, slow, c)

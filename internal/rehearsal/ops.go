@@ -10,7 +10,7 @@ func (d *Device) pass(s device.Stream, touched ...tensor.Tensor) error {
 	return d.work(s, 0, 1, touched...)
 }
 
-// or is a rate, or another where the first is not known.
+// or returns a rate, or the alternative if the rate is unknown.
 func or(rate, other float64) float64 {
 	if rate > 0 {
 		return rate

@@ -42,7 +42,7 @@ type Error struct {
 	Code   Code
 	Text   string
 	Err    error // cause, may be nil
-	Faults int   // how many faults Text lists, a line each; 0 = it is one
+	Faults int   // number of faults that Text lists, a line each; 0 = one fault
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -54,7 +54,7 @@ func Errorf(c Code, format string, args ...any) error {
 	return &Error{Code: c, Text: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Faults returns how many faults an error lists: 1 if it is no list, 0 for nil.
+// Faults returns the number of faults that an error lists: 1 if it is no list, 0 for nil.
 func Faults(err error) int {
 	if err == nil {
 		return 0

@@ -5,14 +5,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// Bounds on what a tokenizer.json may ask for. Published ones stay far below: a pipeline has about ten parts, a prefix about six bytes, a pattern about
-// 500 characters. Without bounds a file of a few lines takes any amount of memory: forty Replaces of "e" by "ee" make 2^40 bytes of one.
+// Limits on a tokenizer.json. Published files stay far below: a pipeline has about ten parts, a
+// prefix about six bytes, a pattern about 500 characters. Without limits a file of a few lines
+// could use unlimited memory: forty Replaces of "e" by "ee" make 2^40 bytes of one.
 const (
 	mostParts   = 32      // of a normalizer, a pre-tokenizer or a decoder, sequences flattened
 	mostContent = 1 << 10 // bytes of what Replace and Prepend put in, and of a prefix or suffix of the model
 	mostPattern = 1 << 14 // bytes of a pattern
 	mostAdded   = 1 << 20 // bytes of all added tokens together
-	// A text may become this many times as long on its way to the model, and roomBytes longer. NFKC and NFKD make up to 11 bytes of one, ByteLevel two.
+	// A text may become this many times as long on its way to the model, and roomBytes longer. NFKC
+	// and NFKD make up to 11 bytes of one, ByteLevel two.
 	growth    = 32
 	roomBytes = 4096
 	// Steps that patterns may take on a text: stepsOfByte for each byte, and roomSteps. Published
@@ -30,16 +32,16 @@ func tooSlow(text int) error {
 		stepsOf(text), text)
 }
 
-// limitOf is the bytes that a text may become.
+// limitOf returns the largest number of bytes that a text may become.
 func limitOf(text int) int { return growth*text + roomBytes }
 
-// tooLong refuses a text that has become longer than its limit.
+// tooLong returns an error for a text that is longer than its limit.
 func tooLong(n, limit int) error {
 	return status.Errorf(status.Unsupported, "tokenizer: its normalizers and pre-tokenizers make more than %d bytes (%d) of a text of %d: take out of tokenizer.json what puts text in (Replace, Prepend, ByteLevel, Metaspace)",
 		limit, n, (limit-roomBytes)/growth)
 }
 
-// checkParts refuses pipelines that could make any amount of work of a text.
+// checkParts refuses pipelines that could take unlimited time or memory on a text.
 func checkParts(what string, parts []part) error {
 	if n := len(parts); n > mostParts {
 		return status.Errorf(status.Unsupported, "%s has %d parts, at most %d are built: tokenize with the `tokenizers` package beforehand", what, n, mostParts)

@@ -9,7 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Files that would make any amount of memory of a text are refused by name, when they are opened or at the text, before the memory is taken.
+// Files that could make a text of unlimited size are refused by name, when they are opened or when
+// the text is encoded, before the memory is allocated.
 func TestBounds(t *testing.T) {
 	replace := func(from, to string) object {
 		return object{"type": "Replace", "pattern": object{"String": from}, "content": to}
@@ -59,7 +60,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %d bytes were allocated", name, n)
 		}
 	}
-	// What grows with the text within the bounds is encoded: here three bytes for each.
+	// A text that grows within the limits is encoded; here to three bytes for each byte.
 	f := small()
 	f["normalizer"] = sequence(3, replace("c", "ab"))
 	tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
@@ -68,8 +69,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A pattern that takes exponential time is refused at the text that shows it, in a normalizer and in
-// a pre-tokenizer; the next text is encoded.
+// A pattern that takes exponential time is refused at the text that shows it, in a normalizer and
+// in a pre-tokenizer; the next text is encoded.
 func TestPatternsThatBacktrack(t *testing.T) {
 	for _, pattern := range []string{"(a+)+b", "(a|a)*b", "(?=(a+)+b)a", "(?>(a+)+b)|c"} {
 		for key, p := range map[string]object{
@@ -90,7 +91,7 @@ func TestPatternsThatBacktrack(t *testing.T) {
 	}
 }
 
-// A key that is there twice is refused, in the file and in the vocabulary.
+// A repeated key is refused, in the file and in the vocabulary.
 func TestKeysOnce(t *testing.T) {
 	for _, text := range []string{
 		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"a":1},"merges":[]}}`,

@@ -8,7 +8,7 @@ import (
 // matcher is what running programs needs, kept from text to text.
 type matcher struct {
 	stack []frame
-	limit int   // bytes that normalizers may make of a text; 0 = any number
+	limit int   // largest size of a normalized text in bytes; 0 = no limit
 	steps int64 // of all patterns so far: time must grow with the text, not with its square
 	most  int64 // where steps must end; 0 = never
 	text  int   // bytes of the text under way
@@ -19,7 +19,8 @@ func (m *matcher) begin(text int) {
 	m.text, m.limit, m.most = text, limitOf(text), m.steps+stepsOf(text)
 }
 
-// spent reports that patterns took more steps than a text is allowed. No pattern matches after that.
+// spent reports that patterns took more steps than a text is allowed. No pattern matches after
+// that.
 func (m *matcher) spent() bool { return m.most > 0 && m.steps > m.most }
 
 // frame is a way back: to code pc at pos. For a run, pos may go down to low a character at a time; for an alternative, mask holds the branches

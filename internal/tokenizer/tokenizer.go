@@ -146,7 +146,8 @@ func (t *Tokenizer) read(text []byte) error {
 // Size is one more than the largest id: a model's vocabulary must have at least as many rows.
 func (t *Tokenizer) Size() int64 { return t.size }
 
-// Files are the files that were read: the tokenizer.json, then those beside it.
+// Files returns the paths of the files that were read: the tokenizer.json, then the files beside
+// it.
 func (t *Tokenizer) Files() []string { return t.files }
 
 // Digest is the SHA-256 of the tokenizer.json, in hexadecimal.
@@ -207,7 +208,7 @@ func (t *Tokenizer) cut(s *state, i int, p piece) (err error) {
 	if i == len(t.steps) {
 		s.made += len(p.text)
 	}
-	if n := max(s.made, len(p.text)); n > s.matcher.limit { // of all words so far, or of this piece
+	if n := max(s.made, len(p.text)); n > s.matcher.limit { // bytes of all words so far, or of this part of the text
 		return tooLong(n, s.matcher.limit)
 	}
 	if i == len(t.steps) {

@@ -14,11 +14,12 @@ var file string
 // String returns the version of the program, the C library and the Python package, such as "0.1.0".
 var String = strings.TrimSpace(file)
 
-// commit is set by the Makefile, because go build records a commit neither in a linked worktree nor with -buildvcs=false.
+// commit is set by the Makefile, because go build records a commit neither in a linked worktree nor
+// with -buildvcs=false.
 var commit string
 
-// Commit returns the first 12 digits of the commit that the program was built from, with "+" behind them if files differed from the
-// commit, or "" if the build did not record one.
+// Commit returns the first 12 digits of the commit that the program was built from, with "+" behind
+// them if files differed from the commit, or "" if the build did not record one.
 func Commit() string {
 	if commit != "" {
 		return commit
