@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the figures that the documents quote, docs/figures.json, docs/quickstart.svg and docs/report.png, and
-puts them into the documents.
+"""Writes docs/figures.json, docs/quickstart.svg and docs/report.png, and copies the figures into
+the documents.
 
     make figures        # needs matplotlib and, for the picture of the report, chromium; takes some minutes
 
@@ -45,7 +45,7 @@ def ngrams(text, cut, n):
 
 
 def train(example, launcher):
-    """Runs an example, and returns its steps and what the documents quote of it."""
+    """Runs an example, and returns its steps and the figures that the documents quote."""
     out = OUT / example
     command = [*launcher, "bin/ulysses-mpi", f"examples/{example}.toml", "--set", f"output.dir={out}"]
     began = time.monotonic()
@@ -94,7 +94,8 @@ def draw(figures, curves):
 
 
 def quote(old, new):
-    """Puts the new figures into the documents that quote the old ones. The test finds what is left."""
+    """Replaces the old figures in the documents by the new ones. The test finds figures that
+    remain."""
     block = lambda figures: "\n".join("    " + line if line else "" for line in figures["hybrid"]["output"])
     pairs = [(block(old), block(new)), (f"in {old['hybrid']['seconds']} seconds", f"in {new['hybrid']['seconds']} seconds")]
     pairs += [(f"{old[run]['held_out']:.2f}", f"{new[run]['held_out']:.2f}") for run in ("hybrid", "quickstart")]

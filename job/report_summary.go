@@ -55,11 +55,11 @@ func elapsed(d time.Duration) string {
 // trafficVerdict compares the bytes sent by all operations with the formulas.
 func (s *session) trafficVerdict(traffic []trafficRow) factRow {
 	if s.Mesh.World.Size() == 1 {
-		return factRow{"traffic", "none", "one rank has nobody to send to"}
+		return factRow{"traffic", "none", "one rank sends nothing"}
 	}
 	for _, t := range traffic {
 		if !t.Control && !t.Equal {
-			return factRow{"traffic", "NOT EQUAL", t.Op + " on axis " + t.Axis + ": the bytes sent are not those of the formula"}
+			return factRow{"traffic", "NOT EQUAL", t.Op + " on axis " + t.Axis + ": the bytes sent differ from the formula"}
 		}
 	}
 	return factRow{"traffic", "equal", "bytes sent against the formulas"}

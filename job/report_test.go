@@ -176,7 +176,7 @@ func last(lines []metricsLine) (l metricsLine) {
 	return l
 }
 
-// A run that goes on shows the steps before it; one rank has nobody to send to.
+// A run that goes on shows the steps before it; one rank sends nothing.
 func TestReportOfOtherRuns(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2", "output.overwrite=true")
 	report := filepath.Join(dir, "out", "report.html")
@@ -184,7 +184,7 @@ func TestReportOfOtherRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := readReport(t, report)
-	if !strings.Contains(p.text[""], "one rank has nobody to send to") || len(p.charts) != 5 {
+	if !strings.Contains(p.text[""], "one rank sends nothing") || len(p.charts) != 5 {
 		t.Errorf("one rank: %d charts, %s", len(p.charts), p.text[""])
 	}
 	if _, err := run(2, "train.steps=1", "checkpoint.resume=off", "checkpoint.every=1"); err != nil {

@@ -1,4 +1,5 @@
-"""Puts libulysses.so into what is installed: the one beside the package (scripts/wheel.sh), or lib/ of the source tree. Without one nothing is installed."""
+"""Installs libulysses.so with the package: the one beside the package (scripts/wheel.sh), or lib/
+of the source tree. Without a library, installation fails."""
 
 import pathlib
 import shutil

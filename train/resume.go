@@ -18,7 +18,7 @@ import (
 // Resumed describes the checkpoint from which a run resumes.
 type Resumed struct {
 	Path          string // path of the checkpoint; "" if there is none
-	Step, Updates int64  // steps done, and those of them in which the optimizer stepped
+	Step, Updates int64  // steps done, and steps in which the optimizer updated the weights
 	Notes         []string
 }
 
@@ -197,7 +197,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	case len(faults) > 0:
 		return nil, from.Foreign(append(faults, changed...))
 	case len(keys) > 0:
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings are not those of checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to go on with the new values, or set the old ones",
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to go on with the new values, or set the old ones",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
 	case len(changed) > 0:
 		notes = append(notes, fmt.Sprintf("going on with other settings than those of checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))

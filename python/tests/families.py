@@ -1,4 +1,5 @@
-"""Tiny models of the families that the tests of transformers drive, and one process in float64 to compare with."""
+"""Tiny models of the families in the tests of transformers, and the float64 reference on one
+process."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def build(family: str, attention: str = "eager"):
 
 @contextlib.contextmanager
 def float64():
-    """Code of transformers that names float32 computes in float64 inside: norms, softmax, gates, rotations."""
+    """Inside this context, code of transformers that names float32 computes in float64: norms,
+    softmax, gates, rotations."""
     kept = torch.float32, torch.Tensor.float
     torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
     try:
@@ -52,8 +54,10 @@ def float64():
 
 
 def recurrence(query, key, value, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **_):
-    """The gated delta rule as it is defined, a token after the other, in float64. (transformers' own computes in float32 by name, and its gradients of strong decays are
-    off by their own size.)"""
+    """The gated delta rule by its definition, token after token, in float64.
+
+    transformers' own rule converts to float32, and the errors of its gradients are as large as the
+    gradients where decay is strong."""
     q, k, v, g, beta = (x.double() for x in (query, key, value, g, beta))
     group = v.shape[2] // q.shape[2]
     q, k = q.repeat_interleave(group, 2), k.repeat_interleave(group, 2)
@@ -89,7 +93,8 @@ def loss_of(logits, labels):
 
 
 def yardstick(family, ids, positions, labels, documents):
-    """(logits, loss, gradients by name) of one process in float64, each document [sequence, lo, hi) by itself. Logits of tokens in none are NaN."""
+    """(logits, loss, gradients by name) of one process in float64, with a call for each document
+    [sequence, lo, hi). Logits of tokens in no document are NaN."""
     with float64(), own_recurrence():
         model = build(family).double()
         model.config._experts_implementation = "eager"  # the others have no float64

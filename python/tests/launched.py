@@ -1,4 +1,5 @@
-"""What test_launch.py starts on each rank: mpi4py's communicator as a handle and by callbacks, halves of the world, torch.distributed."""
+"""What test_launch.py starts on each rank: mpi4py's communicator as a handle and by callbacks,
+halves of the world, torch.distributed."""
 
 import sys
 
@@ -9,7 +10,7 @@ from reference import TOLERANCE, attention, error, mask
 
 
 def refused(call, *words):
-    """The call fails on this rank, and as every rank asks so, on each."""
+    """The call fails on this rank. Every rank checks this."""
     try:
         call()
     except ulysses.InvalidArgument as e:
@@ -19,7 +20,8 @@ def refused(call, *words):
 
 
 def faults(ctx):
-    """Calls that are wrong on the last rank alone, and what the library itself would have aborted the process for."""
+    """Calls that are wrong on the last rank only, and calls for which MPI would abort the
+    process."""
     ctx.use(None)  # shard has set its own lengths
     last = ctx.rank == ctx.size - 1
     one = lambda n: ulysses.attention(*[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx)
@@ -30,7 +32,7 @@ def faults(ctx):
     refused(lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx), "heads on the ranks")
     own = np.ones((1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32)  # uneven heads need no heads=
     assert ulysses.gather_heads_scatter_seq(own, 2, 1, context=ctx).shape == (1, 2, ctx.size + 1, 4)
-    rows = 1 - last  # the last rank has no rows; NumPy gives such arrays strides of 0, a host those of the others
+    rows = 1 - last  # the last rank has no rows; NumPy gives such arrays strides of 0, other hosts the usual strides
     for x in (np.ones((1, rows, 4, 16), np.float32), np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (1, rows, 4, 16), (256 * rows, 64, 64 * rows, 4))):
         assert ulysses.attention(x, x, x, causal=True, context=ctx).shape == x.shape
 

@@ -1,4 +1,7 @@
-"""One rank at fault: every collective call is an error on every rank, none waits, and the context goes on. Ranks are threads; a barrier that nobody joins fails."""
+"""One rank at fault: every collective call raises on every rank, no rank waits, and the context
+serves later calls.
+
+Ranks are threads. A barrier at which a rank is missing times out and fails the test."""
 
 import unittest
 
@@ -95,7 +98,7 @@ def shard(batch=None):
     return lambda ctx: list(ulysses.shard({"input_ids": x(1, 5, dtype=np.int64)} if batch is None else batch, ctx))
 
 
-# Each: what is called, right; and the same calls with one fault, which one rank makes.
+# Each entry: correct calls, and the same calls with one fault on one rank.
 ENTRIES = {
     "attention": (attention(), [attention(q=(1, ROWS, 4)), attention(q=(1, ROWS, 6, 8)), attention(k=(1, ROWS + 3, 4, 8)), attention(dtype=np.float64), attention(causal=True),
                                 attention(dtype=np.int64), attention(q=(1, ROWS + 2, 4, 8), k=(1, ROWS + 2, 4, 8)), attention(seq=9), attention(window=(3,)), attention(layout="HDSB"),
@@ -173,7 +176,7 @@ class OneRankAtFault(unittest.TestCase):
 
     @without_torch
     def test_gradients_that_one_rank_wants(self):
-        """Its backward would wait for the others for ever."""
+        """Otherwise its backward would wait forever for the other ranks."""
         def body(ctx):
             q = torch.ones(1, ROWS, 4, 8, requires_grad=ctx.rank == 0)
             with self.assertRaisesRegex(ulysses.InvalidArgument, "save is True on rank 0 and False on rank 1"):

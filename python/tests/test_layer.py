@@ -26,7 +26,8 @@ def rows(x, ctx, axis=1):
 
 class Halo(unittest.TestCase):
     def test_rows_of_the_neighbours(self):
-        """Before and after, more rows than a neighbour has, documents, fewer rows than ranks; the gradient is the sum over the halos a row was in."""
+        """Before and after, more rows than a neighbour has, documents, fewer rows than ranks; the
+        gradient is the sum over the halos a row was in."""
         for b, s, cu in ((2, 9, None), (1, 7, (0, 2, 7)), (1, 3, None)):
             x = draw(1, b, s, 3, 2)
             starts = sorted({i * s for i in range(b)} | set((cu or ())[:-1]))
@@ -78,8 +79,9 @@ class Halo(unittest.TestCase):
             torch.testing.assert_close(found[1], exact.grad, rtol=1e-6, atol=1e-6)
 
     def test_a_convolution_over_documents(self):
-        """Documents shorter than the kernel, over several ranks, other ones in each sequence: outputs of NumPy and PyTorch, and all gradients, against sums over the documents in float64.
-        The convolution over [halo, x] by itself is off by far more than the tolerance, without an error."""
+        """Documents shorter than the kernel, over several ranks, other ones in each sequence:
+        outputs of NumPy and PyTorch, and all gradients, against sums over the documents in float64.
+        The plain convolution over [halo, x] has a far larger error than the tolerance, and raises nothing."""
         b, s, c, width = 2, 13, 6, 4
         cu = (0, 1, 2, 3, 5, 6, 13, 20, 22, 26)
         x, w, bias, up = draw(2, b, s, c), draw(3, c, width), draw(4, c), draw(5, b, s, c)
@@ -143,7 +145,8 @@ class Halo(unittest.TestCase):
 @without_torch
 class Layer(unittest.TestCase):
     def test_against_torch(self):
-        """Biases, norms, rotation and key heads that ranks share: y and all gradients against PyTorch in float64."""
+        """Biases, norms, rotation and key heads that ranks share: y and all gradients against
+        PyTorch in float64."""
         b, s, h, hkv, d, n = 2, 13, 6, 2, 8, 20
         torch.manual_seed(0)
         x, up = torch.randn(b, s, n), torch.randn(b, s, n)
@@ -254,7 +257,8 @@ class Local(unittest.TestCase):
         contexts(2, body)
 
     def test_a_function_that_fails(self):
-        """Its exception is the cause of the call's, the call fails on the peers too, and the next one works."""
+        """Its exception is the cause of the call's, the call fails on the peers too, and the next
+        one works."""
         q = draw(1, 1, 8, 2, 8)
 
         def body(ctx):

@@ -1,4 +1,6 @@
-"""Models of transformers, their sequences cut over ranks, against one process in float64: logits, loss and every gradient. Ranks are threads."""
+"""Models of transformers with sequences sharded over ranks, compared with one process in float64.
+
+The tests compare logits, loss and every gradient. Ranks are threads."""
 
 import copy
 import unittest
@@ -16,12 +18,13 @@ if transformers is not None:
     from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, yardstick
 
 def inputs(kind):
-    """(ids, positions of the yardstick, arguments of the call by name, documents) of a kind of batch."""
+    """(ids, positions of the reference, keyword arguments of the call, documents) of a kind of
+    batch."""
     g = torch.Generator().manual_seed(5)
     b, s = {"plain": (2, 24), "packed": (1, 23), "uneven": (1, 21), "padded right": (2, 24), "padded left": (2, 22), "without positions": (1, 22), "packed rows": (2, 20)}[kind]
     ids, positions = torch.randint(0, VOCAB, (b, s), generator=g), torch.arange(s).expand(b, s)
     documents = [(i, 0, s) for i in range(b)]
-    if kind == "packed":  # borders inside of ranks' rows and at those of ranks, documents of one token
+    if kind == "packed":  # documents end inside and at the end of a rank's rows; some have one token
         ends = (0, 3, 4, 5, 12, 22, 23)
         documents = [(0, a, b_) for a, b_ in zip(ends, ends[1:])]
         positions = torch.cat([torch.arange(b_ - a) for _, a, b_ in documents])[None]
@@ -29,7 +32,7 @@ def inputs(kind):
         documents = [(0, 0, 12), (0, 12, 20), (1, 0, 2), (1, 2, 20)]
         positions = torch.stack([torch.cat([torch.arange(12), torch.arange(8)]), torch.cat([torch.arange(2), torch.arange(18)])])
     call = {"input_ids": ids, "position_ids": positions}
-    if kind == "padded right":  # on 4 ranks the mask hides tokens of the last ranks alone
+    if kind == "padded right":  # on 4 ranks the mask hides tokens of the last ranks only
         documents = [(0, 0, 24), (1, 0, 15)]
     if kind == "padded left":
         documents = [(0, 5, 22), (1, 0, 22)]
@@ -101,7 +104,7 @@ class Families(unittest.TestCase):
                     for name, want in gradients.items():
                         got = sum(p[name].grad for p in parts)
                         self.assertLess(error(got, want), TOLERANCE, name)
-                        if name.endswith(("A_log", "dt_bias")):  # a wrong head is off by its own size; the terms of one head cancel to a tenth of theirs here
+                        if name.endswith(("A_log", "dt_bias")):  # the error of a wrong head is as large as its gradient; the terms of one head cancel to a tenth here
                             self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
 
 
@@ -122,7 +125,8 @@ class Calls(unittest.TestCase):
         torch.set_num_threads(1)
 
     def both(self, model, calls, words, cls=None, size=2):
-        """The calls of the ranks, of which each must be refused with these words; then a right call of the same context works."""
+        """The calls of the ranks, of which each must be refused with these words; then a right call
+        of the same context works."""
         def body(ctx):
             mine = register(ctx, copy.deepcopy(model))
             with self.assertRaisesRegex(cls or ulysses.UlyssesError, words):
@@ -152,7 +156,8 @@ class Calls(unittest.TestCase):
                     self.both(model, calls, words)
 
     def test_positions_that_start_anew(self):
-        """Given to every rank as if its rows were the first: refused on all; the same as documents, where the caller says so, works."""
+        """Given to every rank as if its rows were the first: refused on all; the same as documents,
+        where the caller says so, works."""
         model = build("llama")
         self.both(model, lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long), "position_ids": torch.arange(4)[None]}, "start at 0 on rank 1 of 2, the rank's rows at 4",
                   ulysses.InvalidArgument)
@@ -171,7 +176,8 @@ class Calls(unittest.TestCase):
         self.both(build("llama"), lambda ctx: {"input_ids": torch.ones(1, 1 if ctx.rank == 0 else 0, dtype=torch.long)}, "one token or more")
 
     def test_positions_that_jump(self):
-        """As transformers itself has it: another document. Positions need not start at 0, and one row of them may serve all sequences."""
+        """A jump of positions starts a document, as in transformers. Positions need not start at 0,
+        and one row of positions may serve all sequences."""
         ids = torch.arange(22).reshape(2, 11)
         for positions in (torch.tensor([[0, 1, 2, 7, 8, 9, 4, 4, 5, 0, 1]]), torch.tensor([[9, 10, 11, 12, 0, 1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]])):
             for family in ("llama", "gpt2", "qwen2 with a window"):
@@ -201,7 +207,8 @@ class Calls(unittest.TestCase):
                     self.assertLess(abs(found - want) / want, TOLERANCE, (family, size))
 
     def test_layers_that_mix_tokens_otherwise(self):
-        """Models with convolutions, states or token shifts that would see their rank's rows alone: refused on every rank by the layer's name, and right on one rank."""
+        """Models with convolutions, recurrent states or token shifts would see only their rank's
+        rows: every rank refuses them by the layer's name. On one rank they are correct."""
         tiny = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
         for config, model, more, words in (
                 ("Lfm2Config", "Lfm2ForCausalLM", dict(layer_types=["conv", "full_attention"]), "layer 0 is of type 'conv'"),
@@ -221,7 +228,8 @@ class Calls(unittest.TestCase):
         self.both(transformers.LlamaForCausalLM(config).train(), lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "dropout", ulysses.Unsupported)
 
     def test_generate(self):
-        """Right on one rank with a key cache, with and without padding where there is none; refused on two by every rank."""
+        """Right on one rank with a key cache, with and without padding where there is none; refused
+        on two by every rank."""
         ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
         for family in ("llama", "mistral with a window", "gpt2", "qwen3.5 text"):
             plain, model = build(family, "sdpa").eval(), build(family).eval()
@@ -248,7 +256,8 @@ class Calls(unittest.TestCase):
         contexts(2, body)
 
     def test_layers_that_run_again(self):
-        """With gradient checkpointing the layers of a call run again in backward, when another call has settled other documents."""
+        """With gradient checkpointing, layers run again in backward, after another call has set
+        other documents."""
         ids = torch.arange(12)[None] % VOCAB
         one, two = torch.arange(12)[None], torch.cat([torch.arange(5), torch.arange(7)])[None]
         for family in ("llama", "gpt2", "qwen3.5 text"):
@@ -268,7 +277,8 @@ class Calls(unittest.TestCase):
                     self.assertLess(error(x, y), 1e-6, family)
 
     def test_a_direct_call(self):
-        """The attention function by itself: documents of all ranks' ids and padding, and one rank's fault on all."""
+        """The attention function without a model: documents from all ranks' ids and padding, and
+        one rank's fault raises on all."""
         class Module:
             is_causal = True
 
@@ -295,7 +305,8 @@ class Calls(unittest.TestCase):
             self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE)
 
     def test_strong_decay_per_head(self):
-        """A layer of Qwen3.5 with decays from 0.01 to 24 a token: the gradient of each head's A_log and dt_bias by that head's own size. A whole-tensor measure would pass
+        """A layer of Qwen3.5 with decays from 0.01 to 24 a token: the gradient of each head's A_log
+        and dt_bias by that head's own size. A whole-tensor measure would pass
         without the heads whose gradients are small."""
         model = build("qwen3.5 text")
         layer = model.model.layers[0].linear_attn

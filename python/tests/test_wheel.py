@@ -1,4 +1,5 @@
-"""The wheel: made, installed into an empty environment outside the tree, and used from there with the library and the CUDA plug-in that it carries."""
+"""The wheel: made, installed into an empty environment outside the tree, and used from there with
+the library and the CUDA plug-in that it carries."""
 
 import importlib.util
 import json
@@ -53,7 +54,8 @@ class Wheel(unittest.TestCase):
         return subprocess.run(["scripts/wheel.sh", sys.executable, plugin, self.folder / "dist"], cwd=ROOT, capture_output=True, text=True, timeout=180)
 
     def installed(self, plugin):
-        """A wheel with this plug-in, in an environment of its own with NumPy beside: what was said of it, its path, and how Python is run there."""
+        """A wheel with this plug-in, in an environment of its own with NumPy beside: what was said
+        of it, its path, and how Python is run there."""
         made = self.make(plugin)
         self.assertEqual(made.returncode, 0, made.stderr)
         wheel = pathlib.Path(made.stdout.strip())
@@ -72,7 +74,8 @@ class Wheel(unittest.TestCase):
         return made.stderr, wheel, lambda *args: subprocess.run([env / "bin" / "python", *args], cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120)
 
     def ask(self, run):
-        """Where the package is, the plug-in that its library finds, and what becomes of a context on a GPU."""
+        """Where the package is, the plug-in that its library finds, and what becomes of a context
+        on a GPU."""
         done = run("-c", ASK)
         self.assertEqual(done.returncode, 0, done.stderr)
         module, library, plugin, said = json.loads(done.stdout)
@@ -133,13 +136,14 @@ class Wheel(unittest.TestCase):
                                   capture_output=True, text=True, timeout=180)
 
     def tree(self):
-        """A source tree of its own, as far as pip needs it."""
+        """A copy of the files of the source tree that pip needs."""
         tree = self.folder / "tree"
         shutil.copytree(ROOT / "python", tree / "python", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
         return tree
 
     def test_install_from_the_tree(self):
-        """The package is installed with the library of the tree, or not at all, in a sentence."""
+        """The package is installed with the library of the tree; without the library, installation
+        fails with a sentence."""
         tree = self.tree()
         _, done = self.install(tree)
         self.assertNotEqual(done.returncode, 0)

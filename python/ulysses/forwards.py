@@ -2,8 +2,8 @@
 
 `install` wraps PreTrainedModel.__call__. When a model with a registered attn_implementation is
 called, `begin` runs before its first layer: the ranks compare their arguments, find the documents
-from their position ids and padding, and make positions if none are given. What several ranks cannot
-do is refused on every rank. Layers receive the result, a Forward, as a keyword argument; gradient
+from their position ids and padding, and make positions if none are given. Models that cannot run on several
+ranks are refused on every rank. Layers receive the result, a Forward, as a keyword argument; gradient
 checkpointing keeps it, so that a layer that runs again in backward sees the documents of its call.
 """
 

@@ -78,7 +78,7 @@ def transformers_attention(module: Any, query: Any, key: Any, value: Any, attent
                            position_ids: Any = None, context: Context | None = None, **others: Any) -> tuple[Any, None]:
     """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). Collective.
 
-    Inside a call of a model, the documents are those of the call. Otherwise they are found here, from
+    Inside a call of a model, the call's documents are used. Otherwise they are found here, from
     position_ids [B, rows] and attention_mask [B, rows] of all ranks. Options that are not built raise
     Unsupported, which names the option."""
     call = others.pop(mixers.KEY, None) or forwards.inside()
