@@ -108,9 +108,9 @@ func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool,
 	return rank[given] >= 0, nil
 }
 
-// gatherPositions makes the ranks' positions [batch, rows] those of whole sequences. They count 0,
-// 1, 2, … in each document: other values would mean something to a host that brings them, and
-// nothing here.
+// gatherPositions gathers the ranks' positions [batch, rows] into s.Positions [batch, seq].
+// Collective. Positions must count 0, 1, 2, … in each document. Other values are refused, because
+// attention would not use them.
 func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) error {
 	var b []byte
 	for _, p := range mine {

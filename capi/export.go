@@ -194,9 +194,9 @@ func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
 	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
-// devices are those that the library was built for or has a plug-in for, those of them that
-// contexts can be made on, and why another one cannot be. The plug-in is looked for and not opened,
-// for it would start the driver, which no forked child survives.
+// devices returns the devices that this library supports or has a plug-in for, the ones on which a
+// context can be created, and the reason for each of the others. It looks for the plug-in without
+// opening it, because opening starts the driver, which a forked child does not survive.
 func devices() (built, usable []string, why map[string]string) {
 	built, usable, why = []string{"cpu"}, []string{"cpu"}, map[string]string{}
 	path := cuda.Find()

@@ -200,7 +200,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to go on with the new values, or set the old ones",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
 	case len(changed) > 0:
-		notes = append(notes, fmt.Sprintf("going on with other settings than those of checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))
+		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))
 	}
 	return notes, nil
 }

@@ -1,4 +1,4 @@
-// Ranks whose calls differ: what needs memory that nobody has reserved, ranks without rows, and refusals of one rank alone. Two ranks or more.
+// Ranks whose calls differ: calls whose workspace was not reserved, ranks without rows, and refusals of one rank alone. Two ranks or more.
 #include "ranks.h"
 
 static ulysses_plan *plan;

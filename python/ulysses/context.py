@@ -141,7 +141,7 @@ class Context:
         """The plan for a kind of layer. Collective; made at the first call with these options, and kept.
 
         heads, head_dim, kv_heads (0 = heads), v_dim (0 = head_dim), dtype, causal, scale, cross and
-        softcap are those of attention; window = (left, right) keys, -1 unbounded; deterministic =
+        softcap mean what they mean in attention; window = (left, right) keys, -1 unbounded; deterministic =
         gradients are bitwise reproducible on a GPU too, or the plan is refused (Unsupported)."""
         self.agree("ulysses.Context.plan", lambda: (options, (), None))
         return self._plan(**options)
@@ -150,7 +150,7 @@ class Context:
         """The plan for a kind of layer of the gated delta rule. Collective; made at the first call
         with these options, and kept.
 
-        qk_heads, v_heads, qk_dim, v_dim, dtype, strategy and scale are those of
+        qk_heads, v_heads, qk_dim, v_dim, dtype, strategy and scale mean what they mean in
         chunk_gated_delta_rule; tokens = of a batch in all, by which "auto" chooses; l2norm; chunk 0 =
         the device's choice; states = calls may bring states and want them."""
         self.agree("ulysses.Context.delta_plan", lambda: (options, (), None))

@@ -64,7 +64,7 @@ def _refused(model: Any) -> Iterator[str]:
             tower = "; for text alone, load the text model (AutoModelForCausalLM)" if "vis" in name else ""
             yield f"{name} is a {type(m).__name__}, of {_owner(model, name)}{tower}"
         elif _mixes(m) and not any(_mixes(child) for child in m.modules() if child is not m) and not _asks_the_interface(type(m)):
-            yield f"{name} is a {type(m).__name__}, which mixes tokens by itself"
+            yield f"{name} is a {type(m).__name__}, which mixes tokens without the attention interface"
 
 
 def _owner(model: Any, name: str) -> str:
