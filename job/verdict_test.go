@@ -55,10 +55,10 @@ func TestVerdictOfABadRun(t *testing.T) {
 		t.Error(err, s)
 	}
 	if err := r.printJSON(failing{}); err == nil {
-		t.Error("nobody noticed")
+		t.Error("a failed write was not reported")
 	}
 	if err := r.print(failing{}, false); err == nil {
-		t.Error("nobody noticed")
+		t.Error("a failed write was not reported")
 	}
 }
 
