@@ -4,8 +4,8 @@ import (
 	"math"
 	"time"
 
+	"ulysses/backends"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/tensor"
 )
 

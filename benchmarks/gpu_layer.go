@@ -5,9 +5,9 @@ import (
 	"runtime"
 	"time"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/model"
 	"ulysses/sp"
 	"ulysses/tensor"

@@ -32,7 +32,7 @@ func TestGPUSuites(t *testing.T) {
 		stdout := os.Stdout
 		os.Stdout = write
 		ranks := map[bool]string{true: "2", false: "1"}[suite == "gpu_layer"]
-		err = run([]string{suite, "--device", "cpu", "--cases", "rehearsal", "--repeat", "2", "--warm", "1ns", "--ranks", ranks})
+		err = run([]string{suite, "--device", "cpu", "--cases", "dry-run", "--repeat", "2", "--warm", "1ns", "--ranks", ranks})
 		os.Stdout = stdout
 		write.Close()
 		text, _ := io.ReadAll(read)

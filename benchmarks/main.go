@@ -124,11 +124,11 @@ func run(args []string) error {
 	return onRank(world)
 }
 
-// chosen are the cases that --cases names, or all but the rehearsal, which is for trying the suites where there is no GPU.
+// chosen are the cases that --cases names, or all but the dry run, which is for trying the suites where there is no GPU.
 func (o *options) chosen(all []shape) []shape {
 	return slices.DeleteFunc(slices.Clone(all), func(s shape) bool {
 		if o.words == "" {
-			return s.Name == "rehearsal"
+			return s.Name == "dry-run"
 		}
 		return !slices.ContainsFunc(strings.Split(o.words, ","), func(w string) bool { return strings.Contains(s.Name, w) })
 	})

@@ -6,10 +6,10 @@ import (
 	"sync"
 	"unsafe"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/gdn"
-	"ulysses/internal/backends"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/slurm"

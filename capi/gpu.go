@@ -5,9 +5,9 @@ import (
 	"os"
 	"unsafe"
 
+	"ulysses/backends"
 	"ulysses/cuda"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )

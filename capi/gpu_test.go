@@ -8,8 +8,8 @@ import (
 	"time"
 	"unsafe"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // gpuHost is what a host whose tensors are on a GPU needs: the plug-in, and a CUDA runtime of its own, for which the stand-in's names serve.

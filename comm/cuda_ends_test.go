@@ -9,9 +9,9 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cuda"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // TestCUDAEnds: whatever happens to one rank in the middle of an exchange, all come back, with memory that nobody is in any more: every rank

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"ulysses/comm"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // TestCUDAMPI runs the suite on processes that share a GPU, or have one each.

@@ -8,7 +8,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cuda"
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/cudatest"
 )
 
 // The communicators for memory of a GPU pass this package's suite. Where there is no GPU the emulated plug-in stands in, which runs what

@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/conformance"
+	"ulysses/testkit/conformance"
 )
 
 // TestConformance holds every instruction set that this CPU runs against the reference; one that has another's kernels but for products, in what these make.

@@ -5,9 +5,9 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/ref"
 )
 
 // TestConv1dOfGreatWidth: blocks of channels shrink with the width, down to what the scratch holds.

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 
 	"ulysses/device"
-	"ulysses/internal/ref"
 	"ulysses/tensor"
+	"ulysses/testkit/ref"
 )
 
 // deltaCase is a call: its geometry is the reference's.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/cudatest"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // TestAttentionBeyond2To31 has more elements in a tensor than 32 bits count. In a window the last tokens cannot see far, so that a short call of them alone must

@@ -7,9 +7,9 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // TestAttentionHeads: heads that no kernel serves are refused by name, before anything runs.

@@ -6,9 +6,9 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // gpuRank is a rank with a device, its communicator, streams, and tensors.

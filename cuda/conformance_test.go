@@ -5,8 +5,8 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/conformance"
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/conformance"
+	"ulysses/testkit/cudatest"
 )
 
 // opener opens GPUs in the way of the options, again and again.

@@ -8,9 +8,9 @@ import (
 
 	"ulysses/cpu"
 	"ulysses/device"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // opened is a device with a stream, and a tensor of n numbers on it. It repeats to the bit, unless options say something else.

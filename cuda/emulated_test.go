@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a C++ program of its own

@@ -103,7 +103,7 @@ func TestGPUCheckNames(t *testing.T) {
 		}
 		return all
 	}
-	script, tests, operations := read("../scripts/gpu-check.sh"), read("*_test.go"), read("../internal/conformance/*.go")
+	script, tests, operations := read("../scripts/gpu-check.sh"), read("*_test.go"), read("../testkit/conformance/*.go")
 	there := func(list, format, in string) {
 		names := strings.Split(list, "|")
 		if len(names) == 0 || names[0] == "" {

@@ -4,8 +4,8 @@ import (
 	"os"
 	"testing"
 
-	"ulysses/internal/conformance"
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/conformance"
+	"ulysses/testkit/cudatest"
 )
 
 // TestGuards stops kernels where they read or write outside of their arrays, of a stream's scratch or of dynamic shared memory: all of these end, or

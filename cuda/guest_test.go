@@ -8,8 +8,8 @@ import (
 	"testing"
 	"unsafe"
 
-	"ulysses/internal/cudatest"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // TestGuest orders operations with a stream that is not ours, whichever of the two is asked for first. Another stream of the device stands for the

@@ -3,7 +3,7 @@ package cuda
 import (
 	"testing"
 
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/cudatest"
 )
 
 // TestGemmLayout multiplies matrices as a column-major library would, told what cuBLASLt is told.

@@ -10,10 +10,10 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/conformance"
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/conformance"
+	"ulysses/testkit/cudatest"
 )
 
 // bench is a device with a stream, and memory that goes with the test.

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // library compiles C into a shared library.

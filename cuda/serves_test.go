@@ -4,8 +4,8 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/cudatest"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // TestLibrariesServe: on a GPU, what a model asks for is served by cuBLASLt and cuDNN, which are named here, so that their reason is told where they do not. Without

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
-	"ulysses/internal/mpitest"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
+	"ulysses/testkit/mpitest"
 )
 
 // sameBits compares this rank's rows, from lo on, with those of a whole tensor.

@@ -7,11 +7,11 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/mpitest"
-	"ulysses/internal/ref"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/mpitest"
+	"ulysses/testkit/ref"
 )
 
 // coreRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator has one rank.

@@ -5,10 +5,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/ref"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/ref"
 )
 
 // layerRun is a layer's tensors on a rank.

@@ -8,10 +8,10 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/mpitest"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/mpitest"
 )
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }

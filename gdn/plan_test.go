@@ -8,10 +8,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 // A layer that cannot be is refused on every rank alike, and so is one that differs between ranks.

@@ -6,10 +6,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/mpitest"
 )
 
 // On the CUDA plug-in, in a small case as the host may stand in for a GPU, thread by thread, with its communicators: Heads give the bits of one rank, and both ways are near to float64, the core and the layer.

@@ -14,9 +14,9 @@ import (
 	"syscall"
 	"testing"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU, else on the one that is built for the

@@ -10,13 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
-	"ulysses/internal/cudatest"
-	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
+	"ulysses/testkit/fake"
 )
 
 // late opens devices whose memory the host cannot read and whose operations run late.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/klauspost/cpuid/v2"
 
+	"ulysses/backends"
 	"ulysses/comm"
-	"ulysses/internal/backends"
 	"ulysses/slurm"
 )
 

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"ulysses/internal/backends"
+	"ulysses/backends"
 )
 
 const onCPU = `everything runs on the CPU, in f32 unless device.dtype says otherwise; device.backend = "cuda" is refused`

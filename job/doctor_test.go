@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // doctor is what it prints, with runs of spaces as one.

@@ -6,7 +6,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/rehearsal"
+	"ulysses/dryrun"
 	"ulysses/tensor"
 )
 
@@ -58,10 +58,10 @@ func (s *session) measure(worked float64) (*machine, error) {
 // measurePeak measures matrix products on as many ranks of each node as have cores of their own, so
 // no rank slows another down. It returns the share of each rank of a node if all ranks share the
 // cores.
-func (s *session) measurePeak(workers int, shape rehearsal.Shape) (peak float64, err error) {
+func (s *session) measurePeak(workers int, shape dryrun.Shape) (peak float64, err error) {
 	atOnce, share := sharedBy(s.perNode, workers)
 	if localRank(s.world) < atOnce {
-		peak, err = rehearsal.MeasureProducts(s.Device, shape)
+		peak, err = dryrun.MeasureProducts(s.Device, shape)
 	}
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return 0, err
@@ -101,7 +101,7 @@ func (s *session) machine(x *subject) (*machine, error) {
 		return m, nil
 	}
 	var err error
-	m.rates, err = rehearsal.Measure([]device.Device{s.Device}, s.Job.sized(x, int(s.Job.Mesh.World)).In(s.Compute))
+	m.rates, err = dryrun.Measure([]device.Device{s.Device}, s.Job.sized(x, int(s.Job.Mesh.World)).In(s.Compute))
 	m.rates = m.rates.Shared(m.share)
 	m.rates.PerNode = s.perNode
 	return m, err

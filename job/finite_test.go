@@ -12,10 +12,10 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/ref"
 )
 
 // inputOf makes an input file of tensors that have one value throughout.

@@ -8,8 +8,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"ulysses/comm"
+	"ulysses/dryrun"
 	"ulysses/internal/clock"
-	"ulysses/internal/rehearsal"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/sp"
@@ -22,7 +22,7 @@ type forecast struct {
 	*session
 	took   // in a step, of an evaluation in a pass; nothing where it was only sized
 	rank   int
-	device *rehearsal.Device
+	device *dryrun.Device
 	memory []model.Component
 	tokens int64        // of a step, or pass, of all ranks
 	saved  *SavedReport // of a job on saved tensors
@@ -30,10 +30,10 @@ type forecast struct {
 
 // subject is what a plan is of: a model, or saved tensors.
 type subject struct {
-	config *model.Config   // nil for saved tensors
-	shape  rehearsal.Shape // that rates are measured on, but for the compute type
-	rows   []int64         // that a sequence's ranks share; a model's are the job's
-	heads  [][2]int64      // as many heads, and as many of keys
+	config *model.Config // nil for saved tensors
+	shape  dryrun.Shape  // that rates are measured on, but for the compute type
+	rows   []int64       // that a sequence's ranks share; a model's are the job's
+	heads  [][2]int64    // as many heads, and as many of keys
 }
 
 func (j *Job) subject() (*subject, error) {
@@ -48,7 +48,7 @@ func (j *Job) subject() (*subject, error) {
 }
 
 func subjectOf(c *model.Config) *subject {
-	x := &subject{config: c, shape: rehearsal.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
+	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
 	if c.LinearLayers() > 0 {
 		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
 		x.heads = append(x.heads, [2]int64{c.LinearNumValueHeads, c.LinearNumKeyHeads})
@@ -121,7 +121,7 @@ func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 // rehearse is foresee on one rank.
 func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
-	d, err := rehearsal.Open(m.info, m.sizes, m.rates, clk)
+	d, err := dryrun.Open(m.info, m.sizes, m.rates, clk)
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +129,7 @@ func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast,
 	if e.Compute, err = j.compute(m.info); err != nil {
 		return nil, err
 	}
-	e.Mesh = rehearsal.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
+	e.Mesh = dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
 	f := &forecast{session: &session{Env: e, config: x.config}, rank: rank, device: d}
 	if x.config == nil {
 		err = f.rehearseSaved()
@@ -154,7 +154,7 @@ func (f *forecast) meet(m *machine) {
 	if all == 0 || m.share == 0 {
 		return
 	}
-	each := rehearsal.MeetingCost(f.Seconds/float64(all), m.share)
+	each := dryrun.MeetingCost(f.Seconds/float64(all), m.share)
 	for phase, n := range f.Meetings {
 		f.Phases[phase] += float64(n) * each
 		f.Seconds += float64(n) * each
@@ -222,7 +222,7 @@ func (f *forecast) time() error {
 
 // took is what a step took on a rank.
 type took struct {
-	rehearsal.Account
+	dryrun.Account
 	sent map[[2]string]int64 // bytes by axis and operation
 }
 

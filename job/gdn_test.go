@@ -8,9 +8,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/cudatest"
 )
 
 // hybridFromScratch is a job that trains a hybrid whose weights are as small as a new model's: those of the goldens carry roundings to BF16 so

@@ -6,9 +6,9 @@ import (
 	"runtime"
 	"strings"
 
+	"ulysses/backends"
 	"ulysses/device"
-	"ulysses/internal/backends"
-	"ulysses/internal/rehearsal"
+	"ulysses/dryrun"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -17,8 +17,8 @@ import (
 type machine struct {
 	text  string // what it is, and where its rates come from
 	info  device.Info
-	sizes rehearsal.Sizes
-	rates rehearsal.Rates
+	sizes dryrun.Sizes
+	rates dryrun.Rates
 	peak  float64 // FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
 	share float64 // threads of ranks for each core, at least 1
 	host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
@@ -64,7 +64,7 @@ func sharedBy(perNode, workers int) (atOnce int, share float64) {
 
 // sized returns the shape of a rank's work for a number of ranks, from the fields that the job
 // sets.
-func (j *Job) sized(x *subject, ranks int) rehearsal.Shape {
+func (j *Job) sized(x *subject, ranks int) dryrun.Shape {
 	shape := x.shape
 	if x.config != nil {
 		each := cmp.Or(j.Parallel.Ulysses, int64(ranks))
@@ -75,7 +75,7 @@ func (j *Job) sized(x *subject, ranks int) rehearsal.Shape {
 }
 
 // measure times this host's cores as the ranks will have them. Where these have more threads than there are cores, each gets its part.
-func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape, perNode int) error {
+func (m *machine) measure(open func() (device.Device, error), x dryrun.Shape, perNode int) error {
 	atOnce, share := sharedBy(perNode, m.info.Workers)
 	var devices []device.Device
 	defer func() {
@@ -91,7 +91,7 @@ func (m *machine) measure(open func() (device.Device, error), x rehearsal.Shape,
 		devices = append(devices, d)
 	}
 	var err error
-	m.rates, err = rehearsal.Measure(devices, x)
+	m.rates, err = dryrun.Measure(devices, x)
 	if err != nil {
 		return status.Errorf(status.Of(err), "measuring what this machine does: %w", err)
 	}
@@ -136,19 +136,19 @@ func (m *machine) ready() error {
 type gpu struct {
 	name   string
 	memory int64 // bytes that a program may have
-	rates  map[tensor.DType]rehearsal.Rates
+	rates  map[tensor.DType]dryrun.Rates
 }
 
 // gpuByName: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
 // Links are NVLink and a 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
 var gpuByName = map[string]gpu{
-	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]rehearsal.Rates{
+	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]rehearsal.Rates{
+	"h100": {"NVIDIA H100", 78 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 680e12, Attention: 650e12, Gradient: 550e12, Delta: 100e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 2.9e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
-	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]rehearsal.Rates{
+	"a100": {"NVIDIA A100", 78 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 260e12, Attention: 200e12, Gradient: 170e12, Delta: 50e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32:  {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
 }

@@ -9,9 +9,9 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/slurm"

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
 	"ulysses/internal/status"
+	"ulysses/testkit/cudatest"
 )
 
 // freshTree returns a folder with the source files below the paths, as in a fresh clone, without

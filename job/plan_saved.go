@@ -3,7 +3,7 @@ package job
 import (
 	"fmt"
 
-	"ulysses/internal/rehearsal"
+	"ulysses/dryrun"
 	"ulysses/internal/status"
 	"ulysses/model"
 )
@@ -14,7 +14,7 @@ func attentionSubject(j *Job) (*subject, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &subject{rows: []int64{in.sq, in.sk}, heads: [][2]int64{{in.hq, in.hkv}}, shape: rehearsal.Shape{Hidden: in.hq * in.d, Dim: in.d}}, nil
+	return &subject{rows: []int64{in.sq, in.sk}, heads: [][2]int64{{in.hq, in.hkv}}, shape: dryrun.Shape{Hidden: in.hq * in.d, Dim: in.d}}, nil
 }
 
 func gdnSubject(j *Job) (*subject, error) {
@@ -24,7 +24,7 @@ func gdnSubject(j *Job) (*subject, error) {
 		return nil, err
 	}
 	return &subject{rows: []int64{in.s}, heads: [][2]int64{{in.hv, in.hk}},
-		shape: rehearsal.Shape{Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}}, nil
+		shape: dryrun.Shape{Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}}, nil
 }
 
 // rehearseSaved goes through a job on saved tensors, of which the file's header and lists of documents are read.

@@ -14,10 +14,10 @@ import (
 	"testing"
 
 	"ulysses/device"
-	"ulysses/internal/cudatest"
-	"ulysses/internal/rehearsal"
+	"ulysses/dryrun"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/cudatest"
 )
 
 // toPlan are jobs over one long text whose heads do not divide by the ranks.
@@ -57,7 +57,7 @@ func planned(t *testing.T, kind string) string {
 
 // anyMachine has rates of no meaning and the sizes of the device.
 func anyMachine(d device.Device, perNode int) *machine {
-	return &machine{info: d.Info(), sizes: d, host: freeMemory(), rates: rehearsal.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
+	return &machine{info: d.Info(), sizes: d, host: freeMemory(), rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
 		Node: 1e9, Network: 1e9, PerNode: perNode}}
 }
 
@@ -329,7 +329,7 @@ func TestMeetingsOfAPlan(t *testing.T) {
 		for _, n := range without.Meetings {
 			all += n
 		}
-		each := rehearsal.MeetingCost(without.Seconds/float64(all), 3)
+		each := dryrun.MeetingCost(without.Seconds/float64(all), 3)
 		for phase, n := range without.Meetings {
 			if more := with.Phases[phase] - without.Phases[phase]; n == 0 || math.Abs(more-each*float64(n)) > 1e-9 {
 				t.Errorf("%s: %d meetings, %v s longer", phase, n, more)

@@ -14,8 +14,8 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/dryrun"
 	"ulysses/internal/clock"
-	"ulysses/internal/rehearsal"
 	"ulysses/tensor"
 )
 
@@ -253,7 +253,7 @@ func TestCards(t *testing.T) {
 	if share, of := cpu.shareOfPeak(10e9); share != 0.25 || of != "of 40 GFLOP/s a rank: matrix products, as measured after the run" {
 		t.Errorf("%v %q", share, of)
 	}
-	gpu := &machine{info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"}, rates: rehearsal.Rates{Products: 700e12}}
+	gpu := &machine{info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"}, rates: dryrun.Rates{Products: 700e12}}
 	if share, of := gpu.shareOfPeak(350e12); share != 0.5 || of != "of 700 TFLOP/s a rank: matrix products, published for NVIDIA H200" {
 		t.Errorf("%v %q", share, of)
 	}

@@ -43,7 +43,7 @@ type Options struct {
 	all     bool   // of verify: print every tensor
 	output  string // of init: the file to write
 	force   bool   // of run and export: overwrite existing results
-	open    opener // of device and communicator; nil = internal/backends
+	open    opener // of device and communicator; nil = backends
 }
 
 // Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the

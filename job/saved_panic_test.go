@@ -3,9 +3,9 @@ package job
 import (
 	"testing"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/clock"
 	"ulysses/tensor"
 )

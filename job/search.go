@@ -12,7 +12,7 @@ import (
 	"text/tabwriter"
 
 	"ulysses/device"
-	"ulysses/internal/rehearsal"
+	"ulysses/dryrun"
 	"ulysses/internal/status"
 	"ulysses/model"
 )
@@ -71,7 +71,7 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 // inTurn is sizes that several planners ask for: a device is one caller's at a time.
 type inTurn struct {
 	mu    sync.Mutex
-	sizes rehearsal.Sizes
+	sizes dryrun.Sizes
 }
 
 func (s *inTurn) AttentionWorkspace(a *device.Attention, backward bool) int64 {

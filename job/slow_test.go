@@ -8,9 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/clock"
 )
 

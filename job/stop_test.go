@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/backends"
 	"ulysses/internal/status"
 	"ulysses/slurm"
 )

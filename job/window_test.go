@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"ulysses/internal/ref"
+	"ulysses/testkit/ref"
 )
 
 // A window leaves what the definition says, on the CPU and on a late device, with keys that end where queries end, documents and gradients.

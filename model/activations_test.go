@@ -7,9 +7,9 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 // deeper is a configuration with so many layers.

@@ -14,10 +14,10 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/internal/mpitest"
-	"ulysses/internal/ref"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
+	"ulysses/testkit/ref"
 )
 
 // sequence is the tokens of a micro step, whole.

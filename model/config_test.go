@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"ulysses/internal/bom"
-	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/ref"
 )
 
 const llama31 = `{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,

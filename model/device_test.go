@@ -9,12 +9,12 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/fake"
-	"ulysses/internal/mpitest"
-	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/fake"
+	"ulysses/testkit/mpitest"
+	"ulysses/testkit/ref"
 )
 
 // lateRank is a model on a device whose memory the host cannot read and whose operations run late.

@@ -10,10 +10,10 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/mpitest"
-	"ulysses/internal/ref"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
+	"ulysses/testkit/ref"
 )
 
 func newReference(t testing.TB, cfg *Config) *reference {

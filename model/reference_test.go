@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"ulysses/internal/ref"
+	"ulysses/testkit/ref"
 )
 
 // reference is the whole model in float64, forward alone and by definition: what the passes and their derivatives are held to.

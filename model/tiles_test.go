@@ -9,10 +9,10 @@ import (
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
-	"ulysses/internal/fake"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/fake"
+	"ulysses/testkit/mpitest"
 	"ulysses/tile"
 )
 

@@ -8,9 +8,9 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
-	"ulysses/internal/mpitest"
-	"ulysses/internal/ref"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
+	"ulysses/testkit/ref"
 )
 
 // layerRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator has one rank.

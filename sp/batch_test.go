@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
+	"ulysses/testkit/mpitest"
 )
 
 func TestShardCoversEverythingOnce(t *testing.T) {

@@ -9,11 +9,11 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
+	"ulysses/testkit/mpitest"
 )
 
 // lateRun is a layer on a device whose memory the host cannot read and whose operations run late.

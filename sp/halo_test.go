@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/mpitest"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 // The halo holds the rows beside a rank's own that are of the same document, however many ranks they come from, and zeros elsewhere; backward

@@ -10,8 +10,8 @@ import (
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
-	"ulysses/internal/mpitest"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }

@@ -7,8 +7,8 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/mpitest"
 	"ulysses/tensor"
+	"ulysses/testkit/mpitest"
 )
 
 // counted sums up what the all-to-alls of a communicator send to other ranks.

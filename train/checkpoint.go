@@ -1,8 +1,8 @@
 package train
 
 import (
+	"ulysses/checkpoint"
 	"ulysses/device"
-	"ulysses/internal/checkpoint"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/sp"

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 
 	"ulysses/comm"
+	"ulysses/data/tokenizer"
 	"ulysses/internal/status"
-	"ulysses/internal/tokenizer"
 )
 
 // Tokenizer makes token ids of text. Calls may come from several goroutines at once.

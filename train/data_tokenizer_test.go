@@ -11,9 +11,9 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/data/tokenizer"
 	"ulysses/internal/bom"
 	"ulysses/internal/status"
-	"ulysses/internal/tokenizer"
 )
 
 // A text's tokens are those of the whole document, with the end mark, whatever the blocks: by a tokenizer that cuts at words, by ones that

@@ -13,11 +13,11 @@ import (
 	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
 )
 
 // faulty is a device that spoils what two operations write: backward has one SwiGLU a layer, the last layer's first, and one embedding a pass.

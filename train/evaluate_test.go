@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
 )
 
 // evaluated is the evaluation of documents of many lengths by so many ranks, with the bytes that all-to-alls sent for it.

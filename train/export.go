@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"ulysses/internal/checkpoint"
+	"ulysses/checkpoint"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
 	"ulysses/model"

@@ -7,10 +7,10 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/fake"
 )
 
 // crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is planned and what was chosen.

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/checkpoint"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"

@@ -3,9 +3,9 @@ package train
 import (
 	"fmt"
 
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/checkpoint"
 	"ulysses/model"
 	"ulysses/sp"
 	"ulysses/tensor"

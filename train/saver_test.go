@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
 )
 
 // The copy of a state that is written behind the steps is in the plan, of the device's memory where that is the host's, else beside it; a run that

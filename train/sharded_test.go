@@ -9,10 +9,10 @@ import (
 	"ulysses/comm"
 	"ulysses/cpu"
 	"ulysses/device"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
 )
 
 // Every stage on every mesh takes the steps of one rank: five of SGD leave the same weights, five of AdamW the same losses. The norm that

@@ -14,11 +14,11 @@ import (
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/clock"
-	"ulysses/internal/devicetest"
-	"ulysses/internal/fake"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/fake"
 )
 
 var tiny = map[string]map[string]any{

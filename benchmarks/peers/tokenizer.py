@@ -34,7 +34,7 @@ def text() -> str:
 
 
 def documents(s: str) -> list[str]:
-    """As documents() in internal/tokenizer/laws_test.go: whole lines, until there are 4096 bytes."""
+    """As documents() in data/tokenizer/laws_test.go: whole lines, until there are 4096 bytes."""
     out, size, start, at = [], 0, 0, 0
     for line in s.splitlines(True) if "\r" not in s else re.findall("[^\n]*\n|[^\n]+", s):
         at += len(line)
@@ -75,7 +75,7 @@ def main() -> None:
     env = dict(os.environ, ULYSSES_TOKENIZER_GOLDENS=str(folder), GOMAXPROCS="1")
     out = ""
     for benchtime in ("1x", "2s"):
-        out += subprocess.run(["go", "test", "./internal/tokenizer", "-run", "^$", "-bench", "Encode", "-benchtime", benchtime, "-count", "1"], env=env, check=True, capture_output=True, text=True).stdout
+        out += subprocess.run(["go", "test", "./data/tokenizer", "-run", "^$", "-bench", "Encode", "-benchtime", benchtime, "-count", "1"], env=env, check=True, capture_output=True, text=True).stdout
     print(f"{total / 1e6:.2f} MB in {len(docs)} documents\n")
     print("| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass | later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name, r in rows.items():

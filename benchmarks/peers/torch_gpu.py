@@ -127,7 +127,7 @@ def main() -> None:
     words = [w for w in a.cases.split(",") if w]
     for suite in a.suite.split(","):
         run = dict(gpu_attention=attention, gpu_layer=layer, gpu_ops=products)[suite]
-        chosen = [c for c in CASES["gpu_layer" if suite == "gpu_ops" else suite] if any(w in c["name"] for w in words) or not words and c["name"] != "rehearsal"]
+        chosen = [c for c in CASES["gpu_layer" if suite == "gpu_ops" else suite] if any(w in c["name"] for w in words) or not words and c["name"] != "dry-run"]
         for c in chosen[:1] if suite == "gpu_ops" else chosen:
             for backend in ["torch"] if suite == "gpu_ops" else BACKENDS:
                 try:

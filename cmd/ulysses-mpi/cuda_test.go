@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/cudatest"
+	"ulysses/testkit/cudatest"
 )
 
 // Processes that share a GPU, or a host that stands in for one, give PyTorch's losses: over each other's mapped memory, and through the

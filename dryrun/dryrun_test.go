@@ -1,0 +1,199 @@
+package dryrun
+
+import (
+	"math"
+	"testing"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/tensor"
+)
+
+type noSizes struct{}
+
+func (noSizes) AttentionWorkspace(*device.Attention, bool) int64            { return 0 }
+func (noSizes) GatedDeltaSizes(*device.GatedDelta) (none device.DeltaSizes) { return none }
+
+// slow does a FLOP, a byte of memory, ... a second, but for what a test is about.
+var slow = Rates{Products: 1, Attention: 1, Gradient: 1, Delta: 1, Memory: 1, Copies: 1, Node: 1, Network: 1, PerNode: 2}
+
+func open(t *testing.T, place tensor.Place, rates Rates, c *clock.Clock) *Device {
+	t.Helper()
+	d, err := Open(device.Info{Place: place, Align: 64}, noSizes{}, rates, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func of(place tensor.Place, shape ...int64) tensor.Tensor {
+	t := tensor.Of(nil, tensor.F32, shape...)
+	t.Where = place
+	return t
+}
+
+// Pairs of a query with a key that it sees, against counting them.
+func TestSeen(t *testing.T) {
+	for sq := int64(0); sq <= 7; sq++ {
+		for sk := int64(0); sk <= 7; sk++ {
+			for left := int64(-1); left <= 4; left++ {
+				for right := int64(-1); right <= 4; right++ {
+					for _, causal := range []bool{false, true} {
+						want := 0.0
+						for i := range sq {
+							for j := range sk {
+								at := i + sk - sq
+								if (!causal || j <= at) && (left < 0 || j >= at-left) && (right < 0 || j <= at+right) {
+									want++
+								}
+							}
+						}
+						a := device.Attention{Causal: causal, Window: &device.Window{Left: left, Right: right}}
+						if got := seen(&a, sq, sk); got != want {
+							t.Errorf("%d queries, %d keys, window [%d, %d], causal %v: %v pairs, want %v", sq, sk, left, right, causal, got, want)
+						}
+					}
+				}
+			}
+		}
+	}
+	a := device.Attention{Causal: true}
+	if n := int64(1) << 31; seen(&a, n, n) != float64(n)*float64(n+1)/2 {
+		t.Errorf("%v pairs of 2^31 tokens", seen(&a, n, n))
+	}
+}
+
+// Work takes the longest of its arithmetic, its bytes and a least time.
+func TestWork(t *testing.T) {
+	spent := func(rates Rates, call func(d *Device, s device.Stream) error) float64 {
+		d := open(t, tensor.CUDA, rates, nil)
+		s, _ := d.NewStream()
+		if err := call(d, s); err != nil {
+			t.Fatal(err)
+		}
+		return d.Spent().Seconds
+	}
+	fast := slow
+	fast.Memory = math.Inf(1)
+	tiny := slow
+	tiny.Products, tiny.Memory, tiny.Launch = math.Inf(1), math.Inf(1), 3
+	g := &device.Gemm{A: of(tensor.CUDA, 2, 3), B: of(tensor.CUDA, 3, 5), C: of(tensor.CUDA, 2, 5)}
+	added := *g
+	added.Accumulate = true
+	q := of(tensor.CUDA, 4, 6, 8)
+	k := of(tensor.CUDA, 4, 2, 8)
+	a := device.Attention{Q: q, K: k, V: k, Out: q, LSE: of(tensor.CUDA, 4, 6), Causal: true, CuQ: []int64{0, 1, 4}, CuK: []int64{0, 1, 4}}
+	for _, c := range []struct {
+		name  string
+		rates Rates
+		want  float64
+		call  func(d *Device, s device.Stream) error
+	}{
+		{"a product by its bytes", slow, 4 * (6 + 15 + 10), func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
+		{"a product that adds", slow, 4 * (6 + 15 + 20), func(d *Device, s device.Stream) error { return d.Gemm(s, &added) }},
+		{"a product by its arithmetic", fast, 2 * 2 * 3 * 5, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
+		{"a product by the least time", tiny, 3, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
+		{"attention of two documents", fast, 2 * 7 * 6 * 16, func(d *Device, s device.Stream) error { return d.AttentionForward(s, &a) }},
+		{"its backward", fast, 5 * 7 * 6 * 16, func(d *Device, s device.Stream) error {
+			return d.AttentionBackward(s, &device.AttentionGrad{Attention: a})
+		}},
+		{"a copy on the device", slow, 4 * 2 * 30, func(d *Device, s device.Stream) error { return d.Copy(s, of(tensor.CUDA, 30), of(tensor.CUDA, 30)) }},
+		{"a copy from the host", fast, 4 * 30, func(d *Device, s device.Stream) error { return d.Copy(s, of(tensor.CUDA, 30), of(tensor.Host, 30)) }},
+	} {
+		if got := spent(c.rates, c.call); got != c.want {
+			t.Errorf("%s takes %v s, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// Streams of a late device work side by side but for events; a device with the host's memory does one thing after the other.
+func TestStreams(t *testing.T) {
+	for place, want := range map[tensor.Place]float64{tensor.CUDA: 4 + 40 + 400, tensor.Host: 4 + 40 + 400 + 80 + 12} {
+		c := clock.New()
+		d := open(t, place, slow, c)
+		a, _ := d.NewStream()
+		b, _ := d.NewStream()
+		e, _ := d.NewEvent()
+		c.Push("work")
+		_ = d.Fill(b, of(place, 20), 0) // 80 s beside the others
+		_ = d.Fill(a, of(place, 1), 0)
+		c.Push("more")
+		_ = d.Fill(a, of(place, 10), 0)
+		_ = a.Record(e)
+		_ = d.Fill(a, of(place, 3), 0) // after the mark: nobody waits for it
+		_ = b.Wait(e)
+		_ = d.Fill(b, of(place, 100), 0)
+		c.Pop()
+		c.Pop()
+		if place == tensor.CUDA {
+			want = max(44, 80) + 400 // b was busy longer than the mark took to come
+		}
+		x := d.Spent()
+		if x.Seconds != want || x.Phases["work"] != 84 || x.Phases["more"] != 452 {
+			t.Errorf("place %v: %v s, %v", place, x.Seconds, x.Phases)
+		}
+		twice := x.Plus(x, 2)
+		if twice.Seconds != 3*want || twice.Phases["more"] != 3*452 || x.Phases["more"] != 452 {
+			t.Errorf("three times that is %+v", twice)
+		}
+	}
+}
+
+// Exchanges go by the links between nodes and inside them, and what ranks compare or gather is everywhere as it is here.
+func TestMesh(t *testing.T) {
+	rates := slow
+	rates.Network = 0.5
+	d := open(t, tensor.CUDA, rates, nil)
+	l := comm.NewLedger()
+	m := NewMesh(d, 5, 8, 4, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
+	if m.Seq.Rank() != 1 || m.Seq.Size() != 4 || m.Data.Rank() != 1 || m.Data.Size() != 2 || m.World.Rank() != 5 || m.Replica != 1 || m.Replicas != 2 {
+		t.Errorf("mesh %+v, sequence rank %d of %d, data rank %d of %d", m, m.Seq.Rank(), m.Seq.Size(), m.Data.Rank(), m.Data.Size())
+	}
+	s, _ := d.NewStream()
+	if err := m.Seq.AllToAll(s, of(tensor.CUDA, 10), of(tensor.CUDA, 14), []int64{1, 2, 3, 4}, []int64{5, 2, 3, 4}); err != nil {
+		t.Fatal(err)
+	}
+	x := d.Spent()
+	if x.Seconds != 4*7/0.5 || x.Node != 20 || x.Network != 28 { // 7 rows to the other node set the pace
+		t.Errorf("all-to-all: %+v", x)
+	}
+	if err := m.Data.AllReduce(s, of(tensor.CUDA, 6), comm.Sum); err != nil { // of two ranks on two nodes: all of it once, by the network
+		t.Fatal(err)
+	}
+	if y := d.Spent(); y.Seconds-x.Seconds != 24/0.5 || y.Network-x.Network != 24 || y.Node != x.Node {
+		t.Errorf("all-reduce: %+v", y)
+	}
+	before := d.Spent()
+	if err := comm.Same(m.World, "test", comm.Field{Name: "a", Value: "b"}); err != nil {
+		t.Error(err)
+	}
+	if err := comm.Agree(m.World, nil); err != nil {
+		t.Error(err)
+	}
+	all, err := comm.GatherBytes(m.Seq, []byte("abc"))
+	if err != nil || len(all) != 4 || string(all[3]) != "abc" {
+		t.Errorf("gathered %q, %v", all, err)
+	}
+	if y := d.Spent(); y.Node != before.Node || y.Network != before.Network {
+		t.Errorf("what hosts settle is counted: %+v", y)
+	}
+	for _, e := range l.Entries() {
+		if e.Op == comm.OpAllToAll && (e.Bytes != 48 || e.Axis != "sequence") {
+			t.Errorf("ledger %+v", e)
+		}
+	}
+}
+
+func TestRatesAreNeeded(t *testing.T) {
+	for _, change := range []func(*Rates){func(r *Rates) { r.Memory = 0 }, func(r *Rates) { r.Network = math.NaN() }, func(r *Rates) { r.PerNode = 0 }} {
+		r := slow
+		change(&r)
+		if d, err := Open(device.Info{}, noSizes{}, r, nil); err == nil {
+			t.Errorf("%+v opens %v", r, d)
+		}
+	}
+	if r := slow.Shared(4); r.Products != 0.25 || r.Memory != 0.25 || r.PerNode != 2 || slow.Shared(0.5) != slow {
+		t.Errorf("shared by four: %+v", r)
+	}
+}

@@ -1,0 +1,44 @@
+package dryrun
+
+import (
+	"math"
+	"testing"
+
+	"ulysses/internal/clock"
+	"ulysses/tensor"
+)
+
+// A communication costs a share of the work before it, and a slice for each further rank on the
+// core.
+func TestMeetingCost(t *testing.T) {
+	for _, c := range []struct{ work, share, want float64 }{{0, 1, 0}, {2, 1, 2 * late}, {2, 0.5, 2 * late}, {0, 3, 2 * slice()}, {1, 2, late + slice()}} {
+		if got := MeetingCost(c.work, c.share); math.Abs(got-c.want) > 1e-12 {
+			t.Errorf("%v s of work, %v ranks to a core: %v, want %v", c.work, c.share, got, c.want)
+		}
+	}
+	if s := slice(); s < 0.7e-3 || s > 2.8e-3 {
+		t.Errorf("a slice of %v s", s)
+	}
+}
+
+// Waits for other ranks are counted by phase; a single rank has none.
+func TestMeetingsAreCounted(t *testing.T) {
+	c := clock.New()
+	d := open(t, tensor.Host, slow, c)
+	s, _ := d.NewStream()
+	many, alone := NewMesh(d, 0, 4, 2, nil, c), NewMesh(d, 0, 1, 1, nil, c)
+	c.Push("a")
+	x := of(tensor.Host, 2)
+	for _, err := range []error{many.World.Barrier(), many.Seq.AllToAll(s, x, x, []int64{1, 1}, []int64{1, 1}), alone.World.Barrier()} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	spent := d.Spent()
+	if spent.Meetings["reduce"] != 1 || spent.Meetings["exchange"] != 1 || len(spent.Meetings) != 2 {
+		t.Errorf("%+v", spent.Meetings)
+	}
+	if twice := spent.Plus(spent, 1); twice.Meetings["exchange"] != 2 || spent.Meetings["exchange"] != 1 {
+		t.Errorf("%+v, once %+v", twice.Meetings, spent.Meetings)
+	}
+}

@@ -1,0 +1,228 @@
+package conformance
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"testing"
+
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+// testAttentionLaws compares runs with each other, bit for bit: no reference and no tolerance.
+func testAttentionLaws(s *suite) {
+	s.typed(func(d tensor.DType, suffix string) {
+		for name, law := range map[string]func(*testing.T, tensor.DType){
+			"a head is independent of the others": s.headsAlone, "a layout changes no bit": s.layoutsAgree,
+			"no token sees the future or another document": s.causality, "NaN shows, in its document alone": s.attentionNaN,
+			"scores that overflow show": s.attentionOverflow,
+		} {
+			s.t.Run(name+suffix, func(t *testing.T) { law(t, d) })
+		}
+	})
+}
+
+// attentionWidths are the bytes of a token in out, lse, dq, dk and dv: rows of bits.
+func attentionWidths(d tensor.DType, g *ref.Attention) []int64 {
+	n := d.Size()
+	return []int64{n * g.Hq * g.Dv, 4 * g.Hq, n * g.Hq * g.D, n * g.Hkv * g.D, n * g.Hkv * g.Dv}
+}
+
+// headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism exact for any number of ranks.
+func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
+	for _, g := range []ref.Attention{
+		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
+		{Hq: 6, Hkv: 4, D: 33, Dv: 20, CuQ: bounds(50, 1, 0, 211), CuK: bounds(50, 1, 5, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Scale: 0.2},
+		{Hq: 6, Hkv: 4, D: 40, Dv: 48, CuQ: one(s.long(1200, 270)), CuK: one(s.long(1200, 270)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.1},
+		{Hq: 6, Hkv: 4, D: 256, Dv: 128, CuQ: one(s.long(300, 70)), CuK: one(s.long(300, 70)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.05},
+		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
+	} {
+		if !s.serves(d, &g) {
+			continue
+		}
+		x := newAttentionInput(d, &g, seeded(22, g.D))
+		all := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(&g, x, dense, dense) })
+		for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
+			lo, n := heads[0], int64(len(heads))
+			sub := g
+			sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
+			alone := s.bits(t, func(b *bed) ([]*array, error) {
+				return b.attention(&sub, attentionInput{d,
+					columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
+					columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
+			})
+			for i, row := range attentionWidths(d, &g) {
+				total, from, part := g.Hq, lo, n
+				if i >= 3 {
+					total, from, part = g.Hkv, int64(kv), 1
+				}
+				if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
+					t.Errorf("%s of query heads %v alone has other bits than among %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
+				}
+			}
+		}
+	}
+}
+
+// columns is a range of the columns of rows of a width.
+func columns[T any](x []T, width, from, n int64) []T {
+	var y []T
+	for at := int64(0); at < int64(len(x)); at += width {
+		y = append(y, x[at+from:at+from+n]...)
+	}
+	return y
+}
+
+func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
+	for _, g := range []*ref.Attention{
+		{Hq: 4, Hkv: 2, D: 40, Dv: 24, CuQ: bounds(130, 7, 400), CuK: bounds(130, 7, 400), Causal: true, Scale: 0.2},
+		{Hq: 4, Hkv: 2, D: 48, Dv: 32, CuQ: bounds(130, 7, 40), CuK: bounds(130, 7, 40), Causal: true, Scale: 0.2}, // whole vectors in some layouts
+	} {
+		if !s.serves(d, g) {
+			continue
+		}
+		x := newAttentionInput(d, g, seeded(23))
+		first := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
+		for _, l := range []layout{shifted, padded, headMajor} {
+			for i, bits := range s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) }) {
+				if !bytes.Equal(bits, first[i]) {
+					t.Errorf("%s of heads of %d and %d: other bits in layout %v", attentionResults[i], g.D, g.Dv, l)
+				}
+			}
+		}
+	}
+}
+
+// causality changes one token everywhere (q, k, v, dout), to values that would show. The results of tokens that the change cannot reach
+// must keep their bits: forward, a query that does not see the token; backward, also keys that no changed query sees.
+func (s *suite) causality(t *testing.T, d tensor.DType) {
+	cu := bounds(70, 1, 230, 99)
+	for _, mask := range []ref.Attention{{Causal: true}, {}, {Window: &ref.Window{Left: 33, Right: 7}}} {
+		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window, Scale: 0.2}
+		if !s.serves(d, g) {
+			continue
+		}
+		x := newAttentionInput(d, g, seeded(24))
+		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+		tokens := []int64{0, 69, 70, 71, 150, 300, 301, 399}
+		if s.emulated() {
+			tokens = []int64{69, 70, 150, 301}
+		}
+		for _, token := range tokens {
+			y := attentionInput{d, slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
+			for _, a := range []struct {
+				x     []float64
+				width int64
+			}{{y.q, g.Hq * g.D}, {y.k, g.Hkv * g.D}, {y.v, g.Hkv * g.Dv}, {y.dout, g.Hq * g.Dv}} {
+				for i := range a.width {
+					a.x[token*a.width+i] += 50
+				}
+			}
+			after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+			reaches := func(i int64) bool { lo, hi := g.Visible(i); return i == token || lo <= token && token < hi }
+			// The gradient of key j has a term from every query that sees it; those that see the token too have changed.
+			reachesKey := func(j int64) bool {
+				return g.Document(j) == g.Document(token)
+			}
+			for i, width := range attentionWidths(d, g) {
+				for j := range g.Tq() {
+					same := bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
+					may := i < 3 && reaches(j) || i >= 3 && reachesKey(j)
+					if !same && !may {
+						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal, g.Window, token, attentionResults[i], j)
+					}
+					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" { // these are 0 in a document of one token
+						t.Errorf("causal %v, window %v: token %d changed and its %s did not", g.Causal, g.Window, token, attentionResults[i])
+					}
+				}
+			}
+		}
+		s.lastQuery(t, g, x, before)
+	}
+}
+
+// lastQuery changes dout of one query: keys behind it keep their gradients when it cannot see them.
+func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, before [][]byte) {
+	const token = 150
+	y := x
+	y.dout = slices.Clone(x.dout)
+	for i := range g.Hq * g.Dv {
+		y.dout[token*g.Hq*g.Dv+i] += 50
+	}
+	after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+	lo, hi := g.Visible(token)
+	for i, width := range attentionWidths(x.d, g) {
+		for j := range g.Tk() {
+			same := i < 3 || bytes.Equal(before[i][j*width:(j+1)*width], after[i][j*width:(j+1)*width])
+			if !same && (j < lo || j >= hi) {
+				t.Errorf("causal %v, window %v: dout of query %d changes %s of key %d", g.Causal, g.Window, token, attentionResults[i], j)
+			}
+		}
+	}
+}
+
+// attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it may spread within the
+// document (a tile is multiplied whole), never into another.
+func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
+	cu := bounds(40, 100, 30)
+	const token = 60
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
+		if !s.serves(d, g) {
+			continue
+		}
+		for input, name := range []string{"q", "k", "v", "dout"} {
+			x := newAttentionInput(d, g, seeded(25))
+			[][]float64{x.q, x.k, x.v, x.dout}[input][token*2*16+16+3] = math.NaN()
+			out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
+			dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, out, lse, x.dout)
+			b := newBed(t, s.one)
+			results, err := b.attention(g, x, headMajor, headMajor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.finish()
+			for i, want := range [][]float64{out, lse, dq, dk, dv} {
+				got := results[i].values()
+				width := int64(len(want)) / g.Tq()
+				for at, v := range want {
+					d := g.Document(int64(at) / width)
+					if math.IsNaN(v) && !math.IsNaN(got[at]) || math.IsNaN(got[at]) && d != 1 {
+						t.Errorf("causal %v, NaN in %s: %s of token %d is %v, want %v", causal, name, attentionResults[i], int64(at)/width, got[at], v)
+						break
+					}
+				}
+			}
+			b.close()
+		}
+	}
+}
+
+// attentionOverflow has a document whose scores are all below what F32 holds: they have no softmax, and the mean of the values is not it.
+func (s *suite) attentionOverflow(t *testing.T, d tensor.DType) {
+	cu := bounds(40, 100, 30)
+	for _, causal := range []bool{true, false} {
+		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
+		x := newAttentionInput(d, g, seeded(27))
+		for at := cu[1] * 2 * 16; at < cu[2]*2*16; at++ {
+			x.q[at], x.k[at] = 0x1p100, -0x1p100
+		}
+		b := newBed(t, s.one)
+		results, err := b.attention(g, x, headMajor, headMajor)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.finish()
+		out, lse := results[0].values(), results[1].values()
+		for at, v := range out {
+			row := int64(at) / 16
+			over := g.Document(row/2) == 1
+			if over != math.IsNaN(v) || over == (lse[row]-lse[row] == 0) {
+				t.Errorf("causal %v: out of token %d is %v, lse %v", causal, row/2, v, lse[row])
+				break
+			}
+		}
+		b.close()
+	}
+}

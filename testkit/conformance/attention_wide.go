@@ -1,0 +1,109 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+// testAttentionWide is attention in BF16 in memory as models have it: rows of whole vectors of 16 bytes, which kernels on tensor cores ask for. Elsewhere
+// in the suite few arrays lie so. Lengths are those kernels' tiles; on other devices shorter ones will do.
+func testAttentionWide(s *suite) {
+	if !slices.Contains(s.one.Info().Compute, tensor.BF16) {
+		s.t.Skip("SKIPPED: no BF16")
+	}
+	c := *s
+	c.aligned = true
+	s = &c
+	long := s.tiles
+	var cases []ref.Attention
+	add := func(hq, hkv, d, dv int64, q, k []int64, causal bool, window *ref.Window) {
+		cases = append(cases, ref.Attention{Hq: hq, Hkv: hkv, D: d, Dv: dv, CuQ: q, CuK: k, Causal: causal, Window: window})
+	}
+	d := long(64, 16)
+	square := func(hq, hkv, d, dv int64, n []int64) {
+		for _, causal := range []bool{true, false} {
+			add(hq, hkv, d, dv, n, n, causal, nil)
+		}
+	}
+	for _, n := range []int64{1, 77, long(192, 96), long(1000, 130)} { // lengths; with three heads statistics of no whole 16 bytes
+		square(3, 1, d, d, one(n))
+	}
+	for _, w := range [][2]int64{{8, 8}, {72, 72}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {64, 128}, {256, 128}} { // head sizes
+		square(2, 2, w[0], w[1], one(long(192, 33)))
+	}
+	for _, d := range []int64{128, 256} { // several tiles of the widest heads, and sums over query heads
+		square(3, 1, d, d, one(long(300, 70)))
+		add(2, 1, d, d, bounds(3, 40, 0, 30), bounds(5, 33, 4, 30), false, &ref.Window{Left: 20, Right: 6})
+	}
+	square(4, 2, d, d, bounds(64, 64, 64)) // documents of one length
+	packed, other := bounds(5, 1, 0, 64, 33, 1, 1, long(300, 70), 7, long(129, 30)), bounds(9, 1, 0, 70, 33, 5, 1, long(400, 80), 7, long(129, 40))
+	square(3, 1, d, d, packed)
+	square(2, 2, 24, 40, packed)
+	for _, causal := range []bool{true, false} {
+		add(4, 2, d, d, packed, other, causal, nil)
+		add(2, 1, d, d, one(long(130, 40)), one(long(520, 130)), causal, nil)
+		add(2, 1, d, d, one(1), one(long(300, 90)), causal, nil)
+		add(4, 2, d, d, packed, packed, causal, &ref.Window{Left: 20, Right: -1})
+		add(4, 2, d, d, packed, other, causal, &ref.Window{Left: 20, Right: 0})
+		add(2, 1, d, d, one(long(500, 100)), one(long(700, 120)), causal, &ref.Window{Left: long(128, 31), Right: 0})
+		add(2, 1, d, d, one(long(500, 100)), one(long(500, 100)), causal, &ref.Window{Left: 0, Right: -1})
+	}
+	for _, heads := range [][]int64{{0, 0, 0, 1}, {0, 1, 1, 1, 1, 2, 2}} { // heads of a rank whose share begins or ends within a group
+		hq, hkv, from := int64(len(heads)), heads[len(heads)-1]+1, len(cases)
+		square(hq, hkv, d, d, packed)
+		square(hq, hkv, d, d, one(long(192, 66)))
+		for i := range cases[from:] {
+			cases[from+i].KVHead = heads
+		}
+	}
+	layouts := []layout{dense, padded, headMajor}
+	for i := range cases {
+		g := &cases[i]
+		if !s.serves(tensor.BF16, g) {
+			continue
+		}
+		g.Scale = 1 / math.Sqrt(float64(g.D))
+		x := newAttentionInput(tensor.BF16, g, seeded(25, int64(i)))
+		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal, g.Window)
+		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, layouts[i/2%3], layouts[i/2%3]) })
+	}
+	s.attentionFarBelow()
+}
+
+// tiles is n where kernels on tensor cores may serve, else few.
+func (s *suite) tiles(n, few int64) int64 {
+	if s.one.Info().Place == tensor.Host {
+		return few
+	}
+	return s.long(n, few)
+}
+
+// attentionFarBelow has queries of which all scores are near -100, as heads of trained models have. Where a tile is not full, a kernel that takes what is beyond
+// its end for scores of 0 makes probabilities of exp(100) of them: infinite, and no numbers once they are multiplied by zeros.
+func (s *suite) attentionFarBelow() {
+	for i, n := range [][2]int64{{64, 64}, {s.tiles(192, 66), s.tiles(192, 66)}, {s.tiles(1000, 70), s.tiles(1000, 70)}, {s.tiles(128, 32), 77}, {1, 128}, {1, 64}, {30, s.tiles(320, 96)}} {
+		for _, causal := range []bool{true, false} {
+			if causal && n[0] > n[1] {
+				continue
+			}
+			g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: one(n[0]), CuK: one(n[1]), Scale: 0.25, Causal: causal}
+			x := newAttentionInput(tensor.BF16, g, seeded(26, int64(i)))
+			for at := int64(0); at < int64(len(x.q)); at += g.D {
+				x.q[at] = 400
+			}
+			for at := int64(0); at < int64(len(x.k)); at += g.D {
+				x.k[at] = -1 // small: dq is a sum of keys that cancels where these are the same
+			}
+			name := fmt.Sprint("scores near -100, q ", n[0], ", k ", n[1], ", causal ", causal)
+			wants := slices.Clone(attentionWant(name, g, x))
+			for i := range wants { // see attentionScores
+				wants[i].plain = nil
+			}
+			s.check(name, wants, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
+		}
+	}
+}

@@ -1,0 +1,74 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+
+	"ulysses/device"
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+func testCrossEntropy(s *suite) {
+	for _, c := range []struct {
+		rows, vocab int64
+		spread      float64
+	}{
+		{1, 1, 1}, {3, 2, 1}, {7, 3, 5}, {17, 17, 1}, {2, 63, 30}, {65, 64, 3}, {3, 65, 1}, {100, 100, 100}, {7, 257, 10},
+		{0, 5, 1}, {5, 5000, 4}, {3, 33333, 0.01},
+	} {
+		s.typed(func(d tensor.DType, suffix string) {
+			s.crossEntropyCase(d, suffix, c.rows, c.vocab, c.spread, false, dense, padded)
+		})
+	}
+	s.typed(func(d tensor.DType, suffix string) { s.crossEntropyCase(d, suffix, 3, 100, 2, true, dense, padded) })
+}
+
+// crossEntropyCase has logits in F32 and their gradient in d.
+func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int64, spread float64, nan bool, layouts ...layout) {
+	const scale = 1.0 / 7
+	r := seeded(14, rows, vocab)
+	logits, targets := normal(r, rows*vocab), integers(r, rows, vocab)
+	for i := range logits {
+		logits[i] = float64(float32(logits[i]*spread + 20))
+	}
+	for i := range targets {
+		if i%4 == 2 {
+			targets[i] = ref.Ignored
+		}
+	}
+	if nan { // row 1; the ignored row 2 stays zero whatever its logits are
+		logits[vocab+vocab-1], logits[2*vocab] = math.NaN(), math.NaN()
+	}
+	f := ref.Convert[float32, float64]
+	nll, g := ref.CrossEntropy(vocab, logits, targets, scale)
+	nll32, g32 := ref.CrossEntropy(vocab, f(logits), targets, scale)
+	wants := []want{both("nll", nll, nll32), both("dlogits", g, g32).as(d)}
+	for _, l := range layouts {
+		name := fmt.Sprintf("%dx%d %v%s", rows, vocab, l, suffix)
+		args := func(b *bed, x *array) (*device.CrossEntropy, *array) {
+			out := b.out("nll", tensor.F32, shifted, rows)
+			return &device.CrossEntropy{Logits: x.Tensor, NLL: out.Tensor, GradScale: scale,
+				Targets: b.in("targets", tensor.I32, shifted, floats(targets), rows).Tensor}, out
+		}
+		s.check(name, wants, func(b *bed) ([]*array, error) {
+			a, out := args(b, b.in("logits", tensor.F32, l, logits, rows, vocab))
+			g := b.out("dlogits", d, l, rows, vocab)
+			a.DLogits = g.Tensor
+			return []*array{out, g}, b.dev.CrossEntropy(b.stream, a)
+		})
+		if d != tensor.F32 {
+			continue
+		}
+		s.check(name+" forward", wants[:1], func(b *bed) ([]*array, error) {
+			a, out := args(b, b.in("logits", tensor.F32, l, logits, rows, vocab))
+			return []*array{out}, b.dev.CrossEntropy(b.stream, a)
+		})
+		s.check(name+" in place", wants, func(b *bed) ([]*array, error) {
+			g := b.inout("logits", tensor.F32, l, logits, rows, vocab)
+			a, out := args(b, g)
+			a.DLogits = g.Tensor
+			return []*array{out, g}, b.dev.CrossEntropy(b.stream, a)
+		})
+	}
+}

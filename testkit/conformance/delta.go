@@ -1,0 +1,272 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+
+	"ulysses/device"
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+// deltaCase is a call of the gated delta rule: its geometry is the reference's.
+type deltaCase struct {
+	ref.GatedDelta
+	chunk   int64
+	perHead bool
+	decay   int // of decayKinds
+	beta    int // of betaKinds
+}
+
+// decayKinds are kinds of logarithms of decays: as in layers, none, some strong, all strong, strong
+// among weak (cumulative sums are large where differences are small), and every other head with a
+// decay of 24 to 25 a token.
+var decayKinds = []struct {
+	name string
+	g    func(r *rand.Rand, head int64) float64
+}{
+	{"", func(r *rand.Rand, _ int64) float64 { return -0.3 * math.Abs(r.NormFloat64()) }},
+	{"zero", func(*rand.Rand, int64) float64 { return 0 }},
+	{"strong", func(r *rand.Rand, _ int64) float64 { return -20 * r.Float64() }},
+	{"all -20", func(*rand.Rand, int64) float64 { return -20 }},
+	{"bursts", func(r *rand.Rand, _ int64) float64 { return []float64{-20, -20, -0.05 * r.Float64()}[r.IntN(3)] }},
+	{"-24 in odd heads", func(r *rand.Rand, head int64) float64 {
+		if head%2 == 1 {
+			return -24 - r.Float64()
+		}
+		return -0.3 * math.Abs(r.NormFloat64())
+	}},
+}
+
+var betaKinds = []struct {
+	name string
+	beta func(r *rand.Rand) float64
+}{
+	{"", func(r *rand.Rand) float64 { return r.Float64() }},
+	{"zero", func(*rand.Rand) float64 { return 0 }},
+	{"one", func(*rand.Rand) float64 { return 1 }},
+	{"0 and 1", func(r *rand.Rand) float64 { return float64(r.IntN(2)) }},
+}
+
+func (c *deltaCase) String() string {
+	s := fmt.Sprintf("%d of %d heads, D %d %d, %v, key heads %v, chunk %d, states %d in %d out", c.Hv, c.Hk, c.Dk, c.Dv, listed(c.Cu), c.KeyHead, c.chunk, c.In, c.Out)
+	if c.L2Norm {
+		s += ", normal"
+	}
+	if c.perHead {
+		s += ", per head"
+	}
+	if c.decay > 0 {
+		s += ", decay " + decayKinds[c.decay].name
+	}
+	if c.beta > 0 {
+		s += ", beta " + betaKinds[c.beta].name
+	}
+	return s
+}
+
+// deltaInput are the values of one case: activations as type d holds them.
+type deltaInput struct {
+	d                                 tensor.DType
+	q, k, v, g, beta, in, dout, dlast []float64
+}
+
+// newDeltaInput has keys of length 1 at most where the call does not make them so: the recurrence would grow without bound.
+func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
+	n, states := c.T(), c.Hv*c.Dk*c.Dv
+	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv), g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv),
+		in: normal(r, c.In*states), dout: normalAs(d, r, n*c.Hv*c.Dv), dlast: normal(r, c.Out*states)}
+	for at := int64(0); at < int64(len(x.k)) && !c.L2Norm; at += c.Dk {
+		key := x.k[at:][:c.Dk]
+		by := (1 - r.Float64()/2) / math.Sqrt(ref.SumSquares(key))
+		for i := range key {
+			key[i] = float64(float32(key[i] * by))
+		}
+	}
+	x.k = rounded(d, x.k)
+	for i := range x.g {
+		x.g[i], x.beta[i] = float64(float32(decayKinds[c.decay].g(r, int64(i)%c.Hv))), float64(float32(betaKinds[c.beta].beta(r)))
+	}
+	return x
+}
+
+// deltaLayouts are how a case's activations lie; decays and betas, which may have any strides, have some.
+type deltaLayouts struct{ q, k, v layout }
+
+var tokensLast = layout{order: []int{1, 0}, gap: 1, shift: 1} // [T, H] as [H, T]
+
+// deltaArgs places what both directions read, and memory for a backward pass if there will be one.
+func (b *bed) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) *device.GatedDelta {
+	n := c.T()
+	a := &device.GatedDelta{Q: b.in("q", x.d, l.q, x.q, n, c.Hk, c.Dk).Tensor, K: b.in("k", x.d, l.k, x.k, n, c.Hk, c.Dk).Tensor, V: b.in("v", x.d, l.v, x.v, n, c.Hv, c.Dv).Tensor,
+		G: b.in("g", tensor.F32, tokensLast, x.g, n, c.Hv).Tensor, Beta: b.in("beta", tensor.F32, layout{inner: 2, gap: 3}, x.beta, n, c.Hv).Tensor,
+		Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk}
+	if c.In > 0 || c.perHead { // none is as good as nil
+		a.StateIn = b.in("state in", tensor.F32, dense, x.in, c.In, c.Hv, c.Dk, c.Dv).Tensor
+	}
+	if saved {
+		a.Saved = b.out("saved", tensor.U8, dense, b.dev.GatedDeltaSizes(a).Saved).Tensor
+	}
+	return a
+}
+
+// deltaGrad places what a call writes, and what backward reads besides: results are out and, if wanted, the states, then dq, dk, dv, dg, dbeta
+// and, if there are states, their gradient.
+func (b *bed) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
+	n, keys := c.T(), c.Hk
+	if c.perHead {
+		keys = c.Hv
+	}
+	out := b.out("out", x.d, l.v, n, c.Hv, c.Dv)
+	forward, a.Out = []*array{out}, out.Tensor
+	dq, dk, dv := b.out("dq", x.d, l.k, n, keys, c.Dk), b.out("dk", x.d, l.q, n, keys, c.Dk), b.out("dv", x.d, l.v, n, c.Hv, c.Dv)
+	dg, dbeta := b.out("dg", tensor.F32, padded, n, c.Hv), b.out("dbeta", tensor.F32, tokensLast, n, c.Hv)
+	backward = []*array{dq, dk, dv, dg, dbeta}
+	y = &device.GatedDeltaGrad{DOut: b.in("dout", x.d, l.v, x.dout, n, c.Hv, c.Dv).Tensor,
+		DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor, DG: dg.Tensor, DBeta: dbeta.Tensor, PerHead: c.perHead}
+	if c.Out > 0 {
+		last := b.out("state out", tensor.F32, dense, c.Out, c.Hv, c.Dk, c.Dv)
+		forward, a.StateOut = append(forward, last), last.Tensor
+		y.DStateOut = b.in("dstate out", tensor.F32, dense, x.dlast, c.Out, c.Hv, c.Dk, c.Dv).Tensor
+	}
+	if c.In > 0 {
+		dstate := b.out("dstate in", tensor.F32, dense, c.In, c.Hv, c.Dk, c.Dv)
+		backward, y.DStateIn = append(backward, dstate), dstate.Tensor
+	}
+	y.GatedDelta = *a
+	return forward, y, backward
+}
+
+// delta runs forward and backward and returns the results of both.
+func (b *bed) delta(c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error) {
+	forward, y, backward := b.deltaGrad(b.deltaArgs(c, x, l, true), c, x, l)
+	sizes := b.dev.GatedDeltaSizes(&y.GatedDelta)
+	y.Workspace = b.out("workspace", tensor.U8, dense, sizes.Forward).Tensor
+	if err := b.dev.GatedDeltaForward(b.stream, &y.GatedDelta); err != nil {
+		return nil, err
+	}
+	y.Workspace = b.out("workspace of backward", tensor.U8, dense, sizes.Backward).Tensor
+	return append(forward, backward...), b.dev.GatedDeltaBackward(b.stream, y)
+}
+
+// names are those of delta's results.
+func (c *deltaCase) names() []string {
+	names := []string{"out"}
+	if c.Out > 0 {
+		names = append(names, "state out")
+	}
+	if names = append(names, "dq", "dk", "dv", "dg", "dbeta"); c.In > 0 {
+		names = append(names, "dstate in")
+	}
+	return names
+}
+
+// largestSplit is for results in F32 of inputs in BF16: devices may have the factors between them as sums of two numbers in BF16, of 2⁻¹⁷ each.
+const largestSplit = 1e-4
+
+// deltaChain allows for sum of decays, its exponential, product with the state, difference, beta, those of the chunk before it, product with a
+// key, decay of the state, product with a query, scale, sum over values, sum over heads.
+const deltaChain = 12 * ulp
+
+// deltaWants are the references by case: the same for every device, and not cheap.
+var deltaWants sync.Map
+
+func deltaWant(name string, c *deltaCase, x deltaInput) []want {
+	if w, ok := deltaWants.Load(name); ok {
+		return w.([]want)
+	}
+	g := &c.GatedDelta
+	f := ref.Convert[float32, float64]
+	out, last := ref.GatedDeltaForward(g, x.q, x.k, x.v, x.g, x.beta, x.in)
+	out32, last32 := ref.GatedDeltaForward(g, f(x.q), f(x.k), f(x.v), f(x.g), f(x.beta), f(x.in))
+	y := ref.GatedDeltaBackward(g, x.q, x.k, x.v, x.g, x.beta, x.in, x.dout, x.dlast)
+	y32 := ref.GatedDeltaBackward(g, f(x.q), f(x.k), f(x.v), f(x.g), f(x.beta), f(x.in), f(x.dout), f(x.dlast))
+	if !c.perHead { // of each value head's, rounded
+		y.DQ, y.DK = ref.KeySum(g, y.DQ), ref.KeySum(g, y.DK)
+		sum := func(z []float32) []float32 { return ref.KeySum(g, f(rounded(x.d, ref.Convert[float64](z)))) }
+		y32.DQ, y32.DK = sum(y32.DQ), sum(y32.DK)
+	}
+	w := []want{both("out", out, out32).as(x.d)}
+	if c.Out > 0 {
+		w = append(w, stateWant(x.d, "state out", last, last32))
+	}
+	w = append(w, both("dq", y.DQ, y32.DQ).as(x.d), both("dk", y.DK, y32.DK).as(x.d), both("dv", y.DV, y32.DV).as(x.d), stateWant(x.d, "dg", y.DG, y32.DG), stateWant(x.d, "dbeta", y.DBeta, y32.DBeta))
+	if c.In > 0 {
+		w = append(w, stateWant(x.d, "dstate in", y.DState, y32.DState))
+	}
+	for i := range w {
+		w[i].chain = deltaChain
+		if w[i].name == "dg" || w[i].name == "dbeta" {
+			w[i].heads = c.Hv
+		}
+	}
+	deltaWants.Store(name, w)
+	return w
+}
+
+// deltaCases are those of testGatedDelta.
+func deltaCases() []deltaCase {
+	var cases []deltaCase
+	add := func(c deltaCase) { cases = append(cases, c) }
+	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100}, {128, 128}, {100, 5}, {33, 17}} { // head sizes
+		n := []int64{35, 66, 20}[i%3]
+		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n), L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
+	}
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 256, Dv: 256, Cu: one(18), L2Norm: true, In: 1, Out: 1}})
+	small := func(cu []int64, in, out int64) ref.GatedDelta {
+		return ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: cu, L2Norm: true, In: in, Out: out}
+	}
+	for i, n := range []int64{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200} { // lengths beside those of chunks
+		add(deltaCase{GatedDelta: small(one(n), int64(i%2), int64(1-i%2)), chunk: []int64{0, 16, 64}[i%3]})
+	}
+	for i, cu := range [][]int64{bounds(1, 1, 1), bounds(1, 0, 1, 0, 0, 1), bounds(15, 16, 17), bounds(63, 64, 65), bounds(0, 33), bounds(5, 1, 0, 64, 33, 1, 1, 20, 0), bounds(0), {0}, bounds(0, 0, 0)} {
+		n := int64(len(cu)) - 1
+		for _, states := range [][2]int64{{0, 0}, {min(1, n), min(1, n)}, {n, n}, {0, n}, {min(2, n), 0}} {
+			add(deltaCase{GatedDelta: small(cu, states[0], states[1]), chunk: []int64{64, 0, 16}[i%3], perHead: i%2 == 0})
+		}
+	}
+	many := make([]int64, 60) // documents
+	for i := range many {
+		many[i] = int64(i % 4)
+	}
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 6, Dv: 5, Cu: bounds(many...), L2Norm: true, In: 60, Out: 60}})
+	for decay := range decayKinds { // and betas, with and without a state before
+		for beta := range betaKinds {
+			for _, in := range []int64{0, 1} {
+				if decay+beta > 0 {
+					add(deltaCase{GatedDelta: small(bounds(70, 3), in, in), decay: decay, beta: beta})
+				}
+			}
+		}
+	}
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), L2Norm: true, In: 1, Out: 1}, decay: 4})
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 64, Dv: 64, Cu: one(130), In: 1, Out: 1}, decay: 1, beta: 2})
+	for _, perHead := range []bool{false, true} { // value heads of a key head
+		for _, heads := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {2}, {}} {
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 4, Hv: int64(len(heads)), Dk: 20, Dv: 12, Cu: bounds(40, 7), KeyHead: heads, L2Norm: true, In: 1, Out: 1}, perHead: perHead})
+		}
+		for _, heads := range [][2]int64{{2, 2}, {2, 4}, {2, 6}} {
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: heads[0], Hv: heads[1], Dk: 12, Dv: 20, Cu: bounds(40, 7), L2Norm: perHead, In: 2, Out: 1}, perHead: perHead})
+		}
+	}
+	for i := range cases {
+		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
+	}
+	return cases
+}
+
+func testGatedDelta(s *suite) {
+	for i, c := range deltaCases() {
+		l := []deltaLayouts{{headMajor, padded, headMajor}, {dense, dense, padded}, {padded, headMajor, dense}, {shifted, shifted, shifted}}[i%4]
+		s.typed(func(d tensor.DType, suffix string) {
+			s.deltaCase(d, fmt.Sprint(&c, suffix), &c, l)
+		})
+	}
+}
+
+func (s *suite) deltaCase(d tensor.DType, name string, c *deltaCase, l deltaLayouts) {
+	x := newDeltaInput(d, c, seeded(50, c.T(), c.Hv, c.Dk, c.Dv))
+	s.check(name, deltaWant(name, c, x), func(b *bed) ([]*array, error) { return b.delta(c, x, l) })
+}

@@ -1,0 +1,58 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+
+	"ulysses/device"
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+func testSwiGLU(s *suite) {
+	for _, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {63, 64}, {100, 65}, {3, 257}, {0, 9}, {257, 100}, {1, 90000}} {
+		for _, l := range []layout{dense, padded} {
+			s.typed(func(d tensor.DType, suffix string) { s.swigluCase(d, suffix, shape[0], shape[1], l) })
+		}
+	}
+}
+
+func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout) {
+	r := seeded(12, t, n)
+	gate, up, dy := normal(r, t*n), normal(r, t*n), normal(r, t*n)
+	up, dy = rounded(d, up), rounded(d, dy)
+	for i := range gate {
+		gate[i] = float64(float32(gate[i] * 3))
+	}
+	if t == 3 { // far out on both sides, and what is not a number
+		copy(gate, []float64{0, 90, -90, 200, -200, -1000, 1000, math.NaN(), -87.5, 88.5})
+	}
+	gate = rounded(d, gate)
+	f := ref.Convert[float32, float64]
+	dgate, dup := ref.SwiGLUGrad(gate, up, dy)
+	dgate32, dup32 := ref.SwiGLUGrad(f(gate), f(up), f(dy))
+	forward := []want{both("y", ref.SwiGLU(gate, up), ref.SwiGLU(f(gate), f(up))).as(d)}
+	backward := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d)}
+	name := fmt.Sprintf("%dx%d %v%s", t, n, l, suffix)
+	s.check(name, forward, func(b *bed) ([]*array, error) {
+		y := b.out("y", d, padded, t, n)
+		return []*array{y}, b.dev.SwiGLUForward(b.stream, &device.SwiGLU{
+			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor})
+	})
+	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
+		dg, du := b.out("dgate", d, dense, t, n), b.out("dup", d, l, t, n)
+		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
+			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor,
+			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
+	})
+	s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
+		dg, du := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n)
+		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
+			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
+	})
+	s.check(name+" backward, restored", append(backward, forward...), func(b *bed) ([]*array, error) {
+		dg, du, y := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n), b.inout("dy", d, l, dy, t, n)
+		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
+			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true})
+	})
+}

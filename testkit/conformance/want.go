@@ -1,0 +1,153 @@
+package conformance
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+const (
+	largest = 2e-5 // of max|Δ|/max|ref| in f32, for anything
+	ulp     = 1.0 / (1 << 23)
+	// A plain implementation of a few elements may be exact by luck; the roundings in the longest chain of operations are always allowed.
+	resolution = 4 * ulp
+
+	// The same of results in BF16, whose last rounding is all that should be seen of it: inputs are exact, sums are in f32.
+	largestBF16    = 1.0 / (1 << 7)
+	resolutionBF16 = 1.0 / (1 << 9)
+)
+
+// want is what a result must be.
+type want struct {
+	name  string
+	ref   []float64 // the reference
+	plain []float64 // a plain f32 implementation's result, whose error may be doubled; nil = only the absolute bound holds
+	bf16  bool      // the result is in BF16
+	exact bool      // equal: for moves and casts
+	bound float64   // for results better than f32; 0 = as above
+	gate  float64   // in BF16, of results whose factors are rounded on the way; 0 = as above
+	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
+	heads int64     // the result is [rows, heads], and each head is also measured by its own largest value; 0 = measured only as a whole
+	sizes []float64 // the result is [heads], sums of terms of these sizes in all, and each head is also measured by its own
+	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
+}
+
+// both makes a want of the reference in two precisions.
+func both(name string, ref64 []float64, ref32 []float32) want {
+	return want{name: name, ref: ref64, plain: ref.Convert[float64](ref32)}
+}
+
+// as is the want of a result of type d: a plain implementation rounds once, at the end.
+func (w want) as(d tensor.DType) want {
+	if d != tensor.BF16 {
+		return w
+	}
+	w.bf16, w.plain = true, rounded(d, w.plain)
+	if w.exact {
+		w.ref = rounded(d, w.ref)
+	}
+	return w
+}
+
+// rounded is x as a type holds it.
+func rounded(d tensor.DType, x []float64) []float64 {
+	if d != tensor.BF16 || x == nil {
+		return x
+	}
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i] = float64(tensor.BF16ToF32(tensor.F32ToBF16(float32(v))))
+	}
+	return y
+}
+
+// compare fails the test unless got is what is wanted.
+func (w want) compare(t testing.TB, got []float64) {
+	t.Helper()
+	if len(got) != len(w.ref) {
+		t.Errorf("%s: %d values, want %d", w.name, len(got), len(w.ref))
+		return
+	}
+	e, fault := deviation(got, w.ref)
+	bound, least := largest, resolution
+	if w.bf16 {
+		bound, least = max(w.gate, largestBF16), resolutionBF16
+	}
+	if w.bound > 0 {
+		bound = w.bound
+	} else if w.exact {
+		bound = 0
+	} else if w.plain != nil {
+		p, f := deviation(w.plain, w.ref)
+		if f != "" {
+			t.Errorf("%s: the plain implementation fails: %s", w.name, f)
+		}
+		bound = min(bound, max(2*p, least, w.chain))
+	}
+	if fault != "" {
+		t.Errorf("%s: %s", w.name, fault)
+	} else if !(e <= bound) {
+		t.Errorf("%s: error %.3g, at most %.3g: %s", w.name, e, bound, worst(got, w.ref))
+	}
+	w.compareHeads(t, got)
+}
+
+// compareHeads measures each head separately. If decays of heads differ by orders of magnitude,
+// gradients of gates do as well, and an error as large as one head's gradient may be 1e-7 of the
+// tensor's largest value.
+func (w want) compareHeads(t testing.TB, got []float64) {
+	t.Helper()
+	for h := range w.heads {
+		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, bound: w.bound, gate: w.gate,
+			chain: 2 * w.chain} // a head's largest value is less than the tensor's, and its roundings are of the same sums
+		if w.plain != nil {
+			one.plain = columns(w.plain, w.heads, h, 1)
+		}
+		one.compare(t, columns(got, w.heads, h, 1))
+	}
+	for h, size := range w.sizes {
+		if r := w.ref[h]; size == 0 || math.IsNaN(r) || math.IsInf(r, 0) {
+			continue
+		}
+		e, bound := math.Abs(got[h]-w.ref[h])/size, min(largest, max(2*math.Abs(w.plain[h]-w.ref[h])/size, w.chain))
+		if !(e <= bound) {
+			t.Errorf("%s of head %d: error %.3g, at most %.3g: %.9g, want %.9g", w.name, h, e, bound, got[h], w.ref[h])
+		}
+	}
+}
+
+// deviation is max|got-ref|/max|ref| over the finite elements of ref; the others must be equal in kind, or there is a fault.
+func deviation(got, ref []float64) (e float64, fault string) {
+	var delta, size float64
+	for i, r := range ref {
+		g := got[i]
+		switch {
+		case math.IsNaN(r) || math.IsInf(r, 0):
+			if g != r && !(g != g && r != r) {
+				return 0, fmt.Sprintf("element %d is %v, want %v", i, g, r)
+			}
+		case math.IsNaN(g) || math.IsInf(g, 0):
+			return 0, fmt.Sprintf("element %d is %v, want %v", i, g, r)
+		default:
+			delta, size = max(delta, math.Abs(g-r)), max(size, math.Abs(r))
+		}
+	}
+	if delta == 0 {
+		return 0, ""
+	}
+	return delta / size, ""
+}
+
+// worst names the element that is farthest off.
+func worst(got, ref []float64) string {
+	at, delta := 0, -1.0
+	for i := range ref {
+		if d := math.Abs(got[i] - ref[i]); d > delta {
+			at, delta = i, d
+		}
+	}
+	return fmt.Sprintf("element %d is %.9g, want %.9g", at, got[at], ref[at])
+}

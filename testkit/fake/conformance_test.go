@@ -1,0 +1,19 @@
+package fake
+
+import (
+	"testing"
+
+	"ulysses/device"
+	"ulysses/testkit/conformance"
+)
+
+// TestConformance is what stands between these operations and the CPU's: types, lists and order.
+func TestConformance(t *testing.T) {
+	conformance.RunSome(t, func(t testing.TB, workers int) device.Device {
+		d, err := Open(Options{Seed: uint64(workers)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}, "GatedRMSNorm", "SigmoidGate", "Conv1d", "DeltaGates", "DeltaStates", "DeltaLaws")
+}
