@@ -1,4 +1,5 @@
-// Package backends opens devices and the communicators that go with them by the names of the job file.
+// Package backends opens devices and the communicators that go with them by the names of the job
+// file.
 package backends
 
 import (
@@ -16,15 +17,17 @@ import (
 
 // Choice is what the job file and the launcher say of a rank's device.
 type Choice struct {
-	Backend       string // "auto", "cpu" or "cuda"
-	Threads       int    // of a CPU; 0 = the cores that this process may use, shared among the ranks that share them
-	LocalRank     int    // among the ranks of this node: picks the GPU
+	Backend string // "auto", "cpu" or "cuda"
+	// of a CPU; 0 = the cores that this process may use, shared among the ranks that share them
+	Threads       int
+	LocalRank     int // among the ranks of this node: picks the GPU
 	RanksOnNode   int
 	Deterministic bool // every result of a GPU repeatable to the bit
 }
 
-// Open opens a device, and says why it is this one where the choice was left open. "cuda" never falls back to the CPU; "auto" does where there is
-// no plug-in or no GPU, but not where a plug-in is there and broken.
+// Open opens a device, and says why it is this one where the choice was left open. "cuda" never
+// falls back to the CPU; "auto" does where there is no plug-in or no GPU, but not where a plug-in
+// is there and broken.
 func Open(c Choice) (d device.Device, why string, err error) {
 	switch c.Backend {
 	case "cpu":

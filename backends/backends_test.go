@@ -59,7 +59,8 @@ func TestBrokenPlugin(t *testing.T) {
 	}
 }
 
-// TestGPUs deals GPUs out by the place of a rank on its node, again from the first when there are more ranks.
+// TestGPUs deals GPUs out by the place of a rank on its node, again from the first when there are
+// more ranks.
 func TestGPUs(t *testing.T) {
 	cudatest.Use(t)
 	if os.Getenv("ULYSSES_EMULATED_DEVICES") == "" {

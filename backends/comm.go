@@ -11,11 +11,13 @@ import (
 	"ulysses/internal/status"
 )
 
-// OpenComm gives the communicator for tensors of the device and of the host, and says why it is this one. The policy is the job file's
-// device.comm: "auto", or the way that is wanted. A CPU's tensors go by the host's own communicator. Tensors of a GPU go by NCCL where
-// every rank has a GPU of its own; by each other's memory (ipc) on one machine; else through the host ("mpi" and "local" ask for that).
-// All ranks call it. One that cannot be is refused on all of them, but ipc that was not asked for gives way to the host; a rank without a device (nil)
-// makes it fail on all. From here on a GPU plans with its part of a memory that ranks share.
+// OpenComm gives the communicator for tensors of the device and of the host, and says why it is
+// this one. The policy is the job file's device.comm: "auto", or the way that is wanted. A CPU's
+// tensors go by the host's own communicator. Tensors of a GPU go by NCCL where every rank has a GPU
+// of its own; by each other's memory (ipc) on one machine; else through the host ("mpi" and "local"
+// ask for that). All ranks call it. One that cannot be is refused on all of them, but ipc that was
+// not asked for gives way to the host; a rank without a device (nil) makes it fail on all. From
+// here on a GPU plans with its part of a memory that ranks share.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
 	cards, err := gather(host, gpu, d)
@@ -33,7 +35,8 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 		return host, why, nil
 	}
 	made, err := cuda.NewComm(gpu, host, kind)
-	if kind == "ipc" && policy == "auto" && status.Of(err) == status.Unsupported { // the same on all ranks
+	// the same on all ranks
+	if kind == "ipc" && policy == "auto" && status.Of(err) == status.Unsupported {
 		why = fmt.Sprintf("staged %s: %v", through(host), err)
 		made, err = cuda.NewComm(gpu, host, "staged")
 	}
@@ -58,7 +61,9 @@ type card struct {
 	GPU     string // uuid
 	NCCL    bool
 	NoNCCL  string // why not
-	HostID  string // NCCL_HOSTID: NCCL takes ranks with different ones to be on different machines, and lets them share a GPU
+	// NCCL_HOSTID: NCCL takes ranks with different ones to be on different machines, and lets them
+	// share a GPU
+	HostID string
 }
 
 func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
@@ -98,7 +103,8 @@ func sharing(cards []card, rank int) (n int) {
 	return n
 }
 
-// choose is the kind of communicator that the ranks take, and why; through says how the host's would serve a GPU. It is the same on all ranks.
+// choose is the kind of communicator that the ranks take, and why; through says how the host's
+// would serve a GPU. It is the same on all ranks.
 func choose(cards []card, host, through, policy string) (kind, why string, err error) {
 	for r, c := range cards {
 		if c.Kind == "" {

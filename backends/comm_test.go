@@ -33,7 +33,8 @@ func TestChoose(t *testing.T) {
 		{cpus, "nccl", "", `device.comm = "nccl" on device cpu: say "auto"`},
 		{cardsOf("a0"), "auto", "ipc", "one rank alone"},
 		{cardsOf("a0", "b0"), "auto", "nccl", "each of 2 ranks has a GPU of its own"},
-		{cardsOf("a0", "a1"), "auto", "nccl", "each of 2"}, // names of GPUs may repeat on another machine
+		// names of GPUs may repeat on another machine
+		{cardsOf("a0", "a1"), "auto", "nccl", "each of 2"},
 		{cardsOf("a0", "b0", "a0"), "auto", "ipc", "for nccl ranks 0 and 2 share GPU-a"},
 		{cardsOf("a0", "b0!"), "auto", "ipc", "for nccl rank 1 has no NCCL (not found)"},
 		{cardsOf("a0", "b1", "b1"), "auto", "staged", "for ipc ranks 0 and 1 are on different machines (node0, node1)"},
@@ -107,7 +108,8 @@ func TestOpenCommWithoutDevice(t *testing.T) {
 	}
 }
 
-// TestOpenCommShares: ranks on one GPU may each have their part of its memory, and one that is alone on it again the whole.
+// TestOpenCommShares: ranks on one GPU may each have their part of its memory, and one that is
+// alone on it again the whole.
 func TestOpenCommShares(t *testing.T) {
 	cudatest.Use(t)
 	if found, err := cuda.Probe(); err != nil || found.Count != 1 {

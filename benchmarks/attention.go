@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// arena is an arena that a benchmark can do without error checks on: its plan is a sketch of the same calls.
+// arena is an arena that a benchmark can do without error checks on: its plan is a sketch of the
+// same calls.
 type arena struct{ *device.Arena }
 
 func (a arena) take(dtype tensor.DType, shape ...int64) tensor.Tensor {

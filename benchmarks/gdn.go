@@ -11,8 +11,9 @@ import (
 // gdnChunk is the tokens of a chunk: the device's own choice, named because flops depend on it.
 const gdnChunk = 32
 
-// gdnFlops are those of the chunked gated delta rule, triangles counted once: per token and head forward 6·Dk·Dv + 2·C·(Dk + Dv), backward
-// 12·Dk·Dv + C·(6·Dk + 4·Dv), with the triangles that it computes again.
+// gdnFlops are those of the chunked gated delta rule, triangles counted once: per token and head
+// forward 6·Dk·Dv + 2·C·(Dk + Dv), backward 12·Dk·Dv + C·(6·Dk + 4·Dv), with the triangles that it
+// computes again.
 func (s shape) gdnFlops() (forward, backward float64) {
 	d, n := float64(s.HeadDim), float64(s.Tokens*s.Heads)
 	return n * (6*d*d + 4*gdnChunk*d), n * (12*d*d + 10*gdnChunk*d)
@@ -54,7 +55,8 @@ func gdn(o *options) error {
 	return nil
 }
 
-// gdnTensors is head-major, the layout that the CPU likes. Heads are value heads, key-value heads key heads.
+// gdnTensors is head-major, the layout that the CPU likes. Heads are value heads, key-value heads
+// key heads.
 func gdnTensors(d device.Device, a arena, s shape, dtype tensor.DType) (g device.GatedDeltaGrad) {
 	heads := func(n int64, random bool) tensor.Tensor {
 		if random {

@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// gdnRanks times the gated delta rule over ranks, forward and backward, both ways in turn, with the bytes that all ranks send.
+// gdnRanks times the gated delta rule over ranks, forward and backward, both ways in turn, with the
+// bytes that all ranks send.
 func gdnRanks(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
 	if err != nil {
@@ -67,7 +68,8 @@ func gdnRanks(o *options) error {
 	return nil
 }
 
-// gates turns normal deviates into decays, a tenth of their size below 0, and betas between 0 and 1.
+// gates turns normal deviates into decays, a tenth of their size below 0, and betas between 0 and
+// 1.
 func gates(g, beta []float32) {
 	for i, x := range g {
 		g[i] = float32(-0.1 * math.Abs(float64(x)))

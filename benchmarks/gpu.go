@@ -9,7 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// The suites gpu_* run on the device of --device, in the type of --dtype; peers/torch_gpu.py is what they are held against.
+// The suites gpu_* run on the device of --device, in the type of --dtype; peers/torch_gpu.py is
+// what they are held against.
 
 // openGPU opens the device of a rank.
 func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
@@ -24,8 +25,9 @@ func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 	return d, s, nil
 }
 
-// steady times f, which enqueues. The host waits once for as many calls as take some tens of milliseconds, so that what it costs to begin and to be told of
-// the end is not in the time; half a second of calls come first, for the clocks.
+// steady times f, which enqueues. The host waits once for as many calls as take some tens of
+// milliseconds, so that what it costs to begin and to be told of the end is not in the time; half a
+// second of calls come first, for the clocks.
 func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 	calls := func(n int) (float64, error) {
 		began := time.Now()
@@ -120,7 +122,8 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 	return nil
 }
 
-// randomize fills a tensor of any strides with the same 2¹⁶ normal variates over and over, in the order of its memory.
+// randomize fills a tensor of any strides with the same 2¹⁶ normal variates over and over, in the
+// order of its memory.
 func randomize(d device.Device, s device.Stream, t tensor.Tensor) error {
 	dense := tensor.Of(t.Data, t.DType, t.Numel())
 	dense.Where = t.Where

@@ -13,7 +13,8 @@ import (
 	"ulysses/tensor"
 )
 
-// layered is a Llama of some layers and a vocabulary of 256 on one rank, its weights, and a batch. Activations are kept.
+// layered is a Llama of some layers and a vocabulary of 256 on one rank, its weights, and a batch.
+// Activations are kept.
 type layered struct {
 	*model.Model
 	c       model.Ctx
@@ -103,8 +104,9 @@ func (l *layered) pass() error {
 	return err
 }
 
-// lent lends weights that are always there, and by what a pass tells it takes times: of each half of the first layer, whose ranks it makes begin together and
-// wait for their GPUs; or, with host, of the host from the beginning of the pass to its last operation, without waiting for anything.
+// lent lends weights that are always there, and by what a pass tells it takes times: of each half
+// of the first layer, whose ranks it makes begin together and wait for their GPUs; or, with host,
+// of the host from the beginning of the pass to its last operation, without waiting for anything.
 type lent struct {
 	stream device.Stream
 	world  comm.Comm
@@ -144,7 +146,8 @@ func (w *lent) Done(group int, _ device.Stream) error {
 
 func (w *lent) GradReady(*model.Param, device.Stream) error { return nil }
 
-// gpuLayer times one decoder layer, forward and backward, and nothing of the model around it, on the ranks that share its sequence: the slowest one's time.
+// gpuLayer times one decoder layer, forward and backward, and nothing of the model around it, on
+// the ranks that share its sequence: the slowest one's time.
 func gpuLayer(o *options) error {
 	d, stream, err := o.openGPU(o.world.Rank())
 	if err != nil {
@@ -197,8 +200,8 @@ func (o *options) timeLayer(l *layered, s shape, way string) error {
 	return nil
 }
 
-// gpuHost times what the host does to enqueue a pass, on layers so small that the GPU keeps up, by the layer; with the calls into C and the allocations of a
-// pass.
+// gpuHost times what the host does to enqueue a pass, on layers so small that the GPU keeps up, by
+// the layer; with the calls into C and the allocations of a pass.
 func gpuHost(o *options) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {

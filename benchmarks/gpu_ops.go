@@ -5,8 +5,10 @@ import (
 	"ulysses/tensor"
 )
 
-// gpuOps times the operations of a decoder layer and of the optimizer one by one, on the shapes of the first layer that is chosen: those that wait for memory
-// in GB/s, each input counted once and each output, with "copy" for what memory does at best; products in GFLOP/s, forward, to the input and to the weights.
+// gpuOps times the operations of a decoder layer and of the optimizer one by one, on the shapes of
+// the first layer that is chosen: those that wait for memory in GB/s, each input counted once and
+// each output, with "copy" for what memory does at best; products in GFLOP/s, forward, to the input
+// and to the weights.
 func gpuOps(o *options) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {
@@ -165,7 +167,8 @@ func (x *opBench) products() error {
 			device.Gemm
 		}{{"forward", device.Gemm{A: in, B: w.Permute(1, 0), C: out}}, {"to the input", device.Gemm{A: out, B: w, C: in}},
 			{"to the weights", device.Gemm{A: out.Permute(1, 0), B: in, C: dw, Accumulate: true}}} {
-			for _, t := range []tensor.Tensor{in, out, w} { // values of products grow from one to the next
+			// values of products grow from one to the next
+			for _, t := range []tensor.Tensor{in, out, w} {
 				if err := randomize(x.d, x.s, t); err != nil {
 					return err
 				}

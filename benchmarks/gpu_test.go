@@ -17,7 +17,8 @@ func TestGPUSuitesWithoutCases(t *testing.T) {
 	}
 }
 
-// The suites for GPUs run to their end, on the CPU: time on a GPU is too dear to find out there that they do not.
+// The suites for GPUs run to their end, on the CPU: time on a GPU is too dear to find out there
+// that they do not.
 func TestGPUSuites(t *testing.T) {
 	for suite, want := range map[string][]string{
 		"gpu_attention": {"forward", "backward"},

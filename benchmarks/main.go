@@ -1,11 +1,12 @@
-// Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a case, in the form of the programs under
-// peers/, so that run.py can put the two side by side.
+// Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a
+// case, in the form of the programs under peers/, so that run.py can put the two side by side.
 //
 //	ulysses-bench peak|attention|gemm|gdn [--dtype bf16] [--threads N] [--repeat N] [--cases words]
 //	ulysses-bench gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
 //	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [--device cuda] [--dtype f32] [--repeat N] [--cases words] [--ranks N] [--comm auto]
 //
-// gdn_ranks, ulysses, a2a and gpu_layer run on the ranks that mpirun started, or on --ranks goroutine ranks; the others on one.
+// gdn_ranks, ulysses, a2a and gpu_layer run on the ranks that mpirun started, or on --ranks
+// goroutine ranks; the others on one.
 package main
 
 import (
@@ -31,12 +32,13 @@ var casesJSON []byte
 
 // shape is one case of cases.json.
 type shape struct {
-	Name      string
-	Tokens    int64
-	HeadDim   int64 `json:"head_dim"`
-	Heads     int64
-	KVHeads   int64   `json:"kv_heads"`
-	KVHead    []int64 `json:"kv_head"` // key head of each query head, of a rank whose share ends within a group
+	Name    string
+	Tokens  int64
+	HeadDim int64 `json:"head_dim"`
+	Heads   int64
+	KVHeads int64 `json:"kv_heads"`
+	// key head of each query head, of a rank whose share ends within a group
+	KVHead    []int64 `json:"kv_head"`
 	Causal    bool
 	CuSeqlens []int64 `json:"cu_seqlens"`
 	Batch     int64
@@ -124,7 +126,8 @@ func run(args []string) error {
 	return onRank(world)
 }
 
-// chosen are the cases that --cases names, or all but the dry run, which is for trying the suites where there is no GPU.
+// chosen are the cases that --cases names, or all but the dry run, which is for trying the suites
+// where there is no GPU.
 func (o *options) chosen(all []shape) []shape {
 	return slices.DeleteFunc(slices.Clone(all), func(s shape) bool {
 		if o.words == "" {
@@ -134,7 +137,8 @@ func (o *options) chosen(all []shape) []shape {
 	})
 }
 
-// measure times f called back to back, after one call that is not timed; before is called before each, untimed.
+// measure times f called back to back, after one call that is not timed; before is called before
+// each, untimed.
 func measure(repeat int, before func(), f func() error) ([]float64, error) {
 	var times []float64
 	for i := 0; i <= repeat; i++ {

@@ -32,14 +32,22 @@ CASES = [
         ("quickstart, bf16", EXAMPLES / "quickstart.toml", ["device.dtype=bf16"]),
         ("hybrid", EXAMPLES / "hybrid.toml", []),
         ("Qwen3, 27M", HERE / "step-qwen3.toml", []),
-        ("Qwen3, 27M, everything recomputed", HERE / "step-qwen3.toml", ["memory.attention=recompute", "memory.mlp=recompute"]),
+        (
+            "Qwen3, 27M, everything recomputed",
+            HERE / "step-qwen3.toml",
+            ["memory.attention=recompute", "memory.mlp=recompute"],
+        ),
     ]
     for ranks in (1, 2, 4)
 ]
 
 
 def sets_of(sets: list) -> list[str]:
-    return [x for s in ["parallel.ulysses=0", "output.model=false", "eval.split=0.0", *sets] for x in ("--set", s)]
+    return [
+        x
+        for s in ["parallel.ulysses=0", "output.model=false", "eval.split=0.0", *sets]
+        for x in ("--set", s)
+    ]
 
 
 def planned(job: pathlib.Path, ranks: int, sets: list) -> float:
@@ -52,19 +60,34 @@ def planned(job: pathlib.Path, ranks: int, sets: list) -> float:
 
 def measured(job: pathlib.Path, ranks: int, sets: list, steps: int) -> float:
     with tempfile.TemporaryDirectory() as out:
-        argv = [*benchmarks.MPI, "-n", ranks, PROGRAM, job, *sets_of([*sets, f"output.dir='{out}'", f"train.steps={steps}"])]
-        r = subprocess.run([str(a) for a in argv], env=benchmarks.ENV, capture_output=True, text=True)
+        argv = [
+            *benchmarks.MPI,
+            "-n",
+            ranks,
+            PROGRAM,
+            job,
+            *sets_of([*sets, f"output.dir='{out}'", f"train.steps={steps}"]),
+        ]
+        r = subprocess.run(
+            [str(a) for a in argv], env=benchmarks.ENV, capture_output=True, text=True
+        )
         if r.returncode:
             sys.exit(f"{argv}: exit {r.returncode}\n{r.stderr[-2000:]}")
-        steps_of = [json.loads(x) for x in (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()]
+        steps_of = [
+            json.loads(x) for x in (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()
+        ]
     return statistics.median(x["seconds"] for x in steps_of[1:])
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=8)
-    p.add_argument("--note", default="", help="what else is to be known of the machine, such as its load")
+    p.add_argument(
+        "--note", default="", help="what else is to be known of the machine, such as its load"
+    )
     a = p.parse_args()
     rows = {}
     for _ in range(a.rounds):
@@ -74,12 +97,24 @@ def main() -> None:
             for key, value in (("planned", x), ("measured", y), ("ratio", x / y)):
                 row[key].append(value)
     head = f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, {len(os.sched_getaffinity(0))} cores{', ' + a.note if a.note else ''}"
-    text = ["# Planned against measured steps", "", head, "", "Ratio: the median over the rounds of (planned step / median step of the run right after it).", "",
-            "|job|ranks|planned, s|measured, s|ratio|", "|---|---|---|---|---|"]
+    text = [
+        "# Planned against measured steps",
+        "",
+        head,
+        "",
+        "Ratio: the median over the rounds of (planned step / median step of the run right after it).",
+        "",
+        "|job|ranks|planned, s|measured, s|ratio|",
+        "|---|---|---|---|---|",
+    ]
     for name, row in rows.items():
-        text.append(f"|{name}|{statistics.median(row['planned']):.3f}|{statistics.median(row['measured']):.3f}|{statistics.median(row['ratio']):.2f}|")
+        text.append(
+            f"|{name}|{statistics.median(row['planned']):.3f}|{statistics.median(row['measured']):.3f}|{statistics.median(row['ratio']):.2f}|"
+        )
     (HERE / "results" / "plan.md").write_text("\n".join(text) + "\n")
-    (HERE / "results" / "plan.json").write_text(json.dumps(dict(head=head, rows=rows), indent=1) + "\n")
+    (HERE / "results" / "plan.json").write_text(
+        json.dumps(dict(head=head, rows=rows), indent=1) + "\n"
+    )
     print("\n".join(text))
 
 

@@ -25,8 +25,12 @@ BENCH = ROOT / "bin" / "ulysses-bench"
 PEERS = HERE / "peers"
 MPI = ["mpirun", "--oversubscribe", "--bind-to", "none"]
 ENV = dict(
-    os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_btl_vader_single_copy_mechanism="none",
-    OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_hwloc_base_binding_policy="none",
+    os.environ,
+    OMPI_ALLOW_RUN_AS_ROOT="1",
+    OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+    OMPI_MCA_btl_vader_single_copy_mechanism="none",
+    OMPI_MCA_rmaps_base_oversubscribe="1",
+    OMPI_MCA_hwloc_base_binding_policy="none",
 )
 
 
@@ -39,7 +43,11 @@ def lines(argv: list, **env) -> list[dict]:
 
 
 def peak(threads: int, isa: str, dtype: str) -> float:
-    return max(x["gflops"] for x in lines([BENCH, "peak", "--threads", threads, "--dtype", dtype]) if x["kernels"] == isa)
+    return max(
+        x["gflops"]
+        for x in lines([BENCH, "peak", "--threads", threads, "--dtype", dtype])
+        if x["kernels"] == isa
+    )
 
 
 class Suite:
@@ -55,7 +63,16 @@ class Suite:
             mine = {x["case"]: x for x in self.ours()}
             theirs = {p: {x["case"]: x for x in f()} for p, f in self.peers.items()}
             for case, x in mine.items():
-                row = out.setdefault(case, dict(seconds=[], median_seconds=[], gflops=[], share=[], ratios={p: [] for p in theirs}))
+                row = out.setdefault(
+                    case,
+                    dict(
+                        seconds=[],
+                        median_seconds=[],
+                        gflops=[],
+                        share=[],
+                        ratios={p: [] for p in theirs},
+                    ),
+                )
                 row["seconds"].append(x["min_s"])
                 row["median_seconds"].append(x["median_s"])
                 if "gflops" in x:
@@ -75,13 +92,20 @@ def suites(a) -> dict:
 
     def torch(script, *args, n=a.threads):
         command = [py, PEERS / script, "--threads", n, "--repeat", a.repeat, *args]
-        return {"PyTorch": lambda: lines(command), "PyTorch unhandicapped": lambda: lines([*fair, *command])}
+        return {
+            "PyTorch": lambda: lines(command),
+            "PyTorch unhandicapped": lambda: lines([*fair, *command]),
+        }
 
     def bench(kind, *args, **env):
-        return lambda: lines([BENCH, kind, "--threads", a.threads, "--repeat", a.repeat, *args], **env)
+        return lambda: lines(
+            [BENCH, kind, "--threads", a.threads, "--repeat", a.repeat, *args], **env
+        )
 
     def under_mpi(n, kind):
-        return lambda: lines([*MPI, "-n", n, BENCH, kind, "--threads", a.threads, "--repeat", a.repeat])
+        return lambda: lines(
+            [*MPI, "-n", n, BENCH, kind, "--threads", a.threads, "--repeat", a.repeat]
+        )
 
     made = {}
     for isa in a.isa.split(","):
@@ -89,7 +113,12 @@ def suites(a) -> dict:
         def add(kind, dtype, isa=isa):
             name = kind if dtype == "f32" else f"{kind}-{dtype}"
             top = lambda: peak(a.threads, isa, dtype)
-            made[f"{name}-{isa}"] = Suite(name, bench(kind, "--dtype", dtype, ULYSSES_ISA=isa), torch(f"{kind}.py", "--dtype", dtype), top)
+            made[f"{name}-{isa}"] = Suite(
+                name,
+                bench(kind, "--dtype", dtype, ULYSSES_ISA=isa),
+                torch(f"{kind}.py", "--dtype", dtype),
+                top,
+            )
 
         if isa != "avx512bf16":  # whose kernels of F32 are those of avx512
             add("attention", "f32")
@@ -97,18 +126,31 @@ def suites(a) -> dict:
             add("gemm", "f32")
         add("attention", "bf16")
         add("gemm", "bf16")
-    made["ulysses"] = Suite("ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2))
+    made["ulysses"] = Suite(
+        "ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2)
+    )
     for n in (2, 4):
-        made[f"a2a-{n}"] = Suite("a2a", under_mpi(n, "a2a"), {"MPI_Alltoall": lambda n=n: lines([*MPI, "-n", n, ROOT / "bin" / "alltoall"])})
+        made[f"a2a-{n}"] = Suite(
+            "a2a",
+            under_mpi(n, "a2a"),
+            {"MPI_Alltoall": lambda n=n: lines([*MPI, "-n", n, ROOT / "bin" / "alltoall"])},
+        )
     jobs = [ROOT / "examples" / "quickstart.toml", HERE / "step-qwen3.toml"]
     for dtype in ("f32", "bf16"):
         both = [torch("train_step.py", job, "--dtype", dtype) for job in jobs]
         peers = {p: lambda p=p, both=both: [x for f in both for x in f[p]()] for p in both[0]}
         if dtype == "bf16":
-            pure = [torch("train_step.py", job, "--bf16-weights")["PyTorch unhandicapped"] for job in jobs]
-            peers["PyTorch unhandicapped, weights in BF16"] = lambda pure=pure: [x for f in pure for x in f()]
+            pure = [
+                torch("train_step.py", job, "--bf16-weights")["PyTorch unhandicapped"]
+                for job in jobs
+            ]
+            peers["PyTorch unhandicapped, weights in BF16"] = lambda pure=pure: [
+                x for f in pure for x in f()
+            ]
         name = "step" if dtype == "f32" else f"step-{dtype}"
-        made[name] = Suite(name, lambda dtype=dtype: [x for job in jobs for x in step(a, job, dtype)], peers)
+        made[name] = Suite(
+            name, lambda dtype=dtype: [x for job in jobs for x in step(a, job, dtype)], peers
+        )
     return made
 
 
@@ -117,29 +159,66 @@ def step(a, job, dtype) -> list[dict]:
     out = []
     for ranks in sorted({1, a.threads, 4}):
         folder = ROOT / "out" / f"bench-step-{ranks}"
-        sets = [f"output.dir={folder}", "output.overwrite=true", "output.model=false", f"train.steps={a.repeat + 2}", "eval.split=0.0", f"parallel.ulysses={ranks}", f"device.dtype={dtype}"]
+        sets = [
+            f"output.dir={folder}",
+            "output.overwrite=true",
+            "output.model=false",
+            f"train.steps={a.repeat + 2}",
+            "eval.split=0.0",
+            f"parallel.ulysses={ranks}",
+            f"device.dtype={dtype}",
+        ]
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
             argv = [*MPI, "-n", ranks, *argv]
         else:
             argv += ["--set", f"device.threads={a.threads}"]
         lines(argv)
-        seconds = [json.loads(x)["seconds"] for x in (folder / "metrics.jsonl").read_text().splitlines()][2:]
-        out.append(dict(case=f"{job.stem}-{ranks}-ranks", beside=job.stem, min_s=min(seconds), median_s=statistics.median(seconds)))
+        seconds = [
+            json.loads(x)["seconds"] for x in (folder / "metrics.jsonl").read_text().splitlines()
+        ][2:]
+        out.append(
+            dict(
+                case=f"{job.stem}-{ranks}-ranks",
+                beside=job.stem,
+                min_s=min(seconds),
+                median_s=statistics.median(seconds),
+            )
+        )
     return out
 
 
 def report(name: str, rows: dict, a) -> None:
     mid = statistics.median
     info = dict(
-        suite=name, date=datetime.date.today().isoformat(), cpu=cpu(), threads=a.threads, rounds=a.rounds, repeat=a.repeat, system=platform.platform(terse=True),
+        suite=name,
+        date=datetime.date.today().isoformat(),
+        cpu=cpu(),
+        threads=a.threads,
+        rounds=a.rounds,
+        repeat=a.repeat,
+        system=platform.platform(terse=True),
     )
     (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / f"{name}.json").write_text(json.dumps(dict(info, cases=rows), indent=1) + "\n")
+    (HERE / "results" / f"{name}.json").write_text(
+        json.dumps(dict(info, cases=rows), indent=1) + "\n"
+    )
     peers = list(next(iter(rows.values()))["ratios"])
     share = any(r["share"] for r in rows.values())
-    head = ["case", "ms"] + (["GF/s"] if share else []) + (["of peak"] if share else []) + [f"{p} / ours" for p in peers]
-    text = [f"# {name}", "", ", ".join(f"{k} {v}" for k, v in info.items() if k != "suite"), "", "|".join(["", *head, ""]), "|".join(["", *["---"] * len(head), ""])]
+    head = (
+        ["case", "ms"]
+        + (["GF/s"] if share else [])
+        + (["of peak"] if share else [])
+        + [f"{p} / ours" for p in peers]
+    )
+    text = [
+        f"# {name}",
+        "",
+        ", ".join(f"{k} {v}" for k, v in info.items() if k != "suite"),
+        "",
+        "|".join(["", *head, ""]),
+        "|".join(["", *["---"] * len(head), ""]),
+    ]
     for case, r in rows.items():
         cells = [case, f"{1e3 * mid(r['seconds']):.3f}"]
         if share:
@@ -149,25 +228,40 @@ def report(name: str, rows: dict, a) -> None:
     for p in peers:
         ratios = [mid(r["ratios"][p]) for r in rows.values() if r["ratios"][p]]
         if ratios:
-            text += ["", f"{p} / ours: geometric mean {statistics.geometric_mean(ratios):.2f}, least {min(ratios):.2f}"]
+            text += [
+                "",
+                f"{p} / ours: geometric mean {statistics.geometric_mean(ratios):.2f}, least {min(ratios):.2f}",
+            ]
     (HERE / "results" / f"{name}.md").write_text("\n".join(text) + "\n")
     print("\n".join(text), flush=True)
 
 
 def cpu() -> str:
     info = pathlib.Path("/proc/cpuinfo").read_text()
-    field = lambda k: next((l.split(":")[1].strip() for l in info.splitlines() if l.startswith(k)), "?")
+    field = lambda k: next(
+        (l.split(":")[1].strip() for l in info.splitlines() if l.startswith(k)), "?"
+    )
     return f"{field('model name')} family {field('cpu family')} model {field('model	')}"
 
 
 def main() -> None:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("suite", nargs="+", help="attention, attention-bf16, gemm, gemm-bf16, gdn, ulysses, a2a, step, or a full name such as attention-avx2")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "suite",
+        nargs="+",
+        help="attention, attention-bf16, gemm, gemm-bf16, gdn, ulysses, a2a, step, or a full name such as attention-avx2",
+    )
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--isa", default="avx512bf16,avx512,avx2", help="instruction sets of ours")
-    p.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"), help="a Python with peers/requirements.txt")
+    p.add_argument(
+        "--python",
+        default=str(ROOT / ".venv" / "bin" / "python"),
+        help="a Python with peers/requirements.txt",
+    )
     a = p.parse_args()
     if not BENCH.exists():
         sys.exit(f"{BENCH.relative_to(ROOT)} is missing: run `make bench` first")

@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// ulysses is attention over sequence shards, forward and backward, with its all-to-alls: the slowest rank's time.
+// ulysses is attention over sequence shards, forward and backward, with its all-to-alls: the
+// slowest rank's time.
 func ulysses(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
 	if err != nil {
@@ -74,8 +75,8 @@ func slowest(c comm.Comm, times []float64) error {
 	return c.AllReduce(nil, tensor.OfFloat64(times, int64(len(times))), comm.Max)
 }
 
-// allToAll is the exchange alone, equal parts, in the sizes of cases.json (bytes a rank sends, its own part included). Every element is a
-// function of sender and index, and is checked.
+// allToAll is the exchange alone, equal parts, in the sizes of cases.json (bytes a rank sends, its
+// own part included). Every element is a function of sender and index, and is checked.
 func allToAll(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: 1}))
 	if err != nil {

@@ -169,7 +169,8 @@ func (p *plan) backward(op string, whole *batch, args, grads unsafe.Pointer) err
 	return c.part(p.sp.Backward(c.stream, b, &c.args, &c.grads))
 }
 
-// forward reads what a forward pass brings, backward what a backward pass does, into the context's arguments.
+// forward reads what a forward pass brings, backward what a backward pass does, into the context's
+// arguments.
 func (r *tensors) forward(a *cArgs) {
 	x := &r.c.args
 	r.get(&x.Q, "q", a.q, 4, false)

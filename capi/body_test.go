@@ -34,7 +34,8 @@ func TestStructsAreTheHeaders(t *testing.T) {
 	}
 }
 
-// alike compares what C and Go make of a field: numbers by kind, pointers as pointers, arrays by length and element.
+// alike compares what C and Go make of a field: numbers by kind, pointers as pointers, arrays by
+// length and element.
 func alike(c, own reflect.Type) bool {
 	address := func(t reflect.Type) bool { return t.Kind() == reflect.Pointer || t.Kind() == reflect.UnsafePointer }
 	switch {
@@ -281,7 +282,8 @@ func TestHostileTensors(t *testing.T) {
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
 }
 
-// Lengths that nobody has memory for are refused before a table of documents is made; so is a struct that ends within a field.
+// Lengths that nobody has memory for are refused before a table of documents is made; so is a
+// struct that ends within a field.
 func TestHostileBatches(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, 0)
 	cu := []int64{0, 4}
@@ -305,7 +307,8 @@ func TestLayoutsAreStrides(t *testing.T) {
 	h := newHostOf(t, b, s, n, n, d, flagCausal)
 	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
-	for _, strides := range [][4]int64{{s * 3 * n * d, 3 * n * d, d, 1}, {3 * n * d, b * 3 * n * d, d, 1}} { // B,S,3,H,D and S,B,3,H,D
+	// B,S,3,H,D and S,B,3,H,D
+	for _, strides := range [][4]int64{{s * 3 * n * d, 3 * n * d, d, 1}, {3 * n * d, b * 3 * n * d, d, 1}} {
 		in, grad := make([]float32, b*s*3*n*d), make([]float32, b*s*3*n*d)
 		x := *h
 		st := strides

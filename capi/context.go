@@ -156,8 +156,8 @@ func newLocal(opts, out unsafe.Pointer) error {
 	return newContext(op, s, comm.Local(1)[0], out)
 }
 
-// newContext makes a context on a communicator, which it then owns. All ranks call it with what each found about its own arguments
-// agreed on before.
+// newContext makes a context on a communicator, which it then owns. All ranks call it with what
+// each found about its own arguments agreed on before.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
 	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, kept: map[identity]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2), ballot: newBallot(c.Size()),
 		hostOwns: s.flags&flagOwnWorkspaces != 0, unagreed: s.flags&flagNoAgreement != 0}
@@ -297,7 +297,8 @@ func contextError(h uintptr) error {
 	return c.lateError()
 }
 
-// contextAbort makes this rank's later calls fail, and its peers' where the communicator reaches them.
+// contextAbort makes this rank's later calls fail, and its peers' where the communicator reaches
+// them.
 func contextAbort(h uintptr, why int32) error {
 	const op = "ulysses_context_abort"
 	c, err := find[context](op, aContext, h)

@@ -28,7 +28,8 @@ func tensorOf(shape ...int64) *cTensor {
 	return &x.t
 }
 
-// everyCall makes one of each call that C has for a step, on one of several ranks, and gives what runs them all once.
+// everyCall makes one of each call that C has for a step, on one of several ranks, and gives what
+// runs them all once.
 func everyCall(t *testing.T, ctx uintptr) func() {
 	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
 	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}

@@ -212,7 +212,8 @@ func devices() (built, usable []string, why map[string]string) {
 	return built, usable, why
 }
 
-// mpiLibrary is what serves a host's communicators by now; a library has no MPI before the first of them comes.
+// mpiLibrary is what serves a host's communicators by now; a library has no MPI before the first of
+// them comes.
 func mpiLibrary() string {
 	if name := comm.Library(); !strings.HasPrefix(name, "none") {
 		return name

@@ -10,7 +10,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// draws makes descriptors that are right but for a few faults: those that are wrong all over are refused at the first look.
+// draws makes descriptors that are right but for a few faults: those that are wrong all over are
+// refused at the first look.
 type draws struct {
 	*rand.Rand
 	faults int // still to be made
@@ -186,8 +187,8 @@ func apartInMemory(t *testing.T, out, all []*cTensor) {
 	}
 }
 
-// Descriptors with any faults end in a status: never in a crash, and never in a panic that guarded had to catch. What is accepted keeps to the memory
-// that it was given.
+// Descriptors with any faults end in a status: never in a crash, and never in a panic that guarded
+// had to catch. What is accepted keeps to the memory that it was given.
 func FuzzDescriptors(f *testing.F) {
 	for i := range byte(200) {
 		f.Add(uint64(i), i, i/7%5)
@@ -492,7 +493,8 @@ func (x *fuzzed) gdn() error {
 func (x *fuzzed) queries() error {
 	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
 	x.put(p(&info), 0, 4)
-	info.struct_size = min(info.struct_size, uint32(unsafe.Sizeof(cBatchInfo{}))) // a larger struct would be the caller's lie
+	// a larger struct would be the caller's lie
+	info.struct_size = min(info.struct_size, uint32(unsafe.Sizeof(cBatchInfo{})))
 	if x.done(func() error { return batchQuery(x.batch, p(&info)) }) == nil && info.struct_size == uint32(unsafe.Sizeof(info)) {
 		positions := make([]int64, max(1, info.rows*64))
 		x.made(x.done(func() error { return batchPositions(x.batch, p(&positions[0])) }))

@@ -12,19 +12,22 @@ import (
 	"ulysses/tensor"
 )
 
-// gpu is what a context on a GPU has beyond one on the CPU: a place in a program with streams, memory and a current GPU of its own.
+// gpu is what a context on a GPU has beyond one on the CPU: a place in a program with streams,
+// memory and a current GPU of its own.
 //
-// Every call works on the context's one stream, whose scratch was allocated with it. It is ordered by events behind what the caller's stream
-// holds when the call comes, and before what comes on it later: so nothing is allocated for a stream that was never seen before, calls
-// on several streams may share the context's own workspace, and no call waits for the GPU.
+// Every call works on the context's one stream, whose scratch was allocated with it. It is ordered
+// by events behind what the caller's stream holds when the call comes, and before what comes on it
+// later: so nothing is allocated for a stream that was never seen before, calls on several streams
+// may share the context's own workspace, and no call waits for the GPU.
 type gpu struct {
 	dev    *cuda.Device
 	guest  *cuda.Guest
 	thread uintptr // what the calling thread was on before the call
 	theirs uintptr // stream of the call under way
 	late   error   // asynchronous, and kept
-	// Other processes map what is exchanged and keep it until the communicator is closed. The caller's memory may be freed sooner: exchanges are in the
-	// context's own, and what has been outgrown is kept.
+	// Other processes map what is exchanged and keep it until the communicator is closed. The
+	// caller's memory may be freed sooner: exchanges are in the context's own, and what has been
+	// outgrown is kept.
 	maps    bool
 	retired []device.Buffer
 }
@@ -48,7 +51,8 @@ func (c *context) openGPU(op string, s settings) error {
 	return nil
 }
 
-// openComm puts a communicator for tensors of the GPU on top of the host's. One rank alone exchanges nothing. Collective.
+// openComm puts a communicator for tensors of the GPU on top of the host's. One rank alone
+// exchanges nothing. Collective.
 func (c *context) openComm(op string, s settings) error {
 	if c.gpu == nil || c.comm.Size() == 1 {
 		return nil
@@ -86,7 +90,8 @@ func (g *gpu) leave() {
 	}
 }
 
-// join orders what a call enqueues behind what the caller's stream holds; a call that joins ends in part.
+// join orders what a call enqueues behind what the caller's stream holds; a call that joins ends in
+// part.
 func (c *context) join(op string, stream unsafe.Pointer) error {
 	if c.gpu == nil {
 		return nil
@@ -98,7 +103,8 @@ func (c *context) join(op string, stream unsafe.Pointer) error {
 	return nil
 }
 
-// part orders what comes later on the caller's stream behind what the call has enqueued, be it whole or not, and hands on the call's error.
+// part orders what comes later on the caller's stream behind what the call has enqueued, be it
+// whole or not, and hands on the call's error.
 func (c *context) part(err error) error {
 	if c.gpu == nil {
 		return err
@@ -109,8 +115,8 @@ func (c *context) part(err error) error {
 	return err
 }
 
-// reach refuses memory that the context's GPU does not have, whatever the caller says of it: a kernel that meets such an address ends all
-// work of the process on the GPU.
+// reach refuses memory that the context's GPU does not have, whatever the caller says of it: a
+// kernel that meets such an address ends all work of the process on the GPU.
 func (c *context) reach(op, name string, p unsafe.Pointer) error {
 	if c.gpu == nil {
 		return nil
@@ -132,7 +138,8 @@ func (c *context) reach(op, name string, p unsafe.Pointer) error {
 // maps reports that exchanges are in the context's own memory, whatever memory a call brings.
 func (c *context) maps() bool { return c.gpu != nil && c.gpu.maps }
 
-// asked is for queries of workspace: a context whose exchanges are in its own memory makes that as large as it says.
+// asked is for queries of workspace: a context whose exchanges are in its own memory makes that as
+// large as it says.
 func (c *context) asked(bytes int64) error {
 	if !c.maps() {
 		return nil
@@ -140,7 +147,8 @@ func (c *context) asked(bytes int64) error {
 	return c.reserve(bytes)
 }
 
-// wireOf is a request's workspace: the caller's, or the request's own, made when it is first needed and kept for later ones.
+// wireOf is a request's workspace: the caller's, or the request's own, made when it is first needed
+// and kept for later ones.
 func (c *context) wireOf(op string, r *request, given tensor.Tensor, need int64) (tensor.Tensor, error) {
 	switch {
 	case need == 0 || !given.IsNil() && !c.maps():
@@ -184,7 +192,8 @@ func (c *context) lateError() error {
 	return g.late
 }
 
-// end waits for the context's work and gives up what it stands on, in the order in which peers need it. Collective.
+// end waits for the context's work and gives up what it stands on, in the order in which peers need
+// it. Collective.
 func (c *context) end() error {
 	if c.stream != nil {
 		c.stream.Close()

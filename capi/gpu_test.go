@@ -12,7 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// gpuHost is what a host whose tensors are on a GPU needs: the plug-in, and a CUDA runtime of its own, for which the stand-in's names serve.
+// gpuHost is what a host whose tensors are on a GPU needs: the plug-in, and a CUDA runtime of its
+// own, for which the stand-in's names serve.
 func gpuHost(t *testing.T) []string {
 	t.Helper()
 	env := []string{"ULYSSES_CUDA_PLUGIN=" + cudatest.Use(t)}
@@ -22,8 +23,8 @@ func gpuHost(t *testing.T) []string {
 	return env
 }
 
-// A host on a GPU: results near the CPU's, the bits of one rank on several, in the order of whatever stream the host brings, and nothing
-// waited for in the calls.
+// A host on a GPU: results near the CPU's, the bits of one rank on several, in the order of
+// whatever stream the host brings, and nothing waited for in the calls.
 func TestHostOnGPU(t *testing.T) {
 	env := gpuHost(t)
 	exe := compile(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/gpu.c", "-lpthread", "-ldl")
@@ -93,7 +94,8 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	}
 }
 
-// A GPU's tensor on a context of the CPU: the sentence says what to make instead, and that the plug-in is missing where it is.
+// A GPU's tensor on a context of the CPU: the sentence says what to make instead, and that the
+// plug-in is missing where it is.
 func TestGPUTensorOnTheCPU(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
 	h.t[0].device = onCUDA

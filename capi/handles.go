@@ -14,8 +14,9 @@ const (
 
 var kindNames = [...]string{"nothing", "context", "plan", "batch", "request"}
 
-// A handle is a place in this table, the kind, and how often the place has been used: generation<<32 | place<<8 | kind<<4. It is never followed as
-// a pointer, so a stale or invented one is found out.
+// A handle is a place in this table, the kind, and how often the place has been used:
+// generation<<32 | place<<8 | kind<<4. It is never followed as a pointer, so a stale or invented
+// one is found out.
 var handles struct {
 	sync.RWMutex
 	slots []slot

@@ -40,7 +40,8 @@ import (
 // MPI waits for other ranks without a time limit. The host's signals arrive meanwhile.
 func init() { comm.AroundMPI(C.outside(), C.inside()) }
 
-// cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may be before the host has set it.
+// cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may
+// be before the host has set it.
 func cores() int {
 	if n := int(C.mask_cores()); n > 0 {
 		return n
@@ -64,8 +65,9 @@ func newMPI(fcomm int64, opts, out unsafe.Pointer) error {
 	return newAgreed(op, c, true, opts, out)
 }
 
-// newAgreed makes a context on a communicator of several ranks: what is wrong with one's arguments is everyone's error. exchanges says that this rank's
-// communicator carries tensors in memory of the host.
+// newAgreed makes a context on a communicator of several ranks: what is wrong with one's arguments
+// is everyone's error. exchanges says that this rank's communicator carries tensors in memory of
+// the host.
 func newAgreed(op string, c comm.Comm, exchanges bool, opts, out unsafe.Pointer) error {
 	s, err := options(op, opts)
 	s.exchanges = exchanges
@@ -130,8 +132,8 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 	return newAgreed(op, c, exchange != nil, opts, out)
 }
 
-// seated refuses ranks that two of the host's programs bring, and an allgather that lays blocks out in another order: whatever came later would go
-// to the wrong ones. All come to one verdict.
+// seated refuses ranks that two of the host's programs bring, and an allgather that lays blocks out
+// in another order: whatever came later would go to the wrong ones. All come to one verdict.
 func seated(op string, c comm.Comm) error {
 	all, err := comm.GatherBytes(c, []byte(strconv.Itoa(c.Rank())))
 	if err != nil {

@@ -106,8 +106,8 @@ func TestHostWithMPI(t *testing.T) {
 	}
 }
 
-// Over MPI the library takes nothing from C's allocator in calls, and Go's collector, which runs here for every 40 KiB, has nothing to do: 10,000 calls
-// forward and backward.
+// Over MPI the library takes nothing from C's allocator in calls, and Go's collector, which runs
+// here for every 40 KiB, has nothing to do: 10,000 calls forward and backward.
 func TestNoCallAllocatesOverMPI(t *testing.T) {
 	exe := compile(t, "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "testdata/counted.c", "-ldl")
 	t.Setenv("GODEBUG", "gctrace=1")
@@ -151,7 +151,8 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The same host under the compiler's sanitizers: what it brings lies in memory that they guard, and nothing of it may be left behind.
+// The same host under the compiler's sanitizers: what it brings lies in memory that they guard, and
+// nothing of it may be left behind.
 func TestHostUnderSanitizers(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "testdata/host.c")
 	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled"} {
@@ -169,7 +170,8 @@ func TestTiledDescriptors(t *testing.T) {
 	t.Log(output(t, *tiledFuzz+time.Minute, nil, exe, strconv.FormatFloat(tiledFuzz.Seconds(), 'f', 1, 64)))
 }
 
-// TestSoak looks at what the process still holds after many calls, against a few: it must not grow with their number.
+// TestSoak looks at what the process still holds after many calls, against a few: it must not grow
+// with their number.
 func TestSoak(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "testdata/host.c")
 	few, many := *soakCalls/10+100, *soakCalls+100
@@ -182,7 +184,8 @@ func TestSoak(t *testing.T) {
 		t.Log("no valgrind: resident memory alone was looked at")
 		return
 	}
-	// What C takes from its heap may differ by the threads that Go starts, and by nothing that counts calls.
+	// What C takes from its heap may differ by the threads that Go starts, and by nothing that
+	// counts calls.
 	a, b := heapUnderValgrind(t, exe, few), heapUnderValgrind(t, exe, many)
 	t.Logf("under valgrind: %d allocations and %d bytes left after %d calls, %d and %d after %d", a[0], a[1], few, b[0], b[1], many)
 	if b[0]-a[0] > 50 || b[1]-a[1] > 20000 {
@@ -192,9 +195,10 @@ func TestSoak(t *testing.T) {
 
 var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+) allocs`), regexp.MustCompile(`in use at exit: ([0-9,]+) bytes`)}
 
-// goFrames are the names of Go's functions as valgrind sees them, and of what cgo writes for them. valgrind takes memory below the stack pointer for lost, and
-// Go uses the stacks of goroutines again, for other goroutines and for its heap: what Go code itself reads and writes there is no error. C code runs on
-// the thread's stack and is looked at.
+// goFrames are the names of Go's functions as valgrind sees them, and of what cgo writes for them.
+// valgrind takes memory below the stack pointer for lost, and Go uses the stacks of goroutines
+// again, for other goroutines and for its heap: what Go code itself reads and writes there is no
+// error. C code runs on the thread's stack and is looked at.
 var goFrames = []string{"_cgo*", "crosscall*", "aeshashbody", "cmpbody", "indexbytebody", "memeqbody", "bytes.*", "context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*", "maps.*",
 	"math/*", "os.*", "reflect.*", "runtime.*", "runtime/*", "slices.*", "sort.*", "strconv.*", "strings.*", "sync.*", "sync/*", "syscall.*", "time.*", "type:*", "ulysses/*",
 	"unicode/*"}
@@ -215,7 +219,8 @@ func suppressions(t *testing.T) string {
 	return path
 }
 
-// heapUnderValgrind is the allocations of a run of the host, and the bytes that it left. Errors and lost memory fail the test.
+// heapUnderValgrind is the allocations of a run of the host, and the bytes that it left. Errors and
+// lost memory fail the test.
 func heapUnderValgrind(t *testing.T, exe string, calls int) (found [2]int) {
 	t.Helper()
 	out := output(t, 20*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",

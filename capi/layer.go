@@ -27,21 +27,22 @@ type layerPlaces struct {
 	bq, bk, bv, bo      tensor.Tensor
 	qNorm, kNorm        tensor.Tensor
 	cos, sin            tensor.Tensor // [T, rotary/2]
-	rawQ, rawK          tensor.Tensor // [T, H·D] before their norms; without norms q and k themselves
-	q, k, v             tensor.Tensor // [T, H·D], or their gradients
-	qRStd, kRStd        tensor.Tensor // [T·H]
-	mixed, dmixed       tensor.Tensor // [T, Hq·Dv]
-	wide                tensor.Tensor // [T, hidden] F32, where dx is narrower
-	noWeight            tensor.Tensor // [D] F32: takes the gradient of a norm that nobody wants
-	saved, workspace    tensor.Tensor
-	dwq, dwk, dwv, dwo  tensor.Tensor
-	dbq, dbk, dbv, dbo  tensor.Tensor
-	dqNorm, dkNorm      tensor.Tensor
-	eps                 float64
-	gemm                device.Gemm
-	rms                 device.RMSNorm
-	rmsGrad             device.RMSNormGrad
-	rope                device.Rope
+	// [T, H·D] before their norms; without norms q and k themselves
+	rawQ, rawK         tensor.Tensor
+	q, k, v            tensor.Tensor // [T, H·D], or their gradients
+	qRStd, kRStd       tensor.Tensor // [T·H]
+	mixed, dmixed      tensor.Tensor // [T, Hq·Dv]
+	wide               tensor.Tensor // [T, hidden] F32, where dx is narrower
+	noWeight           tensor.Tensor // [D] F32: takes the gradient of a norm that nobody wants
+	saved, workspace   tensor.Tensor
+	dwq, dwk, dwv, dwo tensor.Tensor
+	dbq, dbk, dbv, dbo tensor.Tensor
+	dqNorm, dkNorm     tensor.Tensor
+	eps                float64
+	gemm               device.Gemm
+	rms                device.RMSNorm
+	rmsGrad            device.RMSNormGrad
+	rope               device.Rope
 }
 
 // keep carves what forward leaves for backward; the attention's own comes last.
@@ -122,7 +123,8 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 	return a, x, nil
 }
 
-// weights reads the tensors that both passes read. With dense reports that all are dense and of the plan's type.
+// weights reads the tensors that both passes read. With dense reports that all are dense and of the
+// plan's type.
 func (x *layerPlaces) weights(r *tensors, a *cLayer) {
 	l, h := x.l, x.kind.hidden
 	x.matrix(r, &x.wq, "wq", a.wq, l.DType, false, l.Heads*l.Dim, h)

@@ -151,7 +151,8 @@ func (s *lazy) gemm(c, a, b, bias tensor.Tensor, add bool) {
 	}
 }
 
-// weight adds the gradients of a weight and a bias, from dy and what the product read; those that nobody wants are left out.
+// weight adds the gradients of a weight and a bias, from dy and what the product read; those that
+// nobody wants are left out.
 func (s *lazy) weight(dw, db, dy, x tensor.Tensor) {
 	if !dw.IsNil() {
 		s.gemm(dw, dy.Permute(1, 0), x, tensor.Tensor{}, true)

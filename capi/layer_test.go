@@ -8,7 +8,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The gradients of a whole layer, with biases, norms and rotation, are those that small steps of x and of every weight show.
+// The gradients of a whole layer, with biases, norms and rotation, are those that small steps of x
+// and of every weight show.
 func TestLayerGradients(t *testing.T) {
 	const b, s, hq, hkv, d, hidden = 2, 5, 4, 2, 8, 12
 	h := newHostOf(t, b, s, hq, hkv, d, flagCausal)

@@ -27,7 +27,8 @@ import (
 // gathered is all rows of this rank's heads, [B, S, h, D] each.
 type gathered struct{ q, k, v, out tensor.Tensor }
 
-// localPlaces is what a call with the caller's own attention works on. It lies in C memory where C reads it.
+// localPlaces is what a call with the caller's own attention works on. It lies in C memory where C
+// reads it.
 type localPlaces struct {
 	keep, grad gathered
 	seq, heads [3]tensor.Tensor
@@ -168,7 +169,8 @@ func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointe
 	return c.seal(p.scatterAfter(op, b, a.stream, called))
 }
 
-// gatherFor runs the exchange before the callback, whose work on the caller's stream comes behind it.
+// gatherFor runs the exchange before the callback, whose work on the caller's stream comes behind
+// it.
 func (p *plan) gatherFor(op string, b *sp.Batch, stream unsafe.Pointer) error {
 	c := p.ctx
 	if err := c.join(op, stream); err != nil {
@@ -177,7 +179,8 @@ func (p *plan) gatherFor(op string, b *sp.Batch, stream unsafe.Pointer) error {
 	return c.part(p.sp.SeqToHeads(c.stream, b, &c.local.exchange))
 }
 
-// scatterAfter runs the exchange behind what the callback has enqueued; a callback's failure is told when peers need wait no more.
+// scatterAfter runs the exchange behind what the callback has enqueued; a callback's failure is
+// told when peers need wait no more.
 func (p *plan) scatterAfter(op string, b *sp.Batch, stream unsafe.Pointer, called error) error {
 	c := p.ctx
 	if err := c.join(op, stream); err != nil {

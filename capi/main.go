@@ -1,8 +1,8 @@
 // Command capi is libulysses.so: the C face of Ulysses (ulysses.h), built with -buildmode=c-shared.
 //
-// A call passes two doors. gate.c is what the host links: it owns the thread's error text and turns handles into numbers. export.go is
-// where Go begins: it recovers panics and writes the text. Behind it are plain Go bodies that take numbers and pointers, so that
-// tests drive them without C.
+// A call passes two doors. gate.c is what the host links: it owns the thread's error text and turns
+// handles into numbers. export.go is where Go begins: it recovers panics and writes the text.
+// Behind it are plain Go bodies that take numbers and pointers, so that tests drive them without C.
 package main
 
 /*
@@ -32,7 +32,8 @@ func unbuilt(format string, args ...any) error {
 	return status.Errorf(status.Unsupported, format, args...)
 }
 
-// guarded runs the body of an export: a panic of ours, or a fault in memory that the caller named, is a status.
+// guarded runs the body of an export: a panic of ours, or a fault in memory that the caller named,
+// is a status.
 func guarded(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -49,8 +50,9 @@ const errorBytes = 4096
 // internal are functions of packages below, by which their errors begin.
 var internal = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)
 
-// finish leaves the text of an error in the thread's buffer and returns its code. What packages below say is of functions of theirs, which the host does
-// not know: the text names the one that it has called.
+// finish leaves the text of an error in the thread's buffer and returns its code. What packages
+// below say is of functions of theirs, which the host does not know: the text names the one that it
+// has called.
 func finish(op string, err error, text *C.char) C.int32_t {
 	if err == nil {
 		return 0
@@ -70,13 +72,15 @@ func finish(op string, err error, text *C.char) C.int32_t {
 	return C.int32_t(code)
 }
 
-// read copies a struct in: one of an older header is shorter and gets zeros, one of a newer header may be longer by zeros alone.
+// read copies a struct in: one of an older header is shorter and gets zeros, one of a newer header
+// may be longer by zeros alone.
 func read[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 	if p == nil {
 		return s, invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given, known := uintptr(*(*uint32)(p)), unsafe.Sizeof(s)
-	if given < 4 || given%unsafe.Alignof(s) != 0 || given > 1<<16 { // no header ended within a pointer
+	// no header ended within a pointer
+	if given < 4 || given%unsafe.Alignof(s) != 0 || given > 1<<16 {
 		return s, invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, known)
 	}
 	bytes := unsafe.Slice((*byte)(p), given)

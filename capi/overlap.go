@@ -35,7 +35,8 @@ func (c *context) overlaps(op string) error {
 	return nil
 }
 
-// footprint is the bytes from the first to behind the last element, over axes with byte strides below limit.
+// footprint is the bytes from the first to behind the last element, over axes with byte strides
+// below limit.
 func footprint(t *tensor.Tensor, limit int64) int64 {
 	size := t.DType.Size()
 	n := size
@@ -69,8 +70,8 @@ func injective(t *tensor.Tensor) bool {
 	return true
 }
 
-// disjoint reports that no byte belongs to both. Views that interleave, as q, k and v of one buffer do, are told apart where both step by one
-// stride and stay beside each other within it.
+// disjoint reports that no byte belongs to both. Views that interleave, as q, k and v of one buffer
+// do, are told apart where both step by one stride and stay beside each other within it.
 func disjoint(a, b *tensor.Tensor) bool {
 	x, y := int64(uintptr(a.Data)), int64(uintptr(b.Data))
 	if x+footprint(a, noLimit) <= y || y+footprint(b, noLimit) <= x {

@@ -150,7 +150,8 @@ func (c *context) makePlan(op string, desc, out unsafe.Pointer) error {
 		return err
 	}
 	p.sp.Admit = c.admit
-	// A plan whose attention is the caller's own, or that serves reshards, needs no kernel; one that must repeat does.
+	// A plan whose attention is the caller's own, or that serves reshards, needs no kernel; one
+	// that must repeat does.
 	forward, backward, err := p.sp.Kernels()
 	if p.unserved = err; err != nil && l.Deterministic {
 		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w: plan without it, or with heads and a type that such a kernel serves", op, err)

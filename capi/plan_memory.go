@@ -2,7 +2,8 @@ package main
 
 import "ulysses/sp"
 
-// sizesOf is the bytes of a plan's calls with a batch, maxSizes with all batches of as many tokens as it was planned for.
+// sizesOf is the bytes of a plan's calls with a batch, maxSizes with all batches of as many tokens
+// as it was planned for.
 func (p *plan) sizesOf(b *sp.Batch) sp.Sizes {
 	switch {
 	case p.gdn == nil:
@@ -21,7 +22,8 @@ func (p *plan) maxSizes() (sp.Sizes, error) {
 	return sp.Sizes(size), err
 }
 
-// reserveAll makes the own workspace large enough for the plan with all batches, and with as many tokens as it was planned for.
+// reserveAll makes the own workspace large enough for the plan with all batches, and with as many
+// tokens as it was planned for.
 func (p *plan) reserveAll() error {
 	if p.max > 0 {
 		s, err := p.maxSizes()

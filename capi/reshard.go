@@ -9,7 +9,8 @@ import (
 	"ulysses/sp"
 )
 
-// maxReshard is the most tensors of one exchange, maxRequests the most exchanges of a context that are under way.
+// maxReshard is the most tensors of one exchange, maxRequests the most exchanges of a context that
+// are under way.
 const maxReshard, maxRequests = 16, 16
 
 // request is a reshard under way, or a free place for one.
@@ -29,7 +30,8 @@ func (r *request) end() {
 	}
 }
 
-// readReshard reads the tensors of an exchange into the context's places. Without data, shapes alone count.
+// readReshard reads the tensors of an exchange into the context's places. Without data, shapes
+// alone count.
 func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshard, r *sp.Reshard, err error) {
 	if a, err = read[cReshard](op, "args", args); err != nil {
 		return a, nil, err
@@ -232,7 +234,8 @@ func (p *plan) startReshard(op string, whole *batch, args unsafe.Pointer, toHead
 	if err != nil {
 		return err
 	}
-	if err := c.join(op, a.stream); err != nil { // no part: the caller's stream goes on beside the exchange
+	// no part: the caller's stream goes on beside the exchange
+	if err := c.join(op, a.stream); err != nil {
 		return err
 	}
 	if r.Workspace, err = c.wireOf(op, q, r.Workspace, need); err != nil {

@@ -11,7 +11,8 @@ import (
 	"unsafe"
 )
 
-// The structs of ulysses.h with Go's own types, as `go tool cgo -godefs` gives them: bodies and tests speak no C. layouts holds them to the header.
+// The structs of ulysses.h with Go's own types, as `go tool cgo -godefs` gives them: bodies and
+// tests speak no C. layouts holds them to the header.
 type (
 	cTensor struct {
 		data        unsafe.Pointer
@@ -263,7 +264,8 @@ type (
 	}
 )
 
-// layouts are the structs as the compiler sees the header, and as they are above. A test compares every field's name, place and kind.
+// layouts are the structs as the compiler sees the header, and as they are above. A test compares
+// every field's name, place and kind.
 var layouts = [...]struct {
 	name   string
 	c, own reflect.Type

@@ -12,10 +12,12 @@ var dtypes = map[uint16]tensor.DType{
 	0x2002: tensor.F32, 0x1004: tensor.BF16, 0x1002: tensor.F16, 0x2000: tensor.I32, 0x4000: tensor.I64, 0x0801: tensor.U8,
 }
 
-// maxElements bounds a tensor's extents and reach, so that sizes in bytes stay far from overflowing.
+// maxElements bounds a tensor's extents and reach, so that sizes in bytes stay far from
+// overflowing.
 const maxElements = int64(1) << 48
 
-// tensorIn is a caller's tensor as a view. axes is the number it shall have; one less means that the first, the batch, is 1. 0 = as it is.
+// tensorIn is a caller's tensor as a view. axes is the number it shall have; one less means that
+// the first, the batch, is 1. 0 = as it is.
 func (c *context) tensorIn(op, name string, p *cTensor, axes int) (t tensor.Tensor, err error) {
 	if p == nil {
 		return t, invalid("%s: %s is NULL", op, name)
@@ -102,7 +104,8 @@ func extents(op, name string, p *cTensor, t *tensor.Tensor, n, lead int) error {
 	for i := n - 1; i >= 0; i-- {
 		d := t.Shape[i+lead]
 		stride := step
-		if p.strides != nil && !empty { // strides of a tensor without elements are unused: array libraries set them to any value
+		// strides of a tensor without elements are unused: array libraries set them to any value
+		if p.strides != nil && !empty {
 			stride = at(p.strides, i)
 		}
 		t.Stride[i+lead] = stride

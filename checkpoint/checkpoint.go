@@ -1,4 +1,5 @@
-// Package checkpoint is training states on disk: a folder a state, which is there whole or not at all.
+// Package checkpoint is training states on disk: a folder a state, which is there whole or not at
+// all.
 //
 // Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to
 // write, in F32: the weight under the parameter's name and what the optimizer holds under name +
@@ -81,7 +82,8 @@ func (d Dir) Steps() ([]int64, error) {
 	return steps, nil
 }
 
-// Ready looks whether states can be written here, and takes away what runs that were ended have left. Where there is no folder yet none stays.
+// Ready looks whether states can be written here, and takes away what runs that were ended have
+// left. Where there is no folder yet none stays.
 func (d Dir) Ready() error {
 	fail := func(err error) error {
 		return status.Errorf(status.IO, "checkpoints: %w: choose an output.dir, or checkpoint.dir in it, that can be written", err)
@@ -107,7 +109,8 @@ func (d Dir) Ready() error {
 	return d.Clean()
 }
 
-// Begin makes room for a state, and takes away what runs that were killed have left. One rank calls it before the others write.
+// Begin makes room for a state, and takes away what runs that were killed have left. One rank calls
+// it before the others write.
 func (d Dir) Begin(step int64) error {
 	if err := d.Clean(); err != nil {
 		return err
@@ -181,7 +184,8 @@ func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
 	return f, nil
 }
 
-// WriteModel writes the files of a state that was begun which a model's folder has beside the weights. They are on disk when it returns.
+// WriteModel writes the files of a state that was begun which a model's folder has beside the
+// weights. They are on disk when it returns.
 func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File, err error) {
 	dir := filepath.Join(d.temp(step), modelFolder)
 	var entries []os.DirEntry
@@ -233,7 +237,8 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 		err = syncDir(temp)
 	}
 	if err == nil {
-		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) { // of an earlier run, which took the same step
+		// of an earlier run, which took the same step
+		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) {
 			if err = hide(d.Path(m.Step)); err == nil {
 				err = os.Rename(temp, d.Path(m.Step))
 			}
@@ -248,8 +253,9 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	return d.prune(m.Step, keep, damaged)
 }
 
-// prune leaves the newest up to the step just written. Later ones are of a run that was given up for this one: left there, they would
-// count as the newest, push out what this run writes, and be resumed in its place.
+// prune leaves the newest up to the step just written. Later ones are of a run that was given up
+// for this one: left there, they would count as the newest, push out what this run writes, and be
+// resumed in its place.
 func (d Dir) prune(step int64, keep int, damaged []int64) error {
 	steps, err := d.Steps()
 	kept := 0

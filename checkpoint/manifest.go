@@ -23,18 +23,22 @@ const maxManifest = 256 << 20
 
 // Manifest is the content of manifest.json.
 type Manifest struct {
-	Format   int               `json:"format"`
-	Producer string            `json:"producer"`
-	Step     int64             `json:"step"`            // steps done
-	Updates  int64             `json:"updates"`         // steps in which the optimizer updated the weights
-	Run      map[string]string `json:"run"`             // values that a resumed run must share
-	Settings map[string]string `json:"settings"`        // keys of the job file that checkpoint.accept lets change
-	Base     string            `json:"base,omitempty"`  // folder of the base model, which an export never overwrites; none for a new model
-	Mesh     string            `json:"mesh"`            // mesh of the run that wrote it, for people
-	Parts    int               `json:"parts"`           // number of parts
-	Groups   []Group           `json:"groups"`          //
-	Files    []File            `json:"files"`           // of each rank
-	Model    []File            `json:"model,omitempty"` // in the folder model; none in checkpoints of older programs
+	Format   int    `json:"format"`
+	Producer string `json:"producer"`
+	Step     int64  `json:"step"` // steps done
+	// steps in which the optimizer updated the weights
+	Updates int64             `json:"updates"`
+	Run     map[string]string `json:"run"` // values that a resumed run must share
+	// keys of the job file that checkpoint.accept lets change
+	Settings map[string]string `json:"settings"`
+	// folder of the base model, which an export never overwrites; none for a new model
+	Base   string  `json:"base,omitempty"`
+	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it, for people
+	Parts  int     `json:"parts"`  // number of parts
+	Groups []Group `json:"groups"` //
+	Files  []File  `json:"files"`  // of each rank
+	// in the folder model; none in checkpoints of older programs
+	Model []File `json:"model,omitempty"`
 }
 
 // Group is a group of parameters that are sharded together.

@@ -140,7 +140,8 @@ func (c *Checkpoint) Close() {
 	clear(c.files)
 }
 
-// Check reads the files i with i mod ranks = rank and compares their checksums: all of them are read once when every rank calls it.
+// Check reads the files i with i mod ranks = rank and compares their checksums: all of them are
+// read once when every rank calls it.
 func (c *Checkpoint) Check(rank, ranks int) error {
 	files := c.all()
 	for i := rank; i < len(files); i += ranks {

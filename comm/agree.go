@@ -11,7 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// hostBroadcaster is a communicator with a control plane of its own for bytes of the host; done is false where it does not reach.
+// hostBroadcaster is a communicator with a control plane of its own for bytes of the host; done is
+// false where it does not reach.
 type hostBroadcaster interface {
 	hostBroadcast(data []byte, root int) (done bool, err error)
 }
@@ -30,9 +31,10 @@ func broadcaster(c Comm) hostBroadcaster {
 	}
 }
 
-// Agree is called by all ranks after a step that may have failed on some, so that they fail together instead of one waiting for
-// another for ever. Without an error anywhere it returns nil everywhere. Otherwise every rank gets the lowest failing rank's code; the
-// text is that rank's, or its own on a rank that failed itself, with the rank before it.
+// Agree is called by all ranks after a step that may have failed on some, so that they fail
+// together instead of one waiting for another for ever. Without an error anywhere it returns nil
+// everywhere. Otherwise every rank gets the lowest failing rank's code; the text is that rank's, or
+// its own on a rank that failed itself, with the rank before it.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -89,8 +91,8 @@ func List(name string, list []int64) Field {
 	return Field{Name: name, Value: value, list: list, isList: true}
 }
 
-// Same compares the fields over the ranks; what they belong to starts the text of the error, which names a rank that differs from
-// rank 0, the field, and both values. All ranks get the same error.
+// Same compares the fields over the ranks; what they belong to starts the text of the error, which
+// names a rank that differs from rank 0, the field, and both values. All ranks get the same error.
 func Same(c Comm, what string, fields ...Field) error {
 	var mine []byte
 	for _, f := range fields {
@@ -234,8 +236,9 @@ func bytesOf(x []byte) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), tensor.U8, int64(len(x)))
 }
 
-// Meet is called before a wait for a device whose work waits for peers' work there, as NCCL's does: a peer that never comes is then late
-// in a call that is watched, where the device would wait for ever. Elsewhere ranks meet in each exchange, and it does nothing.
+// Meet is called before a wait for a device whose work waits for peers' work there, as NCCL's does:
+// a peer that never comes is then late in a call that is watched, where the device would wait for
+// ever. Elsewhere ranks meet in each exchange, and it does nothing.
 func Meet(c Comm) error {
 	if c.Kind() != "nccl" || c.Size() == 1 {
 		return nil

@@ -6,15 +6,17 @@ import (
 	"ulysses/tensor"
 )
 
-// Alignment turns this rank's time into the first rank's: theirs = mine + Offset, to within ± Within. Both are zero on the first rank.
+// Alignment turns this rank's time into the first rank's: theirs = mine + Offset, to within ±
+// Within. Both are zero on the first rank.
 type Alignment struct{ Offset, Within time.Duration }
 
 // alignRounds is how often a rank asks; the fastest answer counts.
 const alignRounds = 8
 
-// Align measures how the ranks' clocks stand to the first rank's, one rank after another: a rank asks for the time, and the answer was read
-// between the question and its arrival (Cristian 1989, Probabilistic clock synchronization). What is certain is half of the fastest round
-// trip. now is this rank's clock. Collective; not for a communicator of Kind "host", whose SendRecv is.
+// Align measures how the ranks' clocks stand to the first rank's, one rank after another: a rank
+// asks for the time, and the answer was read between the question and its arrival (Cristian 1989,
+// Probabilistic clock synchronization). What is certain is half of the fastest round trip. now is
+// this rank's clock. Collective; not for a communicator of Kind "host", whose SendRecv is.
 func Align(c Comm, now func() time.Duration) (Alignment, error) {
 	var a Alignment
 	word := []int64{0}

@@ -31,7 +31,8 @@ func total(rows []int64) int64 {
 // before is the first row of block i.
 func before(rows []int64, i int) int64 { return total(rows[:i]) }
 
-// Shard is the part [lo, hi) of n that rank has when n is cut into size parts whose extents differ by one at most, the larger first.
+// Shard is the part [lo, hi) of n that rank has when n is cut into size parts whose extents differ
+// by one at most, the larger first.
 func Shard(n int64, rank, size int) (lo, hi int64) {
 	r, p := int64(rank), int64(size)
 	lo = r*(n/p) + min(r, n%p)
@@ -68,7 +69,8 @@ func usable(op, name string, t tensor.Tensor) error {
 	return nil
 }
 
-// usableRows refuses counts that do not fit the ranks or the tensor. A tensor may hold more rows than are moved.
+// usableRows refuses counts that do not fit the ranks or the tensor. A tensor may hold more rows
+// than are moved.
 func usableRows(op, name string, t tensor.Tensor, rows []int64, size int) error {
 	if err := usable(op, name, t); err != nil {
 		return err
@@ -132,8 +134,8 @@ func checkAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int)
 	return nil
 }
 
-// checkParts serves all-gather and reduce-scatter: whole has the rows of all ranks, part those of this one. The part may be the
-// very place in whole where it belongs; any other overlap is refused.
+// checkParts serves all-gather and reduce-scatter: whole has the rows of all ranks, part those of
+// this one. The part may be the very place in whole where it belongs; any other overlap is refused.
 func checkParts(op, wholeName, partName string, whole, part tensor.Tensor, rows []int64, rank, size int) error {
 	if err := usableRows(op, wholeName, whole, rows, size); err != nil {
 		return err

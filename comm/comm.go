@@ -1,9 +1,11 @@
-// Package comm moves tensors between ranks. The same interface is served by goroutines in one process (Local), by MPI (the program's own,
-// World, or a host program's, FromMPI), by a host program's own collectives (NewHost), and by what a device brings (NCCL, IPC). Everything
-// above talks to a *Counted, which times, counts and watches each call.
+// Package comm moves tensors between ranks. The same interface is served by goroutines in one
+// process (Local), by MPI (the program's own, World, or a host program's, FromMPI), by a host
+// program's own collectives (NewHost), and by what a device brings (NCCL, IPC). Everything above
+// talks to a *Counted, which times, counts and watches each call.
 //
-// All operations are collective over the communicator unless said otherwise and are called in one order by all ranks. Tensors are
-// dense; rows are slices of the first axis, so a row of a [n, 4, 8] tensor is 32 elements and of a [n] tensor is one.
+// All operations are collective over the communicator unless said otherwise and are called in one
+// order by all ranks. Tensors are dense; rows are slices of the first axis, so a row of a [n, 4, 8]
+// tensor is 32 elements and of a [n] tensor is one.
 package comm
 
 import (
@@ -21,11 +23,12 @@ const (
 	Min
 )
 
-// Request is an operation under way; its tensors must stay untouched until Wait, which is called once.
+// Request is an operation under way; its tensors must stay untouched until Wait, which is called
+// once.
 type Request interface{ Wait() error }
 
-// Tester is a Request that can be asked whether Wait would return at once. Asking also lets the exchange proceed: most MPI libraries
-// move large messages only inside their calls.
+// Tester is a Request that can be asked whether Wait would return at once. Asking also lets the
+// exchange proceed: most MPI libraries move large messages only inside their calls.
 type Tester interface{ Test() (bool, error) }
 
 // Comm is a group of ranks.
@@ -33,27 +36,33 @@ type Comm interface {
 	Rank() int
 	Size() int
 	Kind() string // "local", "mpi", "host", "nccl", "ipc"
-	// Split makes a communicator of the ranks with this color, ordered by key, then by rank. A negative color takes part and gets nil.
+	// Split makes a communicator of the ranks with this color, ordered by key, then by rank. A
+	// negative color takes part and gets nil.
 	Split(color, key int) (Comm, error)
 	Barrier() error
-	// AllToAll sends sendRows[j] rows of src, in rank order, to rank j and receives recvRows[j] rows from it into dst, in rank order.
-	// dst and src may have more rows than are moved; they do not overlap. A tensor without rows may be absent.
+	// AllToAll sends sendRows[j] rows of src, in rank order, to rank j and receives recvRows[j]
+	// rows from it into dst, in rank order. dst and src may have more rows than are moved; they do
+	// not overlap. A tensor without rows may be absent.
 	AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error
 	// AllToAllStart is the same, not waited for.
 	AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error)
-	// AllReduce combines t over the ranks in place: t0 ∘ t1 ∘ …, in rank order, so the bits are the same on every rank and with every
-	// host communicator. BF16 is added up in f32 and rounded once; Max and Min keep a NaN. F32, F64, BF16, I32, I64.
+	// AllReduce combines t over the ranks in place: t0 ∘ t1 ∘ …, in rank order, so the bits are the
+	// same on every rank and with every host communicator. BF16 is added up in f32 and rounded
+	// once; Max and Min keep a NaN. F32, F64, BF16, I32, I64.
 	AllReduce(s device.Stream, t tensor.Tensor, op Op) error
-	// AllGather collects rows[j] rows from rank j, in rank order, into dst on every rank; src has this rank's rows and may be
-	// their own place in dst.
+	// AllGather collects rows[j] rows from rank j, in rank order, into dst on every rank; src has
+	// this rank's rows and may be their own place in dst.
 	AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error
-	// ReduceScatter sums src over the ranks, in rank order, and leaves rows[rank] rows in dst, which may be their own place in src. F32, F64, BF16, I32, I64.
+	// ReduceScatter sums src over the ranks, in rank order, and leaves rows[rank] rows in dst,
+	// which may be their own place in src. F32, F64, BF16, I32, I64.
 	ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
 	// Broadcast copies t of the root to every rank.
 	Broadcast(s device.Stream, t tensor.Tensor, root int) error
-	// SendRecv sends to one rank and receives from another; a negative rank is nobody. It is not collective, but with Kind "host" it is.
+	// SendRecv sends to one rank and receives from another; a negative rank is nobody. It is not
+	// collective, but with Kind "host" it is.
 	SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
-	// Abort ends the whole job with the code as soon as it can; peers' calls fail or their processes end. It may be called from any goroutine.
+	// Abort ends the whole job with the code as soon as it can; peers' calls fail or their
+	// processes end. It may be called from any goroutine.
 	Abort(code status.Code, reason string)
 	Close() error
 }

@@ -10,9 +10,10 @@ import (
 	"ulysses/tensor"
 )
 
-// Counted is a Comm that counts bytes and time into a Ledger, charges a clock's phase ("exchange" for all-to-all and send-receive,
-// "reduce" for the rest), adds a span to the recorder that the clock has, and has each call watched. It serves one goroutine, as its
-// clock does. Any of the three may be nil.
+// Counted is a Comm that counts bytes and time into a Ledger, charges a clock's phase ("exchange"
+// for all-to-all and send-receive, "reduce" for the rest), adds a span to the recorder that the
+// clock has, and has each call watched. It serves one goroutine, as its clock does. Any of the
+// three may be nil.
 type Counted struct {
 	inner  Comm
 	axis   string
@@ -32,8 +33,8 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
 }
 
-// Side is c for the calls on a stream beside the one that computes: the same account, the same order of calls, and a lane of their own in
-// a trace. It is not closed.
+// Side is c for the calls on a stream beside the one that computes: the same account, the same
+// order of calls, and a lane of their own in a trace. It is not closed.
 func Side(c Comm) Comm {
 	if k, ok := c.(*Counted); ok {
 		beside := *k
@@ -49,7 +50,8 @@ func (c *Counted) Inner() Comm { return c.inner }
 // Axis is the name in the ledger.
 func (c *Counted) Axis() string { return c.axis }
 
-// Sent is the bytes that the operations on the axis of c have sent to other ranks so far; 0 where they are not counted.
+// Sent is the bytes that the operations on the axis of c have sent to other ranks so far; 0 where
+// they are not counted.
 func Sent(c Comm) (bytes int64) {
 	if c, ok := c.(*Counted); ok {
 		for _, e := range c.ledger.Entries() {
@@ -70,7 +72,8 @@ type call struct {
 	began   time.Time
 }
 
-// begin enters a call. One without a stream is between hosts: it settles something, and is counted apart as control.
+// begin enters a call. One without a stream is between hosts: it settles something, and is counted
+// apart as control.
 func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 	phase := "reduce"
 	if op == OpAllToAll || op == OpSendRecv {
@@ -150,7 +153,8 @@ func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
 	return AllToAllBytes(c.Rank(), sendRows, rowBytes(src))
 }
 
-// countedRequest is counted as one call; what is between start and wait belongs to whoever works there.
+// countedRequest is counted as one call; what is between start and wait belongs to whoever works
+// there.
 type countedRequest struct {
 	c       *Counted
 	inner   Request

@@ -14,8 +14,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestCUDAEnds: whatever happens to one rank in the middle of an exchange, all come back, with memory that nobody is in any more: every rank
-// frees its own as soon as it is back.
+// TestCUDAEnds: whatever happens to one rank in the middle of an exchange, all come back, with
+// memory that nobody is in any more: every rank frees its own as soon as it is back.
 func TestCUDAEnds(t *testing.T) {
 	cudatest.Use(t)
 	const n = 3
@@ -36,7 +36,8 @@ func TestCUDAEnds(t *testing.T) {
 					err := within(t, func() error {
 						return comm.RunLocal(n, func(host comm.Comm) (err error) {
 							defer func() {
-								if status.Of(err) != status.Comm { // of the GPU, where memory was gone
+								// of the GPU, where memory was gone
+								if status.Of(err) != status.Comm {
 									t.Errorf("rank %d: %v", host.Rank(), err)
 								}
 							}()
@@ -64,7 +65,8 @@ func TestCUDAEnds(t *testing.T) {
 	}
 }
 
-// TestCUDAMismatch: arguments that do not fit each other end the call on some rank, with a sentence that names ranks, and the job with it.
+// TestCUDAMismatch: arguments that do not fit each other end the call on some rank, with a sentence
+// that names ranks, and the job with it.
 func TestCUDAMismatch(t *testing.T) {
 	cudatest.Use(t)
 	f32 := func(n int64) tensor.Tensor { return tensor.OfFloat32(make([]float32, n), n) }

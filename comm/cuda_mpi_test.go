@@ -24,7 +24,8 @@ func TestCUDAMPI(t *testing.T) {
 				t.Errorf("%d ranks: %v\n%s", n, err, out)
 			}
 		}
-		if !onGPU { // memory of an emulated GPU is one that any MPI takes; on a GPU the library is asked
+		// memory of an emulated GPU is one that any MPI takes; on a GPU the library is asked
+		if !onGPU {
 			t.Setenv("ULYSSES_MPI_CUDA", "1")
 			if out, err := comm.StartRanks(t, "cuda", 3); err != nil {
 				t.Errorf("MPI that takes memory of a GPU: %v\n%s", err, out)
@@ -52,7 +53,8 @@ func TestCUDAMPI(t *testing.T) {
 			})
 			err = suiteOnGPU(host, w.kind, w.cut, s.Run)
 			if err != nil {
-				fmt.Printf("rank %d: %s: %v\n", world.Rank(), name, err) // at once: the others may be waiting
+				// at once: the others may be waiting
+				fmt.Printf("rank %d: %s: %v\n", world.Rank(), name, err)
 			}
 			if err := comm.Agree(world, err); err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -11,17 +11,19 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// The communicators for memory of a GPU pass this package's suite. Where there is no GPU the emulated plug-in stands in, which runs what
-// no event orders in any order; ULYSSES_CUDA_PLUGIN names another.
+// The communicators for memory of a GPU pass this package's suite. Where there is no GPU the
+// emulated plug-in stands in, which runs what no event orders in any order; ULYSSES_CUDA_PLUGIN
+// names another.
 
-// ways are the communicators under test; with a cut, tensors go in pieces of so many bytes, as large ones do.
+// ways are the communicators under test; with a cut, tensors go in pieces of so many bytes, as
+// large ones do.
 var ways = []struct {
 	name, kind string
 	cut        int64
 }{{"ipc", "ipc", 0}, {"staged", "staged", 0}, {"pieces", "staged", 3000}, {"nccl", "nccl", 0}}
 
-// runs reports whether the case is for these ranks: a device serves one goroutine; NCCL wants a GPU for each rank, and its sums have the
-// bits of rank order for two.
+// runs reports whether the case is for these ranks: a device serves one goroutine; NCCL wants a GPU
+// for each rank, and its sums have the bits of rank order for two.
 func runs(t *testing.T, kind, name string, ranks int) bool {
 	t.Helper()
 	if kind != "nccl" || name == "Concurrent" {

@@ -12,10 +12,12 @@ import (
 	"ulysses/tensor"
 )
 
-// hostComm is a communicator made of two collectives of a host program, for launchers whose MPI is not known here. Both are collective over all
-// its ranks and block, and so does every call: SendRecv is called by all ranks, those with nothing to move with negative peers, and what
-// AllToAllStart starts is done when it returns. Counts that ranks do not agree on are for the host's library to notice. It serves one goroutine at
-// a time together with its duplicates, for the host's calls must come in one order on all ranks.
+// hostComm is a communicator made of two collectives of a host program, for launchers whose MPI is
+// not known here. Both are collective over all its ranks and block, and so does every call:
+// SendRecv is called by all ranks, those with nothing to move with negative peers, and what
+// AllToAllStart starts is done when it returns. Counts that ranks do not agree on are for the
+// host's library to notice. It serves one goroutine at a time together with its duplicates, for the
+// host's calls must come in one order on all ranks.
 type hostComm struct {
 	rank, size int
 	allgather  Allgather
@@ -33,15 +35,17 @@ type hostComm struct {
 // hostEnd is what a communicator and its duplicates share: why it can no longer be used.
 type hostEnd struct{ why atomic.Pointer[status.Error] }
 
-// Allgather brings every rank's in, of one length, to all ranks: out has them in rank order. They do not overlap.
+// Allgather brings every rank's in, of one length, to all ranks: out has them in rank order. They
+// do not overlap.
 type Allgather func(in, out []byte) error
 
-// Alltoallv sends inBytes[j] bytes of in, in rank order, to rank j and receives outBytes[j] bytes from it into out, in rank order; a rank's
-// block for itself is among them. They do not overlap.
+// Alltoallv sends inBytes[j] bytes of in, in rank order, to rank j and receives outBytes[j] bytes
+// from it into out, in rank order; a rank's block for itself is among them. They do not overlap.
 type Alltoallv func(in []byte, inBytes []int64, out []byte, outBytes []int64) error
 
-// NewHost makes a communicator of a host program's own collectives. Without alltoallv (nil) it agrees, gathers, broadcasts and reduces, which
-// is what communicators for memory of a device need; AllToAll, ReduceScatter and SendRecv are refused.
+// NewHost makes a communicator of a host program's own collectives. Without alltoallv (nil) it
+// agrees, gathers, broadcasts and reduces, which is what communicators for memory of a device need;
+// AllToAll, ReduceScatter and SendRecv are refused.
 func NewHost(rank, size int, allgather Allgather, alltoallv Alltoallv) (Comm, error) {
 	switch {
 	case size < 1 || rank < 0 || rank >= size:
@@ -68,7 +72,8 @@ func (h *hostComm) Close() error {
 	return nil
 }
 
-// Abort makes this rank's calls fail from now on. The peers' calls fail when the host's library gives this rank up: there is no other way to them.
+// Abort makes this rank's calls fail from now on. The peers' calls fail when the host's library
+// gives this rank up: there is no other way to them.
 func (h *hostComm) Abort(code status.Code, reason string) {
 	e := &status.Error{Code: status.Comm, Text: fmt.Sprintf("rank %d ended the job (%v): %s", h.rank, code, reason)}
 	h.end.why.CompareAndSwap(nil, e)
@@ -84,7 +89,8 @@ func (h *hostComm) open(operation string) error {
 	return nil
 }
 
-// failed hands on a failure of the host's call. Ranks may have left it at different places, so nothing can follow.
+// failed hands on a failure of the host's call. Ranks may have left it at different places, so
+// nothing can follow.
 func (h *hostComm) failed(operation, what string, err error) error {
 	if err == nil {
 		return nil
@@ -134,8 +140,8 @@ func room(scratch *[]byte, n int64) []byte {
 	return (*scratch)[:n]
 }
 
-// Split serves colors that are the same on all ranks, or different on all: any other part of the ranks could not call the host's
-// collectives without the rest.
+// Split serves colors that are the same on all ranks, or different on all: any other part of the
+// ranks could not call the host's collectives without the rest.
 func (h *hostComm) Split(color, key int) (Comm, error) {
 	const name = "comm.Split"
 	if err := h.open(name); err != nil {

@@ -9,10 +9,12 @@ import (
 	"ulysses/tensor"
 )
 
-// hostCall is the bytes of one rank's block up to which an all-gather is one call of the host's; tests make it small.
+// hostCall is the bytes of one rank's block up to which an all-gather is one call of the host's;
+// tests make it small.
 var hostCall int64 = 1 << 30
 
-// hostRound is the bytes of each rank that move at a time through scratch; it is the same on all ranks.
+// hostRound is the bytes of each rank that move at a time through scratch; it is the same on all
+// ranks.
 func (h *hostComm) hostRound() int64 { return max(reduceScratch/int64(h.size)/64*64, 64) }
 
 func (h *hostComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
@@ -26,7 +28,8 @@ func (h *hostComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int
 	return h.gatherv(name, dst.Data, src.Data)
 }
 
-// gatherv brings all ranks' own, of got bytes, to all. own may be its place in all. What is called depends on got alone, which all ranks know.
+// gatherv brings all ranks' own, of got bytes, to all. own may be its place in all. What is called
+// depends on got alone, which all ranks know.
 func (h *hostComm) gatherv(name string, all, own unsafe.Pointer) error {
 	longest, mine, first := slices.Max(h.got), h.got[h.rank], before(h.got, h.rank)
 	if longest == slices.Min(h.got) && longest <= hostCall {
@@ -41,7 +44,8 @@ func (h *hostComm) gatherv(name string, all, own unsafe.Pointer) error {
 		return h.gather(name, in, memory(all, mine*int64(h.size)))
 	}
 	round := h.hostRound()
-	for lo := int64(0); lo < longest; lo += round { // blocks of unequal length travel as long as the longest
+	// blocks of unequal length travel as long as the longest
+	for lo := int64(0); lo < longest; lo += round {
 		n := min(round, longest-lo)
 		in, out := room(&h.in, n), room(&h.out, n*int64(h.size))
 		clear(in)
@@ -165,7 +169,8 @@ func (h *hostComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows [
 	return h.reduceParts(name, Sum, src.DType, dst.Data, src.Data, func(j int) (at, n int64) { return before(rows, j) * row, rows[j] * row })
 }
 
-// reduceParts leaves in dst this rank's part of src, combined over the ranks, in rounds of one size on all ranks.
+// reduceParts leaves in dst this rank's part of src, combined over the ranks, in rounds of one size
+// on all ranks.
 func (h *hostComm) reduceParts(name string, op Op, dtype tensor.DType, dst, src unsafe.Pointer, part func(rank int) (at, n int64)) error {
 	round, longest := h.hostRound(), int64(0)
 	for j := range h.size {

@@ -12,7 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// hostOf is the two collectives of a host program, here of goroutine ranks. They are strict: lengths must fit.
+// hostOf is the two collectives of a host program, here of goroutine ranks. They are strict:
+// lengths must fit.
 func hostOf(c Comm) (Allgather, Alltoallv) {
 	rows := make([]int64, c.Size())
 	allgather := func(in, out []byte) error {
@@ -50,7 +51,8 @@ func runHost(t *testing.T, n int, gatherOnly bool, run func(Comm) error) error {
 	})
 }
 
-// hostServes says what the two collectives can do on n ranks: Concurrent uses duplicates at once, Split and Mesh part 4 ranks and more.
+// hostServes says what the two collectives can do on n ranks: Concurrent uses duplicates at once,
+// Split and Mesh part 4 ranks and more.
 func hostServes(name string, n int, gatherOnly bool) bool {
 	switch {
 	case name == "Concurrent", n > 3 && (name == "Split" || name == "Mesh"):
@@ -85,7 +87,8 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostSplit: what cannot be made of collectives of all ranks is refused on all of them, and they go on.
+// TestHostSplit: what cannot be made of collectives of all ranks is refused on all of them, and
+// they go on.
 func TestHostSplit(t *testing.T) {
 	refused := func(h Comm, color, key int) error {
 		sub, err := h.Split(color, key)
@@ -173,7 +176,8 @@ func TestHostRefuses(t *testing.T) {
 	}
 }
 
-// TestHostFails: a failure of the host's collective is an error that keeps its cause, and so is every call after it; so does an abort.
+// TestHostFails: a failure of the host's collective is an error that keeps its cause, and so is
+// every call after it; so does an abort.
 func TestHostFails(t *testing.T) {
 	cause := errors.New("connection reset")
 	fails := func(in []byte, inBytes []int64, out []byte, outBytes []int64) error { return cause }

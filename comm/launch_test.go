@@ -19,20 +19,23 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	if inside() != "" {
 		if code != 0 && mpiStart.loaded {
-			(&mpiComm{}).Abort(status.Code(code), "a test failed") // peers may be waiting for this rank
+			// peers may be waiting for this rank
+			(&mpiComm{}).Abort(status.Code(code), "a test failed")
 		}
 		Finalize()
 	}
 	os.Exit(code)
 }
 
-// Tests of MPI start their own binary under mpirun; inside, the same test finds itself a rank and plays a scene.
+// Tests of MPI start their own binary under mpirun; inside, the same test finds itself a rank and
+// plays a scene.
 
 // inside is the scene, in a process that startRanks started; else "".
 func inside() string { return os.Getenv(sceneVariable) }
 
-// startRanks runs the calling top-level test as n ranks under mpirun and returns their output; an exec.ExitError has mpirun's exit code.
-// Without mpirun the test is skipped, and fails where the environment variable CI is "true".
+// startRanks runs the calling top-level test as n ranks under mpirun and returns their output; an
+// exec.ExitError has mpirun's exit code. Without mpirun the test is skipped, and fails where the
+// environment variable CI is "true".
 func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
@@ -61,7 +64,8 @@ func startProgram(t *testing.T, n int, program ...string) (output string, err er
 	return string(out), err
 }
 
-// mpiRun runs f on all ranks. An error of one rank alone is said at once, for the others may be waiting for it; the watch ends them then.
+// mpiRun runs f on all ranks. An error of one rank alone is said at once, for the others may be
+// waiting for it; the watch ends them then.
 func mpiRun(t *testing.T, w Comm, name string, f func(Comm) error) {
 	watch := time.AfterFunc(20*time.Second, func() {
 		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)

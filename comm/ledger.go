@@ -16,13 +16,16 @@ const (
 // Entry is what one operation on one axis of the mesh has cost one rank.
 type Entry struct {
 	Axis, Op string
-	Control  bool // calls without a stream: counts, sums of losses, flags and errors, which ranks settle on the host
-	Calls    int64
-	Bytes    int64   // sent to other ranks
-	Seconds  float64 // in the call; for a started exchange, in its start and in its wait
+	// calls without a stream: counts, sums of losses, flags and errors, which ranks settle on the
+	// host
+	Control bool
+	Calls   int64
+	Bytes   int64   // sent to other ranks
+	Seconds float64 // in the call; for a started exchange, in its start and in its wait
 }
 
-// Ledger counts a rank's communication. It is safe for several goroutines; a nil Ledger counts nothing.
+// Ledger counts a rank's communication. It is safe for several goroutines; a nil Ledger counts
+// nothing.
 type Ledger struct {
 	mu      sync.Mutex
 	entries []Entry
@@ -66,7 +69,8 @@ func (l *Ledger) Entries() []Entry {
 	return append([]Entry(nil), l.entries...)
 }
 
-// Get is what an operation on an axis has cost, with a stream and without; zero when there was none.
+// Get is what an operation on an axis has cost, with a stream and without; zero when there was
+// none.
 func (l *Ledger) Get(axis, op string) Entry {
 	sum := Entry{Axis: axis, Op: op}
 	for _, e := range l.Entries() {
@@ -79,8 +83,9 @@ func (l *Ledger) Get(axis, op string) Entry {
 	return sum
 }
 
-// The bytes below are those that a rank must send when data moves straight from owner to reader, which is also the least possible in
-// sum over the ranks; a library may route them otherwise. Parts are cut as Shard does.
+// The bytes below are those that a rank must send when data moves straight from owner to reader,
+// which is also the least possible in sum over the ranks; a library may route them otherwise. Parts
+// are cut as Shard does.
 
 // AllToAllBytes is what rank sends: Σ_{j≠rank} sendRows[j]·row.
 func AllToAllBytes(rank int, sendRows []int64, row int64) int64 {
@@ -97,13 +102,15 @@ func ReduceScatterBytes(rank int, rows []int64, row int64) int64 {
 	return (total(rows) - rows[rank]) * row
 }
 
-// AllReduceBytes is a reduce-scatter and an all-gather of n elements of elem bytes cut by Shard: about 2(P-1)/P·n·elem.
+// AllReduceBytes is a reduce-scatter and an all-gather of n elements of elem bytes cut by Shard:
+// about 2(P-1)/P·n·elem.
 func AllReduceBytes(rank, size int, n, elem int64) int64 {
 	lo, hi := Shard(n, rank, size)
 	return (n + int64(size-2)*(hi-lo)) * elem
 }
 
-// BroadcastSent is a chain from the root on, in rank order: every rank but the last of the chain sends all bytes once.
+// BroadcastSent is a chain from the root on, in rank order: every rank but the last of the chain
+// sends all bytes once.
 func BroadcastSent(rank, root, size int, bytes int64) int64 {
 	if (rank+1)%size == root {
 		return 0

@@ -20,8 +20,8 @@ type localJob struct {
 	groups  []*localGroup
 }
 
-// localGroup is one communicator seen from all its ranks. Ranks meet under one lock and wait on one condition; memory is copied
-// outside the lock, straight from the sender's to the receiver's.
+// localGroup is one communicator seen from all its ranks. Ranks meet under one lock and wait on one
+// condition; memory is copied outside the lock, straight from the sender's to the receiver's.
 type localGroup struct {
 	job   *localJob
 	world []int // world rank by rank
@@ -65,7 +65,8 @@ type localCall struct {
 	pairs   localPairs
 }
 
-// Local makes n goroutine ranks of one process: element i is rank i's. Each communicator serves one goroutine at a time.
+// Local makes n goroutine ranks of one process: element i is rank i's. Each communicator serves one
+// goroutine at a time.
 func Local(n int) []Comm {
 	job := &localJob{ended: make([]atomic.Bool, n)}
 	world := make([]int, n)
@@ -80,8 +81,9 @@ func Local(n int) []Comm {
 	return ranks
 }
 
-// RunLocal runs f as n ranks, one goroutine each, and waits for all. The first error ends the job: the others' calls fail. It returns
-// that error with its rank; a panic becomes an Internal one. A rank that returns while another waits for it ends the job too.
+// RunLocal runs f as n ranks, one goroutine each, and waits for all. The first error ends the job:
+// the others' calls fail. It returns that error with its rank; a panic becomes an Internal one. A
+// rank that returns while another waits for it ends the job too.
 func RunLocal(n int, f func(Comm) error) error {
 	ranks := Local(n)
 	job := ranks[0].(*localComm).g.job

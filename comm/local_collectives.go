@@ -9,7 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// smallReduce is the bytes, over all ranks, up to which each rank reduces everything itself: one exchange instead of two.
+// smallReduce is the bytes, over all ranks, up to which each rank reduces everything itself: one
+// exchange instead of two.
 const smallReduce = 64 << 10
 
 // posted posts a call and waits until every rank has.
@@ -157,7 +158,8 @@ func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 		}
 		out := unsafe.Pointer(unsafe.SliceData(c.scratch))
 		c.reducePart(o, op, t.DType, out, 0, n)
-		if err := c.meet(o, 1, true); err != nil { // all have read: the result may go where the argument was
+		// all have read: the result may go where the argument was
+		if err := c.meet(o, 1, true); err != nil {
 			return err
 		}
 		copyBytes(t.Data, out, n*b)

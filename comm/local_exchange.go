@@ -6,9 +6,10 @@ import (
 	"ulysses/tensor"
 )
 
-// The all-to-all of goroutine ranks is a set of copies, one for each (receiver, sender), that becomes possible when both have posted.
-// A waiting rank does its own copies first and then those that touch its memory and whose other rank is busy elsewhere, so it waits
-// for nobody's Wait: as with MPI, requests may be waited for in any order.
+// The all-to-all of goroutine ranks is a set of copies, one for each (receiver, sender), that
+// becomes possible when both have posted. A waiting rank does its own copies first and then those
+// that touch its memory and whose other rank is busy elsewhere, so it waits for nobody's Wait: as
+// with MPI, requests may be waited for in any order.
 
 // localPairs is the state of those copies.
 type localPairs struct {
@@ -119,7 +120,8 @@ func (r *localRequest) Test() (bool, error) {
 	}
 }
 
-// next finds a copy for rank i to do: into its own memory first, else out of it for a rank that is not there to do it.
+// next finds a copy for rank i to do: into its own memory first, else out of it for a rank that is
+// not there to do it.
 func (o *localCall) next(i int) (to, from int, ok bool) {
 	n := len(o.posts)
 	for k := range n {

@@ -4,9 +4,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// A collective of goroutine ranks is a few meetings: each rank posts its arguments and meets the others, works in their memory, and
-// meets them again before anyone may go on and change it. A rank never leaves while another may still be in its memory, not even
-// when the job has failed.
+// A collective of goroutine ranks is a few meetings: each rank posts its arguments and meets the
+// others, works in their memory, and meets them again before anyone may go on and change it. A rank
+// never leaves while another may still be in its memory, not even when the job has failed.
 
 // post enters the collective that comes next on this communicator.
 func (c *localComm) post(name string, p localPost) (*localCall, error) {
@@ -51,8 +51,8 @@ func (g *localGroup) newCall() *localCall {
 	return &localCall{posts: make([]localPost, n), pairs: newLocalPairs(n)}
 }
 
-// meet waits until all ranks have come to meeting k of the call. After the first meeting ranks are at work in others' memory until
-// they come to the next.
+// meet waits until all ranks have come to meeting k of the call. After the first meeting ranks are
+// at work in others' memory until they come to the next.
 func (c *localComm) meet(o *localCall, k int, last bool) error {
 	g := c.g
 	g.mu.Lock()
@@ -87,7 +87,8 @@ func (c *localComm) meet(o *localCall, k int, last bool) error {
 	return nil
 }
 
-// deserted fails the job when a rank that the call waits for has ended. The group's lock is held, and released for a moment if so.
+// deserted fails the job when a rank that the call waits for has ended. The group's lock is held,
+// and released for a moment if so.
 func (c *localComm) deserted(o *localCall) bool {
 	for i := range o.posts {
 		if w := c.g.world[i]; !o.posts[i].here && c.g.job.ended[w].Load() {
@@ -115,7 +116,8 @@ func (g *localGroup) leave(o *localCall) {
 	g.spare = append(g.spare, o)
 }
 
-// mismatch fails the job because two ranks' arguments do not fit each other. The caller is between two meetings of the call, or at none (nil).
+// mismatch fails the job because two ranks' arguments do not fit each other. The caller is between
+// two meetings of the call, or at none (nil).
 func (c *localComm) mismatch(o *localCall, format string, args ...any) error {
 	c.g.job.fail(status.Errorf(status.Comm, format, args...))
 	if o != nil {

@@ -80,7 +80,8 @@ func (c *localComm) receive(name string, recv tensor.Tensor, from int) error {
 	return g.job.err()
 }
 
-// halted is the reason to stop waiting for a peer, if there is one. The group's lock is held, perhaps released for a moment.
+// halted is the reason to stop waiting for a peer, if there is one. The group's lock is held,
+// perhaps released for a moment.
 func (c *localComm) halted(name string, peer int) error {
 	g := c.g
 	if w := g.world[peer]; g.job.err() == nil && g.job.ended[w].Load() {

@@ -40,7 +40,8 @@ func within(t *testing.T, f func() error) error {
 	}
 }
 
-// TestRunLocalEnds: whatever happens to one rank, all come back, and the first cause is what RunLocal returns.
+// TestRunLocalEnds: whatever happens to one rank, all come back, and the first cause is what
+// RunLocal returns.
 func TestRunLocalEnds(t *testing.T) {
 	cause := errors.New("no such thing")
 	waits := map[string]func(Comm) error{
@@ -96,8 +97,9 @@ func TestRunLocalEnds(t *testing.T) {
 	}
 }
 
-// TestLocalAbortLeavesMemory: when the job ends in the middle of a call, a rank comes back only when nobody is in its memory any more, so
-// that it may give it back to the system, as it does here.
+// TestLocalAbortLeavesMemory: when the job ends in the middle of a call, a rank comes back only
+// when nobody is in its memory any more, so that it may give it back to the system, as it does
+// here.
 func TestLocalAbortLeavesMemory(t *testing.T) {
 	const n, bytes = 3, 3 << 20
 	for name, call := range map[string]func(c Comm, dst, src tensor.Tensor, rows []int64) error{

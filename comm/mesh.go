@@ -8,8 +8,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Mesh is the world as data × sequence: rank = replica·P + sequence rank, P = ulysses·ring, so that the ranks of one sequence, which
-// exchange the most, are neighbours and share a node where they can.
+// Mesh is the world as data × sequence: rank = replica·P + sequence rank, P = ulysses·ring, so that
+// the ranks of one sequence, which exchange the most, are neighbours and share a node where they
+// can.
 type Mesh struct {
 	World    *Counted // axis "world": all ranks
 	Seq      *Counted // axis "sequence": the P ranks that hold one sequence
@@ -20,7 +21,8 @@ type Mesh struct {
 	Replicas int // how many there are
 }
 
-// NewMesh splits the world; all ranks call it. ulysses 0 is all the ranks that ring leaves. The ledger, clock and watch may be nil.
+// NewMesh splits the world; all ranks call it. ulysses 0 is all the ranks that ring leaves. The
+// ledger, clock and watch may be nil.
 func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watch) (*Mesh, error) {
 	n := world.Size()
 	if ring == 0 {

@@ -10,8 +10,9 @@ import (
 	"ulysses/tensor"
 )
 
-// mirror lets a communicator for memory of a device be tested with tensors of the host: each call takes them to the device and back on a
-// stream whose order is all that holds copies and call together. Every other call has no stream and vouches for the order itself.
+// mirror lets a communicator for memory of a device be tested with tensors of the host: each call
+// takes them to the device and back on a stream whose order is all that holds copies and call
+// together. Every other call has no stream and vouches for the order itself.
 type mirror struct {
 	comm.Comm
 	d      device.Device

@@ -17,8 +17,9 @@ import (
 	"ulysses/slurm"
 )
 
-// MPI is reached through a table of C functions (mpi_table.h), linked into the program (tag mpi) or opened when a host program's
-// communicator comes (FromMPI): code without MPI builds, loads and runs.
+// MPI is reached through a table of C functions (mpi_table.h), linked into the program (tag mpi) or
+// opened when a host program's communicator comes (FromMPI): code without MPI builds, loads and
+// runs.
 
 var mpiStart struct {
 	sync.Mutex
@@ -46,7 +47,8 @@ func Library() string {
 	}
 }
 
-// libraryName is the start of the text by which the library of the table names itself, "Open MPI v4.1.4".
+// libraryName is the start of the text by which the library of the table names itself, "Open MPI
+// v4.1.4".
 func libraryName() string {
 	var text [4096]C.char
 	C.umpi_library(&text[0], C.int(len(text)))
@@ -80,17 +82,19 @@ func prepare() {
 			os.Setenv(name, value)
 		}
 	}
-	// UCX would take the handler of segmentation faults away from the Go runtime, which turns them into panics.
+	// UCX would take the handler of segmentation faults away from the Go runtime, which turns them
+	// into panics.
 	set("UCX_ERROR_SIGNALS", "")
 	set("UCX_WARN_UNUSED_ENV_VARS", "n") // not every UCX knows that one, and it would say so
-	// Ranks that share cores must give them up while they wait; mpirun knows when, srun does not say.
+	// Ranks that share cores must give them up while they wait; mpirun knows when, srun does not
+	// say.
 	if slurm.Env().LocalSize > runtime.NumCPU() {
 		set("OMPI_MCA_mpi_yield_when_idle", "1")
 	}
 }
 
-// Finalize ends MPI if World or FromMPI started it. All ranks call it, when all is well; otherwise Abort. After FromMPI a C program's exit(0)
-// does it, too; a Go program's end does not.
+// Finalize ends MPI if World or FromMPI started it. All ranks call it, when all is well; otherwise
+// Abort. After FromMPI a C program's exit(0) does it, too; a Go program's end does not.
 func Finalize() {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()
@@ -104,7 +108,8 @@ func Finalize() {
 	C.umpi_end()
 }
 
-// mpiComm is a communicator of MPI. Memory is the host's. It serves one goroutine at a time; different ones may be used at once.
+// mpiComm is a communicator of MPI. Memory is the host's. It serves one goroutine at a time;
+// different ones may be used at once.
 type mpiComm struct {
 	c          C.umpi_comm
 	rank, size int
@@ -157,7 +162,8 @@ func (m *mpiComm) Rank() int    { return m.rank }
 func (m *mpiComm) Size() int    { return m.size }
 func (m *mpiComm) Kind() string { return "mpi" }
 
-// Fortran is the communicator's handle as an integer (MPI_Comm_c2f), the form in which libraries pass one.
+// Fortran is the communicator's handle as an integer (MPI_Comm_c2f), the form in which libraries
+// pass one.
 func (m *mpiComm) Fortran() int64 {
 	var f C.int32_t
 	C.umpi_fortran(m.c, &f)
@@ -176,7 +182,8 @@ func (m *mpiComm) Split(color, key int) (Comm, error) {
 	return sub.sized("comm.Split")
 }
 
-// Abort ends all processes of the job with the code; it does not return, unless MPI has ended. The caller has said why, for MPI cannot.
+// Abort ends all processes of the job with the code; it does not return, unless MPI has ended. The
+// caller has said why, for MPI cannot.
 func (m *mpiComm) Abort(code status.Code, reason string) {
 	if code == status.OK {
 		code = status.Internal // a launcher takes 0 for success

@@ -13,11 +13,13 @@ import (
 	"ulysses/tensor"
 )
 
-// Reductions are an exchange and sums of our own (reduce.go) instead of MPI_Allreduce: the order of a library's sums depends on its
-// algorithm, on sizes and on the placing of ranks, ours is rank order always, so a job gives the same bits with goroutine ranks, under
-// mpirun and under srun. The volume is that of a reduce-scatter and an all-gather, the least there is.
+// Reductions are an exchange and sums of our own (reduce.go) instead of MPI_Allreduce: the order of
+// a library's sums depends on its algorithm, on sizes and on the placing of ranks, ours is rank
+// order always, so a job gives the same bits with goroutine ranks, under mpirun and under srun. The
+// volume is that of a reduce-scatter and an all-gather, the least there is.
 
-// reduceScratch is the bytes that arrive, from all ranks together, before they are summed. Tests make it small.
+// reduceScratch is the bytes that arrive, from all ranks together, before they are summed. Tests
+// make it small.
 var reduceScratch int64 = 8 << 20
 
 func (m *mpiComm) Barrier() error {
@@ -77,7 +79,8 @@ func (m *mpiComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int6
 	return m.gather(name, dst.Data, src.Data, l)
 }
 
-// gather sends own to all ranks and receives their blocks where l has them. All ranks know all counts, so they choose alike.
+// gather sends own to all ranks and receives their blocks where l has them. All ranks know all
+// counts, so they choose alike.
 func (m *mpiComm) gather(name string, all, own unsafe.Pointer, l layout) error {
 	at, mine := l.roffsets[m.rank], l.rbytes[m.rank]
 	copyBytes(place(all, at, mine), own, mine)
@@ -109,7 +112,8 @@ func (m *mpiComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	if m.size == 1 || bytes == 0 {
 		return nil
 	}
-	if bytes*int64(m.size) <= smallReduce { // every rank sums everything: one collective instead of two
+	// every rank sums everything: one collective instead of two
+	if bytes*int64(m.size) <= smallReduce {
 		in := m.space(bytes * int64(m.size))
 		if err := mpiError(name, C.umpi_allgather(m.c, t.Data, C.int(bytes), in)); err != nil {
 			return err
@@ -154,8 +158,9 @@ func (m *mpiComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []
 	return m.reduceParts(name, Sum, src.DType, dst.Data, src.Data, func(j int) (at, n int64) { return before(rows, j) * row, rows[j] * row })
 }
 
-// reduceParts leaves in dst this rank's part of src, combined over the ranks. part gives a rank's place and bytes. It goes in rounds,
-// so that the scratch stays small; the round's size is the same on all ranks.
+// reduceParts leaves in dst this rank's part of src, combined over the ranks. part gives a rank's
+// place and bytes. It goes in rounds, so that the scratch stays small; the round's size is the same
+// on all ranks.
 func (m *mpiComm) reduceParts(name string, op Op, dtype tensor.DType, dst, src unsafe.Pointer, part func(rank int) (at, n int64)) error {
 	round := max(reduceScratch/int64(m.size)/64*64, 64)
 	var longest int64

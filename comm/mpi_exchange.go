@@ -16,13 +16,16 @@ import (
 	"ulysses/tensor"
 )
 
-// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints; tests make the limits small.
+// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints; tests make the
+// limits small.
 var (
-	mpiPiece int64 = 1 << 30       // longer messages are cut into pieces
-	mpiCall  int64 = math.MaxInt32 // collectives whose last byte lies beyond are made of messages instead
+	mpiPiece int64 = 1 << 30 // longer messages are cut into pieces
+	// collectives whose last byte lies beyond are made of messages instead
+	mpiCall int64 = math.MaxInt32
 )
 
-// layout says where the blocks of an exchange lie: bytes and offsets by rank, in the vectors that C reads.
+// layout says where the blocks of an exchange lie: bytes and offsets by rank, in the vectors that C
+// reads.
 type layout struct {
 	soffsets, sbytes, roffsets, rbytes []int64
 }
@@ -53,9 +56,10 @@ func fits(offsets, bytes []int64) bool {
 	return true
 }
 
-// exchange moves the blocks of a layout and waits. It is messages between pairs, all posted at once, and not MPI_Alltoallv: a rank's
-// counts alone do not tell whether they fit the ints of that call on every other rank, so ranks could choose different ways; and on one
-// node it is as fast as MPI_Alltoall and MPI_Alltoallv at every size from 4 KiB to 64 MiB (measured, within the noise).
+// exchange moves the blocks of a layout and waits. It is messages between pairs, all posted at
+// once, and not MPI_Alltoallv: a rank's counts alone do not tell whether they fit the ints of that
+// call on every other rank, so ranks could choose different ways; and on one node it is as fast as
+// MPI_Alltoall and MPI_Alltoallv at every size from 4 KiB to 64 MiB (measured, within the noise).
 func (m *mpiComm) exchange(operation string, send, recv unsafe.Pointer, l layout) error {
 	if err := m.start(operation, m.pending, send, recv, l); err != nil {
 		return err
@@ -100,7 +104,8 @@ func (m *mpiComm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	return m.exchange("comm.AllToAll", src.Data, dst.Data, l)
 }
 
-// mpiRequest is an exchange under way. MPI_Ialltoallv would do the same, but was seen to take twice the time at 16 MiB on two ranks.
+// mpiRequest is an exchange under way. MPI_Ialltoallv would do the same, but was seen to take twice
+// the time at 16 MiB on two ranks.
 type mpiRequest struct {
 	m       *mpiComm
 	pending *C.umpi_pending
@@ -117,7 +122,8 @@ func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	return m.startRequest(dst, src, l)
 }
 
-// TakesDeviceMemory reports a library that says so, or a user who knows better: ULYSSES_MPI_CUDA=1, 0.
+// TakesDeviceMemory reports a library that says so, or a user who knows better: ULYSSES_MPI_CUDA=1,
+// 0.
 func (m *mpiComm) TakesDeviceMemory() bool {
 	if known := os.Getenv("ULYSSES_MPI_CUDA"); known != "" {
 		return known == "1"
@@ -196,7 +202,8 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiPiece), m.pending))
 }
 
-// AllToAllLibrary is MPI_Alltoall itself, for blocks of equal bytes: what benchmarks compare AllToAll with (by type assertion).
+// AllToAllLibrary is MPI_Alltoall itself, for blocks of equal bytes: what benchmarks compare
+// AllToAll with (by type assertion).
 func (m *mpiComm) AllToAllLibrary(dst, src tensor.Tensor) error {
 	return mpiError("MPI_Alltoall", C.umpi_alltoall(m.c, src.Data, dst.Data, C.int(src.Bytes()/int64(m.size))))
 }

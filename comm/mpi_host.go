@@ -22,13 +22,15 @@ import (
 // for the initialisation of a library.
 func AroundMPI(before, after unsafe.Pointer) { C.around(before, after) }
 
-// FromMPI is a duplicate of the communicator of a host program, whose handle is given as an integer: what MPI_Comm_c2f and mpi4py's py2f
-// return. It is collective over that communicator. -1 is MPI_COMM_WORLD; MPI is started then if nobody has, and ended by Finalize or when the
-// process exits with 0. A host that started MPI itself ends it itself, after Close.
+// FromMPI is a duplicate of the communicator of a host program, whose handle is given as an
+// integer: what MPI_Comm_c2f and mpi4py's py2f return. It is collective over that communicator. -1
+// is MPI_COMM_WORLD; MPI is started then if nobody has, and ended by Finalize or when the process
+// exits with 0. A host that started MPI itself ends it itself, after Close.
 //
-// Any thread level will do. Below MPI_THREAD_MULTIPLE no two calls of the process, the host's own among them, may be in MPI at once, and below
-// MPI_THREAD_SERIALIZED calls from another thread than the one that started MPI are refused: nothing here calls MPI on a thread of its own,
-// but for Abort, which a Watch calls when there is nothing left to save.
+// Any thread level will do. Below MPI_THREAD_MULTIPLE no two calls of the process, the host's own
+// among them, may be in MPI at once, and below MPI_THREAD_SERIALIZED calls from another thread than
+// the one that started MPI are refused: nothing here calls MPI on a thread of its own, but for
+// Abort, which a Watch calls when there is nothing left to save.
 //
 // Errors are returned, and errors of the host's communicator stay what they are.
 func FromMPI(fortran int64) (Comm, error) {
@@ -55,8 +57,8 @@ func FromMPI(fortran int64) (Comm, error) {
 	return m, nil
 }
 
-// needMPI finds MPI, and starts it where that is left to us. The lock is not held in collective calls: threads of a host may make communicators at
-// once, in another order on each rank.
+// needMPI finds MPI, and starts it where that is left to us. The lock is not held in collective
+// calls: threads of a host may make communicators at once, in another order on each rank.
 func needMPI(name string, fortran int64) error {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()

@@ -13,8 +13,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// TestFromMPI plays a host program that has MPI, at every thread level, and one that has not started it. Without the tag mpi the table
-// is a file that is opened; the file is made here.
+// TestFromMPI plays a host program that has MPI, at every thread level, and one that has not
+// started it. Without the tag mpi the table is a file that is opened; the file is made here.
 func TestFromMPI(t *testing.T) {
 	scenes := map[string]func(t *testing.T){
 		"started by us": func(t *testing.T) { hostOfMPI(t, -1) },
@@ -127,7 +127,8 @@ func hostOfMPI(t *testing.T, level int) {
 	last.Abort(status.Internal, "nothing to end")
 }
 
-// subset gives the handle of a communicator that has all ranks but the first, in reverse, and then that of a freed one.
+// subset gives the handle of a communicator that has all ranks but the first, in reverse, and then
+// that of a freed one.
 func subset(t *testing.T, w *mpiComm) {
 	mpiRun(t, w, "subset", func(Comm) error {
 		sub, err := w.Split(min(w.rank, 1)-1, -w.rank)
@@ -174,7 +175,8 @@ func fromTwoThreads(w Comm) error {
 			}
 			errs[k] = errors.Join(err, handles[k].Close())
 		}()
-		time.Sleep(20 * time.Millisecond) // one waits for its peer in the first when the second comes
+		// one waits for its peer in the first when the second comes
+		time.Sleep(20 * time.Millisecond)
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)

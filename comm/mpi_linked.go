@@ -14,8 +14,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The program is linked with MPI and its table. The package empi starts and ends MPI and broadcasts bytes of the host; what it lacks
-// (v-variants, splits, requests, abort with a code) is the table.
+// The program is linked with MPI and its table. The package empi starts and ends MPI and broadcasts
+// bytes of the host; what it lacks (v-variants, splits, requests, abort with a code) is the table.
 
 func init() {
 	var have C.uint32_t
@@ -29,8 +29,9 @@ func Available() bool { return true }
 // loadMPI finds the table; here it is linked.
 func loadMPI() error { return nil }
 
-// World is all processes of the MPI job, a duplicate of MPI_COMM_WORLD. The first call starts MPI, unless a host program has. It is
-// collective. Compare its size with what the launcher says (slurm.Check): a foreign launcher makes every process a world of its own.
+// World is all processes of the MPI job, a duplicate of MPI_COMM_WORLD. The first call starts MPI,
+// unless a host program has. It is collective. Compare its size with what the launcher says
+// (slurm.Check): a foreign launcher makes every process a world of its own.
 func World() (Comm, error) {
 	const name = "comm.World"
 	mpiStart.Lock()

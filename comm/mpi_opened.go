@@ -17,7 +17,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The table is a file, one for each MPI library, that is opened when a host program's communicator comes.
+// The table is a file, one for each MPI library, that is opened when a host program's communicator
+// comes.
 
 // Available reports whether this program was built with MPI.
 func Available() bool { return false }
@@ -39,11 +40,14 @@ var mpiLibraries = []struct {
 	says     []string // in the text of MPI_Get_library_version
 }{
 	{"libulysses_mpi_ompi.so", "OMPI_COMM_WORLD_SIZE", []string{"Open MPI"}},
-	{"libulysses_mpi_mpich.so", "PMI_SIZE", []string{"MPICH", "Intel(R) MPI", "MVAPICH"}}, // one binary interface
+	// one binary interface
+	{"libulysses_mpi_mpich.so", "PMI_SIZE", []string{"MPICH", "Intel(R) MPI", "MVAPICH"}},
 }
 
-// loadMPI opens the file that ULYSSES_MPI_SHIM names, else that of the MPI library which this process has in memory, else of the launcher's,
-// else any: beside the library that this code is in or the program, in lib beside their folders, or where the system's loader looks. mpiStart is locked.
+// loadMPI opens the file that ULYSSES_MPI_SHIM names, else that of the MPI library which this
+// process has in memory, else of the launcher's, else any: beside the library that this code is in
+// or the program, in lib beside their folders, or where the system's loader looks. mpiStart is
+// locked.
 func loadMPI() error {
 	if mpiStart.loaded {
 		return nil
@@ -111,8 +115,8 @@ func says(text string, words []string) bool {
 	return false
 }
 
-// presentMPI is the text of the MPI library that this process has: visible to all, or mapped as a library of a plug-in's or a Python module's
-// own; "" for none.
+// presentMPI is the text of the MPI library that this process has: visible to all, or mapped as a
+// library of a plug-in's or a Python module's own; "" for none.
 func presentMPI() string {
 	if text, ok := askMPI(nil); ok {
 		return text
@@ -146,7 +150,8 @@ func askMPI(path *C.char) (string, bool) {
 	return C.GoString(text), ok
 }
 
-// findShim looks where files lie that were installed together; what is not there is left to the loader, by its name.
+// findShim looks where files lie that were installed together; what is not there is left to the
+// loader, by its name.
 func findShim(file string) (path string, found bool) {
 	if strings.Contains(file, "/") {
 		return file, true
@@ -164,7 +169,8 @@ func findShim(file string) (path string, found bool) {
 		if real, err := filepath.EvalSymlinks(b); err == nil {
 			b = real
 		}
-		if whole, err := filepath.Abs(b); err == nil { // a name without a folder is for the loader's path
+		// a name without a folder is for the loader's path
+		if whole, err := filepath.Abs(b); err == nil {
 			b = whole
 		}
 		for _, path := range []string{filepath.Join(filepath.Dir(b), file), filepath.Join(filepath.Dir(b), "..", "lib", file)} {
@@ -209,7 +215,8 @@ func openShim(path string) error {
 	return status.Errorf(status.Unsupported, "comm.FromMPI: %s is a library, but it has no function umpi_table: name a %s or its like in %s, or unset it", path, mpiLibraries[0].file, mpiVariable)
 }
 
-// fitsMPI refuses a table that stands on another MPI library than the one the host program uses: its handles mean nothing there.
+// fitsMPI refuses a table that stands on another MPI library than the one the host program uses:
+// its handles mean nothing there.
 func fitsMPI(path, present string) error {
 	if name := libraryName(); present != "" && name != firstWords(present) {
 		return status.Errorf(status.Unsupported, "comm.FromMPI: %s stands on %s, the host program on %s: build it for that (make mpi-shim MPICC=its mpicc) and name the file in %s",

@@ -16,8 +16,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// needTable builds the file for this machine's MPI and names it to the processes that follow. Without mpicc the test is skipped, and fails
-// where the environment variable CI is "true".
+// needTable builds the file for this machine's MPI and names it to the processes that follow.
+// Without mpicc the test is skipped, and fails where the environment variable CI is "true".
 func needTable(t *testing.T) {
 	t.Helper()
 	mpicc, err := exec.LookPath("mpicc")
@@ -44,15 +44,16 @@ func compile(t *testing.T, cc, source, name string) string {
 	return file
 }
 
-// checkPresent: the library that was opened privately, as a Python module's would be, is found in memory.
+// checkPresent: the library that was opened privately, as a Python module's would be, is found in
+// memory.
 func checkPresent(t *testing.T) {
 	if present := presentMPI(); firstWords(present) != libraryName() {
 		t.Errorf("in memory: %q, opened: %q", present, libraryName())
 	}
 }
 
-// TestShimExits: MPI that was started through the table ends with a C program that exits with 0, and is left to the launcher otherwise,
-// which ends the ranks that wait.
+// TestShimExits: MPI that was started through the table ends with a C program that exits with 0,
+// and is left to the launcher otherwise, which ends the ranks that wait.
 func TestShimExits(t *testing.T) {
 	needTable(t)
 	host := filepath.Join(t.TempDir(), "exits")
@@ -110,7 +111,8 @@ func TestShimFiles(t *testing.T) {
 	mustBe(t, "a file that is not there", err, status.InvalidArgument, "ULYSSES_MPI_SHIM=/nowhere/x.so: no such file")
 }
 
-// TestShimRefused: files that are not the table, or another's, are refused by name, and then nothing is loaded.
+// TestShimRefused: files that are not the table, or another's, are refused by name, and then
+// nothing is loaded.
 func TestShimRefused(t *testing.T) {
 	source := func(text string) string {
 		file := filepath.Join(t.TempDir(), "table.c")

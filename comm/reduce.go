@@ -13,9 +13,10 @@ type number interface {
 	float32 | float64 | int32 | int64
 }
 
-// reduce writes parts[0] ∘ parts[1] ∘ … to dst, n elements each, always in that order: every communicator calls it with the parts
-// in rank order, so a sum has the same bits with goroutines and with MPI, whatever the library's algorithm. BF16 is added up in f32
-// and rounded once. Max and Min let a NaN through. dst may be one of the parts.
+// reduce writes parts[0] ∘ parts[1] ∘ … to dst, n elements each, always in that order: every
+// communicator calls it with the parts in rank order, so a sum has the same bits with goroutines
+// and with MPI, whatever the library's algorithm. BF16 is added up in f32 and rounded once. Max and
+// Min let a NaN through. dst may be one of the parts.
 func reduce(op Op, dtype tensor.DType, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
 	switch dtype {
 	case tensor.F32:
@@ -90,7 +91,8 @@ func reduceBF16(op Op, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
 	}
 }
 
-// place is where n bytes lie at an offset; nil for none, because a pointer behind the end of Go memory may not be kept.
+// place is where n bytes lie at an offset; nil for none, because a pointer behind the end of Go
+// memory may not be kept.
 func place(p unsafe.Pointer, offset, n int64) unsafe.Pointer {
 	if n <= 0 {
 		return nil

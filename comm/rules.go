@@ -2,14 +2,16 @@ package comm
 
 import "ulysses/tensor"
 
-// Communicators that a device brings keep the same rules as those of the host: these are the checks of arguments and the layout of rows,
-// for memory that nobody looks at here.
+// Communicators that a device brings keep the same rules as those of the host: these are the checks
+// of arguments and the layout of rows, for memory that nobody looks at here.
 
-// Layered is a communicator for memory of a device that stands on one for memory of the host, over the same ranks.
+// Layered is a communicator for memory of a device that stands on one for memory of the host, over
+// the same ranks.
 type Layered interface{ Host() Comm }
 
-// Reserve makes, before the first step, what a communicator needs beside the tensors for n exchanges at a time, in which this rank sends and
-// receives so many bytes in all. Most need nothing.
+// Reserve makes, before the first step, what a communicator needs beside the tensors for n
+// exchanges at a time, in which this rank sends and receives so many bytes in all. Most need
+// nothing.
 func Reserve(c Comm, n int, bytes int64) error {
 	if counted, ok := c.(*Counted); ok {
 		c = counted.inner
@@ -23,7 +25,8 @@ func Reserve(c Comm, n int, bytes int64) error {
 // Direct is a communicator of the host whose exchanges may lie in memory of a GPU.
 type Direct interface {
 	TakesDeviceMemory() bool
-	// AllToAllDirect is AllToAllStart without the rank's own rows, which are the caller's to copy. What it sends is there when it is called.
+	// AllToAllDirect is AllToAllStart without the rank's own rows, which are the caller's to copy.
+	// What it sends is there when it is called.
 	AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error)
 }
 

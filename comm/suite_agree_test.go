@@ -139,7 +139,8 @@ func suiteCounted(c Comm) error {
 			return wrong("%s: %+v, want %d calls and %d bytes", op, e, calls, want)
 		}
 	}
-	// Over all ranks the all-reduce of n elements sends 2(P-1)·n, the all-to-all all but the diagonal.
+	// Over all ranks the all-reduce of n elements sends 2(P-1)·n, the all-to-all all but the
+	// diagonal.
 	bytes := []int64{l.Get("sequence", OpAllReduce).Bytes}
 	if err := c.AllReduce(nil, int64s(bytes), Sum); err != nil {
 		return err

@@ -2,7 +2,8 @@ package comm
 
 import "time"
 
-// suiteAlign gives every rank a clock that is off by a known time: what is measured must be that time, to within what it says.
+// suiteAlign gives every rank a clock that is off by a known time: what is measured must be that
+// time, to within what it says.
 func suiteAlign(c Comm) error {
 	if c.Kind() == "host" {
 		return nil // where all ranks take part in every SendRecv

@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-func rowsBetween(from, to int) int64 { return int64((from*2 + to*5 + 2) % 4) } // zero for some pairs; a rank keeps some of its own
+// zero for some pairs; a rank keeps some of its own
+func rowsBetween(from, to int) int64 { return int64((from*2 + to*5 + 2) % 4) }
 
 func exchangeRows(c Comm, scale int64) (recv, send []int64) {
 	for j := range c.Size() {
@@ -51,7 +52,8 @@ func checkRecv(c Comm, t tensor.Tensor, recv []int64, salt int64) error {
 
 func suiteAllToAll(c Comm) error {
 	for i, d := range allTypes {
-		for _, scale := range []int64{1, 3001} { // small messages, and large ones that libraries send by other ways
+		// small messages, and large ones that libraries send by other ways
+		for _, scale := range []int64{1, 3001} {
 			recv, send := exchangeRows(c, scale)
 			src, dst := newTensor(d, total(send), 2, 3), newTensor(d, total(recv)+2, 6)
 			fillSend(c, src, send, int64(i))
@@ -107,7 +109,8 @@ func suiteAllToAllEmpty(c Comm) error {
 	return nil
 }
 
-// suiteStart waits for two exchanges in an order of each rank's own, with another collective between start and wait.
+// suiteStart waits for two exchanges in an order of each rank's own, with another collective
+// between start and wait.
 func suiteStart(c Comm) error {
 	return errors.Join(startTwo(c, false), startTwo(c, true))
 }

@@ -93,7 +93,8 @@ func suiteConcurrent(c Comm) error {
 	return errors.Join(errs...)
 }
 
-// suiteRefusals makes calls that cannot be right on every rank: each is refused before it touches the others.
+// suiteRefusals makes calls that cannot be right on every rank: each is refused before it touches
+// the others.
 func suiteRefusals(c Comm) error {
 	n := c.Size()
 	rows := make([]int64, n)

@@ -38,8 +38,9 @@ func newOperand(d tensor.DType, rank int, n int64) tensor.Tensor {
 	return t
 }
 
-// expected combines element k of all ranks in rank order, one element at a time: what reduce must equal bit for bit. A float64 sum
-// of two float32 rounds to their float32 sum, so float64 serves every float type.
+// expected combines element k of all ranks in rank order, one element at a time: what reduce must
+// equal bit for bit. A float64 sum of two float32 rounds to their float32 sum, so float64 serves
+// every float type.
 func expected(d tensor.DType, op Op, size int, k int64) (bits int64) {
 	var words [1]int64
 	one := tensor.Of(unsafe.Pointer(&words), d, 1)

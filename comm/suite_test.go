@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// suite is what every communicator must do. Each function runs on all ranks at once and returns what was wrong on its rank.
+// suite is what every communicator must do. Each function runs on all ranks at once and returns
+// what was wrong on its rank.
 var suite = []struct {
 	Name string
 	Run  func(c Comm) error

@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// Watch notices calls that take too long. A dead or late peer never shows as an error of the call: the call just does not return, so
-// something beside it has to look at the clock. One timer serves all calls; it runs only while there is something to look at.
+// Watch notices calls that take too long. A dead or late peer never shows as an error of the call:
+// the call just does not return, so something beside it has to look at the clock. One timer serves
+// all calls; it runs only while there is something to look at.
 type Watch struct {
 	limit  time.Duration
 	host   string
@@ -33,8 +34,9 @@ type flight struct {
 	began      time.Time
 }
 
-// NewWatch calls onLate once, from a goroutine of its own, when a call takes longer than limit; onLate then reports and aborts. A
-// limit of zero never calls, and InFlight still works. The host names this machine in texts. A nil Watch watches nothing.
+// NewWatch calls onLate once, from a goroutine of its own, when a call takes longer than limit;
+// onLate then reports and aborts. A limit of zero never calls, and InFlight still works. The host
+// names this machine in texts. A nil Watch watches nothing.
 func NewWatch(limit time.Duration, host string, onLate func(description string)) *Watch {
 	w := &Watch{limit: limit, host: host, onLate: onLate, flights: make([]flight, 0, 8)}
 	if limit > 0 {
@@ -57,8 +59,9 @@ func (w *Watch) Close() {
 	}
 }
 
-// Pace makes this rank answer for the time between calls, too: onSlow is called once when no call was made for three quarters of the
-// limit, which is before the peers that wait for it give up. nil ends it. It is for loops whose ranks move in step.
+// Pace makes this rank answer for the time between calls, too: onSlow is called once when no call
+// was made for three quarters of the limit, which is before the peers that wait for it give up. nil
+// ends it. It is for loops whose ranks move in step.
 func (w *Watch) Pace(onSlow func(description string)) {
 	if w == nil {
 		return
@@ -193,8 +196,9 @@ func (w *Watch) name(f flight) string {
 	return fmt.Sprintf("rank %d of %d on host %s: %s #%d on axis %s, %d bytes", f.rank, f.size, w.host, f.op, f.seq, f.axis, f.bytes)
 }
 
-// InFlight says what this rank is doing in its communicators: each call under way, or which was the last and how long ago. A rank that
-// the others wait for is outside every call, and its text says so.
+// InFlight says what this rank is doing in its communicators: each call under way, or which was the
+// last and how long ago. A rank that the others wait for is outside every call, and its text says
+// so.
 func (w *Watch) InFlight() string {
 	if w == nil {
 		return ""

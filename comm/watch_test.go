@@ -8,7 +8,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// TestWatch: a rank that comes late ends the job by the watch of those that wait, whose text names what they were in.
+// TestWatch: a rank that comes late ends the job by the watch of those that wait, whose text names
+// what they were in.
 func TestWatch(t *testing.T) {
 	late := make(chan string, 3)
 	var idle string
@@ -47,7 +48,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchQuiet: many short calls, one after another for longer than the limit, are not late; and it is said once.
+// TestWatchQuiet: many short calls, one after another for longer than the limit, are not late; and
+// it is said once.
 func TestWatchQuiet(t *testing.T) {
 	said := make(chan string, 10)
 	w := NewWatch(60*time.Millisecond, "h", func(s string) { said <- s })
@@ -75,7 +77,8 @@ func TestWatchQuiet(t *testing.T) {
 	}
 }
 
-// TestWatchPace: a rank that stays outside all calls says so, once until its next call; not while it is in one.
+// TestWatchPace: a rank that stays outside all calls says so, once until its next call; not while
+// it is in one.
 func TestWatchPace(t *testing.T) {
 	const limit = 400 * time.Millisecond
 	slow, late := make(chan string, 10), make(chan string, 10)

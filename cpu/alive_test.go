@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Operands on the Go heap that nobody else holds live until the operation is done with them, however busy the collector is and whoever
-// takes what it frees.
+// Operands on the Go heap that nobody else holds live until the operation is done with them,
+// however busy the collector is and whoever takes what it frees.
 func TestOperandsStayAlive(t *testing.T) {
 	d, err := New(Options{Workers: 1})
 	if err != nil {
@@ -46,7 +46,8 @@ func TestOperandsStayAlive(t *testing.T) {
 	out, later := make([]float32, n*n), make(chan func() error, 1)
 	for range 30 {
 		x := device.Gemm{A: ones(), B: ones(), C: tensor.OfFloat32(out, n, n)}
-		run := func() error { return d.Gemm(nil, &x) } // as a device that works later keeps its operations
+		// as a device that works later keeps its operations
+		run := func() error { return d.Gemm(nil, &x) }
 		later <- run
 		if err := (<-later)(); err != nil {
 			t.Fatal(err)

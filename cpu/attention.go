@@ -14,8 +14,10 @@ import (
 	"ulysses/tensor"
 )
 
-// AttentionWorkspace is the bytes that AttentionForward, or AttentionBackward, needs for a call of these shapes and documents: scratch for each worker,
-// and for the backward pass sums of key gradients: in F32 where one key head is split, in BF16 always. None grows with queries times keys.
+// AttentionWorkspace is the bytes that AttentionForward, or AttentionBackward, needs for a call of
+// these shapes and documents: scratch for each worker, and for the backward pass sums of key
+// gradients: in F32 where one key head is split, in BF16 always. None grows with queries times
+// keys.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if a.CuQ == nil {
 		return d.attentionBound(a, backward)
@@ -23,7 +25,8 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return d.layAttention(a, backward, nil).bytes
 }
 
-// AttentionForward is flash attention: exact, in blocks, with sums in F32. Each head's result depends on that head's tensors alone.
+// AttentionForward is flash attention: exact, in blocks, with sums in F32. Each head's result
+// depends on that head's tensors alone.
 func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "AttentionForward"}
@@ -40,7 +43,8 @@ func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	return d.run(C.K_attention_forward, heads*ceilDiv(l.blocks, l.group))
 }
 
-// AttentionBackward is the derivative. A key head is split into parts by shapes alone; their sums are added in order, and so are its query heads'.
+// AttentionBackward is the derivative. A key head is split into parts by shapes alone; their sums
+// are added in order, and so are its query heads'.
 func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) error {
 	defer runtime.KeepAlive(g)
 	a := &g.Attention
@@ -67,7 +71,9 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	p.dk_t, p.dk_h = strides(g.DK)
 	p.dv_t, p.dv_h = strides(g.DV)
 	most := max(1, l.most)
-	step := most // query heads at a time: in F32 where parts meet in partial sums, one, whose parts are added up before the next one's
+	// query heads at a time: in F32 where parts meet in partial sums, one, whose parts are added up
+	// before the next one's
+	step := most
 	if l.partialFloats > 0 && isBF16(a.Q.DType) == 0 {
 		step = 1
 	}
@@ -134,7 +140,8 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	return l
 }
 
-// checkDocuments wants 0 ... rows without a decrease, which is what keeps every row index inside its tensor.
+// checkDocuments wants 0 ... rows without a decrease, which is what keeps every row index inside
+// its tensor.
 func checkDocuments(c *check, name string, cu []int64, rows int64) {
 	if len(cu) < 1 || cu[0] != 0 || cu[len(cu)-1] != rows {
 		c.fail("%s has %d entries for %d rows: it must go from 0 to the number of rows", name, len(cu), rows)

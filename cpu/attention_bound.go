@@ -7,8 +7,9 @@ import "C"
 
 import "ulysses/device"
 
-// attentionBound is the largest workspace that any documents of these lengths need. A document adds at most one block to those of one
-// long document; visible pairs, which decide the number of parts, are most for one document, and no more than a window's for each query.
+// attentionBound is the largest workspace that any documents of these lengths need. A document adds
+// at most one block to those of one long document; visible pairs, which decide the number of parts,
+// are most for one document, and no more than a window's for each query.
 func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	tq, tk := a.Q.Shape[0], a.K.Shape[0]
@@ -52,7 +53,8 @@ func blocksOf(tq, tk int64) int64 {
 	return ceilDiv(tq, blockRows(tq))
 }
 
-// causalPairs is what the causal mask leaves of one document with no fewer keys than queries, exact where a float is: there may be 2^80.
+// causalPairs is what the causal mask leaves of one document with no fewer keys than queries, exact
+// where a float is: there may be 2^80.
 func causalPairs(tq, tk int64) float64 {
 	return float64(tq)*float64(tk-tq) + float64(tq)*float64(tq+1)/2
 }

@@ -52,7 +52,8 @@ func TestAttentionBound(t *testing.T) {
 	}
 }
 
-// What the bound takes of one long document without walking over it is what the walk counts; it walks over none, however long.
+// What the bound takes of one long document without walking over it is what the walk counts; it
+// walks over none, however long.
 func TestAttentionBoundIsArithmetic(t *testing.T) {
 	o, err := New(Options{Workers: 3})
 	if err != nil {
@@ -78,7 +79,8 @@ func TestAttentionBoundIsArithmetic(t *testing.T) {
 	}
 	for _, backward := range []bool{false, true} {
 		last := int64(0)
-		for tokens := int64(1); tokens <= 1<<40; tokens *= 2 { // a walk over the last of them takes minutes
+		// a walk over the last of them takes minutes
+		for tokens := int64(1); tokens <= 1<<40; tokens *= 2 {
 			x := tensor.Of(nil, tensor.BF16, tokens, 1, 256)
 			n := o.AttentionWorkspace(&device.Attention{Q: x, K: x, V: x, Causal: true}, backward)
 			if n < last || n < tokens {

@@ -22,8 +22,9 @@ func queryHeads(t *testing.T, d *Device, g *device.AttentionGrad, lo, hi int64) 
 	return &s
 }
 
-// TestAttentionGroups: dk and dv of a key head are the sums of its query heads' own, added in their order, to the bit. So where a group of n is split over
-// ranks, each of which adds its share, an element changes by no more than n·2^-24·Σ|a query head's|; out and dq do not change at all.
+// TestAttentionGroups: dk and dv of a key head are the sums of its query heads' own, added in their
+// order, to the bit. So where a group of n is split over ranks, each of which adds its share, an
+// element changes by no more than n·2^-24·Σ|a query head's|; out and dq do not change at all.
 func TestAttentionGroups(t *testing.T) {
 	for _, c := range []attentionCase{
 		{name: "causal", cuQ: cu(700, 37, 190), d: 40, dv: 24, causal: true},
@@ -71,7 +72,8 @@ func testGroup(t *testing.T, c *attentionCase, d *Device) {
 	dv := func(g *device.AttentionGrad) tensor.Tensor { return g.DV }
 	for name, pick := range map[string]func(*device.AttentionGrad) tensor.Tensor{"dk": dk, "dv": dv} {
 		whole := pick(g)
-		// added is the sum of some calls' results at an element, in order and in f32, and that of their magnitudes.
+		// added is the sum of some calls' results at an element, in order and in f32, and that of
+		// their magnitudes.
 		added := func(of []*device.AttentionGrad, i, e int64) (sum float32, magnitude float64) {
 			for j, s := range of {
 				x := element(pick(s), i, 0, e)

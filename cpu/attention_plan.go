@@ -11,12 +11,14 @@ import (
 	"ulysses/device"
 )
 
-// partFlops is the work that makes another part of the backward pass worth its partial sums. Tests lower it, to have parts at sizes that a
-// reference can follow; nothing else may change it, because the bits of dk and dv depend on it.
+// partFlops is the work that makes another part of the backward pass worth its partial sums. Tests
+// lower it, to have parts at sizes that a reference can follow; nothing else may change it, because
+// the bits of dk and dv depend on it.
 var partFlops = 5e8
 
-// attentionLayout is how one attention call is cut up and where things lie in its workspace. Blocks and parts depend on document lengths, mask
-// and head sizes alone; only the amount of scratch depends on workers.
+// attentionLayout is how one attention call is cut up and where things lie in its workspace. Blocks
+// and parts depend on document lengths, mask and head sizes alone; only the amount of scratch
+// depends on workers.
 type attentionLayout struct {
 	blocks, parts  int64 // counts
 	pairs          int64 // visible query-key pairs of a head
@@ -35,7 +37,8 @@ type attentionLayout struct {
 	partsAt, heads unsafe.Pointer
 }
 
-// blockCursor walks the query blocks of all documents in order. Blocks of a document are even, in steps of 16 queries.
+// blockCursor walks the query blocks of all documents in order. Blocks of a document are even, in
+// steps of 16 queries.
 type blockCursor struct {
 	a     *device.Attention
 	doc   int64
@@ -43,7 +46,8 @@ type blockCursor struct {
 }
 
 func (c *blockCursor) next() bool {
-	if c.block.q1 < c.block.k1-c.block.shift && c.doc > 0 { // the document goes on: its last query is k1 - shift - 1
+	// the document goes on: its last query is k1 - shift - 1
+	if c.block.q1 < c.block.k1-c.block.shift && c.doc > 0 {
 		c.cut(int64(c.block.q1))
 		return true
 	}
@@ -75,7 +79,8 @@ func blockRows(n int64) int64 {
 	return ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
 }
 
-// sides are how many keys a query sees on either side of where it stands; causal is none to the right.
+// sides are how many keys a query sees on either side of where it stands; causal is none to the
+// right.
 func sides(a *device.Attention) (left, right int64) {
 	left, right = C.ATT_UNBOUNDED, C.ATT_UNBOUNDED
 	if w := a.Window; w != nil && w.Left >= 0 {
@@ -93,7 +98,8 @@ func sides(a *device.Attention) (left, right int64) {
 // visible is the number of query-key pairs of a block that the mask leaves.
 func visible(b *C.attention_block, left, right int64) int64 {
 	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
-	at := int64(b.q0 + b.shift - b.k0) // where the first query stands; below, sums over queries of keys clamped to [0, keys]
+	// where the first query stands; below, sums over queries of keys clamped to [0, keys]
+	at := int64(b.q0 + b.shift - b.k0)
 	upTo, before := n*keys, int64(0)
 	if right < C.ATT_UNBOUNDED {
 		upTo = ramp(at+right+1+n, keys) - ramp(at+right+1, keys)
@@ -113,7 +119,8 @@ func ramp(n, top int64) int64 {
 	return m*(m-1)/2 + (n-m)*top
 }
 
-// beginKey is the row of the first key that some query of the block sees, endKey that behind the last; the first key's row if there is none.
+// beginKey is the row of the first key that some query of the block sees, endKey that behind the
+// last; the first key's row if there is none.
 func beginKey(b *C.attention_block, left int64) int64 {
 	return min(max(int64(b.k0), int64(b.q0+b.shift)-left), int64(b.k1))
 }
@@ -122,7 +129,8 @@ func endKey(b *C.attention_block, right int64) int64 {
 	return max(int64(b.k0), min(int64(b.k1), int64(b.q1+b.shift)+right))
 }
 
-// layAttention cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace.
+// layAttention cuts up a call. With memory nil it only measures; else it fills the tables at the
+// start of the workspace.
 func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
 	var l attentionLayout
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]

@@ -160,7 +160,8 @@ func dense(g *device.AttentionGrad) (out, lse, dq, dk, dv *array) {
 	return
 }
 
-// compare fails unless max|got - want| / max|want| is at most tolerance. NaN fails; equal infinities are equal.
+// compare fails unless max|got - want| / max|want| is at most tolerance. NaN fails; equal
+// infinities are equal.
 func compare(t *testing.T, name string, got tensor.Tensor, want *array, tolerance float64) {
 	t.Helper()
 	worst, top := 0.0, 1e-30
@@ -266,7 +267,8 @@ func hash(x ...tensor.Tensor) (h uint64) {
 	return
 }
 
-// TestAttentionInvariance: the number of workers, and which other heads are there, leave every bit of a head alone.
+// TestAttentionInvariance: the number of workers, and which other heads are there, leave every bit
+// of a head alone.
 func TestAttentionInvariance(t *testing.T) {
 	fewFlops(t)
 	c := attentionCase{cuQ: cu(700, 37), cuK: cu(700, 37), heads: 6, kvHeads: 3, d: 64, dv: 64, causal: true, headMajor: true}
@@ -277,7 +279,8 @@ func TestAttentionInvariance(t *testing.T) {
 	}
 }
 
-// testInvariance runs a case of query heads in pairs with other numbers of workers, and its second key head alone.
+// testInvariance runs a case of query heads in pairs with other numbers of workers, and its second
+// key head alone.
 func testInvariance(t *testing.T, c *attentionCase, isa string, dtype tensor.DType) {
 	var want uint64
 	for _, workers := range []int{1, 2, 3, 5} {
@@ -328,7 +331,8 @@ func TestAttentionNaN(t *testing.T) {
 	}
 }
 
-// BenchmarkAttention reports the best rate of forward and backward together (3.5 times the forward's flops, causal counted as half).
+// BenchmarkAttention reports the best rate of forward and backward together (3.5 times the
+// forward's flops, causal counted as half).
 func BenchmarkAttention(b *testing.B) {
 	packed := cu(745, 1200, 310, 96, 2048, 640, 700, 512, 1024, 129, 788)
 	cases := []struct {

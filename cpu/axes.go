@@ -5,11 +5,12 @@ import "C"
 
 import "ulysses/tensor"
 
-// grain is the elements of one task: 256 KiB of F32 is above 20 µs of work for any operation, and stays in the second cache.
+// grain is the elements of one task: 256 KiB of F32 is above 20 µs of work for any operation, and
+// stays in the second cache.
 const grain = 1 << 16
 
-// plane is a shape with the strides of several operands, axes of extent 1 dropped and axes that lie as one merged, outermost first in
-// the order of operand 0.
+// plane is a shape with the strides of several operands, axes of extent 1 dropped and axes that lie
+// as one merged, outermost first in the order of operand 0.
 type plane struct {
 	rank   int
 	shape  [tensor.MaxDims]int64
@@ -67,8 +68,9 @@ func (p *plane) drop(axis int) {
 	}
 }
 
-// fewStreams reorders outer axes whose order differs between operands 0 and 1: with the longer outside, a loop over the shorter reads or
-// writes as many streams, each in its order, where the other way it would jump through all of an operand for each index.
+// fewStreams reorders outer axes whose order differs between operands 0 and 1: with the longer
+// outside, a loop over the shorter reads or writes as many streams, each in its order, where the
+// other way it would jump through all of an operand for each index.
 func (p *plane) fewStreams() {
 	for i := 0; i+2 < p.rank; i++ {
 		for j := i; j >= 0 && p.stride[1][j] < p.stride[1][j+1] && p.shape[j] < p.shape[j+1]; j-- {
@@ -90,9 +92,10 @@ func (p *plane) unit() bool {
 	return p.rank > 0
 }
 
-// cut lays the plane out as units of at most piece elements of its innermost axis, and tasks of about `size` elements each; weight is the
-// elements behind one element of the plane. It returns the number of tasks. The kernel may ask that runs be dense: if they
-// cannot be, they have length 1.
+// cut lays the plane out as units of at most piece elements of its innermost axis, and tasks of
+// about `size` elements each; weight is the elements behind one element of the plane. It returns
+// the number of tasks. The kernel may ask that runs be dense: if they cannot be, they have length
+// 1.
 func (p *plane) cut(x *C.uly_axes, dense bool, piece, weight int64) int64 {
 	*x = C.uly_axes{run: 1}
 	outer := p.rank

@@ -19,8 +19,9 @@ func everyOther(x tensor.Tensor) tensor.Tensor {
 	return x
 }
 
-// TestRoundingOfBF16 holds the kernels' rounding and widening against package tensor's, bit for bit: all values of BF16, those of F32 around each of
-// them and around the ties between them, by vectors and one by one.
+// TestRoundingOfBF16 holds the kernels' rounding and widening against package tensor's, bit for
+// bit: all values of BF16, those of F32 around each of them and around the ties between them, by
+// vectors and one by one.
 func TestRoundingOfBF16(t *testing.T) {
 	const all = 1 << 16
 	low := make([]uint16, all)
@@ -54,7 +55,8 @@ func TestRoundingOfBF16(t *testing.T) {
 
 			n := int64(len(between))
 			rounded, alone := make([]uint16, n), make([]uint16, n)
-			for shift := range int64(3) { // so that each value is once where a vector is, and the last ones are no whole vector
+			// so that each value is once where a vector is, and the last ones are no whole vector
+			for shift := range int64(3) {
 				x := tensor.OfFloat32(between, n).Slice(0, shift, n)
 				try(d.Copy(nil, ofBF16(rounded[shift:]), x))
 				try(d.Copy(nil, everyOther(ofBF16(alone[shift:])), everyOther(x)))
@@ -82,8 +84,8 @@ func TestRoundingOfBF16(t *testing.T) {
 	}
 }
 
-// TestPairsDifferInBF16Alone: a set that has another's kernels but for products by pairs has its bits in F32, which ranks may then share (device.Info.KernelsIn),
-// and others in BF16.
+// TestPairsDifferInBF16Alone: a set that has another's kernels but for products by pairs has its
+// bits in F32, which ranks may then share (device.Info.KernelsIn), and others in BF16.
 func TestPairsDifferInBF16Alone(t *testing.T) {
 	const m, n, k = 131, 95, 700
 	c := attentionCase{cuQ: cu(300, 37), cuK: cu(300, 37), heads: 4, kvHeads: 2, d: 40, dv: 24, causal: true}

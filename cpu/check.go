@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// check looks at the arguments of one operation for what memory safety needs, and keeps the first fault. An extent of whatever in a
-// wanted shape stands for every extent.
+// check looks at the arguments of one operation for what memory safety needs, and keeps the first
+// fault. An extent of whatever in a wanted shape stands for every extent.
 type check struct {
 	op  string
 	err error
@@ -57,8 +57,8 @@ func isBF16(d tensor.DType) C.int64_t {
 	return 0
 }
 
-// compute is the compute type of a call, which is that of its first activation x, and the same as kernels are told it. typed wants the others to
-// have it.
+// compute is the compute type of a call, which is that of its first activation x, and the same as
+// kernels are told it. typed wants the others to have it.
 func (c *check) compute(name string, x tensor.Tensor) (d tensor.DType, bf16 C.int64_t) {
 	if x.DType != tensor.F32 && x.DType != tensor.BF16 {
 		c.fail("%s is %v: want f32 or bf16", name, x)

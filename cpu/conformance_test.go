@@ -7,7 +7,8 @@ import (
 	"ulysses/testkit/conformance"
 )
 
-// TestConformance holds every instruction set that this CPU runs against the reference; one that has another's kernels but for products, in what these make.
+// TestConformance holds every instruction set that this CPU runs against the reference; one that
+// has another's kernels but for products, in what these make.
 func TestConformance(t *testing.T) {
 	for _, isa := range ISAs() {
 		t.Run(isa, func(t *testing.T) {

@@ -30,7 +30,8 @@ func conv1dShape(c *check, t tensor.DType, a *device.Conv1d) (tokens, channels, 
 	return tokens, channels, width
 }
 
-// conv1dBlock is the channels of a task: so that there are many tasks and their sums fit into the scratch. No bit depends on it.
+// conv1dBlock is the channels of a task: so that there are many tasks and their sums fit into the
+// scratch. No bit depends on it.
 func conv1dBlock(channels, width, tasks int64) int64 {
 	const least = C.CONV1D_LEAST
 	fit := min(C.CONV1D_BLOCK, C.ULY_SCRATCH_BYTES/C.CONV1D_BYTES/width/least*least)

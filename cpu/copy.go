@@ -15,17 +15,19 @@ import (
 	"ulysses/tensor"
 )
 
-// streamFrom is the size in bytes from which a copy is written around the caches: what is copied last would push out what is
-// needed next, and lines that are written whole need not be read.
+// streamFrom is the size in bytes from which a copy is written around the caches: what is copied
+// last would push out what is needed next, and lines that are written whole need not be read.
 const streamFrom = 8 << 20
 
-// turnPiece is the extent of a transposed strip: a few cache lines, so that both sides stay in the first cache.
+// turnPiece is the extent of a transposed strip: a few cache lines, so that both sides stay in the
+// first cache.
 const turnPiece = 64
 
 // copyKind is what becomes of an element; ok is false for a cast that there is no kernel for.
 func copyKind(to, from tensor.DType) (kind C.int64_t, ok bool) {
 	if to == from {
-		return C.int64_t(bits.TrailingZeros64(uint64(to.Size()))), to != tensor.Invalid // COPY_1, COPY_2, COPY_4, COPY_8
+		// COPY_1, COPY_2, COPY_4, COPY_8
+		return C.int64_t(bits.TrailingZeros64(uint64(to.Size()))), to != tensor.Invalid
 	}
 	switch [2]tensor.DType{from, to} {
 	case [2]tensor.DType{tensor.F32, tensor.BF16}:
@@ -42,7 +44,8 @@ func copyKind(to, from tensor.DType) (kind C.int64_t, ok bool) {
 	return 0, false
 }
 
-// Copy writes src into dst: dense runs by vectors, transposed planes by tiles, anything else element by element.
+// Copy writes src into dst: dense runs by vectors, transposed planes by tiles, anything else
+// element by element.
 func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
 	defer runtime.KeepAlive(dst.Data)
 	defer runtime.KeepAlive(src.Data)
@@ -66,7 +69,8 @@ func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
 	return d.run(C.K_copy, p.cut(&a.axes, false, grain, 1))
 }
 
-// turn prepares a transpose if that is what the copy is: dst is dense along one axis and src along another.
+// turn prepares a transpose if that is what the copy is: dst is dense along one axis and src along
+// another.
 func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 	x, y := p.rank-1, p.rank-1
 	for i := range p.rank {

@@ -11,7 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// CrossEntropy writes the negative log-likelihood of every row's target and, on request, its gradient.
+// CrossEntropy writes the negative log-likelihood of every row's target and, on request, its
+// gradient.
 func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "CrossEntropy"}

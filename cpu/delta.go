@@ -14,8 +14,9 @@ import (
 	"ulysses/tensor"
 )
 
-// GatedDeltaForward is the gated delta rule in chunks, exact: a chunk is widened to f32, and rounded when its results leave. A head's result depends on
-// that head's tensors alone, and a document's not on where it lies.
+// GatedDeltaForward is the gated delta rule in chunks, exact: a chunk is widened to f32, and
+// rounded when its results leave. A head's result depends on that head's tensors alone, and a
+// document's not on where it lies.
 func (d *Device) GatedDeltaForward(_ device.Stream, a *device.GatedDelta) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "GatedDeltaForward"}
@@ -229,7 +230,8 @@ func passStatesBack(cu []int64, dout, din tensor.Tensor) {
 	passEmpty(cu, din, 0, dout, at)
 }
 
-// passEmpty writes the states `to`, of the documents from toAt on, where a document is empty: from those of `from`, else zero.
+// passEmpty writes the states `to`, of the documents from toAt on, where a document is empty: from
+// those of `from`, else zero.
 func passEmpty(cu []int64, to tensor.Tensor, toAt int64, from tensor.Tensor, fromAt int64) {
 	n := to.Shape[1] * to.Shape[2] * to.Shape[3]
 	for i := range to.Shape[0] {

@@ -12,8 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// deltaLayout is how one call of the gated delta rule is cut up and where things lie in its memory. Everything but the amount of scratch
-// depends on shapes and documents alone.
+// deltaLayout is how one call of the gated delta rule is cut up and where things lie in its memory.
+// Everything but the amount of scratch depends on shapes and documents alone.
 type deltaLayout struct {
 	chunk           int64
 	documents, runs int64 // that are not empty; tasks of a head
@@ -23,13 +23,15 @@ type deltaLayout struct {
 	atFirst         int64
 	atScratch       int64
 	atWaiting       int64
-	apart           bool  // backward's tasks are value heads, for want of key heads or, in BF16, to round their sum once
-	savedFloats     int64 // of a head
-	scratchFloats   int64 // of a worker
-	bytes           int64
+	// backward's tasks are value heads, for want of key heads or, in BF16, to round their sum once
+	apart         bool
+	savedFloats   int64 // of a head
+	scratchFloats int64 // of a worker
+	bytes         int64
 }
 
-// deltaChunk is the tokens of a chunk. Speed is about the same from 32 to 64; the triangles of 32 round half as much, those of 64 save half the states.
+// deltaChunk is the tokens of a chunk. Speed is about the same from 32 to 64; the triangles of 32
+// round half as much, those of 64 save half the states.
 func deltaChunk(asked int64) int64 {
 	if asked <= 0 {
 		return 32
@@ -37,8 +39,9 @@ func deltaChunk(asked int64) int64 {
 	return min(asked, C.DELTA_C)
 }
 
-// layDelta cuts up a call. With memory nil it only measures; else it fills the tables at the start of the workspace. Cu nil: as many documents as
-// tokens, and as many states as one document has, which has most. sums: the gradients of a key head's value heads are added up.
+// layDelta cuts up a call. With memory nil it only measures; else it fills the tables at the start
+// of the workspace. Cu nil: as many documents as tokens, and as many states as one document has,
+// which has most. sums: the gradients of a key head's value heads are added up.
 func (d *Device) layDelta(a *device.GatedDelta, scratch int64, sums bool, memory unsafe.Pointer) deltaLayout {
 	l := deltaLayout{chunk: deltaChunk(a.Chunk), scratchFloats: scratch}
 	tokens, heads, keyHeads := a.V.Shape[0], a.V.Shape[1], a.K.Shape[1]
@@ -141,8 +144,9 @@ func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
 	return h / (heads / keyHeads)
 }
 
-// GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every chunk but a document's first the state
-// before it; Dv is rounded up to whole panels. Workspace is tables of the documents and scratch for each worker.
+// GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every
+// chunk but a document's first the state before it; Dv is rounded up to whole panels. Workspace is
+// tables of the documents and scratch for each worker.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
 	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, isBF16(a.K.DType))), false, nil)

@@ -12,7 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// DeltaState sums up a stretch: its chunks one after the other from a zero state, and without values from the unit matrix.
+// DeltaState sums up a stretch: its chunks one after the other from a zero state, and without
+// values from the unit matrix.
 func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaState"}

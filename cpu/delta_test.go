@@ -201,7 +201,8 @@ func TestGatedDelta(t *testing.T) {
 			g := c.make(t, d, x)
 			bothDelta(t, d, g)
 			for what, got := range deltaGot(g) {
-				if e, p := deltaError(got, want[what]), deltaError(plain[what], want[what]); !(e <= max(2*p, 4.0/(1<<23))) || e > 2e-5 { // as the conformance suite has it
+				// as the conformance suite has it
+				if e, p := deltaError(got, want[what]), deltaError(plain[what], want[what]); !(e <= max(2*p, 4.0/(1<<23))) || e > 2e-5 {
 					t.Errorf("%s, %s: %s: error %.2e, the recurrence's in f32 %.2e", name, isa, what, e, p)
 				}
 			}
@@ -209,8 +210,8 @@ func TestGatedDelta(t *testing.T) {
 	}
 }
 
-// TestGatedDeltaOfOneFeature: the gradient of a number through its own norm is 1e-6 of what goes in, and right to the same 2e-5, where the formula in F32 leaves
-// what its subtraction rounded.
+// TestGatedDeltaOfOneFeature: the gradient of a number through its own norm is 1e-6 of what goes
+// in, and right to the same 2e-5, where the formula in F32 leaves what its subtraction rounded.
 func TestGatedDeltaOfOneFeature(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 1, Dv: 24, Cu: cu(1, 70), Scale: 1, L2Norm: true}, decay: .3}
 	x := c.data(1)
@@ -227,7 +228,8 @@ func TestGatedDeltaOfOneFeature(t *testing.T) {
 	}
 }
 
-// TestGatedDeltaInvariance: workers, other heads, PerHead and where a document lies leave every bit alone, and so do a hundred repetitions.
+// TestGatedDeltaInvariance: workers, other heads, PerHead and where a document lies leave every bit
+// alone, and so do a hundred repetitions.
 func TestGatedDeltaInvariance(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 32, Dv: 48, Cu: cu(37, 150), Scale: .3, L2Norm: true}, decay: .3}
 	x := c.data(1)

@@ -13,7 +13,9 @@ import (
 
 const (
 	gateHeads = 1 << 10 // whose sums the scratch holds at a time, in as many parts as there may be
-	gateRows  = 1 << 10 // that are worth a part of their own, whatever the number of heads: a head's sums do not depend on the others
+	// that are worth a part of their own, whatever the number of heads: a head's sums do not depend
+	// on the others
+	gateRows = 1 << 10
 )
 
 // gatesShape checks what forward and backward share; t is the compute type.
@@ -24,7 +26,8 @@ func gatesShape(c *check, t tensor.DType, a, b *tensor.Tensor) (rows, heads int6
 	return rows, heads
 }
 
-// parameter wants a value of each head, of the compute type t or of F32, and returns what kernels are told of its type.
+// parameter wants a value of each head, of the compute type t or of F32, and returns what kernels
+// are told of its type.
 func (c *check) parameter(name string, x tensor.Tensor, t tensor.DType, heads int64) (bf16 C.int64_t) {
 	own, bf16 := c.compute(name, x)
 	if own != tensor.F32 {

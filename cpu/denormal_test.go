@@ -9,8 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Denormals are zero in products and the like, for which a processor would need 100 times as long; what moves numbers keeps them, and the thread computes as
-// before when an operation returns.
+// Denormals are zero in products and the like, for which a processor would need 100 times as long;
+// what moves numbers keeps them, and the thread computes as before when an operation returns.
 func TestDenormals(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
 		t.Skip("denormals are left alone on this processor")

@@ -1,5 +1,6 @@
-// Package cpu is the device that every machine has: C kernels, one source built for several instruction sets, shared out over
-// goroutines. Results are the same to the bit for any number of workers. kernels.h says how a kernel is added.
+// Package cpu is the device that every machine has: C kernels, one source built for several
+// instruction sets, shared out over goroutines. Results are the same to the bit for any number of
+// workers. kernels.h says how a kernel is added.
 package cpu
 
 /*
@@ -51,8 +52,12 @@ const align = 64
 
 // Options choose the size and the kernels of a device.
 type Options struct {
-	Workers int    // threads that operations use, the caller's included; 0 = the cores that the affinity mask allows
-	ISA     string // "avx512bf16", "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by CPUID
+	// threads that operations use, the caller's included; 0 = the cores that the affinity mask
+	// allows
+	Workers int
+	// "avx512bf16", "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by
+	// CPUID
+	ISA string
 }
 
 // Device is the CPU as one rank sees it. It serves one goroutine at a time.
@@ -60,7 +65,8 @@ type Device struct {
 	table   *table
 	workers int
 	pool    *pool
-	job     *C.uly_job     // the run in progress, in C memory so that no call moves a Go pointer across
+	// the run in progress, in C memory so that no call moves a Go pointer across
+	job     *C.uly_job
 	args    unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
 	scratch unsafe.Pointer // workers x ULY_SCRATCH_BYTES
 	work    func(worker int)
@@ -118,15 +124,16 @@ func (d *Device) Close() {
 	d.job, d.args, d.scratch = nil, nil, nil
 }
 
-// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are done. The arguments are gone then. The
-// collector does not look into d.args: an operation keeps alive what it was given until its kernels are done, for a caller may have no
-// more use for it.
+// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are
+// done. The arguments are gone then. The collector does not look into d.args: an operation keeps
+// alive what it was given until its kernels are done, for a caller may have no more use for it.
 func (d *Device) run(kernel int, tasks int64) error {
 	defer d.forget()
 	return d.runKeeping(kernel, tasks)
 }
 
-// runKeeping leaves the arguments for the next run of the same operation, which must forget them in the end.
+// runKeeping leaves the arguments for the next run of the same operation, which must forget them in
+// the end.
 func (d *Device) runKeeping(kernel int, tasks int64) error {
 	if tasks <= 0 {
 		return nil
@@ -136,11 +143,13 @@ func (d *Device) runKeeping(kernel int, tasks int64) error {
 	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
 }
 
-// forget clears the arguments, which may point into the Go heap. Left behind, such a pointer would go stale and, when the next
-// operation's takes its place, meet the collector's write barrier, which dies of it. Cleared as numbers, it meets none.
+// forget clears the arguments, which may point into the Go heap. Left behind, such a pointer would
+// go stale and, when the next operation's takes its place, meet the collector's write barrier,
+// which dies of it. Cleared as numbers, it meets none.
 func (d *Device) forget() { clear(unsafe.Slice((*uint64)(d.args), C.ULY_ARGS_BYTES/8)) }
 
-// buffer is memory outside the Go heap: kernels may keep pointers into it, and the collector never looks at it.
+// buffer is memory outside the Go heap: kernels may keep pointers into it, and the collector never
+// looks at it.
 type buffer struct {
 	p     unsafe.Pointer
 	bytes int64

@@ -12,8 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows in every element it enters. Sums are of F32 over the whole
-// of K and rounded once where C is BF16. With AVX512_BF16, products of BF16 take denormals, and sums that are denormal, for zero.
+// Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows
+// in every element it enters. Sums are of F32 over the whole of K and rounded once where C is BF16.
+// With AVX512_BF16, products of BF16 take denormals, and sums that are denormal, for zero.
 func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "Gemm"}
@@ -59,8 +60,8 @@ func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	return d.run(C.K_gemm, ceilDiv(m, rows)*ceilDiv(n, columns))
 }
 
-// unitStride gives the strides of a matrix with exactly one of them 1, as packing wants them: the column stride is 1, or the row stride is.
-// Along an axis of one element any stride will do.
+// unitStride gives the strides of a matrix with exactly one of them 1, as packing wants them: the
+// column stride is 1, or the row stride is. Along an axis of one element any stride will do.
 func unitStride(t tensor.Tensor) (row, column int64, ok bool) {
 	switch {
 	case t.Stride[1] == 1 || t.Shape[1] <= 1:
@@ -73,14 +74,17 @@ func unitStride(t tensor.Tensor) (row, column int64, ok bool) {
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// gemmSplit cuts C into blocks, one a task, of most rows and columns. It weighs the work of the busiest worker against the packing, which each task does
-// for itself: B by its columns, A once more for each block of columns. The split does not touch the results: an element's sum is the same in any block.
+// gemmSplit cuts C into blocks, one a task, of most rows and columns. It weighs the work of the
+// busiest worker against the packing, which each task does for itself: B by its columns, A once
+// more for each block of columns. The split does not touch the results: an element's sum is the
+// same in any block.
 func gemmSplit(m, n, k, workers int64, most [2]int64) (rows, columns int64) {
 	const (
-		grain        = 16         // rows and columns in steps that waste little of a register tile
-		small        = 1 << 20    // multiply-adds too few to share
-		packA, packB = 4.0, 8.0   // cost of packing an element, in multiply-adds
-		taskCost     = 1.0 / 1024 // what a task costs apart, as a share of the whole, so that ties go to few tasks
+		grain        = 16       // rows and columns in steps that waste little of a register tile
+		small        = 1 << 20  // multiply-adds too few to share
+		packA, packB = 4.0, 8.0 // cost of packing an element, in multiply-adds
+		// what a task costs apart, as a share of the whole, so that ties go to few tasks
+		taskCost = 1.0 / 1024
 	)
 	if float64(m)*float64(n)*float64(k) < small {
 		workers = 1

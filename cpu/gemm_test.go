@@ -39,7 +39,8 @@ func floats(t testing.TB, d *Device, n int64) []float32 {
 	return x
 }
 
-// view lays a [rows, columns] matrix with the given leading stride over x; turned stores its columns contiguously.
+// view lays a [rows, columns] matrix with the given leading stride over x; turned stores its
+// columns contiguously.
 func view(x []float32, rows, columns, ld int64, turned bool) tensor.Tensor {
 	t := tensor.OfFloat32(x, rows, columns)
 	t.Stride[0], t.Stride[1] = ld, 1
@@ -115,7 +116,8 @@ func TestGemm(t *testing.T) {
 	}
 }
 
-// TestGemmDirect: a small product that is read where it lies has the bits of one that is packed because its rows lie far apart.
+// TestGemmDirect: a small product that is read where it lies has the bits of one that is packed
+// because its rows lie far apart.
 func TestGemmDirect(t *testing.T) {
 	const m, n, k, far = 50, 48, 70, 300
 	for _, isa := range ISAs() {
@@ -185,7 +187,8 @@ func elements(x tensor.Tensor) []float32 {
 	return v
 }
 
-// TestGemmWorkers: the number of workers, and so the split, leaves every bit alone; a NaN reaches the row it is in and no other.
+// TestGemmWorkers: the number of workers, and so the split, leaves every bit alone; a NaN reaches
+// the row it is in and no other.
 func TestGemmWorkers(t *testing.T) {
 	const m, n, k = 401, 330, 1101
 	for _, isa := range ISAs() {
@@ -280,8 +283,9 @@ func TestGemmRefuses(t *testing.T) {
 	}
 }
 
-// best runs some functions in turn until the benchmark has had its time, and gives for each the fastest time and the least processor time, in seconds. The
-// latter, divided by the workers, is what a quiet machine would take: it does not count what other processes hold up.
+// best runs some functions in turn until the benchmark has had its time, and gives for each the
+// fastest time and the least processor time, in seconds. The latter, divided by the workers, is
+// what a quiet machine would take: it does not count what other processes hold up.
 func best(b *testing.B, f ...func() error) (wall, cpu []float64) {
 	wall, cpu = make([]float64, len(f)), make([]float64, len(f))
 	for b.Loop() {
@@ -307,8 +311,8 @@ func processorTime() float64 {
 	return float64(u.Utime.Nano()+u.Stime.Nano()) / 1e9
 }
 
-// BenchmarkGemm reports the best rate and its share of the measured peak. The three products of a linear layer: y = x·Wᵀ, dx = dy·W, dW += dyᵀ·x, in
-// F32 and in BF16, where dW is F32.
+// BenchmarkGemm reports the best rate and its share of the measured peak. The three products of a
+// linear layer: y = x·Wᵀ, dx = dy·W, dW += dyᵀ·x, in F32 and in BF16, where dW is F32.
 func BenchmarkGemm(b *testing.B) {
 	for _, isa := range ISAs()[:max(1, len(ISAs())-1)] {
 		for _, workers := range []int{1, 2} {

@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// tokens are the strides of the leading axes of [T, N] or [T, H, N] as a token's and a head's, with the counts of both.
+// tokens are the strides of the leading axes of [T, N] or [T, H, N] as a token's and a head's, with
+// the counts of both.
 func tokens(t tensor.Tensor) (tokens, heads int64, token, head C.int64_t) {
 	switch t.NDim {
 	case 1:
@@ -21,7 +22,8 @@ func tokens(t tensor.Tensor) (tokens, heads int64, token, head C.int64_t) {
 	return t.Shape[0], t.Shape[1], C.int64_t(t.Stride[0]), C.int64_t(t.Stride[1])
 }
 
-// normShape checks what forward and backward share and returns rows, heads and features; x is of the compute type t.
+// normShape checks what forward and backward share and returns rows, heads and features; x is of
+// the compute type t.
 func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 	if x.NDim < 1 || x.NDim > 3 {
 		c.fail("x is %v: want [N], [T, N] or [T, H, N]", x)

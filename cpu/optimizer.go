@@ -12,7 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// AdamW takes one step. The order of operations is PyTorch's, so that the results agree to rounding.
+// AdamW takes one step. The order of operations is PyTorch's, so that the results agree to
+// rounding.
 func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "AdamW"}
@@ -74,7 +75,8 @@ func (d *Device) lower(s device.Stream, low, w tensor.Tensor, err error) error {
 	return d.Copy(s, low, w)
 }
 
-// eachRange calls f for the stretches of [0, n) in order, with the decay inside the ranges and without it elsewhere.
+// eachRange calls f for the stretches of [0, n) in order, with the decay inside the ranges and
+// without it elsewhere.
 func eachRange(n int64, decay float64, ranges []device.Range, f func(lo, hi int64, decay float64) error) error {
 	if ranges == nil {
 		return f(0, n, decay)

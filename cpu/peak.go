@@ -10,8 +10,9 @@ import (
 	"unsafe"
 )
 
-// PeakFMA measures the floating-point rate, in GFLOP/s, of as many workers doing nothing but independent multiply-adds in registers: the limit that
-// benchmarks hold operations against. isa as in Options. It takes about a tenth of a second.
+// PeakFMA measures the floating-point rate, in GFLOP/s, of as many workers doing nothing but
+// independent multiply-adds in registers: the limit that benchmarks hold operations against. isa as
+// in Options. It takes about a tenth of a second.
 func PeakFMA(workers int, isa string) (float64, error) { return peak(workers, isa, 0) }
 
 // PeakDot is the same of products of BF16: by pairs where the set has VDPBF16PS, else PeakFMA.

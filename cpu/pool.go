@@ -7,9 +7,10 @@ import (
 	"ulysses/internal/status"
 )
 
-// pool runs a body on several goroutines at once. They are made once; a run allocates nothing. The caller is worker 0. The others
-// are woken and join if they come before the work is over: a worker that the system wakes late is not waited for, so that a
-// small run costs no more than the caller alone needs.
+// pool runs a body on several goroutines at once. They are made once; a run allocates nothing. The
+// caller is worker 0. The others are woken and join if they come before the work is over: a worker
+// that the system wakes late is not waited for, so that a small run costs no more than the caller
+// alone needs.
 type pool struct {
 	body   func(worker int)
 	state  atomic.Int64 // workers that joined the open run; closed otherwise
@@ -65,8 +66,9 @@ func (p *pool) call(worker int) {
 	p.body(worker)
 }
 
-// run calls body(0) on the caller and body(1..helpers) on as many workers as wake in time. The body takes its tasks off a counter that all
-// share, and returns when there are none left. A panic in a body is an Internal error.
+// run calls body(0) on the caller and body(1..helpers) on as many workers as wake in time. The body
+// takes its tasks off a counter that all share, and returns when there are none left. A panic in a
+// body is an Internal error.
 func (p *pool) run(helpers int, body func(worker int)) error {
 	p.body = body
 	p.state.Store(0)

@@ -34,7 +34,8 @@ func TestPoolRuns(t *testing.T) {
 	}
 }
 
-// TestPoolPanic: a panic, on the caller's worker or on another, is an error of that run and not of the next.
+// TestPoolPanic: a panic, on the caller's worker or on another, is an error of that run and not of
+// the next.
 func TestPoolPanic(t *testing.T) {
 	p := newPool(3)
 	defer p.close()
@@ -108,7 +109,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestAttentionMemory: forward and backward of one head of 65,536 tokens, with their tensors, stay far below 512 MiB on a large host.
+// TestAttentionMemory: forward and backward of one head of 65,536 tokens, with their tensors, stay
+// far below 512 MiB on a large host.
 func TestAttentionMemory(t *testing.T) {
 	const s, dim, limit = 65536, 64, 448 << 20
 	for _, causal := range []bool{true, false} {

@@ -18,8 +18,9 @@ const (
 	maxSums  = 1 << 12 // partial sums of a whole array
 )
 
-// parts cuts rows of n features into parts, by shape alone. What each sums, twice n floats, has its place in d.scratch, which no kernel
-// of such a run uses otherwise: partial is nil when it does not fit, and then there is one part.
+// parts cuts rows of n features into parts, by shape alone. What each sums, twice n floats, has its
+// place in d.scratch, which no kernel of such a run uses otherwise: partial is nil when it does not
+// fit, and then there is one part.
 func (d *Device) parts(rows, n int64) (parts int64, partial *C.float) {
 	fit := C.ULY_SCRATCH_BYTES / 8 / max(n, 1)
 	if fit == 0 {

@@ -27,9 +27,10 @@ type table struct {
 
 var tables = rowsFor(cpuid.CPU.VendorID)
 
-// rowsFor are the rows for a maker's CPUs, best first. Rows are chosen by feature bits, not by maker or model: libraries that go by the model misjudge new
-// ones. The exception was measured: Intel's cores begin a VDPBF16PS every other cycle, which is half the rate of multiply-adds of F32 (their way to
-// products of BF16 is AMX), where AMD's make it at twice that rate.
+// rowsFor are the rows for a maker's CPUs, best first. Rows are chosen by feature bits, not by
+// maker or model: libraries that go by the model misjudge new ones. The exception was measured:
+// Intel's cores begin a VDPBF16PS every other cycle, which is half the rate of multiply-adds of F32
+// (their way to products of BF16 is AMX), where AMD's make it at twice that rate.
 func rowsFor(maker cpuid.Vendor) []table {
 	rows := []table{
 		{"avx512bf16", append([]cpuid.FeatureID{cpuid.AVX512BF16}, avx512...), 16, 2, built(kernels.AVX512BF16), built(kernels.AVX512)},
@@ -72,7 +73,8 @@ func ISAs() []string {
 	return names
 }
 
-// choose finds the row of a name; "" is the environment's, else the best this CPU runs. A set that is unknown or that the CPU lacks is Unsupported.
+// choose finds the row of a name; "" is the environment's, else the best this CPU runs. A set that
+// is unknown or that the CPU lacks is Unsupported.
 func choose(isa string) (*table, error) {
 	if isa == "" {
 		isa = os.Getenv(EnvISA)

@@ -29,7 +29,8 @@ func attentionOf(dtype tensor.DType, tokens, hq, hkv, dim int64) *device.Attenti
 	return &device.Attention{Q: of(hq), K: of(hkv), V: of(hkv), Out: of(hq), Causal: true, Scale: 1}
 }
 
-// A GPU that is not there says what one that is there says of the memory that operations need, and does nothing else.
+// A GPU that is not there says what one that is there says of the memory that operations need, and
+// does nothing else.
 func TestAbsent(t *testing.T) {
 	d, _, _ := opened(t)
 	a := absent(t, true)
@@ -67,7 +68,8 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// The plug-in that GPUs have keeps for cuDNN what cuDNN says that it takes on an H200 (matrix/expected.md), without a driver.
+// The plug-in that GPUs have keeps for cuDNN what cuDNN says that it takes on an H200
+// (matrix/expected.md), without a driver.
 func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 	needBuilt(t)
 	t.Setenv(variable, built)
@@ -84,7 +86,8 @@ func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 	}
 }
 
-// Which row serves, as that GPU would choose: of a call that is to repeat, never cuDNN's backward pass.
+// Which row serves, as that GPU would choose: of a call that is to repeat, never cuDNN's backward
+// pass.
 func TestAttentionKernel(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)

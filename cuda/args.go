@@ -15,8 +15,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Arguments are written into C memory that the device owns, so that a call allocates nothing and moves no Go memory. Addresses are written as
-// numbers: the collector never learns of what lies there, and a stale one harms nobody. Whatever is Go memory is pinned for the call.
+// Arguments are written into C memory that the device owns, so that a call allocates nothing and
+// moves no Go memory. Addresses are written as numbers: the collector never learns of what lies
+// there, and a stale one harms nobody. Whatever is Go memory is pinned for the call.
 
 // numbers is a tensor.Tensor whose address is a number.
 type numbers struct {
@@ -64,7 +65,8 @@ func put(dst *C.uly_tensor, t tensor.Tensor) {
 // address writes a pointer: dst is the field's own address.
 func address[T, P any](dst **T, p *P) { *(*uintptr)(unsafe.Pointer(dst)) = uintptr(unsafe.Pointer(p)) }
 
-// list writes a slice of host memory, pinned until the call returns. An empty one that is not nil is told from nil: it has an address.
+// list writes a slice of host memory, pinned until the call returns. An empty one that is not nil
+// is told from nil: it has an address.
 func list[T, E any](d *Device, dst **T, x []E) {
 	switch {
 	case x == nil:
@@ -77,7 +79,8 @@ func list[T, E any](d *Device, dst **T, x []E) {
 	}
 }
 
-// arguments clears the argument block and returns it, for an operation on one of this device's streams.
+// arguments clears the argument block and returns it, for an operation on one of this device's
+// streams.
 func arguments[T any](d *Device) *T {
 	clear(unsafe.Slice((*byte)(d.args), unsafe.Sizeof(*new(T))))
 	return (*T)(d.args)
@@ -93,8 +96,9 @@ func refuse(op, format string, args ...any) error {
 	return status.Errorf(status.InvalidArgument, "cuda."+op+": "+format, args...)
 }
 
-// Copy writes src into dst. One side may be host memory. From the host, the values are taken before it returns; to the host, they are there
-// after Sync, and until then the memory is kept from the collector.
+// Copy writes src into dst. One side may be host memory. From the host, the values are taken before
+// it returns; to the host, they are there after Sync, and until then the memory is kept from the
+// collector.
 func (d *Device) Copy(s device.Stream, dst, src tensor.Tensor) error {
 	own, err := d.of("Copy", s)
 	if err != nil {

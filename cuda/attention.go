@@ -14,7 +14,8 @@ import (
 	"ulysses/tensor"
 )
 
-// AttentionWorkspace is the bytes that any row of kernels which may serve the call needs; 0 for a call that is refused.
+// AttentionWorkspace is the bytes that any row of kernels which may serve the call needs; 0 for a
+// call that is refused.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if d.usable("AttentionWorkspace") != nil || checkAttention("AttentionWorkspace", a) != nil {
 		return 0
@@ -31,7 +32,8 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return int64(bytes)
 }
 
-// AttentionKernel is the row of kernels that would serve the call or its gradient: device.AttentionKernels.
+// AttentionKernel is the row of kernels that would serve the call or its gradient:
+// device.AttentionKernels.
 func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, error) {
 	const op = "AttentionKernel"
 	err := d.usable(op)

@@ -10,8 +10,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestAttentionBeyond2To31 has more elements in a tensor than 32 bits count. In a window the last tokens cannot see far, so that a short call of them alone must
-// come to the same.
+// TestAttentionBeyond2To31 has more elements in a tensor than 32 bits count. In a window the last
+// tokens cannot see far, so that a short call of them alone must come to the same.
 func TestAttentionBeyond2To31(t *testing.T) {
 	cudatest.Use(t)
 	if cudatest.Emulated() {

@@ -52,7 +52,8 @@ func TestAttentionHeads(t *testing.T) {
 	}
 }
 
-// TestAttentionOnTensorCores: in BF16 they serve where the same bits are asked for, and what they do not is told by its reason.
+// TestAttentionOnTensorCores: in BF16 they serve where the same bits are asked for, and what they
+// do not is told by its reason.
 func TestAttentionOnTensorCores(t *testing.T) {
 	cudatest.Use(t)
 	pinned := "attention_forward=mma,attention_backward=mma"

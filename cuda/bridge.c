@@ -7,7 +7,8 @@
 const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, uint32_t *have) {
   *have = 0;
   text[0] = 0;
-  void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL); // for good: a library with threads of its own cannot be unloaded
+  // for good: a library with threads of its own cannot be unloaded
+  void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!file) {
     snprintf(text, text_bytes, "%s", dlerror());
     return 0;
@@ -26,5 +27,6 @@ const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, 
 
 int plug_here(char *text, int64_t text_bytes) {
   Dl_info info;
-  return dladdr((void *)plug_here, &info) && info.dli_fname && snprintf(text, text_bytes, "%s", info.dli_fname) < text_bytes;
+  return dladdr((void *)plug_here, &info) && info.dli_fname &&
+         snprintf(text, text_bytes, "%s", info.dli_fname) < text_bytes;
 }

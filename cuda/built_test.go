@@ -26,7 +26,8 @@ func needBuilt(t *testing.T) {
 	}
 }
 
-// TestBuiltFile: the plug-in exports one function, needs no library of NVIDIA's and no C++ run time, and runs on systems with glibc 2.35.
+// TestBuiltFile: the plug-in exports one function, needs no library of NVIDIA's and no C++ run
+// time, and runs on systems with glibc 2.35.
 func TestBuiltFile(t *testing.T) {
 	needBuilt(t)
 	f, err := elf.Open(built)
@@ -82,7 +83,8 @@ func newer(a, b string) bool {
 	return slices.Compare(numbers(a), numbers(b)) > 0
 }
 
-// spilling names kernels that may use local memory, each with the reason. A kernel is named by a part of its symbol.
+// spilling names kernels that may use local memory, each with the reason. A kernel is named by a
+// part of its symbol.
 var spilling = map[string]string{}
 
 var (
@@ -90,8 +92,8 @@ var (
 	frame = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
 )
 
-// TestRegisters reads what the assembler said: a kernel that spills registers, or keeps an array in local memory, is many times slower than it
-// looks.
+// TestRegisters reads what the assembler said: a kernel that spills registers, or keeps an array in
+// local memory, is many times slower than it looks.
 func TestRegisters(t *testing.T) {
 	needBuilt(t)
 	f, err := os.Open("../build/cuda/ptxas.txt")
@@ -134,8 +136,8 @@ func TestRegisters(t *testing.T) {
 // onTensorCores names the kernels that multiply BF16, by parts of their symbols.
 var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
 
-// inTiles names those that serve nothing but BF16, in how many builds for a GPU, and how many products a warp has at least in a step of one: fewer would mean
-// that a part of them is not there.
+// inTiles names those that serve nothing but BF16, in how many builds for a GPU, and how many
+// products a warp has at least in a step of one: fewer would mean that a part of them is not there.
 var inTiles = map[string]struct{ builds, products int }{
 	"attention_mma_forward_kernel": {3, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
 }
@@ -154,7 +156,8 @@ func count(code []instruction, of uint64) (n int) {
 	return n
 }
 
-// kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, as far as it lies there uncompressed.
+// kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, as far as it
+// lies there uncompressed.
 func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 	t.Helper()
 	needBuilt(t)
@@ -203,8 +206,8 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 var inVectors = regexp.MustCompile(`(add_units|swiglu_forward|swiglu_backward|rope_units|rope_normed|sigmoid_forward|sigmoid_backward)I13__nv_bfloat16Li8|` +
 	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
 
-// TestVectors reads the GPU's own instructions: what these kernels write goes out by 16 bytes. The compiler takes some stores apart, and the kernel is as many
-// times slower.
+// TestVectors reads the GPU's own instructions: what these kernels write goes out by 16 bytes. The
+// compiler takes some stores apart, and the kernel is as many times slower.
 func TestVectors(t *testing.T) {
 	found := map[string]int{}
 	kernelsBuilt(t, func(symbol string, code []instruction) {
@@ -234,7 +237,8 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestTensorCores: these kernels use tensor cores in BF16, and in F32, which would lose digits there, they do not.
+// TestTensorCores: these kernels use tensor cores in BF16, and in F32, which would lose digits
+// there, they do not.
 func TestTensorCores(t *testing.T) {
 	found := map[string]int{} // builds of a kernel
 	kernelsBuilt(t, func(symbol string, code []instruction) {

@@ -7,12 +7,14 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is a communicator for memory of a GPU on top of one for memory of the host, over the same ranks. A tensor of the host goes to the
-// host's communicator, a tensor of the device goes the carrier's way: NCCL, peers' memory (ipc), or through the host (staged). Where all
-// tensors of a call are absent, a stream says that it is about the device.
+// Comm is a communicator for memory of a GPU on top of one for memory of the host, over the same
+// ranks. A tensor of the host goes to the host's communicator, a tensor of the device goes the
+// carrier's way: NCCL, peers' memory (ipc), or through the host (staged). Where all tensors of a
+// call are absent, a stream says that it is about the device.
 //
-// With tensors of the device nothing is waited for: a call is ordered behind what its stream holds and before what comes later on it. Calls
-// with tensors of the device come from the goroutine that the device serves, whichever of its communicators they are for.
+// With tensors of the device nothing is waited for: a call is ordered behind what its stream holds
+// and before what comes later on it. Calls with tensors of the device come from the goroutine that
+// the device serves, whichever of its communicators they are for.
 type Comm struct {
 	host    comm.Comm
 	carrier carrier
@@ -20,7 +22,8 @@ type Comm struct {
 	closed  bool
 }
 
-// carrier moves tensors of a device. Arguments have been checked, but for what only all ranks together can see.
+// carrier moves tensors of a device. Arguments have been checked, but for what only all ranks
+// together can see.
 type carrier interface {
 	kind() string
 	start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error)
@@ -33,7 +36,8 @@ type carrier interface {
 	close() error
 }
 
-// newComm makes a communicator; all ranks of host call it, and fail together. What a maker returns beside an error is closed when all have met.
+// newComm makes a communicator; all ranks of host call it, and fail together. What a maker returns
+// beside an error is closed when all have met.
 func newComm(host comm.Comm, make func(comm.Comm) (carrier, error)) (*Comm, error) {
 	k, err := make(host)
 	if err = comm.Agree(host, err); err != nil {
@@ -178,8 +182,8 @@ func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tens
 	return c.carrier.sendRecv(s, recv, from, send, to)
 }
 
-// Reserve makes, before the first step, what n exchanges at a time need beside the tensors, in which this rank sends and receives so many
-// bytes in all. Without it the first exchanges make it.
+// Reserve makes, before the first step, what n exchanges at a time need beside the tensors, in
+// which this rank sends and receives so many bytes in all. Without it the first exchanges make it.
 func (c *Comm) Reserve(n int, bytes int64) error {
 	if r, ok := c.carrier.(interface{ reserve(int, int64) error }); ok {
 		return r.reserve(n, bytes)
@@ -187,8 +191,8 @@ func (c *Comm) Reserve(n int, bytes int64) error {
 	return nil
 }
 
-// Cut sets how many bytes a reduction, gather, broadcast or message through the host has under way at a time; all ranks say the same.
-// It is for tests, which would otherwise need large tensors.
+// Cut sets how many bytes a reduction, gather, broadcast or message through the host has under way
+// at a time; all ranks say the same. It is for tests, which would otherwise need large tensors.
 func (c *Comm) Cut(bytes int64) {
 	if k, ok := c.carrier.(*staged); ok {
 		k.piece = bytes
@@ -201,8 +205,8 @@ func (c *Comm) Abort(code status.Code, reason string) {
 	c.host.Abort(code, reason)
 }
 
-// Close waits for what is under way and gives both communicators up. All ranks call it, but after a failure, when none does. Memory that was
-// exchanged is freed after it.
+// Close waits for what is under way and gives both communicators up. All ranks call it, but after a
+// failure, when none does. Memory that was exchanged is freed after it.
 func (c *Comm) Close() error {
 	if c.closed {
 		return nil
@@ -223,7 +227,8 @@ const MaxRanks = 64
 // makers by kind.
 var makers = map[string]func(*Device, comm.Comm) (carrier, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
 
-// NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's; all ranks call it, and fail together.
+// NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's;
+// all ranks call it, and fail together.
 func NewComm(d *Device, host comm.Comm, kind string) (*Comm, error) {
 	make := makers[kind]
 	if make == nil {

@@ -80,10 +80,11 @@ func (r *gpuRank) values(s device.Stream, t tensor.Tensor) ([]float32, error) {
 	return x, s.Sync()
 }
 
-// TestCommOrder: each operation is ordered behind what its stream holds and before what comes later on it, on every rank, though other
-// streams are busy and the emulated device runs what no event orders in any order. Right after an operation its source is overwritten, as
-// the step loop does with its buffers, and what it wrote is read; the host waits for nothing in between. It is enough that one event is
-// missing in a communicator for this to fail.
+// TestCommOrder: each operation is ordered behind what its stream holds and before what comes later
+// on it, on every rank, though other streams are busy and the emulated device runs what no event
+// orders in any order. Right after an operation its source is overwritten, as the step loop does
+// with its buffers, and what it wrote is read; the host waits for nothing in between. It is enough
+// that one event is missing in a communicator for this to fail.
 func TestCommOrder(t *testing.T) {
 	for _, kind := range []string{"ipc", "staged"} {
 		for _, rows := range []int64{512, 20_000} { // a small and a large reduction

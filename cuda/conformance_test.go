@@ -20,18 +20,20 @@ func opener(o Options) conformance.Opener {
 	}
 }
 
-// TestConformance holds the plug-in against the reference: on a GPU the one that is named, else the one built for the host.
-// ULYSSES_KERNEL pins rows of kernels.
+// TestConformance holds the plug-in against the reference: on a GPU the one that is named, else the
+// one built for the host. ULYSSES_KERNEL pins rows of kernels.
 func TestConformance(t *testing.T) {
 	cudatest.Use(t)
-	run := conformance.RunChoosing // cuDNN or kernels of ours; below, ours alone are held to all laws
+	// cuDNN or kernels of ours; below, ours alone are held to all laws
+	run := conformance.RunChoosing
 	if cudatest.Emulated() {
 		run = conformance.Run
 	}
 	run(t, opener(Options{Deterministic: true, Kernels: os.Getenv("ULYSSES_KERNEL")}))
 }
 
-// TestConformanceOfRows pins the rows that the first choice passes over, and lets libraries choose what need not be repeatable.
+// TestConformanceOfRows pins the rows that the first choice passes over, and lets libraries choose
+// what need not be repeatable.
 func TestConformanceOfRows(t *testing.T) {
 	cudatest.Use(t)
 	d := opener(Options{})(t, 1).(*Device)

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// TestConv1dBands: where the sums of all channels do not fit into the scratch of a stream at once, they are made band after band, with the
-// bits that each half of the channels has alone.
+// TestConv1dBands: where the sums of all channels do not fit into the scratch of a stream at once,
+// they are made band after band, with the bits that each half of the channels has alone.
 func TestConv1dBands(t *testing.T) {
 	b := newBench(t)
 	if !b.d.Details().Emulated {

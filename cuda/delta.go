@@ -14,7 +14,8 @@ import (
 
 // The operations of linear attention: device.DeltaOps field by field.
 
-// GatedDeltaSizes is the bytes that any row of kernels which may serve the call needs; 0 for a call that is refused.
+// GatedDeltaSizes is the bytes that any row of kernels which may serve the call needs; 0 for a call
+// that is refused.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	const op = "GatedDeltaSizes"
 	if d.usable(op) != nil || a.Cu != nil && checkCu(op, a.Cu) != nil || checkKeyHead(op, a.KeyHead, a.V) != nil {

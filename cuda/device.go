@@ -15,21 +15,25 @@ import (
 	"ulysses/tensor"
 )
 
-// align is the alignment of allocations, in bytes: what 16-byte loads and the libraries' tables of tensors like.
+// align is the alignment of allocations, in bytes: what 16-byte loads and the libraries' tables of
+// tensors like.
 const align = 256
 
-// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace, GatedDeltaSizes and AttentionKernel are those of a Hopper on which cuDNN serves; the
-// plug-in needs no driver for them. Nothing else works on it.
+// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace, GatedDeltaSizes and
+// AttentionKernel are those of a Hopper on which cuDNN serves; the plug-in needs no driver for
+// them. Nothing else works on it.
 const Absent = int(C.ULY_NO_GPU)
 
 // Options choose a GPU and how it works.
 type Options struct {
-	Ordinal       int    // among the GPUs that this process sees, or Absent
-	Deterministic bool   // every result repeatable to the bit
-	Kernels       string // "attention_forward=own,gemm=naive" pins rows of kernels; "" = the first that fits
+	Ordinal       int  // among the GPUs that this process sees, or Absent
+	Deterministic bool // every result repeatable to the bit
+	// "attention_forward=own,gemm=naive" pins rows of kernels; "" = the first that fits
+	Kernels string
 }
 
-// Device is one GPU as one rank sees it. It serves one goroutine at a time, on whatever thread that runs.
+// Device is one GPU as one rank sees it. It serves one goroutine at a time, on whatever thread that
+// runs.
 type Device struct {
 	table *C.uly_cuda_api
 	d     *C.uly_device // nil once closed and nothing lives on it
@@ -55,7 +59,8 @@ type Details struct {
 // argsBytes holds the arguments of any operation.
 const argsBytes = max(C.sizeof_uly_attention, C.sizeof_uly_adamw, C.sizeof_uly_rank_sum, C.sizeof_uly_gated_delta_grad, C.sizeof_uly_delta_gates_grad)
 
-// Open opens a GPU. It fails with a sentence, and with ErrNoPlugin as its cause where there is no plug-in.
+// Open opens a GPU. It fails with a sentence, and with ErrNoPlugin as its cause where there is no
+// plug-in.
 func Open(o Options) (*Device, error) {
 	p, err := load()
 	if err != nil {
@@ -109,10 +114,12 @@ func (d *Device) SharedBy(ranks int) {
 func (d *Device) Info() device.Info { return d.info }
 func (d *Device) Details() Details  { return d.more }
 
-// SharesHostMemory reports that host memory may be used as the device's own, as only the stand-in of tests can.
+// SharesHostMemory reports that host memory may be used as the device's own, as only the stand-in
+// of tests can.
 func (d *Device) SharesHostMemory() bool { return d.more.Emulated }
 
-// Close closes the device. What lives on it may be closed after it; the GPU is given back with the last of them.
+// Close closes the device. What lives on it may be closed after it; the GPU is given back with the
+// last of them.
 func (d *Device) Close() {
 	if d.open {
 		d.open = false

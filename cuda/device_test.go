@@ -13,7 +13,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// opened is a device with a stream, and a tensor of n numbers on it. It repeats to the bit, unless options say something else.
+// opened is a device with a stream, and a tensor of n numbers on it. It repeats to the bit, unless
+// options say something else.
 func opened(t testing.TB, options ...Options) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
 	t.Helper()
 	cudatest.Use(t)
@@ -168,7 +169,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestThreads hands a device from goroutine to goroutine, each on a thread of its own, and two devices to two at once.
+// TestThreads hands a device from goroutine to goroutine, each on a thread of its own, and two
+// devices to two at once.
 func TestThreads(t *testing.T) {
 	type rank struct {
 		d *Device

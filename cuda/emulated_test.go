@@ -15,8 +15,9 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a C++ program of its own
-// (plugin/emulated/emulated_test.cpp and the files of tests beside it), in several orders.
+// The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a
+// C++ program of its own (plugin/emulated/emulated_test.cpp and the files of tests beside it), in
+// several orders.
 func TestEmulator(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
@@ -45,7 +46,8 @@ func TestEmulator(t *testing.T) {
 	}
 }
 
-// TestRaces is what make cuda-races goes by: a program that orders its accesses passes, and of one that does not, two accesses are named.
+// TestRaces is what make cuda-races goes by: a program that orders its accesses passes, and of one
+// that does not, two accesses are named.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
@@ -71,7 +73,8 @@ func TestRaces(t *testing.T) {
 	}
 }
 
-// A kernel that writes beyond its memory fails the stream, with a sentence, and the device for good; other devices go on.
+// A kernel that writes beyond its memory fails the stream, with a sentence, and the device for
+// good; other devices go on.
 func TestStrayWrite(t *testing.T) {
 	cudatest.Use(t)
 	d, other := opener(Options{})(t, 1).(*Device), opener(Options{})(t, 1).(*Device)

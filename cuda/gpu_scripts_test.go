@@ -26,7 +26,8 @@ func scripted(t *testing.T, programs map[string]string) string {
 	return folder
 }
 
-// on runs a command with a folder of programs before all others, and returns its exit code and what it said.
+// on runs a command with a folder of programs before all others, and returns its exit code and what
+// it said.
 func on(t *testing.T, programs string, env []string, argv ...string) (int, string) {
 	t.Helper()
 	c := exec.Command(argv[0], argv[1:]...)
@@ -45,7 +46,8 @@ func withoutGPU(t *testing.T) {
 
 const manyGPUs = `for i in $(seq 0 2000); do echo "GPU $i: NVIDIA stand-in (UUID: GPU-$i)"; done`
 
-// TestGPUCheck: what gpu-check says of a machine, and with which status, of test programs that pass, fail, skip, crash or do nothing.
+// TestGPUCheck: what gpu-check says of a machine, and with which status, of test programs that
+// pass, fail, skip, crash or do nothing.
 func TestGPUCheck(t *testing.T) {
 	withoutGPU(t)
 	const fails = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -86,7 +88,8 @@ func TestGPUCheck(t *testing.T) {
 	}
 }
 
-// TestGPUCheckNames: tests that gpu-check names are there, so that it leaves out no more than it says, and runs what it says.
+// TestGPUCheckNames: tests that gpu-check names are there, so that it leaves out no more than it
+// says, and runs what it says.
 func TestGPUCheckNames(t *testing.T) {
 	read := func(glob string) string {
 		files, err := filepath.Glob(glob)
@@ -130,7 +133,8 @@ func TestGPUCheckNames(t *testing.T) {
 	}
 }
 
-// TestGPUBench: what gpu-bench measured is kept where a later program fails, which it says; without a GPU, and with a program that never runs, nothing is.
+// TestGPUBench: what gpu-bench measured is kept where a later program fails, which it says; without
+// a GPU, and with a program that never runs, nothing is.
 func TestGPUBench(t *testing.T) {
 	withoutGPU(t)
 	const measures = `[ "$1" != gpu_ops ] || echo '{"peer":"ulysses","case":"copy","op":"memory","min_s":0.5,"median_s":0.5,"gbs":4}'`

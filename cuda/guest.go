@@ -16,8 +16,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Guest is a device's place in a program that uses CUDA itself, with streams and memory of its own. No operation runs on the program's
-// streams, which have no scratch: the device's stream is ordered behind them and before them by events, and the host waits for nothing.
+// Guest is a device's place in a program that uses CUDA itself, with streams and memory of its own.
+// No operation runs on the program's streams, which have no scratch: the device's stream is ordered
+// behind them and before them by events, and the host waits for nothing.
 type Guest struct {
 	d            *Device
 	theirs       *C.uly_stream // what it wraps changes from call to call
@@ -46,7 +47,8 @@ func (d *Device) NewGuest() (*Guest, error) {
 	return g, nil
 }
 
-// Enter orders what comes later on s behind what the program's cudaStream_t holds: 0 its legacy default stream, 2 the thread's own.
+// Enter orders what comes later on s behind what the program's cudaStream_t holds: 0 its legacy
+// default stream, 2 the thread's own.
 func (g *Guest) Enter(theirs uintptr, s device.Stream) error {
 	d := g.d
 	own, err := d.of("Guest.Enter", s)
@@ -93,7 +95,8 @@ func (g *Guest) PlaceOf(p unsafe.Pointer) (Place, int, error) {
 	return Place(place), int(ordinal), nil
 }
 
-// Thread is what the calling thread computes on, which calls of a device change; Back makes it so again, on the same thread.
+// Thread is what the calling thread computes on, which calls of a device change; Back makes it so
+// again, on the same thread.
 func (d *Device) Thread() uintptr     { return uintptr(C.plug_thread_save(d.table)) }
 func (d *Device) Back(thread uintptr) { C.plug_thread_restore(d.table, C.uintptr_t(thread)) }
 
@@ -125,8 +128,8 @@ func Failure(s device.Stream) error {
 	return own.d.result(C.plug_stream_query(own.d.table, own.d.d, own.s, &done))
 }
 
-// Maps reports that ranks in other processes read what this rank sends where it lies. They keep such memory mapped until the communicator is closed, and it
-// must not be freed before.
+// Maps reports that ranks in other processes read what this rank sends where it lies. They keep
+// such memory mapped until the communicator is closed, and it must not be freed before.
 func (c *Comm) Maps() bool {
 	k, ok := c.carrier.(*ipc)
 	if !ok {

@@ -12,8 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestGuest orders operations with a stream that is not ours, whichever of the two is asked for first. Another stream of the device stands for the
-// program's, by what it is.
+// TestGuest orders operations with a stream that is not ours, whichever of the two is asked for
+// first. Another stream of the device stands for the program's, by what it is.
 func TestGuest(t *testing.T) {
 	d, s, alloc := opened(t)
 	g, err := d.NewGuest()

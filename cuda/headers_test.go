@@ -18,5 +18,6 @@ func TestConv1dIndex(t *testing.T) { hostProgram(t, "conv1d_index_test.cpp") }
 // TestSDPAShape is what cuDNN is asked for, and what it is told.
 func TestSDPAShape(t *testing.T) { hostProgram(t, "sdpa_shape_test.cpp") }
 
-// TestSDPAParts cuts heads that are not spread evenly into calls that cuDNN knows, and has own kernels run them in its place.
+// TestSDPAParts cuts heads that are not spread evenly into calls that cuDNN knows, and has own
+// kernels run them in its place.
 func TestSDPAParts(t *testing.T) { hostProgramWith(t, "sdpa_parts_test.cpp", cudatest.Use(t)) }

@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// TestCollector keeps the host memory of a copy from the collector until the copy is done, although nobody else holds it.
+// TestCollector keeps the host memory of a copy from the collector until the copy is done, although
+// nobody else holds it.
 func TestCollector(t *testing.T) {
 	d, s, alloc := opened(t)
 	x := alloc(tensor.F32, 1<<16)
@@ -90,7 +91,8 @@ func TestHostZero(t *testing.T) {
 	}
 }
 
-// TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a failure. The collector must not mind.
+// TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a
+// failure. The collector must not mind.
 func TestForgottenStream(t *testing.T) {
 	d, _, alloc := opened(t)
 	x := alloc(tensor.F32, 10)

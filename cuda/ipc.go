@@ -12,20 +12,24 @@ import (
 	"ulysses/tensor"
 )
 
-// smallReduce is the bytes up to which each rank combines the whole tensor itself: one meeting less.
+// smallReduce is the bytes up to which each rank combines the whole tensor itself: one meeting
+// less.
 const smallReduce = 64 << 10
 
-// ipc moves tensors between GPUs that reach each other's memory, or within one that several ranks share: goroutine ranks by plain addresses,
-// processes of a node by CUDA IPC.
+// ipc moves tensors between GPUs that reach each other's memory, or within one that several ranks
+// share: goroutine ranks by plain addresses, processes of a node by CUDA IPC.
 //
-// Ranks pull: each writes into its own memory alone, so a wrong peer can spoil nothing here, and reductions, which have to read, go the same
-// way. A call has two meetings on the host's communicator. At the first (meet), packets tell where everyone's tensor lies and that the
-// event "ready" has been recorded, behind what the caller's stream holds. At the second (settle), everyone has enqueued its copies and
-// recorded "done"; all lanes then wait for all of those, so that whoever is past a call knows that nobody reads his tensor any more. The
-// host waits for hosts, never for a GPU, and no GPU spins.
+// Ranks pull: each writes into its own memory alone, so a wrong peer can spoil nothing here, and
+// reductions, which have to read, go the same way. A call has two meetings on the host's
+// communicator. At the first (meet), packets tell where everyone's tensor lies and that the event
+// "ready" has been recorded, behind what the caller's stream holds. At the second (settle),
+// everyone has enqueued its copies and recorded "done"; all lanes then wait for all of those, so
+// that whoever is past a call knows that nobody reads his tensor any more. The host waits for
+// hosts, never for a GPU, and no GPU spins.
 //
-// One event of each kind is enough: a rank records "ready" anew only when all have passed the last call's second meeting, hence enqueued
-// their waits for it; and "done" only when all have entered the next call.
+// One event of each kind is enough: a rank records "ready" anew only when all have passed the last
+// call's second meeting, hence enqueued their waits for it; and "done" only when all have entered
+// the next call.
 type ipc struct {
 	*lane
 	host     comm.Comm
@@ -48,8 +52,9 @@ type ipc struct {
 func (c *ipc) kind() string { return "ipc" }
 func (c *ipc) abort()       {}
 
-// meet enters a call: what the caller's stream holds comes first, and packets are exchanged. Afterwards the lane has waited for all ranks'
-// tensors, c.at says where they lie, and theirs(j) what rank j says.
+// meet enters a call: what the caller's stream holds comes first, and packets are exchanged.
+// Afterwards the lane has waited for all ranks' tensors, c.at says where they lie, and theirs(j)
+// what rank j says.
 func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
 	c.room.enter()
 	caller, err := c.come(h.name(), s)
@@ -87,8 +92,9 @@ func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRow
 	return caller, nil
 }
 
-// come enters a call and tells the others by "ready", on the lane like all that other processes wait for: what CUDA makes of an event of several
-// processes whose marks are in two streams, and come in another order than they were made, is said nowhere.
+// come enters a call and tells the others by "ready", on the lane like all that other processes
+// wait for: what CUDA makes of an event of several processes whose marks are in two streams, and
+// come in another order than they were made, is said nowhere.
 func (c *ipc) come(op string, s device.Stream) (*stream, error) {
 	caller, err := c.enter(op, s)
 	if err != nil {
@@ -103,7 +109,8 @@ func (c *ipc) theirs(j int) packet {
 	return packet{c.all[j*n : (j+1)*n], len(c.peers)}
 }
 
-// agree refuses a call that rank j makes otherwise than this one; all ranks see the same packets, and the difference somewhere.
+// agree refuses a call that rank j makes otherwise than this one; all ranks see the same packets,
+// and the difference somewhere.
 func (c *ipc) agree(j int) error {
 	p, first := c.theirs(j), c.theirs(0)
 	switch {
@@ -117,7 +124,8 @@ func (c *ipc) agree(j int) error {
 	return nil
 }
 
-// settle ends the part of a call in which ranks read each other's tensors: the lane waits until all have.
+// settle ends the part of a call in which ranks read each other's tensors: the lane waits until all
+// have.
 func (c *ipc) settle() error {
 	if err := c.s.Record(c.done); err != nil {
 		return err
@@ -144,7 +152,8 @@ func (c *ipc) end(caller *stream) error {
 	return c.leave(caller)
 }
 
-// over is deferred by every call. After a failure nothing of this rank is left in others' memory, and nothing of theirs in its own.
+// over is deferred by every call. After a failure nothing of this rank is left in others' memory,
+// and nothing of theirs in its own.
 func (c *ipc) over(err *error) {
 	if *err != nil && c.room.here() {
 		c.s.Sync()
@@ -222,7 +231,8 @@ func (c *ipc) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int6
 	return c.end(caller)
 }
 
-// allReduce combines a shard on each rank, in place, and gathers the shards; a small tensor each rank combines itself, beside it.
+// allReduce combines a shard on each rank, in place, and gathers the shards; a small tensor each
+// rank combines itself, beside it.
 func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error) {
 	defer c.over(&err)
 	n, elem := t.Numel(), t.DType.Size()

@@ -8,8 +8,9 @@ import (
 	"unsafe"
 )
 
-// mappings is the memory of other processes that one device has mapped, for all its communicators, because an allocation is mapped once.
-// A communicator keeps what it has used until it is closed: tensors that are exchanged live as long as that, as arenas do.
+// mappings is the memory of other processes that one device has mapped, for all its communicators,
+// because an allocation is mapped once. A communicator keeps what it has used until it is closed:
+// tensors that are exchanged live as long as that, as arenas do.
 type mappings struct {
 	d     *Device
 	users int

@@ -11,9 +11,10 @@ import (
 	"ulysses/tensor"
 )
 
-// A message between two ranks: the sender tells where it lies; the receiver copies it, and its receipt names the event that marks the
-// copy, for which the sender's lane waits. That event belongs to the pair: it is recorded anew only when the sender has told of its next
-// message, hence waited for the last.
+// A message between two ranks: the sender tells where it lies; the receiver copies it, and its
+// receipt names the event that marks the copy, for which the sender's lane waits. That event
+// belongs to the pair: it is recorded anew only when the sender has told of its next message, hence
+// waited for the last.
 
 // receipt is whether the message fitted, and the receiver's event: address, then handle.
 const receiptBytes = 8 + 8 + handleBytes

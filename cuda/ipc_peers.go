@@ -19,7 +19,8 @@ import (
 // process tells this process from all others, of other containers on this node, too.
 var process = rand.Text()
 
-// Machine is what ranks compare to find those that run on one machine: the host's name and, where there is one, the id of its boot.
+// Machine is what ranks compare to find those that run on one machine: the host's name and, where
+// there is one, the id of its boot.
 func Machine() string {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -47,7 +48,8 @@ type peer struct {
 	here        bool   // in this process
 	process     string // which
 	ready, done *C.uly_event
-	read        *C.uly_event // that it has read what was sent to it (sendRecv); nil before the first
+	// that it has read what was sent to it (sendRecv); nil before the first
+	read *C.uly_event
 }
 
 func newIPC(d *Device, host comm.Comm) (carrier, error) {
@@ -214,8 +216,9 @@ func (c *ipc) reach(j int, p packet) (uintptr, error) {
 	return base + uintptr(p.long(packetOffset)), err
 }
 
-// close waits for the lane, which has waited for all who read this rank's memory, and for the peers: at first for those who have still to
-// enqueue their waits for its events, in the end for those who still have its memory mapped, so that it may be freed from here on. All ranks meet,
+// close waits for the lane, which has waited for all who read this rank's memory, and for the
+// peers: at first for those who have still to enqueue their waits for its events, in the end for
+// those who still have its memory mapped, so that it may be freed from here on. All ranks meet,
 // whatever has failed on one, also of a communicator that never was whole.
 func (c *ipc) close() error {
 	var err error
@@ -246,4 +249,5 @@ func (c *ipc) close() error {
 	return err
 }
 
-const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE) // as in kernels.h
+// as in kernels.h
+const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE)

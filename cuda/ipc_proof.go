@@ -13,8 +13,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Whether CUDA has a way between two processes shows when it is used: containers, slices of GPUs and drivers differ. So a communicator is proved when it
-// is made, with memory and events, before anything depends on it.
+// Whether CUDA has a way between two processes shows when it is used: containers, slices of GPUs
+// and drivers differ. So a communicator is proved when it is made, with memory and events, before
+// anything depends on it.
 
 // ipcProof is memory of a rank with a text in it that only that rank knows, for others to find.
 type ipcProof struct {
@@ -29,7 +30,8 @@ func refused(what string, err error) error {
 		"and PID namespaces, and a slice of a GPU (MIG) cannot; else use \"nccl\" or \"mpi\"", what, err)
 }
 
-// proof writes a text into this rank's scratch, behind which ready is recorded: nobody waits for it here.
+// proof writes a text into this rank's scratch, behind which ready is recorded: nobody waits for it
+// here.
 func (c *ipc) proof() (p ipcProof, err error) {
 	p.Text = []byte(rand.Text())
 	own := bytesOf(p.Text)
@@ -50,8 +52,9 @@ func (c *ipc) proof() (p ipcProof, err error) {
 	return p, nil
 }
 
-// prove finds the text of rank j, behind its event: where CUDA has no way between two processes, it is known before the first exchange. The
-// scratch is one of the small allocations, of which CUDA has several in one piece of memory. All meet again before anybody writes over it.
+// prove finds the text of rank j, behind its event: where CUDA has no way between two processes, it
+// is known before the first exchange. The scratch is one of the small allocations, of which CUDA
+// has several in one piece of memory. All meet again before anybody writes over it.
 func (c *ipc) prove(j int, p ipcProof) error {
 	if c.peers[j].here {
 		return nil

@@ -5,9 +5,11 @@ import (
 	"time"
 )
 
-// room is what the ranks of a communicator that are goroutines of one process share, whose memory is reached by plain addresses: a rank must
-// not give its memory back while another may still come to read it, also when the job has failed. Processes need none: one that fails alone ends
-// with its memory as it is, because CUDA does not say what becomes of memory that is freed while another process maps it.
+// room is what the ranks of a communicator that are goroutines of one process share, whose memory
+// is reached by plain addresses: a rank must not give its memory back while another may still come
+// to read it, also when the job has failed. Processes need none: one that fails alone ends with its
+// memory as it is, because CUDA does not say what becomes of memory that is freed while another
+// process maps it.
 type room struct {
 	name     string
 	mu       sync.Mutex

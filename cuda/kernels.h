@@ -1,9 +1,11 @@
-// The flat C face of libulysses_cuda.so, the CUDA plug-in. Go opens it at run time (load.go) and finds one symbol, uly_cuda_plugin; all else
-// hangs on the table that it returns. What each operation computes is said once, in device/ops.go: the structs here are those structs, field
-// by field, flat.
+// The flat C face of libulysses_cuda.so, the CUDA plug-in. Go opens it at run time (load.go) and
+// finds one symbol, uly_cuda_plugin; all else hangs on the table that it returns. What each
+// operation computes is said once, in device/ops.go: the structs here are those structs, field by
+// field, flat.
 //
-// Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is error(device). A device serves one thread
-// at a time, but for nccl_abort and nccl_error; every call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
+// Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is
+// error(device). A device serves one thread at a time, but for nccl_abort and nccl_error; every
+// call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
 #ifndef ULYSSES_CUDA_KERNELS_H
 #define ULYSSES_CUDA_KERNELS_H
 
@@ -19,7 +21,7 @@ extern "C" {
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
 
 enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
-enum { ULY_HOST = 0, ULY_CUDA = 1 };                                         // tensor.Place
+enum { ULY_HOST = 0, ULY_CUDA = 1 };                                        // tensor.Place
 
 // uly_tensor is tensor.Tensor, byte for byte: strides in elements.
 typedef struct {
@@ -30,7 +32,15 @@ typedef struct {
 } uly_tensor;
 
 // Codes of internal/status that the plug-in returns.
-enum { ULY_OK = 0, ULY_INVALID_ARGUMENT = 1, ULY_UNSUPPORTED = 3, ULY_OUT_OF_MEMORY = 4, ULY_COMM = 5, ULY_DEVICE = 6, ULY_INTERNAL = 10 };
+enum {
+  ULY_OK = 0,
+  ULY_INVALID_ARGUMENT = 1,
+  ULY_UNSUPPORTED = 3,
+  ULY_OUT_OF_MEMORY = 4,
+  ULY_COMM = 5,
+  ULY_DEVICE = 6,
+  ULY_INTERNAL = 10
+};
 
 typedef enum {
   ULY_OP_COPY,
@@ -71,36 +81,82 @@ typedef enum {
   ULY_OPS
 } uly_op;
 
-// Copy: any strides, a cast; one side may be host memory, which is then dense and of the other's type. From the host, src may be used
-// again when the call returns; to the host, dst is there when the stream has been waited for.
-typedef struct { uly_tensor dst, src; } uly_copy;
-typedef struct { uly_tensor dst; double value; } uly_fill;
-typedef struct { uly_tensor dst, a, b; } uly_add;
-typedef struct { uly_tensor x; double f; } uly_scale;
-typedef struct { uly_tensor dst, x; } uly_column_sum;
-typedef struct { uly_tensor out, x; } uly_sum; // SUM and SUM_SQUARES
-typedef struct { uly_tensor a, b, c, bias; int32_t accumulate; } uly_gemm;
-typedef struct { uly_tensor x, w, y, rstd; double eps, centre; } uly_rmsnorm;
-typedef struct { uly_tensor x, w, rstd, dy, dx, dw; double centre; int32_t add_dx; } uly_rmsnorm_grad;
-typedef struct { uly_tensor positions, freq, cos, sin; double scale; } uly_rope_table;
+// Copy: any strides, a cast; one side may be host memory, which is then dense and of the other's
+// type. From the host, src may be used again when the call returns; to the host, dst is there when
+// the stream has been waited for.
+typedef struct {
+  uly_tensor dst, src;
+} uly_copy;
+typedef struct {
+  uly_tensor dst;
+  double value;
+} uly_fill;
+typedef struct {
+  uly_tensor dst, a, b;
+} uly_add;
+typedef struct {
+  uly_tensor x;
+  double f;
+} uly_scale;
+typedef struct {
+  uly_tensor dst, x;
+} uly_column_sum;
+typedef struct {
+  uly_tensor out, x;
+} uly_sum; // SUM and SUM_SQUARES
+typedef struct {
+  uly_tensor a, b, c, bias;
+  int32_t accumulate;
+} uly_gemm;
+typedef struct {
+  uly_tensor x, w, y, rstd;
+  double eps, centre;
+} uly_rmsnorm;
+typedef struct {
+  uly_tensor x, w, rstd, dy, dx, dw;
+  double centre;
+  int32_t add_dx;
+} uly_rmsnorm_grad;
+typedef struct {
+  uly_tensor positions, freq, cos, sin;
+  double scale;
+} uly_rope_table;
 // w, rstd: of a norm before the rotation, with w's memory NULL where there is none.
-typedef struct { uly_tensor x, y, cos, sin, w, rstd; double eps, centre; int32_t inverse; } uly_rope;
-typedef struct { uly_tensor gate, up, y; } uly_swiglu;
-typedef struct { uly_tensor gate, up, dy, dgate, dup; int32_t restore; } uly_swiglu_grad;
-typedef struct { uly_tensor table, ids, y; } uly_embedding;
-typedef struct { uly_tensor ids, dy, dtable; } uly_embedding_grad;
-typedef struct { uly_tensor logits, targets, nll, dlogits; double grad_scale; } uly_cross_entropy;
+typedef struct {
+  uly_tensor x, y, cos, sin, w, rstd;
+  double eps, centre;
+  int32_t inverse;
+} uly_rope;
+typedef struct {
+  uly_tensor gate, up, y;
+} uly_swiglu;
+typedef struct {
+  uly_tensor gate, up, dy, dgate, dup;
+  int32_t restore;
+} uly_swiglu_grad;
+typedef struct {
+  uly_tensor table, ids, y;
+} uly_embedding;
+typedef struct {
+  uly_tensor ids, dy, dtable;
+} uly_embedding_grad;
+typedef struct {
+  uly_tensor logits, targets, nll, dlogits;
+  double grad_scale;
+} uly_cross_entropy;
 
 typedef struct {
   uly_tensor q, k, v, out, lse;
-  const int64_t *cu_q, *cu_k; // host, documents + 1 entries; NULL in a question for workspace: any documents
+  // host, documents + 1 entries; NULL in a question for workspace: any documents
+  const int64_t *cu_q, *cu_k;
   int64_t documents;
-  const int64_t *kv_head;     // host, one for each query head; NULL = h / (Hq / Hkv)
-  int64_t left, right;        // window; negative = unbounded
+  const int64_t *kv_head; // host, one for each query head; NULL = h / (Hq / Hkv)
+  int64_t left, right;    // window; negative = unbounded
   double scale;
   int32_t causal;
-  int32_t backward;           // the fields below count
-  int32_t deterministic;      // backward repeats to the bit, on a device of which not every result does
+  int32_t backward; // the fields below count
+  // backward repeats to the bit, on a device of which not every result does
+  int32_t deterministic;
   int32_t zero;
   uly_tensor workspace;
   uly_tensor dout, dq, dk, dv;
@@ -109,7 +165,8 @@ typedef struct {
 // The gated delta rule and what is around it: device/delta.go.
 typedef struct {
   uly_tensor q, k, v, out, g, beta;
-  const int64_t *cu;       // host, documents + 1 entries; NULL in a question for sizes: any documents
+  // host, documents + 1 entries; NULL in a question for sizes: any documents
+  const int64_t *cu;
   int64_t documents;
   const int64_t *key_head; // host, one for each value head; NULL = h / (Hv / Hk)
   double scale;
@@ -124,7 +181,9 @@ typedef struct {
   uly_tensor dout, dstate_out, dq, dk, dv, dg, dbeta, dstate_in;
 } uly_gated_delta_grad;
 
-typedef struct { int64_t saved, forward, backward, state; } uly_delta_sizes; // bytes
+typedef struct {
+  int64_t saved, forward, backward, state;
+} uly_delta_sizes; // bytes
 
 typedef struct {
   uly_tensor k, v, g, beta;
@@ -143,17 +202,42 @@ typedef struct {
   uly_tensor dstate, workspace;
 } uly_delta_state_grad;
 
-typedef struct { uly_tensor m, x, e, y; int32_t transpose; } uly_delta_fold;
-typedef struct { uly_tensor a, b, a_log, dt_bias, g, beta; } uly_delta_gates;
-typedef struct { uly_tensor a, b, a_log, dt_bias, dg, dbeta, da, db, da_log, ddt_bias; } uly_delta_gates_grad;
-typedef struct { uly_tensor x, y, w, before; const int64_t *cu; int64_t documents; } uly_conv1d;
-typedef struct { uly_conv1d conv; uly_tensor dy, dx, dw, dbefore; } uly_conv1d_grad;
-typedef struct { uly_tensor x, gate, y, w, rstd; double eps; } uly_gated_rmsnorm;
-typedef struct { uly_tensor x, gate, w, rstd, dy, dx, dgate, dw; } uly_gated_rmsnorm_grad;
-typedef struct { uly_tensor x, gate, y; } uly_sigmoid_gate;
-typedef struct { uly_tensor x, gate, dy, dx, dgate; } uly_sigmoid_gate_grad;
+typedef struct {
+  uly_tensor m, x, e, y;
+  int32_t transpose;
+} uly_delta_fold;
+typedef struct {
+  uly_tensor a, b, a_log, dt_bias, g, beta;
+} uly_delta_gates;
+typedef struct {
+  uly_tensor a, b, a_log, dt_bias, dg, dbeta, da, db, da_log, ddt_bias;
+} uly_delta_gates_grad;
+typedef struct {
+  uly_tensor x, y, w, before;
+  const int64_t *cu;
+  int64_t documents;
+} uly_conv1d;
+typedef struct {
+  uly_conv1d conv;
+  uly_tensor dy, dx, dw, dbefore;
+} uly_conv1d_grad;
+typedef struct {
+  uly_tensor x, gate, y, w, rstd;
+  double eps;
+} uly_gated_rmsnorm;
+typedef struct {
+  uly_tensor x, gate, w, rstd, dy, dx, dgate, dw;
+} uly_gated_rmsnorm_grad;
+typedef struct {
+  uly_tensor x, gate, y;
+} uly_sigmoid_gate;
+typedef struct {
+  uly_tensor x, gate, dy, dx, dgate;
+} uly_sigmoid_gate_grad;
 
-typedef struct { int64_t lo, hi; } uly_range;
+typedef struct {
+  int64_t lo, hi;
+} uly_range;
 
 typedef struct {
   uly_tensor w, g, m, v, low;
@@ -169,8 +253,9 @@ typedef struct {
   int64_t decays;
 } uly_sgd;
 
-// RANK_SUM writes, element by element, src[0] ∘ src[1] ∘ …, in that order, in f32 (f64, i32, i64 for those types): what reductions of
-// communicators over mapped memory are made of. dst may be one of src.
+// RANK_SUM writes, element by element, src[0] ∘ src[1] ∘ …, in that order, in f32 (f64, i32, i64
+// for those types): what reductions of communicators over mapped memory are made of. dst may be one
+// of src.
 enum { ULY_MAX_RANKS = 64 };
 typedef struct {
   void *dst;
@@ -187,9 +272,9 @@ typedef struct uly_nccl uly_nccl;
 
 // uly_library is one library that the plug-in looks for at run time; none is linked.
 typedef struct {
-  char name[32];     // "cuDNN"
-  char found[512];   // version and path, or why not
-  char costs[256];   // what is lost without it; empty when found
+  char name[32];   // "cuDNN"
+  char found[512]; // version and path, or why not
+  char costs[256]; // what is lost without it; empty when found
   char remedy[256];
   int32_t ok;
 } uly_library;
@@ -202,7 +287,8 @@ typedef struct {
   uly_library library[ULY_LIBRARIES];
 } uly_probe;
 
-// A GPU that is not there: its workspace, delta_sizes and kernel_of answer as those of a Hopper on which cuDNN serves, without a driver. Nothing else does.
+// A GPU that is not there: its workspace, delta_sizes and kernel_of answer as those of a Hopper on
+// which cuDNN serves, without a driver. Nothing else does.
 enum { ULY_NO_GPU = -1 };
 
 typedef struct {
@@ -212,12 +298,12 @@ typedef struct {
 } uly_open;
 
 typedef struct {
-  char name[128];     // "NVIDIA H200"
-  char kernels[256];  // "sm_90, cuBLASLt 13.1, cuDNN 9.19"; ranks must agree on it
+  char name[128];    // "NVIDIA H200"
+  char kernels[256]; // "sm_90, cuBLASLt 13.1, cuDNN 9.19"; ranks must agree on it
   char uuid[40];
   int64_t memory, free;
   int32_t sm, multiprocessors, driver;
-  int32_t emulated;   // no GPU: the host stands in, for tests
+  int32_t emulated; // no GPU: the host stands in, for tests
 } uly_info;
 
 enum { ULY_HANDLE = 64, ULY_NCCL_ID = 128 };
@@ -244,7 +330,8 @@ typedef struct uly_cuda_api {
   int32_t (*stream_sync)(uly_device *, uly_stream *);
   int32_t (*stream_query)(uly_device *, uly_stream *, int32_t *done);
   int32_t (*stream_wait)(uly_device *, uly_stream *, uly_event *);
-  int32_t (*event_create)(uly_device *, int32_t shared, uly_event **out); // shared: may be handed to another process
+  // shared: may be handed to another process
+  int32_t (*event_create)(uly_device *, int32_t shared, uly_event **out);
   int32_t (*event_destroy)(uly_device *, uly_event *);
   int32_t (*event_record)(uly_device *, uly_event *, uly_stream *);
   int32_t (*event_sync)(uly_device *, uly_event *);
@@ -253,12 +340,13 @@ typedef struct uly_cuda_api {
   int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
   int32_t (*workspace)(uly_device *, const uly_attention *, int64_t *bytes);
   int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
-  // The row that would serve, as enqueue would choose it; ULY_UNSUPPORTED, with the reason, where none would. Attention may come without documents, gradients
-  // and memory: then it is for some.
+  // The row that would serve, as enqueue would choose it; ULY_UNSUPPORTED, with the reason, where
+  // none would. Attention may come without documents, gradients and memory: then it is for some.
   int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **row);
 
   // Memory and events of other processes on this node.
-  int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes); // of the allocation p lies in
+  // of the allocation p lies in
+  int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes);
   int32_t (*memory_open)(uly_device *, const char handle[ULY_HANDLE], void **out);
   int32_t (*memory_close)(uly_device *, void *);
   int32_t (*event_handle)(uly_device *, uly_event *, char handle[ULY_HANDLE]);
@@ -270,27 +358,32 @@ typedef struct uly_cuda_api {
   int32_t (*nccl_init)(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
   int32_t (*nccl_close)(uly_device *, uly_nccl *);
   int32_t (*nccl_abort)(uly_device *, uly_nccl *);
-  // What has gone wrong since the start, and peers that an exchange waits for on the GPU longer than ULYSSES_TIMEOUT; the sentence goes into text. Any
-  // thread may ask, while another is in any call.
+  // What has gone wrong since the start, and peers that an exchange waits for on the GPU longer
+  // than ULYSSES_TIMEOUT; the sentence goes into text. Any thread may ask, while another is in any
+  // call.
   int32_t (*nccl_error)(uly_device *, uly_nccl *, char *text, int64_t text_bytes);
   // Offsets and counts in bytes, one for each rank.
-  int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at, const int64_t *recv_bytes, const void *src,
-                             const int64_t *send_at, const int64_t *send_bytes);
+  int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at,
+                             const int64_t *recv_bytes, const void *src, const int64_t *send_at,
+                             const int64_t *send_bytes);
   int32_t (*nccl_all_reduce)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype, int32_t how);
   int32_t (*nccl_broadcast)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t bytes, int32_t root);
-  int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from, const void *send, int64_t send_bytes,
-                            int32_t to);
+  int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from,
+                            const void *send, int64_t send_bytes, int32_t to);
 
-  // For a guest in a program that uses CUDA itself. stream_wrap makes *s, or makes it anew, the program's cudaStream_t theirs (NULL, 1: the legacy default
-  // stream; 2: the thread's own), for stream_wait and event_record alone: it is the program's, has no scratch and runs no operation.
+  // For a guest in a program that uses CUDA itself. stream_wrap makes *s, or makes it anew, the
+  // program's cudaStream_t theirs (NULL, 1: the legacy default stream; 2: the thread's own), for
+  // stream_wait and event_record alone: it is the program's, has no scratch and runs no operation.
   int32_t (*stream_wrap)(uly_device *, void *theirs, uly_stream **s);
-  int32_t (*place_of)(uly_device *, const void *p, int32_t *place, int32_t *ordinal); // ordinal: of the GPU; -1 = the host's
+  // ordinal: of the GPU; -1 = the host's
+  int32_t (*place_of)(uly_device *, const void *p, int32_t *place, int32_t *ordinal);
   // What the calling thread computes on, before a call here makes it this GPU, and back to that.
   void *(*thread_save)(void);
   void (*thread_restore)(void *was);
 } uly_cuda_api;
 
-// uly_cuda_plugin returns the table, or NULL for an ABI that this plug-in does not speak; then *have is the one that it does.
+// uly_cuda_plugin returns the table, or NULL for an ABI that this plug-in does not speak; then
+// *have is the one that it does.
 const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have);
 
 #ifdef __cplusplus

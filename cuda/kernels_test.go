@@ -72,7 +72,8 @@ func (b *bench) get(x tensor.Tensor) []byte {
 	return y
 }
 
-// TestWideIndices runs kernels in the form that they have from 2^31 elements on, whose indices are divided in 64 bits.
+// TestWideIndices runs kernels in the form that they have from 2^31 elements on, whose indices are
+// divided in 64 bits.
 func TestWideIndices(t *testing.T) {
 	b := newBench(t)
 	if !b.d.Details().Emulated {
@@ -82,7 +83,8 @@ func TestWideIndices(t *testing.T) {
 	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm", "SigmoidGate", "DeltaGates")
 }
 
-// TestCopyInPieces is of host memory that must be cast or scattered and does not fit into the scratch of a stream at once.
+// TestCopyInPieces is of host memory that must be cast or scattered and does not fit into the
+// scratch of a stream at once.
 func TestCopyInPieces(t *testing.T) {
 	b := newBench(t)
 	shape := []int64{5, 700, 120}
@@ -119,7 +121,8 @@ func TestCopyInPieces(t *testing.T) {
 	}
 }
 
-// TestMisaligned refuses, by name, addresses where elements cannot lie: a GPU stops at one, and is lost to the process.
+// TestMisaligned refuses, by name, addresses where elements cannot lie: a GPU stops at one, and is
+// lost to the process.
 func TestMisaligned(t *testing.T) {
 	b := newBench(t)
 	view := func(d tensor.DType, shift int64, shape ...int64) tensor.Tensor {

@@ -13,12 +13,14 @@ import (
 	"ulysses/tensor"
 )
 
-// lane is where communicators move things: a stream beside those that callers compute on, ordered by events alone. An operation takes what
-// the caller's stream holds as done before it (enter) and is done before what comes later on that stream (leave). A caller without a
-// stream vouches for the tensors himself and finds the operation done when the call returns.
+// lane is where communicators move things: a stream beside those that callers compute on, ordered
+// by events alone. An operation takes what the caller's stream holds as done before it (enter) and
+// is done before what comes later on that stream (leave). A caller without a stream vouches for the
+// tensors himself and finds the operation done when the call returns.
 //
-// All communicators of a device share one stream: a stream has scratch of its own, and NCCL's kernels, which wait on the GPU for their peers,
-// could wait for each other for ever if ranks ran those of two communicators in different orders.
+// All communicators of a device share one stream: a stream has scratch of its own, and NCCL's
+// kernels, which wait on the GPU for their peers, could wait for each other for ever if ranks ran
+// those of two communicators in different orders.
 type lane struct {
 	d     *Device
 	s     *stream
@@ -149,7 +151,8 @@ func (l *lane) copy(dst, src uintptr, bytes int64) error {
 // mostCombined is how many parts one operation combines. Tests make it small.
 var mostCombined = MaxRanks
 
-// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each. Of more than mostCombined none may be dst.
+// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each. Of more than mostCombined none
+// may be dst.
 func (l *lane) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if len(src) > mostCombined && dtype == tensor.BF16 {
 		return status.Errorf(status.Unsupported, "a sum in BF16 over %d ranks, rounded once, is built for %d at most: use F32", len(src), mostCombined)
@@ -180,7 +183,8 @@ func (l *lane) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DTy
 	return enqueue(l.d, l.s, C.ULY_OP_RANK_SUM, a)
 }
 
-// Addresses of other ranks' memory are numbers here: the collector need not know of them, and a packet carries them.
+// Addresses of other ranks' memory are numbers here: the collector need not know of them, and a
+// packet carries them.
 
 func number(p unsafe.Pointer) uintptr { return uintptr(p) }
 
@@ -192,8 +196,9 @@ type request struct {
 	caller *stream
 	done   *event
 	active bool
-	finish func(*request) error // what is left for Wait to do before the mark; nil when it is set already
-	staged stagedExchange       // finish's
+	// what is left for Wait to do before the mark; nil when it is set already
+	finish func(*request) error
+	staged stagedExchange // finish's
 }
 
 // request takes one that is not in use.

@@ -31,15 +31,16 @@ func nvidia(t *testing.T) string {
 	return folder
 }
 
-// installed says that the system's loader, or CUDA's usual folder, has libraries of NVIDIA's: then they are found without being told where.
+// installed says that the system's loader, or CUDA's usual folder, has libraries of NVIDIA's: then
+// they are found without being told where.
 func installed() bool {
 	known, _ := exec.Command("/sbin/ldconfig", "-p").Output()
 	_, err := os.Stat("/usr/local/cuda/lib64/libcublasLt.so.13")
 	return err == nil || strings.Contains(string(known), "libcublasLt.so.13") || strings.Contains(string(known), "libnccl.so.2")
 }
 
-// TestLibraries: the plug-in finds libraries where it is told to look, and says of the others what is lost and what to do. Each case is a
-// process of its own, because libraries are looked for once.
+// TestLibraries: the plug-in finds libraries where it is told to look, and says of the others what
+// is lost and what to do. Each case is a process of its own, because libraries are looked for once.
 func TestLibraries(t *testing.T) {
 	needBuilt(t)
 	const asked = "ULYSSES_TEST_LIBRARIES"
@@ -62,7 +63,8 @@ func TestLibraries(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// A cuDNN of another version, with all functions; under the name that a host program would have it in memory by.
+	// A cuDNN of another version, with all functions; under the name that a host program would have
+	// it in memory by.
 	forwards, err := os.ReadFile("plugin/dl_cudnn.cpp")
 	if err != nil {
 		t.Fatal(err)

@@ -1,5 +1,6 @@
-// Package cuda is the device that the plug-in libulysses_cuda.so makes of a GPU, and the communicators for its memory. The plug-in is a file
-// that is opened at run time: the program builds and runs without it, and without CUDA. kernels.h is all that the two share.
+// Package cuda is the device that the plug-in libulysses_cuda.so makes of a GPU, and the
+// communicators for its memory. The plug-in is a file that is opened at run time: the program
+// builds and runs without it, and without CUDA. kernels.h is all that the two share.
 package cuda
 
 /*
@@ -21,8 +22,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// ErrNoPlugin is the cause in the error of a plug-in that is nowhere: there the CPU is a fair choice, while a plug-in that is there and
-// does not work is a fault.
+// ErrNoPlugin is the cause in the error of a plug-in that is nowhere: there the CPU is a fair
+// choice, while a plug-in that is there and does not work is a fault.
 var ErrNoPlugin = errors.New("no CUDA plug-in")
 
 const (
@@ -63,7 +64,8 @@ func load() (*plugin, error) {
 	return p, err
 }
 
-// Find is the file that would be opened, and opens nothing; "" where there is none, but for what the system's loader may find.
+// Find is the file that would be opened, and opens nothing; "" where there is none, but for what
+// the system's loader may find.
 func Find() string {
 	if path := os.Getenv(variable); path != "" {
 		return path
@@ -114,8 +116,8 @@ func inTree(program string) []string {
 // Built is the path of the file that make cuda writes, relative to the source tree.
 const Built = "build/cuda/" + fileName
 
-// whole reports what is wrong with a file before the system's loader maps it: one that was cut short, by a copy or a full disk, would end the process
-// with a signal.
+// whole reports what is wrong with a file before the system's loader maps it: one that was cut
+// short, by a copy or a full disk, would end the process with a signal.
 func whole(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -30,7 +30,8 @@ func library(t *testing.T, source string) string {
 	return so
 }
 
-// TestRefusedPlugins are files that are not the plug-in of this program. None passes for "no plug-in": it is there, and wrong.
+// TestRefusedPlugins are files that are not the plug-in of this program. None passes for "no
+// plug-in": it is there, and wrong.
 func TestRefusedPlugins(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.so")
 	if err := os.WriteFile(text, []byte("not a library\n"), 0o600); err != nil {
@@ -79,7 +80,8 @@ func TestRefusedPlugins(t *testing.T) {
 	}
 }
 
-// shortened is the plug-in without the rest of it: with so many bytes, with half of them (0), or without the last.
+// shortened is the plug-in without the rest of it: with so many bytes, with half of them (0), or
+// without the last.
 func shortened(t *testing.T, bytes int64) string {
 	t.Helper()
 	whole, err := os.ReadFile(cudatest.Use(t))
@@ -92,7 +94,8 @@ func shortened(t *testing.T, bytes int64) string {
 	return written(t, whole[:bytes])
 }
 
-// headless is the plug-in with a table of segments in which the first, with the headers, is of a type that is not loaded.
+// headless is the plug-in with a table of segments in which the first, with the headers, is of a
+// type that is not loaded.
 func headless(t *testing.T) string {
 	t.Helper()
 	whole, err := os.ReadFile(cudatest.Use(t))
@@ -145,7 +148,8 @@ func TestNoPlugin(t *testing.T) {
 	}
 }
 
-// TestInstalled wants the plug-in of an installation to be the one beside the program, wherever a link to the program lies.
+// TestInstalled wants the plug-in of an installation to be the one beside the program, wherever a
+// link to the program lies.
 func TestInstalled(t *testing.T) {
 	folder := t.TempDir()
 	program, link := filepath.Join(folder, "bin", "program"), filepath.Join(folder, "link")

@@ -16,12 +16,14 @@ const ncclScratch = 32 << 20
 // ncclPoll is how often asynchronous errors are asked for while nothing else does.
 const ncclPoll = time.Second
 
-// nccl moves tensors with NCCL, one rank a GPU. Sums over all ranks are NCCL's own, in its order. What NCCL has not as it is needed here
-// (uneven rows, sums in BF16 that are rounded once, reductions that keep a NaN) is its sends and receives and reductions of our own.
+// nccl moves tensors with NCCL, one rank a GPU. Sums over all ranks are NCCL's own, in its order.
+// What NCCL has not as it is needed here (uneven rows, sums in BF16 that are rounded once,
+// reductions that keep a NaN) is its sends and receives and reductions of our own.
 //
-// A kernel of NCCL waits on the GPU for its peers, so a peer's death shows as a stream that never ends. A goroutine asks for NCCL's
-// asynchronous errors, and for waits that are too long, and ends the communicator, which ends the kernel and the wait. What the kernel had not
-// brought is garbage then: the failure is told by the next call, and by Close when no other follows.
+// A kernel of NCCL waits on the GPU for its peers, so a peer's death shows as a stream that never
+// ends. A goroutine asks for NCCL's asynchronous errors, and for waits that are too long, and ends
+// the communicator, which ends the kernel and the wait. What the kernel had not brought is garbage
+// then: the failure is told by the next call, and by Close when no other follows.
 type nccl struct {
 	*lane
 	host    comm.Comm
@@ -36,7 +38,8 @@ type nccl struct {
 	stop    chan struct{}
 }
 
-// ncclLibrary is what is used of NCCL, on the lane's stream. Offsets and counts are in bytes, one for each rank.
+// ncclLibrary is what is used of NCCL, on the lane's stream. Offsets and counts are in bytes, one
+// for each rank.
 type ncclLibrary interface {
 	id() ([]byte, error) // of a new communicator, on one rank
 	start(ranks, rank int, id []byte) error
@@ -247,7 +250,8 @@ func (c *nccl) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int
 	return c.leave(caller)
 }
 
-// combineParts leaves in dst this rank's block of src, combined over the ranks in rank order, in pieces that all ranks cut alike.
+// combineParts leaves in dst this rank's block of src, combined over the ranks in rank order, in
+// pieces that all ranks cut alike.
 func (c *nccl) combineParts(dst, src uintptr, rows []int64, unit int64, dtype tensor.DType, op comm.Op) error {
 	me, n := c.host.Rank(), c.host.Size()
 	if unit == 0 {

@@ -14,7 +14,8 @@ import (
 	"ulysses/tensor"
 )
 
-// fakeNCCL does what NCCL would for goroutine ranks, by meeting on the host: what is tested is what the communicator asks of NCCL.
+// fakeNCCL does what NCCL would for goroutine ranks, by meeting on the host: what is tested is what
+// the communicator asks of NCCL.
 type fakeNCCL struct {
 	l      *lane
 	host   comm.Comm
@@ -159,7 +160,8 @@ func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to
 	return f.part()
 }
 
-// TestNCCLAsks: with NCCL, and sums in parts, every operation gives the bits that the way through the host gives, which passes the suite.
+// TestNCCLAsks: with NCCL, and sums in parts, every operation gives the bits that the way through
+// the host gives, which passes the suite.
 func TestNCCLAsks(t *testing.T) {
 	for _, most := range []int{MaxRanks, 2} {
 		for _, n := range []int{1, 2, 3, 4} {
@@ -197,8 +199,10 @@ func sameAsStaged(r *gpuRank, n int) error {
 			continue // refused, as its own test says
 		}
 		for _, op := range []struct {
-			name    string
-			out, in int64 // elements of the result and of the argument; the result starts as 7 or, without an argument, as the argument
+			name string
+			// elements of the result and of the argument; the result starts as 7 or, without an
+			// argument, as the argument
+			out, in int64
 			run     func(c *Comm, out, in tensor.Tensor) error
 		}{
 			{"exchange", received * 3, sent * 3, func(c *Comm, out, in tensor.Tensor) error {
@@ -241,7 +245,8 @@ func sameAsStaged(r *gpuRank, n int) error {
 	return nil
 }
 
-// result runs an operation on values of this rank's and returns the bits of its result. One value is a NaN, on one rank.
+// result runs an operation on values of this rank's and returns the bits of its result. One value
+// is a NaN, on one rank.
 func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.Tensor) error) ([]byte, error) {
 	make_ := func(n int64) (tensor.Tensor, device.Buffer, error) {
 		values := make([]float32, n)
@@ -319,8 +324,8 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 	return bits, err
 }
 
-// TestNCCLFails: an asynchronous error ends the communicator at once, with a sentence for whoever calls next; a sum that cannot be rounded
-// once is refused.
+// TestNCCLFails: an asynchronous error ends the communicator at once, with a sentence for whoever
+// calls next; a sum that cannot be rounded once is refused.
 func TestNCCLFails(t *testing.T) {
 	defer func(m int) { mostCombined = m }(mostCombined)
 	mostCombined = 2

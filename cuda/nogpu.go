@@ -11,7 +11,8 @@ import (
 type NoGPU struct {
 	Deterministic bool // every result of the GPU is bitwise reproducible
 
-	emulated bool // true: the test plug-in, without cuDNN and with less memory for heads of linear attention
+	// true: the test plug-in, without cuDNN and with less memory for heads of linear attention
+	emulated bool
 }
 
 // Info returns the description of a GPU without a name and with unknown memory.

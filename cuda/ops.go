@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// The operations: device.Ops field by field. What they compute is said there; the plug-in checks shapes.
+// The operations: device.Ops field by field. What they compute is said there; the plug-in checks
+// shapes.
 
 // Fill writes value into every element.
 func (d *Device) Fill(s device.Stream, dst tensor.Tensor, value float64) error {
@@ -187,7 +188,8 @@ func (d *Device) SwiGLUBackward(s device.Stream, g *device.SwiGLUGrad) error {
 	return enqueue(d, own, C.ULY_OP_SWIGLU_BACKWARD, a)
 }
 
-// EmbeddingForward takes a row of the table for every id; an id out of range shows when the stream is waited for.
+// EmbeddingForward takes a row of the table for every id; an id out of range shows when the stream
+// is waited for.
 func (d *Device) EmbeddingForward(s device.Stream, e *device.Embedding) error {
 	own, err := d.of("EmbeddingForward", s)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestLibrariesServe: on a GPU, what a model asks for is served by cuBLASLt and cuDNN, which are named here, so that their reason is told where they do not. Without
-// this, a library that does not come up shows in nothing but the time that a step takes.
+// TestLibrariesServe: on a GPU, what a model asks for is served by cuBLASLt and cuDNN, which are
+// named here, so that their reason is told where they do not. Without this, a library that does not
+// come up shows in nothing but the time that a step takes.
 func TestLibrariesServe(t *testing.T) {
 	cudatest.Use(t)
 	if cudatest.Emulated() {
@@ -57,7 +58,8 @@ func TestLibrariesServe(t *testing.T) {
 		{name: "documents in a window", hq: 8, h: 2, dim: 128, q: []int64{0, 700, 2048}, window: &device.Window{Left: 255, Right: 0}},
 		{name: "one query", hq: 8, h: 2, dim: 128, q: []int64{0, 1}, k: []int64{0, 512}},
 		{name: "heads of 256", hq: 4, h: 2, dim: 256, q: []int64{0, 1024}},
-		{name: "the end of a group", hq: 4, h: 2, dim: 128, q: []int64{0, 2048}, kv: []int64{0, 0, 0, 1}}, // Qwen2.5-7B on 8 ranks
+		// Qwen2.5-7B on 8 ranks
+		{name: "the end of a group", hq: 4, h: 2, dim: 128, q: []int64{0, 2048}, kv: []int64{0, 0, 0, 1}},
 		{name: "documents, groups and parts of two", hq: 11, h: 4, dim: 128, q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
 	} {
 		t.Run("attention, "+c.name, func(t *testing.T) {

@@ -7,16 +7,18 @@ import (
 	"ulysses/tensor"
 )
 
-// stagedPiece is the bytes that are in one pinned buffer at a time where an operation can be cut; two are in use, so that the GPU fills
-// one while the host exchanges the other.
+// stagedPiece is the bytes that are in one pinned buffer at a time where an operation can be cut;
+// two are in use, so that the GPU fills one while the host exchanges the other.
 const stagedPiece = 16 << 20
 
-// staged takes tensors through pinned memory of the host and the host's communicator. Sums are the host's: the same bits.
+// staged takes tensors through pinned memory of the host and the host's communicator. Sums are the
+// host's: the same bits.
 //
-// An all-to-all is not cut, because its ranks would have to agree on a number of pieces: its buffers have the size of what is exchanged.
-// Its start waits until what is sent has left the GPU, and hands it to the host's communicator at once: so the wire works while the caller
-// enqueues what comes next, and exchanges start in the order of the calls, on all ranks, whatever the order of their Waits. An MPI that
-// says that it takes memory of a GPU gets the tensors themselves.
+// An all-to-all is not cut, because its ranks would have to agree on a number of pieces: its
+// buffers have the size of what is exchanged. Its start waits until what is sent has left the GPU,
+// and hands it to the host's communicator at once: so the wire works while the caller enqueues what
+// comes next, and exchanges start in the order of the calls, on all ranks, whatever the order of
+// their Waits. An MPI that says that it takes memory of a GPU gets the tensors themselves.
 type staged struct {
 	*lane
 	host  comm.Comm
@@ -33,8 +35,8 @@ type halves struct {
 	down   [2]*event // its piece has left the GPU
 }
 
-// pinned is host memory at the GPU's full speed. The lane fills it again only behind what it still reads of it; the host writes only what
-// lies behind such a filling.
+// pinned is host memory at the GPU's full speed. The lane fills it again only behind what it still
+// reads of it; the host writes only what lies behind such a filling.
 type pinned struct {
 	buffer device.Buffer
 	mark   *event
@@ -102,7 +104,8 @@ func (c *staged) newPinned(bytes int64) (*pinned, error) {
 	return &pinned{buffer: b, mark: mark}, nil
 }
 
-// take finds a free buffer of the size, the smallest, or makes one: after the first step all that are needed are there.
+// take finds a free buffer of the size, the smallest, or makes one: after the first step all that
+// are needed are there.
 func (c *staged) take(bytes int64) (*pinned, error) {
 	best, largest := -1, -1
 	for i, p := range c.pool {
@@ -134,7 +137,8 @@ func (c *staged) take(bytes int64) (*pinned, error) {
 	return p, nil
 }
 
-// reserve makes the pinned memory of n exchanges at a time, in which a rank sends and receives so many bytes in all.
+// reserve makes the pinned memory of n exchanges at a time, in which a rank sends and receives so
+// many bytes in all.
 func (c *staged) reserve(n int, bytes int64) error {
 	if c.aware != nil {
 		return nil
@@ -155,10 +159,11 @@ func (c *staged) reserve(n int, bytes int64) error {
 
 // stagedExchange is what a request must still bring back from the host.
 type stagedExchange struct {
-	c             *staged
-	host          comm.Request
-	p             *pinned
-	in, gap, rest int64   // where what was received lies in the buffer; bytes before and after the rank's own rows
+	c    *staged
+	host comm.Request
+	p    *pinned
+	// where what was received lies in the buffer; bytes before and after the rank's own rows
+	in, gap, rest int64
 	dst           uintptr // of the first, and own, the bytes between the two
 	own           int64
 }
@@ -182,7 +187,8 @@ func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRo
 	if err != nil {
 		return nil, err
 	}
-	// What others get lies in src before and after the rank's own rows; in the buffer it is one piece.
+	// What others get lies in src before and after the rank's own rows; in the buffer it is one
+	// piece.
 	sendGap, own := comm.RowsBefore(sendRows, me)*width, sendRows[me]*width
 	recvGap := comm.RowsBefore(recvRows, me) * width
 	from, to := number(src.Data), number(dst.Data)
@@ -214,7 +220,8 @@ func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRo
 	return r, nil
 }
 
-// startAware waits until what is sent is there, copies the rank's own rows and leaves the rest to MPI.
+// startAware waits until what is sent is there, copies the rank's own rows and leaves the rest to
+// MPI.
 func (c *staged) startAware(caller *stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	if err := c.s.Record(c.down[0]); err != nil {
 		return nil, err
@@ -272,8 +279,8 @@ func (r *request) Test() (bool, error) {
 	return false, nil
 }
 
-// pieces runs an operation of n pieces that fit the two buffers: down fills one from the GPU, meet is the host's part, up brings the
-// result back. Going down is one piece ahead.
+// pieces runs an operation of n pieces that fit the two buffers: down fills one from the GPU, meet
+// is the host's part, up brings the result back. Going down is one piece ahead.
 func (c *staged) pieces(n int64, bytes int64, down, meet, up func(k int64, p *pinned) error) error {
 	if n == 0 {
 		return nil

@@ -40,7 +40,8 @@ func (l *lane) nothing(op string, s device.Stream) error {
 	return l.leave(caller)
 }
 
-// cut is how the blocks of all ranks are cut into pieces: of each block the k-th part of step units.
+// cut is how the blocks of all ranks are cut into pieces: of each block the k-th part of step
+// units.
 type cut struct {
 	rows     []int64 // units of each rank's block
 	now      []int64 // of them, in the piece that was asked for last
@@ -192,7 +193,8 @@ func (c *staged) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	return c.leave(caller)
 }
 
-// sendRecv has in each piece one message each way; a way without bytes has one message, as with the host.
+// sendRecv has in each piece one message each way; a way without bytes has one message, as with the
+// host.
 func (c *staged) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	caller, err := c.enter("SendRecv", s)
 	if err != nil {

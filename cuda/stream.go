@@ -18,8 +18,8 @@ type stream struct {
 	pins runtime.Pinner // Go memory that copies in the stream will write
 }
 
-// kept are the streams that are not closed. One that is dropped with copies in it must not be collected: they still write, and the runtime ends
-// a program that loses what it has pinned.
+// kept are the streams that are not closed. One that is dropped with copies in it must not be
+// collected: they still write, and the runtime ends a program that loses what it has pinned.
 var kept struct {
 	sync.Mutex
 	streams map[*stream]bool

@@ -5,8 +5,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Arena hands out parts of one Buffer in stack order. It is sized by a plan before the first step; asking for more is OutOfMemory,
-// which names the component, because a plan that is wrong must not be repaired in the step loop.
+// Arena hands out parts of one Buffer in stack order. It is sized by a plan before the first step;
+// asking for more is OutOfMemory, which names the component, because a plan that is wrong must not
+// be repaired in the step loop.
 type Arena struct {
 	name       string
 	buffer     Buffer
@@ -15,7 +16,8 @@ type Arena struct {
 	used, peak int64
 }
 
-// NewArena allocates bytes on the device. The name is the component in error texts and in the memory table.
+// NewArena allocates bytes on the device. The name is the component in error texts and in the
+// memory table.
 func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	b, err := d.Alloc(max(bytes, 1))
 	if err != nil {
@@ -24,13 +26,14 @@ func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: d.Info().Place}, nil
 }
 
-// HostAllocator is a device with memory of its own that can allocate host memory too, to and from which copies run beside the host's work.
+// HostAllocator is a device with memory of its own that can allocate host memory too, to and from
+// which copies run beside the host's work.
 type HostAllocator interface {
 	AllocHost(bytes int64) (Buffer, error) // zeroed
 }
 
-// NewHostArena allocates bytes of the host's memory, for what a device's memory has no room for. On a device without memory of its own it is an
-// arena like any other.
+// NewHostArena allocates bytes of the host's memory, for what a device's memory has no room for. On
+// a device without memory of its own it is an arena like any other.
 func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
 	a, ok := d.(HostAllocator)
 	if !ok {
@@ -43,7 +46,8 @@ func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: tensor.Host}, nil
 }
 
-// Sketch is an arena without memory: its tensors have shapes and no data. Laying a plan out on it gives the size of the real one (Peak).
+// Sketch is an arena without memory: its tensors have shapes and no data. Laying a plan out on it
+// gives the size of the real one (Peak).
 func Sketch(d Device, name string) *Arena {
 	return &Arena{name: name, align: d.Info().Align, place: d.Info().Place}
 }

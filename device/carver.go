@@ -2,8 +2,8 @@ package device
 
 import "ulysses/tensor"
 
-// Carver hands out aligned parts of a block of bytes that somebody else owns. Without memory it only counts: the same calls size a block
-// and cut it up.
+// Carver hands out aligned parts of a block of bytes that somebody else owns. Without memory it
+// only counts: the same calls size a block and cut it up.
 type Carver struct {
 	Mem   tensor.Tensor // U8
 	Align int64

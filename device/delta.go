@@ -2,14 +2,16 @@ package device
 
 import "ulysses/tensor"
 
-// DeltaOps are the operations of linear attention by the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) and of the
-// layers around it. Types are as Ops says; besides, decays, betas, states and their gradients are F32 whatever the compute type.
+// DeltaOps are the operations of linear attention by the gated delta rule (Yang, Kautz &
+// Hatamizadeh 2024, arXiv:2412.06464) and of the layers around it. Types are as Ops says; besides,
+// decays, betas, states and their gradients are F32 whatever the compute type.
 //
-// A value head's results are a function of its own values and of its key head's alone, and a channel's of that channel's, bit for bit:
-// that is what makes a head-sharded layer independent of the number of ranks.
+// A value head's results are a function of its own values and of its key head's alone, and a
+// channel's of that channel's, bit for bit: that is what makes a head-sharded layer independent of
+// the number of ranks.
 type DeltaOps interface {
-	// GatedDeltaSizes is the bytes of a call's memory. Cu nil = a bound for any documents of these lengths, StateIn and StateOut then
-	// being of any number of documents.
+	// GatedDeltaSizes is the bytes of a call's memory. Cu nil = a bound for any documents of these
+	// lengths, StateIn and StateOut then being of any number of documents.
 	GatedDeltaSizes(a *GatedDelta) DeltaSizes
 	GatedDeltaForward(s Stream, a *GatedDelta) error
 	GatedDeltaBackward(s Stream, a *GatedDeltaGrad) error
@@ -28,16 +30,18 @@ type DeltaOps interface {
 	SigmoidGateBackward(s Stream, a *SigmoidGateGrad) error
 }
 
-// DeltaSizes are bytes: of GatedDelta.Saved, of its Workspace in either direction, and of the Workspace of DeltaState and DeltaStateGrad over
-// as many tokens. Aligned to Info.Align.
+// DeltaSizes are bytes: of GatedDelta.Saved, of its Workspace in either direction, and of the
+// Workspace of DeltaState and DeltaStateGrad over as many tokens. Aligned to Info.Align.
 type DeltaSizes struct{ Saved, Forward, Backward, State int64 }
 
-// GatedDelta is, per value head and document, token after token, with S [Dk, Dv] the state, k and q those of the value head's key head:
+// GatedDelta is, per value head and document, token after token, with S [Dk, Dv] the state, k and q
+// those of the value head's key head:
 //
 //	S ← exp(g)·S;  u = beta·(v − Sᵀk);  S ← S + k·uᵀ;  out = scale·Sᵀq
 //
-// computed in chunks (section 3.3 of the paper). L2Norm puts x·rsqrt(Σx² + 1e-6) in the place of q and k. g is the natural logarithm of the
-// decay, at most 0 and as low as it likes: decays are products in log space, and no exponential of a positive number is taken.
+// computed in chunks (section 3.3 of the paper). L2Norm puts x·rsqrt(Σx² + 1e-6) in the place of q
+// and k. g is the natural logarithm of the decay, at most 0 and as low as it likes: decays are
+// products in log space, and no exponential of a positive number is taken.
 type GatedDelta struct {
 	Q, K    tensor.Tensor // [T, Hk, Dk]; last axis dense, other strides free
 	V, Out  tensor.Tensor // [T, Hv, Dv]; likewise
@@ -48,16 +52,19 @@ type GatedDelta struct {
 	Scale   float64 // the caller resolves 0 = 1/sqrt(Dk)
 	Chunk   int64   // at most so many tokens a chunk, 16 or more; 0 = the device's choice
 
-	StateIn  tensor.Tensor // [i, Hv, Dk, Dv] dense: before the first i documents; nil or none = zero
-	StateOut tensor.Tensor // [j, Hv, Dk, Dv] dense, written: behind the last j documents; nil = not wanted
+	// [i, Hv, Dk, Dv] dense: before the first i documents; nil or none = zero
+	StateIn tensor.Tensor
+	// [j, Hv, Dk, Dv] dense, written: behind the last j documents; nil = not wanted
+	StateOut tensor.Tensor
 
 	Saved     tensor.Tensor // U8, for the backward pass; nil = there will be none
 	Workspace tensor.Tensor // U8
 }
 
-// GatedDeltaGrad is its derivative, with the arguments that forward had (Out is not read, StateOut not written). dq, dk, dv, dg, dbeta are
-// written. dq and dk of a key head are summed over its value heads in index order, from each one's own gradient rounded to the type of
-// dq; with PerHead they have Hv heads, each value head's own.
+// GatedDeltaGrad is its derivative, with the arguments that forward had (Out is not read, StateOut
+// not written). dq, dk, dv, dg, dbeta are written. dq and dk of a key head are summed over its
+// value heads in index order, from each one's own gradient rounded to the type of dq; with PerHead
+// they have Hv heads, each value head's own.
 type GatedDeltaGrad struct {
 	GatedDelta
 	DOut      tensor.Tensor // [T, Hv, Dv]
@@ -69,7 +76,8 @@ type GatedDeltaGrad struct {
 	PerHead   bool
 }
 
-// DeltaState sums up a stretch of one document: whatever the state S before it, the state behind it is Transition·S + State, head by head.
+// DeltaState sums up a stretch of one document: whatever the state S before it, the state behind it
+// is Transition·S + State, head by head.
 type DeltaState struct {
 	K, V, G, Beta tensor.Tensor // as GatedDelta's
 	KeyHead       []int64
@@ -80,7 +88,8 @@ type DeltaState struct {
 	Workspace     tensor.Tensor // U8
 }
 
-// DeltaStateGrad is the way back: with D the gradient of the state behind the stretch, that of the state before it is Transitionᵀ·D + DState.
+// DeltaStateGrad is the way back: with D the gradient of the state behind the stretch, that of the
+// state before it is Transitionᵀ·D + DState.
 type DeltaStateGrad struct {
 	Q, K, G, Beta, DOut tensor.Tensor // as GatedDeltaGrad's
 	KeyHead             []int64
@@ -91,14 +100,16 @@ type DeltaStateGrad struct {
 	Workspace           tensor.Tensor // U8
 }
 
-// DeltaFold is y = M·x + e head by head, with Transpose Mᵀ·x + e; all F32 and dense. y is not x; it may be e.
+// DeltaFold is y = M·x + e head by head, with Transpose Mᵀ·x + e; all F32 and dense. y is not x; it
+// may be e.
 type DeltaFold struct {
 	M         tensor.Tensor // [H, K, K]
 	X, E, Y   tensor.Tensor // [H, K, N]; e nil = 0
 	Transpose bool
 }
 
-// DeltaGates is g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b), as Qwen3-Next and Qwen3.5 have it.
+// DeltaGates is g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b), as Qwen3-Next and Qwen3.5
+// have it.
 type DeltaGates struct {
 	A, B         tensor.Tensor // [T, H]; last axis dense
 	ALog, DtBias tensor.Tensor // [H], of the compute type or F32
@@ -113,13 +124,14 @@ type DeltaGatesGrad struct {
 	DALog, DDtBias     tensor.Tensor // [H] F32
 }
 
-// Conv1d is y[t, c] = silu(Σᵢ w[c, i]·x[t − width + 1 + i, c]), causal and depthwise, in each document; what is before a document is zero, but
-// before the first one there is Before.
+// Conv1d is y[t, c] = silu(Σᵢ w[c, i]·x[t − width + 1 + i, c]), causal and depthwise, in each
+// document; what is before a document is zero, but before the first one there is Before.
 type Conv1d struct {
-	X, Y   tensor.Tensor // [T, C], last axis dense; y is not x
-	W      tensor.Tensor // [C, width] dense, width 1 or more
-	Before tensor.Tensor // [width−1, C], last axis dense, oldest first: the rows before the first document's; nil = zero
-	Cu     []int64       // documents, as GatedDelta's
+	X, Y tensor.Tensor // [T, C], last axis dense; y is not x
+	W    tensor.Tensor // [C, width] dense, width 1 or more
+	// [width−1, C], last axis dense, oldest first: the rows before the first document's; nil = zero
+	Before tensor.Tensor
+	Cu     []int64 // documents, as GatedDelta's
 }
 
 // Conv1dGrad is its derivative (Y is not read): dx, dbefore are written, dw is added to.
@@ -146,7 +158,8 @@ type GatedRMSNormGrad struct {
 }
 
 // SigmoidGate is y = x·sigmoid(gate).
-type SigmoidGate struct{ X, Gate, Y tensor.Tensor } // [T, N] or [T, H, N], last axis dense; y may be x
+// [T, N] or [T, H, N], last axis dense; y may be x
+type SigmoidGate struct{ X, Gate, Y tensor.Tensor }
 
 // SigmoidGateGrad is its derivative; dx may be dy, dgate may be gate.
 type SigmoidGateGrad struct{ X, Gate, DY, DX, DGate tensor.Tensor }

@@ -1,16 +1,20 @@
-// Package device is the contract that every device signs: memory, order, and about twenty coarse operations (ops.go).
+// Package device is the contract that every device signs: memory, order, and about twenty coarse
+// operations (ops.go).
 //
-// Operations enqueue on a stream and return; on the CPU they are done when they return. What a stream holds runs in order; streams
-// are ordered among each other by events alone. An argument struct, and the host slices in it, may be used again as soon as the call
-// returns; the memory of its tensors may not before the stream has come past. An operation allocates nothing: what it
-// needs is in its arguments, or is a fixed scratch that the device made when it was opened. Arguments are checked at this edge
-// only for what memory safety needs (types, shapes, dense last axes); plans have settled the rest before.
+// Operations enqueue on a stream and return; on the CPU they are done when they return. What a
+// stream holds runs in order; streams are ordered among each other by events alone. An argument
+// struct, and the host slices in it, may be used again as soon as the call returns; the memory of
+// its tensors may not before the stream has come past. An operation allocates nothing: what it
+// needs is in its arguments, or is a fixed scratch that the device made when it was opened.
+// Arguments are checked at this edge only for what memory safety needs (types, shapes, dense last
+// axes); plans have settled the rest before.
 //
-// Memory of another device than the CPU (tensor.CUDA) is reached by operations alone: Copy brings values to the host, and they are
-// there after Sync.
+// Memory of another device than the CPU (tensor.CUDA) is reached by operations alone: Copy brings
+// values to the host, and they are there after Sync.
 //
-// Every result is a function of the arguments alone, never of the number of workers: work is split, and partial sums are added,
-// in an order that shapes decide. That is what makes attention independent of the number of ranks, bit for bit.
+// Every result is a function of the arguments alone, never of the number of workers: work is split,
+// and partial sums are added, in an order that shapes decide. That is what makes attention
+// independent of the number of ranks, bit for bit.
 package device
 
 import (
@@ -29,16 +33,20 @@ type Info struct {
 	Align   int64  // bytes to which allocations are aligned
 	Place   tensor.Place
 	Compute []tensor.DType // types that activations may have, the preferred one first
-	// TokenMajor says which layout attention's kernels like: [T, H, D] in memory, else head-major [H, T, D].
+	// TokenMajor says which layout attention's kernels like: [T, H, D] in memory, else head-major
+	// [H, T, D].
 	TokenMajor bool
 	Memory     int64 // bytes that this rank may have; 0 = the host's
-	Sharing    int   // ranks that share it, this one among them, each with that much memory; 0 = nobody has looked
+	// ranks that share it, this one among them, each with that much memory; 0 = nobody has looked
+	Sharing int
 
-	// The widest heads that attention and the gated delta rule serve; 0 = any. Plans refuse wider ones.
+	// The widest heads that attention and the gated delta rule serve; 0 = any. Plans refuse wider
+	// ones.
 	AttentionHead, DeltaHead int64
 }
 
-// KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name ends in bf16 has kernels of its own for BF16 alone.
+// KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name
+// ends in bf16 has kernels of its own for BF16 alone.
 func (i Info) KernelsIn(compute tensor.DType) string {
 	if compute == tensor.F32 {
 		return strings.TrimSuffix(i.Kernels, "bf16")
@@ -56,8 +64,9 @@ type Buffer interface {
 // Stream is an order of execution.
 type Stream interface {
 	Sync() error // waits until everything enqueued has run; returns what went wrong meanwhile
-	// Record puts a mark into the stream, Wait makes what is enqueued from here on wait for the last mark that was recorded before this
-	// call, on any stream of the device. An event that was never recorded holds nobody up.
+	// Record puts a mark into the stream, Wait makes what is enqueued from here on wait for the
+	// last mark that was recorded before this call, on any stream of the device. An event that was
+	// never recorded holds nobody up.
 	Record(Event) error
 	Wait(Event) error
 	Close()

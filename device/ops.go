@@ -2,16 +2,19 @@ package device
 
 import "ulysses/tensor"
 
-// Ops are the operations. T is tokens (rows), N features. Gradients of weights are always added to what is there, gradients of
-// activations are written unless an Add flag says otherwise.
+// Ops are the operations. T is tokens (rows), N features. Gradients of weights are always added to
+// what is there, gradients of activations are written unless an Add flag says otherwise.
 //
-// Activations, their gradients and the weights they meet have one type in a call, the compute type: F32, or BF16 where Info.Compute
-// has it. Sums are in F32 all the same. F32 whatever the compute type are: statistics (LSE, RStd, NLL), tables (Cos, Sin, Freq), logits,
-// gradients of weights (DW, DTable, a ColumnSum's dst) and what the optimizer holds. C of a Gemm is either.
+// Activations, their gradients and the weights they meet have one type in a call, the compute type:
+// F32, or BF16 where Info.Compute has it. Sums are in F32 all the same. F32 whatever the compute
+// type are: statistics (LSE, RStd, NLL), tables (Cos, Sin, Freq), logits, gradients of weights (DW,
+// DTable, a ColumnSum's dst) and what the optimizer holds. C of a Gemm is either.
 //
-// Denormals, in arguments and results, may count as zero, but for Copy, Fill, Add, Scale and embeddings.
+// Denormals, in arguments and results, may count as zero, but for Copy, Fill, Add, Scale and
+// embeddings.
 type Ops interface {
-	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types may differ (cast).
+	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types
+	// may differ (cast).
 	Copy(s Stream, dst, src tensor.Tensor) error
 	// Fill writes value into every element of dst, strides allowed.
 	Fill(s Stream, dst tensor.Tensor, value float64) error
@@ -21,7 +24,8 @@ type Ops interface {
 	Scale(s Stream, x tensor.Tensor, f float64) error
 	// ColumnSum adds the sum over rows of x [T, N] to dst [N] (F32): the gradient of a bias.
 	ColumnSum(s Stream, dst, x tensor.Tensor) error
-	// Sum writes Σx into out (F64, one element); SumSquares adds Σx² to out. x is dense F32; the sums are in float64.
+	// Sum writes Σx into out (F64, one element); SumSquares adds Σx² to out. x is dense F32; the
+	// sums are in float64.
 	Sum(s Stream, out, x tensor.Tensor) error
 	SumSquares(s Stream, out, x tensor.Tensor) error
 
@@ -37,7 +41,8 @@ type Ops interface {
 	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
 	CrossEntropy(s Stream, a *CrossEntropy) error
 
-	// AttentionWorkspace is the bytes of Attention.Workspace for a call; with CuQ nil, a bound for any documents of these lengths.
+	// AttentionWorkspace is the bytes of Attention.Workspace for a call; with CuQ nil, a bound for
+	// any documents of these lengths.
 	AttentionWorkspace(a *Attention, backward bool) int64
 	AttentionForward(s Stream, a *Attention) error
 	AttentionBackward(s Stream, a *AttentionGrad) error
@@ -48,24 +53,27 @@ type Ops interface {
 	DeltaOps
 }
 
-// Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their strides is 1. C's last axis is dense. Where C is BF16, the
-// sum over K, addend and all, is rounded once.
+// Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their
+// strides is 1. C's last axis is dense. Where C is BF16, the sum over K, addend and all, is rounded
+// once.
 type Gemm struct {
 	A, B, C    tensor.Tensor // A and B of the compute type, C of it or F32
 	Bias       tensor.Tensor // [N], of B's type, optional; not together with Accumulate
 	Accumulate bool          // add to C
 }
 
-// RMSNorm is y = x · rsqrt(mean(x²) + eps) · (w + Centre) over the last axis (Zhang & Sennrich 2019). Leading axes may be strided:
-// [T, N] rows or [T, H, D] heads.
+// RMSNorm is y = x · rsqrt(mean(x²) + eps) · (w + Centre) over the last axis (Zhang & Sennrich
+// 2019). Leading axes may be strided: [T, N] rows or [T, H, D] heads.
 type RMSNorm struct {
 	X, W, Y tensor.Tensor // x, y [..., N]; w [N]; y may be x
 	RStd    tensor.Tensor // [rows] dense, rows = product of the leading axes: saved for backward
 	Eps     float64
-	Centre  float64 // 0, or 1 for weights that are stored as their distance from 1; the sum is taken in F32
+	// 0, or 1 for weights that are stored as their distance from 1; the sum is taken in F32
+	Centre float64
 }
 
-// RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is added to.
+// RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is
+// added to.
 type RMSNormGrad struct {
 	X, W, RStd, DY tensor.Tensor
 	DX, DW         tensor.Tensor // dx may be dy
@@ -73,7 +81,8 @@ type RMSNormGrad struct {
 	Centre         float64
 }
 
-// RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale (1 when 0).
+// RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale
+// (1 when 0).
 type RopeTable struct {
 	Positions tensor.Tensor // [T] I32
 	Freq      tensor.Tensor // [R/2] F32
@@ -81,14 +90,16 @@ type RopeTable struct {
 	Scale     float64
 }
 
-// Rope rotates the first R features of each head by the table, pairing feature i with i + R/2 (Su et al. 2021, in the layout of
-// Hugging Face); the rest is copied. Inverse is the transposed rotation, its derivative. y may be x.
+// Rope rotates the first R features of each head by the table, pairing feature i with i + R/2 (Su
+// et al. 2021, in the layout of Hugging Face); the rest is copied. Inverse is the transposed
+// rotation, its derivative. y may be x.
 type Rope struct {
 	X, Y     tensor.Tensor // [T, H, D], last axis dense
 	Cos, Sin tensor.Tensor // [T, R/2], R <= D
 	Inverse  bool
 
-	// With W, x is first what RMSNorm makes of it, rounded to its type (Qwen3's normalization of queries and keys): not with Inverse.
+	// With W, x is first what RMSNorm makes of it, rounded to its type (Qwen3's normalization of
+	// queries and keys): not with Inverse.
 	W      tensor.Tensor // [D], optional
 	RStd   tensor.Tensor // [T, H] F32, last axis dense: as RMSNorm saves it
 	Eps    float64
@@ -101,10 +112,12 @@ type SwiGLU struct{ Gate, Up, Y tensor.Tensor } // [T, F]
 // SwiGLUGrad is its derivative; dgate, dup may be gate, up.
 type SwiGLUGrad struct {
 	Gate, Up, DY, DGate, DUp tensor.Tensor
-	Restore                  bool // DY becomes y: a layer that did not keep it needs it again, for a gradient of weights
+	// DY becomes y: a layer that did not keep it needs it again, for a gradient of weights
+	Restore bool
 }
 
-// Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an error of kind Internal.
+// Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an
+// error of kind Internal.
 type Embedding struct {
 	Table tensor.Tensor // [V, N]
 	IDs   tensor.Tensor // [T] I32
@@ -114,8 +127,9 @@ type Embedding struct {
 // EmbeddingGrad adds dy[t] to dtable[ids[t]], in the order of t.
 type EmbeddingGrad struct{ IDs, DY, DTable tensor.Tensor }
 
-// CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient (softmax - onehot)·GradScale, which
-// may overwrite the logits. A target of -100 gives nll 0 and gradient 0. DLogits nil = forward only.
+// CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient
+// (softmax - onehot)·GradScale, which may overwrite the logits. A target of -100 gives nll 0 and
+// gradient 0. DLogits nil = forward only.
 type CrossEntropy struct {
 	Logits    tensor.Tensor // [T, V] F32, last axis dense
 	Targets   tensor.Tensor // [T] I32
@@ -126,12 +140,15 @@ type CrossEntropy struct {
 
 // Attention is softmax(scale·q·kᵀ)·v for packed documents, without an S×S matrix (Dao 2023).
 //
-// The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1 entries from 0 to T, not decreasing);
-// document i's queries see document i's keys alone. Causal is aligned bottom-right: query i of a document with sq queries and sk keys
-// sees keys j <= i + sk - sq. A window [l, r] leaves keys i+sk-sq-l <= j <= i+sk-sq+r; masks AND. A query that sees no key has out 0,
-// lse -inf and zero gradients; one that sees some, of which all scores are -inf, has NaN in out.
+// The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1
+// entries from 0 to T, not decreasing); document i's queries see document i's keys alone. Causal is
+// aligned bottom-right: query i of a document with sq queries and sk keys sees keys j <= i + sk -
+// sq. A window [l, r] leaves keys i+sk-sq-l <= j <= i+sk-sq+r; masks AND. A query that sees no key
+// has out 0, lse -inf and zero gradients; one that sees some, of which all scores are -inf, has NaN
+// in out.
 type Attention struct {
-	Q, K, V   tensor.Tensor // [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
+	// [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
+	Q, K, V   tensor.Tensor
 	Out       tensor.Tensor // [Tq, Hq, Dv]
 	LSE       tensor.Tensor // [Tq, Hq] F32, any strides; natural logarithm; required
 	CuQ, CuK  []int64
@@ -141,22 +158,25 @@ type Attention struct {
 	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
 	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
 
-	// Deterministic has the gradient repeat to the bit on a device of which that is not true of itself. AttentionWorkspace is told so too.
+	// Deterministic has the gradient repeat to the bit on a device of which that is not true of
+	// itself. AttentionWorkspace is told so too.
 	Deterministic bool
 }
 
 // AttentionKernels is a device with several rows of kernels, which can be asked beforehand.
 type AttentionKernels interface {
-	// AttentionKernel names the row that would serve attention, or its gradient, of such types, shapes and masks. Documents (CuQ, CuK nil: some), memory and
-	// Workspace need not be there. Unsupported, with the reason, where no row does.
+	// AttentionKernel names the row that would serve attention, or its gradient, of such types,
+	// shapes and masks. Documents (CuQ, CuK nil: some), memory and Workspace need not be there.
+	// Unsupported, with the reason, where no row does.
 	AttentionKernel(a *Attention, backward bool) (string, error)
 }
 
 // Window bounds the keys of a query; a negative side is unbounded.
 type Window struct{ Left, Right int64 }
 
-// AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key heads that no query head uses get zeros.
-// dk, dv of a key head are summed over its query heads in index order.
+// AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key
+// heads that no query head uses get zeros. dk, dv of a key head are summed over its query heads in
+// index order.
 type AttentionGrad struct {
 	Attention
 	DOut       tensor.Tensor // [Tq, Hq, Dv]
@@ -166,14 +186,17 @@ type AttentionGrad struct {
 // Range is the elements [Lo, Hi) of a flat tensor.
 type Range struct{ Lo, Hi int64 }
 
-// AdamW is one step of Loshchilov & Hutter 2019 as PyTorch does it: w ← w·(1 - lr·wd); m, v with bias correction for step t ≥ 1;
-// w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times GradScale. All dense F32 of one length: many parameters lie in one call.
+// AdamW is one step of Loshchilov & Hutter 2019 as PyTorch does it: w ← w·(1 - lr·wd); m, v with
+// bias correction for step t ≥ 1; w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times
+// GradScale. All dense F32 of one length: many parameters lie in one call.
 type AdamW struct {
-	W, G, M, V                                    tensor.Tensor
-	Low                                           tensor.Tensor // dense BF16 of that length, optional: gets the new w, rounded
+	W, G, M, V tensor.Tensor
+	// dense BF16 of that length, optional: gets the new w, rounded
+	Low                                           tensor.Tensor
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
-	Decay                                         []Range // where the decay applies, ascending; nil = everywhere
-	Step                                          int64
+	// where the decay applies, ascending; nil = everywhere
+	Decay []Range
+	Step  int64
 }
 
 // SGD is w ← w·(1 - lr·wd) - lr·GradScale·g, without momentum.

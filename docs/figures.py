@@ -8,6 +8,7 @@ It trains examples/hybrid.toml (as `make run` does) and examples/quickstart.toml
 n-grams on the same text. README.md, examples/ and the picture quote docs/figures.json; `go test ./job -run Figures`
 compares every number that they quote with it, and counts the n-grams again.
 """
+
 import hashlib
 import json
 import math
@@ -47,7 +48,13 @@ def ngrams(text, cut, n):
 def train(example, launcher):
     """Runs an example, and returns its steps and the figures that the documents quote."""
     out = OUT / example
-    command = [*launcher, "bin/ulysses-mpi", f"examples/{example}.toml", "--set", f"output.dir={out}"]
+    command = [
+        *launcher,
+        "bin/ulysses-mpi",
+        f"examples/{example}.toml",
+        "--set",
+        f"output.dir={out}",
+    ]
     began = time.monotonic()
     ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     seconds = time.monotonic() - began
@@ -65,29 +72,78 @@ def train(example, launcher):
 
 def photograph(report):
     """Takes the picture of a report's first page."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    browser = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if not browser:
         sys.exit("docs/report.png: no chromium found: install it, or leave the picture as it is")
     picture = ROOT / "docs/report.png"
-    subprocess.run([browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=4000", "--window-size=1000,1130",
-                    f"--screenshot={picture}", report.as_uri()], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            browser,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--virtual-time-budget=4000",
+            "--window-size=1000,1130",
+            f"--screenshot={picture}",
+            report.as_uri(),
+        ],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
     Image.open(picture).convert("RGB").quantize(256).save(picture, optimize=True)
 
 
 def draw(figures, curves):
     fig, ax = plt.subplots(figsize=(7, 3.2))
-    for name, colour, what in (("quickstart", "#c7cdd4", "softmax attention alone"), ("hybrid", "#3572a5", "hybrid")):
+    for name, colour, what in (
+        ("quickstart", "#c7cdd4", "softmax attention alone"),
+        ("hybrid", "#3572a5", "hybrid"),
+    ):
         steps = curves[name]
-        ax.plot([r["step"] for r in steps], [r["loss"] for r in steps], lw=0.8, color=colour, label=f"{what}: training, 2048 bytes a step")
-    for name, colour, what in (("quickstart", "#7a828c", "softmax attention alone"), ("hybrid", "#c0392b", "hybrid")):
+        ax.plot(
+            [r["step"] for r in steps],
+            [r["loss"] for r in steps],
+            lw=0.8,
+            color=colour,
+            label=f"{what}: training, 2048 bytes a step",
+        )
+    for name, colour, what in (
+        ("quickstart", "#7a828c", "softmax attention alone"),
+        ("hybrid", "#c0392b", "hybrid"),
+    ):
         held = figures[name]["held_out"]
-        ax.plot(curves[name][-1]["step"], held, "o", color=colour, label=f"{what}: held-out part of the book: {held:.2f}", clip_on=False)
+        ax.plot(
+            curves[name][-1]["step"],
+            held,
+            "o",
+            color=colour,
+            label=f"{what}: held-out part of the book: {held:.2f}",
+            clip_on=False,
+        )
     for table in TABLES[1:]:
         y = figures["ngrams"][table]
         ax.axhline(y, lw=0.7, ls="--", color="gray")
-        ax.text(1.005, y, f"{table}: {y:.2f}", fontsize=7, color="gray", va="center", transform=ax.get_yaxis_transform())
+        ax.text(
+            1.005,
+            y,
+            f"{table}: {y:.2f}",
+            fontsize=7,
+            color="gray",
+            va="center",
+            transform=ax.get_yaxis_transform(),
+        )
     fig.set_layout_engine("tight")
-    ax.set(xlabel="optimizer step", ylabel="loss, nats a byte", xlim=(0, len(curves["hybrid"]) + 8), ylim=(0.9, 6.3))
+    ax.set(
+        xlabel="optimizer step",
+        ylabel="loss, nats a byte",
+        xlim=(0, len(curves["hybrid"]) + 8),
+        ylim=(0.9, 6.3),
+    )
     ax.legend(frameon=False, fontsize=7)
     ax.spines[["top", "right"]].set_visible(False)
     fig.savefig(ROOT / "docs/quickstart.svg", metadata={"Date": None})
@@ -96,10 +152,23 @@ def draw(figures, curves):
 def quote(old, new):
     """Replaces the old figures in the documents by the new ones. The test finds figures that
     remain."""
-    block = lambda figures: "\n".join("    " + line if line else "" for line in figures["hybrid"]["output"])
-    pairs = [(block(old), block(new)), (f"in {old['hybrid']['seconds']} seconds", f"in {new['hybrid']['seconds']} seconds")]
-    pairs += [(f"{old[run]['held_out']:.2f}", f"{new[run]['held_out']:.2f}") for run in ("hybrid", "quickstart")]
-    for name in ("README.md", "examples/hybrid.toml", "examples/quickstart.toml", "examples/data/README.md"):
+    block = lambda figures: "\n".join(
+        "    " + line if line else "" for line in figures["hybrid"]["output"]
+    )
+    pairs = [
+        (block(old), block(new)),
+        (f"in {old['hybrid']['seconds']} seconds", f"in {new['hybrid']['seconds']} seconds"),
+    ]
+    pairs += [
+        (f"{old[run]['held_out']:.2f}", f"{new[run]['held_out']:.2f}")
+        for run in ("hybrid", "quickstart")
+    ]
+    for name in (
+        "README.md",
+        "examples/hybrid.toml",
+        "examples/quickstart.toml",
+        "examples/data/README.md",
+    ):
         path = ROOT / name
         text = path.read_text()
         for before, after in pairs:
@@ -111,7 +180,13 @@ def main():
     text = (ROOT / TEXT).read_bytes()
     cut = int(len(text) * (1 - HELD_OUT))
     figures = {
-        "text": {"file": TEXT, "bytes": len(text), "sha256": hashlib.sha256(text).hexdigest(), "held_out_bytes": len(text) - cut, "smoothing": SMOOTHING},
+        "text": {
+            "file": TEXT,
+            "bytes": len(text),
+            "sha256": hashlib.sha256(text).hexdigest(),
+            "held_out_bytes": len(text) - cut,
+            "smoothing": SMOOTHING,
+        },
         "ngrams": {table: round(ngrams(text, cut, n + 1), 4) for n, table in enumerate(TABLES)},
     }
     curves, launcher = {}, sys.argv[1:]

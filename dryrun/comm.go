@@ -10,15 +10,16 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is one rank's view of a group in which everybody else does and says the same: what ranks compare is the same, what they gather is this rank's
-// own over again, maxima are its own.
+// Comm is one rank's view of a group in which everybody else does and says the same: what ranks
+// compare is the same, what they gather is this rank's own over again, maxima are its own.
 type Comm struct {
 	d       *Device
 	members []int // ranks of the world
 	rank    int
 }
 
-// NewMesh is comm.NewMesh for rank of size ranks, ulysses to a sequence, of which size is a multiple.
+// NewMesh is comm.NewMesh for rank of size ranks, ulysses to a sequence, of which size is a
+// multiple.
 func NewMesh(d *Device, rank, size, ulysses int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
 	m := &comm.Mesh{Ulysses: ulysses, Ring: 1, Replica: rank / ulysses, Replicas: size / ulysses}
 	counted := func(axis string, first, step, n, rank int) *comm.Counted {
@@ -89,7 +90,8 @@ func (c *Comm) exchange(s device.Stream, sent, received traffic) error {
 	return c.d.take(s, max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node/r.Node, network/r.Network))
 }
 
-// along is what a ring over the group takes that passes so many bytes by each rank: between nodes it has the links of all ranks on a node.
+// along is what a ring over the group takes that passes so many bytes by each rank: between nodes
+// it has the links of all ranks on a node.
 func (c *Comm) along(s device.Stream, bytes int64) error {
 	here, others := c.nodes()
 	by := traffic{node: bytes}

@@ -10,7 +10,8 @@ import (
 // chunk is the tokens of a chunk, where nobody says.
 const chunk = 64
 
-// deltaFlops is the rule's arithmetic over k and v, forward: products with the state, and within a chunk.
+// deltaFlops is the rule's arithmetic over k and v, forward: products with the state, and within a
+// chunk.
 func deltaFlops(k, v tensor.Tensor, tokens int64) float64 {
 	dk, dv := float64(k.Shape[2]), float64(v.Shape[2])
 	c := float64(cmp.Or(tokens, chunk))
@@ -25,7 +26,8 @@ func (d *Device) GatedDeltaBackward(s device.Stream, a *device.GatedDeltaGrad) e
 	return d.work(s, 2.5*deltaFlops(a.K, a.V, a.Chunk), or(d.rates.DeltaBack, d.rates.Delta), a.Q, a.K, a.V, a.G, a.Beta, a.Saved, a.DOut, a.DQ, a.DK, a.DV, a.DG, a.DBeta)
 }
 
-// DeltaState is two thirds of the rule's forward: all but what makes outputs; the transition is as wide as a key.
+// DeltaState is two thirds of the rule's forward: all but what makes outputs; the transition is as
+// wide as a key.
 func (d *Device) DeltaState(s device.Stream, a *device.DeltaState) error {
 	flops := deltaFlops(a.K, a.V, a.Chunk) * 2 / 3
 	if !a.Transition.IsNil() {

@@ -17,7 +17,8 @@ type Sizes interface {
 	GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes
 }
 
-// Device is of the kind that info describes. One with memory of the host does an operation when it is called; others enqueue.
+// Device is of the kind that info describes. One with memory of the host does an operation when it
+// is called; others enqueue.
 type Device struct {
 	Sizes
 	info  device.Info
@@ -30,13 +31,17 @@ type Device struct {
 
 // Account is what has been taken so far.
 type Account struct {
-	Seconds       float64            // until everything is done
-	Phases        map[string]float64 // seconds of operations and exchanges, those that others hide included, by the clock's phase
-	Meetings      map[string]int64   // waits for other ranks, by phase
-	Node, Network int64              // bytes sent to ranks of the same node and of others, but for what hosts settle among themselves
+	Seconds float64 // until everything is done
+	// seconds of operations and exchanges, those that others hide included, by the clock's phase
+	Phases   map[string]float64
+	Meetings map[string]int64 // waits for other ranks, by phase
+	// bytes sent to ranks of the same node and of others, but for what hosts settle among
+	// themselves
+	Node, Network int64
 }
 
-// Open makes a device. What operations take is charged to the phase that the clock is in when they are called; it may be nil.
+// Open makes a device. What operations take is charged to the phase that the clock is in when they
+// are called; it may be nil.
 func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, error) {
 	if err := rates.Check(); err != nil {
 		return nil, err

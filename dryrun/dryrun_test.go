@@ -107,7 +107,8 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// Streams of a late device work side by side but for events; a device with the host's memory does one thing after the other.
+// Streams of a late device work side by side but for events; a device with the host's memory does
+// one thing after the other.
 func TestStreams(t *testing.T) {
 	for place, want := range map[tensor.Place]float64{tensor.CUDA: 4 + 40 + 400, tensor.Host: 4 + 40 + 400 + 80 + 12} {
 		c := clock.New()
@@ -140,7 +141,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Exchanges go by the links between nodes and inside them, and what ranks compare or gather is everywhere as it is here.
+// Exchanges go by the links between nodes and inside them, and what ranks compare or gather is
+// everywhere as it is here.
 func TestMesh(t *testing.T) {
 	rates := slow
 	rates.Network = 0.5
@@ -155,10 +157,12 @@ func TestMesh(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := d.Spent()
-	if x.Seconds != 4*7/0.5 || x.Node != 20 || x.Network != 28 { // 7 rows to the other node set the pace
+	// 7 rows to the other node set the pace
+	if x.Seconds != 4*7/0.5 || x.Node != 20 || x.Network != 28 {
 		t.Errorf("all-to-all: %+v", x)
 	}
-	if err := m.Data.AllReduce(s, of(tensor.CUDA, 6), comm.Sum); err != nil { // of two ranks on two nodes: all of it once, by the network
+	// of two ranks on two nodes: all of it once, by the network
+	if err := m.Data.AllReduce(s, of(tensor.CUDA, 6), comm.Sum); err != nil {
 		t.Fatal(err)
 	}
 	if y := d.Spent(); y.Seconds-x.Seconds != 24/0.5 || y.Network-x.Network != 24 || y.Node != x.Node {

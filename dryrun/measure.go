@@ -27,15 +27,17 @@ func (x Shape) In(compute tensor.DType) Shape {
 	return x
 }
 
-// Each kind of work is repeated for a time, lap after lap. The best lap counts: what else the machine does meanwhile is not the plan's.
+// Each kind of work is repeated for a time, lap after lap. The best lap counts: what else the
+// machine does meanwhile is not the plan's.
 const (
 	repeat = 60 * time.Millisecond
 	lap    = 5 * time.Millisecond
 	moment = 1e9 // largest number of FLOP of a measured call whose sizes are free
 )
 
-// Measure times each kind of work on devices that work at the same time, one for each rank of a node, and is what one of them gets done on average. It takes
-// about a second. What moves between ranks of the node is taken to go at half a copy's rate; there is no network to measure.
+// Measure times each kind of work on devices that work at the same time, one for each rank of a
+// node, and is what one of them gets done on average. It takes about a second. What moves between
+// ranks of the node is taken to go at half a copy's rate; there is no network to measure.
 func Measure(devices []device.Device, x Shape) (Rates, error) {
 	all, errs := make([]Rates, len(devices)), make([]error, len(devices))
 	start := newMeeting(len(devices))
@@ -159,8 +161,8 @@ func (p *probe) forget() {
 	}
 }
 
-// rate repeats a call of so much work, after a first one that does not count, and is its work a second in the best lap. All devices begin together, and
-// all take part whether they failed or not.
+// rate repeats a call of so much work, after a first one that does not count, and is its work a
+// second in the best lap. All devices begin together, and all take part whether they failed or not.
 func (p *probe) rate(work float64, call func() error) (best float64) {
 	once := func() {
 		if p.err == nil {

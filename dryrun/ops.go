@@ -120,8 +120,8 @@ func attentionFlops(a *device.Attention) float64 {
 	return 2 * pairs * float64(a.Q.Shape[1]) * float64(a.Q.Shape[2]+a.V.Shape[2])
 }
 
-// seen is the pairs of a document of sq queries and sk keys: those of a full product, less the keys behind the last and before the first that each
-// query sees.
+// seen is the pairs of a document of sq queries and sk keys: those of a full product, less the keys
+// behind the last and before the first that each query sees.
 func seen(a *device.Attention, sq, sk int64) float64 {
 	left, right := int64(-1), int64(-1)
 	if w := a.Window; w != nil {

@@ -1,17 +1,21 @@
-// Package dryrun is a device and communicators on which nothing is computed and nothing moves: operations are taken at their word, and what they
-// would take is added up. The program itself, run on them, tells the time and the traffic of a step for any rank of any number of them, on a machine
-// that need not be there.
+// Package dryrun is a device and communicators on which nothing is computed and nothing moves:
+// operations are taken at their word, and what they would take is added up. The program itself, run
+// on them, tells the time and the traffic of a step for any rank of any number of them, on a
+// machine that need not be there.
 //
-// An operation takes the longest of its arithmetic, its bytes and a least time; what a stream holds takes place one after the other, and streams wait
-// for each other by events alone, as device.Device has it. Ranks are in step: nobody waits for a peer that is late.
+// An operation takes the longest of its arithmetic, its bytes and a least time; what a stream holds
+// takes place one after the other, and streams wait for each other by events alone, as
+// device.Device has it. Ranks are in step: nobody waits for a peer that is late.
 package dryrun
 
 import "ulysses/internal/status"
 
 // Rates is what one rank gets done of each kind of work while all ranks of its node are at work.
 type Rates struct {
-	Products  float64 // FLOP/s of matrix products in the compute type
-	Attention float64 // FLOP/s of attention forward: 2·(Dk + Dv) per query head and pair of a query with a key that it sees
+	Products float64 // FLOP/s of matrix products in the compute type
+	// FLOP/s of attention forward: 2·(Dk + Dv) per query head and pair of a query with a key that
+	// it sees
+	Attention float64
 	Gradient  float64 // FLOP/s of its backward, counted as 2.5 times forward (Dao 2023)
 	Delta     float64 // FLOP/s of the gated delta rule
 	DeltaBack float64 // FLOP/s of its backward, counted as 2.5 times forward; 0 = as forward
@@ -42,7 +46,8 @@ func (r *Rates) Check() error {
 	return nil
 }
 
-// Shared is what is left to each of so many that take turns: arithmetic, memory and copies; 1 and less leave all.
+// Shared is what is left to each of so many that take turns: arithmetic, memory and copies; 1 and
+// less leave all.
 func (r Rates) Shared(among float64) Rates {
 	if among > 1 {
 		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Node, &r.Network} {

@@ -24,7 +24,8 @@ func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
 	return err
 }
 
-// With Heads every result on any number of ranks has the bits of one rank, those of key heads that several ranks share too.
+// With Heads every result on any number of ranks has the bits of one rank, those of key heads that
+// several ranks share too.
 func TestHeadsGiveTheBitsOfOneRank(t *testing.T) {
 	sweep{strategy: Heads}.run(t, func(b *bench, k *kase, scan bool) error {
 		return b.bitsOfOne(k, host)
@@ -53,7 +54,8 @@ func (b *bench) bitsOfOne(k *kase, kind devicetest.Kind) error {
 	return nil
 }
 
-// Running again, and writing the output again from what was saved, gives the same bits, over memory that held something else.
+// Running again, and writing the output again from what was saved, gives the same bits, over memory
+// that held something else.
 func TestAgainGivesTheSameBits(t *testing.T) {
 	sweep{cases: lateCases}.run(t, func(b *bench, k *kase, scan bool) error {
 		r, again := prepare(b, k, true, scan), prepare(b, k, true, scan)
@@ -86,10 +88,12 @@ func fakes() []devicetest.Kind {
 	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
-// lateCases are enough for most tests, and where the host stands in for a GPU: one for each way in which ranks, heads or documents are uneven.
+// lateCases are enough for most tests, and where the host stands in for a GPU: one for each way in
+// which ranks, heads or documents are uneven.
 var lateCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks", "fewer tokens than ranks", "documents in rows"}
 
-// A device whose operations run late, in random order between streams, and whose memory the host cannot read gives the bits that the CPU gives.
+// A device whose operations run late, in random order between streams, and whose memory the host
+// cannot read gives the bits that the CPU gives.
 func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 	sweep{kinds: fakes(), cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
 		r := prepare(b, k, true, scan)
@@ -121,7 +125,8 @@ func hostOf(c comm.Comm) comm.Comm {
 	return c
 }
 
-// limit is how far a result of the core may be from float64. What is F32 in a BF16 call is held to what the products of two BF16 halves have.
+// limit is how far a result of the core may be from float64. What is F32 in a BF16 call is held to
+// what the products of two BF16 halves have.
 func (k *kase) limit(x result) float64 {
 	roundings := 1.0
 	if x.name == "dq" || x.name == "dk" {
@@ -136,8 +141,9 @@ func (k *kase) limit(x result) float64 {
 	return 1e-4 + roundings/256
 }
 
-// In BF16 heads give the bits of one rank as well, gates travelling whole in the same exchange. Both ways are as near to float64 as roundings to
-// that type allow, each of 2^-8: one of results, and of dq and dk one more for each value head's own before they are summed.
+// In BF16 heads give the bits of one rank as well, gates travelling whole in the same exchange.
+// Both ways are as near to float64 as roundings to that type allow, each of 2^-8: one of results,
+// and of dq and dk one more for each value head's own before they are summed.
 func TestBF16(t *testing.T) {
 	for _, on := range []devicetest.Kind{fakes()[0], host} {
 		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
@@ -187,7 +193,8 @@ func TestHundredTimesTheSameBits(t *testing.T) {
 	}
 }
 
-// What State sends does not depend on the tokens; what Heads sends does. Two documents of the same shape show it.
+// What State sends does not depend on the tokens; what Heads sends does. Two documents of the same
+// shape show it.
 func TestStateSendsTheSameForTwiceTheTokens(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

@@ -7,30 +7,33 @@ import (
 	"ulysses/tensor"
 )
 
-// BytesSent is what this rank sends to others in one Forward and one Backward of the core. With Heads, n being a rank's rows and hv, hk its
-// value heads and the key heads under them,
+// BytesSent is what this rank sends to others in one Forward and one Backward of the core. With
+// Heads, n being a rank's rows and hv, hk its value heads and the key heads under them,
 //
 //	forward   B·Σ_{j≠r} [ n_r·(hk_j·2Dk + hv_j·(Dv + gates)) + n_j·hv_r·Dv ]
 //	backward  B·Σ_{j≠r} [ n_r·hv_j·Dv + n_j·(hk_r·2Dk + hv_r·(Dv + gates)) ]
 //
-// elements, the gates being two of F32; where a key head's value heads lie on several ranks, dq and dk travel with each of these, hv_r·2Dk. With
-// State it is for each batch row and each rank behind this one that holds rows of its last document (backward: before it, of its first)
-// Hv·Dk·Dv F32, and Hv·Dk·Dk more where the document fills this rank's rows and comes from and goes on to others; over many ranks a
-// prefix scan sends fewer.
+// elements, the gates being two of F32; where a key head's value heads lie on several ranks, dq and
+// dk travel with each of these, hv_r·2Dk. With State it is for each batch row and each rank behind
+// this one that holds rows of its last document (backward: before it, of its first) Hv·Dk·Dv F32,
+// and Hv·Dk·Dk more where the document fills this rank's rows and comes from and goes on to others;
+// over many ranks a prefix scan sends fewer.
 func (p *Plan) BytesSent(b *sp.Batch) (forward, backward int64) {
 	c := p.cutOf(b)
 	return p.sent(c, p.rank, call{}), p.sent(c, p.rank, call{backward: true})
 }
 
-// LayerBytesSent is the same for LayerForward and LayerBackward: with Heads the gates are two elements of the layer's type, and dq and dk always
-// those of key heads; with State B·(ConvWidth − 1) rows of q|k|v to the ranks behind come on top, fewer at the start of a document, and
-// their gradients on the way back.
+// LayerBytesSent is the same for LayerForward and LayerBackward: with Heads the gates are two
+// elements of the layer's type, and dq and dk always those of key heads; with State B·(ConvWidth −
+// 1) rows of q|k|v to the ranks behind come on top, fewer at the start of a document, and their
+// gradients on the way back.
 func (p *Plan) LayerBytesSent(b *sp.Batch) (forward, backward int64) {
 	c := p.cutOf(b)
 	return p.sent(c, p.rank, call{layer: true}), p.sent(c, p.rank, call{layer: true, backward: true})
 }
 
-// RecomputeBytesSent is what this rank sends in one Recompute or LayerRecompute: nothing with State.
+// RecomputeBytesSent is what this rank sends in one Recompute or LayerRecompute: nothing with
+// State.
 func (p *Plan) RecomputeBytesSent(b *sp.Batch) int64 {
 	if p.layer.Strategy == State {
 		return 0
@@ -39,7 +42,8 @@ func (p *Plan) RecomputeBytesSent(b *sp.Batch) int64 {
 	return sent * p.layer.DType.Size()
 }
 
-// StateBytesSent is what this rank sends on top in a Forward that is asked for StateOut, and in a Backward that is asked for DStateIn.
+// StateBytesSent is what this rank sends on top in a Forward that is asked for StateOut, and in a
+// Backward that is asked for DStateIn.
 func (p *Plan) StateBytesSent(b *sp.Batch) (forward, backward int64) {
 	c := p.cutOf(b)
 	e, _ := p.elements()
@@ -75,7 +79,8 @@ func (p *Plan) sent(c *cut, rank int64, kind call) int64 {
 	return (in + out) * l.DType.Size()
 }
 
-// choose settles the strategy, and the form in which states travel, by the bytes of all ranks together for a document over all of them.
+// choose settles the strategy, and the form in which states travel, by the bytes of all ranks
+// together for a document over all of them.
 func (p *Plan) choose() error {
 	l := &p.layer
 	asked := l.Strategy

@@ -7,10 +7,12 @@ import (
 	"ulysses/tensor"
 )
 
-// States travel along the places of a line, forward from where a document starts, backward (their gradients) from where it ends. What a
-// place does to the state that comes to it is a map x → M·x + e, with e [Hv, Dk, Dv] and M [Hv, Dk, Dk]; of a place where a document
-// starts it is e alone. Two forms: each place sends its own map to all that need it, and these apply one after the other (gather), or
-// maps of growing stretches are put together in log2 of the places' number of rounds (scan), which sends less and waits longer.
+// States travel along the places of a line, forward from where a document starts, backward (their
+// gradients) from where it ends. What a place does to the state that comes to it is a map x → M·x +
+// e, with e [Hv, Dk, Dv] and M [Hv, Dk, Dk]; of a place where a document starts it is e alone. Two
+// forms: each place sends its own map to all that need it, and these apply one after the other
+// (gather), or maps of growing stretches are put together in log2 of the places' number of rounds
+// (scan), which sends less and waits longer.
 
 // chain is an exchange of states under way.
 type chain struct {
@@ -34,7 +36,8 @@ func (p *Plan) block(open bool) int64 {
 	return e
 }
 
-// gatherRow is what a place sends and receives for one batch row in the first form, scanRow in the second.
+// gatherRow is what a place sends and receives for one batch row in the first form, scanRow in the
+// second.
 func (p *Plan) gatherRow(s *stretch, backward bool) (send, recv int64) {
 	from, to := s.along(backward)
 	e, m := p.elements()
@@ -89,8 +92,8 @@ func (p *Plan) chainBytes(c *cut, backward bool) (bytes int64) {
 	return bytes * tensor.F32.Size()
 }
 
-// pass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own are the maps of those from which one goes, M
-// where they pass one on. Collective.
+// pass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own are
+// the maps of those from which one goes, M where they pass one on. Collective.
 func (p *Plan) pass(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	if c.depth == 0 {
 		return nil // no rank has one to send

@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// What is checked at each call is what memory safety needs; all else was settled in NewPlan and sp.NewBatch.
+// What is checked at each call is what memory safety needs; all else was settled in NewPlan and
+// sp.NewBatch.
 
 // operand is a tensor of a call and what it must be.
 type operand struct {

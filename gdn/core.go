@@ -13,7 +13,8 @@ func (x *states) any() bool {
 	return !x.in.IsNil() || !x.out.IsNil() || !x.dout.IsNil() || !x.din.IsNil()
 }
 
-// begin cuts up the memory of a call that has passed its checks: keep is the Carver of Saved, behind what the frame took of it.
+// begin cuts up the memory of a call that has passed its checks: keep is the Carver of Saved,
+// behind what the frame took of it.
 func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c *cut, f *frame, keep device.Carver, scratch tensor.Tensor) {
 	c, f = p.cutOf(b), &p.frame
 	ws := device.Carver{Mem: p.bytesOf(workspace), Align: p.align}
@@ -26,7 +27,8 @@ func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c 
 	return c, f, keep, ws.Rest()
 }
 
-// bytesOf makes absent memory an empty block of the device's, so that a rank without rows meets the others in the same exchanges.
+// bytesOf makes absent memory an empty block of the device's, so that a rank without rows meets the
+// others in the same exchanges.
 func (p *Plan) bytesOf(t tensor.Tensor) tensor.Tensor {
 	if t.IsNil() {
 		t = tensor.Of(nil, tensor.U8, 0)
@@ -77,7 +79,8 @@ func (p *Plan) keepCopy(s device.Stream, to, from tensor.Tensor, kind call) erro
 	return p.dev.Copy(s, to, from)
 }
 
-// Recompute writes Out again from Saved and StateIn; it reads nothing else. It is collective with Heads; with State it sends nothing.
+// Recompute writes Out again from Saved and StateIn; it reads nothing else. It is collective with
+// Heads; with State it sends nothing.
 func (p *Plan) Recompute(s device.Stream, b *sp.Batch, a *Args) error {
 	x := states{in: a.StateIn}
 	kind := call{keep: true, states: x.any()}
@@ -88,7 +91,8 @@ func (p *Plan) Recompute(s device.Stream, b *sp.Batch, a *Args) error {
 	return p.output(s, c, f, &keep, scratch, a.Out, kind, &x)
 }
 
-// output runs the rule on the frame's q, k, v, gates and states and brings its output to out, and the documents' states to x.out.
+// output runs the rule on the frame's q, k, v, gates and states and brings its output to out, and
+// the documents' states to x.out.
 func (p *Plan) output(s device.Stream, c *cut, f *frame, keep *device.Carver, scratch, out tensor.Tensor, kind call, x *states) error {
 	if p.layer.Strategy == State {
 		f.out = out
@@ -136,7 +140,8 @@ func (p *Plan) describe(f *frame, x *piece) {
 		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk}
 }
 
-// Backward computes the gradients from DOut, DStateOut and what Forward left in Saved. Collective. It allocates nothing.
+// Backward computes the gradients from DOut, DStateOut and what Forward left in Saved. Collective.
+// It allocates nothing.
 func (p *Plan) Backward(s device.Stream, b *sp.Batch, a *Args, g *Grads) error {
 	x := states{in: a.StateIn, dout: g.DStateOut, din: g.DStateIn}
 	kind := call{keep: true, backward: true, states: x.any()}
@@ -228,8 +233,8 @@ func (p *Plan) savedBehind(at int64, f *frame, x *piece) int64 {
 	return at + device.Padded(p.dev, p.deltaSizes(f, x).Saved)
 }
 
-// sumHeads writes into dst [B, rows, Hk, Dk] the sum of each value head's own gradient all [B, rows, Hv, Dk], in index order and, as the device
-// does, in F32.
+// sumHeads writes into dst [B, rows, Hk, Dk] the sum of each value head's own gradient all [B,
+// rows, Hv, Dk], in index order and, as the device does, in F32.
 func (p *Plan) sumHeads(s device.Stream, f *frame, dst, all tensor.Tensor) error {
 	l := p.layer
 	each := all.Split(2, l.KeyHeads) // [B, rows, Hk, group, Dk]

@@ -14,7 +14,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// coreRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator has one rank.
+// coreRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator
+// has one rank.
 type coreRun struct {
 	*bench
 	p *Plan
@@ -131,8 +132,8 @@ func (k *kase) reference(l Layer, x *sp.Batch, states bool) map[string][]float64
 		"state_out": last, "dstate_in": d.DState}
 }
 
-// near holds a rank's results to those in float64: max|Δ|/max|ref| at most so much; rounding of numbers about 1 is granted, as gradients
-// that are zero but for rounding have no other measure.
+// near holds a rank's results to those in float64: max|Δ|/max|ref| at most so much; rounding of
+// numbers about 1 is granted, as gradients that are zero but for rounding have no other measure.
 func near(b *bench, x *sp.Batch, results []result, exact map[string][]float64, limit float64) error {
 	for _, y := range results {
 		rows, lo := x.Seq(), x.Lo()
@@ -147,7 +148,8 @@ func near(b *bench, x *sp.Batch, results []result, exact map[string][]float64, l
 	return nil
 }
 
-// sweep is what a test runs over: every number of ranks, with an even cut and with rows given, and of the rest all that is not narrowed.
+// sweep is what a test runs over: every number of ranks, with an even cut and with rows given, and
+// of the rest all that is not narrowed.
 type sweep struct {
 	kinds    []devicetest.Kind
 	dtypes   []tensor.DType
@@ -199,7 +201,8 @@ func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
 	}
 }
 
-// All results are within 2e-5 of the recurrence in float64, with states of documents and without, and what is sent is what was predicted.
+// All results are within 2e-5 of the recurrence in float64, with states of documents and without,
+// and what is sent is what was predicted.
 func TestCoreAgainstFloat64(t *testing.T) {
 	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
 		for _, states := range []bool{false, true} {

@@ -15,7 +15,8 @@ type exchange struct {
 	n      int
 }
 
-// add is a tensor of the exchange; gates without a last axis and of another type travel as words of the layer's.
+// add is a tensor of the exchange; gates without a last axis and of another type travel as words of
+// the layer's.
 func (e *exchange) add(dtype tensor.DType, seq, heads tensor.Tensor, keys bool) {
 	e.seq[e.n], e.heads[e.n], e.shared[e.n] = words(seq, dtype), words(heads, dtype), keys
 	e.n++
@@ -46,7 +47,8 @@ func (e *exchange) run(p *Plan, s device.Stream, b *sp.Batch, wire tensor.Tensor
 	return p.ulysses.HeadsToSeq(s, b, &e.r)
 }
 
-// Elements of the layer's type that one token has on the wire, by key and by value head: what enters the heads' side, and what leaves it.
+// Elements of the layer's type that one token has on the wire, by key and by value head: what
+// enters the heads' side, and what leaves it.
 
 func (p *Plan) enters(kind call) (key, value int64) {
 	l := p.layer
@@ -75,7 +77,8 @@ func (p *Plan) gateWords(kind call) int64 {
 	return 2 * tensor.F32.Size() / p.layer.DType.Size()
 }
 
-// exchanged is the elements that a rank sends and receives in one exchange to heads; the way back is the mirror image.
+// exchanged is the elements that a rank sends and receives in one exchange to heads; the way back
+// is the mirror image.
 func (p *Plan) exchanged(b *sp.Batch, rank, key, value int64) (send, recv int64) {
 	width := func(r int64) int64 {
 		lo, hi, keyLo, keyHi := headsOf(p.layer, p.size, r)

@@ -12,37 +12,45 @@ type call struct {
 	states          bool // states of documents come or go
 }
 
-// frame is the tensors of a call. Local ones have n tokens a batch row, h value and k key heads: all S tokens of this rank's heads with Heads,
-// this rank's rows of all heads with State, where those that are written for the caller, or read and not kept, are the caller's own.
+// frame is the tensors of a call. Local ones have n tokens a batch row, h value and k key heads:
+// all S tokens of this rank's heads with Heads, this rank's rows of all heads with State, where
+// those that are written for the caller, or read and not kept, are the caller's own.
 type frame struct {
 	// Kept for the backward pass.
-	x          tensor.Tensor // [B, n, C], of a layer: q|k|v before the convolution
-	a, b       tensor.Tensor // [B, n, h], of a layer
-	before     tensor.Tensor // [B, W−1, C], of a layer with State: the rows before the first
-	q, k       tensor.Tensor // [B, n, k, Dk]; of a layer they are parts of y
-	v          tensor.Tensor // [B, n, h, Dv]
-	g, beta    tensor.Tensor // [B, n, h]
-	state      tensor.Tensor // [B, Hv, Dk, Dv] with State: before the first local token of each row, if its document began before
-	transition tensor.Tensor // [B, Hv, Dk, Dk] with State: over the rank's stretch, if a document comes, fills it and goes on
+	x       tensor.Tensor // [B, n, C], of a layer: q|k|v before the convolution
+	a, b    tensor.Tensor // [B, n, h], of a layer
+	before  tensor.Tensor // [B, W−1, C], of a layer with State: the rows before the first
+	q, k    tensor.Tensor // [B, n, k, Dk]; of a layer they are parts of y
+	v       tensor.Tensor // [B, n, h, Dv]
+	g, beta tensor.Tensor // [B, n, h]
+	// [B, Hv, Dk, Dv] with State: before the first local token of each row, if its document began
+	// before
+	state tensor.Tensor
+	// [B, Hv, Dk, Dk] with State: over the rank's stretch, if a document comes, fills it and goes
+	// on
+	transition tensor.Tensor
 
-	y             tensor.Tensor // [B, n, C], of a layer: q|k|v behind the convolution and SiLU
-	out, dout     tensor.Tensor // [B, n, h, Dv]
-	dy            tensor.Tensor // [B, n, C], of a layer
-	dq, dk        tensor.Tensor // [B, n, k, Dk], or h heads where each value head's own travel
-	dv            tensor.Tensor // [B, n, h, Dv]
-	dg, dbeta     tensor.Tensor // [B, n, h]
-	da, db        tensor.Tensor // [B, n, h], of a layer
-	dbefore       tensor.Tensor // [B, W−1, C], of a layer with State
-	allDQ, allDK  tensor.Tensor // [B, rows, Hv, Dk]: each value head's own, come back
-	sum, term     tensor.Tensor // [B, rows, Hk, Dk] F32, where these are BF16
-	own, incoming tensor.Tensor // [B, Hv, Dk, Dv] with State: what this rank sends; the gradient behind its last token
+	y            tensor.Tensor // [B, n, C], of a layer: q|k|v behind the convolution and SiLU
+	out, dout    tensor.Tensor // [B, n, h, Dv]
+	dy           tensor.Tensor // [B, n, C], of a layer
+	dq, dk       tensor.Tensor // [B, n, k, Dk], or h heads where each value head's own travel
+	dv           tensor.Tensor // [B, n, h, Dv]
+	dg, dbeta    tensor.Tensor // [B, n, h]
+	da, db       tensor.Tensor // [B, n, h], of a layer
+	dbefore      tensor.Tensor // [B, W−1, C], of a layer with State
+	allDQ, allDK tensor.Tensor // [B, rows, Hv, Dk]: each value head's own, come back
+	sum, term    tensor.Tensor // [B, rows, Hk, Dk] F32, where these are BF16
+	// [B, Hv, Dk, Dv] with State: what this rank sends; the gradient behind its last token
+	own, incoming tensor.Tensor
 
-	stateIn, stateOut, dstateIn, dstateOut tensor.Tensor // of documents, F32, as the device's calls want them
+	// of documents, F32, as the device's calls want them
+	stateIn, stateOut, dstateIn, dstateOut tensor.Tensor
 	spareState, spareTransition            tensor.Tensor // [Hv, Dk, Dv], [Hv, Dk, Dk]
 	gathered                               tensor.Tensor // states of documents, come from all ranks
 }
 
-// lay cuts up memory for a call, or counts it on carvers without memory. What is kept goes to keep, which may be ws itself.
+// lay cuts up memory for a call, or counts it on carvers without memory. What is kept goes to keep,
+// which may be ws itself.
 func (p *Plan) lay(f *frame, c *cut, kind call, keep, ws *device.Carver) {
 	*f = frame{}
 	l := p.layer
@@ -117,8 +125,9 @@ func (p *Plan) layBackward(f *frame, c *cut, kind call, ws *device.Carver) {
 	f.dg, f.dbeta = p.take(ws, tensor.F32, batch, n, h, 1).Select(3, 0), p.take(ws, tensor.F32, batch, n, h, 1).Select(3, 0)
 }
 
-// layStates is memory for states of documents, where the caller's own will not do: with Heads each rank has its heads of all documents, with
-// State all heads of its documents, one more at the end or the beginning for the part of a document that is written and not wanted.
+// layStates is memory for states of documents, where the caller's own will not do: with Heads each
+// rank has its heads of all documents, with State all heads of its documents, one more at the end
+// or the beginning for the part of a document that is written and not wanted.
 func (p *Plan) layStates(f *frame, c *cut, kind call, ws *device.Carver) {
 	if p.size == 1 {
 		return
@@ -142,7 +151,8 @@ func (p *Plan) layStates(f *frame, c *cut, kind call, ws *device.Carver) {
 	f.gathered = ws.Take(tensor.F32, c.docs*l.ValueHeads*l.KeyDim*l.ValueDim)
 }
 
-// take carves [B, n, h, D]: heads before tokens in memory, or the other way round where the device likes that.
+// take carves [B, n, h, D]: heads before tokens in memory, or the other way round where the device
+// likes that.
 func (p *Plan) take(c *device.Carver, dtype tensor.DType, batch, n, heads, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, n, heads, dim)

@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// LayerForward is Forward with the convolution and the gates before it. Collective. It allocates nothing.
+// LayerForward is Forward with the convolution and the gates before it. Collective. It allocates
+// nothing.
 func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: !a.Saved.IsNil()}
 	if err := p.admit(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
@@ -51,7 +52,8 @@ func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	return p.output(s, c, f, &keep, scratch, a.Out, kind, &states{})
 }
 
-// haloOf is the rows across the cut of a call with State; nil where the convolution does not look at any.
+// haloOf is the rows across the cut of a call with State; nil where the convolution does not look
+// at any.
 func (p *Plan) haloOf(x, rows, wire tensor.Tensor) *sp.Halo {
 	if p.size == 1 || p.layer.ConvWidth < 2 {
 		return nil
@@ -61,7 +63,8 @@ func (p *Plan) haloOf(x, rows, wire tensor.Tensor) *sp.Halo {
 	return h
 }
 
-// LayerRecompute writes Out again from Saved and the weights; it reads nothing else. It is collective with Heads; with State it sends nothing.
+// LayerRecompute writes Out again from Saved and the weights; it reads nothing else. It is
+// collective with Heads; with State it sends nothing.
 func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: true}
 	if err := p.admit(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
@@ -74,10 +77,12 @@ func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error 
 	return p.output(s, c, f, &keep, scratch, a.Out, kind, &states{})
 }
 
-// channels are a run of this rank's features of q|k|v, from lo to hi, and the row of the weights at which they start.
+// channels are a run of this rank's features of q|k|v, from lo to hi, and the row of the weights at
+// which they start.
 type channels struct{ lo, hi, row int64 }
 
-// channelsOf lists them: those of this rank's q heads, k heads and v heads, in one where they lie together.
+// channelsOf lists them: those of this rank's q heads, k heads and v heads, in one where they lie
+// together.
 func (p *Plan) channelsOf() []channels {
 	l := p.layer
 	lo, hi, keyLo, keyHi := p.Heads()
@@ -122,7 +127,8 @@ func (p *Plan) describeConv(f *frame, x *piece, part channels, a *LayerArgs) {
 	}
 }
 
-// LayerBackward computes the gradients from DOut, the weights and what LayerForward left in Saved. Collective. It allocates nothing.
+// LayerBackward computes the gradients from DOut, the weights and what LayerForward left in Saved.
+// Collective. It allocates nothing.
 func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *LayerGrads) error {
 	kind := call{layer: true, backward: true, keep: true}
 	if err := p.admit(p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind)); err != nil {
@@ -142,8 +148,8 @@ func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *Laye
 	if err := p.prepare(s, c, f, a); err != nil {
 		return err
 	}
-	// Of a key head whose value heads lie on several ranks each has its part of dq and dk. What is before them is linear in these: the parts'
-	// gradients, of inputs and of weights, add up.
+	// Of a key head whose value heads lie on several ranks each has its part of dq and dk. What is
+	// before them is linear in these: the parts' gradients, of inputs and of weights, add up.
 	if err := p.gradient(s, c, f, &keep, scratch, false, &states{}); err != nil {
 		return err
 	}
@@ -165,7 +171,8 @@ func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *Laye
 	return e.run(p, s, b, scratch, false, p.keysCut)
 }
 
-// prepareGradient is the derivative of prepare: from dy, dg and dbeta to dx, which may be dy, da and db, and the weights' gradients.
+// prepareGradient is the derivative of prepare: from dy, dg and dbeta to dx, which may be dy, da
+// and db, and the weights' gradients.
 func (p *Plan) prepareGradient(s device.Stream, c *cut, f *frame, a *LayerArgs, g *LayerGrads, dx tensor.Tensor) error {
 	lo, hi, _, _ := p.Heads()
 	for i := range c.pieces {

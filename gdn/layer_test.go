@@ -20,7 +20,8 @@ type layerRun struct {
 	g LayerGrads
 }
 
-// projection is q|k|v, a and b as columns of one tensor, as a projection leaves them: [B, rows, C + 2·Hv + 3].
+// projection is q|k|v, a and b as columns of one tensor, as a projection leaves them: [B, rows, C +
+// 2·Hv + 3].
 func (b *bench) projection(l Layer, n, rows int64) (qkv, x, y tensor.Tensor) {
 	c, h := l.channels(), l.ValueHeads
 	all := b.gapped(l.DType, n, rows, 1, c+2*h).Select(2, 0)
@@ -116,7 +117,8 @@ func (k *kase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
 	return map[string][]float64{"out": out, "dqkv": dx, "da": da, "db": db, "dconv": dw, "da_log": dalog, "ddt_bias": dbias}
 }
 
-// All results of the layer are within 2e-5 of float64, rows across a cut included, and what is sent is what was predicted.
+// All results of the layer are within 2e-5 of float64, rows across a cut included, and what is sent
+// is what was predicted.
 func TestLayerAgainstFloat64(t *testing.T) {
 	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
 		r := prepareLayer(b, k, scan)
@@ -136,8 +138,8 @@ func TestLayerAgainstFloat64(t *testing.T) {
 	})
 }
 
-// With Heads the layer on any number of ranks has the bits of one rank but for the inputs and weights of key heads that several ranks share:
-// those add up what each rank's value heads have.
+// With Heads the layer on any number of ranks has the bits of one rank but for the inputs and
+// weights of key heads that several ranks share: those add up what each rank's value heads have.
 func TestLayerHeadsGiveTheBitsOfOneRank(t *testing.T) {
 	sweep{strategy: Heads}.run(t, func(b *bench, k *kase, scan bool) error {
 		return layerBitsOfOne(b, k, host)
@@ -171,7 +173,8 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 	return nil
 }
 
-// Running again, and writing the output again from what was saved, gives the same bits; weights' gradients are added to.
+// Running again, and writing the output again from what was saved, gives the same bits; weights'
+// gradients are added to.
 func TestLayerAgainGivesTheSameBits(t *testing.T) {
 	sweep{cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
 		r, again := prepareLayer(b, k, scan), prepareLayer(b, k, scan)
@@ -217,7 +220,8 @@ func floats(t tensor.Tensor) (x []float64) {
 	return x
 }
 
-// The layer on a late device, and in BF16, where it is as near to float64 as its roundings allow: of q, k and v behind the convolution too.
+// The layer on a late device, and in BF16, where it is as near to float64 as its roundings allow:
+// of q, k and v behind the convolution too.
 func TestLayerOnLateDevices(t *testing.T) {
 	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: lateCases, most: 3}.run(t, func(b *bench, k *kase, scan bool) error {
 		if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {

@@ -7,7 +7,8 @@ import (
 	"ulysses/sp"
 )
 
-// line is the ranks that hold rows of a batch, in order: the places along which states travel. All batch rows are cut alike.
+// line is the ranks that hold rows of a batch, in order: the places along which states travel. All
+// batch rows are cut alike.
 type line struct {
 	batch, seq int64
 	cu         []int64 // documents over batch·seq
@@ -45,7 +46,9 @@ func (l *line) document(i, row int64) (d, lo, hi int64) {
 // stretch is what one place holds of one batch row.
 type stretch struct {
 	doc, docs int64 // the first document and how many there are, parts counted
-	up, down  int64 // places before this one that hold rows of the first document, places behind it that hold rows of the last
+	// places before this one that hold rows of the first document, places behind it that hold rows
+	// of the last
+	up, down int64
 }
 
 func (l *line) stretch(i, at int64) (s stretch) {
@@ -54,10 +57,12 @@ func (l *line) stretch(i, at int64) (s stretch) {
 	return stretch{doc: first, docs: last - first + 1, up: at - l.place(start), down: l.place(end-1) - at}
 }
 
-// passes reports that one document comes in, fills the stretch and goes on: what leaves depends on what came.
+// passes reports that one document comes in, fills the stretch and goes on: what leaves depends on
+// what came.
 func (s *stretch) passes() bool { return s.docs == 1 && s.up > 0 && s.down > 0 }
 
-// along is the places from which a state comes to this one, and to which one goes: forward from the documents' starts, backward from their ends.
+// along is the places from which a state comes to this one, and to which one goes: forward from the
+// documents' starts, backward from their ends.
 func (s *stretch) along(backward bool) (from, to int64) {
 	if backward {
 		return s.down, s.up
@@ -76,7 +81,8 @@ func (l *line) depth() (d int64) {
 	return d
 }
 
-// within counts the documents of batch row i that end, or with starts begin, at a place, and gives the first of them.
+// within counts the documents of batch row i that end, or with starts begin, at a place, and gives
+// the first of them.
 func (l *line) within(i, at int64, starts bool) (first, n int64) {
 	lo, hi := i*l.seq+l.first[at], i*l.seq+l.end[at]
 	if !starts {
@@ -90,7 +96,8 @@ func (l *line) within(i, at int64, starts bool) (first, n int64) {
 	return int64(a), int64(z - a)
 }
 
-// piece is the tokens that one device call takes: a batch row's with State, those of all rows with Heads.
+// piece is the tokens that one device call takes: a batch row's with State, those of all rows with
+// Heads.
 type piece struct {
 	stretch
 	row int64   // of the batch; -1 = all

@@ -22,7 +22,8 @@ func must(err error) {
 	}
 }
 
-// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the test's error.
+// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the
+// test's error.
 type bench struct {
 	dev    device.Device
 	comm   comm.Comm // for its tensors
@@ -287,8 +288,8 @@ var ways = []struct {
 	scan     bool
 }{{"heads", Heads, false}, {"state", State, false}, {"scan", State, true}}
 
-// far is max|Δ| between a rank's rows, from lo on, and those of a whole tensor given as a slice, and the largest element of that. A NaN is
-// infinitely far.
+// far is max|Δ| between a rank's rows, from lo on, and those of a whole tensor given as a slice,
+// and the largest element of that. A NaN is infinitely far.
 func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64) {
 	h, d := got.Shape[2], got.Shape[3]
 	each(got, func(i [4]int64, v *float32) {

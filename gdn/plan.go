@@ -1,16 +1,17 @@
-// Package gdn is the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) over ranks that hold slices of the tokens, in two
-// ways behind one plan:
+// Package gdn is the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) over ranks
+// that hold slices of the tokens, in two ways behind one plan:
 //
 //   - Heads: as in package sp, one all-to-all gives each rank all tokens of a slice of the heads, a second one gives the tokens back. Results
 //     are those of one rank bit for bit. What travels grows with the tokens.
 //   - State: tokens stay. Each rank sums up the document that goes on at the next rank as a state and a transition, one exchange brings
 //     them to the ranks behind it, and each starts from the state before its first token. What travels does not grow with the tokens.
 //
-// Both are exact on packed documents wherever these begin, for any numbers of heads, rows and ranks. Forward and Backward are the rule
-// alone (the core); LayerForward and LayerBackward have the causal convolution, its SiLU and the gates of Qwen3-Next and Qwen3.5 before it.
+// Both are exact on packed documents wherever these begin, for any numbers of heads, rows and
+// ranks. Forward and Backward are the rule alone (the core); LayerForward and LayerBackward have
+// the causal convolution, its SiLU and the gates of Qwen3-Next and Qwen3.5 before it.
 //
-// As in package sp, NewPlan settles a kind of layer, sp.NewBatch lengths and documents, and calls run in memory of the caller, allocating
-// nothing.
+// As in package sp, NewPlan settles a kind of layer, sp.NewBatch lengths and documents, and calls
+// run in memory of the caller, allocating nothing.
 package gdn
 
 import (
@@ -55,19 +56,26 @@ func ParseStrategy(name string) (Strategy, error) {
 
 // Layer is a kind of layer.
 type Layer struct {
-	KeyHeads, ValueHeads int64        // heads of q and k; of v, a multiple of them: key head j serves value heads [j·Hv/Hk, (j+1)·Hv/Hk)
-	KeyDim, ValueDim     int64        // features of a head
-	DType                tensor.DType // of activations: F32, or BF16 where the device computes in it; 0 = F32. Gates and states are F32
-	Scale                float64      // of q; 0 = 1/sqrt(KeyDim)
-	L2Norm               bool         // q and k are normalised: x·rsqrt(Σx² + 1e-6)
-	Chunk                int64        // at most so many tokens a chunk, 16 or more; 0 = the device's choice
-	Strategy             Strategy
-	Tokens               int64 // of a batch in all, B·S, by which Auto chooses; 0 = not known, which is Heads
-	ConvWidth            int64 // of the convolution of LayerForward; 0 = the core alone
-	NoBackward           bool  // no backward will be called: nothing is saved
+	// heads of q and k; of v, a multiple of them: key head j serves value heads [j·Hv/Hk,
+	// (j+1)·Hv/Hk)
+	KeyHeads, ValueHeads int64
+	KeyDim, ValueDim     int64 // features of a head
+	// of activations: F32, or BF16 where the device computes in it; 0 = F32. Gates and states are
+	// F32
+	DType  tensor.DType
+	Scale  float64 // of q; 0 = 1/sqrt(KeyDim)
+	L2Norm bool    // q and k are normalised: x·rsqrt(Σx² + 1e-6)
+	// at most so many tokens a chunk, 16 or more; 0 = the device's choice
+	Chunk    int64
+	Strategy Strategy
+	// of a batch in all, B·S, by which Auto chooses; 0 = not known, which is Heads
+	Tokens     int64
+	ConvWidth  int64 // of the convolution of LayerForward; 0 = the core alone
+	NoBackward bool  // no backward will be called: nothing is saved
 }
 
-// Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
+// Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and
+// every batch, one call at a time.
 type Plan struct {
 	Admit func(error) error // as sp.Plan's
 
@@ -101,8 +109,9 @@ type Plan struct {
 	gatesGrad      device.DeltaGatesGrad
 }
 
-// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of them
-// alike (InvalidArgument; Unsupported for a type that the device does not compute in).
+// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs
+// between ranks, is refused on all of them alike (InvalidArgument; Unsupported for a type that the
+// device does not compute in).
 func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	info := d.Info()
 	if l.DType == tensor.Invalid {
@@ -205,7 +214,8 @@ func (p *Plan) Layer() Layer { return p.layer }
 // Strategy is Heads or State.
 func (p *Plan) Strategy() Strategy { return p.layer.Strategy }
 
-// Heads gives the value heads [lo, hi) that this rank computes and the key heads [keyLo, keyHi) under them: all with State.
+// Heads gives the value heads [lo, hi) that this rank computes and the key heads [keyLo, keyHi)
+// under them: all with State.
 func (p *Plan) Heads() (lo, hi, keyLo, keyHi int64) {
 	l := p.layer
 	if l.Strategy == State {

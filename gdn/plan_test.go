@@ -55,7 +55,8 @@ func TestLayersRefused(t *testing.T) {
 	}
 }
 
-// Tensors of another shape, memory that is too small, and batches of another kind are refused before anything is sent.
+// Tensors of another shape, memory that is too small, and batches of another kind are refused
+// before anything is sent.
 func TestArgumentsAreChecked(t *testing.T) {
 	b := open(host, alone())
 	defer b.close()
@@ -257,8 +258,8 @@ func TestStrategyNames(t *testing.T) {
 	}
 }
 
-// Calls allocate nothing. Memory is counted for the whole process, so ranks are measured between barriers, and the best of several rounds
-// is taken: the runtime allocates now and then.
+// Calls allocate nothing. Memory is counted for the whole process, so ranks are measured between
+// barriers, and the best of several rounds is taken: the runtime allocates now and then.
 func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		for _, way := range ways {

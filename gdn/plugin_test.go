@@ -12,7 +12,9 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// On the CUDA plug-in, in a small case as the host may stand in for a GPU, thread by thread, with its communicators: Heads give the bits of one rank, and both ways are near to float64, the core and the layer.
+// On the CUDA plug-in, in a small case as the host may stand in for a GPU, thread by thread, with
+// its communicators: Heads give the bits of one rank, and both ways are near to float64, the core
+// and the layer.
 func TestPlugin(t *testing.T) {
 	cuda := devicetest.CUDA(t, "cuda", false)
 	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: []string{"short rows"}, most: 3, brief: true}
@@ -41,7 +43,8 @@ func TestPlugin(t *testing.T) {
 	})
 }
 
-// Heads wider than the device's kernels serve are refused when the layer is planned, on all ranks, either way.
+// Heads wider than the device's kernels serve are refused when the layer is planned, on all ranks,
+// either way.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
 	refused := func(host comm.Comm) error {

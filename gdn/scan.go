@@ -5,15 +5,17 @@ import (
 	"ulysses/tensor"
 )
 
-// scanStates is the second form (Hillis & Steele 1986, exclusive): before the round of step 2^t a place knows the map of the 2^t − 1 places
-// it receives from, its prefix; it gets that of the 2^t places beyond them. Maps that begin where a document starts are e alone, and
-// longer prefixes do not change them.
+// scanStates is the second form (Hillis & Steele 1986, exclusive): before the round of step 2^t a
+// place knows the map of the 2^t − 1 places it receives from, its prefix; it gets that of the 2^t
+// places beyond them. Maps that begin where a document starts are e alone, and longer prefixes do
+// not change them.
 func (p *Plan) scanStates(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	l, n := p.layer, int64(len(c.pieces))
 	carver := device.Carver{Mem: scratch, Align: 1}
 	take := func(last int64) tensor.Tensor { return carver.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, last) }
-	prefix := [2]tensor.Tensor{take(l.KeyDim), take(l.KeyDim)} // M of the prefixes, before and behind a round
-	if into.IsNil() {                                          // a rank without rows
+	// M of the prefixes, before and behind a round
+	prefix := [2]tensor.Tensor{take(l.KeyDim), take(l.KeyDim)}
+	if into.IsNil() { // a rank without rows
 		into = tensor.Of(nil, tensor.F32, 0, l.ValueHeads, l.KeyDim, l.ValueDim)
 	}
 	wire := carver.Rest()
@@ -43,7 +45,8 @@ func (p *Plan) scanStates(s device.Stream, c *cut, scratch, own, transition, int
 	return nil
 }
 
-// packRound writes the map of each place's prefix and of the place itself for the one that is a step ahead.
+// packRound writes the map of each place's prefix and of the place itself for the one that is a
+// step ahead.
 func (p *Plan) packRound(s device.Stream, c *cut, wire tensor.Tensor, step int64, own, transition, prefixE, prefixM tensor.Tensor, backward bool) error {
 	x, at := &p.chain, int64(0)
 	clear(x.send)
@@ -96,7 +99,8 @@ func (p *Plan) lengthen(s device.Stream, prefixE, prefixM, longerM, e, m tensor.
 	return p.compose(s, prefixM, m, longerM, backward)
 }
 
-// compose is the M of two maps, first the second: forward x → M1·(M2·x), backward x → M1ᵀ·(M2ᵀ·x) = (M2·M1)ᵀ·x.
+// compose is the M of two maps, first the second: forward x → M1·(M2·x), backward x → M1ᵀ·(M2ᵀ·x) =
+// (M2·M1)ᵀ·x.
 func (p *Plan) compose(s device.Stream, m1, m2, to tensor.Tensor, backward bool) error {
 	if backward {
 		m1, m2 = m2, m1

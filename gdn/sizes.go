@@ -7,7 +7,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Sizes is the bytes that calls of the core with this batch need, whether states of documents come and go or not.
+// Sizes is the bytes that calls of the core with this batch need, whether states of documents come
+// and go or not.
 func (p *Plan) Sizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{states: true}) }
 
 // SizesWithout is Sizes for calls without StateIn, StateOut, DStateOut and DStateIn.
@@ -16,8 +17,9 @@ func (p *Plan) SizesWithout(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call
 // LayerSizes is the bytes that calls of the layer with this batch need.
 func (p *Plan) LayerSizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{layer: true}) }
 
-// MaxSizes is the bytes that calls of the core need with any batch of at most these extents cut evenly, whatever its documents: for memory that is
-// planned before the batches are known. With states, calls may bring StateIn, StateOut, DStateOut and DStateIn of one document a sequence.
+// MaxSizes is the bytes that calls of the core need with any batch of at most these extents cut
+// evenly, whatever its documents: for memory that is planned before the batches are known. With
+// states, calls may bring StateIn, StateOut, DStateOut and DStateIn of one document a sequence.
 func (p *Plan) MaxSizes(batch, seq int64, states bool) (Sizes, error) {
 	return p.maxSizes(batch, seq, call{states: states})
 }
@@ -35,8 +37,9 @@ func (p *Plan) maxSizes(batch, seq int64, kind call) (Sizes, error) {
 	return p.sizes(c, kind), nil
 }
 
-// anyCut stands for all batches of these extents: a document over all ranks has the longest way for its states, and needs the most memory for
-// them; how long documents are for the device is left open.
+// anyCut stands for all batches of these extents: a document over all ranks has the longest way for
+// its states, and needs the most memory for them; how long documents are for the device is left
+// open.
 func (p *Plan) anyCut(batch, seq int64) (*cut, error) {
 	b, err := sp.SketchBatch(int(p.rank), int(p.size), sp.BatchSpec{Batch: batch, Seq: seq})
 	if err != nil {
@@ -63,7 +66,8 @@ func (p *Plan) sizes(c *cut, kind call) (size Sizes) {
 	kind.keep, kind.backward = true, true
 	_, workspace = p.need(c, kind)
 	size.Workspace = max(size.Workspace, workspace)
-	size.Saved = max(size.Saved, p.align) // of a rank without heads or rows too: no memory means no backward, on all ranks alike
+	// of a rank without heads or rows too: no memory means no backward, on all ranks alike
+	size.Saved = max(size.Saved, p.align)
 	return size
 }
 
@@ -96,7 +100,8 @@ func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
 	return keep.Used, ws.Padded() + scratch
 }
 
-// deltaSizes is what the device needs for a piece, whatever states come and go: the same in all calls, as they share Saved.
+// deltaSizes is what the device needs for a piece, whatever states come and go: the same in all
+// calls, as they share Saved.
 func (p *Plan) deltaSizes(f *frame, x *piece) device.DeltaSizes {
 	p.describe(f, x)
 	states := tensor.Of(nil, tensor.F32, x.docs, f.v.Shape[2], p.layer.KeyDim, p.layer.ValueDim)
@@ -105,8 +110,8 @@ func (p *Plan) deltaSizes(f *frame, x *piece) device.DeltaSizes {
 	return p.dev.GatedDeltaSizes(&p.delta)
 }
 
-// haloBytes is the wire of the convolution's halo: W−1 rows come; n rows go to the ranks behind that begin less than W rows after them, which
-// are most where those have a row each.
+// haloBytes is the wire of the convolution's halo: W−1 rows come; n rows go to the ranks behind
+// that begin less than W rows after them, which are most where those have a row each.
 func (p *Plan) haloBytes(c *cut, kind call) int64 {
 	l := p.layer
 	if !kind.layer || l.ConvWidth < 2 {
@@ -122,7 +127,8 @@ func (p *Plan) haloBytes(c *cut, kind call) int64 {
 // channels is the features of q|k|v.
 func (l Layer) channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l.ValueDim }
 
-// Reserve has the communicator make, before the first step, what it needs beside tensors for batches of at most these extents.
+// Reserve has the communicator make, before the first step, what it needs beside tensors for
+// batches of at most these extents.
 func (p *Plan) Reserve(batch, seq int64) error {
 	c, err := p.anyCut(batch, seq)
 	if err != nil {

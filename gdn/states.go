@@ -5,8 +5,8 @@ import (
 	"ulysses/tensor"
 )
 
-// sumUp has each rank whose last document goes on send what its stretch of it does to a state, and fills f.state where one comes in.
-// Collective with State; with Heads there is nothing to do.
+// sumUp has each rank whose last document goes on send what its stretch of it does to a state, and
+// fills f.state where one comes in. Collective with State; with Heads there is nothing to do.
 func (p *Plan) sumUp(s device.Stream, c *cut, f *frame, scratch tensor.Tensor, x *states) error {
 	if p.layer.Strategy != State || p.size == 1 {
 		return nil
@@ -44,8 +44,8 @@ func (p *Plan) stretchState(s device.Stream, f *frame, x *piece, doc int64, e, m
 	return p.dev.DeltaState(s, &p.deltaState)
 }
 
-// sumUpGradient is sumUp the other way: each rank whose first document began before it sends what its stretch does to a gradient, and f.incoming
-// is filled where one comes in.
+// sumUpGradient is sumUp the other way: each rank whose first document began before it sends what
+// its stretch does to a gradient, and f.incoming is filled where one comes in.
 func (p *Plan) sumUpGradient(s device.Stream, c *cut, f *frame, scratch tensor.Tensor, x *states) error {
 	if p.layer.Strategy != State || p.size == 1 {
 		return nil
@@ -94,7 +94,8 @@ func (p *Plan) docStates(s device.Stream, c *cut, f *frame, x *states) error {
 	return p.dev.Copy(s, f.dstateOut, x.dout.Slice(1, lo, hi))
 }
 
-// stateBefore sets the states before a piece's documents: the caller's, but for a document that began on another rank.
+// stateBefore sets the states before a piece's documents: the caller's, but for a document that
+// began on another rank.
 func (p *Plan) stateBefore(s device.Stream, f *frame, x *piece, in tensor.Tensor) error {
 	to := &p.delta.StateIn
 	switch {
@@ -120,7 +121,8 @@ func (p *Plan) stateBefore(s device.Stream, f *frame, x *piece, in tensor.Tensor
 	return p.dev.Copy(s, to.Slice(0, 1, x.docs), in.Slice(0, x.doc+1, x.doc+x.docs))
 }
 
-// gradientBehind is the gradients of the states behind a piece's documents: the caller's, but for a document that goes on at another rank.
+// gradientBehind is the gradients of the states behind a piece's documents: the caller's, but for a
+// document that goes on at another rank.
 func (p *Plan) gradientBehind(s device.Stream, f *frame, x *piece, dout tensor.Tensor) (tensor.Tensor, error) {
 	switch {
 	case x.row < 0 && (dout.IsNil() || p.size == 1):
@@ -141,8 +143,8 @@ func (p *Plan) gradientBehind(s device.Stream, f *frame, x *piece, dout tensor.T
 	return to, p.dev.Copy(s, to.Select(0, last), f.incoming.Select(0, x.row))
 }
 
-// statesBehind is where the states behind a piece's documents are written, at documents being there already. The last is not wanted where its
-// document goes on: the next piece writes over it.
+// statesBehind is where the states behind a piece's documents are written, at documents being there
+// already. The last is not wanted where its document goes on: the next piece writes over it.
 func (p *Plan) statesBehind(f *frame, x *piece, out tensor.Tensor, at *int64) tensor.Tensor {
 	switch {
 	case x.row < 0 && p.size == 1:
@@ -159,7 +161,8 @@ func (p *Plan) statesBehind(f *frame, x *piece, out tensor.Tensor, at *int64) te
 	return to
 }
 
-// statesAhead is the mirror image for the gradients of the states before a piece's documents, which are written from the end on.
+// statesAhead is the mirror image for the gradients of the states before a piece's documents, which
+// are written from the end on.
 func (p *Plan) statesAhead(f *frame, x *piece, din tensor.Tensor, at *int64) tensor.Tensor {
 	switch {
 	case x.row < 0 && p.size == 1:
@@ -176,7 +179,8 @@ func (p *Plan) statesAhead(f *frame, x *piece, din tensor.Tensor, at *int64) ten
 	return to
 }
 
-// gatherDocs brings the states of all documents to all ranks: those that end, or with starts begin, at each rank, or each rank's heads of all.
+// gatherDocs brings the states of all documents to all ranks: those that end, or with starts begin,
+// at each rank, or each rank's heads of all.
 func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Tensor, starts bool) error {
 	if p.size == 1 {
 		return nil // written in their place

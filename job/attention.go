@@ -8,8 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and its gradients if the input has dout, in
-// the compute type; the LSE is F32. With a report beside it, an error is about results that are no finite numbers, and the output is written.
+// RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and
+// its gradients if the input has dout, in the compute type; the LSE is F32. With a report beside
+// it, an error is about results that are no finite numbers, and the output is written.
 func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*SavedReport, error) {
 	r, err := newAttentionRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
@@ -18,7 +19,8 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor
 	return runThen(r, t.Output, func(err error) error { return err })
 }
 
-// newAttentionRun finds the input sound and plans what is done with it; writer is the rank that will write the output. Collective.
+// newAttentionRun finds the input sound and plans what is done with it; writer is the rank that
+// will write the output. Collective.
 func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable, writer bool) (r *attentionRun, err error) {
 	in, err := openAttention(t, writer)
 	defer func() {
@@ -74,7 +76,8 @@ func (r *attentionRun) layout(a *device.Arena) error {
 	}
 	if in.backward() {
 		r.args.Saved = t.take(tensor.U8, size.Saved)
-		// The backward pass looks at Saved, not at q, k and v again: their gradients take their place.
+		// The backward pass looks at Saved, not at q, k and v again: their gradients take their
+		// place.
 		r.grads = sp.Grads{DOut: t.take(dtype, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V}
 	}
 	return t.err

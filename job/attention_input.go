@@ -51,7 +51,8 @@ func (in *attentionInput) spec() sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: in.sq, KVSeq: in.sk, CuSeqlens: in.cuQ, CuSeqlensKV: in.cuK, Positions: in.positions}
 }
 
-// openAttention opens the input and checks the table and the header; writer is the rank that will write the output.
+// openAttention opens the input and checks the table and the header; writer is the rank that will
+// write the output.
 func openAttention(t *AttentionTable, writer bool) (*attentionInput, error) {
 	var f faultList
 	t.refuse(&f)

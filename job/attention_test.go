@@ -53,7 +53,8 @@ func floats(t *testing.T, path, name string) ([]float32, []int64) {
 	return x, e.Shape
 }
 
-// The answers of PyTorch in float64, within 2e-5 of the largest, and one file whatever the number of ranks.
+// The answers of PyTorch in float64, within 2e-5 of the largest, and one file whatever the number
+// of ranks.
 func TestAttentionGoldens(t *testing.T) {
 	inputs, err := filepath.Glob("../testdata/goldens/attention-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
@@ -87,7 +88,8 @@ func TestAttentionGoldens(t *testing.T) {
 						t.Errorf("%d ranks: %s is off by %.3g", ranks, name, e)
 					}
 				}
-				// Where 2 ranks split no key head's queries, the whole file has the bits of one rank.
+				// Where 2 ranks split no key head's queries, the whole file has the bits of one
+				// rank.
 				if data, err := os.ReadFile(table.Output); err != nil {
 					t.Fatal(err)
 				} else if ranks == 1 {
@@ -138,7 +140,8 @@ func saved(t *testing.T, shapes map[string][]int64, ints map[string][]int64) str
 	return path
 }
 
-// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves nothing behind.
+// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves
+// nothing behind.
 func TestAttentionFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
 		m := map[string][]int64{"q": {6, 4, 8}, "k": {6, 2, 8}, "v": {6, 2, 8}}
@@ -283,7 +286,8 @@ func writeBytes(raw []byte) func(io.Writer) error {
 
 var halfBits = map[float32]uint16{-3: 0xc200, -2: 0xc000, -1: 0xbc00, 0: 0, 1: 0x3c00, 2: 0x4000, 3: 0x4200}
 
-// A sequence of 32,768 tokens, forward and backward, in a process that may have 384 MiB: a matrix of its scores is 4 GiB.
+// A sequence of 32,768 tokens, forward and backward, in a process that may have 384 MiB: a matrix
+// of its scores is 4 GiB.
 func TestAttentionLongInLittleMemory(t *testing.T) {
 	const rows, limit = 32768, 384 << 20
 	if dir := os.Getenv("ULYSSES_TEST_LONG"); dir != "" {

@@ -40,8 +40,8 @@ func writeTensors(t *testing.T, from, to string, edit func(name string, shape []
 	}
 }
 
-// TestBadInput: whatever is wrong with model, data or folders is a sentence that names the thing, the status table's code, the same on all
-// ranks, and leaves no output behind.
+// TestBadInput: whatever is wrong with model, data or folders is a sentence that names the thing,
+// the status table's code, the same on all ranks, and leaves no output behind.
 func TestBadInput(t *testing.T) {
 	source := filepath.Join(goldens, "models", "qwen3")
 	keep := func(_ string, shape []int64, _ []float32) []int64 { return shape }
@@ -180,7 +180,8 @@ func TestRefusalsAreCommon(t *testing.T) {
 	}
 }
 
-// TestCommandLinesAreOne: ranks that were started with different command lines are refused together, with the rank and what differs.
+// TestCommandLinesAreOne: ranks that were started with different command lines are refused
+// together, with the rank and what differs.
 func TestCommandLinesAreOne(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a.toml"), filepath.Join(dir, "b.toml")

@@ -12,7 +12,8 @@ import (
 // inBF16 asks the CPU for it.
 var inBF16 = []string{"device.backend=cpu", "device.dtype=bf16"}
 
-// Training in BF16 on the CPU has the losses of F32 within its roundings, on any mesh, with masters in F32, and writes the weights in the source's type.
+// Training in BF16 on the CPU has the losses of F32 within its roundings, on any mesh, with masters
+// in F32, and writes the weights in the source's type.
 func TestTrainingInBF16(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "packed") {
@@ -58,8 +59,8 @@ func TestTrainingInBF16(t *testing.T) {
 	}
 }
 
-// A job on saved tensors in BF16 writes outputs and gradients in it, near to float64, and the same bits on any number of ranks where no key head's queries
-// are on two.
+// A job on saved tensors in BF16 writes outputs and gradients in it, near to float64, and the same
+// bits on any number of ranks where no key head's queries are on two.
 func TestSavedTensorsInBF16(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
 	if err != nil || len(dirs) < 3 {
@@ -75,7 +76,8 @@ func TestSavedTensorsInBF16(t *testing.T) {
 				if err := Run(o); err != nil || !strings.Contains(stdout.String(), ": equal") || !strings.Contains(stdout.String(), "in bf16") {
 					t.Fatal(ranks, err, stdout.String())
 				}
-				bits := checkHalves(t, file, dir) // of what does not depend on how query heads of a key head are dealt
+				// of what does not depend on how query heads of a key head are dealt
+				bits := checkHalves(t, file, dir)
 				if first == nil {
 					first = bits
 				} else if !bytes.Equal(bits, first) {

@@ -12,7 +12,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// rule is a fault that shows only when the whole job is known. holds is asked with every key checked by itself.
+// rule is a fault that shows only when the whole job is known. holds is asked with every key
+// checked by itself.
 type rule struct {
 	key   string
 	holds func(j *Job) bool
@@ -23,7 +24,8 @@ func isModelJob(j *Job) bool { return j.Kind == "train" || j.Kind == "eval" }
 func hasModel(j *Job) bool   { return j.Model.Path != "" || len(j.Model.New) > 0 }
 func hasEval(j *Job) bool    { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
 
-// missing are rules about what a file lacks; they are not asked of a file that could not be read whole.
+// missing are rules about what a file lacks; they are not asked of a file that could not be read
+// whole.
 var missing = []rule{
 	{"model.path", func(j *Job) bool { return isModelJob(j) && !hasModel(j) },
 		"missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch"},
@@ -90,15 +92,16 @@ func badTimeLimit(s string) bool {
 	return s != "auto" && s != "off" && (err != nil || d <= 0)
 }
 
-// onlySaved lists keys that change what a job on saved tensors computes. In a training job a model's config.json decides that, so setting
-// them there would do nothing without a word.
+// onlySaved lists keys that change what a job on saved tensors computes. In a training job a
+// model's config.json decides that, so setting them there would do nothing without a word.
 var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
 // onlyModels lists keys that would do nothing without a word in a job on saved tensors.
 var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups",
 	"memory.device", "memory.host"}
 
-// refusals are right but not built. A job says so before anything starts, rather than do something else.
+// refusals are right but not built. A job says so before anything starts, rather than do something
+// else.
 var refusals = []rule{
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, notbuilt.Ring.Text("set parallel.ring = 1")},
 	{"device.comm", func(j *Job) bool {

@@ -11,7 +11,8 @@ import (
 	"ulysses/train"
 )
 
-// checkpoints is where the run keeps its states and what one that resumes must have in common with it.
+// checkpoints is where the run keeps its states and what one that resumes must have in common with
+// it.
 func (s *session) checkpoints() *train.Checkpoints {
 	j := s.Job
 	base := j.Model.Path

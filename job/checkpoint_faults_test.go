@@ -15,7 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// whole holds the folder of checkpoints to some that are whole, to the last byte, and to nothing else.
+// whole holds the folder of checkpoints to some that are whole, to the last byte, and to nothing
+// else.
 func whole(t *testing.T, what, dir string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -89,8 +90,8 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 }
 
-// A folder that cannot be written is refused before the first step, and ends a run with the reason where it becomes so on the way; the states
-// that were there stay.
+// A folder that cannot be written is refused before the first step, and ends a run with the reason
+// where it becomes so on the way; the states that were there stay.
 func TestReadOnly(t *testing.T) {
 	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9")
 	if _, err := run(2); err != nil {

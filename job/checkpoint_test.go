@@ -72,7 +72,8 @@ func losses(t *testing.T, dir string) (x []float64) {
 	return x
 }
 
-// A checkpoint that is being written when the next step fails on all ranks is finished: the run goes on from it, with a lower learning rate.
+// A checkpoint that is being written when the next step fails on all ranks is finished: the run
+// goes on from it, with a lower learning rate.
 func TestCheckpointBeforeAFailure(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=1", "optimizer.clip=0.0")
 	if _, err := run(2, "optimizer.lr=1e18", "optimizer.warmup=0"); status.Of(err) != status.Numeric {
@@ -93,8 +94,9 @@ func drop(t *testing.T, dir string, steps ...int) {
 	}
 }
 
-// A state written on one mesh and ZeRO stage is resumed on others: on the same one the steps that follow have the same bits, on others the
-// same losses within rounding. What metrics.jsonl had of later steps goes.
+// A state written on one mesh and ZeRO stage is resumed on others: on the same one the steps that
+// follow have the same bits, on others the same losses within rounding. What metrics.jsonl had of
+// later steps goes.
 func TestResume(t *testing.T) {
 	dir, run := newKept(t, "parallel.ulysses=4", "parallel.zero=3", "checkpoint.keep=9")
 	if _, err := run(4); err != nil {
@@ -116,7 +118,8 @@ func TestResume(t *testing.T) {
 		{3, []string{"parallel.ulysses=3", "parallel.zero=2"}, false},
 		{1, []string{"parallel.ulysses=1", "parallel.zero=0"}, false},
 		{2, []string{"parallel.ulysses=1", "parallel.zero=0"}, false},
-		{4, []string{"parallel.ulysses=4", "parallel.zero=3"}, false}, // from what replicated weights wrote
+		// from what replicated weights wrote
+		{4, []string{"parallel.ulysses=4", "parallel.zero=3"}, false},
 	} {
 		drop(t, dir, 4, 6)
 		if _, err := run(x.ranks, x.sets...); err != nil {
@@ -137,7 +140,8 @@ func TestResume(t *testing.T) {
 	}
 	weights, err = os.ReadFile(model)
 	if err == nil {
-		err = os.RemoveAll(filepath.Dir(model)) // as after a kill between the last state and the model
+		// as after a kill between the last state and the model
+		err = os.RemoveAll(filepath.Dir(model))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +168,8 @@ func TestKeep(t *testing.T) {
 		t.Errorf("two are to be kept: %v", left)
 	}
 	want := losses(t, dir)
-	// Afresh, and given up after two steps: what is resumed is that, not what the first run had come to.
+	// Afresh, and given up after two steps: what is resumed is that, not what the first run had
+	// come to.
 	if _, err := run(1, "checkpoint.resume=off", "train.steps=2"); err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +184,8 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// What is damaged, foreign, newer or of another run is refused with the file and the reason, by all ranks, and stays as it is.
+// What is damaged, foreign, newer or of another run is refused with the file and the reason, by all
+// ranks, and stays as it is.
 func TestResumeFaults(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -337,7 +343,8 @@ func child(dir string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// However often the job is killed, and wherever, what is left is resumed, and the losses are those of the undisturbed run.
+// However often the job is killed, and wherever, what is left is resumed, and the losses are those
+// of the undisturbed run.
 func TestKill(t *testing.T) {
 	dir, run := newKept(t)
 	sets := "train.steps=40 checkpoint.every=1"
@@ -383,7 +390,8 @@ func TestKill(t *testing.T) {
 	t.Logf("%d kills, %d runs came to their end between", killed, finished)
 }
 
-// At SIGUSR1, and before its time is up, a run ends with a checkpoint and the exit code that asks to be run again; then it goes on.
+// At SIGUSR1, and before its time is up, a run ends with a checkpoint and the exit code that asks
+// to be run again; then it goes on.
 func TestStop(t *testing.T) {
 	dir, run := newKept(t)
 	sets := "train.steps=60 checkpoint.every=0"

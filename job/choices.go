@@ -8,8 +8,8 @@ import (
 	"ulysses/train"
 )
 
-// printChoices prints what becomes of activations and what it costs, beside the other ways that were looked at, where there was something to
-// choose or to do.
+// printChoices prints what becomes of activations and what it costs, beside the other ways that
+// were looked at, where there was something to choose or to do.
 func (s *session) printChoices(out io.Writer) error {
 	choices := s.trainer.Choices()
 	if len(choices) == 1 && choices[0].Extra == 0 && !choices[0].Offloads() {

@@ -17,8 +17,8 @@ import (
 	"ulysses/slurm"
 )
 
-// Main is the command line without the process: it does what args say and returns the exit code. Failures go to stderr, once for the
-// whole job where all ranks share them.
+// Main is the command line without the process: it does what args say and returns the exit code.
+// Failures go to stderr, once for the whole job where all ranks share them.
 func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -46,7 +46,8 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 // maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
 const maxRanks = 1024
 
-// early is an error of a rank that has not met the others: of its own command line or environment. No other rank knows of it.
+// early is an error of a rank that has not met the others: of its own command line or environment.
+// No other rank knows of it.
 type early struct{ error }
 
 func (e early) Unwrap() error { return e.error }
@@ -71,7 +72,8 @@ func (o *Options) complain(err error) {
 	var alone early
 	lone := errors.As(err, &alone)
 	if env.Rank > 0 && !own {
-		time.Sleep(silence) // what all share, the first has said by then, and the launcher has ended this process
+		// what all share, the first has said by then, and the launcher has ended this process
+		time.Sleep(silence)
 		if !lone {
 			return
 		}
@@ -96,8 +98,8 @@ var (
 	rankCount  = regexp.MustCompile(` \((\d+) of (\d+) ranks failed\)$`)
 )
 
-// withoutRanks takes from an agreed error the ranks that every layer put before it, but for one that tells something: a rank other than
-// the first, in a failure that not all share.
+// withoutRanks takes from an agreed error the ranks that every layer put before it, but for one
+// that tells something: a rank other than the first, in a failure that not all share.
 func withoutRanks(text string) string {
 	shared := false
 	if m := rankCount.FindStringSubmatch(text); m != nil && m[1] == m[2] {
@@ -113,7 +115,8 @@ func withoutRanks(text string) string {
 	return "rank " + rank + ": " + text
 }
 
-// silence is how long the other ranks wait for the first to speak: a launcher kills all processes when one exits with a failure.
+// silence is how long the other ranks wait for the first to speak: a launcher kills all processes
+// when one exits with a failure.
 const silence = 300 * time.Millisecond
 
 // onFirstRank keeps a verb that only tells something from telling it once a process.

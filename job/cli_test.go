@@ -136,7 +136,8 @@ type exploding struct{}
 
 func (exploding) Write([]byte) (int, error) { panic("boom") }
 
-// A table that cannot be printed ends no run, on rank 0 alone while its peers wait; the run says so when it is done.
+// A table that cannot be printed ends no run, on rank 0 alone while its peers wait; the run says so
+// when it is done.
 func TestFullStandardOutput(t *testing.T) {
 	t.Setenv("ULYSSES_TIMEOUT", "5s")
 	dir, _ := newKept(t)
@@ -172,7 +173,8 @@ func TestMainHoldsFailures(t *testing.T) {
 	}
 }
 
-// A rank's own command line or environment is no other rank's: it says who it is. What all ranks share is the first one's to say.
+// A rank's own command line or environment is no other rank's: it says who it is. What all ranks
+// share is the first one's to say.
 func TestOwnFaultsOfARank(t *testing.T) {
 	host := "node7"
 	for name, value := range map[string]string{"SLURMD_NODENAME": host, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"} {

@@ -9,8 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates are those of a rank with all its node at work; 0 is
-// what is known of the device, or what is measured here where it is this machine's.
+// Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates
+// are those of a rank with all its node at work; 0 is what is known of the device, or what is
+// measured here where it is this machine's.
 type Cluster struct {
 	Nodes      int64        `toml:"nodes" min:"1"`
 	PerNode    int64        `toml:"ranks_per_node" min:"1"`
@@ -22,16 +23,18 @@ type Cluster struct {
 
 // ClusterRates is [rates].
 type ClusterRates struct {
-	Products  float64 `toml:"products" min:"0"`  // TFLOP/s of large matrix products
-	Attention float64 `toml:"attention" min:"0"` // TFLOP/s of attention forward, causal pairs counted once
-	Gradient  float64 `toml:"gradient" min:"0"`  // of its backward, 2.5 times the FLOP
-	Delta     float64 `toml:"delta" min:"0"`     // of the gated delta rule
-	Memory    float64 `toml:"memory" min:"0"`    // GB/s of a rank's memory
-	Copies    float64 `toml:"copies" min:"0"`    // GB/s between the host and a rank's device, each way
-	Node      float64 `toml:"node" min:"0"`      // GB/s that a rank sends inside a node
-	Network   float64 `toml:"network" min:"0"`   // GB/s that a rank sends to other nodes
-	Launch    float64 `toml:"launch" min:"0"`    // µs that an operation takes at least
-	Latency   float64 `toml:"latency" min:"0"`   // µs that an exchange takes at least
+	Products float64 `toml:"products" min:"0"` // TFLOP/s of large matrix products
+	// TFLOP/s of attention forward, causal pairs counted once
+	Attention float64 `toml:"attention" min:"0"`
+	Gradient  float64 `toml:"gradient" min:"0"` // of its backward, 2.5 times the FLOP
+	Delta     float64 `toml:"delta" min:"0"`    // of the gated delta rule
+	Memory    float64 `toml:"memory" min:"0"`   // GB/s of a rank's memory
+	// GB/s between the host and a rank's device, each way
+	Copies  float64 `toml:"copies" min:"0"`
+	Node    float64 `toml:"node" min:"0"`    // GB/s that a rank sends inside a node
+	Network float64 `toml:"network" min:"0"` // GB/s that a rank sends to other nodes
+	Launch  float64 `toml:"launch" min:"0"`  // µs that an operation takes at least
+	Latency float64 `toml:"latency" min:"0"` // µs that an exchange takes at least
 }
 
 var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)

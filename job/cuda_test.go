@@ -16,8 +16,9 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU, else on the one that is built for the
-// host. Their ranks are goroutines that share GPUs; processes are cmd/ulysses-mpi's tests.
+// The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a
+// GPU, else on the one that is built for the host. Their ranks are goroutines that share GPUs;
+// processes are cmd/ulysses-mpi's tests.
 
 // onCUDA runs a job on the plug-in and returns its report.
 func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
@@ -29,8 +30,9 @@ func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	return stdout.String()
 }
 
-// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through the host. Where the host stands in for a GPU, a
-// model and kind of data that there is with either optimizer runs with one, by turns.
+// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through
+// the host. Where the host stands in for a GPU, a model and kind of data that there is with either
+// optimizer runs with one, by turns.
 func TestCUDAGoldenTraining(t *testing.T) {
 	cudatest.Use(t)
 	cases, turns, i := readGoldens(t, "train"), map[string]int{}, 0
@@ -74,7 +76,8 @@ func TestCUDAGoldenTraining(t *testing.T) {
 	}
 }
 
-// Twenty steps of a small Llama and Qwen3 have the losses of the CPU: within 1e-3 in F32, 1e-2 in BF16, on one rank and four.
+// Twenty steps of a small Llama and Qwen3 have the losses of the CPU: within 1e-3 in F32, 1e-2 in
+// BF16, on one rank and four.
 func TestCUDALosses(t *testing.T) {
 	cudatest.Use(t)
 	for _, name := range []string{"llama-adamw-packed", "qwen3-adamw-packed"} {
@@ -114,7 +117,8 @@ func TestCUDALosses(t *testing.T) {
 	}
 }
 
-// What GPUs do not serve is refused by name before anything is computed or printed, whichever ranks have the heads.
+// What GPUs do not serve is refused by name before anything is computed or printed, whichever ranks
+// have the heads.
 func TestCUDARefusesWideHeads(t *testing.T) {
 	cudatest.Use(t)
 	quick := filepath.Join("..", "examples", "quickstart.toml")
@@ -126,7 +130,8 @@ func TestCUDARefusesWideHeads(t *testing.T) {
 	}
 }
 
-// Attention jobs give PyTorch's float64 results by the error rule, and verify finds one rank and many alike to the bit.
+// Attention jobs give PyTorch's float64 results by the error rule, and verify finds one rank and
+// many alike to the bit.
 func TestCUDAAttention(t *testing.T) {
 	cudatest.Use(t)
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))

@@ -11,7 +11,8 @@ import (
 	"ulysses/train"
 )
 
-// The data of the goldens, read by our job file and our loader, must have the targets that PyTorch counted, step by step.
+// The data of the goldens, read by our job file and our loader, must have the targets that PyTorch
+// counted, step by step.
 func TestGoldenTargets(t *testing.T) {
 	cases, err := filepath.Glob("../testdata/goldens/*/case.json")
 	if err != nil || len(cases) == 0 {

@@ -41,7 +41,8 @@ func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dty
 	return out.String(), log.String(), err
 }
 
-// Training on a late device has the losses that it has on the CPU: to the last bit in F32 where gradients are added up alike, and near in BF16.
+// Training on a late device has the losses that it has on the CPU: to the last bit in F32 where
+// gradients are added up alike, and near in BF16.
 func TestTrainingJobsOnALateDevice(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "text") {
@@ -87,7 +88,8 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 	}
 }
 
-// An attention job on a late device writes the file that the CPU writes, and in BF16 one that is near, its outputs and gradients in BF16.
+// An attention job on a late device writes the file that the CPU writes, and in BF16 one that is
+// near, its outputs and gradients in BF16.
 func TestAttentionJobsOnALateDevice(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
 	if err != nil || len(dirs) < 3 {
@@ -120,7 +122,8 @@ func TestAttentionJobsOnALateDevice(t *testing.T) {
 	}
 }
 
-// checkHalves holds what a job in BF16 wrote against a golden's results, and returns the bits of all but dk and dv.
+// checkHalves holds what a job in BF16 wrote against a golden's results, and returns the bits of
+// all but dk and dv.
 func checkHalves(t *testing.T, file, dir string) (bits []byte) {
 	t.Helper()
 	f, err := tensor.OpenSafetensors(file)
@@ -202,7 +205,8 @@ func TestTypesOfTheDevice(t *testing.T) {
 	}
 }
 
-// The jobs on the CUDA plug-in as a user starts them: device.backend = "cuda", with what the plug-in and its communicators do.
+// The jobs on the CUDA plug-in as a user starts them: device.backend = "cuda", with what the
+// plug-in and its communicators do.
 func TestJobsOnThePlugin(t *testing.T) {
 	cudatest.Use(t)
 	cases := readGoldens(t, "train")
@@ -222,7 +226,8 @@ func TestJobsOnThePlugin(t *testing.T) {
 				t.Fatal(c.Name, x, err, stderr.String())
 			}
 			for i, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
-				if d := math.Abs(r.Loss - c.Losses[i]); i < 2 && !(d <= x.limit*c.Losses[i]) { // the schedule of 3 steps is another after two
+				// the schedule of 3 steps is another after two
+				if d := math.Abs(r.Loss - c.Losses[i]); i < 2 && !(d <= x.limit*c.Losses[i]) {
 					t.Errorf("%s, %v, step %d: loss %.7f, PyTorch %.7f", c.Name, x, i+1, r.Loss, c.Losses[i])
 				}
 			}

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// docs/job-file.md must have every key of the schema in its table, with its default, and no other; and name every word that is allowed.
+// docs/job-file.md must have every key of the schema in its table, with its default, and no other;
+// and name every word that is allowed.
 func TestDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/job-file.md")
 	if err != nil {
@@ -55,7 +56,8 @@ func TestDocumented(t *testing.T) {
 	}
 }
 
-// docs/plan.md has every key of a cluster's file, with its default, and examples/clusters/h200.toml is one.
+// docs/plan.md has every key of a cluster's file, with its default, and examples/clusters/h200.toml
+// is one.
 func TestPlansAreDocumented(t *testing.T) {
 	b, err := os.ReadFile("../docs/plan.md")
 	if err != nil {

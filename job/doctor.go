@@ -17,7 +17,8 @@ import (
 	"ulysses/slurm"
 )
 
-// finding is one line of doctor: what was looked for, what was found, and if something is missing, what that costs and how to get it.
+// finding is one line of doctor: what was looked for, what was found, and if something is missing,
+// what that costs and how to get it.
 type finding struct {
 	what, found   string
 	costs, remedy string // "" when nothing is missing
@@ -123,7 +124,8 @@ func memoryLimit() int64 {
 	return 0
 }
 
-// freeMemory is what this process and its neighbours may take of the host's memory, 0 if nobody knows.
+// freeMemory is what this process and its neighbours may take of the host's memory, 0 if nobody
+// knows.
 func freeMemory() int64 {
 	free := meminfo("MemAvailable:")
 	if limit := memoryLimit(); limit > 0 && limit < free {

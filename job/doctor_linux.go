@@ -2,7 +2,8 @@ package job
 
 import "syscall"
 
-// sharedMemory is where the ranks of a node exchange: Open MPI keeps its segments there, and a container's default is 64 MiB.
+// sharedMemory is where the ranks of a node exchange: Open MPI keeps its segments there, and a
+// container's default is 64 MiB.
 func sharedMemory() finding {
 	const path = "/dev/shm"
 	var s syscall.Statfs_t

@@ -63,7 +63,8 @@ func TestDoctorFindsABuiltPlugin(t *testing.T) {
 	}
 }
 
-// TestDoctorOnGPUs names the plug-in, every GPU that opens, and every library, with what is lost where one is missing.
+// TestDoctorOnGPUs names the plug-in, every GPU that opens, and every library, with what is lost
+// where one is missing.
 func TestDoctorOnGPUs(t *testing.T) {
 	path := cudatest.Use(t)
 	out := doctor(t)

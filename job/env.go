@@ -39,11 +39,13 @@ type Env struct {
 
 	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
 	opener  opener
-	perNode int           // ranks of this one's node
-	threads int           // of this rank for work of the host, as device.threads says
-	free    int64         // bytes of the host's memory that this rank may take, as the run began; 0 = unknown
+	perNode int // ranks of this one's node
+	threads int // of this rank for work of the host, as device.threads says
+	// bytes of the host's memory that this rank may take, as the run began; 0 = unknown
+	free    int64
 	layered bool          // the mesh uses a communicator of the device instead of world
 	owner   *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
 	writes  bool          // the run has started to write into output.dir
-	alone   bool          // errors from now on are this rank's alone: its peers wait in a collective
+	// errors from now on are this rank's alone: its peers wait in a collective
+	alone bool
 }

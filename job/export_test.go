@@ -59,8 +59,9 @@ func exports(t *testing.T, checkpoint, folder string, want ...string) {
 	}
 }
 
-// On every mesh and ZeRO stage a checkpoint exported is the run's own model/, byte for byte: of a model from scratch and of folders in F32 and
-// BF16, with tied tensors, in several parts, and with a tokenizer beside them.
+// On every mesh and ZeRO stage a checkpoint exported is the run's own model/, byte for byte: of a
+// model from scratch and of folders in F32 and BF16, with tied tensors, in several parts, and with
+// a tokenizer beside them.
 func TestExport(t *testing.T) {
 	dir, run := newKept(t)
 	out := filepath.Join(dir, "out")
@@ -105,7 +106,8 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// A checkpoint on the way is the model/ of a run that ends there; the folder's other files stay, and a folder of checkpoints is none.
+// A checkpoint on the way is the model/ of a run that ends there; the folder's other files stay,
+// and a folder of checkpoints is none.
 func TestExportOnTheWay(t *testing.T) {
 	dir, run := newKept(t, "optimizer.schedule=constant", "checkpoint.keep=9")
 	if _, err := run(2); err != nil {
@@ -234,7 +236,8 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if err := os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 100); err != nil {
 		t.Fatal(err)
 	}
-	put(t, filepath.Join(all, "step-00000004", "model", "generation_config.json"), "{}") // no manifest has a checksum of this file
+	// no manifest has a checksum of this file
+	put(t, filepath.Join(all, "step-00000004", "model", "generation_config.json"), "{}")
 	code, out, errs := call("export", all, filepath.Join(dir, "model"))
 	if _, err := os.Stat(filepath.Join(dir, "model", "generation_config.json")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a file that is not in the manifest was exported: %v", err)

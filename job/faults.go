@@ -31,7 +31,8 @@ func (o origin) String() string {
 	return fmt.Sprintf("%s:%d", o.file, o.line)
 }
 
-// origin of a key that was not set is the line of the nearest table that holds it, else the first line.
+// origin of a key that was not set is the line of the nearest table that holds it, else the first
+// line.
 func (j *Job) origin(key string) origin {
 	for {
 		if o, ok := j.at[key]; ok {
@@ -58,7 +59,8 @@ func (f *faults) add(o origin, code status.Code, format string, args ...any) {
 	*f = append(*f, fault{o, code, input.Words(fmt.Sprintf(format, args...))})
 }
 
-// err is nil, or all faults in the order of the file, one a line. What is plain wrong outweighs what is merely not built.
+// err is nil, or all faults in the order of the file, one a line. What is plain wrong outweighs
+// what is merely not built.
 func (f *faults) err() error {
 	if len(*f) == 0 {
 		return nil

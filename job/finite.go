@@ -13,9 +13,11 @@ import (
 	"ulysses/tensor"
 )
 
-// finite looks for results that are no finite numbers, on rank 0, where all of them come by on their way into the output's file.
+// finite looks for results that are no finite numbers, on rank 0, where all of them come by on
+// their way into the output's file.
 type finite struct {
-	sees  func(token int64) bool // whether a query sees a key; the lse of one that does not is rightly -inf
+	// whether a query sees a key; the lse of one that does not is rightly -inf
+	sees  func(token int64) bool
 	found []*unfinite
 }
 

@@ -36,8 +36,9 @@ func inputOf(t *testing.T, shapes map[string][]int64, value map[string]float32, 
 	return path
 }
 
-// Results of finite input that are no finite numbers end the job on any number of ranks, with the first place and the number of them in each
-// tensor; the output is there to look at. An lse of -inf is among them where the query sees a key, and not where it sees none.
+// Results of finite input that are no finite numbers end the job on any number of ranks, with the
+// first place and the number of them in each tensor; the output is there to look at. An lse of -inf
+// is among them where the query sees a key, and not where it sees none.
 func TestResultsThatAreNoNumbers(t *testing.T) {
 	same := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
 	fewKeys := map[string][]int64{"q": {7, 2, 4}, "k": {3, 2, 4}, "v": {3, 2, 4}}
@@ -122,7 +123,8 @@ func TestGDNResultsThatAreNoNumbers(t *testing.T) {
 	}
 }
 
-// The whole program says where the output is, and verify, which compares what it does not leave behind, that there is nothing to compare.
+// The whole program says where the output is, and verify, which compares what it does not leave
+// behind, that there is nothing to compare.
 func TestUnfiniteJob(t *testing.T) {
 	shapes := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
 	in := inputOf(t, shapes, map[string]float32{"q": 1e30, "k": 1e30, "v": 1}, nil)

@@ -56,8 +56,9 @@ func subjectOf(c *model.Config) *subject {
 	return x
 }
 
-// foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the one that takes the most memory; the time is the
-// longest of them. A plan that does not fit is an error of kind OutOfMemory. Without timing it is sized alone.
+// foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the
+// one that takes the most memory; the time is the longest of them. A plan that does not fit is an
+// error of kind OutOfMemory. Without timing it is sized alone.
 func foresee(j *Job, m *machine, x *subject, timing bool) (*forecast, error) {
 	rows := x.rows
 	if x.config != nil {
@@ -86,7 +87,8 @@ func foresee(j *Job, m *machine, x *subject, timing bool) (*forecast, error) {
 	return most, nil
 }
 
-// heaviest are the ranks of a sequence such that every other has no more rows and no more heads of any kind than one of them.
+// heaviest are the ranks of a sequence such that every other has no more rows and no more heads of
+// any kind than one of them.
 func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	var loads [][]int64
 	for r := range ulysses {
@@ -188,7 +190,8 @@ func (f *forecast) prepare() (err error) {
 	return nil
 }
 
-// hostHolds refuses what the host's free memory is too small for: the trainer, which has it already, is told of a device's alone.
+// hostHolds refuses what the host's free memory is too small for: the trainer, which has it
+// already, is told of a device's alone.
 func (f *forecast) hostHolds() error {
 	planned, of := model.HostBytes(f.memory), "of the host's memory "
 	if f.Device.Info().Place == tensor.Host {
@@ -200,8 +203,8 @@ func (f *forecast) hostHolds() error {
 	return nil
 }
 
-// time rehearses a step, after one that does not count: memory that layers share is as a step leaves it. Micro steps behind the second are as that
-// one was.
+// time rehearses a step, after one that does not count: memory that layers share is as a step
+// leaves it. Micro steps behind the second are as that one was.
 func (f *forecast) time() error {
 	micros := int64(1)
 	if f.Job.Kind == "train" {

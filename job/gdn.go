@@ -9,8 +9,9 @@ import (
 	"ulysses/tensor"
 )
 
-// RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its gradients if the input has dout, in
-// the compute type; decays, betas and states are F32. With a report beside it, an error is what RunAttention says.
+// RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its
+// gradients if the input has dout, in the compute type; decays, betas and states are F32. With a
+// report beside it, an error is what RunAttention says.
 func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable) (*SavedReport, error) {
 	r, err := newGDNRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
@@ -157,7 +158,8 @@ func (r *gdnRun) results() []sharded {
 	return items
 }
 
-// whole is a tensor of states, which every rank has in full: each writes its share of the documents.
+// whole is a tensor of states, which every rank has in full: each writes its share of the
+// documents.
 func (r *gdnRun) whole(name string, t tensor.Tensor) sharded {
 	lo, hi := sp.Shard(r.in.n, int64(r.comm.Size()), int64(r.comm.Rank()))
 	return sharded{name, t.Slice(0, lo, hi), []int64{r.in.n, r.in.hv, r.in.dk, r.in.dv}, r.in.n}

@@ -46,7 +46,8 @@ func (in *gdnInput) spec() sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: in.s, CuSeqlens: in.cu, Positions: in.positions}
 }
 
-// openGDN opens the input and checks the table and the header; writer is the rank that will write the output.
+// openGDN opens the input and checks the table and the header; writer is the rank that will write
+// the output.
 func openGDN(t *GDNTable, writer bool) (*gdnInput, error) {
 	var f faultList
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
@@ -105,7 +106,8 @@ func (in *gdnInput) documents(b *sp.Batch) error {
 	return f.err()
 }
 
-// A decay is a logarithm. One above 0 lets the state grow from token to token, which is a sign mistaken somewhere.
+// A decay is a logarithm. One above 0 lets the state grow from token to token, which is a sign
+// mistaken somewhere.
 func notDecay(g float32) string {
 	if g > 0 {
 		return "g is the logarithm of a decay, at most 0: save -exp(A_log)·softplus(a + dt_bias), not the decay itself"
@@ -113,7 +115,8 @@ func notDecay(g float32) string {
 	return ""
 }
 
-// A query or key whose squares add up to more than F32 holds has a norm of infinity, and would become 0 without a word.
+// A query or key whose squares add up to more than F32 holds has a norm of infinity, and would
+// become 0 without a word.
 func (in *gdnInput) tooLong(x float32) string {
 	if most := math.Sqrt(math.MaxFloat32 / float64(in.dk)); math.Abs(float64(x)) > most {
 		return fmt.Sprintf("gdn.qk_l2norm adds up the squares of %d features, and F32 holds those of %.3g: scale it down, the norm takes the factor out again", in.dk, most)

@@ -43,8 +43,8 @@ func gdnTable(input, output string) *GDNTable {
 	return &t
 }
 
-// The answers of PyTorch's recurrence in float64, within 2e-5 of the largest, whichever way ranks share the work; with heads one file
-// whatever the number of ranks.
+// The answers of PyTorch's recurrence in float64, within 2e-5 of the largest, whichever way ranks
+// share the work; with heads one file whatever the number of ranks.
 func TestGDNGoldens(t *testing.T) {
 	inputs, err := filepath.Glob("../testdata/goldens/gdn-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
@@ -106,7 +106,8 @@ func sameAs(t *testing.T, what, path, expected string) []byte {
 	return data
 }
 
-// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves nothing behind.
+// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves
+// nothing behind.
 func TestGDNFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
 		m := map[string][]int64{"q": {6, 2, 8}, "k": {6, 2, 8}, "v": {6, 4, 5}, "g": {6, 4}, "beta": {6, 4}}
@@ -158,7 +159,8 @@ func TestGDNFaults(t *testing.T) {
 	}
 }
 
-// A decay above 0 and a beta that is no number are found by the rank that reads them and told to all, before anything is exchanged.
+// A decay above 0 and a beta that is no number are found by the rank that reads them and told to
+// all, before anything is exchanged.
 func TestGDNRefusesValues(t *testing.T) {
 	for _, x := range []struct {
 		name  string

@@ -15,7 +15,8 @@ import (
 	"ulysses/tensor"
 )
 
-// goldens is where PyTorch's answers lie; testdata/goldens/make.py writes them and nothing else does.
+// goldens is where PyTorch's answers lie; testdata/goldens/make.py writes them and nothing else
+// does.
 const goldens = "../testdata/goldens"
 
 type goldenCase struct {
@@ -60,7 +61,8 @@ func readGoldens(t *testing.T, kind string) map[string]goldenCase {
 	return cases
 }
 
-// checkInputs holds the files to the hashes the goldens were made from: answers to other inputs prove nothing.
+// checkInputs holds the files to the hashes the goldens were made from: answers to other inputs
+// prove nothing.
 func checkInputs(t *testing.T, dir string, c goldenCase) {
 	t.Helper()
 	if len(c.SHA256) == 0 {
@@ -77,7 +79,8 @@ func checkInputs(t *testing.T, dir string, c goldenCase) {
 	}
 }
 
-// TestGoldenTraining: five steps on the golden's ranks give PyTorch's losses, gradient norms and final weights.
+// TestGoldenTraining: five steps on the golden's ranks give PyTorch's losses, gradient norms and
+// final weights.
 func TestGoldenTraining(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		t.Run(c.Name, func(t *testing.T) {
@@ -87,7 +90,8 @@ func TestGoldenTraining(t *testing.T) {
 	}
 }
 
-// trainGolden runs a golden's job on some ranks, holds it to the golden, and returns what it printed.
+// trainGolden runs a golden's job on some ranks, holds it to the golden, and returns what it
+// printed.
 func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...string) string {
 	t.Helper()
 	out := t.TempDir()
@@ -143,7 +147,8 @@ func readMetrics(t *testing.T, path string) []metricsLine {
 	return lines
 }
 
-// checkWeights compares norm and sum of every trained tensor, and how far it has moved from where it started.
+// checkWeights compares norm and sum of every trained tensor, and how far it has moved from where
+// it started.
 func checkWeights(t *testing.T, path, initial string, c goldenCase) {
 	t.Helper()
 	final, rounding := readWeights(t, path)
@@ -177,7 +182,8 @@ func checkWeights(t *testing.T, path, initial string, c goldenCase) {
 	}
 }
 
-// readWeights also returns the relative rounding of the type they are stored in, which is the source's.
+// readWeights also returns the relative rounding of the type they are stored in, which is the
+// source's.
 func readWeights(t *testing.T, path string) (all map[string][]float32, rounding float64) {
 	t.Helper()
 	s, err := tensor.OpenSafetensors(path)

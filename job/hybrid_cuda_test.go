@@ -11,8 +11,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// hybridFromScratch is a job that trains a hybrid whose weights are as small as a new model's: those of the goldens carry roundings to BF16 so
-// far that PyTorch's own losses in it are 0.03 off.
+// hybridFromScratch is a job that trains a hybrid whose weights are as small as a new model's:
+// those of the goldens carry roundings to BF16 so far that PyTorch's own losses in it are 0.03 off.
 func hybridFromScratch(t *testing.T) string {
 	t.Helper()
 	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))
@@ -54,7 +54,8 @@ model = false
 	return path
 }
 
-// Six steps of a hybrid have the losses of the CPU: within 1e-3 in F32, 1e-2 in BF16, on one rank and four.
+// Six steps of a hybrid have the losses of the CPU: within 1e-3 in F32, 1e-2 in BF16, on one rank
+// and four.
 func TestCUDAHybrid(t *testing.T) {
 	cudatest.Use(t)
 	path, cpu := hybridFromScratch(t), t.TempDir()

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Hybrids have PyTorch's losses, gradient norms and weights on any number of ranks, whichever way linear attention is split, and send the
-// bytes of the formula.
+// Hybrids have PyTorch's losses, gradient norms and weights on any number of ranks, whichever way
+// linear attention is split, and send the bytes of the formula.
 func TestGoldenHybrids(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.HasPrefix(c.Name, "qwen3_5") {
@@ -38,7 +38,8 @@ func TestGoldenHybrids(t *testing.T) {
 	}
 }
 
-// Hybrids train the same where ranks hold parts of the weights, which then lie elsewhere in each half of a pass.
+// Hybrids train the same where ranks hold parts of the weights, which then lie elsewhere in each
+// half of a pass.
 func TestShardedHybrids(t *testing.T) {
 	dir := filepath.Join(goldens, "qwen3_5-adamw-packed")
 	c := readGoldens(t, "train")[dir]
@@ -63,7 +64,8 @@ func TestVerifyHybrids(t *testing.T) {
 	}
 }
 
-// Four replicas of one micro step and four ranks on four micro steps see the same tokens: their losses are the same within 1e-5.
+// Four replicas of one micro step and four ranks on four micro steps see the same tokens: their
+// losses are the same within 1e-5.
 func TestReplicasAndSequenceRanks(t *testing.T) {
 	losses := func(sets ...string) (x []float64) {
 		out := t.TempDir()

@@ -31,8 +31,9 @@ const longestStart = 8192
 
 // newJob holds the values that the templates of job files need.
 type newJob struct {
-	File                       string // the job file
-	Model                      string // the model's folder as the job file names it; "" = a model from scratch
+	File string // the job file
+	// the model's folder as the job file names it; "" = a model from scratch
+	Model                      string
 	Type                       string
 	Layers, Width, Heads, Most int64 // Most is the number of positions of the model
 	Sequence                   int64

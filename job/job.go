@@ -1,4 +1,5 @@
-// Package job wires a run together: it reads the job file, opens devices and communicators, builds the model, runs it and reports.
+// Package job wires a run together: it reads the job file, opens devices and communicators, builds
+// the model, runs it and reports.
 package job
 
 import (
@@ -10,9 +11,10 @@ import (
 	"ulysses/train"
 )
 
-// Job is a job file, checked, with its defaults filled in and its paths made usable from the current directory. It is read-only once
-// Resolve was called. The tags are those explained in train/config.go. Beside the words of enum, number allows a whole number not below
-// its value, kept in decimal, and path any path.
+// Job is a job file, checked, with its defaults filled in and its paths made usable from the
+// current directory. It is read-only once Resolve was called. The tags are those explained in
+// train/config.go. Beside the words of enum, number allows a whole number not below its value, kept
+// in decimal, and path any path.
 type Job struct {
 	Kind       string                `toml:"kind" enum:"train eval attention gdn"`
 	Seed       int64                 `toml:"seed" min:"0"`
@@ -33,9 +35,10 @@ type Job struct {
 	Path string `toml:"-"` // of the job file, as given
 	Mesh Mesh   `toml:"-"` // set by Resolve
 
-	at         map[string]origin   // the position at which each key was set
-	written    map[string][]string // of a key with ${NAME} in a path, each path as it was written; "" = without a variable
-	expansions []expansion         // of ${NAME} in paths, the longest first
+	at map[string]origin // the position at which each key was set
+	// of a key with ${NAME} in a path, each path as it was written; "" = without a variable
+	written    map[string][]string
+	expansions []expansion // of ${NAME} in paths, the longest first
 }
 
 // ParallelTable is [parallel].
@@ -47,14 +50,16 @@ type ParallelTable struct {
 
 // DeviceTable is [device].
 type DeviceTable struct {
-	Backend       string `toml:"backend" enum:"auto cpu cuda"`
-	DType         string `toml:"dtype" enum:"auto f32 bf16"`
-	Threads       int64  `toml:"threads" min:"0"` // CPU threads a rank; 0 = the cores it may use / the ranks that share them
+	Backend string `toml:"backend" enum:"auto cpu cuda"`
+	DType   string `toml:"dtype" enum:"auto f32 bf16"`
+	// CPU threads a rank; 0 = the cores it may use / the ranks that share them
+	Threads       int64  `toml:"threads" min:"0"`
 	Deterministic bool   `toml:"deterministic"`
 	Comm          string `toml:"comm" enum:"auto nccl ipc mpi local"`
 }
 
-// ModelTable is [model]: a folder to start from, or the fields of a config.json for a model from scratch.
+// ModelTable is [model]: a folder to start from, or the fields of a config.json for a model from
+// scratch.
 type ModelTable struct {
 	Path     string         `toml:"path" path:"dir"`
 	Override map[string]any `toml:"override"` // fields of config.json to replace
@@ -139,7 +144,8 @@ func Default() Job {
 	}
 }
 
-// Mesh is how the ranks of a world share the work: rank = replica·Ulysses·Ring + rank in the sequence.
+// Mesh is how the ranks of a world share the work: rank = replica·Ulysses·Ring + rank in the
+// sequence.
 type Mesh struct {
 	World, Ulysses, Ring int64
 	Replicas             int64 // data parallel
@@ -152,15 +158,17 @@ const maxGlobalBatch = 1_000_000_000
 // IsSet says whether the job file or a --set gave the key ("optimizer.lr") or something below it.
 func (j *Job) IsSet(key string) bool { _, ok := j.at[key]; return ok }
 
-// Errorf makes an error about a key's value, in the form Parse uses: where it was set, the key, what is wrong and the remedy.
+// Errorf makes an error about a key's value, in the form Parse uses: where it was set, the key,
+// what is wrong and the remedy.
 func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	var f faults
 	f.add(j.origin(key), code, "%s: %s", key, fmt.Sprintf(format, args...))
 	return f.err()
 }
 
-// Resolve settles what depends on the surroundings: on the number of ranks the mesh, and data.accumulate where data.global_batch is
-// given; on the model's folder which tokenizer is meant. It may be called again for another number of ranks.
+// Resolve settles what depends on the surroundings: on the number of ranks the mesh, and
+// data.accumulate where data.global_batch is given; on the model's folder which tokenizer is meant.
+// It may be called again for another number of ranks.
 func (j *Job) Resolve(world int) error {
 	if err := j.chooseTokenizer(); err != nil {
 		return err

@@ -7,10 +7,12 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// keyLines finds the line of every table and key of a TOML document, under its full dotted name (toml.Key's spelling). The library keeps
-// no positions of what it has accepted. It is meant for text that the library has accepted and is harmless on any other: it always
-// moves forward and never fails. Of elements of one array, the first counts. Beside the lines it notes values that clash with a dotted
-// key (a.b = 1, then a = 2), which the library lets pass, and nesting too deep for the library, which takes quadratic time for it.
+// keyLines finds the line of every table and key of a TOML document, under its full dotted name
+// (toml.Key's spelling). The library keeps no positions of what it has accepted. It is meant for
+// text that the library has accepted and is harmless on any other: it always moves forward and
+// never fails. Of elements of one array, the first counts. Beside the lines it notes values that
+// clash with a dotted key (a.b = 1, then a = 2), which the library lets pass, and nesting too deep
+// for the library, which takes quadratic time for it.
 func keyLines(src string) *scanner {
 	s := &scanner{src: src, line: 1, lines: map[string]int{}}
 	var table toml.Key
@@ -51,7 +53,8 @@ type clash struct {
 	line, first int
 }
 
-// maxNesting bounds dotted keys and the recursion into arrays and inline tables; nothing a job file means is deeper.
+// maxNesting bounds dotted keys and the recursion into arrays and inline tables; nothing a job file
+// means is deeper.
 const maxNesting = 50
 
 func (s *scanner) more() bool { return s.i < len(s.src) }

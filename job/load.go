@@ -16,9 +16,10 @@ import (
 // maxSource bounds a job file in bytes; a longer one is some other file.
 const maxSource = 256 << 10
 
-// Parse reads a job file from its bytes, applies the --set arguments in order and checks the whole. Every fault found is in the error,
-// one a line, each with the line of the file or the --set it comes from. path is the file's name; relative paths in the file
-// are relative to its folder, those in a --set to the current directory. getenv serves ${NAME} in paths; nil is the environment.
+// Parse reads a job file from its bytes, applies the --set arguments in order and checks the whole.
+// Every fault found is in the error, one a line, each with the line of the file or the --set it
+// comes from. path is the file's name; relative paths in the file are relative to its folder, those
+// in a --set to the current directory. getenv serves ${NAME} in paths; nil is the environment.
 func Parse(src []byte, path string, sets []string, getenv func(string) (string, bool)) (*Job, error) {
 	if getenv == nil {
 		getenv = os.LookupEnv
@@ -81,8 +82,9 @@ func (l *loader) file(src string) {
 	})
 }
 
-// decode parses the source. The library stops at the first syntax error, so a faulty line is taken out and the rest tried again, as long
-// as the error is the line's own business (an unfinished list or string makes everything behind it look wrong).
+// decode parses the source. The library stops at the first syntax error, so a faulty line is taken
+// out and the rest tried again, as long as the error is the line's own business (an unfinished list
+// or string makes everything behind it look wrong).
 func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, repaired string) {
 	for last, n := 0, 1; ; n++ {
 		tree = nil

@@ -19,13 +19,15 @@ type machine struct {
 	info  device.Info
 	sizes dryrun.Sizes
 	rates dryrun.Rates
-	peak  float64 // FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
+	// FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
+	peak  float64
 	share float64 // threads of ranks for each core, at least 1
 	host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
 	close func()
 }
 
-// thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates are measured.
+// thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates
+// are measured.
 func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
@@ -74,7 +76,8 @@ func (j *Job) sized(x *subject, ranks int) dryrun.Shape {
 	return shape
 }
 
-// measure times this host's cores as the ranks will have them. Where these have more threads than there are cores, each gets its part.
+// measure times this host's cores as the ranks will have them. Where these have more threads than
+// there are cores, each gets its part.
 func (m *machine) measure(open func() (device.Device, error), x dryrun.Shape, perNode int) error {
 	atOnce, share := sharedBy(perNode, m.info.Workers)
 	var devices []device.Device
@@ -139,8 +142,9 @@ type gpu struct {
 	rates  map[tensor.DType]dryrun.Rates
 }
 
-// gpuByName: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes H200's); F32 is by FMA, attention by kernels of our own.
-// Links are NVLink and a 400 Gb/s (A100: 200 Gb/s) adapter a GPU.
+// gpuByName: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes
+// H200's); F32 is by FMA, attention by kernels of our own. Links are NVLink and a 400 Gb/s (A100:
+// 200 Gb/s) adapter a GPU.
 var gpuByName = map[string]gpu{
 	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},

@@ -19,7 +19,8 @@ func TestAnyName(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, name)
-			for _, decoy := range []string{"run1", "run2", "aXb", "qq", "lra"} { // folders that the names match as patterns
+			// folders that the names match as patterns
+			for _, decoy := range []string{"run1", "run2", "aXb", "qq", "lra"} {
 				putIn(t, filepath.Join(root, decoy, "out", "checkpoints", ".step-00000004.part", "rank-00000.safetensors"), decoy)
 				putIn(t, filepath.Join(root, decoy, "b.txt"), "not this job's data")
 			}
@@ -35,7 +36,8 @@ func TestAnyName(t *testing.T) {
 			putIn(t, filepath.Join(states, ".step-00000004.part", "model", "config.json"), "half")
 			putIn(t, filepath.Join(states, ".step-00000004.part", "rank-00000.safetensors"), "half")
 			putIn(t, filepath.Join(states, ".step-00000000.old", "rank-00000.safetensors"), "half")
-			putIn(t, filepath.Join(states, "step-00000002", "rank-00000.safetensors.keep"), "") // a file that the manifest does not list
+			// a file that the manifest does not list
+			putIn(t, filepath.Join(states, "step-00000002", "rank-00000.safetensors.keep"), "")
 			if code, _, stderr := call(job, "--ranks", "2", "--set", "checkpoint.keep=9"); code != status.OK || !slices.Equal(losses(t, dir), want) {
 				t.Fatalf("resume: exit %d: %s", code, stderr)
 			}

@@ -18,8 +18,8 @@ import (
 	"ulysses/tensor"
 )
 
-// opener opens a rank's device, and the communicator that goes with it on top of one for the host; both say why it is these, where that
-// was left open. Tests put a device of their own here.
+// opener opens a rank's device, and the communicator that goes with it on top of one for the host;
+// both say why it is these, where that was left open. Tests put a device of their own here.
 type opener struct {
 	device func(backends.Choice) (d device.Device, why string, err error)
 	comm   func(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error)
@@ -27,9 +27,11 @@ type opener struct {
 
 var ordinary = opener{backends.Open, backends.OpenComm}
 
-// open reads the job file, opens the device and makes the mesh on the communicator that goes with it: all ranks, or none.
+// open reads the job file, opens the device and makes the mesh on the communicator that goes with
+// it: all ranks, or none.
 func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
-	// First of all: ranks that were started to do different things would meet in different collectives.
+	// First of all: ranks that were started to do different things would meet in different
+	// collectives.
 	err := comm.Same(world, "command line", comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
 		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})
 	if err != nil {
@@ -95,11 +97,13 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	return nil
 }
 
-// openMesh makes the mesh of the job on these ranks, with the communicator that the device's tensors travel by.
+// openMesh makes the mesh of the job on these ranks, with the communicator that the device's
+// tensors travel by.
 func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 	under := host
 	var err error
-	if e.Device.Info().Place != tensor.Host { // a communicator of the device takes the one under it along when it ends
+	// a communicator of the device takes the one under it along when it ends
+	if e.Device.Info().Place != tensor.Host {
 		if under, err = host.Split(0, host.Rank()); err != nil {
 			return err
 		}
@@ -119,8 +123,9 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 	return err
 }
 
-// leave gives up the communicator of the device, before memory that peers may have mapped is given back. All ranks come here, with an
-// error or without, but one that is alone with its error; after an error nothing is waited for.
+// leave gives up the communicator of the device, before memory that peers may have mapped is given
+// back. All ranks come here, with an error or without, but one that is alone with its error; after
+// an error nothing is waited for.
 func (e *Env) leave(err error) error {
 	if !e.layered || e.alone {
 		return err
@@ -163,7 +168,8 @@ func localRank(world comm.Comm) int {
 	return slurm.Env().LocalRank
 }
 
-// onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch, one micro step after another.
+// onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch,
+// one micro step after another.
 func (e *Env) onOneRank() (*Env, error) {
 	j := *e.Job
 	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0

@@ -91,7 +91,8 @@ func runTrain(e *Env) error {
 	if err == nil {
 		err = trainOwning(e)
 	}
-	return e.releaseOutput(err) // after a panic nothing is released: the process ends, and the kernel releases the lock
+	// after a panic nothing is released: the process ends, and the kernel releases the lock
+	return e.releaseOutput(err)
 }
 
 // takeOutput makes rank 0 the owner of output.dir for the job. Collective.
@@ -120,7 +121,8 @@ func (e *Env) takeOutput() (err error) {
 // except for a rank whose error is its own.
 func (e *Env) releaseOutput(err error) error {
 	if e.alone && e.world.Kind() != "local" {
-		return err // the process ends, which releases the lock; until then its peers may still write
+		// the process ends, which releases the lock; until then its peers may still write
+		return err
 	}
 	var lost error
 	e.signals.locked(func() { lost = e.giveUp(err == nil) })

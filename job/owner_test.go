@@ -231,7 +231,8 @@ func TestJobsInOneFolder(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	for _, more := range [][]string{nil, {"kind=eval"}, {"output.overwrite=true", "checkpoint.resume=off"}} {
-		quiet := func(path, _ string) bool { return strings.Contains(path, "/.step-") } // written in the background
+		// written in the background
+		quiet := func(path, _ string) bool { return strings.Contains(path, "/.step-") }
 		before := tree(t, out)
 		_, err := run(2, append(strings.Fields(sets), more...)...)
 		after := tree(t, out)

@@ -15,8 +15,9 @@ import (
 	"ulysses/slurm"
 )
 
-// Plan predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or of the passes, and whether it fits.
-// It runs nothing; the job's own code is rehearsed on devices that compute nothing.
+// Plan predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or
+// of the passes, and whether it fits. It runs nothing; the job's own code is rehearsed on devices
+// that compute nothing.
 func Plan(o Options) error {
 	src, err := input.Read(o.Path, maxSource)
 	if err != nil {
@@ -153,7 +154,8 @@ func (f *forecast) printWork(m *machine) (what string, err error) {
 	return what, f.printMemory(f.Stdout)
 }
 
-// flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of training.
+// flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of
+// training.
 func (f *forecast) flops() float64 {
 	s := float64(f.Job.Data.Sequence)
 	all := f.config.Flops(f.tokens, float64(f.tokens)*s/2)

@@ -27,7 +27,8 @@ func gdnSubject(j *Job) (*subject, error) {
 		shape: dryrun.Shape{Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}}, nil
 }
 
-// rehearseSaved goes through a job on saved tensors, of which the file's header and lists of documents are read.
+// rehearseSaved goes through a job on saved tensors, of which the file's header and lists of
+// documents are read.
 func (f *forecast) rehearseSaved() error {
 	k, err := openSavedJob(f.Env, false)
 	if err != nil {

@@ -12,8 +12,9 @@ import (
 	"ulysses/model"
 )
 
-// What a plan says of a job on saved tensors is what each rank's run has: bytes of memory, and bytes sent by its passes. Documents, cross attention, values of
-// another width than keys, states, both strategies and both types; heads and rows that ranks do not divide.
+// What a plan says of a job on saved tensors is what each rank's run has: bytes of memory, and
+// bytes sent by its passes. Documents, cross attention, values of another width than keys, states,
+// both strategies and both types; heads and rows that ranks do not divide.
 func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 	for _, c := range []struct{ golden, sets string }{
 		{"attention-cross", ""}, {"attention-dv", ""}, {"attention-gqa-packed", ""}, {"attention-gqa-packed", "device.dtype=bf16"},
@@ -61,7 +62,8 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 	}
 }
 
-// The command plans such a job without its output's folder, and refuses what the run would, having run nothing.
+// The command plans such a job without its output's folder, and refuses what the run would, having
+// run nothing.
 func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
 	golden := func(name string) string { return filepath.Join("../testdata/goldens", name, "job.toml") }
 	beside := func() string {

@@ -61,8 +61,9 @@ func anyMachine(d device.Device, perNode int) *machine {
 		Node: 1e9, Network: 1e9, PerNode: perNode}}
 }
 
-// What a plan says of each rank is what the run has there: memory by component, and bytes sent in a step by axis and operation, on every mesh, ZeRO stage and
-// type, with accumulation and with activations given up.
+// What a plan says of each rank is what the run has there: memory by component, and bytes sent in a
+// step by axis and operation, on every mesh, ZeRO stage and type, with accumulation and with
+// activations given up.
 func TestPlanIsTheRun(t *testing.T) {
 	for _, c := range []struct {
 		kind  string
@@ -168,8 +169,9 @@ num_key_value_heads = 8
 path = ["a.txt"]
 `
 
-// Steps of Llama-8B that others have published come out within 15 %: Arctic Long Sequence Training (Bekman et al. 2025, arXiv:2506.13996, tables 1, 2 and 4) on
-// H100s: block inputs offloaded, everything else recomputed, FlashAttention-2, which does 360 and 330 TFLOP/s there.
+// Steps of Llama-8B that others have published come out within 15 %: Arctic Long Sequence Training
+// (Bekman et al. 2025, arXiv:2506.13996, tables 1, 2 and 4) on H100s: block inputs offloaded,
+// everything else recomputed, FlashAttention-2, which does 360 and 330 TFLOP/s there.
 func TestPublishedSteps(t *testing.T) {
 	for _, c := range []struct {
 		tokens  int64
@@ -200,7 +202,8 @@ func TestPublishedSteps(t *testing.T) {
 	}
 }
 
-// After a run that was long, rank 0 alone plans a step with what the ranks do side by side; after a short one nobody measures anything.
+// After a run that was long, rank 0 alone plans a step with what the ranks do side by side; after a
+// short one nobody measures anything.
 func TestPlannedBesideMeasured(t *testing.T) {
 	err := launch(Options{Path: planned(t, "llama"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		s, err := prepare(e, true)
@@ -228,7 +231,8 @@ func TestPlannedBesideMeasured(t *testing.T) {
 	}
 }
 
-// A GPU that is here and that nobody knows is planned for with rates that are given, and is shared by the ranks that have it.
+// A GPU that is here and that nobody knows is planned for with rates that are given, and is shared
+// by the ranks that have it.
 func TestPlanOnAGPU(t *testing.T) {
 	cudatest.Use(t)
 	path, cluster := planned(t, "hybrid"), filepath.Join(t.TempDir(), "cluster.toml")
@@ -253,7 +257,8 @@ func TestPlanOnAGPU(t *testing.T) {
 	}
 }
 
-// The command prints a plan, searches meshes, and refuses with the code of what is wrong, having run nothing.
+// The command prints a plan, searches meshes, and refuses with the code of what is wrong, having
+// run nothing.
 func TestPlanThroughTheCommandLine(t *testing.T) {
 	path := planned(t, "llama")
 	file := func(text string) string {

@@ -10,8 +10,8 @@ import (
 	"ulysses/train"
 )
 
-// historyLine is what the report reads of a line of metrics.jsonl: a step, or an evaluation, which alone has eval_tokens. A number that was
-// none is null there.
+// historyLine is what the report reads of a line of metrics.jsonl: a step, or an evaluation, which
+// alone has eval_tokens. A number that was none is null there.
 type historyLine struct {
 	Step            int64    `json:"step"`
 	Loss            *float64 `json:"loss"`
@@ -48,7 +48,8 @@ type evalRow struct {
 	Loss, Perplexity float64
 }
 
-// readHistory reads metrics.jsonl a line at a time: that of an evaluation job, or all others. A line that was cut short by a kill is left out.
+// readHistory reads metrics.jsonl a line at a time: that of an evaluation job, or all others. A
+// line that was cut short by a kill is left out.
 func readHistory(path string, evaluation bool) (*history, error) {
 	h := &history{}
 	f, _, err := input.Open(path)
@@ -114,8 +115,8 @@ func (p points) firstX() float64 {
 // mostPoints is how many a chart draws; above them a curve is thinned.
 const mostPoints = 2000
 
-// thin leaves at most so many points and one gap a bucket: of each bucket of neighbours the lowest and the highest, in their order, so that no
-// peak is lost, and a NaN, if there is one.
+// thin leaves at most so many points and one gap a bucket: of each bucket of neighbours the lowest
+// and the highest, in their order, so that no peak is lost, and a NaN, if there is one.
 func (p points) thin(most int) points {
 	n := len(p.X)
 	if n <= most {

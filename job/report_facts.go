@@ -28,7 +28,8 @@ type rankFacts struct {
 	Waited            float64 // seconds in the steps that the process's threads waited for a core
 }
 
-// gatherFacts brings every rank's facts to all ranks. Collective; what it sends itself is not in them.
+// gatherFacts brings every rank's facts to all ranks. Collective; what it sends itself is not in
+// them.
 func (s *session) gatherFacts() ([]rankFacts, error) {
 	info := s.Device.Info()
 	host, _ := os.Hostname()
@@ -65,7 +66,8 @@ type phaseRow struct {
 	Share          float64 // of all phases' means, 0 to 1
 }
 
-// phaseRows sums the ranks' clocks up, the longest phase first. Ranks run the same phases; a name that one of them lacks counts as 0 there.
+// phaseRows sums the ranks' clocks up, the longest phase first. Ranks run the same phases; a name
+// that one of them lacks counts as 0 there.
 func phaseRows(facts []rankFacts) []phaseRow {
 	rows, index, seen := []phaseRow{}, map[string]int{}, map[string]int{}
 	all := 0.0
@@ -106,7 +108,8 @@ type trafficRow struct {
 	Control        bool  // no formula: counts, sums of losses, flags, errors
 }
 
-// trafficRows holds what was counted against the formulas, rank by rank. The last row is control, of all axes.
+// trafficRows holds what was counted against the formulas, rank by rank. The last row is control,
+// of all axes.
 func trafficRows(facts []rankFacts) []trafficRow {
 	var rows []trafficRow
 	control := trafficRow{Control: true, Axis: "all", Op: "control", What: "counts, sums of losses, norms, flags, errors"}
@@ -175,8 +178,8 @@ type memoryRow struct {
 	Host          bool // of the host, apart from the device's
 }
 
-// memoryRows holds what was planned against what was taken, component by component; totals are the largest rank's, of the device and, where
-// any is planned, of the host.
+// memoryRows holds what was planned against what was taken, component by component; totals are the
+// largest rank's, of the device and, where any is planned, of the host.
 func memoryRows(facts []rankFacts) (rows, totals []memoryRow) {
 	totals = []memoryRow{{Name: "all"}, {Name: "all, of the host", Host: true}}
 	index := map[string]int{}

@@ -39,7 +39,8 @@ func over(a, b float64) string {
 	return fmt.Sprintf("%.2f", a/b)
 }
 
-// page is what report.html shows. Everything in it is text, which the template escapes, but for our own style and script.
+// page is what report.html shows. Everything in it is text, which the template escapes, but for our
+// own style and script.
 type page struct {
 	Style  template.CSS
 	Script template.JS

@@ -216,7 +216,8 @@ func TestResolvedJob(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, resolved)
 		}
 	}
-	resolved = regexp.MustCompile(`(?m)^epochs.*$`).ReplaceAllString(resolved, "") // train.steps replaces train.epochs
+	// train.steps replaces train.epochs
+	resolved = regexp.MustCompile(`(?m)^epochs.*$`).ReplaceAllString(resolved, "")
 	j, err := Parse([]byte(resolved), "job.toml", nil, os.LookupEnv)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, resolved)

@@ -114,8 +114,8 @@ func (p *reportPage) row(section string, cells ...string) []string {
 	return make([]string, 9)
 }
 
-// A run's report has the numbers of metrics.jsonl, of the ledger and of the plan; nothing in it is fetched, and nothing that comes from
-// outside is taken for its own.
+// A run's report has the numbers of metrics.jsonl, of the ledger and of the plan; nothing in it is
+// fetched, and nothing that comes from outside is taken for its own.
 func TestReport(t *testing.T) {
 	t.Setenv("SLURM_JWT", "hunter2")
 	t.Setenv("SLURM_JOB_NAME", "<b>bold</b>")
@@ -201,8 +201,9 @@ func TestReportOfOtherRuns(t *testing.T) {
 	}
 }
 
-// An evaluation whose output.dir is a training run's takes nothing from it: metrics.jsonl gets one line, of however many evaluations, and the report is a file
-// of its own. The run goes on as if nothing had been; one that starts anew starts metrics.jsonl anew.
+// An evaluation whose output.dir is a training run's takes nothing from it: metrics.jsonl gets one
+// line, of however many evaluations, and the report is a file of its own. The run goes on as if
+// nothing had been; one that starts anew starts metrics.jsonl anew.
 func TestEvaluationBesideARun(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2", "output.model=false")
 	metrics, report := filepath.Join(dir, "out", "metrics.jsonl"), filepath.Join(dir, "out", "report.html")
@@ -210,7 +211,8 @@ func TestEvaluationBesideARun(t *testing.T) {
 		t.Fatal(err)
 	}
 	steps, page := text(t, metrics), text(t, report)
-	if err := os.WriteFile(metrics, []byte(steps+`{"step":3,"lo`), 0o666); err != nil { // cut short by a kill
+	// cut short by a kill
+	if err := os.WriteFile(metrics, []byte(steps+`{"step":3,"lo`), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -261,7 +263,8 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	}
 }
 
-// Without a valid target the loss is 0, as a training step's is, and a warning says that it says nothing.
+// Without a valid target the loss is 0, as a training step's is, and a warning says that it says
+// nothing.
 func TestEvaluationOfNothing(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, kind := range []string{"eval", "train"} {
@@ -288,7 +291,8 @@ func text(t *testing.T, path string) string {
 	return string(b)
 }
 
-// A run that all ranks give up together leaves the report of the steps that were done, which says why it ended.
+// A run that all ranks give up together leaves the report of the steps that were done, which says
+// why it ended.
 func TestReportOfAFailedRun(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -323,7 +327,8 @@ func TestReportOfAFailedRun(t *testing.T) {
 	}
 }
 
-// Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is left out.
+// Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is
+// left out.
 func TestHistory(t *testing.T) {
 	var b strings.Builder
 	const n = 50000

@@ -46,8 +46,9 @@ type Options struct {
 	open    opener // of device and communicator; nil = backends
 }
 
-// Run runs the job on all ranks that were started and returns this process's outcome. Every rank of a job that was refused returns the
-// same code. A rank that fails on its own names itself on Stderr and ends the whole job.
+// Run runs the job on all ranks that were started and returns this process's outcome. Every rank of
+// a job that was refused returns the same code. A rank that fails on its own names itself on Stderr
+// and ends the whole job.
 func Run(o Options) error {
 	o.verb = "run"
 	if o.force {
@@ -65,7 +66,8 @@ func runKind(e *Env) error {
 
 // launch finds out how this process was started, and runs body once for each rank that lives in it.
 func launch(o Options, body func(*Env) error) error {
-	signal.Ignore(syscall.SIGPIPE) // a reader of standard output that has gone ends no run: see printer
+	// a reader of standard output that has gone ends no run: see printer
+	signal.Ignore(syscall.SIGPIPE)
 	env := slurm.Env()
 	if err := env.Ready(comm.Available()); err != nil {
 		return err
@@ -96,10 +98,12 @@ func launch(o Options, body func(*Env) error) error {
 	return err
 }
 
-// leastStart is how long processes may take to load and find one another, however short ULYSSES_TIMEOUT is.
+// leastStart is how long processes may take to load and find one another, however short
+// ULYSSES_TIMEOUT is.
 const leastStart = 20 * time.Second
 
-// world is the communicator of all processes. Where one of them never joins, because it was started to do something else, MPI waits for ever.
+// world is the communicator of all processes. Where one of them never joins, because it was started
+// to do something else, MPI waits for ever.
 func (o *Options) world(env slurm.Environment) (comm.Comm, error) {
 	if limit := max(o.limit, leastStart); o.limit > 0 {
 		defer time.AfterFunc(limit, func() {
@@ -111,8 +115,8 @@ func (o *Options) world(env slurm.Environment) (comm.Comm, error) {
 	return comm.World()
 }
 
-// launchLocal runs goroutine ranks in this process. A goroutine that is late for ever cannot be ended: it is left behind, and the process
-// ends without it.
+// launchLocal runs goroutine ranks in this process. A goroutine that is late for ever cannot be
+// ended: it is left behind, and the process ends without it.
 func launchLocal(n int, o Options, body func(*Env) error) error {
 	agreed, done := make([]error, n), make(chan error, 1)
 	late := make(chan string, n)
@@ -143,8 +147,9 @@ func launchLocal(n int, o Options, body func(*Env) error) error {
 	return agreed[0]
 }
 
-// runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that all ranks return the same code; after
-// that a failing rank is alone with its error, while its peers sit in a collective, and must end the job itself.
+// runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that
+// all ranks return the same code; after that a failing rank is alone with its error, while its
+// peers sit in a collective, and must end the job itself.
 func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
 	if o.signals == nil {
 		o.signals = new(signals) // no signal is caught
@@ -172,7 +177,8 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 		}
 		if err != nil && e.alone {
 			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", world.Rank(), host, err)
-			if world.Kind() != "local" { // RunLocal's caller prints; here the launcher would hide all but the code
+			// RunLocal's caller prints; here the launcher would hide all but the code
+			if world.Kind() != "local" {
 				e.Log.Error().Msg(err.Error())
 			}
 			world.Abort(status.Of(err), err.Error())
@@ -195,7 +201,8 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	return err, false
 }
 
-// printer writes tables. One that cannot be printed ends no run, least of all on rank 0 alone while its peers go on: the run says so at its end.
+// printer writes tables. One that cannot be printed ends no run, least of all on rank 0 alone while
+// its peers go on: the run says so at its end.
 type printer struct {
 	to  io.Writer
 	err error
@@ -224,8 +231,8 @@ func (e *Env) printTo(o *Options) *printer {
 	return p
 }
 
-// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error, unless all share it, and one that is late says
-// so itself.
+// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error,
+// unless all share it, and one that is late says so itself.
 func (e *Env) inStep(loop func() error) error {
 	e.alone = true
 	e.Watch.Pace(func(slow string) { e.Log.Error().Msg(slow) })
@@ -250,7 +257,8 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	return comm.BroadcastBytes(world, src, 0)
 }
 
-// watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten minutes.
+// watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten
+// minutes.
 func watchLimit() (time.Duration, error) {
 	text := os.Getenv("ULYSSES_TIMEOUT")
 	if text == "" {

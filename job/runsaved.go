@@ -43,8 +43,8 @@ func computeSaved(e *Env) (*SavedReport, error) {
 	return runThen(k, *savedJobs[e.Job.Kind].output(e.Job), e.leave)
 }
 
-// runSaved says what was done, its exchanges counted against the formula. Results that are no finite numbers end the job once they are
-// written: they show where to look.
+// runSaved says what was done, its exchanges counted against the formula. Results that are no
+// finite numbers end the job once they are written: they show where to look.
 func runSaved(e *Env) error {
 	if err := e.refuseUsedFile(); err != nil {
 		return err

@@ -63,7 +63,8 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if s.trainer.Stopped() {
-		if err := s.report(p); status.Of(err) == status.IO { // on all ranks; the checkpoint is there, and that is what counts
+		// on all ranks; the checkpoint is there, and that is what counts
+		if err := s.report(p); status.Of(err) == status.IO {
 			s.Log.Error().Msg(err.Error())
 		} else if err != nil {
 			return err
@@ -127,7 +128,8 @@ func (s *session) save(dir string) error {
 			err = s.model.Save(dir, s.Job.Model.Path, whole)
 		}
 	}
-	for next < groups && lost == nil { // the others, and rank 0 when the folder cannot be written: nobody is left waiting
+	// the others, and rank 0 when the folder cannot be written: nobody is left waiting
+	for next < groups && lost == nil {
 		whole(next)
 	}
 	if lost != nil {

@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// SavedReport is what a job on saved tensors did, for the table at its end. Times and bytes are this rank's.
+// SavedReport is what a job on saved tensors did, for the table at its end. Times and bytes are
+// this rank's.
 type SavedReport struct {
 	Input    string // shapes, as read
 	Plan     string // how heads or states are shared
@@ -21,8 +22,9 @@ type SavedReport struct {
 	Formula  int64   // as the plan has it
 }
 
-// savedRun is a job on saved tensors under way. The communicator serves tensors of the host and of the device. Every rank reads its own
-// rows; rank 0 writes the output, whole or not at all. What is here is collective and fails on all ranks alike.
+// savedRun is a job on saved tensors under way. The communicator serves tensors of the host and of
+// the device. Every rank reads its own rows; rank 0 writes the output, whole or not at all. What is
+// here is collective and fails on all ranks alike.
 type savedRun struct {
 	in     *savedInput
 	dev    device.Device
@@ -32,7 +34,8 @@ type savedRun struct {
 	arena  *device.Arena
 	piece  []float32
 	report SavedReport
-	done   *SavedReport // the report, once the output is written; it may hold what is no finite number
+	// the report, once the output is written; it may hold what is no finite number
+	done *SavedReport
 }
 
 // savedKind is what one kind of job does in a run, each in turn.
@@ -41,7 +44,8 @@ type savedKind interface {
 	tokens() int64
 	layout(a *device.Arena) error              // takes all memory of the run
 	scratch() (saved, workspace tensor.Tensor) // of that memory, what is neither input nor result
-	read() error                               // fills this rank's rows and refuses numbers that cannot be
+	// fills this rank's rows and refuses numbers that cannot be
+	read() error
 	compute() error
 	results() []sharded
 	sees(token int64) bool // whether a query sees a key
@@ -51,14 +55,18 @@ func (r *savedRun) base() *savedRun { return r }
 
 func (r *savedRun) sees(int64) bool { return true }
 
-// pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is a row or more.
+// pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is
+// a row or more.
 const pieceBytes = 4 << 20
 
-// runThen does the work once the plan stands; it calls leave at the end, before the memory that was exchanged is given back.
+// runThen does the work once the plan stands; it calls leave at the end, before the memory that was
+// exchanged is given back.
 func runThen(k savedKind, output string, leave func(error) error) (*SavedReport, error) {
 	r, panicked := k.base(), true
 	defer func() {
-		if !panicked { // else peers may be reading what they have mapped of it, until the Abort that comes ends them, and it
+		// else peers may be reading what they have mapped of it, until the Abort that comes ends
+		// them, and it
+		if !panicked {
 			r.free()
 		}
 	}()
@@ -86,7 +94,8 @@ func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err
 	r.report.Seconds, r.report.Sent = time.Since(start).Seconds(), comm.Sent(r.comm)-sent
 	r.clock.Pop()
 	if err != nil {
-		// A rank that fails here fails alone, so it ends the job: its peers are waiting in an exchange.
+		// A rank that fails here fails alone, so it ends the job: its peers are waiting in an
+		// exchange.
 		r.comm.Abort(status.Of(err), err.Error())
 		return err
 	}
@@ -129,7 +138,8 @@ func (r *savedRun) free() {
 	r.in.close()
 }
 
-// load fills dst, dense, with the elements of an entry from start on; a tensor that is not wanted is nil.
+// load fills dst, dense, with the elements of an entry from start on; a tensor that is not wanted
+// is nil.
 func (r *savedRun) load(dst tensor.Tensor, e tensor.Entry, start int64, wrong func(float32) string) error {
 	if dst.IsNil() {
 		return nil

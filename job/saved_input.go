@@ -13,13 +13,15 @@ import (
 	"ulysses/tensor"
 )
 
-// savedInput is the input of a job on saved tensors, "attention" or "gdn": a file whose header is being checked.
+// savedInput is the input of a job on saved tensors, "attention" or "gdn": a file whose header is
+// being checked.
 type savedInput struct {
 	file *tensor.Safetensors
 	kind string // the table of the job file that names it
 }
 
-// openSaved opens the input of a table and finds out, on the rank that will write, whether the output can be written.
+// openSaved opens the input of a table and finds out, on the rank that will write, whether the
+// output can be written.
 func openSaved(f *faultList, kind, input, output string, writer bool) savedInput {
 	if writer {
 		checkOutput(f, kind, input, output)
@@ -67,7 +69,8 @@ func checkOutput(f *faultList, kind, input, output string) {
 	tensor.Discard(name)
 }
 
-// names refuses tensors that are not read. Results of an earlier run may lie in the file too and are passed over.
+// names refuses tensors that are not read. Results of an earlier run may lie in the file too and
+// are passed over.
 func (in *savedInput) names(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
 	for _, e := range in.file.Entries() {
 		switch {
@@ -124,7 +127,8 @@ func (in *savedInput) integers(f *faultList, name string, length, most int64) []
 	return x
 }
 
-// read fills values with the elements of e from start on. It refuses NaN and infinity, and what wrong has words for.
+// read fills values with the elements of e from start on. It refuses NaN and infinity, and what
+// wrong has words for.
 func (in *savedInput) read(e tensor.Entry, start int64, values []float32, wrong func(float32) string) error {
 	if err := in.file.ReadFloat32(e, start, values); err != nil {
 		return err

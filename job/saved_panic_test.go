@@ -55,7 +55,8 @@ func (k *broken) compute() error {
 	return nil
 }
 
-// A rank that panics amid its passes leaves its memory to peers that read it; what ends in order gives everything back.
+// A rank that panics amid its passes leaves its memory to peers that read it; what ends in order
+// gives everything back.
 func TestPanicLeavesMemory(t *testing.T) {
 	for _, panics := range []bool{false, true} {
 		under, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: 1})

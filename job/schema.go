@@ -114,7 +114,8 @@ func (f *field) convert(dst reflect.Value, value any) error {
 	return nil
 }
 
-// list fills a slice, or an array of exactly its length. One value alone may stand for a list of one.
+// list fills a slice, or an array of exactly its length. One value alone may stand for a list of
+// one.
 func (f *field) list(dst reflect.Value, value any) error {
 	values, ok := value.([]any)
 	if _, text := value.(string); text && dst.Kind() == reflect.Slice && dst.Type().Elem().Kind() == reflect.String {

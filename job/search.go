@@ -28,7 +28,8 @@ type candidate struct {
 	job func(sets ...string) (*Job, error) // on this mesh
 }
 
-// search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and prints them, the fastest that fits first.
+// search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and
+// prints them, the fastest that fits first.
 func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
@@ -86,7 +87,8 @@ func (s *inTurn) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	return s.sizes.GatedDeltaSizes(a)
 }
 
-// lookAt looks at candidates, as many at a time as there are cores: they have nothing to do with one another but the device.
+// lookAt looks at candidates, as many at a time as there are cores: they have nothing to do with
+// one another but the device.
 func lookAt(all []candidate, m *machine, x *subject) error {
 	shared := *m
 	shared.sizes = &inTurn{sizes: m.sizes}

@@ -23,7 +23,8 @@ type session struct {
 	failed  error   // the error that ended the steps early, on all ranks
 }
 
-// prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all ranks succeed or return the same code.
+// prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all
+// ranks succeed or return the same code.
 func prepare(e *Env, resume bool) (*session, error) {
 	s := &session{Env: e}
 	setup, err := s.load()
@@ -44,7 +45,8 @@ func prepare(e *Env, resume bool) (*session, error) {
 	return s, nil
 }
 
-// load makes what the trainer is made of. Collective: ranks agree after each part that may fail on some.
+// load makes what the trainer is made of. Collective: ranks agree after each part that may fail on
+// some.
 func (s *session) load() (*train.Setup, error) {
 	folder, err := s.openConfig()
 	if folder != nil {
@@ -148,7 +150,9 @@ func (s *session) fill(folder *model.Folder) error {
 
 func (s *session) close() {
 	if s.alone && s.world.Kind() != "local" {
-		return // its peers read this rank's memory, which they have mapped, until its Abort ends them, and it
+		// its peers read this rank's memory, which they have mapped, until its Abort ends them, and
+		// it
+		return
 	}
 	if s.trainer != nil {
 		s.trainer.Free()

@@ -48,7 +48,8 @@ func setValue(text string) any {
 	return v["v"]
 }
 
-// orText takes back the reading of a bare word as a number, truth value or date where the key holds text.
+// orText takes back the reading of a bare word as a number, truth value or date where the key holds
+// text.
 func (f *field) orText(value any, text string) any {
 	k := f.typ.Kind()
 	if k == reflect.Slice {

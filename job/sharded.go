@@ -18,7 +18,8 @@ type sharded struct {
 	rows  int64
 }
 
-// shards is sharded tensors on their way into a file: through the host, in pieces of at most so many bytes, or of one row.
+// shards is sharded tensors on their way into a file: through the host, in pieces of at most so
+// many bytes, or of one row.
 type shards struct {
 	comm   comm.Comm // its host side
 	dev    device.Device
@@ -27,8 +28,9 @@ type shards struct {
 	piece  []byte
 }
 
-// writeSharded writes tensors into one safetensors file, on rank 0, without holding any of them whole; look is shown them there. It is
-// collective and fails on all ranks alike; a file that cannot be written is not there.
+// writeSharded writes tensors into one safetensors file, on rank 0, without holding any of them
+// whole; look is shown them there. It is collective and fails on all ranks alike; a file that
+// cannot be written is not there.
 func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, metadata map[string]string, items []sharded, look *finite, limit int64) error {
 	w := &shards{comm: c, dev: d, stream: s, limit: limit}
 	if c.Rank() != 0 {
@@ -40,7 +42,8 @@ func writeSharded(c comm.Comm, d device.Device, s device.Stream, path string, me
 		}
 		return comm.Agree(c, err)
 	}
-	// Peers send everything, in order, whatever becomes of the file. done counts the tensors that have come.
+	// Peers send everything, in order, whatever becomes of the file. done counts the tensors that
+	// have come.
 	done := 0
 	files := make([]tensor.Item, len(items))
 	for i := range items {
@@ -82,8 +85,8 @@ func (w *shards) buffer(n, row int64) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(w.piece)), tensor.U8, n, row)
 }
 
-// own calls f with this rank's rows, piece by piece, in memory of the host. An error of the device does not keep f from being called, for
-// a peer may wait for what it sends.
+// own calls f with this rank's rows, piece by piece, in memory of the host. An error of the device
+// does not keep f from being called, for a peer may wait for what it sends.
 func (w *shards) own(t *sharded, f func(rows tensor.Tensor) error) error {
 	part, step := t.flat(), w.step(t)
 	var failed error
@@ -111,7 +114,8 @@ func (w *shards) send(t *sharded) error {
 	return w.own(t, func(rows tensor.Tensor) error { return w.comm.SendRecv(nil, tensor.Tensor{}, -1, rows, 0) })
 }
 
-// receive writes all rows in order. After a write error it goes on receiving, so that no peer is left waiting.
+// receive writes all rows in order. After a write error it goes on receiving, so that no peer is
+// left waiting.
 func (w *shards) receive(t *sharded, out io.Writer) error {
 	var err error
 	failed := w.own(t, func(rows tensor.Tensor) error {

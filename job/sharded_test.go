@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Rows arrive in order, whatever the pieces they travel in; a rank may have none. A file that cannot be made is an error on all ranks,
-// none is left waiting.
+// Rows arrive in order, whatever the pieces they travel in; a rank may have none. A file that
+// cannot be made is an error on all ranks, none is left waiting.
 func TestWriteSharded(t *testing.T) {
 	const rows, width = 7, 3
 	for _, ranks := range []int{1, 2, 3, 8} {

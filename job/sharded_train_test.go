@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Weights, gradients and states that are cut over the ranks give PyTorch's losses, and a model folder like any other; verify finds the
-// gradients and weights of one rank.
+// Weights, gradients and states that are cut over the ranks give PyTorch's losses, and a model
+// folder like any other; verify finds the gradients and weights of one rank.
 func TestShardedGoldens(t *testing.T) {
 	cases := readGoldens(t, "train")
 	for dir, c := range cases {
@@ -33,7 +33,8 @@ func TestShardedGoldens(t *testing.T) {
 					}
 				}
 				checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)
-				if !strings.Contains(stdout.String(), "shard") && !(zero == 1 && strings.Contains(c.Name, "sgd")) { // which has no state
+				// which has no state
+				if !strings.Contains(stdout.String(), "shard") && !(zero == 1 && strings.Contains(c.Name, "sgd")) {
 					t.Errorf("the memory table has no shards:\n%s", stdout.String())
 				}
 				o.Stdout = io.Discard

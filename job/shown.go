@@ -73,7 +73,8 @@ func (j *Job) valueShown(f *field) any {
 		if i < len(written) && written[i] != "" {
 			return written[i]
 		}
-		return j.asWritten(is) // it may derive from another path, as data.tokenizer does from model.path
+		// it may derive from another path, as data.tokenizer does from model.path
+		return j.asWritten(is)
 	}
 	switch x := v.Interface().(type) {
 	case string:

@@ -157,7 +157,8 @@ func queued() (seconds float64) {
 		if err != nil {
 			continue // the thread has ended
 		}
-		if f := strings.Fields(string(text)); len(f) > 1 { // time on a core, time waiting for one, in ns
+		// time on a core, time waiting for one, in ns
+		if f := strings.Fields(string(text)); len(f) > 1 {
 			ns, _ := strconv.ParseFloat(f[1], 64)
 			seconds += ns * 1e-9
 		}

@@ -84,7 +84,8 @@ func TestSpecialFiles(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Fatalf("%s, %s: the job waits", file, kind)
 			}
-			if strings.HasSuffix(file, "metrics.jsonl") && kind == "a device" { // a link leads to the device, and links there are refused
+			// a link leads to the device, and links there are refused
+			if strings.HasSuffix(file, "metrics.jsonl") && kind == "a device" {
 				kind = "a symbolic link"
 			}
 			if code := status.Of(err); code != status.IO && code != status.InvalidConfig || !strings.Contains(err.Error(), filepath.Base(path)) || !strings.Contains(err.Error(), kind) {

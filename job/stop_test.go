@@ -16,7 +16,8 @@ import (
 	"ulysses/slurm"
 )
 
-// A request to stop that comes before the first step, while device, model and data are opened, is met after it.
+// A request to stop that comes before the first step, while device, model and data are opened, is
+// met after it.
 func TestStopEarly(t *testing.T) {
 	dir, _ := newKept(t)
 	ask := func(c backends.Choice) (device.Device, string, error) {

@@ -8,8 +8,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl, torchtitan), without their table and in lower
-// case, to ours. The remark says what differs, where something does.
+// foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl,
+// torchtitan), without their table and in lower case, to ours. The remark says what differs, where
+// something does.
 var foreign = map[string]struct{ ours, remark string }{
 	"max_grad_norm": {"optimizer.clip", ""}, "grad_clip": {"optimizer.clip", ""}, "gradient_clipping": {"optimizer.clip", ""},
 	"clip_grad": {"optimizer.clip", ""}, "clip_grad_norm": {"optimizer.clip", ""}, "gradient_clip_val": {"optimizer.clip", ""},
@@ -118,7 +119,8 @@ func unknownTable(name string) (text string, code status.Code) {
 	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", ")), code
 }
 
-// nearest is the candidate with the least edit distance, if that is small against the word, else "".
+// nearest is the candidate with the least edit distance, if that is small against the word, else
+// "".
 func nearest(word string, candidates []string) string {
 	best := closest(word, candidates)
 	if n := distance(strings.ToLower(word), best); best == "" || n > max(1, len(word)/3) {
@@ -137,7 +139,8 @@ func closest(word string, candidates []string) string {
 	return best
 }
 
-// distance counts the insertions, deletions, replacements and swaps of neighbours that turn a into b (optimal string alignment).
+// distance counts the insertions, deletions, replacements and swaps of neighbours that turn a into
+// b (optimal string alignment).
 func distance(a, b string) int {
 	if len(a) > 100 || len(b) > 100 {
 		return max(len(a), len(b))

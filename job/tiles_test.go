@@ -32,8 +32,9 @@ func tiledRun(t *testing.T, path string, ranks int, mlp, loss string) (losses []
 	return losses, weights
 }
 
-// Jobs in tiles, single tokens to more than there are, take the step of jobs without: SGD's weights are the same within 1e-7, or
-// the last bit of those near 1, and the first loss, before anything was stepped, to the bit.
+// Jobs in tiles, single tokens to more than there are, take the step of jobs without: SGD's weights
+// are the same within 1e-7, or the last bit of those near 1, and the first loss, before anything
+// was stepped, to the bit.
 func TestTiledJobs(t *testing.T) {
 	for _, name := range []string{"llama-sgd-packed", "qwen3-sgd-ignored"} {
 		path := filepath.Join(goldens, name, "job.toml")

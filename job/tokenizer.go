@@ -8,8 +8,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// chooseTokenizer settles what data.tokenizer = "auto" is: for text, that of the model's folder, else bytes. A folder with a tokenizer of a kind
-// that is not read is refused: its model has never seen bytes.
+// chooseTokenizer settles what data.tokenizer = "auto" is: for text, that of the model's folder,
+// else bytes. A folder with a tokenizer of a kind that is not read is refused: its model has never
+// seen bytes.
 func (j *Job) chooseTokenizer() error {
 	if !isModelJob(j) || j.Data.Tokenizer != "auto" {
 		return nil

@@ -43,7 +43,8 @@ type traceOrigin struct {
 	Zero time.Duration
 }
 
-// writeTrace brings the ranks' spans to rank 0, which writes trace.json; nil where no step of the range was run. Collective.
+// writeTrace brings the ranks' spans to rank 0, which writes trace.json; nil where no step of the
+// range was run. Collective.
 func (s *session) writeTrace() (*traced, error) {
 	t := s.trainer.Trace
 	if t == nil || t.Steps[1] == 0 {
@@ -103,9 +104,10 @@ func (s *session) writeTrace() (*traced, error) {
 	return x, comm.Agree(world, err)
 }
 
-// timeline is how a time of this rank's recorder becomes one of the file's, which begins at zero, and how far that may be off. Where the
-// ranks turn out to share a machine's clock it is taken as it is; elsewhere what was measured before the first step and behind the last one
-// counts, and in between a straight line.
+// timeline is how a time of this rank's recorder becomes one of the file's, which begins at zero,
+// and how far that may be off. Where the ranks turn out to share a machine's clock it is taken as
+// it is; elsewhere what was measured before the first step and behind the last one counts, and in
+// between a straight line.
 func timeline(t *train.Trace, root traceOrigin, host string) (at func(time.Duration) time.Duration, within time.Duration) {
 	shared := time.Duration(t.Recorder.Base.UnixNano() - root.Base)
 	const slack = 20 * time.Microsecond // between two readings of a clock that is being disciplined
@@ -123,8 +125,8 @@ func timeline(t *train.Trace, root traceOrigin, host string) (at func(time.Durat
 	}, max(t.Begun.Within, t.Ended.Within)
 }
 
-// writeEvents writes the file on rank 0. After a write error it goes on receiving, so that no peer is left waiting; lost is an error of the
-// communicator.
+// writeEvents writes the file on rank 0. After a write error it goes on receiving, so that no peer
+// is left waiting; lost is an error of the communicator.
 func (s *session) writeEvents(w io.Writer, own []byte, x *traced) (err, lost error) {
 	put := func(b ...[]byte) {
 		for _, part := range b {

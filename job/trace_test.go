@@ -42,8 +42,8 @@ func readTrace(t *testing.T, path string) (events []event, about map[string]stri
 	return file.TraceEvents, file.OtherData
 }
 
-// A trace has the steps that were asked for and no other; every rank's spans nest, lie inside them, and its communication is what the
-// ledger's formulas count.
+// A trace has the steps that were asked for and no other; every rank's spans nest, lie inside them,
+// and its communication is what the ledger's formulas count.
 func TestTrace(t *testing.T) {
 	dir, run := newKept(t, "parallel.ulysses=2", "parallel.zero=3", "output.trace=[2, 3]", "checkpoint.every=0")
 	out, err := run(4)
@@ -89,13 +89,15 @@ func TestTrace(t *testing.T) {
 			checkNested(t, spans, steps[0].TS, steps[1].end())
 		}
 	}
-	if n := count(lanes, int(trace.Comm), "sequence all-to-all"); n != 4*2*2*2*4 { // ranks, steps, passes, layers, exchanges
+	// ranks, steps, passes, layers, exchanges
+	if n := count(lanes, int(trace.Comm), "sequence all-to-all"); n != 4*2*2*2*4 {
 		t.Errorf("%d all-to-alls", n)
 	}
 	if n := count(lanes, int(trace.Host), "attention"); n != 4*2*2*2*2 { // forward and backward
 		t.Errorf("%d phases of attention", n)
 	}
-	if count(lanes, int(trace.Side), "world reduce-scatter") != 4*2*2*5 || count(lanes, int(trace.Comm), "world reduce-scatter") != 0 { // groups, and the tied table twice
+	// groups, and the tied table twice
+	if count(lanes, int(trace.Side), "world reduce-scatter") != 4*2*2*5 || count(lanes, int(trace.Comm), "world reduce-scatter") != 0 {
 		t.Errorf("%d sums of gradients on the side stream", count(lanes, int(trace.Side), "world reduce-scatter"))
 	}
 
@@ -120,7 +122,8 @@ func count(lanes map[[2]int][]event, lane int, name string) (n int) {
 	return n
 }
 
-// checkNested wants spans inside [lo, hi] that nest or follow one another, to the nanosecond that the file is written in.
+// checkNested wants spans inside [lo, hi] that nest or follow one another, to the nanosecond that
+// the file is written in.
 func checkNested(t *testing.T, spans []event, lo, hi float64) {
 	t.Helper()
 	const nano = 2e-3
@@ -145,7 +148,8 @@ func checkNested(t *testing.T, spans []event, lo, hi float64) {
 	}
 }
 
-// Times of ranks on other machines are fitted by what was measured; the same machine's clock is taken as it is, unless that contradicts it.
+// Times of ranks on other machines are fitted by what was measured; the same machine's clock is
+// taken as it is, unless that contradicts it.
 func TestTimeline(t *testing.T) {
 	base := time.Unix(1000, 0)
 	r := &trace.Recorder{Base: base}
@@ -163,7 +167,8 @@ func TestTimeline(t *testing.T) {
 	}{
 		{"a", time.Second, time.Second, 13 * time.Second, 0},
 		{"a", time.Second + time.Millisecond/2, time.Second - time.Millisecond, 13 * time.Second, 0},
-		{"a", 2 * time.Second, 2 * time.Second, 14 * time.Second, 2 * time.Millisecond}, // another machine of that name
+		// another machine of that name
+		{"a", 2 * time.Second, 2 * time.Second, 14 * time.Second, 2 * time.Millisecond},
 		{"b", 2 * time.Second, 2*time.Second + 100*time.Millisecond, 14*time.Second + 50*time.Millisecond, 2 * time.Millisecond},
 	} {
 		set(c.first, c.last)

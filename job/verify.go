@@ -13,13 +13,14 @@ import (
 	"ulysses/train"
 )
 
-// verifyLimits are the largest max|Δ|/max|ref| that two orders of summation may leave, by the type of activations. In BF16 a sum that
-// comes out a little different may be rounded the other way, by 2^-8, and what follows with it.
+// verifyLimits are the largest max|Δ|/max|ref| that two orders of summation may leave, by the type
+// of activations. In BF16 a sum that comes out a little different may be rounded the other way, by
+// 2^-8, and what follows with it.
 var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 
-// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor: the outputs and gradients of a job on
-// saved tensors; of a training job the loss, the gradients and the updated weights of the first step. A difference beyond rounding is a
-// Numeric error.
+// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor:
+// the outputs and gradients of a job on saved tensors; of a training job the loss, the gradients
+// and the updated weights of the first step. A difference beyond rounding is a Numeric error.
 func Verify(o Options) error {
 	o.verb = "verify"
 	return launch(o, func(e *Env) error {
@@ -34,7 +35,8 @@ func Verify(o Options) error {
 		if e.Mesh.World.Rank() == 0 {
 			err = verifyAgainstOne(e, all, compute, &o)
 		}
-		return comm.Agree(e.world, err) // not counted and not watched: the others wait for as long as one rank takes
+		// not counted and not watched: the others wait for as long as one rank takes
+		return comm.Agree(e.world, err)
 	})
 }
 
@@ -84,7 +86,8 @@ type difference struct {
 	equal               bool
 }
 
-// compare is max|Δ|, mean|Δ| and max|Δ|/max|ref|; -inf against -inf (the lse of a row without keys) is no difference, NaN is an infinite one.
+// compare is max|Δ|, mean|Δ| and max|Δ|/max|ref|; -inf against -inf (the lse of a row without keys)
+// is no difference, NaN is an infinite one.
 func compare(a, ref named) (difference, error) {
 	if a.name != ref.name || len(a.data) != len(ref.data) {
 		return difference{}, status.Errorf(status.Internal, "verify: %s has %d elements, on one rank %s has %d", a.name, len(a.data), ref.name, len(ref.data))
@@ -113,7 +116,8 @@ func compare(a, ref named) (difference, error) {
 	return d, nil
 }
 
-// trainTensors is the loss, the gradients and the updated weights of the first step; of an evaluation the loss.
+// trainTensors is the loss, the gradients and the updated weights of the first step; of an
+// evaluation the loss.
 func trainTensors(e *Env) (out []named, err error) {
 	s, err := prepare(e, false)
 	if err != nil {
@@ -158,8 +162,8 @@ func trainTensors(e *Env) (out []named, err error) {
 					out = append(out, named{p.Name + " gradient", p.Shape, x, true})
 					continue
 				}
-				// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may decide the sign of a gradient near zero, so
-				// its weights are shown and not judged.
+				// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may
+				// decide the sign of a gradient near zero, so its weights are shown and not judged.
 				out = append(out, named{p.Name + " updated", p.Shape, x, e.Job.Optimizer.Name == "sgd"})
 			}
 		}

@@ -10,7 +10,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// A window leaves what the definition says, on the CPU and on a late device, with keys that end where queries end, documents and gradients.
+// A window leaves what the definition says, on the CPU and on a late device, with keys that end
+// where queries end, documents and gradients.
 func TestAttentionWindow(t *testing.T) {
 	const rows, hq, hkv, d = 23, 4, 2, 8
 	cu := []int64{0, 9, 23}

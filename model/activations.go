@@ -18,22 +18,26 @@ const (
 
 func (f Fate) String() string { return [...]string{"keep", "recompute", "offload"}[f] }
 
-// Activations says what a pass keeps for its backward half. Gradients do not depend on it: what is computed again has the same bits, if the
-// device's operations are repeatable.
+// Activations says what a pass keeps for its backward half. Gradients do not depend on it: what is
+// computed again has the same bits, if the device's operations are repeatable.
 type Activations struct {
-	// BlockInput, Keep or Offload, is the residual stream before a layer: of every Segment-th one. Those between are computed again, by one
-	// more forward pass over the segment (Chen et al. 2016).
+	// BlockInput, Keep or Offload, is the residual stream before a layer: of every Segment-th one.
+	// Those between are computed again, by one more forward pass over the segment (Chen et al.
+	// 2016).
 	BlockInput Fate
 	Segment    int64 // layers; 0 = 1
 
-	// Attention is its output and what its backward needs beside q, k and v (the LSE); of linear attention everything but the gate's input.
-	// Recomputed it takes QKV along.
+	// Attention is its output and what its backward needs beside q, k and v (the LSE); of linear
+	// attention everything but the gate's input. Recomputed it takes QKV along.
 	Attention Fate
-	QKV       Fate // queries, keys and values as attention takes them, and before their norms; of linear attention the gate's input
-	MLP       Fate // the residual stream before the MLP and, unless it runs in tiles, gate and up
+	// queries, keys and values as attention takes them, and before their norms; of linear attention
+	// the gate's input
+	QKV Fate
+	MLP Fate // the residual stream before the MLP and, unless it runs in tiles, gate and up
 
-	// HeadGroups cuts the heads of softmax attention into so many groups, which go through the exchange and attention one after the other,
-	// so that q, k and v of one group only are there in whole (Ghadia et al. 2026, arXiv:2602.21196). It divides the key heads. 0 = 1.
+	// HeadGroups cuts the heads of softmax attention into so many groups, which go through the
+	// exchange and attention one after the other, so that q, k and v of one group only are there in
+	// whole (Ghadia et al. 2026, arXiv:2602.21196). It divides the key heads. 0 = 1.
 	HeadGroups int64
 }
 
@@ -68,7 +72,8 @@ func (a Activations) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// SetActivations is for between passes; Memory goes by it. It is collective where head groups are new.
+// SetActivations is for between passes; Memory goes by it. It is collective where head groups are
+// new.
 func (m *Model) SetActivations(a Activations) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "model.SetActivations: "+format, args...)

@@ -19,7 +19,8 @@ func deeper(cfg *Config, layers int64) *Config {
 	return c
 }
 
-// fates are ways to keep activations: each kind by itself, all together, segments of several lengths, groups of heads.
+// fates are ways to keep activations: each kind by itself, all together, segments of several
+// lengths, groups of heads.
 func fates() []Activations {
 	all := []Activations{
 		{MLP: Recompute}, {QKV: Recompute}, {Attention: Recompute, QKV: Recompute}, {Attention: Recompute, QKV: Recompute, MLP: Recompute},
@@ -50,8 +51,8 @@ func under(a Activations, x Tiles, tokens int64) func(r *rank) {
 	}
 }
 
-// What is not kept is computed again, or comes back from the host, to the bit: losses and gradients are those of a pass that keeps
-// everything, on any number of ranks, with tiles and without.
+// What is not kept is computed again, or comes back from the host, to the bit: losses and gradients
+// are those of a pass that keeps everything, on any number of ranks, with tiles and without.
 func TestActivations(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 5)
@@ -76,8 +77,8 @@ func TestActivations(t *testing.T) {
 	})
 }
 
-// Groups of heads leave every head's attention as it is; gradients of key heads whose query heads lie on several ranks are summed in another
-// order.
+// Groups of heads leave every head's attention as it is; gradients of key heads whose query heads
+// lie on several ranks are summed in another order.
 func TestHeadGroups(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -103,8 +104,8 @@ func TestHeadGroups(t *testing.T) {
 	})
 }
 
-// A pass takes what is planned to the byte, on the device and on the host, sends what the formula says, and allocates nothing; an evaluation
-// afterwards too.
+// A pass takes what is planned to the byte, on the device and on the host, sends what the formula
+// says, and allocates nothing; an evaluation afterwards too.
 func TestActivationsMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 4)
@@ -147,8 +148,8 @@ func TestActivationsMemory(t *testing.T) {
 	})
 }
 
-// What a layer keeps is what the kinds say, in bytes a token: nothing of a layer but its input, with everything recomputed; of every other
-// layer in segments of two.
+// What a layer keeps is what the kinds say, in bytes a token: nothing of a layer but its input,
+// with everything recomputed; of every other layer in segments of two.
 func TestActivationsBytes(t *testing.T) {
 	base := configs(t)["llama"]
 	const tokens = 64 * 48 // so that nothing is padded

@@ -9,9 +9,10 @@ import (
 
 // Mixer is a sublayer that mixes tokens, the one polymorphic layer of a model.
 //
-// Both halves work in place, for memory is lifetimes: Forward overwrites x [T, hidden] with its output and keeps what Backward needs
-// (as far as hold gave it memory); Backward gets the same x once more and overwrites it with the gradient of x, from dy
-// [T, hidden], which it leaves alone. Gradients of parameters are added to and announced.
+// Both halves work in place, for memory is lifetimes: Forward overwrites x [T, hidden] with its
+// output and keeps what Backward needs (as far as hold gave it memory); Backward gets the same x
+// once more and overwrites it with the gradient of x, from dy [T, hidden], which it leaves alone.
+// Gradients of parameters are added to and announced.
 type Mixer interface {
 	Params() []*Param
 	hold(p *pass)
@@ -20,8 +21,9 @@ type Mixer interface {
 	Backward(p *pass, x, dy tensor.Tensor)
 }
 
-// softmaxAttention is grouped-query attention (Ainslie et al. 2023) with rotary positions, sequence-parallel by its plan. In Qwen3.5 a gate
-// for each of its features comes out of q's projection, and the output is times the sigmoid of it (Qiu et al. 2025, arXiv:2505.06708).
+// softmaxAttention is grouped-query attention (Ainslie et al. 2023) with rotary positions,
+// sequence-parallel by its plan. In Qwen3.5 a gate for each of its features comes out of q's
+// projection, and the output is times the sigmoid of it (Qiu et al. 2025, arXiv:2505.06708).
 type softmaxAttention struct {
 	hq, hkv, d   int64
 	dq           int64 // columns of a head of q's projection: D, with a gate [q|gate]: 2D
@@ -104,8 +106,8 @@ func (a *softmaxAttention) hold(p *pass) {
 	}
 }
 
-// project computes all [T, Hq·dq + 2Hkv·D] from x; a copy of its q, with the gates, and k goes to raw, if there is one. Their norms come later, on the way
-// to attention.
+// project computes all [T, Hq·dq + 2Hkv·D] from x; a copy of its q, with the gates, and k goes to
+// raw, if there is one. Their norms come later, on the way to attention.
 func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 	p.phase("projection")
 	a.qkv.forward(p, all, x)
@@ -117,7 +119,8 @@ func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 	}
 }
 
-// norms sets attention's arguments for the norms, with memory for their statistics unless it is held.
+// norms sets attention's arguments for the norms, with memory for their statistics unless it is
+// held.
 func (a *softmaxAttention) norms(p *pass) {
 	if a.qNorm == nil {
 		return
@@ -132,8 +135,8 @@ func (a *softmaxAttention) norms(p *pass) {
 	a.qHeads, a.kHeads = norm(a.qNorm, q, a.hq), norm(a.kNorm, k, a.hkv)
 }
 
-// group sets the arguments for a group of heads of all, q, k and v as attention takes them, and of its output. saved is of all groups, or
-// of one.
+// group sets the arguments for a group of heads of all, q, k and v as attention takes them, and of
+// its output. saved is of all groups, or of one.
 func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tensor) {
 	n, size := p.plans.groups, p.sizes.full
 	q, _, k := a.queriesKeys(all)
@@ -223,7 +226,8 @@ func (a *softmaxAttention) Output(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// Backward makes q, k and v again where they were not kept, a group of heads at a time; their gradients take their places.
+// Backward makes q, k and v again where they were not kept, a group of heads at a time; their
+// gradients take their places.
 func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
 	dmixed := p.temp(p.rows, a.hq*a.d)
@@ -272,7 +276,8 @@ func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved te
 	}
 }
 
-// backwardOut is the way back through the output's projection and its gate, whose output is computed again.
+// backwardOut is the way back through the output's projection and its gate, whose output is
+// computed again.
 func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, raw, dy tensor.Tensor) {
 	y, gate := a.mixed, tensor.Tensor{}
 	heads, dheads := a.mixed.Split(1, a.hq), dmixed.Split(1, a.hq) // [T, Hq, D]

@@ -26,7 +26,8 @@ type sequence struct {
 	cu                      []int64
 }
 
-// documents makes a sequence of random documents of these lengths; targets are shifted, and some are ignored.
+// documents makes a sequence of random documents of these lengths; targets are shifted, and some
+// are ignored.
 func documents(vocab int64, lengths ...int64) *sequence {
 	r := rand.New(rand.NewPCG(1, uint64(len(lengths))))
 	s := &sequence{cu: []int64{0}}
@@ -193,7 +194,8 @@ type outcome struct {
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }
 
-// ranks runs f on n ranks: goroutines, or processes when n is the number of them; one rank is always at hand.
+// ranks runs f on n ranks: goroutines, or processes when n is the number of them; one rank is
+// always at hand.
 func ranks(t testing.TB, n int, f func(c comm.Comm) error) {
 	t.Helper()
 	if n > 1 {

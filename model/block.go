@@ -40,7 +40,8 @@ func (r *residual) normed(p *pass, x tensor.Tensor) {
 	p.end()
 }
 
-// backward turns the gradient d [T, hidden] of the output into that of the input x, in place. The norm's output is computed again.
+// backward turns the gradient d [T, hidden] of the output into that of the input x, in place. The
+// norm's output is computed again.
 func (r *residual) backward(p *pass, x, d tensor.Tensor) {
 	r.normed(p, x)
 	r.inner.Backward(p, p.act, d)
@@ -111,7 +112,8 @@ func (b *block) again(p *pass, y, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// backward turns the gradient d [T, hidden] of the output into that of the input x, in place, and computes again what was not kept.
+// backward turns the gradient d [T, hidden] of the output into that of the input x, in place, and
+// computes again what was not kept.
 func (b *block) backward(p *pass, x, d tensor.Tensor) {
 	mark := p.mark()
 	mid, lost := b.mid, p.fate[attention] == Recompute
@@ -132,7 +134,8 @@ func (b *block) backward(p *pass, x, d tensor.Tensor) {
 	p.reset(mark)
 }
 
-// mix computes the mixer's half again with what its backward needs; q, k and v only where they are there in whole for all heads anyway.
+// mix computes the mixer's half again with what its backward needs; q, k and v only where they are
+// there in whole for all heads anyway.
 func (b *block) mix(p *pass, y, x tensor.Tensor) {
 	inQKV := take
 	if p.plans.groups > 1 {

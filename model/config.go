@@ -1,5 +1,6 @@
-// Package model is what is trained: Llama, Qwen2, Qwen3 and Qwen3.5 decoders with explicit forward and backward passes over one rank's shard
-// of a flat sequence of tokens. Tokens meet in the mixer alone; everything else is local to a token.
+// Package model is what is trained: Llama, Qwen2, Qwen3 and Qwen3.5 decoders with explicit forward
+// and backward passes over one rank's shard of a flat sequence of tokens. Tokens meet in the mixer
+// alone; everything else is local to a token.
 package model
 
 import (
@@ -15,7 +16,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults they have too.
+// Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults
+// they have too.
 type Config struct {
 	ModelType             string // llama | mistral | qwen2 | qwen3 | qwen3_5_text
 	VocabSize             int64
@@ -29,19 +31,21 @@ type Config struct {
 	RMSNormEps            float64
 	InitializerRange      float64
 	Rope                  Rope
-	RotaryDim             int64 // features of a head that rotate, the first ones: HeadDim · partial_rotary_factor
-	TieWordEmbeddings     bool
-	AttentionBias         bool         // on q, k, v and o; Qwen2 has it on q, k, v always and never on o
-	MLPBias               bool         // on gate, up, down (Llama only)
-	DType                 tensor.DType // in which weights are stored; they are trained in F32
-	Hybrid                             // Qwen3.5 alone
+	// features of a head that rotate, the first ones: HeadDim · partial_rotary_factor
+	RotaryDim         int64
+	TieWordEmbeddings bool
+	// on q, k, v and o; Qwen2 has it on q, k, v always and never on o
+	AttentionBias bool
+	MLPBias       bool         // on gate, up, down (Llama only)
+	DType         tensor.DType // in which weights are stored; they are trained in F32
+	Hybrid                     // Qwen3.5 alone
 
 	raw    map[string]any // config.json as it was read, for Save and Override
 	forced bool           // DType was overridden: Save follows it rather than the source's files
 }
 
-// What the model types differ in: biases, norms on the heads of q and k, a gate on attention's output, and norms whose weights are stored
-// as their distance from 1.
+// What the model types differ in: biases, norms on the heads of q and k, a gate on attention's
+// output, and norms whose weights are stored as their distance from 1.
 func (c *Config) QKVBias() bool    { return c.AttentionBias || c.ModelType == "qwen2" }
 func (c *Config) OutBias() bool    { return c.AttentionBias && c.ModelType != "qwen2" }
 func (c *Config) QKNorm() bool     { return c.ModelType == "qwen3" || c.hybrid() }
@@ -62,7 +66,8 @@ var architectures = map[string]string{
 // none.
 const mistralType = "mistral"
 
-// ParseConfig reads the text of a config.json. The error lists every fault with its field, value and remedy.
+// ParseConfig reads the text of a config.json. The error lists every fault with its field, value
+// and remedy.
 func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
 
 // parseConfig reads a config.json and replaces some of its fields. The file's own value of a
@@ -86,13 +91,14 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 	return readFields(&reader{raw: raw, seen: map[string]bool{}}).Override(override)
 }
 
-// ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in config.json, where transformers
-// leaves notes of its own, an unknown field is a fault.
+// ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in
+// config.json, where transformers leaves notes of its own, an unknown field is a fault.
 func ConfigFromMap(fields map[string]any) (*Config, error) {
 	return read("model.new", maps.Clone(fields), true)
 }
 
-// Override returns a config with some fields of config.json replaced. The frequency of RoPE is found wherever the file has it.
+// Override returns a config with some fields of config.json replaced. The frequency of RoPE is
+// found wherever the file has it.
 func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if len(fields) == 0 {
 		return c, nil
@@ -159,7 +165,8 @@ func read(where string, raw map[string]any, strict bool) (*Config, error) {
 	return c, nil
 }
 
-// Bounds that keep every product of two extents inside int64 and a hostile file from asking for absurd memory.
+// Bounds that keep every product of two extents inside int64 and a hostile file from asking for
+// absurd memory.
 const (
 	maxExtent = 1<<31 - 1
 	maxLayers = 1 << 14
@@ -229,7 +236,8 @@ func (c *Config) readHeads(r *reader) {
 	}
 }
 
-// readRefused looks at fields that would change what is computed: each is at its neutral value or refused.
+// readRefused looks at fields that would change what is computed: each is at its neutral value or
+// refused.
 func (c *Config) readRefused(r *reader) {
 	if act := r.text("hidden_act", "silu"); act != "silu" {
 		r.fault(status.Unsupported, "hidden_act = %q is not built: %s", act, notbuilt.Activations.Instead)

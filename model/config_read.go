@@ -13,7 +13,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// reader takes fields from a decoded JSON object or TOML table and collects what is wrong with them.
+// reader takes fields from a decoded JSON object or TOML table and collects what is wrong with
+// them.
 type reader struct {
 	where  string
 	raw    map[string]any
@@ -37,7 +38,8 @@ func (r *reader) fault(code status.Code, format string, args ...any) {
 	r.wrong = r.wrong || code != status.Unsupported
 }
 
-// err lists all faults: InvalidConfig if anything is wrong, Unsupported if all is right and something is not built.
+// err lists all faults: InvalidConfig if anything is wrong, Unsupported if all is right and
+// something is not built.
 func (r *reader) err() error {
 	code := status.Unsupported
 	if r.wrong {
@@ -176,8 +178,9 @@ func (r *reader) unknown() {
 	}
 }
 
-// ownWindow refuses a window that is asked for in a job: unlike a config.json, which carries the number along where it is switched off or where transformers
-// has no use for it, a job means what it says.
+// ownWindow refuses a window that is asked for in a job: unlike a config.json, which carries the
+// number along where it is switched off or where transformers has no use for it, a job means what
+// it says.
 func (r *reader) ownWindow() {
 	if r.strange || r.raw["model_type"] == mistralType {
 		return

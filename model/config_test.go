@@ -208,7 +208,8 @@ func TestConfigFromMap(t *testing.T) {
 	}
 }
 
-// A window that a job asks for by itself is refused; a config.json has one lying about, and a job may switch it off.
+// A window that a job asks for by itself is refused; a config.json has one lying about, and a job
+// may switch it off.
 func TestOwnWindow(t *testing.T) {
 	fields := map[string]any{"model_type": "qwen3", "vocab_size": int64(256), "hidden_size": int64(64), "intermediate_size": int64(128),
 		"num_hidden_layers": int64(2), "num_attention_heads": int64(4), "sliding_window": int64(8)}
@@ -316,7 +317,8 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// The frequencies of Llama 3.1 are those of transformers' formula, whose three cases are written out here.
+// The frequencies of Llama 3.1 are those of transformers' formula, whose three cases are written
+// out here.
 func TestFrequencies(t *testing.T) {
 	rope := parse(t, llama31).Rope
 	got := rope.Frequencies(64)

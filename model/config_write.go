@@ -36,7 +36,8 @@ func (c *Config) fields() map[string]any {
 	put("rms_norm_eps", pointed(c.RMSNormEps))
 	put("initializer_range", pointed(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
-	if _, nested := f["rope_parameters"]; !nested { // where transformers 5 keeps it; it reads the older fields too
+	// where transformers 5 keeps it; it reads the older fields too
+	if _, nested := f["rope_parameters"]; !nested {
 		put("rope_theta", pointed(c.Rope.Theta))
 		if c.hybrid() {
 			put("partial_rotary_factor", pointed(float64(c.RotaryDim)/float64(c.HeadDim)))
@@ -54,7 +55,8 @@ func (c *Config) fields() map[string]any {
 	return f
 }
 
-// pointed writes whole numbers of floating type with a point, as in 8.0: transformers looks at the type of some.
+// pointed writes whole numbers of floating type with a point, as in 8.0: transformers looks at the
+// type of some.
 func pointed(v any) any {
 	switch v := v.(type) {
 	case float64:

@@ -147,7 +147,8 @@ func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequen
 	return o
 }
 
-// In F32 a late device gives the CPU's bits: nothing in the pass leans on operations being done when they return.
+// In F32 a late device gives the CPU's bits: nothing in the pass leans on operations being done
+// when they return.
 func TestLateDevice(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -183,7 +184,8 @@ func TestBF16(t *testing.T) {
 				for i := range g {
 					off[i] = got.grads[name][i] - g[i]
 				}
-				// A dozen roundings of 2^-9 in a row, in numbers that partly cancel: most in biases of keys, whose gradient is nearly nothing.
+				// A dozen roundings of 2^-9 in a row, in numbers that partly cancel: most in biases
+				// of keys, whose gradient is nearly nothing.
 				if size := norm2(g); !(norm2(off) < 0.1*size+1e-4*norm2(want.grads["model.norm.weight"])) {
 					t.Errorf("%d ranks: gradient of %s is off by %.2g of %.2g", n, name, norm2(off), size)
 				}
@@ -221,7 +223,8 @@ func TestMemoryOfBF16(t *testing.T) {
 
 // Masters are what is drawn, loaded and saved; values are they rounded.
 func TestMasters(t *testing.T) {
-	cfg, err := configs(t)["qwen3"].Override(map[string]any{"vocab_size": 4000}) // more than a piece on its way
+	// more than a piece on its way
+	cfg, err := configs(t)["qwen3"].Override(map[string]any{"vocab_size": 4000})
 	must(err)
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newLate(c, cfg, tensor.BF16, 1)
@@ -264,7 +267,8 @@ func TestMasters(t *testing.T) {
 	})
 }
 
-// Ids that lie where the device cannot read them are refused, and so is a type that it does not compute in.
+// Ids that lie where the device cannot read them are refused, and so is a type that it does not
+// compute in.
 func TestPlaces(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 5)

@@ -1,11 +1,13 @@
 package model
 
-// deltaChunk is the tokens of a chunk that the gated delta rule's arithmetic is counted with, whatever a device takes.
+// deltaChunk is the tokens of a chunk that the gated delta rule's arithmetic is counted with,
+// whatever a device takes.
 const deltaChunk = 64
 
-// Flops is the model's arithmetic for one training step, forward and backward, whatever is recomputed: 6 per weight of a matrix or a
-// convolution and token, and 12 per feature of a query head and pair of a query with a key it sees. pairs is Σ length²/2 over the
-// documents: causal attention is counted once. Backward is twice forward everywhere.
+// Flops is the model's arithmetic for one training step, forward and backward, whatever is
+// recomputed: 6 per weight of a matrix or a convolution and token, and 12 per feature of a query
+// head and pair of a query with a key it sees. pairs is Σ length²/2 over the documents: causal
+// attention is counted once. Backward is twice forward everywhere.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
@@ -24,14 +26,15 @@ func (c *Config) linearWeights() float64 {
 	return float64(c.HiddenSize)*(channels+2*values+2*float64(c.LinearNumValueHeads)) + channels*float64(c.LinearConvKernelDim)
 }
 
-// deltaFlops is the rule's arithmetic for one token, forward: products with the state, and within a chunk.
+// deltaFlops is the rule's arithmetic for one token, forward: products with the state, and within a
+// chunk.
 func (c *Config) deltaFlops() float64 {
 	k, v := float64(c.LinearKeyHeadDim), float64(c.LinearValueHeadDim)
 	return float64(c.LinearNumValueHeads) * (6*k*v + 2*deltaChunk*(3*k+2*v))
 }
 
-// RecomputeFlops is the arithmetic that a pass over so many tokens does a second or third time, by its activations and tiles: forward products
-// and attention, in the terms of Flops.
+// RecomputeFlops is the arithmetic that a pass over so many tokens does a second or third time, by
+// its activations and tiles: forward products and attention, in the terms of Flops.
 func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	c, a, n := m.Config, m.activations, float64(tokens)
 	h, queries, keys, f := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim), float64(c.IntermediateSize)
@@ -81,6 +84,6 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	return sum
 }
 
-// mixerFlops is the forward arithmetic of a mixer: projections before it, itself, the projection behind it; gate is the part of in that the
-// output's gate comes from.
+// mixerFlops is the forward arithmetic of a mixer: projections before it, itself, the projection
+// behind it; gate is the part of in that the output's gate comes from.
 type mixerFlops struct{ in, core, out, gate float64 }

@@ -24,7 +24,8 @@ const (
 	indexFile   = "model.safetensors.index.json"
 )
 
-// Folder is a model on disk as Hugging Face lays it out: config.json and model.safetensors, or its parts and their index.
+// Folder is a model on disk as Hugging Face lays it out: config.json and model.safetensors, or its
+// parts and their index.
 type Folder struct {
 	Dir    string
 	Config *Config
@@ -38,7 +39,8 @@ type location struct {
 	entry tensor.Entry
 }
 
-// OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights' files.
+// OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'
+// files.
 func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	cfg, err := ReadConfig(dir, override)
 	if err != nil {
@@ -52,7 +54,8 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	return f, nil
 }
 
-// ReadConfig reads a folder's config.json, with some of its fields replaced; there need be no weights.
+// ReadConfig reads a folder's config.json, with some of its fields replaced; there need be no
+// weights.
 func ReadConfig(dir string, override map[string]any) (*Config, error) {
 	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
 	if err != nil {
@@ -144,7 +147,8 @@ func (f *Folder) openFile(name string) error {
 	return nil
 }
 
-// ours is the name of a tensor in a language model alone: with vision, Qwen3.5 has model.language_model.* for model.*.
+// ours is the name of a tensor in a language model alone: with vision, Qwen3.5 has
+// model.language_model.* for model.*.
 func (f *Folder) ours(name string) string {
 	if rest, ok := strings.CutPrefix(name, "model.language_model."); ok && f.Config.hybrid() {
 		return "model." + rest
@@ -201,7 +205,8 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	return faults
 }
 
-// Load fills the bound parameters of a model that was made with f.Config, after Check. NaN and infinity are refused (Numeric).
+// Load fills the bound parameters of a model that was made with f.Config, after Check. NaN and
+// infinity are refused (Numeric).
 func (f *Folder) Load(m *Model) error {
 	if err := f.Check(m); err != nil {
 		return err

@@ -68,7 +68,8 @@ func writeFolder(t *testing.T, cfg *Config, files map[string][]tensor.Item) stri
 	}
 	if files[weightsFile] == nil {
 		index, _ := json.Marshal(map[string]any{"weight_map": parts})
-		os.WriteFile(filepath.Join(dir, indexFile), append([]byte(bom.Mark), index...), 0o600) // which an editor may have saved
+		// which an editor may have saved
+		os.WriteFile(filepath.Join(dir, indexFile), append([]byte(bom.Mark), index...), 0o600)
 	}
 	os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
 	return dir
@@ -94,7 +95,8 @@ func load(t *testing.T, dir string, override map[string]any, then func(r *rank))
 	})
 }
 
-// What is saved is what is loaded, to the bit in F32, with the tokenizer beside it; a folder that was there is replaced whole.
+// What is saved is what is loaded, to the bit in F32, with the tokenizer beside it; a folder that
+// was there is replaced whole.
 func TestSaveAndLoad(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		source, dir := t.TempDir(), filepath.Join(t.TempDir(), "new", "model")
@@ -143,7 +145,8 @@ func TestSaveAndLoad(t *testing.T) {
 	})
 }
 
-// Parts with an index load like one file, in any type; the type of the source is the type of what is saved.
+// Parts with an index load like one file, in any type; the type of the source is the type of what
+// is saved.
 func TestPartsAndTypes(t *testing.T) {
 	cfg := configs(t)["qwen3"]
 	onRank(t, cfg, func(r *rank) {
@@ -278,7 +281,8 @@ func TestFolderTolerates(t *testing.T) {
 	})
 }
 
-// Of a folder of Qwen3.5 with vision the language model is read, whose tensors have longer names there, and saved as one without.
+// Of a folder of Qwen3.5 with vision the language model is read, whose tensors have longer names
+// there, and saved as one without.
 func TestFolderWithVision(t *testing.T) {
 	cfg := configs(t)["qwen3_5"]
 	onRank(t, cfg, func(r *rank) {

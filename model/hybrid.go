@@ -7,8 +7,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Hybrid is what a decoder has whose layers are of two kinds: most of them linear attention by the gated delta rule (Yang, Kautz &
-// Hatamizadeh 2024), every fourth or so softmax attention with a gate on its output.
+// Hybrid is what a decoder has whose layers are of two kinds: most of them linear attention by the
+// gated delta rule (Yang, Kautz & Hatamizadeh 2024), every fourth or so softmax attention with a
+// gate on its output.
 type Hybrid struct {
 	LayerTypes          []string // of each layer: full_attention | linear_attention
 	LinearNumKeyHeads   int64
@@ -48,7 +49,8 @@ func (c *Config) LinearLayers() (n int64) {
 	return n
 }
 
-// convChannels is the features of q, k and v of a linear layer, which its convolution runs over; linearValues is those of v.
+// convChannels is the features of q, k and v of a linear layer, which its convolution runs over;
+// linearValues is those of v.
 func (c *Config) convChannels() int64 {
 	return 2*c.LinearNumKeyHeads*c.LinearKeyHeadDim + c.linearValues()
 }
@@ -84,8 +86,8 @@ func (c *Config) readHybrid(r *reader) {
 	}
 }
 
-// textOf is the language model of a config.json of Qwen3.5 with vision: its text_config, with what the file says of the whole. Any other
-// file is as it was.
+// textOf is the language model of a config.json of Qwen3.5 with vision: its text_config, with what
+// the file says of the whole. Any other file is as it was.
 func textOf(raw map[string]any) map[string]any {
 	text, ok := raw["text_config"].(map[string]any)
 	if raw["model_type"] != "qwen3_5" || !ok {

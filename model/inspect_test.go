@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// An inspected pass shows every layer's output and every gradient once, in the order of the work, and computes what it does without.
+// An inspected pass shows every layer's output and every gradient once, in the order of the work,
+// and computes what it does without.
 func TestInspect(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 13)

@@ -25,7 +25,8 @@ func (p *pass) offLayers() bool {
 }
 func (p *pass) offInputs() bool { return p.backward && p.fate[blockInput] == Offload }
 
-// before is where the residual stream before a layer goes: to where it is kept, for the first of a segment.
+// before is where the residual stream before a layer goes: to where it is kept, for the first of a
+// segment.
 func (m *Model) before(p *pass, layer int64) (x tensor.Tensor) {
 	k := m.activations.segment()
 	if !p.backward || layer == int64(len(m.blocks)) || layer%k != 0 {
@@ -70,7 +71,8 @@ func (m *Model) forward(p *pass, x tensor.Tensor) tensor.Tensor {
 	return x
 }
 
-// walkBack is the order of the backward half: of each segment, the last one first, the layers but the last again, and then all of them back.
+// walkBack is the order of the backward half: of each segment, the last one first, the layers but
+// the last again, and then all of them back.
 func (m *Model) walkBack(visit func(layer int64, again bool)) {
 	for s := m.segments() - 1; s >= 0; s-- {
 		lo, hi := m.segmentAt(s)
@@ -124,8 +126,8 @@ func (m *Model) backward(p *pass, d tensor.Tensor) {
 	}
 }
 
-// come begins the work on a layer of the backward half: what it offloaded is back, and that of the next one is on its way if it has a slot
-// of its own.
+// come begins the work on a layer of the backward half: what it offloaded is back, and that of the
+// next one is on its way if it has a slot of its own.
 func (m *Model) come(p *pass, layer int64) {
 	p.need(1 + int(layer))
 	if !p.offLayers() {

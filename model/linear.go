@@ -2,7 +2,8 @@ package model
 
 import "ulysses/tensor"
 
-// linear is y = x·Wᵀ + b. W [out, in] and b [out] may be several parameters that lie back to back in their group: q, k, v are one product.
+// linear is y = x·Wᵀ + b. W [out, in] and b [out] may be several parameters that lie back to back
+// in their group: q, k, v are one product.
 type linear struct {
 	w, b    []*Param // b is empty without biases
 	in, out int64
@@ -17,7 +18,8 @@ func newLinear(weights, biases []*Param) linear {
 }
 
 // matrix and bias view several parameters, or their gradients, as one.
-func (l *linear) matrix(first tensor.Tensor) tensor.Tensor { return span(first, l.out, l.in) } // [out, in]
+// [out, in]
+func (l *linear) matrix(first tensor.Tensor) tensor.Tensor { return span(first, l.out, l.in) }
 
 func (l *linear) bias() tensor.Tensor { // [out], or nil
 	if len(l.b) == 0 {
@@ -37,13 +39,15 @@ func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 	p.Gemm(y, x, l.matrix(l.w[0].Value).Permute(1, 0), l.bias())
 }
 
-// backwardWeights adds the gradients of W and b, which are complete then, from dy [T, out] and the x [T, in] that forward saw.
+// backwardWeights adds the gradients of W and b, which are complete then, from dy [T, out] and the
+// x [T, in] that forward saw.
 func (l *linear) backwardWeights(p *pass, dy, x tensor.Tensor) {
 	l.addWeights(p, dy, x)
 	l.ready(p)
 }
 
-// addWeights is backwardWeights of some of the rows; when all are there, ready announces the gradients.
+// addWeights is backwardWeights of some of the rows; when all are there, ready announces the
+// gradients.
 func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
 	p.GemmAdd(l.matrix(l.w[0].Grad), dy.Permute(1, 0), x)
 	if len(l.b) > 0 {

@@ -7,8 +7,9 @@ import (
 	"ulysses/tensor"
 )
 
-// linearMixer is linear attention by the gated delta rule as Qwen3.5 has it (Yang, Kautz & Hatamizadeh 2024), sequence-parallel by its plan:
-// one projection makes q|k|v, b and a, of which the plan takes care, and z, which gates the normed output.
+// linearMixer is linear attention by the gated delta rule as Qwen3.5 has it (Yang, Kautz &
+// Hatamizadeh 2024), sequence-parallel by its plan: one projection makes q|k|v, b and a, of which
+// the plan takes care, and z, which gates the normed output.
 type linearMixer struct {
 	hv, dv                     int64
 	channels                   int64 // C = 2·Hk·Dk + Hv·Dv
@@ -39,7 +40,8 @@ func newLinearAttention(cfg *Config, layer int64) *linearMixer {
 	m.gate = newLinear(m.in.w[3:], nil)
 	m.conv = param("conv1d.weight", normal, []string{channels, "1", "linear_conv_kernel_dim"}, m.channels, 1, cfg.LinearConvKernelDim)
 	m.aLog, m.dtBias = param("A_log", decays, []string{heads}, m.hv), param("dt_bias", ones, []string{heads}, m.hv)
-	m.weight = param("norm.weight", ones, []string{"linear_value_head_dim"}, m.dv) // never stored as its distance from 1
+	// never stored as its distance from 1
+	m.weight = param("norm.weight", ones, []string{"linear_value_head_dim"}, m.dv)
 	m.out = newLinear([]*Param{param("out_proj.weight", normal, []string{"hidden_size", values}, cfg.HiddenSize, m.hv*m.dv)}, nil)
 	return m
 }
@@ -58,7 +60,8 @@ func (m *linearMixer) split(x tensor.Tensor) (qkv, b, a, z tensor.Tensor) {
 // matrix views the convolution's weight, or its gradient, as [C, W].
 func (m *linearMixer) matrix(w tensor.Tensor) tensor.Tensor { return span(w, m.channels, w.Shape[2]) }
 
-func (m *linearMixer) heads(x tensor.Tensor) tensor.Tensor { return x.Split(1, m.hv) } // [T, Hv, Dv]
+// [T, Hv, Dv]
+func (m *linearMixer) heads(x tensor.Tensor) tensor.Tensor { return x.Split(1, m.hv) }
 
 // lend gives the plan the weights where they lie in this stretch of work.
 func (m *linearMixer) lend() {

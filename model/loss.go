@@ -12,9 +12,10 @@ const (
 	lossTileMax = 4096
 )
 
-// head is the final norm and the projection to the vocabulary, with the loss. The logits exist a tile of rows at a time, in F32, and so
-// do their gradients, in the compute type: where that is F32 they take the logits' place. The backward half of a tile comes right behind
-// its forward half, while the logits are there.
+// head is the final norm and the projection to the vocabulary, with the loss. The logits exist a
+// tile of rows at a time, in F32, and so do their gradients, in the compute type: where that is F32
+// they take the logits' place. The backward half of a tile comes right behind its forward half,
+// while the logits are there.
 type head struct {
 	norm   *Param
 	matrix linear // [V, hidden]; the embedding's table when tied
@@ -43,8 +44,9 @@ func (h *head) tileRows(d device.Device, t Tiles) int64 {
 	return t.Loss
 }
 
-// run sums the negative log likelihoods of x [T, hidden] into sum (F64, one element). In a pass with a backward half it returns the
-// gradient of x, which takes the place of p.act; p.act takes that of x.
+// run sums the negative log likelihoods of x [T, hidden] into sum (F64, one element). In a pass
+// with a backward half it returns the gradient of x, which takes the place of p.act; p.act takes
+// that of x.
 func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.phase("norm")
 	p.Norm(p.act, x, h.norm, p.rstd, h.eps)

@@ -12,9 +12,9 @@ type Component struct {
 	Host  bool // of the host, where the device has memory of its own
 }
 
-// Memory is what a pass takes from its arena at its peak, by component: rows are this rank's, tokens the whole sequence's. It is the
-// code of the pass itself, run without memory, so that plan and peak are the same number. Parameters, gradients and optimizer states
-// are their owner's.
+// Memory is what a pass takes from its arena at its peak, by component: rows are this rank's,
+// tokens the whole sequence's. It is the code of the pass itself, run without memory, so that plan
+// and peak are the same number. Parameters, gradients and optimizer states are their owner's.
 func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
 	return m.memory(&m.plans, rows, tokens, backward)
 }

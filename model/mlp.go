@@ -76,7 +76,8 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// Backward has silu(gate)·up computed again where its gradient is used up, rather than keep it, which is a third of the layer's.
+// Backward has silu(gate)·up computed again where its gradient is used up, rather than keep it,
+// which is a third of the layer's.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 	if rows, tiled := m.tile(p); tiled {
 		m.tiles.run(p, rows, x, dy)

@@ -5,8 +5,8 @@ import (
 	"ulysses/tile"
 )
 
-// mlpTiles is an MLP whose rows are computed a tile at a time: nothing is kept for backward but the layer's input, which the block
-// computes again in any case. Memory inside is that of one tile.
+// mlpTiles is an MLP whose rows are computed a tile at a time: nothing is kept for backward but the
+// layer's input, which the block computes again in any case. Memory inside is that of one tile.
 type mlpTiles struct {
 	m       *mlp
 	p       *pass
@@ -23,7 +23,8 @@ func newMLPTiles(m *mlp) *mlpTiles {
 	return t
 }
 
-// run is either half over x [T, hidden], which it overwrites as Mixer says, in tiles of so many rows, 0 = all; backward where there is a gradient.
+// run is either half over x [T, hidden], which it overwrites as Mixer says, in tiles of so many
+// rows, 0 = all; backward where there is a gradient.
 func (t *mlpTiles) run(p *pass, rows int64, x, dy tensor.Tensor) {
 	mark, m := p.mark(), t.m
 	room := tile.Room(p.rows, rows)

@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Model is a decoder on one rank: its parameters' shapes and names, and the passes over them. Whoever trains it owns the parameters'
-// memory (Group.Bind). It serves one pass at a time.
+// Model is a decoder on one rank: its parameters' shapes and names, and the passes over them.
+// Whoever trains it owns the parameters' memory (Group.Bind). It serves one pass at a time.
 type Model struct {
 	Config *Config
 
@@ -44,14 +44,15 @@ type Model struct {
 
 // Options are what a configuration does not say.
 type Options struct {
-	// Compute is F32 or another type of the device: activations and weights have it, while sums, statistics, logits and gradients of weights
-	// are F32 all the same. 0 = F32.
+	// Compute is F32 or another type of the device: activations and weights have it, while sums,
+	// statistics, logits and gradients of weights are F32 all the same. 0 = F32.
 	Compute  tensor.DType
 	Strategy gdn.Strategy // of linear layers
 	Tokens   int64        // of a batch, as far as is known: what Strategy Auto goes by
 }
 
-// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot be is refused on all ranks alike.
+// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot
+// be is refused on all ranks alike.
 func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
@@ -136,13 +137,14 @@ func (m *Model) Numel() int64 {
 // Compute is the type of activations and of the weights they meet.
 func (m *Model) Compute() tensor.DType { return m.compute }
 
-// ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to every Param.Grad: this rank's part,
-// to be summed over ranks. Collective.
+// ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to
+// every Param.Grad: this rank's part, to be summed over ranks. Collective.
 func (m *Model) ForwardBackward(c *Ctx, b *Batch) (Loss, error) {
 	return m.run("ForwardBackward", c, b, true)
 }
 
-// Forward computes the loss alone, in memory that does not grow with the number of layers. Collective.
+// Forward computes the loss alone, in memory that does not grow with the number of layers.
+// Collective.
 func (m *Model) Forward(c *Ctx, b *Batch) (Loss, error) { return m.run("Forward", c, b, false) }
 
 func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err error) {
@@ -190,7 +192,8 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	return loss, nil
 }
 
-// isAlone says whether this rank has a batch whole, though others could share it: nothing is exchanged then, and the others need not take part.
+// isAlone says whether this rank has a batch whole, though others could share it: nothing is
+// exchanged then, and the others need not take part.
 func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size() > 1 }
 
 // begin readies the pass, keeping the memory of arguments.
@@ -241,7 +244,8 @@ func (m *Model) execute(p *pass) {
 	p.done(0)
 }
 
-// order is the stretches of execute. A tied table is needed before the head's other weights, which take little room.
+// order is the stretches of execute. A tied table is needed before the head's other weights, which
+// take little room.
 func (m *Model) order(backward bool) []Stretch {
 	last := len(m.groups) - 1
 	order := []Stretch{{0, Reads}}
@@ -269,7 +273,8 @@ func (m *Model) order(backward bool) []Stretch {
 	return append(order, Stretch{0, Adds})
 }
 
-// Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none where others have, and weights are shared.
+// Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none
+// where others have, and weights are shared.
 func (m *Model) Idle(c *Ctx) error {
 	order := m.orders[false]
 	if err := c.Weights.Pass(order); err != nil {

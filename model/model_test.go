@@ -27,7 +27,8 @@ func newReference(t testing.TB, cfg *Config) *reference {
 	return r
 }
 
-// The loss is the float64 model's, and every parameter's gradient has its slope along random directions.
+// The loss is the float64 model's, and every parameter's gradient has its slope along random
+// directions.
 func TestGradients(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -155,7 +156,8 @@ func TestLossTiles(t *testing.T) {
 	})
 }
 
-// An evaluation gives the loss of training to the bit and needs less memory; gradients add up, and scale.
+// An evaluation gives the loss of training to the bit and needs less memory; gradients add up, and
+// scale.
 func TestForwardAndAccumulation(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
@@ -249,7 +251,8 @@ func (l *lender) Done(group int, _ device.Stream) error {
 }
 func (l *lender) GradReady(p *Param, _ device.Stream) error { l.ready[p.Name]++; return nil }
 
-// Groups are given back, every gradient is announced once and is complete then, and a trainer's error ends the pass.
+// Groups are given back, every gradient is announced once and is complete then, and a trainer's
+// error ends the pass.
 func TestWeights(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
@@ -357,7 +360,8 @@ func TestInit(t *testing.T) {
 	}
 }
 
-// A hybrid starts as transformers' does: decays ln of uniform(0.01, 16), their offsets 1, norms around 1 stored as 0.
+// A hybrid starts as transformers' does: decays ln of uniform(0.01, 16), their offsets 1, norms
+// around 1 stored as 0.
 func TestInitHybrid(t *testing.T) {
 	cfg, err := configs(t)["qwen3_5"].Override(map[string]any{"linear_num_value_heads": 2000, "linear_value_head_dim": 1})
 	must(err)

@@ -5,14 +5,16 @@ import (
 	"ulysses/tensor"
 )
 
-// store is what a pass offloads of one sort, item by item: layers, or the inputs of segments. An item is written in one of two slots of the
-// device's memory; from there it goes to its place in the host's while the next one computes, and before it is needed it comes back
-// into the slot that it was in, while the one before computes. The traffic has a stream of its own, ordered by events.
+// store is what a pass offloads of one sort, item by item: layers, or the inputs of segments. An
+// item is written in one of two slots of the device's memory; from there it goes to its place in
+// the host's while the next one computes, and before it is needed it comes back into the slot that
+// it was in, while the one before computes. The traffic has a stream of its own, ordered by events.
 type store struct {
-	slots   [2]slot
-	places  []tensor.Tensor // F32, of the host
-	carver  device.Carver   // of the slot that is written
-	resides bool            // the last two items stay in their slots until they are needed: they do not travel
+	slots  [2]slot
+	places []tensor.Tensor // F32, of the host
+	carver device.Carver   // of the slot that is written
+	// the last two items stay in their slots until they are needed: they do not travel
+	resides bool
 }
 
 type slot struct {
@@ -66,7 +68,8 @@ func (o *offloader) close() {
 	}
 }
 
-// lay takes the memory for items of these bytes: two slots of the largest, and the places of all on the host.
+// lay takes the memory for items of these bytes: two slots of the largest, and the places of all on
+// the host.
 func (st *store) lay(p *pass, items int64, resides bool, bytes func(item int64) int64) {
 	st.resides = resides
 	most := int64(0)
@@ -133,7 +136,8 @@ func (st *store) fetch(p *pass, item int64) {
 	}
 }
 
-// move copies between slot and host on the side stream, behind the layer that wrote or used the slot.
+// move copies between slot and host on the side stream, behind the layer that wrote or used the
+// slot.
 func (st *store) move(p *pass, item int64, back bool) {
 	s, host := st.slot(item), st.places[item]
 	to, from := host, s.mem.At(0, tensor.F32, host.Numel())

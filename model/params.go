@@ -25,7 +25,8 @@ type Param struct {
 	centre float64 // of a norm's weight: what is added to it
 }
 
-// Part is elements [Lo, Hi) of a parameter, flat: what the optimizer steps, and what is loaded and saved.
+// Part is elements [Lo, Hi) of a parameter, flat: what the optimizer steps, and what is loaded and
+// saved.
 type Part struct {
 	Lo, Hi int64
 	Value  tensor.Tensor // [Hi - Lo] of the compute type
@@ -68,8 +69,9 @@ func newNorm(cfg *Config, name, axis string, n int64) *Param {
 // Numel is the number of elements.
 func (p *Param) Numel() int64 { return tensor.Of(nil, tensor.F32, p.Shape...).Numel() }
 
-// Group is the unit in which parameters are gathered and released: the embedding, each layer, the head. They lie back to back, in
-// order and without padding, so that matrices that share their input (q, k, v; gate, up) are one.
+// Group is the unit in which parameters are gathered and released: the embedding, each layer, the
+// head. They lie back to back, in order and without padding, so that matrices that share their
+// input (q, k, v; gate, up) are one.
 type Group struct {
 	Name   string // embed, layer 0 ..., head
 	Params []*Param
@@ -84,14 +86,16 @@ func (g *Group) Numel() int64 {
 	return n
 }
 
-// Bind is Lend and Keep of everything: values of the compute type, masters and grads F32, all dense of Numel elements. Masters are for
-// training in another type than F32; without grads it is for evaluation.
+// Bind is Lend and Keep of everything: values of the compute type, masters and grads F32, all dense
+// of Numel elements. Masters are for training in another type than F32; without grads it is for
+// evaluation.
 func (g *Group) Bind(values, masters, grads tensor.Tensor) {
 	g.Lend(values, grads)
 	g.Keep(0, values, masters)
 }
 
-// Lend gives the parameters their values, of the compute type, and the place of their gradients, F32, both dense of Numel elements or nil.
+// Lend gives the parameters their values, of the compute type, and the place of their gradients,
+// F32, both dense of Numel elements or nil.
 func (g *Group) Lend(values, grads tensor.Tensor) {
 	n, at := g.Numel(), int64(0)
 	for _, t := range [...]*tensor.Tensor{&values, &grads} {
@@ -111,7 +115,8 @@ func (g *Group) Lend(values, grads tensor.Tensor) {
 	}
 }
 
-// Keep says that this rank keeps the group's elements from lo on: values, and masters if there are any, flat.
+// Keep says that this rank keeps the group's elements from lo on: values, and masters if there are
+// any, flat.
 func (g *Group) Keep(lo int64, values, masters tensor.Tensor) {
 	hi, at := lo+values.Dim(0), int64(0)
 	for _, p := range g.Params {
@@ -136,23 +141,27 @@ const (
 	Adds                  // to its gradients
 )
 
-// Stretch is the work between the Need of a group and its Done. Two stretches may be under way at a time.
+// Stretch is the work between the Need of a group and its Done. Two stretches may be under way at a
+// time.
 type Stretch struct {
 	Group int
 	Use   Use
 }
 
-// Weights is how a trainer lends parameters to a pass and learns that gradients are there. All calls come in the order of execution,
-// the same on every rank.
+// Weights is how a trainer lends parameters to a pass and learns that gradients are there. All
+// calls come in the order of execution, the same on every rank.
 type Weights interface {
-	Pass(order []Stretch) error                // a pass begins, whose stretches begin in this order
-	Need(group int, s device.Stream) error     // the next stretch begins: the group is lent
-	Done(group int, s device.Stream) error     // it ends
-	GradReady(p *Param, s device.Stream) error // once per micro step: the gradient is complete as far as this rank goes, Done being yet to come
+	Pass(order []Stretch) error            // a pass begins, whose stretches begin in this order
+	Need(group int, s device.Stream) error // the next stretch begins: the group is lent
+	Done(group int, s device.Stream) error // it ends
+	// once per micro step: the gradient is complete as far as this rank goes, Done being yet to
+	// come
+	GradReady(p *Param, s device.Stream) error
 }
 
-// Init gives what is kept of every parameter its start, as transformers does: normal(0, initializer_range) for matrices and convolutions, 1 for norms,
-// 0 for biases. A value depends on the seed, the name and the place in the tensor alone.
+// Init gives what is kept of every parameter its start, as transformers does: normal(0,
+// initializer_range) for matrices and convolutions, 1 for norms, 0 for biases. A value depends on
+// the seed, the name and the place in the tensor alone.
 func (m *Model) Init(seed uint64) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
@@ -198,7 +207,8 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	})
 }
 
-// upload fills what is kept of a parameter piece by piece from the host; at counts the parameter's elements.
+// upload fills what is kept of a parameter piece by piece from the host; at counts the parameter's
+// elements.
 func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
 	kept := &p.Kept
 	for at := kept.Lo; at < kept.Hi; at += int64(len(piece)) {
@@ -231,7 +241,8 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// gauss is the i-th normal deviate of a key (Box & Muller 1958): counted, not drawn in turn, so that any part can be made anywhere.
+// gauss is the i-th normal deviate of a key (Box & Muller 1958): counted, not drawn in turn, so
+// that any part can be made anywhere.
 func gauss(key, i uint64) float64 {
 	u := float64(mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
 	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*uniform(key, 2*i+1))

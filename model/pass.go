@@ -16,29 +16,33 @@ type Ctx struct {
 	Host    *device.Arena // of Memory's bytes of the host; nil where nothing is offloaded
 	Clock   *clock.Clock  // nil: nobody asks
 
-	// Inspect, if there is one, is shown the tensors of a pass in the order of its work: each when the operation that completes it is on the
-	// stream, with its place ("layer 3: attention output", "layer 3: gradient of model.layers.3.mlp.down_proj.weight"). It may enqueue on the
+	// Inspect, if there is one, is shown the tensors of a pass in the order of its work: each when
+	// the operation that completes it is on the stream, with its place ("layer 3: attention
+	// output", "layer 3: gradient of model.layers.3.mlp.down_proj.weight"). It may enqueue on the
 	// stream and wait for it; the memory is used for something else afterwards.
 	Inspect func(at string, t tensor.Tensor) error
 }
 
 // Batch is this rank's shard of one micro step: one flat sequence, whose documents SP knows.
 type Batch struct {
-	SP        *sp.Batch     // Batch 1
-	IDs       tensor.Tensor // [rows] I32
-	Targets   tensor.Tensor // [rows] I32, the next token's id, -100 = none; shifted globally before sharding
+	SP  *sp.Batch     // Batch 1
+	IDs tensor.Tensor // [rows] I32
+	// [rows] I32, the next token's id, -100 = none; shifted globally before sharding
+	Targets   tensor.Tensor
 	Positions tensor.Tensor // [rows] I32, for RoPE
 	GradScale float64       // of the gradient of the sum: 1 / valid targets of the global batch
 }
 
-// Loss is a sum and its count; what travels is the pair, means are for reports. It is of this rank's shard alone.
+// Loss is a sum and its count; what travels is the pair, means are for reports. It is of this
+// rank's shard alone.
 type Loss struct {
 	Sum    float64 // of negative log likelihoods, nats
 	Tokens int64   // valid targets
 }
 
-// pass is one pass under way. Its methods are the device's operations with the stream, the arguments' memory (so that no call
-// allocates) and the error kept here: after the first error nothing runs, and the error is looked at once, at the end.
+// pass is one pass under way. Its methods are the device's operations with the stream, the
+// arguments' memory (so that no call allocates) and the error kept here: after the first error
+// nothing runs, and the error is looked at once, at the end.
 type pass struct {
 	dev      device.Device
 	comm     comm.Comm // of the ranks that share the sequence
@@ -64,8 +68,9 @@ type pass struct {
 	visit    int64         // layers that the backward half has come to
 	cos, sin tensor.Tensor // [T, R/2] F32
 	rstd     tensor.Tensor // [T] F32, of the norm under way
-	act      tensor.Tensor // [T, hidden], between a norm and its sublayer's output; its gradient on the way back
-	flow     tensor.Tensor // [T, hidden], the residual stream where nobody keeps it
+	// [T, hidden], between a norm and its sublayer's output; its gradient on the way back
+	act  tensor.Tensor
+	flow tensor.Tensor // [T, hidden], the residual stream where nobody keeps it
 
 	gemm     device.Gemm
 	norm     device.RMSNorm
@@ -104,7 +109,8 @@ func (p *pass) reset(mark int64) { p.c.Arena.Reset(mark) }
 func (p *pass) phase(name string) { p.c.Clock.Push(name) }
 func (p *pass) end()              { p.c.Clock.Pop() }
 
-// wait lets the stream come past. The time it takes is the work of other phases, where operations return before they are done.
+// wait lets the stream come past. The time it takes is the work of other phases, where operations
+// return before they are done.
 func (p *pass) wait() {
 	if p.dev.Info().Place != tensor.Host {
 		p.phase("wait")
@@ -151,7 +157,8 @@ func (p *pass) Gemm(c, a, b, bias tensor.Tensor) {
 	}
 }
 
-// inspect shows a tensor of the group under way; its name is put together here, where somebody asks.
+// inspect shows a tensor of the group under way; its name is put together here, where somebody
+// asks.
 func (p *pass) inspect(what, of string, t tensor.Tensor) {
 	if p.c.Inspect != nil && !p.skip() {
 		p.err = p.c.Inspect(p.names[p.at].Name+": "+what+of, t)
@@ -238,7 +245,8 @@ func (p *pass) GatedNorm(y, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor,
 	}
 }
 
-// GatedNormBack turns the gradient d of y into that of x, in place, and writes that of the gate; the gradient of w is added to and is complete.
+// GatedNormBack turns the gradient d of y into that of x, in place, and writes that of the gate;
+// the gradient of w is added to and is complete.
 func (p *pass) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor) {
 	if !p.skip() {
 		p.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d, DGate: dgate, DW: w.Grad}
@@ -278,7 +286,8 @@ func (p *pass) EmbedBack(dy, ids tensor.Tensor, w *Param) {
 	p.ready(w)
 }
 
-// CrossEntropy writes nll, and the gradient of the logits, which may take their place, when the pass has a backward half.
+// CrossEntropy writes nll, and the gradient of the logits, which may take their place, when the
+// pass has a backward half.
 func (p *pass) CrossEntropy(nll, logits, dlogits, targets tensor.Tensor) {
 	if p.skip() {
 		return

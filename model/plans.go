@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// plans are the plans that layers of a kind share, and how many share them. A kind that no layer has has none.
+// plans are the plans that layers of a kind share, and how many share them. A kind that no layer
+// has has none.
 type plans struct {
 	full           *sp.Plan // of one group of heads
 	groups         int64    // of heads
@@ -55,7 +56,8 @@ func (p *plans) group(d device.Device, c comm.Comm, cfg *Config, compute tensor.
 	return nil
 }
 
-// sizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is what was planned.
+// sizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is
+// what was planned.
 func (p *plans) sizes(d device.Device, tokens int64) (s sizes, err error) {
 	if p.mostOf != tokens {
 		if s, err = p.maxSizes(d, tokens); err != nil {
@@ -82,7 +84,8 @@ func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 	return s, err
 }
 
-// Reserve has the communicator make, before the first pass, what it needs beside tensors for batches of at most so many tokens.
+// Reserve has the communicator make, before the first pass, what it needs beside tensors for
+// batches of at most so many tokens.
 func (m *Model) Reserve(tokens int64) (err error) {
 	if m.plans.full != nil {
 		err = m.plans.full.Reserve(1, tokens, tokens)
@@ -93,8 +96,8 @@ func (m *Model) Reserve(tokens int64) (err error) {
 	return err
 }
 
-// BytesSent is what the formulas say that this rank's mixers send to others in one Forward, and on top of it in the backward half of one
-// ForwardBackward, with what is computed again there.
+// BytesSent is what the formulas say that this rank's mixers send to others in one Forward, and on
+// top of it in the backward half of one ForwardBackward, with what is computed again there.
 func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 	if m.isAlone(b) {
 		return 0, 0
@@ -112,7 +115,8 @@ func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 	return forward, backward
 }
 
-// recomputed counts the mixers' forward halves in the backward half of a pass, and how often q, k and v are restored there.
+// recomputed counts the mixers' forward halves in the backward half of a pass, and how often q, k
+// and v are restored there.
 func (m *Model) recomputed() (again struct{ fulls, linears int64 }, restored int64) {
 	a := &m.activations
 	if a.Attention == Recompute {

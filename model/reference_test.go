@@ -7,7 +7,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// reference is the whole model in float64, forward alone and by definition: what the passes and their derivatives are held to.
+// reference is the whole model in float64, forward alone and by definition: what the passes and
+// their derivatives are held to.
 type reference struct {
 	cfg *Config
 	w   map[string][]float64

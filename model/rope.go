@@ -7,8 +7,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Rope says how positions become rotations. Type default is Su et al. 2021; linear divides positions by Factor (Chen et al. 2023);
-// llama3 divides the slow frequencies alone, as Llama 3.1 was trained.
+// Rope says how positions become rotations. Type default is Su et al. 2021; linear divides
+// positions by Factor (Chen et al. 2023); llama3 divides the slow frequencies alone, as Llama 3.1
+// was trained.
 type Rope struct {
 	Type                          string // default | linear | llama3
 	Theta                         float64
@@ -17,8 +18,9 @@ type Rope struct {
 	OriginalMaxPositionEmbeddings float64
 }
 
-// readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers 4), and how much of a head rotates. The
-// sections of multimodal positions say nothing here: in text time, height and width are one.
+// readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
+// 4), and how much of a head rotates. The sections of multimodal positions say nothing here: in
+// text time, height and width are one.
 func (c *Config) readRope(r *reader) {
 	share := 1.0
 	if c.hybrid() {
@@ -106,7 +108,8 @@ func (r Rope) scale(freq float64) float64 {
 	case "linear":
 		return freq / r.Factor
 	case "llama3":
-		// turns made over the original length: few turns = slow = divided, many = kept, a straight line between
+		// turns made over the original length: few turns = slow = divided, many = kept, a straight
+		// line between
 		turns := r.OriginalMaxPositionEmbeddings * freq / (2 * math.Pi)
 		keep := min(max((turns-r.LowFreqFactor)/(r.HighFreqFactor-r.LowFreqFactor), 0), 1)
 		return freq * (keep + (1-keep)/r.Factor)

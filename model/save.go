@@ -7,9 +7,11 @@ import (
 	"ulysses/tensor"
 )
 
-// Save writes the parameters, which whole gives group by group, flat, as a Hugging Face folder that transformers loads: the source's names and element types (F32 for a
-// model from scratch), tied tensors once, and the tokenizer's files of source, a folder or "". The folder appears whole or not at all;
-// the model in one that was there is replaced, other files in it stay. One rank calls it.
+// Save writes the parameters, which whole gives group by group, flat, as a Hugging Face folder that
+// transformers loads: the source's names and element types (F32 for a model from scratch), tied
+// tensors once, and the tokenizer's files of source, a folder or "". The folder appears whole or
+// not at all; the model in one that was there is replaced, other files in it stay. One rank calls
+// it.
 func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
@@ -40,7 +42,8 @@ func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, e
 	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
 }
 
-// SaveRest writes what a model's folder has beside the weights into dir: config.json, and the tokenizer's files of source, a folder or "".
+// SaveRest writes what a model's folder has beside the weights into dir: config.json, and the
+// tokenizer's files of source, a folder or "".
 func (m *Model) SaveRest(dir, source string) error {
 	text, err := m.Config.JSON()
 	if err != nil {

@@ -17,7 +17,8 @@ import (
 	"ulysses/tensor"
 )
 
-// companions are the files beside the weights that Save copies from the source: what a user needs to talk to the model.
+// companions are the files beside the weights that Save copies from the source: what a user needs
+// to talk to the model.
 var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
 
@@ -26,11 +27,13 @@ type Stored struct {
 	Name  string
 	DType tensor.DType // in the file
 	Shape []int64
-	Read  func(at int64, dst []float32) error // elements from at on; a tensor is read once, in order
+	// elements from at on; a tensor is read once, in order
+	Read func(at int64, dst []float32) error
 }
 
-// WriteFolder writes a Hugging Face folder: the tensors in their order, each a piece at a time, and the files beside them, which rest puts
-// into the folder. The folder appears whole or not at all; the model in one that was there is replaced, other files in it stay.
+// WriteFolder writes a Hugging Face folder: the tensors in their order, each a piece at a time, and
+// the files beside them, which rest puts into the folder. The folder appears whole or not at all;
+// the model in one that was there is replaced, other files in it stay.
 func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
 	dir = filepath.Clean(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {

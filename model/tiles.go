@@ -7,11 +7,13 @@ import (
 	"ulysses/tile"
 )
 
-// Tiles says how many of this rank's rows the layers that are local to a token compute at a time: TileAuto, TileOff or a number. Losses do
-// not depend on it, gradients of weights by no more than the order of their sums.
+// Tiles says how many of this rank's rows the layers that are local to a token compute at a time:
+// TileAuto, TileOff or a number. Losses do not depend on it, gradients of weights by no more than
+// the order of their sums.
 type Tiles struct {
-	// MLP in tiles keeps nothing between the passes but its input: backward computes gate and up again, a fifth more work. TileAuto is
-	// TileOff here; a trainer that knows what memory there is decides.
+	// MLP in tiles keeps nothing between the passes but its input: backward computes gate and up
+	// again, a fifth more work. TileAuto is TileOff here; a trainer that knows what memory there is
+	// decides.
 	MLP int64
 	// Loss: rows of logits. TileAuto takes as many as products are efficient with.
 	Loss int64
@@ -22,8 +24,9 @@ const (
 	TileOff  int64 = -1 // all rows at once
 )
 
-// A tile takes about tileBytes inside, but has rows enough to keep the products efficient and no more than are of use to them. A tile reads the weights
-// and adds to their gradients in F32: on a GPU that is all its time with some hundreds of rows.
+// A tile takes about tileBytes inside, but has rows enough to keep the products efficient and no
+// more than are of use to them. A tile reads the weights and adds to their gradients in F32: on a
+// GPU that is all its time with some hundreds of rows.
 func tileBytes(d device.Device) int64 {
 	if d.Info().Place == tensor.Host {
 		return 64 << 20

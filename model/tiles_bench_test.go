@@ -10,8 +10,9 @@ import (
 	"ulysses/internal/clock"
 )
 
-// BenchmarkTiles is forward and backward passes with MLP or loss in tiles and without, in turn: what tiles cost, and what they save. One rank
-// with two workers; benchmarks/results/tiles.md has the figures.
+// BenchmarkTiles is forward and backward passes with MLP or loss in tiles and without, in turn:
+// what tiles cost, and what they save. One rank with two workers; benchmarks/results/tiles.md has
+// the figures.
 func BenchmarkTiles(b *testing.B) {
 	for _, x := range []struct {
 		name                      string
@@ -31,7 +32,8 @@ func BenchmarkTiles(b *testing.B) {
 		}{
 			{"loss", "loss", Tiles{TileOff, TileOff}, Tiles{TileOff, TileAuto}},
 			{"mlp", "mlp", Tiles{TileOff, TileOff}, Tiles{1024, TileOff}},
-			{"mlp-without-computing-again", "mlp", Tiles{1 << 30, TileOff}, Tiles{1024, TileOff}}, // one tile computes again too
+			// one tile computes again too
+			{"mlp-without-computing-again", "mlp", Tiles{1 << 30, TileOff}, Tiles{1024, TileOff}},
 		} {
 			b.Run(x.name+"/"+pair.name, func(b *testing.B) {
 				benchTiles(b, cfg, documents(x.vocabulary, x.documents...), pair.phase, [2]Tiles{pair.without, pair.with})
@@ -40,7 +42,8 @@ func BenchmarkTiles(b *testing.B) {
 	}
 }
 
-// benchTiles runs pairs of passes, so that both see the same machine, and reports the median of their ratios.
+// benchTiles runs pairs of passes, so that both see the same machine, and reports the median of
+// their ratios.
 func benchTiles(b *testing.B, cfg *Config, s *sequence, phase string, settings [2]Tiles) {
 	ranks(b, 1, func(c comm.Comm) error {
 		dev, err := cpu.New(cpu.Options{Workers: 2})

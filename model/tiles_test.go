@@ -31,14 +31,16 @@ func ignoring(s *sequence, lo, hi int) *sequence {
 // lengths are tiles: single rows, some, many, and more than there are.
 var lengths = []int64{1, 7, 64, 1000}
 
-// Tiles of MLP and loss leave the loss to the bit, gradients within the rounding of their sums, and an SGD step's weights within 1e-7: in
-// stacked layers, on ranks with unequal shards, with no token, with no target.
+// Tiles of MLP and loss leave the loss to the bit, gradients within the rounding of their sums, and
+// an SGD step's weights within 1e-7: in stacked layers, on ranks with unequal shards, with no
+// token, with no target.
 func TestTiles(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{
 			documents(cfg.VocabSize, 9, 1, 13),
-			documents(cfg.VocabSize, 3),                    // fewer than ranks
-			ignoring(documents(cfg.VocabSize, 150), 0, 76), // no target on rank 0 of two, on 0 and 1 of four
+			documents(cfg.VocabSize, 3), // fewer than ranks
+			// no target on rank 0 of two, on 0 and 1 of four
+			ignoring(documents(cfg.VocabSize, 150), 0, 76),
 		} {
 			for _, n := range append([]int{1}, mpitest.Sizes()...) {
 				want := train(t, n, cfg, s, func(r *rank) { must(r.SetTiles(Tiles{MLP: TileOff, Loss: TileOff})) })
@@ -70,7 +72,8 @@ func same(t *testing.T, what string, got, want outcome) {
 	}
 }
 
-// Tiled passes take what is planned to the byte, an evaluation too, with the same loss, allocate nothing, and keep no gate and up.
+// Tiled passes take what is planned to the byte, an evaluation too, with the same loss, allocate
+// nothing, and keep no gate and up.
 func TestTilesMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 150, 31)
@@ -84,7 +87,8 @@ func TestTilesMemory(t *testing.T) {
 					must(r.SetTiles(x))
 					table, err := r.Memory(181, 181, backward)
 					must(err)
-					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 && size > before-2*2*4*40*181 { // two layers' gates and ups
+					// two layers' gates and ups
+					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 && size > before-2*2*4*40*181 {
 						t.Errorf("backward %v, tiles %v: %d bytes, with larger ones %d", backward, x, size, before)
 					}
 					before = Bytes(table)
@@ -111,7 +115,8 @@ func TestTilesMemory(t *testing.T) {
 					if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 {
 						t.Errorf("backward %v, tiles %v: %v allocations in a pass", backward, x, a)
 					}
-					if _, err := pass(r.c, shard(c, documents(cfg.VocabSize, 100))); err != nil { // a shorter batch in the same memory
+					// a shorter batch in the same memory
+					if _, err := pass(r.c, shard(c, documents(cfg.VocabSize, 100))); err != nil {
 						return err
 					}
 				}
@@ -121,7 +126,8 @@ func TestTilesMemory(t *testing.T) {
 	})
 }
 
-// What the logits and the loss take beside the hidden states does not grow with the sequence, but for one number a token, its loss.
+// What the logits and the loss take beside the hidden states does not grow with the sequence, but
+// for one number a token, its loss.
 func TestLossMemoryIsFlat(t *testing.T) {
 	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 128256, "hidden_size": 64, "intermediate_size": 64,
 		"num_hidden_layers": 1, "num_attention_heads": 1})
@@ -173,7 +179,8 @@ func TestTilesOfDevices(t *testing.T) {
 	}
 }
 
-// Every gradient is announced once, after its last tile, though a rank's last tiles are empty or it has no rows at all.
+// Every gradient is announced once, after its last tile, though a rank's last tiles are empty or it
+// has no rows at all.
 func TestTilesWeights(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 14), documents(cfg.VocabSize, 3)} {

@@ -14,13 +14,21 @@ NAME = "libulysses.so"
 class WithLibrary(build_py):
     def run(self):
         super().run()
-        if self.editable_mode or (HERE / "ulysses" / NAME).exists():  # an editable package finds lib/ of its source tree
+        if (
+            self.editable_mode or (HERE / "ulysses" / NAME).exists()
+        ):  # an editable package finds lib/ of its source tree
             return
         lib = HERE.parent / "lib"
         if not (lib / NAME).exists():
-            raise SystemExit(f"ulysses: no {lib / NAME}, without which the package cannot work: run `make lib` in {HERE.parent}, then install again")
+            raise SystemExit(
+                f"ulysses: no {lib / NAME}, without which the package cannot work: run `make lib` in {HERE.parent}, then install again"
+            )
         plugin = HERE.parent / "build" / "cuda" / "libulysses_cuda.so"
-        for f in (lib / NAME, *lib.glob("libulysses_mpi_*.so"), *([plugin] if plugin.exists() else [])):
+        for f in (
+            lib / NAME,
+            *lib.glob("libulysses_mpi_*.so"),
+            *([plugin] if plugin.exists() else []),
+        ):
             shutil.copyfile(f, pathlib.Path(self.build_lib, "ulysses", f.name))
 
 

@@ -1,4 +1,5 @@
-// Package slurm knows what the launcher of a job tells its processes: how many they are, who each one is, where it runs.
+// Package slurm knows what the launcher of a job tells its processes: how many they are, who each
+// one is, where it runs.
 package slurm
 
 import (
@@ -12,8 +13,9 @@ import (
 
 // Environment is one process as its launcher sees it. Zero means that the launcher does not say.
 type Environment struct {
-	Launcher  string // "mpirun (Open MPI)", "mpiexec (MPICH)", "srun", or "" for a process started alone
-	Tasks     int    // processes launched together
+	// "mpirun (Open MPI)", "mpiexec (MPICH)", "srun", or "" for a process started alone
+	Launcher  string
+	Tasks     int // processes launched together
 	Rank      int
 	LocalRank int // among those of this node
 	LocalSize int
@@ -24,7 +26,9 @@ type Environment struct {
 	StepID    string
 	Restarts  int       // how often Slurm has requeued the job
 	End       time.Time // when Slurm ends the job; zero where it does not say
-	Wired     bool      // the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's own
+	// the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's
+	// own
+	Wired bool
 }
 
 // Env reads the environment of this process.
@@ -36,8 +40,8 @@ func Env() Environment {
 	return e
 }
 
-// launchers are asked in this order. Open MPI's and MPICH's own variables come first: under mpirun inside an allocation Slurm's step
-// counts the launcher's daemons, not the processes.
+// launchers are asked in this order. Open MPI's and MPICH's own variables come first: under mpirun
+// inside an allocation Slurm's step counts the launcher's daemons, not the processes.
 var launchers = []struct{ name, size, rank, localRank, localSize string }{
 	{"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
 	{"mpiexec (MPICH)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
@@ -64,7 +68,8 @@ func read(get func(string) string) Environment {
 			break
 		}
 	}
-	// srun --mpi=pmi2 sets PMI_SIZE as mpiexec does; Slurm's own variables tell them apart and know the node.
+	// srun --mpi=pmi2 sets PMI_SIZE as mpiexec does; Slurm's own variables tell them apart and know
+	// the node.
 	if e.Launcher == "mpiexec (MPICH)" && number("SLURM_STEP_NUM_TASKS") == e.Tasks {
 		e.Launcher, e.LocalRank = "srun", number("SLURM_LOCALID")
 	}
@@ -74,7 +79,8 @@ func read(get func(string) string) Environment {
 	return e
 }
 
-// tasksOn reads Slurm's list of tasks by node, such as "4(x2),3": four on each of the first two nodes, three on the third.
+// tasksOn reads Slurm's list of tasks by node, such as "4(x2),3": four on each of the first two
+// nodes, three on the third.
 func tasksOn(list string, node int) int {
 	for _, part := range strings.Split(list, ",") {
 		count, times, repeated := strings.Cut(part, "(x")
@@ -96,8 +102,8 @@ func tasksOn(list string, node int) int {
 	return 0
 }
 
-// Ready refuses what can be told before MPI starts: without a way to its peers Open MPI ends the process in MPI_Init with a page about
-// its own build, and MPICH makes it rank 0 of 1.
+// Ready refuses what can be told before MPI starts: without a way to its peers Open MPI ends the
+// process in MPI_Init with a page about its own build, and MPICH makes it rank 0 of 1.
 func (e Environment) Ready(mpiBuilt bool) error {
 	if !mpiBuilt {
 		return e.Check(1, false)
@@ -109,8 +115,9 @@ func (e Environment) Ready(mpiBuilt bool) error {
 	return nil
 }
 
-// Check holds what the launcher says against the size of the world that this program found. A launcher that this program cannot talk
-// to would otherwise start copies that all believe to be the only rank, and write the same files. worldSize is 1 without MPI.
+// Check holds what the launcher says against the size of the world that this program found. A
+// launcher that this program cannot talk to would otherwise start copies that all believe to be the
+// only rank, and write the same files. worldSize is 1 without MPI.
 func (e Environment) Check(worldSize int, mpiBuilt bool) error {
 	switch {
 	case e.Tasks <= 1 || worldSize == e.Tasks:

@@ -8,8 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32. Forward reads Q, K, V and writes Out, LSE
-// and Saved; Backward reads Saved, and looks at no other. Strides are free but for a dense last axis.
+// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32.
+// Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads Saved, and looks at no other.
+// Strides are free but for a dense last axis.
 type Args struct {
 	Q   tensor.Tensor // [B, rows, Hq, D]
 	K   tensor.Tensor // [B, kvrows, Hkv, D]
@@ -17,17 +18,21 @@ type Args struct {
 	Out tensor.Tensor // [B, rows, Hq, Dv]
 	LSE tensor.Tensor // [B, rows, Hq], optional: it costs LSEBytesSent
 
-	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, optional: Forward rotates q and k while it packs them, Backward turns dq and dk
-	// back while it unpacks them. Q and K stay as they are.
+	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, optional: Forward rotates q and k while it
+	// packs them, Backward turns dq and dk back while it unpacks them. Q and K stay as they are.
 	Cos, Sin tensor.Tensor
 
-	// QNorm and KNorm, optional, with Cos and Sin alone: Forward and Restore normalize the heads of q and k (RMSNorm) while they pack them,
-	// before they turn them. Backward's DQ and DK are then the gradients of what was normalized.
+	// QNorm and KNorm, optional, with Cos and Sin alone: Forward and Restore normalize the heads of
+	// q and k (RMSNorm) while they pack them, before they turn them. Backward's DQ and DK are then
+	// the gradients of what was normalized.
 	QNorm, KNorm HeadNorm
 
-	Saved     tensor.Tensor // U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
-	SavedLSE  tensor.Tensor // U8, optional: where the LSE is saved instead; both have the bytes that Apart says then
-	Workspace tensor.Tensor // U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
+	// U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
+	Saved tensor.Tensor
+	// U8, optional: where the LSE is saved instead; both have the bytes that Apart says then
+	SavedLSE tensor.Tensor
+	// U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
+	Workspace tensor.Tensor
 }
 
 // HeadNorm is RMSNorm of heads: device.RMSNorm. There is none where W is nil.
@@ -37,7 +42,8 @@ type HeadNorm struct {
 	Eps, Centre float64
 }
 
-// Grads are the gradients: DOut is read, the others are written. Strides are free but for a dense last axis.
+// Grads are the gradients: DOut is read, the others are written. Strides are free but for a dense
+// last axis.
 type Grads struct {
 	DOut tensor.Tensor // [B, rows, Hq, Dv]
 	DQ   tensor.Tensor // [B, rows, Hq, D]
@@ -48,15 +54,16 @@ type Grads struct {
 // Sizes are bytes of Args.Saved and Args.Workspace.
 type Sizes struct{ Saved, Workspace int64 }
 
-// local is what a rank's attention works on: all rows of its heads, in memory as the device's kernels like it. One rank copies into it
-// too: kernels on the CPU gain more from the layout than the copy costs (6-13 % against 1-4 %), and the backward pass needs a copy of its
-// own anyway.
+// local is what a rank's attention works on: all rows of its heads, in memory as the device's
+// kernels like it. One rank copies into it too: kernels on the CPU gain more from the layout than
+// the copy costs (6-13 % against 1-4 %), and the backward pass needs a copy of its own anyway.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]
 	lse          tensor.Tensor // [hq, B, S, 1]
 }
 
-// take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device likes that.
+// take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device
+// likes that.
 func (p *Plan) take(c *device.Carver, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
@@ -64,7 +71,8 @@ func (p *Plan) take(c *device.Carver, dtype tensor.DType, heads, batch, rows, di
 	return c.Take(dtype, heads, batch, rows, dim)
 }
 
-// inputs carves what the forward pass leaves for the backward pass, the LSE from a carver of its own if it has one.
+// inputs carves what the forward pass leaves for the backward pass, the LSE from a carver of its
+// own if it has one.
 func (p *Plan) inputs(b *Batch, c, lse *device.Carver) local {
 	x := p.qkvOut(b, c)
 	if lse == nil {
@@ -96,8 +104,9 @@ func (p *Plan) qkvOut(b *Batch, c *device.Carver) (d local) {
 // Sizes is the bytes that calls with this batch need.
 func (p *Plan) Sizes(b *Batch) Sizes { return p.sizes(b, b.queries.cu) }
 
-// MaxSizes is the bytes that calls need with any batch of at most these extents, whatever its documents: for memory that is planned
-// before the batches are known, and for buffers that serve batches of different lengths one after another.
+// MaxSizes is the bytes that calls need with any batch of at most these extents, whatever its
+// documents: for memory that is planned before the batches are known, and for buffers that serve
+// batches of different lengths one after another.
 func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
@@ -120,13 +129,15 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	if !p.layer.NoBackward {
 		p.qkvOut(b, &ws)
 		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
-		size.Saved = max(saved.Used, p.align) // of a rank without heads too: no memory means no backward, on all ranks alike
+		// of a rank without heads too: no memory means no backward, on all ranks alike
+		size.Saved = max(saved.Used, p.align)
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.Used)+scratch)
 	}
 	return size
 }
 
-// Reserve has the communicator make, before the first step, what it needs beside tensors for batches of at most these extents.
+// Reserve has the communicator make, before the first step, what it needs beside tensors for
+// batches of at most these extents.
 func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
@@ -226,7 +237,8 @@ func (p *Plan) enter(b *Batch, a *Args, x *local) [3]part {
 	}
 }
 
-// Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It allocates nothing.
+// Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It
+// allocates nothing.
 func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.admit(p.checkBackward(b, a, g)); err != nil {
 		return err

@@ -13,7 +13,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// layerRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator has one rank.
+// layerRun is a plan, a batch and their tensors: this rank's rows, or all rows when the
+// communicator has one rank.
 type layerRun struct {
 	p *Plan
 	x *Batch
@@ -28,7 +29,8 @@ const (
 	nameDOut
 )
 
-// prepare fills the tensors of a layer, with gaps in all of them. Head 0 is query head h0 and key head k0 of the global tensors.
+// prepare fills the tensors of a layer, with gaps in all of them. Head 0 is query head h0 and key
+// head k0 of the global tensors.
 func prepare(b *bench, c comm.Comm, l Layer, s BatchSpec, h0, k0 int64) *layerRun {
 	p, err := NewPlan(b.dev, c, l)
 	must(err)
@@ -55,8 +57,9 @@ func (r *layerRun) forwardBackward(b *bench) error {
 	return r.p.Backward(b.stream, r.x, &r.a, &r.g)
 }
 
-// out, lse and dq on any number of ranks are those of one rank bit for bit; so are dk and dv of a key head whose query heads lie on one
-// rank. Of others they are the ranks' partial gradients, summed in rank order.
+// out, lse and dq on any number of ranks are those of one rank bit for bit; so are dk and dv of a
+// key head whose query heads lie on one rank. Of others they are the ranks' partial gradients,
+// summed in rank order.
 func TestRanksGiveTheBitsOfOne(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		r := prepare(b, c, lc.layer, lc.batch, 0, 0)
@@ -135,7 +138,8 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 	return nil
 }
 
-// Results are within 2e-5 of float64, and at most twice as far as a plain f32 implementation, in max|Δ|/max|ref|.
+// Results are within 2e-5 of float64, and at most twice as far as a plain f32 implementation, in
+// max|Δ|/max|ref|.
 func TestAgainstFloat64(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		r := prepare(b, c, lc.layer, lc.batch, 0, 0)
@@ -176,7 +180,8 @@ func TestAgainstFloat64(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// Inputs are below 1, so a rounding of numbers of that size is granted; gradients that are zero but for rounding have no other measure.
+			// Inputs are below 1, so a rounding of numbers of that size is granted; gradients that
+			// are zero but for rounding have no other measure.
 			rounding := max(1, largest) / (1 << 23)
 			if limit := min(max(2e-5*largest, rounding), max(2*theirs, rounding)); mine > limit {
 				return fmt.Errorf("%s: error %.3g of %.3g, a plain f32 implementation has %.3g", x.name, mine, largest, theirs)
@@ -250,7 +255,8 @@ func TestBytesSent(t *testing.T) {
 	})
 }
 
-// Buffers made for the longest batch serve the others, in any order, and so does a forward that saves nothing.
+// Buffers made for the longest batch serve the others, in any order, and so does a forward that
+// saves nothing.
 func TestOneBufferServesAllLengths(t *testing.T) {
 	specs := []BatchSpec{{Batch: 2, Seq: 70}, {Batch: 1, Seq: 3}, {Batch: 2, Seq: 64, CuSeqlens: []int64{0, 5, 6, 64, 128}},
 		{Batch: 1, Seq: 2}, {Batch: 1, Seq: 131, CuSeqlens: []int64{0, 1, 2, 3, 130, 131}}, {Batch: 2, Seq: 41}}
@@ -343,8 +349,8 @@ func TestNoBackward(t *testing.T) {
 	}
 }
 
-// Calls allocate nothing. The count is of the process, so ranks are measured between barriers, and the best of several rounds is taken:
-// the runtime allocates now and then.
+// Calls allocate nothing. The count is of the process, so ranks are measured between barriers, and
+// the best of several rounds is taken: the runtime allocates now and then.
 func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

@@ -11,17 +11,21 @@ import (
 
 // BatchSpec is the lengths and documents of a batch, given globally: the same on all ranks.
 //
-// A row of the batch is a sequence; tokens are counted through the rows, Batch·Seq in all. Documents never see each other. They are
-// given by CuSeqlens, by Positions, by both if they agree, or by neither: one document a row.
+// A row of the batch is a sequence; tokens are counted through the rows, Batch·Seq in all.
+// Documents never see each other. They are given by CuSeqlens, by Positions, by both if they agree,
+// or by neither: one document a row.
 type BatchSpec struct {
-	Batch, Seq  int64
-	KVSeq       int64   // keys a row, for cross-attention; 0 = Seq
-	CuSeqlens   []int64 // document starts, then Batch·Seq; from 0, increasing, every row's end among them
+	Batch, Seq int64
+	KVSeq      int64 // keys a row, for cross-attention; 0 = Seq
+	// document starts, then Batch·Seq; from 0, increasing, every row's end among them
+	CuSeqlens   []int64
 	CuSeqlensKV []int64 // the same over Batch·KVSeq keys, as many documents; nil = CuSeqlens
-	Positions   []int64 // [Batch·Seq]: a 0 starts a document, and so does a row's first token; other jumps start nothing
-	Rows        []int64 // of each rank, Seq in all, any of them 0; nil = cut evenly
-	KVRows      []int64 // of keys, KVSeq in all; nil = Rows where KVSeq is Seq, else cut evenly
-	_           struct{}
+	// [Batch·Seq]: a 0 starts a document, and so does a row's first token; other jumps start
+	// nothing
+	Positions []int64
+	Rows      []int64 // of each rank, Seq in all, any of them 0; nil = cut evenly
+	KVRows    []int64 // of keys, KVSeq in all; nil = Rows where KVSeq is Seq, else cut evenly
+	_         struct{}
 }
 
 // axis is the rows of queries or of keys in one sequence, cut over the ranks.
@@ -31,15 +35,16 @@ type axis struct {
 	cu   []int64 // documents over Batch·n
 }
 
-// Batch is lengths and documents settled for the ranks of a communicator. It is read-only and serves every plan on them.
+// Batch is lengths and documents settled for the ranks of a communicator. It is read-only and
+// serves every plan on them.
 type Batch struct {
 	spec          BatchSpec // KVSeq resolved
 	rank, size    int64
 	queries, keys axis
 }
 
-// NewBatch settles a batch for the ranks of c. It is collective, one small message: a batch that cannot be, or differs between ranks,
-// is refused on all of them alike (InvalidArgument).
+// NewBatch settles a batch for the ranks of c. It is collective, one small message: a batch that
+// cannot be, or differs between ranks, is refused on all of them alike (InvalidArgument).
 func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, "sp.NewBatch",
@@ -57,8 +62,8 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	return newBatch(int64(c.Rank()), int64(c.Size()), s)
 }
 
-// SketchBatch is the batch that NewBatch makes on a rank of size ranks, without asking the others: for what is sized, or predicted for any
-// rank, before there is a batch.
+// SketchBatch is the batch that NewBatch makes on a rank of size ranks, without asking the others:
+// for what is sized, or predicted for any rank, before there is a batch.
 func SketchBatch(rank, size int, s BatchSpec) (*Batch, error) {
 	if rank < 0 || rank >= size {
 		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d: it must be one of them", rank, size)
@@ -89,7 +94,8 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if err := b.documents(); err != nil {
 		return nil, err
 	}
-	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil // the caller's memory
+	// the caller's memory
+	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil
 	return b, nil
 }
 
@@ -242,7 +248,8 @@ func (b *Batch) Batch() int64 { return b.spec.Batch }
 func (b *Batch) Seq() int64   { return b.spec.Seq }
 func (b *Batch) KVSeq() int64 { return b.spec.KVSeq }
 
-// Lo and Hi bound the rows of queries that this rank holds of each sequence, KVLo and KVHi those of keys; Rows and KVRows count them.
+// Lo and Hi bound the rows of queries that this rank holds of each sequence, KVLo and KVHi those of
+// keys; Rows and KVRows count them.
 func (b *Batch) Lo() int64     { return b.queries.rows[b.rank].lo }
 func (b *Batch) Hi() int64     { return b.queries.rows[b.rank].hi }
 func (b *Batch) Rows() int64   { return b.queries.rows[b.rank].n() }
@@ -250,7 +257,8 @@ func (b *Batch) KVLo() int64   { return b.keys.rows[b.rank].lo }
 func (b *Batch) KVHi() int64   { return b.keys.rows[b.rank].hi }
 func (b *Batch) KVRows() int64 { return b.keys.rows[b.rank].n() }
 
-// Documents are the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys. Read-only.
+// Documents are the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys.
+// Read-only.
 func (b *Batch) Documents() (cuQ, cuK []int64) { return b.queries.cu, b.keys.cu }
 
 // RankRows bounds the rows of queries that a rank holds of each sequence.
@@ -258,7 +266,8 @@ func (b *Batch) RankRows(rank int) (lo, hi int64) {
 	return b.queries.rows[rank].lo, b.queries.rows[rank].hi
 }
 
-// Mixed reports that keys are other rows than queries, or are cut or documented otherwise: a batch for cross-attention.
+// Mixed reports that keys are other rows than queries, or are cut or documented otherwise: a batch
+// for cross-attention.
 func (b *Batch) Mixed() bool {
 	return !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
 }

@@ -5,7 +5,8 @@ import (
 	"ulysses/tensor"
 )
 
-// What is checked at each call is what memory safety needs; all else was settled in NewPlan and NewBatch.
+// What is checked at each call is what memory safety needs; all else was settled in NewPlan and
+// NewBatch.
 
 func (p *Plan) checkForward(b *Batch, a *Args) error {
 	const op = "sp.Forward"

@@ -56,7 +56,8 @@ func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most
 	}
 }
 
-// pluginCases are enough where the host stands in for a GPU, thread by thread: one for each way in which ranks or documents are uneven.
+// pluginCases are enough where the host stands in for a GPU, thread by thread: one for each way in
+// which ranks or documents are uneven.
 var pluginCases = []string{"shared key heads", "groups across ranks", "fewer heads than ranks", "fewer tokens than ranks", "value heads wider",
 	"documents in rows", "documents across", "window"}
 
@@ -162,8 +163,9 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 	})
 }
 
-// On any number of ranks out, lse and dq have the bits of one rank, in either type, and so have dk and dv of key heads that are on one
-// rank; of others they are near. BF16 sends half the bytes, and the LSE whole.
+// On any number of ranks out, lse and dq have the bits of one rank, in either type, and so have dk
+// and dv of key heads that are on one rank; of others they are near. BF16 sends half the bytes, and
+// the LSE whole.
 func TestLateRanksGiveTheBitsOfOne(t *testing.T) {
 	eachLate(t, fakes(), bothTypes, 8, bitsOfOne)
 	eachLate(t, []devicetest.Kind{devicetest.CPU()}, bothTypes[1:], 8, bitsOfOne)
@@ -208,7 +210,8 @@ func bitsOfOne(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	return r.close()
 }
 
-// farFrom is max|Δ| between the rows of a rank, from lo on, and those of a whole tensor, and its largest element.
+// farFrom is max|Δ| between the rows of a rank, from lo on, and those of a whole tensor, and its
+// largest element.
 func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 	each(got, func(n, i, h, d int64, x *float32) {
 		if e := math.Abs(float64(*x) - float64(*at(whole, n, lo+i, h, d))); !(e <= delta) {
@@ -219,8 +222,8 @@ func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 	return delta, top
 }
 
-// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of the output that it starts from. The
-// plug-in's own arithmetic is held to the limit of F32 too.
+// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of
+// the output that it starts from. The plug-in's own arithmetic is held to the limit of F32 too.
 func TestLateDevicesAgainstFloat64(t *testing.T) {
 	eachLate(t, []devicetest.Kind{fakes()[0], devicetest.CPU()}, bothTypes[1:], 8, againstFloat64)
 	eachLate(t, plugins(t)[:1], bothTypes, 3, againstFloat64)
@@ -254,7 +257,8 @@ func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 				delta = off
 			}
 		})
-		limit := limits[i] * max(top, 0.25) // gradients that are zero but for rounding are measured against inputs below 1
+		// gradients that are zero but for rounding are measured against inputs below 1
+		limit := limits[i] * max(top, 0.25)
 		if !(delta <= limit) {
 			return fmt.Errorf("%s: error %.3g of %.3g, limit %.3g", resultNames[i], delta, top, limit)
 		}
@@ -279,7 +283,8 @@ func TestTypesAreRefused(t *testing.T) {
 	}
 }
 
-// Heads wider than the device's kernels serve are refused when the layer is planned, by ranks without heads too: nobody finds out in a pass.
+// Heads wider than the device's kernels serve are refused when the layer is planned, by ranks
+// without heads too: nobody finds out in a pass.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
 	refused := func(host comm.Comm) error {
@@ -303,7 +308,8 @@ func TestWideHeadsAreRefused(t *testing.T) {
 	}
 }
 
-// The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the largest.
+// The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the
+// largest.
 func TestWireHoldsTheLSE(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

@@ -9,10 +9,11 @@ import (
 	"ulysses/tensor"
 )
 
-// Halo is the rows beside a rank's own that belong to the same document: what a convolution or a shift looks at across the cut. They come
-// from as many ranks as it takes.
+// Halo is the rows beside a rank's own that belong to the same document: what a convolution or a
+// shift looks at across the cut. They come from as many ranks as it takes.
 type Halo struct {
-	N         int64         // so many rows before this rank's first (N > 0), or behind its last (N < 0)
+	// so many rows before this rank's first (N > 0), or behind its last (N < 0)
+	N         int64
 	X         tensor.Tensor // [B, rows, W], this rank's; last axis dense
 	Rows      tensor.Tensor // [B, |N|, W], in the order of the sequence; last axis dense
 	Workspace tensor.Tensor // U8, HaloElements of X's type
@@ -30,7 +31,8 @@ func (h *Halo) admit(err error) error {
 	return h.Admit(err)
 }
 
-// haloOf is the rows of sequence i that a rank needs from others, and where the first of them lies in its halo.
+// haloOf is the rows of sequence i that a rank needs from others, and where the first of them lies
+// in its halo.
 func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, place int64) {
 	first, end := b.RankRows(rank)
 	if first == end {
@@ -63,7 +65,8 @@ func (b *Batch) haloRows(n int64, to, from int) (rows int64) {
 	return rows
 }
 
-// HaloElements is what a rank sends of its rows, width elements each, and receives into its halo; Backward sends the second.
+// HaloElements is what a rank sends of its rows, width elements each, and receives into its halo;
+// Backward sends the second.
 func (b *Batch) HaloElements(rank int, n, width int64) (send, recv int64) {
 	for r := range b.Size() {
 		if r != rank {
@@ -103,7 +106,8 @@ func (h *Halo) check(op string, b *Batch) error {
 	return checkBytes(op, "workspace", h.Workspace, (send+recv)*h.X.DType.Size())
 }
 
-// Forward fills Rows, with zeros where the document has none. Collective, one exchange. It allocates nothing but the first time.
+// Forward fills Rows, with zeros where the document has none. Collective, one exchange. It
+// allocates nothing but the first time.
 func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
 	if err := h.admit(h.check("sp.Halo.Forward", b)); err != nil {
 		return err
@@ -123,7 +127,8 @@ func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) 
 	return h.theirs(d, s, b, send, fromWire)
 }
 
-// Backward adds to X, a gradient, what other ranks have in their Rows for it: the adjoint of Forward. Collective, one exchange.
+// Backward adds to X, a gradient, what other ranks have in their Rows for it: the adjoint of
+// Forward. Collective, one exchange.
 func (h *Halo) Backward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
 	if err := h.admit(h.check("sp.Halo.Backward", b)); err != nil {
 		return err
@@ -153,7 +158,8 @@ func addWire(d device.Device, s device.Stream, local, wire tensor.Tensor) error 
 	return d.Add(s, local, local, wire)
 }
 
-// mine walks this rank's rows that are in the halos of others, in the order of the wire, which they are on from element at on.
+// mine walks this rank's rows that are in the halos of others, in the order of the wire, which they
+// are on from element at on.
 func (h *Halo) mine(d device.Device, s device.Stream, b *Batch, at int64, do wireStep) error {
 	me := int(b.rank)
 	for r := range b.Size() {

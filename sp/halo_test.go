@@ -11,8 +11,9 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// The halo holds the rows beside a rank's own that are of the same document, however many ranks they come from, and zeros elsewhere; backward
-// adds each rank's part of a row's gradient to it. What is sent is what was predicted.
+// The halo holds the rows beside a rank's own that are of the same document, however many ranks
+// they come from, and zeros elsewhere; backward adds each rank's part of a row's gradient to it.
+// What is sent is what was predicted.
 func TestHalo(t *testing.T) {
 	const width = 3
 	specs := []BatchSpec{
@@ -52,7 +53,8 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 	if sent := ledger.Get("sequence", comm.OpAllToAll).Bytes; sent != send*4 {
 		return fmt.Errorf("sent %d bytes, predicted %d", sent, send*4)
 	}
-	// inside says whether a row beside this rank's, and outside them, is of the same document as the nearest of these.
+	// inside says whether a row beside this rank's, and outside them, is of the same document as
+	// the nearest of these.
 	cu, _ := x.Documents()
 	inside := func(i, row, near int64) bool {
 		for _, at := range cu {

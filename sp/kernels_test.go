@@ -10,7 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// several is a device with rows of kernels, of which the quick one's gradient does not repeat; it keeps what it was asked for.
+// several is a device with rows of kernels, of which the quick one's gradient does not repeat; it
+// keeps what it was asked for.
 type several struct {
 	device.Device
 	asked []bool // Deterministic of every operation and question for workspace
@@ -43,7 +44,8 @@ func (d *several) AttentionKernel(a *device.Attention, backward bool) (string, e
 	return "steady", nil
 }
 
-// A layer that is to repeat says so in every call, and the kernels that it names are those for all heads, on ranks without any too.
+// A layer that is to repeat says so in every call, and the kernels that it names are those for all
+// heads, on ranks without any too.
 func TestDeterministic(t *testing.T) {
 	for _, deterministic := range []bool{false, true} {
 		if err := comm.RunLocal(3, func(c comm.Comm) error {
@@ -87,7 +89,8 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// What no kernel serves is told with the reason; without a backward pass nothing is asked of one; ranks agree.
+// What no kernel serves is told with the reason; without a backward pass nothing is asked of one;
+// ranks agree.
 func TestKernels(t *testing.T) {
 	if err := comm.RunLocal(2, func(c comm.Comm) error {
 		b := newBench()

@@ -16,7 +16,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }
 
-// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the test's error.
+// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the
+// test's error.
 type bench struct {
 	dev    device.Device
 	stream device.Stream
@@ -107,7 +108,8 @@ func value(name uint64, index ...int64) float32 {
 	return float32(int64(h>>40)-1<<23) / (1 << 23) // [-1, 1)
 }
 
-// fill writes the rows of a rank, from lo on, of a global tensor. t is [B, n, H, D], head 0 of it is head h0.
+// fill writes the rows of a rank, from lo on, of a global tensor. t is [B, n, H, D], head 0 of it
+// is head h0.
 func fill(t tensor.Tensor, name uint64, lo, h0 int64) {
 	each(t, func(b, i, h, d int64, x *float32) { *x = value(name, b, lo+i, h0+h, d) })
 }

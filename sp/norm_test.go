@@ -22,8 +22,9 @@ func normed(b *bench, src tensor.Tensor, w HeadNorm) (y, rstd tensor.Tensor) {
 	return y, rstd
 }
 
-// Normalizing and rotating q and k on their way gives the bits of doing so before the call, statistics as well, whichever ranks share a head; the caller's q and
-// k stay as they are, and dq and dk are the gradients of what was normalized.
+// Normalizing and rotating q and k on their way gives the bits of doing so before the call,
+// statistics as well, whichever ranks share a head; the caller's q and k stay as they are, and dq
+// and dk are the gradients of what was normalized.
 func TestNormOnTheWay(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
@@ -49,7 +50,8 @@ func TestNormOnTheWay(t *testing.T) {
 		if err := r.forwardBackward(b); err != nil {
 			return err
 		}
-		four := func(t tensor.Tensor) tensor.Tensor { return column(t.Split(0, 1)) } // [1, B·n, H, 1]
+		// [1, B·n, H, 1]
+		four := func(t tensor.Tensor) tensor.Tensor { return column(t.Split(0, 1)) }
 		for _, x := range []struct {
 			name      string
 			got, want tensor.Tensor

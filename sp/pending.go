@@ -7,7 +7,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Pending is a reshard under way. The zero value is ready; one that has been waited for can serve again, without allocating.
+// Pending is a reshard under way. The zero value is ready; one that has been waited for can serve
+// again, without allocating.
 type Pending struct {
 	plan       *Plan
 	stream     device.Stream
@@ -19,8 +20,9 @@ type Pending struct {
 	request    comm.Request
 }
 
-// StartSeqToHeads packs and sends; Wait receives and unpacks. Until then the tensors and the workspace of r are in use: the rows that stay on
-// this rank are copied by either half. Collective, and so is the order of waiting.
+// StartSeqToHeads packs and sends; Wait receives and unpacks. Until then the tensors and the
+// workspace of r are in use: the rows that stay on this rank are copied by either half. Collective,
+// and so is the order of waiting.
 func (p *Plan) StartSeqToHeads(s device.Stream, b *Batch, r *Reshard, x *Pending) error {
 	return p.start(s, b, r, x, "sp.StartSeqToHeads", true)
 }

@@ -1,14 +1,16 @@
-// Package sp is Ulysses sequence parallelism (Jacobs et al. 2023): every rank holds a slice of the tokens of all heads; one all-to-all
-// turns that into all tokens of a slice of the heads, any local attention runs there, a second all-to-all turns it back.
+// Package sp is Ulysses sequence parallelism (Jacobs et al. 2023): every rank holds a slice of the
+// tokens of all heads; one all-to-all turns that into all tokens of a slice of the heads, any local
+// attention runs there, a second all-to-all turns it back.
 //
-// Three steps: NewPlan settles a kind of layer, NewBatch settles the lengths and documents of a batch, and Forward and Backward run
-// with caller-owned memory, allocating nothing. Numbers of heads, tokens and ranks need not divide each other: a rank may hold fewer
-// heads or rows than its neighbour, or none, and still takes part in every exchange. Key heads whose query heads lie on several ranks
-// are sent to each of them, and their gradients are summed in rank order.
+// Three steps: NewPlan settles a kind of layer, NewBatch settles the lengths and documents of a
+// batch, and Forward and Backward run with caller-owned memory, allocating nothing. Numbers of
+// heads, tokens and ranks need not divide each other: a rank may hold fewer heads or rows than its
+// neighbour, or none, and still takes part in every exchange. Key heads whose query heads lie on
+// several ranks are sent to each of them, and their gradients are summed in rank order.
 //
-// A head's attention runs over the whole sequence on one rank, so results are those of one rank bit for bit, except dk and dv of a
-// key head whose query heads are split over ranks: those are the ranks' partial gradients summed in rank order, repeatable, and within
-// rounding of one rank's.
+// A head's attention runs over the whole sequence on one rank, so results are those of one rank bit
+// for bit, except dk and dv of a key head whose query heads are split over ranks: those are the
+// ranks' partial gradients summed in rank order, repeatable, and within rounding of one rank's.
 package sp
 
 import (
@@ -24,7 +26,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Shard gives the rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more. Heads are cut likewise.
+// Shard gives the rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more.
+// Heads are cut likewise.
 func Shard(n, size, rank int64) (lo, hi int64) {
 	rows, more := n/size, n%size
 	lo = rank*rows + min(rank, more)
@@ -51,17 +54,21 @@ func shards(n, size int64) []span {
 
 // Layer is a kind of attention layer.
 type Layer struct {
-	Heads, KVHeads int64        // query heads; key heads, which divide them
-	Dim, VDim      int64        // features of a query and key head; of a value head
-	DType          tensor.DType // of all tensors but the LSE: F32, or BF16 where the device computes in it; 0 = F32
-	Causal         bool
-	Window         *device.Window // of keys that a query sees, beside Causal; nil = unbounded
-	Scale          float64        // of q·k; 0 = 1/sqrt(Dim)
-	NoBackward     bool           // Backward will not be called: nothing is saved
-	Deterministic  bool           // Backward repeats to the bit on every device; Kernels says whether the device has kernels for that
+	Heads, KVHeads int64 // query heads; key heads, which divide them
+	Dim, VDim      int64 // features of a query and key head; of a value head
+	// of all tensors but the LSE: F32, or BF16 where the device computes in it; 0 = F32
+	DType      tensor.DType
+	Causal     bool
+	Window     *device.Window // of keys that a query sees, beside Causal; nil = unbounded
+	Scale      float64        // of q·k; 0 = 1/sqrt(Dim)
+	NoBackward bool           // Backward will not be called: nothing is saved
+	// Backward repeats to the bit on every device; Kernels says whether the device has kernels for
+	// that
+	Deterministic bool
 }
 
-// Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and every batch, one call at a time.
+// Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and
+// every batch, one call at a time.
 type Plan struct {
 	// Admit, if not nil, gets the result of the checks of every call, before the call's first
 	// communication, and returns the error of the call. A caller whose ranks agree on refusals sets
@@ -80,16 +87,17 @@ type Plan struct {
 	owned  []span  // the part of key[r] that no lower rank has
 	kvHead []int64 // of this rank: local key head of each local query head
 
-	parts      []part               // tensors of the reshard under way
-	send, recv []int64              // elements to and from each rank, of the exchange under way
-	attention  device.Attention     // arguments of the operation under way: kept here so that no call allocates
-	gradient   device.AttentionGrad // likewise
-	rope       device.Rope          // likewise
-	lse        device.Carver        // of the call under way, where the LSE is saved apart
+	parts      []part  // tensors of the reshard under way
+	send, recv []int64 // elements to and from each rank, of the exchange under way
+	// arguments of the operation under way: kept here so that no call allocates
+	attention device.Attention
+	gradient  device.AttentionGrad // likewise
+	rope      device.Rope          // likewise
+	lse       device.Carver        // of the call under way, where the LSE is saved apart
 }
 
-// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs between ranks, is refused on all of
-// them alike (InvalidArgument).
+// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs
+// between ranks, is refused on all of them alike (InvalidArgument).
 func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	info := d.Info()
 	if l.DType == tensor.Invalid {
@@ -170,8 +178,9 @@ func (l Layer) check(info device.Info) error {
 	return nil
 }
 
-// keyHeads finds the key heads under each rank's query heads, group query heads to a key head, and which of them the rank is the first
-// to hold. Query heads are cut contiguously, so a rank shares at most its lowest key head with lower ranks.
+// keyHeads finds the key heads under each rank's query heads, group query heads to a key head, and
+// which of them the rank is the first to hold. Query heads are cut contiguously, so a rank shares
+// at most its lowest key head with lower ranks.
 func keyHeads(query []span, group int64) (key, owned []span) {
 	key, owned = make([]span, len(query)), make([]span, len(query))
 	held := int64(0)
@@ -203,9 +212,10 @@ func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
 	return q.lo, q.hi, k.lo, k.hi
 }
 
-// Kernels names the rows of kernels that serve the layer's attention forward and backward, as far as they can be told without documents; "" on a device
-// with one row, and for a pass that is not made. It is Unsupported, with the reason, where no row serves. Local: the answer is that for all heads, so that
-// a rank without any has the same.
+// Kernels names the rows of kernels that serve the layer's attention forward and backward, as far
+// as they can be told without documents; "" on a device with one row, and for a pass that is not
+// made. It is Unsupported, with the reason, where no row serves. Local: the answer is that for all
+// heads, so that a rank without any has the same.
 func (p *Plan) Kernels() (forward, backward string, err error) {
 	d, ok := p.dev.(device.AttentionKernels)
 	if !ok {
@@ -232,8 +242,8 @@ func (p *Plan) Kernels() (forward, backward string, err error) {
 //	forward   B·Σ_{j≠r} [ n_r·hq_j·D + m_r·kv_j·(D+Dv) + n_j·hq_r·Dv ]
 //	backward  B·Σ_{j≠r} [ n_r·hq_j·Dv + n_j·hq_r·D + m_j·kv_r·(D+Dv) ]
 //
-// elements, with n and m a rank's rows of queries and keys, hq its query heads and kv the key heads under them. Asking for the LSE adds
-// LSEBytesSent to the forward.
+// elements, with n and m a rank's rows of queries and keys, hq its query heads and kv the key heads
+// under them. Asking for the LSE adds LSEBytesSent to the forward.
 func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 	l, me := p.layer, p.rank
 	n, m := b.queries.rows[me].n(), b.keys.rows[me].n()
@@ -249,7 +259,8 @@ func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 	return forward * bytes, backward * bytes
 }
 
-// LSEBytesSent is what a forward that is asked for the LSE sends on top: it is F32 whatever the type.
+// LSEBytesSent is what a forward that is asked for the LSE sends on top: it is F32 whatever the
+// type.
 func (p *Plan) LSEBytesSent(b *Batch) int64 {
 	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * tensor.F32.Size()
 }

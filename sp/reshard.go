@@ -14,10 +14,13 @@ type part struct {
 	heads tensor.Tensor // [h, B, S, D]: all rows of this rank's heads
 	split []span        // heads of each rank
 	rows  []span        // rows of each rank
-	first []span        // for heads held by several ranks: those of split that no lower rank has; nil = all
+	// for heads held by several ranks: those of split that no lower rank has; nil = all
+	first []span
 
-	cos, sin tensor.Tensor // [B·n, R/2]: features are rotated on the way to heads, and back on the way to seq; nil = as they are
-	norm     HeadNorm      // on the way to heads, before they are rotated
+	// [B·n, R/2]: features are rotated on the way to heads, and back on the way to seq; nil = as
+	// they are
+	cos, sin tensor.Tensor
+	norm     HeadNorm // on the way to heads, before they are rotated
 }
 
 // block is the elements of a part that rank i's heads have at rank j's rows.
@@ -30,7 +33,8 @@ func (t *part) mine(heads span) tensor.Tensor {
 	return t.seq.Slice(2, heads.lo, heads.hi).Permute(2, 0, 1, 3)
 }
 
-// wireElements is what an exchange from sequence to heads sends and receives at this rank; the way back is the mirror image.
+// wireElements is what an exchange from sequence to heads sends and receives at this rank; the way
+// back is the mirror image.
 func (p *Plan) wireElements(parts []part) (send, recv int64) {
 	for j := range p.size {
 		if j == p.rank {
@@ -44,9 +48,9 @@ func (p *Plan) wireElements(parts []part) (send, recv int64) {
 	return send, recv
 }
 
-// A block on the wire, one part after the other, lies like the local tensors: [h, B, n, D] in memory, so that unpacking it into
-// [h, B, S, D] is h·B runs of n·D elements; with tokens first [B, n, h, D], which unpacks into B runs. What a rank sends to itself does
-// not pass the wire.
+// A block on the wire, one part after the other, lies like the local tensors: [h, B, n, D] in
+// memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens first [B,
+// n, h, D], which unpacks into B runs. What a rank sends to itself does not pass the wire.
 
 // seqToHeads fills the parts' heads from their seq in one exchange.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
@@ -108,8 +112,8 @@ func (p *Plan) unpackHeads(s device.Stream, wire tensor.Tensor, at int64, parts 
 	return nil
 }
 
-// headsToSeq fills the parts' seq from their heads in one exchange: the inverse of seqToHeads, and its adjoint where first is set,
-// which adds up the copies of a head in rank order.
+// headsToSeq fills the parts' seq from their heads in one exchange: the inverse of seqToHeads, and
+// its adjoint where first is set, which adds up the copies of a head in rank order.
 func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) error {
 	sent, err := p.packHeads(s, wire, parts)
 	if err != nil {
@@ -177,7 +181,8 @@ func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []
 	return nil
 }
 
-// merge writes rank j's heads into the rows of t, adding where a lower rank had the head too. src is [h_j, B, n, D].
+// merge writes rank j's heads into the rows of t, adding where a lower rank had the head too. src
+// is [h_j, B, n, D].
 func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
@@ -195,7 +200,8 @@ func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error
 	return p.copy(s, t.mine(t.first[j]), src.Slice(0, shared, heads.n()))
 }
 
-// block carves the next block [h, B, n, D] of a part off the wire, at an element offset; it returns the offset behind it.
+// block carves the next block [h, B, n, D] of a part off the wire, at an element offset; it returns
+// the offset behind it.
 func (p *Plan) block(wire tensor.Tensor, at int64, t *part, heads, rows int64) (tensor.Tensor, int64) {
 	c := device.Carver{Mem: wire, Align: 1, Used: at * t.seq.DType.Size()}
 	block := p.take(&c, t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
@@ -209,7 +215,8 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 	return p.dev.Copy(s, dst, src)
 }
 
-// turn is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D], n this rank's rows.
+// turn is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D],
+// n this rank's rows.
 func (p *Plan) turn(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
@@ -248,18 +255,20 @@ func (p *Plan) exchange(s device.Stream, wire tensor.Tensor, sent int64, dtype t
 
 // Reshard is n tensors that change layout in one exchange.
 type Reshard struct {
-	// Seq are [B, rows, H, ·] with this rank's rows of all heads, Heads [B, S, h, ·] with all rows of this rank's heads (Plan.Heads).
-	// Any strides with a dense last axis. All have one type.
+	// Seq are [B, rows, H, ·] with this rank's rows of all heads, Heads [B, S, h, ·] with all rows
+	// of this rank's heads (Plan.Heads). Any strides with a dense last axis. All have one type.
 	Seq, Heads []tensor.Tensor
 	// Shared says, for each, that its heads and rows are those of keys; nil = none.
 	Shared []bool
-	// SumCopies makes HeadsToSeq add up the copies of shared heads that several ranks hold, in rank order: the adjoint of SeqToHeads.
-	// Without it the lowest rank's copy is taken: the inverse. F32, or the device's other types of activations, then rounded after each.
+	// SumCopies makes HeadsToSeq add up the copies of shared heads that several ranks hold, in rank
+	// order: the adjoint of SeqToHeads. Without it the lowest rank's copy is taken: the inverse.
+	// F32, or the device's other types of activations, then rounded after each.
 	SumCopies bool
 	Workspace tensor.Tensor // U8, ReshardWorkspace bytes, aligned to Info.Align
 }
 
-// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the other's inverse, and its adjoint. Collective.
+// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the other's
+// inverse, and its adjoint. Collective.
 func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 	parts, err := p.reshardParts("sp.SeqToHeads", b, r, false)
 	if err = p.admit(err); err != nil || len(parts) == 0 {
@@ -285,7 +294,8 @@ func bytesOf(t tensor.Tensor) tensor.Tensor {
 	return t
 }
 
-// ReshardWorkspace is the bytes that either direction needs; tensors may lack memory, their shapes count.
+// ReshardWorkspace is the bytes that either direction needs; tensors may lack memory, their shapes
+// count.
 func (p *Plan) ReshardWorkspace(b *Batch, r *Reshard) (int64, error) {
 	sketch := *r
 	sketch.Workspace = tensor.Tensor{}

@@ -32,7 +32,8 @@ func (c *counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	return c.Comm.AllToAll(s, dst, src, recvRows, sendRows)
 }
 
-// reshardOf makes a reshard of a query tensor and two key tensors, head-major and token-major, with gaps.
+// reshardOf makes a reshard of a query tensor and two key tensors, head-major and token-major, with
+// gaps.
 func reshardOf(b *bench, p *Plan, x *Batch) *Reshard {
 	lo, hi, kvLo, kvHi := p.Heads()
 	l, n := p.layer, x.Batch()
@@ -47,7 +48,8 @@ func reshardOf(b *bench, p *Plan, x *Batch) *Reshard {
 	return r
 }
 
-// Every rank gets all rows of its heads, one exchange carries all tensors, and the way back is the identity: bit for bit.
+// Every rank gets all rows of its heads, one exchange carries all tensors, and the way back is the
+// identity: bit for bit.
 func TestReshardThereAndBackIsTheIdentity(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}
@@ -96,7 +98,8 @@ func expect(name string, t tensor.Tensor, want func(b, i, h, d int64) float32) (
 	return err
 }
 
-// <SeqToHeads x, y> = <x, HeadsToSeq y> when copies are summed: exact, because all numbers are small integers.
+// <SeqToHeads x, y> = <x, HeadsToSeq y> when copies are summed: exact, because all numbers are
+// small integers.
 func TestReshardIsAdjoint(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		p, err := NewPlan(b.dev, c, lc.layer)

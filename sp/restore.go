@@ -2,9 +2,10 @@ package sp
 
 import "ulysses/device"
 
-// A layer that has no room for its q, k and v until the backward pass keeps two things of attention: Out, where Forward wrote it, and the
-// LSE (Args.SavedLSE). Restore makes the rest of what Backward needs from these and from q, k and v computed again: exchanges, but no
-// attention, the one part of a layer whose work grows with the square of the sequence.
+// A layer that has no room for its q, k and v until the backward pass keeps two things of
+// attention: Out, where Forward wrote it, and the LSE (Args.SavedLSE). Restore makes the rest of
+// what Backward needs from these and from q, k and v computed again: exchanges, but no attention,
+// the one part of a layer whose work grows with the square of the sequence.
 
 // Apart is the bytes of Args.Saved and Args.SavedLSE where both are given.
 func (p *Plan) Apart(b *Batch) (saved, lse int64) {
@@ -23,8 +24,8 @@ func (p *Plan) MaxApart(batch, seq, kvSeq int64) (saved, lse int64, err error) {
 	return saved, lse, nil
 }
 
-// Restore fills Saved from Q, K, V and Out, all as Forward had them or left them, bit for bit as it was. SavedLSE must be as Forward left it.
-// Collective. It allocates nothing.
+// Restore fills Saved from Q, K, V and Out, all as Forward had them or left them, bit for bit as it
+// was. SavedLSE must be as Forward left it. Collective. It allocates nothing.
 func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 	if err := p.admit(p.checkRestore(b, a)); err != nil {
 		return err
@@ -42,8 +43,8 @@ func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 	return p.seqToHeads(s, scratch, out[:])
 }
 
-// RestoreBytesSent is what this rank sends to others in one Restore: B·Σ_{j≠r} [ n_r·hq_j·(D+Dv) + m_r·kv_j·(D+Dv) ] elements, in the terms of
-// BytesSent.
+// RestoreBytesSent is what this rank sends to others in one Restore: B·Σ_{j≠r} [ n_r·hq_j·(D+Dv) +
+// m_r·kv_j·(D+Dv) ] elements, in the terms of BytesSent.
 func (p *Plan) RestoreBytesSent(b *Batch) (bytes int64) {
 	l, me := p.layer, p.rank
 	for j := range p.size {

@@ -9,8 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// What Restore makes of the output and the LSE is what Forward had saved, bit for bit: gradients are the same; it sends what the plan names
-// and allocates nothing.
+// What Restore makes of the output and the LSE is what Forward had saved, bit for bit: gradients
+// are the same; it sends what the plan names and allocates nothing.
 func TestRestore(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}

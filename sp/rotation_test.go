@@ -32,8 +32,8 @@ func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
 	}
 }
 
-// Rotating q and k on their way, and dq and dk on theirs back, gives the bits of rotating them before and after the call; the caller's q and
-// k stay as they are.
+// Rotating q and k on their way, and dq and dk on theirs back, gives the bits of rotating them
+// before and after the call; the caller's q and k stay as they are.
 func TestRotationOnTheWay(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {

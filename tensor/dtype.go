@@ -1,4 +1,5 @@
-// Package tensor describes memory: where an array lies, its type, extents and strides. A Tensor is a value; it owns nothing.
+// Package tensor describes memory: where an array lies, its type, extents and strides. A Tensor is
+// a value; it owns nothing.
 package tensor
 
 import "math"

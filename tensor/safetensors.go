@@ -50,8 +50,9 @@ func (e Entry) String() string {
 	return fmt.Sprintf("%s %s%s", input.Short(e.Name), input.Short(e.TypeName), list(e.Shape))
 }
 
-// Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte little-endian header length, a JSON
-// header, then the tensors' bytes without gaps. Opening checks all of that, so that reading cannot leave the file.
+// Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte
+// little-endian header length, a JSON header, then the tensors' bytes without gaps. Opening checks
+// all of that, so that reading cannot leave the file.
 type Safetensors struct {
 	Path     string
 	Metadata map[string]string
@@ -60,7 +61,8 @@ type Safetensors struct {
 	data     int64
 }
 
-// OpenSafetensors reads and checks the header. The error names the file, the tensor and what is wrong with it.
+// OpenSafetensors reads and checks the header. The error names the file, the tensor and what is
+// wrong with it.
 func OpenSafetensors(path string) (*Safetensors, error) {
 	f, size, err := input.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -188,7 +190,8 @@ func (e Entry) check(size int64) error {
 	return nil
 }
 
-// checkLayout holds the tensors to the format: one after another, no overlap, no gap, nothing behind the last.
+// checkLayout holds the tensors to the format: one after another, no overlap, no gap, nothing
+// behind the last.
 func (s *Safetensors) checkLayout(size int64) error {
 	sort.Slice(s.entries, func(i, j int) bool {
 		a, b := s.entries[i], s.entries[j]
@@ -234,7 +237,8 @@ func (s *Safetensors) Entry(name string) (Entry, bool) {
 	return s.entries[i], true
 }
 
-// ReadAt fills dst with the elements of e from element start on, as they lie in the file. dst is whole elements.
+// ReadAt fills dst with the elements of e from element start on, as they lie in the file. dst is
+// whole elements.
 func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
 	width := (e.hi - e.lo) / max(1, e.Numel())
 	lo := e.lo + start*width
@@ -247,7 +251,8 @@ func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
 	return nil
 }
 
-// ReadFloat32 fills dst with the elements of e from element start on, widened or rounded to f32. F32, BF16, F16 and F64 can be read so.
+// ReadFloat32 fills dst with the elements of e from element start on, widened or rounded to f32.
+// F32, BF16, F16 and F64 can be read so.
 func (s *Safetensors) ReadFloat32(e Entry, start int64, dst []float32) error {
 	if e.DType == F32 {
 		return s.ReadAt(e, start, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst)))

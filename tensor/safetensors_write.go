@@ -15,15 +15,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// Item is one tensor to write: a dense host tensor, or a type and shape whose bytes Write brings when their turn comes.
+// Item is one tensor to write: a dense host tensor, or a type and shape whose bytes Write brings
+// when their turn comes.
 type Item struct {
 	Name   string
 	Tensor Tensor
 	Write  func(w io.Writer) error // nil = the tensor's own memory
 }
 
-// WriteSafetensors writes a file of the safetensors format: whole or not at all, since it is renamed into place after a flush to disk.
-// Items are written in the given order.
+// WriteSafetensors writes a file of the safetensors format: whole or not at all, since it is
+// renamed into place after a flush to disk. Items are written in the given order.
 func WriteSafetensors(path string, metadata map[string]string, items []Item) (err error) {
 	header, err := safetensorsHeader(metadata, items)
 	if err != nil {
@@ -83,7 +84,8 @@ func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error)
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), nil
 }
 
-// WriteFile writes a file whole or not at all: into a temporary file beside it, flushed to disk, then renamed.
+// WriteFile writes a file whole or not at all: into a temporary file beside it, flushed to disk,
+// then renamed.
 func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real // a link stays one

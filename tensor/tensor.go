@@ -17,7 +17,8 @@ const (
 	CUDA
 )
 
-// Tensor is a view of memory owned by someone else: copied freely. Strides are in elements, int64 everywhere.
+// Tensor is a view of memory owned by someone else: copied freely. Strides are in elements, int64
+// everywhere.
 type Tensor struct {
 	Data   unsafe.Pointer
 	DType  DType
@@ -38,7 +39,8 @@ func Of(data unsafe.Pointer, dtype DType, shape ...int64) Tensor {
 	return t
 }
 
-// OfFloat32 views a Go slice as a tensor. For tests and host-side staging: the slice must outlive the view.
+// OfFloat32 views a Go slice as a tensor. For tests and host-side staging: the slice must outlive
+// the view.
 func OfFloat32(x []float32, shape ...int64) Tensor {
 	return Of(unsafe.Pointer(unsafe.SliceData(x)), F32, shape...)
 }
@@ -140,7 +142,8 @@ func (t Tensor) View(shape ...int64) Tensor {
 	r := Of(t.Data, t.DType, shape...)
 	r.Where = t.Where
 	if !t.Contiguous() || r.Numel() != t.Numel() {
-		panic(fmt.Sprintf("tensor.View: %v as %v", t, r)) // not shape, which then stays on the stack: calls that view allocate nothing
+		// not shape, which then stays on the stack: calls that view allocate nothing
+		panic(fmt.Sprintf("tensor.View: %v as %v", t, r))
 	}
 	return r
 }
@@ -226,7 +229,8 @@ func (t Tensor) String() string {
 
 func list(x []int64) string { return strings.ReplaceAll(fmt.Sprint(x), " ", ", ") }
 
-// At views the bytes from offset on as a dense tensor of another type: how arenas and wire buffers are carved.
+// At views the bytes from offset on as a dense tensor of another type: how arenas and wire buffers
+// are carved.
 func (t Tensor) At(offset int64, dtype DType, shape ...int64) Tensor {
 	r := Of(nil, dtype, shape...)
 	if t.DType != U8 || offset < 0 || offset+r.Bytes() > t.Numel() {

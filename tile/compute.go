@@ -7,27 +7,35 @@ import (
 	"ulysses/tensor"
 )
 
-// Body is what is computed for each tile. Every tile of the plan comes, in order, empty ones too, on every rank equally often: a body may
-// be collective. An error ends the walk and is its result.
+// Body is what is computed for each tile. Every tile of the plan comes, in order, empty ones too,
+// on every rank equally often: a body may be collective. An error ends the walk and is its result.
 type Body interface {
-	// Forward writes the cut outputs' rows and adds to sums and means. What it needs inside is memory that serves every tile in turn.
+	// Forward writes the cut outputs' rows and adds to sums and means. What it needs inside is
+	// memory that serves every tile in turn.
 	Forward(t *Tile) error
-	// Backward computes again what it needs of forward, from t.In, writes t.DIn of cut inputs and adds to t.DIn of whole ones. A nil DIn
-	// is not wanted, a nil DOut is zero; neither t.Out nor what forward left inside is there.
+	// Backward computes again what it needs of forward, from t.In, writes t.DIn of cut inputs and
+	// adds to t.DIn of whole ones. A nil DIn is not wanted, a nil DOut is zero; neither t.Out nor
+	// what forward left inside is there.
 	Backward(t *Tile) error
-	// Complete comes once, after the last tile's Backward: the gradients of everything whole have all they will get, and may be sent off.
+	// Complete comes once, after the last tile's Backward: the gradients of everything whole have
+	// all they will get, and may be sent off.
 	Complete() error
 }
 
-// Tile is one tile under way: its rows [Lo, Hi) and its views of the operands. All of it lives for the call alone.
+// Tile is one tile under way: its rows [Lo, Hi) and its views of the operands. All of it lives for
+// the call alone.
 type Tile struct {
 	Index, Count int64
 	Lo, Hi       int64
 	In, Out      []tensor.Tensor // Out in Forward alone
 	DOut, DIn    []tensor.Tensor // in Backward alone
 	Valid        []int64         // of each output: terms of a mean, to be added to in Forward
-	Scale        []float64       // of each output, in Backward: what a tile added to it has the gradient DOut·Scale (1 but for means)
-	Zero         bool            // in Backward: there is no DOut; cut gradients are zeroed already, and a body has to do what is collective alone
+	// of each output, in Backward: what a tile added to it has the gradient DOut·Scale (1 but for
+	// means)
+	Scale []float64
+	// in Backward: there is no DOut; cut gradients are zeroed already, and a body has to do what is
+	// collective alone
+	Zero bool
 }
 
 // Rows is Hi - Lo.
@@ -36,14 +44,17 @@ func (t *Tile) Rows() int64 { return t.Hi - t.Lo }
 // Last reports the last tile, which may be empty.
 func (t *Tile) Last() bool { return t.Index == t.Count-1 }
 
-// Compute is a tiled computation. It is used again and again, and allocates nothing after the first time. An output that is cut may be an
-// input that is cut along the same axis, if the body reads a tile before it writes it; so may a gradient and what it is the gradient of.
+// Compute is a tiled computation. It is used again and again, and allocates nothing after the first
+// time. An output that is cut may be an input that is cut along the same axis, if the body reads a
+// tile before it writes it; so may a gradient and what it is the gradient of.
 type Compute struct {
-	Plan   Plan
-	In     []Operand
-	Out    []Operand
-	Body   Body
-	Fused  bool      // Forward does the backward half too, gradients being outputs: Complete comes at its end, and there is no Backward
+	Plan Plan
+	In   []Operand
+	Out  []Operand
+	Body Body
+	// Forward does the backward half too, gradients being outputs: Complete comes at its end, and
+	// there is no Backward
+	Fused  bool
 	Ranks  comm.Comm // nil: means are over this rank's rows, else over those of all ranks
 	Device device.Device
 	Stream device.Stream
@@ -85,9 +96,10 @@ func (c *Compute) Forward() error {
 	return nil
 }
 
-// Backward runs every tile backward: from the gradients of the outputs, one for each, to those of the inputs. A nil gradient of an output
-// is zero, of an input not wanted. Cut ones are written, whole ones added to. No gradient of an output is changed. Which of them are nil is
-// the same on all ranks.
+// Backward runs every tile backward: from the gradients of the outputs, one for each, to those of
+// the inputs. A nil gradient of an output is zero, of an input not wanted. Cut ones are written,
+// whole ones added to. No gradient of an output is changed. Which of them are nil is the same on
+// all ranks.
 func (c *Compute) Backward(dout, din []tensor.Tensor) error {
 	if err := c.check(); err != nil {
 		return err
@@ -131,7 +143,8 @@ func (c *Compute) walk(f func(lo, hi int64) error) error {
 	return nil
 }
 
-// views puts the tile's part of each operand, or of xs in their place, into memory that is used again.
+// views puts the tile's part of each operand, or of xs in their place, into memory that is used
+// again.
 func views(to []tensor.Tensor, operands []Operand, xs []tensor.Tensor, lo, hi int64) []tensor.Tensor {
 	to = to[:0]
 	for i := range operands {
@@ -144,7 +157,8 @@ func views(to []tensor.Tensor, operands []Operand, xs []tensor.Tensor, lo, hi in
 	return to
 }
 
-// divide turns the sums of means into means. The counts stay for Backward: both halves weigh terms alike.
+// divide turns the sums of means into means. The counts stay for Backward: both halves weigh terms
+// alike.
 func (c *Compute) divide() error {
 	t, any := &c.tile, false
 	for i := range c.Out {

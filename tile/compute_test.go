@@ -8,8 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Any tile gives what one tile gives: cut outputs and gradients to the bit, sums to rounding. Outputs have another shape than the input,
-// tensors are strided, and one of the inputs wants no gradient.
+// Any tile gives what one tile gives: cut outputs and gradients to the bit, sums to rounding.
+// Outputs have another shape than the input, tensors are strided, and one of the inputs wants no
+// gradient.
 func TestAnyTile(t *testing.T) {
 	for _, batch := range []int64{1, 2} {
 		for _, rows := range []int64{1, 5, 125, 425} {
@@ -39,7 +40,8 @@ func TestTilesOfBothHalves(t *testing.T) {
 	if !slices.Equal(p.layer.calls, want) {
 		t.Errorf("tiles %q, want %q", p.layer.calls, want)
 	}
-	for _, x := range [][2]int64{{300, 512}, {0, 512}} { // 300 rows of tiles of two, where another rank has 512
+	// 300 rows of tiles of two, where another rank has 512
+	for _, x := range [][2]int64{{300, 512}, {0, 512}} {
 		p = newProblem(t, 1, 512, 0, x[0], 2, x[1])
 		p.run(t)
 		if len(p.layer.calls) != 512 {
@@ -48,7 +50,8 @@ func TestTilesOfBothHalves(t *testing.T) {
 	}
 }
 
-// The gradients are the slopes of Σ dout·y + dsum·sum + dmean·mean, whatever the tile: means weigh terms by their number in both halves.
+// The gradients are the slopes of Σ dout·y + dsum·sum + dmean·mean, whatever the tile: means weigh
+// terms by their number in both halves.
 func TestSlopes(t *testing.T) {
 	for _, n := range []int64{0, 3, 4} {
 		value := func(change func(p *problem)) float64 {
@@ -104,7 +107,8 @@ func TestGradientsOfOutputsAreRead(t *testing.T) {
 	}
 }
 
-// A nil gradient of an output is zero; with none at all gradients are zeros, and every tile comes and completes all the same.
+// A nil gradient of an output is zero; with none at all gradients are zeros, and every tile comes
+// and completes all the same.
 func TestNilIsZero(t *testing.T) {
 	for missing := range 8 {
 		want, got := newProblem(t, 1, 9, 0, 9, 4, 16), newProblem(t, 1, 9, 0, 9, 4, 16)

@@ -12,8 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// layer is y [B, S, M] = tanh(x [B, S, N]·w [N, M]) in plain Go, and the sum and the mean of c·y over the rows that mask keeps, which
-// the tiled computation knows nothing of. Everything inside a tile is computed anew in backward.
+// layer is y [B, S, M] = tanh(x [B, S, N]·w [N, M]) in plain Go, and the sum and the mean of c·y
+// over the rows that mask keeps, which the tiled computation knows nothing of. Everything inside a
+// tile is computed anew in backward.
 type layer struct {
 	calls    []string
 	consumer *consumer // of the gradient of w
@@ -104,8 +105,8 @@ func (l *layer) Backward(t *Tile) error {
 
 func (l *layer) Complete() error { return l.consumer.complete() }
 
-// consumer is what waits for whole gradients, as a trainer that reduces them over ranks: it fails when told twice, or before the last tile,
-// and the test asks whether it was told at all.
+// consumer is what waits for whole gradients, as a trainer that reduces them over ranks: it fails
+// when told twice, or before the last tile, and the test asks whether it was told at all.
 type consumer struct {
 	tiles, count int64
 	told         int
@@ -166,7 +167,8 @@ func host(t testing.TB) (device.Device, device.Stream) {
 	return d, s
 }
 
-// newProblem is the layer over rows [lo, hi) of S rows, the same values however they are cut. Rows 2 to 5 are not valid.
+// newProblem is the layer over rows [lo, hi) of S rows, the same values however they are cut. Rows
+// 2 to 5 are not valid.
 func newProblem(t testing.TB, batch, all, lo, hi, tileRows, most int64) *problem {
 	const n, m = 5, 3
 	d, s := host(t)

@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Over ranks that hold unequal shards, one of them none and one no valid row, mean and gradients are those of one rank.
+// Over ranks that hold unequal shards, one of them none and one no valid row, mean and gradients
+// are those of one rank.
 func TestMeanOverRanks(t *testing.T) {
 	cuts := []int64{0, 2, 6, 6, 19} // rank 1 has masked rows alone, rank 2 none
 	one := newProblem(t, 2, 19, 0, 19, 0, 0)

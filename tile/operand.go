@@ -26,8 +26,8 @@ type Operand struct {
 	dim  int
 }
 
-// Cut is a tensor of which a tile sees its rows of an axis; the rows of an output are concatenated along it. The extent of the axis is
-// the plan's rows; the other axes are free, and so are strides.
+// Cut is a tensor of which a tile sees its rows of an axis; the rows of an output are concatenated
+// along it. The extent of the axis is the plan's rows; the other axes are free, and so are strides.
 func Cut(t tensor.Tensor, axis int) Operand { return Operand{t, cut, axis} }
 
 // Whole is an input that every tile sees whole, such as a weight. Tiles add to its gradient.
@@ -36,12 +36,14 @@ func Whole(t tensor.Tensor) Operand { return Operand{T: t, kind: whole} }
 // Sum is an output that is zeroed before the first tile and that tiles add to.
 func Sum(t tensor.Tensor) Operand { return Operand{T: t, kind: sum} }
 
-// Mean is a dense F32 output that is zeroed, to which tiles add a sum, and to Tile.Valid how many terms it has. After the last tile it is
-// divided by the count of all tiles (of all ranks', with Compute.Ranks); nothing over nothing is 0. So it does not matter how long tiles
-// are, nor where ignored labels lie.
+// Mean is a dense F32 output that is zeroed, to which tiles add a sum, and to Tile.Valid how many
+// terms it has. After the last tile it is divided by the count of all tiles (of all ranks', with
+// Compute.Ranks); nothing over nothing is 0. So it does not matter how long tiles are, nor where
+// ignored labels lie.
 func Mean(t tensor.Tensor) Operand { return Operand{T: t, kind: mean} }
 
-// view is what a tile of rows [lo, hi) sees of x, which has the operand's shape, such as its gradient.
+// view is what a tile of rows [lo, hi) sees of x, which has the operand's shape, such as its
+// gradient.
 func (o *Operand) view(x tensor.Tensor, lo, hi int64) tensor.Tensor {
 	if o.kind != cut || x.IsNil() {
 		return x

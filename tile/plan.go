@@ -1,5 +1,6 @@
-// Package tile computes what is local to a row tile by tile: forward keeps nothing from inside a tile, backward computes it again. The
-// rows of a layer may then be many more than its inner activations would leave room for.
+// Package tile computes what is local to a row tile by tile: forward keeps nothing from inside a
+// tile, backward computes it again. The rows of a layer may then be many more than its inner
+// activations would leave room for.
 package tile
 
 import (
@@ -10,14 +11,16 @@ import (
 	"ulysses/tensor"
 )
 
-// Plan cuts the rows of one rank into tiles: Count of them, of ⌈Rows/Count⌉ rows, the last ones shorter or empty. Count is a function of
-// what all ranks know, so that tiles may be collective; how many rows a rank has itself does not change it.
+// Plan cuts the rows of one rank into tiles: Count of them, of ⌈Rows/Count⌉ rows, the last ones
+// shorter or empty. Count is a function of what all ranks know, so that tiles may be collective;
+// how many rows a rank has itself does not change it.
 type Plan struct {
 	Rows  int64 // of this rank
 	Count int64 // of tiles, the same on all ranks, at least 1
 }
 
-// Count is max(1, ⌈maxRows/tileRows⌉): maxRows are the most rows that a rank has, tileRows the most of a tile. 0 rows a tile is one tile.
+// Count is max(1, ⌈maxRows/tileRows⌉): maxRows are the most rows that a rank has, tileRows the most
+// of a tile. 0 rows a tile is one tile.
 func Count(maxRows, tileRows int64) int64 {
 	if tileRows == 0 || maxRows == 0 {
 		return 1
@@ -25,7 +28,8 @@ func Count(maxRows, tileRows int64) int64 {
 	return (maxRows-1)/tileRows + 1 // the sum of ⌈⌉ would overflow for a tile as long as one likes
 }
 
-// NewPlan cuts rows for a rank, where the ranks know the most rows of one. maxRows 0 is this rank's rows.
+// NewPlan cuts rows for a rank, where the ranks know the most rows of one. maxRows 0 is this rank's
+// rows.
 func NewPlan(rows, tileRows, maxRows int64) (Plan, error) {
 	if maxRows == 0 {
 		maxRows = rows
@@ -37,7 +41,8 @@ func NewPlan(rows, tileRows, maxRows int64) (Plan, error) {
 	return Plan{rows, Count(maxRows, tileRows)}, nil
 }
 
-// Agree is NewPlan for ranks that do not know each other's rows. It is collective; a fault of one rank is every rank's error.
+// Agree is NewPlan for ranks that do not know each other's rows. It is collective; a fault of one
+// rank is every rank's error.
 func Agree(c comm.Comm, rows, tileRows int64) (Plan, error) {
 	_, err := NewPlan(rows, tileRows, 0)
 	if err = comm.Agree(c, err); err != nil {
@@ -67,7 +72,8 @@ func (p Plan) Step() int64 {
 	return (p.Rows-1)/p.Count + 1
 }
 
-// Room is rows enough for every tile of every plan of at most this many rows. Step is not: it may be longer for fewer rows.
+// Room is rows enough for every tile of every plan of at most this many rows. Step is not: it may
+// be longer for fewer rows.
 func Room(rows, tileRows int64) int64 {
 	if tileRows == 0 {
 		return rows

@@ -34,7 +34,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Lengths that earlier implementations got wrong: five rows in four tiles, and fewer tiles with rows in them than were planned.
+// Lengths that earlier implementations got wrong: five rows in four tiles, and fewer tiles with
+// rows in them than were planned.
 func TestKnownLengths(t *testing.T) {
 	for _, x := range []struct {
 		rows, tile, most, count int64

@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// An error of a tile ends the walk and is the result; nothing is complete then, and a mean that was not counted has no backward.
+// An error of a tile ends the walk and is the result; nothing is complete then, and a mean that was
+// not counted has no backward.
 func TestFailingTile(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 2, 0)
 	p.layer.fail = 2

@@ -56,8 +56,8 @@ func addRange(all []device.Range, r device.Range) []device.Range {
 	return append(all, r)
 }
 
-// readiness counts how often each gradient was complete in a step: one that is so never, twice or early would make a sharded reduction
-// wrong without a word.
+// readiness counts how often each gradient was complete in a step: one that is so never, twice or
+// early would make a sharded reduction wrong without a word.
 type readiness struct {
 	params []*model.Param
 	index  map[*model.Param]int
@@ -101,7 +101,8 @@ type squares struct{ sum, hostSum tensor.Tensor }
 
 func newSquares() squares { return squares{hostSum: tensor.OfFloat64(make([]float64, 1), 1)} }
 
-// fetchSum brings the sum to the host. All ranks call it: none waits for the device while another has yet to give it work.
+// fetchSum brings the sum to the host. All ranks call it: none waits for the device while another
+// has yet to give it work.
 func (x *squares) fetchSum(s device.Stream, d device.Device, world comm.Comm) error {
 	if err := d.Copy(s, x.hostSum, x.sum); err != nil {
 		return err

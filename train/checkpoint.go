@@ -16,7 +16,8 @@ type Checkpoints struct {
 	Keep  int64
 	Run   map[string]string // what a run that resumes must have in common
 	Base  string            // absolute path of the base model's folder; "" = a new model
-	// Model writes what a model's folder has beside the weights, for an export. It is called while steps run.
+	// Model writes what a model's folder has beside the weights, for an export. It is called while
+	// steps run.
 	Model func(dir string) error
 	// Check returns an error if the folder must not be written any more. Rank 0 calls it before
 	// each checkpoint; nil = no check.
@@ -27,8 +28,8 @@ type Checkpoints struct {
 	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
 }
 
-// State is what a rank keeps of a group's elements [Lo, Hi): exact weights, F32; their copies of the compute type, if that is another; the
-// optimizer's moments, if it has any. All flat.
+// State is what a rank keeps of a group's elements [Lo, Hi): exact weights, F32; their copies of
+// the compute type, if that is another; the optimizer's moments, if it has any. All flat.
 type State struct {
 	Lo, Hi           int64
 	Exact, Low, M, V tensor.Tensor
@@ -70,8 +71,8 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 // Steps lists the steps of the checkpoints that are in the folder, the newest last.
 func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).Steps() }
 
-// Ready looks whether states can be written, so that a folder that cannot costs nothing, and takes away what runs that were ended have left. One rank calls
-// it, before the first step.
+// Ready looks whether states can be written, so that a folder that cannot costs nothing, and takes
+// away what runs that were ended have left. One rank calls it, before the first step.
 func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
 
 // fill reads what this rank keeps.

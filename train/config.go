@@ -1,23 +1,32 @@
 package train
 
-// The tables of the job file that training itself reads. The toml tag is the key. The other tags are the schema that job.Parse holds a
-// file to: min and max are bounds that may be reached, above and below bounds that may not, enum lists the words allowed (separated by
-// spaces), path marks files and folders (glob: patterns of them, inside: a folder in another). Values that are fine one by one but not together
-// are refused in job.
+// The tables of the job file that training itself reads. The toml tag is the key. The other tags
+// are the schema that job.Parse holds a file to: min and max are bounds that may be reached, above
+// and below bounds that may not, enum lists the words allowed (separated by spaces), path marks
+// files and folders (glob: patterns of them, inside: a folder in another). Values that are fine one
+// by one but not together are refused in job.
 
 // DataConfig is [data].
 type DataConfig struct {
-	Path        []string `toml:"path" path:"glob"`                        // .txt, .jsonl, .bin and .safetensors files, or patterns for them
-	Tokenizer   string   `toml:"tokenizer" path:"file" enum:"auto bytes"` // or a tokenizer.json, or the folder that holds it; auto is settled in job
-	AddEOS      bool     `toml:"add_eos"`                                 // after each document, where the tokenizer has one; bytes has none
-	TextField   string   `toml:"text_field"`                              // of a .jsonl line
-	Sequence    int64    `toml:"sequence" min:"1" max:"2147483647"`       // global tokens a sequence
-	Batch       int64    `toml:"batch" min:"1" max:"1000000"`             // sequences a data-parallel replica and micro step
-	Accumulate  int64    `toml:"accumulate" min:"1" max:"1000000"`        // micro steps an optimizer step
-	GlobalBatch int64    `toml:"global_batch" min:"0" max:"1000000000"`   // sequences an optimizer step; > 0 sets accumulate
-	Budget      int64    `toml:"budget" min:"0" max:"2147483647"`         // tokens a micro step and replica; 0 = batch rows
-	Pack        bool     `toml:"pack"`
-	Shuffle     bool     `toml:"shuffle"`
+	// .txt, .jsonl, .bin and .safetensors files, or patterns for them
+	Path []string `toml:"path" path:"glob"`
+	// or a tokenizer.json, or the folder that holds it; auto is settled in job
+	Tokenizer string `toml:"tokenizer" path:"file" enum:"auto bytes"`
+	// after each document, where the tokenizer has one; bytes has none
+	AddEOS    bool   `toml:"add_eos"`
+	TextField string `toml:"text_field"` // of a .jsonl line
+	// global tokens a sequence
+	Sequence int64 `toml:"sequence" min:"1" max:"2147483647"`
+	// sequences a data-parallel replica and micro step
+	Batch int64 `toml:"batch" min:"1" max:"1000000"`
+	// micro steps an optimizer step
+	Accumulate int64 `toml:"accumulate" min:"1" max:"1000000"`
+	// sequences an optimizer step; > 0 sets accumulate
+	GlobalBatch int64 `toml:"global_batch" min:"0" max:"1000000000"`
+	// tokens a micro step and replica; 0 = batch rows
+	Budget  int64 `toml:"budget" min:"0" max:"2147483647"`
+	Pack    bool  `toml:"pack"`
+	Shuffle bool  `toml:"shuffle"`
 }
 
 // EvalConfig is [eval].
@@ -29,9 +38,10 @@ type EvalConfig struct {
 
 // OptimizerConfig is [optimizer].
 type OptimizerConfig struct {
-	Name        string     `toml:"name" enum:"adamw sgd"`
-	LR          float64    `toml:"lr" min:"0"`
-	MinLR       float64    `toml:"min_lr" min:"0"` // at the last step of a linear or cosine schedule
+	Name string  `toml:"name" enum:"adamw sgd"`
+	LR   float64 `toml:"lr" min:"0"`
+	// at the last step of a linear or cosine schedule
+	MinLR       float64    `toml:"min_lr" min:"0"`
 	Betas       [2]float64 `toml:"betas" min:"0" below:"1"`
 	Eps         float64    `toml:"eps" above:"0"`
 	WeightDecay float64    `toml:"weight_decay" min:"0"`
@@ -42,12 +52,14 @@ type OptimizerConfig struct {
 
 // MemoryConfig is [memory]: what becomes of activations until the backward pass, and limits in GiB.
 type MemoryConfig struct {
-	BlockInput string  `toml:"block_input" enum:"auto keep recompute offload"`
-	Attention  string  `toml:"attention" enum:"auto keep recompute offload"`
-	QKV        string  `toml:"qkv" enum:"auto keep recompute offload"`
-	MLP        string  `toml:"mlp" enum:"auto keep recompute offload"`
-	Segment    int64   `toml:"segment" min:"0" max:"1000000"`     // layers to a block input that is kept or offloaded; 0 = auto
-	HeadGroups int64   `toml:"head_groups" min:"0" max:"1000000"` // in which attention's heads are exchanged; 0 = auto
+	BlockInput string `toml:"block_input" enum:"auto keep recompute offload"`
+	Attention  string `toml:"attention" enum:"auto keep recompute offload"`
+	QKV        string `toml:"qkv" enum:"auto keep recompute offload"`
+	MLP        string `toml:"mlp" enum:"auto keep recompute offload"`
+	// layers to a block input that is kept or offloaded; 0 = auto
+	Segment int64 `toml:"segment" min:"0" max:"1000000"`
+	// in which attention's heads are exchanged; 0 = auto
+	HeadGroups int64   `toml:"head_groups" min:"0" max:"1000000"`
 	Device     float64 `toml:"device" min:"0"`
 	Host       float64 `toml:"host" min:"0"`
 }

@@ -13,7 +13,8 @@ import (
 // Ignore is the target that counts in no loss, as in PyTorch.
 const Ignore = -100
 
-// Data is what a job trains on and evaluates on. Every rank can read all of it; which rows a rank works on is arithmetic.
+// Data is what a job trains on and evaluates on. Every rank can read all of it; which rows a rank
+// works on is arithmetic.
 type Data struct {
 	train, eval *Set
 	files       []*tokens
@@ -28,7 +29,8 @@ type Opening struct {
 	Comm      comm.Comm // shares the pass over the files out; nil = this rank is alone
 	Workers   int       // goroutines of this rank in that pass; 0 = one
 
-	block, cache int64 // for tests: bytes of a block, bytes of blocks that are kept; 0 = as it should be
+	// for tests: bytes of a block, bytes of blocks that are kept; 0 = as it should be
+	block, cache int64
 }
 
 // Train is the training set, nil without data.path.
@@ -64,10 +66,11 @@ type source interface {
 	cut(at func(n int64) int64) (head, tail source, _ error) // cuts the only document in two
 }
 
-// OpenData opens and checks everything [data] and [eval] name: every token id against the vocabulary, labels, positions. It reads all files
-// once, each rank its share, and keeps where their blocks are; rows are read again when they are needed. An error names the file and the
-// document, line or row in it, and is that of the first fault in the files' order. Empty documents are left out. Collective over o.Comm:
-// all ranks get the same rows, or the same error.
+// OpenData opens and checks everything [data] and [eval] name: every token id against the
+// vocabulary, labels, positions. It reads all files once, each rank its share, and keeps where
+// their blocks are; rows are read again when they are needed. An error names the file and the
+// document, line or row in it, and is that of the first fault in the files' order. Empty documents
+// are left out. Collective over o.Comm: all ranks get the same rows, or the same error.
 func OpenData(d DataConfig, e EvalConfig, o Opening) (*Data, error) {
 	data := &Data{}
 	if err := data.open(d, e, o); err != nil {
@@ -121,7 +124,8 @@ func (data *Data) open(d DataConfig, e EvalConfig, o Opening) error {
 	return nil
 }
 
-// read opens the files of a key in order. Neighbouring files of documents make one source, so that packing goes on over the files' ends.
+// read opens the files of a key in order. Neighbouring files of documents make one source, so that
+// packing goes on over the files' ends.
 func (data *Data) read(o *opening, key string, patterns []string) ([]source, error) {
 	list, err := listFiles(o, key, patterns)
 	if err = o.agree(err); err != nil {
@@ -168,7 +172,8 @@ func (data *Data) read(o *opening, key string, patterns []string) ([]source, err
 	return sources, nil
 }
 
-// keep holds back the last share of the documents, at least one and not all of them; of a single document, its tail.
+// keep holds back the last share of the documents, at least one and not all of them; of a single
+// document, its tail.
 func keep(all []source, share float64) (train, eval []source, err error) {
 	n := int64(0)
 	for _, s := range all {

@@ -5,13 +5,15 @@ import (
 	"sort"
 )
 
-// deal puts rows of the given lengths into micro steps of several replicas, none of which holds more than budget tokens: [micro step][replica]
-// rows in increasing order. All replicas have as many micro steps, each of at least one row; there are as few as possible by these rules:
-// rows, the longest first, go where the least cost lies that has room for them, or else where the first room is. No row is longer than
-// budget, and there are at least as many rows as replicas, by a whole number.
+// deal puts rows of the given lengths into micro steps of several replicas, none of which holds
+// more than budget tokens: [micro step][replica] rows in increasing order. All replicas have as
+// many micro steps, each of at least one row; there are as few as possible by these rules: rows,
+// the longest first, go where the least cost lies that has room for them, or else where the first
+// room is. No row is longer than budget, and there are at least as many rows as replicas, by a
+// whole number.
 //
-// It depends on the arguments alone, so that all ranks do the same. Of the micro steps dealt the costliest come first, side by side: replicas
-// wait for each other where they sum gradients.
+// It depends on the arguments alone, so that all ranks do the same. Of the micro steps dealt the
+// costliest come first, side by side: replicas wait for each other where they sum gradients.
 func deal(lengths []int64, replicas int, budget int64, cost func(tokens int64) float64) [][][]int64 {
 	order := make([]int, len(lengths))
 	total, large := int64(0), 0
@@ -42,8 +44,8 @@ type hand struct {
 	cost   float64
 }
 
-// leastCost deals into n hands, each row to the one that costs least of those that have room, or returns nil where none has. As there are at
-// least n rows, none stays empty.
+// leastCost deals into n hands, each row to the one that costs least of those that have room, or
+// returns nil where none has. As there are at least n rows, none stays empty.
 func leastCost(lengths []int64, order []int, budget int64, n int, cost func(int64) float64) []hand {
 	hands := make([]hand, n)
 	for _, r := range order {
@@ -61,7 +63,8 @@ func leastCost(lengths []int64, order []int, budget int64, n int, cost func(int6
 	return hands
 }
 
-// firstFit deals into as few hands as it can: at most 11/9 of the fewest possible and one (Johnson 1973).
+// firstFit deals into as few hands as it can: at most 11/9 of the fewest possible and one (Johnson
+// 1973).
 func firstFit(lengths []int64, order []int, budget int64) (hands []hand) {
 	for _, r := range order {
 		to := slices.IndexFunc(hands, func(h hand) bool { return h.tokens+lengths[r] <= budget })

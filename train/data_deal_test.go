@@ -25,10 +25,11 @@ func TestDeal(t *testing.T) {
 		want     string
 	}{
 		{[]int64{1, 1, 1, 1}, 1, 4, "[[[0 1 2 3]]]"},
-		{[]int64{1, 1, 1, 1}, 4, 100, "[[[0] [1] [2] [3]]]"},   // each replica has a row
-		{[]int64{4, 4, 4, 4}, 2, 4, "[[[0] [1]] [[3] [2]]]"},   // no two fit
-		{[]int64{3, 5, 2, 6}, 2, 8, "[[[2 3] [0 1]]]"},         // the fewest micro steps
-		{[]int64{5, 5, 4, 4, 2}, 1, 10, "[[[0 1]] [[2 3 4]]]"}, // by least cost the last one has no room in two
+		{[]int64{1, 1, 1, 1}, 4, 100, "[[[0] [1] [2] [3]]]"}, // each replica has a row
+		{[]int64{4, 4, 4, 4}, 2, 4, "[[[0] [1]] [[3] [2]]]"}, // no two fit
+		{[]int64{3, 5, 2, 6}, 2, 8, "[[[2 3] [0 1]]]"},       // the fewest micro steps
+		// by least cost the last one has no room in two
+		{[]int64{5, 5, 4, 4, 2}, 1, 10, "[[[0 1]] [[2 3 4]]]"},
 	} {
 		if got := fmt.Sprint(deal(c.lengths, c.replicas, c.budget, square)); got != c.want {
 			t.Errorf("%v to %d replicas, %d tokens: %s, want %s", c.lengths, c.replicas, c.budget, got, c.want)
@@ -102,7 +103,8 @@ func TestDealBalances(t *testing.T) {
 	}
 }
 
-// Dealt, a step has the loss and the gradient that it has with a row a micro step, on every mesh; and no micro step more tokens than it may.
+// Dealt, a step has the loss and the gradient that it has with a row a micro step, on every mesh;
+// and no micro step more tokens than it may.
 func TestBudget(t *testing.T) {
 	var lines strings.Builder
 	r := rand.New(rand.NewSource(3))

@@ -6,8 +6,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// documents is a part of the documents of an index: all, or those before or behind a cut. Packed, rows are cut from the whole; else each
-// document is a row, cut at sequence.
+// documents is a part of the documents of an index: all, or those before or behind a cut. Packed,
+// rows are cut from the whole; else each document is a row, cut at sequence.
 type documents struct {
 	*index
 	lo, hi     int64 // tokens of the index
@@ -32,7 +32,8 @@ func (d *documents) measure() error {
 			d.most = max(d.most, d.blocks[b].longest)
 			continue
 		}
-		for i := max(from, d.doc); i < min(until, last); i++ { // the part begins or ends in this block
+		// the part begins or ends in this block
+		for i := max(from, d.doc); i < min(until, last); i++ {
 			lo, hi, err := d.span(i - d.doc)
 			if err != nil {
 				return err
@@ -63,7 +64,8 @@ func (d *documents) rows() int64 {
 	return (d.hi - d.lo + d.sequence - 1) / d.sequence
 }
 
-// span is the tokens [lo, hi) of a row. The last packed row may be shorter; a document longer than a row is cut when not packed.
+// span is the tokens [lo, hi) of a row. The last packed row may be shorter; a document longer than
+// a row is cut when not packed.
 func (d *documents) span(r int64) (lo, hi int64, err error) {
 	if d.pack {
 		lo = d.lo + r*d.sequence

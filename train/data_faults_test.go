@@ -154,7 +154,8 @@ func TestLineWithoutEnd(t *testing.T) {
 	}
 }
 
-// FuzzJSONL opens anything as a .jsonl file, cut into blocks of any size: it is refused, or all of it can be read.
+// FuzzJSONL opens anything as a .jsonl file, cut into blocks of any size: it is refused, or all of
+// it can be read.
 func FuzzJSONL(f *testing.F) {
 	for _, s := range []string{"", "{}", "{\"text\":\"a\"}\n{\"text\":\"\\ud800\"}", "[", "{\"text\":\"a\"} x", "\x00", "{\"text\":{\"text\":\"\"}}", "{\"text\":\"" + strings.Repeat("é", 50) + "\"}\n\n"} {
 		f.Add(s, int64(3), uint8(9), true)

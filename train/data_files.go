@@ -67,8 +67,9 @@ func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
 	return kept, nil
 }
 
-// blockBytes is the size of a block: small, because a row costs the decoding of whole blocks, but such that of any amount of data there are
-// no more than a million, whose index takes about 64 MiB. It is a power of two, so that no token of a .bin is cut.
+// blockBytes is the size of a block: small, because a row costs the decoding of whole blocks, but
+// such that of any amount of data there are no more than a million, whose index takes about 64 MiB.
+// It is a power of two, so that no token of a .bin is cut.
 func blockBytes(total int64) int64 {
 	return max(32<<10, int64(1)<<bits.Len64(uint64(total>>20)))
 }

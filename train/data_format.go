@@ -14,37 +14,43 @@ import (
 	"ulysses/internal/status"
 )
 
-// format is a file of documents. The opening pass cuts the file's work into units and finds the blocks that begin in each, whatever rank
-// and worker takes it; reading rows decodes these blocks again.
+// format is a file of documents. The opening pass cuts the file's work into units and finds the
+// blocks that begin in each, whatever rank and worker takes it; reading rows decodes these blocks
+// again.
 type format interface {
 	path() string
 	work() int64 // bytes that the opening pass has to look at
 	unit() int64 // bytes of a unit of it
-	// scan finds the blocks of unit [lo, hi) of the work and hands each to d.emit. A fault in the data is a *fault, whose line and document
-	// are counted from the unit's first.
+	// scan finds the blocks of unit [lo, hi) of the work and hands each to d.emit. A fault in the
+	// data is a *fault, whose line and document are counted from the unit's first.
 	scan(d *decoder, lo, hi int64) error
-	// decode fills p with the tokens of a block, whose bytes are raw, and where documents start in it.
+	// decode fills p with the tokens of a block, whose bytes are raw, and where documents start in
+	// it.
 	decode(d *decoder, b *block, raw []byte, p *piece) error
 }
 
-// block is what is kept in memory of a piece of a file: enough to find it and to read it again, and no other data instead.
+// block is what is kept in memory of a piece of a file: enough to find it and to read it again, and
+// no other data instead.
 type block struct {
 	offset, size int64 // bytes of the file
 	token        int64 // tokens before it; in found, tokens in it
 	doc          int64 // documents that start before it; in found, those that start in it
-	cut          int64 // tokens in the rows of the documents that start here, when each is a row of at most sequence
-	longest      int64 // the longest of these rows
-	entry        int64 // of a Megatron file: the first entry of its documents that starts in it or behind it
-	file         int32
-	crc          uint32 // CRC-32C of the bytes and of where documents start
+	// tokens in the rows of the documents that start here, when each is a row of at most sequence
+	cut     int64
+	longest int64 // the longest of these rows
+	// of a Megatron file: the first entry of its documents that starts in it or behind it
+	entry int64
+	file  int32
+	crc   uint32 // CRC-32C of the bytes and of where documents start
 }
 
 // found is a block as the opening pass sees it, with what it takes to put blocks together.
 type found struct {
 	block
 	lines int64 // newlines in it
-	head  int64 // tokens before the first document that starts in it: they go on with an earlier one
-	last  int64 // where the last document that starts in it does
+	// tokens before the first document that starts in it: they go on with an earlier one
+	head int64
+	last int64 // where the last document that starts in it does
 }
 
 // piece is a block, decoded.
@@ -62,7 +68,8 @@ func (p *piece) bytes() int64 { return 4*int64(cap(p.ids)) + 8*int64(cap(p.start
 // castagnoli is the polynomial that processors have an instruction for.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// sum is the checksum of a block: its bytes, and the starts, which for a Megatron file lie in another file.
+// sum is the checksum of a block: its bytes, and the starts, which for a Megatron file lie in
+// another file.
 func (p *piece) sum(raw []byte) {
 	p.crc = crc32.Update(0, castagnoli, raw)
 	var b [8]byte
@@ -149,7 +156,8 @@ func textAt(offset int64, raw []byte) []byte {
 	return raw
 }
 
-// extend makes a slice n elements longer. A large one gets little to spare: a block that is as large as a file should not cost twice.
+// extend makes a slice n elements longer. A large one gets little to spare: a block that is as
+// large as a file should not cost twice.
 func extend[T any](s []T, n int) []T {
 	if need := len(s) + n; need > cap(s) {
 		t := make([]T, len(s), max(need, min(2*cap(s), need+need/8+1<<20)))
@@ -207,10 +215,13 @@ func (d *decoder) note(b block, raw []byte, p *piece) {
 	}
 }
 
-// fault is something wrong with the data. Its place becomes known when all that lies before it has been counted.
+// fault is something wrong with the data. Its place becomes known when all that lies before it has
+// been counted.
 type fault struct {
-	File      int
-	Line, Doc int64 // counted from the unit's first, or none; document -1 is the one that goes on from before the unit
+	File int
+	// counted from the unit's first, or none; document -1 is the one that goes on from before the
+	// unit
+	Line, Doc int64
 	Code      status.Code
 	Rest      string // of the sentence
 }

@@ -6,7 +6,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// index is documents one behind the other, in files that follow one another: what is held in memory is where their blocks are.
+// index is documents one behind the other, in files that follow one another: what is held in memory
+// is where their blocks are.
 type index struct {
 	files  []format
 	blocks []block // each with a token
@@ -25,7 +26,8 @@ func newIndex(files []format, blocks []found, sequence int64, r *reader) *index 
 		}
 	}
 	x.blocks = make([]block, 0, n)
-	starter, length := -1, int64(0) // the block where the document starts that is open, and its tokens so far
+	// the block where the document starts that is open, and its tokens so far
+	starter, length := -1, int64(0)
 	end := func() {
 		if starter >= 0 {
 			b := &x.blocks[starter]
@@ -78,7 +80,8 @@ func (x *index) start(doc int64) (int64, error) {
 	if doc >= x.docs {
 		return x.tokens, nil
 	}
-	// Blocks in which no document starts have the number of the next one, so it starts in the last block that does not lie behind it.
+	// Blocks in which no document starts have the number of the next one, so it starts in the last
+	// block that does not lie behind it.
 	b := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].doc > doc }) - 1
 	p, err := x.reader.piece(x, b)
 	if err != nil {

@@ -6,8 +6,9 @@ import (
 	"unicode/utf8"
 )
 
-// quickField is the text of a JSON object, appended to dst, for lines of the usual kind: it reads once what encoding/json reads four times. Whatever
-// is out of the ordinary, right or wrong, is not ok, and is textField's to read or to refuse: a test holds the two to the same answers.
+// quickField is the text of a JSON object, appended to dst, for lines of the usual kind: it reads
+// once what encoding/json reads four times. Whatever is out of the ordinary, right or wrong, is not
+// ok, and is textField's to read or to refuse: a test holds the two to the same answers.
 func quickField(dst, doc []byte, field string) (text []byte, ok bool) {
 	q := quick{in: doc}
 	found := false

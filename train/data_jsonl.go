@@ -19,7 +19,8 @@ import (
 // and its tokens, about ten times as much, and a file of another kind may have no newline.
 const maxLine = 32 << 20
 
-// jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in a unit.
+// jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in
+// a unit.
 type jsonl struct {
 	name       string
 	size, step int64
@@ -44,7 +45,8 @@ func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
 		}
 		skip = int64(n)
 	}
-	// The last line goes on behind the unit. What is read to find its end grows, so that a line of any length costs about its length.
+	// The last line goes on behind the unit. What is read to find its end grows, so that a line of
+	// any length costs about its length.
 	open := int64(len(d.raw) - 1 - bytes.LastIndexByte(d.raw, '\n'))
 	for more := int64(1 << 12); open > 0 && open <= f.limit && from+int64(len(d.raw)) < f.size; more *= 2 {
 		at := len(d.raw)

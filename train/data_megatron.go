@@ -10,10 +10,12 @@ import (
 	"ulysses/internal/status"
 )
 
-// megatron is an indexed dataset of Megatron-LM (megatron/core/datasets/indexed_dataset.py): a .bin of token ids, and an .idx that says how they
-// are cut into sequences and these into documents. Little-endian: "MMIDIDX\0\0", version 1 (u64), the type of an id (u8), the number of
-// sequences n (u64), the number of entries m of the documents' list (u64), the sequences' lengths (i32 [n]), where they begin in the .bin
-// (i64 [n], bytes), and the documents (i64 [m]): the first sequence of each, then n. Modes of sequences (i8 [n]) may follow.
+// megatron is an indexed dataset of Megatron-LM (megatron/core/datasets/indexed_dataset.py): a .bin
+// of token ids, and an .idx that says how they are cut into sequences and these into documents.
+// Little-endian: "MMIDIDX\0\0", version 1 (u64), the type of an id (u8), the number of sequences n
+// (u64), the number of entries m of the documents' list (u64), the sequences' lengths (i32 [n]),
+// where they begin in the .bin (i64 [n], bytes), and the documents (i64 [m]): the first sequence of
+// each, then n. Modes of sequences (i8 [n]) may follow.
 type megatron struct {
 	idx, bin             string
 	kind                 idType
@@ -36,7 +38,8 @@ const (
 	idxHeader = int64(len(idxMagic) + 8 + 1 + 8 + 8)
 )
 
-// openMegatron reads the header and compares the sizes of the files with it. Either file names both.
+// openMegatron reads the header and compares the sizes of the files with it. Either file names
+// both.
 func openMegatron(path string, step int64) (*megatron, error) {
 	base := strings.TrimSuffix(path, filepath.Ext(path))
 	m := &megatron{idx: base + ".idx", bin: base + ".bin", step: step}
@@ -139,7 +142,8 @@ func (c *column) at(d *decoder, i int64) (v int64, err error) {
 	return int64(binary.LittleEndian.Uint64(b)), nil
 }
 
-// megatronIndex is the .idx as the opening pass checks it, ahead of its .bin: a unit is a number of entries.
+// megatronIndex is the .idx as the opening pass checks it, ahead of its .bin: a unit is a number of
+// entries.
 type megatronIndex struct{ *megatron }
 
 const entryWork = 20 // bytes of a sequence and of a document
@@ -150,7 +154,8 @@ func (m megatronIndex) unit() int64  { return m.step / entryWork * entryWork }
 
 func (m megatronIndex) decode(*decoder, *block, []byte, *piece) error { return nil }
 
-// scan checks that sequences follow one another from the .bin's first byte to its last, and documents from the first sequence to the last.
+// scan checks that sequences follow one another from the .bin's first byte to its last, and
+// documents from the first sequence to the last.
 func (m megatronIndex) scan(d *decoder, lo, hi int64) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidConfig, m.idx+": "+format, args...)

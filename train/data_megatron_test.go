@@ -30,7 +30,8 @@ func megatronDocuments(t *testing.T) map[string][][][]int32 {
 	return sets
 }
 
-// Datasets that another program wrote, of each type of id, have the rows of their documents, for any blocks and ranks, alone and between text.
+// Datasets that another program wrote, of each type of id, have the rows of their documents, for
+// any blocks and ranks, alone and between text.
 func TestMegatron(t *testing.T) {
 	dir := t.TempDir()
 	text := file(t, dir, "a.txt", "abc")
@@ -175,7 +176,8 @@ func TestMegatronFaults(t *testing.T) {
 	}
 }
 
-// FuzzMegatron opens anything as an index: it is refused, or all of its rows can be read, whatever the blocks.
+// FuzzMegatron opens anything as an index: it is refused, or all of its rows can be read, whatever
+// the blocks.
 func FuzzMegatron(f *testing.F) {
 	for _, name := range []string{"one", "none"} {
 		idx, err := os.ReadFile(filepath.Join(megatronGoldens, name+".idx"))

@@ -35,7 +35,8 @@ func resident(t testing.TB) int64 {
 	return 0
 }
 
-// writeLines writes a .jsonl file of documents of about 4 KiB, each of which begins with its number.
+// writeLines writes a .jsonl file of documents of about 4 KiB, each of which begins with its
+// number.
 func writeLines(t testing.TB, path string, size int64) (docs int64) {
 	t.Helper()
 	f, err := os.Create(path)
@@ -70,7 +71,8 @@ func writeLines(t testing.TB, path string, size int64) (docs int64) {
 	return docs
 }
 
-// Memory is flat, however large the file: 200 MB, or ULYSSES_TEST_DATA_MB of them. (Figures of larger ones: benchmarks/results/data.md.)
+// Memory is flat, however large the file: 200 MB, or ULYSSES_TEST_DATA_MB of them. (Figures of
+// larger ones: benchmarks/results/data.md.)
 func TestMemoryIsFlat(t *testing.T) {
 	size := int64(200)
 	if s := os.Getenv("ULYSSES_TEST_DATA_MB"); s != "" {

@@ -5,8 +5,9 @@ import "container/list"
 // cacheBytes bounds what is kept of decoded blocks, but for the newest one, whatever its size.
 const cacheBytes = 32 << 20
 
-// reader decodes blocks again when their rows are needed, and keeps the last ones. Each rank decodes all of its row, as its peers of the
-// sequence do: the longest wait is the same as if one did it and sent the tokens on, and no rank waits for another to do so.
+// reader decodes blocks again when their rows are needed, and keeps the last ones. Each rank
+// decodes all of its row, as its peers of the sequence do: the longest wait is the same as if one
+// did it and sent the tokens on, and no rank waits for another to do so.
 type reader struct {
 	*decoder
 	limit int64

@@ -9,8 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Micro is what one data-parallel replica works on in one micro step: whole rows, one behind the other, the same on every rank of its
-// sequence group. Targets are already shifted, over the whole rows: no rank ever needs its neighbour's tokens.
+// Micro is what one data-parallel replica works on in one micro step: whole rows, one behind the
+// other, the same on every rank of its sequence group. Targets are already shifted, over the whole
+// rows: no rank ever needs its neighbour's tokens.
 type Micro struct {
 	IDs       []int32 // [tokens]
 	Targets   []int32 // [tokens]; the id that follows, or Ignore
@@ -54,10 +55,12 @@ func (s *Set) Tokens() int64 { return s.tokens }
 // Documents is the number of documents; the rows of a tokens file count as one each.
 func (s *Set) Documents() int64 { return s.documents }
 
-// Longest is the number of tokens in the longest row, so that no micro batch has more than batch times as many.
+// Longest is the number of tokens in the longest row, so that no micro batch has more than batch
+// times as many.
 func (s *Set) Longest() int64 { return s.longest }
 
-// Checksum tells sets of other data apart, whose counts may be the same. It is a function of the files, on any number of ranks.
+// Checksum tells sets of other data apart, whose counts may be the same. It is a function of the
+// files, on any number of ranks.
 func (s *Set) Checksum() uint32 {
 	sums := make([]uint32, len(s.sources))
 	for i, x := range s.sources {
@@ -66,10 +69,12 @@ func (s *Set) Checksum() uint32 {
 	return checksum(sums)
 }
 
-// Steps is the number of optimizer steps of so many epochs, rounded up, with globalBatch rows a step.
+// Steps is the number of optimizer steps of so many epochs, rounded up, with globalBatch rows a
+// step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
 	n := epochs * float64(s.rows) / float64(globalBatch)
-	if whole := math.Round(n); math.Abs(n-whole) < 1e-9*whole { // 1.1 epochs of 10 rows are 11 steps, and 11.000000000000002 in F64
+	// 1.1 epochs of 10 rows are 11 steps, and 11.000000000000002 in F64
+	if whole := math.Round(n); math.Abs(n-whole) < 1e-9*whole {
 		n = whole
 	}
 	return max(1, int64(math.Ceil(n)))
@@ -92,9 +97,10 @@ func (s *Set) locate(row int64) (source, int64) {
 	return s.sources[k], row
 }
 
-// Micro gathers micro step micro of optimizer step step (both from 0) for one replica: of the step's global batch of
-// G = replicas·batch·accumulate rows, which begins at row step·G of the order, those from micro·replicas·batch + replica·batch on. The
-// order begins anew behind the last row. It fills and returns buf, or a new Micro for nil.
+// Micro gathers micro step micro of optimizer step step (both from 0) for one replica: of the
+// step's global batch of G = replicas·batch·accumulate rows, which begins at row step·G of the
+// order, those from micro·replicas·batch + replica·batch on. The order begins anew behind the last
+// row. It fills and returns buf, or a new Micro for nil.
 func (s *Set) Micro(step, micro, replica, replicas, batch, accumulate int64, buf *Micro) (*Micro, error) {
 	if step < 0 || micro < 0 || micro >= accumulate || replica < 0 || replica >= replicas || batch < 1 {
 		return nil, status.Errorf(status.InvalidArgument, "train.Set.Micro: step %d, micro step %d of %d, replica %d of %d, batch %d: out of range",
@@ -152,8 +158,9 @@ func (m *Micro) grow(n int64) (ids, targets, positions []int32) {
 	return more(&m.IDs), more(&m.Targets), more(&m.Positions)
 }
 
-// permute is a permutation of 0 … n−1 that needs no table: a Feistel network on the next even number of bits (Luby & Rackoff 1988),
-// walked until it falls inside. It depends on its arguments alone, so all ranks have the same order on every mesh.
+// permute is a permutation of 0 … n−1 that needs no table: a Feistel network on the next even
+// number of bits (Luby & Rackoff 1988), walked until it falls inside. It depends on its arguments
+// alone, so all ranks have the same order on every mesh.
 func permute(i, n int64, seed, epoch uint64) int64 {
 	half := uint((bits.Len64(uint64(n-1)) + 1) / 2)
 	mask := uint64(1)<<half - 1

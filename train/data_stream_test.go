@@ -100,7 +100,8 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 	return paths, docs
 }
 
-// Rows are those of the plainest reading, whatever the blocks' size, the cache and the number of ranks and workers; with a part kept for evaluation, too.
+// Rows are those of the plainest reading, whatever the blocks' size, the cache and the number of
+// ranks and workers; with a part kept for evaluation, too.
 func TestStreaming(t *testing.T) {
 	for seed := range int64(12) {
 		paths, docs := corpus(t, seed)
@@ -262,7 +263,8 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// A run that is resumed reads on exactly where it was: the rows of a step are arithmetic, whatever was read before.
+// A run that is resumed reads on exactly where it was: the rows of a step are arithmetic, whatever
+// was read before.
 func TestResumedPosition(t *testing.T) {
 	paths, _ := corpus(t, 3)
 	for _, pack := range []bool{true, false} {

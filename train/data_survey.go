@@ -62,8 +62,9 @@ func (o *opening) decoder() *decoder {
 	return &decoder{encoder: o.Tokenizer, addEOS: o.config.AddEOS, vocab: o.Vocab, sequence: o.config.Sequence}
 }
 
-// survey is the opening pass over files that follow one another. The ranks share the work out by bytes, the workers of a rank by units. What
-// is found is a function of the files and of the units' sizes; what becomes of it, of the files alone.
+// survey is the opening pass over files that follow one another. The ranks share the work out by
+// bytes, the workers of a rank by units. What is found is a function of the files and of the units'
+// sizes; what becomes of it, of the files alone.
 type survey struct {
 	*opening
 	files []format
@@ -86,7 +87,8 @@ type part struct {
 	blocks []found
 }
 
-// round bounds the time between two calls in which the ranks meet: a rank that is late in a call ends the job.
+// round bounds the time between two calls in which the ranks meet: a rank that is late in a call
+// ends the job.
 const round = 20 * time.Second
 
 // survey finds the blocks of all files. Collective; all ranks get the same, or the same error.
@@ -182,7 +184,8 @@ func (s *survey) one(d *decoder) bool {
 	return true
 }
 
-// meet tells whether the pass is over: no rank has more to do, but those behind one that has found a fault.
+// meet tells whether the pass is over: no rank has more to do, but those behind one that has found
+// a fault.
 func (s *survey) meet(more bool) (done bool, err error) {
 	state := []byte{'d'}
 	if s.bad != nil {
@@ -249,7 +252,8 @@ func (s *survey) exchange() ([]found, error) {
 	return all, nil
 }
 
-// bytesOf and foundIn carry blocks between ranks as they lie in memory: all ranks run the same program.
+// bytesOf and foundIn carry blocks between ranks as they lie in memory: all ranks run the same
+// program.
 func bytesOf(blocks []found) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(blocks))), len(blocks)*int(unsafe.Sizeof(found{})))
 }

@@ -98,7 +98,8 @@ func TestPacking(t *testing.T) {
 	}
 }
 
-// The fixture of DeepSpeed's own test: shifted once, over the whole sequence, before any rank takes its half.
+// The fixture of DeepSpeed's own test: shifted once, over the whole sequence, before any rank takes
+// its half.
 func TestShiftFixture(t *testing.T) {
 	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 6, map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
 	m := whole(t, open(t, config(6, path), EvalConfig{}, 11).Train())[0]
@@ -125,7 +126,8 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// join is a step's whole global batch in the order of the loss: micro step by micro step, replica by replica.
+// join is a step's whole global batch in the order of the loss: micro step by micro step, replica
+// by replica.
 func join(t *testing.T, s *Set, step, replicas, batch, accumulate int64) (ids []int32, valid int64) {
 	t.Helper()
 	var m *Micro

@@ -21,7 +21,8 @@ type Tokenizer interface {
 	Digest() string
 }
 
-// add appends a document to a piece; one without tokens is none. Line and document of a fault are counted from the block's first.
+// add appends a document to a piece; one without tokens is none. Line and document of a fault are
+// counted from the block's first.
 func (d *decoder) add(p *piece, text []byte, line int64) error {
 	at := len(p.ids)
 	var err error
@@ -43,7 +44,8 @@ func (d *decoder) end(ids []int32) []int32 {
 	return ids
 }
 
-// encode appends the ids of a text, all inside the vocabulary. Without a tokenizer a byte is a token.
+// encode appends the ids of a text, all inside the vocabulary. Without a tokenizer a byte is a
+// token.
 func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, error) {
 	at := len(ids)
 	if d.encoder != nil {
@@ -70,7 +72,8 @@ func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, er
 
 // openTokenizer opens what data.tokenizer names, nil for bytes.
 func openTokenizer(name string) (Tokenizer, error) {
-	if name == "bytes" || name == "auto" { // job has settled what auto is; without a model's folder it is bytes
+	// job has settled what auto is; without a model's folder it is bytes
+	if name == "bytes" || name == "auto" {
 		return nil, nil
 	}
 	t, err := tokenizer.Open(name)

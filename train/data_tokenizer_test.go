@@ -16,8 +16,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// A text's tokens are those of the whole document, with the end mark, whatever the blocks: by a tokenizer that cuts at words, by ones that
-// mark the beginning of a text or merge over newlines, and by one that reads a text as one piece.
+// A text's tokens are those of the whole document, with the end mark, whatever the blocks: by a
+// tokenizer that cuts at words, by ones that mark the beginning of a text or merge over newlines,
+// and by one that reads a text as one piece.
 func TestTokenizers(t *testing.T) {
 	dir := t.TempDir()
 	book, err := os.ReadFile("../examples/data/opticks.txt")
@@ -103,7 +104,8 @@ func TestTokenizers(t *testing.T) {
 	}
 }
 
-// forgetful gives a text the tokens of its words, a newline's by how many stand together, and fails where it is told to.
+// forgetful gives a text the tokens of its words, a newline's by how many stand together, and fails
+// where it is told to.
 type forgetful struct {
 	fail string
 	none bool

@@ -12,8 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// tokens is the rows [first, first+n) of a .safetensors file with input_ids [rows, sequence] and perhaps labels and position_ids of the
-// same shape. Rows are read when they are needed; opening has read all of them once, to check them.
+// tokens is the rows [first, first+n) of a .safetensors file with input_ids [rows, sequence] and
+// perhaps labels and position_ids of the same shape. Rows are read when they are needed; opening
+// has read all of them once, to check them.
 type tokens struct {
 	file                   *tensor.Safetensors
 	ids, labels, positions tensor.Entry // the last two without a name when absent
@@ -147,7 +148,8 @@ func (t *tokens) load(m *Micro, r int64) error {
 	return nil
 }
 
-// fill adds the row in the scratch to the micro batch. A position of 0 starts a document, and so does the row.
+// fill adds the row in the scratch to the micro batch. A position of 0 starts a document, and so
+// does the row.
 func (t *tokens) fill(m *Micro) {
 	ids, labels, given := m.scratch[0], m.scratch[1], m.scratch[2]
 	if len(labels) == 0 {
@@ -180,8 +182,8 @@ func (t *tokens) checksum() uint32 { return checksum(t.sums) }
 
 func (t *tokens) length(int64) (int64, error) { return t.sequence, nil }
 
-// appendRow checks the row again: the file may have been written to since it was opened, and an id outside the embedding must never
-// reach a kernel.
+// appendRow checks the row again: the file may have been written to since it was opened, and an id
+// outside the embedding must never reach a kernel.
 func (t *tokens) appendRow(m *Micro, r int64) error {
 	if err := t.load(m, t.first+r); err != nil {
 		return err

@@ -30,9 +30,11 @@ func (f *txtBytes) decode(d *decoder, b *block, raw []byte, p *piece) (err error
 	return err
 }
 
-// txtTokens is a .txt file, one document, with a tokenizer. What the tokens of a piece are may depend on what surrounds it, so the opening pass
-// has the whole file encoded. Then it looks for cuts behind newlines that change nothing: those where the pieces alone give the tokens that
-// they have in the whole. Where there are such cuts, pieces between them are blocks; else the file is one, held while it is read.
+// txtTokens is a .txt file, one document, with a tokenizer. What the tokens of a piece are may
+// depend on what surrounds it, so the opening pass has the whole file encoded. Then it looks for
+// cuts behind newlines that change nothing: those where the pieces alone give the tokens that they
+// have in the whole. Where there are such cuts, pieces between them are blocks; else the file is
+// one, held while it is read.
 type txtTokens struct {
 	name       string
 	size, step int64
@@ -71,8 +73,8 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 	return nil
 }
 
-// piece decodes a piece of the text from a place on, whose tokens are the first of those that are left. It returns its end, or the place
-// itself if no such piece was found soon.
+// piece decodes a piece of the text from a place on, whose tokens are the first of those that are
+// left. It returns its end, or the place itself if no such piece was found soon.
 func (f *txtTokens) piece(d *decoder, at int64, left []int32) (end int64, err error) {
 	p := &d.piece
 	for step := f.step; step <= 8*f.step; step *= 2 {
@@ -92,7 +94,8 @@ func (f *txtTokens) piece(d *decoder, at int64, left []int32) (end int64, err er
 	return at, nil
 }
 
-// cutText is the place behind the last newline of a step of the text that no further space follows, or the end of the text.
+// cutText is the place behind the last newline of a step of the text that no further space follows,
+// or the end of the text.
 func cutText(text []byte, at, step int64) int64 {
 	if at+step >= int64(len(text)) {
 		return int64(len(text))

@@ -11,9 +11,10 @@ import (
 	"ulysses/tensor"
 )
 
-// A loss or a gradient that is no number is known to all ranks alike, but not where it comes from. Then all of them look for it together:
-// among the weights, in the tensors of the passes, done once more, in the order of the work, and in the gradients' sum. Each keeps the first that
-// is not finite; the earliest of these is named. Nothing of this costs anything while numbers are numbers.
+// A loss or a gradient that is no number is known to all ranks alike, but not where it comes from.
+// Then all of them look for it together: among the weights, in the tensors of the passes, done once
+// more, in the order of the work, and in the gradients' sum. Each keeps the first that is not
+// finite; the earliest of these is named. Nothing of this costs anything while numbers are numbers.
 
 // finding is a rank's first tensor that is not finite.
 type finding struct {
@@ -32,8 +33,9 @@ type diagnosis struct {
 	first   *finding
 }
 
-// diagnose searches and says what to do: the sentence that names the tensor, and the remedy. again does the passes once more, with gradients or without.
-// An error is of the search itself. Collective.
+// diagnose searches and says what to do: the sentence that names the tensor, and the remedy. again
+// does the passes once more, with gradients or without. An error is of the search itself.
+// Collective.
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, remedy string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()
@@ -103,7 +105,8 @@ func (x *diagnosis) weights() error {
 	return nil
 }
 
-// sums looks at the gradients once they are added up over the ranks, which were finite on each of them.
+// sums looks at the gradients once they are added up over the ranks, which were finite on each of
+// them.
 func (x *diagnosis) sums() error {
 	if _, err := x.Weights.Reduce(x.stream); err != nil {
 		return err
@@ -128,8 +131,8 @@ func (x *diagnosis) sums() error {
 	return nil
 }
 
-// agree is the sentence about the earliest finding of all ranks, of several at the same place the lowest rank's; "" when there is none.
-// Collective.
+// agree is the sentence about the earliest finding of all ranks, of several at the same place the
+// lowest rank's; "" when there is none. Collective.
 func (x *diagnosis) agree() (string, error) {
 	mine, err := json.Marshal(x.first)
 	if err != nil {
@@ -161,8 +164,9 @@ func (x *diagnosis) agree() (string, error) {
 		earliest.Where, rank, earliest.Host, earliest.What, ranks, len(all)), nil
 }
 
-// notANumber deals with a step whose loss or gradient is none on a rank: the error that ends the run, or nil when the step is to be left out.
-// Loss and norm are the same on all ranks, or a rank counts wrongly; the others have taken the step by then. Collective.
+// notANumber deals with a step whose loss or gradient is none on a rank: the error that ends the
+// run, or nil when the step is to be left out. Loss and norm are the same on all ranks, or a rank
+// counts wrongly; the others have taken the step by then. Collective.
 func (t *Trainer) notANumber(r *Record, rank int, alone bool) error {
 	if alone {
 		return shared{status.Errorf(status.Numeric, "train: step %d: loss or gradient norm is no number on rank %d and is one on others, though they have the same sums: look at the hardware of rank %d, and go on from a checkpoint",

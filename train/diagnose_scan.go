@@ -8,7 +8,8 @@ import (
 // scanPiece is the values that are brought to the host at a time.
 const scanPiece = 1 << 18
 
-// scanner looks for values that are not finite, wherever a tensor lies, in a piece of the host's memory.
+// scanner looks for values that are not finite, wherever a tensor lies, in a piece of the host's
+// memory.
 type scanner struct {
 	dev    device.Device
 	stream device.Stream
@@ -23,7 +24,8 @@ type badValues struct {
 	value     float32
 }
 
-// scan looks at a tensor, strided or not, or at none. Without look it only keeps step with the ranks that do.
+// scan looks at a tensor, strided or not, or at none. Without look it only keeps step with the
+// ranks that do.
 func (x *scanner) scan(t tensor.Tensor, look bool) (bad badValues, err error) {
 	if x.dev.Info().Place != tensor.Host {
 		if err := x.meet(); err != nil {
@@ -40,7 +42,8 @@ func (x *scanner) scan(t tensor.Tensor, look bool) (bad badValues, err error) {
 	return bad, x.walk(t, 0, t.Dims(), &bad)
 }
 
-// walk halves a tensor until it fits the piece. base is its first element's place in the whole, whose shape is given.
+// walk halves a tensor until it fits the piece. base is its first element's place in the whole,
+// whose shape is given.
 func (x *scanner) walk(t tensor.Tensor, base int64, whole []int64, bad *badValues) error {
 	dims := t.Dims()
 	if n := t.Numel(); n > int64(len(x.piece)) {

@@ -20,7 +20,8 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// faulty is a device that spoils what two operations write: backward has one SwiGLU a layer, the last layer's first, and one embedding a pass.
+// faulty is a device that spoils what two operations write: backward has one SwiGLU a layer, the
+// last layer's first, and one embedding a pass.
 type faulty struct {
 	device.Device
 	swiglu, embeds int
@@ -68,7 +69,8 @@ type sick struct {
 	eval    bool
 }
 
-// result is what came of it on a rank: the error, the records, what was said of skipped steps, and the steps taken.
+// result is what came of it on a rank: the error, the records, what was said of skipped steps, and
+// the steps taken.
 type result struct {
 	err     error
 	records []Record
@@ -76,7 +78,8 @@ type result struct {
 	updates int64
 }
 
-// start runs three steps of two micro steps a replica, in which the letter Q stands in the last rank's tokens alone.
+// start runs three steps of two micro steps a replica, in which the letter Q stands in the last
+// rank's tokens alone.
 func (x sick) start(t *testing.T) (o result) {
 	t.Helper()
 	dir := t.TempDir()
@@ -189,7 +192,8 @@ func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
 	return err
 }
 
-// Wherever it comes from, a value that is no number is named: the first tensor in the order of the work, on the rank that has it.
+// Wherever it comes from, a value that is no number is named: the first tensor in the order of the
+// work, on the rank that has it.
 func TestNotANumber(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	host, _ := os.Hostname()
@@ -208,7 +212,8 @@ func TestNotANumber(t *testing.T) {
 		{name: "an infinite weight", sick: sick{weights: func(put func(string, int64, float64)) {
 			put("model.embed_tokens.weight", 'a'*32+31, math.Inf(-1))
 		}}, want: "embed, weight model.embed_tokens.weight, before the step", what: "-Inf at [97 31], 1 of this rank's "},
-		{name: "one rank's tokens", sick: sick{weights: func(put func(string, int64, float64)) { // feature 9 is Q's alone, and overflows when gate meets up
+		// feature 9 is Q's alone, and overflows when gate meets up
+		{name: "one rank's tokens", sick: sick{weights: func(put func(string, int64, float64)) {
 			for i := range int64(256) {
 				put("model.embed_tokens.weight", i*32+9, 0)
 			}
@@ -220,14 +225,16 @@ func TestNotANumber(t *testing.T) {
 			put("model.layers.0.mlp.up_proj.weight", 9, 1e30)
 		}}, rank: func(_, ulysses int) int { return ulysses - 1 }, want: "micro step 1 of 2, layer 0, mlp output",
 			count: func(ranks, ulysses int) int { return ranks / ulysses }},
-		{name: "backward", sick: sick{spoil: func(rank int) spoil { // the second call of each pass is the first layer's
+		// the second call of each pass is the first layer's
+		{name: "backward", sick: sick{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 2) }}
 		}}, rank: func(int, int) int { return 0 }, want: "micro step 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
 			count: func(int, int) int { return 1 }},
 		{name: "the second micro step", sick: sick{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 3) }}
 		}}, rank: func(int, int) int { return 0 }, want: "micro step 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
-		{name: "a sum", sick: sick{spoil: func(rank int) spoil { // finite on every rank, and in every micro step
+		// finite on every rank, and in every micro step
+		{name: "a sum", sick: sick{spoil: func(rank int) spoil {
 			return spoil{embedding: func(int) (float64, bool) { return 3e38, true }}
 		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro steps and ranks", what: "+Inf at [0 0]",
 			count: func(ranks, _ int) int { return ranks }},
@@ -235,7 +242,8 @@ func TestNotANumber(t *testing.T) {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call == 2) }}
 		}}, what: "not reproducible"},
 	} {
-		for i, mesh := range [][3]int{{1, 1, 0}, {2, 2, 0}, {2, 1, 3}, {4, 2, 0}, {4, 4, 3}, {4, 2, 2}, {2, 2, 1}} { // ranks, ulysses, stage
+		// ranks, ulysses, stage
+		for i, mesh := range [][3]int{{1, 1, 0}, {2, 2, 0}, {2, 1, 3}, {4, 2, 0}, {4, 4, 3}, {4, 2, 2}, {2, 2, 1}} {
 			if x.name == "a sum" && mesh[0] == 1 {
 				continue
 			}
@@ -278,7 +286,8 @@ func TestNotANumber(t *testing.T) {
 	}
 }
 
-// A rank whose norm alone is no number, though it has the others' gradients, ends the run of all: none waits for it, and none goes on.
+// A rank whose norm alone is no number, though it has the others' gradients, ends the run of all:
+// none waits for it, and none goes on.
 func TestOneRankCountsWrongly(t *testing.T) {
 	for _, onNaN := range []string{"stop", "skip"} {
 		x := sick{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil { return spoil{norm: rank == 2} }}

@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part; replicas share the rows out.
+// Evaluate is the mean NLL of the evaluation set with the weights as they are. All ranks take part;
+// replicas share the rows out.
 func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	nll, n, err := t.evaluate()
 	if err != nil {
@@ -22,8 +23,9 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	return r, t.Metrics.Write(r)
 }
 
-// evaluate is the sum and the count of all ranks. Rows that a rank can take whole are dealt out to all of them, and nothing is exchanged; longer
-// ones are shared by the ranks of a sequence. All ranks go through the weights as often, for those may be cut over them.
+// evaluate is the sum and the count of all ranks. Rows that a rank can take whole are dealt out to
+// all of them, and nothing is exchanged; longer ones are shared by the ranks of a sequence. All
+// ranks go through the weights as often, for those may be cut over them.
 func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 	long, short, err := t.evalNumbers()
 	if err != nil {
@@ -42,7 +44,8 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 			part.rows = part.rows[len(round):]
 			n = int64(len(round))
 			lo, hi := min(n, part.who*part.each), min(n, (part.who+1)*part.each)
-			if lo == hi { // the last rows are others', which may need the weights that are kept here
+			// the last rows are others', which may need the weights that are kept here
+			if lo == hi {
 				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
 					return 0, 0, err
 				}
@@ -83,7 +86,8 @@ func (t *Trainer) evalNumbers() (long, short []int64, err error) {
 	return long, short, nil
 }
 
-// planWhole settles how many tokens each rank can evaluate by itself in the memory that there is, 0 where a sequence has one rank anyway. Collective.
+// planWhole settles how many tokens each rank can evaluate by itself in the memory that there is, 0
+// where a sequence has one rank anyway. Collective.
 func (t *Trainer) planWhole() error {
 	var err error
 	n := int64(0)

@@ -13,7 +13,8 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// evaluated is the evaluation of documents of many lengths by so many ranks, with the bytes that all-to-alls sent for it.
+// evaluated is the evaluation of documents of many lengths by so many ranks, with the bytes that
+// all-to-alls sent for it.
 func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batch int64, documents ...int) (r EvalRecord, sent int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,8 +42,9 @@ func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batc
 	return r, sent
 }
 
-// Documents that fit a rank are evaluated by single ranks, which exchange nothing; longer ones by all of a sequence's. The loss is that of one
-// rank, in every stage, on a device that runs late too.
+// Documents that fit a rank are evaluated by single ranks, which exchange nothing; longer ones by
+// all of a sequence's. The loss is that of one rank, in every stage, on a device that runs late
+// too.
 func TestEvaluateAlone(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	short, mixed := []int{320, 130, 400, 3, 260, 390, 60}, []int{1600, 320, 1200, 130, 400, 3, 260, 1590, 60}

@@ -54,7 +54,8 @@ func export(c *checkpoint.Checkpoint, folder string) error {
 	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
 }
 
-// FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there is none.
+// FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there
+// is none.
 func FindCheckpoint(path string) string {
 	paths, err := checkpoint.Find(path)
 	if err != nil {

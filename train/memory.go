@@ -14,8 +14,8 @@ func (t *Trainer) inputBytes() int64 {
 	return 2*device.Padded(t.Device, rows*4) + rows*4
 }
 
-// fits refuses a plan that is larger than the device, before any of it is allocated. Devices that do not say how much memory they have
-// refuse the allocation itself.
+// fits refuses a plan that is larger than the device, before any of it is allocated. Devices that
+// do not say how much memory they have refuse the allocation itself.
 func fits(d device.Device, plan []model.Component) error {
 	info := d.Info()
 	if info.Memory == 0 {
@@ -28,7 +28,8 @@ func fits(d device.Device, plan []model.Component) error {
 	return within(plan, false, info.Memory, whose)
 }
 
-// over refuses a choice that does not fit where [memory] or the device sets a limit. The model is set to it.
+// over refuses a choice that does not fit where [memory] or the device sets a limit. The model is
+// set to it.
 func (t *Trainer) over(x *Choice) error {
 	if _, err := t.size(x); err != nil {
 		return err

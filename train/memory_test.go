@@ -13,7 +13,8 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is planned and what was chosen.
+// crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is
+// planned and what was chosen.
 func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err error) {
 	t.Helper()
 	data := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
@@ -41,8 +42,9 @@ func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err
 	return o, taken, err
 }
 
-// Nothing is given up where there is room; where the plan would crowd a device, or does not fit [memory], all ranks give up the same, though
-// one of them alone is small, and learn the same. What [memory] and [tile] say is done, or refused where it does not fit.
+// Nothing is given up where there is room; where the plan would crowd a device, or does not fit
+// [memory], all ranks give up the same, though one of them alone is small, and learn the same. What
+// [memory] and [tile] say is done, or refused where it does not fit.
 func TestMemoryIsChosen(t *testing.T) {
 	want, _, err := crowd(t, run{}, 0, 0)
 	if err != nil {
@@ -108,7 +110,8 @@ func TestMemoryIsChosen(t *testing.T) {
 	}
 }
 
-// The less memory there is, the more is given up, never more than needed, until nothing is left to give up.
+// The less memory there is, the more is given up, never more than needed, until nothing is left to
+// give up.
 func TestLessMemoryTakesMoreTime(t *testing.T) {
 	o, _, err := crowd(t, run{}, 0)
 	if err != nil {

@@ -15,20 +15,23 @@ import (
 	"ulysses/tensor"
 )
 
-// Record is one line of metrics.jsonl. Times are rank 0's, bytes the largest over the ranks, everything else is of the whole job.
+// Record is one line of metrics.jsonl. Times are rank 0's, bytes the largest over the ranks,
+// everything else is of the whole job.
 type Record struct {
-	Step            int64              `json:"step"` // from 1
-	Loss            Float              `json:"loss"` // nats a target token
-	GradNorm        Float              `json:"grad_norm"`
-	LR              float64            `json:"lr"`
-	Tokens          int64              `json:"tokens"`        // inputs of the global batch
-	TargetTokens    int64              `json:"target_tokens"` // of them, those with a valid target
-	Seconds         float64            `json:"seconds"`
-	TokensPerSecond float64            `json:"tokens_per_second"`
-	ModelTFLOPS     float64            `json:"model_tflops"` // causal model FLOPs a second and rank, 1e12
-	PeakBytes       int64              `json:"peak_bytes"`
-	PhaseSeconds    map[string]float64 `json:"phase_seconds"`
-	Skipped         bool               `json:"skipped,omitempty"` // on_nan = "skip" left the weights as they were
+	Step            int64   `json:"step"` // from 1
+	Loss            Float   `json:"loss"` // nats a target token
+	GradNorm        Float   `json:"grad_norm"`
+	LR              float64 `json:"lr"`
+	Tokens          int64   `json:"tokens"`        // inputs of the global batch
+	TargetTokens    int64   `json:"target_tokens"` // of them, those with a valid target
+	Seconds         float64 `json:"seconds"`
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	// causal model FLOPs a second and rank, 1e12
+	ModelTFLOPS  float64            `json:"model_tflops"`
+	PeakBytes    int64              `json:"peak_bytes"`
+	PhaseSeconds map[string]float64 `json:"phase_seconds"`
+	// on_nan = "skip" left the weights as they were
+	Skipped bool `json:"skipped,omitempty"`
 }
 
 // EvalRecord is the line of an evaluation.
@@ -48,7 +51,8 @@ func (f Float) MarshalJSON() ([]byte, error) {
 	return json.Marshal(float64(f))
 }
 
-// Metrics appends records to metrics.jsonl, a line each, so that a file cut short by a kill is still readable up to its last line.
+// Metrics appends records to metrics.jsonl, a line each, so that a file cut short by a kill is
+// still readable up to its last line.
 type Metrics struct {
 	f      *os.File
 	beside bool
@@ -60,7 +64,8 @@ func (m *Metrics) BesideRun() bool { return m != nil && m.beside }
 // CreateMetrics truncates the file: a fresh start.
 func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
 
-// ResumeMetrics opens the file to go on after a step: the lines of later ones, which will come again, are dropped.
+// ResumeMetrics opens the file to go on after a step: the lines of later ones, which will come
+// again, are dropped.
 func ResumeMetrics(path string, step int64) (*Metrics, error) {
 	return reopenMetrics(path, func(s int64, _ bool) bool { return s <= step })
 }
@@ -68,7 +73,8 @@ func ResumeMetrics(path string, step int64) (*Metrics, error) {
 // EvaluationStep is the step of an evaluation job's line, which no line of a training run has.
 const EvaluationStep = 0
 
-// EvaluationMetrics opens the file for the line of an evaluation job. All others stay but an earlier job's, so that any number of them leaves one.
+// EvaluationMetrics opens the file for the line of an evaluation job. All others stay but an
+// earlier job's, so that any number of them leaves one.
 func EvaluationMetrics(path string) (*Metrics, error) {
 	m, err := reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
 	if err == nil {
@@ -78,7 +84,8 @@ func EvaluationMetrics(path string) (*Metrics, error) {
 	return m, err
 }
 
-// reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not touched: a training run may have it open.
+// reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not
+// touched: a training run may have it open.
 func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*Metrics, error) {
 	old, err := input.Read(path, math.MaxInt64-1)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -103,7 +110,8 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 }
 
 func openMetrics(path string, flag int) (*Metrics, error) {
-	if _, err := input.Stat(path); err != nil && !errors.Is(err, os.ErrNotExist) { // opening a pipe would wait for a reader
+	// opening a pipe would wait for a reader
+	if _, err := input.Stat(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, status.Errorf(status.IO, "%w: choose another output.dir", err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|flag, 0o666)

@@ -27,7 +27,8 @@ func (s *Setup) globalBatch() int64 {
 	return int64(s.Mesh.Replicas) * s.Data.Batch * s.Data.Accumulate
 }
 
-// evalRows is the rows a replica evaluates at a time: as many as a micro step of training has, or has room for whatever their lengths.
+// evalRows is the rows a replica evaluates at a time: as many as a micro step of training has, or
+// has room for whatever their lengths.
 func (s *Setup) evalRows() int64 {
 	if s.Data.Budget > 0 {
 		return min(max(1, s.Data.Budget/s.Eval.Longest()), s.Eval.Rows())
@@ -35,8 +36,8 @@ func (s *Setup) evalRows() int64 {
 	return s.Data.Batch
 }
 
-// read fetches the micro steps and counts valid targets and tokens of the global batch; pairs is its sum over documents of length²/2,
-// estimated from this replica's share.
+// read fetches the micro steps and counts valid targets and tokens of the global batch; pairs is
+// its sum over documents of length²/2, estimated from this replica's share.
 func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
 	t.Clock.Push("data")
 	defer t.Clock.Pop()
@@ -70,8 +71,8 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
 }
 
-// readDealt fetches this replica's share of a step whose rows are dealt by their lengths. Each replica measures a part of the rows, which it
-// may have to read for that, and tells the others.
+// readDealt fetches this replica's share of a step whose rows are dealt by their lengths. Each
+// replica measures a part of the rows, which it may have to read for that, and tells the others.
 func (t *Trainer) readDealt(s int64) (err error) {
 	lengths, first := t.lengths.Int64s(), s*t.globalBatch()
 	clear(lengths)

@@ -27,7 +27,8 @@ type limits struct{ device, host int64 }
 
 const gib = 1 << 30
 
-// limits are [memory]'s; where it leaves them open, nine tenths of a device with memory of its own, or of what this rank may take of the host.
+// limits are [memory]'s; where it leaves them open, nine tenths of a device with memory of its own,
+// or of what this rank may take of the host.
 func (t *Trainer) limits() limits {
 	part := func(n int64) int64 { return n - n/10 }
 	l := limits{math.MaxInt64, math.MaxInt64}
@@ -49,8 +50,9 @@ func (t *Trainer) limits() limits {
 	return l
 }
 
-// choices are the ways that [memory] and [tile] leave open, the simplest first. Offloading is among them where it is asked for, where the
-// device has memory of its own, or where memory.host says how much there is for it.
+// choices are the ways that [memory] and [tile] leave open, the simplest first. Offloading is among
+// them where it is asked for, where the device has memory of its own, or where memory.host says how
+// much there is for it.
 func (t *Trainer) choices() (all []Choice) {
 	w, layers := t.Memory, t.Model.Config.NumHiddenLayers
 	offload := w.Host > 0 || t.FreeHost > 0 && t.Device.Info().Place != tensor.Host
@@ -137,7 +139,8 @@ func (t *Trainer) headGroups() []int64 {
 // undecided says that a word leaves the choice to the planner.
 func undecided(word string) bool { return word == "" || word == "auto" }
 
-// sensible leaves out what cannot be, and, of what nobody asked for, what keeps more than it computes again for.
+// sensible leaves out what cannot be, and, of what nobody asked for, what keeps more than it
+// computes again for.
 func sensible(a *model.Activations, w *MemoryConfig) bool {
 	if a.Attention == model.Recompute && a.QKV != model.Recompute {
 		return false
@@ -148,8 +151,9 @@ func sensible(a *model.Activations, w *MemoryConfig) bool {
 	return a.HeadGroups <= 1 || w.HeadGroups > 0 || a.QKV == model.Recompute
 }
 
-// plan chooses what is kept between the passes, and whether the MLP runs in tiles: of what fits on all ranks the way that costs the least time.
-// It leaves the model so, and its components in t.planned. Collective.
+// plan chooses what is kept between the passes, and whether the MLP runs in tiles: of what fits on
+// all ranks the way that costs the least time. It leaves the model so, and its components in
+// t.planned. Collective.
 func (t *Trainer) plan() error {
 	free := []int64{-t.FreeHost} // what is open to choice must be the same on all ranks
 	if err := t.Mesh.World.AllReduce(nil, tensor.OfInt64(free, 1), comm.Max); err != nil {
@@ -176,8 +180,8 @@ func (t *Trainer) plan() error {
 	return err
 }
 
-// choose tries the first way by itself, for that is nearly always enough, and then all of them. Where none fits it is the least one, refused if there is a
-// limit that must hold.
+// choose tries the first way by itself, for that is nearly always enough, and then all of them.
+// Where none fits it is the least one, refused if there is a limit that must hold.
 func (t *Trainer) choose() (int, error) {
 	if err := t.try(t.considered[:1]); err != nil {
 		return 0, err
@@ -206,7 +210,8 @@ func (t *Trainer) choose() (int, error) {
 // try sizes ways to run, of which some may not fit on some rank. Collective.
 func (t *Trainer) try(some []Choice) error {
 	l, n := t.limits(), int64(len(some))
-	most := make([]int64, 3*n) // bytes of the device and of the host, and whether that is too much, of each
+	// bytes of the device and of the host, and whether that is too much, of each
+	most := make([]int64, 3*n)
 	var err error
 	for i := range some {
 		var size [2]int64
@@ -231,7 +236,8 @@ func (t *Trainer) try(some []Choice) error {
 	return nil
 }
 
-// size sets the model to a way to run, and is the bytes that this rank plans then, of the device and of the host.
+// size sets the model to a way to run, and is the bytes that this rank plans then, of the device
+// and of the host.
 func (t *Trainer) size(x *Choice) (bytes [2]int64, err error) {
 	if err = t.Model.SetTiles(x.Tiles); err == nil {
 		err = t.Model.SetActivations(x.Activations)
@@ -250,15 +256,16 @@ func (t *Trainer) size(x *Choice) (bytes [2]int64, err error) {
 	return [2]int64{model.Bytes(all), model.HostBytes(all)}, nil
 }
 
-// Rates to weigh work against copies by, FLOP/s and bytes/s of a rank: of the order of an H100 on PCIe 5, where copies run beside the work, and of a
-// core with AVX2, which does both. They rank choices; a plan of time would measure.
+// Rates to weigh work against copies by, FLOP/s and bytes/s of a rank: of the order of an H100 on
+// PCIe 5, where copies run beside the work, and of a core with AVX2, which does both. They rank
+// choices; a plan of time would measure.
 const (
 	gpuFlops, gpuCopies   = 400e12, 50e9
 	coreFlops, coreCopies = 50e9, 8e9
 )
 
-// extra is the expected time of what the model is set to, with so many bytes on the host: work done again, and copies that are longer than the
-// work they run beside.
+// extra is the expected time of what the model is set to, with so many bytes on the host: work done
+// again, and copies that are longer than the work they run beside.
 func (t *Trainer) extra(host int64) float64 {
 	tokens, _ := t.MaxRows()
 	pairs := float64(tokens) * float64(tokens) / 2
@@ -272,8 +279,8 @@ func (t *Trainer) extra(host int64) float64 {
 	return again + max(0, 2*float64(host)/gpuCopies/(work/ranks/gpuFlops)-1)
 }
 
-// Choices are the ways to run that were looked at and are worth looking at: none takes less memory of both kinds and less time. One of them is
-// taken.
+// Choices are the ways to run that were looked at and are worth looking at: none takes less memory
+// of both kinds and less time. One of them is taken.
 func (t *Trainer) Choices() []Choice {
 	var all []Choice
 	for i, x := range t.considered {

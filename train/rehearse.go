@@ -1,12 +1,14 @@
 package train
 
-// Imagined is a set of one row of so many tokens, a single document, that nobody has: for plans of data that is not looked at.
+// Imagined is a set of one row of so many tokens, a single document, that nobody has: for plans of
+// data that is not looked at.
 func Imagined(tokens int64) *Set {
 	return &Set{rows: 1, tokens: tokens, documents: 1, longest: tokens}
 }
 
-// Rehearse puts the work of an optimizer step of so many micro steps on the device, over as many tokens as a micro step may have, one document a row; of
-// an evaluation it is the work of so many passes. It is for devices that compute nothing. Collective.
+// Rehearse puts the work of an optimizer step of so many micro steps on the device, over as many
+// tokens as a micro step may have, one document a row; of an evaluation it is the work of so many
+// passes. It is for devices that compute nothing. Collective.
 func (t *Trainer) Rehearse(micros int64) error {
 	set := t.Train
 	if set == nil {

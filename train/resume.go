@@ -148,7 +148,8 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}
-	rank, ranks, err := comm.Copies(world, from.ManifestPath()) // the ranks that see a copy of the files check it
+	// the ranks that see a copy of the files check it
+	rank, ranks, err := comm.Copies(world, from.ManifestPath())
 	if err == nil {
 		err = comm.Agree(world, from.Check(rank, ranks))
 	}

@@ -6,14 +6,16 @@ import (
 	"time"
 )
 
-// Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's own; peers may be inside a collective and
-// must be aborted. A run that was asked to stop ends well, with a checkpoint: Stopped tells.
+// Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's
+// own; peers may be inside a collective and must be aborted. A run that was asked to stop ends
+// well, with a checkpoint: Stopped tells.
 func (t *Trainer) Run() error {
 	err := t.run()
 	if !Shared(err) {
 		return err
 	}
-	// All ranks are here: neither what was recorded nor the state that was begun behind an earlier step is to be lost with this one.
+	// All ranks are here: neither what was recorded nor the state that was begun behind an earlier
+	// step is to be lost with this one.
 	if lost := t.Trace.end(); lost != nil {
 		return lost
 	}

@@ -11,7 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// saver writes states behind the steps: a copy is taken between two steps and goes to disk while the next ones run.
+// saver writes states behind the steps: a copy is taken between two steps and goes to disk while
+// the next ones run.
 type saver struct {
 	*Checkpoints
 	dev      device.Device
@@ -22,8 +23,10 @@ type saver struct {
 	parts    int
 	settings map[string]string
 
-	arena   *device.Arena // of the copy, in the host's memory; nil where states are written when the run is stopped alone, without a copy
-	copies  [][]float32   // in it, of each part this rank's share of every group
+	// of the copy, in the host's memory; nil where states are written when the run is stopped
+	// alone, without a copy
+	arena   *device.Arena
+	copies  [][]float32 // in it, of each part this rank's share of every group
 	pieces  []checkpoint.Piece
 	next    checkpoint.Manifest
 	written chan written // of the state on its way; nil = none
@@ -84,7 +87,8 @@ func (s *saver) share(g *model.Group) (lo, hi int64) {
 	return sp.Shard(g.Numel(), int64(s.mesh.World.Size()), int64(s.mesh.World.Rank()))
 }
 
-// reserve allocates the copy, and says which pieces of it the rank's file has. The stream is the steps'.
+// reserve allocates the copy, and says which pieces of it the rank's file has. The stream is the
+// steps'.
 func (s *saver) reserve(stream device.Stream) (err error) {
 	s.stream = stream
 	for _, c := range s.component() {
@@ -191,7 +195,8 @@ func (s *saver) write(step int64) (w written) {
 	return w
 }
 
-// writing reports whether this rank's file is still on its way. One that could not be written is not: finish says so, on all ranks.
+// writing reports whether this rank's file is still on its way. One that could not be written is
+// not: finish says so, on all ranks.
 func (s *saver) writing() bool {
 	if s.written == nil || s.done != nil {
 		return false
@@ -205,7 +210,8 @@ func (s *saver) writing() bool {
 	}
 }
 
-// finish waits for the files of all ranks and makes the state appear. Where one of them could not be written nothing is left of it. Collective.
+// finish waits for the files of all ranks and makes the state appear. Where one of them could not
+// be written nothing is left of it. Collective.
 func (s *saver) finish() error {
 	if s.written == nil {
 		return nil

@@ -13,8 +13,9 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// The copy of a state that is written behind the steps is in the plan, of the device's memory where that is the host's, else beside it; a run that
-// keeps a state only when it is stopped takes none, and writes the same files.
+// The copy of a state that is written behind the steps is in the plan, of the device's memory where
+// that is the host's, else beside it; a run that keeps a state only when it is stopped takes none,
+// and writes the same files.
 func TestCopyIsPlanned(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, x := range []run{
@@ -25,7 +26,8 @@ func TestCopyIsPlanned(t *testing.T) {
 		var files [2]map[string]string
 		for every := range int64(2) {
 			dir := t.TempDir()
-			x.stop = true // the second step is not taken; with every = 1 the first is kept as it would be anyway
+			// the second step is not taken; with every = 1 the first is kept as it would be anyway
+			x.stop = true
 			x.keep = &Checkpoints{Dir: dir, Every: every, Keep: 1, Model: func(dir string) error {
 				return os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o600)
 			}}

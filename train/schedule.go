@@ -2,8 +2,9 @@ package train
 
 import "math"
 
-// Rate is the learning rate of step s, counted from 0: a linear warmup of lr·(s+1)/warmup, then constant, or a line or half a cosine
-// from lr at the first step after warmup to min_lr at the last step (Loshchilov & Hutter 2017, without restarts).
+// Rate is the learning rate of step s, counted from 0: a linear warmup of lr·(s+1)/warmup, then
+// constant, or a line or half a cosine from lr at the first step after warmup to min_lr at the last
+// step (Loshchilov & Hutter 2017, without restarts).
 func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	if s < o.Warmup {
 		return o.LR * float64(s+1) / float64(o.Warmup)

@@ -8,13 +8,14 @@ import (
 	"ulysses/tensor"
 )
 
-// Sharded holds parameters as ZeRO does (Rajbhandari et al. 2020, arXiv:1910.02054, section 5), cut over all ranks, data and sequence alike,
-// group by group: of a group's elements rank r owns sp.Shard(numel, ranks, r). Stage 1 cuts the optimizer's state, moments and F32 masters;
-// stage 2 the gradients as well; stage 3 the values too.
+// Sharded holds parameters as ZeRO does (Rajbhandari et al. 2020, arXiv:1910.02054, section 5), cut
+// over all ranks, data and sequence alike, group by group: of a group's elements rank r owns
+// sp.Shard(numel, ranks, r). Stage 1 cuts the optimizer's state, moments and F32 masters; stage 2
+// the gradients as well; stage 3 the values too.
 //
-// What is cut is whole for the stretch of work that needs it, in one of two slots: values are gathered while the stretch before computes,
-// gradients are summed into their owners' shards while the next one does, on a stream of their own. Sums are in rank order, as
-// Replicated's are.
+// What is cut is whole for the stretch of work that needs it, in one of two slots: values are
+// gathered while the stretch before computes, gradients are summed into their owners' shards while
+// the next one does, on a stream of their own. Sums are in rank order, as Replicated's are.
 type Sharded struct {
 	dev     device.Device
 	world   comm.Comm
@@ -59,7 +60,8 @@ type cutGroup struct {
 // whole views the group in a flat buffer of everything.
 func (g *cutGroup) whole(t tensor.Tensor) tensor.Tensor { return t.Slice(0, g.at, g.at+g.numel) }
 
-// part views the group's elements that this rank owns in a flat buffer of everything, or of one group (at = 0).
+// part views the group's elements that this rank owns in a flat buffer of everything, or of one
+// group (at = 0).
 func (g *cutGroup) part(t tensor.Tensor, at int64) tensor.Tensor {
 	return t.Slice(0, at+g.lo, at+g.hi)
 }
@@ -69,8 +71,8 @@ func (g *cutGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 	return t.Slice(0, g.shard, g.shard+g.hi-g.lo)
 }
 
-// NewSharded allocates the shards of stage 1, 2 or 3 and lends the parameters out, whose values have the compute type. A nil optimizer is for
-// an evaluation.
+// NewSharded allocates the shards of stage 1, 2 or 3 and lends the parameters out, whose values
+// have the compute type. A nil optimizer is for an evaluation.
 func NewSharded(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*Sharded, error) {
 	w := &Sharded{dev: d, world: world, beside: comm.Side(world), opt: opt, compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.cut(groups)
@@ -102,7 +104,8 @@ func NewSharded(d device.Device, world comm.Comm, groups []*model.Group, compute
 	return w, nil
 }
 
-// cut says what this rank owns, and returns the elements of everything and of the two largest groups.
+// cut says what this rank owns, and returns the elements of everything and of the two largest
+// groups.
 func (w *Sharded) cut(groups []*model.Group) (numel int64, largest [2]int64) {
 	size, rank := int64(w.world.Size()), int64(w.world.Rank())
 	for _, g := range groups {

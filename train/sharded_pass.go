@@ -16,7 +16,8 @@ func (w *Sharded) Pass(order []model.Stretch) error {
 	return nil
 }
 
-// Need makes a group whole for a stretch, and has the values of the next one gathered while this one computes.
+// Need makes a group whole for a stretch, and has the values of the next one gathered while this
+// one computes.
 func (w *Sharded) Need(group int, s device.Stream) error {
 	if w.next == len(w.order) || w.order[w.next].Group != group {
 		return status.Errorf(status.Internal, "train: group %d is needed out of turn", group)

@@ -15,8 +15,8 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// Every stage on every mesh takes the steps of one rank: five of SGD leave the same weights, five of AdamW the same losses. The norm that
-// clips is a sum in another order, so bits may differ.
+// Every stage on every mesh takes the steps of one rank: five of SGD leave the same weights, five
+// of AdamW the same losses. The norm that clips is a sum in another order, so bits may differ.
 func TestShardedTrains(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, name := range []string{"llama", "qwen3"} {
@@ -120,8 +120,8 @@ func (g gathers) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []i
 	return g.Comm.ReduceScatter(s, dst, src, rows)
 }
 
-// A layer's values are gathered before the layer before it computes; its gradients are summed before the next stretch begins. A group that
-// is still there is not gathered again.
+// A layer's values are gathered before the layer before it computes; its gradients are summed
+// before the next stretch begins. A group that is still there is not gathered again.
 func TestShardedOrder(t *testing.T) {
 	groups := make([]*model.Group, 4)
 	for i := range groups { // of different sizes, which tell them apart

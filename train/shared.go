@@ -7,12 +7,14 @@ import (
 	"ulysses/internal/status"
 )
 
-// shared is an error that all ranks return after the same work: none is alone with it, and none waits for another.
+// shared is an error that all ranks return after the same work: none is alone with it, and none
+// waits for another.
 type shared struct{ error }
 
 func (e shared) Unwrap() error { return e.error }
 
-// Shared reports an error that every rank of the run returns, so that the job may end as one that was refused does: once, and with its code.
+// Shared reports an error that every rank of the run returns, so that the job may end as one that
+// was refused does: once, and with its code.
 func Shared(err error) bool {
 	var e shared
 	return errors.As(err, &e)

@@ -60,7 +60,8 @@ func (x *slots) find(group int) *slot {
 	return nil
 }
 
-// take gives the group a slot that nobody uses and that has room for it, of several the one that was taken longest ago; nil = none.
+// take gives the group a slot that nobody uses and that has room for it, of several the one that
+// was taken longest ago; nil = none.
 func (x *slots) take(group int, numel int64) (taken *slot) {
 	for i := range x.all {
 		if s := &x.all[i]; s.users == 0 && s.mem.Numel() >= numel && (taken == nil || s.turn < taken.turn) {

@@ -11,7 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// row is a way to train that must not matter: mesh, stage, tiles, what becomes of activations, accumulation.
+// row is a way to train that must not matter: mesh, stage, tiles, what becomes of activations,
+// accumulation.
 type row struct {
 	ulysses, data int
 	zero          int
@@ -55,8 +56,8 @@ func rows(all bool) (rows []row) {
 	return rows
 }
 
-// ignoredData is rows of which the first quarter, all that the first of four sequence ranks has, counts in no loss; in every fourth row nothing
-// counts: all that a data rank has of a micro step.
+// ignoredData is rows of which the first quarter, all that the first of four sequence ranks has,
+// counts in no loss; in every fourth row nothing counts: all that a data rank has of a micro step.
 func ignoredData(t *testing.T) DataConfig {
 	t.Helper()
 	const n, width = 24, 32
@@ -78,8 +79,9 @@ func (r row) train(t *testing.T, optimizer string, data DataConfig) outcome {
 	return x.trainOn(t, data)
 }
 
-// Five steps of SGD give the losses and the weights of one rank that keeps everything, and five of AdamW the losses, on every mesh, in every stage,
-// with tiles and without, whatever becomes of activations, with accumulation or in one go, with ranks whose tokens are all ignored.
+// Five steps of SGD give the losses and the weights of one rank that keeps everything, and five of
+// AdamW the losses, on every mesh, in every stage, with tiles and without, whatever becomes of
+// activations, with accumulation or in one go, with ranks whose tokens are all ignored.
 // ULYSSES_TEST_TABLE=all runs the whole table.
 func TestTable(t *testing.T) {
 	data := ignoredData(t)

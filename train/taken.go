@@ -5,7 +5,8 @@ import (
 	"ulysses/model"
 )
 
-// Taken is memory that was planned under a name and what was taken of it at most; Parts is what the plan is made of, where it has parts.
+// Taken is memory that was planned under a name and what was taken of it at most; Parts is what the
+// plan is made of, where it has parts.
 type Taken struct {
 	Name          string
 	Planned, Peak int64
@@ -13,7 +14,8 @@ type Taken struct {
 	Parts         []model.Component
 }
 
-// Taken is the planned memory of this rank, as Components, beside what its arenas have lent at most.
+// Taken is the planned memory of this rank, as Components, beside what its arenas have lent at
+// most.
 func (t *Trainer) Taken() []Taken {
 	var all []Taken
 	add := func(a *device.Arena, host bool, parts ...model.Component) {

@@ -10,7 +10,8 @@ import (
 	"ulysses/model"
 )
 
-// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing. Nothing is allocated while it does.
+// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing. Nothing
+// is allocated while it does.
 type Trace struct {
 	First, Last int64
 	Recorder    *trace.Recorder

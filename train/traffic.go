@@ -12,7 +12,8 @@ type Traffic struct {
 	Bytes    int64  // of this rank
 }
 
-// Traffic is what the formulas say that this rank has sent so far, but for control: counts, sums of losses, flags, errors.
+// Traffic is what the formulas say that this rank has sent so far, but for control: counts, sums of
+// losses, flags, errors.
 func (t *Trainer) Traffic() []Traffic {
 	return append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
 }
@@ -29,8 +30,9 @@ func (w *Replicated) gradBytes() int64 {
 	return w.grads.DType.Size()
 }
 
-// expected counts, for each group of weights, the gathers and sums that a stage takes, from the order of the work, which is known before it
-// begins. In stage 3 a group is gathered for each stretch that reads it, unless one of two slots still has it.
+// expected counts, for each group of weights, the gathers and sums that a stage takes, from the
+// order of the work, which is known before it begins. In stage 3 a group is gathered for each
+// stretch that reads it, unless one of two slots still has it.
 type expected struct {
 	gathers []int64 // of values, of the compute type
 	sums    []int64 // of gradients, F32
@@ -64,14 +66,16 @@ func (x *expected) pass(order []model.Stretch, groups []cutGroup, stage int) {
 		if s.Use&model.Reads != 0 {
 			x.read(s.Group, groups[s.Group].numel, -1)
 		}
-		if i+1 < len(order) && order[i+1].Use&model.Reads != 0 { // gathered while this stretch computes
+		// gathered while this stretch computes
+		if i+1 < len(order) && order[i+1].Use&model.Reads != 0 {
 			next := order[i+1].Group
 			x.read(next, groups[next].numel, s.Group)
 		}
 	}
 }
 
-// read expects a gather into the slot that was filled longest ago and has room, but for the one in use, unless the group is there.
+// read expects a gather into the slot that was filled longest ago and has room, but for the one in
+// use, unless the group is there.
 func (x *expected) read(group int, numel int64, inUse int) {
 	var to *expectedSlot
 	for i := range x.slots {
@@ -104,7 +108,8 @@ func (x *expected) forget() {
 	}
 }
 
-// Traffic is (P-1) times this rank's shards for every gather, and everybody else's shards for every sum.
+// Traffic is (P-1) times this rank's shards for every gather, and everybody else's shards for every
+// sum.
 func (w *Sharded) Traffic() []Traffic {
 	var gathered, summed int64
 	rank := w.world.Rank()

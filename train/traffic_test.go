@@ -6,8 +6,8 @@ import (
 	"ulysses/comm"
 )
 
-// heldAgainst compares what was counted around the communicators with the formulas: every operation but control must be in both, byte for
-// byte.
+// heldAgainst compares what was counted around the communicators with the formulas: every operation
+// but control must be in both, byte for byte.
 func heldAgainst(l *comm.Ledger, formulas []Traffic) error {
 	want := map[[2]string]int64{}
 	for _, f := range formulas {

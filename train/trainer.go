@@ -29,36 +29,44 @@ type Setup struct {
 	Steps     int64
 	EvalEvery int64 // 0 = at the end only
 	Clock     *clock.Clock
-	Metrics   *Metrics               // rank 0's; nil elsewhere
-	Resumed   int64                  // steps that earlier runs have done
-	Updates   int64                  // of them, those in which the optimizer stepped
-	Keep      *Checkpoints           // nil = the run cannot be stopped and resumed
-	Stop      func() bool            // asked after every step: whether this rank is to stop; nil = never
-	Probe     func(step int64) error // called between the passes and the reduction of each step: where tests let a rank fail
-	Trace     *Trace                 // steps to record; nil = none
-	OnStep    func(*Record) error    // on every rank, after the step; nil = nobody asks
-	OnEval    func(*EvalRecord)
-	OnSkip    func(why string) // on every rank, when the run leaves out its first step: where its NaN or infinity was first seen
+	Metrics   *Metrics     // rank 0's; nil elsewhere
+	Resumed   int64        // steps that earlier runs have done
+	Updates   int64        // of them, those in which the optimizer stepped
+	Keep      *Checkpoints // nil = the run cannot be stopped and resumed
+	// asked after every step: whether this rank is to stop; nil = never
+	Stop func() bool
+	// called between the passes and the reduction of each step: where tests let a rank fail
+	Probe  func(step int64) error
+	Trace  *Trace              // steps to record; nil = none
+	OnStep func(*Record) error // on every rank, after the step; nil = nobody asks
+	OnEval func(*EvalRecord)
+	// on every rank, when the run leaves out its first step: where its NaN or infinity was first
+	// seen
+	OnSkip func(why string)
 }
 
 // Trainer runs the steps of one rank. Everything it needs is allocated by New.
 type Trainer struct {
 	Setup
-	stream     device.Stream
-	arena      *device.Arena // activations
-	host       *device.Arena // those that are offloaded; nil = none
-	inputs     *device.Arena // tokens of this rank's shard
-	ids        tensor.Tensor // [rows] I32; likewise targets, positions
-	targets    tensor.Tensor
-	places     tensor.Tensor
-	counts     tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
-	sums       tensor.Tensor // [2] F64 on the host: NLL, targets
-	micros     []*Micro
-	lengths    tensor.Tensor // [rows of the global batch] I64 on the host, where data.budget deals them
-	flags      tensor.Tensor // [5] I64 on the host: peak bytes, somebody is asked to stop, somebody writes; 1 + the last rank whose step is no number, 1 + that of those whose is
-	saver      *saver
-	stopped    bool
-	inspect    func(at string, x tensor.Tensor) error // of every pass, while one looks for what is not finite
+	stream  device.Stream
+	arena   *device.Arena // activations
+	host    *device.Arena // those that are offloaded; nil = none
+	inputs  *device.Arena // tokens of this rank's shard
+	ids     tensor.Tensor // [rows] I32; likewise targets, positions
+	targets tensor.Tensor
+	places  tensor.Tensor
+	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
+	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
+	micros  []*Micro
+	// [rows of the global batch] I64 on the host, where data.budget deals them
+	lengths tensor.Tensor
+	// [5] I64 on the host: peak bytes, somebody is asked to stop, somebody writes; 1 + the last
+	// rank whose step is no number, 1 + that of those whose is
+	flags   tensor.Tensor
+	saver   *saver
+	stopped bool
+	// of every pass, while one looks for what is not finite
+	inspect    func(at string, x tensor.Tensor) error
 	diagnosed  bool
 	updates    int64             // optimizer steps taken, which skipped steps are not
 	planned    []model.Component // of the activations
@@ -67,7 +75,8 @@ type Trainer struct {
 	sent       int64 // bytes that the formulas say this rank's mixers sent
 }
 
-// New allocates the activations of the longest batch and says what everything takes. The weights have their values by then. Collective.
+// New allocates the activations of the longest batch and says what everything takes. The weights
+// have their values by then. Collective.
 func New(s Setup) (*Trainer, error) {
 	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 5), 5),
 		sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Updates}
@@ -166,7 +175,8 @@ func (t *Trainer) PeakBytes() int64 {
 // ExchangeBytes is what the formulas say this rank's mixers have sent so far.
 func (t *Trainer) ExchangeBytes() int64 { return t.sent }
 
-// Step is one optimizer step, s counted from 0. The gradient is that of Σ NLL / (valid targets of the global batch), whatever the mesh.
+// Step is one optimizer step, s counted from 0. The gradient is that of Σ NLL / (valid targets of
+// the global batch), whatever the mesh.
 func (t *Trainer) Step(s int64) (*Record, error) {
 	begin, before := time.Now(), t.Clock.Phases()
 	valid, tokens, pairs, err := t.read(s)
@@ -222,9 +232,9 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	return r, nil
 }
 
-// pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices are read when the stream comes to
-// them; the model waits for the stream, to know the loss, so that they may change when the pass is over.
-// Alone, the rank takes all of them.
+// pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices
+// are read when the stream comes to them; the model waits for the stream, to know the loss, so that
+// they may change when the pass is over. Alone, the rank takes all of them.
 func (t *Trainer) pass(m *Micro, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
 	group := comm.Comm(t.Mesh.Seq)
@@ -270,7 +280,9 @@ func (t *Trainer) update(r *Record, norm float64) error {
 	if err := t.Weights.Update(t.stream, r.LR, scale, t.updates); err != nil {
 		return err
 	}
-	return t.stream.Sync() // weights are read in other orders than this stream's, and the time of the step is to be its own
+	// weights are read in other orders than this stream's, and the time of the step is to be its
+	// own
+	return t.stream.Sync()
 }
 
 // sumLoss adds numerators and counts over all ranks: sums travel, means do not.

@@ -225,7 +225,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		return o, err
 	}
 	o.table = t.Components()
-	full := data.Budget == 0 && data.Pack // dealt rows need not fill a micro step, nor documents the longest row
+	// dealt rows need not fill a micro step, nor documents the longest row
+	full := data.Budget == 0 && data.Pack
 	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && full {
 		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
 	}
@@ -254,7 +255,8 @@ func worst(a, b []float64) (d float64) {
 	return d
 }
 
-// Twenty steps on a device that is late and out of reach give the CPU's losses in F32, and nearly so in BF16, on any mesh.
+// Twenty steps on a device that is late and out of reach give the CPU's losses in F32, and nearly
+// so in BF16, on any mesh.
 func TestTrainingOnALateDevice(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, name := range []string{"llama", "qwen3"} {
@@ -310,7 +312,8 @@ func TestTrainingOnThePlugin(t *testing.T) {
 	}
 }
 
-// In BF16 masters stand in the table, values take half, and small steps add up: they would be lost in values alone.
+// In BF16 masters stand in the table, values take half, and small steps add up: they would be lost
+// in values alone.
 func TestMasters(t *testing.T) {
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}
 	late := devicetest.Fake("late", fake.Options{})
@@ -334,7 +337,8 @@ func TestMasters(t *testing.T) {
 	}
 }
 
-// Weight decay applies to matrices alone: neighbours are one range, and what lies between decays not.
+// Weight decay applies to matrices alone: neighbours are one range, and what lies between decays
+// not.
 func TestDecayRanges(t *testing.T) {
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
@@ -376,7 +380,8 @@ func TestDecayRanges(t *testing.T) {
 	w.Free()
 }
 
-// A plan that is larger than the device is refused before anything runs, with its largest part and what to do.
+// A plan that is larger than the device is refused before anything runs, with its largest part and
+// what to do.
 func TestPlanMustFit(t *testing.T) {
 	text := strings.Repeat("all work and no play. ", 200)
 	for _, x := range []struct {
@@ -399,7 +404,8 @@ func TestPlanMustFit(t *testing.T) {
 	}
 }
 
-// A step is over when it returns: who reads the weights in another order than the trainer's finds the new ones.
+// A step is over when it returns: who reads the weights in another order than the trainer's finds
+// the new ones.
 func TestStepsAreOver(t *testing.T) {
 	data := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("to be or not to be. ", 20)))
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 1}

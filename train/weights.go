@@ -7,20 +7,23 @@ import (
 	"ulysses/tensor"
 )
 
-// Weights is what the trainer needs of whoever holds the parameters; model.Weights is the model's side of it. Replicated (ZeRO stage 0)
-// is the simplest one: every rank holds everything, gradients are summed over all ranks after the last micro step. Rajbhandari et al. 2020.
+// Weights is what the trainer needs of whoever holds the parameters; model.Weights is the model's
+// side of it. Replicated (ZeRO stage 0) is the simplest one: every rank holds everything, gradients
+// are summed over all ranks after the last micro step. Rajbhandari et al. 2020.
 type Weights interface {
 	model.Weights
 	// Begin starts an optimizer step of so many micro steps: gradients are zero.
 	Begin(s device.Stream, micros int64) error
-	// Reduce completes the gradients: after it every rank sees the gradient of the global loss. It returns its Euclidean norm.
+	// Reduce completes the gradients: after it every rank sees the gradient of the global loss. It
+	// returns its Euclidean norm.
 	Reduce(s device.Stream) (norm float64, err error)
 	// Update takes the optimizer's step t ≥ 1 with the gradient times scale.
 	Update(s device.Stream, lr, scale float64, t int64) error
 	// Loaded is called when each rank has filled the parts of the parameters that it keeps.
 	Loaded(s device.Stream) error
-	// Whole gathers a group between steps: its weights, or its gradients before the next Begin, F32 [numel] (weights of an evaluation: of the
-	// compute type), to be read before the next call. Between Whole of weights and Begin gradients are lost. Collective.
+	// Whole gathers a group between steps: its weights, or its gradients before the next Begin, F32
+	// [numel] (weights of an evaluation: of the compute type), to be read before the next call.
+	// Between Whole of weights and Begin gradients are lost. Collective.
 	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
 	// State is what this rank keeps of a group.
 	State(group int) State
@@ -40,8 +43,9 @@ func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 	return NewSharded(d, world, groups, compute, opt, stage)
 }
 
-// Replicated holds the parameters, their gradients and the optimizer's moments whole on every rank, each in one flat buffer, so that the
-// reduction is one call and so is the optimizer's step. Parameters lie in the order of the groups.
+// Replicated holds the parameters, their gradients and the optimizer's moments whole on every rank,
+// each in one flat buffer, so that the reduction is one call and so is the optimizer's step.
+// Parameters lie in the order of the groups.
 type Replicated struct {
 	dev     device.Device
 	world   comm.Comm
@@ -62,7 +66,8 @@ type Replicated struct {
 	sgd        device.SGD
 }
 
-// NewReplicated allocates and binds the parameters of the groups, whose values have the compute type.
+// NewReplicated allocates and binds the parameters of the groups, whose values have the compute
+// type.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
 	w := &Replicated{dev: d, world: world, opt: opt, compute: compute, groups: groups, decay: []device.Range{}, squares: newSquares()}
 	n := int64(0)

@@ -68,9 +68,25 @@ def main() -> None:
         n = flops(cases[name])
         if a.forward:
             m = common.measure(forward, a.repeat)
-            common.emit("torch sdpa", name, op="forward", threads=a.threads, dtype=a.dtype, gflops=n / m["min_s"] / 1e9, **m)
+            common.emit(
+                "torch sdpa",
+                name,
+                op="forward",
+                threads=a.threads,
+                dtype=a.dtype,
+                gflops=n / m["min_s"] / 1e9,
+                **m,
+            )
         m = common.measure(both, a.repeat)
-        common.emit("torch sdpa", name, op="forward+backward", threads=a.threads, dtype=a.dtype, gflops=3.5 * n / m["min_s"] / 1e9, **m)
+        common.emit(
+            "torch sdpa",
+            name,
+            op="forward+backward",
+            threads=a.threads,
+            dtype=a.dtype,
+            gflops=3.5 * n / m["min_s"] / 1e9,
+            **m,
+        )
 
 
 if __name__ == "__main__":

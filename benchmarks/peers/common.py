@@ -8,11 +8,27 @@ import time
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("--threads", type=int, default=2, help="threads of a process")
-    p.add_argument("--repeat", type=int, default=5, help="timed repetitions of a case, after one that is not timed")
-    p.add_argument("--cases", default="", help="only cases whose name contains one of these words, comma-separated")
-    p.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="type of matrices and activations, where the program knows both")
+    p.add_argument(
+        "--repeat",
+        type=int,
+        default=5,
+        help="timed repetitions of a case, after one that is not timed",
+    )
+    p.add_argument(
+        "--cases",
+        default="",
+        help="only cases whose name contains one of these words, comma-separated",
+    )
+    p.add_argument(
+        "--dtype",
+        choices=("f32", "bf16"),
+        default="f32",
+        help="type of matrices and activations, where the program knows both",
+    )
     return p
 
 
@@ -43,8 +59,12 @@ def emit(peer: str, case: str, **figures) -> None:
     print(
         json.dumps(
             dict(
-                peer=peer, case=case, unhandicapped=bool(os.environ.get("PEERS_UNHANDICAPPED")), torch=torch.__version__,
-                cpu_capability=torch.backends.cpu.get_cpu_capability(), **figures,
+                peer=peer,
+                case=case,
+                unhandicapped=bool(os.environ.get("PEERS_UNHANDICAPPED")),
+                torch=torch.__version__,
+                cpu_capability=torch.backends.cpu.get_cpu_capability(),
+                **figures,
             )
         ),
         flush=True,

@@ -21,7 +21,10 @@ def make(c: dict):
     t, d, group = c["tokens"], c["head_dim"], c["heads"] // c["kv_heads"]
     q, k = (torch.randn(1, t, c["kv_heads"], d, generator=g) for _ in range(2))
     v, dout = (torch.randn(1, t, c["heads"], d, generator=g) for _ in range(2))
-    decay, beta = -0.1 * torch.randn(1, t, c["heads"], generator=g).abs(), torch.rand(1, t, c["heads"], generator=g)
+    decay, beta = (
+        -0.1 * torch.randn(1, t, c["heads"], generator=g).abs(),
+        torch.rand(1, t, c["heads"], generator=g),
+    )
     inputs = [x.requires_grad_() for x in (q, k, v, decay, beta)]
     cu = c.get("cu_seqlens") or [0, t]
 
@@ -29,8 +32,12 @@ def make(c: dict):
         q, k, v, decay, beta = inputs
         if group > 1:
             q, k = (x.repeat_interleave(group, dim=2) for x in (q, k))
-        parts = zip(*(x.split([b - a for a, b in zip(cu, cu[1:])], 1) for x in (q, k, v, decay, beta)))
-        return torch.cat([torch_chunk_gated_delta_rule(*p, use_qk_l2norm_in_kernel=True)[0] for p in parts], 1)
+        parts = zip(
+            *(x.split([b - a for a, b in zip(cu, cu[1:])], 1) for x in (q, k, v, decay, beta))
+        )
+        return torch.cat(
+            [torch_chunk_gated_delta_rule(*p, use_qk_l2norm_in_kernel=True)[0] for p in parts], 1
+        )
 
     def both():
         for x in inputs:
@@ -50,7 +57,12 @@ def main() -> None:
     cases = {c["name"]: c for c in json.loads(CASES.read_text())["gdn"]}
     for name in common.chosen(list(cases), a.cases):
         forward, both = make(cases[name])
-        common.emit("transformers", name + "-forward", threads=a.threads, **common.measure(forward, a.repeat))
+        common.emit(
+            "transformers",
+            name + "-forward",
+            threads=a.threads,
+            **common.measure(forward, a.repeat),
+        )
         common.emit("transformers", name, threads=a.threads, **common.measure(both, a.repeat))
 
 

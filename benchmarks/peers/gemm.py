@@ -34,7 +34,9 @@ def main() -> None:
         c = cases[name]
         m = common.measure(make(c, common.dtype(a)), a.repeat)
         n = 2.0 * c["batch"] * c["m"] * c["k"] * c["n"]
-        common.emit("torch mm", name, dtype=a.dtype, threads=a.threads, gflops=n / m["min_s"] / 1e9, **m)
+        common.emit(
+            "torch mm", name, dtype=a.dtype, threads=a.threads, gflops=n / m["min_s"] / 1e9, **m
+        )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,11 @@ PASSES = 5
 
 def text() -> str:
     root = HERE.parents[1]
-    files = [root / "examples/data/opticks.txt", *sorted(root.glob("**/*.go")), *sorted(root.glob("**/*.md"))]
+    files = [
+        root / "examples/data/opticks.txt",
+        *sorted(root.glob("**/*.go")),
+        *sorted(root.glob("**/*.md")),
+    ]
     return "".join(f.read_text() for f in files)
 
 
@@ -46,7 +50,16 @@ def documents(s: str) -> list[str]:
 
 
 def trained(tok, size, special=(), alphabet=(), **kw):
-    tok.train_from_iterator(TEXT.splitlines(True), trainers.BpeTrainer(vocab_size=32000, special_tokens=list(special), initial_alphabet=list(alphabet), show_progress=False, **kw))
+    tok.train_from_iterator(
+        TEXT.splitlines(True),
+        trainers.BpeTrainer(
+            vocab_size=32000,
+            special_tokens=list(special),
+            initial_alphabet=list(alphabet),
+            show_progress=False,
+            **kw,
+        ),
+    )
     return tok
 
 
@@ -54,7 +67,17 @@ def main() -> None:
     global TEXT
     folder = pathlib.Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    TEXT = text().replace("\u2028", " ").replace("\x0b", " ").replace("\x0c", " ").replace("\x85", " ").replace("\x1c", " ").replace("\x1d", " ").replace("\x1e", " ").replace("\u2029", " ")
+    TEXT = (
+        text()
+        .replace("\u2028", " ")
+        .replace("\x0b", " ")
+        .replace("\x0c", " ")
+        .replace("\x85", " ")
+        .replace("\x1c", " ")
+        .replace("\x1d", " ")
+        .replace("\x1e", " ")
+        .replace("\u2029", " ")
+    )
     (folder / "text.txt").write_text(TEXT)
     docs, total = documents(TEXT), len(TEXT.encode())
     vocabularies.trained = trained
@@ -71,19 +94,45 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         count = sum(map(len, ids))
         h = hashlib.sha256(b"".join(struct.pack(f"<{len(i)}i", *i) for i in ids)).hexdigest()[:16]
-        rows[name] = dict(first=total / times[0] / 1e6, later=total / min(times) / 1e6, ids=count, hash=h)
+        rows[name] = dict(
+            first=total / times[0] / 1e6, later=total / min(times) / 1e6, ids=count, hash=h
+        )
     env = dict(os.environ, ULYSSES_TOKENIZER_GOLDENS=str(folder), GOMAXPROCS="1")
     out = ""
     for benchtime in ("1x", "2s"):
-        out += subprocess.run(["go", "test", "./data/tokenizer", "-run", "^$", "-bench", "Encode", "-benchtime", benchtime, "-count", "1"], env=env, check=True, capture_output=True, text=True).stdout
+        out += subprocess.run(
+            [
+                "go",
+                "test",
+                "./data/tokenizer",
+                "-run",
+                "^$",
+                "-bench",
+                "Encode",
+                "-benchtime",
+                benchtime,
+                "-count",
+                "1",
+            ],
+            env=env,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
     print(f"{total / 1e6:.2f} MB in {len(docs)} documents\n")
-    print("| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass | later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print(
+        "| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass | later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+    )
     for name, r in rows.items():
-        found = re.findall(rf"Encode/{name}\S*\s.*?([\d.]+) MB/s.*?(\d+) hash32.*?(\d+) tokens", out)
+        found = re.findall(
+            rf"Encode/{name}\S*\s.*?([\d.]+) MB/s.*?(\d+) hash32.*?(\d+) tokens", out
+        )
         (a, x, n), (b, y, _) = found
         assert int(n) == r["ids"] and int(x) == int(y) == int(r["hash"][:8], 16), (name, found, r)
         a, b = float(a), float(b)
-        print(f"| {name} | {n} | {total / r['ids']:.2f} | {r['first']:.1f} | {r['later']:.1f} | {a:.1f} | {b:.1f} | {a / r['first']:.1f} | {b / r['later']:.1f} |")
+        print(
+            f"| {name} | {n} | {total / r['ids']:.2f} | {r['first']:.1f} | {r['later']:.1f} | {a:.1f} | {b:.1f} | {a / r['first']:.1f} | {b / r['later']:.1f} |"
+        )
 
 
 if __name__ == "__main__":

@@ -51,16 +51,24 @@ def emit(peer: str, case: str, **fields) -> None:
 
 def attention(c: dict, backend: str, repeat: int) -> None:
     t, d = c["tokens"], c["head_dim"]
-    make = lambda heads: torch.randn(1, t, heads, d, device="cuda", dtype=torch.bfloat16).transpose(1, 2)
+    make = lambda heads: torch.randn(1, t, heads, d, device="cuda", dtype=torch.bfloat16).transpose(
+        1, 2
+    )
     q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
     for x in (q, k, v):
         x.requires_grad_()
-    if uneven := c.get("kv_head"):  # no backend takes such heads: keys and values are repeated, a copy of them for each query head
+    if (
+        uneven := c.get("kv_head")
+    ):  # no backend takes such heads: keys and values are repeated, a copy of them for each query head
         index = torch.tensor(uneven, device="cuda")
-        attend = lambda: F.scaled_dot_product_attention(q, k.index_select(1, index), v.index_select(1, index), is_causal=c["causal"])
+        attend = lambda: F.scaled_dot_product_attention(
+            q, k.index_select(1, index), v.index_select(1, index), is_causal=c["causal"]
+        )
     else:
         gqa = c["heads"] != c["kv_heads"]
-        attend = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=c["causal"], enable_gqa=gqa)
+        attend = lambda: F.scaled_dot_product_attention(
+            q, k, v, is_causal=c["causal"], enable_gqa=gqa
+        )
     flops = 4.0 * t * t * c["heads"] * d / (2 if c["causal"] else 1)
     with sdpa_kernel(BACKENDS[backend]):
         with torch.no_grad():
@@ -80,12 +88,19 @@ def layer(c: dict, backend: str, repeat: int) -> None:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=c["hidden"], intermediate_size=c["ffn"], num_attention_heads=c["heads"], num_key_value_heads=c["kv_heads"], head_dim=c["head_dim"],
-        max_position_embeddings=c["tokens"], rope_theta=500000.0,
+        hidden_size=c["hidden"],
+        intermediate_size=c["ffn"],
+        num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"],
+        head_dim=c["head_dim"],
+        max_position_embeddings=c["tokens"],
+        rope_theta=500000.0,
     )
     config._attn_implementation = "sdpa"
     block = LlamaDecoderLayer(config, 0).to("cuda", torch.bfloat16)
-    x = torch.randn(1, c["tokens"], c["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(
+        1, c["tokens"], c["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True
+    )
     positions = torch.arange(c["tokens"], device="cuda")[None]
     rope = LlamaRotaryEmbedding(config).to("cuda")(x, positions)
     dy = torch.randn_like(x)
@@ -99,17 +114,32 @@ def layer(c: dict, backend: str, repeat: int) -> None:
 
     with sdpa_kernel(BACKENDS[backend]):
         m = measure(step, repeat)
-    emit(backend, c["name"], op="forward+backward", tokens_per_second=c["tokens"] / m["median_s"], **m)
+    emit(
+        backend,
+        c["name"],
+        op="forward+backward",
+        tokens_per_second=c["tokens"] / m["median_s"],
+        **m,
+    )
 
 
 def products(c: dict, _: str, repeat: int) -> None:
     t, h, f = c["tokens"], c["hidden"], c["ffn"]
     make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
     heads = c["heads"] * c["head_dim"]
-    for name, i, o in (("qkv", h, heads + 2 * c["kv_heads"] * c["head_dim"]), ("out", heads, h), ("gate and up", h, 2 * f), ("down", f, h)):
+    for name, i, o in (
+        ("qkv", h, heads + 2 * c["kv_heads"] * c["head_dim"]),
+        ("out", heads, h),
+        ("gate and up", h, 2 * f),
+        ("down", f, h),
+    ):
         x, w, dy = make(t, i), make(o, i), make(t, o)
         y, dx, dw = torch.empty_like(dy), torch.empty_like(x), torch.empty_like(w)
-        ways = {"forward": lambda: torch.mm(x, w.t(), out=y), "to the input": lambda: torch.mm(dy, w, out=dx), "to the weights": lambda: torch.mm(dy.t(), x, out=dw)}
+        ways = {
+            "forward": lambda: torch.mm(x, w.t(), out=y),
+            "to the input": lambda: torch.mm(dy, w, out=dx),
+            "to the weights": lambda: torch.mm(dy.t(), x, out=dw),
+        }
         for way, product in ways.items():
             emit("torch", f"{name} {way}", op="product", **measure(product, repeat))
 
@@ -123,11 +153,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("no GPU: nothing was measured", file=sys.stderr)
         sys.exit(77)
-    emit("device", torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), cuda=torch.version.cuda)
+    emit(
+        "device",
+        torch.cuda.get_device_name(),
+        torch=torch.__version__,
+        cudnn=torch.backends.cudnn.version(),
+        cuda=torch.version.cuda,
+    )
     words = [w for w in a.cases.split(",") if w]
     for suite in a.suite.split(","):
         run = dict(gpu_attention=attention, gpu_layer=layer, gpu_ops=products)[suite]
-        chosen = [c for c in CASES["gpu_layer" if suite == "gpu_ops" else suite] if any(w in c["name"] for w in words) or not words and c["name"] != "dry-run"]
+        chosen = [
+            c
+            for c in CASES["gpu_layer" if suite == "gpu_ops" else suite]
+            if any(w in c["name"] for w in words) or not words and c["name"] != "dry-run"
+        ]
         for c in chosen[:1] if suite == "gpu_ops" else chosen:
             for backend in ["torch"] if suite == "gpu_ops" else BACKENDS:
                 try:

@@ -25,13 +25,23 @@ import common
 DEFAULTS = dict(
     data=dict(sequence=4096, batch=1, accumulate=1),
     eval=dict(split=0.0),
-    optimizer=dict(lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.0, clip=1.0, schedule="cosine", warmup=10),
+    optimizer=dict(
+        lr=1e-3,
+        betas=[0.9, 0.95],
+        eps=1e-8,
+        weight_decay=0.0,
+        clip=1.0,
+        schedule="cosine",
+        warmup=10,
+    ),
     train=dict(steps=100),
 )
 
 
 def read_job(path: pathlib.Path, sets: list[str]) -> dict:
-    job = json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text())
+    job = (
+        json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text())
+    )
     for s in sets:
         key, value = s.split("=", 1)
         table = job
@@ -74,7 +84,12 @@ def learning_rate(o: dict, step: int, steps: int) -> float:
         return o["lr"] * (step + 1) / o["warmup"]
     span = steps - 1 - o["warmup"]
     t = (step - o["warmup"]) / span if span > 0 else 1.0
-    return o["lr"] * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[o["schedule"]]
+    return (
+        o["lr"]
+        * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[
+            o["schedule"]
+        ]
+    )
 
 
 class Stepper:
@@ -83,8 +98,13 @@ class Stepper:
         o = job["optimizer"]
         wide = [p for p in self.model.parameters() if p.dim() >= 2]
         rest = [p for p in self.model.parameters() if p.dim() < 2]
-        groups = [dict(params=wide, weight_decay=o["weight_decay"]), dict(params=rest, weight_decay=0.0)]
-        self.opt = torch.optim.AdamW(groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], fused=True)
+        groups = [
+            dict(params=wide, weight_decay=o["weight_decay"]),
+            dict(params=rest, weight_decay=0.0),
+        ]
+        self.opt = torch.optim.AdamW(
+            groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], fused=True
+        )
         self.order = torch.Generator().manual_seed(job.get("seed", 1))
         self.queue: list[int] = []
 
@@ -130,10 +150,16 @@ def main() -> None:
     train, held_out = rows(job, a.job.parent)
     s = Stepper(job, train, a.dtype, torch.bfloat16 if a.bf16_weights else torch.float32)
     tokens = job["data"]["sequence"] * job["data"]["batch"] * job["data"]["accumulate"]
-    size = dict(parameters=sum(p.numel() for p in s.model.parameters()), tokens_per_step=tokens, threads=a.threads)
+    size = dict(
+        parameters=sum(p.numel() for p in s.model.parameters()),
+        tokens_per_step=tokens,
+        threads=a.threads,
+    )
     if not a.train:
         m = common.measure(lambda: s.step(1e-4), a.repeat)
-        common.emit("transformers", a.job.stem, **size, **m, tokens_per_second=tokens / m["median_s"])
+        common.emit(
+            "transformers", a.job.stem, **size, **m, tokens_per_second=tokens / m["median_s"]
+        )
         return
     steps, start, mean = job["train"]["steps"], time.perf_counter(), 0.0
     for i in range(steps):
@@ -143,7 +169,12 @@ def main() -> None:
             print(f"step {i + 1} loss {mean:.3f} {time.perf_counter() - start:.0f} s", flush=True)
     seconds = time.perf_counter() - start
     common.emit(
-        "transformers", a.job.stem, **size, steps=steps, seconds=seconds, train_loss=mean,
+        "transformers",
+        a.job.stem,
+        **size,
+        steps=steps,
+        seconds=seconds,
+        train_loss=mean,
         eval_loss=evaluate(s.model, held_out, a.dtype) if len(held_out) else None,
     )
 

@@ -56,7 +56,9 @@ class Exchange(torch.autograd.Function):
 def attend(q, k, v, causal):
     """[S, H, D] each."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])[0].transpose(0, 1)
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )[0].transpose(0, 1)
 
 
 def ulysses(q, k, v, causal):
@@ -67,7 +69,10 @@ def ulysses(q, k, v, causal):
 def tensors(c: dict) -> list[torch.Tensor]:
     """q, k, v, dout of the whole sequence."""
     g = torch.Generator().manual_seed(0)
-    return [torch.randn(c["tokens"], c[h], c["head_dim"], generator=g) for h in ("heads", "kv_heads", "kv_heads", "heads")]
+    return [
+        torch.randn(c["tokens"], c[h], c["head_dim"], generator=g)
+        for h in ("heads", "kv_heads", "kv_heads", "heads")
+    ]
 
 
 def shard(x: torch.Tensor) -> torch.Tensor:
@@ -75,7 +80,13 @@ def shard(x: torch.Tensor) -> torch.Tensor:
 
 
 def check() -> None:
-    c = dict(tokens=128, heads=2 * dist.get_world_size(), kv_heads=dist.get_world_size(), head_dim=16, causal=True)
+    c = dict(
+        tokens=128,
+        heads=2 * dist.get_world_size(),
+        kv_heads=dist.get_world_size(),
+        head_dim=16,
+        causal=True,
+    )
     whole = tensors(c)
     local = [shard(x) for x in whole]
     for x in (*whole[:3], *local[:3]):
@@ -115,17 +126,33 @@ def process(rank: int, a, port: int) -> None:
         c = cases[name]
         times = case(c, a.repeat)
         if rank == 0:
-            n = 3.5 * 4.0 * c["tokens"] ** 2 * c["heads"] * c["head_dim"] / (2 if c["causal"] else 1)
+            n = (
+                3.5
+                * 4.0
+                * c["tokens"] ** 2
+                * c["heads"]
+                * c["head_dim"]
+                / (2 if c["causal"] else 1)
+            )
             common.emit(
-                "ulysses on gloo", name, op="forward+backward", ranks=a.ranks, threads=a.threads, gflops=n / min(times) / 1e9,
-                min_s=min(times), median_s=statistics.median(times), repeat=a.repeat,
+                "ulysses on gloo",
+                name,
+                op="forward+backward",
+                ranks=a.ranks,
+                threads=a.threads,
+                gflops=n / min(times) / 1e9,
+                min_s=min(times),
+                median_s=statistics.median(times),
+                repeat=a.repeat,
             )
     dist.destroy_process_group()
 
 
 def main() -> None:
     p = common.parser(__doc__)
-    p.add_argument("--ranks", type=int, default=2, help="processes; --threads are shared among them")
+    p.add_argument(
+        "--ranks", type=int, default=2, help="processes; --threads are shared among them"
+    )
     a = p.parse_args()
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -1,17 +1,20 @@
-// Ranks whose calls differ: calls whose workspace was not reserved, ranks without rows, and refusals of one rank alone. Two ranks or more.
+// Ranks whose calls differ: calls whose workspace was not reserved, ranks without rows, and
+// refusals of one rank alone. Two ranks or more.
 #include "ranks.h"
 
 static ulysses_plan *plan;
 static ulysses_batch *batch;
 static int rank, size;
 
-// refused: rank `at` makes a call with a fault, the others make it rightly. All get one status, and a text that names the rank at fault.
-#define REFUSED(at, faulty, right) do { \
-    ulysses_status got = rank == (at) ? (faulty) : (right); \
-    char want[16]; \
-    snprintf(want, sizeof want, "rank %d", (at)); \
+// refused: rank `at` makes a call with a fault, the others make it rightly. All get one status, and
+// a text that names the rank at fault.
+#define REFUSED(at, faulty, right)                                                \
+  do {                                                                            \
+    ulysses_status got = rank == (at) ? (faulty) : (right);                       \
+    char want[16];                                                                \
+    snprintf(want, sizeof want, "rank %d", (at));                                 \
     CHECK(got == ULYSSES_INVALID_ARGUMENT && strstr(ulysses_last_error(), want)); \
-    went_on(c); \
+    went_on(c);                                                                   \
   } while (0)
 
 static void went_on(ulysses_context *c) {
@@ -47,7 +50,8 @@ static void without_workspace(ulysses_context *c) {
   int64_t rows = rank ? 1 : 1000, total = 1000 + size - 1;
   make(c, 2, 16, rows, 1500);
   int64_t xs[3] = {1, rows, HIDDEN}, ws[2] = {32, HIDDEN}, os[2] = {HIDDEN, 32};
-  ulysses_tensor x = matrix(xs, 3, 1), w = matrix(ws, 2, 2), wo = matrix(os, 2, 3), y = matrix(xs, 3, 4), z = matrix(xs, 3, 5);
+  ulysses_tensor x = matrix(xs, 3, 1), w = matrix(ws, 2, 2), wo = matrix(os, 2, 3), y = matrix(xs, 3, 4),
+                 z = matrix(xs, 3, 5);
   ulysses_attention_layer_args a;
   ULYSSES_INIT(&a);
   a.hidden = HIDDEN, a.x = &x, a.wq = a.wk = a.wv = &w, a.wo = &wo, a.y = &y;
@@ -78,9 +82,11 @@ static void without_workspace(ulysses_context *c) {
   drop();
 }
 
-// A rank without rows may bring any strides: array libraries give empty arrays products of extents, or zeros.
+// A rank without rows may bring any strides: array libraries give empty arrays products of extents,
+// or zeros.
 static void without_rows(ulysses_context *c) {
-  int64_t R = rank ? 0 : 8, shape[4] = {1, R, 4, 16}, products[4] = {4 * R * 16, 16, R * 16, 1}, zeros[4] = {0, 0, 0, 0};
+  int64_t R = rank ? 0 : 8, shape[4] = {1, R, 4, 16}, products[4] = {4 * R * 16, 16, R * 16, 1},
+          zeros[4] = {0, 0, 0, 0};
   make(c, 4, 16, R, 0);
   float *x[4];
   ulysses_tensor t[4];
@@ -107,7 +113,8 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
-// One rank at fault in calls with a callback, and in calls whose handles all stand for nothing: the process has no other context of several ranks.
+// One rank at fault in calls with a callback, and in calls whose handles all stand for nothing: the
+// process has no other context of several ranks.
 static void alone(ulysses_context *c) {
   make(c, 4, 8, 3, 0);
   int64_t shape[4] = {1, 3, 4, 8};
@@ -124,18 +131,23 @@ static void alone(ulysses_context *c) {
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   no_q = saved = a, no_dv = g, no_q.q = NULL, saved.saved = NULL, saved.saved_bytes = 0, no_dv.dv = NULL;
   for (int at = 0; at < size; at++) {
-    REFUSED(at, ulysses_local_forward(plan, batch, &a, NULL, NULL), ulysses_local_forward(plan, batch, &a, copies, NULL));
-    REFUSED(at, ulysses_local_forward(plan, batch, &no_q, copies, NULL), ulysses_local_forward(plan, batch, &a, copies, NULL));
+    REFUSED(at, ulysses_local_forward(plan, batch, &a, NULL, NULL),
+            ulysses_local_forward(plan, batch, &a, copies, NULL));
+    REFUSED(at, ulysses_local_forward(plan, batch, &no_q, copies, NULL),
+            ulysses_local_forward(plan, batch, &a, copies, NULL));
     OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
-    REFUSED(at, ulysses_local_backward(plan, batch, &a, &no_dv, copies, NULL), ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
-    REFUSED(at, ulysses_local_backward(plan, batch, &saved, &g, copies, NULL), ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
+    REFUSED(at, ulysses_local_backward(plan, batch, &a, &no_dv, copies, NULL),
+            ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
+    REFUSED(at, ulysses_local_backward(plan, batch, &saved, &g, copies, NULL),
+            ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
     OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
     OK(ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
     double sum = 1;
     int64_t count = 1;
     saved.saved = NULL, saved.saved_bytes = 0;
     REFUSED(at, ulysses_attention_forward(NULL, NULL, NULL), ulysses_attention_forward(plan, batch, &saved));
-    REFUSED(at, ulysses_loss_reduce((ulysses_context *)plan, &sum, &count, NULL), ulysses_loss_reduce(c, &sum, &count, NULL));
+    REFUSED(at, ulysses_loss_reduce((ulysses_context *)plan, &sum, &count, NULL),
+            ulysses_loss_reduce(c, &sum, &count, NULL));
     REFUSED(at, ulysses_halo_forward(NULL, NULL, NULL), ulysses_attention_forward(plan, batch, &saved));
   }
   for (int i = 0; i < 8; i++) free(t[i].data);
@@ -143,7 +155,9 @@ static void alone(ulysses_context *c) {
   drop();
 }
 
-typedef struct { MPI_Comm comm; } collectives;
+typedef struct {
+  MPI_Comm comm;
+} collectives;
 static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, ((collectives *)user)->comm);
 }
@@ -159,7 +173,8 @@ static void described(void) {
     if (rank == size - 1 && kind == 0) h.reserved = 1;
     if (rank == size - 1 && kind == 1) h.rank = size + 3;
     if (rank == size - 1 && kind == 2) h.rank = 0; // twice
-    IS(ulysses_context_create_host(&h, NULL, &none), ULYSSES_INVALID_ARGUMENT); // the last time for want of an alltoallv
+    // the last time for want of an alltoallv
+    IS(ulysses_context_create_host(&h, NULL, &none), ULYSSES_INVALID_ARGUMENT);
     CHECK(none == NULL);
   }
 }

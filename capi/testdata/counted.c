@@ -1,5 +1,6 @@
-// counted.c CALLS: ranks over MPI make so many calls. The library's own memory is counted by what it asks of C's allocator, which this program
-// stands in for; Go's by its collections, which the caller counts between the two lines on stderr.
+// counted.c CALLS: ranks over MPI make so many calls. The library's own memory is counted by what
+// it asks of C's allocator, which this program stands in for; Go's by its collections, which the
+// caller counts between the two lines on stderr.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <mpi.h>
@@ -7,13 +8,33 @@
 
 static uintptr_t lo, hi; // where the library's code lies
 static long asked;
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
-#define COUNT() do { uintptr_t from = (uintptr_t)__builtin_return_address(0); asked += from >= lo && from < hi; } while (0)
-void *malloc(size_t n) { COUNT(); return __libc_malloc(n); }
-void *calloc(size_t n, size_t m) { COUNT(); return __libc_calloc(n, m); }
-void *realloc(void *p, size_t n) { COUNT(); return __libc_realloc(p, n); }
-void *aligned_alloc(size_t a, size_t n) { COUNT(); return __libc_memalign(a, n); }
-int posix_memalign(void **p, size_t a, size_t n) { COUNT(); return !(*p = __libc_memalign(a, n)); }
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+    *__libc_memalign(size_t, size_t);
+#define COUNT()                                              \
+  do {                                                       \
+    uintptr_t from = (uintptr_t)__builtin_return_address(0); \
+    asked += from >= lo && from < hi;                        \
+  } while (0)
+void *malloc(size_t n) {
+  COUNT();
+  return __libc_malloc(n);
+}
+void *calloc(size_t n, size_t m) {
+  COUNT();
+  return __libc_calloc(n, m);
+}
+void *realloc(void *p, size_t n) {
+  COUNT();
+  return __libc_realloc(p, n);
+}
+void *aligned_alloc(size_t a, size_t n) {
+  COUNT();
+  return __libc_memalign(a, n);
+}
+int posix_memalign(void **p, size_t a, size_t n) {
+  COUNT();
+  return !(*p = __libc_memalign(a, n));
+}
 
 int main(int argc, char **argv) {
   int rank, size, calls = argc > 1 ? atoi(argv[1]) : 1000;

@@ -1,5 +1,6 @@
-// The gated delta rule forward and backward on a rank's rows: packed documents, states in and out, tensors in host memory or on a GPU; and the recurrence in
-// double precision, which output and states are held to.
+// The gated delta rule forward and backward on a rank's rows: packed documents, states in and out,
+// tensors in host memory or on a GPU; and the recurrence in double precision, which output and
+// states are held to.
 #pragma once
 #include "rows.h"
 
@@ -7,9 +8,13 @@ enum { HK = 2, HV = 6, DK = 8, DV = 5, DOCS = 5, STATE = DOCS * HV * DK * DV };
 enum { Q, K, V, G, BETA, DOUT, OUT, DQ, DK_, DV_, DG, DBETA, TENSORS };
 enum { IN, ENDS, DENDS, DIN, STATES };
 static const int64_t cu[DOCS + 1] = {0, 1, 6, 13, 20, 26};
-static const int keys[TENSORS] = {[Q] = 1, [K] = 1, [DQ] = 1, [DK_] = 1}, gates[TENSORS] = {[G] = 1, [BETA] = 1, [DG] = 1, [DBETA] = 1};
+static const int keys[TENSORS] = {[Q] = 1, [K] = 1, [DQ] = 1, [DK_] = 1},
+                 gates[TENSORS] = {[G] = 1, [BETA] = 1, [DG] = 1, [DBETA] = 1};
 
-typedef struct { set rows; float *state[STATES]; } outcome;
+typedef struct {
+  set rows;
+  float *state[STATES];
+} outcome;
 
 // A GPU's memory, and the stream in whose order it is filled and fetched.
 typedef struct {
@@ -19,16 +24,20 @@ typedef struct {
   void (*give)(void *);
   void *(*lift)(const void *host, uint64_t bytes, void *stream);
   void (*fetch)(void *host, const void *gpu, uint64_t bytes, void *stream); // waits for the stream
-  void (*wipe)(void *gpu, uint64_t bytes, void *stream);                    // in the stream's order, behind a call that has read it
-  void (*called)(void *stream, const void *out);                            // when the calls have returned; NULL = nothing to look at
+  // in the stream's order, behind a call that has read it
+  void (*wipe)(void *gpu, uint64_t bytes, void *stream);
+  // when the calls have returned; NULL = nothing to look at
+  void (*called)(void *stream, const void *out);
 } gpu_memory;
 
-// How the rule is called. coarse: q, k, v and dout are numbers that BF16 has. also: what else is asked of a plan in host memory.
+// How the rule is called. coarse: q, k, v and dout are numbers that BF16 has. also: what else is
+// asked of a plan in host memory.
 typedef struct how {
   int32_t strategy, dtype, chunk;
   int states, coarse;
   const gpu_memory *gpu;
-  void (*also)(const struct how *, ulysses_plan *, const ulysses_batch *, const ulysses_sizes *, set *, ulysses_gdn_args *, ulysses_gdn_grads *);
+  void (*also)(const struct how *, ulysses_plan *, const ulysses_batch *, const ulysses_sizes *, set *,
+               ulysses_gdn_args *, ulysses_gdn_grads *);
 } how;
 
 // decays turns numbers around 0 into decays, some of them strong, and betas between 0 and 1.
@@ -50,7 +59,8 @@ static inline uint32_t bits_of(float f) {
 static inline void *raise_floats(const gpu_memory *m, const float *x, int64_t n, int32_t type) {
   if (type == ULYSSES_F32) return m->lift(x, (uint64_t)n * 4, m->stream);
   uint16_t *half = room((uint64_t)n * 2);
-  for (int64_t i = 0; i < n; i++) half[i] = (uint16_t)(bits_of(x[i]) >> 16); // of numbers that BF16 has
+  // of numbers that BF16 has
+  for (int64_t i = 0; i < n; i++) half[i] = (uint16_t)(bits_of(x[i]) >> 16);
   void *p = m->lift(half, (uint64_t)n * 2, m->stream);
   free(half);
   return p;
@@ -79,20 +89,23 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   ulysses_batch *batch;
   const gpu_memory *m = h->gpu;
   ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&size);
-  d.dtype = h->dtype, d.flags = ULYSSES_QK_L2NORM | ULYSSES_DETERMINISTIC | (h->states ? ULYSSES_STATES : 0), d.strategy = h->strategy, d.chunk = h->chunk;
+  d.dtype = h->dtype, d.flags = ULYSSES_QK_L2NORM | ULYSSES_DETERMINISTIC | (h->states ? ULYSSES_STATES : 0),
+  d.strategy = h->strategy, d.chunk = h->chunk;
   d.qk_heads = HK, d.v_heads = HV, d.qk_dim = DK, d.v_dim = DV;
   bd.batch = B, bd.seq = S, bd.docs = DOCS, bd.cu_seqlens = cu;
   OK(ulysses_gdn_plan(c, &d, &plan));
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
-  CHECK(strstr(ulysses_plan_json(plan), h->strategy == ULYSSES_GDN_STATE ? "\"strategy\":\"state\"" : "\"strategy\":\"heads\""));
+  CHECK(strstr(ulysses_plan_json(plan),
+               h->strategy == ULYSSES_GDN_STATE ? "\"strategy\":\"state\"" : "\"strategy\":\"heads\""));
   r.rows = (set){info.lo[0], info.hi[0], 0, 0, 0, {0}, {{0}}, {0}, {0}, {{0}}};
   set *s = &r.rows;
   for (int i = 0; i < TENSORS; i++) {
     add(s, s->lo, s->hi, S, keys[i] ? HK : HV, gates[i] ? 1 : keys[i] ? DK : DV);
     if (gates[i]) s->t[i].ndim = 3;
-    for (int64_t k = 0; h->coarse && k < count(s, i); k++) s->x[i][k] = gates[i] ? s->x[i][k] : rintf(s->x[i][k] * 128) / 128;
+    for (int64_t k = 0; h->coarse && k < count(s, i); k++)
+      s->x[i][k] = gates[i] ? s->x[i][k] : rintf(s->x[i][k] * 128) / 128;
     if (i >= OUT) memset(s->x[i], 0xff, (size_t)count(s, i) * 4);
   }
   decays(s);
@@ -106,17 +119,21 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   if (m) {
     for (int i = 0; i < TENSORS; i++) {
       int32_t type = gates[i] ? ULYSSES_F32 : h->dtype, axes = s->t[i].ndim;
-      s->t[i] = ulysses_tensor_of(raise_floats(m, s->x[i], count(s, i), type), ULYSSES_CUDA, m->ordinal, type, axes, s->shape[i], NULL);
+      s->t[i] = ulysses_tensor_of(raise_floats(m, s->x[i], count(s, i), type), ULYSSES_CUDA, m->ordinal, type, axes,
+                                  s->shape[i], NULL);
     }
-    for (int i = 0; i < STATES; i++) t[i].data = m->lift(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA, t[i].ordinal = m->ordinal;
+    for (int i = 0; i < STATES; i++)
+      t[i].data = m->lift(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA, t[i].ordinal = m->ordinal;
   }
   ulysses_gdn_args a;
   ulysses_gdn_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V], a.g = &s->t[G], a.beta = &s->t[BETA], a.out = &s->t[OUT], a.stream = m ? m->stream : NULL;
+  a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V], a.g = &s->t[G], a.beta = &s->t[BETA], a.out = &s->t[OUT],
+  a.stream = m ? m->stream : NULL;
   a.saved = m ? m->room(size.saved) : room(size.saved), a.saved_bytes = size.saved;
   a.workspace = m ? m->room(size.workspace) : room(size.workspace), a.workspace_bytes = size.workspace;
-  g.dout = &s->t[DOUT], g.dq = &s->t[DQ], g.dk = &s->t[DK_], g.dv = &s->t[DV_], g.dg = &s->t[DG], g.dbeta = &s->t[DBETA];
+  g.dout = &s->t[DOUT], g.dq = &s->t[DQ], g.dk = &s->t[DK_], g.dv = &s->t[DV_], g.dg = &s->t[DG],
+  g.dbeta = &s->t[DBETA];
   if (h->states) a.state_in = &t[IN], a.state_out = &t[ENDS], g.dstate_out = &t[DENDS], g.dstate_in = &t[DIN];
   OK(ulysses_gdn_forward(plan, batch, &a));
   for (int i = 0; m && i <= BETA; i++) m->wipe(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
@@ -128,7 +145,8 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   if (m && m->called) m->called(m->stream, s->t[DBETA].data);
   if (h->also) h->also(h, plan, batch, &size, s, &a, &g);
   if (m) {
-    for (int i = TENSORS - 1; i >= 0; i--) { // what was written last first: nobody has waited for it
+    // what was written last first: nobody has waited for it
+    for (int i = TENSORS - 1; i >= 0; i--) {
       if (i >= OUT) lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
       else m->give(s->t[i].data);
     }
@@ -142,26 +160,32 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   return r;
 }
 
-// recurrence is the rule token after token: what `whole` says of output and last states must be that.
+// recurrence is the rule token after token: what `whole` says of output and last states must be
+// that.
 static inline void recurrence(const outcome *whole, int states) {
   const set *s = &whole->rows;
   double most = 0, off = 0;
   for (int h = 0; h < HV; h++)
     for (int doc = 0; doc < DOCS; doc++) {
       double state[DK][DV];
-      for (int i = 0; i < DK * DV; i++) state[i / DV][i % DV] = states ? (double)whole->state[IN][(doc * HV + h) * DK * DV + i] : 0;
+      for (int i = 0; i < DK * DV; i++)
+        state[i / DV][i % DV] = states ? (double)whole->state[IN][(doc * HV + h) * DK * DV + i] : 0;
       for (int64_t t = cu[doc]; t < cu[doc + 1]; t++) {
-        const float *q = s->x[Q] + (t * HK + h / (HV / HK)) * DK, *k = s->x[K] + (t * HK + h / (HV / HK)) * DK, *v = s->x[V] + (t * HV + h) * DV;
+        const float *q = s->x[Q] + (t * HK + h / (HV / HK)) * DK, *k = s->x[K] + (t * HK + h / (HV / HK)) * DK,
+                    *v = s->x[V] + (t * HV + h) * DV;
         double qq = 1e-6, kk = 1e-6, decay = exp((double)s->x[G][t * HV + h]);
         for (int i = 0; i < DK; i++) qq += (double)q[i] * (double)q[i], kk += (double)k[i] * (double)k[i];
         for (int j = 0; j < DV; j++) {
           double u = (double)v[j], o = 0;
           for (int i = 0; i < DK; i++) u -= (state[i][j] *= decay) * (double)k[i] / sqrt(kk);
-          for (int i = 0; i < DK; i++) state[i][j] += (double)k[i] / sqrt(kk) * u * (double)s->x[BETA][t * HV + h], o += state[i][j] * (double)q[i] / sqrt(qq * DK);
+          for (int i = 0; i < DK; i++)
+            state[i][j] += (double)k[i] / sqrt(kk) * u * (double)s->x[BETA][t * HV + h],
+                o += state[i][j] * (double)q[i] / sqrt(qq * DK);
           most = fmax(most, fabs(o)), off = fmax(off, fabs(o - (double)s->x[OUT][(t * HV + h) * DV + j]));
         }
       }
-      for (int i = 0; states && i < DK * DV; i++) CHECK(fabs(state[i / DV][i % DV] - (double)whole->state[ENDS][(doc * HV + h) * DK * DV + i]) < 2e-5);
+      for (int i = 0; states && i < DK * DV; i++)
+        CHECK(fabs(state[i / DV][i % DV] - (double)whole->state[ENDS][(doc * HV + h) * DK * DV + i]) < 2e-5);
     }
   CHECK(most > 0.05 && off <= CLOSE * most);
 }
@@ -173,7 +197,8 @@ static inline void agree(const char *what, const outcome *part, const outcome *w
     double most = 0;
     for (int64_t k = 0; k < STATE; k++) most = fmax(most, fabs((double)whole->state[i][k]));
     for (int64_t k = 0; i != DENDS && k < STATE; k++)
-      CHECK(limit > 0 ? fabs((double)part->state[i][k] - (double)whole->state[i][k]) <= limit * most : bits_of(part->state[i][k]) == bits_of(whole->state[i][k]));
+      CHECK(limit > 0 ? fabs((double)part->state[i][k] - (double)whole->state[i][k]) <= limit * most
+                      : bits_of(part->state[i][k]) == bits_of(whole->state[i][k]));
   }
 }
 

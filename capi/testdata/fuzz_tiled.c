@@ -1,5 +1,6 @@
-// fuzz_tiled.c SECONDS: walks of tiled_compute over tensors that are right but for a few faults. Built with tiled.c itself and the compiler's
-// sanitizers: every array is as long as it must be and no longer.
+// fuzz_tiled.c SECONDS: walks of tiled_compute over tensors that are right but for a few faults.
+// Built with tiled.c itself and the compiler's sanitizers: every array is as long as it must be and
+// no longer.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,19 +34,32 @@ static int wrong(void) { return faults > 0 && upto(12) == 0 && faults-- > 0; }
 static int64_t number(int64_t right) {
   if (!wrong()) return right;
   switch (upto(6)) {
-  case 0: return right + 1;
-  case 1: return right - 1;
-  case 2: return -right - 1;
-  case 3: return (int64_t)1 << upto(63);
-  case 4: return -((int64_t)1 << upto(63));
+    case 0: return right + 1;
+    case 1: return right - 1;
+    case 2: return -right - 1;
+    case 3: return (int64_t)1 << upto(63);
+    case 4: return -((int64_t)1 << upto(63));
   }
   return (int64_t)draw();
 }
-#define CHECK(x) do { if (!(x)) { fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, said); exit(9); } } while (0)
-static void *exactly(size_t n) { void *p = malloc(n ? n : 1); CHECK(p); return memset(p, 0, n); }
+#define CHECK(x)                                                        \
+  do {                                                                  \
+    if (!(x)) {                                                         \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, said); \
+      exit(9);                                                          \
+    }                                                                   \
+  } while (0)
+static void *exactly(size_t n) {
+  void *p = malloc(n ? n : 1);
+  CHECK(p);
+  return memset(p, 0, n);
+}
 
 // What a tensor really has; what it says may differ.
-typedef struct { ulysses_tensor t; int64_t rows, width, gap; } made;
+typedef struct {
+  ulysses_tensor t;
+  int64_t rows, width, gap;
+} made;
 static ulysses_tensor *tensor(int64_t rows, int64_t width) {
   if (wrong()) return NULL;
   made *m = exactly(sizeof *m);
@@ -64,21 +78,31 @@ static void drop(ulysses_tensor *t) {
 }
 
 enum { LIST = 3 };
-typedef struct { int64_t calls, last, rows, stop; const ulysses_tiled_args *a; } walk;
+typedef struct {
+  int64_t calls, last, rows, stop;
+  const ulysses_tiled_args *a;
+} walk;
 
 // touch goes over a view, where its tensor says what it has.
-static int older; // the arguments end early: lists of axes, and what the callback shall be given, may be missing
+// the arguments end early: lists of axes, and what the callback shall be given, may be missing
+static int older;
 static walk *current;
-static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32_t dim, int64_t lo, int64_t hi, int write) {
+static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32_t dim, int64_t lo, int64_t hi,
+                  int write) {
   if (older) return;
   const made *m = (const made *)(const void *)whole;
-  if (!view) { CHECK(!whole); return; }
+  if (!view) {
+    CHECK(!whole);
+    return;
+  }
   if (whole->ndim != 2 || whole->shape[0] != m->rows || whole->shape[1] != m->width) return;
-  CHECK(view->ndim == 2 && view->strides && dim < 2 && view->shape[0] == (dim == 0 ? hi - lo : m->rows) && view->shape[1] == (dim == 1 ? hi - lo : m->width));
+  CHECK(view->ndim == 2 && view->strides && dim < 2 && view->shape[0] == (dim == 0 ? hi - lo : m->rows) &&
+        view->shape[1] == (dim == 1 ? hi - lo : m->width));
   CHECK(dim < 0 || (lo >= 0 && lo <= hi && hi <= (dim ? m->width : m->rows)));
   for (int64_t i = 0; i < view->shape[0]; i++)
     for (int64_t k = 0; k < view->shape[1]; k++) {
-      float *x = (float *)(void *)((char *)view->data + view->byte_offset) + i * view->strides[0] + k * view->strides[1];
+      float *x =
+          (float *)(void *)((char *)view->data + view->byte_offset) + i * view->strides[0] + k * view->strides[1];
       if (write) *x += 1;
       else CHECK(*x == 0);
     }
@@ -89,19 +113,23 @@ static ulysses_status go(walk *w, const ulysses_tile *t) {
   w->calls++, w->rows = t->hi, w->last = t->index == t->count - 1;
   return w->calls > w->stop ? ULYSSES_NUMERIC : ULYSSES_OK;
 }
-static ulysses_status forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, ulysses_tensor *const *out) {
+static ulysses_status forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                              ulysses_tensor *const *out) {
   walk *w = older ? current : user;
   for (int i = 0; i < w->a->n_in; i++) touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
-  for (int i = 0; i < w->a->n_out; i++) touch(out[i], w->a->out[i], w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 1);
+  for (int i = 0; i < w->a->n_out; i++)
+    touch(out[i], w->a->out[i], w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 1);
   return go(w, t);
 }
-static ulysses_status backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+static ulysses_status backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                               const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
   walk *w = older ? current : user;
   for (int i = 0; i < w->a->n_in; i++) {
     touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
     touch(din[i], w->a->din ? w->a->din[i] : NULL, w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 1);
   }
-  for (int i = 0; i < w->a->n_out; i++) touch(dout[i], w->a->dout ? w->a->dout[i] : NULL, w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 0);
+  for (int i = 0; i < w->a->n_out; i++)
+    touch(dout[i], w->a->dout ? w->a->dout[i] : NULL, w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 0);
   return go(w, t);
 }
 
@@ -116,16 +144,20 @@ static void once(uint64_t seed) {
   for (int k = 0; k < 4; k++) {
     int n = k == 1 || k == 2 ? n_out : n_in;
     list[k] = exactly((size_t)n * sizeof(ulysses_tensor *));
-    for (int i = 0; i < n; i++) list[k][i] = k > 1 && upto(4) == 0 ? NULL : tensor(dim[k == 1 || k == 2][i] ? 2 : rows, 1 + upto(3));
+    for (int i = 0; i < n; i++)
+      list[k][i] = k > 1 && upto(4) == 0 ? NULL : tensor(dim[k == 1 || k == 2][i] ? 2 : rows, 1 + upto(3));
   }
   ulysses_tiled_args *a = exactly(sizeof *a);
   ULYSSES_INIT(a);
   a->n_in = (int32_t)number(n_in), a->n_out = (int32_t)number(n_out);
-  if (a->n_in > n_in && a->n_in <= 32) a->n_in = n_in; // nobody can know how long a caller's list is
+  // nobody can know how long a caller's list is
+  if (a->n_in > n_in && a->n_in <= 32) a->n_in = n_in;
   if (a->n_out > n_out && a->n_out <= 32) a->n_out = n_out;
-  a->in_dim = dim[0], a->out_dim = dim[1], a->tile_rows = number(upto(12)), a->max_rows = number(upto(2) ? 0 : rows + upto(5));
+  a->in_dim = dim[0], a->out_dim = dim[1], a->tile_rows = number(upto(12)),
+  a->max_rows = number(upto(2) ? 0 : rows + upto(5));
   if (!flawed && a->max_rows && a->max_rows < rows) a->max_rows = rows;
-  a->in = none ? NULL : (const ulysses_tensor *const *)list[0], a->out = list[1], a->dout = (const ulysses_tensor *const *)list[2], a->din = list[3];
+  a->in = none ? NULL : (const ulysses_tensor *const *)list[0], a->out = list[1],
+  a->dout = (const ulysses_tensor *const *)list[2], a->din = list[3];
   if (wrong()) a->struct_size = (uint32_t)upto(sizeof *a + 1);
   if (wrong()) a->reserved = (int32_t)upto(2);
   a->forward = wrong() ? NULL : forward, a->backward = wrong() ? NULL : backward;
@@ -149,7 +181,8 @@ int main(int argc, char **argv) {
   double seconds = argc > 1 ? atof(argv[1]) : 1;
   clock_t end = clock() + (clock_t)(seconds * CLOCKS_PER_SEC);
   uint64_t n = 0;
-  do once(n++); while (n < 20000 || clock() < end);
+  do once(n++);
+  while (n < 20000 || clock() < end);
   printf("ok %llu walks\n", (unsigned long long)n);
   return 0;
 }

@@ -1,10 +1,13 @@
-// A C host with its own MPI: the gated delta rule over ranks by heads and by states, packed documents, states in and out; each rank's rows are
-// held to those of one rank alone, and its output and states to the recurrence in double precision.
+// A C host with its own MPI: the gated delta rule over ranks by heads and by states, packed
+// documents, states in and out; each rank's rows are held to those of one rank alone, and its
+// output and states to the recurrence in double precision.
 #include "ranks.h"
 #include "delta.h"
 
-// also: states that a plan was not told of are refused, and the plan's reshard cuts as it does, where heads travel.
-static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch, const ulysses_sizes *size, set *s, ulysses_gdn_args *a, ulysses_gdn_grads *g) {
+// also: states that a plan was not told of are refused, and the plan's reshard cuts as it does,
+// where heads travel.
+static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch, const ulysses_sizes *size, set *s,
+                 ulysses_gdn_args *a, ulysses_gdn_grads *g) {
   if (!h->states) {
     int64_t shape[4] = {DOCS, HV, DK, DV};
     float *x = room(STATE * 4);
@@ -22,13 +25,15 @@ static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch, c
   ulysses_reshard_args m;
   ULYSSES_INIT(&m);
   m.n = 1, m.in = &in, m.out = &out;
-  if (h->strategy == ULYSSES_GDN_STATE) IS(ulysses_reshard_workspace(plan, batch, &m, 1, &m.workspace_bytes), ULYSSES_INVALID_ARGUMENT);
+  if (h->strategy == ULYSSES_GDN_STATE)
+    IS(ulysses_reshard_workspace(plan, batch, &m, 1, &m.workspace_bytes), ULYSSES_INVALID_ARGUMENT);
   else {
     OK(ulysses_reshard_workspace(plan, batch, &m, 1, &m.workspace_bytes));
     m.workspace = m.workspace_bytes ? room(m.workspace_bytes) : NULL;
     OK(ulysses_seq_to_heads(plan, batch, &m));
     for (int64_t i = 0; i < B * S; i++)
-      for (int64_t k = 0; k < mine * DV; k++) CHECK(y[i * mine * DV + k] == number(V, i * HV * DV + size->head_lo * DV + k));
+      for (int64_t k = 0; k < mine * DV; k++)
+        CHECK(y[i * mine * DV + k] == number(V, i * HV * DV + size->head_lo * DV + k));
     free(m.workspace);
   }
   free(y);
@@ -83,7 +88,8 @@ int main(int argc, char **argv) {
     recurrence(&whole, states);
     for (h.strategy = ULYSSES_GDN_HEADS; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
       outcome part = rule(c, &h);
-      agree(h.strategy == ULYSSES_GDN_HEADS ? "heads" : "state", &part, &whole, states, h.strategy == ULYSSES_GDN_HEADS ? 0 : CLOSE);
+      agree(h.strategy == ULYSSES_GDN_HEADS ? "heads" : "state", &part, &whole, states,
+            h.strategy == ULYSSES_GDN_HEADS ? 0 : CLOSE);
       end(&part);
     }
     end(&whole);

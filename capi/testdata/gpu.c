@@ -1,5 +1,6 @@
-// gpu.c MODE: a C host whose tensors are on a GPU. "alone", "hostile", "threads" (ranks that are threads, with collectives of their own). Built with
-// -DWITH_MPI it is one rank of an MPI job instead.
+// gpu.c MODE: a C host whose tensors are on a GPU. "alone", "hostile", "threads" (ranks that are
+// threads, with collectives of their own). Built with -DWITH_MPI it is one rank of an MPI job
+// instead.
 #ifdef WITH_MPI
 #include <mpi.h>
 #endif
@@ -10,8 +11,8 @@
 
 enum { HIDDEN = 24 };
 
-// gpu_attention is attention of host.h with tensors on the GPU, all of it in the order of one stream. waits: the way of the exchange waits for
-// the GPU by its nature.
+// gpu_attention is attention of host.h with tensors on the GPU, all of it in the order of one
+// stream. waits: the way of the exchange waits for the GPU by its nature.
 static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_workspace) {
   pair p = settle(c);
   int64_t n = p.n, all = B * n * H * D, shape[4] = {B, n, H, D};
@@ -33,7 +34,8 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   OK(ulysses_attention_forward(p.plan, p.batch, &a));
   OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
   if (!waits) is_late(s, x[7]);
-  // The stream passes the caller's next work behind the call's: the inputs are gone, and the results are there.
+  // The stream passes the caller's next work behind the call's: the inputs are gone, and the
+  // results are there.
   for (int i = 0; i < 4; i++) RUN(cuda.set(x[i], 0xff, (size_t)all * 4, s));
   results r = {p.lo, p.lo + n, fetch(x[4], all, s), fetch(x[5], all, s), fetch(x[6], all, s), fetch(x[7], all, s)};
   OK(ulysses_context_async_error(c));
@@ -51,12 +53,17 @@ static inline void near_the_cpu(results x, results y) {
   for (int i = 0; i < 4; i++) close_to(p[i], w[i], B * S * H * D, TWO_DEVICES);
 }
 
-// layer runs a whole layer forward and backward: y, dx [B, n, HIDDEN], and the gradient of wq. On the CPU, or in the order of a stream.
-typedef struct { float *y, *dx, *dwq; int64_t n, lo; } layered;
+// layer runs a whole layer forward and backward: y, dx [B, n, HIDDEN], and the gradient of wq. On
+// the CPU, or in the order of a stream.
+typedef struct {
+  float *y, *dx, *dwq;
+  int64_t n, lo;
+} layered;
 
 static layered layer(ulysses_context *c, int gpu, stream_t s) {
   pair p = settle(c);
-  int64_t n = p.n, sizes[8] = {B * n * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, HIDDEN * H * D, B * n * HIDDEN, B * n * HIDDEN, B * n * HIDDEN};
+  int64_t n = p.n, sizes[8] = {B * n * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, H * D * HIDDEN,
+                               HIDDEN * H * D, B * n * HIDDEN, B * n * HIDDEN, B * n * HIDDEN};
   int64_t rows[3] = {B, n, HIDDEN}, in[2] = {H * D, HIDDEN}, out[2] = {HIDDEN, H * D};
   float *x[9];
   ulysses_tensor t[9];
@@ -65,7 +72,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
     x[i] = room((uint64_t)m * 4);
     int64_t *shape = i == 0 || (i > 4 && i < 8) ? rows : i == 4 ? out : in;
     for (int64_t k = 0; k < m; k++) x[i][k] = 0;
-    if (i < 6 && shape != rows) for (int64_t k = 0; k < m; k++) x[i][k] = number(i, k);
+    if (i < 6 && shape != rows)
+      for (int64_t k = 0; k < m; k++) x[i][k] = number(i, k);
     if (i == 0 || i == 5)
       for (int64_t b = 0; b < B; b++)
         for (int64_t k = 0; k < n * HIDDEN; k++) x[i][b * n * HIDDEN + k] = number(i, (b * S + p.lo) * HIDDEN + k);
@@ -74,7 +82,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
       x[i] = lift(host, m, s);
       free(host);
     }
-    t[i] = ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32, shape == rows ? 3 : 2, shape, NULL);
+    t[i] =
+        ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32, shape == rows ? 3 : 2, shape, NULL);
     if (gpu) t[i].ordinal = cuda.gpu;
   }
   // The shapes must outlive the calls: they do, being this function's.
@@ -86,7 +95,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   g.dy = &t[5], g.dx = &t[7], g.dwq = &t[8];
   OK(ulysses_attention_layer_sizes(p.plan, p.batch, &a, &size));
   a.saved_bytes = size.saved, a.workspace_bytes = size.workspace;
-  a.saved = gpu ? device_room(size.saved) : room(size.saved), a.workspace = gpu ? device_room(size.workspace) : room(size.workspace);
+  a.saved = gpu ? device_room(size.saved) : room(size.saved),
+  a.workspace = gpu ? device_room(size.workspace) : room(size.workspace);
   OK(ulysses_attention_layer_forward(p.plan, p.batch, &a));
   OK(ulysses_attention_layer_backward(p.plan, p.batch, &a, &g));
   layered r = {x[6], x[7], x[8], n, p.lo};
@@ -103,7 +113,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   return r;
 }
 
-// between is a host's own work between the exchanges, in the order of the stream that it is given: out = v.
+// between is a host's own work between the exchanges, in the order of the stream that it is given:
+// out = v.
 static ulysses_status between(void *user, const ulysses_local_call *a) {
   stream_t s = user;
   int64_t n = a->v->shape[0] * a->v->shape[1] * a->v->shape[2] * a->v->shape[3];
@@ -111,7 +122,8 @@ static ulysses_status between(void *user, const ulysses_local_call *a) {
   for (int64_t b = 0; b < a->v->shape[0]; b++)
     for (int64_t h = 0; h < a->v->shape[2]; h++)
       for (int64_t i = 0; i < a->v->shape[1]; i++) {
-        const float *from = (const float *)a->v->data + b * a->v->strides[0] + i * a->v->strides[1] + h * a->v->strides[2];
+        const float *from =
+            (const float *)a->v->data + b * a->v->strides[0] + i * a->v->strides[1] + h * a->v->strides[2];
         float *to = (float *)a->out->data + b * a->out->strides[0] + i * a->out->strides[1] + h * a->out->strides[2];
         RUN(cuda.copy(to, from, (size_t)a->v->shape[3] * 4, 3, s));
       }
@@ -132,7 +144,8 @@ static void called_back(ulysses_context *c, stream_t s) {
   ulysses_sizes size;
   ULYSSES_INIT(&a), ULYSSES_INIT(&size);
   OK(ulysses_local_sizes(p.plan, p.batch, &size));
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s, a.workspace = device_room(size.workspace), a.workspace_bytes = size.workspace;
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s, a.workspace = device_room(size.workspace),
+  a.workspace_bytes = size.workspace;
   OK(ulysses_local_forward(p.plan, p.batch, &a, between, s));
   float *got = fetch(x[3], all, s);
   fill(2, host, p.lo, p.lo + p.n);
@@ -155,7 +168,8 @@ static void everything(ulysses_context *c, stream_t s, int waits) {
   layered one = layer(alone, 1, s), mine = layer(c, 1, s);
   for (int64_t b = 0; b < B; b++) {
     CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) == 0);
-    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) == 0);
+    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) ==
+          0);
   }
   free(one.y), free(one.dx), free(one.dwq), free(mine.y), free(mine.dx), free(mine.dwq);
   moved(c, s, waits);
@@ -207,14 +221,16 @@ static void alone(void) {
   layered on_cpu = layer(cpu, 0, NULL);
   stream_t made[2], streams[5];
   for (int i = 0; i < 2; i++) RUN(cuda.stream(&made[i], NON_BLOCKING));
-  streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1, streams[4] = (stream_t)2; // the default ones by name
+  // the default ones by name
+  streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1, streams[4] = (stream_t)2;
   for (int i = 0; i < 5; i++) {
     results r = gpu_attention(c, streams[i], 0, i & 1);
     near_the_cpu(r, want);
     free_results(r);
   }
   layered r = layer(c, 1, made[0]);
-  close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES), close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES), close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN, TWO_DEVICES);
+  close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES), close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES),
+      close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN, TWO_DEVICES);
   free(r.y), free(r.dx), free(r.dwq), free(on_cpu.y), free(on_cpu.dx), free(on_cpu.dwq);
   moved(c, made[1], 0);
   resharded(c, made[1], 0), resharded(c, NULL, 0);
@@ -229,7 +245,8 @@ static void alone(void) {
 
 // hostile: memory and devices that are not what they are said to be. The context goes on.
 static void hostile(void) {
-  CHECK(strstr(ulysses_build_info(), "\"devices\":[\"cpu\",\"cuda\"]") && strstr(ulysses_build_info(), getenv("ULYSSES_CUDA_PLUGIN")));
+  CHECK(strstr(ulysses_build_info(), "\"devices\":[\"cpu\",\"cuda\"]") &&
+        strstr(ulysses_build_info(), getenv("ULYSSES_CUDA_PLUGIN")));
   ulysses_context *c = NULL, *none = NULL;
   ulysses_options o;
   ULYSSES_INIT(&o);
@@ -257,9 +274,17 @@ static void hostile(void) {
   ulysses_attention_args a;
   ULYSSES_INIT(&a);
   a.q = &bad, a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s;
-  struct { const char *says; int32_t device, ordinal; void *data; } wrong[] = {
-    {"device 1", ULYSSES_CPU, 0, host}, {"device 3", 3, 0, pinned}, {"GPU 1", ULYSSES_CUDA, cuda.gpu + 1, x[0]}, {"memory of the host", ULYSSES_CUDA, cuda.gpu, host},
-    {"memory of the host", ULYSSES_CUDA, cuda.gpu, pinned}, {"data is NULL", ULYSSES_CUDA, cuda.gpu, NULL}, {"memory of the host", ULYSSES_CUDA, cuda.gpu, (void *)4096}};
+  struct {
+    const char *says;
+    int32_t device, ordinal;
+    void *data;
+  } wrong[] = {{"device 1", ULYSSES_CPU, 0, host},
+               {"device 3", 3, 0, pinned},
+               {"GPU 1", ULYSSES_CUDA, cuda.gpu + 1, x[0]},
+               {"memory of the host", ULYSSES_CUDA, cuda.gpu, host},
+               {"memory of the host", ULYSSES_CUDA, cuda.gpu, pinned},
+               {"data is NULL", ULYSSES_CUDA, cuda.gpu, NULL},
+               {"memory of the host", ULYSSES_CUDA, cuda.gpu, (void *)4096}};
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
     bad = on_gpu(wrong[i].data, shape);
     bad.device = wrong[i].device, bad.ordinal = wrong[i].ordinal;
@@ -277,7 +302,8 @@ static void hostile(void) {
   CHECK(strstr(ulysses_last_error(), "256"));
   a.workspace = ws;
   OK(ulysses_attention_forward(p.plan, p.batch, &a));
-  // Another GPU, where there is one: a context there takes memory of its own alone, and leaves the thread on the GPU that it has chosen.
+  // Another GPU, where there is one: a context there takes memory of its own alone, and leaves the
+  // thread on the GPU that it has chosen.
   int now = -1;
   o.timeout = 0, o.ordinal = cuda.gpu + 1;
   if (ulysses_context_create_local(&o, &none) == ULYSSES_OK) {
@@ -304,8 +330,15 @@ static void hostile(void) {
 
 // Ranks that are threads of one process meet at a barrier.
 enum { RANKS = 4 };
-static struct { pthread_barrier_t gate; const void *in[RANKS]; const int64_t *bytes[RANKS]; } meeting;
-typedef struct { int rank, size; int32_t comm; } member;
+static struct {
+  pthread_barrier_t gate;
+  const void *in[RANKS];
+  const int64_t *bytes[RANKS];
+} meeting;
+typedef struct {
+  int rank, size;
+  int32_t comm;
+} member;
 
 static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   member *m = user;
@@ -340,14 +373,17 @@ static void *rank_of(void *user) {
   ULYSSES_INIT(&o), ULYSSES_INIT(&h), ULYSSES_INIT(&info);
   RUN(cuda.set_device(cuda.gpu));
   o.device = m->rank == 1 ? ULYSSES_CPU : ULYSSES_CUDA; // ranks must agree, and say so
-  h.rank = m->rank, h.size = m->size, h.user = m, h.allgather = gather, h.alltoallv = m->comm == ULYSSES_COMM_HOST ? exchange : NULL;
+  h.rank = m->rank, h.size = m->size, h.user = m, h.allgather = gather,
+  h.alltoallv = m->comm == ULYSSES_COMM_HOST ? exchange : NULL;
   IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT);
   o.device = ULYSSES_CUDA, o.ordinal = m->rank ? cuda.gpu : 4096;
-  IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT); // a rank without its GPU is everyone's error
+  // a rank without its GPU is everyone's error
+  IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT);
   o.ordinal = cuda.gpu, o.comm = m->comm;
   OK(ulysses_context_create_host(&h, &o, &c));
   OK(ulysses_context_query(c, &info));
-  CHECK(info.comm == (m->comm ? m->comm : ULYSSES_COMM_IPC) && info.rank == m->rank); // they share a GPU: not NCCL
+  // they share a GPU: not NCCL
+  CHECK(info.comm == (m->comm ? m->comm : ULYSSES_COMM_IPC) && info.rank == m->rank);
   stream_t s;
   RUN(cuda.stream(&s, NON_BLOCKING));
   everything(c, s, m->comm == ULYSSES_COMM_HOST);
@@ -377,7 +413,9 @@ int main(int argc, char **argv) {
   find_cuda();
   if (!strcmp(mode, "alone")) alone();
   else if (!strcmp(mode, "hostile")) hostile();
-  else threads(2, ULYSSES_COMM_AUTO), threads(3, ULYSSES_COMM_AUTO), threads(RANKS, ULYSSES_COMM_AUTO), threads(2, ULYSSES_COMM_HOST);
+  else
+    threads(2, ULYSSES_COMM_AUTO), threads(3, ULYSSES_COMM_AUTO), threads(RANKS, ULYSSES_COMM_AUTO),
+        threads(2, ULYSSES_COMM_HOST);
   printf("ok %s\n", mode);
   return 0;
 }

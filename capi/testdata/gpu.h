@@ -1,4 +1,5 @@
-// What the parts of gpu.c share. The CUDA runtime of a host program, found at run time: ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
+// What the parts of gpu.c share. The CUDA runtime of a host program, found at run time:
+// ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
 // names). Without a GPU the program ends with 77.
 #pragma once
 #include <dlfcn.h>
@@ -18,7 +19,14 @@ static struct {
   int emulated, gpu;
 } cuda;
 
-#define RUN(x) do { int run_code = (x); if (run_code) { fprintf(stderr, "%s:%d: %s: CUDA error %d\n", __FILE__, __LINE__, #x, run_code); exit(9); } } while (0)
+#define RUN(x)                                                                         \
+  do {                                                                                 \
+    int run_code = (x);                                                                \
+    if (run_code) {                                                                    \
+      fprintf(stderr, "%s:%d: %s: CUDA error %d\n", __FILE__, __LINE__, #x, run_code); \
+      exit(9);                                                                         \
+    }                                                                                  \
+  } while (0)
 
 static inline void find_cuda(void) {
   const char *names[] = {getenv("ULYSSES_TEST_CUDART"), "libcudart.so.13", "libcudart.so.12", NULL};
@@ -26,9 +34,15 @@ static inline void find_cuda(void) {
   for (int i = 0; i < 3 && !file; i++)
     if (names[i]) file = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
   if (!file) printf("SKIPPED: no CUDA runtime: set ULYSSES_TEST_CUDART to a libcudart\n"), exit(77);
-  struct { const char *name; void *at; } all[] = {{"cudaGetDevice", &cuda.get_device}, {"cudaSetDevice", &cuda.set_device}, {"cudaMalloc", &cuda.malloc},
-    {"cudaFree", &cuda.free}, {"cudaMallocHost", &cuda.malloc_host}, {"cudaMemcpyAsync", &cuda.copy}, {"cudaMemsetAsync", &cuda.set},
-    {"cudaStreamCreateWithFlags", &cuda.stream}, {"cudaStreamDestroy", &cuda.drop}, {"cudaStreamSynchronize", &cuda.wait}, {"cudaStreamQuery", &cuda.query}};
+  struct {
+    const char *name;
+    void *at;
+  } all[] = {{"cudaGetDevice", &cuda.get_device},   {"cudaSetDevice", &cuda.set_device},
+             {"cudaMalloc", &cuda.malloc},          {"cudaFree", &cuda.free},
+             {"cudaMallocHost", &cuda.malloc_host}, {"cudaMemcpyAsync", &cuda.copy},
+             {"cudaMemsetAsync", &cuda.set},        {"cudaStreamCreateWithFlags", &cuda.stream},
+             {"cudaStreamDestroy", &cuda.drop},     {"cudaStreamSynchronize", &cuda.wait},
+             {"cudaStreamQuery", &cuda.query}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) CHECK((*(void **)all[i].at = dlsym(file, all[i].name)) != NULL);
   cuda.emulated = dlsym(file, "uly_cuda_plugin") != NULL;
   if (cuda.set_device(0)) printf("SKIPPED: no GPU\n"), exit(77);
@@ -61,9 +75,12 @@ static inline float *fetch(const float *p, int64_t n, stream_t s) {
   return host;
 }
 
-static inline ulysses_tensor on_gpu(float *data, int64_t *shape) { return ulysses_tensor_of(data, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 4, shape, NULL); }
+static inline ulysses_tensor on_gpu(float *data, int64_t *shape) {
+  return ulysses_tensor_of(data, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 4, shape, NULL);
+}
 
-// late keeps a GPU's stream busy for a while; the stand-in runs nothing anyway before it is waited for.
+// late keeps a GPU's stream busy for a while; the stand-in runs nothing anyway before it is waited
+// for.
 static inline void *late(stream_t s) {
   if (cuda.emulated) return NULL;
   void *p = device_room((uint64_t)1 << 30);
@@ -71,7 +88,8 @@ static inline void *late(stream_t s) {
   return p;
 }
 
-// Ranks that are threads look together: who waits for his results may run, on the stand-in, what others have enqueued.
+// Ranks that are threads look together: who waits for his results may run, on the stand-in, what
+// others have enqueued.
 static pthread_barrier_t *together;
 
 // meet is for ranks that have waited and are to look: from here on nobody waits before is_late.
@@ -79,7 +97,8 @@ static inline void meet(void) {
   if (together) pthread_barrier_wait(together);
 }
 
-// is_late holds that nothing has been waited for: what the call is to write (NULL = nothing) is not there, or the stream is still busy.
+// is_late holds that nothing has been waited for: what the call is to write (NULL = nothing) is not
+// there, or the stream is still busy.
 static inline void is_late(stream_t s, const float *out) {
   meet();
   if (cuda.emulated && out) {
@@ -96,13 +115,19 @@ static inline ulysses_context *context_on(int32_t device, int32_t comm) {
   ulysses_context *c;
   ulysses_options o;
   ULYSSES_INIT(&o);
-  o.device = device, o.comm = comm, o.threads = device == ULYSSES_CPU, o.ordinal = device == ULYSSES_CUDA ? cuda.gpu : 0;
+  o.device = device, o.comm = comm, o.threads = device == ULYSSES_CPU,
+  o.ordinal = device == ULYSSES_CUDA ? cuda.gpu : 0;
   OK(ulysses_context_create_local(&o, &c));
   return c;
 }
 
 // A plan with its batch, and what the query of sizes says.
-typedef struct { ulysses_plan *plan; ulysses_batch *batch; ulysses_sizes size; int64_t n, lo; } pair;
+typedef struct {
+  ulysses_plan *plan;
+  ulysses_batch *batch;
+  ulysses_sizes size;
+  int64_t n, lo;
+} pair;
 
 static inline pair settle_as(ulysses_context *c, const ulysses_attention_desc *d) {
   pair p;
@@ -127,7 +152,8 @@ static inline pair settle(ulysses_context *c) {
 
 static inline void unsettle(pair p) { ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch); }
 
-// close_to holds x to y by the largest value. TWO_DEVICES is the library's limit between two devices, of which each is within half of it of float64.
+// close_to holds x to y by the largest value. TWO_DEVICES is the library's limit between two
+// devices, of which each is within half of it of float64.
 #define TWO_DEVICES 4e-5
 static inline void close_to(const float *x, const float *y, int64_t n, double limit) {
   double most = 0;

@@ -1,5 +1,6 @@
-// The gated delta rule on a GPU: by heads and by states, with and without states of documents, in F32 and BF16; one rank's results are near the CPU's, those of
-// several are one's, and the same call has the same bits.
+// The gated delta rule on a GPU: by heads and by states, with and without states of documents, in
+// F32 and BF16; one rank's results are near the CPU's, those of several are one's, and the same
+// call has the same bits.
 #pragma once
 #include "delta.h"
 #include "gpu.h"
@@ -26,7 +27,8 @@ static inline void delta_called(void *stream, const void *out) { is_late(stream,
 // deltas: c is a context of the GPU, alone one of this rank alone there.
 static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s, int waits) {
   gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, delta_wipe, NULL}, late_memory = m;
-  if (!waits && cuda.emulated) late_memory.called = delta_called; // a GPU is soon done with so little
+  // a GPU is soon done with so little
+  if (!waits && cuda.emulated) late_memory.called = delta_called;
   ulysses_context *cpu = context_on(ULYSSES_CPU, 0);
   for (int32_t bf16 = 0; bf16 < 2; bf16++)
     for (int states = 0; states < 2; states++) {
@@ -41,7 +43,10 @@ static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s
       h.gpu = &late_memory;
       for (h.strategy = ULYSSES_GDN_HEADS; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
         outcome part = rule(c, &h);
-        agree(h.strategy == ULYSSES_GDN_HEADS ? "heads on a GPU" : "states on a GPU", &part, &one, states, h.strategy == ULYSSES_GDN_HEADS ? 0 : bf16 ? COARSE : TWO_DEVICES);
+        agree(h.strategy == ULYSSES_GDN_HEADS ? "heads on a GPU" : "states on a GPU", &part, &one, states,
+              h.strategy == ULYSSES_GDN_HEADS ? 0
+              : bf16                          ? COARSE
+                                              : TWO_DEVICES);
         end(&part);
       }
       end(&one), end(&want);

@@ -1,8 +1,10 @@
-// Exchanges without attention, and tiled compute, on tensors of a GPU: values say where they come from, and nothing is waited for.
+// Exchanges without attention, and tiled compute, on tensors of a GPU: values say where they come
+// from, and nothing is waited for.
 #pragma once
 #include "gpu.h"
 
-// moved: two exchanges under way at once and back, and rows that are a neighbour's; the values say where they come from.
+// moved: two exchanges under way at once and back, and rows that are a neighbour's; the values say
+// where they come from.
 static inline void moved(ulysses_context *c, stream_t s, int waits) {
   pair p = settle(c);
   int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, rs[4] = {B, n, H, D}, hs[4] = {B, S, h, D};
@@ -29,7 +31,8 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
     float *got = fetch(y[i], B * S * h * D, s);
     for (int64_t b = 0; b < B; b++)
       for (int64_t r = 0; r < S; r++)
-        for (int64_t k = 0; k < h * D; k++) CHECK(got[(b * S + r) * h * D + k] == number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
+        for (int64_t k = 0; k < h * D; k++)
+          CHECK(got[(b * S + r) * h * D + k] == number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
     free(got);
     const ulysses_tensor *in[1] = {&ty[i]};
     ulysses_tensor *out[1] = {&tz[i]};
@@ -44,7 +47,8 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
   ULYSSES_INIT(&ha);
   int64_t xs[3] = {B, n, H * D}, two[3] = {B, 2, H * D};
   float *halo = blank(B * 2 * H * D, s);
-  ulysses_tensor t0 = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, xs, NULL), t1 = ulysses_tensor_of(halo, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, two, NULL);
+  ulysses_tensor t0 = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, xs, NULL),
+                 t1 = ulysses_tensor_of(halo, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, two, NULL);
   ha.n = 2, ha.x = &t0, ha.halo = &t1, ha.stream = s;
   OK(ulysses_halo_workspace(c, p.batch, &ha, &ha.workspace_bytes));
   ha.workspace = ha.workspace_bytes ? device_room(ha.workspace_bytes) : NULL;
@@ -52,7 +56,9 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
   float *got = fetch(halo, B * 2 * H * D, s);
   for (int64_t b = 0; b < B; b++)
     for (int64_t r = 0; r < 2; r++)
-      for (int64_t k = 0; k < H * D; k++) CHECK(got[(b * 2 + r) * H * D + k] == (n && p.lo - 2 + r >= 0 ? number(0, (b * S + p.lo - 2 + r) * H * D + k) : 0));
+      for (int64_t k = 0; k < H * D; k++)
+        CHECK(got[(b * 2 + r) * H * D + k] ==
+              (n && p.lo - 2 + r >= 0 ? number(0, (b * S + p.lo - 2 + r) * H * D + k) : 0));
   free(got);
   double sum = 1.5, mean;
   int64_t count = 3;
@@ -71,8 +77,9 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
   unsettle(p);
 }
 
-// resharded: three tensors in one exchange, one of heads that ranks share and one with gaps between its rows, there, back, and back with copies added up.
-// The caller's stream takes its inputs away behind each call.
+// resharded: three tensors in one exchange, one of heads that ranks share and one with gaps between
+// its rows, there, back, and back with copies added up. The caller's stream takes its inputs away
+// behind each call.
 enum { SHARED = 2, MOVED = 3 };
 static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   ulysses_attention_desc d;
@@ -80,8 +87,10 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   d.dtype = ULYSSES_F32, d.heads = H, d.kv_heads = SHARED, d.head_dim = D;
   pair p = settle_as(c, &d);
   int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, k = p.size.shared_hi - p.size.shared_lo, wide = H * D + 8;
-  int64_t rows[MOVED][4] = {{B, n, H, D}, {B, n, SHARED, D}, {B, n, H, D}}, heads[MOVED][4] = {{B, S, h, D}, {B, S, k, D}, {B, S, h, D}};
-  int64_t gaps[4] = {n * wide, wide, D, 1}, have[MOVED] = {H, SHARED, H}, mine[MOVED] = {h, k, h}, from[MOVED] = {p.size.head_lo, p.size.shared_lo, p.size.head_lo};
+  int64_t rows[MOVED][4] = {{B, n, H, D}, {B, n, SHARED, D}, {B, n, H, D}},
+          heads[MOVED][4] = {{B, S, h, D}, {B, S, k, D}, {B, S, h, D}};
+  int64_t gaps[4] = {n * wide, wide, D, 1}, have[MOVED] = {H, SHARED, H}, mine[MOVED] = {h, k, h},
+          from[MOVED] = {p.size.head_lo, p.size.shared_lo, p.size.head_lo};
   int64_t copies[SHARED] = {0, 0};
   int32_t shared[MOVED] = {0, 1, 0};
   float *x[MOVED], *y[MOVED], *z[MOVED], *host = room((uint64_t)(B * n * wide) * 4);
@@ -91,15 +100,18 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   ulysses_context_info info;
   ULYSSES_INIT(&info);
   OK(ulysses_context_query(c, &info));
-  for (int r = 0; r < info.size; r++) { // as heads are cut: the first H mod size ranks have one more
-    int64_t lo = r * (H / info.size) + (r < H % info.size ? r : H % info.size), hi = lo + H / info.size + (r < H % info.size);
+  // as heads are cut: the first H mod size ranks have one more
+  for (int r = 0; r < info.size; r++) {
+    int64_t lo = r * (H / info.size) + (r < H % info.size ? r : H % info.size),
+            hi = lo + H / info.size + (r < H % info.size);
     for (int64_t j = 0; j < SHARED; j++) copies[j] += hi > lo && j >= lo / (H / SHARED) && j <= (hi - 1) / (H / SHARED);
   }
   for (int i = 0; i < MOVED; i++) {
     int64_t step = i == 2 ? wide : have[i] * D;
     for (int64_t b = 0; b < B; b++)
       for (int64_t r = 0; r < n; r++)
-        for (int64_t e = 0; e < step; e++) host[(b * n + r) * step + e] = e < have[i] * D ? number(50 + i, (b * S + p.lo + r) * have[i] * D + e) : 7;
+        for (int64_t e = 0; e < step; e++)
+          host[(b * n + r) * step + e] = e < have[i] * D ? number(50 + i, (b * S + p.lo + r) * have[i] * D + e) : 7;
     x[i] = lift(host, B * n * step, s), y[i] = blank(B * S * mine[i] * D, s), z[i] = blank(B * n * have[i] * D, s);
     tx[i] = on_gpu(x[i], rows[i]), ty[i] = on_gpu(y[i], heads[i]), tz[i] = on_gpu(z[i], rows[i]);
     in[i] = &tx[i], out[i] = &ty[i];
@@ -116,11 +128,13 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   OK(ulysses_seq_to_heads(p.plan, p.batch, &a));
   if (!waits) is_late(s, h ? y[0] : NULL);
   for (int i = 0; i < MOVED; i++) RUN(cuda.set(x[i], 0xff, (size_t)(B * n * (i == 2 ? wide : have[i] * D)) * 4, s));
-  if (ws) RUN(cuda.set(ws, 0xff, a.workspace_bytes, s)); // what comes later on the stream may have it
+  // what comes later on the stream may have it
+  if (ws) RUN(cuda.set(ws, 0xff, a.workspace_bytes, s));
   for (int i = 0; i < MOVED; i++) {
     float *got = fetch(y[i], B * S * mine[i] * D, s);
     for (int64_t t = 0; t < B * S; t++)
-      for (int64_t e = 0; e < mine[i] * D; e++) CHECK(got[t * mine[i] * D + e] == number(50 + i, (t * have[i] + from[i]) * D + e));
+      for (int64_t e = 0; e < mine[i] * D; e++)
+        CHECK(got[t * mine[i] * D + e] == number(50 + i, (t * have[i] + from[i]) * D + e));
     free(got);
     in[i] = &ty[i], out[i] = &tz[i];
   }
@@ -155,21 +169,32 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   unsettle(p);
 }
 
-// tiled: a walk over rows on a GPU. Callbacks get views there and the stream to work on; the number of tiles is every rank's, so that they may be collective.
+// tiled: a walk over rows on a GPU. Callbacks get views there and the stream to work on; the number
+// of tiles is every rank's, so that they may be collective.
 enum { WIDE = 12, TILE_ROWS = 2 };
-typedef struct { ulysses_context *c; stream_t s; int64_t tiles, rows, width; float *whole; } walk;
+typedef struct {
+  ulysses_context *c;
+  stream_t s;
+  int64_t tiles, rows, width;
+  float *whole;
+} walk;
 
 static inline void seen_tile(walk *w, const ulysses_tile *t, const ulysses_tensor *x, const ulysses_tensor *y) {
   CHECK(t->stream == w->s && t->index == w->tiles && t->lo == w->rows && t->hi - t->lo == x->shape[0]);
-  CHECK(x->device == ULYSSES_CUDA && x->ordinal == cuda.gpu && y->device == ULYSSES_CUDA && x->shape[0] == y->shape[0] && x->shape[1] == w->width);
+  CHECK(x->device == ULYSSES_CUDA && x->ordinal == cuda.gpu && y->device == ULYSSES_CUDA &&
+        x->shape[0] == y->shape[0] && x->shape[1] == w->width);
   w->tiles++, w->rows = t->hi;
 }
-static inline char *row_of(const ulysses_tensor *t, int64_t r) { return (char *)t->data + t->byte_offset + r * t->strides[0] * 4; }
+static inline char *row_of(const ulysses_tensor *t, int64_t r) {
+  return (char *)t->data + t->byte_offset + r * t->strides[0] * 4;
+}
 static inline void copy_rows(const ulysses_tensor *to, const ulysses_tensor *from, stream_t s) {
-  for (int64_t r = 0; r < from->shape[0]; r++) RUN(cuda.copy(row_of(to, r), row_of(from, r), (size_t)from->shape[1] * 4, 3, s));
+  for (int64_t r = 0; r < from->shape[0]; r++)
+    RUN(cuda.copy(row_of(to, r), row_of(from, r), (size_t)from->shape[1] * 4, 3, s));
 }
 // forward: y = x, and `whole` is the last row seen. Backward: dx = dy, where all ranks meet.
-static inline ulysses_status tile_forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, ulysses_tensor *const *out) {
+static inline ulysses_status tile_forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                                          ulysses_tensor *const *out) {
   walk *w = user;
   seen_tile(w, t, in[0], out[0]);
   CHECK(out[1]->data == w->whole && out[1]->shape[0] == 1);
@@ -177,7 +202,8 @@ static inline ulysses_status tile_forward(void *user, const ulysses_tile *t, con
   if (in[0]->shape[0]) RUN(cuda.copy(w->whole, row_of(in[0], in[0]->shape[0] - 1), (size_t)w->width * 4, 3, t->stream));
   return ULYSSES_OK;
 }
-static inline ulysses_status tile_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+static inline ulysses_status tile_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                                           const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
   walk *w = user;
   seen_tile(w, t, in[0], dout[0]);
   CHECK(!dout[1]);
@@ -194,22 +220,26 @@ static inline void tiled(ulysses_context *c, stream_t s) {
   ulysses_batch_info info;
   ULYSSES_INIT(&info);
   OK(ulysses_batch_query(p.batch, &info));
-  int64_t n = p.n, gap = WIDE + 4, shape[2] = {n, WIDE}, one[2] = {1, WIDE}, steps[2] = {gap, 1}, tiles = (info.max_rows + TILE_ROWS - 1) / TILE_ROWS;
+  int64_t n = p.n, gap = WIDE + 4, shape[2] = {n, WIDE}, one[2] = {1, WIDE}, steps[2] = {gap, 1},
+          tiles = (info.max_rows + TILE_ROWS - 1) / TILE_ROWS;
   float *host = room((uint64_t)(n * gap) * 4), *x[4];
   for (int64_t i = 0; i < n * gap; i++) host[i] = number(60, p.lo * gap + i);
   x[0] = lift(host, n * gap, s), x[1] = blank(n * WIDE, s), x[2] = blank(n * WIDE, s), x[3] = blank(WIDE, s);
   RUN(cuda.wait(s)); // `host` has been read
   meet();
   void *busy = late(s);
-  ulysses_tensor tx = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 2, shape, steps), ty = tx, td = tx, tw = tx;
-  ty.data = x[1], ty.strides = NULL, td.data = x[2], td.strides = NULL, tw.data = x[3], tw.strides = NULL, tw.shape = one;
+  ulysses_tensor tx = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 2, shape, steps), ty = tx, td = tx,
+                 tw = tx;
+  ty.data = x[1], ty.strides = NULL, td.data = x[2], td.strides = NULL, tw.data = x[3], tw.strides = NULL,
+  tw.shape = one;
   const ulysses_tensor *in[1] = {&tx}, *dout[2] = {&ty, NULL};
   ulysses_tensor *out[2] = {&ty, &tw}, *din[1] = {&td};
   int32_t out_dim[2] = {0, -1};
   walk w = {c, s, 0, 0, WIDE, x[3]};
   ulysses_tiled_args a;
   ULYSSES_INIT(&a);
-  a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = TILE_ROWS, a.max_rows = info.max_rows, a.in = in, a.out = out;
+  a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = TILE_ROWS, a.max_rows = info.max_rows, a.in = in,
+  a.out = out;
   a.forward = tile_forward, a.backward = tile_backward, a.user = &w, a.stream = s;
   OK(tiled_compute(&a));
   CHECK(w.tiles == tiles && w.rows == n);

@@ -1,4 +1,5 @@
-// Attention that is asked to repeat (ULYSSES_DETERMINISTIC): on kernels of the library's own, the same bits every time, or refused when planning.
+// Attention that is asked to repeat (ULYSSES_DETERMINISTIC): on kernels of the library's own, the
+// same bits every time, or refused when planning.
 #pragma once
 #include "gpu.h"
 
@@ -18,8 +19,10 @@ static inline float whole_of(uint16_t h) {
   return f;
 }
 
-// repeated is out, dq, dk and dv of a few calls that must have the same bits, as floats, with their counts.
-static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64_t seq, int64_t dim, float *result[4], int64_t counts[4]) {
+// repeated is out, dq, dk and dv of a few calls that must have the same bits, as floats, with their
+// counts.
+static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64_t seq, int64_t dim, float *result[4],
+                            int64_t counts[4]) {
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
   ulysses_batch_info info;
@@ -27,16 +30,19 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_plan *plan;
   ulysses_batch *batch;
   ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&size);
-  d.dtype = dtype, d.flags = ULYSSES_CAUSAL | ULYSSES_DETERMINISTIC, d.heads = REPEAT_HEADS, d.kv_heads = REPEAT_KEYS, d.head_dim = dim;
+  d.dtype = dtype, d.flags = ULYSSES_CAUSAL | ULYSSES_DETERMINISTIC, d.heads = REPEAT_HEADS, d.kv_heads = REPEAT_KEYS,
+  d.head_dim = dim;
   bd.batch = 1, bd.seq = seq;
   OK(ulysses_attention_plan(c, &d, &plan));
   const char *row = strstr(ulysses_plan_json(plan), "\"attention\":{\"backward\":\"");
-  CHECK(row && !strstr(row, "\"backward\":\"cudnn\"") && strstr(row, dtype == ULYSSES_BF16 ? "\"backward\":\"mma\"" : "\"backward\":\"own\""));
+  CHECK(row && !strstr(row, "\"backward\":\"cudnn\"") &&
+        strstr(row, dtype == ULYSSES_BF16 ? "\"backward\":\"mma\"" : "\"backward\":\"own\""));
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
   // q, k, v, dout, then what is written: out, dq, dk, dv
-  int64_t n = info.rows, bytes = dtype == ULYSSES_BF16 ? 2 : 4, q[4] = {1, n, REPEAT_HEADS, dim}, k[4] = {1, n, REPEAT_KEYS, dim};
+  int64_t n = info.rows, bytes = dtype == ULYSSES_BF16 ? 2 : 4, q[4] = {1, n, REPEAT_HEADS, dim},
+          k[4] = {1, n, REPEAT_KEYS, dim};
   static const int of_keys[8] = {0, 1, 1, 0, 0, 0, 1, 1};
   ulysses_tensor t[8];
   void *x[8];
@@ -63,7 +69,8 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   char *first[4] = {0}, *now[4];
   for (int times = 0; times < TIMES; times++) {
-    for (int i = 4; i < 8; i++) if (counts[i - 4]) RUN(cuda.set(x[i], 0xff, (size_t)(counts[i - 4] * bytes), s));
+    for (int i = 4; i < 8; i++)
+      if (counts[i - 4]) RUN(cuda.set(x[i], 0xff, (size_t)(counts[i - 4] * bytes), s));
     OK(ulysses_attention_forward(plan, batch, &a));
     OK(ulysses_attention_backward(plan, batch, &a, &g));
     for (int i = 0; i < 4; i++) {
@@ -89,7 +96,8 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
 }
 
-// repeats: on a GPU, of so many tokens that blocks which add to the same numbers would come in another order.
+// repeats: on a GPU, of so many tokens that blocks which add to the same numbers would come in
+// another order.
 static inline void repeats(ulysses_context *c, stream_t s) {
   int64_t seq = cuda.emulated ? 70 : 4096, dim = cuda.emulated ? 16 : 128, n[2][4];
   float *r[2][4];
@@ -99,14 +107,16 @@ static inline void repeats(ulysses_context *c, stream_t s) {
     if (n[0][i]) close_to(r[1][i], r[0][i], n[0][i], 3e-2); // BF16's 8 bits, several times
     free(r[0][i]), free(r[1][i]);
   }
-  // What no kernel of ours serves is refused on all ranks, also on those without heads; and so are ranks that want different things.
+  // What no kernel of ours serves is refused on all ranks, also on those without heads; and so are
+  // ranks that want different things.
   ulysses_attention_desc d;
   ulysses_context_info info;
   ulysses_plan *plan = NULL;
   ULYSSES_INIT(&d), ULYSSES_INIT(&info);
   d.dtype = ULYSSES_F32, d.heads = 1, d.head_dim = 272, d.flags = ULYSSES_DETERMINISTIC;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
-  CHECK(!plan && strstr(ulysses_last_error(), "head_dim is 272") && strstr(ulysses_last_error(), "256 features at most"));
+  CHECK(!plan && strstr(ulysses_last_error(), "head_dim is 272") &&
+        strstr(ulysses_last_error(), "256 features at most"));
   OK(ulysses_context_query(c, &info));
   if (info.size > 1) {
     d.head_dim = 16, d.flags = info.rank ? ULYSSES_DETERMINISTIC : 0;

@@ -1,4 +1,5 @@
-// host.c MODE: a C host without MPI. "attention", "hostile", "tiled", "callbacks", "overhead", "soak N".
+// host.c MODE: a C host without MPI. "attention", "hostile", "tiled", "callbacks", "overhead",
+// "soak N".
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
@@ -53,7 +54,8 @@ static void hostile(void) {
   CHECK(ulysses_plan_json(NULL) == NULL && strstr(ulysses_last_error(), "ulysses_plan_json"));
   CHECK(ulysses_build_info()[0] == '{');
   CHECK(strcmp(ulysses_status_string(ULYSSES_UNSUPPORTED), "unsupported") == 0 && ulysses_status_string(-5)[0]);
-  ulysses_context_destroy(NULL), ulysses_plan_destroy(NULL), ulysses_batch_destroy(NULL), ulysses_context_abort(NULL, 3);
+  ulysses_context_destroy(NULL), ulysses_plan_destroy(NULL), ulysses_batch_destroy(NULL),
+      ulysses_context_abort(NULL, 3);
 
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
@@ -105,7 +107,9 @@ static void hostile(void) {
 }
 
 // A host of one rank with collectives of its own.
-typedef struct { int calls; } collectives;
+typedef struct {
+  int calls;
+} collectives;
 static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   collectives *u = user;
   u->calls++;
@@ -118,14 +122,19 @@ static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, voi
   return 0;
 }
 static int lines, single;
-static void one_thread(void *user, int32_t level, const char *line) { (void)user, (void)level, single = strstr(line, "\"threads\":1}") != NULL; }
-static void logged(void *user, int32_t level, const char *line) { lines += user == &lines && level == 0 && line[0] == '{'; }
+static void one_thread(void *user, int32_t level, const char *line) {
+  (void)user, (void)level, single = strstr(line, "\"threads\":1}") != NULL;
+}
+static void logged(void *user, int32_t level, const char *line) {
+  lines += user == &lines && level == 0 && line[0] == '{';
+}
 
 static ulysses_status failing(void *user, const ulysses_local_call *a) {
   (void)a;
   ulysses_context_info info;
   ULYSSES_INIT(&info);
-  IS(ulysses_context_query(*(ulysses_context **)user, &info), ULYSSES_INVALID_ARGUMENT); // no callback may call in
+  // no callback may call in
+  IS(ulysses_context_query(*(ulysses_context **)user, &info), ULYSSES_INVALID_ARGUMENT);
   return ULYSSES_NUMERIC;
 }
 // mean is attention that looks everywhere alike: out = v.
@@ -191,7 +200,8 @@ static void callbacks(void) {
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(size.saved), a.saved_bytes = size.saved;
-  a.workspace = room(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
+  a.workspace = room(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4], g.dq = &t[5], g.dk = &t[6],
+  g.dv = &t[7];
   OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
   CHECK(memcmp(data[3], data[2], sizeof data[2]) == 0);
   OK(ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
@@ -204,24 +214,31 @@ static void callbacks(void) {
 }
 
 // y = x*x by tiles; the loss is added up whole.
-typedef struct { int calls, last, fail_at; int64_t rows; } walk;
-static ulysses_status square(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, ulysses_tensor *const *out) {
+typedef struct {
+  int calls, last, fail_at;
+  int64_t rows;
+} walk;
+static ulysses_status square(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                             ulysses_tensor *const *out) {
   walk *w = user;
   const float *x = (const float *)(const void *)((const char *)in[0]->data + in[0]->byte_offset);
   float *y = (float *)(void *)((char *)out[0]->data + out[0]->byte_offset);
   CHECK(t->index == w->calls && in[0]->shape[0] == t->hi - t->lo);
-  if (w->calls++ == w->fail_at) return ulysses_attention_forward(NULL, NULL, NULL), ULYSSES_NUMERIC; // what that call says is part of the error
+  // what that call says is part of the error
+  if (w->calls++ == w->fail_at) return ulysses_attention_forward(NULL, NULL, NULL), ULYSSES_NUMERIC;
   w->last = t->index == t->count - 1, w->rows += t->hi - t->lo;
   for (int64_t i = 0; i < in[0]->shape[0] * in[0]->shape[1]; i++) y[i] = x[i] * x[i], *(float *)out[1]->data += x[i];
   return ULYSSES_OK;
 }
-static ulysses_status square_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in, const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+static ulysses_status square_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+                                      const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
   walk *w = user;
   w->calls++, w->last += t->index == t->count - 1;
   CHECK(dout[1] == NULL);
   for (int64_t i = 0; din[0] && i < in[0]->shape[0] * in[0]->shape[1]; i++)
-    ((float *)(void *)((char *)din[0]->data + din[0]->byte_offset))[i] = 2 * ((const float *)(const void *)((const char *)in[0]->data + in[0]->byte_offset))[i] *
-      ((const float *)(const void *)((const char *)dout[0]->data + dout[0]->byte_offset))[i];
+    ((float *)(void *)((char *)din[0]->data + din[0]->byte_offset))[i] =
+        2 * ((const float *)(const void *)((const char *)in[0]->data + in[0]->byte_offset))[i] *
+        ((const float *)(const void *)((const char *)dout[0]->data + dout[0]->byte_offset))[i];
   return ULYSSES_OK;
 }
 
@@ -230,18 +247,22 @@ static void tiled(void) {
   float x[N * W], y[N * W], sum, dy[N * W], dx[N * W];
   int64_t shape[2] = {N, W}, one[1] = {1};
   for (int i = 0; i < N * W; i++) x[i] = (float)(i + 1), dy[i] = (float)(i % 4);
-  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_F32, 2, shape, NULL), ty = ulysses_tensor_of(y, 1, 0, ULYSSES_F32, 2, shape, NULL);
-  ulysses_tensor ts = ulysses_tensor_of(&sum, 1, 0, ULYSSES_F32, 1, one, NULL), tdy = ulysses_tensor_of(dy, 1, 0, ULYSSES_F32, 2, shape, NULL);
+  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_F32, 2, shape, NULL),
+                 ty = ulysses_tensor_of(y, 1, 0, ULYSSES_F32, 2, shape, NULL);
+  ulysses_tensor ts = ulysses_tensor_of(&sum, 1, 0, ULYSSES_F32, 1, one, NULL),
+                 tdy = ulysses_tensor_of(dy, 1, 0, ULYSSES_F32, 2, shape, NULL);
   ulysses_tensor tdx = ulysses_tensor_of(dx, 1, 0, ULYSSES_F32, 2, shape, NULL);
   const ulysses_tensor *in[1] = {&tx}, *dout[2] = {&tdy, NULL};
   ulysses_tensor *out[2] = {&ty, &ts}, *din[1] = {&tdx};
   int32_t out_dim[2] = {0, -1};
-  const int64_t cases[][3] = {{1, 0, 5}, {2, 0, 3}, {7, 0, 1}, {0, 0, 1}, {2, 8, 4}, {2, 300, 150}, {INT64_MAX, INT64_MAX, 1}};
+  const int64_t cases[][3] = {
+      {1, 0, 5}, {2, 0, 3}, {7, 0, 1}, {0, 0, 1}, {2, 8, 4}, {2, 300, 150}, {INT64_MAX, INT64_MAX, 1}};
   for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
     walk w = {0, 0, -1, 0};
     ulysses_tiled_args a;
     ULYSSES_INIT(&a);
-    a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = cases[k][0], a.max_rows = cases[k][1], a.in = in, a.out = out, a.forward = square, a.user = &w;
+    a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = cases[k][0], a.max_rows = cases[k][1], a.in = in,
+    a.out = out, a.forward = square, a.user = &w;
     memset(y, 0, sizeof y), sum = 0;
     OK(tiled_compute(&a));
     CHECK(w.calls == cases[k][2] && w.last == 1 && w.rows == N && sum == 120);
@@ -256,7 +277,8 @@ static void tiled(void) {
     walk stops = {0, 0, 0, 0};
     a.user = &stops;
     IS(tiled_compute(&a), ULYSSES_NUMERIC);
-    CHECK(stops.calls == 1 && strstr(ulysses_last_error(), "numeric) at tile 0 of") && strstr(ulysses_last_error(), "the plan is NULL"));
+    CHECK(stops.calls == 1 && strstr(ulysses_last_error(), "numeric) at tile 0 of") &&
+          strstr(ulysses_last_error(), "the plan is NULL"));
     a.max_rows = 4;
     IS(tiled_compute(&a), ULYSSES_INVALID_ARGUMENT);
     a.max_rows = -1;
@@ -297,19 +319,20 @@ static void overhead(void) {
   ulysses_sizes size;
   ULYSSES_INIT(&size);
   const int n = 20000;
-  const char *names[] = {"ulysses_context_query", "ulysses_plan_sizes of a plan and a batch", "ulysses_attention_forward refused at its first tensor", "ulysses_attention_forward of one number"};
+  const char *names[] = {"ulysses_context_query", "ulysses_plan_sizes of a plan and a batch",
+                         "ulysses_attention_forward refused at its first tensor",
+                         "ulysses_attention_forward of one number"};
   ulysses_attention_args none = a;
   none.q = NULL;
   for (int what = 0; what < 4; what++) {
     double least = 1e300;
     for (int round = 0; round < 20; round++) {
       clock_gettime(CLOCK_MONOTONIC, &from);
-      for (int i = 0; i < n / 20; i++)
-        switch (what) {
-        case 0: OK(ulysses_context_query(c, &info)); break;
-        case 1: OK(ulysses_plan_sizes(plan, batch, &size)); break;
-        case 2: IS(ulysses_attention_forward(plan, batch, &none), ULYSSES_INVALID_ARGUMENT); break;
-        case 3: OK(ulysses_attention_forward(plan, batch, &a)); break;
+      for (int i = 0; i < n / 20; i++) switch (what) {
+          case 0: OK(ulysses_context_query(c, &info)); break;
+          case 1: OK(ulysses_plan_sizes(plan, batch, &size)); break;
+          case 2: IS(ulysses_attention_forward(plan, batch, &none), ULYSSES_INVALID_ARGUMENT); break;
+          case 3: OK(ulysses_attention_forward(plan, batch, &a)); break;
         }
       clock_gettime(CLOCK_MONOTONIC, &to);
       least = fmin(least, ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / (n / 20));

@@ -5,7 +5,13 @@
 #include <stdlib.h>
 #include "ulysses.h"
 
-#define CHECK(x) do { if (!(x)) { fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, ulysses_last_error()); exit(9); } } while (0)
+#define CHECK(x)                                                                        \
+  do {                                                                                  \
+    if (!(x)) {                                                                         \
+      fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #x, ulysses_last_error()); \
+      exit(9);                                                                          \
+    }                                                                                   \
+  } while (0)
 #define OK(x) CHECK((x) == ULYSSES_OK)
 #define IS(x, status) CHECK((x) == (status) && ulysses_last_error()[0])
 
@@ -25,14 +31,20 @@ static inline void *room(uint64_t bytes) {
   return p;
 }
 
-static inline ulysses_tensor floats(float *data, int64_t *shape) { return ulysses_tensor_of(data, ULYSSES_CPU, 0, ULYSSES_F32, 4, shape, NULL); }
+static inline ulysses_tensor floats(float *data, int64_t *shape) {
+  return ulysses_tensor_of(data, ULYSSES_CPU, 0, ULYSSES_F32, 4, shape, NULL);
+}
 
 // A layer's results on this rank's rows.
-typedef struct { int64_t lo, hi; float *out, *dq, *dk, *dv; } results;
+typedef struct {
+  int64_t lo, hi;
+  float *out, *dq, *dk, *dv;
+} results;
 
 static inline void fill(int which, float *x, int64_t lo, int64_t hi) {
   for (int64_t b = 0; b < B; b++)
-    for (int64_t i = 0; i < (hi - lo) * H * D; i++) x[b * (hi - lo) * H * D + i] = number(which, (b * S + lo) * H * D + i);
+    for (int64_t i = 0; i < (hi - lo) * H * D; i++)
+      x[b * (hi - lo) * H * D + i] = number(which, (b * S + lo) * H * D + i);
 }
 
 // attention runs a causal layer forward and backward on a context.
@@ -67,7 +79,8 @@ static inline results attention(ulysses_context *c, int times) {
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4];
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace), a.workspace_bytes = size.workspace;
+  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
+  a.workspace_bytes = size.workspace;
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   for (int i = 0; i < times; i++) {
     OK(ulysses_attention_forward(plan, batch, &a));

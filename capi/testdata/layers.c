@@ -1,5 +1,6 @@
-// A C host with its own MPI: key heads whose query heads lie on several ranks, cross attention, statistics, whole layers, and attention of the
-// host's own; each rank's rows are held to those of one rank alone.
+// A C host with its own MPI: key heads whose query heads lie on several ranks, cross attention,
+// statistics, whole layers, and attention of the host's own; each rank's rows are held to those of
+// one rank alone.
 #include "ranks.h"
 #include "rows.h"
 
@@ -18,9 +19,13 @@ static ulysses_plan *planned(ulysses_context *c, int32_t flags) {
 }
 
 // A host's own attention, in double precision, by strides: causal, or all keys.
-typedef struct { int causal, fail, calls, tries; } own; // fail: this rank's callback does, the first time; tries: every rank calls once more
+// fail: this rank's callback does, the first time; tries: every rank calls once more
+typedef struct {
+  int causal, fail, calls, tries;
+} own;
 static float *at(const ulysses_tensor *t, int64_t b, int64_t i, int64_t h) {
-  return (float *)(void *)((char *)t->data + t->byte_offset) + b * t->strides[0] + i * t->strides[1] + h * t->strides[2];
+  return (float *)(void *)((char *)t->data + t->byte_offset) + b * t->strides[0] + i * t->strides[1] +
+         h * t->strides[2];
 }
 static void clear(const ulysses_tensor *t) {
   for (int64_t b = 0; b < t->shape[0]; b++)
@@ -41,7 +46,8 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
         double p[64], sum = 0, top = -1e30, inner = 0, out[DV] = {0};
         for (int64_t j = 0; j < keys; j++) {
           p[j] = 0;
-          for (int64_t e = 0; e < d; e++) p[j] += (double)at(a->q, b, i, h)[e] * (double)at(a->k, b, j, kv)[e] / sqrt((double)d);
+          for (int64_t e = 0; e < d; e++)
+            p[j] += (double)at(a->q, b, i, h)[e] * (double)at(a->k, b, j, kv)[e] / sqrt((double)d);
           top = fmax(top, p[j]);
         }
         for (int64_t j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
@@ -85,18 +91,22 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
   klo = me * (keys / ranks) + (me < keys % ranks ? me : keys % ranks), khi = klo + keys / ranks + (me < keys % ranks);
   CHECK(khi - klo == info.kv_rows);
   set s = {info.lo[0], info.hi[0], klo, khi, 0, {0}, {{0}}, {0}, {0}, {{0}}};
-  add(&s, s.lo, s.hi, S, HQ, D), add(&s, klo, khi, keys, HKV, D), add(&s, klo, khi, keys, HKV, DV), add(&s, s.lo, s.hi, S, HQ, DV);
-  add(&s, s.lo, s.hi, S, HQ, DV), add(&s, s.lo, s.hi, S, HQ, 1), add(&s, s.lo, s.hi, S, HQ, D), add(&s, klo, khi, keys, HKV, D), add(&s, klo, khi, keys, HKV, DV);
+  add(&s, s.lo, s.hi, S, HQ, D), add(&s, klo, khi, keys, HKV, D), add(&s, klo, khi, keys, HKV, DV),
+      add(&s, s.lo, s.hi, S, HQ, DV);
+  add(&s, s.lo, s.hi, S, HQ, DV), add(&s, s.lo, s.hi, S, HQ, 1), add(&s, s.lo, s.hi, S, HQ, D),
+      add(&s, klo, khi, keys, HKV, D), add(&s, klo, khi, keys, HKV, DV);
   s.t[LSE].ndim = 3;
   ulysses_attention_args a;
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &s.t[Q], a.k = &s.t[K], a.v = &s.t[V], a.out = &s.t[OUT], a.lse = u ? NULL : &s.t[LSE];
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace), a.workspace_bytes = size.workspace;
+  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
+  a.workspace_bytes = size.workspace;
   g.dout = &s.t[DOUT], g.dq = &s.t[DQ], g.dk = &s.t[DK], g.dv = &s.t[DV_];
   if (u && u->tries) { // one rank's failure is its own: peers go on
     int has = size.head_hi > size.head_lo;
-    CHECK(ulysses_local_forward(plan, batch, &a, naive, u) == (u->fail && has ? ULYSSES_NUMERIC : ULYSSES_OK) && u->calls == has);
+    CHECK(ulysses_local_forward(plan, batch, &a, naive, u) == (u->fail && has ? ULYSSES_NUMERIC : ULYSSES_OK) &&
+          u->calls == has);
     u->fail = 0;
   }
   OK(u ? ulysses_local_forward(plan, batch, &a, naive, u) : ulysses_attention_forward(plan, batch, &a));
@@ -109,10 +119,21 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
 // The places of a layer's tensors: of tokens, and of weights.
 enum { X, DY, Y, DX };
 enum { WQ, WK, WV, WO, BQ, BO, QN, KN, WEIGHTS };
-static const int64_t weight_shape[WEIGHTS][2] = {{HQ * D, HIDDEN}, {HKV * D, HIDDEN}, {HKV * DV, HIDDEN}, {HIDDEN, HQ * DV}, {HQ * D, 0}, {HIDDEN, 0}, {D, 0}, {D, 0}};
-typedef struct { float *dw[WEIGHTS]; int64_t n[WEIGHTS]; } weights;
+static const int64_t weight_shape[WEIGHTS][2] = {{HQ * D, HIDDEN},
+                                                 {HKV * D, HIDDEN},
+                                                 {HKV * DV, HIDDEN},
+                                                 {HIDDEN, HQ * DV},
+                                                 {HQ * D, 0},
+                                                 {HIDDEN, 0},
+                                                 {D, 0},
+                                                 {D, 0}};
+typedef struct {
+  float *dw[WEIGHTS];
+  int64_t n[WEIGHTS];
+} weights;
 
-// layer runs a whole layer with norms, biases and rotation there and back, and leaves the ranks' gradients of the weights to be added up.
+// layer runs a whole layer with norms, biases and rotation there and back, and leaves the ranks'
+// gradients of the weights to be added up.
 static set layer(ulysses_context *c, weights *out) {
   ulysses_plan *plan = planned(c, ULYSSES_CAUSAL);
   ulysses_batch_desc bd;
@@ -151,11 +172,14 @@ static set layer(ulysses_context *c, weights *out) {
   ulysses_attention_layer_args a;
   ulysses_attention_layer_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.hidden = HIDDEN, a.x = &s.t[X], a.wq = &tw[WQ], a.wk = &tw[WK], a.wv = &tw[WV], a.wo = &tw[WO], a.bq = &tw[BQ], a.bo = &tw[BO], a.q_norm = &tw[QN], a.k_norm = &tw[KN];
+  a.hidden = HIDDEN, a.x = &s.t[X], a.wq = &tw[WQ], a.wk = &tw[WK], a.wv = &tw[WV], a.wo = &tw[WO], a.bq = &tw[BQ],
+  a.bo = &tw[BO], a.q_norm = &tw[QN], a.k_norm = &tw[KN];
   a.cos = &tturn[0], a.sin = &tturn[1], a.y = &s.t[Y];
   OK(ulysses_attention_layer_sizes(plan, batch, &a, &size));
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace), a.workspace_bytes = size.workspace;
-  g.dy = &s.t[DY], g.dx = &s.t[DX], g.dwq = &tdw[WQ], g.dwk = &tdw[WK], g.dwv = &tdw[WV], g.dwo = &tdw[WO], g.dbq = &tdw[BQ], g.dbo = &tdw[BO];
+  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
+  a.workspace_bytes = size.workspace;
+  g.dy = &s.t[DY], g.dx = &s.t[DX], g.dwq = &tdw[WQ], g.dwk = &tdw[WK], g.dwv = &tdw[WV], g.dwo = &tdw[WO],
+  g.dbq = &tdw[BQ], g.dbo = &tdw[BO];
   g.dq_norm = &tdw[QN], g.dk_norm = &tdw[KN];
   OK(ulysses_attention_layer_forward(plan, batch, &a));
   OK(ulysses_attention_layer_backward(plan, batch, &a, &g));
@@ -185,10 +209,14 @@ static void bf16(ulysses_context *c) {
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
   int64_t mine = size.shared_hi - size.shared_lo, rows[4] = {B, info.rows, HKV, D}, heads[4] = {B, S, mine, D};
-  uint16_t *x = room((uint64_t)(B * info.rows * HKV * D) * 2), *y = room((uint64_t)(B * S * mine * D) * 2), *z = room((uint64_t)(B * info.rows * HKV * D) * 2);
+  uint16_t *x = room((uint64_t)(B * info.rows * HKV * D) * 2), *y = room((uint64_t)(B * S * mine * D) * 2),
+           *z = room((uint64_t)(B * info.rows * HKV * D) * 2);
   for (int64_t b = 0; b < B; b++)
-    for (int64_t i = 0; i < info.rows * HKV * D; i++) x[b * info.rows * HKV * D + i] = (uint16_t)((b * S + info.lo[0]) * HKV * D + i);
-  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_BF16, 4, rows, NULL), ty = ulysses_tensor_of(y, 1, 0, ULYSSES_BF16, 4, heads, NULL), tz = ulysses_tensor_of(z, 1, 0, ULYSSES_BF16, 4, rows, NULL);
+    for (int64_t i = 0; i < info.rows * HKV * D; i++)
+      x[b * info.rows * HKV * D + i] = (uint16_t)((b * S + info.lo[0]) * HKV * D + i);
+  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_BF16, 4, rows, NULL),
+                 ty = ulysses_tensor_of(y, 1, 0, ULYSSES_BF16, 4, heads, NULL),
+                 tz = ulysses_tensor_of(z, 1, 0, ULYSSES_BF16, 4, rows, NULL);
   const ulysses_tensor *in = &tx;
   ulysses_tensor *out = &ty;
   int32_t shared = 1;
@@ -201,7 +229,8 @@ static void bf16(ulysses_context *c) {
   free(a.workspace);
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < S; i++)
-      for (int64_t k = 0; k < mine * D; k++) CHECK(y[((b * S + i) * mine) * D + k] == (uint16_t)(((b * S + i) * HKV + size.shared_lo) * D + k));
+      for (int64_t k = 0; k < mine * D; k++)
+        CHECK(y[((b * S + i) * mine) * D + k] == (uint16_t)(((b * S + i) * HKV + size.shared_lo) * D + k));
   in = &ty, out = &tz, a.workspace = NULL, a.workspace_bytes = 0;
   OK(ulysses_reshard_workspace(plan, batch, &a, 0, &a.workspace_bytes));
   a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
@@ -218,10 +247,12 @@ int main(int argc, char **argv) {
   const int32_t kinds[] = {ULYSSES_CAUSAL, 0, ULYSSES_CROSS};
   for (int i = 0; i < 3; i++) {
     own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0}, flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};
-    set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL), theirs = attend(c, kinds[i], &mine), after = attend(c, kinds[i], &flawed);
+    set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL), theirs = attend(c, kinds[i], &mine),
+        after = attend(c, kinds[i], &flawed);
     for (int k = OUT; k <= DV_; k++) near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ ? 0 : CLOSE);
     for (int k = OUT; k <= DV_; k++)
-      if (k != LSE) near("the host's own", &theirs, &whole, k, CLOSE), near("after a failure", &after, &whole, k, CLOSE);
+      if (k != LSE)
+        near("the host's own", &theirs, &whole, k, CLOSE), near("after a failure", &after, &whole, k, CLOSE);
     drop(&part), drop(&theirs), drop(&after), drop(&whole);
   }
   weights sum, want;
@@ -231,7 +262,8 @@ int main(int argc, char **argv) {
     MPI_Allreduce(MPI_IN_PLACE, sum.dw[i], (int)sum.n[i], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     double most = 0;
     for (int64_t k = 0; k < sum.n[i]; k++) most = fmax(most, fabs((double)want.dw[i][k]));
-    for (int64_t k = 0; k < sum.n[i]; k++) CHECK(fabs((double)sum.dw[i][k] - (double)want.dw[i][k]) <= 2e-5 * most && most > 1e-3);
+    for (int64_t k = 0; k < sum.n[i]; k++)
+      CHECK(fabs((double)sum.dw[i][k] - (double)want.dw[i][k]) <= 2e-5 * most && most > 1e-3);
     free(sum.dw[i]), free(want.dw[i]);
   }
   drop(&part), drop(&whole);

@@ -1,9 +1,12 @@
-// A C host with its own MPI: contexts on its communicators, on a proper subset of the world, two at once, on its own collectives, and ranks
-// that disagree.
+// A C host with its own MPI: contexts on its communicators, on a proper subset of the world, two at
+// once, on its own collectives, and ranks that disagree.
 #include <mpi.h>
 #include "host.h"
 
-typedef struct { MPI_Comm comm; int calls, fail; } collectives;
+typedef struct {
+  MPI_Comm comm;
+  int calls, fail;
+} collectives;
 
 static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   collectives *u = user;
@@ -51,7 +54,8 @@ static void disagree(ulysses_context *c, int rank, int size) {
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   CHECK(!batch && strstr(ulysses_last_error(), "kv_rows"));
   int64_t keys[2] = {0, S};
-  bd.kv_seq = bd.kv_rows = 0, bd.docs = 1, bd.cu_seqlens = bd.kv_cu_seqlens = keys; // documents of keys, and no keys
+  // documents of keys, and no keys
+  bd.kv_seq = bd.kv_rows = 0, bd.docs = 1, bd.cu_seqlens = bd.kv_cu_seqlens = keys;
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   CHECK(!batch && strstr(ulysses_last_error(), "kv_cu_seqlens"));
   bd.kv_cu_seqlens = NULL;
@@ -61,14 +65,17 @@ static void disagree(ulysses_context *c, int rank, int size) {
 }
 
 // rows: every rank brings as many as it likes, with positions of its own; the loss is that of all.
-// What a rank holds, and the token beside its rows that is at place i of its halo; -1 where its document or its rows end.
+// What a rank holds, and the token beside its rows that is at place i of its halo; -1 where its
+// document or its rows end.
 static int64_t rows_of(int rank) { return rank == 0 ? 3 : rank == 1 ? 0 : rank; }
 static int64_t first_of(int rank) { return rank < 2 ? rank * 3 : 3 + (int64_t)rank * (rank - 1) / 2 - 1; }
 static int64_t beside(int rank, int after, int i, int64_t total) {
-  int64_t first = first_of(rank), mine = rows_of(rank), near = after ? first + mine - 1 : first, t = after ? first + mine + i : first - 2 + i;
+  int64_t first = first_of(rank), mine = rows_of(rank), near = after ? first + mine - 1 : first,
+          t = after ? first + mine + i : first - 2 + i;
   return mine && t >= 0 && t < total && t / 4 == near / 4 ? t : -1;
 }
-static float slope(int rank, int after, int b, int i) { return (float)(1 + rank + 10 * i + 100 * after + 1000 * b); } // a halo's gradient
+// a halo's gradient
+static float slope(int rank, int after, int b, int i) { return (float)(1 + rank + 10 * i + 100 * after + 1000 * b); }
 
 static void rows(ulysses_context *c, int rank, int size) {
   ulysses_batch_desc bd;
@@ -80,18 +87,21 @@ static void rows(ulysses_context *c, int rank, int size) {
   for (int r = 2; r < size; r++) total += r;
   int64_t positions[2 * 64], got[2 * 64];
   for (int b = 0; b < 2; b++)
-    for (int64_t i = 0; i < mine; i++) positions[b * mine + i] = (first + i) % 4; // documents of four tokens, cut by ranks
+    // documents of four tokens, cut by ranks
+    for (int64_t i = 0; i < mine; i++) positions[b * mine + i] = (first + i) % 4;
   bd.batch = 2, bd.rows = mine, bd.positions = positions;
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
-  CHECK(info.rows == mine && info.seq == total && info.docs == 2 * ((total + 3) / 4) && info.max_rows == (size > 3 ? 3 : 3));
+  CHECK(info.rows == mine && info.seq == total && info.docs == 2 * ((total + 3) / 4) &&
+        info.max_rows == (size > 3 ? 3 : 3));
   OK(ulysses_batch_positions(batch, got));
   CHECK(mine == 0 || memcmp(positions, got, (size_t)(2 * mine) * 8) == 0);
 
   // The two rows before and after this rank's, and their gradients.
   float x[2 * 8], halo[2 * 2], dx[2 * 8];
   int64_t xs[3] = {2, mine, 1}, hs[3] = {2, 2, 1};
-  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_F32, 3, xs, NULL), th = ulysses_tensor_of(halo, 1, 0, ULYSSES_F32, 3, hs, NULL);
+  ulysses_tensor tx = ulysses_tensor_of(x, 1, 0, ULYSSES_F32, 3, xs, NULL),
+                 th = ulysses_tensor_of(halo, 1, 0, ULYSSES_F32, 3, hs, NULL);
   ulysses_tensor tdx = ulysses_tensor_of(dx, 1, 0, ULYSSES_F32, 3, xs, NULL);
   for (int b = 0; b < 2; b++)
     for (int64_t i = 0; i < mine; i++) x[b * mine + i] = (float)(100 * (b + 1) + first + i), dx[b * mine + i] = 0;
@@ -151,7 +161,8 @@ static void started(ulysses_context *c) {
   ulysses_tensor tx[2], ty[2], tz[2];
   ulysses_reshard_args a;
   for (int i = 0; i < 2; i++) {
-    x[i] = room((uint64_t)(B * info.rows * H * D) * 4), y[i] = room((uint64_t)(B * S * h * D) * 4), z[i] = room((uint64_t)(B * info.rows * H * D) * 4);
+    x[i] = room((uint64_t)(B * info.rows * H * D) * 4), y[i] = room((uint64_t)(B * S * h * D) * 4),
+    z[i] = room((uint64_t)(B * info.rows * H * D) * 4);
     fill(i, x[i], info.lo[0], info.hi[0]);
     tx[i] = floats(x[i], rs), ty[i] = floats(y[i], hs), tz[i] = floats(z[i], rs);
     const ulysses_tensor *in[1] = {&tx[i]};
@@ -167,7 +178,8 @@ static void started(ulysses_context *c) {
     IS(ulysses_request_wait(q[i]), ULYSSES_INVALID_ARGUMENT);
     for (int64_t b = 0; b < B; b++)
       for (int64_t s = 0; s < S; s++)
-        for (int64_t k = 0; k < h * D; k++) CHECK(y[i][(b * S + s) * h * D + k] == number(i, ((b * S + s) * H + size.head_lo) * D + k));
+        for (int64_t k = 0; k < h * D; k++)
+          CHECK(y[i][(b * S + s) * h * D + k] == number(i, ((b * S + s) * H + size.head_lo) * D + k));
     const ulysses_tensor *in[1] = {&ty[i]};
     ulysses_tensor *out[1] = {&tz[i]};
     a.in = in, a.out = out, a.workspace = ws[i];
@@ -238,7 +250,8 @@ int main(int argc, char **argv) {
   same(r, whole);
   free_results(r), free_results(whole);
 
-  ulysses_context_destroy(part), ulysses_context_destroy(own), ulysses_context_destroy(world), ulysses_context_destroy(alone);
+  ulysses_context_destroy(part), ulysses_context_destroy(own), ulysses_context_destroy(world),
+      ulysses_context_destroy(alone);
   if (sub != MPI_COMM_NULL) MPI_Comm_free(&sub);
   int flag;
   MPI_Finalized(&flag);

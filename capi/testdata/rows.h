@@ -4,7 +4,13 @@
 // A set of tensors by name, of this rank's rows, with what they hold before and after.
 enum { MOST = 16 };
 #define CLOSE 2e-5 // of the largest value: what F32 is held to
-typedef struct { int64_t lo, hi, klo, khi; int n; float *x[MOST]; int64_t shape[MOST][4], row[MOST], from[MOST]; ulysses_tensor t[MOST]; } set;
+typedef struct {
+  int64_t lo, hi, klo, khi;
+  int n;
+  float *x[MOST];
+  int64_t shape[MOST][4], row[MOST], from[MOST];
+  ulysses_tensor t[MOST];
+} set;
 
 // add makes tensor `which` of rows [lo, hi) of seq, filled as all ranks agree.
 static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, int64_t heads, int64_t d) {
@@ -14,7 +20,8 @@ static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, i
   memcpy(s->shape[i], shape, sizeof shape);
   s->row[i] = row, s->from[i] = lo, s->x[i] = room((uint64_t)(B * (hi - lo) * row) * 4);
   for (int64_t b = 0; b < B; b++)
-    for (int64_t k = 0; k < (hi - lo) * row; k++) s->x[i][b * (hi - lo) * row + k] = number(i, (b * seq + lo) * row + k);
+    for (int64_t k = 0; k < (hi - lo) * row; k++)
+      s->x[i][b * (hi - lo) * row + k] = number(i, (b * seq + lo) * row + k);
   s->t[i] = floats(s->x[i], s->shape[i]);
   return &s->t[i];
 }
@@ -23,7 +30,8 @@ static inline void drop(set *s) {
   for (int i = 0; i < s->n; i++) free(s->x[i]);
 }
 
-// near holds rows of this rank to the whole: by the largest difference over the largest value, or with a limit of 0 to the bit.
+// near holds rows of this rank to the whole: by the largest difference over the largest value, or
+// with a limit of 0 to the bit.
 static inline void near(const char *what, const set *part, const set *whole, int i, double limit) {
   int64_t n = part->shape[i][1], all = whole->shape[i][1], row = part->row[i];
   double most = 0, off = 0;
@@ -32,7 +40,9 @@ static inline void near(const char *what, const set *part, const set *whole, int
     for (int64_t k = 0; k < n * row; k++) {
       float x = part->x[i][b * n * row + k], y = whole->x[i][(b * all + part->from[i]) * row + k];
       if (limit > 0 ? !(fabs((double)x - (double)y) <= limit * most) : memcmp(&x, &y, 4) != 0) {
-        fprintf(stderr, "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one rank alone has %.9g\n", what, i, (int)b, (int)k, (int)part->from[i], (double)x, (double)y);
+        fprintf(stderr,
+                "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one rank alone has %.9g\n",
+                what, i, (int)b, (int)k, (int)part->from[i], (double)x, (double)y);
         exit(9);
       }
       off = fmax(off, fabs((double)x - (double)y));

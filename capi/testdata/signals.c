@@ -1,6 +1,7 @@
-// signals.c MODE: a host with signal handlers of its own, without SA_ONSTACK, and with memory that cannot be read.
-// "alarm": handlers that use much stack, while calls run. "mask": the thread's mask after calls. "default" and "handled": a call on memory that cannot
-// be read. "kill": SIGTERM, left at its default, ends a process in a long call.
+// signals.c MODE: a host with signal handlers of its own, without SA_ONSTACK, and with memory that
+// cannot be read. "alarm": handlers that use much stack, while calls run. "mask": the thread's mask
+// after calls. "default" and "handled": a call on memory that cannot be read. "kill": SIGTERM, left
+// at its default, ends a process in a long call.
 #define _GNU_SOURCE
 #include <alloca.h>
 #include <pthread.h>
@@ -101,7 +102,8 @@ static void killed(void) {
   OK(ulysses_context_create_local(NULL, &c));
   pthread_t t;
   sigset_t all, old; // the other thread leaves the signal to the one in the call
-  sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &old), pthread_create(&t, NULL, killer, NULL), pthread_sigmask(SIG_SETMASK, &old, NULL);
+  sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &old), pthread_create(&t, NULL, killer, NULL),
+      pthread_sigmask(SIG_SETMASK, &old, NULL);
   for (;;) free_results(attention(c, 100));
 }
 

@@ -66,8 +66,8 @@ func processes(run string) map[int]int {
 	return pids
 }
 
-// However often a rank is killed (SIGKILL) under mpirun, and whenever, the job ends, and what is left is resumed with the losses of the
-// undisturbed run, bit for bit. make soak kills fifty.
+// However often a rank is killed (SIGKILL) under mpirun, and whenever, the job ends, and what is
+// left is resumed with the losses of the undisturbed run, bit for bit. make soak kills fifty.
 func TestKillRank(t *testing.T) {
 	kills := 3
 	fmt.Sscan(os.Getenv("ULYSSES_TEST_KILLS"), &kills)

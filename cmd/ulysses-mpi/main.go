@@ -1,4 +1,5 @@
-// Command ulysses-mpi trains transformers on sequences that no single device could hold. See docs/job-file.md and ulysses-mpi --help.
+// Command ulysses-mpi trains transformers on sequences that no single device could hold. See
+// docs/job-file.md and ulysses-mpi --help.
 package main
 
 import (

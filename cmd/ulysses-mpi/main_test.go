@@ -15,7 +15,8 @@ import (
 // The exit code of the process is the status table's. The test binary stands in for the program.
 func TestMain(m *testing.M) {
 	if os.Getenv("ULYSSES_TEST_AS_PROGRAM") != "" {
-		if file := os.Getenv("ULYSSES_TEST_STATUS"); file != "" { // what the system says of the process when the run is over
+		// what the system says of the process when the run is over
+		if file := os.Getenv("ULYSSES_TEST_STATUS"); file != "" {
 			code := job.Main(os.Args[1:], os.Stdout, os.Stderr)
 			text, _ := os.ReadFile("/proc/self/status")
 			if err := os.WriteFile(fmt.Sprint(file, ".", os.Getpid()), text, 0o600); err != nil {
@@ -60,7 +61,8 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// Who reads the tables may go away: the run does its work to the end, and says at its end that they were not all printed.
+// Who reads the tables may go away: the run does its work to the end, and says at its end that they
+// were not all printed.
 func TestReaderGoesAway(t *testing.T) {
 	dir := t.TempDir()
 	read, write, err := os.Pipe()

@@ -19,7 +19,8 @@ import (
 // program is this test binary, which stands in for the program: TestMain.
 var program = os.Args[0]
 
-// launch runs a command line with extra environment under a timeout and returns its exit code and everything it wrote.
+// launch runs a command line with extra environment under a timeout and returns its exit code and
+// everything it wrote.
 func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
@@ -94,7 +95,8 @@ func TestProcessesMatchGoroutines(t *testing.T) {
 	}
 }
 
-// Four processes give PyTorch's losses too: one golden of each family, the data-parallel one among them.
+// Four processes give PyTorch's losses too: one golden of each family, the data-parallel one among
+// them.
 func TestGoldensUnderMPI(t *testing.T) {
 	for _, name := range []string{"llama-sgd-packed", "qwen2-adamw-ignored", "qwen3-adamw-dp2"} {
 		dir, out := filepath.Join("../../testdata/goldens", name), t.TempDir()
@@ -140,7 +142,8 @@ func same(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// One rank killed, failing, panicking or late for ever: the whole job ends soon, non-zero, and says who and where.
+// One rank killed, failing, panicking or late for ever: the whole job ends soon, non-zero, and says
+// who and where.
 func TestFaultsEndTheJob(t *testing.T) {
 	host, _ := os.Hostname()
 	for _, c := range []struct {
@@ -199,8 +202,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// Processes of one job that were started to do different things are refused: at once where all of them join in, else when they have waited long enough for
-// the one that never does.
+// Processes of one job that were started to do different things are refused: at once where all of
+// them join in, else when they have waited long enough for the one that never does.
 func TestVerbsOfAJobAreOne(t *testing.T) {
 	sets := small(t.TempDir(), "train.steps=1")
 	for _, x := range []struct {
@@ -231,7 +234,8 @@ func TestOwnCommandLine(t *testing.T) {
 	if took := time.Since(begin); code != 1 || strings.Count(stderr, want) != 1 || took > 60*time.Second {
 		t.Errorf("exit %d after %v: %s", code, took, stderr)
 	}
-	code, _, stderr = mpirun(t, "3", nil, quick, "--ranks", "2") // the first rank may be the only one to come to it
+	// the first rank may be the only one to come to it
+	code, _, stderr = mpirun(t, "3", nil, quick, "--ranks", "2")
 	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+": --ranks 2 under mpirun (Open MPI) with 3 tasks") != 1 {
 		t.Errorf("exit %d: %s", code, stderr)
 	}

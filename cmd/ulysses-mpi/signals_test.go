@@ -79,7 +79,8 @@ func (h *heard) String() string {
 func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.Cmd {
 	t.Helper()
 	all := make(chan os.Signal, 1)
-	signal.Notify(all, syscall.SIGINT, syscall.SIGHUP) // signals that are handled here have their default action in the child
+	// signals that are handled here have their default action in the child
+	signal.Notify(all, syscall.SIGINT, syscall.SIGHUP)
 	defer signal.Stop(all)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)

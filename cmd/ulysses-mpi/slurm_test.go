@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// TestSlurm runs the quickstart's model under a real Slurm of two virtual nodes: slurm/lab.sh starts its daemons on loopback.
+// TestSlurm runs the quickstart's model under a real Slurm of two virtual nodes: slurm/lab.sh
+// starts its daemons on loopback.
 func TestSlurm(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	if _, err := exec.LookPath("slurmctld"); err != nil || os.Getuid() != 0 {
@@ -20,7 +21,8 @@ func TestSlurm(t *testing.T) {
 		}
 		t.Skip("no slurmctld, or not root: make deps-test installs it")
 	}
-	lab, err := os.MkdirTemp("/tmp", "lab") // a short path: the daemons' sockets have 108 bytes for it
+	// a short path: the daemons' sockets have 108 bytes for it
+	lab, err := os.MkdirTemp("/tmp", "lab")
 	if err != nil {
 		t.Fatal(err)
 	}

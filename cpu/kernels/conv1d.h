@@ -1,4 +1,5 @@
-// Causal depthwise convolution with silu. A channel's values are made of that channel's alone, in one order, however channels are cut.
+// Causal depthwise convolution with silu. A channel's values are made of that channel's alone, in
+// one order, however channels are cut.
 #pragma once
 #include <stdint.h>
 
@@ -22,6 +23,7 @@ typedef struct {
   int64_t block;
 } conv1d_grad_args;
 
-// CONV1D_BLOCK channels are a block at most, CONV1D_LEAST at least; any vector divides both. CONV1D_BYTES is what backward keeps of a channel
-// and a tap: the weight, the sum of dw, that of a block of rows, and a row of the gradient before the activation.
+// CONV1D_BLOCK channels are a block at most, CONV1D_LEAST at least; any vector divides both.
+// CONV1D_BYTES is what backward keeps of a channel and a tap: the weight, the sum of dw, that of a
+// block of rows, and a row of the gradient before the activation.
 enum { CONV1D_BLOCK = 256, CONV1D_LEAST = 16, CONV1D_BYTES = 4 + 8 + 4 + 4 };

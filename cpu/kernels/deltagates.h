@@ -1,4 +1,5 @@
-// The gates of the gated delta rule: decays and betas of a token's heads. a and b are of the compute type, alog and bias each of it or of F32.
+// The gates of the gated delta rule: decays and betas of a token's heads. a and b are of the
+// compute type, alog and bias each of it or of F32.
 #pragma once
 #include <stdint.h>
 

@@ -6,7 +6,7 @@ typedef struct {
   const void *x, *gate, *w;
   void *y;
   float *rstd;
-  int64_t rows, heads, n, per, bf16; // per: rows of a task
+  int64_t rows, heads, n, per, bf16;                               // per: rows of a task
   int64_t x_token, x_head, gate_token, gate_head, y_token, y_head; // strides
   double eps;
 } gated_norm_args;

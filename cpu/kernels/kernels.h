@@ -1,8 +1,9 @@
 // The kernels of the CPU device and how they are reached.
 //
-// One source, four builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction set and a vector width VW, then
-// include vec.h and kernels.inc, which includes every *.inc. All functions in an .inc are static: nothing is named by its
-// instruction set but the table at the end of each build. Go picks one table when the device opens (../table.go). isa_avx512bf16.c builds
+// One source, four builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction
+// set and a vector width VW, then include vec.h and kernels.inc, which includes every *.inc. All
+// functions in an .inc are static: nothing is named by its instruction set but the table at the end
+// of each build. Go picks one table when the device opens (../table.go). isa_avx512bf16.c builds
 // ULY_DOT_KERNELS alone, with ULY_DOT defined, and takes the others from isa_avx512.c.
 //
 // To add a kernel `foo`:
@@ -15,8 +16,9 @@
 //   task     0 <= task < tasks: each task is done once, by any worker, in any order;
 //   worker   0 <= worker < workers;
 //   scratch  ULY_SCRATCH_BYTES of this worker's own, aligned to a page, contents undefined.
-// What a task computes must depend on task and arguments alone, never on worker or on the number of workers: that is what keeps
-// results the same to the bit for any number of threads. A task should take 20 µs or more; a run of one task wakes nobody.
+// What a task computes must depend on task and arguments alone, never on worker or on the number of
+// workers: that is what keeps results the same to the bit for any number of threads. A task should
+// take 20 µs or more; a run of one task wakes nobody.
 #pragma once
 #include <stdint.h>
 
@@ -46,74 +48,78 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #include "optimizer.h"
 
 // Every kernel, one X(name) a line.
-#define ULY_KERNELS(X) \
-  X(peak) \
-  X(gemm) \
-  X(attention_forward) \
-  X(attention_backward) \
-  X(attention_reduce) \
-  X(delta_forward) \
-  X(delta_backward) \
-  X(delta_add_heads) \
-  X(delta_state) \
-  X(delta_state_grad) \
-  X(copy) \
-  X(turn) \
-  X(fill) \
-  X(add) \
-  X(scale) \
-  X(column_sum) \
-  X(column_fold) \
-  X(sum) \
-  X(norm_forward) \
-  X(norm_backward) \
-  X(rope_table) \
-  X(rope) \
-  X(swiglu_forward) \
-  X(swiglu_backward) \
-  X(sigmoid_gate_forward) \
+#define ULY_KERNELS(X)     \
+  X(peak)                  \
+  X(gemm)                  \
+  X(attention_forward)     \
+  X(attention_backward)    \
+  X(attention_reduce)      \
+  X(delta_forward)         \
+  X(delta_backward)        \
+  X(delta_add_heads)       \
+  X(delta_state)           \
+  X(delta_state_grad)      \
+  X(copy)                  \
+  X(turn)                  \
+  X(fill)                  \
+  X(add)                   \
+  X(scale)                 \
+  X(column_sum)            \
+  X(column_fold)           \
+  X(sum)                   \
+  X(norm_forward)          \
+  X(norm_backward)         \
+  X(rope_table)            \
+  X(rope)                  \
+  X(swiglu_forward)        \
+  X(swiglu_backward)       \
+  X(sigmoid_gate_forward)  \
   X(sigmoid_gate_backward) \
-  X(gated_norm_forward) \
-  X(gated_norm_backward) \
-  X(conv1d_forward) \
-  X(conv1d_backward) \
-  X(delta_gates_forward) \
-  X(delta_gates_backward) \
-  X(delta_gates_fold) \
-  X(embed_forward) \
-  X(embed_backward) \
-  X(cross_entropy) \
-  X(adamw) \
+  X(gated_norm_forward)    \
+  X(gated_norm_backward)   \
+  X(conv1d_forward)        \
+  X(conv1d_backward)       \
+  X(delta_gates_forward)   \
+  X(delta_gates_backward)  \
+  X(delta_gates_fold)      \
+  X(embed_forward)         \
+  X(embed_backward)        \
+  X(cross_entropy)         \
+  X(adamw)                 \
   X(sgd)
 
 // Those that isa_avx512bf16.c builds: products of BF16 by pairs.
 #define ULY_DOT_KERNELS(X) \
-  X(peak) \
-  X(gemm) \
-  X(attention_forward) \
+  X(peak)                  \
+  X(gemm)                  \
+  X(attention_forward)     \
   X(attention_backward)
 
 #define ULY_ENUM(name) K_##name,
 enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
 #undef ULY_ENUM
 
-// The tables, indexed by K_name. A build that this compiler's target cannot make has a table of zeros.
-extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT], uly_kernels_portable[K_COUNT];
+// The tables, indexed by K_name. A build that this compiler's target cannot make has a table of
+// zeros.
+extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT],
+    uly_kernels_portable[K_COUNT];
 
-// Those that keep denormals: they move numbers, or add or multiply two. The others take denormals for zero, in what they read and in what they make of it,
-// because a processor needs 100 times as long for them: a softmax that is sharp, a decay that is strong and a moment of a row that nobody uses any more are
-// full of them.
+// Those that keep denormals: they move numbers, or add or multiply two. The others take denormals
+// for zero, in what they read and in what they make of it, because a processor needs 100 times as
+// long for them: a softmax that is sharp, a decay that is strong and a moment of a row that nobody
+// uses any more are full of them.
 #define ULY_EXACT_KERNELS(X) \
-  X(copy) \
-  X(turn) \
-  X(fill) \
-  X(add) \
-  X(scale) \
-  X(embed_forward) \
+  X(copy)                    \
+  X(turn)                    \
+  X(fill)                    \
+  X(add)                     \
+  X(scale)                   \
+  X(embed_forward)           \
   X(embed_backward)
 
 static inline int32_t uly_flushes(int32_t kernel) {
-#define ULY_KEEPS(name) if (kernel == K_##name) return 0;
+#define ULY_KEEPS(name) \
+  if (kernel == K_##name) return 0;
   ULY_EXACT_KERNELS(ULY_KEEPS)
 #undef ULY_KEEPS
   return 1;
@@ -131,7 +137,8 @@ typedef struct {
 
 static inline void uly_work(uly_job *j, int64_t worker) {
 #if defined(__x86_64__)
-  const unsigned was = __builtin_ia32_stmxcsr(); // the thread's, which is Go's and the host program's
+  // the thread's, which is Go's and the host program's
+  const unsigned was = __builtin_ia32_stmxcsr();
   if (j->flush) __builtin_ia32_ldmxcsr(was | 0x8040);
 #endif
   for (;;) {

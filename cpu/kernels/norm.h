@@ -6,7 +6,7 @@ typedef struct {
   const void *x, *w;
   void *y;
   float *rstd;
-  int64_t rows, heads, n, per, bf16; // per: rows of a task
+  int64_t rows, heads, n, per, bf16;        // per: rows of a task
   int64_t x_token, x_head, y_token, y_head; // strides
   double eps;
   float centre; // added to w

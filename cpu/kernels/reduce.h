@@ -2,8 +2,8 @@
 #pragma once
 #include <stdint.h>
 
-// column_args: x [rows, n] is cut into parts of rows; part p sums into partial + p*2*n (its second half is for a block of rows).
-// Without partial there is one part, and it adds to dst itself.
+// column_args: x [rows, n] is cut into parts of rows; part p sums into partial + p*2*n (its second
+// half is for a block of rows). Without partial there is one part, and it adds to dst itself.
 typedef struct {
   const void *x;
   float *dst, *partial;

@@ -5,7 +5,7 @@
 typedef struct {
   const int32_t *positions;
   const float *freq;
-  float *cos, *sin; // [tokens, half]
+  float *cos, *sin;          // [tokens, half]
   int64_t tokens, half, per; // per: tokens of a task
   double scale;
 } rope_table_args;
@@ -16,8 +16,8 @@ typedef struct {
   void *y;
   int64_t tokens, heads, dim, half, per, bf16;
   int64_t x_token, x_head, y_token, y_head; // strides
-  const void *w; // [dim] of the norm, NULL = none
-  float *rstd;   // [tokens, heads]
+  const void *w;                            // [dim] of the norm, NULL = none
+  float *rstd;                              // [tokens, heads]
   int64_t rstd_token;
   double eps;
   float centre, sign; // sign: of the sine: -1 turns back

@@ -1,7 +1,9 @@
-// One vector vocabulary for three instruction sets. vf holds VW floats, vi as many int32; the operators + - * / & | ^ << >> work on
-// both, comparisons of vf give vi (all ones = true), and (vi)x, (vf)x reinterpret bits.
+// One vector vocabulary for three instruction sets. vf holds VW floats, vi as many int32; the
+// operators + - * / & | ^ << >> work on both, comparisons of vf give vi (all ones = true), and
+// (vi)x, (vf)x reinterpret bits.
 //
-// NaN: v_max(a, b) and v_min(a, b) return b when either is NaN, so a NaN survives in the second place and is lost in the first.
+// NaN: v_max(a, b) and v_min(a, b) return b when either is NaN, so a NaN survives in the second
+// place and is lost in the first.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -29,8 +31,12 @@ AI vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
 AI __mmask16 v_lanes_below(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 AI vf v_load_n(const float *p, int64_t n) { return _mm512_maskz_loadu_ps(v_lanes_below(n), p); }
 AI void v_store_n(float *p, vf x, int64_t n) { _mm512_mask_storeu_ps(p, v_lanes_below(n), x); }
-AI vf v_fill_below(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), x, _mm512_set1_ps(fill)); }
-AI vf v_fill_above(vf x, int64_t n, float fill) { return _mm512_mask_blend_ps(v_lanes_below(n), _mm512_set1_ps(fill), x); }
+AI vf v_fill_below(vf x, int64_t n, float fill) {
+  return _mm512_mask_blend_ps(v_lanes_below(n), x, _mm512_set1_ps(fill));
+}
+AI vf v_fill_above(vf x, int64_t n, float fill) {
+  return _mm512_mask_blend_ps(v_lanes_below(n), _mm512_set1_ps(fill), x);
+}
 AI int v_any_ne(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0; }
 AI void v_transpose(vf *r) {
   vf t[16];
@@ -103,7 +109,11 @@ AI void v_transpose(vf *r) {
 
 #else
 typedef float vf __attribute__((vector_size(4 * VW)));
-AI vf v_load(const float *p) { vf x; memcpy(&x, p, sizeof x); return x; }
+AI vf v_load(const float *p) {
+  vf x;
+  memcpy(&x, p, sizeof x);
+  return x;
+}
 AI void v_store(float *p, vf x) { memcpy(p, &x, sizeof x); }
 AI void v_stream(float *p, vf x) { v_store(p, x); }
 AI void v_streamed(void) {}
@@ -156,9 +166,11 @@ AI void v_transpose(vf *r) {
 
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 
-// v_stream stores past the caches what is not read soon, to an address that the bytes of a vector divide; a task that does so ends with v_streamed,
-// so that others see it. v_load_n reads the first n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
-// v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW). v_any_ne: some lane differs (or is NaN). v_transpose: VW vectors as a square, in place.
+// v_stream stores past the caches what is not read soon, to an address that the bytes of a vector
+// divide; a task that does so ends with v_streamed, so that others see it. v_load_n reads the first
+// n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
+// v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW). v_any_ne: some lane
+// differs (or is NaN). v_transpose: VW vectors as a square, in place.
 
 AI vf v_zero(void) { return (vf){0}; }
 AI vf v_add(vf a, vf b) { return a + b; }
@@ -180,9 +192,7 @@ AI float v_sum(vf x) {
 #else
   float t[VW];
   v_store(t, x);
-  UNROLL for (int w = VW / 2; w > 0; w /= 2) {
-    UNROLL for (int i = 0; i < w; i++) t[i] += t[i + w];
-  }
+  UNROLL for (int w = VW / 2; w > 0; w /= 2) { UNROLL for (int i = 0; i < w; i++) t[i] += t[i + w]; }
   return t[0];
 #endif
 }
@@ -207,10 +217,12 @@ AI vf v_exp2_poly(vf f) {
   return v_fma(p, f, v_set1(1.0f));
 }
 
-// Adding this rounds to the nearest integer n and leaves n + 127, the exponent field of 2^n, in the low bits.
+// Adding this rounds to the nearest integer n and leaves n + 127, the exponent field of 2^n, in the
+// low bits.
 #define V_EXP_MAGIC (12582912.0f + 127.0f)
 
-// v_exp2 is 2^x for x below 127.5; below -126 it gives 2^-126, never 0. NaN stays NaN: the power of two is a factor, not an addend of bits.
+// v_exp2 is 2^x for x below 127.5; below -126 it gives 2^-126, never 0. NaN stays NaN: the power of
+// two is a factor, not an addend of bits.
 AI vf v_exp2(vf x) {
   x = v_max(v_set1(-126.0f), x);
   vf t = v_add(x, v_set1(V_EXP_MAGIC));
@@ -218,7 +230,8 @@ AI vf v_exp2(vf x) {
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
 
-// v_exp is e^x, relative error 2e-7, for x clamped to [-87.3, 88]: it never overflows and never reaches 0. NaN stays NaN.
+// v_exp is e^x, relative error 2e-7, for x clamped to [-87.3, 88]: it never overflows and never
+// reaches 0. NaN stays NaN.
 AI vf v_exp(vf x) {
   x = v_min(v_set1(88.0f), v_max(v_set1(-87.3f), x));
   vf t = v_fma(x, v_set1(1.44269502f), v_set1(V_EXP_MAGIC));
@@ -228,8 +241,9 @@ AI vf v_exp(vf x) {
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
 
-// Elements of the compute type: what kernels of activations read and write. T, a constant, is 0 for F32 and 1 for BF16, whose upper half of an F32 is
-// widened exactly and rounded to the nearest, ties to even; a NaN stays a NaN. All sums are of F32.
+// Elements of the compute type: what kernels of activations read and write. T, a constant, is 0 for
+// F32 and 1 for BF16, whose upper half of an F32 is widened exactly and rounded to the nearest,
+// ties to even; a NaN stays a NaN. All sums are of F32.
 
 // e_bytes is the size of an element, e_at and e_to the address of element i.
 AI int64_t e_bytes(const int T) { return T ? 2 : 4; }
@@ -301,19 +315,26 @@ NOINLINE void v_store_bf16_n(uint16_t *p, vf x, int64_t n) {
 }
 #endif
 
-AI vf e_load(const int T, const void *p, int64_t i) { return T ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i); }
+AI vf e_load(const int T, const void *p, int64_t i) {
+  return T ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i);
+}
 AI void e_store(const int T, void *p, int64_t i, vf x) {
   if (T) v_store_bf16((uint16_t *)p + i, x);
   else v_store((float *)p + i, x);
 }
 // The same of the first n lanes, 0 <= n: what is behind them is neither read nor written.
-AI vf e_load_n(const int T, const void *p, int64_t i, int64_t n) { return T ? v_load_bf16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n); }
+AI vf e_load_n(const int T, const void *p, int64_t i, int64_t n) {
+  return T ? v_load_bf16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
+}
 AI void e_store_n(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (T) v_store_bf16_n((uint16_t *)p + i, x, n);
   else v_store_n((float *)p + i, x, n);
 }
-// The same where n >= 1 lanes are left, most often all. (Masked stores of AVX2 are slow on some CPUs.)
-AI vf e_get(const int T, const void *p, int64_t i, int64_t n) { return UNLIKELY(n < VW) ? e_load_n(T, p, i, n) : e_load(T, p, i); }
+// The same where n >= 1 lanes are left, most often all. (Masked stores of AVX2 are slow on some
+// CPUs.)
+AI vf e_get(const int T, const void *p, int64_t i, int64_t n) {
+  return UNLIKELY(n < VW) ? e_load_n(T, p, i, n) : e_load(T, p, i);
+}
 AI void e_put(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (UNLIKELY(n < VW)) e_store_n(T, p, i, x, n);
   else e_store(T, p, i, x);
@@ -323,7 +344,9 @@ AI vf v_get(const float *p, int64_t n) { return e_get(0, p, 0, n); }
 AI void v_put(float *p, vf x, int64_t n) { e_put(0, p, 0, x, n); }
 
 // e_value and e_set read and write one element.
-AI float e_value(const int T, const void *p, int64_t i) { return T ? bf16_value(((const uint16_t *)p)[i]) : ((const float *)p)[i]; }
+AI float e_value(const int T, const void *p, int64_t i) {
+  return T ? bf16_value(((const uint16_t *)p)[i]) : ((const float *)p)[i];
+}
 AI void e_set(const int T, void *p, int64_t i, float x) {
   if (T) ((uint16_t *)p)[i] = bf16_of(x);
   else ((float *)p)[i] = x;

@@ -1,6 +1,7 @@
-// matrix PROPERTIES [small]: what cuDNN serves of attention, on a GPU that need not be there: for each case the plan is built, as on the GPU that
-// the file of properties describes, and its engine and workspace are printed. It proves that cuDNN has an engine for the case, not
-// that the engine is right.
+// matrix PROPERTIES [small]: what cuDNN serves of attention, on a GPU that need not be there: for
+// each case the plan is built, as on the GPU that the file of properties describes, and its engine
+// and workspace are printed. It proves that cuDNN has an engine for the case, not that the engine
+// is right.
 #include <stdio.h>
 #include <string.h>
 
@@ -83,13 +84,65 @@ const std::vector<item> items = {
     {"heads before tokens", false, 32, 8, 128, 128, true, no, no, {8 * K}, {}, HEADS},
     {"Qwen2.5-7B, rank 1 of 8", true, 4, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 1}},
     {"Qwen2.5-7B, rank 5 of 8", false, 3, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 1}},
-    {"Llama, rank 0 of 3", false, 11, 3, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}},
-    {"Llama, rank 1 of 3", true, 11, 4, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
-    {"Llama, rank 1 of 3, 77 tokens", false, 11, 4, 128, 128, true, no, no, {77}, {}, TOKENS, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+    {"Llama, rank 0 of 3",
+     false,
+     11,
+     3,
+     128,
+     128,
+     true,
+     no,
+     no,
+     {8 * K},
+     {},
+     TOKENS,
+     ULY_BF16,
+     {0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2}},
+    {"Llama, rank 1 of 3",
+     true,
+     11,
+     4,
+     128,
+     128,
+     true,
+     no,
+     no,
+     {8 * K},
+     {},
+     TOKENS,
+     ULY_BF16,
+     {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+    {"Llama, rank 1 of 3, 77 tokens",
+     false,
+     11,
+     4,
+     128,
+     128,
+     true,
+     no,
+     no,
+     {77},
+     {},
+     TOKENS,
+     ULY_BF16,
+     {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
     {"Llama, rank 1 of 6", false, 6, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 1, 1, 1, 1}},
     {"Llama, rank 3 of 6", false, 5, 2, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 0, 1, 1}},
     {"a key head that is not used", false, 4, 3, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 0, 2, 2}},
-    {"9 groups, none as large as the one before", false, 13, 9, 128, 128, true, no, no, {8 * K}, {}, TOKENS, ULY_BF16, {0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}},
+    {"9 groups, none as large as the one before",
+     false,
+     13,
+     9,
+     128,
+     128,
+     true,
+     no,
+     no,
+     {8 * K},
+     {},
+     TOKENS,
+     ULY_BF16,
+     {0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}},
     {"2 documents of 4K", true, 32, 8, 128, 128, true, no, no, times(2, 4 * K)},
     {"2 documents of 4K, heads before tokens", false, 32, 8, 128, 128, true, no, no, times(2, 4 * K), {}, HEADS},
     {"3 documents", true, 32, 8, 128, 128, true, no, no, {4 * K, 3 * K, K}},
@@ -103,8 +156,28 @@ const std::vector<item> items = {
     {"documents, window of 511 before", false, 32, 8, 128, 128, true, 511, no, mixed},
     {"documents, window, all after", false, 32, 8, 128, 128, false, 511, no, mixed},
     {"documents, fewer queries than keys", false, 32, 8, 128, 128, true, no, no, {K, 2 * K, 512}, {2 * K, 2 * K, K}},
-    {"documents, fewer queries than keys, window", false, 32, 8, 128, 128, true, 100, no, {K, 2 * K, 512}, {2 * K, 2 * K, K}},
-    {"documents, full, more queries than keys", false, 32, 8, 128, 128, false, no, no, {K, 2 * K, 512}, {128, 2 * K, K}},
+    {"documents, fewer queries than keys, window",
+     false,
+     32,
+     8,
+     128,
+     128,
+     true,
+     100,
+     no,
+     {K, 2 * K, 512},
+     {2 * K, 2 * K, K}},
+    {"documents, full, more queries than keys",
+     false,
+     32,
+     8,
+     128,
+     128,
+     false,
+     no,
+     no,
+     {K, 2 * K, 512},
+     {128, 2 * K, K}},
     {"documents, one without queries", false, 32, 8, 128, 128, true, no, no, {K, 0, 512}, {K, K, 512}},
     {"documents, one whose queries see no key", false, 32, 8, 128, 128, false, no, no, {K, K}, {K, 0}},
     {"documents, d 64", false, 32, 8, 64, 64, true, no, no, mixed},
@@ -113,8 +186,34 @@ const std::vector<item> items = {
     {"documents, d 192 and 128", false, 16, 16, 192, 128, true, no, no, mixed},
     {"documents, d 256", false, 16, 8, 256, 256, true, no, no, mixed},
     {"documents inside fused q, k, v", false, 32, 8, 128, 128, true, no, no, mixed, {}, FUSED},
-    {"documents, Qwen2.5-7B, rank 1 of 8", true, 4, 2, 128, 128, true, no, no, mixed, {}, TOKENS, ULY_BF16, {0, 0, 0, 1}},
-    {"documents, Llama, rank 1 of 3", false, 11, 4, 128, 128, true, no, no, mixed, {}, FUSED, ULY_BF16, {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+    {"documents, Qwen2.5-7B, rank 1 of 8",
+     true,
+     4,
+     2,
+     128,
+     128,
+     true,
+     no,
+     no,
+     mixed,
+     {},
+     TOKENS,
+     ULY_BF16,
+     {0, 0, 0, 1}},
+    {"documents, Llama, rank 1 of 3",
+     false,
+     11,
+     4,
+     128,
+     128,
+     true,
+     no,
+     no,
+     mixed,
+     {},
+     FUSED,
+     ULY_BF16,
+     {0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
     {"documents, heads before tokens", false, 32, 8, 128, 128, true, no, no, mixed, {}, HEADS},
 };
 
@@ -139,7 +238,8 @@ struct call {
       t.stride[1] = c.layout == HEADS ? tokens * width : width;
       return t;
     };
-    a.q = a.dq = tensor(tq, c.hq, c.d, true), a.k = a.dk = tensor(tk, c.hkv, c.d, true), a.v = a.dv = tensor(tk, c.hkv, c.dv, true);
+    a.q = a.dq = tensor(tq, c.hq, c.d, true), a.k = a.dk = tensor(tk, c.hkv, c.d, true),
+    a.v = a.dv = tensor(tk, c.hkv, c.dv, true);
     a.out = a.dout = tensor(tq, c.hq, c.dv, false);
   }
 };
@@ -178,7 +278,9 @@ int main(int argc, char **argv) {
           said = why ? why : engine;
           break;
         }
-        said += cut.n == 1 ? engine : (i ? ", " : "") + std::to_string(shape.hq) + ":" + std::to_string(shape.hkv) + " " + engine;
+        said += cut.n == 1
+                    ? engine
+                    : (i ? ", " : "") + std::to_string(shape.hq) + ":" + std::to_string(shape.hkv) + " " + engine;
         const int64_t all = sdpa_lay(shape).plan + workspace;
         bytes = most(bytes, all);
         if (shape.packed && all > sdpa_bound(shape)) {
@@ -189,7 +291,8 @@ int main(int argc, char **argv) {
       for (char &b : said) // one line, and no bars in it
         if (b == '\n' || b == '|') b = ' ';
       if (said.size() > 160) said = said.substr(0, 160) + "…";
-      printf("| %s | %s | %s | %s | ", c.name, backward ? "backward" : "forward", served ? "cuDNN" : "own", said.c_str());
+      printf("| %s | %s | %s | %s | ", c.name, backward ? "backward" : "forward", served ? "cuDNN" : "own",
+             said.c_str());
       if (served) printf("%.1f", static_cast<double>(bytes) / (1 << 20));
       printf(" |\n");
       fflush(stdout);

@@ -5,6 +5,7 @@ cuDNN builds plans for a GPU that it is only told of, but not without a driver's
 one takes them and forgets them; whatever would touch a GPU fails with "no device". It is for checks of plans alone: a program that finds it in
 place of a driver cannot run anything.
 """
+
 import pathlib
 import re
 import subprocess
@@ -12,7 +13,14 @@ import sys
 
 NO_DEVICE = 100
 # What a library of kernels goes through on its way to a plan: a handle that is not NULL.
-HANDLES = ["cuLibraryLoadData", "cuLibraryGetKernel", "cuLibraryGetModule", "cuKernelGetFunction", "cuModuleGetFunction", "cuModuleLoadData"]
+HANDLES = [
+    "cuLibraryLoadData",
+    "cuLibraryGetKernel",
+    "cuLibraryGetModule",
+    "cuKernelGetFunction",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+]
 FINE = ["cuLibraryUnload", "cuKernelSetAttribute", "cuFuncSetAttribute", "cuModuleUnload"]
 WRITTEN = """
 #define _GNU_SOURCE
@@ -40,7 +48,12 @@ def names(folder):
     found = set()
     for part in ("graph", "engines_runtime_compiled", "engines_precompiled"):
         data = (folder / f"libcudnn_{part}.so.9").read_bytes()
-        found |= {m.decode() for m in re.findall(rb"(?<=\0)cu[A-Z][A-Za-z0-9]{3,}(?:_v\d)?(?:_pt[sd][zs])?(?=\0)", data)}
+        found |= {
+            m.decode()
+            for m in re.findall(
+                rb"(?<=\0)cu[A-Z][A-Za-z0-9]{3,}(?:_v\d)?(?:_pt[sd][zs])?(?=\0)", data
+            )
+        }
     return found
 
 
@@ -55,7 +68,20 @@ def main():
         else:
             source.append(f"int {name}() {{ return {0 if name in FINE else NO_DEVICE}; }}")
     (out / "stub.c").write_text("\n".join(source) + "\n")
-    subprocess.check_call(["gcc", "-O1", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", out / "libcuda.so.1", out / "stub.c", "-ldl"])
+    subprocess.check_call(
+        [
+            "gcc",
+            "-O1",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-Wl,-soname,libcuda.so.1",
+            "-o",
+            out / "libcuda.so.1",
+            out / "stub.c",
+            "-ldl",
+        ]
+    )
 
 
 main()

@@ -1,5 +1,5 @@
-// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu, attention_backward.cu and attention_mma.cu, cuDNN's in
-// sdpa.cpp.
+// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu,
+// attention_backward.cu and attention_mma.cu, cuDNN's in sdpa.cpp.
 #include "attention.h"
 
 #include <atomic>
@@ -11,7 +11,8 @@
 #include "libraries.h"
 #endif
 
-int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k) {
+int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,
+                         int64_t tile_k) {
   Tables tables(d, s, "Attention: tables of documents", a->workspace.data);
   attention_tables(*a, l, tile_q, tile_k, [&](int64_t at, int64_t value) { tables(at, value); });
   return tables.end();
@@ -31,11 +32,13 @@ int64_t attention_workspace(uly_device *d, const uly_attention *a) { return work
 static int32_t check_attention(uly_device *d, const uly_attention &a, bool backward) {
   Check c(d, backward ? "AttentionBackward" : "AttentionForward");
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3) {
-    c.refuse("q is %s, k %s, v %s: want [tokens, heads, features]", text_of(a.q).c_str(), text_of(a.k).c_str(), text_of(a.v).c_str());
+    c.refuse("q is %s, k %s, v %s: want [tokens, heads, features]", text_of(a.q).c_str(), text_of(a.k).c_str(),
+             text_of(a.v).c_str());
     return c.code;
   }
   const int type = c.compute("q", a.q);
-  const int64_t tq = a.q.shape[0], hq = a.q.shape[1], dim = a.q.shape[2], tk = a.k.shape[0], hkv = a.k.shape[1], dv = a.v.shape[2];
+  const int64_t tq = a.q.shape[0], hq = a.q.shape[1], dim = a.q.shape[2], tk = a.k.shape[0], hkv = a.k.shape[1],
+                dv = a.v.shape[2];
   c.rows("q", a.q, type, {-1, -1, -1});
   c.rows("k", a.k, type, {-1, -1, dim});
   c.rows("v", a.v, type, {tk, hkv, -1});
@@ -45,10 +48,12 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
   c.documents("CuQ", a.cu_q, a.documents, tq);
   c.documents("CuK", a.cu_k, a.documents, tk);
   if (!a.kv_head && hq > 0 && (hkv == 0 || hq % hkv != 0))
-    c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq, (long long)hkv);
+    c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq,
+             (long long)hkv);
   for (int64_t h = 0; a.kv_head && h < hq; h++)
     if (a.kv_head[h] < (h ? a.kv_head[h - 1] : 0) || a.kv_head[h] >= hkv) {
-      c.refuse("KVHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h, (long long)a.kv_head[h], (long long)hkv);
+      c.refuse("KVHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h, (long long)a.kv_head[h],
+               (long long)hkv);
       break;
     }
   if (backward) {
@@ -62,14 +67,22 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < bytes)
     c.refuse("workspace %s: AttentionWorkspace asks for %lld bytes", text_of(a.workspace).c_str(), (long long)bytes);
-  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0) c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
+  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0)
+    c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
   return c.code;
 }
 
 static AttentionView view(const uly_tensor &t) {
   const bool bf16 = t.dtype == ULY_BF16;
-  const bool wide = t.shape[2] % 4 == 0 && t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (bf16 ? 8 : 16) == 0;
-  return {t.data, t.stride[0], t.stride[1], (int32_t)t.shape[2], bf16, wide, aligned16(t.data, bf16 ? 2 : 4, t.stride[0], t.stride[1])};
+  const bool wide =
+      t.shape[2] % 4 == 0 && t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (bf16 ? 8 : 16) == 0;
+  return {t.data,
+          t.stride[0],
+          t.stride[1],
+          (int32_t)t.shape[2],
+          bf16,
+          wide,
+          aligned16(t.data, bf16 ? 2 : 4, t.stride[0], t.stride[1])};
 }
 
 static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, bool backward) {
@@ -91,27 +104,34 @@ static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, b
   return c;
 }
 
-// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so that tests see them do so.
+// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so
+// that tests see them do so.
 #ifdef ULY_EMULATED
 enum : int64_t { GRID = 5 };
 #else
 enum : int64_t { GRID = INT32_MAX };
 #endif
 
-// Kernels is what the blocks of a row of kernels have in common. A GPU is told once that a kernel's have more shared memory than others.
+// Kernels is what the blocks of a row of kernels have in common. A GPU is told once that a kernel's
+// have more shared memory than others.
 enum Row { OWN, SMALL, MMA };
 struct Kernels {
   const AttentionKernel *of_size;
   int threads;
   std::atomic<uint64_t> told[ATTENTION_SIZES];
 };
-static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}}, {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}}};
-static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}}, {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}}};
-static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}}, {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}},
+                                    {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}},
+                               {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}}};
+static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}},
+                                {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
 static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
 
 // Tiles is how a call is cut: a size, and its place among those of its row.
-struct Tiles : AttentionSize { int64_t place, forward_shared, backward_shared; };
+struct Tiles : AttentionSize {
+  int64_t place, forward_shared, backward_shared;
+};
 static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
   if (row == MMA) {
     const AttentionSize &s = attention_mma_size(dim, dv);
@@ -122,11 +142,15 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
 }
 
 // launch starts a kernel on `work` items.
-static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t place, int64_t shared, int64_t work, const AttentionCall &call) {
+static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t place, int64_t shared,
+                      int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
   if (!(kernels.told[place].load() & gpu) || gpu == 0) {
-    TRY(check(d, cudaFuncSetAttribute((const void *)kernels.of_size[place], cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared), what));
+    TRY(check(d,
+              cudaFuncSetAttribute((const void *)kernels.of_size[place], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   (int)shared),
+              what));
     kernels.told[place].fetch_or(gpu);
   }
   LAUNCH(kernels.of_size[place], (unsigned)least(work, GRID), kernels.threads, (size_t)shared, s, call);
@@ -160,14 +184,16 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row)
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
   if (rows > 0 && row == MMA) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
-    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID), ATTENTION_MMA_THREADS, 0, s, c);
+    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID),
+           ATTENTION_MMA_THREADS, 0, s, c);
     TRY(started(d, op));
   } else if (rows > 0) {
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID), ATTENTION_THREADS, 0, s, c);
     TRY(started(d, op));
   }
   TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.place, shared, keys, c));
-  if (row == MMA && attention_mma_dv_kernels[tiles.place]) TRY(launch(d, s, op, dv_kernels, tiles.place, shared, keys, c));
+  if (row == MMA && attention_mma_dv_kernels[tiles.place])
+    TRY(launch(d, s, op, dv_kernels, tiles.place, shared, keys, c));
   return launch(d, s, op, dq_kernels[row == MMA], tiles.place, shared, c.heads * c.count_q, c);
 }
 
@@ -178,33 +204,41 @@ static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { retur
 static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, SMALL); }
 static int32_t mma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, MMA); }
 
-// room: the kernels are built for these heads, and the GPU has shared memory for their tiles. Arguments that are no attention at all pass: run
-// refuses them with its own sentence.
+// room: the kernels are built for these heads, and the GPU has shared memory for their tiles.
+// Arguments that are no attention at all pass: run refuses them with its own sentence.
 static bool room(uly_device *d, const uly_attention &a, Row row, bool backward) {
   if (a.q.ndim != 3 || a.v.ndim != 3) return true;
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   if (most(dim, dv) > ATTENTION_HEAD) {
-    fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: kernels of our own go to %d", (long long)dim, (long long)dv, (int)ATTENTION_HEAD);
+    fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: kernels of our own go to %d", (long long)dim, (long long)dv,
+         (int)ATTENTION_HEAD);
     return false;
   }
   const Tiles tiles = tiles_of(dim, dv, row);
   const int64_t bytes = backward ? tiles.backward_shared : tiles.forward_shared;
   if (bytes <= d->shared_limit) return true;
-  fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim, (long long)dv, (long long)bytes, d->shared_limit);
+  fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim,
+       (long long)dv, (long long)bytes, d->shared_limit);
   return false;
 }
 static bool own_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, false); }
 static bool own_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, true); }
-static bool small_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, SMALL, false); }
-static bool small_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, SMALL, true); }
+static bool small_fits_forward(uly_device *d, const void *a) {
+  return room(d, *(const uly_attention *)a, SMALL, false);
+}
+static bool small_fits_backward(uly_device *d, const void *a) {
+  return room(d, *(const uly_attention *)a, SMALL, true);
+}
 
-// mma_fits asks for nothing in which ranks or layouts differ: bits must not depend on them. The largest score of a row is looked for before it is scaled.
+// mma_fits asks for nothing in which ranks or layouts differ: bits must not depend on them. The
+// largest score of a row is looked for before it is scaled.
 static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   const char *why = nullptr;
   if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "types other than BF16";
   else if (dim % 16 != 0 || dv % 16 != 0) why = "head sizes that are not multiples of 16";
-  else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "a scale that is not positive, or out of range";
+  else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f))
+    why = "a scale that is not positive, or out of range";
   if (!why) return room(d, a, MMA, backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;
@@ -227,7 +261,8 @@ static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
 }
 #endif
 
-// mma is tensor cores, in BF16; own serves all types; small, GPUs with less shared memory than own asks for.
+// mma is tensor cores, in BF16; own serves all types; small, GPUs with less shared memory than own
+// asks for.
 const uly_row attention_rows[] = {
 #ifndef ULY_EMULATED
     {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits},

@@ -4,7 +4,8 @@
 #include "attention_index.h"
 #include "plugin.h"
 
-// AttentionView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be moved as one, vectors: 16 bytes.
+// AttentionView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be
+// moved as one, vectors: 16 bytes.
 struct AttentionView {
   void *data;
   int64_t token, head;
@@ -28,14 +29,18 @@ struct AttentionCall {
 typedef void (*AttentionKernel)(AttentionCall);
 
 // The kernels by the place of their sizes in attention_sizes.
-extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES], attention_dkv_kernels[ATTENTION_SIZES];
+extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES],
+    attention_dkv_kernels[ATTENTION_SIZES];
 __global__ void attention_delta(AttentionCall a);
 
 // Those on tensor cores. dk also makes dv where there is no kernel of its own for it.
-extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES], attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
-extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES], attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
+extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
+    attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
+extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES],
+    attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);
 
-// attention_upload writes the tables into the workspace. It runs in the order of the stream and needs no host memory after it has returned:
-// the values travel as arguments of kernels.
-int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k);
+// attention_upload writes the tables into the workspace. It runs in the order of the stream and
+// needs no host memory after it has returned: the values travel as arguments of kernels.
+int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,
+                         int64_t tile_k);

@@ -1,15 +1,19 @@
-// Attention backward (Dao 2023). With P = exp(S - lse) the probabilities, dP = dout·vᵀ and delta = Σ dout·out of a query:
+// Attention backward (Dao 2023). With P = exp(S - lse) the probabilities, dP = dout·vᵀ and delta =
+// Σ dout·out of a query:
 //
 //   dS = P·(dP - delta),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
 //
-// dq is made by blocks that keep queries while keys pass, dk and dv by blocks that keep keys while queries pass. Scores are thus made twice, and in
-// return nothing is added across blocks: every sum has one order.
+// dq is made by blocks that keep queries while keys pass, dk and dv by blocks that keep keys while
+// queries pass. Scores are thus made twice, and in return nothing is added across blocks: every sum
+// has one order.
 #include "attention_tile.h"
 
-// delta [head][query]: in one chain, as dP, so that a query which sees a single key has a dS of exactly 0.
+// delta [head][query]: in one chain, as dP, so that a query which sees a single key has a dS of
+// exactly 0.
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {
   const int64_t n = a.heads * a.queries;
-  for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n; at += (int64_t)gridDim.x * ATTENTION_THREADS) {
+  for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n;
+       at += (int64_t)gridDim.x * ATTENTION_THREADS) {
     const int64_t head = at / a.queries, row = at % a.queries;
     const int64_t x = row * a.out.token + head * a.out.head, y = row * a.dout.token + head * a.dout.head;
     float sum = 0;
@@ -24,10 +28,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCa
   }
 }
 
-// What the kernels below have in shared memory: two tiles that stay, two that pass by, one of products, and for dk, dv lse and delta of the
-// queries that pass.
+// What the kernels below have in shared memory: two tiles that stay, two that pass by, one of
+// products, and for dk, dv lse and delta of the queries that pass.
 template <int SIZE> struct Backward {
-  static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows, COLUMNS = attention_sizes[SIZE].back_columns;
+  static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows,
+                       COLUMNS = attention_sizes[SIZE].back_columns;
   static constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
   float *stay, *stay2, *pass, *pass2, *product, *lse, *delta;
   __device__ __forceinline__ explicit Backward(float *shared) {
@@ -42,8 +47,7 @@ template <int SIZE> struct Backward {
 };
 
 // dq: queries stay with dout, keys pass with values.
-template <int SIZE>
-__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
+template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
   SHARED(float, shared);
@@ -62,9 +66,11 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
-    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (see.lo < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
-    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (see.lo < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
 
     float dq[RT][HEAD / 16], lse[RT], delta[RT];
@@ -112,19 +118,22 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(Atte
 #pragma unroll
       for (int g = 0; g < HEAD / 64; g++) {
         const float *d = &dq[i][4 * g];
-        store_four(a.dq, t.q + t.first + y + 16 * i, work.head, 64 * g + 4 * x, make_float4(d[0] * a.scale, d[1] * a.scale, d[2] * a.scale, d[3] * a.scale));
+        store_four(a.dq, t.q + t.first + y + 16 * i, work.head, 64 * g + 4 * x,
+                   make_float4(d[0] * a.scale, d[1] * a.scale, d[2] * a.scale, d[3] * a.scale));
       }
     }
   }
 }
 
-// finish adds a query head's sum (times f) to that of the heads before it, which lies in the result itself where that is F32, else in `sums`,
-// with features from `at` on. One thread owns an element through all heads.
-__device__ __forceinline__ void finish(const AttentionCall &a, const AttentionView &to, int64_t row, int64_t kv, int at, int c, const float *d, float f, bool first,
-                                       bool last) {
+// finish adds a query head's sum (times f) to that of the heads before it, which lies in the result
+// itself where that is F32, else in `sums`, with features from `at` on. One thread owns an element
+// through all heads.
+__device__ __forceinline__ void finish(const AttentionCall &a, const AttentionView &to, int64_t row, int64_t kv, int at,
+                                       int c, const float *d, float f, bool first, bool last) {
   float part[4] = {d[0] * f, d[1] * f, d[2] * f, d[3] * f};
-  float *sum = !to.bf16 ? (float *)to.data + row * to.token + kv * to.head + c
-               : first && last ? nullptr : a.sums + (kv * a.keys + row) * (a.k.width + a.v.width) + at + c;
+  float *sum = !to.bf16        ? (float *)to.data + row * to.token + kv * to.head + c
+               : first && last ? nullptr
+                               : a.sums + (kv * a.keys + row) * (a.k.width + a.v.width) + at + c;
 #pragma unroll
   for (int e = 0; e < 4; e++)
     if (!first && c + e < to.width) part[e] = sum[e] + part[e];
@@ -137,9 +146,9 @@ __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionVi
     if (c + e < to.width) sum[e] = part[e];
 }
 
-// dk and dv: keys stay with values, queries pass with dout. Products are transposed: their rows are keys.
-template <int SIZE>
-__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
+// dk and dv: keys stay with values, queries pass with dout. Products are transposed: their rows are
+// keys.
+template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
   SHARED(float, shared);
@@ -165,7 +174,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
       load_rows<HEAD, COLUMNS>(copies, tile.pass, a.q, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
       if (threadIdx.x < COLUMNS) {
         const bool there = q0 + threadIdx.x < seen.hi;
-        copies.copy<1>(tile.lse + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
+        copies.copy<1>(tile.lse + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse,
+                       there);
         copies.copy<1>(tile.delta + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta, there);
       }
     };
@@ -178,11 +188,13 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
     copies.close();
 
     float dk[RT][HEAD / 16], dv[RT][HEAD / 16];
-    for (int64_t head = 0; head < most(heads, 1); head++) { // a key head without query heads has gradients, too: zeros
+    // a key head without query heads has gradients, too: zeros
+    for (int64_t head = 0; head < most(heads, 1); head++) {
       clear(dk);
       clear(dv);
       for (int64_t pass = 0; pass < (heads > 0 ? passes : 0); pass++) {
-        const int64_t q0 = seen.lo + pass * COLUMNS, next_pass = pass + 1 < passes ? pass + 1 : 0, next_head = head + (next_pass == 0);
+        const int64_t q0 = seen.lo + pass * COLUMNS, next_pass = pass + 1 < passes ? pass + 1 : 0,
+                      next_head = head + (next_pass == 0);
         const int n = (int)least(COLUMNS, seen.hi - q0);
         float s[RT][CT], dp[RT][CT];
         copies.wait<1>();
@@ -234,5 +246,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(Att
   }
 }
 
-const AttentionKernel attention_dq_kernels[ATTENTION_SIZES] = {attention_dq_kernel<0>, attention_dq_kernel<1>, attention_dq_kernel<2>, attention_dq_kernel<3>};
-const AttentionKernel attention_dkv_kernels[ATTENTION_SIZES] = {attention_dkv_kernel<0>, attention_dkv_kernel<1>, attention_dkv_kernel<2>, attention_dkv_kernel<3>};
+const AttentionKernel attention_dq_kernels[ATTENTION_SIZES] = {attention_dq_kernel<0>, attention_dq_kernel<1>,
+                                                               attention_dq_kernel<2>, attention_dq_kernel<3>};
+const AttentionKernel attention_dkv_kernels[ATTENTION_SIZES] = {attention_dkv_kernel<0>, attention_dkv_kernel<1>,
+                                                                attention_dkv_kernel<2>, attention_dkv_kernel<3>};

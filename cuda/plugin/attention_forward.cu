@@ -1,10 +1,11 @@
-// Attention forward (Dao 2023, FlashAttention-2): a block has a tile of queries of one head and goes along the keys that they see, with a
-// running maximum and sum. While one product runs, the other one's next keys or values are on their way to shared memory.
+// Attention forward (Dao 2023, FlashAttention-2): a block has a tile of queries of one head and
+// goes along the keys that they see, with a running maximum and sum. While one product runs, the
+// other one's next keys or values are on their way to shared memory.
 #include "attention_tile.h"
 
-template <int SIZE>
-__global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel(AttentionCall a) {
-  constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].rows, COLUMNS = attention_sizes[SIZE].columns;
+template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel(AttentionCall a) {
+  constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].rows,
+                COLUMNS = attention_sizes[SIZE].columns;
   constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
   SHARED(float, shared);
   float *qs = shared, *ks = qs + ROWS * W, *vs = ks + COLUMNS * W, *ps = vs + COLUMNS * W;
@@ -18,12 +19,15 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows; // a warp has rows y, y+16, … of two neighbouring y
 
-    // Groups of copies in order: queries and first keys, first values, second keys, …: the one waited for is always the last but one.
+    // Groups of copies in order: queries and first keys, first values, second keys, …: the one
+    // waited for is always the last but one.
     __syncthreads(); // the tile before has been read
     load_rows<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
-    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (see.lo < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
-    if (see.lo < see.hi) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (see.lo < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
 
     float o[RT][HEAD / 16], top[RT], sum[RT];
@@ -47,14 +51,17 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            // Rounded here: fused with the subtraction below, the largest would not become exactly 0.
+            // Rounded here: fused with the subtraction below, the largest would not become exactly
+            // 0.
             s[i][j] = c < n && band.below <= apart && apart <= band.above ? __fmul_rn(s[i][j], a.scale) : -INFINITY;
             m = fmaxf(m, s[i][j]);
           }
 #pragma unroll
           for (int lane = 8; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
-          // Not exp2f of scores in base 2, which would bring a rounding that all probabilities of a query share.
-          const float base = m == -INFINITY ? 0 : m, keep = expf(top[i] - base); // before any key: 0
+          // Not exp2f of scores in base 2, which would bring a rounding that all probabilities of a
+          // query share.
+          // before any key: 0
+          const float base = m == -INFINITY ? 0 : m, keep = expf(top[i] - base);
           top[i] = m;
           sum[i] *= keep;
 #pragma unroll
@@ -96,5 +103,5 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel
   }
 }
 
-const AttentionKernel attention_forward_kernels[ATTENTION_SIZES] = {attention_forward_kernel<0>, attention_forward_kernel<1>, attention_forward_kernel<2>,
-                                                                   attention_forward_kernel<3>};
+const AttentionKernel attention_forward_kernels[ATTENTION_SIZES] = {
+    attention_forward_kernel<0>, attention_forward_kernel<1>, attention_forward_kernel<2>, attention_forward_kernel<3>};

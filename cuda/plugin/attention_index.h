@@ -1,25 +1,33 @@
-// Index arithmetic of attention: which keys a query sees, how documents are cut into tiles, which tile a block works on, and where things lie
-// in the workspace. No CUDA in here: kernels and a host program (attention_index_test.cpp) include it alike.
+// Index arithmetic of attention: which keys a query sees, how documents are cut into tiles, which
+// tile a block works on, and where things lie in the workspace. No CUDA in here: kernels and a host
+// program (attention_index_test.cpp) include it alike.
 #pragma once
 
 #include "index.h"
 
 // AttentionRange is [lo, hi), empty when hi <= lo.
-struct AttentionRange { int64_t lo, hi; };
+struct AttentionRange {
+  int64_t lo, hi;
+};
 
-// AttentionMask is what a query sees around the key it stands at, which is i + keys - queries for query i of a document: `left` keys before and
-// `right` keys after it; negative = all.
-struct AttentionMask { int64_t left, right; };
+// AttentionMask is what a query sees around the key it stands at, which is i + keys - queries for
+// query i of a document: `left` keys before and `right` keys after it; negative = all.
+struct AttentionMask {
+  int64_t left, right;
+};
 
-// attention_mask folds causal into the window. A bound that no document can reach is left out, so that no sum below overflows.
+// attention_mask folds causal into the window. A bound that no document can reach is left out, so
+// that no sum below overflows.
 inline AttentionMask attention_mask(const uly_attention &a) {
   const int64_t reach = a.q.shape[0] + a.k.shape[0];
-  const int64_t left = a.left < 0 || a.left >= reach ? -1 : a.left, right = a.right < 0 || a.right >= reach ? -1 : a.right;
+  const int64_t left = a.left < 0 || a.left >= reach ? -1 : a.left,
+                right = a.right < 0 || a.right >= reach ? -1 : a.right;
   return {left, a.causal ? 0 : right};
 }
 
-// attention_keys is the keys that some of the queries [q0, q1) of a document see; for a single query exactly those that it sees. Below, too,
-// queries and keys are counted from the start of their document, which has sq and sk of them.
+// attention_keys is the keys that some of the queries [q0, q1) of a document see; for a single
+// query exactly those that it sees. Below, too, queries and keys are counted from the start of
+// their document, which has sq and sk of them.
 ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t q1) {
   const int64_t off = sk - sq;
   return {m.left < 0 ? 0 : most(0, q0 + off - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + off + m.right))};
@@ -31,22 +39,33 @@ ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t s
   return {m.right < 0 ? 0 : most(0, k0 - off - m.right), m.left < 0 ? sq : most(0, least(sq, k1 - off + m.left))};
 }
 
-// AttentionBand is the mask of a tile of queries from q0 on and of keys from k0 on: query q0 + r sees key k0 + c of the document if
-// below <= c - r <= above. Exact for r and c below 2^15.
-struct AttentionBand { int below, above; };
-ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) { // the key at which query q0 stands, from k0 on
+// AttentionBand is the mask of a tile of queries from q0 on and of keys from k0 on: query q0 + r
+// sees key k0 + c of the document if below <= c - r <= above. Exact for r and c below 2^15.
+struct AttentionBand {
+  int below, above;
+};
+// the key at which query q0 stands, from k0 on
+ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) {
   const int64_t far = 1 << 16;
-  return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)), m.right < 0 ? (int)far : (int)most(-far, least(far, at + m.right))};
+  return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)),
+          m.right < 0 ? (int)far : (int)most(-far, least(far, at + m.right))};
 }
-ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) { return attention_band(m, q0 + sk - sq - k0); }
+ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) {
+  return attention_band(m, q0 + sk - sq - k0);
+}
 
-// AttentionSize is the tiles of one build of the kernels: head sizes up to `head`; the forward pass has `rows` queries against `columns` keys at
-// a time, the backward pass `back_rows` queries or keys, which stay, against `back_columns` keys or queries, which pass by.
-struct AttentionSize { int head, rows, columns, back_rows, back_columns; };
+// AttentionSize is the tiles of one build of the kernels: head sizes up to `head`; the forward pass
+// has `rows` queries against `columns` keys at a time, the backward pass `back_rows` queries or
+// keys, which stay, against `back_columns` keys or queries, which pass by.
+struct AttentionSize {
+  int head, rows, columns, back_rows, back_columns;
+};
 
-// The first that holds the heads serves. The last is for GPUs with less shared memory, and serves all: the least of any is 99 KiB a block.
+// The first that holds the heads serves. The last is for GPUs with less shared memory, and serves
+// all: the least of any is 99 KiB a block.
 enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = ULY_ATTENTION_HEAD, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
-constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {{64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 16, 16, 16}};
+constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {
+    {64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 16, 16, 16}};
 
 inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
   int i = small ? ATTENTION_SIZES - 1 : 0;
@@ -54,17 +73,22 @@ inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
   return attention_sizes[i];
 }
 
-// Bytes of shared memory. Rows of tiles have a gap, so that lanes which read the same column of neighbouring rows meet in no bank.
+// Bytes of shared memory. Rows of tiles have a gap, so that lanes which read the same column of
+// neighbouring rows meet in no bank.
 constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
-  return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) + s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
+  return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) +
+                             s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// Kernels on tensor cores, in BF16: what passes by is there twice. Rows are 16 bytes longer than their features.
+// Kernels on tensor cores, in BF16: what passes by is there twice. Rows are 16 bytes longer than
+// their features.
 enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
-constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {{64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
+constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
+    {64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
 constexpr int64_t attention_mma_shared(const AttentionSize &s, bool backward) {
-  return 2 * (s.head + ATTENTION_MMA_GAP) * (backward ? 2 * s.back_rows + 4 * s.back_columns : s.rows + 4 * s.columns) + (backward ? 16 * s.back_columns : 0);
+  return 2 * (s.head + ATTENTION_MMA_GAP) * (backward ? 2 * s.back_rows + 4 * s.back_columns : s.rows + 4 * s.columns) +
+         (backward ? 16 * s.back_columns : 0);
 }
 inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
   int i = 0;
@@ -72,17 +96,19 @@ inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
   return attention_mma_sizes[i];
 }
 
-// AttentionLayout is a workspace, in bytes from its start. In front the tables of documents, int64: what is asked for often is not what a call
-// says (host memory, documents without a token) but these.
+// AttentionLayout is a workspace, in bytes from its start. In front the tables of documents, int64:
+// what is asked for often is not what a call says (host memory, documents without a token) but
+// these.
 struct AttentionLayout {
-  int64_t documents;          // with a token; with cu_q NULL the most there can be
-  int64_t cu_q, cu_k;         // [documents + 1] bounds
-  int64_t tiles_q, tiles_k;   // [documents + 1] tiles of rows in the documents before
-  int64_t kv_head;            // [query heads] key head
-  int64_t first;              // [key heads + 1] first query head
-  int64_t tables;             // end of the tables: of here on a row of kernels has its own
-  int64_t delta;              // [query heads][queries] F32, backward
-  int64_t sums;               // [key heads][keys][d + dv] F32, backward: sums over query heads where dk, dv are not F32
+  int64_t documents;        // with a token; with cu_q NULL the most there can be
+  int64_t cu_q, cu_k;       // [documents + 1] bounds
+  int64_t tiles_q, tiles_k; // [documents + 1] tiles of rows in the documents before
+  int64_t kv_head;          // [query heads] key head
+  int64_t first;            // [key heads + 1] first query head
+  int64_t tables;           // end of the tables: of here on a row of kernels has its own
+  int64_t delta;            // [query heads][queries] F32, backward
+  // [key heads][keys][d + dv] F32, backward: sums over query heads where dk, dv are not F32
+  int64_t sums;
   int64_t bytes;
 };
 
@@ -90,7 +116,8 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   const int64_t tq = a.q.shape[0], hq = a.q.shape[1], tk = a.k.shape[0], hkv = a.k.shape[1];
   AttentionLayout l = {};
   l.documents = a.cu_q ? 0 : tq + tk;
-  for (int64_t i = 0; a.cu_q && i < a.documents; i++) l.documents += a.cu_q[i + 1] > a.cu_q[i] || a.cu_k[i + 1] > a.cu_k[i];
+  for (int64_t i = 0; a.cu_q && i < a.documents; i++)
+    l.documents += a.cu_q[i + 1] > a.cu_q[i] || a.cu_k[i + 1] > a.cu_k[i];
   auto take = [&](int64_t n, int64_t size) {
     const int64_t at = l.bytes;
     l.bytes = ceil_div(at + n * size, 256) * 256;
@@ -109,10 +136,14 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   return l;
 }
 
-inline int64_t attention_kv_head(const uly_attention &a, int64_t h) { return a.kv_head ? a.kv_head[h] : h / (a.q.shape[1] / a.k.shape[1]); }
+inline int64_t attention_kv_head(const uly_attention &a, int64_t h) {
+  return a.kv_head ? a.kv_head[h] : h / (a.q.shape[1] / a.k.shape[1]);
+}
 
-// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the queries, or keys, of a tile.
-template <class Put> void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k, Put put) {
+// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the queries, or
+// keys, of a tile.
+template <class Put>
+void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k, Put put) {
   int64_t n = 0, tiles_q = 0, tiles_k = 0;
   auto entry = [&](int64_t q, int64_t k) {
     put(l.cu_q + 8 * n, q);
@@ -144,7 +175,8 @@ inline int64_t attention_count(const int64_t *cu, int64_t documents, int64_t til
   return n;
 }
 
-// AttentionTile is a block's work: rows [first, first + rows) of a document, counted from its start.
+// AttentionTile is a block's work: rows [first, first + rows) of a document, counted from its
+// start.
 struct AttentionTile {
   int64_t q, sq, k, sk; // the document: where its queries and keys start, and how many they are
   int64_t first;
@@ -152,7 +184,8 @@ struct AttentionTile {
 };
 
 // attention_tile finds tile t of those that `tiles` counts: tiles of queries, or of keys.
-ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents, int64_t t, int size, bool keys) {
+ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents,
+                                      int64_t t, int size, bool keys) {
   int64_t lo = 0, hi = documents; // tiles[lo] <= t < tiles[hi]
   while (hi - lo > 1) {
     const int64_t mid = lo + (hi - lo) / 2;
@@ -164,7 +197,12 @@ ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, 
   return x;
 }
 
-// AttentionWork is item w of `tiles` of each head: heads in order, so that blocks which run at once read the same keys. Tiles that see most
-// come first: with a causal mask the last queries, or the first keys.
-struct AttentionWork { int64_t head, tile; };
-ULY_BOTH AttentionWork attention_work(int64_t w, int64_t tiles, bool keys) { return {w / tiles, keys ? w % tiles : tiles - 1 - w % tiles}; }
+// AttentionWork is item w of `tiles` of each head: heads in order, so that blocks which run at once
+// read the same keys. Tiles that see most come first: with a causal mask the last queries, or the
+// first keys.
+struct AttentionWork {
+  int64_t head, tile;
+};
+ULY_BOTH AttentionWork attention_work(int64_t w, int64_t tiles, bool keys) {
+  return {w / tiles, keys ? w % tiles : tiles - 1 - w % tiles};
+}

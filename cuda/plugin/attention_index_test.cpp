@@ -1,5 +1,5 @@
-// The arithmetic of attention_index.h against its definitions: on small documents pair by pair, and at lengths that no memory has. A Go test
-// compiles and runs this.
+// The arithmetic of attention_index.h against its definitions: on small documents pair by pair, and
+// at lengths that no memory has. A Go test compiles and runs this.
 #include "attention_index.h"
 
 #include <stdio.h>
@@ -29,7 +29,9 @@ static int64_t random_below(int64_t n) { // Knuth's generator
 
 static uly_attention question(int64_t tq, int64_t hq, int64_t tk, int64_t hkv, int dtype = ULY_F32) {
   uly_attention a = {};
-  auto shape = [&](uly_tensor &t, int64_t n, int64_t h, int64_t d) { t.dtype = (uint8_t)dtype, t.ndim = 3, t.shape[0] = n, t.shape[1] = h, t.shape[2] = d; };
+  auto shape = [&](uly_tensor &t, int64_t n, int64_t h, int64_t d) {
+    t.dtype = (uint8_t)dtype, t.ndim = 3, t.shape[0] = n, t.shape[1] = h, t.shape[2] = d;
+  };
   shape(a.q, tq, hq, 8), shape(a.k, tk, hkv, 8), shape(a.v, tk, hkv, 6), shape(a.out, tq, hq, 6);
   a.left = a.right = -1;
   return a;
@@ -54,8 +56,10 @@ static void test_masks() {
             a.left = left, a.right = right, a.causal = causal;
             const AttentionMask m = attention_mask(a);
             auto text = [&](const char *what, int64_t from, int64_t to, AttentionRange got, int64_t lo, int64_t hi) {
-              CHECK(hi > lo ? got.lo == lo && got.hi == hi : got.hi <= got.lo, "%s [%lld, %lld) of %lld x %lld, window %lld %lld, causal %d: [%lld, %lld), want [%lld, %lld)", what,
-                    (ll)from, (ll)to, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, (ll)got.lo, (ll)got.hi, (ll)lo, (ll)hi);
+              CHECK(hi > lo ? got.lo == lo && got.hi == hi : got.hi <= got.lo,
+                    "%s [%lld, %lld) of %lld x %lld, window %lld %lld, causal %d: [%lld, %lld), want [%lld, %lld)",
+                    what, (ll)from, (ll)to, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, (ll)got.lo, (ll)got.hi, (ll)lo,
+                    (ll)hi);
             };
             for (int64_t q0 = 0; q0 < sq; q0++)
               for (int64_t q1 = q0 + 1; q1 <= sq; q1++) {
@@ -78,8 +82,9 @@ static void test_masks() {
                 const AttentionBand b = attention_band(m, sq, sk, q0, k0);
                 for (int r = 0; q0 + r < sq; r++)
                   for (int c = 0; k0 + c < sk; c++)
-                    CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, q0 + r, k0 + c), "band of %lld %lld, %lld x %lld, window %lld %lld, causal %d: row %d, column %d",
-                          (ll)q0, (ll)k0, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, r, c);
+                    CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, q0 + r, k0 + c),
+                          "band of %lld %lld, %lld x %lld, window %lld %lld, causal %d: row %d, column %d", (ll)q0,
+                          (ll)k0, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, r, c);
               }
           }
 }
@@ -98,16 +103,22 @@ static void test_far_masks() {
             const int64_t i = random_below(sq), at = i + extra;
             const AttentionRange keys = attention_keys(m, sq, sk, i, i + 1);
             for (int64_t j : {keys.lo - 1, keys.lo, keys.hi - 1, keys.hi, at, at - 100, at + 1})
-              if (j >= 0 && j < sk) CHECK((keys.lo <= j && j < keys.hi) == sees(a, sq, sk, i, j), "far: query %lld, key %lld", (ll)i, (ll)j);
+              if (j >= 0 && j < sk)
+                CHECK((keys.lo <= j && j < keys.hi) == sees(a, sq, sk, i, j), "far: query %lld, key %lld", (ll)i,
+                      (ll)j);
             const int64_t j = random_below(sk);
             const AttentionRange queries = attention_queries(m, sq, sk, j, j + 1);
             for (int64_t q : {queries.lo - 1, queries.lo, queries.hi - 1, queries.hi})
-              if (q >= 0 && q < sq) CHECK((queries.lo <= q && q < queries.hi) == sees(a, sq, sk, q, j), "far: key %lld, query %lld", (ll)j, (ll)q);
+              if (q >= 0 && q < sq)
+                CHECK((queries.lo <= q && q < queries.hi) == sees(a, sq, sk, q, j), "far: key %lld, query %lld", (ll)j,
+                      (ll)q);
             const int64_t k0 = most(0, least(sk - 300, at - 300 + random_below(600)));
             const AttentionBand b = attention_band(m, sq, sk, i, k0);
             for (int t = 0; t < 50; t++) {
               const int r = (int)random_below(256), c = (int)random_below(256);
-              if (i + r < sq) CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, i + r, k0 + c), "far band: query %lld, key %lld", (ll)(i + r), (ll)(k0 + c));
+              if (i + r < sq)
+                CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, i + r, k0 + c),
+                      "far band: query %lld, key %lld", (ll)(i + r), (ll)(k0 + c));
             }
           }
         }
@@ -147,12 +158,17 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
     }
     return x;
   };
-  const List q = table(l.cu_q, l.documents + 1), k = table(l.cu_k, l.documents + 1), tiles_q = table(l.tiles_q, l.documents + 1), tiles_k = table(l.tiles_k, l.documents + 1);
+  const List q = table(l.cu_q, l.documents + 1), k = table(l.cu_k, l.documents + 1),
+             tiles_q = table(l.tiles_q, l.documents + 1), tiles_k = table(l.tiles_k, l.documents + 1);
   const List heads = table(l.kv_head, hq), first = table(l.first, hkv + 1);
   CHECK(put.size() == (size_t)(4 * (l.documents + 1) + hq + hkv + 1), "entries that nobody reads");
-  CHECK(tiles_q.back() == attention_count(a.cu_q, documents, tile_q) && tiles_k.back() == attention_count(a.cu_k, documents, tile_k), "the count of tiles");
+  CHECK(tiles_q.back() == attention_count(a.cu_q, documents, tile_q) &&
+            tiles_k.back() == attention_count(a.cu_k, documents, tile_k),
+        "the count of tiles");
   for (int64_t kv = 0; kv < hkv; kv++)
-    for (int64_t h = 0; h < hq; h++) CHECK((kv_head[h] == kv) == (first[kv] <= h && h < first[kv + 1]) && heads[h] == kv_head[h], "query head %lld, key head %lld", (ll)h, (ll)kv);
+    for (int64_t h = 0; h < hq; h++)
+      CHECK((kv_head[h] == kv) == (first[kv] <= h && h < first[kv + 1]) && heads[h] == kv_head[h],
+            "query head %lld, key head %lld", (ll)h, (ll)kv);
   for (bool keys : {false, true}) {
     const List &tiles = keys ? tiles_k : tiles_q, &cu = keys ? cu_k : cu_q;
     const int size = keys ? tile_k : tile_q;
@@ -166,8 +182,12 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
       const int64_t start = (keys ? x.k : x.q) + x.first;
       if (next < 0) next = start;
       while (cu[document + 1] <= start) document++;
-      CHECK(start == next && x.rows > 0 && x.rows <= size && start >= cu[document] && start + x.rows <= cu[document + 1], "tile %lld has rows %lld + %d", (ll)t, (ll)start, x.rows);
-      CHECK(x.q == cu_q[document] && x.sq == cu_q[document + 1] - x.q && x.k == cu_k[document] && x.sk == cu_k[document + 1] - x.k, "tile %lld has another document", (ll)t);
+      CHECK(
+          start == next && x.rows > 0 && x.rows <= size && start >= cu[document] && start + x.rows <= cu[document + 1],
+          "tile %lld has rows %lld + %d", (ll)t, (ll)start, x.rows);
+      CHECK(x.q == cu_q[document] && x.sq == cu_q[document + 1] - x.q && x.k == cu_k[document] &&
+                x.sk == cu_k[document + 1] - x.k,
+            "tile %lld has another document", (ll)t);
       next = start + x.rows;
     }
     CHECK(next == (keys ? tk : tq) || tiles.back() == 0, "tiles end at %lld", (ll)next);
@@ -192,7 +212,8 @@ static void test_work() {
 // A workspace without documents is enough for any, and its parts do not overlap.
 static void test_layout() {
   for (int n = 0; n < 3000; n++) {
-    const int64_t tq = random_below(60), tk = random_below(60), hq = random_below(90), hkv = 1 + random_below(90), documents = 1 + random_below(150);
+    const int64_t tq = random_below(60), tk = random_below(60), hq = random_below(90), hkv = 1 + random_below(90),
+                  documents = 1 + random_below(150);
     uly_attention a = question(tq, hq, tk, hkv, n % 2 ? ULY_F32 : ULY_BF16);
     const List cu_q = bounds(tq, documents), cu_k = bounds(tk, documents);
     for (bool backward : {false, true}) {
@@ -200,34 +221,42 @@ static void test_layout() {
       const AttentionLayout most_of = attention_layout(a, backward);
       a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = documents;
       const AttentionLayout l = attention_layout(a, backward);
-      CHECK(l.bytes <= most_of.bytes && l.tables <= most_of.tables && l.documents <= tq + tk, "%lld bytes, bound %lld", (ll)l.bytes, (ll)most_of.bytes);
+      CHECK(l.bytes <= most_of.bytes && l.tables <= most_of.tables && l.documents <= tq + tk, "%lld bytes, bound %lld",
+            (ll)l.bytes, (ll)most_of.bytes);
       const int64_t entries = 8 * (l.documents + 1);
-      List ends = {l.cu_q, l.cu_q + entries, l.cu_k, l.cu_k + entries, l.tiles_q, l.tiles_q + entries, l.tiles_k, l.tiles_k + entries,
-                   l.kv_head, l.kv_head + 8 * hq, l.first, l.first + 8 * (hkv + 1), l.tables};
+      List ends = {l.cu_q,    l.cu_q + entries,    l.cu_k,    l.cu_k + entries,   l.tiles_q, l.tiles_q + entries,
+                   l.tiles_k, l.tiles_k + entries, l.kv_head, l.kv_head + 8 * hq, l.first,   l.first + 8 * (hkv + 1),
+                   l.tables};
       if (backward) {
         ends.insert(ends.end(), {l.delta, l.delta + 4 * hq * tq, l.sums});
         if (a.k.dtype == ULY_BF16 && hq > hkv) ends.push_back(l.sums + 4 * hkv * tk * 14);
       }
       ends.push_back(l.bytes);
-      for (size_t i = 1; i < ends.size(); i++) CHECK(ends[i - 1] <= ends[i], "parts of the workspace overlap: %lld after %lld", (ll)ends[i], (ll)ends[i - 1]);
+      for (size_t i = 1; i < ends.size(); i++)
+        CHECK(ends[i - 1] <= ends[i], "parts of the workspace overlap: %lld after %lld", (ll)ends[i], (ll)ends[i - 1]);
     }
   }
 }
 
-// What blocks ask for is there: 227 KiB on Hopper, and 99 KiB on the GPUs with the least (sm_86, sm_89, sm_120).
+// What blocks ask for is there: 227 KiB on Hopper, and 99 KiB on the GPUs with the least (sm_86,
+// sm_89, sm_120).
 static void test_sizes() {
   for (int64_t d = 1; d <= ATTENTION_HEAD; d++)
     for (bool small : {false, true})
       for (bool backward : {false, true}) {
         const AttentionSize &s = attention_size(d, 1, small);
-        CHECK(s.head >= d && attention_shared(s, backward) <= (small ? 99 : 227) * 1024, "head size %lld: %lld bytes", (ll)d, (ll)attention_shared(s, backward));
+        CHECK(s.head >= d && attention_shared(s, backward) <= (small ? 99 : 227) * 1024, "head size %lld: %lld bytes",
+              (ll)d, (ll)attention_shared(s, backward));
         CHECK(&s == &attention_size(1, d, small), "head sizes %lld and 1", (ll)d);
         const AttentionSize &m = attention_mma_size(d, 1);
-        CHECK(m.head >= d && attention_mma_shared(m, backward) <= (d <= 128 ? 99 : 227) * 1024, "head size %lld on tensor cores: %lld bytes", (ll)d, (ll)attention_mma_shared(m, backward));
+        CHECK(m.head >= d && attention_mma_shared(m, backward) <= (d <= 128 ? 99 : 227) * 1024,
+              "head size %lld on tensor cores: %lld bytes", (ll)d, (ll)attention_mma_shared(m, backward));
         CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
-        // A warp has whole strips of 16 rows, columns come in pairs of eight, and a block has a thread for the statistics of each.
+        // A warp has whole strips of 16 rows, columns come in pairs of eight, and a block has a
+        // thread for the statistics of each.
         const int warps = ATTENTION_MMA_THREADS / 32;
-        CHECK(m.rows % (16 * warps) == 0 && m.back_rows % (16 * warps) == 0 && m.columns % 16 == 0 && m.back_columns % 16 == 0 && m.back_columns <= ATTENTION_MMA_THREADS,
+        CHECK(m.rows % (16 * warps) == 0 && m.back_rows % (16 * warps) == 0 && m.columns % 16 == 0 &&
+                  m.back_columns % 16 == 0 && m.back_columns <= ATTENTION_MMA_THREADS,
               "tiles for head size %lld on tensor cores", (ll)d);
       }
 }
@@ -236,7 +265,8 @@ int main() {
   test_masks();
   test_far_masks();
   for (int n = 0; n < 2000; n++) test_tables(random_below(300), random_below(300), 1 + random_below(40), true);
-  for (int n = 0; n < 200; n++) test_tables(random_below((int64_t)1 << 40), random_below((int64_t)1 << 40), 1 + random_below(40), false);
+  for (int n = 0; n < 200; n++)
+    test_tables(random_below((int64_t)1 << 40), random_below((int64_t)1 << 40), 1 + random_below(40), false);
   test_work();
   test_layout();
   test_sizes();

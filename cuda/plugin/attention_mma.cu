@@ -1,11 +1,14 @@
-// Attention on tensor cores, in BF16: the kernels of attention_forward.cu and attention_backward.cu over again, tile by tile, with products in F32 sums and
-// probabilities and score gradients rounded to BF16 before they are multiplied. Nothing is added across blocks here either: every sum has one order.
+// Attention on tensor cores, in BF16: the kernels of attention_forward.cu and attention_backward.cu
+// over again, tile by tile, with products in F32 sums and probabilities and score gradients rounded
+// to BF16 before they are multiplied. Nothing is added across blocks here either: every sum has one
+// order.
 #include "attention_mma.h"
 
 // A block keeps queries; keys and values pass by, one tile of them while the next is on its way.
-template <int SIZE>
-__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forward_kernel(AttentionCall a) {
-  constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows, COLUMNS = attention_mma_sizes[SIZE].columns;
+template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
+    attention_mma_forward_kernel(AttentionCall a) {
+  constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows,
+                COLUMNS = attention_mma_sizes[SIZE].columns;
   constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
   SHARED(bf16, shared);
   bf16 *qs = shared, *kvs = qs + ROWS * W; // twice keys and values
@@ -19,7 +22,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forwar
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo; // of the tile of keys that is worked on
+    // of the tile of keys that is worked on
+    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
     auto load_keys = [&](bf16 *to, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, to, a.k, key + by, kv, n);
@@ -64,14 +68,17 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forwar
           const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
           if (seen == PARTLY)
 #pragma unroll
-            for (int c = 0; c < 2 * NT; c++) s[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? -INFINITY : s[i][c / 2][2 * h + c % 2];
+            for (int c = 0; c < 2 * NT; c++)
+              s[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? -INFINITY : s[i][c / 2][2 * h + c % 2];
           float m = top[i][h];
 #pragma unroll
           for (int c = 0; c < 2 * NT; c++) m = fmaxf(m, s[i][c / 2][2 * h + c % 2]);
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-          // The base of all exponents of a row, rounded once: where the largest does not become 1, its sum says by how much.
-          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_quick(top[i][h] * scale - base); // before any key: 0
+          // The base of all exponents of a row, rounded once: where the largest does not become 1,
+          // its sum says by how much.
+          // before any key: 0
+          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_quick(top[i][h] * scale - base);
           top[i][h] = m;
           sum[i][h] *= keep;
 #pragma unroll
@@ -97,7 +104,9 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forwar
         const bool none = blind >> (2 * i + h) & 1;
         const float f = none ? 0 : 1 / l;
         const int row = strip + 16 * i + 8 * h + at.row;
-        if (at.column == 0 && row < t.rows) a.lse[(row0 + row) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : (top[i][h] * scale + log2f(l)) * LN2;
+        if (at.column == 0 && row < t.rows)
+          a.lse[(row0 + row) * a.lse_token + work.head * a.lse_head] =
+              none ? -INFINITY : (top[i][h] * scale + log2f(l)) * LN2;
 #pragma unroll
         for (int n = 0; n < HEAD / 8; n++)
 #pragma unroll
@@ -107,8 +116,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_forwar
   }
 }
 
-// delta [head][query]: the diagonal of dout·outᵀ, by the instruction and in the order that make dP, so that a query which sees a single key has a dS of
-// exactly 0. A warp has 16 queries.
+// delta [head][query]: the diagonal of dout·outᵀ, by the instruction and in the order that make dP,
+// so that a query which sees a single key has a dS of exactly 0. A warp has 16 queries.
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(AttentionCall a) {
   const Lane at;
   const int64_t strips = ceil_div(a.queries, 16), n = a.heads * strips;
@@ -126,37 +135,44 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
     float c[2][4];
     zero(c);
     auto two = [](const bf16 *p, bool wide) {
-      return wide ? *reinterpret_cast<const uint32_t *>(p) : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
+      return wide ? *reinterpret_cast<const uint32_t *>(p)
+                  : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
     };
     for (int k = at.column; k < a.out.width; k += 16) {
       uint32_t g[4], o[4]; // A's order; B's is that of neighbours along k first
 #pragma unroll
-      for (int i = 0; i < 4; i++) g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i / 2] + k + i % 2 * 8, a.out.wide);
+      for (int i = 0; i < 4; i++)
+        g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i / 2] + k + i % 2 * 8, a.out.wide);
       mma_pair(c[0], c[1], g, o);
     }
     const float sum[2] = {at.row % 2 ? c[0][1] : c[0][0], at.row % 2 ? c[1][3] : c[1][2]};
-    if (at.column != at.row / 2 * 2) continue; // of a row's four lanes, the one that has the diagonal
+    // of a row's four lanes, the one that has the diagonal
+    if (at.column != at.row / 2 * 2) continue;
 #pragma unroll
     for (int i = 0; i < 2; i++)
       if (row[i] < a.queries) a.delta[head * a.queries + row[i]] = sum[i];
   }
 }
 
-// What the kernels below have in shared memory: two tiles that stay, twice two that pass by, and for dk, dv lse and delta of the queries that pass.
+// What the kernels below have in shared memory: two tiles that stay, twice two that pass by, and
+// for dk, dv lse and delta of the queries that pass.
 template <int SIZE> struct Backward {
-  static constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].back_rows, COLUMNS = attention_mma_sizes[SIZE].back_columns;
+  static constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].back_rows,
+                       COLUMNS = attention_mma_sizes[SIZE].back_columns;
   static constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
   bf16 *stay, *stay2;
   __device__ __forceinline__ explicit Backward(bf16 *shared) : stay(shared), stay2(stay + ROWS * W) {}
   __device__ __forceinline__ bf16 *pass(int turn) const { return stay2 + (ROWS + turn * 2 * COLUMNS) * W; }
   __device__ __forceinline__ bf16 *pass2(int turn) const { return pass(turn) + COLUMNS * W; }
-  __device__ __forceinline__ float *lse(int turn) const { return reinterpret_cast<float *>(pass(2)) + turn * 2 * COLUMNS; }
+  __device__ __forceinline__ float *lse(int turn) const {
+    return reinterpret_cast<float *>(pass(2)) + turn * 2 * COLUMNS;
+  }
   __device__ __forceinline__ float *delta(int turn) const { return lse(turn) + COLUMNS; }
 };
 
 // dq: queries stay with dout, keys pass with values.
-template <int SIZE>
-__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dq_kernel(AttentionCall a) {
+template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
+    attention_mma_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, STRIP = B::STRIP, MT = B::MT, NT = B::NT;
   SHARED(bf16, shared);
@@ -171,7 +187,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dq_ker
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo; // of the tile of keys that is worked on
+    // of the tile of keys that is worked on
+    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
     auto load_keys = [&](int turn, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.k, key + by, kv, n);
@@ -219,7 +236,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dq_ker
           }
           if (seen == PARTLY)
 #pragma unroll
-            for (int c = 0; c < 2 * NT; c++) ds[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? 0 : ds[i][c / 2][2 * h + c % 2];
+            for (int c = 0; c < 2 * NT; c++)
+              ds[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? 0 : ds[i][c / 2][2 * h + c % 2];
         }
       accumulate<HEAD>(dq, ds, tile.pass(turn));
     }
@@ -229,9 +247,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dq_ker
   }
 }
 
-// dk and dv, or one of them: keys stay with values, queries pass with dout. Products are transposed: their rows are keys.
-template <int SIZE, bool DK, bool DV>
-__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_kernel(AttentionCall a) {
+// dk and dv, or one of them: keys stay with values, queries pass with dout. Products are
+// transposed: their rows are keys.
+template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
+    attention_mma_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, STRIP = B::STRIP, MT = B::MT, NT = B::NT;
   SHARED(bf16, shared);
@@ -246,7 +265,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_ke
     const int64_t kv = work.head, first = a.first[kv];
     const int heads = (int)(a.first[kv + 1] - first);
     const AttentionRange queries = attention_queries(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
-    const int64_t row0 = t.k + t.first, query = t.q + queries.lo, count = most(0, queries.hi - queries.lo), ahead = queries.lo + t.sk - t.sq - t.first;
+    const int64_t row0 = t.k + t.first, query = t.q + queries.lo, count = most(0, queries.hi - queries.lo),
+                  ahead = queries.lo + t.sk - t.sq - t.first;
     const int passes = (int)ceil_div(count, COLUMNS);
 
     // Step by step through the query heads, and in each through its queries.
@@ -257,8 +277,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_ke
       load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.dout, query + q0, first + head, n);
       if (threadIdx.x < COLUMNS) {
         const bool there = (int)threadIdx.x < n;
-        copies.copy<1>(tile.lse(turn) + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
-        copies.copy<1>(tile.delta(turn) + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta, there);
+        copies.copy<1>(tile.lse(turn) + threadIdx.x,
+                       there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
+        copies.copy<1>(tile.delta(turn) + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta,
+                       there);
       }
     };
     __syncthreads(); // the tile before has been read
@@ -270,7 +292,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_ke
 
     float dk[MT][HEAD / 8][4], dv[MT][HEAD / 8][4];
     int turn = 0;
-    for (int head = 0; head < most(heads, 1); head++) { // a key head without query heads has gradients, too: zeros
+    // a key head without query heads has gradients, too: zeros
+    for (int head = 0; head < most(heads, 1); head++) {
 #pragma unroll
       for (int i = 0; i < MT; i++) {
         if (DK) zero(dk[i]);
@@ -292,10 +315,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_ke
         products<HEAD>(s, tile.stay + strip * B::W, tile.pass(turn));
 #pragma unroll
         for (int i = 0; i < MT; i++) {
-          const Columns columns[2] = {{band, n, strip + 16 * i + at.row, at.column}, {band, n, strip + 16 * i + 8 + at.row, at.column}};
+          const Columns columns[2] = {{band, n, strip + 16 * i + at.row, at.column},
+                                      {band, n, strip + 16 * i + 8 + at.row, at.column}};
 #pragma unroll
           for (int c = 0; c < NT; c++) {
-            const float2 l = *reinterpret_cast<const float2 *>(tile.lse(turn) + 8 * c + at.column), d = *reinterpret_cast<const float2 *>(tile.delta(turn) + 8 * c + at.column);
+            const float2 l = *reinterpret_cast<const float2 *>(tile.lse(turn) + 8 * c + at.column),
+                         d = *reinterpret_cast<const float2 *>(tile.delta(turn) + 8 * c + at.column);
             const float lse[2] = {l.x * LOG2E, l.y * LOG2E}, delta[2] = {d.x, d.y};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -326,15 +351,20 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2) attention_mma_dkv_ke
       }
       if (DV) {
         add_before<HEAD>(dv, sums + a.k.width, a.k.width + a.v.width, a.v.width, rows, first_head, last_head);
-        if (last_head && rows > 0) write_rows<HEAD>((DK ? tile.stay2 : tile.stay) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
+        if (last_head && rows > 0)
+          write_rows<HEAD>((DK ? tile.stay2 : tile.stay) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
       }
     }
   }
 }
 
-const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
-const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
+const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {
+    attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
+const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {
+    attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
 // Of the widest heads a warp's registers hold one of the two sums: scores are made once more.
-const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dkv_kernel<0, true, true>, attention_mma_dkv_kernel<1, true, true>,
-                                                                      attention_mma_dkv_kernel<2, true, false>};
-const AttentionKernel attention_mma_dv_kernels[ATTENTION_MMA_SIZES] = {nullptr, nullptr, attention_mma_dkv_kernel<2, false, true>};
+const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dkv_kernel<0, true, true>,
+                                                                       attention_mma_dkv_kernel<1, true, true>,
+                                                                       attention_mma_dkv_kernel<2, true, false>};
+const AttentionKernel attention_mma_dv_kernels[ATTENTION_MMA_SIZES] = {nullptr, nullptr,
+                                                                       attention_mma_dkv_kernel<2, false, true>};

@@ -1,8 +1,11 @@
-// The pieces of which attention's kernels on tensor cores are made: tiles of BF16 in shared memory, and two products of a warp.
+// The pieces of which attention's kernels on tensor cores are made: tiles of BF16 in shared memory,
+// and two products of a warp.
 //
-// A block has MMA_WARPS warps. A warp owns strips of 16 rows of what the block keeps, in all columns: what a row needs of others of its row is in four lanes
-// (mma.h, Lane). Results of one product go into the next as they lie in registers, rounded to BF16 (Dao 2023). All kernels multiply whole tiles, and features
-// up to HEAD, of which those that do not exist are zeros: a result does not depend on where its row lies, and equal sums cancel to the bit.
+// A block has MMA_WARPS warps. A warp owns strips of 16 rows of what the block keeps, in all
+// columns: what a row needs of others of its row is in four lanes (mma.h, Lane). Results of one
+// product go into the next as they lie in registers, rounded to BF16 (Dao 2023). All kernels
+// multiply whole tiles, and features up to HEAD, of which those that do not exist are zeros: a
+// result does not depend on where its row lies, and equal sums cancel to the bit.
 #pragma once
 
 #include "attention_tile.h"
@@ -10,8 +13,11 @@
 
 enum { MMA_WARPS = ATTENTION_MMA_THREADS / 32 };
 
-// load_tile brings rows row .. row+n of a head to a tile of ROWS. Where an address allows no vectors they come one by one, and results are the same.
-template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &copies, bf16 *to, const AttentionView &x, int64_t row, int64_t head, int n) {
+// load_tile brings rows row .. row+n of a head to a tile of ROWS. Where an address allows no
+// vectors they come one by one, and results are the same.
+template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &copies, bf16 *to,
+                                                                        const AttentionView &x, int64_t row,
+                                                                        int64_t head, int n) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP, LANES = HEAD / 8, STEP = ATTENTION_MMA_THREADS / LANES;
   const int c = (int)threadIdx.x % LANES * 8, first = (int)threadIdx.x / LANES, rows = c < x.width ? n : 0;
   const bf16 *p = (const bf16 *)x.data, *from = p + (row + first) * x.token + head * x.head + c;
@@ -30,12 +36,15 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &
   }
 }
 
-// products: s[i][n] is strip i of a, rows of a tile, times eight rows 8·n … of b, over all features.
-template <int HEAD, int MT, int NT> __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, const bf16 *b) {
+// products: s[i][n] is strip i of a, rows of a tile, times eight rows 8·n … of b, over all
+// features.
+template <int HEAD, int MT, int NT>
+__device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
 #pragma unroll
   for (int i = 0; i < MT; i++) zero(s[i]);
-  const uint32_t at_a = (uint32_t)__cvta_generic_to_shared(a + quarters_down(W)), at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_along(W));
+  const uint32_t at_a = (uint32_t)__cvta_generic_to_shared(a + quarters_down(W)),
+                 at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_along(W));
 #pragma unroll
   for (int k = 0; k < HEAD; k += 16) {
     uint32_t x[MT][4];
@@ -51,8 +60,10 @@ template <int HEAD, int MT, int NT> __device__ __forceinline__ void products(flo
   }
 }
 
-// accumulate adds to o[i] strip i of s, rounded, times b, a tile with a row for each of s's columns.
-template <int HEAD, int MT, int NT> __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
+// accumulate adds to o[i] strip i of s, rounded, times b, a tile with a row for each of s's
+// columns.
+template <int HEAD, int MT, int NT>
+__device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
   const uint32_t at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_down(W));
 #pragma unroll
@@ -70,22 +81,25 @@ template <int HEAD, int MT, int NT> __device__ __forceinline__ void accumulate(f
   }
 }
 
-// What a warp's rows, `rows` of them from `row` on, see of n columns in a tile. Of what is hidden everywhere nothing is made, and where nothing is, nothing is
-// looked at.
+// What a warp's rows, `rows` of them from `row` on, see of n columns in a tile. Of what is hidden
+// everywhere nothing is made, and where nothing is, nothing is looked at.
 enum Sight { HIDDEN, PARTLY, SEEN };
 __device__ __forceinline__ Sight sight(AttentionBand band, int row, int rows, int n, int columns) {
   const int first = -(row + rows - 1), last = n - 1 - row; // column - row, at least and at most
   if (band.above < first || last < band.below) return HIDDEN;
   return n == columns && band.below <= first && last <= band.above ? SEEN : PARTLY;
 }
-// Columns is those of n that a row sees, from `at` on: by constants, as many as there are, none of which takes a register.
+// Columns is those of n that a row sees, from `at` on: by constants, as many as there are, none of
+// which takes a register.
 struct Columns {
   int lo, hi;
-  __device__ __forceinline__ Columns(AttentionBand band, int n, int row, int at) : lo(band.below + row - at), hi((int)least(n - 1, band.above + row) - at) {}
+  __device__ __forceinline__ Columns(AttentionBand band, int n, int row, int at)
+      : lo(band.below + row - at), hi((int)least(n - 1, band.above + row) - at) {}
   __device__ __forceinline__ bool hide(int column) const { return column < lo || hi < column; }
 };
 
-// exp2_quick is wrong by up to 2 units of 2^-23, and 0 where it would be denormal: probabilities are rounded to BF16.
+// exp2_quick is wrong by up to 2 units of 2^-23, and 0 where it would be denormal: probabilities
+// are rounded to BF16.
 __device__ __forceinline__ float exp2_quick(float x) {
 #ifndef ULY_EMULATED
   float y;
@@ -106,9 +120,12 @@ template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT
       for (int e = 0; e < 4; e++) x[i][n][e] *= f;
 }
 
-// write_rows rounds a warp's rows, of which there are `rows`, and writes them to row row, row + 1, … of a head: by way of `strip`, a warp's own in a tile that it
-// has read, so that they go out in vectors of 16 bytes.
-template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *strip, const float (&o)[MT][HEAD / 8][4], const AttentionView &to, int64_t row, int64_t head, int rows) {
+// write_rows rounds a warp's rows, of which there are `rows`, and writes them to row row, row + 1,
+// … of a head: by way of `strip`, a warp's own in a tile that it has read, so that they go out in
+// vectors of 16 bytes.
+template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *strip, const float (&o)[MT][HEAD / 8][4],
+                                                                       const AttentionView &to, int64_t row,
+                                                                       int64_t head, int rows) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP, LANES = HEAD / 8;
   const Lane at;
   __syncwarp();
@@ -118,7 +135,8 @@ template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *str
     for (int n = 0; n < HEAD / 8; n++)
 #pragma unroll
       for (int h = 0; h < 2; h++)
-        *reinterpret_cast<uint32_t *>(strip + (16 * i + 8 * h + at.row) * W + 8 * n + at.column) = pair(o[i][n][2 * h], o[i][n][2 * h + 1]);
+        *reinterpret_cast<uint32_t *>(strip + (16 * i + 8 * h + at.row) * W + 8 * n + at.column) =
+            pair(o[i][n][2 * h], o[i][n][2 * h + 1]);
   __syncwarp();
   const int lane = (int)threadIdx.x % 32, c = lane % LANES * 8;
   if (c >= to.width) return;
@@ -135,10 +153,11 @@ template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *str
   }
 }
 
-// add_before adds to a query head's sums, a warp's rows, those of the heads before it, and leaves them for the heads behind it. One thread owns an element
-// through all heads.
-template <int HEAD, int MT>
-__device__ __forceinline__ void add_before(float (&d)[MT][HEAD / 8][4], float *sums, int64_t step, int width, int rows, bool first, bool last) {
+// add_before adds to a query head's sums, a warp's rows, those of the heads before it, and leaves
+// them for the heads behind it. One thread owns an element through all heads.
+template <int HEAD, int MT> __device__ __forceinline__ void add_before(float (&d)[MT][HEAD / 8][4], float *sums,
+                                                                       int64_t step, int width, int rows, bool first,
+                                                                       bool last) {
   const Lane at;
 #pragma unroll
   for (int i = 0; i < MT; i++)

@@ -1,8 +1,10 @@
-// The pieces of which attention's kernels are made: tiles of rows in shared memory, and two products of tiles in registers.
+// The pieces of which attention's kernels are made: tiles of rows in shared memory, and two
+// products of tiles in registers.
 //
-// A block has 16 x 16 threads, (y, x). Thread (y, x) holds rows y, y+16, … of a product and columns x, x+16, … of scores, or features 4x .. 4x+3
-// of each 64. All arithmetic is F32; every sum runs along its axis in order, in one chain, so that a result does not depend on where its row
-// lies in a tile, and equal sums cancel to the bit.
+// A block has 16 x 16 threads, (y, x). Thread (y, x) holds rows y, y+16, … of a product and columns
+// x, x+16, … of scores, or features 4x .. 4x+3 of each 64. All arithmetic is F32; every sum runs
+// along its axis in order, in one chain, so that a result does not depend on where its row lies in
+// a tile, and equal sums cancel to the bit.
 #pragma once
 
 #include "attention.h"
@@ -12,15 +14,17 @@
 #include <vector>
 #endif
 
-// Copies are a thread's copies from global to shared memory that are under way, in groups that end in order. A thread sees its own after wait;
-// others see them after a barrier besides. Emulated copies happen at once, or as late as wait allows.
+// Copies are a thread's copies from global to shared memory that are under way, in groups that end
+// in order. A thread sees its own after wait; others see them after a barrier besides. Emulated
+// copies happen at once, or as late as wait allows.
 class Copies {
-public:
+ public:
   // Four floats, or one; `there` false writes zeros and reads nothing.
   template <int N> __device__ __forceinline__ void copy(float *to, const float *from, bool there) {
 #ifndef ULY_EMULATED
     const unsigned at = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 4 * N : 0;
-    if (N == 4) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    if (N == 4)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
 #else
     const Late l = {to, from, N, group, there};
@@ -47,7 +51,7 @@ public:
 #endif
   }
 
-private:
+ private:
 #ifdef ULY_EMULATED
   struct Late {
     float *to;
@@ -55,7 +59,8 @@ private:
     int n, group;
     bool there;
     void run() const {
-      if (n == 4) *reinterpret_cast<float4 *>(to) = there ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
+      if (n == 4)
+        *reinterpret_cast<float4 *>(to) = there ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
       else *to = there ? *from : 0;
     }
   };
@@ -64,9 +69,12 @@ private:
 #endif
 };
 
-// load_rows brings rows row .. row+n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP floats. Up to the next multiple of four,
-// rows and columns that do not exist are zero: products may read them.
-template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &copies, float *to, const AttentionView &x, int64_t row, int64_t head, int n) {
+// load_rows brings rows row .. row+n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP
+// floats. Up to the next multiple of four, rows and columns that do not exist are zero: products
+// may read them.
+template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &copies, float *to,
+                                                                        const AttentionView &x, int64_t row,
+                                                                        int64_t head, int n) {
   constexpr int LANES = HEAD / 4, STEP = ATTENTION_THREADS / LANES;
   const int c = (int)threadIdx.x % LANES * 4;
   if (c >= x.width) return;
@@ -94,7 +102,8 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &
     float4 y = make_float4(0, 0, 0, 0);
     if (r < n && x.wide) {
       const uint2 u = *reinterpret_cast<const uint2 *>(from); // bf16 is the upper half of f32
-      y = make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16), __uint_as_float(u.y & 0xffff0000u));
+      y = make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16),
+                      __uint_as_float(u.y & 0xffff0000u));
     } else if (r < n) {
       y.x = __bfloat162float(from[0]);
       if (c + 1 < x.width) y.y = __bfloat162float(from[1]);
@@ -136,7 +145,8 @@ __device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, 
 }
 
 // scores: s[i][j] = row y + 16i of a · row x + 16j of b, over `depth` features, a multiple of four.
-template <int HEAD, int RT, int CT> __device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const float *b, int depth) {
+template <int HEAD, int RT, int CT>
+__device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const float *b, int depth) {
   constexpr int W = HEAD + ATTENTION_GAP;
   a += threadIdx.x / 16 * W;
   b += threadIdx.x % 16 * W;
@@ -144,7 +154,7 @@ template <int HEAD, int RT, int CT> __device__ __forceinline__ void scores(float
   for (int i = 0; i < RT; i++)
 #pragma unroll
     for (int j = 0; j < CT; j++) s[i][j] = 0;
-#pragma unroll (HEAD < 256 ? 2 : 1)
+#pragma unroll(HEAD < 256 ? 2 : 1)
   for (int c = 0; c < depth; c += 4) {
     float4 y[CT];
 #pragma unroll
@@ -153,12 +163,14 @@ template <int HEAD, int RT, int CT> __device__ __forceinline__ void scores(float
     for (int i = 0; i < RT; i++) {
       const float4 x = *reinterpret_cast<const float4 *>(a + 16 * i * W + c);
 #pragma unroll
-      for (int j = 0; j < CT; j++) s[i][j] = madd(x.w, y[j].w, madd(x.z, y[j].z, madd(x.y, y[j].y, madd(x.x, y[j].x, s[i][j]))));
+      for (int j = 0; j < CT; j++)
+        s[i][j] = madd(x.w, y[j].w, madd(x.z, y[j].z, madd(x.y, y[j].y, madd(x.x, y[j].x, s[i][j]))));
     }
   }
 }
 
-// weights writes a thread's part of a product to a tile of rows of COLUMNS + ATTENTION_GAP; the rows of a warp are read by that warp alone.
+// weights writes a thread's part of a product to a tile of rows of COLUMNS + ATTENTION_GAP; the
+// rows of a warp are read by that warp alone.
 template <int RT, int CT> __device__ __forceinline__ void weights(float *p, const float (&s)[RT][CT]) {
   constexpr int W = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * W + threadIdx.x % 16;
@@ -170,9 +182,11 @@ template <int RT, int CT> __device__ __forceinline__ void weights(float *p, cons
   __syncwarp();
 }
 
-// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n rounded up to four, for groups g < G. Where heads
-// differ most, features beyond `width` are left out.
-template <int HEAD, int G, int RT, int CT> __device__ __forceinline__ void accumulate(float (&o)[RT][4 * G], const float *p, const float *b, int n, int width) {
+// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n
+// rounded up to four, for groups g < G. Where heads differ most, features beyond `width` are left
+// out.
+template <int HEAD, int G, int RT, int CT>
+__device__ __forceinline__ void accumulate(float (&o)[RT][4 * G], const float *p, const float *b, int n, int width) {
   constexpr int W = HEAD + ATTENTION_GAP, PW = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * PW;
   b += threadIdx.x % 16 * 4;
@@ -207,9 +221,10 @@ template <int RT, int N> __device__ __forceinline__ void clear(float (&o)[RT][N]
     for (int c = 0; c < N; c++) o[i][c] = 0;
 }
 
-// add_tile adds the product of a tile that was summed on its own: in one chain through thousands of tokens roundings would add up.
-// Of the widest heads, 64 features at a time: registers are few.
-template <int HEAD, int RT, int CT> __device__ __forceinline__ void add_tile(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
+// add_tile adds the product of a tile that was summed on its own: in one chain through thousands of
+// tokens roundings would add up. Of the widest heads, 64 features at a time: registers are few.
+template <int HEAD, int RT, int CT>
+__device__ __forceinline__ void add_tile(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
   constexpr int G = HEAD == 256 ? 1 : HEAD / 64;
 #pragma unroll
   for (int g = 0; g < HEAD / 64; g += G) {

@@ -1,5 +1,5 @@
-// Checks of arguments: what memory safety needs (types, shapes, dense last axes, device memory), told in sentences. Plans have settled the
-// rest before.
+// Checks of arguments: what memory safety needs (types, shapes, dense last axes, device memory),
+// told in sentences. Plans have settled the rest before.
 #pragma once
 
 #include <stdarg.h>
@@ -43,8 +43,11 @@ struct Shape {
   }
 };
 
-// misaligned says that elements of this type cannot lie there. A GPU stops at such an address, and its context is lost.
-inline bool misaligned(const void *p, int dtype) { return size_of(dtype) > 0 && (uintptr_t)p % (uintptr_t)size_of(dtype) != 0; }
+// misaligned says that elements of this type cannot lie there. A GPU stops at such an address, and
+// its context is lost.
+inline bool misaligned(const void *p, int dtype) {
+  return size_of(dtype) > 0 && (uintptr_t)p % (uintptr_t)size_of(dtype) != 0;
+}
 
 inline bool same_shape(const uly_tensor &a, const uly_tensor &b) {
   bool ok = a.ndim == b.ndim;
@@ -54,7 +57,7 @@ inline bool same_shape(const uly_tensor &a, const uly_tensor &b) {
 
 // Check looks at the arguments of one operation and keeps the first fault.
 class Check {
-public:
+ public:
   Check(uly_device *device, const char *operation) : d(device), op(operation) {}
 
   bool failed() const { return code != ULY_OK; }
@@ -73,10 +76,14 @@ public:
   void shape(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     bool ok = t.dtype == dtype && t.where == ULY_CUDA && t.ndim == want.n;
     for (int i = 0; ok && i < want.n; i++) ok = want.extent[i] < 0 ? t.shape[i] >= 0 : t.shape[i] == want.extent[i];
-    if (!ok) refuse("%s is %s: want device memory %s%s", name, text_of(t).c_str(), name_of(dtype), list_of(want.extent, want.n).c_str());
+    if (!ok)
+      refuse("%s is %s: want device memory %s%s", name, text_of(t).c_str(), name_of(dtype),
+             list_of(want.extent, want.n).c_str());
     else if (elements(t) == 0) return;
     else if (t.data == nullptr) refuse("%s is %s without memory", name, text_of(t).c_str());
-    else if (misaligned(t.data, dtype)) refuse("%s is %s at %p: an address must be a multiple of its type's %lld bytes", name, text_of(t).c_str(), t.data, (long long)size_of(dtype));
+    else if (misaligned(t.data, dtype))
+      refuse("%s is %s at %p: an address must be a multiple of its type's %lld bytes", name, text_of(t).c_str(), t.data,
+             (long long)size_of(dtype));
   }
 
   // rows wants a shape whose last axis is dense.
@@ -95,9 +102,12 @@ public:
   // documents wants a list of them (host memory) that covers the rows.
   void documents(const char *name, const int64_t *cu, int64_t count, int64_t rows) {
     if (!cu || count < 0 || cu[0] != 0 || cu[count] != rows)
-      return refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name, (long long)count, (long long)rows);
+      return refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name,
+                    (long long)count, (long long)rows);
     for (int64_t i = 0; i < count; i++)
-      if (cu[i + 1] < cu[i]) return refuse("%s[%lld] = %lld is less than the %lld before it", name, (long long)i + 1, (long long)cu[i + 1], (long long)cu[i]);
+      if (cu[i + 1] < cu[i])
+        return refuse("%s[%lld] = %lld is less than the %lld before it", name, (long long)i + 1, (long long)cu[i + 1],
+                      (long long)cu[i]);
   }
 
   // compute wants a type that activations have, and returns it.
@@ -108,7 +118,7 @@ public:
 
   int32_t code = ULY_OK;
 
-private:
+ private:
   uly_device *d;
   const char *op;
 };

@@ -1,5 +1,6 @@
-// Sums over rows, one for each column: the gradients of biases and of norms' weights. In two steps, so that many blocks have work and the order of
-// additions is that of shapes: parts of the rows leave partial sums in scratch [parts, n], and a fold adds those to the result.
+// Sums over rows, one for each column: the gradients of biases and of norms' weights. In two steps,
+// so that many blocks have work and the order of additions is that of shapes: parts of the rows
+// leave partial sums in scratch [parts, n], and a fold adds those to the result.
 #pragma once
 
 #include "values.h"
@@ -7,11 +8,12 @@
 constexpr int COLUMN_WARPS = 8, FOLD_WARPS = 32;
 constexpr int64_t COLUMN_WORTH = 64; // rows of a part, at least
 
-// column_part sums a part of the rows of n columns: a block has 32 lanes of K columns, its warps take rows in turn. S is where values
-// come from: S::row(r) is asked for each row, S::get<ALIGNED, K>(row, column, left, x) for K values of it.
-// Three blocks to a multiprocessor at least: the compiler, left alone, spills to have more.
-template <typename S, bool ALIGNED>
-__global__ void __launch_bounds__(COLUMN_WARPS * 32, 3) column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
+// column_part sums a part of the rows of n columns: a block has 32 lanes of K columns, its warps
+// take rows in turn. S is where values come from: S::row(r) is asked for each row, S::get<ALIGNED,
+// K>(row, column, left, x) for K values of it. Three blocks to a multiprocessor at least: the
+// compiler, left alone, spills to have more.
+template <typename S, bool ALIGNED> __global__ void __launch_bounds__(COLUMN_WARPS * 32, 3)
+    column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
   constexpr int K = S::K;
   __shared__ float room[COLUMN_WARPS][32 * K];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -42,14 +44,16 @@ __global__ void __launch_bounds__(COLUMN_WARPS * 32, 3) column_part(S source, in
 }
 
 // column_fold adds the parts to dst [n]: lanes are columns, warps take runs of parts.
-static __global__ void __launch_bounds__(FOLD_WARPS * 32) column_fold(float *dst, const float *partial, int64_t n, int64_t parts) {
+static __global__ void __launch_bounds__(FOLD_WARPS * 32)
+    column_fold(float *dst, const float *partial, int64_t n, int64_t parts) {
   __shared__ float room[FOLD_WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int64_t b = blockIdx.x; b * 32 < n; b += gridDim.x) {
     const int64_t column = b * 32 + lane;
     float sum = 0;
     if (column < n)
-      for (int64_t p = part_at(parts, FOLD_WARPS, warp), end = part_at(parts, FOLD_WARPS, warp + 1); p < end; p++) sum += partial[p * n + column];
+      for (int64_t p = part_at(parts, FOLD_WARPS, warp), end = part_at(parts, FOLD_WARPS, warp + 1); p < end; p++)
+        sum += partial[p * n + column];
     room[warp][lane] = sum;
     __syncthreads();
     if (warp == 0 && column < n) {
@@ -66,7 +70,8 @@ inline void start_fold(uly_stream *s, float *dst, int64_t n, int64_t parts, int6
   LAUNCH(column_fold, blocks_for(n, 32), FOLD_WARPS * 32, 0, s, dst, (const float *)s->scratch + at, n, parts);
 }
 
-// start_columns adds the sum over rows to dst [n]. Columns go in bands whose partial sums fit into the scratch.
+// start_columns adds the sum over rows to dst [n]. Columns go in bands whose partial sums fit into
+// the scratch.
 template <typename S> void start_columns(uly_stream *s, S source, bool aligned, int64_t rows, int64_t n, float *dst) {
   constexpr int64_t WIDTH = 32 * S::K;
   const int64_t room = s->scratch_bytes / 4, parts = parts_of(rows, least(n, room), COLUMN_WORTH, room);
@@ -74,8 +79,12 @@ template <typename S> void start_columns(uly_stream *s, S source, bool aligned, 
   for (int64_t c = 0; c < n; c += band) {
     const int64_t m = least(band, n - c);
     const unsigned grid = blocks_for(ceil_div(m, WIDTH) * parts, 1);
-    if (aligned) LAUNCH((column_part<S, true>), grid, COLUMN_WARPS * 32, 0, s, source.from(c), rows, m, parts, (float *)s->scratch);
-    else LAUNCH((column_part<S, false>), grid, COLUMN_WARPS * 32, 0, s, source.from(c), rows, m, parts, (float *)s->scratch);
+    if (aligned)
+      LAUNCH((column_part<S, true>), grid, COLUMN_WARPS * 32, 0, s, source.from(c), rows, m, parts,
+             (float *)s->scratch);
+    else
+      LAUNCH((column_part<S, false>), grid, COLUMN_WARPS * 32, 0, s, source.from(c), rows, m, parts,
+             (float *)s->scratch);
     start_fold(s, dst + c, m, parts);
   }
 }

@@ -1,5 +1,6 @@
-// The convolution of linear attention, forward and backward: causal, along the tokens of each document, channel by channel, then SiLU. A lane has
-// four channels and goes down a run of rows; what a row of the usual width needs of those before it stays in registers.
+// The convolution of linear attention, forward and backward: causal, along the tokens of each
+// document, channel by channel, then SiLU. A lane has four channels and goes down a run of rows;
+// what a row of the usual width needs of those before it stays in registers.
 #include "check.h"
 #include "columns.h"
 #include "conv1d_index.h"
@@ -13,8 +14,10 @@ template <typename T> struct Conv {
   const T *x, *w, *before; // before: or NULL
   int64_t x_row, before_row, n, width;
 
-  // row reads row r for a document that begins at `begin`, of which r may be up to width - 1 rows before.
-  template <bool ALIGNED> __device__ __forceinline__ void row(int64_t r, int64_t begin, int64_t c, float (&v)[K]) const {
+  // row reads row r for a document that begins at `begin`, of which r may be up to width - 1 rows
+  // before.
+  template <bool ALIGNED>
+  __device__ __forceinline__ void row(int64_t r, int64_t begin, int64_t c, float (&v)[K]) const {
     const bool inside = r >= begin, early = !inside && begin == 0 && before != nullptr;
     const T *p = early ? before + (r + width - 1) * before_row : x + (inside ? r : begin) * x_row;
     load_some<ALIGNED, K>(p + c, inside || early ? n - c : 0, v);
@@ -35,7 +38,9 @@ template <typename T> struct Conv {
       for (int k = 0; k < K; k++) s[k] = madd(f[k], v[k], s[k]);
     }
   }
-  Conv from(int64_t c) const { return {x + c, w + c * width, before ? before + c : nullptr, x_row, before_row, n - c, width}; }
+  Conv from(int64_t c) const {
+    return {x + c, w + c * width, before ? before + c : nullptr, x_row, before_row, n - c, width};
+  }
 };
 
 template <int W> __device__ __forceinline__ void shift(float (&x)[W][K]) {
@@ -46,9 +51,11 @@ template <int W> __device__ __forceinline__ void shift(float (&x)[W][K]) {
 }
 
 // conv_forward: W is the width, or 0 for any.
-template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 2) conv_forward(Conv<T> a, Documents documents, T *y, int64_t y_row) {
+template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 2)
+    conv_forward(Conv<T> a, Documents documents, T *y, int64_t y_row) {
   constexpr int AHEAD = 4, KEPT = W ? W : 1;
-  const int64_t across = ceil_div(a.n, CONV_TILE), groups = ceil_div(documents.to - documents.from, CONV_RUN * CONV_WARPS);
+  const int64_t across = ceil_div(a.n, CONV_TILE),
+                groups = ceil_div(documents.to - documents.from, CONV_RUN * CONV_WARPS);
   for (int64_t b = blockIdx.x; b < across * groups; b += gridDim.x) {
     const int64_t group = b / across, c = (b - group * across) * CONV_TILE + threadIdx.x % 32 * K;
     if (c >= a.n) continue;
@@ -72,7 +79,8 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
         } else {
           Pack<T, K> next[AHEAD];
 #pragma unroll
-          for (int j = 0; j < AHEAD; j++) load_raw<ALIGNED, K>(a.x + (t + j) * a.x_row + c, t + j < stop ? a.n - c : 0, next[j]);
+          for (int j = 0; j < AHEAD; j++)
+            load_raw<ALIGNED, K>(a.x + (t + j) * a.x_row + c, t + j < stop ? a.n - c : 0, next[j]);
 #pragma unroll
           for (int j = 0; j < AHEAD; j++) {
             shift(x);
@@ -103,19 +111,22 @@ template <typename T> struct Gradient {
   int64_t parts, runs;
 
   // row reads dy of row t for the run that ends at `last`.
-  template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t, int64_t c, float (&v)[K]) const {
+  template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t,
+                                                              int64_t c, float (&v)[K]) const {
     const T *p = t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
     load_some<ALIGNED, K>(p + c, a.n - c, v);
   }
 };
 
 // bounds are the rows of a run.
-template <typename T> __device__ __forceinline__ void bounds(const Documents &d, const Gradient<T> &g, int64_t run, int64_t *first, int64_t *last) {
+template <typename T> __device__ __forceinline__ void bounds(const Documents &d, const Gradient<T> &g, int64_t run,
+                                                             int64_t *first, int64_t *last) {
   *first = d.from + part_at(d.to - d.from, g.runs, run);
   *last = d.from + part_at(d.to - d.from, g.runs, run + 1);
 }
 
-template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) conv_behind(Conv<T> a, Documents documents, Gradient<T> g) {
+template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
+    conv_behind(Conv<T> a, Documents documents, Gradient<T> g) {
   for (int64_t b = blockIdx.x; b < g.runs * (a.width - 1); b += gridDim.x) {
     const int64_t run = b / (a.width - 1);
     int64_t first, last;
@@ -130,12 +141,14 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) con
 }
 
 // conv_backward, of width W: the rows of dx of a part's runs, and the part's sums for the weights.
-template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
+template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
+    conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
   __shared__ float room[CONV_WARPS][CONV_TILE * W];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t across = ceil_div(a.n, CONV_TILE);
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
-    const int64_t part = b / across, run = part * CONV_WARPS + warp, tile = (b - part * across) * CONV_TILE, c = tile + lane * K;
+    const int64_t part = b / across, run = part * CONV_WARPS + warp, tile = (b - part * across) * CONV_TILE,
+                  c = tile + lane * K;
     float w[W][K], dw[W][K], x[W][K], ds[W][K]; // ds: gradients of sums, of the last W rows
 #pragma unroll
     for (int i = 0; i < W; i++) {
@@ -154,7 +167,8 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
 #pragma unroll
         for (int k = 0; k < K; k++) ds[i][k] = 0;
       }
-      for (int64_t t = from; t < stop + W - 1; t++) { // the last rows are behind the run or the document: those before them need their ds
+      // the last rows are behind the run or the document: those before them need their ds
+      for (int64_t t = from; t < stop + W - 1; t++) {
         shift(x);
         shift(ds);
         const bool there = t < end;
@@ -199,7 +213,8 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
 template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a, Documents documents, Gradient<T> g) {
   const int64_t across = ceil_div(a.n, CONV_TILE);
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
-    const int64_t part = b / across, run = part * CONV_WARPS + threadIdx.x / 32, c = (b - part * across) * CONV_TILE + threadIdx.x % 32 * K;
+    const int64_t part = b / across, run = part * CONV_WARPS + threadIdx.x / 32,
+                  c = (b - part * across) * CONV_TILE + threadIdx.x % 32 * K;
     int64_t first, last;
     bounds(documents, g, run, &first, &last);
     int32_t document = documents.at(first);
@@ -221,23 +236,27 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a
 }
 
 // one_ds is the gradient of the sum of one channel.
-template <typename T> __device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t begin, int64_t c, float dy) {
+template <typename T>
+__device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t begin, int64_t c, float dy) {
   float s = 0;
   for (int64_t i = 0; i < a.width; i++) {
     const int64_t r = t - a.width + 1 + i;
     if (r >= begin) s = madd(widen(a.w[c * a.width + i]), widen(a.x[r * a.x_row + c]), s);
-    else if (begin == 0 && a.before) s = madd(widen(a.w[c * a.width + i]), widen(a.before[(r + a.width - 1) * a.before_row + c]), s);
+    else if (begin == 0 && a.before)
+      s = madd(widen(a.w[c * a.width + i]), widen(a.before[(r + a.width - 1) * a.before_row + c]), s);
   }
   return dy * silu_slope(s, sigmoid<T>(s));
 }
 
 // conv_dw is the sums of parts for weights of any width: lanes are taps of channels, warps do runs.
-template <typename T> __global__ void __launch_bounds__(BLOCK, 2) conv_dw(Conv<T> a, Documents documents, Gradient<T> g) {
+template <typename T> __global__ void __launch_bounds__(BLOCK, 2)
+    conv_dw(Conv<T> a, Documents documents, Gradient<T> g) {
   __shared__ float room[CONV_WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t n = a.n * a.width, across = ceil_div(n, 32);
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
-    const int64_t part = b / across, e = (b - part * across) * 32 + lane, c = e / a.width, back = a.width - 1 - (e - c * a.width);
+    const int64_t part = b / across, e = (b - part * across) * 32 + lane, c = e / a.width,
+                  back = a.width - 1 - (e - c * a.width);
     int64_t first, last;
     bounds(documents, g, part * CONV_WARPS + warp, &first, &last);
     int32_t document = documents.at(first);
@@ -261,22 +280,28 @@ template <typename T> __global__ void __launch_bounds__(BLOCK, 2) conv_dw(Conv<T
 }
 
 // conv_before is the gradient of the rows before the first document, which has `rows`.
-template <typename T>
-__global__ void __launch_bounds__(BLOCK) conv_before(Conv<T> a, int64_t rows, const T *dy, int64_t dy_row, T *dbefore, int64_t dbefore_row) {
-  for (int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x; e < (a.width - 1) * a.n; e += (int64_t)gridDim.x * BLOCK) {
+template <typename T> __global__ void __launch_bounds__(BLOCK)
+    conv_before(Conv<T> a, int64_t rows, const T *dy, int64_t dy_row, T *dbefore, int64_t dbefore_row) {
+  for (int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x; e < (a.width - 1) * a.n;
+       e += (int64_t)gridDim.x * BLOCK) {
     const int64_t j = e / a.n, c = e - j * a.n;
     float sum = 0;
-    for (int64_t t = 0; t <= j && t < rows; t++) sum = madd(widen(a.w[c * a.width + j - t]), one_ds(a, t, 0, c, widen(dy[t * dy_row + c])), sum);
+    for (int64_t t = 0; t <= j && t < rows; t++)
+      sum = madd(widen(a.w[c * a.width + j - t]), one_ds(a, t, 0, c, widen(dy[t * dy_row + c])), sum);
     dbefore[j * dbefore_row + c] = narrow<T>(sum);
   }
 }
 
-template <typename T> bool aligned_packs(const void *p, int64_t row) { return (uintptr_t)p % (K * sizeof(T)) == 0 && row % K == 0; }
+template <typename T> bool aligned_packs(const void *p, int64_t row) {
+  return (uintptr_t)p % (K * sizeof(T)) == 0 && row % K == 0;
+}
 
 template <typename T> Conv<T> conv_of(const uly_conv1d &p) {
   // What is before the first document is of use to it alone, and it may have no rows.
   const bool before = p.before.data && p.documents > 0 && p.cu[1] > 0;
-  return {(const T *)p.x.data, (const T *)p.w.data, before ? (const T *)p.before.data : nullptr, p.x.stride[0], p.before.stride[0], p.x.shape[1], p.w.shape[1]};
+  return {(const T *)p.x.data, (const T *)p.w.data, before ? (const T *)p.before.data : nullptr,
+          p.x.stride[0],       p.before.stride[0],  p.x.shape[1],
+          p.w.shape[1]};
 }
 
 template <typename T> bool aligned_conv(const Conv<T> &a) {
@@ -290,7 +315,8 @@ template <typename T> void forward_of(uly_stream *s, const uly_conv1d *p) {
   const bool aligned = aligned_conv(a) && aligned_packs<T>(y, y_row);
   Documents documents;
   for (int64_t used = 0; documents.next(p->cu, p->documents, &used);) {
-    const unsigned grid = blocks_for(ceil_div(a.n, CONV_TILE) * ceil_div(documents.to - documents.from, CONV_RUN * CONV_WARPS), 1);
+    const unsigned grid =
+        blocks_for(ceil_div(a.n, CONV_TILE) * ceil_div(documents.to - documents.from, CONV_RUN * CONV_WARPS), 1);
     if (a.width != USUAL) LAUNCH((conv_forward<T, 0, false>), grid, BLOCK, 0, s, a, documents, y, y_row);
     else if (aligned) LAUNCH((conv_forward<T, USUAL, true>), grid, BLOCK, 0, s, a, documents, y, y_row);
     else LAUNCH((conv_forward<T, USUAL, false>), grid, BLOCK, 0, s, a, documents, y, y_row);
@@ -320,7 +346,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
 }
 
 // A band of channels, on the documents at hand.
-template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const Documents &documents, const Gradient<T> &g, bool aligned, float *dw) {
+template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const Documents &documents,
+                                          const Gradient<T> &g, bool aligned, float *dw) {
   const int64_t n = a.n * a.width;
   if (g.behind) {
     const unsigned grid = blocks_for(g.runs * (a.width - 1), 1);
@@ -332,7 +359,8 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
     if (aligned) LAUNCH((conv_backward<T, USUAL, true>), grid, BLOCK, 0, s, a, documents, g);
     else LAUNCH((conv_backward<T, USUAL, false>), grid, BLOCK, 0, s, a, documents, g);
   } else {
-    LAUNCH(conv_dw<T>, blocks_for(ceil_div(n, 32) * g.parts, 1), BLOCK, 0, s, a, documents, g); // before dx, which may be dy
+    // before dx, which may be dy
+    LAUNCH(conv_dw<T>, blocks_for(ceil_div(n, 32) * g.parts, 1), BLOCK, 0, s, a, documents, g);
     LAUNCH(conv_dx<T>, grid, BLOCK, 0, s, a, documents, g);
   }
   start_fold(s, dw, n, g.parts);
@@ -340,15 +368,17 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
 
 template <typename T> void backward_of(uly_stream *s, const uly_conv1d_grad *p) {
   const Conv<T> a = conv_of<T>(p->conv);
-  Gradient<T> g = {(const T *)p->dy.data, (T *)p->dx.data, p->dy.stride[0], p->dx.stride[0], nullptr, (float *)s->scratch, 0, 0};
+  Gradient<T> g = {
+      (const T *)p->dy.data, (T *)p->dx.data, p->dy.stride[0], p->dx.stride[0], nullptr, (float *)s->scratch, 0, 0};
   const bool aligned = aligned_conv(a) && aligned_packs<T>(g.dy, g.dy_row) && aligned_packs<T>(g.dx, g.dx_row);
   if (p->dbefore.data && a.width > 1)
-    LAUNCH(conv_before<T>, blocks_for((a.width - 1) * a.n, BLOCK), BLOCK, 0, s, a, p->conv.documents > 0 ? p->conv.cu[1] : 0, g.dy, g.dy_row, (T *)p->dbefore.data,
-           p->dbefore.stride[0]);
+    LAUNCH(conv_before<T>, blocks_for((a.width - 1) * a.n, BLOCK), BLOCK, 0, s, a,
+           p->conv.documents > 0 ? p->conv.cu[1] : 0, g.dy, g.dy_row, (T *)p->dbefore.data, p->dbefore.stride[0]);
   Documents documents;
   for (int64_t used = 0; documents.next(p->conv.cu, p->conv.documents, &used);) {
     const ConvCut cut(documents.to - documents.from, a.n, a.width, sizeof(T), s->scratch_bytes);
-    g.parts = cut.parts, g.runs = cut.runs, g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + cut.behind) : nullptr;
+    g.parts = cut.parts, g.runs = cut.runs,
+    g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + cut.behind) : nullptr;
     for (int64_t c = 0; c < a.n; c += cut.band) {
       Conv<T> band = a.from(c);
       band.n = least(cut.band, a.n - c);
@@ -369,8 +399,9 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.dense("dw", a->dw, ULY_F32, {n, width});
   if (a->dbefore.data) c.rows("dbefore", a->dbefore, type, {width - 1, n});
   if (!c.failed() && !ConvCut::fits(width, size_of(type), s->scratch_bytes))
-    return fail(d, ULY_UNSUPPORTED, "cuda.Conv1dBackward: width %lld: its sums do not fit into the %lld bytes of a stream's scratch", (long long)width,
-                (long long)s->scratch_bytes);
+    return fail(d, ULY_UNSUPPORTED,
+                "cuda.Conv1dBackward: width %lld: its sums do not fit into the %lld bytes of a stream's scratch",
+                (long long)width, (long long)s->scratch_bytes);
   if (c.failed() || n == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);
   else backward_of<bf16>(s, a);

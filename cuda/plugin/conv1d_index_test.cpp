@@ -26,16 +26,18 @@ static void documents(const std::vector<int64_t> &lengths) {
   size_t at = 0;
   while (d.next(cu.data(), (int64_t)lengths.size(), &used)) {
     pieces++;
-    CHECK(d.from == row && d.count <= ULY_DOCUMENTS, "a piece of %d documents from row %lld, want %lld", (int)d.count, (ll)d.from, (ll)row);
+    CHECK(d.from == row && d.count <= ULY_DOCUMENTS, "a piece of %d documents from row %lld, want %lld", (int)d.count,
+          (ll)d.from, (ll)row);
     for (; row < d.to; row++) {
       while (cu[at + 1] <= row) at++;
       const int32_t i = d.at(row);
-      CHECK(d.start[i] == cu[at] && d.end(i) == cu[at + 1], "row %lld is in [%lld, %lld), want [%lld, %lld)", (ll)row, (ll)d.start[i], (ll)d.end(i),
-            (ll)cu[at], (ll)cu[at + 1]);
+      CHECK(d.start[i] == cu[at] && d.end(i) == cu[at + 1], "row %lld is in [%lld, %lld), want [%lld, %lld)", (ll)row,
+            (ll)d.start[i], (ll)d.end(i), (ll)cu[at], (ll)cu[at + 1]);
     }
   }
   CHECK(row == cu.back() && used == (int64_t)lengths.size(), "%lld rows of %lld", (ll)row, (ll)cu.back());
-  CHECK(pieces <= ceil_div((int64_t)lengths.size(), ULY_DOCUMENTS), "%lld pieces of %lld documents", (ll)pieces, (ll)lengths.size());
+  CHECK(pieces <= ceil_div((int64_t)lengths.size(), ULY_DOCUMENTS), "%lld pieces of %lld documents", (ll)pieces,
+        (ll)lengths.size());
 }
 
 static void cuts() {
@@ -46,16 +48,19 @@ static void cuts() {
           int64_t parts = 0;
           for (int64_t n : {1, 127, 128, 129, 8192, 1 << 20}) {
             const ConvCut c(rows, n, width, size, scratch);
-            CHECK(parts == 0 || parts == c.parts, "%lld parts of %lld rows of %lld channels, %lld for fewer", (ll)c.parts, (ll)rows, (ll)n, (ll)parts);
+            CHECK(parts == 0 || parts == c.parts, "%lld parts of %lld rows of %lld channels, %lld for fewer",
+                  (ll)c.parts, (ll)rows, (ll)n, (ll)parts);
             parts = c.parts;
-            CHECK(c.parts >= 1 && c.parts <= ULY_MAX_PARTS && c.band >= CONV_TILE && c.band % CONV_TILE == 0 && c.band < n + CONV_TILE,
+            CHECK(c.parts >= 1 && c.parts <= ULY_MAX_PARTS && c.band >= CONV_TILE && c.band % CONV_TILE == 0 &&
+                      c.band < n + CONV_TILE,
                   "%lld parts, %lld channels of %lld", (ll)c.parts, (ll)c.band, (ll)n);
-            CHECK(c.behind + c.runs * (width - 1) * c.band * size <= scratch, "%lld rows, width %lld, %lld channels: more than the scratch", (ll)rows,
-                  (ll)width, (ll)c.band);
+            CHECK(c.behind + c.runs * (width - 1) * c.band * size <= scratch,
+                  "%lld rows, width %lld, %lld channels: more than the scratch", (ll)rows, (ll)width, (ll)c.band);
             CHECK(ConvCut::fits(width, size, scratch), "width %lld does not fit", (ll)width);
           }
         }
-  CHECK(!ConvCut::fits(1ll << 62, 4, 1 << 20) && !ConvCut::fits(1 << 20, 4, 64 << 20), "a width that does not fit does");
+  CHECK(!ConvCut::fits(1ll << 62, 4, 1 << 20) && !ConvCut::fits(1 << 20, 4, 64 << 20),
+        "a width that does not fit does");
 }
 
 int main() {

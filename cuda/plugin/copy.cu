@@ -1,5 +1,6 @@
-// Copy: any strides, any axes, casts. Dense runs go in units of up to 16 bytes, transposes by tiles through shared memory, anything else element
-// by element. Host memory is dense; what must also be cast or scattered goes through the stream's scratch, piece by piece.
+// Copy: any strides, any axes, casts. Dense runs go in units of up to 16 bytes, transposes by tiles
+// through shared memory, anything else element by element. Host memory is dense; what must also be
+// cast or scattered goes through the stream's scratch, piece by piece.
 #include "check.h"
 #include "values.h"
 
@@ -44,8 +45,8 @@ struct Half {
 };
 
 // copy_units moves units [first, first + units) of a plane; operand 0 is dst.
-template <typename M, bool NARROW>
-__global__ void __launch_bounds__(BLOCK) copy_units(Walk<2> w, int64_t first, int64_t units, typename M::To *dst, const typename M::From *src) {
+template <typename M, bool NARROW> __global__ void __launch_bounds__(BLOCK)
+    copy_units(Walk<2> w, int64_t first, int64_t units, typename M::To *dst, const typename M::From *src) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK * UNROLL;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK * UNROLL + threadIdx.x; i < units; i += stride) {
 #pragma unroll
@@ -59,16 +60,19 @@ __global__ void __launch_bounds__(BLOCK) copy_units(Walk<2> w, int64_t first, in
   }
 }
 
-template <typename M> void start_units(uly_stream *s, const Plane &p, int64_t first, int64_t n, void *dst, const void *src) {
+template <typename M>
+void start_units(uly_stream *s, const Plane &p, int64_t first, int64_t n, void *dst, const void *src) {
   typedef typename M::To To;
   typedef typename M::From From;
   Walk<2> w(p, M::K);
   const unsigned grid = blocks_for(n / M::K, BLOCK * UNROLL);
-  if (w.narrow) LAUNCH((copy_units<M, true>), grid, BLOCK, 0, s, w, first / M::K, n / M::K, (To *)dst, (const From *)src);
+  if (w.narrow)
+    LAUNCH((copy_units<M, true>), grid, BLOCK, 0, s, w, first / M::K, n / M::K, (To *)dst, (const From *)src);
   else LAUNCH((copy_units<M, false>), grid, BLOCK, 0, s, w, first / M::K, n / M::K, (To *)dst, (const From *)src);
 }
 
-// copy_turned transposes tiles of EDGE by EDGE: rows of 32 threads read along src's dense axis and write along dst's.
+// copy_turned transposes tiles of EDGE by EDGE: rows of 32 threads read along src's dense axis and
+// write along dst's.
 template <typename U, int EDGE> __global__ void __launch_bounds__(BLOCK) copy_turned(Turn t, U *dst, const U *src) {
   __shared__ U tile[EDGE][EDGE + 4 / (sizeof(U) < 4 ? sizeof(U) : 4)];
   const int column = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -96,10 +100,10 @@ void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int6
   const bool all = n == p.elements();
   if (all && Turn::fits(p, 16)) {
     switch (size) {
-    case 1: return start_turned<uint8_t, 64>(s, p, dst, src);
-    case 2: return start_turned<uint16_t, 64>(s, p, dst, src);
-    case 4: return start_turned<uint32_t, 32>(s, p, dst, src);
-    default: return start_turned<uint64_t, 32>(s, p, dst, src);
+      case 1: return start_turned<uint8_t, 64>(s, p, dst, src);
+      case 2: return start_turned<uint16_t, 64>(s, p, dst, src);
+      case 4: return start_turned<uint32_t, 32>(s, p, dst, src);
+      default: return start_turned<uint64_t, 32>(s, p, dst, src);
     }
   }
   const void *data[] = {dst, src};
@@ -108,11 +112,11 @@ void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int6
   while (!fits_unit(p, data, sizes, k)) k /= 2;
   const Plane units = units_of(p, k);
   switch (k * size) {
-  case 1: return start_units<Same<uint8_t>>(s, units, first, n / k, dst, src);
-  case 2: return start_units<Same<uint16_t>>(s, units, first, n / k, dst, src);
-  case 4: return start_units<Same<uint32_t>>(s, units, first, n / k, dst, src);
-  case 8: return start_units<Same<uint2>>(s, units, first, n / k, dst, src);
-  default: return start_units<Same<uint4>>(s, units, first, n / k, dst, src);
+    case 1: return start_units<Same<uint8_t>>(s, units, first, n / k, dst, src);
+    case 2: return start_units<Same<uint16_t>>(s, units, first, n / k, dst, src);
+    case 4: return start_units<Same<uint32_t>>(s, units, first, n / k, dst, src);
+    case 8: return start_units<Same<uint2>>(s, units, first, n / k, dst, src);
+    default: return start_units<Same<uint4>>(s, units, first, n / k, dst, src);
   }
 }
 
@@ -147,8 +151,8 @@ void start(uly_stream *s, const Plane &p, int from, int to, int64_t first, int64
   (fours ? k->four : k->one)(s, p, first, n, dst, src);
 }
 
-// staged copies between host memory, which is dense, and device memory that has other strides or another type: pieces of the scratch hold the host's
-// bytes, in the host's order and type.
+// staged copies between host memory, which is dense, and device memory that has other strides or
+// another type: pieces of the scratch hold the host's bytes, in the host's order and type.
 int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) {
   const uly_tensor &host = to_device ? a->src : a->dst, &there = to_device ? a->dst : a->src;
   const uly_tensor *operands[] = {&a->dst, &a->src};
@@ -157,7 +161,8 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
   for (int64_t at = 0; at < all; at += piece) {
     const int64_t n = least(piece, all - at);
     char *mine = (char *)host.data + at * size;
-    if (to_device) TRY(check(d, cudaMemcpyAsync(s->scratch, mine, n * size, cudaMemcpyHostToDevice, s->s), "cuda.Copy"));
+    if (to_device)
+      TRY(check(d, cudaMemcpyAsync(s->scratch, mine, n * size, cudaMemcpyHostToDevice, s->s), "cuda.Copy"));
     if (p.rank <= 1 && contiguous(there)) { // a piece is a dense array itself
       Plane part = p;
       if (p.rank) part.shape[0] = n;
@@ -168,7 +173,8 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
       start(s, p, a->src.dtype, a->dst.dtype, at, n, to_device ? there.data : origin, to_device ? origin : there.data);
     }
     TRY(started(d, "cuda.Copy"));
-    if (!to_device) TRY(check(d, cudaMemcpyAsync(mine, s->scratch, n * size, cudaMemcpyDeviceToHost, s->s), "cuda.Copy"));
+    if (!to_device)
+      TRY(check(d, cudaMemcpyAsync(mine, s->scratch, n * size, cudaMemcpyDeviceToHost, s->s), "cuda.Copy"));
   }
   return ULY_OK;
 }
@@ -177,24 +183,30 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
   const uly_copy *a = (const uly_copy *)args;
   const uly_tensor &dst = a->dst, &src = a->src;
   if (!same_shape(dst, src) || (dst.where == ULY_HOST && src.where == ULY_HOST))
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: both must have one shape, and one lie in device memory", text_of(src).c_str(),
+    return fail(d, ULY_INVALID_ARGUMENT,
+                "cuda.Copy: %s into %s: both must have one shape, and one lie in device memory", text_of(src).c_str(),
                 text_of(dst).c_str());
   if (size_of(dst.dtype) == 0 || (dst.dtype != src.dtype && !cast_of(src.dtype, dst.dtype)))
-    return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: casts are F32 to and from BF16 and F64, and F16 to F32", text_of(src).c_str(),
-                text_of(dst).c_str());
+    return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: casts are F32 to and from BF16 and F64, and F16 to F32",
+                text_of(src).c_str(), text_of(dst).c_str());
   const int64_t n = elements(dst);
   if (n == 0) return ULY_OK;
   if (!dst.data || !src.data)
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: without memory", text_of(src).c_str(), text_of(dst).c_str());
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: without memory", text_of(src).c_str(),
+                text_of(dst).c_str());
   const bool to_device = src.where == ULY_HOST, to_host = dst.where == ULY_HOST;
   if ((!to_host && misaligned(dst.data, dst.dtype)) || (!to_device && misaligned(src.data, src.dtype)))
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s at %p into %s at %p: on the GPU an address must be a multiple of its type's bytes", text_of(src).c_str(), src.data,
-                text_of(dst).c_str(), dst.data);
+    return fail(d, ULY_INVALID_ARGUMENT,
+                "cuda.Copy: %s at %p into %s at %p: on the GPU an address must be a multiple of its type's bytes",
+                text_of(src).c_str(), src.data, text_of(dst).c_str(), dst.data);
   if ((to_device && !contiguous(src)) || (to_host && !contiguous(dst)))
-    return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: host memory must be dense", text_of(src).c_str(), text_of(dst).c_str());
+    return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: host memory must be dense", text_of(src).c_str(),
+                text_of(dst).c_str());
   const bool flat = dst.dtype == src.dtype && contiguous(dst) && contiguous(src);
   if (flat) {
-    const cudaMemcpyKind kind = to_device ? cudaMemcpyHostToDevice : to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice;
+    const cudaMemcpyKind kind = to_device ? cudaMemcpyHostToDevice
+                                : to_host ? cudaMemcpyDeviceToHost
+                                          : cudaMemcpyDeviceToDevice;
     return check(d, cudaMemcpyAsync(dst.data, src.data, n * size_of(dst.dtype), kind, s->s), "cuda.Copy");
   }
   if (to_device || to_host) return staged(d, s, a, to_device);

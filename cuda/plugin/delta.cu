@@ -1,4 +1,5 @@
-// The gated delta rule: arguments, sizes, and the kernels' order. Kernels are in delta_forward.cu and delta_backward.cu, what they compute is in delta.h.
+// The gated delta rule: arguments, sizes, and the kernels' order. Kernels are in delta_forward.cu
+// and delta_backward.cu, what they compute is in delta.h.
 #include "delta.h"
 
 #include <atomic>
@@ -8,7 +9,8 @@
 
 namespace {
 
-// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so that tests see them do so.
+// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so
+// that tests see them do so.
 #ifdef ULY_EMULATED
 enum : int64_t { GRID = 5 };
 #else
@@ -19,8 +21,10 @@ enum : int64_t { GRID = INT32_MAX };
 struct Operands {
   const char *op;
   DeltaPass pass;
-  uly_tensor q = {}, k = {}, v = {}, out = {}, g = {}, beta = {}, dout = {}, dq = {}, dk = {}, dv = {}, dg = {}, dbeta = {};
-  uly_tensor state_in = {}, state_out = {}, dstate_out = {}, dstate_in = {}, transition = {}, saved = {}, workspace = {};
+  uly_tensor q = {}, k = {}, v = {}, out = {}, g = {}, beta = {}, dout = {}, dq = {}, dk = {}, dv = {}, dg = {},
+             dbeta = {};
+  uly_tensor state_in = {}, state_out = {}, dstate_out = {}, dstate_in = {}, transition = {}, saved = {},
+             workspace = {};
   const int64_t *cu = nullptr, *key_head = nullptr;
   int64_t documents = 0, chunk = 0;
   double scale = 0;
@@ -32,14 +36,19 @@ bool given(const uly_tensor &t) { return t.dtype != 0; }
 
 // check_heads looks at what sizes are made of; values: v, or dout where there are no values.
 void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const int64_t *key_head) {
-  if (k.ndim != 3 || values.ndim != 3) return c.refuse("k is %s, values are %s: want [tokens, heads, features]", text_of(k).c_str(), text_of(values).c_str());
+  if (k.ndim != 3 || values.ndim != 3)
+    return c.refuse("k is %s, values are %s: want [tokens, heads, features]", text_of(k).c_str(),
+                    text_of(values).c_str());
   const int64_t hk = k.shape[1], hv = values.shape[1], dk = k.shape[2], dv = values.shape[2];
-  if (dk < 1 || dv < 1) return c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dk, (long long)dv);
+  if (dk < 1 || dv < 1)
+    return c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dk, (long long)dv);
   if (!key_head && hv > 0 && (hk == 0 || hv % hk != 0))
-    return c.refuse("%lld value heads for %lld key heads: give KeyHead where they do not divide", (long long)hv, (long long)hk);
+    return c.refuse("%lld value heads for %lld key heads: give KeyHead where they do not divide", (long long)hv,
+                    (long long)hk);
   for (int64_t h = 0; key_head && h < hv; h++)
     if (key_head[h] < (h ? key_head[h - 1] : 0) || key_head[h] >= hk)
-      return c.refuse("KeyHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h, (long long)key_head[h], (long long)hk);
+      return c.refuse("KeyHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h,
+                      (long long)key_head[h], (long long)hk);
 }
 
 // states wants [n, Hv, Dk, Dv] of at most as many as there are documents, and returns n.
@@ -47,39 +56,49 @@ int64_t check_states(Check &c, const char *name, const uly_tensor &t, const Delt
   if (!given(t)) return 0;
   c.dense(name, t, ULY_F32, {-1, s.value_heads, s.dk, s.dv});
   if (c.failed()) return 0;
-  if (t.shape[0] > documents) c.refuse("%s is %s: there are %lld documents", name, text_of(t).c_str(), (long long)documents);
+  if (t.shape[0] > documents)
+    c.refuse("%s is %s: there are %lld documents", name, text_of(t).c_str(), (long long)documents);
   return t.shape[0];
 }
 
 DeltaView view(const uly_tensor &t) {
   if (!given(t)) return {};
-  const bool wide = t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (t.dtype == ULY_BF16 ? 8 : 16) == 0;
+  const bool wide =
+      t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (t.dtype == ULY_BF16 ? 8 : 16) == 0;
   return {t.data, t.stride[0], t.stride[1], (int)t.shape[2], wide};
 }
-DeltaGate gate(const uly_tensor &t) { return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{}; }
+DeltaGate gate(const uly_tensor &t) {
+  return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
+}
 
-// start starts a kernel on `work` items. A GPU is told once that a kernel's blocks have more shared memory than others.
+// start starts a kernel on `work` items. A GPU is told once that a kernel's blocks have more shared
+// memory than others.
 struct Kernel {
   const DeltaKernel *of;
   std::atomic<uint64_t> told[2];
 };
-Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}}, scan_back = {delta_scan_back, {}},
-       gradients = {delta_gradients, {}}, finish = {delta_finish, {}};
+Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
+       scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}};
 
-int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bool bf16, int64_t shared, int64_t work, const DeltaCall &call) {
+int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bool bf16, int64_t shared, int64_t work,
+              const DeltaCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
   if (shared > 0 && (!(kernel.told[bf16].load() & gpu) || gpu == 0)) {
-    TRY(check(d, cudaFuncSetAttribute((const void *)kernel.of[bf16], cudaFuncAttributeMaxDynamicSharedMemorySize, d->shared_limit), what));
+    TRY(check(d,
+              cudaFuncSetAttribute((const void *)kernel.of[bf16], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   d->shared_limit),
+              what));
     kernel.told[bf16].fetch_or(gpu);
   }
   LAUNCH(kernel.of[bf16], (unsigned)least(work, GRID), DELTA_THREADS, (size_t)shared, s, call);
   return started(d, what);
 }
 
-// pass_on gives the documents without tokens, about which kernels are not told, the states that they hand on: to[i] of the call's last or first documents
-// is from[…], or zero.
-int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in, int64_t out) {
+// pass_on gives the documents without tokens, about which kernels are not told, the states that
+// they hand on: to[i] of the call's last or first documents is from[…], or zero.
+int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in,
+                int64_t out) {
   const uly_tensor &from = forward ? a.state_in : a.dstate_out, &to = forward ? a.state_out : a.dstate_in;
   if (!given(to)) return ULY_OK;
   const int64_t bytes = shape.value_heads * shape.dk * shape.dv * 4;
@@ -89,7 +108,8 @@ int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShap
     const bool has_to = forward ? behind >= 0 : i < in, has_from = given(from) && (forward ? i < in : behind >= 0);
     if (!has_to) continue;
     char *p = (char *)to.data + at * bytes;
-    const cudaError_t e = has_from ? cudaMemcpyAsync(p, (const char *)from.data + of * bytes, (size_t)bytes, cudaMemcpyDeviceToDevice, s->s)
+    const cudaError_t e = has_from ? cudaMemcpyAsync(p, (const char *)from.data + of * bytes, (size_t)bytes,
+                                                     cudaMemcpyDeviceToDevice, s->s)
                                    : cudaMemsetAsync(p, 0, (size_t)bytes, s->s);
     TRY(check(d, e, a.op));
   }
@@ -104,8 +124,10 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (c.failed()) return c.code;
   const int type = c.compute("k", a.k);
   const int64_t tokens = a.k.shape[0];
-  const DeltaShape shape = delta_shape(tokens, a.k.shape[1], values.shape[1], a.k.shape[2], values.shape[2], a.chunk, a.key_head);
-  const int64_t hk = shape.key_heads, hv = shape.value_heads, dk = shape.dk, dv = shape.dv, gradient_heads = a.per_head ? hv : hk;
+  const DeltaShape shape =
+      delta_shape(tokens, a.k.shape[1], values.shape[1], a.k.shape[2], values.shape[2], a.chunk, a.key_head);
+  const int64_t hk = shape.key_heads, hv = shape.value_heads, dk = shape.dk, dv = shape.dv,
+                gradient_heads = a.per_head ? hv : hk;
   c.rows("k", a.k, type, {tokens, hk, dk});
   if (has_q || !state) c.rows("q", a.q, type, {tokens, hk, dk});
   if (has_v || !state) c.rows("v", a.v, type, {tokens, hv, dv});
@@ -123,25 +145,34 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   c.documents("Cu", a.cu, a.documents, tokens);
   if (a.chunk != 0 && a.chunk < 16) c.refuse("Chunk is %lld: want 16 or more, or 0", (long long)a.chunk);
   if (c.failed()) return c.code;
-  const int64_t in = check_states(c, state ? "DState" : "StateIn", given(a.state_in) || !given(a.dstate_in) ? a.state_in : a.dstate_in, shape, a.documents);
-  const int64_t out_states = check_states(c, state ? "State" : "StateOut", given(a.state_out) || !given(a.dstate_out) ? a.state_out : a.dstate_out, shape, a.documents);
+  const int64_t in =
+      check_states(c, state ? "DState" : "StateIn", given(a.state_in) || !given(a.dstate_in) ? a.state_in : a.dstate_in,
+                   shape, a.documents);
+  const int64_t out_states =
+      check_states(c, state ? "State" : "StateOut",
+                   given(a.state_out) || !given(a.dstate_out) ? a.state_out : a.dstate_out, shape, a.documents);
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
   if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // T
     c.dense("saved", a.saved, ULY_U8, {-1});
     if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
-      c.refuse("saved %s: GatedDeltaSizes asks for %lld bytes", text_of(a.saved).c_str(), (long long)delta_saved(shape));
-    if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0) c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
+      c.refuse("saved %s: GatedDeltaSizes asks for %lld bytes", text_of(a.saved).c_str(),
+               (long long)delta_saved(shape));
+    if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
+      c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
   }
   const int64_t documents = state ? 1 : delta_documents(a.cu, a.documents, tokens);
   const DeltaLayout l = delta_layout(shape, documents, a.pass);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
-  if (!c.failed() && a.workspace.shape[0] < l.bytes) c.refuse("workspace %s: GatedDeltaSizes asks for %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
-  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0) c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
+  if (!c.failed() && a.workspace.shape[0] < l.bytes)
+    c.refuse("workspace %s: GatedDeltaSizes asks for %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
+  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0)
+    c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
   if (c.failed()) return c.code;
   if (most(dk, dv) > DELTA_HEAD)
-    return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: its kernels go to %d", a.op, (long long)dk, (long long)dv, (int)DELTA_HEAD);
+    return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: its kernels go to %d", a.op, (long long)dk,
+                (long long)dv, (int)DELTA_HEAD);
 
   if (!state) TRY(pass_on(d, s, a, shape, !backward, in, out_states));
   if (hv == 0 && !backward) return ULY_OK;
@@ -149,31 +180,37 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   DeltaCall call = {};
   char *w = (char *)a.workspace.data;
   Tables tables(d, s, a.op, w);
-  const int64_t chunks = delta_tables(shape, l, a.cu, a.documents, state, [&](int64_t at, int64_t value) { tables(at, value); });
+  const int64_t chunks =
+      delta_tables(shape, l, a.cu, a.documents, state, [&](int64_t at, int64_t value) { tables(at, value); });
   TRY(tables.end());
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   auto floats = [&](int64_t at) { return (float *)(w + at); };
   call.q = view(a.q), call.k = view(a.k), call.v = view(a.v), call.out = view(a.out), call.dout = view(a.dout);
   call.dq = view(a.dq), call.dk = view(a.dk), call.dv = view(a.dv);
   call.g = gate(a.g), call.beta = gate(a.beta), call.dg = gate(a.dg), call.dbeta = gate(a.dbeta);
-  call.tokens = tokens, call.value_heads = hv, call.documents = documents, call.chunks = chunks, call.seams = shape.seams();
+  call.tokens = tokens, call.value_heads = hv, call.documents = documents, call.chunks = chunks,
+  call.seams = shape.seams();
   call.dim_k = (int)dk, call.dim_v = (int)dv, call.chunk = (int)shape.chunk;
   call.start = table(l.start), call.chunks_before = table(l.chunks), call.document = table(l.document);
   call.key_head = table(l.key_head), call.value_first = table(l.first);
   call.states_in = in, call.states_out = out_states, call.all_documents = a.documents;
   call.state_in = (const float *)a.state_in.data, call.state_out = (float *)a.state_out.data;
-  call.dstate_in = (float *)a.dstate_in.data, call.dstate_out = (const float *)a.dstate_out.data, call.transition = (float *)a.transition.data;
+  call.dstate_in = (float *)a.dstate_in.data, call.dstate_out = (const float *)a.dstate_out.data,
+  call.transition = (float *)a.transition.data;
   call.scale = (float)a.scale, call.normed = a.l2norm, call.per_head = a.per_head;
   if (a.l2norm) call.unit_q = floats(l.unit_q), call.unit_k = floats(l.unit_k);
   call.decay = (float4 *)(w + l.decay);
   call.scores = has_q ? floats(l.scores) : nullptr;
   if (!state) call.x = floats(l.x), call.states = floats(l.states);
-  if (backward) call.y = floats(l.y), call.grad_q = floats(l.dq), call.grad_k = floats(l.dk), call.dstates = floats(l.dstates), call.keys_product = floats(l.keys);
+  if (backward)
+    call.y = floats(l.y), call.grad_q = floats(l.dq), call.grad_k = floats(l.dk), call.dstates = floats(l.dstates),
+    call.keys_product = floats(l.keys);
   call.solved = backward;
 
   const bool bf16 = type == ULY_BF16;
   const int64_t scan_bytes = delta_scan_bytes((int)dk, (int)shape.chunk), warps = DELTA_THREADS / 32;
-  const int64_t value_slices = ceil_div(dv, DELTA_SLICE), transition_slices = given(a.transition) ? ceil_div(dk, DELTA_SLICE) : 0;
+  const int64_t value_slices = ceil_div(dv, DELTA_SLICE),
+                transition_slices = given(a.transition) ? ceil_div(dk, DELTA_SLICE) : 0;
   call.keys = hk;
   if (a.l2norm) TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * hk * tokens, warps), call));
   for (DeltaHeads h = delta_heads(shape, l, {});; h = delta_heads(shape, l, h)) {
@@ -184,13 +221,17 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     if (has_v) {
       DeltaCall forward = call;
       if (backward) forward.state_out = nullptr, forward.states_out = 0;
-      TRY(start(d, s, a.op, scan, bf16, scan_bytes, documents * call.heads * (value_slices + transition_slices), forward));
+      TRY(start(d, s, a.op, scan, bf16, scan_bytes, documents * call.heads * (value_slices + transition_slices),
+                forward));
     }
-    if (a.pass == DELTA_FORWARD) TRY(start(d, s, a.op, out, bf16, DELTA_OUT, chunks * call.heads * ceil_div(dv, 64), call));
-    if (backward || !has_v) TRY(start(d, s, a.op, scan_back, bf16, scan_bytes, documents * call.heads * value_slices, call));
+    if (a.pass == DELTA_FORWARD)
+      TRY(start(d, s, a.op, out, bf16, DELTA_OUT, chunks * call.heads * ceil_div(dv, 64), call));
+    if (backward || !has_v)
+      TRY(start(d, s, a.op, scan_back, bf16, scan_bytes, documents * call.heads * value_slices, call));
     if (backward) {
       TRY(start(d, s, a.op, gradients, bf16, DELTA_GRADIENTS, chunks * call.heads, call));
-      TRY(start(d, s, a.op, finish, bf16, 0, ceil_div(2 * tokens * (a.per_head ? call.heads : call.keys), warps), call));
+      TRY(start(d, s, a.op, finish, bf16, 0, ceil_div(2 * tokens * (a.per_head ? call.heads : call.keys), warps),
+                call));
     }
     if (h.hi == hv) return ULY_OK;
   }
@@ -199,7 +240,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
 void take(Operands &x, const uly_gated_delta &a) {
   x.q = a.q, x.k = a.k, x.v = a.v, x.out = a.out, x.g = a.g, x.beta = a.beta;
   x.state_in = a.state_in, x.state_out = a.state_out, x.saved = a.saved, x.workspace = a.workspace;
-  x.cu = a.cu, x.key_head = a.key_head, x.documents = a.documents, x.chunk = a.chunk, x.scale = a.scale, x.l2norm = a.l2norm != 0;
+  x.cu = a.cu, x.key_head = a.key_head, x.documents = a.documents, x.chunk = a.chunk, x.scale = a.scale,
+  x.l2norm = a.l2norm != 0;
 }
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
@@ -218,7 +260,8 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   return run(d, s, x);
 }
 
-// stretch is a state's way over one document of as many tokens as there are keys; its result [Hv, Dk, Dv] is a list of one.
+// stretch is a state's way over one document of as many tokens as there are keys; its result [Hv,
+// Dk, Dv] is a list of one.
 uly_tensor one(uly_tensor t) {
   if (t.ndim < 0 || t.ndim > 7) return t;
   for (int i = t.ndim; i > 0; i--) t.shape[i] = t.shape[i - 1], t.stride[i] = t.stride[i - 1];
@@ -230,7 +273,8 @@ int32_t state(uly_device *d, uly_stream *s, const void *args) {
   const uly_delta_state &a = *(const uly_delta_state *)args;
   const int64_t cu[2] = {0, a.k.shape[0]};
   Operands x("DeltaState", DELTA_STATE);
-  x.k = a.k, x.v = a.v, x.g = a.g, x.beta = a.beta, x.state_out = one(a.state), x.transition = a.transition, x.workspace = a.workspace;
+  x.k = a.k, x.v = a.v, x.g = a.g, x.beta = a.beta, x.state_out = one(a.state), x.transition = a.transition,
+  x.workspace = a.workspace;
   x.cu = cu, x.documents = 1, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm != 0;
   return run(d, s, x);
 }
@@ -239,7 +283,8 @@ int32_t state_grad(uly_device *d, uly_stream *s, const void *args) {
   const uly_delta_state_grad &a = *(const uly_delta_state_grad *)args;
   const int64_t cu[2] = {0, a.k.shape[0]};
   Operands x("DeltaStateGrad", DELTA_STATE);
-  x.q = a.q, x.k = a.k, x.g = a.g, x.beta = a.beta, x.dout = a.dout, x.dstate_in = one(a.dstate), x.workspace = a.workspace;
+  x.q = a.q, x.k = a.k, x.g = a.g, x.beta = a.beta, x.dout = a.dout, x.dstate_in = one(a.dstate),
+  x.workspace = a.workspace;
   x.cu = cu, x.documents = 1, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm != 0, x.scale = a.scale;
   return run(d, s, x);
 }
@@ -250,9 +295,11 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   Check c(d, "GatedDeltaSizes");
   check_heads(c, a->k, a->v, a->key_head);
   if (c.failed()) return c.code;
-  const DeltaShape s = delta_shape(a->k.shape[0], a->k.shape[1], a->v.shape[1], a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
+  const DeltaShape s =
+      delta_shape(a->k.shape[0], a->k.shape[1], a->v.shape[1], a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
   const int64_t documents = delta_documents(a->cu, a->documents, s.tokens);
-  *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD).bytes, delta_layout(s, documents, DELTA_BACKWARD).bytes, delta_layout(s, 1, DELTA_STATE).bytes};
+  *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD).bytes,
+         delta_layout(s, documents, DELTA_BACKWARD).bytes, delta_layout(s, 1, DELTA_STATE).bytes};
   return ULY_OK;
 }
 

@@ -1,37 +1,47 @@
-// What the files of the gated delta rule share: a call as its kernels see it, and tiles of words in shared memory (mma.h).
+// What the files of the gated delta rule share: a call as its kernels see it, and tiles of words in
+// shared memory (mma.h).
 //
-// Per chunk of a value head, with G the sum of g from the chunk's start, E = exp(G), F = exp(Gend - G), M = exp(Gi - Gj) for j <= i, S the state before
-// the chunk and k, q normalised where that is asked (section 3.3 of arXiv:2412.06464, with the solve left as a factor of X alone):
+// Per chunk of a value head, with G the sum of g from the chunk's start, E = exp(G), F = exp(Gend -
+// G), M = exp(Gi - Gj) for j <= i, S the state before the chunk and k, q normalised where that is
+// asked (section 3.3 of arXiv:2412.06464, with the solve left as a factor of X alone):
 //
 //   B = (k·kᵀ)·M below the diagonal,  T = (1 + beta·B)⁻¹,  P = scale·(q·kᵀ)·M up to the diagonal
 //   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
 //
-// Chunks are prepared (B, T, P) and finished (out, gradients) all at once; between, blocks go along the chunks of a document with a slice of the
-// state's columns, forward with S, backward with its gradient. Everything between is F32, what is multiplied is as mma.h says, transitions too.
+// Chunks are prepared (B, T, P) and finished (out, gradients) all at once; between, blocks go along
+// the chunks of a document with a slice of the state's columns, forward with S, backward with its
+// gradient. Everything between is F32, what is multiplied is as mma.h says, transitions too.
 //
-// Saved is T; backward makes S and X again. A NaN in a row of v, k or q reaches the other rows of its chunk, earlier ones too: 0·NaN is NaN.
+// Saved is T; backward makes S and X again. A NaN in a row of v, k or q reaches the other rows of
+// its chunk, earlier ones too: 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"
 #include "mma.h"
 
-// DeltaView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be moved as one.
+// DeltaView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be
+// moved as one.
 struct DeltaView {
   void *data;
   int64_t token, head;
   int width;
   bool wide;
 };
-struct DeltaGate { float *data; int64_t token, head; }; // [tokens, heads] F32
+struct DeltaGate {
+  float *data;
+  int64_t token, head;
+}; // [tokens, heads] F32
 
-// DeltaCall is what kernels are given: arrays of heads begin at this pass's first, head0; heads in them are counted from there.
+// DeltaCall is what kernels are given: arrays of heads begin at this pass's first, head0; heads in
+// them are counted from there.
 struct DeltaCall {
   DeltaView q, k, v, out, dout, dq, dk, dv;
   DeltaGate g, beta, dg, dbeta;
   int64_t tokens, value_heads, head0, heads, key0, keys, documents, chunks, seams;
   int dim_k, dim_v, chunk;
   const int64_t *start, *chunks_before, *document, *key_head, *value_first;
-  int64_t states_in, states_out, all_documents; // documents from the front, and from the back, that have states
+  // documents from the front, and from the back, that have states
+  int64_t states_in, states_out, all_documents;
   const float *state_in, *dstate_out;
   float *state_out, *dstate_in, *transition;
   float *unit_q, *unit_k; // NULL = 1
@@ -49,11 +59,13 @@ struct DeltaCall {
 typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, F32 and BF16.
-extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2], delta_gradients[2], delta_finish[2];
+extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2],
+    delta_gradients[2], delta_finish[2];
 
-// Fetched is four columns of some rows of a tile, in registers: from global memory (rows [0, rows) of `width` elements, counted from `from`; none if
-// negative; beyond them zeros) to a tile of COLUMNS columns, by all of a block's threads. What is fetched before anything is put is under way at once:
-// writing to shared memory between would make each wait for the one before.
+// Fetched is four columns of some rows of a tile, in registers: from global memory (rows [0, rows)
+// of `width` elements, counted from `from`; none if negative; beyond them zeros) to a tile of
+// COLUMNS columns, by all of a block's threads. What is fetched before anything is put is under way
+// at once: writing to shared memory between would make each wait for the one before.
 template <int COLUMNS> struct Fetched {
   enum { LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1 };
   float x[BATCH][4];
@@ -61,12 +73,14 @@ template <int COLUMNS> struct Fetched {
   static __device__ __forceinline__ int column() { return (int)threadIdx.x % LANES * 4; }
   static __device__ __forceinline__ int row(int i) { return (int)threadIdx.x / LANES + i * STEP; }
 
-  template <typename E> __device__ __forceinline__ Fetched(const E *from, int64_t stride, bool wide, int width, int rows) {
+  template <typename E>
+  __device__ __forceinline__ Fetched(const E *from, int64_t stride, bool wide, int width, int rows) {
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
 #pragma unroll
       for (int e = 0; e < 4; e++) x[i][e] = 0;
-      if (row(i) < rows && column() < width) load_flat<4>(from + row(i) * stride + column(), width - column(), wide, x[i]);
+      if (row(i) < rows && column() < width)
+        load_flat<4>(from + row(i) * stride + column(), width - column(), wide, x[i]);
     }
   }
   // put writes rows [0, all) of columns [0, columns).
@@ -83,7 +97,8 @@ template <int COLUMNS> struct Fetched {
 
 // fill brings a tile at once. made(row, column, x) may change four neighbours in a row.
 template <typename T, int COLUMNS, typename E, typename F>
-__device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows, int all, F made) {
+__device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows,
+                                     int all, F made) {
   Fetched<COLUMNS> f(from, stride, wide, width, rows);
 #pragma unroll
   for (int i = 0; i < Fetched<COLUMNS>::BATCH; i++)
@@ -94,25 +109,34 @@ struct AsItIs {
   __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
 };
 
-// fill_view is fill of a chunk's rows of a tensor, columns from c0 on; fill_rows of rows that this operation has made, or of a state.
+// fill_view is fill of a chunk's rows of a tensor, columns from c0 on; fill_rows of rows that this
+// operation has made, or of a state.
 template <typename T, int COLUMNS, typename F>
-__device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0, int rows, int all, F made) {
-  fill<T, COLUMNS>(to, step, (const T *)x.data + token * x.token + head * x.head + c0, x.token, x.wide, x.width - c0, rows, all, made);
+__device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0,
+                                          int rows, int all, F made) {
+  fill<T, COLUMNS>(to, step, (const T *)x.data + token * x.token + head * x.head + c0, x.token, x.wide, x.width - c0,
+                   rows, all, made);
 }
 template <typename T, int COLUMNS, typename F>
-__device__ __forceinline__ void fill_rows(Word *to, int step, const float *from, int64_t width, int c0, int rows, int all, F made) {
-  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all, made);
+__device__ __forceinline__ void fill_rows(Word *to, int step, const float *from, int64_t width, int c0, int rows,
+                                          int all, F made) {
+  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all,
+                   made);
 }
 
-// fill_chunk brings all columns of a chunk's keys or queries, times by(row), and its rows of a square, T or P.
+// fill_chunk brings all columns of a chunk's keys or queries, times by(row), and its rows of a
+// square, T or P.
 template <typename T, typename F>
-__device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a, const DeltaView &x, int64_t key, const float *from, int64_t head,
+__device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
+                                           const DeltaView &x, int64_t key, const float *from, int64_t head,
                                            const DeltaChunk &c, int all, F by) {
   const T *data = (const T *)x.data + c.token * x.token + key * x.head;
   const float *squares = from + a.row(head, c.token) * a.chunk;
   const int columns = up32(a.dim_k);
-  if (a.chunk == DELTA_CHUNK) { // two halves of the keys, as wide as they are with such chunks, and the square at once
-    Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows), s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
+  // two halves of the keys, as wide as they are with such chunks, and the square at once
+  if (a.chunk == DELTA_CHUNK) {
+    Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows),
+        s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
     float f[Fetched<64>::BATCH];
 #pragma unroll
     for (int i = 0; i < Fetched<64>::BATCH; i++) f[i] = low.row(i) < c.rows ? by(low.row(i)) : 0;
@@ -131,18 +155,23 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
 #pragma unroll
       for (int i = 0; i < 4; i++) y[i] *= m;
     });
-  for (int c0 = 0; c0 < a.chunk; c0 += 16) fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
+  for (int c0 = 0; c0 < a.chunk; c0 += 16)
+    fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
 }
 
-// load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor, and of dense rows of `width` floats.
-template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) { load_flat<2>(p, left, wide, x); }
+// load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor,
+// and of dense rows of `width` floats.
+template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) {
+  load_flat<2>(p, left, wide, x);
+}
 template <typename E> __device__ __forceinline__ void store_two(E *p, int left, bool wide, float x, float y) {
   const float both[2] = {x, y};
   store_flat<2>(p, left, wide, both);
 }
 __device__ __forceinline__ bool even(const float *p, int width) { return width % 2 == 0 && (uintptr_t)p % 8 == 0; }
 
-// DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers: rows 16(warp + 8i) .. are a warp's.
+// DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers:
+// rows 16(warp + 8i) .. are a warp's.
 struct DeltaSlice {
   float c[2][4][4];
   int rows, width, c0;
@@ -177,7 +206,9 @@ struct DeltaSlice {
   }
   __device__ __forceinline__ void store(float *to) {
     const bool wide = even(to, width);
-    each([&](int row, int column, float x, float y) { store_two(to + (int64_t)row * width + column, width - column, wide, x, y); });
+    each([&](int row, int column, float x, float y) {
+      store_two(to + (int64_t)row * width + column, width - column, wide, x, y);
+    });
   }
   // words writes the slice to a tile.
   template <typename T> __device__ __forceinline__ void words(Word *to, int step) const {
@@ -188,10 +219,14 @@ struct DeltaSlice {
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
+          for (int e = 0; e < 4; e++)
+            to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
   }
-  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows (KEYS, VALUES: exact ones): summed on their own, so that the state is rounded once.
-  template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys, int step, const Word *values, int values_step, int depth) {
+  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows (KEYS, VALUES: exact ones):
+  // summed on their own, so that the state is rounded once.
+  template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys,
+                                                                                    int step, const Word *values,
+                                                                                    int values_step, int depth) {
 #pragma unroll
     for (int i = 0; i < 2; i++)
       if (first(i) < rows) {

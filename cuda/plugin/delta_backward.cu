@@ -4,24 +4,29 @@
 //
 //   dP = scale·(W·Xᵀ)·M,  dB = -beta·(Y·Xᵀ)·M,  dq = scale·E·W·Sᵀ + dP·k,  dk = dPᵀ·q + (dB + dBᵀ)·k + F·X·Dᵀ - beta·E·Y·Sᵀ,  dv = beta·Y
 //
-// and of the decay at token t what crosses it: the pairs (i, j) with i >= t > j, the rows from t on with S, those before t with D, and S with D. Taken so,
-// and not as differences of sums, nothing cancels.
+// and of the decay at token t what crosses it: the pairs (i, j) with i >= t > j, the rows from t on
+// with S, those before t with D, and S with D. Taken so, and not as differences of sums, nothing
+// cancels.
 #include "delta.h"
 
-// The gradient of the state along the chunks of a document, a slice of its columns in a block: seams and Y.
+// The gradient of the state along the chunks of a document, a slice of its columns in a block:
+// seams and Y.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
   SHARED(Word, shared);
-  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *ws = ts + a.chunk * (a.chunk + 8), *ys = ws + a.chunk * STEP;
+  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *ws = ts + a.chunk * (a.chunk + 8),
+       *ys = ws + a.chunk * STEP;
   float *es = (float *)(ys + a.chunk * STEP), *fk = es + a.chunk, *bek = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
   for (int64_t w = blockIdx.x; w < a.documents * a.heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head], id = a.document[document];
+    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head],
+                  id = a.document[document];
     const int c0 = (int)(w % slices) * DELTA_SLICE;
-    const int64_t chunks = a.chunks_before[document + 1] - a.chunks_before[document], behind = id - (a.all_documents - a.states_out);
+    const int64_t chunks = a.chunks_before[document + 1] - a.chunks_before[document],
+                  behind = id - (a.all_documents - a.states_out);
     DeltaSlice s(a.dim_k, a.dim_v, c0);
     if (behind >= 0 && a.dstate_out) s.load(a.given(a.dstate_out, behind, head));
     for (int64_t i = chunks - 1; i >= 0; i--) {
@@ -38,13 +43,15 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       const float beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
       fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, a.head0 + head, c0, c.rows, rows, AsItIs());
       fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores, head, c, rows, [&](int row) {
-        return a.scale * a.decay[a.row(head, c.token + row)].z * (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1);
+        return a.scale * a.decay[a.row(head, c.token + row)].z *
+               (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1);
       });
       if (r < a.chunk) es[r] = d.z, fk[r] = d.w * unit, bek[r] = beta * d.z * unit;
       __syncthreads();
       float x[2][4], y[2][4];
       zero(x);
-      if (active) product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
+      if (active)
+        product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
       s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
       fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
@@ -70,7 +77,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           for (int half = 0; half < 2; half++) {
             const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
             if (a.y && row < c.rows && c0 + column < a.dim_v)
-              store_two(a.y + a.row(head, c.token + row) * a.dim_v + c0 + column, a.dim_v - c0 - column, a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
+              store_two(a.y + a.row(head, c.token + row) * a.dim_v + c0 + column, a.dim_v - c0 - column,
+                        a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
 #pragma unroll
             for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = to_word<T>(-bek[row] * y[n][2 * half + e]);
           }
@@ -78,7 +86,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads();
       s.template add<T, true, false>(1, ks, step, ys, STEP, rows);
     }
-    if (id < a.states_in && a.dstate_in) s.store(a.dstate_in + (id * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
+    if (id < a.states_in && a.dstate_in)
+      s.store(a.dstate_in + (id * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
   }
 }
 
@@ -92,12 +101,15 @@ static __device__ __forceinline__ float row_sum(float x) {
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_gradients_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_CHUNK + 4, TILE = DELTA_CHUNK * DELTA_NARROW, PAIRS = DELTA_CHUNK + 1;
   SHARED(Word, shared);
-  Word *dps = shared, *dbs = dps + DELTA_CHUNK * DELTA_WIDE, *ws = dbs + DELTA_CHUNK * DELTA_WIDE, *ys = ws + TILE, *xs = ys + TILE, *ss = xs + TILE, *ds = ss + TILE;
+  Word *dps = shared, *dbs = dps + DELTA_CHUNK * DELTA_WIDE, *ws = dbs + DELTA_CHUNK * DELTA_WIDE, *ys = ws + TILE,
+       *xs = ys + TILE, *ss = xs + TILE, *ds = ss + TILE;
   Word *qs = ws, *ks = qs + DELTA_CHUNK * STEP; // in the place of ws …
-  float *pairs = (float *)ws;                    // likewise: [64][PAIRS]
+  float *pairs = (float *)ws;                   // likewise: [64][PAIRS]
   float2 *sums = (float2 *)(ds + TILE);
   float *es = (float *)(sums + DELTA_CHUNK), *fs = es + DELTA_CHUNK, *bs = fs + DELTA_CHUNK, *yv = bs + DELTA_CHUNK;
-  float *yb = yv + DELTA_CHUNK, *with_q = yb + 2 * DELTA_CHUNK, *with_k = with_q + 2 * DELTA_CHUNK, *with_d = with_k + 2 * DELTA_CHUNK; // of either half of columns
+  // of either half of columns
+  float *yb = yv + DELTA_CHUNK, *with_q = yb + 2 * DELTA_CHUNK, *with_k = with_q + 2 * DELTA_CHUNK,
+        *with_d = with_k + 2 * DELTA_CHUNK;
   float *crossing = with_d + 2 * DELTA_CHUNK, *room = crossing + DELTA_CHUNK;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, half_of = warp / 4, n0 = half_of * 32;
@@ -107,9 +119,12 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     const int64_t id = a.document[c.document], behind = id - (a.all_documents - a.states_out);
     const int rows = up16(c.rows);
     const bool active = m0 < rows;
-    const float *s = !c.first ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v : id < a.states_in && a.state_in ? a.given(a.state_in, id, head) : nullptr;
-    const float *d = !c.last ? a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v
-                     : behind >= 0 && a.dstate_out ? a.given(a.dstate_out, behind, head) : nullptr;
+    const float *s = !c.first                         ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v
+                     : id < a.states_in && a.state_in ? a.given(a.state_in, id, head)
+                                                      : nullptr;
+    const float *d = !c.last                       ? a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v
+                     : behind >= 0 && a.dstate_out ? a.given(a.dstate_out, behind, head)
+                                                   : nullptr;
     __syncthreads();
     for (int r = (int)threadIdx.x; r < DELTA_CHUNK; r += DELTA_THREADS) {
       const bool there = r < c.rows;
@@ -126,23 +141,30 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
       __syncthreads();
       fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, a.head0 + head, v0, c.rows, rows, AsItIs());
-      fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows, AsItIs());
-      fill_rows<T, DELTA_SLICE>(ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows, [&](int r, int column, float (&y)[4]) {
-        const int64_t token = c.token + r, left = a.dim_v - v0 - column;
-        float v[4];
-        load_flat<4>((const T *)a.v.data + token * a.v.token + (a.head0 + head) * a.v.head + v0 + column, left, a.v.wide, v);
-        const float sum = (y[0] * v[0] + y[1] * v[1]) + (y[2] * v[2] + y[3] * v[3]);
-        const bool second = r >= DELTA_THREADS / 8; // a thread has rows r and r + 32
-        with_v[0] += second ? 0 : sum;
-        with_v[1] += second ? sum : 0;
+      fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
+                                AsItIs());
+      fill_rows<T, DELTA_SLICE>(
+          ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
+          [&](int r, int column, float (&y)[4]) {
+            const int64_t token = c.token + r, left = a.dim_v - v0 - column;
+            float v[4];
+            load_flat<4>((const T *)a.v.data + token * a.v.token + (a.head0 + head) * a.v.head + v0 + column, left,
+                         a.v.wide, v);
+            const float sum = (y[0] * v[0] + y[1] * v[1]) + (y[2] * v[2] + y[3] * v[3]);
+            const bool second = r >= DELTA_THREADS / 8; // a thread has rows r and r + 32
+            with_v[0] += second ? 0 : sum;
+            with_v[1] += second ? sum : 0;
 #pragma unroll
-        for (int i = 0; i < 4; i++) v[i] = bs[r] * y[i];
-        store_flat<4>((T *)a.dv.data + token * a.dv.token + (a.head0 + head) * a.dv.head + v0 + column, left, a.dv.wide, v);
-      });
+            for (int i = 0; i < 4; i++) v[i] = bs[r] * y[i];
+            store_flat<4>((T *)a.dv.data + token * a.dv.token + (a.head0 + head) * a.dv.head + v0 + column, left,
+                          a.dv.wide, v);
+          });
       __syncthreads();
       if (!active || n0 > m0) continue;
-      product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW, DELTA_NARROW, DELTA_SLICE);
-      product<T, false, false, true, true>(b, ys + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW, DELTA_NARROW, DELTA_SLICE);
+      product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW, DELTA_NARROW,
+                                          DELTA_SLICE);
+      product<T, false, false, true, true>(b, ys + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW,
+                                           DELTA_NARROW, DELTA_SLICE);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -198,7 +220,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       crossing[t] = sum;
     }
 
-    // 64 columns of q and k at a time: W·Sᵀ, Y·Sᵀ and X·Dᵀ, what those give to the decays, and the gradients.
+    // 64 columns of q and k at a time: W·Sᵀ, Y·Sᵀ and X·Dᵀ, what those give to the decays, and the
+    // gradients.
     float with_s_d = 0, sum_q[2] = {0, 0}, sum_k[2] = {0, 0}, sum_d[2] = {0, 0};
     for (int k0 = 0; k0 < a.dim_k; k0 += 64) {
       const int columns = (int)least(64, a.dim_k - k0);
@@ -209,25 +232,34 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
         __syncthreads();
         fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, a.head0 + head, v0, c.rows, rows, AsItIs());
-        fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows, AsItIs());
-        fill_rows<T, DELTA_SLICE>(ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows, AsItIs());
+        fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
+                                  AsItIs());
+        fill_rows<T, DELTA_SLICE>(ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
+                                  AsItIs());
         if (s) {
-          fill_rows<T, DELTA_SLICE>(ss, DELTA_NARROW, s + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64, [&](int r, int column, float (&x)[4]) {
-            if (!d) return;
-            float y[4];
-            const float *from = d + (int64_t)(k0 + r) * a.dim_v + v0 + column;
-            load_flat<4>(from, a.dim_v - v0 - column, a.dim_v % 4 == 0 && (uintptr_t)d % 16 == 0, y);
-            with_s_d += (x[0] * y[0] + x[1] * y[1]) + (x[2] * y[2] + x[3] * y[3]);
-          });
+          fill_rows<T, DELTA_SLICE>(ss, DELTA_NARROW, s + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64,
+                                    [&](int r, int column, float (&x)[4]) {
+                                      if (!d) return;
+                                      float y[4];
+                                      const float *from = d + (int64_t)(k0 + r) * a.dim_v + v0 + column;
+                                      load_flat<4>(from, a.dim_v - v0 - column,
+                                                   a.dim_v % 4 == 0 && (uintptr_t)d % 16 == 0, y);
+                                      with_s_d += (x[0] * y[0] + x[1] * y[1]) + (x[2] * y[2] + x[3] * y[3]);
+                                    });
         }
-        if (d) fill_rows<T, DELTA_SLICE>(ds, DELTA_NARROW, d + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64, AsItIs());
+        if (d)
+          fill_rows<T, DELTA_SLICE>(ds, DELTA_NARROW, d + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64, AsItIs());
         __syncthreads();
         if (!active) continue;
         if (s) {
-          product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW, DELTA_NARROW, DELTA_SLICE);
-          product<T, false, false, true, true>(yk, ys + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW, DELTA_NARROW, DELTA_SLICE);
+          product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW,
+                                              DELTA_NARROW, DELTA_SLICE);
+          product<T, false, false, true, true>(yk, ys + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW,
+                                               DELTA_NARROW, DELTA_SLICE);
         }
-        if (d) product<T, false, false, true, true>(b, xs + m0 * DELTA_NARROW, DELTA_NARROW, ds + n0 * DELTA_NARROW, DELTA_NARROW, DELTA_SLICE);
+        if (d)
+          product<T, false, false, true, true>(b, xs + m0 * DELTA_NARROW, DELTA_NARROW, ds + n0 * DELTA_NARROW,
+                                               DELTA_NARROW, DELTA_SLICE);
       }
       __syncthreads();
       auto unit = [&](const float *factors) {
@@ -254,7 +286,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           b[n][e] = madd(fs[i], b[n][e], -bs[i] * es[i] * yk[n][e]);
         }
       product<T, false, false, true, false>(p, dps + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0, STEP, m0 + 16);
-      product<T, false, false, false, false>(b, dps + m0 * DELTA_WIDE + m0, DELTA_WIDE, qs + m0 * STEP + n0, STEP, rows - m0);
+      product<T, false, false, false, false>(b, dps + m0 * DELTA_WIDE + m0, DELTA_WIDE, qs + m0 * STEP + n0, STEP,
+                                             rows - m0);
       product<T, false, false, true, false>(b, dbs + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0, STEP, rows);
 #pragma unroll
       for (int n = 0; n < 4; n++)
@@ -283,22 +316,29 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       float after = 0, before = 0;
       for (int r = c.rows - 1; r >= t; r--) after += es[r] * (a.scale * both(with_q, r) - bs[r] * both(with_k, r));
       for (int r = 0; r < t; r++) before += fs[r] * both(with_d, r);
-      a.dg.data[token * a.dg.token + (a.head0 + head) * a.dg.head] = crossing[t] + after + before + es[c.rows - 1] * states;
-      a.dbeta.data[token * a.dbeta.token + (a.head0 + head) * a.dbeta.head] = yv[t] - es[t] * both(with_k, t) + both(yb, t);
+      a.dg.data[token * a.dg.token + (a.head0 + head) * a.dg.head] =
+          crossing[t] + after + before + es[c.rows - 1] * states;
+      a.dbeta.data[token * a.dbeta.token + (a.head0 + head) * a.dbeta.head] =
+          yv[t] - es[t] * both(with_k, t) + both(yb, t);
     }
   }
 }
 
-// Gradients of q and k as they are wanted: through the norm, rounded, and summed over a key head's value heads in their order. A warp has a row. Of a row of
-// one number all of the gradient lies along it, and what the subtraction should leave, 1 - x² = DELTA_EPS·unit² of it, is less than its rounding.
+// Gradients of q and k as they are wanted: through the norm, rounded, and summed over a key head's
+// value heads in their order. A warp has a row. Of a row of one number all of the gradient lies
+// along it, and what the subtraction should leave, 1 - x² = DELTA_EPS·unit² of it, is less than its
+// rounding.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
   constexpr int PARTS = DELTA_HEAD / 32;
   const int lane = (int)threadIdx.x % 32;
   const int64_t heads = a.per_head ? a.heads : a.keys, all = a.tokens * heads;
-  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < 2 * all; w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
+  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < 2 * all;
+       w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
     const bool is_q = w < all;
-    const int64_t token = (is_q ? w : w - all) / heads, out = (is_q ? w : w - all) % heads + (a.per_head ? a.head0 : a.key0);
-    const int64_t key = a.per_head ? a.key_head[out] : out, lo = a.per_head ? out : a.value_first[out], hi = a.per_head ? out + 1 : a.value_first[out + 1];
+    const int64_t token = (is_q ? w : w - all) / heads,
+                  out = (is_q ? w : w - all) % heads + (a.per_head ? a.head0 : a.key0);
+    const int64_t key = a.per_head ? a.key_head[out] : out, lo = a.per_head ? out : a.value_first[out],
+                  hi = a.per_head ? out + 1 : a.value_first[out + 1];
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[key * a.tokens + token] : 1;
     const bool one = a.normed && a.dim_k == 1;
@@ -308,7 +348,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
     for (int i = 0; i < PARTS; i++) {
       const int c = lane + 32 * i;
       sum[i] = 0;
-      x[i] = a.normed && !one && c < a.dim_k ? unit * widen(((const T *)of.data)[token * of.token + key * of.head + c]) : 0;
+      x[i] = a.normed && !one && c < a.dim_k ? unit * widen(((const T *)of.data)[token * of.token + key * of.head + c])
+                                             : 0;
     }
     for (int64_t h = lo; h < hi; h++) {
       const float *from = (is_q ? a.grad_q : a.grad_k) + a.row(h - a.head0, token) * a.dim_k;

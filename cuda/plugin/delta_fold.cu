@@ -4,7 +4,8 @@
 
 namespace {
 
-constexpr int BLOCK = 256, EDGE = 32, LANES = EDGE * EDGE / BLOCK; // a thread has four neighbours of a row
+// a thread has four neighbours of a row
+constexpr int BLOCK = 256, EDGE = 32, LANES = EDGE * EDGE / BLOCK;
 
 struct Fold {
   const float *m, *x, *e;
@@ -15,9 +16,11 @@ struct Fold {
 
 __global__ void __launch_bounds__(BLOCK) delta_fold(Fold f) {
   __shared__ float m[EDGE][EDGE + 1], x[EDGE][EDGE];
-  const int row = threadIdx.x / (EDGE / LANES), column = threadIdx.x % (EDGE / LANES) * LANES, lane = threadIdx.x % EDGE, warp = threadIdx.x / EDGE;
+  const int row = threadIdx.x / (EDGE / LANES), column = threadIdx.x % (EDGE / LANES) * LANES,
+            lane = threadIdx.x % EDGE, warp = threadIdx.x / EDGE;
   for (int64_t b = blockIdx.x; b < f.heads * f.down * f.across; b += gridDim.x) {
-    const int64_t tile = b / f.across, h = tile / f.down, r0 = (tile - h * f.down) * EDGE, c0 = (b - tile * f.across) * EDGE;
+    const int64_t tile = b / f.across, h = tile / f.down, r0 = (tile - h * f.down) * EDGE,
+                  c0 = (b - tile * f.across) * EDGE;
     const float *hm = f.m + h * f.k * f.k, *hx = f.x + h * f.k * f.n;
     float sum[LANES] = {0, 0, 0, 0};
     for (int64_t k0 = 0; k0 < f.k; k0 += EDGE) {
@@ -53,7 +56,15 @@ int32_t fold(uly_device *d, uly_stream *s, const void *args) {
   if (a->e.data) c.dense("e", a->e, ULY_F32, Shape(a->x));
   if (!c.failed() && a->y.data == a->x.data && elements(a->x) > 0) c.refuse("y is x: the product needs all of x");
   if (c.failed() || elements(a->x) == 0) return c.code;
-  Fold f = {(const float *)a->m.data, (const float *)a->x.data, (const float *)a->e.data, (float *)a->y.data, a->x.shape[0], a->x.shape[1], a->x.shape[2], 0, 0,
+  Fold f = {(const float *)a->m.data,
+            (const float *)a->x.data,
+            (const float *)a->e.data,
+            (float *)a->y.data,
+            a->x.shape[0],
+            a->x.shape[1],
+            a->x.shape[2],
+            0,
+            0,
             a->transpose != 0};
   f.down = ceil_div(f.k, EDGE), f.across = ceil_div(f.n, EDGE);
   LAUNCH(delta_fold, blocks_for(f.heads * f.down * f.across, 1), BLOCK, 0, s, f);

@@ -1,11 +1,13 @@
-// The gated delta rule forward (delta.h says what is computed), and the way of states over a stretch.
+// The gated delta rule forward (delta.h says what is computed), and the way of states over a
+// stretch.
 #include "delta.h"
 
 // Factors that make rows of keys and queries of length one: a warp has a row.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_norms_kernel(DeltaCall a) {
   const int lane = (int)threadIdx.x % 32;
   const int64_t rows = a.keys * a.tokens, all = a.q.data ? 2 * rows : rows;
-  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < all; w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
+  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < all;
+       w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
     const DeltaView &x = w < rows ? a.k : a.q;
     const int64_t at = w < rows ? w : w - rows, key = at / a.tokens, token = at % a.tokens;
     const T *p = (const T *)x.data + token * x.token + key * x.head;
@@ -19,11 +21,14 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_nor
   }
 }
 
-// lowest is what a decay is taken for when it is lower: exp of it is zero, and sums of it are finite. A NaN stays.
+// lowest is what a decay is taken for when it is lower: exp of it is zero, and sums of it are
+// finite. A NaN stays.
 constexpr float DELTA_LOWEST = -256;
 
-// gates sums up the decays of a chunk, in float64 by the first warp: what differences of the sums lose would be an error of the decay itself.
-static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const DeltaChunk &c, int64_t head, float2 *sums, float *beta) {
+// gates sums up the decays of a chunk, in float64 by the first warp: what differences of the sums
+// lose would be an error of the decay itself.
+static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const DeltaChunk &c, int64_t head, float2 *sums,
+                                                   float *beta) {
   const int lane = (int)threadIdx.x;
   if (lane >= 32) return;
   double g[2];
@@ -51,8 +56,9 @@ static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const Del
   }
 }
 
-// invert makes T of 1 + A, A [64][DELTA_WIDE] strictly lower: 16 rows at a time, first what the rows above leave of the identity, then a column in a
-// thread. `rows` is a multiple of 16; of T, what is above the diagonal blocks is not written.
+// invert makes T of 1 + A, A [64][DELTA_WIDE] strictly lower: 16 rows at a time, first what the
+// rows above leave of the identity, then a column in a thread. `rows` is a multiple of 16; of T,
+// what is above the diagonal blocks is not written.
 static __device__ __forceinline__ void delta_invert(const float *m, float *t, int rows) {
   const int r = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
   for (int b = 0; b < rows; b += 16) {
@@ -103,7 +109,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
       __syncthreads();
       if (m0 >= rows || n0 > m0) continue;
       product<T, true, true, true, true>(kk, ks + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0 * DELTA_WIDE, DELTA_WIDE, depth);
-      if (a.scores) product<T, true, true, true, true>(qk, qs + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0 * DELTA_WIDE, DELTA_WIDE, depth);
+      if (a.scores)
+        product<T, true, true, true, true>(qk, qs + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0 * DELTA_WIDE, DELTA_WIDE,
+                                           depth);
     }
     if (m0 < rows) {
 #pragma unroll
@@ -138,22 +146,27 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   }
 }
 
-// The state along the chunks of a document, a slice of its columns in a block: seams and X. Behind the slices of the values are those of the transition: its
-// state begins as the identity, and its values are zero.
+// The state along the chunks of a document, a slice of its columns in a block: seams and X. Behind
+// the slices of the values are those of the transition: its state begins as the identity, and its
+// values are zero.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
   SHARED(Word, shared);
-  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square, *xs = rs + a.chunk * STEP;
+  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square,
+       *xs = rs + a.chunk * STEP;
   // Keys are left as they are, in BF16 exact: their norms are with what they meet.
   float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
-  const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE, slices = value_slices + (a.transition ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
+  const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
+            slices = value_slices + (a.transition ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
   for (int64_t w = blockIdx.x; w < a.documents * a.heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head], id = a.document[document];
+    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head],
+                  id = a.document[document];
     const bool identity = w % slices >= value_slices;
-    const int width = identity ? a.dim_k : a.dim_v, c0 = (int)(w % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
+    const int width = identity ? a.dim_k : a.dim_v,
+              c0 = (int)(w % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
     const int64_t chunks = a.chunks_before[document + 1] - a.chunks_before[document];
     DeltaSlice s(a.dim_k, width, c0);
     if (identity) s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
@@ -182,7 +195,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
             const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
             v[n][half][0] = v[n][half][1] = 0;
             if (!identity && row < c.rows && column < width)
-              load_two((const T *)a.v.data + (c.token + row) * a.v.token + (a.head0 + head) * a.v.head + column, width - column, a.v.wide, v[n][half]);
+              load_two((const T *)a.v.data + (c.token + row) * a.v.token + (a.head0 + head) * a.v.head + column,
+                       width - column, a.v.wide, v[n][half]);
           }
         zero(r);
         product<T, true, false, true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
@@ -191,7 +205,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const int row = m0 + lane.row + e / 2 * 8;
-            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]));
+            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] =
+                to_word<T>(bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]));
           }
       }
       __syncthreads();
@@ -205,7 +220,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           for (int half = 0; half < 2; half++) {
             const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
             if (!identity && a.x && row < c.rows && c0 + column < width)
-              store_two(a.x + a.row(head, c.token + row) * a.dim_v + c0 + column, width - c0 - column, width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
+              store_two(a.x + a.row(head, c.token + row) * a.dim_v + c0 + column, width - c0 - column, width % 2 == 0,
+                        x[n][2 * half], x[n][2 * half + 1]);
 #pragma unroll
             for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = to_word<T>(fk[row] * x[n][2 * half + e]);
           }
@@ -215,7 +231,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     }
     const int64_t behind = id - (a.all_documents - a.states_out);
     if (identity) s.store(a.transition + (a.head0 + head) * a.dim_k * a.dim_k);
-    else if (behind >= 0 && a.state_out) s.store(a.state_out + (behind * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
+    else if (behind >= 0 && a.state_out)
+      s.store(a.state_out + (behind * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
   }
 }
 
@@ -231,7 +248,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
     const DeltaChunk c = delta_find(a.start, a.chunks_before, a.documents, w / slices / a.heads, a.chunk);
     const int c0 = (int)(w % slices) * 64, rows = up16(c.rows);
     const int64_t id = a.document[c.document];
-    const float *s = !c.first ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v : id < a.states_in && a.state_in ? a.given(a.state_in, id, head) : nullptr;
+    const float *s = !c.first                         ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v
+                     : id < a.states_in && a.state_in ? a.given(a.state_in, id, head)
+                                                      : nullptr;
     const bool active = m0 < rows;
     float o[4][4];
     zero(o);
@@ -247,7 +266,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int row = m0 + lane.row + 8 * half;
-        const float by = row < c.rows ? a.decay[a.row(head, c.token + row)].z * a.scale * (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1) : 0;
+        const float by = row < c.rows ? a.decay[a.row(head, c.token + row)].z * a.scale *
+                                            (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1)
+                                      : 0;
 #pragma unroll
         for (int n = 0; n < 4; n++) o[n][2 * half] *= by, o[n][2 * half + 1] *= by;
       }
@@ -264,8 +285,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
       for (int half = 0; half < 2; half++) {
         const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
         if (row < c.rows && column < a.dim_v)
-          store_two((T *)a.out.data + (c.token + row) * a.out.token + (a.head0 + head) * a.out.head + column, a.dim_v - column, a.out.wide, o[n][2 * half],
-                    o[n][2 * half + 1]);
+          store_two((T *)a.out.data + (c.token + row) * a.out.token + (a.head0 + head) * a.out.head + column,
+                    a.dim_v - column, a.out.wide, o[n][2 * half], o[n][2 * half + 1]);
       }
   }
 }

@@ -1,8 +1,10 @@
-// Index arithmetic of the gated delta rule: chunks of documents, heads that are done at a time, and where things lie in the workspace. No CUDA in
-// here: kernels and a host program (delta_index_test.cpp) include it alike.
+// Index arithmetic of the gated delta rule: chunks of documents, heads that are done at a time, and
+// where things lie in the workspace. No CUDA in here: kernels and a host program
+// (delta_index_test.cpp) include it alike.
 //
-// A document is cut into chunks from its start; all but its last are full. Between two chunks is a seam: states are kept at seams alone, since those at
-// a document's ends are given. However short documents are, there are thus at most T / chunk states.
+// A document is cut into chunks from its start; all but its last are full. Between two chunks is a
+// seam: states are kept at seams alone, since those at a document's ends are given. However short
+// documents are, there are thus at most T / chunk states.
 #pragma once
 
 #include "index.h"
@@ -15,16 +17,19 @@ ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 constexpr float DELTA_EPS = 1e-6f; // under the root of a norm of q and k
 
 // Bytes of shared memory: less than the 99 KiB that the GPUs with the least of it give a block.
-constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8; // rows of dense tiles of 64 and 32
+// rows of dense tiles of 64 and 32
+constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8;
 constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
 constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
-constexpr int64_t DELTA_GRADIENTS = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
+constexpr int64_t DELTA_GRADIENTS =
+    4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
 inline int64_t delta_scan_bytes(int dim_k, int chunk) {
-  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) + 2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
+  return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) +
+              2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
 
-// DELTA_ROOM is the bytes that heads done at a time may take, as long as it is more than one key head's. Little when emulated, so that tests see
-// heads go on.
+// DELTA_ROOM is the bytes that heads done at a time may take, as long as it is more than one key
+// head's. Little when emulated, so that tests see heads go on.
 #ifdef ULY_EMULATED
 enum : int64_t { DELTA_ROOM = 1 << 16 };
 #else
@@ -34,22 +39,23 @@ enum : int64_t { DELTA_ROOM = 2ll << 30 };
 // DeltaShape is what sizes depend on.
 struct DeltaShape {
   int64_t tokens, key_heads, value_heads, dk, dv;
-  int64_t chunk;            // tokens of a chunk, a multiple of 16
-  int64_t group;            // value heads of one key head at most
-  const int64_t *key_head;  // NULL = h / (value heads / key heads)
+  int64_t chunk;           // tokens of a chunk, a multiple of 16
+  int64_t group;           // value heads of one key head at most
+  const int64_t *key_head; // NULL = h / (value heads / key heads)
 
   int64_t key(int64_t h) const { return key_head ? key_head[h] : h / (value_heads / key_heads); }
   int64_t seams() const { return tokens / chunk; }
 };
 
-// delta_chunk is the chunk's tokens where at most `asked` are wanted, 0 = any: of wide keys fewer, so that a chunk of them and a slice of the state
-// fit into the shared memory of any GPU.
+// delta_chunk is the chunk's tokens where at most `asked` are wanted, 0 = any: of wide keys fewer,
+// so that a chunk of them and a slice of the state fit into the shared memory of any GPU.
 inline int64_t delta_chunk(int64_t asked, int64_t dk) {
   const int64_t full = dk > 128 ? 32 : DELTA_CHUNK;
   return asked <= 0 || asked >= full ? full : asked / 16 * 16;
 }
 
-inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv, int64_t chunk, const int64_t *key_head) {
+inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv,
+                              int64_t chunk, const int64_t *key_head) {
   DeltaShape s = {tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), 0, key_head};
   for (int64_t h = 0, n = 0; h < value_heads; h++) {
     n = h > 0 && s.key(h) == s.key(h - 1) ? n + 1 : 1;
@@ -62,18 +68,21 @@ inline int64_t delta_saved(const DeltaShape &s) { return ceil_div(s.value_heads 
 
 enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 
-// DeltaLayout is a workspace, in bytes from its start: tables (int64), the factors of L2 norms, and then what `heads` value heads need at a time,
-// each head's one after another: rows of tokens, but states.
+// DeltaLayout is a workspace, in bytes from its start: tables (int64), the factors of L2 norms, and
+// then what `heads` value heads need at a time, each head's one after another: rows of tokens, but
+// states.
 struct DeltaLayout {
-  int64_t start, chunks, document; // [documents + 1] first token; chunks in the documents before; [documents] which of the call's it is
-  int64_t key_head, first;         // [value heads] key head; [key heads + 1] first value head
-  int64_t unit_q, unit_k;          // [key heads][T] F32, with L2Norm
-  int64_t heads;                   // value heads at a time
-  int64_t decay;                   // [heads][T] float4
-  int64_t solve, scores, keys;     // [heads][T][chunk] F32
-  int64_t x, y;                    // [heads][T][dv] F32
-  int64_t dq, dk;                  // [heads][T][dk] F32
-  int64_t states, dstates;         // [heads][seams][dk][dv] F32
+  // [documents + 1] first token; chunks in the documents before; [documents] which of the call's it
+  // is
+  int64_t start, chunks, document;
+  int64_t key_head, first;     // [value heads] key head; [key heads + 1] first value head
+  int64_t unit_q, unit_k;      // [key heads][T] F32, with L2Norm
+  int64_t heads;               // value heads at a time
+  int64_t decay;               // [heads][T] float4
+  int64_t solve, scores, keys; // [heads][T][chunk] F32
+  int64_t x, y;                // [heads][T][dv] F32
+  int64_t dq, dk;              // [heads][T][dk] F32
+  int64_t states, dstates;     // [heads][seams][dk][dv] F32
   int64_t bytes;
 };
 
@@ -111,15 +120,19 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   heads(1);
   l.heads = least(s.value_heads, most(s.group, DELTA_ROOM / most(l.bytes - front, 1)));
   heads(l.heads);
-  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_ROOM); // fewer tokens, of which more heads fit, need no more than many
+  // fewer tokens, of which more heads fit, need no more than many
+  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_ROOM);
   return l;
 }
 
-// DeltaHeads are the value heads [lo, hi) that are done at a time, and the key heads that end with them: all of a key head's value heads, and the key
-// heads without any on the way.
-struct DeltaHeads { int64_t lo, hi, key_lo, key_hi; };
+// DeltaHeads are the value heads [lo, hi) that are done at a time, and the key heads that end with
+// them: all of a key head's value heads, and the key heads without any on the way.
+struct DeltaHeads {
+  int64_t lo, hi, key_lo, key_hi;
+};
 
-// delta_heads is the heads after those of `before`; empty when there are none. The first call has {}.
+// delta_heads is the heads after those of `before`; empty when there are none. The first call has
+// {}.
 inline DeltaHeads delta_heads(const DeltaShape &s, const DeltaLayout &l, const DeltaHeads &before) {
   DeltaHeads x = {before.hi, least(before.hi + l.heads, s.value_heads), before.key_hi, s.key_heads};
   if (x.hi == s.value_heads) return x;
@@ -135,9 +148,10 @@ inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tok
   return n;
 }
 
-// delta_tables calls put(byte, value) for every entry of the tables, and returns the chunks of all documents. Of those without tokens nothing is said,
-// unless `all`.
-template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu, int64_t documents, bool all, Put put) {
+// delta_tables calls put(byte, value) for every entry of the tables, and returns the chunks of all
+// documents. Of those without tokens nothing is said, unless `all`.
+template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu,
+                                          int64_t documents, bool all, Put put) {
   int64_t n = 0, chunks = 0;
   put(l.start, 0);
   put(l.chunks, 0);
@@ -157,8 +171,8 @@ template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout
   return chunks;
 }
 
-// DeltaChunk is one chunk: rows tokens from `token` on. The seam before it is seam - 1 (none for the first of a document), the one behind it is seam (none
-// for the last).
+// DeltaChunk is one chunk: rows tokens from `token` on. The seam before it is seam - 1 (none for
+// the first of a document), the one behind it is seam (none for the last).
 struct DeltaChunk {
   int64_t document, token, seam; // document: among those with tokens
   int rows;
@@ -166,7 +180,8 @@ struct DeltaChunk {
 };
 
 // delta_chunk_at is chunk i of a document.
-ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, int64_t document, int64_t i, int chunk) {
+ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, int64_t document, int64_t i,
+                                   int chunk) {
   DeltaChunk c;
   c.document = document;
   c.token = start[document] + i * chunk;

@@ -29,7 +29,8 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
   const uly_fill *a = (const uly_fill *)args;
   const uly_tensor *dst = &a->dst;
   Check c(d, "Fill");
-  if (dst->dtype == ULY_F16 || size_of(dst->dtype) == 0) c.refuse("%s: must be of a type other than F16", text_of(*dst).c_str());
+  if (dst->dtype == ULY_F16 || size_of(dst->dtype) == 0)
+    c.refuse("%s: must be of a type other than F16", text_of(*dst).c_str());
   c.shape("dst", *dst, dst->dtype, Shape(*dst));
   if (c.failed() || elements(*dst) == 0) return c.code;
 
@@ -42,10 +43,10 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
     unsigned char bytes[16];
   } value;
   switch (dst->dtype) {
-  case ULY_F32: value.f32 = (float)a->value; break;
-  case ULY_BF16: value.bf16 = bf16_bits((float)a->value); break;
-  case ULY_F64: value.f64 = a->value; break;
-  default: value.i64 = (int64_t)a->value; break;
+    case ULY_F32: value.f32 = (float)a->value; break;
+    case ULY_BF16: value.bf16 = bf16_bits((float)a->value); break;
+    case ULY_F64: value.f64 = a->value; break;
+    default: value.i64 = (int64_t)a->value; break;
   }
   for (int64_t i = size; i < 16; i++) value.bytes[i] = value.bytes[i - size];
 
@@ -55,17 +56,18 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
   while (!fits_unit(p, data, &size, k)) k /= 2;
   const Plane units = units_of(p, k);
   switch (k * size) {
-  case 1: start_fill<uint8_t>(s, units, dst->data, value.bytes); break;
-  case 2: start_fill<uint16_t>(s, units, dst->data, value.bytes); break;
-  case 4: start_fill<uint32_t>(s, units, dst->data, value.bytes); break;
-  case 8: start_fill<uint2>(s, units, dst->data, value.bytes); break;
-  default: start_fill<uint4>(s, units, dst->data, value.bytes); break;
+    case 1: start_fill<uint8_t>(s, units, dst->data, value.bytes); break;
+    case 2: start_fill<uint16_t>(s, units, dst->data, value.bytes); break;
+    case 4: start_fill<uint32_t>(s, units, dst->data, value.bytes); break;
+    case 8: start_fill<uint2>(s, units, dst->data, value.bytes); break;
+    default: start_fill<uint4>(s, units, dst->data, value.bytes); break;
   }
   return started(d, "cuda.Fill");
 }
 
 // dst may be a or b: a unit is read before it is written, by the same thread.
-template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK) add_units(Walk<3> w, T *dst, const T *a, const T *b) {
+template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
+    add_units(Walk<3> w, T *dst, const T *a, const T *b) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
     int64_t o[3];
@@ -123,7 +125,8 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) scale_flat(T *x, 
 
 template <typename T> void scale_of(uly_stream *s, const uly_scale *a) {
   const int64_t n = elements(a->x);
-  LAUNCH(scale_flat<T>, blocks_for(n, BLOCK * Wide<T>::LANES), BLOCK, 0, s, (T *)a->x.data, n, (float)a->f, aligned16(a->x.data, sizeof(T)));
+  LAUNCH(scale_flat<T>, blocks_for(n, BLOCK * Wide<T>::LANES), BLOCK, 0, s, (T *)a->x.data, n, (float)a->f,
+         aligned16(a->x.data, sizeof(T)));
 }
 
 int32_t scale(uly_device *d, uly_stream *s, const void *args) {

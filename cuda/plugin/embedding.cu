@@ -1,17 +1,18 @@
-// Embedding, forward and backward. The backward adds the gradients of a row's tokens in their order: each row of the table has one owner, which
-// looks through all ids.
+// Embedding, forward and backward. The backward adds the gradients of a row's tokens in their
+// order: each row of the table has one owner, which looks through all ids.
 #include "check.h"
 #include "faults.h"
 #include "values.h"
 
 namespace {
 
-constexpr int BLOCK = 256, STEPS = 8, CHUNK = BLOCK * STEPS; // ids that an owner looks at between barriers
+// ids that an owner looks at between barriers
+constexpr int BLOCK = 256, STEPS = 8, CHUNK = BLOCK * STEPS;
 
 // embed_rows copies rows of units U.
-template <typename U>
-__global__ void __launch_bounds__(BLOCK) embed_rows(U *y, const U *table, const int32_t *ids, int64_t y_row, int64_t table_row, int64_t vocabulary,
-                                                    int64_t units, int64_t each, Divider by, bool narrow, uly_fault *fault) {
+template <typename U> __global__ void __launch_bounds__(BLOCK)
+    embed_rows(U *y, const U *table, const int32_t *ids, int64_t y_row, int64_t table_row, int64_t vocabulary,
+               int64_t units, int64_t each, Divider by, bool narrow, uly_fault *fault) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < units; i += stride) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / each, u = i - t * each;
@@ -23,8 +24,9 @@ __global__ void __launch_bounds__(BLOCK) embed_rows(U *y, const U *table, const 
 
 template <typename U> void start_rows(uly_stream *s, const uly_embedding *a, int64_t k) {
   const int64_t tokens = a->ids.shape[0], each = a->table.shape[1] / k, units = tokens * each;
-  LAUNCH(embed_rows<U>, blocks_for(units, BLOCK), BLOCK, 0, s, (U *)a->y.data, (const U *)a->table.data, (const int32_t *)a->ids.data,
-         a->y.stride[0] / k, a->table.stride[0] / k, a->table.shape[0], units, each, Divider(each), is_narrow(units), s->fault);
+  LAUNCH(embed_rows<U>, blocks_for(units, BLOCK), BLOCK, 0, s, (U *)a->y.data, (const U *)a->table.data,
+         (const int32_t *)a->ids.data, a->y.stride[0] / k, a->table.stride[0] / k, a->table.shape[0], units, each,
+         Divider(each), is_narrow(units), s->fault);
 }
 
 // one_row makes the stride of an axis of extent 1 harmless.
@@ -42,7 +44,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a.y) == 0) return c.code;
   one_row(a.table), one_row(a.y);
   const int64_t size = size_of(type), k = 16 / size;
-  const bool wide = a.table.shape[1] % k == 0 && aligned16(a.table.data, size, a.table.stride[0]) && aligned16(a.y.data, size, a.y.stride[0]);
+  const bool wide = a.table.shape[1] % k == 0 && aligned16(a.table.data, size, a.table.stride[0]) &&
+                    aligned16(a.y.data, size, a.y.stride[0]);
   if (wide) start_rows<uint4>(s, &a, k);
   else if (type == ULY_F32) start_rows<uint32_t>(s, &a, 1);
   else start_rows<uint16_t>(s, &a, 1);
@@ -57,11 +60,13 @@ template <typename T> struct Gradient {
   uly_fault *fault;
 };
 
-// embed_backward: a block is the owner of some rows in one band of columns. It lists the tokens of its rows chunk by chunk, in order, and adds their
-// gradients in that order; the row at hand stays in registers until another follows.
+// embed_backward: a block is the owner of some rows in one band of columns. It lists the tokens of
+// its rows chunk by chunk, in order, and adds their gradients in that order; the row at hand stays
+// in registers until another follows.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) embed_backward(Gradient<T> a) {
   constexpr int K = Wide<T>::LANES, AHEAD = 4;
-  __shared__ int32_t token[CHUNK], row[CHUNK]; // what is listed: the token within the chunk, and its row
+  // what is listed: the token within the chunk, and its row
+  __shared__ int32_t token[CHUNK], row[CHUNK];
   __shared__ int found[STEPS][BLOCK / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t owner = blockIdx.x / a.bands, band = blockIdx.x - owner * a.bands;
@@ -80,7 +85,8 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
       if (there && inside && (id[j] & (a.owners - 1)) == owner) mine |= 1u << j;
       if (there && !inside && blockIdx.x == 0) report(a.fault, ULY_OP_EMBEDDING_BACKWARD, id[j], t);
     }
-    if (!__syncthreads_or(mine != 0)) continue; // this barrier also lets nobody list before all have added
+    // this barrier also lets nobody list before all have added
+    if (!__syncthreads_or(mine != 0)) continue;
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
       const unsigned votes = __ballot_sync(0xffffffffu, mine >> j & 1);
@@ -107,7 +113,8 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
       Pack<T, K> dy[AHEAD];
 #pragma unroll
       for (int k = 0; k < AHEAD; k++)
-        load_raw<ALIGNED, K>(a.dy + (base + token[e + k < listed ? e + k : e]) * a.dy_row + column, e + k < listed ? left : 0, dy[k]);
+        load_raw<ALIGNED, K>(a.dy + (base + token[e + k < listed ? e + k : e]) * a.dy_row + column,
+                             e + k < listed ? left : 0, dy[k]);
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) {
         if (e + k >= listed) break;
@@ -126,12 +133,23 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
 
 template <typename T> void backward_of(uly_stream *s, const uly_embedding_grad *p) {
   constexpr int K = Wide<T>::LANES;
-  const int64_t n = p->dtable.shape[1], vocabulary = p->dtable.shape[0], owners = vocabulary_owners(vocabulary), bands = ceil_div(n, BLOCK * K);
-  const Gradient<T> a = {(const int32_t *)p->ids.data, (const T *)p->dy.data, (float *)p->dtable.data, p->ids.shape[0], n, vocabulary,
-                         p->dy.stride[0], p->dtable.stride[0], owners, bands, s->fault};
+  const int64_t n = p->dtable.shape[1], vocabulary = p->dtable.shape[0], owners = vocabulary_owners(vocabulary),
+                bands = ceil_div(n, BLOCK * K);
+  const Gradient<T> a = {(const int32_t *)p->ids.data,
+                         (const T *)p->dy.data,
+                         (float *)p->dtable.data,
+                         p->ids.shape[0],
+                         n,
+                         vocabulary,
+                         p->dy.stride[0],
+                         p->dtable.stride[0],
+                         owners,
+                         bands,
+                         s->fault};
   const bool table = (uintptr_t)a.dtable % (4 * K) == 0 && a.table_row % K == 0;
   const unsigned grid = (unsigned)(owners * bands);
-  if (n % K == 0 && table && aligned16(a.dy, sizeof(T), a.dy_row)) LAUNCH((embed_backward<T, true>), grid, BLOCK, 0, s, a);
+  if (n % K == 0 && table && aligned16(a.dy, sizeof(T), a.dy_row))
+    LAUNCH((embed_backward<T, true>), grid, BLOCK, 0, s, a);
   else LAUNCH((embed_backward<T, false>), grid, BLOCK, 0, s, a);
 }
 
@@ -156,9 +174,12 @@ int32_t found(uly_device *d, uly_fault *fault) {
   const uly_fault f = *fault;
   fault->op = 0;
   if (f.op == 1 + ULY_OP_CROSS_ENTROPY)
-    return fail(d, ULY_INTERNAL, "cuda.CrossEntropy: target %d of row %lld: there is no such logit; the data reader lets none outside pass", f.id,
-                (long long)f.at);
-  return fail(d, ULY_INTERNAL, "cuda.%s: id %d of token %lld: the table has no such row; the data reader lets none outside pass",
+    return fail(
+        d, ULY_INTERNAL,
+        "cuda.CrossEntropy: target %d of row %lld: there is no such logit; the data reader lets none outside pass",
+        f.id, (long long)f.at);
+  return fail(d, ULY_INTERNAL,
+              "cuda.%s: id %d of token %lld: the table has no such row; the data reader lets none outside pass",
               f.op == 1 + ULY_OP_EMBEDDING_FORWARD ? "EmbeddingForward" : "EmbeddingBackward", f.id, (long long)f.at);
 }
 

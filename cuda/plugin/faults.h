@@ -6,5 +6,6 @@
 // report leaves a fault: one store, so that two that meet leave one of them whole.
 __device__ __forceinline__ void report(uly_fault *fault, int op, int32_t id, int64_t at) {
   static_assert(sizeof(uly_fault) == sizeof(uint4), "a fault is stored as one");
-  *reinterpret_cast<uint4 *>(fault) = make_uint4((unsigned)op + 1, (unsigned)id, (unsigned)at, (unsigned)((uint64_t)at >> 32));
+  *reinterpret_cast<uint4 *>(fault) =
+      make_uint4((unsigned)op + 1, (unsigned)id, (unsigned)at, (unsigned)((uint64_t)at >> 32));
 }

@@ -1,5 +1,5 @@
-// The gated RMSNorm of linear attention, forward and backward: y = x·rstd·w·silu(gate). A row is held in registers by 16 or 32 threads (a group);
-// a longer one is a block's, which reads it again.
+// The gated RMSNorm of linear attention, forward and backward: y = x·rstd·w·silu(gate). A row is
+// held in registers by 16 or 32 threads (a group); a longer one is a block's, which reads it again.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -27,7 +27,8 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
     const int64_t n = r < a.rows.rows ? a.n : 0; // no row: this group only keeps step
     int64_t t, h;
     a.rows.split(r, &t, &h);
-    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *gate = a.gate + t * a.rows.token[1] + h * a.rows.head[1];
+    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0],
+            *gate = a.gate + t * a.rows.token[1] + h * a.rows.head[1];
     T *y = a.y + t * a.rows.token[2] + h * a.rows.head[2];
     float v[K], sum = 0;
     for (int64_t c = lane * K; c < n; c += G * K) {
@@ -100,7 +101,8 @@ template <typename T, bool ALIGNED> struct Unit {
   }
 };
 
-// gated_backward does a part of the rows: groups take rows in turn, each thread sums the weight's gradient for its own columns.
+// gated_backward does a part of the rows: groups take rows in turn, each thread sums the weight's
+// gradient for its own columns.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float sums[GROUPS][G * K];
@@ -133,7 +135,8 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
   }
 }
 
-// gated_backward_long writes dx and dgate of rows that a group does not hold; their weight's gradient is a sum over columns.
+// gated_backward_long writes dx and dgate of rows that a group does not hold; their weight's
+// gradient is a sum over columns.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -161,7 +164,8 @@ template <typename T> struct GatedRows {
     r.a.x += column, r.a.gate += column, r.a.dy += column;
     return r;
   }
-  template <bool ALIGNED> __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
+  template <bool ALIGNED>
+  __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
     const Row<T> row(a, r);
     float g[K], d[K];
     load_some<ALIGNED, K>(row.x + column, left, v);
@@ -192,7 +196,8 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_
 }
 
 // aligned_rows says that all rows of the operands begin at multiples of 16 bytes, and end there.
-template <typename T> bool aligned_rows(const Rows &rows, std::initializer_list<const void *> operands, const void *w, int64_t n) {
+template <typename T>
+bool aligned_rows(const Rows &rows, std::initializer_list<const void *> operands, const void *w, int64_t n) {
   bool ok = n % Wide<T>::LANES == 0 && aligned16(w, sizeof(T));
   int o = 0;
   for (const void *p : operands) ok = ok && aligned16(p, sizeof(T), rows.token[o], rows.head[o]), o++;
@@ -208,7 +213,14 @@ template <typename T, int G> void start_forward(uly_stream *s, const Forward<T> 
 template <typename T> void forward_of(uly_stream *s, const uly_gated_rmsnorm *p) {
   const uly_tensor *operands[] = {&p->x, &p->gate, &p->y};
   const int64_t n = p->w.shape[0], packs = ceil_div(n, Wide<T>::LANES);
-  const Forward<T> a = {Rows(operands, 3), (const T *)p->x.data, (const T *)p->gate.data, (const T *)p->w.data, (T *)p->y.data, (float *)p->rstd.data, n, (float)p->eps};
+  const Forward<T> a = {Rows(operands, 3),
+                        (const T *)p->x.data,
+                        (const T *)p->gate.data,
+                        (const T *)p->w.data,
+                        (T *)p->y.data,
+                        (float *)p->rstd.data,
+                        n,
+                        (float)p->eps};
   const bool aligned = aligned_rows<T>(a.rows, {a.x, a.gate, a.y}, a.w, n);
   if (packs <= 16) start_forward<T, 16>(s, a, aligned);
   else if (packs <= 32) start_forward<T, 32>(s, a, aligned);
@@ -225,13 +237,23 @@ template <typename T, int G> void start_backward(uly_stream *s, Backward<T> &a, 
 template <typename T> void backward_of(uly_stream *s, const uly_gated_rmsnorm_grad *p) {
   const uly_tensor *operands[] = {&p->x, &p->gate, &p->dy, &p->dx, &p->dgate};
   const int64_t n = p->w.shape[0], packs = ceil_div(n, Wide<T>::LANES);
-  Backward<T> a = {Rows(operands, 5), (const T *)p->x.data, (const T *)p->gate.data, (const T *)p->dy.data, (const T *)p->w.data, (const float *)p->rstd.data,
-                   (T *)p->dx.data, (T *)p->dgate.data, (float *)s->scratch, n, 0};
+  Backward<T> a = {Rows(operands, 5),
+                   (const T *)p->x.data,
+                   (const T *)p->gate.data,
+                   (const T *)p->dy.data,
+                   (const T *)p->w.data,
+                   (const float *)p->rstd.data,
+                   (T *)p->dx.data,
+                   (T *)p->dgate.data,
+                   (float *)s->scratch,
+                   n,
+                   0};
   const bool aligned = aligned_rows<T>(a.rows, {a.x, a.gate, a.dy, a.dx, a.dgate}, a.w, n);
   float *dw = (float *)p->dw.data;
   if (packs <= 16) return start_backward<T, 16>(s, a, dw, aligned);
   if (packs <= 32) return start_backward<T, 32>(s, a, dw, aligned);
-  start_columns(s, GatedRows<T>{a}, aligned, a.rows.rows, n, dw); // before dx and dgate, which may be dy and gate
+  // before dx and dgate, which may be dy and gate
+  start_columns(s, GatedRows<T>{a}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((gated_backward_long<T, true>), grid, BLOCK, 0, s, a);
   else LAUNCH((gated_backward_long<T, false>), grid, BLOCK, 0, s, a);

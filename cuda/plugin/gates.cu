@@ -1,4 +1,5 @@
-// Gates of linear attention and of gated softmax attention, forward and backward: decays and betas of tokens, and x·sigmoid(gate).
+// Gates of linear attention and of gated softmax attention, forward and backward: decays and betas
+// of tokens, and x·sigmoid(gate).
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -11,7 +12,9 @@ constexpr int BLOCK = 256, WARPS = BLOCK / 32;
 struct Parameter {
   const void *p;
   bool wide;
-  template <typename T> __device__ __forceinline__ float get(int64_t i) const { return wide ? ((const float *)p)[i] : widen(((const T *)p)[i]); }
+  template <typename T> __device__ __forceinline__ float get(int64_t i) const {
+    return wide ? ((const float *)p)[i] : widen(((const T *)p)[i]);
+  }
 };
 
 // softplus is log(1 + eˣ); a NaN stays one.
@@ -23,11 +26,13 @@ template <typename T> struct Gates {
   int64_t a_row, b_row, heads;
 };
 
-template <typename T>
-__global__ void __launch_bounds__(BLOCK) gates_forward(Gates<T> p, int64_t n, Divider by, bool narrow, float *g, float *beta, int64_t g_row, int64_t beta_row) {
+template <typename T> __global__ void __launch_bounds__(BLOCK)
+    gates_forward(Gates<T> p, int64_t n, Divider by, bool narrow, float *g, float *beta, int64_t g_row,
+                  int64_t beta_row) {
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += (int64_t)gridDim.x * BLOCK) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / p.heads, h = i - t * p.heads;
-    g[t * g_row + h] = -expf(p.a_log.template get<T>(h)) * softplus(widen(p.a[t * p.a_row + h]) + p.dt_bias.template get<T>(h));
+    g[t * g_row + h] =
+        -expf(p.a_log.template get<T>(h)) * softplus(widen(p.a[t * p.a_row + h]) + p.dt_bias.template get<T>(h));
     beta[t * beta_row + h] = sigmoid<float>(widen(p.b[t * p.b_row + h]));
   }
 }
@@ -40,13 +45,15 @@ template <typename T> struct GatesGradient {
   int64_t rows, parts;
 };
 
-// gates_backward does a part of the rows: lanes are heads, warps take rows in turn. da, db may be a, b: each is read before it is written.
+// gates_backward does a part of the rows: lanes are heads, warps take rows in turn. da, db may be
+// a, b: each is read before it is written.
 template <typename T> __global__ void __launch_bounds__(BLOCK) gates_backward(Gates<T> p, GatesGradient<T> g) {
   __shared__ float room[2][WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t across = ceil_div(p.heads, 32);
   for (int64_t block = blockIdx.x; block < across * g.parts; block += gridDim.x) {
-    const int64_t part = block / across, h = (block - part * across) * 32 + lane, end = part_at(g.rows, g.parts, part + 1);
+    const int64_t part = block / across, h = (block - part * across) * 32 + lane,
+                  end = part_at(g.rows, g.parts, part + 1);
     float log_sum = 0, bias_sum = 0;
     if (h < p.heads) {
       const float bias = p.dt_bias.template get<T>(h), rate = -expf(p.a_log.template get<T>(h));
@@ -72,17 +79,25 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) gates_backward(Ga
   }
 }
 
-template <typename T> Gates<T> gates_of(const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log, const uly_tensor &dt_bias) {
-  return {(const T *)a.data, (const T *)b.data, {a_log.data, a_log.dtype == ULY_F32}, {dt_bias.data, dt_bias.dtype == ULY_F32}, a.stride[0], b.stride[0], a.shape[1]};
+template <typename T>
+Gates<T> gates_of(const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log, const uly_tensor &dt_bias) {
+  return {(const T *)a.data,
+          (const T *)b.data,
+          {a_log.data, a_log.dtype == ULY_F32},
+          {dt_bias.data, dt_bias.dtype == ULY_F32},
+          a.stride[0],
+          b.stride[0],
+          a.shape[1]};
 }
 
 template <typename T> void gates_forward_of(uly_stream *s, const uly_delta_gates *a) {
   const int64_t n = elements(a->a), heads = a->a.shape[1];
-  LAUNCH(gates_forward<T>, blocks_for(n, BLOCK), BLOCK, 0, s, gates_of<T>(a->a, a->b, a->a_log, a->dt_bias), n, Divider(heads), is_narrow(n), (float *)a->g.data,
-         (float *)a->beta.data, a->g.stride[0], a->beta.stride[0]);
+  LAUNCH(gates_forward<T>, blocks_for(n, BLOCK), BLOCK, 0, s, gates_of<T>(a->a, a->b, a->a_log, a->dt_bias), n,
+         Divider(heads), is_narrow(n), (float *)a->g.data, (float *)a->beta.data, a->g.stride[0], a->beta.stride[0]);
 }
 
-// Heads go in bands whose partial sums fit into the scratch. The parts do not depend on how many there are: a head's sums are the same beside any.
+// Heads go in bands whose partial sums fit into the scratch. The parts do not depend on how many
+// there are: a head's sums are the same beside any.
 template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gates_grad *a) {
   const Gates<T> all = gates_of<T>(a->a, a->b, a->a_log, a->dt_bias);
   const int64_t rows = a->a.shape[0], room = s->scratch_bytes / 4;
@@ -91,9 +106,19 @@ template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gate
     Gates<T> p = all;
     const int64_t size = sizeof(T);
     p.a += h, p.b += h, p.heads = least(band, all.heads - h);
-    p.a_log.p = (const char *)p.a_log.p + h * (p.a_log.wide ? 4 : size), p.dt_bias.p = (const char *)p.dt_bias.p + h * (p.dt_bias.wide ? 4 : size);
-    const GatesGradient<T> g = {(const float *)a->dg.data + h, (const float *)a->dbeta.data + h, (T *)a->da.data + h, (T *)a->db.data + h, a->dg.stride[0],
-                                a->dbeta.stride[0], a->da.stride[0], a->db.stride[0], (float *)s->scratch, rows, parts};
+    p.a_log.p = (const char *)p.a_log.p + h * (p.a_log.wide ? 4 : size),
+    p.dt_bias.p = (const char *)p.dt_bias.p + h * (p.dt_bias.wide ? 4 : size);
+    const GatesGradient<T> g = {(const float *)a->dg.data + h,
+                                (const float *)a->dbeta.data + h,
+                                (T *)a->da.data + h,
+                                (T *)a->db.data + h,
+                                a->dg.stride[0],
+                                a->dbeta.stride[0],
+                                a->da.stride[0],
+                                a->db.stride[0],
+                                (float *)s->scratch,
+                                rows,
+                                parts};
     LAUNCH(gates_backward<T>, blocks_for(ceil_div(p.heads, 32) * parts, 1), BLOCK, 0, s, p, g);
     start_fold(s, (float *)a->da_log.data + h, p.heads, parts);
     start_fold(s, (float *)a->ddt_bias.data + h, p.heads, parts, parts * p.heads);
@@ -101,7 +126,8 @@ template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gate
 }
 
 // gates_shape checks what forward and backward share.
-int gates_shape(Check &c, const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log, const uly_tensor &dt_bias) {
+int gates_shape(Check &c, const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log,
+                const uly_tensor &dt_bias) {
   const int type = c.compute("a", a);
   c.rows("a", a, type, {-1, -1});
   c.rows("b", b, type, Shape(a));
@@ -138,7 +164,8 @@ int32_t delta_backward(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.DeltaGatesBackward");
 }
 
-template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK) sigmoid_forward(Walk<3> w, T *y, const T *x, const T *gate) {
+template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
+    sigmoid_forward(Walk<3> w, T *y, const T *x, const T *gate) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
     int64_t o[3];
@@ -153,8 +180,8 @@ template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOC
 }
 
 // dx, dgate may be dy, gate: a unit is read before it is written, by the same thread.
-template <typename T, int K, bool NARROW>
-__global__ void __launch_bounds__(BLOCK) sigmoid_backward(Walk<5> w, T *dx, T *dgate, const T *x, const T *gate, const T *dy) {
+template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
+    sigmoid_backward(Walk<5> w, T *dx, T *dgate, const T *x, const T *gate, const T *dy) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
     int64_t o[5];
@@ -186,7 +213,8 @@ template <typename T, int K> void start_backward(uly_stream *s, const Plane &p, 
   const Walk<5> w(p, K);
   T *dx = (T *)a->dx.data, *dgate = (T *)a->dgate.data;
   const T *x = (const T *)a->x.data, *gate = (const T *)a->gate.data, *dy = (const T *)a->dy.data;
-  if (w.narrow) LAUNCH((sigmoid_backward<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dx, dgate, x, gate, dy);
+  if (w.narrow)
+    LAUNCH((sigmoid_backward<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dx, dgate, x, gate, dy);
   else LAUNCH((sigmoid_backward<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dx, dgate, x, gate, dy);
 }
 

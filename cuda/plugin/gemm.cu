@@ -1,4 +1,5 @@
-// Matrix products. Rows: "cublaslt" where the library is found, and "naive": tiles in shared memory and FMAs in f32, in the order of k.
+// Matrix products. Rows: "cublaslt" where the library is found, and "naive": tiles in shared memory
+// and FMAs in f32, in the order of k.
 #include "check.h"
 #include "gemm_layout.h"
 #include "values.h"
@@ -19,12 +20,15 @@ bool matrix(const uly_tensor &t, int64_t rows, int64_t columns) {
 std::string refusal(const uly_gemm &g) {
   int64_t m = g.a.shape[0], k = g.a.shape[1], n = g.b.shape[1];
   std::string product = text_of(g.a) + " · " + text_of(g.b) + " -> " + text_of(g.c) + ": ";
-  bool types = (g.a.dtype == ULY_F32 || g.a.dtype == ULY_BF16) && g.b.dtype == g.a.dtype && (g.c.dtype == g.a.dtype || g.c.dtype == ULY_F32);
+  bool types = (g.a.dtype == ULY_F32 || g.a.dtype == ULY_BF16) && g.b.dtype == g.a.dtype &&
+               (g.c.dtype == g.a.dtype || g.c.dtype == ULY_F32);
   if (!types || !matrix(g.a, m, k) || !matrix(g.b, k, n) || !matrix(g.c, m, n))
     return product + "the shapes must be [M, K], [K, N], [M, N], of F32 or BF16 on the GPU; C may be F32 with either";
   const uly_tensor &bias = g.bias;
-  if (bias.data && (g.accumulate || bias.dtype != g.b.dtype || bias.where != ULY_CUDA || bias.ndim != 1 || bias.shape[0] != n || (n > 1 && bias.stride[0] != 1)))
-    return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias is dense, [" + std::to_string(n) + "], of B's type, and excludes accumulation";
+  if (bias.data && (g.accumulate || bias.dtype != g.b.dtype || bias.where != ULY_CUDA || bias.ndim != 1 ||
+                    bias.shape[0] != n || (n > 1 && bias.stride[0] != 1)))
+    return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias is dense, [" +
+           std::to_string(n) + "], of B's type, and excludes accumulation";
   if (gemm_unit(view_of(g.a)) < 0 || gemm_unit(view_of(g.b)) < 0 || (n > 1 && g.c.stride[1] != 1))
     return product + "A and B need an axis of stride 1, C a last axis of stride 1";
   for (const uly_tensor *t : {&g.a, &g.b, &g.c})
@@ -34,18 +38,21 @@ std::string refusal(const uly_gemm &g) {
   return "";
 }
 
-// --- naive ------------------------------------------------------------------------------------------------------------------------------
+// --- naive
+// ------------------------------------------------------------------------------------------------------------------------------
 
-enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, PITCH = TILE + 4 }; // a thread has SIDE × SIDE results
+// a thread has SIDE × SIDE results
+enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, PITCH = TILE + 4 };
 
-// fetch brings a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k into shared memory, zeros beyond the matrix. Threads that
-// follow one another read along the axis that is dense in memory.
-template <class T>
-__device__ __forceinline__ void fetch(float (*tile)[PITCH], const T *x, int64_t line0, int64_t lines, int64_t by_line, int64_t k0, int64_t depth, int64_t by_k) {
+// fetch brings a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k into shared
+// memory, zeros beyond the matrix. Threads that follow one another read along the axis that is
+// dense in memory.
+template <class T> __device__ __forceinline__ void fetch(float (*tile)[PITCH], const T *x, int64_t line0, int64_t lines,
+                                                         int64_t by_line, int64_t k0, int64_t depth, int64_t by_k) {
   for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
     int line = by_line == 1 ? i % TILE : i / DEPTH, k = by_line == 1 ? i / TILE : i % DEPTH;
     bool inside = line0 + line < lines && k0 + k < depth;
-    tile[k][line] = inside ? widen(x[ (line0 + line) * by_line + (k0 + k) * by_k]) : 0.0f;
+    tile[k][line] = inside ? widen(x[(line0 + line) * by_line + (k0 + k) * by_k]) : 0.0f;
   }
 }
 
@@ -57,8 +64,7 @@ struct naive_args {
   int accumulate;
 };
 
-template <class T, class C>
-__global__ void __launch_bounds__(THREADS) naive_gemm(naive_args g) {
+template <class T, class C> __global__ void __launch_bounds__(THREADS) naive_gemm(naive_args g) {
   __shared__ __align__(16) float ta[DEPTH][PITCH];
   __shared__ __align__(16) float tb[DEPTH][PITCH];
   const int across = threadIdx.x % (TILE / SIDE) * SIDE, down = threadIdx.x / (TILE / SIDE) * SIDE;
@@ -71,7 +77,8 @@ __global__ void __launch_bounds__(THREADS) naive_gemm(naive_args g) {
       __syncthreads();
 #pragma unroll
       for (int k = 0; k < DEPTH; k++) {
-        const float4 a = *reinterpret_cast<const float4 *>(&ta[k][down]), b = *reinterpret_cast<const float4 *>(&tb[k][across]);
+        const float4 a = *reinterpret_cast<const float4 *>(&ta[k][down]),
+                     b = *reinterpret_cast<const float4 *>(&tb[k][across]);
         const float x[SIDE] = {a.x, a.y, a.z, a.w}, y[SIDE] = {b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int i = 0; i < SIDE; i++)
@@ -101,11 +108,13 @@ int32_t naive(uly_device *d, uly_stream *s, const void *args) {
   const uly_gemm &g = *static_cast<const uly_gemm *>(args);
   std::string no = refusal(g);
   if (!no.empty()) return fail(d, ULY_INVALID_ARGUMENT, "cuda.Gemm: %s", no.c_str());
-  naive_args n = {view_of(g.a), view_of(g.b), view_of(g.c), 0, 0, g.a.data, g.b.data, g.bias.data, g.c.data, g.accumulate};
+  naive_args n = {view_of(g.a), view_of(g.b), view_of(g.c), 0,        0,
+                  g.a.data,     g.b.data,     g.bias.data,  g.c.data, g.accumulate};
   n.across = (n.c.columns + TILE - 1) / TILE;
   n.tiles = n.across * ((n.c.rows + TILE - 1) / TILE);
   if (n.tiles == 0) return ULY_OK;
-  // Strides along axes of one element may be anything; along a dense axis they are 1, which fetch relies on.
+  // Strides along axes of one element may be anything; along a dense axis they are 1, which fetch
+  // relies on.
   const int blocks = static_cast<int>(n.tiles < 1 << 30 ? n.tiles : 1 << 30);
   if (g.a.dtype == ULY_F32) {
     LAUNCH((naive_gemm<float, float>), blocks, THREADS, 0, s, n);
@@ -121,7 +130,8 @@ int32_t naive(uly_device *d, uly_stream *s, const void *args) {
 // C's rows become the bias, for a library that adds biases of C's type alone: it then accumulates.
 __global__ void __launch_bounds__(THREADS) spread_bias(gemm_view c, float *pc, const bf16 *bias) {
   const int64_t n = c.rows * c.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step) pc[i / c.columns * c.row + i % c.columns] = widen(bias[i % c.columns]);
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step)
+    pc[i / c.columns * c.row + i % c.columns] = widen(bias[i % c.columns]);
 }
 
 bool cublaslt_fits(uly_device *d, const void *args) {
@@ -133,7 +143,8 @@ int32_t cublaslt(uly_device *d, uly_stream *s, const void *args) {
   const uly_gemm &g = *static_cast<const uly_gemm *>(args);
   if (g.bias.data && g.bias.dtype != g.c.dtype) {
     uly_gemm spread = g;
-    LAUNCH(spread_bias, blocks_for(g.c.shape[0] * g.c.shape[1], THREADS), THREADS, 0, s, view_of(g.c), static_cast<float *>(g.c.data), static_cast<const bf16 *>(g.bias.data));
+    LAUNCH(spread_bias, blocks_for(g.c.shape[0] * g.c.shape[1], THREADS), THREADS, 0, s, view_of(g.c),
+           static_cast<float *>(g.c.data), static_cast<const bf16 *>(g.bias.data));
     TRY(started(d, "Gemm"));
     spread.bias = {};
     spread.accumulate = 1;

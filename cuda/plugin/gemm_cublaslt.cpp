@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt: sums in f32, and never in TF32. What the library is told for a shape is settled when the shape is first seen and kept;
-// afterwards a call allocates nothing.
+// Matrix products by cuBLASLt: sums in f32, and never in TF32. What the library is told for a shape
+// is settled when the shape is first seen and kept; afterwards a call allocates nothing.
 #include "gemm_cublaslt.h"
 
 #include <cublasLt.h>
@@ -10,31 +10,38 @@
 #include "dl.h"
 #include "gemm_layout.h"
 
-#define CALL(name, parameters, arguments) FORWARD(LIB_CUBLASLT, true, cublasStatus_t, name, parameters, arguments, CUBLAS_STATUS_NOT_INITIALIZED)
+#define CALL(name, parameters, arguments) \
+  FORWARD(LIB_CUBLASLT, true, cublasStatus_t, name, parameters, arguments, CUBLAS_STATUS_NOT_INITIALIZED)
 CALL(cublasLtCreate, (cublasLtHandle_t * h), (h))
 CALL(cublasLtDestroy, (cublasLtHandle_t h), (h))
 CALL(cublasLtMatmulDescCreate, (cublasLtMatmulDesc_t * d, cublasComputeType_t c, cudaDataType_t s), (d, c, s))
 CALL(cublasLtMatmulDescDestroy, (cublasLtMatmulDesc_t d), (d))
-CALL(cublasLtMatmulDescSetAttribute, (cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t n), (d, a, v, n))
-CALL(cublasLtMatrixLayoutCreate, (cublasLtMatrixLayout_t * l, cudaDataType t, uint64_t rows, uint64_t columns, int64_t ld), (l, t, rows, columns, ld))
+CALL(cublasLtMatmulDescSetAttribute,
+     (cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t n), (d, a, v, n))
+CALL(cublasLtMatrixLayoutCreate,
+     (cublasLtMatrixLayout_t * l, cudaDataType t, uint64_t rows, uint64_t columns, int64_t ld),
+     (l, t, rows, columns, ld))
 CALL(cublasLtMatrixLayoutDestroy, (cublasLtMatrixLayout_t l), (l))
 CALL(cublasLtMatmulPreferenceCreate, (cublasLtMatmulPreference_t * p), (p))
 CALL(cublasLtMatmulPreferenceDestroy, (cublasLtMatmulPreference_t p), (p))
-CALL(cublasLtMatmulPreferenceSetAttribute, (cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *v, size_t n), (p, a, v, n))
+CALL(cublasLtMatmulPreferenceSetAttribute,
+     (cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t a, const void *v, size_t n), (p, a, v, n))
 CALL(cublasLtMatmulAlgoGetHeuristic,
-     (cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
-      cublasLtMatmulPreference_t p, int asked, cublasLtMatmulHeuristicResult_t *results, int *found),
+     (cublasLtHandle_t h, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+      cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out, cublasLtMatmulPreference_t p, int asked,
+      cublasLtMatmulHeuristicResult_t *results, int *found),
      (h, d, a, b, c, out, p, asked, results, found))
 CALL(cublasLtMatmul,
-     (cublasLtHandle_t h, cublasLtMatmulDesc_t what, const void *alpha, const void *a, cublasLtMatrixLayout_t la, const void *b, cublasLtMatrixLayout_t lb,
-      const void *beta, const void *c, cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algorithm, void *workspace,
-      size_t bytes, cudaStream_t s),
+     (cublasLtHandle_t h, cublasLtMatmulDesc_t what, const void *alpha, const void *a, cublasLtMatrixLayout_t la,
+      const void *b, cublasLtMatrixLayout_t lb, const void *beta, const void *c, cublasLtMatrixLayout_t lc, void *d,
+      cublasLtMatrixLayout_t ld, const cublasLtMatmulAlgo_t *algorithm, void *workspace, size_t bytes, cudaStream_t s),
      (h, what, alpha, a, la, b, lb, beta, c, lc, d, ld, algorithm, workspace, bytes, s))
 FORWARD(LIB_CUBLASLT, true, const char *, cublasLtGetStatusString, (cublasStatus_t s), (s), "cuBLASLt is not loaded")
 
 namespace {
 
-// A key is everything that the choice of a kernel may depend on. It is compared byte by byte, gaps and all: make it by key_of.
+// A key is everything that the choice of a kernel may depend on. It is compared byte by byte, gaps
+// and all: make it by key_of.
 struct key {
   gemm_plan p;
   uint32_t aligned[4]; // first, second, c, bias
@@ -97,26 +104,39 @@ product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
   product p;
   cublasLtMatmulPreference_t wish = nullptr;
   auto layout = [](cublasLtMatrixLayout_t *l, uint8_t type, const gemm_operand &o) {
-    return cublasLtMatrixLayoutCreate(l, type_of(type), static_cast<uint64_t>(o.rows), static_cast<uint64_t>(o.columns), o.ld) == CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatrixLayoutCreate(l, type_of(type), static_cast<uint64_t>(o.rows), static_cast<uint64_t>(o.columns),
+                                      o.ld) == CUBLAS_STATUS_SUCCESS;
   };
-  auto set = [&](cublasLtMatmulDescAttributes_t name, const auto &v) { return cublasLtMatmulDescSetAttribute(p.what, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS; };
-  auto want = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &v) { return cublasLtMatmulPreferenceSetAttribute(wish, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS; };
+  auto set = [&](cublasLtMatmulDescAttributes_t name, const auto &v) {
+    return cublasLtMatmulDescSetAttribute(p.what, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS;
+  };
+  auto want = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &v) {
+    return cublasLtMatmulPreferenceSetAttribute(wish, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS;
+  };
   const cublasOperation_t op[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
   const cublasLtEpilogue_t epilogue = k.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   const uint64_t workspace = ULY_SCRATCH;
-  const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; // parts of k are added in f32, never in C's type
+  // parts of k are added in f32, never in C's type
+  const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   bool told = cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-              set(CUBLASLT_MATMUL_DESC_TRANSA, op[k.p.first.transposed]) && set(CUBLASLT_MATMUL_DESC_TRANSB, op[k.p.second.transposed]) &&
-              set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) && (!k.bias || set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&
-              layout(&p.first, k.in, k.p.first) && layout(&p.second, k.in, k.p.second) && layout(&p.c, k.out, k.p.c) &&
-              cublasLtMatmulPreferenceCreate(&wish) == CUBLAS_STATUS_SUCCESS && want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) &&
-              want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums) && want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k.aligned[0]) &&
-              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k.aligned[1]) && want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k.aligned[2]) &&
+              set(CUBLASLT_MATMUL_DESC_TRANSA, op[k.p.first.transposed]) &&
+              set(CUBLASLT_MATMUL_DESC_TRANSB, op[k.p.second.transposed]) &&
+              set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) &&
+              (!k.bias || set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) && layout(&p.first, k.in, k.p.first) &&
+              layout(&p.second, k.in, k.p.second) && layout(&p.c, k.out, k.p.c) &&
+              cublasLtMatmulPreferenceCreate(&wish) == CUBLAS_STATUS_SUCCESS &&
+              want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) &&
+              want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums) &&
+              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k.aligned[0]) &&
+              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k.aligned[1]) &&
+              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k.aligned[2]) &&
               want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k.aligned[2]);
   cublasLtMatmulHeuristicResult_t best;
   int found = 0;
-  p.ok = told && cublasLtMatmulAlgoGetHeuristic(handle, p.what, p.first, p.second, p.c, p.c, wish, 1, &best, &found) == CUBLAS_STATUS_SUCCESS && found == 1 &&
-         best.state == CUBLAS_STATUS_SUCCESS;
+  p.ok = told &&
+         cublasLtMatmulAlgoGetHeuristic(handle, p.what, p.first, p.second, p.c, p.c, wish, 1, &best, &found) ==
+             CUBLAS_STATUS_SUCCESS &&
+         found == 1 && best.state == CUBLAS_STATUS_SUCCESS;
   if (p.ok) {
     p.algorithm = best.algo;
     p.workspace = best.workspaceSize;
@@ -166,11 +186,14 @@ int32_t gemm_cublaslt(uly_device *d, uly_stream *s, const uly_gemm &g) {
   product *p = find(d, g);
   if (!p) return ULY_UNSUPPORTED; // with the reason
   const float one = 1, beta = g.accumulate ? 1 : 0;
-  if (g.bias.data) cublasLtMatmulDescSetAttribute(p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias.data, sizeof g.bias.data);
-  cublasStatus_t status = cublasLtMatmul(static_cast<products *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data, p->second, &beta, g.c.data,
-                                         p->c, g.c.data, p->c, &p->algorithm, s->scratch, p->workspace, s->s);
+  if (g.bias.data)
+    cublasLtMatmulDescSetAttribute(p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias.data, sizeof g.bias.data);
+  cublasStatus_t status =
+      cublasLtMatmul(static_cast<products *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data,
+                     p->second, &beta, g.c.data, p->c, g.c.data, p->c, &p->algorithm, s->scratch, p->workspace, s->s);
   if (status != CUBLAS_STATUS_SUCCESS)
-    return fail(d, ULY_DEVICE, "cuda.Gemm: cublasLtMatmul of [%lld, %lld] · [%lld, %lld]: %s", (long long)g.a.shape[0], (long long)g.a.shape[1], (long long)g.b.shape[0],
-                (long long)g.b.shape[1], cublasLtGetStatusString(status));
+    return fail(d, ULY_DEVICE, "cuda.Gemm: cublasLtMatmul of [%lld, %lld] · [%lld, %lld]: %s", (long long)g.a.shape[0],
+                (long long)g.a.shape[1], (long long)g.b.shape[0], (long long)g.b.shape[1],
+                cublasLtGetStatusString(status));
   return ULY_OK;
 }

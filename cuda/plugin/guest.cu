@@ -1,11 +1,13 @@
-// Being a guest in a program that uses CUDA itself: its streams, its memory, and what its threads compute on.
+// Being a guest in a program that uses CUDA itself: its streams, its memory, and what its threads
+// compute on.
 #include "guest.h"
 
 #include <dlfcn.h>
 
 namespace {
 
-// What only the driver knows: the context of a thread, and where an allocation begins. The runtime has opened the driver by then.
+// What only the driver knows: the context of a thread, and where an allocation begins. The runtime
+// has opened the driver by then.
 struct Driver {
   int (*get)(void **) = nullptr;
   int (*set)(void *) = nullptr;
@@ -49,7 +51,8 @@ bool memory_range(const void *p, char **base, int64_t *bytes) {
 
 #else
 
-// A thread that has no context yet is given none: cudaSetDevice, asked to restore GPU 0, would make one there and take its memory.
+// A thread that has no context yet is given none: cudaSetDevice, asked to restore GPU 0, would make
+// one there and take its memory.
 void *thread_context() {
   void *c = nullptr;
   if (driver().get && driver().get(&c)) c = nullptr;
@@ -87,10 +90,10 @@ int32_t place_of(uly_device *d, const void *p, int32_t *place, int32_t *ordinal)
   }
   TRY(check(d, e, "asking where memory lies"));
   switch (a.type) {
-  case cudaMemoryTypeDevice: *place = ULY_AT_GPU; break;
-  case cudaMemoryTypeManaged: *place = ULY_AT_EITHER; break;
-  case cudaMemoryTypeHost: *place = ULY_AT_PINNED; break;
-  default: return ULY_OK;
+    case cudaMemoryTypeDevice: *place = ULY_AT_GPU; break;
+    case cudaMemoryTypeManaged: *place = ULY_AT_EITHER; break;
+    case cudaMemoryTypeHost: *place = ULY_AT_PINNED; break;
+    default: return ULY_OK;
   }
   *ordinal = a.device;
   return ULY_OK;

@@ -1,5 +1,6 @@
-// Index arithmetic of the operations: how shapes are merged, walked, cut into tiles, parts and ranges. No CUDA in here: the kernels include
-// this file, and so does a program that the host runs (index_test.cpp), with extents that no memory has.
+// Index arithmetic of the operations: how shapes are merged, walked, cut into tiles, parts and
+// ranges. No CUDA in here: the kernels include this file, and so does a program that the host runs
+// (index_test.cpp), with extents that no memory has.
 #pragma once
 
 #include <math.h>
@@ -49,7 +50,8 @@ inline bool contiguous(const uly_tensor &t) {
   return true;
 }
 
-// is_narrow says that n things can be numbered in 31 bits, and so be found by a Divider. Tests of the emulated plug-in make it say no.
+// is_narrow says that n things can be numbered in 31 bits, and so be found by a Divider. Tests of
+// the emulated plug-in make it say no.
 inline bool is_narrow(int64_t n) {
 #ifdef ULY_EMULATED
   if (getenv("ULYSSES_EMULATED_WIDE")) return false;
@@ -70,8 +72,8 @@ struct Divider {
   ULY_BOTH uint32_t operator()(uint32_t n) const { return ((uint32_t)((uint64_t)n * magic >> 32) + n) >> shift; }
 };
 
-// Plane is a shape with the strides of several operands: axes of extent 1 dropped, axes that lie as one merged, outermost first in the
-// order of one of the operands.
+// Plane is a shape with the strides of several operands: axes of extent 1 dropped, axes that lie as
+// one merged, outermost first in the order of one of the operands.
 struct Plane {
   int rank = 0, count = 0;
   int64_t shape[ULY_AXES];
@@ -99,7 +101,8 @@ inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   for (int k = 0; k < n; k++) {
     const int a = order[k];
     bool extends = p.rank > 0;
-    for (int o = 0; extends && o < count; o++) extends = p.stride[o][p.rank - 1] == operands[o]->stride[a] * operands[o]->shape[a];
+    for (int o = 0; extends && o < count; o++)
+      extends = p.stride[o][p.rank - 1] == operands[o]->stride[a] * operands[o]->shape[a];
     if (extends) p.shape[p.rank - 1] *= first.shape[a];
     else p.shape[p.rank++] = first.shape[a];
     for (int o = 0; o < count; o++) p.stride[o][p.rank - 1] = operands[o]->stride[a];
@@ -107,8 +110,8 @@ inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   return p;
 }
 
-// fits_unit says that k elements can be one unit: the innermost axis is dense in every operand and a multiple of k, and every unit begins
-// at a multiple of its size.
+// fits_unit says that k elements can be one unit: the innermost axis is dense in every operand and
+// a multiple of k, and every unit begins at a multiple of its size.
 inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *sizes, int64_t k) {
   if (k == 1) return true;
   if (p.rank == 0 || p.shape[p.rank - 1] % k != 0) return false;
@@ -129,8 +132,8 @@ inline Plane units_of(Plane p, int64_t k) {
   return p;
 }
 
-// Walk finds the offsets, in elements, of the i-th unit of a plane in N operands. Narrow walks have fewer than 2^31 units and divide by
-// multiplication; offsets are in 64 bits either way.
+// Walk finds the offsets, in elements, of the i-th unit of a plane in N operands. Narrow walks have
+// fewer than 2^31 units and divide by multiplication; offsets are in 64 bits either way.
 template <int N> struct Walk {
   int rank = 0;
   bool narrow = true;
@@ -164,8 +167,8 @@ template <int N> struct Walk {
   }
 };
 
-// Turn is a transpose: dst is dense along axis x, src along axis y. It is done by square tiles of `edge`, in the order of the plane's other
-// axes, then y, then x.
+// Turn is a transpose: dst is dense along axis x, src along axis y. It is done by square tiles of
+// `edge`, in the order of the plane's other axes, then y, then x.
 struct Turn {
   int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0; // extents; strides along the other's dense axis
   int64_t across = 0, down = 0, tiles = 0;
@@ -198,7 +201,7 @@ struct Turn {
     outer.at<false>(row / down, offset);
   }
 
-private:
+ private:
   static int dense_axis(const Plane &p) {
     if (p.rank < 2 || p.stride[0][p.rank - 1] != 1 || p.stride[1][p.rank - 1] == 1) return -1;
     for (int i = 0; i + 1 < p.rank; i++)
@@ -207,7 +210,8 @@ private:
   }
 };
 
-// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to five operands: row r is head r % heads of token r / heads.
+// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to five operands: row r is head r %
+// heads of token r / heads.
 struct Rows {
   int64_t rows = 1, heads = 1;
   int64_t token[ULY_OPERANDS] = {}, head[ULY_OPERANDS] = {};
@@ -233,36 +237,41 @@ struct Rows {
   }
 };
 
-// Sums over many rows or elements are made in parts: shapes alone say how many there are and what each holds, so that the order of additions
-// does not depend on the GPU.
+// Sums over many rows or elements are made in parts: shapes alone say how many there are and what
+// each holds, so that the order of additions does not depend on the GPU.
 enum : int64_t { ULY_MAX_PARTS = 1024 };
 
-// parts_of is the number of parts of a sum over rows, each of at least `worth` rows and of n values that lie in scratch side by side.
+// parts_of is the number of parts of a sum over rows, each of at least `worth` rows and of n values
+// that lie in scratch side by side.
 ULY_BOTH int64_t parts_of(int64_t rows, int64_t n, int64_t worth, int64_t scratch) {
   return most(1, least(least(ceil_div(rows, worth), ULY_MAX_PARTS), scratch / most(n, 1)));
 }
 // part_at is the first of `all` things that part p of `parts` holds; part_at(p + 1) ends it.
 ULY_BOTH int64_t part_at(int64_t all, int64_t parts, int64_t p) { return all / parts * p + least(p, all % parts); }
 
-// sum_piece is the elements of one part of a sum over a flat array: a multiple of 1024, so that vectors do not straddle.
+// sum_piece is the elements of one part of a sum over a flat array: a multiple of 1024, so that
+// vectors do not straddle.
 ULY_BOTH int64_t sum_piece(int64_t n) { return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024); }
 
-// vocabulary_owners is the number of owners that share the rows of a table in the backward of an embedding: a power of two, at most 1024. Row
-// id belongs to owner id & (owners - 1): frequent tokens are often neighbours, and should not all be one block's.
+// vocabulary_owners is the number of owners that share the rows of a table in the backward of an
+// embedding: a power of two, at most 1024. Row id belongs to owner id & (owners - 1): frequent
+// tokens are often neighbours, and should not all be one block's.
 ULY_BOTH int64_t vocabulary_owners(int64_t vocabulary) {
   int64_t n = 1;
   while (n < 1024 && 2 * n <= vocabulary) n *= 2;
   return n;
 }
 
-// Ranges are some of the stretches in which weights decay, as a kernel is given them, and the elements [from, to) that it does.
+// Ranges are some of the stretches in which weights decay, as a kernel is given them, and the
+// elements [from, to) that it does.
 enum { ULY_RANGES = 64 };
 struct Ranges {
   int64_t from = 0, to = 0;
   int32_t everywhere = 0, count = 0;
   uly_range range[ULY_RANGES];
 
-  // next makes the piece behind [.., at) of n elements; *used ranges of the list are behind it and are counted on.
+  // next makes the piece behind [.., at) of n elements; *used ranges of the list are behind it and
+  // are counted on.
   void next(const uly_range *list, int64_t ranges, int64_t n, int64_t *used) {
     from = to, to = n, count = 0, everywhere = list == nullptr;
     if (everywhere) return;
@@ -284,9 +293,9 @@ struct Ranges {
   }
 };
 
-// turn_by is the sine and cosine of an angle of any size that positions have, to 1e-15 for |angle| < 2^31: π/2 is taken off in three
-// pieces, each product exact in fma's, and the rest is Taylor's series on [-π/4, π/4]. The library's own has a path for huge angles that needs local
-// memory.
+// turn_by is the sine and cosine of an angle of any size that positions have, to 1e-15 for |angle|
+// < 2^31: π/2 is taken off in three pieces, each product exact in fma's, and the rest is Taylor's
+// series on [-π/4, π/4]. The library's own has a path for huge angles that needs local memory.
 ULY_BOTH void turn_by(double angle, double *sine, double *cosine) {
   const double turns = rint(angle * 0.63661977236758134308);
   double x = fma(-turns, 1.57079632679489655800e+00, angle);

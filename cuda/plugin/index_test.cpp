@@ -1,5 +1,5 @@
-// The arithmetic of index.h against its definitions, on small shapes element by element, and at extents that no memory has. A Go test compiles and
-// runs this.
+// The arithmetic of index.h against its definitions, on small shapes element by element, and at
+// extents that no memory has. A Go test compiles and runs this.
 #include "index.h"
 
 #include <stdio.h>
@@ -32,7 +32,8 @@ static uly_tensor tensor(std::vector<int64_t> shape, std::vector<int64_t> stride
   return t;
 }
 
-// strided gives a shape random strides that do not overlap: its axes in some order, with gaps; `far` spreads the outermost beyond 2^31.
+// strided gives a shape random strides that do not overlap: its axes in some order, with gaps;
+// `far` spreads the outermost beyond 2^31.
 static uly_tensor strided(const std::vector<int64_t> &shape, int64_t far) {
   const int n = (int)shape.size();
   std::vector<int64_t> stride(n);
@@ -59,21 +60,25 @@ static int64_t offset_of(const uly_tensor &t, int64_t i) { // of the i-th elemen
 }
 
 static void dividers() {
-  for (int64_t d : {1ll, 2ll, 3ll, 5ll, 7ll, 10ll, 64ll, 127ll, 128ll, 641ll, 65535ll, 65536ll, 6700417ll, 1ll << 30, (1ll << 31) - 1, (1ll << 31) - 2}) {
+  for (int64_t d : {1ll, 2ll, 3ll, 5ll, 7ll, 10ll, 64ll, 127ll, 128ll, 641ll, 65535ll, 65536ll, 6700417ll, 1ll << 30,
+                    (1ll << 31) - 1, (1ll << 31) - 2}) {
     const Divider by(d);
     for (int64_t q = 0; q < 3000; q++) {
       for (int64_t n : {q, q * d - 1, q * d, q * d + d - 1, INT32_MAX - q, below(1ll << 31)})
-        if (n >= 0 && n <= INT32_MAX) CHECK((int64_t)by((uint32_t)n) == n / d, "%lld / %lld = %u", (ll)n, (ll)d, by((uint32_t)n));
+        if (n >= 0 && n <= INT32_MAX)
+          CHECK((int64_t)by((uint32_t)n) == n / d, "%lld / %lld = %u", (ll)n, (ll)d, by((uint32_t)n));
     }
   }
 }
 
-// A plane of several operands visits the elements that their tensors have, each once, in pairs that belong together.
+// A plane of several operands visits the elements that their tensors have, each once, in pairs that
+// belong together.
 static void planes() {
   const int64_t extents[] = {1, 1, 2, 3, 4, 5, 8};
   for (int c = 0; c < 3000; c++) {
     std::vector<int64_t> shape;
-    for (int64_t n = 1, rank = below(9); (int64_t)shape.size() < rank; n *= shape.back()) shape.push_back(n > 300 ? 1 : extents[below(7)]);
+    for (int64_t n = 1, rank = below(9); (int64_t)shape.size() < rank; n *= shape.back())
+      shape.push_back(n > 300 ? 1 : extents[below(7)]);
     const int64_t far = c % 3 == 0 ? (1ll << 33) + 5 : 0;
     const uly_tensor a = strided(shape, far), b = strided(shape, far);
     const uly_tensor *operands[] = {&a, &b};
@@ -102,7 +107,8 @@ static void planes() {
         int64_t o[2], q[2];
         u.at<true>(i, o), v.at<true>(i, q);
         CHECK(q[0] * k == o[0] && q[1] * k == o[1], "units of %lld: %lld and %lld", (ll)k, (ll)q[0], (ll)o[0]);
-        CHECK(((uintptr_t)data[0] + o[0] * 4) % (k * 4) == 0 && o[1] % k == 0, "units of %lld that are not aligned", (ll)k);
+        CHECK(((uintptr_t)data[0] + o[0] * 4) % (k * 4) == 0 && o[1] % k == 0, "units of %lld that are not aligned",
+              (ll)k);
         for (int64_t j = 0; j < k; j++) seen.insert({o[0] + j, o[1] + j});
       }
       CHECK(seen == want, "case %d: units of %lld are not the tensors'", c, (ll)k);
@@ -129,13 +135,15 @@ static void planes() {
 static void order_of_host() {
   for (int c = 0; c < 300; c++) {
     const std::vector<int64_t> shape = {1 + below(4), 1 + below(4), 1 + below(4), 1 + below(4)};
-    const uly_tensor host = tensor(shape, {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}), there = strided(shape, 0);
+    const uly_tensor host = tensor(shape, {shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1}),
+                     there = strided(shape, 0);
     const uly_tensor *operands[] = {&there, &host};
     const Walk<2> w(plane_of(operands, 2, 1), 1);
     for (int64_t i = 0; i < w.units; i++) {
       int64_t o[2];
       w.at<true>(i, o);
-      CHECK(o[1] == i && o[0] == offset_of(there, i), "element %lld of the host at %lld and %lld", (ll)i, (ll)o[1], (ll)o[0]);
+      CHECK(o[1] == i && o[0] == offset_of(there, i), "element %lld of the host at %lld and %lld", (ll)i, (ll)o[1],
+            (ll)o[0]);
     }
   }
 }
@@ -163,7 +171,8 @@ static void large() {
     const int64_t i = below(t.tiles);
     int64_t x, y, o[2];
     t.tile(i, 32, &x, &y, o);
-    CHECK(x >= 0 && y >= 0 && x < t.nx && y < t.ny && x % 32 == 0 && y % 32 == 0 && y / 32 * t.across + x / 32 == i && o[0] == 0 && o[1] == 0,
+    CHECK(x >= 0 && y >= 0 && x < t.nx && y < t.ny && x % 32 == 0 && y % 32 == 0 && y / 32 * t.across + x / 32 == i &&
+              o[0] == 0 && o[1] == 0,
           "tile %lld at %lld, %lld", (ll)i, (ll)x, (ll)y);
   }
   // A narrow walk whose offsets are not.
@@ -205,7 +214,8 @@ static void parts() {
       CHECK(part_at(all, n, 0) == 0 && part_at(all, n, n) == all, "%lld parts of %lld do not cover it", (ll)n, (ll)all);
       for (int64_t p = 0; p < n; p++) {
         const int64_t size = part_at(all, n, p + 1) - part_at(all, n, p);
-        CHECK(size == all / n || size == all / n + 1, "part %lld of %lld has %lld of %lld", (ll)p, (ll)n, (ll)size, (ll)all);
+        CHECK(size == all / n || size == all / n + 1, "part %lld of %lld has %lld of %lld", (ll)p, (ll)n, (ll)size,
+              (ll)all);
       }
     }
   }
@@ -213,8 +223,8 @@ static void parts() {
     for (int64_t n : {1ll, 4096ll, 1ll << 18, 1ll << 24, 1ll << 40})
       for (int64_t scratch : {1ll << 18, 1ll << 24}) {
         const int64_t p = parts_of(rows, n, 64, scratch);
-        CHECK(p >= 1 && p <= ULY_MAX_PARTS && (p == 1 || (p * n <= scratch && p <= ceil_div(rows, 64))), "%lld parts of %lld rows of %lld", (ll)p,
-              (ll)rows, (ll)n);
+        CHECK(p >= 1 && p <= ULY_MAX_PARTS && (p == 1 || (p * n <= scratch && p <= ceil_div(rows, 64))),
+              "%lld parts of %lld rows of %lld", (ll)p, (ll)rows, (ll)n);
       }
   for (int64_t n : {1ll, 16384ll, 16385ll, 1ll << 24, (1ll << 24) + 1, (1ll << 40) + 3}) {
     const int64_t piece = sum_piece(n);
@@ -222,7 +232,8 @@ static void parts() {
   }
   for (int64_t v : {1ll, 2ll, 3ll, 255ll, 256ll, 1000ll, 128256ll, 1ll << 40}) {
     const int64_t n = vocabulary_owners(v);
-    CHECK((n & (n - 1)) == 0 && n <= 1024 && n <= v && (n == 1024 || 2 * n > v), "%lld owners of %lld rows", (ll)n, (ll)v);
+    CHECK((n & (n - 1)) == 0 && n <= 1024 && n <= v && (n == 1024 || 2 * n > v), "%lld owners of %lld rows", (ll)n,
+          (ll)v);
   }
 }
 
@@ -246,12 +257,14 @@ static void ranges() {
     while (piece.to < n) {
       piece.next(first, (int64_t)list.size(), n, &used);
       CHECK(piece.from == at && piece.to <= n, "a piece [%lld, %lld) after %lld", (ll)piece.from, (ll)piece.to, (ll)at);
-      if (piece.to == at && used == (int64_t)list.size() && at < n) CHECK(false, "a piece without end at %lld of %lld", (ll)at, (ll)n);
+      if (piece.to == at && used == (int64_t)list.size() && at < n)
+        CHECK(false, "a piece without end at %lld of %lld", (ll)at, (ll)n);
       at = piece.to;
       for (int64_t i = piece.from; i < piece.to; i++) {
         int64_t upto = 0;
         CHECK(piece.decays(i, &upto) == (bool)decays[i] && upto > i, "case %d: element %lld", c, (ll)i);
-        for (int64_t j = i; j < least(upto, piece.to); j++) CHECK(decays[j] == decays[i], "case %d: element %lld is not as %lld", c, (ll)j, (ll)i);
+        for (int64_t j = i; j < least(upto, piece.to); j++)
+          CHECK(decays[j] == decays[i], "case %d: element %lld is not as %lld", c, (ll)j, (ll)i);
       }
     }
   }
@@ -263,10 +276,12 @@ static void ranges() {
 
 static void angles() {
   for (int c = 0; c < 2000000; c++) {
-    const double f = 1.0 / (1 + (double)below(1 << 20)), angle = (double)(float)f * (double)(c % 2 ? below(1ll << 31) : below(1 << 12)) * (c % 7 ? 1 : -1);
+    const double f = 1.0 / (1 + (double)below(1 << 20)),
+                 angle = (double)(float)f * (double)(c % 2 ? below(1ll << 31) : below(1 << 12)) * (c % 7 ? 1 : -1);
     double s, k;
     turn_by(angle, &s, &k);
-    if (!(fabs(s - sin(angle)) < 1e-15 * 4 && fabs(k - cos(angle)) < 1e-15 * 4)) CHECK(false, "an angle of %.17g: %.17g, %.17g", angle, s, k);
+    if (!(fabs(s - sin(angle)) < 1e-15 * 4 && fabs(k - cos(angle)) < 1e-15 * 4))
+      CHECK(false, "an angle of %.17g: %.17g, %.17g", angle, s, k);
   }
   double s, c;
   turn_by(NAN, &s, &c);
@@ -276,8 +291,10 @@ static void angles() {
 }
 
 static void roundings() {
-  CHECK(bf16_bits(1.0f) == 0x3f80 && bf16_bits(1 + 1.0f / 256) == 0x3f80 && bf16_bits(1 + 3.0f / 256) == 0x3f82, "ties are not to even");
-  CHECK(bf16_bits(-INFINITY) == 0xff80 && (bf16_bits(NAN) & 0x7fff) > 0x7f80 && bf16_bits(3.4e38f) == 0x7f80, "what is not finite");
+  CHECK(bf16_bits(1.0f) == 0x3f80 && bf16_bits(1 + 1.0f / 256) == 0x3f80 && bf16_bits(1 + 3.0f / 256) == 0x3f82,
+        "ties are not to even");
+  CHECK(bf16_bits(-INFINITY) == 0xff80 && (bf16_bits(NAN) & 0x7fff) > 0x7f80 && bf16_bits(3.4e38f) == 0x7f80,
+        "what is not finite");
 }
 
 int main() {

@@ -3,12 +3,16 @@
 
 namespace {
 
-struct row { const char *name, *costs; };
+struct row {
+  const char *name, *costs;
+};
 
 const row rows[ULY_LIBRARIES] = {
     {"CUDA driver", "no GPU can be used"},
     {"cuBLASLt", "matrix products run on a plain kernel, many times slower"},
-    {"cuDNN", "attention in BF16 runs on kernels of our own, slower, and many times slower where head sizes are not multiples of 16"},
+    {"cuDNN",
+     "attention in BF16 runs on kernels of our own, slower, and many times slower where head sizes are not multiples "
+     "of 16"},
     {"NVRTC", "cuDNN, which needs it, cannot be used for attention"},
     {"NCCL", "GPUs exchange over CUDA IPC, or through host memory between nodes"},
 };
@@ -48,7 +52,8 @@ std::string libraries_text(uly_device *) {
   std::string text;
   for (int i = LIB_CUBLASLT; i <= LIB_CUDNN; i++) {
     std::string version = library_version(static_cast<library>(i));
-    text += std::string(i == LIB_CUBLASLT ? "" : ", ") + (version.empty() ? std::string("no ") + rows[i].name : rows[i].name + (" " + version));
+    text += std::string(i == LIB_CUBLASLT ? "" : ", ") +
+            (version.empty() ? std::string("no ") + rows[i].name : rows[i].name + (" " + version));
   }
   return text;
 #endif

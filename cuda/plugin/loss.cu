@@ -1,5 +1,5 @@
-// Cross-entropy of rows of logits in F32, and its gradient. A block has a row: one pass finds the maximum and the sum of exponentials together,
-// a second writes the gradient.
+// Cross-entropy of rows of logits in F32, and its gradient. A block has a row: one pass finds the
+// maximum and the sum of exponentials together, a second writes the gradient.
 #include "check.h"
 #include "faults.h"
 #include "values.h"
@@ -8,7 +8,8 @@ namespace {
 
 constexpr int BLOCK = 256, K = 4, IGNORED = -100;
 
-// Tail is the sum of e^(x - top) over some logits and their maximum; -inf and 0 of none. A NaN among them makes the sum NaN.
+// Tail is the sum of e^(x - top) over some logits and their maximum; -inf and 0 of none. A NaN
+// among them makes the sum NaN.
 struct Tail {
   float top, sum;
 };
@@ -69,7 +70,8 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
       all.sum += (expf(v[0] - base) + expf(v[1] - base)) + (expf(v[2] - base) + expf(v[3] - base));
     }
 #pragma unroll
-    for (int i = 16; i > 0; i /= 2) all = joined(all, {__shfl_xor_sync(0xffffffffu, all.top, i), __shfl_xor_sync(0xffffffffu, all.sum, i)});
+    for (int i = 16; i > 0; i /= 2)
+      all = joined(all, {__shfl_xor_sync(0xffffffffu, all.top, i), __shfl_xor_sync(0xffffffffu, all.sum, i)});
     if (threadIdx.x % 32 == 0) tops[threadIdx.x / 32] = all.top, sums[threadIdx.x / 32] = all.sum;
     __syncthreads();
     all = {tops[0], sums[0]};
@@ -94,10 +96,20 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
 
 template <typename D> void start_loss(uly_stream *s, const uly_cross_entropy *p) {
   const int64_t rows = p->logits.shape[0];
-  const int64_t step = rows > 1 ? p->logits.stride[0] : 0, dstep = rows > 1 && p->dlogits.dtype ? p->dlogits.stride[0] : 0;
-  const Loss<D> a = {(const float *)p->logits.data, (const int32_t *)p->targets.data, (float *)p->nll.data,
-                     p->dlogits.dtype ? (D *)p->dlogits.data : nullptr, rows, p->logits.shape[1], step, dstep, (float)p->grad_scale, s->fault};
-  const bool aligned = a.n % K == 0 && aligned16(a.logits, 4, step) && (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
+  const int64_t step = rows > 1 ? p->logits.stride[0] : 0,
+                dstep = rows > 1 && p->dlogits.dtype ? p->dlogits.stride[0] : 0;
+  const Loss<D> a = {(const float *)p->logits.data,
+                     (const int32_t *)p->targets.data,
+                     (float *)p->nll.data,
+                     p->dlogits.dtype ? (D *)p->dlogits.data : nullptr,
+                     rows,
+                     p->logits.shape[1],
+                     step,
+                     dstep,
+                     (float)p->grad_scale,
+                     s->fault};
+  const bool aligned =
+      a.n % K == 0 && aligned16(a.logits, 4, step) && (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
   if (aligned) LAUNCH((cross_entropy<D, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
   else LAUNCH((cross_entropy<D, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
 }

@@ -1,5 +1,6 @@
-// What lanes give to mma.m16n8k16, held against what its documentation says of registers (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point
-// type"): the emulated plug-in multiplies without them.
+// What lanes give to mma.m16n8k16, held against what its documentation says of registers (PTX ISA,
+// "Matrix Fragments for mma.m16n8k16 with floating point type"): the emulated plug-in multiplies
+// without them.
 #define ULY_EMULATED
 #include "mma.h"
 
@@ -12,14 +13,14 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 static int faults;
-#define WANT(condition, ...)      \
-  do {                            \
-    if (!(condition)) {           \
-      if (faults++ < 10) {        \
-        printf(__VA_ARGS__);      \
-        printf("\n");             \
-      }                           \
-    }                             \
+#define WANT(condition, ...) \
+  do {                       \
+    if (!(condition)) {      \
+      if (faults++ < 10) {   \
+        printf(__VA_ARGS__); \
+        printf("\n");        \
+      }                      \
+    }                        \
   } while (0)
 
 // half_of is the value in the lower (0) or upper (1) 16 bits of a register.
@@ -35,9 +36,11 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
   std::vector<double> ref(16 * COLUMNS), sum(16 * COLUMNS);
   for (int k = 0; k < depth; k++) {
     for (int m = 0; m < 16; m++) a[A_DENSE ? m * a_step + k : k * a_step + m] = to_word<bf16>(number(m * depth + k));
-    for (int n = 0; n < COLUMNS; n++) b[B_DENSE ? n * b_step + k : k * b_step + n] = to_word<bf16>(number(5000 + n * depth + k));
+    for (int n = 0; n < COLUMNS; n++)
+      b[B_DENSE ? n * b_step + k : k * b_step + n] = to_word<bf16>(number(5000 + n * depth + k));
     for (int m = 0; m < 16; m++)
-      for (int n = 0; n < COLUMNS; n++) ref[m * COLUMNS + n] += (double)number(m * depth + k) * number(5000 + n * depth + k);
+      for (int n = 0; n < COLUMNS; n++)
+        ref[m * COLUMNS + n] += (double)number(m * depth + k) * number(5000 + n * depth + k);
   }
   float lanes[32][COLUMNS / 8][4];
   for (int lane = 0; lane < 32; lane++) { // the plain form
@@ -54,8 +57,9 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
         x[lane] = fragment_a<A_DENSE>(a, a_step, k0);
         y[lane] = fragment_b<B_DENSE>(B_DENSE ? b + n0 * b_step : b + n0, b_step, k0);
       }
-      // The documentation, by element: a_i of a lane is row groupID (+ 8 for i in 2, 3, 6, 7) and column threadID_in_group * 2 + (i & 1) (+ 8 for
-      // i >= 4); b_i is row threadID_in_group * 2 + (i & 1) (+ 8 for i >= 2) and column groupID.
+      // The documentation, by element: a_i of a lane is row groupID (+ 8 for i in 2, 3, 6, 7) and
+      // column threadID_in_group * 2 + (i & 1) (+ 8 for i >= 4); b_i is row threadID_in_group * 2 +
+      // (i & 1) (+ 8 for i >= 2) and column groupID.
       double full_a[16][16], full_b[16][8];
       for (int lane = 0; lane < 32; lane++) {
         const int group = lane >> 2, in_group = lane % 4;
@@ -75,22 +79,28 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
   for (int m = 0; m < 16; m++)
     for (int n = 0; n < COLUMNS; n++) {
       const double want = ref[m * COLUMNS + n];
-      WANT(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE, depth, m, n, sum[m * COLUMNS + n], want);
+      WANT(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
+           depth, m, n, sum[m * COLUMNS + n], want);
       // c_i of a lane is row groupID (+ 8 for i >= 2) and column threadID_in_group * 2 + (i & 1).
       // lo·lo is left out: less than 1 of each product of up to 60000.
       const int lane = m % 8 * 4 + n % 8 / 2, i = m / 8 * 2 + n % 2;
       const double got = lanes[lane][n / 8][i];
-      WANT(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE, depth, m, n, got, want);
+      WANT(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
+           depth, m, n, got, want);
     }
 }
 
-// Cute is a layout of CUTLASS: the place that lane l has in its value v (low to high in its registers), m + 16·k of A, n + 8·k of B, m + 16·n of C.
+// Cute is a layout of CUTLASS: the place that lane l has in its value v (low to high in its
+// registers), m + 16·k of A, n + 8·k of B, m + 16·n of C.
 struct Cute {
   int lane[2], value[3];
-  int operator()(int l, int v) const { return l % 4 * lane[0] + l / 4 * lane[1] + v % 2 * value[0] + v / 2 % 2 * value[1] + v / 4 * value[2]; }
+  int operator()(int l, int v) const {
+    return l % 4 * lane[0] + l / 4 * lane[1] + v % 2 * value[0] + v / 2 % 2 * value[1] + v / 4 * value[2];
+  }
 };
 
-// layouts holds fragments and results against a second witness: MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> of cute/atom/mma_traits_sm80.hpp.
+// layouts holds fragments and results against a second witness:
+// MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> of cute/atom/mma_traits_sm80.hpp.
 static void layouts() {
   const Cute of_a = {{32, 1}, {16, 8, 128}}, of_b = {{16, 1}, {8, 64, 0}}, of_c = {{32, 1}, {16, 8, 0}};
   enum { STEP = 24 };
@@ -106,19 +116,22 @@ static void layouts() {
     const Lane at;
     for (int v = 0; v < 8; v++) {
       const float got = half_of(x.hi[v / 2], v & 1) + half_of(x.lo[v / 2], v & 1);
-      WANT(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v, of_a(l, v));
+      WANT(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v,
+           of_a(l, v));
     }
     for (int v = 0; v < 4; v++) {
       const float got = half_of(y.hi[v / 2], v & 1) + half_of(y.lo[v / 2], v & 1);
-      WANT(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v, of_b(l, v));
+      WANT(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v,
+           of_b(l, v));
       const int place = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
       WANT(place == of_c(l, v), "C: lane %d has place %d as its value %d, want %d", l, place, v, of_c(l, v));
     }
   }
 }
 
-// matrices is ldmatrix by its documentation: of each of four matrices of 8 x 8, lane l gets elements 2·(l % 4) and the next of row l / 4, or transposed of
-// column l / 4, from where lanes 8·matrix … 8·matrix + 7 say that rows begin.
+// matrices is ldmatrix by its documentation: of each of four matrices of 8 x 8, lane l gets
+// elements 2·(l % 4) and the next of row l / 4, or transposed of column l / 4, from where lanes
+// 8·matrix … 8·matrix + 7 say that rows begin.
 static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool transposed, uint32_t (&r)[32][4]) {
   int at[32];
   for (int l = 0; l < 32; l++) {
@@ -137,7 +150,8 @@ static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool tra
     }
 }
 
-// plain holds the registers that ldmatrix makes of plain BF16, and those made of results, against the fragments of words.
+// plain holds the registers that ldmatrix makes of plain BF16, and those made of results, against
+// the fragments of words.
 static void plain() {
   enum { STEP = 24 };
   static uint16_t p[16 * STEP];
@@ -148,7 +162,9 @@ static void plain() {
       p[i * STEP + j] = (uint16_t)(0x3f80 + 16 * i + j);
       rows[i * STEP + j] = p[i * STEP + j];
     }
-  auto want = [&](const char *what, uint32_t got, uint32_t want, int lane, int i) { WANT(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want); };
+  auto want = [&](const char *what, uint32_t got, uint32_t want, int lane, int i) {
+    WANT(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want);
+  };
   matrices(p, quarters_down, STEP, false, r);
   for (int l = 0; l < 32; l++) {
     threadIdx.x = (unsigned)l;
@@ -167,7 +183,8 @@ static void plain() {
     for (int l = 0; l < 32; l++)
       for (int n = 0; n < 2; n++) {
         threadIdx.x = (unsigned)l;
-        const FragmentB y = dense ? fragment_b<true>(rows + 8 * n * STEP, STEP, 0) : fragment_b<false>(rows + 8 * n, STEP, 0);
+        const FragmentB y =
+            dense ? fragment_b<true>(rows + 8 * n * STEP, STEP, 0) : fragment_b<false>(rows + 8 * n, STEP, 0);
         for (int i = 0; i < 2; i++) want(dense ? "B dense" : "B across", r[l][2 * n + i], y.hi[i], l, 2 * n + i);
       }
   }
@@ -175,7 +192,8 @@ static void plain() {
 
 static void words() {
   for (int i = 0; i < 100000; i++) {
-    const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30), back = of_word<bf16>(to_word<bf16>(x));
+    const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30),
+                back = of_word<bf16>(to_word<bf16>(x));
     WANT(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
     const float low = word_hi(to_word<bf16>(x)); // of BF16: exact, and without a second part
     WANT(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);

@@ -1,5 +1,6 @@
-// Collectives by NCCL. Communicators are non-blocking: every call is polled, so that a peer that never comes is an error after
-// ULYSSES_TIMEOUT (as the Go side reads it; 0 waits for ever), and an abort from another thread ends the wait.
+// Collectives by NCCL. Communicators are non-blocking: every call is polled, so that a peer that
+// never comes is an error after ULYSSES_TIMEOUT (as the Go side reads it; 0 waits for ever), and an
+// abort from another thread ends the wait.
 #include "libraries.h"
 
 #ifdef ULY_EMULATED
@@ -11,10 +12,16 @@ int32_t nccl_init(uly_device *d, const char *, int32_t, int32_t, uly_nccl **) { 
 int32_t nccl_close(uly_device *, uly_nccl *) { return ULY_OK; }
 int32_t nccl_abort(uly_device *, uly_nccl *) { return ULY_OK; }
 int32_t nccl_error(uly_device *d, uly_nccl *, char *, int64_t) { return none(d); }
-int32_t nccl_all_to_all(uly_device *d, uly_nccl *, uly_stream *, void *, const int64_t *, const int64_t *, const void *, const int64_t *, const int64_t *) { return none(d); }
+int32_t nccl_all_to_all(uly_device *d, uly_nccl *, uly_stream *, void *, const int64_t *, const int64_t *, const void *,
+                        const int64_t *, const int64_t *) {
+  return none(d);
+}
 int32_t nccl_all_reduce(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, int32_t) { return none(d); }
 int32_t nccl_broadcast(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t) { return none(d); }
-int32_t nccl_send_recv(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, const void *, int64_t, int32_t) { return none(d); }
+int32_t nccl_send_recv(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, const void *, int64_t,
+                       int32_t) {
+  return none(d);
+}
 
 #else
 
@@ -30,9 +37,11 @@ int32_t nccl_send_recv(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t,
 
 static_assert(sizeof(ncclUniqueId) == ULY_NCCL_ID, "kernels.h has NCCL's size of an id");
 
-#define NCCL(name, parameters, arguments) FORWARD(LIB_NCCL, true, ncclResult_t, name, parameters, arguments, ncclSystemError)
+#define NCCL(name, parameters, arguments) \
+  FORWARD(LIB_NCCL, true, ncclResult_t, name, parameters, arguments, ncclSystemError)
 NCCL(ncclGetUniqueId, (ncclUniqueId * id), (id))
-NCCL(ncclCommInitRankConfig, (ncclComm_t * c, int n, ncclUniqueId id, int rank, ncclConfig_t *config), (c, n, id, rank, config))
+NCCL(ncclCommInitRankConfig, (ncclComm_t * c, int n, ncclUniqueId id, int rank, ncclConfig_t *config),
+     (c, n, id, rank, config))
 NCCL(ncclCommFinalize, (ncclComm_t c), (c))
 NCCL(ncclCommDestroy, (ncclComm_t c), (c))
 NCCL(ncclCommAbort, (ncclComm_t c), (c))
@@ -41,13 +50,15 @@ NCCL(ncclGroupStart, (), ())
 NCCL(ncclGroupEnd, (), ())
 NCCL(ncclSend, (const void *p, size_t n, ncclDataType_t t, int to, ncclComm_t c, cudaStream_t s), (p, n, t, to, c, s))
 NCCL(ncclRecv, (void *p, size_t n, ncclDataType_t t, int from, ncclComm_t c, cudaStream_t s), (p, n, t, from, c, s))
-NCCL(ncclAllReduce, (const void *x, void *y, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s), (x, y, n, t, op, c, s))
-NCCL(ncclBroadcast, (const void *x, void *y, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s), (x, y, n, t, root, c, s))
+NCCL(ncclAllReduce, (const void *x, void *y, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s),
+     (x, y, n, t, op, c, s))
+NCCL(ncclBroadcast, (const void *x, void *y, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s),
+     (x, y, n, t, root, c, s))
 FORWARD(LIB_NCCL, true, const char *, ncclGetErrorString, (ncclResult_t r), (r), "NCCL is not loaded")
 FORWARD(LIB_NCCL, true, const char *, ncclGetLastError, (ncclComm_t c), (c), "")
 
 struct uly_nccl {
-  std::mutex lock; // held for the time of one call: an abort comes in between
+  std::mutex lock;           // held for the time of one call: an abort comes in between
   ncclComm_t comm = nullptr; // NULL once aborted
   int ranks = 0, rank = 0;
   double timeout = 0;
@@ -63,7 +74,9 @@ int32_t missing(uly_device *d) {
 int32_t current(uly_device *d) { return check(d, cudaSetDevice(d->ordinal), "NCCL: cudaSetDevice"); }
 
 // of says which call of which rank a sentence is about.
-std::string of(uly_nccl *n, const char *what) { return std::string("NCCL ") + what + ", rank " + std::to_string(n->rank) + " of " + std::to_string(n->ranks) + ": "; }
+std::string of(uly_nccl *n, const char *what) {
+  return std::string("NCCL ") + what + ", rank " + std::to_string(n->rank) + " of " + std::to_string(n->ranks) + ": ";
+}
 
 // end ends the communicator. The lock is held.
 void end(uly_nccl *n) {
@@ -71,7 +84,8 @@ void end(uly_nccl *n) {
   n->comm = nullptr;
 }
 
-// lost is what went wrong, and ends the communicator: NCCL's state is lost after an error. The lock is held.
+// lost is what went wrong, and ends the communicator: NCCL's state is lost after an error. The lock
+// is held.
 std::string lost(uly_nccl *n, const char *what, ncclResult_t r) {
   std::string more = n->comm ? ncclGetLastError(n->comm) : "";
   end(n);
@@ -80,7 +94,8 @@ std::string lost(uly_nccl *n, const char *what, ncclResult_t r) {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// passed reports that a stream has come past an event. An error is for others to tell: what is late is all that is asked here.
+// passed reports that a stream has come past an event. An error is for others to tell: what is late
+// is all that is asked here.
 bool passed(cudaEvent_t e) {
   const cudaError_t answer = cudaEventQuery(e);
   if (answer != cudaSuccess) cudaGetLastError();
@@ -102,7 +117,9 @@ int32_t settle(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
       if (r != ncclInProgress) return fail(d, ULY_COMM, "%s", lost(n, what, r).c_str());
       if (n->timeout > 0 && now() - start > n->timeout) {
         end(n);
-        return fail(d, ULY_COMM, "%snot all ranks came within %g s (ULYSSES_TIMEOUT): one has ended or waits elsewhere, or there is no way between them; NCCL_DEBUG=INFO says more",
+        return fail(d, ULY_COMM,
+                    "%snot all ranks came within %g s (ULYSSES_TIMEOUT): one has ended or waits elsewhere, or there is "
+                    "no way between them; NCCL_DEBUG=INFO says more",
                     of(n, what).c_str(), n->timeout);
       }
     }
@@ -122,10 +139,14 @@ template <class F> int32_t run(uly_device *d, uly_nccl *n, const char *what, F t
   return settle(d, n, what, r);
 }
 
-// exchange tells NCCL something for a stream, between two marks: once the stream has come past the first, the exchange waits for peers.
+// exchange tells NCCL something for a stream, between two marks: once the stream has come past the
+// first, the exchange waits for peers.
 template <class F> int32_t exchange(uly_device *d, uly_nccl *n, uly_stream *s, const char *what, F tell) {
   TRY(current(d));
-  auto create = [&](cudaEvent_t *e) { return *e ? (int32_t)ULY_OK : check(d, cudaEventCreateWithFlags(e, cudaEventDisableTiming), "NCCL: creating an event"); };
+  auto create = [&](cudaEvent_t *e) {
+    return *e ? (int32_t)ULY_OK
+              : check(d, cudaEventCreateWithFlags(e, cudaEventDisableTiming), "NCCL: creating an event");
+  };
   Exchange<cudaEvent_t> x;
   {
     std::lock_guard<std::mutex> hold(n->lock);
@@ -160,7 +181,9 @@ int32_t nccl_id(uly_device *d, char id[ULY_NCCL_ID]) {
   if (!library_open(LIB_NCCL)) return missing(d);
   ncclUniqueId made;
   ncclResult_t r = ncclGetUniqueId(&made);
-  if (r != ncclSuccess) return fail(d, ULY_COMM, "NCCL ncclGetUniqueId: %s: is there a network interface? NCCL_SOCKET_IFNAME names one", ncclGetErrorString(r));
+  if (r != ncclSuccess)
+    return fail(d, ULY_COMM, "NCCL ncclGetUniqueId: %s: is there a network interface? NCCL_SOCKET_IFNAME names one",
+                ncclGetErrorString(r));
   memcpy(id, &made, sizeof made);
   return ULY_OK;
 }
@@ -177,7 +200,9 @@ int32_t nccl_init(uly_device *d, const char id[ULY_NCCL_ID], int32_t ranks, int3
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclResult_t r = ncclCommInitRankConfig(&n->comm, ranks, unique, rank, &config);
-  int32_t code = n->comm ? settle(d, n, "ncclCommInitRank", r) : fail(d, ULY_COMM, "NCCL ncclCommInitRank, rank %d of %d: %s (NCCL_DEBUG=INFO says more)", rank, ranks, ncclGetErrorString(r));
+  int32_t code = n->comm ? settle(d, n, "ncclCommInitRank", r)
+                         : fail(d, ULY_COMM, "NCCL ncclCommInitRank, rank %d of %d: %s (NCCL_DEBUG=INFO says more)",
+                                rank, ranks, ncclGetErrorString(r));
   if (code != ULY_OK) {
     delete n;
     return code;
@@ -211,7 +236,8 @@ int32_t nccl_abort(uly_device *, uly_nccl *n) {
   return wrong(r) ? ULY_COMM : ULY_OK;
 }
 
-// A peer that dies on the same node is no error of NCCL's: its kernel waits on this GPU for ever. So the clock is looked at, too.
+// A peer that dies on the same node is no error of NCCL's: its kernel waits on this GPU for ever.
+// So the clock is looked at, too.
 int32_t nccl_error(uly_device *, uly_nccl *n, char *text, int64_t text_bytes) {
   auto say = [&](const std::string &why) {
     snprintf(text, (size_t)text_bytes, "%s", why.c_str());
@@ -230,10 +256,11 @@ int32_t nccl_error(uly_device *, uly_nccl *n, char *text, int64_t text_bytes) {
              " s for its peers (ULYSSES_TIMEOUT): one has ended, or is in another call; NCCL_DEBUG=INFO says more");
 }
 
-// Always in sends and receives: ncclAlltoAll is made of the same ones unless the buffers lie in registered windows, and it wants all counts of
-// all ranks to be equal, which one rank's counts do not tell.
-int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const int64_t *recv_at, const int64_t *recv_bytes, const void *src,
-                        const int64_t *send_at, const int64_t *send_bytes) {
+// Always in sends and receives: ncclAlltoAll is made of the same ones unless the buffers lie in
+// registered windows, and it wants all counts of all ranks to be equal, which one rank's counts do
+// not tell.
+int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const int64_t *recv_at,
+                        const int64_t *recv_bytes, const void *src, const int64_t *send_at, const int64_t *send_bytes) {
   char *to = static_cast<char *>(dst);
   const char *from = static_cast<const char *>(src);
   const int ranks = n->ranks;
@@ -241,8 +268,10 @@ int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, co
     return group([&] {
       ncclResult_t r = ncclSuccess;
       for (int i = 0; i < ranks && !wrong(r); i++) {
-        if (send_bytes[i] > 0) r = ncclSend(from + send_at[i], static_cast<size_t>(send_bytes[i]), ncclInt8, i, c, s->s);
-        if (recv_bytes[i] > 0 && !wrong(r)) r = ncclRecv(to + recv_at[i], static_cast<size_t>(recv_bytes[i]), ncclInt8, i, c, s->s);
+        if (send_bytes[i] > 0)
+          r = ncclSend(from + send_at[i], static_cast<size_t>(send_bytes[i]), ncclInt8, i, c, s->s);
+        if (recv_bytes[i] > 0 && !wrong(r))
+          r = ncclRecv(to + recv_at[i], static_cast<size_t>(recv_bytes[i]), ncclInt8, i, c, s->s);
       }
       return r;
     });
@@ -250,27 +279,46 @@ int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, co
 }
 
 int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t count, int32_t dtype, int32_t how) {
-  static const struct { int32_t dtype; ncclDataType_t type; bool real; } types[] = {
-      {ULY_F32, ncclFloat32, true}, {ULY_F64, ncclFloat64, true}, {ULY_BF16, ncclBfloat16, true}, {ULY_I32, ncclInt32, false}, {ULY_I64, ncclInt64, false}};
+  static const struct {
+    int32_t dtype;
+    ncclDataType_t type;
+    bool real;
+  } types[] = {{ULY_F32, ncclFloat32, true},
+               {ULY_F64, ncclFloat64, true},
+               {ULY_BF16, ncclBfloat16, true},
+               {ULY_I32, ncclInt32, false},
+               {ULY_I64, ncclInt64, false}};
   static const ncclRedOp_t ops[] = {ncclSum, ncclMax, ncclMin};
-  if (how < 0 || how > 2 || count < 0) return fail(d, ULY_INVALID_ARGUMENT, "NCCL all-reduce of %lld elements by operation %d", (long long)count, how);
+  if (how < 0 || how > 2 || count < 0)
+    return fail(d, ULY_INVALID_ARGUMENT, "NCCL all-reduce of %lld elements by operation %d", (long long)count, how);
   for (const auto &t : types) {
     if (t.dtype != dtype) continue;
-    if (t.real && how != 0) return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce: its maximum and minimum of floating-point numbers lose a NaN: gather and reduce instead");
+    if (t.real && how != 0)
+      return fail(
+          d, ULY_UNSUPPORTED,
+          "NCCL all-reduce: its maximum and minimum of floating-point numbers lose a NaN: gather and reduce instead");
     if (count == 0) return ULY_OK;
-    return exchange(d, n, s, "all-reduce", [&](ncclComm_t c) { return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s); });
+    return exchange(d, n, s, "all-reduce", [&](ncclComm_t c) {
+      return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s);
+    });
   }
   return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce of type %d: F32, F64, BF16, I32 and I64 are served", dtype);
 }
 
 int32_t nccl_broadcast(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t bytes, int32_t root) {
-  if (root < 0 || root >= n->ranks || bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "NCCL broadcast of %lld bytes from rank %d of %d", (long long)bytes, root, n->ranks);
+  if (root < 0 || root >= n->ranks || bytes < 0)
+    return fail(d, ULY_INVALID_ARGUMENT, "NCCL broadcast of %lld bytes from rank %d of %d", (long long)bytes, root,
+                n->ranks);
   if (bytes == 0) return ULY_OK;
-  return exchange(d, n, s, "broadcast", [&](ncclComm_t c) { return ncclBroadcast(x, x, static_cast<size_t>(bytes), ncclInt8, root, c, s->s); });
+  return exchange(d, n, s, "broadcast", [&](ncclComm_t c) {
+    return ncclBroadcast(x, x, static_cast<size_t>(bytes), ncclInt8, root, c, s->s);
+  });
 }
 
-int32_t nccl_send_recv(uly_device *d, uly_nccl *n, uly_stream *s, void *recv, int64_t recv_bytes, int32_t from, const void *send, int64_t send_bytes, int32_t to) {
-  if (from >= n->ranks || to >= n->ranks) return fail(d, ULY_INVALID_ARGUMENT, "NCCL: receive from rank %d, send to rank %d of %d", from, to, n->ranks);
+int32_t nccl_send_recv(uly_device *d, uly_nccl *n, uly_stream *s, void *recv, int64_t recv_bytes, int32_t from,
+                       const void *send, int64_t send_bytes, int32_t to) {
+  if (from >= n->ranks || to >= n->ranks)
+    return fail(d, ULY_INVALID_ARGUMENT, "NCCL: receive from rank %d, send to rank %d of %d", from, to, n->ranks);
   const bool sends = to >= 0 && send_bytes > 0, receives = from >= 0 && recv_bytes > 0;
   if (!sends && !receives) return ULY_OK;
   return exchange(d, n, s, "send and receive", [&](ncclComm_t c) {

@@ -7,7 +7,8 @@
 
 #include <deque>
 
-// nccl_seconds reads a duration as Go writes it ("10m", "1h30m", "2.5s", "300ms"); 0 is without end; `otherwise` is for nothing and nonsense.
+// nccl_seconds reads a duration as Go writes it ("10m", "1h30m", "2.5s", "300ms"); 0 is without
+// end; `otherwise` is for nothing and nonsense.
 inline double nccl_seconds(const char *text, double otherwise) {
   if (!text || !*text) return otherwise;
   if (!strcmp(text, "0")) return 0;
@@ -19,7 +20,10 @@ inline double nccl_seconds(const char *text, double otherwise) {
     if (*end == '.')
       for (end++; isdigit(static_cast<unsigned char>(*end)); end++) x += (place /= 10) * (*end - '0');
     if (end == text) return otherwise;
-    static const struct { const char *name; double seconds; } units[] = {{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {"h", 3600}, {"m", 60}, {"s", 1}};
+    static const struct {
+      const char *name;
+      double seconds;
+    } units[] = {{"ms", 1e-3}, {"us", 1e-6}, {"ns", 1e-9}, {"h", 3600}, {"m", 60}, {"s", 1}};
     double scale = -1;
     for (const auto &u : units) {
       if (strncmp(end, u.name, strlen(u.name)) == 0) {
@@ -42,7 +46,7 @@ template <class Mark> struct Exchange {
 
 // Exchanges are those of a stream that have not ended, the oldest first, and marks to use again.
 template <class Mark> class Exchanges {
-public:
+ public:
   Exchange<Mark> take(const char *what) {
     Exchange<Mark> x;
     if (!spare.empty()) {
@@ -55,8 +59,9 @@ public:
   void give(const Exchange<Mark> &x) { spare.push_back(x); }
   void told(const Exchange<Mark> &x) { waiting.push_back(x); }
 
-  // look forgets what the stream has come past, and returns for how long looks have found the oldest exchange begun and not ended: what has
-  // not begun waits for this rank's own work, however long that takes.
+  // look forgets what the stream has come past, and returns for how long looks have found the
+  // oldest exchange begun and not ended: what has not begun waits for this rank's own work, however
+  // long that takes.
   template <class Passed> double look(double now, Passed passed) {
     while (!waiting.empty() && passed(waiting.front().after)) {
       spare.push_back(waiting.front());
@@ -74,7 +79,7 @@ public:
       for (auto &x : *list) f(x);
   }
 
-private:
+ private:
   std::deque<Exchange<Mark>> waiting, spare;
   double since = -1; // when the oldest was first found begun; < 0: it was not
 };

@@ -1,6 +1,7 @@
-// RMSNorm, forward and backward (Zhang & Sennrich 2019), of weights that are stored as they are or as their distance from a centre. A row is
-// held in registers by 16, 32 or 256 threads (a group); what is longer is read again. The gradient of the weight is summed by each block over
-// its part of the rows, and folded.
+// RMSNorm, forward and backward (Zhang & Sennrich 2019), of weights that are stored as they are or
+// as their distance from a centre. A row is held in registers by 16, 32 or 256 threads (a group);
+// what is longer is read again. The gradient of the weight is summed by each block over its part of
+// the rows, and folded.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -18,9 +19,10 @@ template <typename T> struct Forward {
   float eps, centre;
 };
 
-// A thread has M packs of the row; M = 0: any number, read again for the result, in kernels of which four blocks go to a multiprocessor: the
-// compiler, left alone, spills to have more.
-template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4) norm_forward(Forward<T> a) {
+// A thread has M packs of the row; M = 0: any number, read again for the result, in kernels of
+// which four blocks go to a multiprocessor: the compiler, left alone, spills to have more.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4)
+    norm_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   const int lane = threadIdx.x % G;
@@ -83,10 +85,12 @@ template <typename T> struct Backward {
   bool add;
 };
 
-// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x) (+ was, with add), of one pack; w is the weight and the centre.
+// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x) (+ was, with add), of one pack; w is the
+// weight and the centre.
 template <typename T, bool ALIGNED>
-__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const Pack<T, Wide<T>::LANES> &was, const T *w,
-                                              T *dx, int64_t left, float centre, float rstd, float mean, bool add) {
+__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy,
+                                              const Pack<T, Wide<T>::LANES> &was, const T *w, T *dx, int64_t left,
+                                              float centre, float rstd, float mean, bool add) {
   constexpr int K = Wide<T>::LANES;
   float v[K];
   load_some<ALIGNED, K>(w, left, v);
@@ -100,8 +104,9 @@ __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, 
 }
 
 // norm_dot adds Σ dy·w·x of one pack.
-template <typename T, bool ALIGNED>
-__device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy, const T *w, int64_t left, float centre) {
+template <typename T, bool ALIGNED> __device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x,
+                                                                              const Pack<T, Wide<T>::LANES> &dy,
+                                                                              const T *w, int64_t left, float centre) {
   constexpr int K = Wide<T>::LANES;
   float v[K], sum = 0;
   load_some<ALIGNED, K>(w, left, v);
@@ -110,9 +115,11 @@ __device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x, cons
   return sum;
 }
 
-// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the weight's gradient for its own columns. Of aligned rows
-// everything is asked for before the sum over the row, what dx is added to as well: memory answers once a row.
-template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M > 2 ? 1 : 2) norm_backward(Backward<T> a) {
+// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the
+// weight's gradient for its own columns. Of aligned rows everything is asked for before the sum
+// over the row, what dx is added to as well: memory answers once a row.
+template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M > 2 ? 1 : 2)
+    norm_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : G * M * K];
@@ -129,7 +136,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
       const int64_t n = r < end ? a.n : 0;
       int64_t t, h;
       a.rows.split(r, &t, &h);
-      const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
+      const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0],
+              *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
       T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
       const float rstd = n > 0 ? a.rstd[r] : 0.0f;
       Pack<T, K> xs[M], ds[M], was[M];
@@ -180,7 +188,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   }
 }
 
-// norm_backward_long writes dx of rows that registers do not hold; their weight's gradient is a sum over columns.
+// norm_backward_long writes dx of rows that registers do not hold; their weight's gradient is a sum
+// over columns.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 4) norm_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -215,7 +224,8 @@ template <typename T> struct NormRows {
   const T *x, *dy;
   const float *rstd;
   NormRows from(int64_t column) const { return {rows, x + column, dy + column, rstd}; }
-  template <bool ALIGNED> __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
+  template <bool ALIGNED>
+  __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
     int64_t t, h;
     rows.split(r, &t, &h);
     float g[K];
@@ -259,8 +269,11 @@ template <typename T> void forward_of(uly_stream *s, const uly_rmsnorm *p) {
   constexpr int K = Wide<T>::LANES;
   const uly_tensor *operands[] = {&p->x, &p->y};
   const int64_t n = p->x.shape[p->x.ndim - 1];
-  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data, (const T *)p->w.data, (T *)p->y.data, (float *)p->rstd.data, n, (float)p->eps, (float)p->centre};
-  const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
+  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data,  (const T *)p->w.data,
+                        (T *)p->y.data,    (float *)p->rstd.data, n,
+                        (float)p->eps,     (float)p->centre};
+  const bool aligned =
+      n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
   const int64_t packs = ceil_div(n, K);
   if (packs <= 16) start_forward<T, 16, 1>(s, a, aligned);
   else if (packs <= 32) start_forward<T, 32, 1>(s, a, aligned);
@@ -283,7 +296,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.RMSNormForward");
 }
 
-// start_backward gives each group some rows of a part, so that its partial sums are few beside them.
+// start_backward gives each group some rows of a part, so that its partial sums are few beside
+// them.
 template <typename T, int G, int M> void start_backward(uly_stream *s, Backward<T> &a, float *dw, bool aligned) {
   a.parts = parts_of(a.rows.rows, a.n, 16 * (BLOCK / G), s->scratch_bytes / 4);
   if (aligned) LAUNCH((norm_backward<T, G, M, true>), blocks_for(a.parts, 1), BLOCK, 0, s, a);
@@ -295,10 +309,19 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   constexpr int K = Wide<T>::LANES;
   const uly_tensor *operands[] = {&p->x, &p->dy, &p->dx};
   const int64_t n = p->x.shape[p->x.ndim - 1], packs = ceil_div(n, K);
-  Backward<T> a = {Rows(operands, 3), (const T *)p->x.data, (const T *)p->w.data, (const T *)p->dy.data, (const float *)p->rstd.data,
-                   (T *)p->dx.data, (float *)s->scratch, n, 0, (float)p->centre, p->add_dx != 0};
-  const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.dy) && aligned_rows<T>(a.rows, 2, a.dx) &&
-                       aligned16(a.w, sizeof(T));
+  Backward<T> a = {Rows(operands, 3),
+                   (const T *)p->x.data,
+                   (const T *)p->w.data,
+                   (const T *)p->dy.data,
+                   (const float *)p->rstd.data,
+                   (T *)p->dx.data,
+                   (float *)s->scratch,
+                   n,
+                   0,
+                   (float)p->centre,
+                   p->add_dx != 0};
+  const bool aligned = n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.dy) &&
+                       aligned_rows<T>(a.rows, 2, a.dx) && aligned16(a.w, sizeof(T));
   float *dw = (float *)p->dw.data;
   if (packs <= 16) return start_backward<T, 16, 1>(s, a, dw, aligned);
   if (packs <= 32) return start_backward<T, 32, 1>(s, a, dw, aligned);
@@ -307,7 +330,8 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   if (packs <= 512) return start_backward<T, 256, 2>(s, a, dw, aligned);
   if (packs <= 768) return start_backward<T, 256, 3>(s, a, dw, aligned);
   if (packs <= 1024) return start_backward<T, 256, 4>(s, a, dw, aligned);
-  start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw); // before dx, which may be dy
+  // before dx, which may be dy
+  start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((norm_backward_long<T, true>), grid, BLOCK, 0, s, a);
   else LAUNCH((norm_backward_long<T, false>), grid, BLOCK, 0, s, a);

@@ -1,4 +1,5 @@
-// AdamW and SGD: one pass over a flat array in which many parameters lie; where weights decay is looked up.
+// AdamW and SGD: one pass over a flat array in which many parameters lie; where weights decay is
+// looked up.
 #include <math.h>
 
 #include "check.h"
@@ -11,7 +12,8 @@ constexpr int BLOCK = 256, K = 4;
 // A Step is what an optimizer does to one element; Step::STATE is its floats beside the weight.
 struct AdamW {
   enum { STATE = 2 };
-  float grad, rest1, beta2, rest2, size, root, eps; // GradScale, 1 - β₁, β₂, 1 - β₂, lr/(1-β₁ᵗ), sqrt(1-β₂ᵗ)
+  // GradScale, 1 - β₁, β₂, 1 - β₂, lr/(1-β₁ᵗ), sqrt(1-β₂ᵗ)
+  float grad, rest1, beta2, rest2, size, root, eps;
   __device__ __forceinline__ float step(float w, float g, float (&state)[2], float keep) const {
     g *= grad;
     state[0] = fmaf(rest1, g - state[0], state[0]);
@@ -22,14 +24,16 @@ struct AdamW {
 struct SGD {
   enum { STATE = 0 };
   float rate; // lr·GradScale
-  __device__ __forceinline__ float step(float w, float g, float (&)[1], float keep) const { return w * keep - rate * g; }
+  __device__ __forceinline__ float step(float w, float g, float (&)[1], float keep) const {
+    return w * keep - rate * g;
+  }
 };
 
 struct Flat {
   float *w;
   const float *g;
   float *state[2];
-  bf16 *low; // or NULL
+  bf16 *low;  // or NULL
   float keep; // 1 - lr·wd
   bool aligned;
 };
@@ -79,26 +83,29 @@ template <typename S> __global__ void __launch_bounds__(BLOCK) update(S rule, Fl
 }
 
 // start_update launches once for every ULY_RANGES ranges.
-template <typename S> void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_range *decay, int64_t decays) {
+template <typename S>
+void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_range *decay, int64_t decays) {
   a.aligned = aligned16(a.w, 4) && aligned16(a.g, 4) && (uintptr_t)a.low % (K * sizeof(bf16)) == 0;
   for (int k = 0; k < S::STATE; k++) a.aligned = a.aligned && aligned16(a.state[k], 4);
   Ranges ranges;
   for (int64_t used = 0; ranges.to < n;) {
     ranges.next(decay, decays, n, &used);
-    if (ranges.to > ranges.from) LAUNCH(update<S>, blocks_for(ranges.to - ranges.from + K, BLOCK * K), BLOCK, 0, s, rule, a, ranges);
+    if (ranges.to > ranges.from)
+      LAUNCH(update<S>, blocks_for(ranges.to - ranges.from + K, BLOCK * K), BLOCK, 0, s, rule, a, ranges);
   }
 }
 
 // check_update looks at what both optimizers have beside the state.
-void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_tensor &low, const uly_range *decay, int64_t decays) {
+void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_tensor &low, const uly_range *decay,
+                  int64_t decays) {
   c.dense("w", w, ULY_F32, Shape(w));
   c.dense("g", g, ULY_F32, Shape(w));
   if (low.dtype) c.dense("low", low, ULY_BF16, Shape(w));
   int64_t at = 0;
   for (int64_t i = 0; decay && i < decays && !c.failed(); i++) {
     if (decay[i].lo < at || decay[i].hi < decay[i].lo || decay[i].hi > elements(w))
-      c.refuse("decay range [%lld, %lld) of %lld elements, after %lld: ranges ascend", (long long)decay[i].lo, (long long)decay[i].hi,
-               (long long)elements(w), (long long)at);
+      c.refuse("decay range [%lld, %lld) of %lld elements, after %lld: ranges ascend", (long long)decay[i].lo,
+               (long long)decay[i].hi, (long long)elements(w), (long long)at);
     at = decay[i].hi;
   }
 }
@@ -114,10 +121,19 @@ int32_t adamw(uly_device *d, uly_stream *s, const void *args) {
   if (a->step < 1) c.refuse("step %lld: steps count from 1", (long long)a->step);
   if (c.failed() || elements(a->w) == 0) return c.code;
   const double t = (double)a->step;
-  const AdamW rule = {(float)a->grad_scale, (float)(1 - a->beta1), (float)a->beta2, (float)(1 - a->beta2),
-                      (float)(a->lr / (1 - pow(a->beta1, t))), (float)sqrt(1 - pow(a->beta2, t)), (float)a->eps};
-  const Flat flat = {(float *)a->w.data, (const float *)a->g.data, {(float *)a->m.data, (float *)a->v.data}, low_of(a->low),
-                     (float)(1 - a->lr * a->weight_decay), false};
+  const AdamW rule = {(float)a->grad_scale,
+                      (float)(1 - a->beta1),
+                      (float)a->beta2,
+                      (float)(1 - a->beta2),
+                      (float)(a->lr / (1 - pow(a->beta1, t))),
+                      (float)sqrt(1 - pow(a->beta2, t)),
+                      (float)a->eps};
+  const Flat flat = {(float *)a->w.data,
+                     (const float *)a->g.data,
+                     {(float *)a->m.data, (float *)a->v.data},
+                     low_of(a->low),
+                     (float)(1 - a->lr * a->weight_decay),
+                     false};
   start_update(s, rule, flat, elements(a->w), a->decay, a->decays);
   return started(d, "cuda.AdamW");
 }
@@ -127,7 +143,12 @@ int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
   Check c(d, "SGD");
   check_update(c, a->w, a->g, a->low, a->decay, a->decays);
   if (c.failed() || elements(a->w) == 0) return c.code;
-  const Flat flat = {(float *)a->w.data, (const float *)a->g.data, {nullptr, nullptr}, low_of(a->low), (float)(1 - a->lr * a->weight_decay), false};
+  const Flat flat = {(float *)a->w.data,
+                     (const float *)a->g.data,
+                     {nullptr, nullptr},
+                     low_of(a->low),
+                     (float)(1 - a->lr * a->weight_decay),
+                     false};
   start_update(s, SGD{(float)(a->lr * a->grad_scale)}, flat, elements(a->w), a->decay, a->decays);
   return started(d, "cuda.SGD");
 }

@@ -1,5 +1,5 @@
-// The plug-in's table (kernels.h): opening the GPU, memory, streams, events, and which kernel serves an operation. Operations are in the
-// files of their rows.
+// The plug-in's table (kernels.h): opening the GPU, memory, streams, events, and which kernel
+// serves an operation. Operations are in the files of their rows.
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,8 @@
 namespace {
 
 #ifdef ULY_EMULATED
-int64_t scratch_of_a_stream() { return 1 << 20; } // little, so that tests come to what needs more than one piece of it
+// little, so that tests come to what needs more than one piece of it
+int64_t scratch_of_a_stream() { return 1 << 20; }
 #else
 int64_t scratch_of_a_stream() { return ULY_SCRATCH; }
 #endif
@@ -35,7 +36,10 @@ struct Device : uly_device {
 };
 Device *of(uly_device *d) { return static_cast<Device *>(d); }
 
-struct Operation { const char *name; int64_t bytes; };
+struct Operation {
+  const char *name;
+  int64_t bytes;
+};
 const Operation operations[ULY_OPS] = {
     {"copy", sizeof(uly_copy)},
     {"fill", sizeof(uly_fill)},
@@ -74,9 +78,10 @@ const Operation operations[ULY_OPS] = {
     {"sigmoid_gate_backward", sizeof(uly_sigmoid_gate_grad)},
 };
 
-const uly_row *const tables[] = {copy_rows,   elementwise_rows, reduce_rows, norm_rows, rope_rows,     swiglu_rows,
-                                 embedding_rows, loss_rows,     optimizer_rows, gemm_rows, attention_rows, delta_rows,
-                                 delta_fold_rows, gate_rows,    conv1d_rows, gated_norm_rows};
+const uly_row *const tables[] = {copy_rows,       elementwise_rows, reduce_rows,    norm_rows,
+                                 rope_rows,       swiglu_rows,      embedding_rows, loss_rows,
+                                 optimizer_rows,  gemm_rows,        attention_rows, delta_rows,
+                                 delta_fold_rows, gate_rows,        conv1d_rows,    gated_norm_rows};
 
 template <class F> void each_row(int32_t op, F f) {
   for (const uly_row *table : tables)
@@ -90,11 +95,24 @@ std::string rows_of(int32_t op) {
   return s;
 }
 
-// Errors after which CUDA answers every call of the process with the same error: those of which its header says that the process must be started again.
+// Errors after which CUDA answers every call of the process with the same error: those of which its
+// header says that the process must be started again.
 bool lasts(cudaError_t e) {
-  const int codes[] = {214 /* ECC */, 226 /* contained */, 700 /* illegal address */, 702 /* timeout */, 709 /* no context any more */, 710 /* assert */,
-                       714 /* hardware stack */, 715 /* illegal instruction */, 716 /* misaligned */, 717 /* address space */, 718 /* program counter */,
-                       719 /* launch failure */, 721 /* tensor memory */, 810 /* MPS */, 911 /* external device */};
+  const int codes[] = {214 /* ECC */,
+                       226 /* contained */,
+                       700 /* illegal address */,
+                       702 /* timeout */,
+                       709 /* no context any more */,
+                       710 /* assert */,
+                       714 /* hardware stack */,
+                       715 /* illegal instruction */,
+                       716 /* misaligned */,
+                       717 /* address space */,
+                       718 /* program counter */,
+                       719 /* launch failure */,
+                       721 /* tensor memory */,
+                       810 /* MPS */,
+                       911 /* external device */};
   for (int c : codes)
     if ((int)e == c) return true;
   return false;
@@ -102,8 +120,13 @@ bool lasts(cudaError_t e) {
 
 // enter makes the device's GPU the thread's.
 int32_t enter(uly_device *d) {
-  if (d->absent) return fail(d, ULY_DEVICE, "this GPU is not there: it answers for the memory and the kernels of operations, and for nothing else");
-  if (!of(d)->broken.empty()) return fail(d, ULY_DEVICE, "the GPU has failed before, and nothing runs on it until the process is started again: %s", of(d)->broken.c_str());
+  if (d->absent)
+    return fail(d, ULY_DEVICE,
+                "this GPU is not there: it answers for the memory and the kernels of operations, and for nothing else");
+  if (!of(d)->broken.empty())
+    return fail(d, ULY_DEVICE,
+                "the GPU has failed before, and nothing runs on it until the process is started again: %s",
+                of(d)->broken.c_str());
   return check(d, cudaSetDevice(d->ordinal), "choosing the GPU");
 }
 
@@ -113,9 +136,7 @@ template <class F> int32_t caught(uly_device *d, F f) {
     return f();
   } catch (const std::bad_alloc &) {
     return fail(d, ULY_OUT_OF_MEMORY, "the plug-in: no host memory");
-  } catch (const std::exception &e) {
-    return fail(d, ULY_INTERNAL, "the plug-in: %s", e.what());
-  } catch (...) {
+  } catch (const std::exception &e) { return fail(d, ULY_INTERNAL, "the plug-in: %s", e.what()); } catch (...) {
     return fail(d, ULY_INTERNAL, "the plug-in: an unknown exception");
   }
 }
@@ -137,21 +158,26 @@ std::string formatted(const char *format, va_list args) {
   return text;
 }
 
-// --- opening ----------------------------------------------------------------------------------------------------------------------------
+// --- opening
+// ----------------------------------------------------------------------------------------------------------------------------
 #ifndef ULY_EMULATED
 __global__ void nothing() {}
 #endif
 
 // has_kernels fails where the plug-in was not built for this GPU.
 int32_t has_kernels(Device *d) {
-  if (d->sm < 80) return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name, d->sm);
+  if (d->sm < 80)
+    return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name,
+                d->sm);
 #ifndef ULY_EMULATED
   cudaFuncAttributes attributes;
   const cudaError_t e = cudaFuncGetAttributes(&attributes, nothing);
   if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
-    return fail(d, ULY_UNSUPPORTED, "the plug-in was not built for %s (sm_%d); build it with make cuda GENCODE='-gencode arch=compute_%d,code=sm_%d'", d->name, d->sm,
-                d->sm, d->sm);
+    return fail(d, ULY_UNSUPPORTED,
+                "the plug-in was not built for %s (sm_%d); build it with make cuda GENCODE='-gencode "
+                "arch=compute_%d,code=sm_%d'",
+                d->name, d->sm, d->sm, d->sm);
   }
   TRY(check(d, e, "loading the plug-in's kernels"));
 #endif
@@ -163,8 +189,8 @@ int32_t attributes(Device *d) {
   TRY(check(d, cudaGetDeviceProperties(&p, d->ordinal), "asking for the GPU's properties"));
   put(d->name, sizeof d->name, p.name);
   auto *u = reinterpret_cast<const unsigned char *>(p.uuid.bytes);
-  snprintf(d->uuid, sizeof d->uuid, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9],
-           u[10], u[11], u[12], u[13], u[14], u[15]);
+  snprintf(d->uuid, sizeof d->uuid, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
+           u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
   d->bytes = (int64_t)p.totalGlobalMem;
   d->sm = p.major * 10 + p.minor;
   d->multiprocessors = p.multiProcessorCount;
@@ -188,16 +214,22 @@ int32_t read_pins(Device *d) {
       if (name == operations[i].name) op = i;
       names += (i ? ", " : "") + std::string(operations[i].name);
     }
-    if (op < 0) return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: '%s' names no operation (say operation=row); operations are %s", pin.c_str(), names.c_str());
+    if (op < 0)
+      return fail(d, ULY_INVALID_ARGUMENT,
+                  "ULYSSES_KERNEL: '%s' names no operation (say operation=row); operations are %s", pin.c_str(),
+                  names.c_str());
     each_row(op, [&](const uly_row &r) {
       if (row == r.name) d->pin[op] = &r;
     });
-    if (!d->pin[op]) return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: %s has no row '%s'; it has %s", name.c_str(), row.c_str(), rows_of(op).c_str());
+    if (!d->pin[op])
+      return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: %s has no row '%s'; it has %s", name.c_str(), row.c_str(),
+                  rows_of(op).c_str());
   }
   return ULY_OK;
 }
 
-// befriend lets kernels of one GPU reach memory of another that this process has open, where the hardware can.
+// befriend lets kernels of one GPU reach memory of another that this process has open, where the
+// hardware can.
 void befriend(int ordinal) {
   static std::mutex lock;
   static std::vector<int> open;
@@ -207,7 +239,8 @@ void befriend(int ordinal) {
     int pairs[2][2] = {{ordinal, other}, {other, ordinal}};
     for (auto &p : pairs) {
       int can = 0;
-      if (cudaDeviceCanAccessPeer(&can, p[0], p[1]) == cudaSuccess && can && cudaSetDevice(p[0]) == cudaSuccess) cudaDeviceEnablePeerAccess(p[1], 0);
+      if (cudaDeviceCanAccessPeer(&can, p[0], p[1]) == cudaSuccess && can && cudaSetDevice(p[0]) == cudaSuccess)
+        cudaDeviceEnablePeerAccess(p[1], 0);
       cudaGetLastError();
     }
   }
@@ -219,7 +252,8 @@ int32_t start(Device *d) {
   std::string why;
   int n = count_gpus(&why);
   if (n == 0) return fail(d, ULY_DEVICE, "%s", why.c_str());
-  if (d->ordinal < 0 || d->ordinal >= n) return fail(d, ULY_INVALID_ARGUMENT, "GPU %d does not exist: this process sees %d, counted from 0", d->ordinal, n);
+  if (d->ordinal < 0 || d->ordinal >= n)
+    return fail(d, ULY_INVALID_ARGUMENT, "GPU %d does not exist: this process sees %d, counted from 0", d->ordinal, n);
   TRY(check(d, cudaSetDevice(d->ordinal), "choosing the GPU"));
   TRY(attributes(d));
   TRY(has_kernels(d));
@@ -268,8 +302,7 @@ void api_close(uly_device *d) {
     for (auto &m : of(d)->memory) cudaFree(m.first);
     if (of(d)->setup) cudaStreamDestroy(of(d)->setup);
     cudaGetLastError();
-  } catch (...) {
-  }
+  } catch (...) {}
   delete of(d);
 }
 
@@ -296,7 +329,8 @@ int32_t api_info(uly_device *d, uly_info *out) {
   });
 }
 
-// --- memory -----------------------------------------------------------------------------------------------------------------------------
+// --- memory
+// -----------------------------------------------------------------------------------------------------------------------------
 int32_t allocate(Device *d, int64_t bytes, const char *what, void **out) {
   *out = nullptr;
   if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "%s: %lld bytes", what, (long long)bytes);
@@ -307,7 +341,8 @@ int32_t allocate(Device *d, int64_t bytes, const char *what, void **out) {
     *out = nullptr;
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    return fail(d, ULY_OUT_OF_MEMORY, "%s: %lld bytes do not fit on %s: %lld of its %lld bytes are free", what, (long long)bytes, d->name, (long long)free, (long long)total);
+    return fail(d, ULY_OUT_OF_MEMORY, "%s: %lld bytes do not fit on %s: %lld of its %lld bytes are free", what,
+                (long long)bytes, d->name, (long long)free, (long long)total);
   }
   return check(d, e, what);
 }
@@ -334,7 +369,8 @@ int32_t api_alloc(uly_device *d, int64_t bytes, void **out) {
 int32_t api_free(uly_device *d, void *p) {
   return guarded(d, [&] {
     if (!p) return (int32_t)ULY_OK;
-    if (!of(d)->memory.erase(static_cast<char *>(p))) return fail(d, ULY_INVALID_ARGUMENT, "Free: %p is not the start of memory of this device", p);
+    if (!of(d)->memory.erase(static_cast<char *>(p)))
+      return fail(d, ULY_INVALID_ARGUMENT, "Free: %p is not the start of memory of this device", p);
     return check(d, cudaFree(p), "Free");
   });
 }
@@ -347,7 +383,9 @@ int32_t api_alloc_host(uly_device *d, int64_t bytes, void **out) {
     cudaError_t e = cudaHostAlloc(out, n, cudaHostAllocPortable);
     if (e == cudaErrorMemoryAllocation) {
       cudaGetLastError();
-      return fail(d, ULY_OUT_OF_MEMORY, "pinned memory: the host does not give %lld bytes (ulimit -l, or the job's memory limit)", (long long)bytes);
+      return fail(d, ULY_OUT_OF_MEMORY,
+                  "pinned memory: the host does not give %lld bytes (ulimit -l, or the job's memory limit)",
+                  (long long)bytes);
     }
     TRY(check(d, e, "pinned memory"));
     memset(*out, 0, n); // what was freed before comes back as it was
@@ -359,7 +397,8 @@ int32_t api_free_host(uly_device *d, void *p) {
   return guarded(d, [&] { return p ? check(d, cudaFreeHost(p), "freeing pinned memory") : (int32_t)ULY_OK; });
 }
 
-// --- streams and events -----------------------------------------------------------------------------------------------------------------
+// --- streams and events
+// -----------------------------------------------------------------------------------------------------------------
 void destroy(uly_stream *s) {
   if (s->s && !s->wrapped) cudaStreamSynchronize(s->s), cudaStreamDestroy(s->s);
   if (s->scratch) cudaFree(s->scratch);
@@ -423,7 +462,10 @@ int32_t api_event_create(uly_device *d, int32_t shared, uly_event **out) {
   return guarded(d, [&] {
     *out = nullptr;
     auto *e = new uly_event;
-    int32_t code = check(d, cudaEventCreateWithFlags(&e->e, shared ? cudaEventDisableTiming | cudaEventInterprocess : cudaEventDisableTiming), "creating an event");
+    int32_t code = check(d,
+                         cudaEventCreateWithFlags(
+                             &e->e, shared ? cudaEventDisableTiming | cudaEventInterprocess : cudaEventDisableTiming),
+                         "creating an event");
     if (code == ULY_OK) *out = e;
     else delete e;
     return code;
@@ -449,7 +491,8 @@ int32_t api_event_query(uly_device *d, uly_event *e, int32_t *done) {
   return guarded(d, [&] { return is_done(d, cudaEventQuery(e->e), done, "asking an event"); });
 }
 
-// --- operations -------------------------------------------------------------------------------------------------------------------------
+// --- operations
+// -------------------------------------------------------------------------------------------------------------------------
 // choose finds the row that serves; null: none does.
 const uly_row *choose(Device *d, int32_t op, const void *args) {
   if (const uly_row *pin = d->pin[op]) return !pin->fits || pin->fits(d, args) ? pin : nullptr;
@@ -460,21 +503,27 @@ const uly_row *choose(Device *d, int32_t op, const void *args) {
   return found;
 }
 
-// unserved is the error of an operation that no row serves; the device's text is what the rows said of it.
+// unserved is the error of an operation that no row serves; the device's text is what the rows said
+// of it.
 int32_t unserved(Device *d, int32_t op) {
   const std::string why = d->text.empty() ? "" : ": " + d->text;
   if (d->pin[op])
-    return fail(d, ULY_UNSUPPORTED, "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s", operations[op].name, d->pin[op]->name, why.c_str(),
-                rows_of(op).c_str());
-  return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", operations[op].name, why.c_str(), rows_of(op).c_str());
+    return fail(d, ULY_UNSUPPORTED,
+                "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s",
+                operations[op].name, d->pin[op]->name, why.c_str(), rows_of(op).c_str());
+  return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", operations[op].name,
+              why.c_str(), rows_of(op).c_str());
 }
 
 int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, int64_t args_bytes) {
   return guarded(d, [&] {
     if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
     const Operation &o = operations[op];
-    if (s->wrapped) return fail(d, ULY_INVALID_ARGUMENT, "%s: on a stream of the program's own, which is for order alone", o.name);
-    if (args_bytes != o.bytes) return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes, (long long)o.bytes);
+    if (s->wrapped)
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: on a stream of the program's own, which is for order alone", o.name);
+    if (args_bytes != o.bytes)
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes,
+                  (long long)o.bytes);
     d->text.clear();
     const uly_row *row = choose(of(d), op, args);
     return row ? row->run(d, s, args) : unserved(of(d), op);
@@ -507,7 +556,8 @@ int32_t api_kernel_of(uly_device *d, int32_t op, const void *args, const char **
   });
 }
 
-// --- functions of other files, guarded ------------------------------------------------------------------------------------------------
+// --- functions of other files, guarded
+// ------------------------------------------------------------------------------------------------
 template <auto function, class... A> int32_t forwarded(uly_device *d, A... a) {
   return guarded(d, [&] { return function(d, a...); });
 }
@@ -517,18 +567,14 @@ int32_t api_nccl_abort(uly_device *d, uly_nccl *n) {
   try {
     cudaSetDevice(d->ordinal);
     return nccl_abort(d, n);
-  } catch (...) {
-    return ULY_INTERNAL;
-  }
+  } catch (...) { return ULY_INTERNAL; }
 }
 
 int32_t api_nccl_error(uly_device *d, uly_nccl *n, char *text, int64_t text_bytes) {
   try {
     cudaSetDevice(d->ordinal);
     return nccl_error(d, n, text, text_bytes);
-  } catch (...) {
-    return ULY_INTERNAL;
-  }
+  } catch (...) { return ULY_INTERNAL; }
 }
 
 const uly_cuda_api table = {
@@ -604,7 +650,11 @@ int32_t check(uly_device *d, cudaError_t e, const char *what) {
     text += " (of this operation, or of one before it: CUDA_LAUNCH_BLOCKING=1 tells)";
     if (of(d)->broken.empty()) of(d)->broken = text;
   }
-  return fail(d, e == cudaErrorMemoryAllocation ? ULY_OUT_OF_MEMORY : e == cudaErrorNotSupported ? ULY_UNSUPPORTED : ULY_DEVICE, "%s", text.c_str());
+  return fail(d,
+              e == cudaErrorMemoryAllocation ? ULY_OUT_OF_MEMORY
+              : e == cudaErrorNotSupported   ? ULY_UNSUPPORTED
+                                             : ULY_DEVICE,
+              "%s", text.c_str());
 }
 
 extern "C" __attribute__((visibility("default"))) const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) {

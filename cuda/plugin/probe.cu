@@ -6,14 +6,15 @@
 
 #include "libraries.h"
 
-// count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for first: without it, the runtime speaks of a
-// driver that is too old.
+// count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for
+// first: without it, the runtime speaks of a driver that is too old.
 int count_gpus(std::string *why) {
   if (!emulated) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver) {
       const char *e = dlerror();
-      *why = std::string("no CUDA driver: ") + (e ? e : "libcuda.so.1 does not load") + "; run on a node with an NVIDIA GPU and its driver (nvidia-smi shows it)";
+      *why = std::string("no CUDA driver: ") + (e ? e : "libcuda.so.1 does not load") +
+             "; run on a node with an NVIDIA GPU and its driver (nvidia-smi shows it)";
       return 0;
     }
   }
@@ -27,8 +28,10 @@ int count_gpus(std::string *why) {
     cudaDriverGetVersion(&have);
     cudaRuntimeGetVersion(&need);
     char text[256];
-    snprintf(text, sizeof text, "the CUDA driver is too old: it serves CUDA %d.%d, and the plug-in needs %d.%d; install driver 580 or newer", have / 1000, have % 1000 / 10,
-             need / 1000, need % 1000 / 10);
+    snprintf(
+        text, sizeof text,
+        "the CUDA driver is too old: it serves CUDA %d.%d, and the plug-in needs %d.%d; install driver 580 or newer",
+        have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
     *why = text;
   } else if (e == cudaErrorNoDevice || e == cudaSuccess) {
     *why = "no GPU is visible to this process";

@@ -1,22 +1,28 @@
-// What processes on one machine share by CUDA IPC: whole allocations, and events. The protocol between them is cuda/ipc.go's.
+// What processes on one machine share by CUDA IPC: whole allocations, and events. The protocol
+// between them is cuda/ipc.go's.
 #include "processes.h"
 
 #include <string.h>
 
 #include "guest.h"
 
-static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE, "handles go between processes as they are");
+static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE,
+              "handles go between processes as they are");
 
 int32_t memory_handle(uly_device *d, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes) {
   char *base = nullptr;
   const bool own = allocation(d, p, &base, bytes);
-  if (!own && !memory_range(p, &base, bytes)) return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", p);
+  if (!own && !memory_range(p, &base, bytes))
+    return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", p);
   cudaIpcMemHandle_t h;
   const cudaError_t e = cudaIpcGetMemHandle(&h, base);
   if (!own && e == cudaErrorInvalidValue) {
     cudaGetLastError();
-    return fail(d, ULY_UNSUPPORTED, "a handle of memory: %p is of an allocator whose memory other processes cannot map (a pool, or expandable segments): use memory of "
-                "cudaMalloc, or another way than ipc", p);
+    return fail(d, ULY_UNSUPPORTED,
+                "a handle of memory: %p is of an allocator whose memory other processes cannot map (a pool, or "
+                "expandable segments): use memory of "
+                "cudaMalloc, or another way than ipc",
+                p);
   }
   TRY(check(d, e, "a handle of memory"));
   memcpy(handle, &h, sizeof h);
@@ -31,7 +37,9 @@ int32_t memory_open(uly_device *d, const char handle[ULY_HANDLE], void **out) {
   return check(d, cudaIpcOpenMemHandle(out, h, cudaIpcMemLazyEnablePeerAccess), "mapping memory of another process");
 }
 
-int32_t memory_close(uly_device *d, void *p) { return check(d, cudaIpcCloseMemHandle(p), "unmapping memory of another process"); }
+int32_t memory_close(uly_device *d, void *p) {
+  return check(d, cudaIpcCloseMemHandle(p), "unmapping memory of another process");
+}
 
 int32_t event_handle(uly_device *d, uly_event *e, char handle[ULY_HANDLE]) {
   cudaIpcEventHandle_t h;
@@ -54,5 +62,6 @@ int32_t event_open(uly_device *d, const char handle[ULY_HANDLE], uly_event **out
 
 int32_t copy_bytes(uly_device *d, uly_stream *s, void *dst, const void *src, int64_t bytes) {
   if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "copying %lld bytes", (long long)bytes);
-  return bytes ? check(d, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->s), "copying bytes") : (int32_t)ULY_OK;
+  return bytes ? check(d, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->s), "copying bytes")
+               : (int32_t)ULY_OK;
 }

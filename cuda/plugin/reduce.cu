@@ -1,4 +1,5 @@
-// ColumnSum, Sum, SumSquares, and the sum over ranks whose memory is mapped. All add in an order that shapes decide.
+// ColumnSum, Sum, SumSquares, and the sum over ranks whose memory is mapped. All add in an order
+// that shapes decide.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -12,7 +13,8 @@ template <typename T> struct PlainRows {
   const T *x;
   int64_t stride;
   PlainRows from(int64_t column) const { return {x + column, stride}; }
-  template <bool ALIGNED> __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
+  template <bool ALIGNED>
+  __device__ __forceinline__ void get(int64_t r, int64_t column, int64_t left, float (&v)[K]) const {
     load_some<ALIGNED, K>(x + r * stride + column, left, v);
   }
 };
@@ -35,8 +37,10 @@ int32_t column_sum(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.ColumnSum");
 }
 
-// sum_part leaves the sum of a piece of x in partial. Element i belongs to the same thread and chain whether x is aligned or not.
-template <bool SQUARES> __global__ void __launch_bounds__(BLOCK) sum_part(const float *x, int64_t n, int64_t piece, bool aligned, double *partial) {
+// sum_part leaves the sum of a piece of x in partial. Element i belongs to the same thread and
+// chain whether x is aligned or not.
+template <bool SQUARES> __global__ void __launch_bounds__(BLOCK)
+    sum_part(const float *x, int64_t n, int64_t piece, bool aligned, double *partial) {
   __shared__ double room[BLOCK / 32];
   const int64_t lo = (int64_t)blockIdx.x * piece, hi = least(n, lo + piece);
   double sum[4] = {0, 0, 0, 0};
@@ -78,16 +82,24 @@ int32_t sum_of(uly_device *d, uly_stream *s, const uly_sum *a, const char *op, b
   return started(d, squares ? "cuda.SumSquares" : "cuda.Sum");
 }
 
-int32_t sum(uly_device *d, uly_stream *s, const void *args) { return sum_of(d, s, (const uly_sum *)args, "Sum", false); }
-int32_t sum_squares(uly_device *d, uly_stream *s, const void *args) { return sum_of(d, s, (const uly_sum *)args, "SumSquares", true); }
+int32_t sum(uly_device *d, uly_stream *s, const void *args) {
+  return sum_of(d, s, (const uly_sum *)args, "Sum", false);
+}
+int32_t sum_squares(uly_device *d, uly_stream *s, const void *args) {
+  return sum_of(d, s, (const uly_sum *)args, "SumSquares", true);
+}
 
 struct Ranks {
   const void *src[ULY_MAX_RANKS];
 };
 
 // What ranks' values are added in.
-template <typename T> struct Sums { typedef T In; };
-template <> struct Sums<bf16> { typedef float In; };
+template <typename T> struct Sums {
+  typedef T In;
+};
+template <> struct Sums<bf16> {
+  typedef float In;
+};
 template <typename A, typename T> __device__ __forceinline__ A value_of(T x) { return (A)x; }
 template <> __device__ __forceinline__ float value_of<float, bf16>(bf16 x) { return widen(x); }
 template <typename T, typename A> __device__ __forceinline__ T of_value(A x) { return (T)x; }
@@ -99,8 +111,10 @@ template <int HOW, typename A> __device__ __forceinline__ A joined(A x, A v) {
   return (HOW == MAX ? v > x : v < x) || v != v ? v : x; // a NaN stays
 }
 
-// rank_sum_flat: dst may be one of src, so that a thread reads all values of an element before it writes.
-template <typename T, int HOW, int K> __global__ void __launch_bounds__(BLOCK) rank_sum_flat(T *dst, Ranks r, int ranks, int64_t units) {
+// rank_sum_flat: dst may be one of src, so that a thread reads all values of an element before it
+// writes.
+template <typename T, int HOW, int K> __global__ void __launch_bounds__(BLOCK)
+    rank_sum_flat(T *dst, Ranks r, int ranks, int64_t units) {
   typedef typename Sums<T>::In A;
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < units; i += stride) {
@@ -134,9 +148,9 @@ template <typename T, int HOW> void start_rank_sum(uly_stream *s, const uly_rank
 
 template <typename T> void rank_sum_of(uly_stream *s, const uly_rank_sum *a) {
   switch (a->how) {
-  case SUM: return start_rank_sum<T, SUM>(s, a);
-  case MAX: return start_rank_sum<T, MAX>(s, a);
-  default: return start_rank_sum<T, MIN>(s, a);
+    case SUM: return start_rank_sum<T, SUM>(s, a);
+    case MAX: return start_rank_sum<T, MAX>(s, a);
+    default: return start_rank_sum<T, MIN>(s, a);
   }
 }
 
@@ -151,15 +165,18 @@ int32_t rank_sum(uly_device *d, uly_stream *s, const void *args) {
   if (!memory && a->n > 0) c.refuse("%lld elements without memory", (long long)a->n);
   bool aligned = !misaligned(a->dst, a->dtype);
   for (int k = 0; k < a->ranks && !c.failed(); k++) aligned = aligned && !misaligned(a->src[k], a->dtype);
-  if (!aligned) c.refuse("%s: addresses must be multiples of the type's %lld bytes", name_of(a->dtype), (long long)size_of(a->dtype));
+  if (!aligned)
+    c.refuse("%s: addresses must be multiples of the type's %lld bytes", name_of(a->dtype),
+             (long long)size_of(a->dtype));
   if (c.failed() || a->n == 0) return c.code;
   switch (a->dtype) {
-  case ULY_F32: rank_sum_of<float>(s, a); break;
-  case ULY_BF16: rank_sum_of<bf16>(s, a); break;
-  case ULY_F64: rank_sum_of<double>(s, a); break;
-  case ULY_I32: rank_sum_of<int32_t>(s, a); break;
-  case ULY_I64: rank_sum_of<int64_t>(s, a); break;
-  default: return fail(d, ULY_UNSUPPORTED, "cuda.RankSum: %s: sums are of F32, BF16, F64, I32 and I64", name_of(a->dtype));
+    case ULY_F32: rank_sum_of<float>(s, a); break;
+    case ULY_BF16: rank_sum_of<bf16>(s, a); break;
+    case ULY_F64: rank_sum_of<double>(s, a); break;
+    case ULY_I32: rank_sum_of<int32_t>(s, a); break;
+    case ULY_I64: rank_sum_of<int64_t>(s, a); break;
+    default:
+      return fail(d, ULY_UNSUPPORTED, "cuda.RankSum: %s: sums are of F32, BF16, F64, I32 and I64", name_of(a->dtype));
   }
   return started(d, "cuda.RankSum");
 }

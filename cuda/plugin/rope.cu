@@ -1,4 +1,5 @@
-// Rotary embeddings (Su et al. 2021): the table of angles, and the rotation of heads by it, which may be normalized before.
+// Rotary embeddings (Su et al. 2021): the table of angles, and the rotation of heads by it, which
+// may be normalized before.
 #include "check.h"
 #include "values.h"
 
@@ -6,9 +7,11 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-// rope_table: the angle and its sine and cosine are in double precision: at position 10⁶ a float angle is wrong by 0.06.
+// rope_table: the angle and its sine and cosine are in double precision: at position 10⁶ a float
+// angle is wrong by 0.06.
 __global__ void __launch_bounds__(BLOCK)
-    rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half, Divider by, bool narrow, double scale) {
+    rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half,
+               Divider by, bool narrow, double scale) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += stride) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / half;
@@ -28,8 +31,9 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   c.dense("cos", a->cos, ULY_F32, {tokens, half});
   c.dense("sin", a->sin, ULY_F32, {tokens, half});
   if (c.failed() || n == 0) return c.code;
-  LAUNCH(rope_table, blocks_for(n, BLOCK), BLOCK, 0, s, (const int32_t *)a->positions.data, (const float *)a->freq.data, (float *)a->cos.data,
-         (float *)a->sin.data, n, half, Divider(half), is_narrow(n), a->scale == 0 ? 1.0 : a->scale);
+  LAUNCH(rope_table, blocks_for(n, BLOCK), BLOCK, 0, s, (const int32_t *)a->positions.data, (const float *)a->freq.data,
+         (float *)a->cos.data, (float *)a->sin.data, n, half, Divider(half), is_narrow(n),
+         a->scale == 0 ? 1.0 : a->scale);
   return started(d, "cuda.RopeTable");
 }
 
@@ -38,14 +42,16 @@ template <typename T> struct Turned {
   const T *x;
   T *y;
   const float *cosine, *sine;
-  int64_t half, pairs, each, units; // pairs: units of a head that are pairs; each: all its units; units: of all heads
+  // pairs: units of a head that are pairs; each: all its units; units: of all heads
+  int64_t half, pairs, each, units;
   Divider by;
   bool narrow;
   float sign;
 };
 
 // turn_pairs turns K pairs by their angles.
-template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine, const float *sine, float sign, float (&p)[K], float (&q)[K]) {
+template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine, const float *sine, float sign,
+                                                            float (&p)[K], float (&q)[K]) {
   float c[K], s[K];
   load<K>(cosine, c);
   load<K>(sine, s);
@@ -57,7 +63,8 @@ template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine,
   }
 }
 
-// rope_units: a unit is K pairs of a head, or K of the features that are copied. y may be x: a pair is read before it is written.
+// rope_units: a unit is K pairs of a head, or K of the features that are copied. y may be x: a pair
+// is read before it is written.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(Turned<T> a) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < a.units; i += stride) {
@@ -86,7 +93,8 @@ template <typename T> struct Normed {
   float eps, centre;
 };
 
-// rope_normed: RMSNorm of a head by a group of threads, which then turn it; what they read again is near. y may be x.
+// rope_normed: RMSNorm of a head by a group of threads, which then turn it; what they read again is
+// near. y may be x.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(Turned<T> a, Normed<T> b) {
   constexpr int G = 16, GROUPS = BLOCK / G;
   const int lane = threadIdx.x % G;
@@ -151,10 +159,12 @@ template <typename T> void rope_of(uly_stream *s, const uly_rope *p) {
   a.cosine = (const float *)p->cos.data, a.sine = (const float *)p->sin.data;
   a.half = p->cos.shape[1];
   a.sign = p->inverse ? -1.0f : 1.0f;
-  const Normed<T> b = {(const T *)p->w.data, (float *)p->rstd.data, p->x.shape[2], p->rstd.stride[0], (float)p->eps, (float)p->centre};
+  const Normed<T> b = {(const T *)p->w.data, (float *)p->rstd.data, p->x.shape[2],
+                       p->rstd.stride[0],    (float)p->eps,         (float)p->centre};
   const int64_t copied = p->x.data == p->y.data && !b.w ? 0 : p->x.shape[2] - 2 * a.half;
   const bool table = (uintptr_t)a.cosine % (4 * K) == 0 && (uintptr_t)a.sine % (4 * K) == 0;
-  const bool aligned = a.half % K == 0 && copied % K == 0 && table && aligned16(a.x, sizeof(T), a.rows.token[0], a.rows.head[0]) &&
+  const bool aligned = a.half % K == 0 && copied % K == 0 && table &&
+                       aligned16(a.x, sizeof(T), a.rows.token[0], a.rows.head[0]) &&
                        aligned16(a.y, sizeof(T), a.rows.token[1], a.rows.head[1]) && (uintptr_t)b.w % 16 == 0;
   if (aligned) start_rope<T, K>(s, a, b, copied);
   else start_rope<T, 1>(s, a, b, copied);

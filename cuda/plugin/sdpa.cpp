@@ -1,5 +1,5 @@
-// Attention by cuDNN's graphs (its frontend, version 1): BF16, forward and backward. What it is asked for is in sdpa_shape.h; a plan is built when
-// a shape is first seen, and kept.
+// Attention by cuDNN's graphs (its frontend, version 1): BF16, forward and backward. What it is
+// asked for is in sdpa_shape.h; a plan is built when a shape is first seen, and kept.
 #include "sdpa.h"
 
 #pragma GCC diagnostic push
@@ -34,25 +34,33 @@ struct hash {
 
 // describe makes the graph of a shape.
 class describe {
-public:
+ public:
   describe(const sdpa_shape &shape, Graph &graph) : s(shape), g(graph) {
-    g.set_io_data_type(fe::DataType_t::BFLOAT16).set_intermediate_data_type(fe::DataType_t::FLOAT).set_compute_data_type(fe::DataType_t::FLOAT);
+    g.set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
     if (s.packed) {
       lengths_q = array("lengths_q", LENGTHS_Q, s.b, fe::DataType_t::INT32);
       lengths_k = array("lengths_k", LENGTHS_K, s.b, fe::DataType_t::INT32);
-      for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++) offsets[i] = array("offsets", OFFSETS + i, s.b + 1, fe::DataType_t::INT64);
+      for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++)
+        offsets[i] = array("offsets", OFFSETS + i, s.b + 1, fe::DataType_t::INT64);
     }
     if (s.backward) backward();
     else forward();
   }
 
-private:
+ private:
   const sdpa_shape &s;
   Graph &g;
   Tensor lengths_q, lengths_k, offsets[SDPA_OFFSETS];
 
   Tensor array(const char *name, int64_t uid, int64_t n, fe::DataType_t type) {
-    return g.tensor(fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim({n, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(type));
+    return g.tensor(fe::graph::Tensor_attributes()
+                        .set_name(name)
+                        .set_uid(uid)
+                        .set_dim({n, 1, 1, 1})
+                        .set_stride({1, 1, 1, 1})
+                        .set_data_type(type));
   }
 
   // shape [documents, heads, tokens, width]
@@ -60,7 +68,8 @@ private:
     t->set_uid(uid).set_dim({s.b, heads, rows, width}).set_stride({rows * x.token, x.head, x.token, 1});
     if (s.packed) t->set_ragged_offset(offsets[which]);
   }
-  Tensor input(const char *name, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
+  Tensor input(const char *name, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width,
+               const sdpa_strides &x) {
     Tensor t = g.tensor(fe::graph::Tensor_attributes().set_name(name));
     lay(t, uid, which, heads, rows, width, x);
     return t;
@@ -78,13 +87,15 @@ private:
   template <class Options> void mask(Options &o) {
     o.set_attn_scale(s.scale);
     if (s.packed) o.set_padding_mask(true).set_seq_len_q(lengths_q).set_seq_len_kv(lengths_k);
-    o.set_diagonal_alignment(s.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT : fe::DiagonalAlignment_t::TOP_LEFT);
+    o.set_diagonal_alignment(s.bottom_right ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                            : fe::DiagonalAlignment_t::TOP_LEFT);
     if (s.causal) o.set_diagonal_band_right_bound(0);
     if (s.left) o.set_diagonal_band_left_bound(static_cast<int>(s.left));
   }
 
   void forward() {
-    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k), v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
+    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k),
+           v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
     auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
     mask(options);
     auto results = g.sdpa(q, k, v, options);
@@ -94,8 +105,10 @@ private:
   }
 
   void backward() {
-    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k), v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
-    Tensor out = input("out", OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out), dout = input("dout", DOUT, SDPA_DOUT, s.hq, s.sq, s.dv, s.dout);
+    Tensor q = input("q", Q, SDPA_Q, s.hq, s.sq, s.d, s.q), k = input("k", K, SDPA_K, s.hkv, s.sk, s.d, s.k),
+           v = input("v", V, SDPA_V, s.hkv, s.sk, s.dv, s.v);
+    Tensor out = input("out", OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out),
+           dout = input("dout", DOUT, SDPA_DOUT, s.hq, s.sq, s.dv, s.dout);
     Tensor stats = g.tensor(fe::graph::Tensor_attributes().set_name("stats"));
     lay_stats(stats);
     auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
@@ -126,7 +139,8 @@ struct plans : kept {
 };
 
 // build goes through cuDNN's steps, for the GPU of a handle or for one that `properties` describe.
-fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::shared_ptr<fe::DeviceProperties> properties, int sm) {
+fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::shared_ptr<fe::DeviceProperties> properties,
+                  int sm) {
   p.graph = std::make_shared<Graph>();
   Graph &g = *p.graph;
   if (properties) g.set_sm_version(sm).set_device_properties(properties);
@@ -193,7 +207,8 @@ struct part {
   plan *p;
 };
 
-// asked is the calls that cuDNN is asked for; none, with the reason, where one of them is not for it.
+// asked is the calls that cuDNN is asked for; none, with the reason, where one of them is not for
+// it.
 std::vector<part> asked(uly_device *d, const uly_attention &a) {
   if (!available(d, a)) return {};
   std::vector<part> parts;
@@ -214,14 +229,17 @@ std::vector<part> serving(uly_device *d, const uly_attention &a) {
   for (part &x : parts) {
     x.p = find(d, x.shape);
     // What was asked for before the documents were known has to do.
-    if (x.p && (x.shape.packed || x.shape.b > 1) && bytes_of(x.shape, *x.p) > sdpa_bound(x.shape)) x.p = no(d, "more workspace than is kept for documents");
+    if (x.p && (x.shape.packed || x.shape.b > 1) && bytes_of(x.shape, *x.p) > sdpa_bound(x.shape))
+      x.p = no(d, "more workspace than is kept for documents");
     if (!x.p) return {};
   }
   return parts;
 }
 
-// execute enqueues one part. `at` is the workspace behind the tables of documents, which it shares with the other parts.
-int32_t execute(uly_device *d, uly_stream *stream, const part &x, const AttentionLayout &tables, char *at, const char *op) {
+// execute enqueues one part. `at` is the workspace behind the tables of documents, which it shares
+// with the other parts.
+int32_t execute(uly_device *d, uly_stream *stream, const part &x, const AttentionLayout &tables, char *at,
+                const char *op) {
   const uly_attention &a = x.call;
   const sdpa_shape &s = x.shape;
   plan *p = x.p;
@@ -230,12 +248,15 @@ int32_t execute(uly_device *d, uly_stream *stream, const part &x, const Attentio
     TRY(sdpa_tables(d, stream, a, tables, s, at));
     p->pack[LENGTHS_Q] = at + mine.lengths_q;
     p->pack[LENGTHS_K] = at + mine.lengths_k;
-    for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++) p->pack[OFFSETS + i] = at + mine.offsets + 8 * i * (s.b + 1);
+    for (int i = 0; i < (s.backward ? SDPA_OFFSETS : SDPA_DOUT); i++)
+      p->pack[OFFSETS + i] = at + mine.offsets + 8 * i * (s.b + 1);
   }
   float *stats = reinterpret_cast<float *>(at + mine.stats);
   if (s.backward) TRY(sdpa_stats(d, stream, a, s, stats, true));
-  p->pack[Q] = a.q.data, p->pack[K] = a.k.data, p->pack[V] = a.v.data, p->pack[OUT] = a.out.data, p->pack[STATS] = stats;
-  if (s.backward) p->pack[DOUT] = a.dout.data, p->pack[DQ] = a.dq.data, p->pack[DK] = a.dk.data, p->pack[DV] = a.dv.data;
+  p->pack[Q] = a.q.data, p->pack[K] = a.k.data, p->pack[V] = a.v.data, p->pack[OUT] = a.out.data,
+  p->pack[STATS] = stats;
+  if (s.backward)
+    p->pack[DOUT] = a.dout.data, p->pack[DQ] = a.dq.data, p->pack[DK] = a.dk.data, p->pack[DV] = a.dv.data;
   fe::error_t e = p->graph->execute(static_cast<plans *>(libraries_of(d).sdpa)->handle, p->pack, at + mine.plan);
   if (e.is_bad()) return fail(d, ULY_DEVICE, "cuda.%s: cuDNN: %s", op, e.get_message().c_str());
   return s.backward ? ULY_OK : sdpa_stats(d, stream, a, s, stats, false);
@@ -249,11 +270,14 @@ int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const cha
   for (const part &x : parts) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
   const AttentionLayout tables = attention_layout(a, a.backward != 0);
   if (a.workspace.shape[0] < tables.tables + bytes)
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op, (long long)a.workspace.shape[0], (long long)(tables.tables + bytes));
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op,
+                (long long)a.workspace.shape[0], (long long)(tables.tables + bytes));
   cudnnStatus_t status = cudnnSetStream(static_cast<plans *>(libraries_of(d).sdpa)->handle, stream->s);
-  if (status != CUDNN_STATUS_SUCCESS) return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
+  if (status != CUDNN_STATUS_SUCCESS)
+    return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
   if (packed) TRY(attention_upload(d, stream, &a, tables, 128, 128));
-  for (const part &x : parts) TRY(execute(d, stream, x, tables, static_cast<char *>(a.workspace.data) + tables.tables, op));
+  for (const part &x : parts)
+    TRY(execute(d, stream, x, tables, static_cast<char *>(a.workspace.data) + tables.tables, op));
   return ULY_OK;
 }
 
@@ -273,8 +297,12 @@ int64_t sdpa_workspace(uly_device *d, const uly_attention *a) {
   return bytes;
 }
 
-int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *a) { return run(d, s, attention(a), "AttentionForward"); }
-int32_t sdpa_backward(uly_device *d, uly_stream *s, const void *a) { return run(d, s, attention(a), "AttentionBackward"); }
+int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *a) {
+  return run(d, s, attention(a), "AttentionForward");
+}
+int32_t sdpa_backward(uly_device *d, uly_stream *s, const void *a) {
+  return run(d, s, attention(a), "AttentionBackward");
+}
 
 bool sdpa_plan(const sdpa_shape &shape, const std::string &properties, int sm, int64_t *workspace, std::string *text) {
   if (!library_open(LIB_CUDNN)) {

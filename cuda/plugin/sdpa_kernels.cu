@@ -27,11 +27,18 @@ static __global__ void __launch_bounds__(THREADS) tables(TableArgs a) {
   }
 }
 
-int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const AttentionLayout &l, const sdpa_shape &shape, char *at) {
+int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const AttentionLayout &l,
+                    const sdpa_shape &shape, char *at) {
   const char *w = static_cast<const char *>(a.workspace.data);
   const sdpa_layout mine = sdpa_lay(shape);
-  TableArgs t = {reinterpret_cast<const int64_t *>(w + l.cu_q), reinterpret_cast<const int64_t *>(w + l.cu_k), l.documents, shape.b,
-                 reinterpret_cast<int32_t *>(at + mine.lengths_q), reinterpret_cast<int32_t *>(at + mine.lengths_k), reinterpret_cast<int64_t *>(at + mine.offsets), {}};
+  TableArgs t = {reinterpret_cast<const int64_t *>(w + l.cu_q),
+                 reinterpret_cast<const int64_t *>(w + l.cu_k),
+                 l.documents,
+                 shape.b,
+                 reinterpret_cast<int32_t *>(at + mine.lengths_q),
+                 reinterpret_cast<int32_t *>(at + mine.lengths_k),
+                 reinterpret_cast<int64_t *>(at + mine.offsets),
+                 {}};
   for (int i = 0; i < SDPA_OFFSETS; i++) t.token[i] = sdpa_token(shape, i);
   LAUNCH(tables, blocks_for(shape.b + 1, THREADS), THREADS, 0, s, t);
   return started(d, "Attention: documents for cuDNN");
@@ -53,8 +60,11 @@ static __global__ void __launch_bounds__(THREADS) stats(StatsArgs a) {
   }
 }
 
-int32_t sdpa_stats(uly_device *d, uly_stream *s, const uly_attention &a, const sdpa_shape &shape, float *at, bool to_stats) {
-  const StatsArgs c = {static_cast<float *>(a.lse.data), at, a.lse.stride[0], a.lse.stride[1], shape.hq, shape.hq * a.q.shape[0], sdpa_statistics_of(shape), to_stats};
+int32_t sdpa_stats(uly_device *d, uly_stream *s, const uly_attention &a, const sdpa_shape &shape, float *at,
+                   bool to_stats) {
+  const StatsArgs c = {
+      static_cast<float *>(a.lse.data), at,      a.lse.stride[0], a.lse.stride[1], shape.hq, shape.hq * a.q.shape[0],
+      sdpa_statistics_of(shape),        to_stats};
   LAUNCH(stats, blocks_for(c.n, THREADS), THREADS, 0, s, c);
   return started(d, "Attention: LSE for cuDNN");
 }

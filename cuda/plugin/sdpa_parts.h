@@ -1,14 +1,18 @@
-// Query heads that are not spread evenly over key heads, as a rank has them whose share ends within a group: cuDNN knows no such call. It is cut along heads
-// into calls that it knows, which run one after another. A rank's share is at most three: the end of a group, whole groups, the beginning of one. No CUDA in
-// here, so that the host can test it.
+// Query heads that are not spread evenly over key heads, as a rank has them whose share ends within
+// a group: cuDNN knows no such call. It is cut along heads into calls that it knows, which run one
+// after another. A rank's share is at most three: the end of a group, whole groups, the beginning
+// of one. No CUDA in here, so that the host can test it.
 #pragma once
 
 #include <initializer_list>
 
 #include "attention_index.h"
 
-// sdpa_part is query heads [q, q + hq) over key heads [k, k + hkv), as many to each. A key head is in one part, so that its gradient is written once.
-struct sdpa_part { int64_t q, hq, k, hkv; };
+// sdpa_part is query heads [q, q + hq) over key heads [k, k + hkv), as many to each. A key head is
+// in one part, so that its gradient is written once.
+struct sdpa_part {
+  int64_t q, hq, k, hkv;
+};
 
 enum : int64_t { SDPA_PARTS = 8 };
 struct sdpa_parts {
@@ -16,10 +20,12 @@ struct sdpa_parts {
   sdpa_part part[SDPA_PARTS];
 };
 
-// sdpa_cut is NULL with the parts in order, else why there are none. kv_head is what the caller gave, not yet looked at.
+// sdpa_cut is NULL with the parts in order, else why there are none. kv_head is what the caller
+// gave, not yet looked at.
 inline const char *sdpa_cut(const uly_attention &a, sdpa_parts *parts) {
   *parts = {};
-  if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3 || a.out.ndim != 3) return "tensors of other axes than tokens, heads and features";
+  if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3 || a.out.ndim != 3)
+    return "tensors of other axes than tokens, heads and features";
   const int64_t hq = a.q.shape[1], hkv = a.k.shape[1];
   if (hq == 0 || hkv == 0) return "nothing to do";
   if (!a.kv_head) {
@@ -30,7 +36,8 @@ inline const char *sdpa_cut(const uly_attention &a, sdpa_parts *parts) {
   int64_t kv = 0;
   for (int64_t from = 0, to; from < hq; from = to, kv++) { // the query heads of one key head
     for (to = from; to < hq && a.kv_head[to] == kv; to++) {}
-    if (to == from) return "key heads that are left out, or out of order"; // nobody would write the gradient of one
+    // nobody would write the gradient of one
+    if (to == from) return "key heads that are left out, or out of order";
     sdpa_part *last = parts->n > 0 ? &parts->part[parts->n - 1] : nullptr;
     if (last && last->hq == last->hkv * (to - from)) {
       last->hq += to - from, last->hkv++;
@@ -46,7 +53,9 @@ inline const char *sdpa_cut(const uly_attention &a, sdpa_parts *parts) {
 inline uly_attention sdpa_part_of(uly_attention a, const sdpa_part &p) {
   auto heads = [](uly_tensor &t, int64_t from, int64_t n) {
     if (t.ndim < 2) return; // not given: gradients forward, and in a question for workspace
-    t.data = reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(t.data) + static_cast<uintptr_t>(t.stride[1]) * static_cast<uintptr_t>(from * size_of(t.dtype)));
+    t.data =
+        reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(t.data) +
+                                 static_cast<uintptr_t>(t.stride[1]) * static_cast<uintptr_t>(from * size_of(t.dtype)));
     t.shape[1] = n;
   };
   for (uly_tensor *t : {&a.q, &a.out, &a.lse, &a.dout, &a.dq}) heads(*t, p.q, p.hq);

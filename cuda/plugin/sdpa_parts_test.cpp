@@ -1,5 +1,6 @@
-// Attention that is cut along heads: the parts are all of it, each is even, and run one after another they leave what the whole leaves. A Go test compiles this
-// and runs it with the emulated plug-in, whose own kernels take the place of cuDNN's.
+// Attention that is cut along heads: the parts are all of it, each is even, and run one after
+// another they leave what the whole leaves. A Go test compiles this and runs it with the emulated
+// plug-in, whose own kernels take the place of cuDNN's.
 #include "sdpa_parts.h"
 
 #include <dlfcn.h>
@@ -9,14 +10,14 @@
 #include <vector>
 
 static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
+#define CHECK(ok, ...)               \
+  do {                               \
+    if (!(ok)) {                     \
       printf("line %d: ", __LINE__); \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
+      printf(__VA_ARGS__);           \
+      printf("\n");                  \
+      if (++failures > 20) exit(1);  \
+    }                                \
   } while (0)
 
 typedef long long ll;
@@ -43,10 +44,12 @@ static uly_attention question(const List &kv_head, int64_t hkv, bool turned = fa
 }
 
 static uintptr_t address(const uly_tensor &t, int64_t token, int64_t head) {
-  return reinterpret_cast<uintptr_t>(t.data) + static_cast<uintptr_t>((token * t.stride[0] + head * t.stride[1]) * size_of(t.dtype));
+  return reinterpret_cast<uintptr_t>(t.data) +
+         static_cast<uintptr_t>((token * t.stride[0] + head * t.stride[1]) * size_of(t.dtype));
 }
 
-// cut checks the parts of a list, of which all key heads are used: every head is in one, with its own key head and in its own memory. It returns how many.
+// cut checks the parts of a list, of which all key heads are used: every head is in one, with its
+// own key head and in its own memory. It returns how many.
 static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
   uly_attention a = question(kv_head, hkv, turned);
   sdpa_parts parts;
@@ -55,20 +58,28 @@ static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
   int64_t q = 0, k = 0;
   for (int64_t i = 0; i < parts.n; i++) {
     const sdpa_part &p = parts.part[i];
-    CHECK(p.q == q && p.k == k && p.hq > 0 && p.hkv > 0 && p.hq % p.hkv == 0, "part %lld is %lld:%lld from %lld:%lld", (ll)i, (ll)p.hq, (ll)p.hkv, (ll)p.q, (ll)p.k);
+    CHECK(p.q == q && p.k == k && p.hq > 0 && p.hkv > 0 && p.hq % p.hkv == 0, "part %lld is %lld:%lld from %lld:%lld",
+          (ll)i, (ll)p.hq, (ll)p.hkv, (ll)p.q, (ll)p.k);
     if (i > 0) CHECK(p.hq / p.hkv != parts.part[i - 1].hq / parts.part[i - 1].hkv, "parts that could be one");
     uly_attention b = sdpa_part_of(a, p);
     CHECK(b.q.shape[1] == p.hq && b.k.shape[1] == p.hkv && !b.kv_head, "a part of other heads");
-    for (int64_t h = 0; h < p.hq; h++) CHECK(kv_head[static_cast<size_t>(q + h)] == k + attention_kv_head(b, h), "query head %lld has another key head", (ll)(q + h));
+    for (int64_t h = 0; h < p.hq; h++)
+      CHECK(kv_head[static_cast<size_t>(q + h)] == k + attention_kv_head(b, h), "query head %lld has another key head",
+            (ll)(q + h));
     for (int64_t token : {0, 1, (1 << 20) - 1}) {
       for (size_t t = 0; t < 5; t++)
-        for (int64_t h = 0; h < p.hq; h++) CHECK(address(*queries(b)[t], token, h) == address(*queries(a)[t], token, q + h), "query head %lld lies elsewhere", (ll)(q + h));
+        for (int64_t h = 0; h < p.hq; h++)
+          CHECK(address(*queries(b)[t], token, h) == address(*queries(a)[t], token, q + h),
+                "query head %lld lies elsewhere", (ll)(q + h));
       for (size_t t = 0; t < 4; t++)
-        for (int64_t h = 0; h < p.hkv; h++) CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h), "key head %lld lies elsewhere", (ll)(k + h));
+        for (int64_t h = 0; h < p.hkv; h++)
+          CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h), "key head %lld lies elsewhere",
+                (ll)(k + h));
     }
     q += p.hq, k += p.hkv;
   }
-  CHECK(q == static_cast<int64_t>(kv_head.size()) && k == hkv, "%lld of %zu query heads, %lld of %lld key heads", (ll)q, kv_head.size(), (ll)k, (ll)hkv);
+  CHECK(q == static_cast<int64_t>(kv_head.size()) && k == hkv, "%lld of %zu query heads, %lld of %lld key heads", (ll)q,
+        kv_head.size(), (ll)k, (ll)hkv);
   return parts.n;
 }
 
@@ -82,7 +93,8 @@ static void shares() {
         const int64_t hkv = kv_head.back() + 1, n = cut(kv_head, hkv, lo % 2);
         bool even = (hi - lo) % hkv == 0;
         for (int64_t h = 0; even && h < hi - lo; h++) even = kv_head[static_cast<size_t>(h)] == h / ((hi - lo) / hkv);
-        CHECK(even ? n == 1 : n == 2 || n == 3, "heads %lld to %lld in groups of %lld: %lld calls", (ll)lo, (ll)hi, (ll)group, (ll)n);
+        CHECK(even ? n == 1 : n == 2 || n == 3, "heads %lld to %lld in groups of %lld: %lld calls", (ll)lo, (ll)hi,
+              (ll)group, (ll)n);
       }
   const int64_t llama = cut({0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}, 4), qwen = cut({0, 0, 0, 1}, 2);
   CHECK(llama == 3 && qwen == 2, "Llama on 3 ranks: %lld calls, Qwen2.5-7B on 8: %lld", (ll)llama, (ll)qwen);
@@ -97,7 +109,8 @@ static void refusals() {
     CHECK(why && strstr(why, want), "%zu heads: %s, want %s", kv_head.size(), why ? why : "served", want);
   };
   refused({0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}, 9, "more than 8");
-  for (const List &list : {List{0, 0, 2, 2}, {1, 1, 2, 2}, {0, 0, 1, 1}, {0, 1, 0, 2}, {-1, 0, 1, 2}, {0, 1, 2, 3}}) refused(list, 3, "left out");
+  for (const List &list : {List{0, 0, 2, 2}, {1, 1, 2, 2}, {0, 0, 1, 1}, {0, 1, 0, 2}, {-1, 0, 1, 2}, {0, 1, 2, 3}})
+    refused(list, 3, "left out");
   refused({}, 2, "nothing");
   refused({0}, 0, "nothing");
   uly_attention a = question({0, 0, 0, 0}, 2);
@@ -116,7 +129,8 @@ static void refusals() {
   CHECK(!b.dq.data && !b.dk.data && b.q.shape[1] == 1, "a question with gradients");
 }
 
-// --- run by the plug-in -------------------------------------------------------------------------------------------------------------------
+// --- run by the plug-in
+// -------------------------------------------------------------------------------------------------------------------
 
 static const uly_cuda_api *api;
 static uly_device *device;
@@ -136,11 +150,13 @@ static void begin(const char *plugin) {
   uint32_t have = 0;
   char text[512] = {};
   const uly_open how = {0, 0, "attention_forward=own,attention_backward=own"};
-  if (!(api = table(ULY_CUDA_ABI, &have)) || api->open(&how, &device, text, sizeof text) != ULY_OK) printf("%s: %s\n", plugin, text), exit(1);
+  if (!(api = table(ULY_CUDA_ABI, &have)) || api->open(&how, &device, text, sizeof text) != ULY_OK)
+    printf("%s: %s\n", plugin, text), exit(1);
   FINE(api->stream_create(device, &stream));
 }
 
-enum lay { TOKENS, APART, HEADS, LAYS }; // [T, H, D]; the same with gaps between heads and tokens; [H, T, D]
+// [T, H, D]; the same with gaps between heads and tokens; [H, T, D]
+enum lay { TOKENS, APART, HEADS, LAYS };
 
 // memory is a tensor and the gaps in it: random numbers, or, for a result, one byte over and over.
 struct memory {
@@ -150,7 +166,8 @@ struct memory {
     t->dtype = static_cast<uint8_t>(dtype), t->where = ULY_CUDA, t->ndim = width ? 3 : 2;
     const int64_t row = most(width, 1), gap = l == APART ? 8 : 0;
     t->shape[0] = tokens, t->shape[1] = heads, t->shape[2] = width;
-    t->stride[0] = l == HEADS ? row : heads * (row + gap) + gap, t->stride[1] = l == HEADS ? tokens * row : row + gap, t->stride[2] = 1;
+    t->stride[0] = l == HEADS ? row : heads * (row + gap) + gap, t->stride[1] = l == HEADS ? tokens * row : row + gap,
+    t->stride[2] = 1;
     bytes = size_of(dtype) * tokens * (heads * (row + gap) + gap);
     FINE(api->alloc_host(device, bytes, &host));
     FINE(api->alloc(device, bytes, &there));
@@ -181,9 +198,11 @@ static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, 
   const int64_t tq = cu_q.back(), tk = cu_k.back(), hq = static_cast<int64_t>(kv_head.size()), d = 16, dv = 24;
   uly_attention a = {};
   memory q, k, v, dout, out, lse, dq, dk, dgv, workspace;
-  q.take(&a.q, dtype, l, tq, hq, d, 1), k.take(&a.k, dtype, l, tk, hkv, d, 2), v.take(&a.v, dtype, l, tk, hkv, dv, 3), dout.take(&a.dout, dtype, l, tq, hq, dv, 4);
+  q.take(&a.q, dtype, l, tq, hq, d, 1), k.take(&a.k, dtype, l, tk, hkv, d, 2), v.take(&a.v, dtype, l, tk, hkv, dv, 3),
+      dout.take(&a.dout, dtype, l, tq, hq, dv, 4);
   out.take(&a.out, dtype, l, tq, hq, dv, 0), lse.take(&a.lse, ULY_F32, l, tq, hq, 0, 0);
-  dq.take(&a.dq, dtype, l, tq, hq, d, 0), dk.take(&a.dk, dtype, l, tk, hkv, d, 0), dgv.take(&a.dv, dtype, l, tk, hkv, dv, 0);
+  dq.take(&a.dq, dtype, l, tq, hq, d, 0), dk.take(&a.dk, dtype, l, tk, hkv, d, 0),
+      dgv.take(&a.dv, dtype, l, tk, hkv, dv, 0);
   a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = 3, a.kv_head = kv_head.data();
   a.left = a.right = -1, a.causal = 1, a.scale = 0.25;
   int64_t bytes[2] = {};
@@ -208,16 +227,20 @@ static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, 
   return {out.back(), lse.back(), dq.back(), dk.back(), dgv.back()};
 }
 
-// Own kernels' sums depend on lengths, head sizes and the mask alone: the parts leave the whole's bits, and nothing between them.
+// Own kernels' sums depend on lengths, head sizes and the mask alone: the parts leave the whole's
+// bits, and nothing between them.
 static void runs() {
   const char *const names[] = {"out", "lse", "dq", "dk", "dv"};
-  const std::vector<std::pair<List, int64_t>> lists = {{{0, 0, 0, 1}, 2}, {{0, 1, 1, 1, 2}, 3}, {{0, 1, 1, 2, 2, 3, 3, 3}, 4}, {{0, 0, 1, 1}, 2}};
+  const std::vector<std::pair<List, int64_t>> lists = {
+      {{0, 0, 0, 1}, 2}, {{0, 1, 1, 1, 2}, 3}, {{0, 1, 1, 2, 2, 3, 3, 3}, 4}, {{0, 0, 1, 1}, 2}};
   for (const auto &list : lists)
     for (int dtype : {ULY_F32, ULY_BF16})
       for (int l = 0; l < LAYS; l++) {
-        const auto whole = results(list.first, list.second, dtype, static_cast<lay>(l), false), parts = results(list.first, list.second, dtype, static_cast<lay>(l), true);
+        const auto whole = results(list.first, list.second, dtype, static_cast<lay>(l), false),
+                   parts = results(list.first, list.second, dtype, static_cast<lay>(l), true);
         for (size_t i = 0; i < whole.size(); i++)
-          CHECK(whole[i] == parts[i], "%s of %zu:%lld heads, type %d, layout %d: other bits in parts", names[i], list.first.size(), (ll)list.second, dtype, l);
+          CHECK(whole[i] == parts[i], "%s of %zu:%lld heads, type %d, layout %d: other bits in parts", names[i],
+                list.first.size(), (ll)list.second, dtype, l);
       }
   FINE(api->stream_destroy(device, stream));
   api->close(device);

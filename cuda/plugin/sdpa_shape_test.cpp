@@ -1,4 +1,5 @@
-// What cuDNN is told, against what attention is: its masks, as its documentation has them, leave the same keys. A Go test compiles and runs this.
+// What cuDNN is told, against what attention is: its masks, as its documentation has them, leave
+// the same keys. A Go test compiles and runs this.
 #include "sdpa_shape.h"
 
 #include <stdio.h>
@@ -8,26 +9,28 @@
 #include <vector>
 
 static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
+#define CHECK(ok, ...)               \
+  do {                               \
+    if (!(ok)) {                     \
       printf("line %d: ", __LINE__); \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
+      printf(__VA_ARGS__);           \
+      printf("\n");                  \
+      if (++failures > 20) exit(1);  \
+    }                                \
   } while (0)
 
 // A call whose tensors lie token by token, with `gap` elements after each token.
 struct call {
   uly_attention a = {};
   std::vector<int64_t> cu_q{0}, cu_k{0};
-  call(std::vector<int64_t> sq, std::vector<int64_t> sk, int64_t hq = 4, int64_t hkv = 2, int64_t d = 16, int64_t dv = 16, int64_t gap = 0) {
+  call(std::vector<int64_t> sq, std::vector<int64_t> sk, int64_t hq = 4, int64_t hkv = 2, int64_t d = 16,
+       int64_t dv = 16, int64_t gap = 0) {
     for (int64_t n : sq) cu_q.push_back(cu_q.back() + n);
     for (int64_t n : sk) cu_k.push_back(cu_k.back() + n);
     a.documents = static_cast<int64_t>(sq.size());
     a.left = a.right = -1, a.scale = 0.25, a.causal = 1;
-    a.q = tensor(cu_q.back(), hq, d, gap), a.k = tensor(cu_k.back(), hkv, d, gap), a.v = tensor(cu_k.back(), hkv, dv, gap), a.out = tensor(cu_q.back(), hq, dv, gap);
+    a.q = tensor(cu_q.back(), hq, d, gap), a.k = tensor(cu_k.back(), hkv, d, gap),
+    a.v = tensor(cu_k.back(), hkv, dv, gap), a.out = tensor(cu_q.back(), hq, dv, gap);
   }
   static uly_tensor tensor(int64_t tokens, int64_t heads, int64_t width, int64_t gap) {
     uly_tensor t = {};
@@ -66,15 +69,18 @@ static void masks() {
               int64_t keys = 0;
               for (int64_t j = 0; j < sk; j++) {
                 const int64_t at = i + sk - sq; // the definition, in device/ops.go
-                const bool sees = (!causal || j <= at) && (left < 0 || j >= at - left) && (right < 0 || j <= at + right);
+                const bool sees =
+                    (!causal || j <= at) && (left < 0 || j >= at - left) && (right < 0 || j <= at + right);
                 const int64_t row = i + (s.bottom_right ? sk - sq : 0); // cuDNN's
                 const bool told = (!s.causal || j <= row) && (!s.left || j + s.left > row);
                 keys += sees, same = same && sees == told, ahead = ahead || (sees && j > at);
               }
               empty = empty || keys == 0;
             }
-            CHECK(why || (same && !empty), "%lld x %lld, causal %d, window %lld %lld: another mask", (long long)sq, (long long)sk, causal, (long long)left, (long long)right);
-            CHECK(!why || empty || right > 0 || (left >= 0 && sq > sk), "%lld x %lld, causal %d, window %lld %lld: %s", (long long)sq, (long long)sk, causal, (long long)left, (long long)right, why);
+            CHECK(why || (same && !empty), "%lld x %lld, causal %d, window %lld %lld: another mask", (long long)sq,
+                  (long long)sk, causal, (long long)left, (long long)right);
+            CHECK(!why || empty || right > 0 || (left >= 0 && sq > sk), "%lld x %lld, causal %d, window %lld %lld: %s",
+                  (long long)sq, (long long)sk, causal, (long long)left, (long long)right, why);
             served += !why;
           }
   CHECK(served > 1000, "%d served", served);
@@ -84,34 +90,47 @@ static void packed() {
   call c({100, 0, 300, 7}, {100, 0, 300, 7}, 8, 2, 64, 32, 16);
   sdpa_shape s;
   const char *why = c.describe(&s);
-  CHECK(!why && s.packed && s.b == 4 && s.sq == 512 && s.sk == 512 && !s.bottom_right && s.tokens_q == 512, "three documents: %s", why ? why : "");
-  CHECK(s.q.token == 8 * 64 + 16 && s.q.head == 64 && sdpa_token(s, SDPA_V) == 2 * 32 + 16 && sdpa_token(s, SDPA_STATS) == 8, "strides");
+  CHECK(!why && s.packed && s.b == 4 && s.sq == 512 && s.sk == 512 && !s.bottom_right && s.tokens_q == 512,
+        "three documents: %s", why ? why : "");
+  CHECK(s.q.token == 8 * 64 + 16 && s.q.head == 64 && sdpa_token(s, SDPA_V) == 2 * 32 + 16 &&
+            sdpa_token(s, SDPA_STATS) == 8,
+        "strides");
   CHECK(sdpa_statistics_of(s).at(406, 7) == 406 * 8 + 7, "statistics");
   sdpa_shape other; // another packing, the same plan
-  CHECK(!call({200, 200, 7}, {200, 200, 7}, 8, 2, 64, 32, 16).describe(&other) && other.b == 4 && other.sq == 256, "buckets");
+  CHECK(!call({200, 200, 7}, {200, 200, 7}, 8, 2, 64, 32, 16).describe(&other) && other.b == 4 && other.sq == 256,
+        "buckets");
   CHECK(sdpa_statistics_of(other).at(406, 7) == 406 * 8 + 7, "statistics behind the longest document");
-  CHECK(!call({150, 250, 11}, {150, 250, 11}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0, "another packing needs another plan");
-  CHECK(!call({100, 200}, {100, 300}).describe(&s) && s.bottom_right && s.b == 2 && s.sq == 256 && s.sk == 512, "fewer queries than keys");
+  CHECK(!call({150, 250, 11}, {150, 250, 11}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0,
+        "another packing needs another plan");
+  CHECK(!call({100, 200}, {100, 300}).describe(&s) && s.bottom_right && s.b == 2 && s.sq == 256 && s.sk == 512,
+        "fewer queries than keys");
   std::vector<int64_t> many(8192, 2);
   many[5] = 3;
   CHECK(!call(many, many).describe(&s) && s.packed && s.b == 8192, "8192 documents");
   const sdpa_layout l = sdpa_lay(s);
-  CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b && l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
+  CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b &&
+            l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
         "parts of the workspace overlap");
-  for (int64_t at : {l.lengths_q, l.lengths_k, l.offsets, l.stats, l.plan}) CHECK(at % 256 == 0, "a part that is not aligned");
+  for (int64_t at : {l.lengths_q, l.lengths_k, l.offsets, l.stats, l.plan})
+    CHECK(at % 256 == 0, "a part that is not aligned");
   many.push_back(2);
   CHECK(call(many, many).refused("8192"), "8193 documents");
 }
 
 static void dense() {
   sdpa_shape s;
-  CHECK(!call({407}, {407}).describe(&s) && !s.packed && s.b == 1 && s.sq == 407 && s.tokens_q == 407, "one document is dense");
+  CHECK(!call({407}, {407}).describe(&s) && !s.packed && s.b == 1 && s.sq == 407 && s.tokens_q == 407,
+        "one document is dense");
   CHECK(!call({0, 407, 0}, {0, 407, 0}).describe(&s) && !s.packed && s.b == 1, "one document with tokens is dense");
-  CHECK(!call({70, 70, 0, 70}, {90, 90, 0, 90}, 6, 2).describe(&s) && !s.packed && s.b == 3 && s.sq == 70 && s.sk == 90 && s.bottom_right, "documents of one length are dense");
+  CHECK(!call({70, 70, 0, 70}, {90, 90, 0, 90}, 6, 2).describe(&s) && !s.packed && s.b == 3 && s.sq == 70 &&
+            s.sk == 90 && s.bottom_right,
+        "documents of one length are dense");
   const sdpa_statistics where = sdpa_statistics_of(s);
   for (int64_t document = 0; document < 3; document++)
     for (int64_t row : {0, 1, 69})
-      for (int64_t h : {0, 5}) CHECK(where.at(document * 70 + row, h) == (document * 6 + h) * 70 + row, "statistics of document %lld", (long long)document);
+      for (int64_t h : {0, 5})
+        CHECK(where.at(document * 70 + row, h) == (document * 6 + h) * 70 + row, "statistics of document %lld",
+              (long long)document);
   CHECK(!call({70, 70}, {90, 91}).describe(&s) && s.packed, "keys of two lengths");
 
   // What is asked as if it were packed.
@@ -126,12 +145,16 @@ static void dense() {
     for (bool causal : {false, true}) {
       CHECK(way(1, 1, 4, causal, backward) == 'p' && way(1, 512, 4, causal, backward) == 'p', "one query");
       CHECK(way(256, 256, 4, causal, backward) == 'd' && way(256, 512, 1, causal, backward) == 'd', "whole tiles");
-      CHECK(way(192, 192, 4, causal, backward) == (backward && !causal ? 'p' : 'd') && way(256, 1000, 4, causal, backward) == (backward && !causal ? 'p' : 'd'), "a tile of keys that is not full");
-      CHECK(way(77, 128, 6, causal, backward) == (backward ? 'p' : 'd') && way(77, 128, 4, causal, backward) == 'd', "statistics of no whole 16 bytes");
+      CHECK(way(192, 192, 4, causal, backward) == (backward && !causal ? 'p' : 'd') &&
+                way(256, 1000, 4, causal, backward) == (backward && !causal ? 'p' : 'd'),
+            "a tile of keys that is not full");
+      CHECK(way(77, 128, 6, causal, backward) == (backward ? 'p' : 'd') && way(77, 128, 4, causal, backward) == 'd',
+            "statistics of no whole 16 bytes");
     }
 }
 
-// The workspace that cuDNN's frontend hands on begins behind its own sums: of a packed call as aligned as the whole, of a dense one to 16 bytes.
+// The workspace that cuDNN's frontend hands on begins behind its own sums: of a packed call as
+// aligned as the whole, of a dense one to 16 bytes.
 static void aligned() {
   for (int64_t hq : {1, 3, 4, 7})
     for (int64_t n = 2; n < 300; n += 7)
@@ -140,12 +163,15 @@ static void aligned() {
         sdpa_shape s;
         some.gradients(), one.gradients();
         if (!some.describe(&s)) {
-          const int64_t sums = s.tokens_q * s.dq.token + s.tokens_k * hq * (s.dk.token + s.dgv.token) + s.tokens_q * s.hq;
-          CHECK(s.packed && 4 * sums % 256 == 0 && s.tokens_q >= 2 * n + 1, "packed: %lld bytes of sums", (long long)(4 * sums));
+          const int64_t sums =
+              s.tokens_q * s.dq.token + s.tokens_k * hq * (s.dk.token + s.dgv.token) + s.tokens_q * s.hq;
+          CHECK(s.packed && 4 * sums % 256 == 0 && s.tokens_q >= 2 * n + 1, "packed: %lld bytes of sums",
+                (long long)(4 * sums));
         } else {
           CHECK(d % 16 != 0, "refused");
         }
-        if (!one.describe(&s) && !s.packed) CHECK(4 * s.hq * s.sq * (s.d + 1) % 16 == 0, "dense: %lld rows of %lld heads", (long long)n, (long long)hq);
+        if (!one.describe(&s) && !s.packed)
+          CHECK(4 * s.hq * s.sq * (s.d + 1) % 16 == 0, "dense: %lld rows of %lld heads", (long long)n, (long long)hq);
       }
 }
 
@@ -173,7 +199,8 @@ static void refusals() {
   CHECK(with([&](call &c) { c.gradients(), turned(c.a.dk); }).refused("gradients"), "gradients, heads before tokens");
   call dense({64, 64}, {64, 64});
   turned(dense.a.q);
-  CHECK(!dense.describe(&s) && !s.packed && s.q.head == 128 * 16 && s.q.token == 16, "documents of one length, heads before tokens");
+  CHECK(!dense.describe(&s) && !s.packed && s.q.head == 128 * 16 && s.q.token == 16,
+        "documents of one length, heads before tokens");
   CHECK(with([](call &c) { c.gradients(); }).describe(&s) == nullptr && s.backward, "backward");
   CHECK(call({64, 0}, {64, 64}).refused("without queries"), "a document without queries");
   call before({96}, {64}, 4, 2), within({64}, {96}, 4, 2);
@@ -185,7 +212,8 @@ static void refusals() {
       CHECK(!differ.describe(&s), "d %lld and %lld, forward", (long long)d, (long long)dv);
       differ.gradients();
       const bool served = d == dv || d < 128 || dv < 128 || (d == 192 && dv == 128);
-      CHECK(served ? !differ.describe(&s) : differ.refused("from 128 on"), "d %lld and %lld, backward", (long long)d, (long long)dv);
+      CHECK(served ? !differ.describe(&s) : differ.refused("from 128 on"), "d %lld and %lld, backward", (long long)d,
+            (long long)dv);
     }
   call eight({64, 32}, {64, 32}, 4, 2, 24, 24);
   CHECK(!eight.describe(&s), "d 24, forward");
@@ -198,7 +226,9 @@ static void questions() {
   call c({4096}, {4096}, 32, 8, 128, 128);
   c.a.backward = 1;
   sdpa_shape s;
-  CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token && s.dgv.token == s.v.token, "a question");
+  CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token &&
+            s.dgv.token == s.v.token,
+        "a question");
   const int64_t bound = sdpa_bound(s);
   CHECK(bound >= 4 * 4096 * (32 * 128 + 32 * 128 * 2), "a bound without room for the sums");
   for (int64_t n : {2, 5, 64, 4096})
@@ -211,10 +241,13 @@ static void questions() {
       CHECK(!some.describe(&t) && sdpa_bound(t) <= bound, "%lld documents: beyond the bound", (long long)n);
     }
   sdpa_shape odd; // is rounded like the calls that it is to hold for
-  CHECK(!call({4001}, {4001}).describe(&s) && !call({4000, 1}, {4000, 1}).describe(&odd) && sdpa_bound(odd) == sdpa_bound(s), "a bound of tokens that are not rounded");
+  CHECK(!call({4001}, {4001}).describe(&s) && !call({4000, 1}, {4000, 1}).describe(&odd) &&
+            sdpa_bound(odd) == sdpa_bound(s),
+        "a bound of tokens that are not rounded");
   call far({SDPA_TOKENS}, {SDPA_TOKENS}, 128, 128, 256, 256);
   far.gradients();
-  CHECK(!far.describe(&s) && sdpa_lay(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40, "far lengths");
+  CHECK(!far.describe(&s) && sdpa_lay(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40,
+        "far lengths");
   CHECK(call({SDPA_TOKENS + 1}, {SDPA_TOKENS + 1}).refused("16 million"), "too far");
 }
 

@@ -6,8 +6,8 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-template <typename T, int K, bool NARROW>
-__global__ void __launch_bounds__(BLOCK) swiglu_forward(Walk<3> w, T *y, const T *gate, const T *up) {
+template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
+    swiglu_forward(Walk<3> w, T *y, const T *gate, const T *up) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
     int64_t o[3];
@@ -21,9 +21,10 @@ __global__ void __launch_bounds__(BLOCK) swiglu_forward(Walk<3> w, T *y, const T
   }
 }
 
-// dgate, dup may be gate, up: a unit is read before it is written, by the same thread. RESTORE: dy becomes y.
-template <typename T, int K, bool NARROW, bool RESTORE>
-__global__ void __launch_bounds__(BLOCK) swiglu_backward(Walk<5> w, T *dgate, T *dup, const T *gate, const T *up, T *dy) {
+// dgate, dup may be gate, up: a unit is read before it is written, by the same thread. RESTORE: dy
+// becomes y.
+template <typename T, int K, bool NARROW, bool RESTORE> __global__ void __launch_bounds__(BLOCK)
+    swiglu_backward(Walk<5> w, T *dgate, T *dup, const T *gate, const T *up, T *dy) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
     int64_t o[5];
@@ -53,12 +54,17 @@ template <typename T, int K> void start_forward(uly_stream *s, const Plane &p, c
   else LAUNCH((swiglu_forward<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, y, gate, up);
 }
 
-template <typename T, int K, bool RESTORE> void start_backward(uly_stream *s, const Plane &p, const uly_swiglu_grad *a) {
+template <typename T, int K, bool RESTORE>
+void start_backward(uly_stream *s, const Plane &p, const uly_swiglu_grad *a) {
   const Walk<5> w(p, K);
   T *dgate = (T *)a->dgate.data, *dup = (T *)a->dup.data, *dy = (T *)a->dy.data;
   const T *gate = (const T *)a->gate.data, *up = (const T *)a->up.data;
-  if (w.narrow) LAUNCH((swiglu_backward<T, K, true, RESTORE>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dgate, dup, gate, up, dy);
-  else LAUNCH((swiglu_backward<T, K, false, RESTORE>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dgate, dup, gate, up, dy);
+  if (w.narrow)
+    LAUNCH((swiglu_backward<T, K, true, RESTORE>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dgate, dup, gate, up,
+           dy);
+  else
+    LAUNCH((swiglu_backward<T, K, false, RESTORE>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dgate, dup, gate, up,
+           dy);
 }
 template <typename T, int K> void start_backward(uly_stream *s, const Plane &p, const uly_swiglu_grad *a) {
   if (a->restore) start_backward<T, K, true>(s, p, a);

@@ -1,5 +1,6 @@
-// Tables of documents and heads, int64, on their way from the host into a workspace: in the order of the stream, and as arguments of kernels, so that no host
-// memory is needed when the call has returned.
+// Tables of documents and heads, int64, on their way from the host into a workspace: in the order
+// of the stream, and as arguments of kernels, so that no host memory is needed when the call has
+// returned.
 #pragma once
 
 #include "plugin.h"
@@ -16,8 +17,10 @@ static __global__ void tables_put(TableEntries e) {
 
 // Tables takes entries by their byte, and is done with end.
 class Tables {
-public:
-  Tables(uly_device *device, uly_stream *stream, const char *what, void *to) : d(device), s(stream), what(what) { e.to = (char *)to, e.n = 0; }
+ public:
+  Tables(uly_device *device, uly_stream *stream, const char *what, void *to) : d(device), s(stream), what(what) {
+    e.to = (char *)to, e.n = 0;
+  }
   void operator()(int64_t at, int64_t value) {
     e.at[e.n] = at;
     e.value[e.n++] = value;
@@ -28,7 +31,7 @@ public:
     return code;
   }
 
-private:
+ private:
   void send() {
     if (e.n > 0 && code == ULY_OK) {
       LAUNCH(tables_put, 1, 256, 0, s, e);

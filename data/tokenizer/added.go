@@ -8,9 +8,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// addedToken is a token beside the model: it is found in the text before anything is cut, as it stands (normalized: false) or in the
-// normalized text. The file's id is not asked: as in the `tokenizers` package a token has the id of the model's vocabulary, or the next one
-// behind it.
+// addedToken is a token beside the model: it is found in the text before anything is cut, as it
+// stands (normalized: false) or in the normalized text. The file's id is not asked: as in the
+// `tokenizers` package a token has the id of the model's vocabulary, or the next one behind it.
 type addedToken struct {
 	Content    string `json:"content"`
 	SingleWord bool   `json:"single_word"`
@@ -127,8 +127,9 @@ func (t *trie) longest(text []byte, at int) (id int32, end int) {
 	return id, end
 }
 
-// split calls text for what is between the tokens and token for each of these. A token that strips may reach over the place from which the
-// next one is looked for, and the next over it again: the `tokenizers` package goes on where the token itself ended, and so does this.
+// split calls text for what is between the tokens and token for each of these. A token that strips
+// may reach over the place from which the next one is looked for, and the next over it again: the
+// `tokenizers` package goes on where the token itself ended, and so does this.
 func (a *added) split(t *trie, starts *[256]bool, p piece, text func(piece) error, token func(id int32)) error {
 	done := 0
 	for at := 0; len(t.nodes) > 0 && at < len(p.text); {

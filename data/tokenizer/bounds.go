@@ -9,8 +9,9 @@ import (
 // prefix about six bytes, a pattern about 500 characters. Without limits a file of a few lines
 // could use unlimited memory: forty Replaces of "e" by "ee" make 2^40 bytes of one.
 const (
-	mostParts   = 32      // of a normalizer, a pre-tokenizer or a decoder, sequences flattened
-	mostContent = 1 << 10 // bytes of what Replace and Prepend put in, and of a prefix or suffix of the model
+	mostParts = 32 // of a normalizer, a pre-tokenizer or a decoder, sequences flattened
+	// bytes of what Replace and Prepend put in, and of a prefix or suffix of the model
+	mostContent = 1 << 10
 	mostPattern = 1 << 14 // bytes of a pattern
 	mostAdded   = 1 << 20 // bytes of all added tokens together
 	// A text may become this many times as long on its way to the model, and roomBytes longer. NFKC

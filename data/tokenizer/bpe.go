@@ -9,24 +9,28 @@ import (
 	"ulysses/internal/status"
 )
 
-// model is byte pair encoding as the `tokenizers` package has it: a word is cut into characters, and neighbours are merged, the
-// earliest rule first and of equals the leftmost, until no rule fits.
+// model is byte pair encoding as the `tokenizers` package has it: a word is cut into characters,
+// and neighbours are merged, the earliest rule first and of equals the leftmost, until no rule
+// fits.
 type model struct {
 	vocab map[string]int32 // by what words are made of: text, or plain bytes where raw
 	names map[int32]string
 	rules pairTable // (left, right) → (rank, result)
-	// raw: words arrive as plain bytes, not as the letters by which ByteLevel writes them in the file.
+	// raw: words arrive as plain bytes, not as the letters by which ByteLevel writes them in the
+	// file.
 	raw            bool
 	prefix, suffix string // written before every character but the first, and behind the last
 	unkName        string
-	unk            int32 // id of unkName; noUnk where the file names none, and missingUnk where the name is not in the vocabulary
-	fuse           bool  // several unknown characters in a row are one unk
-	fallback       bool  // an unknown character is its bytes, <0xE2>, where all of these are known
-	whole          bool  // a word that is in the vocabulary is taken as it is (ignore_merges)
-	bytes          [256]int32
-	basic          [1 << 16]int32 // ids of single characters, -1 for unknown; of bytes where raw
-	astral         map[rune]int32
-	meet           pairTable // neighbouring characters that some rule merges across
+	// id of unkName; noUnk where the file names none, and missingUnk where the name is not in the
+	// vocabulary
+	unk      int32
+	fuse     bool // several unknown characters in a row are one unk
+	fallback bool // an unknown character is its bytes, <0xE2>, where all of these are known
+	whole    bool // a word that is in the vocabulary is taken as it is (ignore_merges)
+	bytes    [256]int32
+	basic    [1 << 16]int32 // ids of single characters, -1 for unknown; of bytes where raw
+	astral   map[rune]int32
+	meet     pairTable // neighbouring characters that some rule merges across
 }
 
 const (
@@ -105,7 +109,8 @@ func (m *model) addRules(f *modelFile) error {
 	return nil
 }
 
-// rawVocab is the vocabulary by the bytes that its letters stand for. What has other letters can be no word and is left out.
+// rawVocab is the vocabulary by the bytes that its letters stand for. What has other letters can be
+// no word and is left out.
 func rawVocab(vocab map[string]int32) map[string]int32 {
 	out := make(map[string]int32, len(vocab))
 	for s, id := range vocab {
@@ -154,8 +159,9 @@ func (m *model) at(word []byte, i int) (rune, int) {
 	return decodeRune(word, i)
 }
 
-// symbols appends what a word starts from. An unknown character waits until it is known whether the next one joins it: bytes that it is
-// written by overtake one that waits, as they do in the `tokenizers` package.
+// symbols appends what a word starts from. An unknown character waits until it is known whether the
+// next one joins it: bytes that it is written by overtake one that waits, as they do in the
+// `tokenizers` package.
 func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
 	waiting := int32(noUnk)
 	affixes := m.prefix != "" || m.suffix != ""

@@ -2,8 +2,8 @@ package tokenizer
 
 import "unicode/utf8"
 
-// ByteLevel writes each byte as a letter that can be seen: those that are letters already as themselves, the others from U+0100 on
-// (bytes_to_unicode of GPT-2's encoder.py).
+// ByteLevel writes each byte as a letter that can be seen: those that are letters already as
+// themselves, the others from U+0100 on (bytes_to_unicode of GPT-2's encoder.py).
 var byteLetters = func() (t [256]rune) {
 	next := rune(0x100)
 	for b := range t {

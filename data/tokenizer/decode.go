@@ -61,8 +61,8 @@ func newDecoder(p part) (decoder, error) {
 	return nil, status.Errorf(status.Unsupported, "decoder %s is not built: %s", input.Quote(p.Kind), notbuilt.Decoders.Instead)
 }
 
-// Decode is the text of ids, special tokens and all; ids that are none are left out. Where the file has no decoder, tokens stand with spaces
-// between them, as in the `tokenizers` package.
+// Decode is the text of ids, special tokens and all; ids that are none are left out. Where the file
+// has no decoder, tokens stand with spaces between them, as in the `tokenizers` package.
 func (t *Tokenizer) Decode(ids []int32) string {
 	tokens := make([]string, 0, len(ids))
 	for _, id := range ids {

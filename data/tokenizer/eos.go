@@ -12,8 +12,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// special is the part of the files beside tokenizer.json that names the end of a document: a token as text or as an object with content, or
-// an id or several.
+// special is the part of the files beside tokenizer.json that names the end of a document: a token
+// as text or as an object with content, or an id or several.
 type special struct {
 	Token json.RawMessage `json:"eos_token"`
 	ID    json.RawMessage `json:"eos_token_id"`
@@ -22,8 +22,9 @@ type special struct {
 	} `json:"text_config"`
 }
 
-// findEOS looks in the files of a folder, in this order; the first that names a token holds. A name or an id that the tokenizer does not have is
-// an error: documents would run into each other unseen.
+// findEOS looks in the files of a folder, in this order; the first that names a token holds. A name
+// or an id that the tokenizer does not have is an error: documents would run into each other
+// unseen.
 func (t *Tokenizer) findEOS(folder string) (int32, error) {
 	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"} {
 		path := filepath.Join(folder, name)

@@ -9,8 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// file is tokenizer.json. Its post_processor adds tokens around a text, which Encode never does; its truncation and padding are for batches
-// of inference and are left alone, as transformers leaves them.
+// file is tokenizer.json. Its post_processor adds tokens around a text, which Encode never does;
+// its truncation and padding are for batches of inference and are left alone, as transformers
+// leaves them.
 type file struct {
 	Version      string          `json:"version"`
 	AddedTokens  []addedToken    `json:"added_tokens"`
@@ -33,7 +34,8 @@ type modelFile struct {
 	Merges       merges     `json:"merges"`
 }
 
-// vocabulary is read only where it is an object: that of other models is refused by the model's name, not for its form.
+// vocabulary is read only where it is an object: that of other models is refused by the model's
+// name, not for its form.
 type vocabulary map[string]int32
 
 func (v *vocabulary) UnmarshalJSON(b []byte) error {
@@ -76,7 +78,8 @@ func (m *merges) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// part is one normalizer, pre-tokenizer or decoder of the file. Fields of all kinds stand together; kind says which of them count.
+// part is one normalizer, pre-tokenizer or decoder of the file. Fields of all kinds stand together;
+// kind says which of them count.
 type part struct {
 	Kind           string      `json:"type"`
 	Normalizers    []part      `json:"normalizers"`

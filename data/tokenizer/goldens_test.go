@@ -15,7 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// goldens is the folder that testdata/goldens/vocabularies.py wrote: ours, or one of ULYSSES_TOKENIZER_GOLDENS with more texts.
+// goldens is the folder that testdata/goldens/vocabularies.py wrote: ours, or one of
+// ULYSSES_TOKENIZER_GOLDENS with more texts.
 func goldens() string {
 	if dir := os.Getenv("ULYSSES_TOKENIZER_GOLDENS"); dir != "" {
 		return dir
@@ -58,8 +59,8 @@ func open(t testing.TB, path string) *Tokenizer {
 	return tok
 }
 
-// answer is what the tokenizers package said of one text: ids and the text they decode to, or a count and hashes where they are many. No text
-// means that it is the text encoded.
+// answer is what the tokenizers package said of one text: ids and the text they decode to, or a
+// count and hashes where they are many. No text means that it is the text encoded.
 type answer struct {
 	IDs        []int32 `json:"ids"`
 	Text       *string `json:"text"`

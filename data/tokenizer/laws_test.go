@@ -23,7 +23,8 @@ func encode(t testing.TB, tok *Tokenizer, text []byte) []int32 {
 	return ids
 }
 
-// Tokens of bytes say the text again, whatever it is; where a normalizer composed it, its composition.
+// Tokens of bytes say the text again, whatever it is; where a normalizer composed it, its
+// composition.
 func TestDecodeIsTheWayBack(t *testing.T) {
 	for _, name := range []string{"gpt2", "llama3", "o200k", "cl100k", "deepseek", "qwen2", "qwen3_5"} {
 		tok := open(t, filepath.Join(goldens(), name))
@@ -39,7 +40,8 @@ func TestDecodeIsTheWayBack(t *testing.T) {
 	}
 }
 
-// A special token cuts what is around it apart: the ids of documents with the end mark between them are theirs one after the other.
+// A special token cuts what is around it apart: the ids of documents with the end mark between them
+// are theirs one after the other.
 func TestSpecialTokensSeparate(t *testing.T) {
 	all := texts(t)
 	for name, mark := range map[string]string{"gpt2": "<|endoftext|>", "llama2": "</s>", "gemma": "<eos>", "deepseek": "<｜end▁of▁sentence｜>"} {
@@ -98,8 +100,8 @@ func TestGoroutines(t *testing.T) {
 	}
 }
 
-// A text eight times as long takes at most twelve times the steps, of patterns and of merging, however few places it has to cut: n·log n makes it
-// ten, n² sixty-four.
+// A text eight times as long takes at most twelve times the steps, of patterns and of merging,
+// however few places it has to cut: n·log n makes it ten, n² sixty-four.
 func TestTimeGrowsWithTheText(t *testing.T) {
 	units := []string{"a", "A", " ", "\n", " \n", "1", "!", "é", "e\u0301", "天", "👍", "<", "<|", "▁", "'s", "ab", "aB", " a", "\t ", "\r"}
 	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
@@ -204,8 +206,9 @@ func documents(text []byte) (all [][]byte) {
 	return append(all, text[start:])
 }
 
-// BenchmarkEncode encodes the book, or the text beside the tokenizers of ULYSSES_TOKENIZER_GOLDENS, in documents of about 4 KB:
-// benchmarks/peers/tokenizer.py runs it beside the tokenizers package and compares the ids.
+// BenchmarkEncode encodes the book, or the text beside the tokenizers of ULYSSES_TOKENIZER_GOLDENS,
+// in documents of about 4 KB: benchmarks/peers/tokenizer.py runs it beside the tokenizers package
+// and compares the ids.
 func BenchmarkEncode(b *testing.B) {
 	text, err := os.ReadFile(filepath.Join(goldens(), "text.txt"))
 	if err != nil {

@@ -23,8 +23,8 @@ func (m *matcher) begin(text int) {
 // that.
 func (m *matcher) spent() bool { return m.most > 0 && m.steps > m.most }
 
-// frame is a way back: to code pc at pos. For a run, pos may go down to low a character at a time; for an alternative, mask holds the branches
-// that are left.
+// frame is a way back: to code pc at pos. For a run, pos may go down to low a character at a time;
+// for an alternative, mask holds the branches that are left.
 type frame struct {
 	pc, pos, low int
 	mask         uint64
@@ -119,7 +119,8 @@ func (p *program) branch(m *matcher, pc, pos int, mask uint64) int {
 	return p.code[pc].branches[i]
 }
 
-// run takes characters of a class: where they end, where the least of them end, and how many there were.
+// run takes characters of a class: where they end, where the least of them end, and how many there
+// were.
 func run(in *inst, text []byte, pos int) (end, low, count int) {
 	low = pos
 	for pos < len(text) && (in.max < 0 || count < in.max) {
@@ -174,8 +175,9 @@ func byteAt(text []byte, pos int) int {
 	return 256
 }
 
-// finder goes through the matches of a text from left to right, as the engine's own iterator does: after an empty match it goes on a
-// character later, and an empty match right behind the last one is none.
+// finder goes through the matches of a text from left to right, as the engine's own iterator does:
+// after an empty match it goes on a character later, and an empty match right behind the last one
+// is none.
 type finder struct {
 	p         *program
 	m         *matcher

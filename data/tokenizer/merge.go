@@ -39,7 +39,8 @@ func (m *model) encode(w *words, dst []int32, word []byte) ([]int32, error) {
 	if len(word) > math.MaxInt32 {
 		return dst, status.Errorf(status.Unsupported, "tokenizer: a word of %d bytes is longer than 2 GiB: cut the text into documents", len(word))
 	}
-	// Between two known characters that no rule joins nothing can happen: what is left and right of them are words of their own.
+	// Between two known characters that no rule joins nothing can happen: what is left and right of
+	// them are words of their own.
 	start := 0
 	var err error
 	before, known := rune(0), false

@@ -9,13 +9,15 @@ import (
 	"unicode/utf8"
 )
 
-// The normal forms as the `tokenizers` package makes them: with the characters of Unicode 9, where every later one stands for itself, and
-// without a limit on marks behind one letter (golang.org/x/text adds a joiner after thirty).
+// The normal forms as the `tokenizers` package makes them: with the characters of Unicode 9, where
+// every later one stands for itself, and without a limit on marks behind one letter
+// (golang.org/x/text adds a joiner after thirty).
 //
 //go:embed normal.txt
 var normalText string
 
-// normalData is what the forms need. Hangul's syllables go by arithmetic (The Unicode Standard, 3.12).
+// normalData is what the forms need. Hangul's syllables go by arithmetic (The Unicode Standard,
+// 3.12).
 type normalData struct {
 	ccc        map[rune]uint8
 	canonical  map[rune][]rune
@@ -23,7 +25,8 @@ type normalData struct {
 	compose    map[[2]rune]rune
 	lower      map[rune][]rune
 	accent     map[rune]bool
-	// plain[f] has a bit for each block of 256 code points that form f leaves alone, whatever stands around them.
+	// plain[f] has a bit for each block of 256 code points that form f leaves alone, whatever
+	// stands around them.
 	plain [4][0x1100]bool
 }
 
@@ -102,7 +105,8 @@ func (d *normalData) findPlain() {
 				touch(r)
 			}
 		}
-		for pair := range d.compose { // second letters that are no marks; the first ones change by these alone
+		// second letters that are no marks; the first ones change by these alone
+		for pair := range d.compose {
 			touch(pair[1])
 		}
 	}
@@ -120,7 +124,8 @@ func (d *normalData) normalize(f form, text []byte) []byte {
 	var out []byte
 	var buf []rune
 	for done := 0; ; {
-		// What is plain stays, but for the last character before one that is not: a mark may join it.
+		// What is plain stays, but for the last character before one that is not: a mark may join
+		// it.
 		from, at := d.untilTouched(f, text, done)
 		if at == len(text) {
 			if out == nil {
@@ -155,7 +160,8 @@ func (d *normalData) normalize(f form, text []byte) []byte {
 // isPlain tells that form f leaves a character alone, and that it joins nothing before it.
 func (d *normalData) isPlain(f form, r rune) bool { return r < utf8.RuneSelf || d.plain[f][r>>8] }
 
-// untilTouched finds the first character at or behind a place that is not plain, or the end, and the character before it.
+// untilTouched finds the first character at or behind a place that is not plain, or the end, and
+// the character before it.
 func (d *normalData) untilTouched(f form, text []byte, at int) (before, touched int) {
 	before = at
 	for at < len(text) {
@@ -210,9 +216,11 @@ func (d *normalData) order(s []rune) {
 	}
 }
 
-// joined composes in place: each letter with what follows it and is not blocked (The Unicode Standard, 3.11, D117).
+// joined composes in place: each letter with what follows it and is not blocked (The Unicode
+// Standard, 3.11, D117).
 func (d *normalData) joined(s []rune) []rune {
-	out, starter, last := s[:0], -1, -1 // last: class of what was written behind the starter, -1 for nothing
+	// last: class of what was written behind the starter, -1 for nothing
+	out, starter, last := s[:0], -1, -1
 	for _, r := range s {
 		class := int(d.ccc[r])
 		if starter >= 0 && last < class {

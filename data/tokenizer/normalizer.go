@@ -10,8 +10,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// piece is a stretch of text on its way through the pipeline. first is how many of its bytes come from the first character of the document;
-// where that is none, the piece does not begin there. Metaspace asks, in the scheme "first".
+// piece is a stretch of text on its way through the pipeline. first is how many of its bytes come
+// from the first character of the document; where that is none, the piece does not begin there.
+// Metaspace asks, in the scheme "first".
 type piece struct {
 	text  []byte
 	first int
@@ -31,7 +32,8 @@ func (p piece) prepended(dst []byte, prefix string) piece {
 	return piece{text, p.first}
 }
 
-// normalizer changes a text before anything is cut. It returns the text itself where nothing changes.
+// normalizer changes a text before anything is cut. It returns the text itself where nothing
+// changes.
 type normalizer func(m *matcher, p piece) (piece, error)
 
 func newNormalizers(parts []part) ([]normalizer, error) {
@@ -152,7 +154,8 @@ func strip(left, right bool) normalizer {
 	}
 }
 
-// replace puts Content where the pattern is. New text belongs to the last character that it replaces.
+// replace puts Content where the pattern is. New text belongs to the last character that it
+// replaces.
 func replace(p part) (normalizer, error) {
 	prog, err := p.Pattern.program()
 	if err != nil {
@@ -205,8 +208,8 @@ func replaced(x piece, content string, limit int, next func(at int) (start, end 
 	return piece{out, first}, nil
 }
 
-// validUTF8 is the text with U+FFFD for what is no UTF-8, one for each longest beginning of a character, as Python's
-// decode(errors="replace") and browsers have it (The Unicode Standard, 3.9).
+// validUTF8 is the text with U+FFFD for what is no UTF-8, one for each longest beginning of a
+// character, as Python's decode(errors="replace") and browsers have it (The Unicode Standard, 3.9).
 func validUTF8(text []byte) []byte {
 	if utf8.Valid(text) {
 		return text

@@ -12,8 +12,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Patterns of tokenizer.json mean what Oniguruma makes of them (Ruby's syntax), the engine of the `tokenizers` package. What follows reads the part
-// of that syntax that pre-tokenizers are written in and refuses the rest by name.
+// Patterns of tokenizer.json mean what Oniguruma makes of them (Ruby's syntax), the engine of the
+// `tokenizers` package. What follows reads the part of that syntax that pre-tokenizers are written
+// in and refuses the rest by name.
 
 // node is one of: *set, cat, alt, *repeat, *look, atomic, edge.
 type node any
@@ -31,7 +32,8 @@ type (
 		body        node
 		behind, not bool
 	}
-	// edge is a place between characters: ^ $ A (start of text) Z (end, or before a last line's end) z (end).
+	// edge is a place between characters: ^ $ A (start of text) Z (end, or before a last line's
+	// end) z (end).
 	edge byte
 	// set is one character of a class.
 	set struct {
@@ -77,7 +79,8 @@ func (s *set) sealed() *set {
 // whitespace is \s; the same in the engine and in the language that the package is written in.
 var whitespace = []rune{9, 13, ' ', ' ', 0x85, 0x85, 0xA0, 0xA0, 0x1680, 0x1680, 0x2000, 0x200A, 0x2028, 0x2029, 0x202F, 0x202F, 0x205F, 0x205F, 0x3000, 0x3000}
 
-// parser reads one pattern. After a refusal it stands at the end, and what it returns counts for nothing.
+// parser reads one pattern. After a refusal it stands at the end, and what it returns counts for
+// nothing.
 type parser struct {
 	src   []rune
 	at    int
@@ -197,7 +200,8 @@ func (p *parser) foldInto(s *set, first, last rune) {
 	}
 }
 
-// refuseLongFolds stops at letters that fold together with the next one: the engine finds ß for ss, and ligatures for ff, fi, fl and st.
+// refuseLongFolds stops at letters that fold together with the next one: the engine finds ß for ss,
+// and ligatures for ff, fi, fl and st.
 func (p *parser) refuseLongFolds(r rune) {
 	if p.more() {
 		pair := strings.ToLower(string([]rune{r, p.src[p.at]}))
@@ -248,7 +252,8 @@ func (p *parser) options() node {
 			dot = on
 		case ')': // up to the end of the group around this one
 			p.fold, p.dot = fold, dot
-			return p.alternatives() // in Ruby's syntax bars behind it belong to it: a(?i)b|c is a(?i:b|c)
+			// in Ruby's syntax bars behind it belong to it: a(?i)b|c is a(?i:b|c)
+			return p.alternatives()
 		case ':':
 			oldFold, oldDot := p.fold, p.dot
 			p.fold, p.dot = fold, dot
@@ -265,8 +270,8 @@ func (p *parser) options() node {
 	return cat{}
 }
 
-// repeated reads the quantifiers behind an atom: *, +, ?, {n,m}, each lazy with ?, and *+, ++, ?+ without a way back. Behind braces a + is
-// a quantifier of its own, as in Ruby.
+// repeated reads the quantifiers behind an atom: *, +, ?, {n,m}, each lazy with ?, and *+, ++, ?+
+// without a way back. Behind braces a + is a quantifier of its own, as in Ruby.
 func (p *parser) repeated(n node) node {
 	for p.more() {
 		r := &repeat{body: n, max: -1}

@@ -24,8 +24,8 @@ func (p *parser) escape() node {
 	return cat{}
 }
 
-// classEscape adds a class such as \s or \p{L} to a set, or returns the character that the escape stands for.
-// word is the table for \w.
+// classEscape adds a class such as \s or \p{L} to a set, or returns the character that the escape
+// stands for. word is the table for \w.
 func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool) {
 	switch r {
 	case 's':
@@ -77,14 +77,16 @@ func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool
 	return 0, false
 }
 
-// refuseFolded stops at \p{..} and \w in (?i): the engine adds the other case of every character in them, which may be no letter.
+// refuseFolded stops at \p{..} and \w in (?i): the engine adds the other case of every character in
+// them, which may be no letter.
 func (p *parser) refuseFolded(s *set) {
 	if p.fold && (s.any|s.none)&^classBits("Nd") != 0 {
 		p.refuse("a class of letters in (?i)")
 	}
 }
 
-// without adds every character that has none of the bits. Two such classes in one set would need a list.
+// without adds every character that has none of the bits. Two such classes in one set would need a
+// list.
 func (p *parser) without(s *set, b bits) {
 	if s.none != 0 {
 		p.refuse("two negated classes in one set")
@@ -99,7 +101,8 @@ func (p *parser) hex(digits, over int) rune {
 	}
 	text := string(p.src[p.at : p.at+digits])
 	n, err := strconv.ParseUint(text, 16, 32)
-	if err != nil || n > 0x10FFFF || digits == 2 && over == 0 && n >= 0x80 { // two digits are a byte of UTF-8
+	// two digits are a byte of UTF-8
+	if err != nil || n > 0x10FFFF || digits == 2 && over == 0 && n >= 0x80 {
 		p.refuse("the hexadecimal escape " + text)
 		return 0
 	}

@@ -9,8 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// step is one pre-tokenizer: it cuts a piece into smaller ones, and may write it anew. It hands each on before it finds the next, so that
-// a document is never held as a list of its words.
+// step is one pre-tokenizer: it cuts a piece into smaller ones, and may write it anew. It hands
+// each on before it finds the next, so that a document is never held as a list of its words.
 type step interface {
 	cut(s *state, buf *[]byte, p piece, emit func(piece) error) error
 }
@@ -18,8 +18,8 @@ type step interface {
 // gpt2 is the pattern that ByteLevel splits by.
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// newSteps returns the steps, and whether words arrive at the model as plain bytes: a ByteLevel at the end need not write its letters,
-// if the model lets it.
+// newSteps returns the steps, and whether words arrive at the model as plain bytes: a ByteLevel at
+// the end need not write its letters, if the model lets it.
 func newSteps(parts []part, plain bool) (steps []step, raw bool, err error) {
 	for i, p := range parts {
 		st, err := newStep(p)
@@ -34,8 +34,9 @@ func newSteps(parts []part, plain bool) (steps []step, raw bool, err error) {
 	return steps, raw, nil
 }
 
-// checkFirst refuses the one case in which it matters which parts of a decomposed character the `tokenizers` package counts to the beginning
-// of a text: where Metaspace prepends to the first word alone, and something has cut before it.
+// checkFirst refuses the one case in which it matters which parts of a decomposed character the
+// `tokenizers` package counts to the beginning of a text: where Metaspace prepends to the first
+// word alone, and something has cut before it.
 func checkFirst(normalizers, steps []part) error {
 	for i, p := range steps {
 		if p.Kind != "Metaspace" || p.PrependScheme != "first" || i == 0 {
@@ -202,7 +203,8 @@ func (j *joiner) flush() error {
 	return j.emit(j.p.cut(j.start, j.end))
 }
 
-// byteLevel may put a space before the text, may split as GPT-2 does, and writes each byte as a letter.
+// byteLevel may put a space before the text, may split as GPT-2 does, and writes each byte as a
+// letter.
 type byteLevel struct {
 	space bool
 	split *splitter

@@ -7,8 +7,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// A pattern is run as a program of steps with a stack of ways back, so that no text, however long, deepens Go's own stack. A run of one
-// class, \p{L}+, is one step and one way back for all its shorter forms.
+// A pattern is run as a program of steps with a stack of ways back, so that no text, however long,
+// deepens Go's own stack. A run of one class, \p{L}+, is one step and one way back for all its
+// shorter forms.
 type program struct {
 	code []inst
 	// starts[c]: a match may begin with byte c, or be empty where c is 256, the end.
@@ -224,7 +225,8 @@ func firstBytes(n node) (b [257]bool) {
 	return b
 }
 
-// lengths is how many characters a match may take: one number, or one for each alternative; nil where that is not fixed.
+// lengths is how many characters a match may take: one number, or one for each alternative; nil
+// where that is not fixed.
 func lengths(n node) []int {
 	switch n := n.(type) {
 	case *set:

@@ -43,7 +43,8 @@ func split(regex string) object {
 	return object{"type": "Split", "pattern": object{"Regex": regex}, "behavior": "Isolated", "invert": false}
 }
 
-// What cannot be done as the tokenizers package does it is refused when the file is opened, and the text names it.
+// What cannot be done as the tokenizers package does it is refused when the file is opened, and the
+// text names it.
 func TestRefusals(t *testing.T) {
 	model := func(change func(object)) func(object) {
 		return func(f object) { change(f["model"].(object)) }
@@ -132,7 +133,8 @@ func TestEncodeErrors(t *testing.T) {
 	}
 }
 
-// The mark after a document is the first that a file names, in the order of Open; one that the tokenizer does not have is an error.
+// The mark after a document is the first that a file names, in the order of Open; one that the
+// tokenizer does not have is an error.
 func TestEOS(t *testing.T) {
 	type files = map[string]any
 	for name, c := range map[string]struct {

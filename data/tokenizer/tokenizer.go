@@ -1,16 +1,21 @@
-// Package tokenizer reads Hugging Face's tokenizer.json with a model of byte pair encoding and cuts text into the same tokens as the Python
-// package `tokenizers` (0.23.3), id for id.
+// Package tokenizer reads Hugging Face's tokenizer.json with a model of byte pair encoding and cuts
+// text into the same tokens as the Python package `tokenizers` (0.23.3), id for id.
 //
-// Why it is our own. No library for Go gives these ids: github.com/sugarme/tokenizer (v0.3.0) has neither byte_fallback nor ignore_merges nor
-// patterns that look ahead, panics on the files of Llama 3 and Qwen and differs on a fifth of our texts for GPT-2 (benchmarks/results/tokenizer.md); github.com/gomlx/go-huggingface (v0.3.1) reads SentencePiece models alone; github.com/daulet/tokenizers (v1.24.0)
-// is the Rust library by cgo, with an archive that is no part of the module. Nor do the usual parts give the same cuts: patterns are those of
-// Oniguruma on Unicode 16 and normal forms those of Unicode 9, while Go 1.26 and golang.org/x/text know Unicode 15, x/text breaks up long runs
-// of marks, and github.com/dlclark/regexp2 (v2.12.0) reads patterns in .NET's sense, at the speed that a whole tokenizer should have. So there
-// is a small reader of patterns (pattern.go, program.go, match.go), tables asked of the package itself (classes.txt, normal.txt), and the
-// merging (bpe.go, merge.go).
+// Why it is our own. No library for Go gives these ids: github.com/sugarme/tokenizer (v0.3.0) has
+// neither byte_fallback nor ignore_merges nor patterns that look ahead, panics on the files of
+// Llama 3 and Qwen and differs on a fifth of our texts for GPT-2 (benchmarks/results/tokenizer.md);
+// github.com/gomlx/go-huggingface (v0.3.1) reads SentencePiece models alone;
+// github.com/daulet/tokenizers (v1.24.0) is the Rust library by cgo, with an archive that is no
+// part of the module. Nor do the usual parts give the same cuts: patterns are those of Oniguruma on
+// Unicode 16 and normal forms those of Unicode 9, while Go 1.26 and golang.org/x/text know Unicode
+// 15, x/text breaks up long runs of marks, and github.com/dlclark/regexp2 (v2.12.0) reads patterns
+// in .NET's sense, at the speed that a whole tokenizer should have. So there is a small reader of
+// patterns (pattern.go, program.go, match.go), tables asked of the package itself (classes.txt,
+// normal.txt), and the merging (bpe.go, merge.go).
 //
-// The way of a text: added tokens are found (added.go), the rest is normalized (normalizer.go), cut into words (pretokenizer.go), and each
-// word is merged. Sources: the file format and behavior of huggingface/tokenizers; byte pair encoding, Sennrich et al. 2016, section 3.2.
+// The way of a text: added tokens are found (added.go), the rest is normalized (normalizer.go), cut
+// into words (pretokenizer.go), and each word is merged. Sources: the file format and behavior of
+// huggingface/tokenizers; byte pair encoding, Sennrich et al. 2016, section 3.2.
 package tokenizer
 
 import (
@@ -56,8 +61,9 @@ type state struct {
 	made    int // bytes of the words of the text so far
 }
 
-// Open reads a tokenizer.json, or that of a folder. What cannot be done exactly is refused by name, with status.Unsupported; what cannot be
-// right with InvalidConfig; a file that cannot be read with IO.
+// Open reads a tokenizer.json, or that of a folder. What cannot be done exactly is refused by name,
+// with status.Unsupported; what cannot be right with InvalidConfig; a file that cannot be read with
+// IO.
 func Open(path string) (*Tokenizer, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, "tokenizer.json")
@@ -153,12 +159,14 @@ func (t *Tokenizer) Files() []string { return t.files }
 // Digest is the SHA-256 of the tokenizer.json, in hexadecimal.
 func (t *Tokenizer) Digest() string { return t.digest }
 
-// EOS is the id of the token that ends a document, and whether there is one: eos_token of tokenizer_config.json or special_tokens_map.json,
-// else eos_token_id of generation_config.json or config.json beside the file; of a list the first.
+// EOS is the id of the token that ends a document, and whether there is one: eos_token of
+// tokenizer_config.json or special_tokens_map.json, else eos_token_id of generation_config.json or
+// config.json beside the file; of a list the first.
 func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
 
-// Encode appends the ids of a text to dst, without tokens that mark its beginning or end; added tokens that stand in the text are their ids.
-// Text that is no UTF-8 has U+FFFD in the places that Python's decode(errors="replace") would have it.
+// Encode appends the ids of a text to dst, without tokens that mark its beginning or end; added
+// tokens that stand in the text are their ids. Text that is no UTF-8 has U+FFFD in the places that
+// Python's decode(errors="replace") would have it.
 func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 	s := t.take()
 	s.out = dst
@@ -208,7 +216,8 @@ func (t *Tokenizer) cut(s *state, i int, p piece) (err error) {
 	if i == len(t.steps) {
 		s.made += len(p.text)
 	}
-	if n := max(s.made, len(p.text)); n > s.matcher.limit { // bytes of all words so far, or of this part of the text
+	// bytes of all words so far, or of this part of the text
+	if n := max(s.made, len(p.text)); n > s.matcher.limit {
 		return tooLong(n, s.matcher.limit)
 	}
 	if i == len(t.steps) {
@@ -218,8 +227,8 @@ func (t *Tokenizer) cut(s *state, i int, p piece) (err error) {
 	return t.steps[i].cut(s, &s.bufs[i], p, s.emits[i])
 }
 
-// take lends a state that no other goroutine uses. States are kept, with the words they have seen: there are as many as goroutines ever
-// encoded at once.
+// take lends a state that no other goroutine uses. States are kept, with the words they have seen:
+// there are as many as goroutines ever encoded at once.
 func (t *Tokenizer) take() *state {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -8,8 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// What the `tokenizers` package knows of each code point, asked of the package itself by testdata/goldens/unicode.py: its regex engine
-// stands on Unicode 16, its normalizers on Unicode 9. Tables of Go's that are newer or older would split a word elsewhere.
+// What the `tokenizers` package knows of each code point, asked of the package itself by
+// testdata/goldens/unicode.py: its regex engine stands on Unicode 16, its normalizers on Unicode 9.
+// Tables of Go's that are newer or older would split a word elsewhere.
 //
 //go:embed classes.txt
 var classesText string
@@ -20,7 +21,8 @@ type bits uint64
 // categories in the order of their bits; what has none of them is unassigned.
 var categories = strings.Fields("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co")
 
-// others are the rest of classes.txt: \w of the regex engine, alone and inside brackets, scripts, and the tests of characters that the package takes from elsewhere.
+// others are the rest of classes.txt: \w of the regex engine, alone and inside brackets, scripts,
+// and the tests of characters that the package takes from elsewhere.
 var others = strings.Fields("regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
 
 // classTable is bits by code point, in blocks of 256 that are kept once.
@@ -56,7 +58,8 @@ var classes = sync.OnceValue(func() *classTable {
 	return t
 })
 
-// classBits is the bits of a category ("Lu"), of a group of them ("L") or of another name of classes.txt; 0 for an unknown one.
+// classBits is the bits of a category ("Lu"), of a group of them ("L") or of another name of
+// classes.txt; 0 for an unknown one.
 func classBits(name string) bits {
 	var all bits
 	for i, c := range categories {
@@ -115,7 +118,8 @@ func decodeRune(text []byte, at int) (rune, int) {
 	return utf8.DecodeRune(text[at:])
 }
 
-// isClass tells whether the first (or, from the end, the last) character of the text is in the class.
+// isClass tells whether the first (or, from the end, the last) character of the text is in the
+// class.
 func isClass(text []byte, last bool, b bits) bool {
 	r, n := utf8.DecodeRune(text)
 	if last {

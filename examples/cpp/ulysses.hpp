@@ -1,5 +1,6 @@
-// ulysses.hpp - a page of C++17 over ulysses.h: handles that destroy themselves, statuses that throw. Errors are ulysses::error, whose code is the
-// status and whose text is the library's sentence.
+// ulysses.hpp - a page of C++17 over ulysses.h: handles that destroy themselves, statuses that
+// throw. Errors are ulysses::error, whose code is the status and whose text is the library's
+// sentence.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -11,86 +12,91 @@
 namespace ulysses {
 
 struct error : std::runtime_error {
-    ulysses_status code;
-    explicit error(ulysses_status s) : std::runtime_error(ulysses_last_error()), code(s) {}
+  ulysses_status code;
+  explicit error(ulysses_status s) : std::runtime_error(ulysses_last_error()), code(s) {}
 };
 
 inline void check(ulysses_status s) {
-    if (s != ULYSSES_OK) throw error(s);
+  if (s != ULYSSES_OK) throw error(s);
 }
 
 template <class T> T init() {
-    T t;
-    ULYSSES_INIT(&t);
-    return t;
+  T t;
+  ULYSSES_INIT(&t);
+  return t;
 }
 
 struct destroy {
-    void operator()(ulysses_context *c) const { ulysses_context_destroy(c); }
-    void operator()(ulysses_plan *p) const { ulysses_plan_destroy(p); }
-    void operator()(ulysses_batch *b) const { ulysses_batch_destroy(b); }
+  void operator()(ulysses_context *c) const { ulysses_context_destroy(c); }
+  void operator()(ulysses_plan *p) const { ulysses_plan_destroy(p); }
+  void operator()(ulysses_batch *b) const { ulysses_batch_destroy(b); }
 };
 using context = std::unique_ptr<ulysses_context, destroy>;
 using plan = std::unique_ptr<ulysses_plan, destroy>;
 using batch = std::unique_ptr<ulysses_batch, destroy>;
 
 inline context local(const ulysses_options *o = nullptr) {
-    ulysses_context *c = nullptr;
-    check(ulysses_context_create_local(o, &c));
-    return context(c);
+  ulysses_context *c = nullptr;
+  check(ulysses_context_create_local(o, &c));
+  return context(c);
 }
 
-inline context mpi(std::int64_t fortran_comm, const ulysses_options *o = nullptr) { // MPI_Comm_c2f(comm); collective
-    ulysses_context *c = nullptr;
-    check(ulysses_context_create_mpi(fortran_comm, o, &c));
-    return context(c);
+// MPI_Comm_c2f(comm); collective
+inline context mpi(std::int64_t fortran_comm, const ulysses_options *o = nullptr) {
+  ulysses_context *c = nullptr;
+  check(ulysses_context_create_mpi(fortran_comm, o, &c));
+  return context(c);
 }
 
 inline plan attention(const context &c, const ulysses_attention_desc &d) { // collective
-    ulysses_plan *p = nullptr;
-    check(ulysses_attention_plan(c.get(), &d, &p));
-    return plan(p);
+  ulysses_plan *p = nullptr;
+  check(ulysses_attention_plan(c.get(), &d, &p));
+  return plan(p);
 }
 
 inline batch lengths(const context &c, const ulysses_batch_desc &d) { // collective
-    ulysses_batch *b = nullptr;
-    check(ulysses_batch_create(c.get(), &d, &b));
-    return batch(b);
+  ulysses_batch *b = nullptr;
+  check(ulysses_batch_create(c.get(), &d, &b));
+  return batch(b);
 }
 
 inline ulysses_batch_info query(const batch &b) {
-    auto i = init<ulysses_batch_info>();
-    check(ulysses_batch_query(b.get(), &i));
-    return i;
+  auto i = init<ulysses_batch_info>();
+  check(ulysses_batch_query(b.get(), &i));
+  return i;
 }
 
 inline ulysses_sizes sizes(const plan &p, const batch &b) {
-    auto s = init<ulysses_sizes>();
-    check(ulysses_plan_sizes(p.get(), b.get(), &s));
-    return s;
+  auto s = init<ulysses_sizes>();
+  check(ulysses_plan_sizes(p.get(), b.get(), &s));
+  return s;
 }
 
 // Memory, aligned as the library wants it on the CPU.
-struct release { void operator()(void *p) const { std::free(p); } };
+struct release {
+  void operator()(void *p) const { std::free(p); }
+};
 using bytes = std::unique_ptr<void, release>;
 inline bytes allocate(std::uint64_t n) { return bytes(std::aligned_alloc(64, (n + 127) / 64 * 64)); }
 
-// A dense float tensor [B, rows, heads, dim] that owns its memory. It stays where it is: the view points into it.
+// A dense float tensor [B, rows, heads, dim] that owns its memory. It stays where it is: the view
+// points into it.
 class floats {
-    std::array<std::int64_t, 4> shape_;
-    bytes data_;
-    ulysses_tensor view_;
+  std::array<std::int64_t, 4> shape_;
+  bytes data_;
+  ulysses_tensor view_;
 
-  public:
-    explicit floats(std::array<std::int64_t, 4> shape)
-        : shape_(shape), data_(allocate(static_cast<std::uint64_t>(size()) * sizeof(float))),
-          view_(ulysses_tensor_of(data_.get(), ULYSSES_CPU, 0, ULYSSES_F32, 4, shape_.data(), nullptr)) {}
-    floats(const floats &) = delete;
-    floats &operator=(const floats &) = delete;
-    std::int64_t size() const { return shape_[0] * shape_[1] * shape_[2] * shape_[3]; }
-    float *data() { return static_cast<float *>(data_.get()); }
-    float &operator[](std::int64_t i) { return data()[i]; }
-    ulysses_tensor *view() { return &view_; }
+ public:
+  explicit floats(std::array<std::int64_t, 4> shape)
+      : shape_(shape),
+        data_(allocate(static_cast<std::uint64_t>(size()) * sizeof(float))),
+        view_(ulysses_tensor_of(data_.get(), ULYSSES_CPU, 0, ULYSSES_F32, 4, shape_.data(), nullptr)) {}
+  floats(const floats &) = delete;
+  floats &operator=(const floats &) = delete;
+  std::int64_t size() const { return shape_[0] * shape_[1] * shape_[2] * shape_[3]; }
+  float *data() { return static_cast<float *>(data_.get()); }
+  float &operator[](std::int64_t i) { return data()[i]; }
+  ulysses_tensor *view() { return &view_; }
 };
 
 } // namespace ulysses

@@ -1,8 +1,8 @@
 """Attention over a sequence that is cut across ranks, on NumPy arrays, forward and backward.
 
-    python attention_numpy.py                      one process
-    mpirun -n 4 python attention_numpy.py          four ranks, by mpi4py
-    mpirun -n 4 python attention_numpy.py 3        a communicator of three of them
+python attention_numpy.py                      one process
+mpirun -n 4 python attention_numpy.py          four ranks, by mpi4py
+mpirun -n 4 python attention_numpy.py 3        a communicator of three of them
 """
 
 import sys
@@ -22,7 +22,12 @@ try:
 except ImportError:
     comm = None
 
-S, H, HKV, D = 1001, 8, 2, 32  # tokens, heads, key heads, features of a head; nothing needs to divide anything
+S, H, HKV, D = (
+    1001,
+    8,
+    2,
+    32,
+)  # tokens, heads, key heads, features of a head; nothing needs to divide anything
 
 with ulysses.Context(comm) as ctx:
     # Every rank draws the whole sequence and keeps its rows; real programs have only those.
@@ -36,10 +41,13 @@ with ulysses.Context(comm) as ctx:
 
     # The rank's first token by hand, in float64.
     i = lo
-    keys, values = (np.repeat(x[0, :i + 1], H // HKV, 1).astype(np.float64) for x in whole[1:3])
-    score = np.einsum("hd,jhd->hj", whole[0][0, i], keys) / D ** 0.5
+    keys, values = (np.repeat(x[0, : i + 1], H // HKV, 1).astype(np.float64) for x in whole[1:3])
+    score = np.einsum("hd,jhd->hj", whole[0][0, i], keys) / D**0.5
     weight = np.exp(score - score.max(1, keepdims=True))
     want = np.einsum("hj,jhd->hd", weight / weight.sum(1, keepdims=True), values)
     error = abs(out[0, 0] - want).max()
-    print(f"rank {ctx.rank} of {ctx.size}: tokens {lo} to {hi}, error {error:.1e}, |dq| {np.linalg.norm(dq):.4f}", flush=True)
+    print(
+        f"rank {ctx.rank} of {ctx.size}: tokens {lo} to {hi}, error {error:.1e}, |dq| {np.linalg.norm(dq):.4f}",
+        flush=True,
+    )
     assert error < 1e-5 and np.isfinite(dk).all() and np.isfinite(dv).all()

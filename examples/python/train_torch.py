@@ -1,7 +1,7 @@
 """Ten steps of training with this library's attention, beside the same ten steps with PyTorch's own.
 
-    python train_torch.py                              one process
-    torchrun --nproc-per-node 2 train_torch.py         two ranks, each with half of every sequence, by gloo
+python train_torch.py                              one process
+torchrun --nproc-per-node 2 train_torch.py         two ranks, each with half of every sequence, by gloo
 """
 
 import os
@@ -23,9 +23,16 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.attend = attend
-        self.embed, self.place, self.head = nn.Embedding(VOCAB, HIDDEN), nn.Embedding(SEQ, HIDDEN), nn.Linear(HIDDEN, VOCAB)
+        self.embed, self.place, self.head = (
+            nn.Embedding(VOCAB, HIDDEN),
+            nn.Embedding(SEQ, HIDDEN),
+            nn.Linear(HIDDEN, VOCAB),
+        )
         self.qkv = nn.ModuleList(nn.Linear(HIDDEN, 3 * HIDDEN) for _ in range(2))
-        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN)) for _ in range(2))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
+            for _ in range(2)
+        )
 
     def forward(self, ids, positions):
         x = self.embed(ids) + self.place(positions)
@@ -37,13 +44,15 @@ class Model(nn.Module):
 
 
 def own(q, k, v):
-    return scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+    return scaled_dot_product_attention(
+        *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True
+    ).transpose(1, 2)
 
 
 ranks = int(os.environ.get("WORLD_SIZE", 1))
 if ranks > 1:
     dist.init_process_group("gloo")
-with (ulysses.Context.torch() if ranks > 1 else ulysses.Context()) as ctx:
+with ulysses.Context.torch() if ranks > 1 else ulysses.Context() as ctx:
     ulysses.use(ctx)
     ours = Model(lambda q, k, v: ulysses.attention(q, k, v, causal=True))
     theirs = Model(own)
@@ -55,20 +64,33 @@ with (ulysses.Context.torch() if ranks > 1 else ulysses.Context()) as ctx:
         # Every rank brings a batch of its own; here they are all the same, so one of the ranks' micro-steps is a step.
         micro = next(iter(ulysses.shard({"input_ids": text, "labels": text}, ctx)))
         labels = micro["shift_labels"]
-        mean = cross_entropy(ours(micro["input_ids"], micro["position_ids"]).flatten(0, 1), labels.flatten(), ignore_index=-100)
-        loss = ulysses.reduce_sequence_parallel_loss(mean, (labels != -100).sum(), gradients="summed")
+        mean = cross_entropy(
+            ours(micro["input_ids"], micro["position_ids"]).flatten(0, 1),
+            labels.flatten(),
+            ignore_index=-100,
+        )
+        loss = ulysses.reduce_sequence_parallel_loss(
+            mean, (labels != -100).sum(), gradients="summed"
+        )
         loss.backward()
         if ranks > 1:
             for p in ours.parameters():
                 dist.all_reduce(p.grad)
 
-        whole = cross_entropy(theirs(text, torch.arange(SEQ)[None]).flatten(0, 1), ulysses.shift_labels(text).flatten(), ignore_index=-100)
+        whole = cross_entropy(
+            theirs(text, torch.arange(SEQ)[None]).flatten(0, 1),
+            ulysses.shift_labels(text).flatten(),
+            ignore_index=-100,
+        )
         whole.backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if ctx.rank == 0:
-            print(f"step {step}: loss {loss.item():.6f}, PyTorch's attention {whole.item():.6f}", flush=True)
+            print(
+                f"step {step}: loss {loss.item():.6f}, PyTorch's attention {whole.item():.6f}",
+                flush=True,
+            )
         assert abs(loss.item() - whole.item()) < 1e-4, (loss.item(), whole.item())
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters()):
         assert (a - b).abs().max() < 1e-4 * b.abs().max().clamp(min=1), name

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// may lists what each package may import of this module, beside the leaves. A package that is not listed fails the test: say first
-// where it stands.
+// may lists what each package may import of this module, beside the leaves. A package that is not
+// listed fails the test: say first where it stands.
 var may = map[string]string{
 	"tensor":              "",
 	"device":              "tensor",

@@ -1,5 +1,6 @@
-// Package bom takes the byte order mark from the head of a UTF-8 file. Editors of Windows write it; it says how the text is stored and is no part of it
-// (The Unicode Standard 23.8), so that files of text are read alike with and without it.
+// Package bom takes the byte order mark from the head of a UTF-8 file. Editors of Windows write it;
+// it says how the text is stored and is no part of it (The Unicode Standard 23.8), so that files of
+// text are read alike with and without it.
 package bom
 
 import "bytes"

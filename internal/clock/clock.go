@@ -1,5 +1,5 @@
-// Package clock accounts for time by phase. Phases nest, and each gets only the time that no inner phase took, so that the shares of
-// a run add up to one.
+// Package clock accounts for time by phase. Phases nest, and each gets only the time that no inner
+// phase took, so that the shares of a run add up to one.
 package clock
 
 import (

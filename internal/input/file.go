@@ -62,7 +62,8 @@ func Open(path string) (*os.File, int64, error) {
 	if _, err := Stat(path); err != nil {
 		return nil, 0, err
 	}
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // does not wait if a pipe has just replaced the file
+	// does not wait if a pipe has just replaced the file
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -90,7 +91,8 @@ func Read(path string, limit int64) ([]byte, error) {
 	if size > limit {
 		return nil, long(fmt.Sprint(size))
 	}
-	text, err := io.ReadAll(io.LimitReader(f, limit+1)) // the file may grow meanwhile, and files of /proc have no size
+	// the file may grow meanwhile, and files of /proc have no size
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(text)) > limit {
 		err = long(fmt.Sprintf("more than %d", limit))
 	}

@@ -98,7 +98,9 @@ func (o *Owner) remove(info fs.FileInfo, r *Record) error {
 	}
 	defer os.Remove(stale)
 	if got, err := os.Lstat(stale); err != nil || !os.SameFile(got, info) {
-		os.Link(stale, o.path) // fails if a third process has become the owner; the owner whose file was moved here learns it from Held
+		// fails if a third process has become the owner; the owner whose file was moved here learns
+		// it from Held
+		os.Link(stale, o.path)
 		return nil
 	}
 	if o.Before = r; r.Run == "" {

@@ -99,7 +99,8 @@ func Abandon(dir string, self Record) {
 // file appears complete. It returns false if another process's file has that name.
 func (o *Owner) create() (ours bool, err error) {
 	if o.Before != nil {
-		o.self.Run = o.Before.Run // kept until Identify: if this process is killed before, the unfinished run is still known
+		// kept until Identify: if this process is killed before, the unfinished run is still known
+		o.self.Run = o.Before.Run
 	}
 	temp := o.path + "." + o.self.Token
 	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)

@@ -159,7 +159,8 @@ func TestEndedOwner(t *testing.T) {
 				t.Fatalf("%q %v", line, err)
 			}
 			must(t, cmd.Process.Kill())
-			o, err := Take(dir, Self("train", "job.toml"), quiet(t)) // the child is not yet waited for
+			// the child is not yet waited for
+			o, err := Take(dir, Self("train", "job.toml"), quiet(t))
 			if err != nil {
 				t.Fatalf("locks %v: %v", locks, err)
 			}

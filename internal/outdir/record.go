@@ -15,10 +15,11 @@ import (
 // Record names the process that owns a folder. It is the content of the file .owner.json in the
 // folder.
 type Record struct {
-	Token     string    `json:"token"` // drawn for each ownership
-	Host      string    `json:"host"`
-	PID       int       `json:"pid"`
-	Started   string    `json:"started"`             // start of the process, in clock ticks since boot; "" = unknown
+	Token string `json:"token"` // drawn for each ownership
+	Host  string `json:"host"`
+	PID   int    `json:"pid"`
+	// start of the process, in clock ticks since boot; "" = unknown
+	Started   string    `json:"started"`
 	Boot      string    `json:"boot"`                // ID of the kernel's boot; "" = unknown
 	Namespace string    `json:"namespace,omitempty"` // of process IDs
 	SlurmJob  string    `json:"slurm_job,omitempty"`
@@ -26,9 +27,12 @@ type Record struct {
 	Kind      string    `json:"kind"`               // of the job
 	Job       string    `json:"job"`                // its file
 	Since     time.Time `json:"since"`
-	Locked    bool      `json:"locked"`        // the file system has locks, and the process holds one on the file
-	Run       string    `json:"run,omitempty"` // identity of the run, once it is known; see Owner.Identify
-	Ended     bool      `json:"ended"`         // the process has released the folder, and the run is unfinished
+	// the file system has locks, and the process holds one on the file
+	Locked bool `json:"locked"`
+	// identity of the run, once it is known; see Owner.Identify
+	Run string `json:"run,omitempty"`
+	// the process has released the folder, and the run is unfinished
+	Ended bool `json:"ended"`
 }
 
 // Self returns the record of this process for a job.
@@ -51,7 +55,8 @@ func process(pid int) (started string, state life) {
 	if err != nil {
 		return "", dead
 	}
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:]) // the process name before it may have any characters
+	// the process name before it may have any characters
+	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
 		return "", dead
 	}

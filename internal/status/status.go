@@ -1,4 +1,5 @@
-// Package status is the one table of outcomes: a Go code, a C value and a process exit code are the same number.
+// Package status is the one table of outcomes: a Go code, a C value and a process exit code are the
+// same number.
 package status
 
 import (
@@ -6,22 +7,24 @@ import (
 	"fmt"
 )
 
-// Code is the outcome of an operation. Values are part of the C ABI and of the command line; they never change.
+// Code is the outcome of an operation. Values are part of the C ABI and of the command line; they
+// never change.
 type Code int32
 
 const (
 	OK              Code = 0
-	InvalidArgument Code = 1  // a call or a command line that cannot be right
-	InvalidConfig   Code = 2  // a job file, a config.json or data that cannot be right
-	Unsupported     Code = 3  // right, but not built; refused by name
-	OutOfMemory     Code = 4  // does not fit; the text names the component and the setting that helps
-	Comm            Code = 5  // a peer is late, dead or disagrees
-	Device          Code = 6  // a device or its library failed
-	IO              Code = 7  // a file could not be read or written
-	Numeric         Code = 8  // NaN or infinity where a number is needed
-	Internal        Code = 10 // a fault of ours: a recovered panic
-	Preempted       Code = 75 // stopped in time with a checkpoint: requeue
-	NothingToRun    Code = 77 // a check that had nothing to run on, such as no GPU
+	InvalidArgument Code = 1 // a call or a command line that cannot be right
+	InvalidConfig   Code = 2 // a job file, a config.json or data that cannot be right
+	Unsupported     Code = 3 // right, but not built; refused by name
+	// does not fit; the text names the component and the setting that helps
+	OutOfMemory  Code = 4
+	Comm         Code = 5  // a peer is late, dead or disagrees
+	Device       Code = 6  // a device or its library failed
+	IO           Code = 7  // a file could not be read or written
+	Numeric      Code = 8  // NaN or infinity where a number is needed
+	Internal     Code = 10 // a fault of ours: a recovered panic
+	Preempted    Code = 75 // stopped in time with a checkpoint: requeue
+	NothingToRun Code = 77 // a check that had nothing to run on, such as no GPU
 )
 
 var names = map[Code]string{
@@ -48,7 +51,8 @@ type Error struct {
 func (e *Error) Error() string { return e.Text }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf makes an error with a code. The text should read "operation: values: remedy"; %w keeps a cause.
+// Errorf makes an error with a code. The text should read "operation: values: remedy"; %w keeps a
+// cause.
 func Errorf(c Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: c, Text: err.Error(), Err: errors.Unwrap(err)}

@@ -1,10 +1,12 @@
-// Package trace records what a rank did between two moments and writes it in the Chrome trace event format, which Perfetto
-// (https://ui.perfetto.dev) and chrome://tracing open. The format: "Trace Event Format", Google, 2016.
+// Package trace records what a rank did between two moments and writes it in the Chrome trace event
+// format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open. The format: "Trace
+// Event Format", Google, 2016.
 package trace
 
 import "time"
 
-// Lane is a row of a rank's picture. Spans of one lane nest or follow one another, but for those of Flights, which may overlap.
+// Lane is a row of a rank's picture. Spans of one lane nest or follow one another, but for those of
+// Flights, which may overlap.
 type Lane uint8
 
 const (
@@ -17,7 +19,8 @@ const (
 	lanes
 )
 
-// Span is one thing that was done. Strings are constants of the program or live as long as the recorder: nothing is copied.
+// Span is one thing that was done. Strings are constants of the program or live as long as the
+// recorder: nothing is copied.
 type Span struct {
 	Lane       Lane
 	Name       string
@@ -28,8 +31,8 @@ type Span struct {
 	Begin, End time.Duration // since the recorder's base
 }
 
-// Recorder is one rank's account of spans, of fixed size: what does not fit is counted. A nil Recorder records nothing. It serves one
-// goroutine.
+// Recorder is one rank's account of spans, of fixed size: what does not fit is counted. A nil
+// Recorder records nothing. It serves one goroutine.
 type Recorder struct {
 	Base    time.Time // spans count from here
 	Device  string    // kind of the device; what one enqueues and does later has other names
@@ -59,7 +62,8 @@ func (r *Recorder) On() bool { return r != nil && r.on }
 // Now is the time since Base.
 func (r *Recorder) Now() time.Duration { return time.Since(r.Base) }
 
-// Add keeps a span that is over, in the order in which spans end. Times are read with their monotonic part.
+// Add keeps a span that is over, in the order in which spans end. Times are read with their
+// monotonic part.
 func (r *Recorder) Add(s Span, begin, end time.Time) {
 	if !r.On() {
 		return

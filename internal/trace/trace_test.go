@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// What does not fit is counted, what began too early is left out, nothing is allocated, and names are escaped.
+// What does not fit is counted, what began too early is left out, nothing is allocated, and names
+// are escaped.
 func TestRecorder(t *testing.T) {
 	var none *Recorder
 	if none.Add(Span{}, time.Now(), time.Now()); none.On() {

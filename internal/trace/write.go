@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// laneNames are shown beside a rank's rows. On a device whose operations return before they are done, a span is the time that the host took
-// to enqueue.
+// laneNames are shown beside a rank's rows. On a device whose operations return before they are
+// done, a span is the time that the host took to enqueue.
 func (r *Recorder) laneNames() [lanes]string {
 	later := ""
 	if r.Device != "cpu" {
@@ -26,7 +26,8 @@ func (r *Recorder) laneNames() [lanes]string {
 // categories are what a viewer can filter by.
 var categories = [lanes]string{"phase", "weights", "communication", "communication", "control", "communication"}
 
-// Header opens a file; events of all ranks follow, separated by Comma, then Footer with what there is to say about the whole.
+// Header opens a file; events of all ranks follow, separated by Comma, then Footer with what there
+// is to say about the whole.
 const (
 	Header = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
 	Comma  = ",\n"
@@ -38,8 +39,8 @@ func Footer(about map[string]string) ([]byte, error) {
 	return append(append([]byte("\n],\"otherData\":"), b...), "}\n"...), err
 }
 
-// Events writes this rank's events behind b: it is a process, its lanes are threads. at turns a span's time into the file's; the label stands
-// beside the process's name.
+// Events writes this rank's events behind b: it is a process, its lanes are threads. at turns a
+// span's time into the file's; the label stands beside the process's name.
 func (r *Recorder) Events(b []byte, rank int, host, label string, at func(time.Duration) time.Duration) []byte {
 	b = meta(b, rank, -1, "process_name", "name", "rank "+strconv.Itoa(rank)+" on "+host)
 	b = meta(append(b, Comma...), rank, -1, "process_labels", "labels", label)

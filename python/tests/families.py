@@ -10,23 +10,71 @@ import torch
 import transformers
 
 VOCAB = 31
-COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64, head_dim=8,
-              pad_token_id=None, bos_token_id=None, eos_token_id=None)
-DELTA = dict(linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=6, layer_types=["linear_attention", "full_attention"])
+COMMON = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+    head_dim=8,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+DELTA = dict(
+    linear_num_value_heads=4,
+    linear_num_key_heads=2,
+    linear_key_head_dim=8,
+    linear_value_head_dim=6,
+    layer_types=["linear_attention", "full_attention"],
+)
 EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 # Name: (class of the config, class of the model, what differs).
 FAMILIES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "mistral with a window": ("MistralConfig", "MistralForCausalLM", dict(sliding_window=5)),
-    "qwen2 with a window": ("Qwen2Config", "Qwen2ForCausalLM", dict(use_sliding_window=True, sliding_window=4, max_window_layers=1, layer_types=["full_attention", "sliding_attention"])),
+    "qwen2 with a window": (
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        dict(
+            use_sliding_window=True,
+            sliding_window=4,
+            max_window_layers=1,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+    ),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
     "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", dict(EXPERTS, decoder_sparse_step=1)),
-    "gemma3 text": ("Gemma3TextConfig", "Gemma3ForCausalLM", dict(sliding_window=4, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=8)),
+    "gemma3 text": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        dict(
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention"],
+            query_pre_attn_scalar=8,
+        ),
+    ),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)),
     "qwen3.5 text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
-    "qwen3.5-moe text": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", dict(DELTA, **EXPERTS, shared_expert_intermediate_size=16)),
-    "qwen3-next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", dict(DELTA, **EXPERTS, shared_expert_intermediate_size=16, decoder_sparse_step=1, mlp_only_layers=[])),
+    "qwen3.5-moe text": (
+        "Qwen3_5MoeTextConfig",
+        "Qwen3_5MoeForCausalLM",
+        dict(DELTA, **EXPERTS, shared_expert_intermediate_size=16),
+    ),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        "Qwen3NextForCausalLM",
+        dict(
+            DELTA,
+            **EXPERTS,
+            shared_expert_intermediate_size=16,
+            decoder_sparse_step=1,
+            mlp_only_layers=[],
+        ),
+    ),
 }
 
 
@@ -34,10 +82,16 @@ def build(family: str, attention: str = "eager"):
     """A model in float32, with the same weights at every call."""
     config, model, more = FAMILIES[family]
     torch.manual_seed(3)
-    made = getattr(transformers, model)(getattr(transformers, config)(**{**COMMON, **more}, attn_implementation=attention))
+    made = getattr(transformers, model)(
+        getattr(transformers, config)(**{**COMMON, **more}, attn_implementation=attention)
+    )
     with torch.no_grad():  # every weight counts: no zeros, no ones, decays from weak to strong
         for name, p in made.named_parameters():
-            p.copy_(torch.linspace(-1.5, 2, p.numel()) if name.endswith("A_log") else (p + torch.randn_like(p) * 0.15))
+            p.copy_(
+                torch.linspace(-1.5, 2, p.numel())
+                if name.endswith("A_log")
+                else (p + torch.randn_like(p) * 0.15)
+            )
     return made.train()
 
 
@@ -53,7 +107,17 @@ def float64():
         torch.float32, torch.Tensor.float = kept
 
 
-def recurrence(query, key, value, g, beta, initial_state=None, output_final_state=False, use_qk_l2norm_in_kernel=False, **_):
+def recurrence(
+    query,
+    key,
+    value,
+    g,
+    beta,
+    initial_state=None,
+    output_final_state=False,
+    use_qk_l2norm_in_kernel=False,
+    **_,
+):
     """The gated delta rule by its definition, token after token, in float64.
 
     transformers' own rule converts to float32, and the errors of its gradients are as large as the
@@ -89,7 +153,9 @@ def own_recurrence():
 
 def loss_of(logits, labels):
     """Mean over tokens with a label that is not -100; labels are shifted already."""
-    return torch.nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=-100)
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, -2), labels.flatten(), ignore_index=-100
+    )
 
 
 def yardstick(family, ids, positions, labels, documents):
@@ -101,9 +167,13 @@ def yardstick(family, ids, positions, labels, documents):
         logits = torch.full((*ids.shape, VOCAB), float("nan"), dtype=torch.float64)
         total, count = 0, int((labels != -100).sum())
         for b, lo, hi in documents:
-            y = model(input_ids=ids[b:b + 1, lo:hi], position_ids=positions[b:b + 1, lo:hi], use_cache=False).logits
+            y = model(
+                input_ids=ids[b : b + 1, lo:hi],
+                position_ids=positions[b : b + 1, lo:hi],
+                use_cache=False,
+            ).logits
             logits[b, lo:hi] = y[0].detach()
             seen = int((labels[b, lo:hi] != -100).sum())
-            total = total + (loss_of(y, labels[b:b + 1, lo:hi]) * seen if seen else 0)
+            total = total + (loss_of(y, labels[b : b + 1, lo:hi]) * seen if seen else 0)
         (total / count).backward()
     return logits, float(total / count), {name: p.grad for name, p in model.named_parameters()}

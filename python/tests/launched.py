@@ -24,16 +24,35 @@ def faults(ctx):
     process."""
     ctx.use(None)  # shard has set its own lengths
     last = ctx.rank == ctx.size - 1
-    one = lambda n: ulysses.attention(*[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx)
+    one = lambda n: ulysses.attention(
+        *[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx
+    )
     one(36), one(37)
     refused(lambda: one(35 - last * 5), "rows")  # other lengths than those that are cached
-    refused(lambda: ulysses.attention(*[np.ones((1, 4, 4, 8), np.int64 if last else np.float32)] * 3, context=ctx), "dtype")
+    refused(
+        lambda: ulysses.attention(
+            *[np.ones((1, 4, 4, 8), np.int64 if last else np.float32)] * 3, context=ctx
+        ),
+        "dtype",
+    )
     heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has a head too many
-    refused(lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx), "heads on the ranks")
-    own = np.ones((1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32)  # uneven heads need no heads=
+    refused(
+        lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx),
+        "heads on the ranks",
+    )
+    own = np.ones(
+        (1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32
+    )  # uneven heads need no heads=
     assert ulysses.gather_heads_scatter_seq(own, 2, 1, context=ctx).shape == (1, 2, ctx.size + 1, 4)
-    rows = 1 - last  # the last rank has no rows; NumPy gives such arrays strides of 0, other hosts the usual strides
-    for x in (np.ones((1, rows, 4, 16), np.float32), np.lib.stride_tricks.as_strided(np.ones(64, np.float32), (1, rows, 4, 16), (256 * rows, 64, 64 * rows, 4))):
+    rows = (
+        1 - last
+    )  # the last rank has no rows; NumPy gives such arrays strides of 0, other hosts the usual strides
+    for x in (
+        np.ones((1, rows, 4, 16), np.float32),
+        np.lib.stride_tricks.as_strided(
+            np.ones(64, np.float32), (1, rows, 4, 16), (256 * rows, 64, 64 * rows, 4)
+        ),
+    ):
         assert ulysses.attention(x, x, x, causal=True, context=ctx).shape == x.shape
 
 
@@ -43,14 +62,16 @@ def check(ctx, s=29, seed=0):
     q, k, v, dout = (rng.standard_normal((2, s, h, 16), np.float32) for h in (6, 2, 2, 6))
     lo, hi = ulysses.shard_rows(s, ctx.size, ctx.rank)
     cut = lambda x: np.ascontiguousarray(x[:, lo:hi])
-    out, lse, call = ulysses.attention_forward(cut(q), cut(k), cut(v), causal=True, seq=s, lse=True, context=ctx)
+    out, lse, call = ulysses.attention_forward(
+        cut(q), cut(k), cut(v), causal=True, seq=s, lse=True, context=ctx
+    )
     found = (out, lse, *ulysses.attention_backward(call, cut(dout)))
     for a, b in zip(found, attention(q, k, v, dout, see=mask(s, s, True))):
         assert error(a, b[:, lo:hi]) < TOLERANCE
     x = np.arange(s * 6 * 2, dtype=np.float32).reshape(1, s, 6, 2)
     heads = ulysses.shard_rows(6, ctx.size, ctx.rank)
     got = ulysses.gather_seq_scatter_heads(cut(x), 1, 2, s, padded=False, context=ctx)
-    np.testing.assert_array_equal(got, x[:, :, heads[0]:heads[1]])
+    np.testing.assert_array_equal(got, x[:, :, heads[0] : heads[1]])
     if ctx.size > 1:
         faults(ctx)
     mean = ulysses.reduce_sequence_parallel_loss(float(ctx.rank), ctx.rank, context=ctx)
@@ -90,7 +111,11 @@ def world():
         data = bytes(range(100 * ctx.rank, 100 * ctx.rank + 61))
         every = bytearray(61 * ctx.size)
         ctx.communicator.allgather(memoryview(data), memoryview(every))
-        assert bytes(every) == ctx.communicator._sums(data) == b"".join(bytes(range(100 * r, 100 * r + 61)) for r in range(ctx.size))  # as on a GPU
+        assert (
+            bytes(every)
+            == ctx.communicator._sums(data)
+            == b"".join(bytes(range(100 * r, 100 * r + 61)) for r in range(ctx.size))
+        )  # as on a GPU
         return ctx.rank
 
 

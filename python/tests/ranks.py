@@ -13,7 +13,10 @@ import ulysses
 
 # Tests that need PyTorch and transformers. Nothing is skipped in CI.
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-without_torch = unittest.skipIf(not TORCH and not os.environ.get("CI"), "no torch and transformers: make test-python TORCH=1, or PYTHON=... that has them")
+without_torch = unittest.skipIf(
+    not TORCH and not os.environ.get("CI"),
+    "no torch and transformers: make test-python TORCH=1, or PYTHON=... that has them",
+)
 
 
 class Table:
@@ -40,7 +43,7 @@ class Thread:
     def alltoallv(self, send, send_bytes, receive, receive_bytes):
         blocks, at = [], 0
         for n in send_bytes:
-            blocks.append(bytes(send[at:at + n]))
+            blocks.append(bytes(send[at : at + n]))
             at += n
         mine = [row[self.rank] for row in self.table.swap(self.rank, blocks)]
         assert [len(b) for b in mine] == list(receive_bytes), "the ranks disagree about sizes"
@@ -64,8 +67,15 @@ def run(size: int, body: Callable[[Any], Any]) -> list[Any]:
     for t in threads:
         t.join(120)
     if errors:
-        raise next((e for e in errors if not isinstance(e, threading.BrokenBarrierError) and not isinstance(e.__cause__, threading.BrokenBarrierError)),
-                   errors[0])
+        raise next(
+            (
+                e
+                for e in errors
+                if not isinstance(e, threading.BrokenBarrierError)
+                and not isinstance(e.__cause__, threading.BrokenBarrierError)
+            ),
+            errors[0],
+        )
     return results
 
 

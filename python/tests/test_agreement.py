@@ -23,7 +23,9 @@ def x(*shape, dtype=np.float32):
 
 
 def attention(q=(1, ROWS, 4, 8), k=(1, ROWS, 4, 8), dtype=np.float32, **options):
-    return lambda ctx: ulysses.attention(x(*q, dtype=dtype), x(*k, dtype=dtype), x(*k, dtype=dtype), context=ctx, **options)
+    return lambda ctx: ulysses.attention(
+        x(*q, dtype=dtype), x(*k, dtype=dtype), x(*k, dtype=dtype), context=ctx, **options
+    )
 
 
 def backward(rows=ROWS, dtype=np.float32, save=True):
@@ -33,32 +35,58 @@ def backward(rows=ROWS, dtype=np.float32, save=True):
         if not save:
             made.saved = None
         return ulysses.attention_backward(made, x(1, rows, 4, 8, dtype=dtype))
+
     return call
 
 
 def delta(rows=ROWS, gates=ROWS, heads=4, dtype=np.float32, **options):
     q, g = (1, rows, heads, 8), (1, gates, heads)
-    return lambda ctx: ulysses.chunk_gated_delta_rule(x(*q, dtype=dtype), x(*q, dtype=dtype), x(*q, dtype=dtype), -x(*g), x(*g), context=ctx, **options)
+    return lambda ctx: ulysses.chunk_gated_delta_rule(
+        x(*q, dtype=dtype),
+        x(*q, dtype=dtype),
+        x(*q, dtype=dtype),
+        -x(*g),
+        x(*g),
+        context=ctx,
+        **options,
+    )
 
 
 def delta_backward(heads=4, save=True, dfinal=False):
     def call(ctx):
         q, g = x(1, ROWS, 4, 8), x(1, ROWS, 4)
-        made = ulysses.gated_delta_rule_forward(q, q, q, -g, g, output_final_state=True, context=ctx)[2]
+        made = ulysses.gated_delta_rule_forward(
+            q, q, q, -g, g, output_final_state=True, context=ctx
+        )[2]
         if not save:
             made.saved = None
-        return ulysses.gated_delta_rule_backward(made, x(1, ROWS, heads, 8), x(1, 4, 8, 8) if dfinal else None)
+        return ulysses.gated_delta_rule_backward(
+            made, x(1, ROWS, heads, 8), x(1, 4, 8, 8) if dfinal else None
+        )
+
     return call
 
 
 def layer(hidden=8, weight=8, heads=2, **options):
-    return lambda ctx: ulysses.attention_layer(x(1, ROWS, hidden), x(8, weight), x(8, weight), x(8, weight), x(weight, 8), heads=heads, context=ctx, **options)
+    return lambda ctx: ulysses.attention_layer(
+        x(1, ROWS, hidden),
+        x(8, weight),
+        x(8, weight),
+        x(8, weight),
+        x(weight, 8),
+        heads=heads,
+        context=ctx,
+        **options,
+    )
 
 
 def layer_backward(rows=ROWS):
     def call(ctx):
-        made = ulysses.attention_layer_forward(x(1, ROWS, 8), *(x(8, 8) for _ in range(4)), heads=2, context=ctx)[1]
+        made = ulysses.attention_layer_forward(
+            x(1, ROWS, 8), *(x(8, 8) for _ in range(4)), heads=2, context=ctx
+        )[1]
         return ulysses.attention_layer_backward(made, x(1, rows, 8))
+
     return call
 
 
@@ -67,6 +95,7 @@ def own(fail=False, rows=ROWS):
         if fail:
             raise RuntimeError("no such mask")
         return v
+
     return lambda ctx: ulysses.local_attention(*(x(1, rows, 4, 8),) * 3, function, context=ctx)
 
 
@@ -79,11 +108,15 @@ def halo_backward(n=2, rows=2):
 
 
 def conv(width=3, channels=8, activation="silu", **options):
-    return lambda ctx: ulysses.causal_conv1d(x(1, ROWS, 8), x(channels, width), activation=activation, context=ctx, **options)
+    return lambda ctx: ulysses.causal_conv1d(
+        x(1, ROWS, 8), x(channels, width), activation=activation, context=ctx, **options
+    )
 
 
 def scatter_heads(shape=(1, ROWS, 4, 8), dtype=np.float32, **options):
-    return lambda ctx: ulysses.gather_seq_scatter_heads(x(*shape, dtype=dtype), 1, 2, context=ctx, **options)
+    return lambda ctx: ulysses.gather_seq_scatter_heads(
+        x(*shape, dtype=dtype), 1, 2, context=ctx, **options
+    )
 
 
 def scatter_seq(shape=(1, 2 * ROWS, 2, 8), **options):
@@ -95,32 +128,138 @@ def loss(value=1.0, count=3, **options):
 
 
 def shard(batch=None):
-    return lambda ctx: list(ulysses.shard({"input_ids": x(1, 5, dtype=np.int64)} if batch is None else batch, ctx))
+    return lambda ctx: list(
+        ulysses.shard({"input_ids": x(1, 5, dtype=np.int64)} if batch is None else batch, ctx)
+    )
 
 
 # Each entry: correct calls, and the same calls with one fault on one rank.
 ENTRIES = {
-    "attention": (attention(), [attention(q=(1, ROWS, 4)), attention(q=(1, ROWS, 6, 8)), attention(k=(1, ROWS + 3, 4, 8)), attention(dtype=np.float64), attention(causal=True),
-                                attention(dtype=np.int64), attention(q=(1, ROWS + 2, 4, 8), k=(1, ROWS + 2, 4, 8)), attention(seq=9), attention(window=(3,)), attention(layout="HDSB"),
-                                attention(cu_seqlens=[0, 3, 8]), attention(cu_seqlens=[0, 2.5, 8]), attention(q=(2, ROWS, 4, 8), k=(2, ROWS, 4, 8)), lambda ctx: ulysses.attention(None, None, None, context=ctx)]),
-    "attention_backward": (backward(), [backward(rows=ROWS + 1), backward(dtype=np.float64), backward(save=False)]),
-    "chunk_gated_delta_rule": (delta(), [delta(gates=ROWS + 1), delta(heads=6), delta(dtype=np.float64), delta(strategy="state"), delta(strategy="ring"), delta(rows=ROWS + 2, gates=ROWS + 2),
-                                         delta(use_qk_l2norm_in_kernel=True), delta(output_final_state=True), lambda ctx: ulysses.chunk_gated_delta_rule(*(x(1, ROWS, 4, 8),) * 3, None, None, context=ctx)]),
-    "gated_delta_rule_backward": (delta_backward(), [delta_backward(heads=3), delta_backward(save=False), delta_backward(dfinal=True)]),
-    "attention_layer": (layer(), [layer(hidden=6), layer(heads=3), layer(heads=0), layer(q_norm=x(4), k_norm=x(4)), layer(cos=x(3, 2), sin=x(3, 2)), layer(causal=True),
-                                  lambda ctx: ulysses.attention_layer(x(1, ROWS, 8), None, None, None, None, heads=2, context=ctx)]),
+    "attention": (
+        attention(),
+        [
+            attention(q=(1, ROWS, 4)),
+            attention(q=(1, ROWS, 6, 8)),
+            attention(k=(1, ROWS + 3, 4, 8)),
+            attention(dtype=np.float64),
+            attention(causal=True),
+            attention(dtype=np.int64),
+            attention(q=(1, ROWS + 2, 4, 8), k=(1, ROWS + 2, 4, 8)),
+            attention(seq=9),
+            attention(window=(3,)),
+            attention(layout="HDSB"),
+            attention(cu_seqlens=[0, 3, 8]),
+            attention(cu_seqlens=[0, 2.5, 8]),
+            attention(q=(2, ROWS, 4, 8), k=(2, ROWS, 4, 8)),
+            lambda ctx: ulysses.attention(None, None, None, context=ctx),
+        ],
+    ),
+    "attention_backward": (
+        backward(),
+        [backward(rows=ROWS + 1), backward(dtype=np.float64), backward(save=False)],
+    ),
+    "chunk_gated_delta_rule": (
+        delta(),
+        [
+            delta(gates=ROWS + 1),
+            delta(heads=6),
+            delta(dtype=np.float64),
+            delta(strategy="state"),
+            delta(strategy="ring"),
+            delta(rows=ROWS + 2, gates=ROWS + 2),
+            delta(use_qk_l2norm_in_kernel=True),
+            delta(output_final_state=True),
+            lambda ctx: ulysses.chunk_gated_delta_rule(
+                *(x(1, ROWS, 4, 8),) * 3, None, None, context=ctx
+            ),
+        ],
+    ),
+    "gated_delta_rule_backward": (
+        delta_backward(),
+        [delta_backward(heads=3), delta_backward(save=False), delta_backward(dfinal=True)],
+    ),
+    "attention_layer": (
+        layer(),
+        [
+            layer(hidden=6),
+            layer(heads=3),
+            layer(heads=0),
+            layer(q_norm=x(4), k_norm=x(4)),
+            layer(cos=x(3, 2), sin=x(3, 2)),
+            layer(causal=True),
+            lambda ctx: ulysses.attention_layer(
+                x(1, ROWS, 8), None, None, None, None, heads=2, context=ctx
+            ),
+        ],
+    ),
     "attention_layer_backward": (layer_backward(), [layer_backward(rows=ROWS + 1)]),
     "local_attention": (own(), [own(fail=True), own(rows=ROWS + 2)]),
-    "halo": (halo(), [halo(n=0), halo(n=3), halo(shape=(1, ROWS)), halo(shape=(ROWS,)), halo(shape=(1, ROWS + 2, 8)), halo(seq=9)]),
+    "halo": (
+        halo(),
+        [
+            halo(n=0),
+            halo(n=3),
+            halo(shape=(1, ROWS)),
+            halo(shape=(ROWS,)),
+            halo(shape=(1, ROWS + 2, 8)),
+            halo(seq=9),
+        ],
+    ),
     "halo_backward": (halo_backward(), [halo_backward(rows=1), halo_backward(n=1, rows=1)]),
-    "causal_conv1d": (conv(), [conv(width=4), conv(channels=6), conv(activation="tanh"), conv(activation=None), conv(bias=x(3)), conv(cu_seqlens=(0, 3, 8))]),
-    "gather_seq_scatter_heads": (scatter_heads(), [scatter_heads((1, ROWS, 6, 8)), scatter_heads((1, ROWS + 1, 4, 8)), scatter_heads((4,)), scatter_heads(dtype=np.float64), scatter_heads(padded=False),
-                                                   scatter_heads(unpadded_dim_size=7), lambda ctx: ulysses.gather_seq_scatter_heads(None, 1, 2, context=ctx)]),
-    "gather_heads_scatter_seq": (scatter_seq(), [scatter_seq((1, 2 * ROWS + 1, 2, 8)), scatter_seq((1, 2 * ROWS, 5, 8)), scatter_seq(heads=5), scatter_seq((4,))]),
-    "plan": (lambda ctx: ctx.plan(heads=4, head_dim=8), [lambda ctx: ctx.plan(heads=3, head_dim=8), lambda ctx: ctx.plan(heads=4, head_dim=8, causal=True)]),
-    "delta_plan": (lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=2, qk_dim=8, v_dim=8), [lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=4, qk_dim=8, v_dim=8)]),
-    "batch": (lambda ctx: ctx.batch(ulysses.Sequences(1, 8)), [lambda ctx: ctx.batch(ulysses.Sequences(1, 9)), lambda ctx: ctx.batch(ulysses.Sequences(1, 8, None, (0, 3, 8)))]),
-    "reduce_sequence_parallel_loss": (loss(), [loss(gradients="mean"), loss(value="much"), loss(gradients="summed")]),
+    "causal_conv1d": (
+        conv(),
+        [
+            conv(width=4),
+            conv(channels=6),
+            conv(activation="tanh"),
+            conv(activation=None),
+            conv(bias=x(3)),
+            conv(cu_seqlens=(0, 3, 8)),
+        ],
+    ),
+    "gather_seq_scatter_heads": (
+        scatter_heads(),
+        [
+            scatter_heads((1, ROWS, 6, 8)),
+            scatter_heads((1, ROWS + 1, 4, 8)),
+            scatter_heads((4,)),
+            scatter_heads(dtype=np.float64),
+            scatter_heads(padded=False),
+            scatter_heads(unpadded_dim_size=7),
+            lambda ctx: ulysses.gather_seq_scatter_heads(None, 1, 2, context=ctx),
+        ],
+    ),
+    "gather_heads_scatter_seq": (
+        scatter_seq(),
+        [
+            scatter_seq((1, 2 * ROWS + 1, 2, 8)),
+            scatter_seq((1, 2 * ROWS, 5, 8)),
+            scatter_seq(heads=5),
+            scatter_seq((4,)),
+        ],
+    ),
+    "plan": (
+        lambda ctx: ctx.plan(heads=4, head_dim=8),
+        [
+            lambda ctx: ctx.plan(heads=3, head_dim=8),
+            lambda ctx: ctx.plan(heads=4, head_dim=8, causal=True),
+        ],
+    ),
+    "delta_plan": (
+        lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=2, qk_dim=8, v_dim=8),
+        [lambda ctx: ctx.delta_plan(qk_heads=2, v_heads=4, qk_dim=8, v_dim=8)],
+    ),
+    "batch": (
+        lambda ctx: ctx.batch(ulysses.Sequences(1, 8)),
+        [
+            lambda ctx: ctx.batch(ulysses.Sequences(1, 9)),
+            lambda ctx: ctx.batch(ulysses.Sequences(1, 8, None, (0, 3, 8))),
+        ],
+    ),
+    "reduce_sequence_parallel_loss": (
+        loss(),
+        [loss(gradients="mean"), loss(value="much"), loss(gradients="summed")],
+    ),
     "shard": (shard(), [shard({}), shard({"input_ids": x(3, dtype=np.int64)})]),
 }
 
@@ -130,6 +269,7 @@ class OneRankAtFault(unittest.TestCase):
         for name, (right, faults) in ENTRIES.items():
             for i, wrong in enumerate(faults):
                 for bad in (0, 1):
+
                     def body(ctx):
                         with self.assertRaises(ulysses.UlyssesError) as caught:
                             (wrong if ctx.rank == bad else right)(ctx)
@@ -142,12 +282,15 @@ class OneRankAtFault(unittest.TestCase):
 
     def test_a_length_that_one_rank_has_cached(self):
         """The batch of 74 tokens is cached on rank 0 when rank 1 asks for one of 70."""
+
         def body(ctx):
             f = attention
             f(q=(1, 36, 4, 8), k=(1, 36, 4, 8))(ctx)
             f(q=(1, 37, 4, 8), k=(1, 37, 4, 8))(ctx)
             n = 37 if ctx.rank == 0 else 35
-            with self.assertRaisesRegex(ulysses.InvalidArgument, "rank 0 of 2 brings 37 rows: of 72 it holds 36"):
+            with self.assertRaisesRegex(
+                ulysses.InvalidArgument, "rank 0 of 2 brings 37 rows: of 72 it holds 36"
+            ):
                 f(q=(1, n, 4, 8), k=(1, n, 4, 8))(ctx)
             f(q=(1, 37, 4, 8), k=(1, 37, 4, 8))(ctx)
 
@@ -155,10 +298,13 @@ class OneRankAtFault(unittest.TestCase):
 
     def test_rows_are_added_up(self):
         """Uneven rows need no seq=."""
+
         def body(ctx):
             lo, hi = ulysses.shard_rows(9, ctx.size, ctx.rank)
             mine = x(1, hi - lo, 4, 8)
-            self.assertEqual(ulysses.attention(mine, mine, mine, causal=True, context=ctx).shape, mine.shape)
+            self.assertEqual(
+                ulysses.attention(mine, mine, mine, causal=True, context=ctx).shape, mine.shape
+            )
             self.assertEqual(ulysses.halo(mine, 2, context=ctx).shape, (1, 2, 4, 8))
 
         contexts(4, body)
@@ -177,9 +323,12 @@ class OneRankAtFault(unittest.TestCase):
     @without_torch
     def test_gradients_that_one_rank_wants(self):
         """Otherwise its backward would wait forever for the other ranks."""
+
         def body(ctx):
             q = torch.ones(1, ROWS, 4, 8, requires_grad=ctx.rank == 0)
-            with self.assertRaisesRegex(ulysses.InvalidArgument, "save is True on rank 0 and False on rank 1"):
+            with self.assertRaisesRegex(
+                ulysses.InvalidArgument, "save is True on rank 0 and False on rank 1"
+            ):
                 ulysses.attention(q, q, q, context=ctx)
 
         contexts(2, body)

@@ -34,15 +34,55 @@ class Attention(unittest.TestCase):
         "fewer rows than ranks": dict(s=2, h=1),
     }
 
-    def check(self, size, b=1, s=16, sk=None, h=4, hkv=None, d=16, dv=None, causal=False, window=None, cu=None, scale=None):
+    def check(
+        self,
+        size,
+        b=1,
+        s=16,
+        sk=None,
+        h=4,
+        hkv=None,
+        d=16,
+        dv=None,
+        causal=False,
+        window=None,
+        cu=None,
+        scale=None,
+    ):
         hkv, dv = hkv or h, dv or d
-        q, k, v, dout = draw(1, b, s, h, d), draw(2, b, sk or s, hkv, d), draw(3, b, sk or s, hkv, dv), draw(4, b, s, h, dv)
+        q, k, v, dout = (
+            draw(1, b, s, h, d),
+            draw(2, b, sk or s, hkv, d),
+            draw(3, b, sk or s, hkv, dv),
+            draw(4, b, s, h, dv),
+        )
 
         def body(ctx):
-            out, lse, call = ulysses.attention_forward(rows(q, ctx), rows(k, ctx), rows(v, ctx), lse=True, causal=causal, window=window, scale=scale,
-                                                       seq=s, kv_seq=sk, cu_seqlens=cu, context=ctx)
-            again = ulysses.attention(rows(q, ctx), rows(k, ctx), rows(v, ctx), causal=causal, window=window, scale=scale, seq=s, kv_seq=sk,
-                                      cu_seqlens=cu, context=ctx)
+            out, lse, call = ulysses.attention_forward(
+                rows(q, ctx),
+                rows(k, ctx),
+                rows(v, ctx),
+                lse=True,
+                causal=causal,
+                window=window,
+                scale=scale,
+                seq=s,
+                kv_seq=sk,
+                cu_seqlens=cu,
+                context=ctx,
+            )
+            again = ulysses.attention(
+                rows(q, ctx),
+                rows(k, ctx),
+                rows(v, ctx),
+                causal=causal,
+                window=window,
+                scale=scale,
+                seq=s,
+                kv_seq=sk,
+                cu_seqlens=cu,
+                context=ctx,
+            )
             np.testing.assert_array_equal(out, again)
             return out, lse, *ulysses.attention_backward(call, rows(dout, ctx))
 
@@ -64,24 +104,38 @@ class Attention(unittest.TestCase):
 
     def test_layouts(self):
         """The same numbers, bit for bit, in any order of axes and for views of larger arrays."""
-        q, k, v, dout = draw(1, 2, 10, 4, 8), draw(2, 2, 10, 2, 8), draw(3, 2, 10, 2, 8), draw(4, 2, 10, 4, 8)
+        q, k, v, dout = (
+            draw(1, 2, 10, 4, 8),
+            draw(2, 2, 10, 2, 8),
+            draw(3, 2, 10, 2, 8),
+            draw(4, 2, 10, 4, 8),
+        )
 
         def body(ctx):
             mine = [rows(x, ctx) for x in (q, k, v, dout)]
             out, _, call = ulysses.attention_forward(*mine[:3], causal=True, seq=10, context=ctx)
             grads = ulysses.attention_backward(call, mine[3])
             for layout, axes in (("SBHD", (1, 0, 2, 3)), ("BHSD", (0, 2, 1, 3))):
-                for prepare in (lambda x: np.ascontiguousarray(x.transpose(axes)), lambda x: x.transpose(axes)):
+                for prepare in (
+                    lambda x: np.ascontiguousarray(x.transpose(axes)),
+                    lambda x: x.transpose(axes),
+                ):
                     moved = [prepare(x) for x in mine]
-                    other, _, call = ulysses.attention_forward(*moved[:3], causal=True, seq=10, layout=layout, context=ctx)
+                    other, _, call = ulysses.attention_forward(
+                        *moved[:3], causal=True, seq=10, layout=layout, context=ctx
+                    )
                     np.testing.assert_array_equal(other, out.transpose(axes))
                     for a, b in zip(ulysses.attention_backward(call, moved[3]), grads):
                         np.testing.assert_array_equal(a, b.transpose(axes))
             packed = [x[0] for x in mine]
-            other, lse, call = ulysses.attention_forward(*packed[:3], causal=True, seq=10, layout="THD", lse=True, context=ctx)
+            other, lse, call = ulysses.attention_forward(
+                *packed[:3], causal=True, seq=10, layout="THD", lse=True, context=ctx
+            )
             np.testing.assert_array_equal(other, out[0])
             self.assertEqual(lse.shape, packed[0].shape[:2])
-            np.testing.assert_array_equal(ulysses.attention_backward(call, packed[3])[0], grads[0][0])
+            np.testing.assert_array_equal(
+                ulysses.attention_backward(call, packed[3])[0], grads[0][0]
+            )
 
         for size in (1, 2):
             contexts(size, body)
@@ -89,7 +143,10 @@ class Attention(unittest.TestCase):
     def test_reversed_view(self):
         q = draw(1, 1, 8, 4, 8)
         with ulysses.Context() as ctx:
-            np.testing.assert_array_equal(ulysses.attention(q[:, ::-1], q, q, context=ctx), ulysses.attention(q[:, ::-1].copy(), q, q, context=ctx))
+            np.testing.assert_array_equal(
+                ulysses.attention(q[:, ::-1], q, q, context=ctx),
+                ulysses.attention(q[:, ::-1].copy(), q, q, context=ctx),
+            )
 
     def test_expanded_gradient(self):
         """A gradient that repeats elements, as sum() gives, is copied."""
@@ -134,6 +191,7 @@ class Attention(unittest.TestCase):
 
     def test_dlpack(self):
         """Any library's tensors: what matters is __dlpack__."""
+
         class Other:
             def __init__(self, x):
                 self.x, self.dtype = x, x.dtype
@@ -145,26 +203,47 @@ class Attention(unittest.TestCase):
 
         x = draw(1, 2, 3, 4).transpose(1, 0, 2)
         a, b = view(Other(x)), view(x)
-        self.assertEqual((a.data, a.shape, a.strides, a.dtype, a.device), (b.data, b.shape, b.strides, b.dtype, b.device))
+        self.assertEqual(
+            (a.data, a.shape, a.strides, a.dtype, a.device),
+            (b.data, b.shape, b.strides, b.dtype, b.device),
+        )
 
 
 class Faults(unittest.TestCase):
     def test_arguments(self):
         q = draw(1, 1, 8, 4, 8)
         with ulysses.Context() as ctx:
-            for words, call in (("layout", lambda: ulysses.attention(q, q, q, layout="BSDH", context=ctx)),
-                                ("axes", lambda: ulysses.attention(q[0], q, q, context=ctx)),
-                                ("float64", lambda: ulysses.attention(q.astype(np.float64), q, q, context=ctx)),
-                                ("heads", lambda: ulysses.attention(q, q[:, :, :3], q[:, :, :3], context=ctx)),
-                                ("rows", lambda: ulysses.attention(q, q, q, seq=9, context=ctx)),
-                                ("cu_seqlens", lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5, 3, 8], context=ctx)),
-                                ("whole numbers", lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5.5, 8], context=ctx)),
-                                ("whole numbers", lambda: ulysses.attention(q, q, q, cu_seqlens=[], context=ctx)),
-                                ("of 2 sequences", lambda: ulysses.attention(*[q.reshape(2, 4, 4, 8)] * 3, cu_seqlens=[0, 4, 7], context=ctx)),
-                                ("whole numbers", lambda: ulysses.halo(q, 1, cu_seqlens=[0.5, 8], context=ctx)),
-                                ("left, right", lambda: ulysses.attention(q, q, q, window=5, context=ctx)),
-                                ("save=False", lambda: ulysses.attention_backward(ulysses.attention_forward(q, q, q, save=False, context=ctx)[2], q)),
-                                ("no array", lambda: ulysses.attention([1], q, q, context=ctx))):
+            for words, call in (
+                ("layout", lambda: ulysses.attention(q, q, q, layout="BSDH", context=ctx)),
+                ("axes", lambda: ulysses.attention(q[0], q, q, context=ctx)),
+                ("float64", lambda: ulysses.attention(q.astype(np.float64), q, q, context=ctx)),
+                ("heads", lambda: ulysses.attention(q, q[:, :, :3], q[:, :, :3], context=ctx)),
+                ("rows", lambda: ulysses.attention(q, q, q, seq=9, context=ctx)),
+                (
+                    "cu_seqlens",
+                    lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5, 3, 8], context=ctx),
+                ),
+                (
+                    "whole numbers",
+                    lambda: ulysses.attention(q, q, q, cu_seqlens=[0, 5.5, 8], context=ctx),
+                ),
+                ("whole numbers", lambda: ulysses.attention(q, q, q, cu_seqlens=[], context=ctx)),
+                (
+                    "of 2 sequences",
+                    lambda: ulysses.attention(
+                        *[q.reshape(2, 4, 4, 8)] * 3, cu_seqlens=[0, 4, 7], context=ctx
+                    ),
+                ),
+                ("whole numbers", lambda: ulysses.halo(q, 1, cu_seqlens=[0.5, 8], context=ctx)),
+                ("left, right", lambda: ulysses.attention(q, q, q, window=5, context=ctx)),
+                (
+                    "save=False",
+                    lambda: ulysses.attention_backward(
+                        ulysses.attention_forward(q, q, q, save=False, context=ctx)[2], q
+                    ),
+                ),
+                ("no array", lambda: ulysses.attention([1], q, q, context=ctx)),
+            ):
                 with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:
                     call()
                 self.assertIsInstance(caught.exception, ulysses.UlyssesError)
@@ -176,7 +255,10 @@ class Faults(unittest.TestCase):
         _, _, call = ulysses.attention_forward(q, q, q, context=ctx)
         ctx.close()
         ctx.close()
-        for late in (lambda: ulysses.attention(q, q, q, context=ctx), lambda: ulysses.attention_backward(call, q)):
+        for late in (
+            lambda: ulysses.attention(q, q, q, context=ctx),
+            lambda: ulysses.attention_backward(call, q),
+        ):
             with self.assertRaisesRegex(ulysses.InvalidArgument, "closed"):
                 late()
         with self.assertRaisesRegex(ulysses.InvalidArgument, "no context"):
@@ -197,6 +279,7 @@ class Faults(unittest.TestCase):
 
     def test_ranks_that_disagree(self):
         """All ranks get the error, none hangs; the context still works."""
+
         def body(ctx):
             q = draw(1, 1, 4, 4 + 4 * ctx.rank, 8)
             with self.assertRaisesRegex(ulysses.UlyssesError, "heads"):
@@ -208,6 +291,7 @@ class Faults(unittest.TestCase):
 
     def test_a_callback_that_fails(self):
         """Its exception is the cause of the call's."""
+
         def fail(*_):
             raise RuntimeError("network gone")
 

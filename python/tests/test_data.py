@@ -32,7 +32,9 @@ class Shard(unittest.TestCase):
                 want_labels = [[10, 10, 10], [2, 2, -100]][rank]
                 self.assertEqual((m["input_ids"] - 100 * owner).tolist(), [want_ids])
                 labels = m["shift_labels"]
-                self.assertEqual(np.where(labels == -100, -100, labels - 100 * owner).tolist(), [want_labels])
+                self.assertEqual(
+                    np.where(labels == -100, -100, labels - 100 * owner).tolist(), [want_labels]
+                )
                 self.assertEqual(m["position_ids"].tolist(), [[[0, 1, 2], [3, 4, 5]][rank]])
                 self.assertNotIn("labels", m)
                 self.assertEqual((m.lo, m.hi, m.sequences.seq), (3 * rank, 3 * rank + 3, 6))
@@ -42,15 +44,26 @@ class Shard(unittest.TestCase):
 
         def body(comm):
             n = [2, 7, 4][comm.rank]
-            return list(ulysses.shard({"input_ids": np.arange(2 * n).reshape(2, n), "embeds": np.random.default_rng(comm.rank).normal(size=(2, n, 3)),
-                                       "name": f"rank {comm.rank}", "table": np.full((4, 4, 4), comm.rank)}, comm))
+            return list(
+                ulysses.shard(
+                    {
+                        "input_ids": np.arange(2 * n).reshape(2, n),
+                        "embeds": np.random.default_rng(comm.rank).normal(size=(2, n, 3)),
+                        "name": f"rank {comm.rank}",
+                        "table": np.full((4, 4, 4), comm.rank),
+                    },
+                    comm,
+                )
+            )
 
         steps = run(3, body)
         for owner, n in enumerate([2, 7, 4]):
             whole = np.concatenate([steps[r][owner]["input_ids"] for r in range(3)], 1)
             self.assertEqual(whole.tolist(), np.arange(2 * n).reshape(2, n).tolist())
             embeds = np.concatenate([steps[r][owner]["embeds"] for r in range(3)], 1)
-            np.testing.assert_array_equal(embeds, np.random.default_rng(owner).normal(size=(2, n, 3)))
+            np.testing.assert_array_equal(
+                embeds, np.random.default_rng(owner).normal(size=(2, n, 3))
+            )
             for r in range(3):
                 self.assertEqual(steps[r][owner]["name"], f"rank {owner}")
         self.assertEqual(steps[0][1]["table"].shape, (4, 4, 4))  # second axis is not 7: whole
@@ -58,8 +71,18 @@ class Shard(unittest.TestCase):
 
     def test_dims(self):
         def body(comm):
-            return list(ulysses.shard({"input_ids": ids(range(6)), "pixels": np.arange(8), "positions3": np.zeros((3, 1, 6)), "side": np.zeros((1, 6))}, comm,
-                                      dims={"pixels": 0, "positions3": 2, "side": None}))
+            return list(
+                ulysses.shard(
+                    {
+                        "input_ids": ids(range(6)),
+                        "pixels": np.arange(8),
+                        "positions3": np.zeros((3, 1, 6)),
+                        "side": np.zeros((1, 6)),
+                    },
+                    comm,
+                    dims={"pixels": 0, "positions3": 2, "side": None},
+                )
+            )
 
         m = run(2, body)[1][0]
         self.assertEqual(m["pixels"].tolist(), [4, 5, 6, 7])
@@ -71,26 +94,59 @@ class Shard(unittest.TestCase):
 
         def body(comm):
             x = ids([5, 6, 7, 8, 9, 0, 0, 0])
-            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "position_ids": ids([0, 1, 2, 0, 1, 0, 0, 0])}, comm)))
+            return next(
+                iter(
+                    ulysses.shard(
+                        {
+                            "input_ids": x,
+                            "labels": x,
+                            "position_ids": ids([0, 1, 2, 0, 1, 0, 0, 0]),
+                        },
+                        comm,
+                    )
+                )
+            )
 
         a, b = run(2, body)
         self.assertEqual(a.sequences.cu_seqlens, (0, 3, 5, 8))
-        self.assertEqual(a["shift_labels"].tolist() + b["shift_labels"].tolist(), [[6, 7, -100, 9], [-100, 0, 0, -100]])
+        self.assertEqual(
+            a["shift_labels"].tolist() + b["shift_labels"].tolist(),
+            [[6, 7, -100, 9], [-100, 0, 0, -100]],
+        )
 
     def test_cu_seqlens(self):
         def body(comm):
             x = ids([5, 6, 7, 8])
-            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "cu_seqlens": [0, 3, 4]}, comm, pad=True)))
+            return next(
+                iter(
+                    ulysses.shard(
+                        {"input_ids": x, "labels": x, "cu_seqlens": [0, 3, 4]}, comm, pad=True
+                    )
+                )
+            )
 
         micros = run(3, body)
         self.assertEqual(micros[0].sequences.cu_seqlens, (0, 3, 4, 6))
-        self.assertEqual(np.concatenate([m["position_ids"] for m in micros], 1).tolist(), [[0, 1, 2, 0, 0, 0]])
-        self.assertEqual(np.concatenate([m["shift_labels"] for m in micros], 1).tolist(), [[6, 7, -100, -100, -100, -100]])
+        self.assertEqual(
+            np.concatenate([m["position_ids"] for m in micros], 1).tolist(), [[0, 1, 2, 0, 0, 0]]
+        )
+        self.assertEqual(
+            np.concatenate([m["shift_labels"] for m in micros], 1).tolist(),
+            [[6, 7, -100, -100, -100, -100]],
+        )
 
     def test_pad(self):
         def body(comm):
             x = ids([1, 2, 3, 4, 5])
-            return next(iter(ulysses.shard({"input_ids": x, "labels": x, "attention_mask": np.ones((1, 5), int)}, comm, pad=True)))
+            return next(
+                iter(
+                    ulysses.shard(
+                        {"input_ids": x, "labels": x, "attention_mask": np.ones((1, 5), int)},
+                        comm,
+                        pad=True,
+                    )
+                )
+            )
 
         a, b = run(2, body)
         self.assertEqual(b["input_ids"].tolist(), [[4, 5, 0]])
@@ -102,7 +158,17 @@ class Shard(unittest.TestCase):
     def test_torch(self):
         def body(comm):
             x = torch.arange(6)[None] + comm.rank
-            return list(ulysses.shard({"input_ids": x, "labels": x, "h": torch.ones(1, 6, 2, dtype=torch.bfloat16), "flag": x > 3}, comm))
+            return list(
+                ulysses.shard(
+                    {
+                        "input_ids": x,
+                        "labels": x,
+                        "h": torch.ones(1, 6, 2, dtype=torch.bfloat16),
+                        "flag": x > 3,
+                    },
+                    comm,
+                )
+            )
 
         m = run(2, body)[1][1]
         self.assertEqual(m["input_ids"].tolist(), [[4, 5, 6]])
@@ -114,7 +180,9 @@ class Shard(unittest.TestCase):
         bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 2]}
 
         def body(comm):
-            with self.assertRaisesRegex((ulysses.InvalidArgument, ulysses.CommError), "cu_seqlens") as caught:
+            with self.assertRaisesRegex(
+                (ulysses.InvalidArgument, ulysses.CommError), "cu_seqlens"
+            ) as caught:
                 list(ulysses.shard(bad if comm.rank == 1 else {"input_ids": ids([1, 2, 3])}, comm))
             return type(caught.exception)
 
@@ -145,7 +213,9 @@ class Loader(unittest.TestCase):
         def body(comm):
             steps = 0
             with self.assertRaisesRegex(Exception, "disk gone") as caught:
-                for _ in ulysses.loader(broken() if comm.rank == 0 else [{"input_ids": ids([1, 2])}] * 5, comm):
+                for _ in ulysses.loader(
+                    broken() if comm.rank == 0 else [{"input_ids": ids([1, 2])}] * 5, comm
+                ):
                     steps += 1
             return steps, type(caught.exception)
 

@@ -20,8 +20,13 @@ except ImportError:
 
 def draw(seed, b, s, hk, hv, dk, dv, docs):
     rng = np.random.default_rng(seed)
-    x = [rng.standard_normal(shape, np.float32) for shape in ((b, s, hk, dk), (b, s, hk, dk), (b, s, hv, dv))]
-    g = -np.abs(rng.standard_normal((b, s, hv), np.float32)) * np.where(rng.random((b, s, hv)) < 0.1, 20, 1).astype(np.float32)
+    x = [
+        rng.standard_normal(shape, np.float32)
+        for shape in ((b, s, hk, dk), (b, s, hk, dk), (b, s, hv, dv))
+    ]
+    g = -np.abs(rng.standard_normal((b, s, hv), np.float32)) * np.where(
+        rng.random((b, s, hv)) < 0.1, 20, 1
+    ).astype(np.float32)
     beta = rng.random((b, s, hv), np.float32)
     return (*x, g, beta, 0.3 * rng.standard_normal((docs, hv, dk, dv), np.float32))
 
@@ -50,7 +55,12 @@ def rows(x, ctx, axis=1):
     return x[(slice(None),) * axis + (slice(lo, hi),)]
 
 
-CASES = [((1, 21, 2, 4, 16, 8), None), ((2, 17, 2, 2, 8, 8), None), ((1, 23, 1, 3, 8, 16), (0, 1, 8, 12, 23)), ((1, 3, 2, 2, 8, 8), None)]
+CASES = [
+    ((1, 21, 2, 4, 16, 8), None),
+    ((2, 17, 2, 2, 8, 8), None),
+    ((1, 23, 1, 3, 8, 16), (0, 1, 8, 12, 23)),
+    ((1, 3, 2, 2, 8, 8), None),
+]
 
 
 class NumPy(unittest.TestCase):
@@ -60,14 +70,25 @@ class NumPy(unittest.TestCase):
             *x, state = draw(seed, b, s, hk, hv, dk, dv, len(ends) - 1)
             want, last = recurrence(*x, state, ends, True)
             for strategy in ("heads", "state"):
+
                 def body(ctx):
-                    return ulysses.chunk_gated_delta_rule(*(rows(y, ctx) for y in x), initial_state=state, output_final_state=True,
-                                                          use_qk_l2norm_in_kernel=True, cu_seqlens=cu, seq=s, strategy=strategy, context=ctx)
+                    return ulysses.chunk_gated_delta_rule(
+                        *(rows(y, ctx) for y in x),
+                        initial_state=state,
+                        output_final_state=True,
+                        use_qk_l2norm_in_kernel=True,
+                        cu_seqlens=cu,
+                        seq=s,
+                        strategy=strategy,
+                        context=ctx,
+                    )
 
                 for size in (1, 2, 4):
                     with self.subTest(strategy, ranks=size, case=seed):
                         found = contexts(size, body)
-                        self.assertLess(error(np.concatenate([o for o, _ in found], 1), want), TOLERANCE)
+                        self.assertLess(
+                            error(np.concatenate([o for o, _ in found], 1), want), TOLERANCE
+                        )
                         for _, final in found:
                             self.assertLess(error(final, last), TOLERANCE)
 
@@ -76,7 +97,10 @@ class NumPy(unittest.TestCase):
         (b, s, hk, hv, dk, dv), cu = (1, 13, 1, 2, 4, 6), (0, 1, 7, 13)
         inputs = draw(5, b, s, hk, hv, dk, dv, 3)
         rng = np.random.default_rng(6)
-        do, dlast = rng.standard_normal((b, s, hv, dv), np.float32), rng.standard_normal((3, hv, dk, dv), np.float32)
+        do, dlast = (
+            rng.standard_normal((b, s, hv, dv), np.float32),
+            rng.standard_normal((3, hv, dk, dv), np.float32),
+        )
 
         def loss(x):
             o, last = recurrence(*x, cu, False)
@@ -94,28 +118,68 @@ class NumPy(unittest.TestCase):
             want.append(grad)
         *x, state = inputs
         for strategy in ("heads", "state"):
+
             def body(ctx):
-                _, _, call = ulysses.gated_delta_rule_forward(*(rows(y, ctx) for y in x), initial_state=state, output_final_state=True, cu_seqlens=cu, strategy=strategy, context=ctx)
+                _, _, call = ulysses.gated_delta_rule_forward(
+                    *(rows(y, ctx) for y in x),
+                    initial_state=state,
+                    output_final_state=True,
+                    cu_seqlens=cu,
+                    strategy=strategy,
+                    context=ctx,
+                )
                 return ulysses.gated_delta_rule_backward(call, rows(do, ctx), dlast)
 
             for size in (1, 3):
                 found = contexts(size, body)
                 for name, i in zip(("dq", "dk", "dv", "dg", "dbeta"), range(5)):
-                    self.assertLess(error(np.concatenate([r[i] for r in found], 1), want[i]), 2e-5, (name, strategy, size))
+                    self.assertLess(
+                        error(np.concatenate([r[i] for r in found], 1), want[i]),
+                        2e-5,
+                        (name, strategy, size),
+                    )
                 for r in found:
                     self.assertLess(error(r[5], want[5]), 2e-5, (strategy, size))
 
     def test_refusals(self):
         *x, state = draw(1, 1, 8, 2, 4, 8, 8, 1)
         with ulysses.Context() as ctx:
-            for words, call in (("strategy", lambda: ulysses.chunk_gated_delta_rule(*x, strategy="ring", context=ctx)),
-                                ("axes", lambda: ulysses.chunk_gated_delta_rule(*x[:3], x[3][0], x[4], context=ctx)),
-                                ("multiple", lambda: ulysses.chunk_gated_delta_rule(*x[:2], x[2][:, :, :3], x[3], x[4], context=ctx)),
-                                ("scale 0", lambda: ulysses.chunk_gated_delta_rule(*x, scale=0, context=ctx)),
-                                ("chunk", lambda: ulysses.chunk_gated_delta_rule(*x, chunk_size=3, context=ctx)),
-                                ("state_in", lambda: ulysses.chunk_gated_delta_rule(*x, initial_state=state[:, :2], context=ctx)),
-                                ("cu_seqlens", lambda: ulysses.chunk_gated_delta_rule(*x, cu_seqlens=[0, 5, 3, 8], context=ctx)),
-                                ("save=False", lambda: ulysses.gated_delta_rule_backward(ulysses.gated_delta_rule_forward(*x, save=False, context=ctx)[2], x[2]))):
+            for words, call in (
+                (
+                    "strategy",
+                    lambda: ulysses.chunk_gated_delta_rule(*x, strategy="ring", context=ctx),
+                ),
+                (
+                    "axes",
+                    lambda: ulysses.chunk_gated_delta_rule(*x[:3], x[3][0], x[4], context=ctx),
+                ),
+                (
+                    "multiple",
+                    lambda: ulysses.chunk_gated_delta_rule(
+                        *x[:2], x[2][:, :, :3], x[3], x[4], context=ctx
+                    ),
+                ),
+                ("scale 0", lambda: ulysses.chunk_gated_delta_rule(*x, scale=0, context=ctx)),
+                ("chunk", lambda: ulysses.chunk_gated_delta_rule(*x, chunk_size=3, context=ctx)),
+                (
+                    "state_in",
+                    lambda: ulysses.chunk_gated_delta_rule(
+                        *x, initial_state=state[:, :2], context=ctx
+                    ),
+                ),
+                (
+                    "cu_seqlens",
+                    lambda: ulysses.chunk_gated_delta_rule(
+                        *x, cu_seqlens=[0, 5, 3, 8], context=ctx
+                    ),
+                ),
+                (
+                    "save=False",
+                    lambda: ulysses.gated_delta_rule_backward(
+                        ulysses.gated_delta_rule_forward(*x, save=False, context=ctx)[2], x[2]
+                    ),
+                ),
+            ):
                 with self.subTest(words), self.assertRaisesRegex(ulysses.InvalidArgument, words):
                     call()
             ulysses.chunk_gated_delta_rule(*x, context=ctx)
@@ -129,7 +193,10 @@ class Torch(unittest.TestCase):
         """Output, final state and all gradients, against their chunked reference in float64."""
         b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
         *x, state = (torch.from_numpy(y) for y in draw(9, b, s, hk, hv, dk, dv, b))
-        w, wl = torch.randn(b, s, hv, dv, generator=torch.Generator().manual_seed(1)), torch.randn(b, hv, dk, dv, generator=torch.Generator().manual_seed(2))
+        w, wl = (
+            torch.randn(b, s, hv, dv, generator=torch.Generator().manual_seed(1)),
+            torch.randn(b, hv, dk, dv, generator=torch.Generator().manual_seed(2)),
+        )
 
         class Float64:  # their function turns everything into float32 on its way
             def __enter__(self):
@@ -141,24 +208,45 @@ class Torch(unittest.TestCase):
         exact = [y.double().requires_grad_() for y in (*x, state)]
         with Float64():
             q, k = (y.repeat_interleave(hv // hk, 2) for y in exact[:2])
-            o, last = torch_chunk_gated_delta_rule(q, k, exact[2], exact[3], exact[4], initial_state=exact[5], output_final_state=True, use_qk_l2norm_in_kernel=True)
+            o, last = torch_chunk_gated_delta_rule(
+                q,
+                k,
+                exact[2],
+                exact[3],
+                exact[4],
+                initial_state=exact[5],
+                output_final_state=True,
+                use_qk_l2norm_in_kernel=True,
+            )
         self.assertEqual(o.dtype, torch.float64)
         ((o * w).sum() + (last * wl).sum()).backward()
 
         for strategy in ("heads", "state"):
+
             def body(ctx):
                 mine = [rows(y, ctx).clone().requires_grad_() for y in x]
                 whole = state.clone().requires_grad_()
-                o, last = ulysses.chunk_gated_delta_rule(*mine, initial_state=whole, output_final_state=True, use_qk_l2norm_in_kernel=True, strategy=strategy, seq=s,
-                                                         context=ctx)
+                o, last = ulysses.chunk_gated_delta_rule(
+                    *mine,
+                    initial_state=whole,
+                    output_final_state=True,
+                    use_qk_l2norm_in_kernel=True,
+                    strategy=strategy,
+                    seq=s,
+                    context=ctx,
+                )
                 ((o * rows(w, ctx)).sum() + (last * wl).sum()).backward()
                 return [o.detach(), *(y.grad for y in mine)], last.detach(), whole.grad
 
             for size in (1, 2, 3):
                 found = contexts(size, body)
                 want = [o.detach(), *(y.grad for y in exact[:5])]
-                for name, parts, y in zip(("o", "dq", "dk", "dv", "dg", "dbeta"), zip(*(r[0] for r in found)), want):
-                    self.assertLess(error(torch.cat(parts, 1), y), TOLERANCE, (name, strategy, size))
+                for name, parts, y in zip(
+                    ("o", "dq", "dk", "dv", "dg", "dbeta"), zip(*(r[0] for r in found)), want
+                ):
+                    self.assertLess(
+                        error(torch.cat(parts, 1), y), TOLERANCE, (name, strategy, size)
+                    )
                 for _, final, grad in found:
                     self.assertLess(error(final, last.detach()), TOLERANCE)
                     self.assertLess(error(grad, exact[5].grad), TOLERANCE)
@@ -174,10 +262,14 @@ class Torch(unittest.TestCase):
             self.assertIsNone(last)
             o.sum().backward()
             self.assertEqual(gate.grad.dtype, torch.float64)
-            o, last = ulysses.chunk_gated_delta_rule(*mine, output_final_state=True, seq=9, context=ctx)
+            o, last = ulysses.chunk_gated_delta_rule(
+                *mine, output_final_state=True, seq=9, context=ctx
+            )
             last.sum().backward()
             with torch.no_grad():
-                self.assertIsNone(ulysses.chunk_gated_delta_rule(*mine, seq=9, context=ctx)[0].grad_fn)
+                self.assertIsNone(
+                    ulysses.chunk_gated_delta_rule(*mine, seq=9, context=ctx)[0].grad_fn
+                )
 
         contexts(2, body)
 

@@ -20,7 +20,13 @@ def runtime(path):
     """A CUDA runtime: the functions that are used."""
     lib = ctypes.CDLL(path)
     lib.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
-    lib.cudaMemcpyAsync.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    lib.cudaMemcpyAsync.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ]
     lib.cudaMemsetAsync.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p]
     lib.cudaStreamCreateWithFlags.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint]
     lib.cudaStreamSynchronize.argtypes = [ctypes.c_void_p]
@@ -47,7 +53,7 @@ def fake_torch(cuda):
             return self.memory.value
 
         def stride(self):
-            return tuple(int(np.prod(self.shape[i + 1:])) for i in range(len(self.shape)))
+            return tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
 
         def numpy(self):
             out = np.empty(self.shape, np.float32)
@@ -65,9 +71,21 @@ def fake_torch(cuda):
         assert cuda.cudaMemcpyAsync(t.memory, array.ctypes.data, t.bytes, 1, stream) == 0
         return t
 
-    torch.Tensor, torch.tensor, torch.strided, torch.uint8, torch.float32 = Tensor, tensor, "strided", "torch.uint8", "torch.float32"
-    torch.empty = lambda shape, dtype, device: Tensor((shape,) if isinstance(shape, int) else shape, dtype, device.index)
-    torch.cuda = types.SimpleNamespace(current_stream=lambda device: types.SimpleNamespace(cuda_stream=stream.value), current_device=lambda: 0, is_available=lambda: True)
+    torch.Tensor, torch.tensor, torch.strided, torch.uint8, torch.float32 = (
+        Tensor,
+        tensor,
+        "strided",
+        "torch.uint8",
+        "torch.float32",
+    )
+    torch.empty = lambda shape, dtype, device: Tensor(
+        (shape,) if isinstance(shape, int) else shape, dtype, device.index
+    )
+    torch.cuda = types.SimpleNamespace(
+        current_stream=lambda device: types.SimpleNamespace(cuda_stream=stream.value),
+        current_device=lambda: 0,
+        is_available=lambda: True,
+    )
     return torch
 
 
@@ -94,11 +112,16 @@ def emulated():
             assert np.abs(a.numpy() - b).max() <= 4e-5 * np.abs(b).max()
         plans = {}
         for deterministic in (False, True):
-            out, _, call = attention_forward(*x[:3], save=True, causal=True, deterministic=deterministic, context=ctx)
+            out, _, call = attention_forward(
+                *x[:3], save=True, causal=True, deterministic=deterministic, context=ctx
+            )
             plans[deterministic] = call.plan
             again = attention_backward(call, x[3])
             assert all((a.numpy() == b.numpy()).all() for a, b in zip(again, got)), deterministic
-        assert plans[False] is not plans[True] and plans[True].describe()["attention"] == {"forward": "own", "backward": "own"}, plans[True].describe()
+        assert plans[False] is not plans[True] and plans[True].describe()["attention"] == {
+            "forward": "own",
+            "backward": "own",
+        }, plans[True].describe()
         try:
             ctx.plan(heads=1, head_dim=272, deterministic=True)
             raise AssertionError("heads that no kernel serves")
@@ -108,12 +131,25 @@ def emulated():
 
         class Array:
             shape, dtype = SHAPE, "float32"
-            __cuda_array_interface__ = {"shape": SHAPE, "typestr": "<f4", "data": (x[0].data_ptr(), False), "version": 3}
+            __cuda_array_interface__ = {
+                "shape": SHAPE,
+                "typestr": "<f4",
+                "data": (x[0].data_ptr(), False),
+                "version": 3,
+            }
 
         view = ulysses.tensors.view(Array())
-        assert (view.device, view.ordinal, view.dtype, view.strides) == (ulysses._struct.CUDA, 0, ulysses._struct.F32, (416, 32, 8, 1))
-        for error, tensors in ((Unsupported, [Array()] * 3), (InvalidArgument, [q, k, v]),
-                               (InvalidArgument, [torch.Tensor(SHAPE, "torch.float32", 1)] + x[1:3])):  # another GPU than the context's
+        assert (view.device, view.ordinal, view.dtype, view.strides) == (
+            ulysses._struct.CUDA,
+            0,
+            ulysses._struct.F32,
+            (416, 32, 8, 1),
+        )
+        for error, tensors in (
+            (Unsupported, [Array()] * 3),
+            (InvalidArgument, [q, k, v]),
+            (InvalidArgument, [torch.Tensor(SHAPE, "torch.float32", 1)] + x[1:3]),
+        ):  # another GPU than the context's
             try:
                 attention_forward(*tensors, save=False, context=ctx)
                 raise AssertionError(f"{error} was wanted")
@@ -140,9 +176,18 @@ class Emulated(unittest.TestCase):
         if "emulated" not in plugin or not os.path.exists(plugin):
             self.skipTest("no emulated plug-in: make cuda-emulated")
         for seed in ("1", "2", "3"):
-            done = subprocess.run([sys.executable, "-c", "import test_gpu; test_gpu.emulated()"], capture_output=True, text=True, timeout=180,
-                                  env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]), "ULYSSES_CUDA_PLUGIN": plugin,
-                                       "ULYSSES_EMULATED_SEED": seed})
+            done = subprocess.run(
+                [sys.executable, "-c", "import test_gpu; test_gpu.emulated()"],
+                capture_output=True,
+                text=True,
+                timeout=180,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
+                    "ULYSSES_CUDA_PLUGIN": plugin,
+                    "ULYSSES_EMULATED_SEED": seed,
+                },
+            )
             self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), done.stderr)
 
 
@@ -158,7 +203,9 @@ def on_gpu():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                ulysses.attention(*x, causal=True, context=ctx).sum().backward()  # makes the plan, and PyTorch's memory
+                ulysses.attention(
+                    *x, causal=True, context=ctx
+                ).sum().backward()  # makes the plan, and PyTorch's memory
                 torch.cuda.synchronize()
                 for t in x:
                     t.grad = None
@@ -172,7 +219,11 @@ def on_gpu():
             want = torch.nn.functional.scaled_dot_product_attention(*y, is_causal=True)
             (want * 2).sum().backward()
             for a, b in zip(got, [want.transpose(1, 2)] + [t.grad.transpose(1, 2) for t in y]):
-                assert (a.double() - b).abs().max() <= limit * b.abs().max(), (dtype, (a.double() - b).abs().max(), b.abs().max())
+                assert (a.double() - b).abs().max() <= limit * b.abs().max(), (
+                    dtype,
+                    (a.double() - b).abs().max(),
+                    b.abs().max(),
+                )
             assert late, "a call has waited for the GPU"
         ctx.check()
     print("ok")

@@ -34,14 +34,22 @@ class Halo(unittest.TestCase):
 
             def beside(i, lo, hi, n, k):  # the row at place k of the halo of rows [lo, hi), or None
                 near, t = (lo, lo - n + k) if n > 0 else (hi - 1, hi + k)
-                same = 0 <= t < s and lo < hi and max(y for y in starts if y <= i * s + t) == max(y for y in starts if y <= i * s + near)
+                same = (
+                    0 <= t < s
+                    and lo < hi
+                    and max(y for y in starts if y <= i * s + t)
+                    == max(y for y in starts if y <= i * s + near)
+                )
                 return t if same else None
 
             for n in (1, 3, -2):
+
                 def body(ctx):
                     found = ulysses.halo(rows(x, ctx), n, seq=s, cu_seqlens=cu, context=ctx)
                     dx = np.zeros_like(rows(x, ctx))
-                    ulysses.halo_backward(np.full_like(found, 1 + ctx.rank), n, dx, seq=s, cu_seqlens=cu, context=ctx)
+                    ulysses.halo_backward(
+                        np.full_like(found, 1 + ctx.rank), n, dx, seq=s, cu_seqlens=cu, context=ctx
+                    )
                     return found, dx
 
                 for size in (1, 2, 4):
@@ -51,14 +59,20 @@ class Halo(unittest.TestCase):
                         for i in range(b):
                             for k in range(abs(n)):
                                 t = beside(i, lo, hi, n, k)
-                                np.testing.assert_array_equal(halo[i, k], 0 if t is None else x[i, t])
+                                np.testing.assert_array_equal(
+                                    halo[i, k], 0 if t is None else x[i, t]
+                                )
                                 if t is not None:
                                     want[i, t] += 1 + rank
                     np.testing.assert_array_equal(np.concatenate([dx for _, dx in found], 1), want)
 
     @without_torch
     def test_a_convolution_over_ranks(self):
-        x, w, up = torch.from_numpy(draw(2, 1, 11, 4)), torch.from_numpy(draw(3, 4, 1, 3)), torch.from_numpy(draw(4, 1, 11, 4))
+        x, w, up = (
+            torch.from_numpy(draw(2, 1, 11, 4)),
+            torch.from_numpy(draw(3, 4, 1, 3)),
+            torch.from_numpy(draw(4, 1, 11, 4)),
+        )
 
         def convolve(x):
             return conv1d(x.transpose(1, 2), w, groups=4).transpose(1, 2)
@@ -86,6 +100,7 @@ class Halo(unittest.TestCase):
         cu = (0, 1, 2, 3, 5, 6, 13, 20, 22, 26)
         x, w, bias, up = draw(2, b, s, c), draw(3, c, width), draw(4, c), draw(5, b, s, c)
         for activation in (None, "silu"):
+
             def exact(x, w, bias):
                 y = np.zeros((b * s, c))
                 flat = x.reshape(b * s, c)
@@ -112,32 +127,52 @@ class Halo(unittest.TestCase):
 
             def numpy(ctx):
                 mine = rows(x, ctx)
-                naive = np.concatenate([ulysses.halo(mine, width - 1, seq=s, cu_seqlens=cu, context=ctx), mine], 1)
-                naive = bias + sum(naive[:, k:k + mine.shape[1]] * w[:, k] for k in range(width))
-                return ulysses.causal_conv1d(mine, w, bias, activation, cu_seqlens=cu, context=ctx), naive if activation is None else None
+                naive = np.concatenate(
+                    [ulysses.halo(mine, width - 1, seq=s, cu_seqlens=cu, context=ctx), mine], 1
+                )
+                naive = bias + sum(naive[:, k : k + mine.shape[1]] * w[:, k] for k in range(width))
+                return ulysses.causal_conv1d(
+                    mine, w, bias, activation, cu_seqlens=cu, context=ctx
+                ), naive if activation is None else None
 
             for size in (1, 2, 4, 8):
                 found = contexts(size, numpy)
-                self.assertLess(error(np.concatenate([y for y, _ in found], 1), want), TOLERANCE, (activation, size))
+                self.assertLess(
+                    error(np.concatenate([y for y, _ in found], 1), want),
+                    TOLERANCE,
+                    (activation, size),
+                )
                 if activation is None:
                     self.assertGreater(error(np.concatenate([y for _, y in found], 1), want), 0.1)
             if torch is None:
                 continue
 
             def body(ctx):
-                mine, *own = [torch.from_numpy(np.ascontiguousarray(a)).requires_grad_() for a in (rows(x, ctx), w, bias)]
+                mine, *own = [
+                    torch.from_numpy(np.ascontiguousarray(a)).requires_grad_()
+                    for a in (rows(x, ctx), w, bias)
+                ]
                 y = ulysses.causal_conv1d(mine, *own, activation, cu_seqlens=cu, context=ctx)
                 (y * torch.from_numpy(rows(up, ctx))).sum().backward()
                 return y.detach(), mine.grad, own[0].grad, own[1].grad
 
             for size in (1, 2, 4, 8):
                 y, dx, dw, db = zip(*contexts(size, body))
-                for name, a, e in (("y", torch.cat(y, 1), want), ("dx", torch.cat(dx, 1), slopes[0]), ("dw", sum(dw), slopes[1]), ("db", sum(db), slopes[2])):
+                for name, a, e in (
+                    ("y", torch.cat(y, 1), want),
+                    ("dx", torch.cat(dx, 1), slopes[0]),
+                    ("dw", sum(dw), slopes[1]),
+                    ("db", sum(db), slopes[2]),
+                ):
                     self.assertLess(error(a, e), TOLERANCE, (name, activation, size))
 
     def test_refusals(self):
         with ulysses.Context() as ctx:
-            for call in (lambda: ulysses.halo(draw(1, 1, 4), 0, context=ctx), lambda: ulysses.halo(draw(1, 4), 1, context=ctx), lambda: ulysses.halo(draw(1, 1, 4, 2), 1, seq=9, context=ctx)):
+            for call in (
+                lambda: ulysses.halo(draw(1, 1, 4), 0, context=ctx),
+                lambda: ulysses.halo(draw(1, 4), 1, context=ctx),
+                lambda: ulysses.halo(draw(1, 1, 4, 2), 1, seq=9, context=ctx),
+            ):
                 with self.assertRaises(ulysses.InvalidArgument):
                     call()
 
@@ -150,8 +185,18 @@ class Layer(unittest.TestCase):
         b, s, h, hkv, d, n = 2, 13, 6, 2, 8, 20
         torch.manual_seed(0)
         x, up = torch.randn(b, s, n), torch.randn(b, s, n)
-        weights = {"wq": torch.randn(h * d, n) / 4, "wk": torch.randn(hkv * d, n) / 4, "wv": torch.randn(hkv * d, n) / 4, "wo": torch.randn(n, h * d) / 4,
-                   "bq": torch.randn(h * d), "bk": torch.randn(hkv * d), "bv": torch.randn(hkv * d), "bo": torch.randn(n), "q_norm": 1 + torch.randn(d) / 8, "k_norm": 1 + torch.randn(d) / 8}
+        weights = {
+            "wq": torch.randn(h * d, n) / 4,
+            "wk": torch.randn(hkv * d, n) / 4,
+            "wv": torch.randn(hkv * d, n) / 4,
+            "wo": torch.randn(n, h * d) / 4,
+            "bq": torch.randn(h * d),
+            "bk": torch.randn(hkv * d),
+            "bv": torch.randn(hkv * d),
+            "bo": torch.randn(n),
+            "q_norm": 1 + torch.randn(d) / 8,
+            "k_norm": 1 + torch.randn(d) / 8,
+        }
         angle = torch.arange(s)[None, :, None] / 50 ** (torch.arange(d // 2) / (d // 2))
         angle = angle.expand(b, s, d // 2)
 
@@ -160,49 +205,85 @@ class Layer(unittest.TestCase):
                 return (x @ w["w" + name].T + w["b" + name]).unflatten(-1, (k, d))
 
             def turn(y):
-                a, c = y[..., :d // 2], y[..., d // 2:]
+                a, c = y[..., : d // 2], y[..., d // 2 :]
                 return torch.cat([a * cos - c * sin, c * cos + a * sin], -1)
 
             def norm(y, g):
                 return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * g
 
-            q, k, v = turn(norm(heads("q", h), w["q_norm"])), turn(norm(heads("k", hkv), w["k_norm"])), heads("v", hkv)
-            y = sdpa(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True).transpose(1, 2)
+            q, k, v = (
+                turn(norm(heads("q", h), w["q_norm"])),
+                turn(norm(heads("k", hkv), w["k_norm"])),
+                heads("v", hkv),
+            )
+            y = sdpa(
+                *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True
+            ).transpose(1, 2)
             return y.flatten(2) @ w["wo"].T + w["bo"]
 
         exact = {name: t.double().requires_grad_() for name, t in {"x": x, **weights}.items()}
-        want = layer(exact["x"], exact, angle.cos().double()[:, :, None], angle.sin().double()[:, :, None])
+        want = layer(
+            exact["x"], exact, angle.cos().double()[:, :, None], angle.sin().double()[:, :, None]
+        )
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = {"x": rows(x, ctx).clone().requires_grad_(), **{name: t.clone().requires_grad_() for name, t in weights.items()}}
-            turns = {name: rows(t, ctx).flatten(0, 1).contiguous() for name, t in (("cos", angle.cos()), ("sin", angle.sin()))}
+            mine = {
+                "x": rows(x, ctx).clone().requires_grad_(),
+                **{name: t.clone().requires_grad_() for name, t in weights.items()},
+            }
+            turns = {
+                name: rows(t, ctx).flatten(0, 1).contiguous()
+                for name, t in (("cos", angle.cos()), ("sin", angle.sin()))
+            }
             options = dict(heads=h, kv_heads=hkv, causal=True, seq=s, context=ctx)
             y = ulysses.attention_layer(**mine, **turns, **options)
             (y * rows(up, ctx)).sum().backward()
             with torch.no_grad():
-                torch.testing.assert_close(ulysses.attention_layer(**mine, **turns, **options), y.detach(), rtol=0, atol=0)
+                torch.testing.assert_close(
+                    ulysses.attention_layer(**mine, **turns, **options), y.detach(), rtol=0, atol=0
+                )
             return y.detach(), {name: t.grad for name, t in mine.items()}
 
         for size in (1, 2, 4):
             found = contexts(size, body)
             self.assertLess(error(torch.cat([y for y, _ in found], 1), want.detach()), TOLERANCE)
-            self.assertLess(error(torch.cat([g["x"] for _, g in found], 1), exact["x"].grad), TOLERANCE)
+            self.assertLess(
+                error(torch.cat([g["x"] for _, g in found], 1), exact["x"].grad), TOLERANCE
+            )
             for name in weights:
-                self.assertLess(error(sum(g[name] for _, g in found), exact[name].grad), TOLERANCE, (name, size))
+                self.assertLess(
+                    error(sum(g[name] for _, g in found), exact[name].grad), TOLERANCE, (name, size)
+                )
 
 
 class Local(unittest.TestCase):
     def test_numpy(self):
-        q, k, v, dout = draw(1, 2, 11, 6, 8), draw(2, 2, 11, 2, 8), draw(3, 2, 11, 2, 8), draw(4, 2, 11, 6, 8)
+        q, k, v, dout = (
+            draw(1, 2, 11, 6, 8),
+            draw(2, 2, 11, 2, 8),
+            draw(3, 2, 11, 2, 8),
+            draw(4, 2, 11, 6, 8),
+        )
         want = attention(q, k, v, dout, see=mask(11, 11, True))
 
         def own(q, k, v, heads, kv_heads, dout=None):
-            each = [h // 3 - kv_heads[0] for h in range(*heads)]  # a key head for every head: ranks cut groups of three
+            each = [
+                h // 3 - kv_heads[0] for h in range(*heads)
+            ]  # a key head for every head: ranks cut groups of three
             out = attention(q, k[:, :, each], v[:, :, each], dout, see=mask(11, 11, True))
             if dout is None:
                 return out[0]
-            dk, dv = (np.stack([x[:, :, [i for i, e in enumerate(each) if e == j]].sum(2) for j in range(k.shape[2])], 2) for x in out[3:])
+            dk, dv = (
+                np.stack(
+                    [
+                        x[:, :, [i for i, e in enumerate(each) if e == j]].sum(2)
+                        for j in range(k.shape[2])
+                    ],
+                    2,
+                )
+                for x in out[3:]
+            )
             return out[2], dk, dv
 
         def forward(t):
@@ -212,11 +293,15 @@ class Local(unittest.TestCase):
             t.dq[...], t.dk[...], t.dv[...] = own(t.q, t.k, t.v, t.heads, t.kv_heads, t.dout)
 
         def body(ctx):
-            out, call = ulysses.local_attention_forward(*(rows(x, ctx) for x in (q, k, v)), forward, seq=11, context=ctx)
+            out, call = ulysses.local_attention_forward(
+                *(rows(x, ctx) for x in (q, k, v)), forward, seq=11, context=ctx
+            )
             return out, *ulysses.local_attention_backward(call, rows(dout, ctx), backward)
 
         for size in (1, 2, 4, 7):  # of 7 ranks one has no head
-            for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want[0], *want[2:])):
+            for name, a, b in zip(
+                ("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want[0], *want[2:])
+            ):
                 self.assertLess(error(np.concatenate(a, 1), b), TOLERANCE, (name, size))
 
     @without_torch
@@ -238,7 +323,11 @@ class Local(unittest.TestCase):
             return out.detach(), *(x.grad for x in mine)
 
         for size in (1, 2, 3):
-            for name, a, b in zip(("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want.detach(), *(x.grad for x in exact))):
+            for name, a, b in zip(
+                ("out", "dq", "dk", "dv"),
+                zip(*contexts(size, body)),
+                (want.detach(), *(x.grad for x in exact)),
+            ):
                 self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
 
     @without_torch
@@ -248,11 +337,15 @@ class Local(unittest.TestCase):
 
         def body(ctx):
             mine = rows(q, ctx).clone().requires_grad_()
-            out = ulysses.local_attention(mine, mine, mine, lambda q, k, v: v * slope, seq=8, context=ctx)
+            out = ulysses.local_attention(
+                mine, mine, mine, lambda q, k, v: v * slope, seq=8, context=ctx
+            )
             with self.assertRaises(ulysses.UlyssesError) as caught:
                 out.sum().backward()
             self.assertIn("[(1,)] that need a gradient", str(caught.exception.__cause__))
-            ulysses.local_attention(mine, mine, mine, lambda q, k, v: v * slope.detach(), seq=8, context=ctx).sum().backward()
+            ulysses.local_attention(
+                mine, mine, mine, lambda q, k, v: v * slope.detach(), seq=8, context=ctx
+            ).sum().backward()
 
         contexts(2, body)
 
@@ -273,7 +366,12 @@ class Local(unittest.TestCase):
                 self.assertIn("no such mask", str(caught.exception.__cause__))
             else:
                 self.assertIn("rank 0 of 2", str(caught.exception))
-            np.testing.assert_array_equal(ulysses.local_attention(*(rows(q, ctx),) * 3, lambda q, k, v: v, seq=8, context=ctx), rows(q, ctx))
+            np.testing.assert_array_equal(
+                ulysses.local_attention(
+                    *(rows(q, ctx),) * 3, lambda q, k, v: v, seq=8, context=ctx
+                ),
+                rows(q, ctx),
+            )
 
         contexts(2, body)
 

@@ -24,8 +24,14 @@ except ImportError:
 def python(code, **env):
     """Runs code in a process of its own; its output."""
     path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=180,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background jobs ignore it, and their children
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, **env},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # a shell's background jobs ignore it, and their children
     if done.returncode:
         raise AssertionError(done.stdout + done.stderr)
     return done.stdout.strip()
@@ -42,33 +48,52 @@ assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
 class Process(unittest.TestCase):
     def test_symbols_stay_local(self):
         """RTLD_LOCAL: a name of the library is not found in the process's own scope."""
-        self.assertEqual(python(CALL + """
+        self.assertEqual(
+            python(
+                CALL
+                + """
 import ctypes
 try:
     ctypes.CDLL(None).ulysses_version
     print("visible")
 except AttributeError:
     print("local")
-"""), "local")
+"""
+            ),
+            "local",
+        )
 
     def test_no_mpi_until_asked(self):
         """The library, and a local context, load no MPI."""
-        self.assertEqual(python(CALL + "print('libmpi' in open('/proc/self/maps').read())"), "False")
+        self.assertEqual(
+            python(CALL + "print('libmpi' in open('/proc/self/maps').read())"), "False"
+        )
 
     def test_import_opens_nothing(self):
-        self.assertEqual(python("import ulysses; print('libulysses' in open('/proc/self/maps').read())"), "False")
+        self.assertEqual(
+            python("import ulysses; print('libulysses' in open('/proc/self/maps').read())"), "False"
+        )
 
     def test_nothing_is_printed(self):
-        self.assertEqual(python(CALL + """
+        self.assertEqual(
+            python(
+                CALL
+                + """
 try:
     ulysses.attention(x, x[:, :, :0], x, context=ctx)
 except ulysses.UlyssesError:
     pass
-"""), "")
+"""
+            ),
+            "",
+        )
 
     def test_interrupt(self):
         """Ctrl-C is still Python's."""
-        self.assertEqual(python(CALL + """
+        self.assertEqual(
+            python(
+                CALL
+                + """
 import os, signal, time
 try:
     os.kill(os.getpid(), signal.SIGINT)
@@ -77,11 +102,17 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
-"""), "interrupted")
+"""
+            ),
+            "interrupted",
+        )
 
     def test_memory_stays(self):
         """2,000 pairs of calls of 100 lengths, batches forgotten and made again: the process does not grow."""
-        grown = int(python(CALL + """
+        grown = int(
+            python(
+                CALL
+                + """
 import gc
 def resident():
     gc.collect()
@@ -96,12 +127,17 @@ round()
 before = resident()
 for _ in range(4): round()
 print(resident() - before)
-"""))
+"""
+            )
+        )
         self.assertLess(grown, 8 << 20)
 
     def test_forked_child(self):
         """A forked child that collects a context, and ends, is not held up by it; its calls are refused."""
-        self.assertEqual(python(CALL + """
+        self.assertEqual(
+            python(
+                CALL
+                + """
 import gc, os
 pid = os.fork()
 if pid == 0:
@@ -116,12 +152,16 @@ if pid == 0:
     os._exit(1)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
-"""), "7")
+"""
+            ),
+            "7",
+        )
 
     @without_torch
     def test_forked_workers_of_a_loader(self):
         """DataLoader's workers are forked after the library was opened, and work, while the parent calls."""
-        self.assertEqual(python("""
+        self.assertEqual(
+            python("""
 import torch, ulysses
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 12
@@ -135,7 +175,9 @@ for epoch in range(2):
         ulysses.attention(x, x, x, causal=True, context=ctx).sum().backward()
         seen += micro["input_ids"].shape[0]
     print(seen)
-"""), "12\n12")
+"""),
+            "12\n12",
+        )
 
     def test_versions(self):
         self.assertRegex(ulysses.version(), r"^\d+\.\d+\.\d+$")

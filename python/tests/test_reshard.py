@@ -20,7 +20,14 @@ def padded(x, axis, size):
 
 
 class Reshard(unittest.TestCase):
-    SHAPES = [((2, 7, 6, 4), 1, 2), ((7, 2, 6, 4), 0, 2), ((2, 6, 7, 4), 2, 1), ((7, 6), 0, 1), ((2, 8, 6, 3, 2), 1, 2), ((6, 3, 8), 2, 0)]
+    SHAPES = [
+        ((2, 7, 6, 4), 1, 2),
+        ((7, 2, 6, 4), 0, 2),
+        ((2, 6, 7, 4), 2, 1),
+        ((7, 6), 0, 1),
+        ((2, 8, 6, 3, 2), 1, 2),
+        ((6, 3, 8), 2, 0),
+    ]
 
     def test_there_and_back(self):
         """Any place of the two axes; uneven heads; the inverse is exact, types other than floats among them."""
@@ -34,9 +41,13 @@ class Reshard(unittest.TestCase):
                         for pad in (True, False):
                             whole = padded(x, seq, ctx.size) if pad else x
                             mine = part(whole, seq, ctx)
-                            got = ulysses.gather_seq_scatter_heads(mine, seq, head, n, padded=pad, context=ctx)
+                            got = ulysses.gather_seq_scatter_heads(
+                                mine, seq, head, n, padded=pad, context=ctx
+                            )
                             np.testing.assert_array_equal(got, part(x, head, ctx))
-                            back = ulysses.gather_heads_scatter_seq(got, head, seq, heads=shape[head], padded=pad, context=ctx)
+                            back = ulysses.gather_heads_scatter_seq(
+                                got, head, seq, heads=shape[head], padded=pad, context=ctx
+                            )
                             np.testing.assert_array_equal(back, mine)
 
                     with self.subTest(ranks=size, shape=shape, dtype=dtype.__name__):
@@ -74,10 +85,18 @@ class Reshard(unittest.TestCase):
     def test_refusals(self):
         x = np.zeros((1, 4, 4, 2), np.float32)
         with ulysses.Context() as ctx:
-            for words, call in (("unpadded_dim_size", lambda: ulysses.gather_seq_scatter_heads(x, 1, 2, 9, context=ctx)),
-                                ("padded=False", lambda: ulysses.gather_seq_scatter_heads(x, 1, 2, padded=False, context=ctx)),
-                                ("seq_dim", lambda: ulysses.gather_seq_scatter_heads(x, 1, 1, context=ctx)),
-                                ("heads", lambda: ulysses.gather_heads_scatter_seq(x, 2, 1, heads=5, context=ctx))):
+            for words, call in (
+                (
+                    "unpadded_dim_size",
+                    lambda: ulysses.gather_seq_scatter_heads(x, 1, 2, 9, context=ctx),
+                ),
+                (
+                    "padded=False",
+                    lambda: ulysses.gather_seq_scatter_heads(x, 1, 2, padded=False, context=ctx),
+                ),
+                ("seq_dim", lambda: ulysses.gather_seq_scatter_heads(x, 1, 1, context=ctx)),
+                ("heads", lambda: ulysses.gather_heads_scatter_seq(x, 2, 1, heads=5, context=ctx)),
+            ):
                 with self.subTest(words), self.assertRaisesRegex(ulysses.InvalidArgument, words):
                     call()
 
@@ -87,12 +106,19 @@ class Loss(unittest.TestCase):
         means, counts = [1.5, float("nan"), 4.0], [3, 0, 5]
 
         def body(ctx):
-            return ulysses.reduce_sequence_parallel_loss(means[ctx.rank], counts[ctx.rank], context=ctx)
+            return ulysses.reduce_sequence_parallel_loss(
+                means[ctx.rank], counts[ctx.rank], context=ctx
+            )
 
         self.assertEqual(contexts(3, body), [(1.5 * 3 + 4.0 * 5) / 8] * 3)
 
     def test_nobody_has_a_token(self):
-        self.assertEqual(contexts(2, lambda ctx: ulysses.reduce_sequence_parallel_loss(float("nan"), 0, context=ctx)), [0, 0])
+        self.assertEqual(
+            contexts(
+                2, lambda ctx: ulysses.reduce_sequence_parallel_loss(float("nan"), 0, context=ctx)
+            ),
+            [0, 0],
+        )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,11 @@ if torch is not None:
     class MLP(nn.Module):
         def __init__(self, n=8, m=24):
             super().__init__()
-            self.gate, self.up, self.down = nn.Linear(n, m), nn.Linear(n, m, bias=False), nn.Linear(m, n)
+            self.gate, self.up, self.down = (
+                nn.Linear(n, m),
+                nn.Linear(n, m, bias=False),
+                nn.Linear(m, n),
+            )
 
         def forward(self, x):
             return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
@@ -56,9 +60,14 @@ class Compute(unittest.TestCase):
             torch.manual_seed(1)
             tensors = make()
             out = way(*tensors)
-            (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum().backward()
-            results.append([out.detach()] + [t.grad for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad] +
-                           [p.grad for m in tensors if isinstance(m, nn.Module) for p in m.parameters()])
+            (
+                out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+            ).sum().backward()
+            results.append(
+                [out.detach()]
+                + [t.grad for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+                + [p.grad for m in tensors if isinstance(m, nn.Module) for p in m.parameters()]
+            )
         for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
@@ -66,11 +75,21 @@ class Compute(unittest.TestCase):
         """(b) every length by every tile, lengths that leave empty tiles among them; two in a row, so that inputs' gradients count."""
         for batch, rows in ((1, 125), (2, 85), (1, 5)):
             for tile in (1, 2, 7, 64, 1000):
-                def make():
-                    return torch.randn(batch, rows, 8, dtype=torch.float64, requires_grad=True), MLP().double(), MLP().double()
 
-                self.compare(make, lambda x, a, b: ulysses.tiled_compute(b, ulysses.tiled_compute(a, x, tile_rows=tile), tile_rows=tile),
-                             lambda x, a, b: b(a(x)))
+                def make():
+                    return (
+                        torch.randn(batch, rows, 8, dtype=torch.float64, requires_grad=True),
+                        MLP().double(),
+                        MLP().double(),
+                    )
+
+                self.compare(
+                    make,
+                    lambda x, a, b: ulysses.tiled_compute(
+                        b, ulysses.tiled_compute(a, x, tile_rows=tile), tile_rows=tile
+                    ),
+                    lambda x, a, b: b(a(x)),
+                )
 
     def test_tiles_of_nothing(self):
         """(c) a rank with fewer rows than its peers, or none, walks as many tiles."""
@@ -83,7 +102,9 @@ class Compute(unittest.TestCase):
                 return mlp(x)
 
             x = torch.randn(1, rows, 8, dtype=torch.float64, requires_grad=True)
-            out = ulysses.tiled_compute(fn, x, tile_rows=2, max_rows=8, params=list(mlp.parameters()))
+            out = ulysses.tiled_compute(
+                fn, x, tile_rows=2, max_rows=8, params=list(mlp.parameters())
+            )
             self.assertEqual((out.shape[1], len(calls)), (rows, 4))
             out.sum().backward()
             self.assertEqual(len(calls), 8)
@@ -129,7 +150,9 @@ class Compute(unittest.TestCase):
         scale = leaf.exp()
         with self.assertRaisesRegex(ulysses.InvalidArgument, "ExpBackward0.*Whole"):
             ulysses.tiled_compute(lambda t: t * scale, x, tile_rows=4)
-        ulysses.tiled_compute(lambda t, s: t * s, x, ulysses.Whole(scale), tile_rows=4).sum().backward()
+        ulysses.tiled_compute(
+            lambda t, s: t * s, x, ulysses.Whole(scale), tile_rows=4
+        ).sum().backward()
         torch.testing.assert_close(leaf.grad, x.sum((0, 1)) * leaf.detach().exp())
 
     def test_inside_checkpoints(self):
@@ -143,7 +166,9 @@ class Compute(unittest.TestCase):
             return ulysses.tiled_compute(mlp, x, tile_rows=4)
 
         def offloaded(x, mlp):
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: t.detach().clone(), lambda t: t
+            ):
                 return tiled(x, mlp)
 
         def make():
@@ -151,25 +176,42 @@ class Compute(unittest.TestCase):
 
         self.compare(make, offloaded, whole)
         for reentrant in (False, True):
-            self.compare(make, lambda x, mlp: checkpoint(tiled, x, mlp, use_reentrant=reentrant), whole)
+            self.compare(
+                make, lambda x, mlp: checkpoint(tiled, x, mlp, use_reentrant=reentrant), whole
+            )
 
     def loss(self, head, reduction):
         def fn(h, y):
-            nll = torch.nn.functional.cross_entropy(head(h).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum")
+            nll = torch.nn.functional.cross_entropy(
+                head(h).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum"
+            )
             return (nll, (y != -100).sum()) if reduction == "mean" else nll
+
         return fn
 
     def test_loss(self):
         """(d, f) a mean over unequal tiles and masked labels is exact, forward and backward; a tile or all of it without labels is 0."""
+
         def make(valid=slice(0, 9)):
             y = torch.full((2, 17), -100)
             y[:, valid] = torch.randint(0, 11, y[:, valid].shape)
-            return torch.randn(2, 17, 8, dtype=torch.float64, requires_grad=True), y, nn.Linear(8, 11).double()
+            return (
+                torch.randn(2, 17, 8, dtype=torch.float64, requires_grad=True),
+                y,
+                nn.Linear(8, 11).double(),
+            )
 
         for tile in (1, 5, 7, 64):
             for reduction in ("mean", "sum"):
-                self.compare(make, lambda h, y, head: ulysses.tiled_compute(self.loss(head, reduction), h, y, tile_rows=tile, reduction=reduction),
-                             lambda h, y, head: torch.nn.functional.cross_entropy(head(h).flatten(0, 1), y.flatten(), reduction=reduction))
+                self.compare(
+                    make,
+                    lambda h, y, head: ulysses.tiled_compute(
+                        self.loss(head, reduction), h, y, tile_rows=tile, reduction=reduction
+                    ),
+                    lambda h, y, head: torch.nn.functional.cross_entropy(
+                        head(h).flatten(0, 1), y.flatten(), reduction=reduction
+                    ),
+                )
         h, y, head = make(slice(0, 0))
         out = ulysses.tiled_compute(self.loss(head, "mean"), h, y, tile_rows=4, reduction="mean")
         out.backward()
@@ -177,7 +219,11 @@ class Compute(unittest.TestCase):
 
     def test_incoming_gradient_stays(self):
         """(e) the gradient that comes in is read, not divided in place."""
-        h, y, head = torch.randn(1, 6, 8, requires_grad=True), torch.randint(0, 11, (1, 6)), nn.Linear(8, 11)
+        h, y, head = (
+            torch.randn(1, 6, 8, requires_grad=True),
+            torch.randint(0, 11, (1, 6)),
+            nn.Linear(8, 11),
+        )
         out = ulysses.tiled_compute(self.loss(head, "mean"), h, y, tile_rows=2, reduction="mean")
         grad = torch.tensor(3.0)
         out.backward(grad)
@@ -190,8 +236,13 @@ class Compute(unittest.TestCase):
         def make():
             return (torch.randn(10, 2, 8, dtype=torch.float64, requires_grad=True),)
 
-        self.compare(make, lambda x: ulysses.tiled_compute(lambda t: (t @ w).permute(1, 2, 0), x, tile_rows=4, dim=0, out_dim=2),
-                     lambda x: (x @ w).permute(1, 2, 0))
+        self.compare(
+            make,
+            lambda x: ulysses.tiled_compute(
+                lambda t: (t @ w).permute(1, 2, 0), x, tile_rows=4, dim=0, out_dim=2
+            ),
+            lambda x: (x @ w).permute(1, 2, 0),
+        )
 
     def test_whole_and_others(self):
         def fn(x, table, scale, nothing):
@@ -199,12 +250,19 @@ class Compute(unittest.TestCase):
             return x * table.sum(0) * scale
 
         def make():
-            return torch.randn(1, 7, 4, dtype=torch.float64, requires_grad=True), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+            return torch.randn(1, 7, 4, dtype=torch.float64, requires_grad=True), torch.randn(
+                3, 4, dtype=torch.float64, requires_grad=True
+            )
 
-        self.compare(make, lambda x, t: ulysses.tiled_compute(fn, x, ulysses.Whole(t), 2.0, None, tile_rows=3), lambda x, t: fn(x, t, 2.0, None))
+        self.compare(
+            make,
+            lambda x, t: ulysses.tiled_compute(fn, x, ulysses.Whole(t), 2.0, None, tile_rows=3),
+            lambda x, t: fn(x, t, 2.0, None),
+        )
 
     def test_decorator_and_dropout(self):
         """The second run of a tile draws what the first drew: the input's gradient is the mask of the output."""
+
         @ulysses.tiled_compute(tile_rows=3)
         def drop(x):
             return torch.nn.functional.dropout(x, 0.5)
@@ -223,18 +281,29 @@ class Compute(unittest.TestCase):
     def test_memory_of_inner_activations(self):
         """What the forward keeps is its inputs and parameters, whatever fn makes inside."""
         kept = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t):
-            ulysses.tiled_compute(MLP(8, 4096), torch.randn(1, 64, 8, requires_grad=True), tile_rows=8)
-        self.assertFalse([s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1])  # one row is looked at to find parameters, and let go
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t
+        ):
+            ulysses.tiled_compute(
+                MLP(8, 4096), torch.randn(1, 64, 8, requires_grad=True), tile_rows=8
+            )
+        self.assertFalse(
+            [s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1]
+        )  # one row is looked at to find parameters, and let go
         self.assertIn((1, 64, 8), kept)
 
     def test_refusals(self):
         x, y = torch.randn(1, 4, 2), torch.randn(1, 5, 2)
-        for words, call in (("rows", lambda: ulysses.tiled_compute(lambda a, b: a, x, y)),
-                            ("reduction", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="max")),
-                            (r"\(sum, count\)", lambda: ulysses.tiled_compute(lambda a: a.sum(), x, reduction="mean")),
-                            ("scalar", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="sum")),
-                            ("one tensor", lambda: ulysses.tiled_compute(lambda a: (a, a), x))):
+        for words, call in (
+            ("rows", lambda: ulysses.tiled_compute(lambda a, b: a, x, y)),
+            ("reduction", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="max")),
+            (
+                r"\(sum, count\)",
+                lambda: ulysses.tiled_compute(lambda a: a.sum(), x, reduction="mean"),
+            ),
+            ("scalar", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="sum")),
+            ("one tensor", lambda: ulysses.tiled_compute(lambda a: (a, a), x)),
+        ):
             with self.assertRaisesRegex(ulysses.InvalidArgument, words):
                 call()
 

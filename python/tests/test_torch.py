@@ -31,7 +31,12 @@ class Torch(unittest.TestCase):
 
     def test_against_sdpa(self):
         b, s, h, hkv, d = 2, 37, 6, 2, 16
-        q, k, v, w = torch.randn(b, h, s, d), torch.randn(b, hkv, s, d), torch.randn(b, hkv, s, d), torch.randn(b, h, s, d)
+        q, k, v, w = (
+            torch.randn(b, h, s, d),
+            torch.randn(b, hkv, s, d),
+            torch.randn(b, hkv, s, d),
+            torch.randn(b, h, s, d),
+        )
         for causal in (False, True):
             exact = [x.double().requires_grad_() for x in (q, k, v)]
             want = sdpa(*exact, is_causal=causal, enable_gqa=True)
@@ -45,7 +50,9 @@ class Torch(unittest.TestCase):
 
             for size in (1, 2, 4):
                 found = [torch.cat(x, 2) for x in zip(*contexts(size, body))]
-                for name, a, b_ in zip(("out", "dq", "dk", "dv"), found, (want.detach(), *(x.grad for x in exact))):
+                for name, a, b_ in zip(
+                    ("out", "dq", "dk", "dv"), found, (want.detach(), *(x.grad for x in exact))
+                ):
                     self.assertLess(error(a, b_), TOLERANCE, (name, size, causal))
 
     def test_expanded_gradient_and_hooks(self):
@@ -54,7 +61,9 @@ class Torch(unittest.TestCase):
 
         def body(ctx):
             x = torch.randn(1, 5, 2, 8, requires_grad=True)
-            with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append(t.dtype), t.clone())[1], lambda t: t):
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda t: (seen.append(t.dtype), t.clone())[1], lambda t: t
+            ):
                 ulysses.attention(x, x, x, context=ctx).sum().backward()
             self.assertEqual(x.grad.shape, x.shape)
 
@@ -101,11 +110,23 @@ class Torch(unittest.TestCase):
                 mine.grad = None
                 y = ulysses.gather_seq_scatter_heads(mine, 1, 2, 7, async_op, context=ctx)
                 y = y.wait() if async_op else y
-                z = ulysses.gather_heads_scatter_seq(y * rows(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx)
+                z = ulysses.gather_heads_scatter_seq(
+                    y * rows(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx
+                )
                 z = z.wait() if async_op else z
                 z.sum().backward()
-                torch.testing.assert_close(z.detach(), rows(torch.nn.functional.pad(x * w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1), rtol=0, atol=0)
-                torch.testing.assert_close(mine.grad, rows(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1), rtol=0, atol=0)
+                torch.testing.assert_close(
+                    z.detach(),
+                    rows(torch.nn.functional.pad(x * w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
+                    rtol=0,
+                    atol=0,
+                )
+                torch.testing.assert_close(
+                    mine.grad,
+                    rows(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
+                    rtol=0,
+                    atol=0,
+                )
 
         for size in (1, 2, 3):
             contexts(size, body)
@@ -114,9 +135,14 @@ class Torch(unittest.TestCase):
         """Backward: ranks * n / N where gradients are averaged, n / N where summed; a rank without tokens gives and gets 0."""
         counts = [3, 0, 5]
         for gradients, factor in (("averaged", 3), ("summed", 1)):
+
             def body(ctx):
-                loss = torch.tensor(2.0 + ctx.rank if counts[ctx.rank] else float("nan"), requires_grad=True)
-                out = ulysses.reduce_sequence_parallel_loss(loss, torch.tensor(counts[ctx.rank]), gradients=gradients, context=ctx)
+                loss = torch.tensor(
+                    2.0 + ctx.rank if counts[ctx.rank] else float("nan"), requires_grad=True
+                )
+                out = ulysses.reduce_sequence_parallel_loss(
+                    loss, torch.tensor(counts[ctx.rank]), gradients=gradients, context=ctx
+                )
                 (out * 2).backward()
                 return out.item(), loss.grad.item()
 
@@ -137,16 +163,34 @@ class Torch(unittest.TestCase):
             embed, qkv, head = own = [copy.deepcopy(m).to(dtype) for m in layers]
             x = qkv(embed(ids)).unflatten(-1, (3, h, n // h))
             y = head(attend(*x.unbind(2)).flatten(2))
-            reduce(torch.nn.functional.cross_entropy(y.flatten(0, 1), labels.flatten(), ignore_index=-100), (labels != -100).sum()).backward()
+            reduce(
+                torch.nn.functional.cross_entropy(
+                    y.flatten(0, 1), labels.flatten(), ignore_index=-100
+                ),
+                (labels != -100).sum(),
+            ).backward()
             return [p.grad for m in own for p in m.parameters()]
 
-        want = gradients(torch.float64, lambda q, k, v: sdpa(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True).transpose(1, 2),
-                         lambda mean, count: mean, ids, labels)
+        want = gradients(
+            torch.float64,
+            lambda q, k, v: sdpa(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+            ).transpose(1, 2),
+            lambda mean, count: mean,
+            ids,
+            labels,
+        )
 
         def body(ctx):
-            return gradients(torch.float32, lambda q, k, v: ulysses.attention(q, k, v, causal=True, seq=s, context=ctx),
-                             lambda mean, count: ulysses.reduce_sequence_parallel_loss(mean, count, gradients="summed", context=ctx),
-                             rows(ids, ctx, 1), rows(labels, ctx, 1))
+            return gradients(
+                torch.float32,
+                lambda q, k, v: ulysses.attention(q, k, v, causal=True, seq=s, context=ctx),
+                lambda mean, count: ulysses.reduce_sequence_parallel_loss(
+                    mean, count, gradients="summed", context=ctx
+                ),
+                rows(ids, ctx, 1),
+                rows(labels, ctx, 1),
+            )
 
         for size in (1, 2, 4):  # of 4 ranks, one holds no valid token
             for a, b in zip(zip(*contexts(size, body)), want):
@@ -157,8 +201,17 @@ class Torch(unittest.TestCase):
 class Transformers(unittest.TestCase):
     def model(self, attention, **more):
         torch.manual_seed(1)
-        config = transformers.LlamaConfig(vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                                          num_key_value_heads=2, max_position_embeddings=64, attn_implementation=attention, **more)
+        config = transformers.LlamaConfig(
+            vocab_size=31,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            attn_implementation=attention,
+            **more,
+        )
         return transformers.LlamaForCausalLM(config).train()
 
     def test_llama(self):
@@ -178,10 +231,18 @@ class Transformers(unittest.TestCase):
                 ulysses.register_transformers(f"ulysses_{ctx.rank}", ctx)
                 ulysses_model.set_attn_implementation(f"ulysses_{ctx.rank}")
                 micro = next(iter(ulysses.shard({"input_ids": x, "labels": x}, ctx)))
-                logits = ulysses_model(input_ids=micro["input_ids"], position_ids=micro["position_ids"], use_cache=False).logits
+                logits = ulysses_model(
+                    input_ids=micro["input_ids"],
+                    position_ids=micro["position_ids"],
+                    use_cache=False,
+                ).logits
                 labels = micro["shift_labels"]
-                mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
-                loss = ulysses.reduce_sequence_parallel_loss(mean, (labels != -100).sum(), gradients="summed", context=ctx)
+                mean = torch.nn.functional.cross_entropy(
+                    logits.flatten(0, 1), labels.flatten(), ignore_index=-100
+                )
+                loss = ulysses.reduce_sequence_parallel_loss(
+                    mean, (labels != -100).sum(), gradients="summed", context=ctx
+                )
                 loss.backward()
                 return loss.item()
 

@@ -17,20 +17,36 @@ except ImportError:
 if transformers is not None:
     from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, yardstick
 
+
 def inputs(kind):
     """(ids, positions of the reference, keyword arguments of the call, documents) of a kind of
     batch."""
     g = torch.Generator().manual_seed(5)
-    b, s = {"plain": (2, 24), "packed": (1, 23), "uneven": (1, 21), "padded right": (2, 24), "padded left": (2, 22), "without positions": (1, 22), "packed rows": (2, 20)}[kind]
+    b, s = {
+        "plain": (2, 24),
+        "packed": (1, 23),
+        "uneven": (1, 21),
+        "padded right": (2, 24),
+        "padded left": (2, 22),
+        "without positions": (1, 22),
+        "packed rows": (2, 20),
+    }[kind]
     ids, positions = torch.randint(0, VOCAB, (b, s), generator=g), torch.arange(s).expand(b, s)
     documents = [(i, 0, s) for i in range(b)]
-    if kind == "packed":  # documents end inside and at the end of a rank's rows; some have one token
+    if (
+        kind == "packed"
+    ):  # documents end inside and at the end of a rank's rows; some have one token
         ends = (0, 3, 4, 5, 12, 22, 23)
         documents = [(0, a, b_) for a, b_ in zip(ends, ends[1:])]
         positions = torch.cat([torch.arange(b_ - a) for _, a, b_ in documents])[None]
     if kind == "packed rows":  # other documents in each sequence
         documents = [(0, 0, 12), (0, 12, 20), (1, 0, 2), (1, 2, 20)]
-        positions = torch.stack([torch.cat([torch.arange(12), torch.arange(8)]), torch.cat([torch.arange(2), torch.arange(18)])])
+        positions = torch.stack(
+            [
+                torch.cat([torch.arange(12), torch.arange(8)]),
+                torch.cat([torch.arange(2), torch.arange(18)]),
+            ]
+        )
     call = {"input_ids": ids, "position_ids": positions}
     if kind == "padded right":  # on 4 ranks the mask hides tokens of the last ranks only
         documents = [(0, 0, 24), (1, 0, 15)]
@@ -44,11 +60,19 @@ def inputs(kind):
         call["position_ids"] = None
     labels = torch.full((b, s), -100)
     for i, lo, hi in documents:
-        labels[i, lo:hi - 1] = ids[i, lo + 1:hi]
+        labels[i, lo : hi - 1] = ids[i, lo + 1 : hi]
     return ids, positions, call, labels, documents
 
 
-KINDS = ("plain", "packed", "packed rows", "uneven", "padded right", "padded left", "without positions")
+KINDS = (
+    "plain",
+    "packed",
+    "packed rows",
+    "uneven",
+    "padded right",
+    "padded left",
+    "without positions",
+)
 
 
 def rows(x, ctx):
@@ -86,7 +110,9 @@ class Families(unittest.TestCase):
                 mine = register(ctx, models[ctx.rank])
                 found = mine(**{name: rows(x, ctx) for name, x in call.items()}).logits
                 own = rows(labels, ctx)
-                mean = ulysses.reduce_sequence_parallel_loss(loss_of(found, own), (own != -100).sum(), gradients="summed", context=ctx)
+                mean = ulysses.reduce_sequence_parallel_loss(
+                    loss_of(found, own), (own != -100).sum(), gradients="summed", context=ctx
+                )
                 mean.backward()
                 return found.detach(), mean.item()
 
@@ -104,19 +130,26 @@ class Families(unittest.TestCase):
                     for name, want in gradients.items():
                         got = sum(p[name].grad for p in parts)
                         self.assertLess(error(got, want), TOLERANCE, name)
-                        if name.endswith(("A_log", "dt_bias")):  # the error of a wrong head is as large as its gradient; the terms of one head cancel to a tenth here
+                        if name.endswith(
+                            ("A_log", "dt_bias")
+                        ):  # the error of a wrong head is as large as its gradient; the terms of one head cancel to a tenth here
                             self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
 
 
 def _family(name):
     def test(self):
         self.check(name)
+
     return test
 
 
 if transformers is not None:
     for _name in FAMILIES:
-        setattr(Families, "test_" + _name.replace(" ", "_").replace("-", "_").replace(".", "_"), _family(_name))
+        setattr(
+            Families,
+            "test_" + _name.replace(" ", "_").replace("-", "_").replace(".", "_"),
+            _family(_name),
+        )
 
 
 @without_torch
@@ -127,6 +160,7 @@ class Calls(unittest.TestCase):
     def both(self, model, calls, words, cls=None, size=2):
         """The calls of the ranks, of which each must be refused with these words; then a right call
         of the same context works."""
+
         def body(ctx):
             mine = register(ctx, copy.deepcopy(model))
             with self.assertRaisesRegex(cls or ulysses.UlyssesError, words):
@@ -139,15 +173,38 @@ class Calls(unittest.TestCase):
     def test_one_rank_at_fault(self):
         """Every rank gets the error of a call that is wrong on one rank alone."""
         model, ids = build("llama"), torch.arange(12).reshape(1, 12)
-        right = {"input_ids": ids, "position_ids": torch.arange(12)[None], "attention_mask": torch.ones(1, 12, dtype=torch.long)}
+        right = {
+            "input_ids": ids,
+            "position_ids": torch.arange(12)[None],
+            "attention_mask": torch.ones(1, 12, dtype=torch.long),
+        }
         hole = torch.ones(1, 6, dtype=torch.long)
         hole[0, 3] = 0
-        for words, wrong in (("position_ids", {"position_ids": None}), ("position_ids", {"position_ids": torch.arange(5)[None]}), ("attention_mask", {"attention_mask": torch.ones(1, 4)}),
-                             ("attention_mask", {"attention_mask": torch.ones(1, 1, 6, 6)}), ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
-                             ("input_ids", {"input_ids": None}), ("tokens a sequence", {"input_ids": ids[:, :9], "position_ids": torch.arange(9)[None], "attention_mask": None}),
-                             ("sequences", {"input_ids": ids.reshape(2, 6)[:, :6].expand(2, 6), "attention_mask": None}), ("labels", {"labels": ids}), ("key-value cache", {"use_cache": True}),
-                             ("cu_seq_lens_q", {"cu_seq_lens_q": torch.tensor([0, 6])})):
+        for words, wrong in (
+            ("position_ids", {"position_ids": None}),
+            ("position_ids", {"position_ids": torch.arange(5)[None]}),
+            ("attention_mask", {"attention_mask": torch.ones(1, 4)}),
+            ("attention_mask", {"attention_mask": torch.ones(1, 1, 6, 6)}),
+            ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
+            ("input_ids", {"input_ids": None}),
+            (
+                "tokens a sequence",
+                {
+                    "input_ids": ids[:, :9],
+                    "position_ids": torch.arange(9)[None],
+                    "attention_mask": None,
+                },
+            ),
+            (
+                "sequences",
+                {"input_ids": ids.reshape(2, 6)[:, :6].expand(2, 6), "attention_mask": None},
+            ),
+            ("labels", {"labels": ids}),
+            ("key-value cache", {"use_cache": True}),
+            ("cu_seq_lens_q", {"cu_seq_lens_q": torch.tensor([0, 6])}),
+        ):
             for bad in (0, 1):
+
                 def calls(ctx):
                     mine = {name: rows(x, ctx) for name, x in right.items()}
                     return {**mine, **wrong} if ctx.rank == bad else mine
@@ -159,37 +216,68 @@ class Calls(unittest.TestCase):
         """Given to every rank as if its rows were the first: refused on all; the same as documents,
         where the caller says so, works."""
         model = build("llama")
-        self.both(model, lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long), "position_ids": torch.arange(4)[None]}, "start at 0 on rank 1 of 2, the rank's rows at 4",
-                  ulysses.InvalidArgument)
+        self.both(
+            model,
+            lambda ctx: {
+                "input_ids": torch.ones(1, 4, dtype=torch.long),
+                "position_ids": torch.arange(4)[None],
+            },
+            "start at 0 on rank 1 of 2, the rank's rows at 4",
+            ulysses.InvalidArgument,
+        )
         ids = torch.arange(8)[None]
-        documents = yardstick("llama", ids, torch.arange(4).repeat(2)[None], torch.zeros(1, 8, dtype=torch.long), [(0, 0, 4), (0, 4, 8)])[0]
+        documents = yardstick(
+            "llama",
+            ids,
+            torch.arange(4).repeat(2)[None],
+            torch.zeros(1, 8, dtype=torch.long),
+            [(0, 0, 4), (0, 4, 8)],
+        )[0]
 
         def body(ctx):
             ctx.use(ulysses.Sequences(1, 8, None, (0, 4, 8)))
             mine = register(ctx, copy.deepcopy(model))
-            return [mine(input_ids=rows(ids, ctx), position_ids=p).logits.detach() for p in (torch.arange(4)[None], None)]
+            return [
+                mine(input_ids=rows(ids, ctx), position_ids=p).logits.detach()
+                for p in (torch.arange(4)[None], None)
+            ]
 
         for found in zip(*contexts(2, body)):
             self.assertLess(error(torch.cat(found, 1), documents), TOLERANCE)
 
     def test_fewer_tokens_than_ranks(self):
-        self.both(build("llama"), lambda ctx: {"input_ids": torch.ones(1, 1 if ctx.rank == 0 else 0, dtype=torch.long)}, "one token or more")
+        self.both(
+            build("llama"),
+            lambda ctx: {"input_ids": torch.ones(1, 1 if ctx.rank == 0 else 0, dtype=torch.long)},
+            "one token or more",
+        )
 
     def test_positions_that_jump(self):
         """A jump of positions starts a document, as in transformers. Positions need not start at 0,
         and one row of positions may serve all sequences."""
         ids = torch.arange(22).reshape(2, 11)
-        for positions in (torch.tensor([[0, 1, 2, 7, 8, 9, 4, 4, 5, 0, 1]]), torch.tensor([[9, 10, 11, 12, 0, 1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]])):
+        for positions in (
+            torch.tensor([[0, 1, 2, 7, 8, 9, 4, 4, 5, 0, 1]]),
+            torch.tensor(
+                [[9, 10, 11, 12, 0, 1, 2, 3, 4, 5, 6], [5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3]]
+            ),
+        ):
             for family in ("llama", "gpt2", "qwen2 with a window"):
                 model = build(family)  # not in a thread: they share the random numbers
-                want = build(family, "sdpa")(input_ids=ids, position_ids=positions, use_cache=False).logits.detach()
+                want = build(family, "sdpa")(
+                    input_ids=ids, position_ids=positions, use_cache=False
+                ).logits.detach()
 
                 def body(ctx):
                     mine = register(ctx, copy.deepcopy(model))
-                    return mine(input_ids=rows(ids, ctx), position_ids=rows(positions, ctx)).logits.detach()
+                    return mine(
+                        input_ids=rows(ids, ctx), position_ids=rows(positions, ctx)
+                    ).logits.detach()
 
                 for size in (1, 2, 4):
-                    self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE, (family, size))
+                    self.assertLess(
+                        error(torch.cat(contexts(size, body), 1), want), TOLERANCE, (family, size)
+                    )
 
     def test_loss_of_the_model(self):
         """With labels and shift_labels the model's own loss is the mean over its rank's tokens."""
@@ -199,8 +287,15 @@ class Calls(unittest.TestCase):
 
             def body(ctx):
                 own = rows(labels, ctx)
-                loss = register(ctx, copy.deepcopy(model))(input_ids=rows(ids, ctx), position_ids=rows(positions, ctx), labels=own, shift_labels=own).loss
-                return ulysses.reduce_sequence_parallel_loss(loss, (own != -100).sum(), context=ctx).item()
+                loss = register(ctx, copy.deepcopy(model))(
+                    input_ids=rows(ids, ctx),
+                    position_ids=rows(positions, ctx),
+                    labels=own,
+                    shift_labels=own,
+                ).loss
+                return ulysses.reduce_sequence_parallel_loss(
+                    loss, (own != -100).sum(), context=ctx
+                ).item()
 
             for size in (1, 2, 4):
                 for found in contexts(size, body):
@@ -209,23 +304,84 @@ class Calls(unittest.TestCase):
     def test_layers_that_mix_tokens_otherwise(self):
         """Models with convolutions, recurrent states or token shifts would see only their rank's
         rows: every rank refuses them by the layer's name. On one rank they are correct."""
-        tiny = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+        tiny = dict(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
         for config, model, more, words in (
-                ("Lfm2Config", "Lfm2ForCausalLM", dict(layer_types=["conv", "full_attention"]), "layer 0 is of type 'conv'"),
-                ("OlmoHybridConfig", "OlmoHybridForCausalLM", dict(layer_types=["linear_attention", "full_attention"]), "OlmoHybridGatedDeltaNet"),
-                ("MiniMaxConfig", "MiniMaxForCausalLM", dict(num_local_experts=2, layer_types=["linear_attention", "full_attention"]), "MiniMaxLightningAttention"),
-                ("JambaConfig", "JambaForCausalLM", dict(num_experts=2, attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False, mamba_d_state=4), "Jamba"),
-                ("Llama4TextConfig", "Llama4ForCausalLM", dict(num_local_experts=2, intermediate_size_mlp=48), "layer 0 is of type 'chunked_attention'")):
-            made = getattr(transformers, model)(getattr(transformers, config)(**{**tiny, **more}, pad_token_id=None))
+            (
+                "Lfm2Config",
+                "Lfm2ForCausalLM",
+                dict(layer_types=["conv", "full_attention"]),
+                "layer 0 is of type 'conv'",
+            ),
+            (
+                "OlmoHybridConfig",
+                "OlmoHybridForCausalLM",
+                dict(layer_types=["linear_attention", "full_attention"]),
+                "OlmoHybridGatedDeltaNet",
+            ),
+            (
+                "MiniMaxConfig",
+                "MiniMaxForCausalLM",
+                dict(num_local_experts=2, layer_types=["linear_attention", "full_attention"]),
+                "MiniMaxLightningAttention",
+            ),
+            (
+                "JambaConfig",
+                "JambaForCausalLM",
+                dict(
+                    num_experts=2,
+                    attn_layer_period=2,
+                    attn_layer_offset=1,
+                    use_mamba_kernels=False,
+                    mamba_d_state=4,
+                ),
+                "Jamba",
+            ),
+            (
+                "Llama4TextConfig",
+                "Llama4ForCausalLM",
+                dict(num_local_experts=2, intermediate_size_mlp=48),
+                "layer 0 is of type 'chunked_attention'",
+            ),
+        ):
+            made = getattr(transformers, model)(
+                getattr(transformers, config)(**{**tiny, **more}, pad_token_id=None)
+            )
             with self.subTest(model):
-                self.both(made, lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)}, f"{model} on 2 ranks: .*{words}.*run the model on one rank", ulysses.Unsupported)
-        with ulysses.Context() as ctx, self.assertRaisesRegex(ulysses.Unsupported, "chunked_overlay"):
+                self.both(
+                    made,
+                    lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)},
+                    f"{model} on 2 ranks: .*{words}.*run the model on one rank",
+                    ulysses.Unsupported,
+                )
+        with (
+            ulysses.Context() as ctx,
+            self.assertRaisesRegex(ulysses.Unsupported, "chunked_overlay"),
+        ):
             register(ctx, made)(input_ids=torch.ones(1, 4, dtype=torch.long))
 
     def test_what_the_interface_refuses(self):
         """By every rank alike, before a collective."""
-        config = transformers.LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, attention_dropout=0.1)
-        self.both(transformers.LlamaForCausalLM(config).train(), lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)}, "dropout", ulysses.Unsupported)
+        config = transformers.LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            attention_dropout=0.1,
+        )
+        self.both(
+            transformers.LlamaForCausalLM(config).train(),
+            lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)},
+            "dropout",
+            ulysses.Unsupported,
+        )
 
     def test_generate(self):
         """Right on one rank with a key cache, with and without padding where there is none; refused
@@ -237,20 +393,35 @@ class Calls(unittest.TestCase):
             want = plain.generate(ids, attention_mask=torch.ones_like(ids), **options)
             with ulysses.Context() as ctx:
                 mine = register(ctx, model)
-                self.assertEqual(mine.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist(), want.tolist(), family)
+                self.assertEqual(
+                    mine.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist(),
+                    want.tolist(),
+                    family,
+                )
                 mask = torch.ones_like(ids)
                 mask[0, :2] = 0
                 padded = plain.generate(ids, attention_mask=mask, **options)
-                self.assertEqual(mine.generate(ids, attention_mask=mask, use_cache=False, **options).tolist(), padded.tolist(), family)
+                self.assertEqual(
+                    mine.generate(ids, attention_mask=mask, use_cache=False, **options).tolist(),
+                    padded.tolist(),
+                    family,
+                )
                 with self.assertRaisesRegex(ulysses.Unsupported, "use_cache=False"):
                     mine.generate(ids, attention_mask=mask, **options)
                 if family == "llama":
                     with self.assertRaisesRegex(ulysses.Unsupported, "DynamicCache"):
-                        mine.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation="static", **options)
+                        mine.generate(
+                            ids,
+                            attention_mask=torch.ones_like(ids),
+                            cache_implementation="static",
+                            **options,
+                        )
 
         def body(ctx):
             mine = register(ctx, copy.deepcopy(plain))
-            with self.assertRaisesRegex(ulysses.Unsupported, "a key-value cache on 2 ranks.*generate on one rank"):
+            with self.assertRaisesRegex(
+                ulysses.Unsupported, "a key-value cache on 2 ranks.*generate on one rank"
+            ):
                 mine.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
         contexts(2, body)
@@ -266,39 +437,63 @@ class Calls(unittest.TestCase):
             def gradients(ctx, again):
                 mine = register(ctx, copy.deepcopy(model))
                 if again:
-                    mine.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+                    mine.gradient_checkpointing_enable(
+                        gradient_checkpointing_kwargs={"use_reentrant": False}
+                    )
                 first = mine(input_ids=rows(ids, ctx), position_ids=rows(two, ctx)).logits
                 mine(input_ids=rows(ids, ctx), position_ids=rows(one, ctx))
                 first.square().mean().backward()
                 return [p.grad for p in mine.parameters()]
 
-            for a, b in zip(contexts(2, lambda ctx: gradients(ctx, True)), contexts(2, lambda ctx: gradients(ctx, False))):
+            for a, b in zip(
+                contexts(2, lambda ctx: gradients(ctx, True)),
+                contexts(2, lambda ctx: gradients(ctx, False)),
+            ):
                 for x, y in zip(a, b):
                     self.assertLess(error(x, y), 1e-6, family)
 
     def test_a_direct_call(self):
         """The attention function without a model: documents from all ranks' ids and padding, and
         one rank's fault raises on all."""
+
         class Module:
             is_causal = True
 
         g = torch.Generator().manual_seed(1)
         q, k, v = (torch.randn(1, n, 13, 8, generator=g) for n in (4, 2, 2))
-        ids = torch.cat([torch.arange(6), torch.arange(7)])[None]  # the second document starts inside a rank's rows
+        ids = torch.cat([torch.arange(6), torch.arange(7)])[
+            None
+        ]  # the second document starts inside a rank's rows
         see = torch.ones(13, 13).tril().bool()
         see[6:, :6] = False
-        want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=see, enable_gqa=True).transpose(1, 2)
+        want = torch.nn.functional.scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), attn_mask=see, enable_gqa=True
+        ).transpose(1, 2)
 
         def body(ctx):
             lo, hi = ulysses.shard_rows(13, ctx.size, ctx.rank)
             mine = [x[:, :, lo:hi] for x in (q, k, v)]
-            out = ulysses.transformers_attention(Module, *mine, position_ids=ids[:, lo:hi], context=ctx)[0]
+            out = ulysses.transformers_attention(
+                Module, *mine, position_ids=ids[:, lo:hi], context=ctx
+            )[0]
             if ctx.size > 1:
-                for wrong in (dict(position_ids=None), dict(position_ids=ids[:, :1]), dict(position_ids=ids[:, lo:hi], softcap=3.0), dict(position_ids=ids[:, lo:hi], attention_mask=torch.ones(1, 2))):
+                for wrong in (
+                    dict(position_ids=None),
+                    dict(position_ids=ids[:, :1]),
+                    dict(position_ids=ids[:, lo:hi], softcap=3.0),
+                    dict(position_ids=ids[:, lo:hi], attention_mask=torch.ones(1, 2)),
+                ):
                     with self.assertRaises(ulysses.UlyssesError):
-                        ulysses.transformers_attention(Module, *mine, **(wrong if ctx.rank == 1 else dict(position_ids=ids[:, lo:hi])), context=ctx)
+                        ulysses.transformers_attention(
+                            Module,
+                            *mine,
+                            **(wrong if ctx.rank == 1 else dict(position_ids=ids[:, lo:hi])),
+                            context=ctx,
+                        )
                 with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1"):
-                    ulysses.transformers_attention(Module, *mine, position_ids=torch.arange(hi - lo)[None], context=ctx)
+                    ulysses.transformers_attention(
+                        Module, *mine, position_ids=torch.arange(hi - lo)[None], context=ctx
+                    )
             return out
 
         for size in (1, 2, 4):
@@ -318,7 +513,10 @@ class Calls(unittest.TestCase):
         with float64(), own_recurrence():
             want = exact(x.double())
             (want * w).sum().backward()
-        decay = (exact.A_log.exp() * torch.nn.functional.softplus(exact.in_proj_a(x.double()) + exact.dt_bias)).amax((0, 1))
+        decay = (
+            exact.A_log.exp()
+            * torch.nn.functional.softplus(exact.in_proj_a(x.double()) + exact.dt_bias)
+        ).amax((0, 1))
         self.assertGreater(float(decay.max()), 24)
         call = "ulysses_forward"
         from ulysses.forwards import Forward
@@ -337,7 +535,11 @@ class Calls(unittest.TestCase):
             found = contexts(size, body)
             self.assertLess(error(torch.cat([f[0] for f in found], 1), want.detach()), TOLERANCE)
             for i, name in ((1, "A_log"), (2, "dt_bias")):
-                self.assertLess(per_head(sum(f[i] for f in found), getattr(exact, name).grad), TOLERANCE, (name, size))
+                self.assertLess(
+                    per_head(sum(f[i] for f in found), getattr(exact, name).grad),
+                    TOLERANCE,
+                    (name, size),
+                )
 
 
 if __name__ == "__main__":

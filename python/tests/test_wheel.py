@@ -15,7 +15,9 @@ import venv
 import zipfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-READY = (ROOT / "lib" / "libulysses.so").exists() and all(importlib.util.find_spec(m) for m in ("setuptools", "pip"))
+READY = (ROOT / "lib" / "libulysses.so").exists() and all(
+    importlib.util.find_spec(m) for m in ("setuptools", "pip")
+)
 PLUGIN = ROOT / "build" / "cuda" / "libulysses_cuda.so"
 
 # A library of the plug-in's name and version, of which the library finds out that it is none when it opens it.
@@ -40,7 +42,11 @@ print(json.dumps([ulysses.__file__, _library.candidates()[0], ulysses.build_info
 def compiled(folder, code, *flags):
     source, made = pathlib.Path(folder, "plugin.c"), pathlib.Path(folder, "plugin.so")
     source.write_text(code)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-I", ROOT / "cuda", "-o", made, source, *flags], check=True, timeout=60)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-I", ROOT / "cuda", "-o", made, source, *flags],
+        check=True,
+        timeout=60,
+    )
     return made
 
 
@@ -51,7 +57,13 @@ class Wheel(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def make(self, plugin):
-        return subprocess.run(["scripts/wheel.sh", sys.executable, plugin, self.folder / "dist"], cwd=ROOT, capture_output=True, text=True, timeout=180)
+        return subprocess.run(
+            ["scripts/wheel.sh", sys.executable, plugin, self.folder / "dist"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
 
     def installed(self, plugin):
         """A wheel with this plug-in, in an environment of its own with NumPy beside: what was said
@@ -62,16 +74,46 @@ class Wheel(unittest.TestCase):
         self.assertRegex(wheel.name, r"^ulysses-[\d.]+-py3-none-manylinux_2_\d+_\w+\.whl$")
         env = self.folder / "env"
         venv.create(env)
-        subprocess.run([sys.executable, "-m", "pip", "--python", env / "bin" / "python", "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=180)
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "--python",
+                env / "bin" / "python",
+                "install",
+                "-q",
+                "--no-deps",
+                "--no-index",
+                wheel,
+            ],
+            check=True,
+            timeout=180,
+        )
         borrowed = self.folder / "borrowed"
         borrowed.mkdir()
         numpy = pathlib.Path(importlib.util.find_spec("numpy").origin).parent
         for x in (numpy, numpy.parent / "numpy.libs"):
             if x.exists():
                 (borrowed / x.name).symlink_to(x)
-        variables = {k: v for k, v in os.environ.items() if k not in ("ULYSSES_LIBRARY", "ULYSSES_CUDA_PLUGIN", "LD_LIBRARY_PATH")}
+        variables = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("ULYSSES_LIBRARY", "ULYSSES_CUDA_PLUGIN", "LD_LIBRARY_PATH")
+        }
         variables["PYTHONPATH"] = str(borrowed)
-        return made.stderr, wheel, lambda *args: subprocess.run([env / "bin" / "python", *args], cwd=self.folder, env=variables, capture_output=True, text=True, timeout=120)
+        return (
+            made.stderr,
+            wheel,
+            lambda *args: subprocess.run(
+                [env / "bin" / "python", *args],
+                cwd=self.folder,
+                env=variables,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            ),
+        )
 
     def ask(self, run):
         """Where the package is, the plug-in that its library finds, and what becomes of a context
@@ -90,7 +132,9 @@ class Wheel(unittest.TestCase):
         inside, plugin, said = self.ask(run)
         self.assertFalse((inside / PLUGIN.name).exists())
         self.assertEqual(plugin, "")
-        self.assertRegex(said, "^DeviceError: .*no CUDA plug-in: .*make cuda.*wheel.*ULYSSES_CUDA_PLUGIN")
+        self.assertRegex(
+            said, "^DeviceError: .*no CUDA plug-in: .*make cuda.*wheel.*ULYSSES_CUDA_PLUGIN"
+        )
         done = run(ROOT / "examples" / "python" / "attention_numpy.py")
         self.assertEqual(done.returncode, 0, done.stderr)
 
@@ -99,9 +143,14 @@ class Wheel(unittest.TestCase):
         self.assertRegex(said, r"^wheel: with the CUDA plug-in .*plugin\.so, \d+ MB.*\n$")
         inside, plugin, said = self.ask(run)
         self.assertEqual(plugin, str(inside / PLUGIN.name))
-        self.assertRegex(said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not fit this program")
+        self.assertRegex(
+            said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not fit this program"
+        )
 
-    @unittest.skipIf(not PLUGIN.exists() and not os.environ.get("CI"), "no build/cuda/libulysses_cuda.so: make cuda")
+    @unittest.skipIf(
+        not PLUGIN.exists() and not os.environ.get("CI"),
+        "no build/cuda/libulysses_cuda.so: make cuda",
+    )
     def test_with_plugin(self):
         _, wheel, run = self.installed(PLUGIN)
         inside, plugin, said = self.ask(run)
@@ -113,7 +162,10 @@ class Wheel(unittest.TestCase):
         self.assertLessEqual(int(re.search(r"manylinux_2_(\d+)_", wheel.name)[1]), 35)
 
     def test_what_is_refused(self):
-        old = compiled(self.folder, "void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 1; return 0; }")
+        old = compiled(
+            self.folder,
+            "void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 1; return 0; }",
+        )
         made = self.make(old)
         self.assertEqual((made.returncode, made.stdout), (1, ""))
         self.assertRegex(made.stderr, "speaks version 1 of the interface.*make cuda")
@@ -132,13 +184,33 @@ class Wheel(unittest.TestCase):
     def install(self, tree):
         """pip install tree/python into an empty folder, without the network."""
         to = self.folder / "to"
-        return to, subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation", "--target", to, tree / "python"],
-                                  capture_output=True, text=True, timeout=180)
+        return to, subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--no-index",
+                "--no-build-isolation",
+                "--target",
+                to,
+                tree / "python",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
 
     def tree(self):
         """A copy of the files of the source tree that pip needs."""
         tree = self.folder / "tree"
-        shutil.copytree(ROOT / "python", tree / "python", ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"))
+        shutil.copytree(
+            ROOT / "python",
+            tree / "python",
+            ignore=shutil.ignore_patterns("__pycache__", "build", "*.egg-info", "tests"),
+        )
         return tree
 
     def test_install_from_the_tree(self):
@@ -147,19 +219,37 @@ class Wheel(unittest.TestCase):
         tree = self.tree()
         _, done = self.install(tree)
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stdout + done.stderr, r"ulysses: no .*/lib/libulysses\.so, without which the package cannot work: run `make lib` in .*, then install again")
+        self.assertRegex(
+            done.stdout + done.stderr,
+            r"ulysses: no .*/lib/libulysses\.so, without which the package cannot work: run `make lib` in .*, then install again",
+        )
         (tree / "lib").mkdir()
         for f in (ROOT / "lib").glob("libulysses*.so"):
             shutil.copyfile(f, tree / "lib" / f.name)
         to, done = self.install(tree)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        done = subprocess.run([sys.executable, "-c", "import ulysses; from ulysses import _library; print(_library.candidates()[0], ulysses.version())"], cwd=self.folder, capture_output=True,
-                              text=True, timeout=60, env={**{k: v for k, v in os.environ.items() if k != "ULYSSES_LIBRARY"}, "PYTHONPATH": os.pathsep.join([str(to), *sys.path[1:]])})
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import ulysses; from ulysses import _library; print(_library.candidates()[0], ulysses.version())",
+            ],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={
+                **{k: v for k, v in os.environ.items() if k != "ULYSSES_LIBRARY"},
+                "PYTHONPATH": os.pathsep.join([str(to), *sys.path[1:]]),
+            },
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertTrue(done.stdout.startswith(str(to / "ulysses" / "libulysses.so")), done.stdout)
 
     def tag(self, *files):
-        done = subprocess.run(["scripts/wheel-tag.sh", *files], cwd=ROOT, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["scripts/wheel-tag.sh", *files], cwd=ROOT, capture_output=True, text=True, timeout=60
+        )
         return done.returncode, done.stdout.strip(), done.stderr
 
     def test_tag(self):
@@ -170,7 +260,9 @@ class Wheel(unittest.TestCase):
         own = subprocess.check_output(["objdump", "-T", ROOT / "lib" / "libulysses.so"], text=True)
         newest = max((int(n) for n in re.findall(r"GLIBC_2\.(\d+)", own)))
         self.assertEqual((code, tag), (0, f"manylinux_2_{max(newest, 17)}_{os.uname().machine}"))
-        code, _, said = self.tag(compiled(self.folder, "int f(void) { return 1; }", "-Wl,--no-as-needed", "-lstdc++"))
+        code, _, said = self.tag(
+            compiled(self.folder, "int f(void) { return 1; }", "-Wl,--no-as-needed", "-lstdc++")
+        )
         self.assertEqual(code, 1)
         self.assertRegex(said, r"needs libstdc\+\+\.so\.6")
 

@@ -12,14 +12,44 @@ from .attention import Call, attention, attention_backward, attention_forward
 from .communicator import Alone, Callbacks, Communicator, MPI, TorchGroup, communicator
 from .context import Context, current, use
 from .data import Micro, loader, shard, shift_labels
-from .errors import (CommError, DeviceError, InputOutputError, InternalError, InvalidArgument, InvalidConfig, NumericError, OutOfMemory, Preempted,
-                     Status, UlyssesError, Unsupported)
-from .gdn import DeltaCall, chunk_gated_delta_rule, gated_delta_rule_backward, gated_delta_rule_forward
+from .errors import (
+    CommError,
+    DeviceError,
+    InputOutputError,
+    InternalError,
+    InvalidArgument,
+    InvalidConfig,
+    NumericError,
+    OutOfMemory,
+    Preempted,
+    Status,
+    UlyssesError,
+    Unsupported,
+)
+from .gdn import (
+    DeltaCall,
+    chunk_gated_delta_rule,
+    gated_delta_rule_backward,
+    gated_delta_rule_forward,
+)
 from .halo import causal_conv1d, halo, halo_backward
-from .layer import (LayerCall, LocalCall, LocalTensors, attention_layer, attention_layer_backward, attention_layer_forward, local_attention,
-                    local_attention_backward, local_attention_forward)
+from .layer import (
+    LayerCall,
+    LocalCall,
+    LocalTensors,
+    attention_layer,
+    attention_layer_backward,
+    attention_layer_forward,
+    local_attention,
+    local_attention_backward,
+    local_attention_forward,
+)
 from .plan import Batch, DeltaPlan, Plan, Sequences, shard_rows
-from .reshard import gather_heads_scatter_seq, gather_seq_scatter_heads, reduce_sequence_parallel_loss
+from .reshard import (
+    gather_heads_scatter_seq,
+    gather_seq_scatter_heads,
+    reduce_sequence_parallel_loss,
+)
 from .tiled import Whole, tiled_compute, tiles
 from .transformers import register_transformers, transformers_attention
 

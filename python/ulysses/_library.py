@@ -37,8 +37,10 @@ def check_version(found: int) -> None:
     major, minor = found // 10000, found // 100 % 100
     ours = _struct.VERSION
     if major != ours // 10000 or minor < ours // 100 % 100:
-        raise DeviceError(f"ulysses: the library has version {major}.{minor}, this package needs {ours // 10000}.{ours // 100 % 100} or newer of "
-                          f"that major: install both from one source, or set ULYSSES_LIBRARY")
+        raise DeviceError(
+            f"ulysses: the library has version {major}.{minor}, this package needs {ours // 10000}.{ours // 100 % 100} or newer of "
+            f"that major: install both from one source, or set ULYSSES_LIBRARY"
+        )
 
 
 def _open() -> ctypes.CDLL:
@@ -57,14 +59,20 @@ def _open() -> ctypes.CDLL:
             f.argtypes, f.restype = args, result
         check_version(lib.ulysses_version())
         return lib
-    raise DeviceError("ulysses: no libulysses.so: " + "; ".join(tried) + ": build it (make lib), or set ULYSSES_LIBRARY to the file")
+    raise DeviceError(
+        "ulysses: no libulysses.so: "
+        + "; ".join(tried)
+        + ": build it (make lib), or set ULYSSES_LIBRARY to the file"
+    )
 
 
 def _symbol(lib: ctypes.CDLL, name: str, path: str) -> Any:
     try:
         return getattr(lib, name)
     except AttributeError:
-        raise DeviceError(f"ulysses: {path} has no {name}: it is older than this package; build or install both from one source") from None
+        raise DeviceError(
+            f"ulysses: {path} has no {name}: it is older than this package; build or install both from one source"
+        ) from None
 
 
 def usable() -> bool:
@@ -76,8 +84,10 @@ def library() -> ctypes.CDLL:
     """The library, opened at the first call."""
     global _library, _pid
     if not usable():
-        raise InternalError(f"ulysses: called in a process forked from {_pid}, whose library does not survive fork: call in the parent, or start "
-                            "workers by spawn")
+        raise InternalError(
+            f"ulysses: called in a process forked from {_pid}, whose library does not survive fork: call in the parent, or start "
+            "workers by spawn"
+        )
     if _library is None:
         with _lock:
             if _library is None:

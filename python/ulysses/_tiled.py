@@ -32,12 +32,21 @@ class Walk:
     def result(self, out: Any) -> tuple[torch.Tensor, Any]:
         """What fn returned as (tensor, count or None), checked against the reduction."""
         if self.reduction == "mean":
-            if not (isinstance(out, (tuple, list)) and len(out) == 2 and isinstance(out[0], torch.Tensor) and out[0].numel() == 1):
-                raise InvalidArgument("ulysses.tiled_compute: reduction 'mean': the function must return (sum, count), the sum a scalar tensor")
+            if not (
+                isinstance(out, (tuple, list))
+                and len(out) == 2
+                and isinstance(out[0], torch.Tensor)
+                and out[0].numel() == 1
+            ):
+                raise InvalidArgument(
+                    "ulysses.tiled_compute: reduction 'mean': the function must return (sum, count), the sum a scalar tensor"
+                )
             return out[0].reshape(()), out[1]
         if not isinstance(out, torch.Tensor) or (self.reduction == "sum" and out.numel() != 1):
             what = "a scalar tensor" if self.reduction == "sum" else "one tensor"
-            raise InvalidArgument(f"ulysses.tiled_compute: reduction '{self.reduction}': the function must return {what}")
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: reduction '{self.reduction}': the function must return {what}"
+            )
         return (out.reshape(()) if self.reduction == "sum" else out), None
 
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, list[int], Any]:
@@ -45,7 +54,9 @@ class Walk:
         parts, extents, count = [], [], 0
         self.seeds = []
         devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
-        self.autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices))
+        self.autocast = tuple(
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices)
+        )
         with torch.no_grad():
             for lo, hi in self.tiles:
                 if self.preserve_rng:
@@ -56,7 +67,11 @@ class Walk:
                 parts.append(part)
                 extents.append(part.shape[self.out_dim] if self.reduction == "concatenate" else 1)
         if self.reduction == "concatenate":
-            return torch.cat(parts, self.out_dim) if len(parts) > 1 else parts[0].clone(), extents, None
+            return (
+                torch.cat(parts, self.out_dim) if len(parts) > 1 else parts[0].clone(),
+                extents,
+                None,
+            )
         total = parts[0].clone()
         for part in parts[1:]:
             total += part
@@ -103,15 +118,20 @@ def leaves(out: torch.Tensor, begun: int) -> list[torch.Tensor]:
         if hasattr(node, "variable"):
             found.append(node.variable)
         elif node._sequence_nr() < begun:
-            raise InvalidArgument(f"ulysses.tiled_compute: the function uses a tensor that was computed outside of it ({node.name()}) and needs a gradient: pass it as "
-                                  "an input, in Whole where every tile needs all of it")
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: the function uses a tensor that was computed outside of it ({node.name()}) and needs a gradient: pass it as "
+                "an input, in Whole where every tile needs all of it"
+            )
         stack.extend(f for f, _ in node.next_functions)
     return found
 
 
 def _alone(args: Sequence[Any]) -> list[Any]:
     """Arguments cut off from any graph, with a gradient of their own where they had one."""
-    return [a.detach().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args]
+    return [
+        a.detach().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
+        for a in args
+    ]
 
 
 def captured(walk: Walk, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -149,12 +169,21 @@ class TiledCompute(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
         walk: Walk = ctx.walk
         saved = iter(ctx.saved_tensors)
-        values, params = [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)], ctx.params
-        changed = [tuple(p.shape) for p, version in zip(params, ctx.versions) if p._version != version]
+        values, params = (
+            [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)],
+            ctx.params,
+        )
+        changed = [
+            tuple(p.shape) for p, version in zip(params, ctx.versions) if p._version != version
+        ]
         if changed:
-            raise InvalidArgument(f"ulysses.tiled_compute: parameters of shapes {changed} were changed in place between forward and backward: go backward before the step")
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: parameters of shapes {changed} were changed in place between forward and backward: go backward before the step"
+            )
         needed = ctx.needs_input_grad[2:]
-        grads: list[Any] = [torch.zeros_like(t) if need else None for t, need in zip((*values, *params), needed)]
+        grads: list[Any] = [
+            torch.zeros_like(t) if need else None for t, need in zip((*values, *params), needed)
+        ]
         if walk.reduction == "mean":
             dout = dout / max(ctx.count, 1)  # a new tensor: the incoming gradient is the caller's
         at = 0
@@ -164,7 +193,11 @@ class TiledCompute(torch.autograd.Function):
                 args = []
                 for v, need, cut in zip(values, needed, walk.cut):
                     if isinstance(v, torch.Tensor):
-                        v = (v.narrow(walk.dim, lo, hi - lo) if cut else v).detach().requires_grad_(need)
+                        v = (
+                            (v.narrow(walk.dim, lo, hi - lo) if cut else v)
+                            .detach()
+                            .requires_grad_(need)
+                        )
                     args.append(v)
                 part, _ = walk.result(walk.fn(*args))
             share = dout
@@ -174,8 +207,12 @@ class TiledCompute(torch.autograd.Function):
             if part.grad_fn is None:
                 continue
             _refuse_strangers(part, begun, args, params)
-            wanted = [(j, a) for j, a in enumerate(args) if needed[j]] + [(ctx.n + j, p) for j, p in enumerate(params) if needed[ctx.n + j]]
-            for (j, _), g in zip(wanted, torch.autograd.grad(part, [t for _, t in wanted], share, allow_unused=True)):
+            wanted = [(j, a) for j, a in enumerate(args) if needed[j]] + [
+                (ctx.n + j, p) for j, p in enumerate(params) if needed[ctx.n + j]
+            ]
+            for (j, _), g in zip(
+                wanted, torch.autograd.grad(part, [t for _, t in wanted], share, allow_unused=True)
+            ):
                 if g is None:
                     continue
                 if j < ctx.n and walk.cut[j]:
@@ -185,9 +222,13 @@ class TiledCompute(torch.autograd.Function):
         return None, None, *grads
 
 
-def _refuse_strangers(part: torch.Tensor, begun: int, args: Sequence[Any], params: Sequence[torch.Tensor]) -> None:
+def _refuse_strangers(
+    part: torch.Tensor, begun: int, args: Sequence[Any], params: Sequence[torch.Tensor]
+) -> None:
     known = {id(t) for t in (*args, *params)}
     lost = [tuple(t.shape) for t in leaves(part, begun) if id(t) not in known]
     if lost:
-        raise InvalidArgument(f"ulysses.tiled_compute: the function uses tensors of shapes {lost} that need a gradient and are neither inputs nor params: "
-                              "list them in params=")
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: the function uses tensors of shapes {lost} that need a gradient and are neither inputs nor params: "
+            "list them in params="
+        )

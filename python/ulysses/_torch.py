@@ -12,8 +12,16 @@ from .attention import Call, attention_backward, attention_forward
 from .errors import InvalidArgument
 from .gdn import DeltaCall, gated_delta_rule_backward, gated_delta_rule_forward
 from .halo import exchange
-from .layer import (WEIGHTS, LayerCall, LocalCall, LocalTensors, attention_layer_backward, attention_layer_forward, local_attention_backward,
-                    local_attention_forward)
+from .layer import (
+    WEIGHTS,
+    LayerCall,
+    LocalCall,
+    LocalTensors,
+    attention_layer_backward,
+    attention_layer_forward,
+    local_attention_backward,
+    local_attention_forward,
+)
 from .reshard import reduce_loss
 
 
@@ -30,7 +38,9 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Any) -> Any:
         call = ctx.call
-        dq, dk, dv = attention_backward(Call(call.plan, call.batch, call.layout, ctx.saved_tensors[0], call.shapes), dout)
+        dq, dk, dv = attention_backward(
+            Call(call.plan, call.batch, call.layout, ctx.saved_tensors[0], call.shapes), dout
+        )
         return dq, dk, dv, None
 
 
@@ -43,11 +53,20 @@ def attention(q: Any, k: Any, v: Any, options: dict) -> Any:
 
 class _DeltaRule(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, options: dict) -> Any:
-        out, final, call = gated_delta_rule_forward(q, k, v, g, beta, initial_state=initial_state, save=True, **options)
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, options: dict
+    ) -> Any:
+        out, final, call = gated_delta_rule_forward(
+            q, k, v, g, beta, initial_state=initial_state, save=True, **options
+        )
         ctx.save_for_backward(call.saved, call.initial_state)
         ctx.set_materialize_grads(False)
-        ctx.plan, ctx.batch, ctx.shape, ctx.like = call.plan, call.batch, out.shape, out.new_empty(0)
+        ctx.plan, ctx.batch, ctx.shape, ctx.like = (
+            call.plan,
+            call.batch,
+            out.shape,
+            out.new_empty(0),
+        )
         ctx.dtypes = [None if x is None else x.dtype for x in (g, beta, initial_state)]
         return out, final
 
@@ -56,14 +75,20 @@ class _DeltaRule(torch.autograd.Function):
     def backward(ctx: Any, do: Any, dfinal: Any) -> Any:
         saved, initial = ctx.saved_tensors
         do = ctx.like.new_zeros(ctx.shape) if do is None else do
-        dq, dk, dv, *rest = gated_delta_rule_backward(DeltaCall(ctx.plan, ctx.batch, saved, initial), do, dfinal)
+        dq, dk, dv, *rest = gated_delta_rule_backward(
+            DeltaCall(ctx.plan, ctx.batch, saved, initial), do, dfinal
+        )
         return dq, dk, dv, *(x if x is None else x.to(t) for x, t in zip(rest, ctx.dtypes)), None
 
 
 def delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, options: dict) -> Any:
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)):
+    if torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
+    ):
         return _DeltaRule.apply(q, k, v, g, beta, initial_state, options)
-    return gated_delta_rule_forward(q, k, v, g, beta, initial_state=initial_state, save=False, **options)[:2]
+    return gated_delta_rule_forward(
+        q, k, v, g, beta, initial_state=initial_state, save=False, **options
+    )[:2]
 
 
 class _Halo(torch.autograd.Function):
@@ -86,20 +111,30 @@ def halo(x: Any, n: int, context: Any, batch: Any) -> Any:
     return _Halo.apply(x, n, context, batch)
 
 
-def causal_conv1d(x: Any, weight: Any, bias: Any, activation: str | None, context: Any, batch: Any) -> Any:
+def causal_conv1d(
+    x: Any, weight: Any, bias: Any, activation: str | None, context: Any, batch: Any
+) -> Any:
     """halo.causal_conv1d on a batch that the ranks have agreed on."""
     width, rows = weight.shape[1], x.shape[1]
     longer = torch.cat([halo(x, width - 1, context, batch), x], 1) if width > 1 else x
-    at = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)  # inside its document
+    at = torch.tensor(batch.positions(), dtype=torch.int64).reshape(
+        x.shape[0], rows
+    )  # inside its document
     # The halo is already zero before the document of the first row. Only documents that start at a
     # later row need a mask.
     if rows == 0:
         y = x * 1
     elif bool((at[:, 1:] >= 1).all()):
-        y = torch.nn.functional.conv1d(longer.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]).transpose(1, 2)
+        y = torch.nn.functional.conv1d(
+            longer.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
+        ).transpose(1, 2)
     else:
         at = at.to(x.device)[:, :, None]
-        y = sum(torch.where(at >= j, longer[:, width - 1 - j:width - 1 - j + rows], 0) * weight[:, width - 1 - j].to(x.dtype) for j in range(width))
+        y = sum(
+            torch.where(at >= j, longer[:, width - 1 - j : width - 1 - j + rows], 0)
+            * weight[:, width - 1 - j].to(x.dtype)
+            for j in range(width)
+        )
     y = y if bias is None else y + bias.to(x.dtype)
     return y if activation is None else torch.nn.functional.silu(y)
 
@@ -118,11 +153,22 @@ class _Layer(torch.autograd.Function):
         saved, *tensors = ctx.saved_tensors
         inputs = {**dict.fromkeys(("x", *WEIGHTS, "cos", "sin")), **dict(zip(ctx.names, tensors))}
         grads = attention_layer_backward(LayerCall(ctx.plan, ctx.batch, saved, inputs, ctx.eps), dy)
-        return None, None, *(grads[name].to(inputs[name].dtype) if name in grads else None for name in ctx.names)
+        return (
+            None,
+            None,
+            *(grads[name].to(inputs[name].dtype) if name in grads else None for name in ctx.names),
+        )
 
 
 def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, options: dict) -> Any:
-    tensors = {"x": x, "wq": wq, "wk": wk, "wv": wv, "wo": wo, **{n: options[n] for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None}}
+    tensors = {
+        "x": x,
+        "wq": wq,
+        "wk": wk,
+        "wv": wv,
+        "wo": wo,
+        **{n: options[n] for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None},
+    }
     rest = {n: v for n, v in options.items() if n not in tensors}
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values()):
         return _Layer.apply(rest, tuple(tensors), *tensors.values())
@@ -145,15 +191,25 @@ class _Local(torch.autograd.Function):
             with torch.enable_grad():
                 inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
                 out = ctx.function(*inputs)
-                lost = [tuple(x.shape) for x in leaves(out, 0) if all(x is not own for own in inputs)]
+                lost = [
+                    tuple(x.shape) for x in leaves(out, 0) if all(x is not own for own in inputs)
+                ]
                 if lost:
-                    raise InvalidArgument(f"ulysses.local_attention: the function uses tensors of shapes {lost} that need a gradient, and q, k and v alone get one: detach them")
+                    raise InvalidArgument(
+                        f"ulysses.local_attention: the function uses tensors of shapes {lost} that need a gradient, and q, k and v alone get one: detach them"
+                    )
                 grads = torch.autograd.grad(out, inputs, t.dout, allow_unused=True)
             for to, grad in zip((t.dq, t.dk, t.dv), grads):
                 to.zero_() if grad is None else to.copy_(grad)
 
         c = ctx.call
-        return *local_attention_backward(LocalCall(c.plan, c.batch, c.layout, ctx.saved_tensors[0], c.shapes), dout, back), None, None
+        return (
+            *local_attention_backward(
+                LocalCall(c.plan, c.batch, c.layout, ctx.saved_tensors[0], c.shapes), dout, back
+            ),
+            None,
+            None,
+        )
 
 
 def _write(t: LocalTensors, function: Any) -> None:

@@ -21,7 +21,11 @@ _MOST = 5  # counts of a message
 T = TypeVar("T")
 
 
-def agree(comm: Communicator, operation: str, prepare: Callable[[], tuple[Mapping[str, Any], tuple[int, ...], T]]) -> tuple[T, list[tuple[int, ...]]]:
+def agree(
+    comm: Communicator,
+    operation: str,
+    prepare: Callable[[], tuple[Mapping[str, Any], tuple[int, ...], T]],
+) -> tuple[T, list[tuple[int, ...]]]:
     """Runs `prepare` on each rank and compares the results. Collective: one allgather.
 
     prepare returns (arguments by name that must be equal on all ranks, up to 5 counts that may
@@ -52,13 +56,17 @@ def agree(comm: Communicator, operation: str, prepare: Callable[[], tuple[Mappin
     each = [_MESSAGE.unpack_from(receive, rank * len(send)) for rank in range(comm.size)]
     if any(fault for fault, *_ in each) or len({other for _, other, *_ in each}) > 1:
         _refuse(comm, operation, same, error)
-    return result, [row[2:2 + len(counts)] for row in each]  # type: ignore[return-value]
+    return result, [row[2 : 2 + len(counts)] for row in each]  # type: ignore[return-value]
 
 
-def _refuse(comm: Communicator, operation: str, same: Mapping[str, Any], error: BaseException | None) -> None:
+def _refuse(
+    comm: Communicator, operation: str, same: Mapping[str, Any], error: BaseException | None
+) -> None:
     """Raises on every rank. Collective."""
     mine = None if error is None else (type(error).__name__, str(error))
-    all_ = gather_objects(comm, (mine, operation, {name: repr(value) for name, value in same.items()}))
+    all_ = gather_objects(
+        comm, (mine, operation, {name: repr(value) for name, value in same.items()})
+    )
     if error is not None:
         raise error
     for rank, (fault, *_) in enumerate(all_):
@@ -69,11 +77,15 @@ def _refuse(comm: Communicator, operation: str, same: Mapping[str, Any], error: 
     first = all_[0]
     for rank, (_, other, theirs) in enumerate(all_):
         if other != first[1]:
-            raise InvalidArgument(f"{operation}: rank 0 calls {first[1]}, rank {rank} {other}: make the same calls in the same order on all ranks")
+            raise InvalidArgument(
+                f"{operation}: rank 0 calls {first[1]}, rank {rank} {other}: make the same calls in the same order on all ranks"
+            )
         for name in [*first[2], *theirs]:
             a, b = first[2].get(name, "not given"), theirs.get(name, "not given")
             if a != b:
-                raise InvalidArgument(f"{operation}: {name} is {_short(a)} on rank 0 and {_short(b)} on rank {rank}: give the same on all ranks")
+                raise InvalidArgument(
+                    f"{operation}: {name} is {_short(a)} on rank 0 and {_short(b)} on rank {rank}: give the same on all ranks"
+                )
     raise InvalidArgument(f"{operation}: the ranks' arguments differ: give the same on all ranks")
 
 
@@ -90,4 +102,8 @@ def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:
     shape = tuple(getattr(x, "shape", ()))
     free = tuple(i % len(shape) for i in free) if shape else ()
     device = getattr(getattr(x, "device", None), "type", "cpu")
-    return str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch."), device, tuple("rows" if i in free else int(n) for i, n in enumerate(shape))
+    return (
+        str(getattr(x, "dtype", type(x).__name__)).removeprefix("torch."),
+        device,
+        tuple("rows" if i in free else int(n) for i, n in enumerate(shape)),
+    )

@@ -15,7 +15,18 @@ from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Lengths, Plan
-from .tensors import NAMES, View, block, dtype_of, empty, is_torch, one_library, stream_of, view, without_zero_strides
+from .tensors import (
+    NAMES,
+    View,
+    block,
+    dtype_of,
+    empty,
+    is_torch,
+    one_library,
+    stream_of,
+    view,
+    without_zero_strides,
+)
 
 # Axes of each layout, by their place in [B, S, H, D].
 LAYOUTS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3), "THD": (0, 1, 2)}
@@ -32,9 +43,24 @@ class Call:
     shapes: tuple[tuple[int, ...], ...]  # of q, k, v
 
 
-def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None, seq: int | None = None,
-           kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None, kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD",
-           deterministic: bool = False, context: Context | None = None, operation: str = "ulysses.attention", save: bool = True) -> tuple[Plan, Batch]:
+def settle(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    seq: int | None = None,
+    kv_seq: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    kv_cu_seqlens: Sequence[int] | None = None,
+    layout: str = "BSHD",
+    deterministic: bool = False,
+    context: Context | None = None,
+    operation: str = "ulysses.attention",
+    save: bool = True,
+) -> tuple[Plan, Batch]:
     """The plan and the batch of a call. Collective; the context keeps both."""
     ctx = current(context)
 
@@ -43,25 +69,47 @@ def settle(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, i
             raise InvalidArgument(f"ulysses: layout {layout!r}: give one of {', '.join(LAYOUTS)}")
         for x in (q, k, v):
             if not hasattr(x, "shape"):
-                raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors")
+                raise InvalidArgument(
+                    f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors"
+                )
         one_library(q=q, k=k, v=v)
         if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
-            raise InvalidArgument(f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded")
+            raise InvalidArgument(
+                f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded"
+            )
         shapes = [tuple(x.shape) for x in (q, k, v)]
         if any(len(s) != len(layout) for s in shapes):
-            raise InvalidArgument(f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes")
+            raise InvalidArgument(
+                f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes"
+            )
         axis = {name: layout.index(name) for name in layout}
         rows_axis = axis["T"] if layout == "THD" else axis["S"]
         batch = 1 if layout == "THD" else shapes[0][axis["B"]]
         rows, kv_rows = shapes[0][rows_axis], shapes[1][rows_axis]
         if kv_rows != shapes[2][rows_axis]:
-            raise InvalidArgument(f"ulysses: k {shapes[1]}, v {shapes[2]} in layout {layout}: {kv_rows} rows of keys and {shapes[2][rows_axis]} of values: "
-                                  "each key has its value")
+            raise InvalidArgument(
+                f"ulysses: k {shapes[1]}, v {shapes[2]} in layout {layout}: {kv_rows} rows of keys and {shapes[2][rows_axis]} of values: "
+                "each key has its value"
+            )
         lengths = Lengths.of(ctx, batch, rows, kv_rows, seq, kv_seq, cu_seqlens, kv_cu_seqlens)
-        planned = dict(heads=shapes[0][axis["H"]], kv_heads=shapes[1][axis["H"]], head_dim=shapes[0][-1], v_dim=shapes[2][-1], dtype=dtype_of(q),
-                       causal=bool(causal), window=None if window is None else tuple(int(n) for n in window), scale=None if scale is None else float(scale),
-                       deterministic=bool(deterministic))
-        same = {**planned, **lengths.same(), "layout": layout, **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))}, "save": save}
+        planned = dict(
+            heads=shapes[0][axis["H"]],
+            kv_heads=shapes[1][axis["H"]],
+            head_dim=shapes[0][-1],
+            v_dim=shapes[2][-1],
+            dtype=dtype_of(q),
+            causal=bool(causal),
+            window=None if window is None else tuple(int(n) for n in window),
+            scale=None if scale is None else float(scale),
+            deterministic=bool(deterministic),
+        )
+        same = {
+            **planned,
+            **lengths.same(),
+            "layout": layout,
+            **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))},
+            "save": save,
+        }
         return same, lengths.counts(), (planned, lengths)
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
@@ -77,16 +125,33 @@ def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...])
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if call.saved is None:
-            raise InvalidArgument(f"{operation}: the forward was called with save=False: keep what it saves")
+            raise InvalidArgument(
+                f"{operation}: the forward was called with save=False: keep what it saves"
+            )
         if tuple(getattr(dout, "shape", ())) != shape or dtype_of(dout) != call.plan.dtype:
-            raise InvalidArgument(f"{operation}: a gradient of shape {tuple(getattr(dout, 'shape', ()))} and type {getattr(dout, 'dtype', type(dout).__name__)}: give one "
-                                  f"of {shape} and {NAMES[call.plan.dtype]}, as the result has")
-        return {"plan": call.plan.key, "lengths": call.batch.sequences, "device": describe(dout)[1]}, (), None
+            raise InvalidArgument(
+                f"{operation}: a gradient of shape {tuple(getattr(dout, 'shape', ()))} and type {getattr(dout, 'dtype', type(dout).__name__)}: give one "
+                f"of {shape} and {NAMES[call.plan.dtype]}, as the result has"
+            )
+        return (
+            {"plan": call.plan.key, "lengths": call.batch.sequences, "device": describe(dout)[1]},
+            (),
+            None,
+        )
 
     call.plan.context.agree(operation, prepare)
 
 
-def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = False, layout: str = "BSHD", **options: Any) -> tuple[Any, Any, Call]:
+def attention_forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    save: bool = True,
+    lse: bool = False,
+    layout: str = "BSHD",
+    **options: Any,
+) -> tuple[Any, Any, Call]:
     """Attention, and what its backward needs. Collective.
 
     q        [B, rows, H, D], this rank's rows: F32, or BF16 where the device computes in it; NumPy or PyTorch, any strides, last axis dense
@@ -104,11 +169,27 @@ def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = 
     axes = LAYOUTS[layout]
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,))
-    table = empty(q, ((1,) if layout == "THD" else (batch.sequences.batch,)) + (batch.rows, plan.heads), _struct.F32) if lse else None
+    table = (
+        empty(
+            q,
+            ((1,) if layout == "THD" else (batch.sequences.batch,)) + (batch.rows, plan.heads),
+            _struct.F32,
+        )
+        if lse
+        else None
+    )
     sizes = plan.sizes(batch)
-    saved = block(q, max(sizes.saved, 64)) if save else None  # a rank without heads saves nothing, and says by memory that it will go backward
+    saved = (
+        block(q, max(sizes.saved, 64)) if save else None
+    )  # a rank without heads saves nothing, and says by memory that it will go backward
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
-    args = _struct.AttentionArgs(q=views[0].pointer(), k=views[1].pointer(), v=views[2].pointer(), out=views[3].pointer(), stream=stream_of(q))
+    args = _struct.AttentionArgs(
+        q=views[0].pointer(),
+        k=views[1].pointer(),
+        v=views[2].pointer(),
+        out=views[3].pointer(),
+        stream=stream_of(q),
+    )
     if table is not None:
         lse_view = view(table if layout != "THD" else table[0])
         args.lse = lse_view.pointer()
@@ -123,20 +204,41 @@ def attention_forward(q: Any, k: Any, v: Any, *, save: bool = True, lse: bool = 
 
 def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
     """Gradients of q, k and v, in their layout, from the gradient of out [.., Dv]. Collective. An expanded gradient is copied first."""
-    check_gradient("ulysses.attention_backward", call, dout, tuple(call.shapes[0][:-1]) + (call.plan.v_dim,))
+    check_gradient(
+        "ulysses.attention_backward", call, dout, tuple(call.shapes[0][:-1]) + (call.plan.v_dim,)
+    )
     plan, batch, axes = call.plan, call.batch, LAYOUTS[call.layout]
     dout = without_zero_strides(dout)
     grads = [empty(dout, shape) for shape in call.shapes]
     views: list[View] = [view(x).permute(*axes) for x in (dout, *grads)]
-    args = _struct.AttentionArgs(saved=_address(call.saved), saved_bytes=call.saved.shape[0], stream=stream_of(dout))
-    g = _struct.AttentionGrads(dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer())
-    plan.context._call("ulysses_attention_backward", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(g))
+    args = _struct.AttentionArgs(
+        saved=_address(call.saved), saved_bytes=call.saved.shape[0], stream=stream_of(dout)
+    )
+    g = _struct.AttentionGrads(
+        dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer()
+    )
+    plan.context._call(
+        "ulysses_attention_backward", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(g)
+    )
     return grads[0], grads[1], grads[2]
 
 
-def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int, int] | None = None, scale: float | None = None,
-              seq: int | None = None, kv_seq: int | None = None, cu_seqlens: Sequence[int] | None = None,
-              kv_cu_seqlens: Sequence[int] | None = None, layout: str = "BSHD", deterministic: bool = False, context: Context | None = None) -> Any:
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    seq: int | None = None,
+    kv_seq: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    kv_cu_seqlens: Sequence[int] | None = None,
+    layout: str = "BSHD",
+    deterministic: bool = False,
+    context: Context | None = None,
+) -> Any:
     """softmax(scale * q k^T) v over the whole sequence, of which each rank brings its rows. Collective; differentiable for PyTorch.
 
     q          [B, rows, H, D]; k [B, rows, Hkv, D]; v [B, rows, Hkv, Dv]: this rank's rows, in `layout`
@@ -153,8 +255,18 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: tuple[int
     Returns out [B, rows, H, Dv] in the layout of q. Errors: InvalidArgument, Unsupported, CommError. Source: Jacobs et al. 2023,
     arXiv:2309.14509. Results are those of one rank bit for bit, except gradients of a key head whose query heads lie on several ranks.
     """
-    options = dict(causal=causal, window=window, scale=scale, seq=seq, kv_seq=kv_seq, cu_seqlens=cu_seqlens, kv_cu_seqlens=kv_cu_seqlens,
-                   layout=layout, deterministic=deterministic, context=context)
+    options = dict(
+        causal=causal,
+        window=window,
+        scale=scale,
+        seq=seq,
+        kv_seq=kv_seq,
+        cu_seqlens=cu_seqlens,
+        kv_cu_seqlens=kv_cu_seqlens,
+        layout=layout,
+        deterministic=deterministic,
+        context=context,
+    )
     if is_torch(q):
         from ._torch import attention as differentiable
 

@@ -26,7 +26,13 @@ class Communicator(Protocol):
 
     def allgather(self, send: memoryview, receive: memoryview) -> None: ...
 
-    def alltoallv(self, send: memoryview, send_bytes: Sequence[int], receive: memoryview, receive_bytes: Sequence[int]) -> None: ...
+    def alltoallv(
+        self,
+        send: memoryview,
+        send_bytes: Sequence[int],
+        receive: memoryview,
+        receive_bytes: Sequence[int],
+    ) -> None: ...
 
 
 class Alone:
@@ -37,14 +43,22 @@ class Alone:
     def allgather(self, send: memoryview, receive: memoryview) -> None:
         receive[:] = send
 
-    def alltoallv(self, send: memoryview, send_bytes: Sequence[int], receive: memoryview, receive_bytes: Sequence[int]) -> None:
+    def alltoallv(
+        self,
+        send: memoryview,
+        send_bytes: Sequence[int],
+        receive: memoryview,
+        receive_bytes: Sequence[int],
+    ) -> None:
         receive[:] = send
 
 
 class Callbacks:
     """A host's own two functions, with the signatures of Communicator's."""
 
-    def __init__(self, rank: int, size: int, allgather: Callable[..., None], alltoallv: Callable[..., None]):
+    def __init__(
+        self, rank: int, size: int, allgather: Callable[..., None], alltoallv: Callable[..., None]
+    ):
         if not 0 <= rank < size:
             raise InvalidArgument(f"ulysses: rank {rank} of {size}: ranks count from 0")
         self.rank, self.size, self.allgather, self.alltoallv = rank, size, allgather, alltoallv
@@ -59,11 +73,19 @@ class MPI:
     def allgather(self, send: memoryview, receive: memoryview) -> None:
         self.comm.Allgather(_bytes(send), _bytes(receive))
 
-    def alltoallv(self, send: memoryview, send_bytes: Sequence[int], receive: memoryview, receive_bytes: Sequence[int]) -> None:
+    def alltoallv(
+        self,
+        send: memoryview,
+        send_bytes: Sequence[int],
+        receive: memoryview,
+        receive_bytes: Sequence[int],
+    ) -> None:
         from mpi4py import MPI as mpi
 
-        self.comm.Alltoallv([_bytes(send), (send_bytes, _starts(send_bytes)), mpi.BYTE],
-                            [_bytes(receive), (receive_bytes, _starts(receive_bytes)), mpi.BYTE])
+        self.comm.Alltoallv(
+            [_bytes(send), (send_bytes, _starts(send_bytes)), mpi.BYTE],
+            [_bytes(receive), (receive_bytes, _starts(receive_bytes)), mpi.BYTE],
+        )
 
 
 class TorchGroup:
@@ -74,22 +96,38 @@ class TorchGroup:
 
         backend = dist.get_backend(group)
         if "gloo" not in backend and "mpi" not in backend:
-            raise InvalidArgument(f"ulysses: a process group of {backend} carries no host memory: give torch.distributed.new_group(ranks, backend='gloo')")
+            raise InvalidArgument(
+                f"ulysses: a process group of {backend} carries no host memory: give torch.distributed.new_group(ranks, backend='gloo')"
+            )
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
-            raise InvalidArgument("ulysses: this process is not in the process group: call on its members alone")
+            raise InvalidArgument(
+                "ulysses: this process is not in the process group: call on its members alone"
+            )
 
     def allgather(self, send: memoryview, receive: memoryview) -> None:
         import torch.distributed as dist
 
         n = len(send)
         if n:
-            dist.all_gather([_tensor(receive[i * n:(i + 1) * n]) for i in range(self.size)], _tensor(send), group=self.group)
+            dist.all_gather(
+                [_tensor(receive[i * n : (i + 1) * n]) for i in range(self.size)],
+                _tensor(send),
+                group=self.group,
+            )
 
-    def alltoallv(self, send: memoryview, send_bytes: Sequence[int], receive: memoryview, receive_bytes: Sequence[int]) -> None:
+    def alltoallv(
+        self,
+        send: memoryview,
+        send_bytes: Sequence[int],
+        receive: memoryview,
+        receive_bytes: Sequence[int],
+    ) -> None:
         import torch.distributed as dist
 
-        dist.all_to_all_single(_tensor(receive), _tensor(send), list(receive_bytes), list(send_bytes), group=self.group)
+        dist.all_to_all_single(
+            _tensor(receive), _tensor(send), list(receive_bytes), list(send_bytes), group=self.group
+        )
 
 
 def _tensor(m: memoryview) -> Any:
@@ -120,12 +158,18 @@ def communicator(comm: Any) -> Communicator:
     if hasattr(comm, "py2f"):
         return MPI(comm)
     torch = torch_or_none()
-    if torch is not None and torch.distributed.is_available() and isinstance(comm, torch.distributed.ProcessGroup):
+    if (
+        torch is not None
+        and torch.distributed.is_available()
+        and isinstance(comm, torch.distributed.ProcessGroup)
+    ):
         return TorchGroup(comm)
     if isinstance(comm, Communicator):
         return comm
-    raise InvalidArgument(f"ulysses: {type(comm).__name__} is no communicator: give an mpi4py communicator, a torch.distributed process group, or "
-                          "an object with rank, size, allgather and alltoallv")
+    raise InvalidArgument(
+        f"ulysses: {type(comm).__name__} is no communicator: give an mpi4py communicator, a torch.distributed process group, or "
+        "an object with rank, size, allgather and alltoallv"
+    )
 
 
 def gather_objects(comm: Communicator, value: Any) -> list[Any]:
@@ -133,11 +177,11 @@ def gather_objects(comm: Communicator, value: Any) -> list[Any]:
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     sizes = bytearray(8 * comm.size)
     comm.allgather(memoryview(bytearray(len(data).to_bytes(8, "little"))), memoryview(sizes))
-    each = [int.from_bytes(sizes[8 * i:8 * i + 8], "little") for i in range(comm.size)]
+    each = [int.from_bytes(sizes[8 * i : 8 * i + 8], "little") for i in range(comm.size)]
     most = max(each)
     all_ = bytearray(most * comm.size)
     comm.allgather(memoryview(bytearray(data.ljust(most, b"\0"))), memoryview(all_))
-    return [pickle.loads(all_[i * most:i * most + each[i]]) for i in range(comm.size)]
+    return [pickle.loads(all_[i * most : i * most + each[i]]) for i in range(comm.size)]
 
 
 def raise_together(comm: Communicator, what: str, error: BaseException | None) -> None:

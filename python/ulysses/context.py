@@ -17,7 +17,12 @@ from .library_ranks import LibraryRanks
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
-WAYS = {"auto": _struct.COMM_AUTO, "host": _struct.COMM_HOST, "nccl": _struct.COMM_NCCL, "ipc": _struct.COMM_IPC}
+WAYS = {
+    "auto": _struct.COMM_AUTO,
+    "host": _struct.COMM_HOST,
+    "nccl": _struct.COMM_NCCL,
+    "ipc": _struct.COMM_IPC,
+}
 BATCHES = 64  # lengths and documents remembered; the same on all ranks, as making one is collective
 _current: "Context | None" = None
 
@@ -42,8 +47,20 @@ class Context:
     One thread at a time calls with a context. Not usable in a forked child.
     """
 
-    def __init__(self, comm: Any = None, *, device: str | None = "cpu", ordinal: int | None = None, way: str = "auto", threads: int = 0,
-                 ulysses: int = 0, ring: int = 0, timeout: int = 0, callbacks: bool = False, log: Callable[[int, str], None] | None = None):
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        device: str | None = "cpu",
+        ordinal: int | None = None,
+        way: str = "auto",
+        threads: int = 0,
+        ulysses: int = 0,
+        ring: int = 0,
+        timeout: int = 0,
+        callbacks: bool = False,
+        log: Callable[[int, str], None] | None = None,
+    ):
         self._handle = ctypes.c_void_p()
         self.communicator: Communicator = communicator(comm)
 
@@ -51,24 +68,54 @@ class Context:
             if device not in DEVICES:
                 raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
             if way not in WAYS:
-                raise InvalidArgument(f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}")
+                raise InvalidArgument(
+                    f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}"
+                )
             gpu = ordinal if ordinal is not None else current_gpu() if device == "cuda" else 0
-            made = _struct.Options(device=DEVICES[device], ordinal=gpu, threads=threads, ulysses=ulysses, ring=ring, timeout=timeout, comm=WAYS[way])
+            made = _struct.Options(
+                device=DEVICES[device],
+                ordinal=gpu,
+                threads=threads,
+                ulysses=ulysses,
+                ring=ring,
+                timeout=timeout,
+                comm=WAYS[way],
+            )
             _library.library()
-            return {"device": device, "way": way, "ulysses": ulysses, "ring": ring, "timeout": timeout}, (), made
+            return (
+                {
+                    "device": device,
+                    "way": way,
+                    "ulysses": ulysses,
+                    "ring": ring,
+                    "timeout": timeout,
+                },
+                (),
+                made,
+            )
 
         # The communicator of MPI_COMM_WORLD is not there before the library has made it.
-        options = prepare()[2] if isinstance(comm, _World) else agree(self.communicator, "ulysses.Context", prepare)[0]
+        options = (
+            prepare()[2]
+            if isinstance(comm, _World)
+            else agree(self.communicator, "ulysses.Context", prepare)[0]
+        )
         self._lock = threading.RLock()
-        self._failure: BaseException | None = None  # of a callback, to be the cause of the call's error
-        self._plans: dict[Any, Any] = {}  # by what they were made of: the sixth value is a bool for attention, text for the gated delta rule
+        self._failure: BaseException | None = (
+            None  # of a callback, to be the cause of the call's error
+        )
+        self._plans: dict[
+            Any, Any
+        ] = {}  # by what they were made of: the sixth value is a bool for attention, text for the gated delta rule
         self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
         self._pending: dict[int, Any] = {}  # memory of requests under way
         self._made: weakref.WeakSet = weakref.WeakSet()
         self.sequences: Sequences | None = None  # what `use` set
         self._keep: list[Any] = [options]
         if log is not None:
-            options.log = _struct.Log(lambda user, level, line: log(level, (line or b"").decode(errors="replace")))
+            options.log = _struct.Log(
+                lambda user, level, line: log(level, (line or b"").decode(errors="replace"))
+            )
         out = ctypes.byref(self._handle)
         if isinstance(self.communicator, Alone):
             self._call("ulysses_context_create_local", ctypes.byref(options), out)
@@ -76,10 +123,17 @@ class Context:
             self._call("ulysses_context_create_mpi", comm.py2f(), ctypes.byref(options), out)
         else:
             host = self._host()
-            self._call("ulysses_context_create_host", ctypes.byref(host), ctypes.byref(options), out)
+            self._call(
+                "ulysses_context_create_host", ctypes.byref(host), ctypes.byref(options), out
+            )
         info = _struct.ContextInfo()
         self._call("ulysses_context_query", self._handle, ctypes.byref(info))
-        self.rank, self.size, self.ulysses, self.ring = info.rank, info.size, info.ulysses, info.ring
+        self.rank, self.size, self.ulysses, self.ring = (
+            info.rank,
+            info.size,
+            info.ulysses,
+            info.ring,
+        )
         self.device = "cuda" if info.device == _struct.CUDA else "cpu"
         self.ordinal = info.ordinal
 
@@ -107,17 +161,27 @@ class Context:
                 except BaseException as e:  # it must not cross C
                     self._failure = e
                     return 1
+
             return run
 
         def allgather(user: int, send: int, receive: int, n: int) -> None:
             comm.allgather(_memory(send, n), _memory(receive, n * comm.size))
 
-        def alltoallv(user: int, send: int, send_bytes: Any, receive: int, receive_bytes: Any) -> None:
-            out, back = [send_bytes[i] for i in range(comm.size)], [receive_bytes[i] for i in range(comm.size)]
+        def alltoallv(
+            user: int, send: int, send_bytes: Any, receive: int, receive_bytes: Any
+        ) -> None:
+            out, back = (
+                [send_bytes[i] for i in range(comm.size)],
+                [receive_bytes[i] for i in range(comm.size)],
+            )
             comm.alltoallv(_memory(send, sum(out)), out, _memory(receive, sum(back)), back)
 
-        host = _struct.HostComm(rank=comm.rank, size=comm.size, allgather=_struct.AllGather(guarded(allgather)),
-                                alltoallv=_struct.AllToAllV(guarded(alltoallv)))
+        host = _struct.HostComm(
+            rank=comm.rank,
+            size=comm.size,
+            allgather=_struct.AllGather(guarded(allgather)),
+            alltoallv=_struct.AllToAllV(guarded(alltoallv)),
+        )
         self._keep.append(host)
         return host
 
@@ -163,14 +227,64 @@ class Context:
 
     # What calls use that have agreed on their arguments.
 
-    def _plan(self, *, heads: int, head_dim: int, kv_heads: int = 0, v_dim: int = 0, dtype: int = _struct.F32, causal: bool = False,
-              window: tuple[int, int] | None = None, scale: float | None = None, cross: bool = False, softcap: float = 0.0, deterministic: bool = False) -> "Plan":
-        key = (heads, head_dim, kv_heads or heads, v_dim or head_dim, dtype, causal, window, scale, cross, softcap, deterministic)
+    def _plan(
+        self,
+        *,
+        heads: int,
+        head_dim: int,
+        kv_heads: int = 0,
+        v_dim: int = 0,
+        dtype: int = _struct.F32,
+        causal: bool = False,
+        window: tuple[int, int] | None = None,
+        scale: float | None = None,
+        cross: bool = False,
+        softcap: float = 0.0,
+        deterministic: bool = False,
+    ) -> "Plan":
+        key = (
+            heads,
+            head_dim,
+            kv_heads or heads,
+            v_dim or head_dim,
+            dtype,
+            causal,
+            window,
+            scale,
+            cross,
+            softcap,
+            deterministic,
+        )
         return self._planned(Plan, key)
 
-    def _delta_plan(self, *, qk_heads: int, v_heads: int, qk_dim: int, v_dim: int, dtype: int = _struct.F32, strategy: str = "auto", tokens: int = 0,
-                    scale: float | None = None, l2norm: bool = False, chunk: int = 0, states: bool = False) -> "DeltaPlan":
-        key = (qk_heads, v_heads, qk_dim, v_dim, dtype, strategy, tokens, scale, l2norm, chunk, states)
+    def _delta_plan(
+        self,
+        *,
+        qk_heads: int,
+        v_heads: int,
+        qk_dim: int,
+        v_dim: int,
+        dtype: int = _struct.F32,
+        strategy: str = "auto",
+        tokens: int = 0,
+        scale: float | None = None,
+        l2norm: bool = False,
+        chunk: int = 0,
+        states: bool = False,
+    ) -> "DeltaPlan":
+        key = (
+            qk_heads,
+            v_heads,
+            qk_dim,
+            v_dim,
+            dtype,
+            strategy,
+            tokens,
+            scale,
+            l2norm,
+            chunk,
+            states,
+        )
         return self._planned(DeltaPlan, key)
 
     def _planned(self, kind: type, key: tuple) -> Any:
@@ -191,7 +305,10 @@ class Context:
 
     def agree(self, operation: str, prepare: Callable[[], Any]) -> Any:
         """agreement.agree over the ranks of this context. Collective."""
-        self.handle, _library.library()  # a closed context and a forked child are refused before they communicate
+        (
+            self.handle,
+            _library.library(),
+        )  # a closed context and a forked child are refused before they communicate
         return agree(self.communicator, operation, prepare)
 
     def use(self, sequences: Sequences | None) -> None:
@@ -264,5 +381,7 @@ def current(context: Context | None = None) -> Context:
     """`context`, or what `use` set; InvalidArgument where there is neither."""
     found = context if context is not None else _current
     if found is None:
-        raise InvalidArgument("ulysses: no context: give context=, or set one for all calls with ulysses.use(ulysses.Context(comm))")
+        raise InvalidArgument(
+            "ulysses: no context: give context=, or set one for all calls with ulysses.use(ulysses.Context(comm))"
+        )
     return found

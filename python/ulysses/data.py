@@ -50,7 +50,13 @@ def shift_labels(labels: Any, starts: Any = None) -> Any:
     return shifted
 
 
-def shard(batch: Mapping[str, Any], comm: Any, *, dims: Mapping[str, int | None] | None = None, pad: bool = False) -> Iterator[Micro]:
+def shard(
+    batch: Mapping[str, Any],
+    comm: Any,
+    *,
+    dims: Mapping[str, int | None] | None = None,
+    pad: bool = False,
+) -> Iterator[Micro]:
     """Cuts the ranks' batches along their sequences: P micro-steps, in each of which the ranks hold the rows of one rank's batch. Collective.
 
     batch  tensors by name (PyTorch on the CPU, NumPy), and anything else. S is the length of input_ids, or else of the first tensor [B, S, ..].
@@ -82,7 +88,14 @@ class loader:
     it. len() is P times that of `batches` on this rank.
     """
 
-    def __init__(self, batches: Iterable[Mapping[str, Any]], comm: Any, *, dims: Mapping[str, int | None] | None = None, pad: bool = False):
+    def __init__(
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        comm: Any,
+        *,
+        dims: Mapping[str, int | None] | None = None,
+        pad: bool = False,
+    ):
         self.batches, self.comm, self.dims, self.pad = batches, comm, dims or {}, pad
 
     def __len__(self) -> int:
@@ -123,14 +136,24 @@ class _Prepared:
     arrays: dict[str, Any] | None
 
 
-def _prepare(batch: Mapping[str, Any], size: int, dims: Mapping[str, int | None], pad: bool) -> _Prepared:
-    tensors = {k: v for k, v in batch.items() if (is_torch(v) or isinstance(v, np.ndarray)) and k != "cu_seqlens"}
+def _prepare(
+    batch: Mapping[str, Any], size: int, dims: Mapping[str, int | None], pad: bool
+) -> _Prepared:
+    tensors = {
+        k: v
+        for k, v in batch.items()
+        if (is_torch(v) or isinstance(v, np.ndarray)) and k != "cu_seqlens"
+    }
     lead = tensors.get("input_ids", next((v for v in tensors.values() if v.ndim >= 2), None))
     if lead is None or lead.ndim < 2:
-        raise InvalidArgument(f"ulysses.shard: keys {sorted(batch)}: one must be a tensor [B, S, ..]")
+        raise InvalidArgument(
+            f"ulysses.shard: keys {sorted(batch)}: one must be a tensor [B, S, ..]"
+        )
     b, s = lead.shape[:2]
     if b < 1 or s < 1:
-        raise InvalidArgument(f"ulysses.shard: a batch of {b} sequences of {s} tokens: each must be 1 or more")
+        raise InvalidArgument(
+            f"ulysses.shard: a batch of {b} sequences of {s} tokens: each must be 1 or more"
+        )
     missing = sorted(set(dims) - set(batch))
     if missing:
         raise InvalidArgument(f"ulysses.shard: dims names {missing}, the batch has {sorted(batch)}")
@@ -144,15 +167,30 @@ def _prepare(batch: Mapping[str, Any], size: int, dims: Mapping[str, int | None]
     more = -s % size if pad else 0
     if more:
         starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
-    cut = {k: dims[k] if k in dims else (1 if v.ndim >= 2 and v.shape[1] == s else None) for k, v in tensors.items()}
-    arrays = {k: _bytes_ready(_padded(v, cut[k], -v.shape[cut[k]] % size if pad else 0, PAD.get(k, 0)))
-              for k, v in tensors.items() if cut[k] is not None}
-    keys = {k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), cut[k] % a.ndim) for k, a in arrays.items()}
-    whole = {k: tensors.get(k, v) for k, v in batch.items() if k not in arrays and k not in ("labels", "cu_seqlens")}
+    cut = {
+        k: dims[k] if k in dims else (1 if v.ndim >= 2 and v.shape[1] == s else None)
+        for k, v in tensors.items()
+    }
+    arrays = {
+        k: _bytes_ready(_padded(v, cut[k], -v.shape[cut[k]] % size if pad else 0, PAD.get(k, 0)))
+        for k, v in tensors.items()
+        if cut[k] is not None
+    }
+    keys = {
+        k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), cut[k] % a.ndim)
+        for k, a in arrays.items()
+    }
+    whole = {
+        k: tensors.get(k, v)
+        for k, v in batch.items()
+        if k not in arrays and k not in ("labels", "cu_seqlens")
+    }
     whole.update({k: v for k, v in tensors.items() if cut[k] is None})
     n = s + more
     cu = [int(i) for i in np.flatnonzero(starts)] + [b * n]
-    return _Prepared(keys, whole, Sequences(b, n, None, tuple(cu) if len(cu) > b + 1 else None), arrays)
+    return _Prepared(
+        keys, whole, Sequences(b, n, None, tuple(cu) if len(cu) > b + 1 else None), arrays
+    )
 
 
 def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s: int) -> np.ndarray:
@@ -162,20 +200,36 @@ def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s:
     positions = batch.get("position_ids")
     if batch.get("cu_seqlens") is not None:
         cu = np.asarray(batch["cu_seqlens"], np.int64).reshape(-1)
-        if len(cu) < 2 or cu[0] != 0 or cu[-1] != b * s or (np.diff(cu) <= 0).any() or not np.isin(np.arange(b) * s, cu).all():
-            raise InvalidArgument(f"ulysses.shard: cu_seqlens {cu.tolist()[:8]} for {b} sequences of {s}: it must rise from 0 to {b * s} through every "
-                                  "sequence's end")
+        if (
+            len(cu) < 2
+            or cu[0] != 0
+            or cu[-1] != b * s
+            or (np.diff(cu) <= 0).any()
+            or not np.isin(np.arange(b) * s, cu).all()
+        ):
+            raise InvalidArgument(
+                f"ulysses.shard: cu_seqlens {cu.tolist()[:8]} for {b} sequences of {s}: it must rise from 0 to {b * s} through every "
+                "sequence's end"
+            )
         starts.reshape(-1)[cu[:-1]] = True
-    elif positions is not None and tuple(positions.shape) == (b, s) and dims.get("position_ids", 1) == 1:
+    elif (
+        positions is not None
+        and tuple(positions.shape) == (b, s)
+        and dims.get("position_ids", 1) == 1
+    ):
         zero = np.asarray(positions) == 0
-        tail = np.logical_and.accumulate(zero[:, ::-1], axis=1)[:, ::-1]  # zero from here to the end
+        tail = np.logical_and.accumulate(zero[:, ::-1], axis=1)[
+            :, ::-1
+        ]  # zero from here to the end
         tail[:, 1:] &= zero[:, :-1]  # behind another zero: inside padding
         tail[:, 0] = False
         starts |= zero & ~tail
     return starts
 
 
-def _agree(c: Communicator, own: _Prepared | None, error: BaseException | None) -> list[_Prepared] | None:
+def _agree(
+    c: Communicator, own: _Prepared | None, error: BaseException | None
+) -> list[_Prepared] | None:
     """All ranks' descriptions; None where one has no further batch. A failure of one is an error on all."""
     message: Any = f"{type(error).__name__}: {error}" if error is not None else None
     if own is not None:
@@ -189,10 +243,18 @@ def _agree(c: Communicator, own: _Prepared | None, error: BaseException | None) 
     return None if any(m is None for m in all_) else all_
 
 
-def _serve(comm: Any, c: Communicator, own: _Prepared | None, all_: list[_Prepared]) -> Iterator[Micro]:
+def _serve(
+    comm: Any, c: Communicator, own: _Prepared | None, all_: list[_Prepared]
+) -> Iterator[Micro]:
     """The exchange, and the micro-steps one by one. The exchange is made at once, not at the first step."""
     assert own is not None and own.arrays is not None
-    pieces = [[_rows(a, own.keys[k].dim, *shard_rows(own.keys[k].shape[own.keys[k].dim], c.size, j)) for k, a in own.arrays.items()] for j in range(c.size)]
+    pieces = [
+        [
+            _rows(a, own.keys[k].dim, *shard_rows(own.keys[k].shape[own.keys[k].dim], c.size, j))
+            for k, a in own.arrays.items()
+        ]
+        for j in range(c.size)
+    ]
     send = bytearray(b"".join(p for piece in pieces for p in piece))
     sizes = [sum(map(len, piece)) for piece in pieces]
     back = [sum(_extent(key, c)[1] for key in p.keys.values()) for p in all_]
@@ -201,13 +263,15 @@ def _serve(comm: Any, c: Communicator, own: _Prepared | None, all_: list[_Prepar
     return _steps(comm, c, all_, receive)
 
 
-def _steps(comm: Any, c: Communicator, all_: list[_Prepared], receive: bytearray) -> Iterator[Micro]:
+def _steps(
+    comm: Any, c: Communicator, all_: list[_Prepared], receive: bytearray
+) -> Iterator[Micro]:
     at = 0
     for owner, p in enumerate(all_):
         micro = Micro(p.whole)
         for name, key in p.keys.items():
             shape, n = _extent(key, c)
-            micro[name] = _array(key, shape, receive[at:at + n])
+            micro[name] = _array(key, shape, receive[at : at + n])
             at += n
         micro.sequences, micro.owner = p.sequences, owner
         micro.lo, micro.hi = shard_rows(p.sequences.seq, c.size, c.rank)
@@ -219,7 +283,7 @@ def _steps(comm: Any, c: Communicator, all_: list[_Prepared], receive: bytearray
 def _extent(key: _Key, c: Communicator) -> tuple[tuple[int, ...], int]:
     """This rank's shape of a key, and its bytes."""
     lo, hi = shard_rows(key.shape[key.dim], c.size, c.rank)
-    shape = key.shape[:key.dim] + (hi - lo,) + key.shape[key.dim + 1:]
+    shape = key.shape[: key.dim] + (hi - lo,) + key.shape[key.dim + 1 :]
     return shape, int(np.prod(shape, dtype=np.int64)) * _itemsize(key)
 
 
@@ -236,7 +300,9 @@ def _array(key: _Key, shape: tuple[int, ...], data: bytearray) -> Any:
         import torch
 
         dtype = getattr(torch, key.dtype)
-        return (torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)).reshape(shape)
+        return (
+            torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        ).reshape(shape)
     return np.frombuffer(data, key.dtype).reshape(shape)
 
 
@@ -245,7 +311,11 @@ def _rows(a: Any, dim: int, lo: int, hi: int) -> bytes:
     if is_torch(piece):
         import torch
 
-        return piece.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if piece.numel() else b""
+        return (
+            piece.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            if piece.numel()
+            else b""
+        )
     return np.ascontiguousarray(piece).tobytes()
 
 

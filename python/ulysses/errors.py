@@ -101,8 +101,18 @@ class Preempted(UlyssesError, RuntimeError):
 
 _CLASSES: dict[int, type[UlyssesError]] = {
     int(c.status): c
-    for c in (InvalidArgument, InvalidConfig, Unsupported, OutOfMemory, CommError, DeviceError, InputOutputError, NumericError,
-              InternalError, Preempted)
+    for c in (
+        InvalidArgument,
+        InvalidConfig,
+        Unsupported,
+        OutOfMemory,
+        CommError,
+        DeviceError,
+        InputOutputError,
+        NumericError,
+        InternalError,
+        Preempted,
+    )
 }
 
 

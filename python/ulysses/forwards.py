@@ -75,23 +75,47 @@ def text_positions(ids: Any) -> Any:
     return ids[0] if ids.ndim == 3 and ids.shape[0] == 4 else None
 
 
-def settle(ctx: Context, operation: str, batch: int, rows: int, position_ids: Any, mask: Any, same: Mapping[str, Any], check: Any = None) -> Sequences:
+def settle(
+    ctx: Context,
+    operation: str,
+    batch: int,
+    rows: int,
+    position_ids: Any,
+    mask: Any,
+    same: Mapping[str, Any],
+    check: Any = None,
+) -> Sequences:
     """Lengths and documents of the whole sequences. Collective."""
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if check is not None:
             check()
         for name, x in (("position_ids", position_ids), ("attention_mask", mask)):
-            if x is not None and (x.ndim != 2 or x.shape[1] != rows or x.shape[0] not in (1, batch)):
-                raise InvalidArgument(f"{operation}: {name} of shape {tuple(x.shape)} for {batch} sequences of {rows} tokens on this rank: give [{batch}, {rows}]")
-        return {"sequences": batch, "position_ids": position_ids is not None, "Context.use": ctx.sequences, **same}, (rows,), None
+            if x is not None and (
+                x.ndim != 2 or x.shape[1] != rows or x.shape[0] not in (1, batch)
+            ):
+                raise InvalidArgument(
+                    f"{operation}: {name} of shape {tuple(x.shape)} for {batch} sequences of {rows} tokens on this rank: give [{batch}, {rows}]"
+                )
+        return (
+            {
+                "sequences": batch,
+                "position_ids": position_ids is not None,
+                "Context.use": ctx.sequences,
+                **same,
+            },
+            (rows,),
+            None,
+        )
 
     _, counts = ctx.agree(operation, prepare)
     each = gather_objects(ctx.communicator, Rows.of(position_ids, mask, batch))
-    return sequences_of(batch, [n for n, in counts], each, ctx.sequences)
+    return sequences_of(batch, [n for (n,) in counts], each, ctx.sequences)
 
 
-def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> tuple[tuple, dict[str, Any], Forward]:
+def begin(
+    model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]
+) -> tuple[tuple, dict[str, Any], Forward]:
     """Agrees on a model's call. Collective.
 
     Returns the call's arguments, with positions and without a mask, and the Forward."""
@@ -104,34 +128,59 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
         given.update(bound.arguments.get(rest, {}) if rest else {})
     except TypeError as e:  # the model would refuse this call on this rank only
         bound, given, wrong = None, {}, e
-    tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    tokens = (
+        given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+    )
     batch, rows = tuple(tokens.shape[:2]) if tokens is not None and tokens.ndim >= 2 else (0, 0)
-    cache, ids, mask = given.get("past_key_values"), given.get("position_ids"), given.get("attention_mask")
+    cache, ids, mask = (
+        given.get("past_key_values"),
+        given.get("position_ids"),
+        given.get("attention_mask"),
+    )
     past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
-    if past and mask is not None and getattr(mask, "ndim", 0) == 2 and mask.shape[1] == past + rows and bool(mask.all()):
+    if (
+        past
+        and mask is not None
+        and getattr(mask, "ndim", 0) == 2
+        and mask.shape[1] == past + rows
+        and bool(mask.all())
+    ):
         mask = None
 
     def check() -> None:
         if bound is None:
             raise InvalidArgument(f"{operation}: {wrong}") from wrong
         if batch < 1 or rows < 1:
-            raise InvalidArgument(f"{operation}: {'no input_ids and no inputs_embeds' if tokens is None else f'input of shape {tuple(tokens.shape)}'}: give input_ids "
-                                  "[B, tokens of this rank], one token or more")
+            raise InvalidArgument(
+                f"{operation}: {'no input_ids and no inputs_embeds' if tokens is None else f'input of shape {tuple(tokens.shape)}'}: give input_ids "
+                "[B, tokens of this rank], one token or more"
+            )
         mixers.prepare(model, ctx.size)
         if mask is not None and getattr(mask, "ndim", 0) != 2:
-            raise Unsupported(f"{operation}: an attention_mask of {getattr(mask, 'ndim', type(mask).__name__)} axes: causality, windows, documents and padding are built: "
-                              "give [B, tokens], or none")
+            raise Unsupported(
+                f"{operation}: an attention_mask of {getattr(mask, 'ndim', type(mask).__name__)} axes: causality, windows, documents and padding are built: "
+                "give [B, tokens], or none"
+            )
         if cache is not None or (given.get("use_cache") and ctx.size > 1):
             _check_cache(operation, ctx, cache, past, mask, text_positions(ids))
         if ctx.size > 1 and given.get("labels") is not None and given.get("shift_labels") is None:
-            raise Unsupported(f"{operation}: labels without shift_labels on {ctx.size} ranks: the label of a rank's last token is on the next rank: pass "
-                              "shift_labels=, as ulysses.shard makes them")
+            raise Unsupported(
+                f"{operation}: labels without shift_labels on {ctx.size} ranks: the label of a rank's last token is on the next rank: pass "
+                "shift_labels=, as ulysses.shard makes them"
+            )
         if ctx.size > 1 and given.get("cu_seq_lens_q") is not None:
-            raise Unsupported(f"{operation}: cu_seq_lens_q on {ctx.size} ranks: it counts the tokens of one rank: leave it out and pass position_ids that start anew "
-                              "with each document")
+            raise Unsupported(
+                f"{operation}: cu_seq_lens_q on {ctx.size} ranks: it counts the tokens of one rank: leave it out and pass position_ids that start anew "
+                "with each document"
+            )
 
-    same = {"model": type(model).__name__, "hidden": describe(given.get("inputs_embeds"), free=(1,)), "training": model.training}
+    same = {
+        "model": type(model).__name__,
+        "hidden": describe(given.get("inputs_embeds"), free=(1,)),
+        "training": model.training,
+    }
     if past:
+
         def alone() -> tuple[dict[str, Any], tuple[int, ...], None]:
             check()
             return same, (), None
@@ -142,12 +191,23 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
         sequences = settle(ctx, operation, batch, rows, text_positions(ids), mask, same, check)
         starts = given.get("cu_seq_lens_q")
         if starts is not None:
-            cu = sorted({*(sequences.cu_seqlens or range(0, batch * rows + 1, rows)), *(int(i) for i in starts)})
+            cu = sorted(
+                {
+                    *(sequences.cu_seqlens or range(0, batch * rows + 1, rows)),
+                    *(int(i) for i in starts),
+                }
+            )
             sequences = Sequences(batch, rows, None, tuple(cu))
-    if cache is None and not given.get("use_cache") and (ctx.size > 1 or model.training or sequences.cu_seqlens is not None):
+    if (
+        cache is None
+        and not given.get("use_cache")
+        and (ctx.size > 1 or model.training or sequences.cu_seqlens is not None)
+    ):
         no_cache = {"use_cache": False} if "use_cache" in signature.parameters or rest else {}
     elif sequences.cu_seqlens is not None:  # on one rank
-        raise Unsupported(f"{operation}: several documents, or padding, beside a key-value cache: call with use_cache=False")
+        raise Unsupported(
+            f"{operation}: several documents, or padding, beside a key-value cache: call with use_cache=False"
+        )
     else:
         no_cache = {}
     forward = Forward(ctx, sequences, rows, past)
@@ -167,15 +227,23 @@ def begin(model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]) -> t
 
 def _check_cache(operation: str, ctx: Context, cache: Any, past: int, mask: Any, ids: Any) -> None:
     if ctx.size > 1:
-        raise Unsupported(f"{operation}: a key-value cache on {ctx.size} ranks, where each rank has a shard of the sequence: call the model with use_cache=False, "
-                          "and generate on one rank")
+        raise Unsupported(
+            f"{operation}: a key-value cache on {ctx.size} ranks, where each rank has a shard of the sequence: call the model with use_cache=False, "
+            "and generate on one rank"
+        )
     if getattr(cache, "is_compileable", False):
-        raise Unsupported(f"{operation}: a {type(cache).__name__} has rows for tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')")
+        raise Unsupported(
+            f"{operation}: a {type(cache).__name__} has rows for tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')"
+        )
     if past and mask is not None:
-        raise Unsupported(f"{operation}: an attention_mask of shape {tuple(mask.shape)} beside a key-value cache of {past} tokens: padding is not built there: call with "
-                          "use_cache=False")
+        raise Unsupported(
+            f"{operation}: an attention_mask of shape {tuple(mask.shape)} beside a key-value cache of {past} tokens: padding is not built there: call with "
+            "use_cache=False"
+        )
     if past and ids is not None and ids.shape[1] > 1 and bool((ids.diff(dim=1) != 1).any()):
-        raise Unsupported(f"{operation}: several documents in position_ids beside a key-value cache: call with use_cache=False")
+        raise Unsupported(
+            f"{operation}: several documents in position_ids beside a key-value cache: call with use_cache=False"
+        )
 
 
 def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
@@ -183,7 +251,13 @@ def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
     import torch
 
     s, known = forward.sequences, ctx.sequences
-    if known is not None and known.cu_seqlens is not None and (known.batch, known.seq, known.kv_seq) == (s.batch, s.seq, None):
-        return torch.tensor(ctx._batch(known).positions(), device=tokens.device).reshape(s.batch, forward.rows)
+    if (
+        known is not None
+        and known.cu_seqlens is not None
+        and (known.batch, known.seq, known.kv_seq) == (s.batch, s.seq, None)
+    ):
+        return torch.tensor(ctx._batch(known).positions(), device=tokens.device).reshape(
+            s.batch, forward.rows
+        )
     lo, hi = shard_rows(s.seq, ctx.size, ctx.rank)
     return torch.arange(lo, hi, device=tokens.device)[None].expand(s.batch, -1)

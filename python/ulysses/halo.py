@@ -28,15 +28,34 @@ def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward:
     views = view(x), view(rows)
     args = _struct.HaloArgs(n=n, x=views[0].pointer(), halo=views[1].pointer(), stream=stream_of(x))
     need = ctypes.c_uint64()
-    context._call("ulysses_halo_workspace", context.handle, batch.handle, ctypes.byref(args), ctypes.byref(need))
+    context._call(
+        "ulysses_halo_workspace",
+        context.handle,
+        batch.handle,
+        ctypes.byref(args),
+        ctypes.byref(need),
+    )
     workspace = view(block(x, need.value))
     if need.value:
         args.workspace, args.workspace_bytes = workspace.data, need.value
-    context._call("ulysses_halo_forward" if forward else "ulysses_halo_backward", context.handle, batch.handle, ctypes.byref(args))
+    context._call(
+        "ulysses_halo_forward" if forward else "ulysses_halo_backward",
+        context.handle,
+        batch.handle,
+        ctypes.byref(args),
+    )
 
 
-def settle(operation: str, x: Any, n: int, seq: int | None, cu_seqlens: Sequence[int] | None, context: Context | None, beside: dict[str, Any] | None = None,
-           check: Any = None) -> tuple[Context, Batch]:
+def settle(
+    operation: str,
+    x: Any,
+    n: int,
+    seq: int | None,
+    cu_seqlens: Sequence[int] | None,
+    context: Context | None,
+    beside: dict[str, Any] | None = None,
+    check: Any = None,
+) -> tuple[Context, Batch]:
     """The batch of a call. Collective.
 
     `beside` are arrays with the same shape on all ranks; `check` raises if another argument is wrong."""
@@ -44,19 +63,37 @@ def settle(operation: str, x: Any, n: int, seq: int | None, cu_seqlens: Sequence
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], Lengths]:
         if not hasattr(x, "shape") or len(x.shape) < 2 or not n:
-            raise InvalidArgument(f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}: give an array [B, rows, ...], and n > 0 for rows before or n < 0 for rows after")
+            raise InvalidArgument(
+                f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}: give an array [B, rows, ...], and n > 0 for rows before or n < 0 for rows after"
+            )
         one_library(x=x, **(beside or {}))
         if check is not None:
             check()
         lengths = Lengths.of(ctx, x.shape[0], x.shape[1], None, seq, None, cu_seqlens)
         dtype_of(x)
-        return {"x": describe(x, free=(1,)), "n": n, **lengths.same(), **{name: describe(t) for name, t in (beside or {}).items()}}, lengths.counts(), lengths
+        return (
+            {
+                "x": describe(x, free=(1,)),
+                "n": n,
+                **lengths.same(),
+                **{name: describe(t) for name, t in (beside or {}).items()},
+            },
+            lengths.counts(),
+            lengths,
+        )
 
     lengths, counts = ctx.agree(operation, prepare)
     return ctx, ctx._batch(lengths.settle(counts))
 
 
-def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None, context: Context | None = None) -> Any:
+def halo(
+    x: Any,
+    n: int,
+    *,
+    seq: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    context: Context | None = None,
+) -> Any:
     """The n rows before this rank's (n > 0), or the -n rows after them (n < 0), in each sequence. Collective; differentiable for PyTorch.
 
     x          [B, rows, ...], this rank's rows: F32, or BF16 where the device computes in it
@@ -81,18 +118,32 @@ def halo(x: Any, n: int, *, seq: int | None = None, cu_seqlens: Sequence[int] | 
     return out
 
 
-def halo_backward(dhalo: Any, n: int, dx: Any, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None, context: Context | None = None) -> None:
+def halo_backward(
+    dhalo: Any,
+    n: int,
+    dx: Any,
+    *,
+    seq: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    context: Context | None = None,
+) -> None:
     """Adds the gradient of a halo to dx [B, rows, ...], dense, on the ranks where the rows came from. Collective."""
 
     def check() -> None:
         want = (dx.shape[0], abs(n), *dx.shape[2:])
         if tuple(dhalo.shape) != tuple(want) or dtype_of(dhalo) != dtype_of(dx):
-            raise InvalidArgument(f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} for dx {tuple(dx.shape)} {dx.dtype} and n {n}: give {tuple(want)} of dx's type")
+            raise InvalidArgument(
+                f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} for dx {tuple(dx.shape)} {dx.dtype} and n {n}: give {tuple(want)} of dx's type"
+            )
         strides = view(dx)
         if strides.strides != tuple(_steps(strides.shape)):
-            raise InvalidArgument("ulysses.halo_backward: dx is not dense: give a contiguous array, which the gradient is added to")
+            raise InvalidArgument(
+                "ulysses.halo_backward: dx is not dense: give a contiguous array, which the gradient is added to"
+            )
 
-    ctx, batch = settle("ulysses.halo_backward", dx, n, seq, cu_seqlens, context, {"dhalo": dhalo}, check)
+    ctx, batch = settle(
+        "ulysses.halo_backward", dx, n, seq, cu_seqlens, context, {"dhalo": dhalo}, check
+    )
     exchange(ctx, batch, dx, _dense(dhalo), n, False)
 
 
@@ -102,8 +153,16 @@ def _steps(shape: Sequence[int]) -> list[int]:
     return steps(shape)
 
 
-def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str | None = None, *, seq: int | None = None, cu_seqlens: Sequence[int] | None = None,
-                  context: Context | None = None) -> Any:
+def causal_conv1d(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    *,
+    seq: int | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    context: Context | None = None,
+) -> Any:
     """A causal depthwise convolution over documents. Collective; differentiable for PyTorch.
 
     y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c]), over the tokens
@@ -122,15 +181,28 @@ def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str | None 
     """
 
     def check() -> None:
-        if len(x.shape) != 3 or len(getattr(weight, "shape", ())) != 2 or weight.shape[0] != x.shape[2] or weight.shape[1] < 1:
-            raise InvalidArgument(f"ulysses.causal_conv1d: x {tuple(x.shape)}, weight {tuple(getattr(weight, 'shape', ()))}: give x [B, rows, C] and weight [C, W]")
+        if (
+            len(x.shape) != 3
+            or len(getattr(weight, "shape", ())) != 2
+            or weight.shape[0] != x.shape[2]
+            or weight.shape[1] < 1
+        ):
+            raise InvalidArgument(
+                f"ulysses.causal_conv1d: x {tuple(x.shape)}, weight {tuple(getattr(weight, 'shape', ()))}: give x [B, rows, C] and weight [C, W]"
+            )
         if bias is not None and tuple(bias.shape) != (x.shape[2],):
-            raise InvalidArgument(f"ulysses.causal_conv1d: bias {tuple(bias.shape)} for {x.shape[2]} channels: give [C], or None")
+            raise InvalidArgument(
+                f"ulysses.causal_conv1d: bias {tuple(bias.shape)} for {x.shape[2]} channels: give [C], or None"
+            )
         if activation not in ACTIVATIONS:
-            raise InvalidArgument(f"ulysses.causal_conv1d: activation {activation!r}: give one of {', '.join(map(repr, ACTIVATIONS))}")
+            raise InvalidArgument(
+                f"ulysses.causal_conv1d: activation {activation!r}: give one of {', '.join(map(repr, ACTIVATIONS))}"
+            )
 
     operation = f"ulysses.causal_conv1d with activation {activation!r}"
-    ctx, batch = settle(operation, x, 1, seq, cu_seqlens, context, {"weight": weight, "bias": bias}, check)
+    ctx, batch = settle(
+        operation, x, 1, seq, cu_seqlens, context, {"weight": weight, "bias": bias}, check
+    )
     width = weight.shape[1]
     if is_torch(x):
         from ._torch import causal_conv1d as differentiable
@@ -144,6 +216,9 @@ def causal_conv1d(x: Any, weight: Any, bias: Any = None, activation: str | None 
     at = np.asarray(batch.positions(), np.int64).reshape(x.shape[0], rows, 1)  # inside its document
     y = np.zeros_like(x)
     for j in range(width):
-        y += np.where(at >= j, longer[:, width - 1 - j:width - 1 - j + rows], 0) * weight[:, width - 1 - j]
+        y += (
+            np.where(at >= j, longer[:, width - 1 - j : width - 1 - j + rows], 0)
+            * weight[:, width - 1 - j]
+        )
     y = y if bias is None else y + bias
     return y if activation is None else y / (1 + np.exp(-y))

@@ -17,10 +17,33 @@ from .errors import Unsupported
 KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
 
 # Only layers that read other tokens take an argument with one of these names.
-_MIXING = {"attention_mask", "past_key_values", "past_key_value", "layer_past", "cache_params", "cache", "state", "position_embeddings", "cu_seqlens", "seq_idx", "position_bias"}
+_MIXING = {
+    "attention_mask",
+    "past_key_values",
+    "past_key_value",
+    "layer_past",
+    "cache_params",
+    "cache",
+    "state",
+    "position_embeddings",
+    "cu_seqlens",
+    "seq_idx",
+    "position_bias",
+}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "linear_attention", "sparse", "dense"}
 _DELTA_NETS = {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet"}
-_NEEDS = ("conv1d", "A_log", "dt_bias", "norm", "out_proj", "key_dim", "value_dim", "head_k_dim", "head_v_dim", "activation")
+_NEEDS = (
+    "conv1d",
+    "A_log",
+    "dt_bias",
+    "norm",
+    "out_proj",
+    "key_dim",
+    "value_dim",
+    "head_k_dim",
+    "head_v_dim",
+    "activation",
+)
 _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model: reason of refusal, or ""
 
 
@@ -35,11 +58,17 @@ def prepare(model: Any, ranks: int) -> None:
                 _replace(type(m))
         found = _known[model] = next(_refused(model), "")
     if ranks > 1 and found:
-        raise Unsupported(f"ulysses: {type(model).__name__} on {ranks} ranks: {found}: it would see the tokens of its rank only: run the model on one rank")
+        raise Unsupported(
+            f"ulysses: {type(model).__name__} on {ranks} ranks: {found}: it would see the tokens of its rank only: run the model on one rank"
+        )
 
 
 def _missing(m: Any) -> list[str]:
-    projections = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a") if hasattr(m, "in_proj_qkv") else ("in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering")
+    projections = (
+        ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        if hasattr(m, "in_proj_qkv")
+        else ("in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering")
+    )
     return [name for name in (*_NEEDS, *projections) if not hasattr(m, name)]
 
 
@@ -53,7 +82,13 @@ def _refused(model: Any) -> Iterator[str]:
             yield f"layer {i} is of type {kind!r}"
     import torch
 
-    convolutions = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.RNNBase, torch.nn.ZeroPad2d)
+    convolutions = (
+        torch.nn.Conv1d,
+        torch.nn.Conv2d,
+        torch.nn.Conv3d,
+        torch.nn.RNNBase,
+        torch.nn.ZeroPad2d,
+    )
     ours: list[str] = []
     for name, m in model.named_modules():
         if any(name.startswith(prefix + ".") for prefix in ours):
@@ -61,9 +96,17 @@ def _refused(model: Any) -> Iterator[str]:
         if type(m).__name__ in _DELTA_NETS and not _missing(m):
             ours.append(name)
         elif isinstance(m, convolutions):
-            tower = "; for text alone, load the text model (AutoModelForCausalLM)" if "vis" in name else ""
+            tower = (
+                "; for text alone, load the text model (AutoModelForCausalLM)"
+                if "vis" in name
+                else ""
+            )
             yield f"{name} is a {type(m).__name__}, of {_owner(model, name)}{tower}"
-        elif _mixes(m) and not any(_mixes(child) for child in m.modules() if child is not m) and not _asks_the_interface(type(m)):
+        elif (
+            _mixes(m)
+            and not any(_mixes(child) for child in m.modules() if child is not m)
+            and not _asks_the_interface(type(m))
+        ):
             yield f"{name} is a {type(m).__name__}, which mixes tokens without the attention interface"
 
 
@@ -74,7 +117,9 @@ def _owner(model: Any, name: str) -> str:
 
 def _mixes(m: Any) -> bool:
     try:
-        return bool(_MIXING & set(inspect.signature(type(m).forward).parameters)) and not type(m).__module__.startswith("torch.nn")
+        return bool(_MIXING & set(inspect.signature(type(m).forward).parameters)) and not type(
+            m
+        ).__module__.startswith("torch.nn")
     except (TypeError, ValueError):
         return False
 
@@ -98,12 +143,24 @@ def _replace(cls: type) -> None:
         return
 
     @functools.wraps(original)
-    def forward(self: Any, hidden_states: Any, cache_params: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self: Any,
+        hidden_states: Any,
+        cache_params: Any = None,
+        attention_mask: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         from .forwards import inside
 
         call = kwargs.pop(KEY, None) or inside()
         if call is None or cache_params is not None:  # only a call on one rank has a cache
-            return original(self, hidden_states, cache_params=cache_params, attention_mask=attention_mask, **kwargs)
+            return original(
+                self,
+                hidden_states,
+                cache_params=cache_params,
+                attention_mask=attention_mask,
+                **kwargs,
+            )
         return gated_delta_net(self, hidden_states, call)
 
     forward.ulysses = True  # type: ignore[attr-defined]
@@ -123,15 +180,31 @@ def gated_delta_net(layer: Any, x: Any, call: Any) -> Any:
 
     b, rows, _ = x.shape
     if hasattr(layer, "in_proj_qkv"):
-        mixed, z, beta, a = layer.in_proj_qkv(x), layer.in_proj_z(x), layer.in_proj_b(x), layer.in_proj_a(x)
+        mixed, z, beta, a = (
+            layer.in_proj_qkv(x),
+            layer.in_proj_z(x),
+            layer.in_proj_b(x),
+            layer.in_proj_a(x),
+        )
     else:
-        q, k, v, z, beta, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(x), layer.in_proj_ba(x))
+        q, k, v, z, beta, a = layer.fix_query_key_value_ordering(
+            layer.in_proj_qkvz(x), layer.in_proj_ba(x)
+        )
         mixed = torch.cat([y.reshape(b, rows, -1) for y in (q, k, v)], -1)
     where = dict(seq=call.sequences.seq, cu_seqlens=call.sequences.cu_seqlens, context=call.context)
-    mixed = causal_conv1d(mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **where)
-    q, k, v = (y.reshape(b, rows, -1, d) for y, d in zip(mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1),
-                                                       (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim)))
+    mixed = causal_conv1d(
+        mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **where
+    )
+    q, k, v = (
+        y.reshape(b, rows, -1, d)
+        for y, d in zip(
+            mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1),
+            (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim),
+        )
+    )
     g = -layer.A_log.float().exp() * torch.nn.functional.softplus(a.float() + layer.dt_bias)
-    out, _ = chunk_gated_delta_rule(q, k, v, g, beta.sigmoid(), use_qk_l2norm_in_kernel=True, **where)
+    out, _ = chunk_gated_delta_rule(
+        q, k, v, g, beta.sigmoid(), use_qk_l2norm_in_kernel=True, **where
+    )
     out = layer.norm(out.reshape(-1, layer.head_v_dim), z.reshape(-1, layer.head_v_dim))
     return layer.out_proj(out.reshape(b, rows, -1))

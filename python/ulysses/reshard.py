@@ -36,7 +36,11 @@ class Move:
     @property
     def chunk(self) -> int:
         """Heads that always travel together: they are handed over as one, so that longer runs are copied."""
-        return self.heads // self.context.size if self.heads % self.context.size == 0 and self.heads else 1
+        return (
+            self.heads // self.context.size
+            if self.heads % self.context.size == 0 and self.heads
+            else 1
+        )
 
     def back(self) -> "Move":
         return replace(self, to_heads=not self.to_heads)
@@ -48,7 +52,9 @@ class Move:
         behind = [i for i in range(n) if i not in before and i not in (self.seq_dim, self.head_dim)]
         lead = math.prod(x.shape[i] for i in before)
         if lead == 0:
-            raise InvalidArgument(f"ulysses: a tensor of shape {tuple(x.shape)}: its leading axes must not be empty")
+            raise InvalidArgument(
+                f"ulysses: a tensor of shape {tuple(x.shape)}: its leading axes must not be empty"
+            )
         plan = self.context._plan(heads=self.heads // self.chunk, head_dim=1, dtype=_struct.F32)
         batch = self.context._batch(Sequences(lead, self.seq))
         return plan, batch, (*before, self.seq_dim, self.head_dim, *behind), len(before)
@@ -68,12 +74,19 @@ class Move:
         mine = (sizes.head_hi - sizes.head_lo) * self.chunk
         want = (batch.rows, self.heads) if self.to_heads else (self.seq, mine)
         if (rows_in, heads_in) != want:
-            raise InvalidArgument(f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows_in} rows of {heads_in} heads: of {self.seq} rows and {self.heads} heads "
-                                  f"{'before' if self.to_heads else 'after'} the exchange it holds {want[0]} rows of {want[1]} heads")
+            raise InvalidArgument(
+                f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows_in} rows of {heads_in} heads: of {self.seq} rows and {self.heads} heads "
+                f"{'before' if self.to_heads else 'after'} the exchange it holds {want[0]} rows of {want[1]} heads"
+            )
         rows_out, heads_out = (self.seq, mine) if self.to_heads else (batch.rows, self.heads)
-        flat = _dense(moved).reshape(math.prod(shape[:lead]), rows_in, heads_in // self.chunk, self.chunk * math.prod(shape[lead + 2:]))
+        flat = _dense(moved).reshape(
+            math.prod(shape[:lead]),
+            rows_in,
+            heads_in // self.chunk,
+            self.chunk * math.prod(shape[lead + 2 :]),
+        )
         out = empty(x, (flat.shape[0], rows_out, heads_out // self.chunk, flat.shape[3]))
-        result = shape[:lead] + (rows_out, heads_out) + shape[lead + 2:]
+        result = shape[:lead] + (rows_out, heads_out) + shape[lead + 2 :]
         back = tuple(int(i) for i in np.argsort(axes))
         trim = self.unpadded if self.to_heads else None
 
@@ -87,8 +100,23 @@ class Move:
 class Request:
     """An exchange under way. `wait()` gives its result; requests of a context are waited for in the order of their start, on every rank."""
 
-    def __init__(self, context: Context, plan: Plan, batch: Batch, to_heads: bool, x: Any, out: Any, finish: Callable[[], Any], blocking: bool):
-        self._context, self._finish, self._result, self._handle = context, finish, None, ctypes.c_void_p()
+    def __init__(
+        self,
+        context: Context,
+        plan: Plan,
+        batch: Batch,
+        to_heads: bool,
+        x: Any,
+        out: Any,
+        finish: Callable[[], Any],
+        blocking: bool,
+    ):
+        self._context, self._finish, self._result, self._handle = (
+            context,
+            finish,
+            None,
+            ctypes.c_void_p(),
+        )
         self._done = False
         views = view(x), view(out)
         tensor_p = ctypes.POINTER(_struct.Tensor)
@@ -97,7 +125,14 @@ class Request:
         setattr(args, "in", ins)
         args.out = outs
         need = ctypes.c_uint64()
-        context._call("ulysses_reshard_workspace", plan.handle, batch.handle, ctypes.byref(args), int(to_heads), ctypes.byref(need))
+        context._call(
+            "ulysses_reshard_workspace",
+            plan.handle,
+            batch.handle,
+            ctypes.byref(args),
+            int(to_heads),
+            ctypes.byref(need),
+        )
         workspace = block(x, need.value)
         if need.value:
             args.workspace, args.workspace_bytes = view(workspace).data, need.value
@@ -107,8 +142,16 @@ class Request:
             context._call(name, plan.handle, batch.handle, ctypes.byref(args))
             self._done = True
         else:
-            context._call(name + "_start", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(self._handle))
-            context._pending[id(self._keep)] = self._keep  # a request that is dropped still receives into this memory
+            context._call(
+                name + "_start",
+                plan.handle,
+                batch.handle,
+                ctypes.byref(args),
+                ctypes.byref(self._handle),
+            )
+            context._pending[id(self._keep)] = (
+                self._keep
+            )  # a request that is dropped still receives into this memory
 
     def wait(self) -> Any:
         """The result, at the first call and every later one. Collective."""
@@ -153,16 +196,28 @@ def _go(x: Any, move: Move, async_op: bool) -> Any:
 
 def _axes(x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
     if not hasattr(x, "ndim"):
-        raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give a NumPy array or a PyTorch tensor")
+        raise InvalidArgument(
+            f"ulysses: {type(x).__name__} is no array: give a NumPy array or a PyTorch tensor"
+        )
     dtype_of(x)
     seq, head = (d + x.ndim if d < 0 else d for d in (seq_dim, head_dim))
     if not (0 <= seq < x.ndim and 0 <= head < x.ndim) or seq == head:
-        raise InvalidArgument(f"ulysses: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes: give two different ones")
+        raise InvalidArgument(
+            f"ulysses: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes: give two different ones"
+        )
     return seq, head
 
 
-def gather_seq_scatter_heads(x: Any, seq_dim: int, head_dim: int, unpadded_dim_size: int = 0, async_op: bool = False, *, padded: bool = True,
-                             context: Context | None = None) -> Any:
+def gather_seq_scatter_heads(
+    x: Any,
+    seq_dim: int,
+    head_dim: int,
+    unpadded_dim_size: int = 0,
+    async_op: bool = False,
+    *,
+    padded: bool = True,
+    context: Context | None = None,
+) -> Any:
     """[.., rows, .., H, ..] to [.., S, .., this rank's heads, ..]. Collective; differentiable for PyTorch.
 
     x          this rank's rows along seq_dim, all heads along head_dim; any of the library's types
@@ -178,25 +233,49 @@ def gather_seq_scatter_heads(x: Any, seq_dim: int, head_dim: int, unpadded_dim_s
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
         seq, head = _axes(x, seq_dim, head_dim)
         if not padded and not unpadded_dim_size:
-            raise InvalidArgument(f"{operation}: padded=False: say the length of the whole sequence by unpadded_dim_size")
-        return {"x": describe(x, free=(seq,)), "seq_dim": seq, "head_dim": head, "unpadded_dim_size": unpadded_dim_size, "padded": bool(padded),
-                "async_op": bool(async_op)}, (x.shape[seq],), (seq, head)
+            raise InvalidArgument(
+                f"{operation}: padded=False: say the length of the whole sequence by unpadded_dim_size"
+            )
+        return (
+            {
+                "x": describe(x, free=(seq,)),
+                "seq_dim": seq,
+                "head_dim": head,
+                "unpadded_dim_size": unpadded_dim_size,
+                "padded": bool(padded),
+                "async_op": bool(async_op),
+            },
+            (x.shape[seq],),
+            (seq, head),
+        )
 
     (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
-    each = [rows for rows, in counts]
+    each = [rows for (rows,) in counts]
     seq = max(each) * ctx.size if padded else unpadded_dim_size
     unpadded = unpadded_dim_size or seq
     if padded and (len(set(each)) > 1 or _ceil(unpadded, ctx.size) != each[0]):
-        raise InvalidArgument(f"{operation}: {each} rows on the ranks for unpadded_dim_size {unpadded}: each must have ceil({unpadded} / {ctx.size}) = "
-                              f"{_ceil(unpadded, ctx.size)} rows, or padded=False where nothing is padded")
+        raise InvalidArgument(
+            f"{operation}: {each} rows on the ranks for unpadded_dim_size {unpadded}: each must have ceil({unpadded} / {ctx.size}) = "
+            f"{_ceil(unpadded, ctx.size)} rows, or padded=False where nothing is padded"
+        )
     want = [hi - lo for lo, hi in (shard_rows(seq, ctx.size, rank) for rank in range(ctx.size))]
     if each != want:
-        raise InvalidArgument(f"{operation}: {each} rows on the ranks: of {seq} they hold {want}: cut by ulysses.shard_rows")
+        raise InvalidArgument(
+            f"{operation}: {each} rows on the ranks: of {seq} they hold {want}: cut by ulysses.shard_rows"
+        )
     return _go(x, Move(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op)
 
 
-def gather_heads_scatter_seq(x: Any, head_dim: int, seq_dim: int, async_op: bool = False, *, heads: int = 0, padded: bool = True,
-                             context: Context | None = None) -> Any:
+def gather_heads_scatter_seq(
+    x: Any,
+    head_dim: int,
+    seq_dim: int,
+    async_op: bool = False,
+    *,
+    heads: int = 0,
+    padded: bool = True,
+    context: Context | None = None,
+) -> Any:
     """[.., S, .., this rank's heads, ..] to [.., rows, .., H, ..]: the inverse, and the backward, of gather_seq_scatter_heads. Collective.
 
     x        all rows along seq_dim, this rank's heads along head_dim
@@ -207,14 +286,27 @@ def gather_heads_scatter_seq(x: Any, head_dim: int, seq_dim: int, async_op: bool
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
         seq, head = _axes(x, seq_dim, head_dim)
-        return {"x": describe(x, free=(head,)), "seq_dim": seq, "head_dim": head, "heads": heads, "padded": bool(padded), "async_op": bool(async_op)}, (x.shape[head],), (seq, head)
+        return (
+            {
+                "x": describe(x, free=(head,)),
+                "seq_dim": seq,
+                "head_dim": head,
+                "heads": heads,
+                "padded": bool(padded),
+                "async_op": bool(async_op),
+            },
+            (x.shape[head],),
+            (seq, head),
+        )
 
     (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
-    each = [own for own, in counts]
+    each = [own for (own,) in counts]
     total = heads or sum(each)
     want = [hi - lo for lo, hi in (shard_rows(total, ctx.size, rank) for rank in range(ctx.size))]
     if each != want:
-        raise InvalidArgument(f"{operation}: {each} heads on the ranks: of {total} they hold {want}: the first {total} mod {ctx.size} ranks hold one more than the others")
+        raise InvalidArgument(
+            f"{operation}: {each} heads on the ranks: of {total} they hold {want}: the first {total} mod {ctx.size} ranks hold one more than the others"
+        )
     n = x.shape[seq_dim]
     seq = _ceil(n, ctx.size) * ctx.size if padded else n
     return _go(x, Move(ctx, False, seq_dim, head_dim, total, seq, n), async_op)
@@ -224,12 +316,20 @@ def reduce_loss(mean: float, count: int, context: Context | None) -> tuple[float
     """(mean over the group's valid tokens, this rank's count, the group's count). The sum and the count travel. Collective."""
     ctx = current(context)
     own = count
-    total, n, out = ctypes.c_double(mean * count if count else 0.0), ctypes.c_int64(count), ctypes.c_double()
-    ctx._call("ulysses_loss_reduce", ctx.handle, ctypes.byref(total), ctypes.byref(n), ctypes.byref(out))
+    total, n, out = (
+        ctypes.c_double(mean * count if count else 0.0),
+        ctypes.c_int64(count),
+        ctypes.c_double(),
+    )
+    ctx._call(
+        "ulysses_loss_reduce", ctx.handle, ctypes.byref(total), ctypes.byref(n), ctypes.byref(out)
+    )
     return out.value, own, n.value
 
 
-def reduce_sequence_parallel_loss(loss: Any, num_valid_tokens: Any, *, gradients: str = "averaged", context: Context | None = None) -> Any:
+def reduce_sequence_parallel_loss(
+    loss: Any, num_valid_tokens: Any, *, gradients: str = "averaged", context: Context | None = None
+) -> Any:
     """The mean loss over the valid tokens of all ranks, the same number on each. Collective; differentiable for PyTorch.
 
     loss              this rank's mean over its valid tokens; whatever it is (NaN too) where it has none
@@ -243,18 +343,24 @@ def reduce_sequence_parallel_loss(loss: Any, num_valid_tokens: Any, *, gradients
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if gradients not in ("averaged", "summed"):
-            raise InvalidArgument(f"ulysses.reduce_sequence_parallel_loss: gradients {gradients!r}: 'averaged' or 'summed'")
+            raise InvalidArgument(
+                f"ulysses.reduce_sequence_parallel_loss: gradients {gradients!r}: 'averaged' or 'summed'"
+            )
         try:
             float(loss.detach() if is_torch(loss) else loss), int(num_valid_tokens)
         except (TypeError, ValueError, RuntimeError) as e:
-            raise InvalidArgument(f"ulysses.reduce_sequence_parallel_loss: loss {loss!r} and num_valid_tokens {num_valid_tokens!r}: give one number each") from e
+            raise InvalidArgument(
+                f"ulysses.reduce_sequence_parallel_loss: loss {loss!r} and num_valid_tokens {num_valid_tokens!r}: give one number each"
+            ) from e
         return {"gradients": gradients}, (), None
 
     ctx.agree("ulysses.reduce_sequence_parallel_loss", prepare)
     if is_torch(loss):
         from ._torch import loss as differentiable
 
-        return differentiable(loss, num_valid_tokens, ctx, float(ctx.size if gradients == "averaged" else 1))
+        return differentiable(
+            loss, num_valid_tokens, ctx, float(ctx.size if gradients == "averaged" else 1)
+        )
     return reduce_loss(float(loss), int(num_valid_tokens), ctx)[0]
 
 

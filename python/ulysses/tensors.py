@@ -14,8 +14,14 @@ import numpy as np
 from . import _struct
 from .errors import InvalidArgument, Unsupported
 
-_NUMPY = {"float32": _struct.F32, "float16": _struct.F16, "bfloat16": _struct.BF16, "int32": _struct.I32, "int64": _struct.I64,
-          "uint8": _struct.U8}
+_NUMPY = {
+    "float32": _struct.F32,
+    "float16": _struct.F16,
+    "bfloat16": _struct.BF16,
+    "int32": _struct.I32,
+    "int64": _struct.I64,
+    "uint8": _struct.U8,
+}
 NAMES = {code: name for name, code in _NUMPY.items()}
 
 
@@ -34,7 +40,9 @@ def one_library(**arrays: Any) -> None:
     torch = [name for name, x in arrays.items() if is_torch(x)]
     others = [name for name, x in arrays.items() if x is not None and name not in torch]
     if torch and others:
-        raise InvalidArgument(f"ulysses: {', '.join(torch)} of PyTorch beside {', '.join(others)} of another library: give all of one, by torch.as_tensor or .numpy()")
+        raise InvalidArgument(
+            f"ulysses: {', '.join(torch)} of PyTorch beside {', '.join(others)} of another library: give all of one, by torch.as_tensor or .numpy()"
+        )
 
 
 class View:
@@ -42,23 +50,56 @@ class View:
 
     __slots__ = ("owner", "data", "device", "ordinal", "dtype", "shape", "strides", "_c")
 
-    def __init__(self, owner: Any, data: int, device: int, ordinal: int, dtype: int, shape: Sequence[int], strides: Sequence[int]):
-        self.owner, self.data, self.device, self.ordinal, self.dtype = owner, data, device, ordinal, dtype
+    def __init__(
+        self,
+        owner: Any,
+        data: int,
+        device: int,
+        ordinal: int,
+        dtype: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+    ):
+        self.owner, self.data, self.device, self.ordinal, self.dtype = (
+            owner,
+            data,
+            device,
+            ordinal,
+            dtype,
+        )
         self.shape, self._c = tuple(shape), None
-        self.strides = tuple(strides) if 0 not in self.shape else tuple(_dense(self.shape))  # NumPy gives empty arrays strides of 0
+        self.strides = (
+            tuple(strides) if 0 not in self.shape else tuple(_dense(self.shape))
+        )  # NumPy gives empty arrays strides of 0
 
     def permute(self, *axes: int) -> "View":
         """The same memory with its axes in another order."""
-        return View(self.owner, self.data, self.device, self.ordinal, self.dtype, [self.shape[i] for i in axes], [self.strides[i] for i in axes])
+        return View(
+            self.owner,
+            self.data,
+            self.device,
+            self.ordinal,
+            self.dtype,
+            [self.shape[i] for i in axes],
+            [self.strides[i] for i in axes],
+        )
 
     def pointer(self) -> Any:
         """A ulysses_tensor* that lives as long as the view."""
         if self._c is None:
             n = len(self.shape)
             shape, strides = (ctypes.c_int64 * n)(*self.shape), (ctypes.c_int64 * n)(*self.strides)
-            t = _struct.Tensor(data=self.data, device=self.device, ordinal=self.ordinal, ndim=n, code=self.dtype & 255, bits=self.dtype >> 8,
-                               lanes=1, shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
-                               strides=ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)))
+            t = _struct.Tensor(
+                data=self.data,
+                device=self.device,
+                ordinal=self.ordinal,
+                ndim=n,
+                code=self.dtype & 255,
+                bits=self.dtype >> 8,
+                lanes=1,
+                shape=ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64)),
+                strides=ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64)),
+            )
             self._c = (ctypes.pointer(t), t, shape, strides)
         return self._c[0]
 
@@ -79,21 +120,41 @@ def view(x: Any) -> View:
     """A view of a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or anything with __dlpack__ or __cuda_array_interface__. Nothing is copied."""
     if isinstance(x, np.ndarray):
         if any(s % x.itemsize for s in x.strides):
-            raise InvalidArgument(f"ulysses: an array with strides of {x.strides} bytes and elements of {x.itemsize}: copy it first")
-        return View(x, x.ctypes.data, _struct.CPU, 0, dtype_of(x), x.shape, [s // x.itemsize for s in x.strides])
+            raise InvalidArgument(
+                f"ulysses: an array with strides of {x.strides} bytes and elements of {x.itemsize}: copy it first"
+            )
+        return View(
+            x,
+            x.ctypes.data,
+            _struct.CPU,
+            0,
+            dtype_of(x),
+            x.shape,
+            [s // x.itemsize for s in x.strides],
+        )
     if is_torch(x):
         device = {"cpu": _struct.CPU, "cuda": _struct.CUDA}.get(x.device.type)
         if device is None or x.layout is not torch_or_none().strided:
-            raise Unsupported(f"ulysses: a tensor on {x.device} with layout {x.layout}: bring a strided one on the CPU or a CUDA device")
+            raise Unsupported(
+                f"ulysses: a tensor on {x.device} with layout {x.layout}: bring a strided one on the CPU or a CUDA device"
+            )
         return View(x, x.data_ptr(), device, x.device.index or 0, dtype_of(x), x.shape, x.stride())
     if hasattr(x, "__dlpack__"):
         return _from_dlpack(x)
     if hasattr(x, "__cuda_array_interface__"):
         return _from_cuda(x)
-    raise InvalidArgument(f"ulysses: {type(x).__name__} is no array: give a NumPy array, a PyTorch tensor or an object with __dlpack__")
+    raise InvalidArgument(
+        f"ulysses: {type(x).__name__} is no array: give a NumPy array, a PyTorch tensor or an object with __dlpack__"
+    )
 
 
-_TYPESTR = {"<f4": _struct.F32, "<f2": _struct.F16, "<i4": _struct.I32, "<i8": _struct.I64, "|u1": _struct.U8}
+_TYPESTR = {
+    "<f4": _struct.F32,
+    "<f2": _struct.F16,
+    "<i4": _struct.I32,
+    "<i8": _struct.I64,
+    "|u1": _struct.U8,
+}
 
 
 def _from_cuda(x: Any) -> View:
@@ -101,10 +162,14 @@ def _from_cuda(x: Any) -> View:
     a = x.__cuda_array_interface__
     dtype, strides = _TYPESTR.get(a["typestr"]), a.get("strides")
     if dtype is None:
-        raise Unsupported(f"ulysses: __cuda_array_interface__ of type {a['typestr']}: give one of {', '.join(_TYPESTR)}")
+        raise Unsupported(
+            f"ulysses: __cuda_array_interface__ of type {a['typestr']}: give one of {', '.join(_TYPESTR)}"
+        )
     size = int(a["typestr"][2:])
     if strides is not None and any(s % size for s in strides):
-        raise InvalidArgument(f"ulysses: an array with strides of {strides} bytes and elements of {size}: copy it first")
+        raise InvalidArgument(
+            f"ulysses: an array with strides of {strides} bytes and elements of {size}: copy it first"
+        )
     steps = _dense(a["shape"]) if strides is None else [s // size for s in strides]
     return View(x, a["data"][0], _struct.CUDA, current_gpu(), dtype, a["shape"], steps)
 
@@ -117,7 +182,15 @@ def _from_dlpack(x: Any) -> View:
     shape = [t.shape[i] for i in range(t.ndim)]
     strides = [t.strides[i] for i in range(t.ndim)] if t.strides else _dense(shape)
     # The capsule, which was not consumed, frees the tensor when the view goes.
-    return View((x, capsule), (t.data or 0) + t.byte_offset, t.device, t.ordinal, t.code | t.bits << 8, shape, strides)
+    return View(
+        (x, capsule),
+        (t.data or 0) + t.byte_offset,
+        t.device,
+        t.ordinal,
+        t.code | t.bits << 8,
+        shape,
+        strides,
+    )
 
 
 def _dense(shape: Sequence[int]) -> list[int]:
@@ -140,14 +213,20 @@ def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
     """An array of like's library and device, not filled. dtype is one of the library's numbers; None = like's."""
     if is_torch(like):
         torch = torch_or_none()
-        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, NAMES[dtype]), device=like.device)
+        return torch.empty(
+            tuple(shape),
+            dtype=like.dtype if dtype is None else getattr(torch, NAMES[dtype]),
+            device=like.device,
+        )
     _host_only(like)
     return np.empty(tuple(shape), dtype=np.asarray(like).dtype if dtype is None else NAMES[dtype])
 
 
 def _host_only(like: Any) -> None:
     if not isinstance(like, np.ndarray) and view(like).device != _struct.CPU:
-        raise Unsupported(f"ulysses: {type(like).__name__} lies on a GPU, where results are made for PyTorch alone: give torch.as_tensor of it")
+        raise Unsupported(
+            f"ulysses: {type(like).__name__} lies on a GPU, where results are made for PyTorch alone: give torch.as_tensor of it"
+        )
 
 
 def block(like: Any, size: int) -> Any:
@@ -157,7 +236,7 @@ def block(like: Any, size: int) -> Any:
     _host_only(like)
     whole = np.empty(size + 64, np.uint8)
     lo = -whole.ctypes.data % 64
-    return whole[lo:lo + size]
+    return whole[lo : lo + size]
 
 
 def stream_of(x: Any) -> int | None:

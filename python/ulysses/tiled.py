@@ -22,16 +22,27 @@ def tiles(rows: int, tile_rows: int, max_rows: int = 0) -> list[tuple[int, int]]
     in collectives. tile_rows 0 = one tile. The arithmetic of the library's tiled_compute.
     """
     if rows < 0 or tile_rows < 0 or max_rows < 0 or 0 < max_rows < rows:
-        raise InvalidArgument(f"ulysses.tiles: {rows} rows in tiles of {tile_rows}, at most {max_rows} on a rank: none may be negative, and no rank "
-                              "has more than the most (0 = rows)")
+        raise InvalidArgument(
+            f"ulysses.tiles: {rows} rows in tiles of {tile_rows}, at most {max_rows} on a rank: none may be negative, and no rank "
+            "has more than the most (0 = rows)"
+        )
     most = max_rows or rows
     count = max(1, -(-most // tile_rows)) if tile_rows else 1
     step = -(-rows // count)
     return [(min(i * step, rows), min((i + 1) * step, rows)) for i in range(count)]
 
 
-def tiled_compute(fn: Callable[..., Any] | None = None, *inputs: Any, tile_rows: int = 0, dim: int = 1, out_dim: int | None = None,
-                  reduction: str = "concatenate", max_rows: int = 0, params: Sequence[Any] | None = None, preserve_rng: bool = True) -> Any:
+def tiled_compute(
+    fn: Callable[..., Any] | None = None,
+    *inputs: Any,
+    tile_rows: int = 0,
+    dim: int = 1,
+    out_dim: int | None = None,
+    reduction: str = "concatenate",
+    max_rows: int = 0,
+    params: Sequence[Any] | None = None,
+    preserve_rng: bool = True,
+) -> Any:
     """fn over tiles of the rows of its inputs. PyTorch.
 
     fn         called with a tile of each tensor of `inputs` that is cut, everything else as it is. Also with tiles of 0 rows (a rank may hold
@@ -54,7 +65,15 @@ def tiled_compute(fn: Callable[..., Any] | None = None, *inputs: Any, tile_rows:
 
     Returns what fn returns for one tile of all rows. Errors: InvalidArgument.
     """
-    options = dict(tile_rows=tile_rows, dim=dim, out_dim=out_dim, reduction=reduction, max_rows=max_rows, params=params, preserve_rng=preserve_rng)
+    options = dict(
+        tile_rows=tile_rows,
+        dim=dim,
+        out_dim=out_dim,
+        reduction=reduction,
+        max_rows=max_rows,
+        params=params,
+        preserve_rng=preserve_rng,
+    )
     if fn is None or not inputs:
         if inputs:
             raise InvalidArgument("ulysses.tiled_compute: inputs without a function")
@@ -63,7 +82,9 @@ def tiled_compute(fn: Callable[..., Any] | None = None, *inputs: Any, tile_rows:
             @functools.wraps(f)
             def run(*args: Any, **given: Any) -> Any:
                 return _run(f, args, **{**options, **given})
+
             return run
+
         return decorate if fn is None else decorate(fn)
     return _run(fn, inputs, **options)
 
@@ -75,25 +96,55 @@ class Whole:
         self.tensor = tensor
 
 
-def _run(fn: Callable[..., Any], inputs: Sequence[Any], *, tile_rows: int, dim: int, out_dim: int | None, reduction: str, max_rows: int,
-         params: Sequence[Any] | None, preserve_rng: bool) -> Any:
+def _run(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    tile_rows: int,
+    dim: int,
+    out_dim: int | None,
+    reduction: str,
+    max_rows: int,
+    params: Sequence[Any] | None,
+    preserve_rng: bool,
+) -> Any:
     import torch
 
     from ._tiled import TiledCompute, Walk, captured
 
     if reduction not in REDUCTIONS:
-        raise InvalidArgument(f"ulysses.tiled_compute: reduction {reduction!r}: one of {', '.join(REDUCTIONS)}")
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: reduction {reduction!r}: one of {', '.join(REDUCTIONS)}"
+        )
     cut, values = [], []
     for x in inputs:
         whole = isinstance(x, Whole)
         values.append(x.tensor if whole else x)
         cut.append(isinstance(x, torch.Tensor) and not whole)
-    rows = {values[i].shape[dim] for i in range(len(values)) if cut[i] and values[i].ndim > (dim if dim >= 0 else -dim - 1)}
-    flat = [tuple(values[i].shape) for i in range(len(values)) if cut[i] and not -values[i].ndim <= dim < values[i].ndim]
+    rows = {
+        values[i].shape[dim]
+        for i in range(len(values))
+        if cut[i] and values[i].ndim > (dim if dim >= 0 else -dim - 1)
+    }
+    flat = [
+        tuple(values[i].shape)
+        for i in range(len(values))
+        if cut[i] and not -values[i].ndim <= dim < values[i].ndim
+    ]
     if len(rows) != 1 or flat:
-        raise InvalidArgument(f"ulysses.tiled_compute: inputs of {sorted(rows)} rows along dim {dim}{f', and of shapes {flat} without it' if flat else ''}: "
-                              "all that are cut need as many; wrap the others in Whole")
-    walk = Walk(fn, tuple(cut), tiles(rows.pop(), tile_rows, max_rows), dim, dim if out_dim is None else out_dim, reduction, preserve_rng)
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: inputs of {sorted(rows)} rows along dim {dim}{f', and of shapes {flat} without it' if flat else ''}: "
+            "all that are cut need as many; wrap the others in Whole"
+        )
+    walk = Walk(
+        fn,
+        tuple(cut),
+        tiles(rows.pop(), tile_rows, max_rows),
+        dim,
+        dim if out_dim is None else out_dim,
+        reduction,
+        preserve_rng,
+    )
     if not torch.is_grad_enabled():
         return walk.forward(values)[0]
     found = list(params) if params is not None else captured(walk, values)

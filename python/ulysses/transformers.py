@@ -22,8 +22,17 @@ from .errors import Unsupported
 
 # Masks made of these functions need no array: the library computes causality and windows, and the
 # model's call has found documents and padding.
-_MASKS = ("causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay", "sliding_window_bidirectional_overlay", "packed_sequence_mask_function",
-          "remap_positions_for_packed_sequence", "padding_mask_function", "add_offsets_to_mask_function", "and_masks")
+_MASKS = (
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "sliding_window_overlay",
+    "sliding_window_bidirectional_overlay",
+    "packed_sequence_mask_function",
+    "remap_positions_for_packed_sequence",
+    "padding_mask_function",
+    "add_offsets_to_mask_function",
+    "and_masks",
+)
 
 
 def register_transformers(name: str = "ulysses", context: Context | None = None) -> None:
@@ -40,8 +49,12 @@ def register_transformers(name: str = "ulysses", context: Context | None = None)
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> tuple[Any, None]:
-        return transformers_attention(module, query, key, value, attention_mask, context=context, **options)
+    def forward(
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
+    ) -> tuple[Any, None]:
+        return transformers_attention(
+            module, query, key, value, attention_mask, context=context, **options
+        )
 
     forwards.contexts[name] = context
     forwards.install()
@@ -55,9 +68,13 @@ def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **o
     Inside a call of a model there is no padding mask: `forwards.begin` has made documents of it."""
     for name in _made_of(mask_function):
         if name not in _MASKS:
-            raise Unsupported(f"ulysses: a mask made by {name} of the model: causality, windows, documents and padding are built: load the model with attn_implementation='sdpa'")
+            raise Unsupported(
+                f"ulysses: a mask made by {name} of the model: causality, windows, documents and padding are built: load the model with attn_implementation='sdpa'"
+            )
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise Unsupported(f"ulysses: an attention_mask of {attention_mask.ndim} axes: only causality, a window, documents and padding are built")
+        raise Unsupported(
+            f"ulysses: an attention_mask of {attention_mask.ndim} axes: only causality, a window, documents and padding are built"
+        )
     return attention_mask
 
 
@@ -73,9 +90,22 @@ def _made_of(function: Any) -> set[str]:
     return names
 
 
-def transformers_attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, *, scaling: float | None = None,
-                           dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None, is_causal: bool | None = None,
-                           position_ids: Any = None, context: Context | None = None, **others: Any) -> tuple[Any, None]:
+def transformers_attention(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any = None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    position_ids: Any = None,
+    context: Context | None = None,
+    **others: Any,
+) -> tuple[Any, None]:
     """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). Collective.
 
     Inside a call of a model, the call's documents are used. Otherwise they are found here, from
@@ -83,30 +113,61 @@ def transformers_attention(module: Any, query: Any, key: Any, value: Any, attent
     Unsupported, which names the option."""
     call = others.pop(mixers.KEY, None) or forwards.inside()
     ctx = call.context if call is not None else current(context)
-    refused = {"dropout": dropout or None, "softcap": softcap, "s_aux": others.get("s_aux"), "head_mask": others.get("head_mask"), "position_bias": others.get("position_bias"),
-               "output_attentions": others.get("output_attentions") or None}
+    refused = {
+        "dropout": dropout or None,
+        "softcap": softcap,
+        "s_aux": others.get("s_aux"),
+        "head_mask": others.get("head_mask"),
+        "position_bias": others.get("position_bias"),
+        "output_attentions": others.get("output_attentions") or None,
+    }
     batch, rows, keys = query.shape[0], query.shape[2], key.shape[2]
 
     def check() -> None:
         for name, value_ in refused.items():
             if value_ is not None:
-                raise Unsupported(f"ulysses: {name} of the attention interface: not built; set it to none")
+                raise Unsupported(
+                    f"ulysses: {name} of the attention interface: not built; set it to none"
+                )
         if call is not None and attention_mask is not None:
-            raise Unsupported("ulysses: an attention_mask that a layer made: only causality, a window, documents and padding are built")
+            raise Unsupported(
+                "ulysses: an attention_mask that a layer made: only causality, a window, documents and padding are built"
+            )
         if call is None and rows != keys:
-            raise Unsupported(f"ulysses: {rows} queries and {keys} keys: a key-value cache works only in a call of the whole model: call with use_cache=False")
-        if call is not None and ctx.size > 1 and (rows != call.rows or batch != call.sequences.batch or keys != rows):
-            raise Unsupported(f"ulysses: {type(module).__name__} with {batch} sequences of {rows} queries and {keys} keys in a call of {call.sequences.batch} of {call.rows} tokens: "
-                              "only the layers of the text are built on several ranks")
+            raise Unsupported(
+                f"ulysses: {rows} queries and {keys} keys: a key-value cache works only in a call of the whole model: call with use_cache=False"
+            )
+        if (
+            call is not None
+            and ctx.size > 1
+            and (rows != call.rows or batch != call.sequences.batch or keys != rows)
+        ):
+            raise Unsupported(
+                f"ulysses: {type(module).__name__} with {batch} sequences of {rows} queries and {keys} keys in a call of {call.sequences.batch} of {call.rows} tokens: "
+                "only the layers of the text are built on several ranks"
+            )
         types = getattr(getattr(module, "config", None), "layer_types", None) or ()
         if call is None and ctx.size > 1 and "linear_attention" in types:
-            raise Unsupported("ulysses: model.forward was called on a model with linear attention, whose layers are replaced by calls of the model only: call model(...)")
+            raise Unsupported(
+                "ulysses: model.forward was called on a model with linear attention, whose layers are replaced by calls of the model only: call model(...)"
+            )
 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
-    options: dict[str, Any] = dict(causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx)
+    options: dict[str, Any] = dict(
+        causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx
+    )
     if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):
-        sequences = forwards.settle(ctx, "ulysses.transformers_attention", batch, rows, forwards.text_positions(position_ids), attention_mask, {}, check)
+        sequences = forwards.settle(
+            ctx,
+            "ulysses.transformers_attention",
+            batch,
+            rows,
+            forwards.text_positions(position_ids),
+            attention_mask,
+            {},
+            check,
+        )
     else:
         check()
         own = call is not None and (rows, batch) == (call.rows, call.sequences.batch)

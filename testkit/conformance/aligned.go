@@ -2,11 +2,12 @@ package conformance
 
 import "testing"
 
-// wide is the elements to which an aligned layout rounds gaps and shifts: vectors of 16 bytes, of any type from BF16 up.
+// wide is the elements to which an aligned layout rounds gaps and shifts: vectors of 16 bytes, of
+// any type from BF16 up.
 const wide = 8
 
-// aligned is the layout with memory and rows where arenas and models put them. Elsewhere in the suite most arrays lie on odd addresses, where
-// devices cannot use their widest loads.
+// aligned is the layout with memory and rows where arenas and models put them. Elsewhere in the
+// suite most arrays lie on odd addresses, where devices cannot use their widest loads.
 func (l layout) aligned() layout {
 	l.gap, l.shift = (l.gap+wide-1)/wide*wide, 0
 	return l

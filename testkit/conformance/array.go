@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// sentinel fills all memory that is not a given value. As F32 it is a NaN, so that a result left unwritten and a value read from
-// outside an array both show; as I32 it is out of every range.
+// sentinel fills all memory that is not a given value. As F32 it is a NaN, so that a result left
+// unwritten and a value read from outside an array both show; as I32 it is out of every range.
 const sentinel = 0x7fc0beef
 
 // layout is how an array lies in memory.
@@ -21,7 +21,8 @@ type layout struct {
 	gap   int64 // elements between the rows of every axis but the innermost
 	inner int64 // stride of the innermost axis; 0 = 1
 	shift int64 // elements from an aligned address to the first
-	far   bool  // the outermost axis has a stride beyond 2³¹ elements, in memory that is reserved, not used
+	// the outermost axis has a stride beyond 2³¹ elements, in memory that is reserved, not used
+	far bool
 }
 
 var (
@@ -44,7 +45,8 @@ type array struct {
 	written bool
 }
 
-// in places values that no operation may change, out a result, of poison; inout an array that is both.
+// in places values that no operation may change, out a result, of poison; inout an array that is
+// both.
 func (b *bed) in(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
 	return b.place(name, d, l, values, shape)
 }
@@ -233,7 +235,8 @@ func (b *bed) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Te
 	return t
 }
 
-// pull brings the buffer into host. On the CPU, and when it is reserved, host is the buffer from then on.
+// pull brings the buffer into host. On the CPU, and when it is reserved, host is the buffer from
+// then on.
 func (a *array) pull(b *bed) []byte {
 	n := a.buffer.Bytes()
 	if _, ok := a.buffer.(*reserved); ok || b.dev.Info().Place == tensor.Host {

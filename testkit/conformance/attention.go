@@ -23,7 +23,8 @@ func newAttentionInput(d tensor.DType, g *ref.Attention, r *rand.Rand) attention
 	return attentionInput{d, n(g.Tq() * g.Hq * g.D), n(g.Tk() * g.Hkv * g.D), n(g.Tk() * g.Hkv * g.Dv), n(g.Tq() * g.Hq * g.Dv)}
 }
 
-// attention runs forward and backward and returns out, lse, dq, dk, dv. Queries and keys may lie in different layouts.
+// attention runs forward and backward and returns out, lse, dq, dk, dv. Queries and keys may lie in
+// different layouts.
 func (b *bed) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
 	q := b.in("q", x.d, lq, x.q, g.Tq(), g.Hq, g.D)
 	k := b.in("k", x.d, lk, x.k, g.Tk(), g.Hkv, g.D)
@@ -76,7 +77,8 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, rounded(x.d, out), lse, x.dout)
 	dq32, dk32, dv32 := ref.AttentionBackward(&plain, q, k, v, f(rounded(x.d, ref.Convert[float64](out32))), lse32, d)
 	w := []want{both("out", out, out32).as(x.d), both("lse", lse, lse32), both("dq", dq, dq32).as(x.d), both("dk", dk, dk32).as(x.d), both("dv", dv, dv32).as(x.d)}
-	for i := range w { // score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
+	// score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
+	for i := range w {
 		w[i].chain = 8 * ulp
 		if w[i].gate = 2e-2; i == 0 {
 			w[i].gate = 1e-2
@@ -115,11 +117,13 @@ func testAttention(s *suite) {
 		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n), Causal: i%2 == 1})
 	}
 	sizes := len(cases)
-	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, s.long(257, 193)} { // lengths; of several heads, so that no error is small by luck
+	// lengths; of several heads, so that no error is small by luck
+	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, s.long(257, 193)} {
 		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n), Causal: true})
 		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
 	}
-	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0}, {0, 17}, {0, 0}} { // queries and keys
+	// queries and keys
+	for _, n := range [][2]int64{{1, 257}, {257, 1}, {100, 3}, {3, 100}, {64, 200}, {200, 64}, {300, 257}, {17, 0}, {0, 17}, {0, 0}} {
 		for _, causal := range []bool{true, false} {
 			add(ref.Attention{Hq: 2, Hkv: 1, D: 8, Dv: 8, CuQ: one(n[0]), CuK: one(n[1]), Causal: causal})
 		}
@@ -135,14 +139,17 @@ func testAttention(s *suite) {
 		lengths[i] = int64(i % 4)
 	}
 	add(ref.Attention{Hq: 2, Hkv: 1, D: 6, Dv: 5, CuQ: bounds(lengths...), CuK: bounds(lengths...), Causal: true})
-	for _, groups := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {0, 1, 1, 1, 1, 2}, {2}} { // query heads of a key head
+	// query heads of a key head
+	for _, groups := range [][]int64{{0, 0, 0, 1}, {1, 1, 3}, {0, 1, 1, 1, 1, 2}, {2}} {
 		n := int64(70)
 		add(ref.Attention{Hq: int64(len(groups)), Hkv: 4, D: 24, Dv: 16, CuQ: one(n), CuK: one(n), KVHead: groups, Causal: true})
 	}
 	add(ref.Attention{Hq: 8, Hkv: 2, D: 64, Dv: 64, CuQ: one(129), CuK: one(129), Causal: true})
-	add(ref.Attention{Hq: 0, Hkv: 2, D: 64, Dv: 64, CuQ: one(9), CuK: one(9), KVHead: []int64{}, Causal: true}) // a rank without heads
+	// a rank without heads
+	add(ref.Attention{Hq: 0, Hkv: 2, D: 64, Dv: 64, CuQ: one(9), CuK: one(9), KVHead: []int64{}, Causal: true})
 	long := s.long(1100, 330)
-	add(ref.Attention{Hq: 1, Hkv: 1, D: 8, Dv: 8, CuQ: one(long), CuK: one(long), Causal: true}) // several blocks of any size
+	// several blocks of any size
+	add(ref.Attention{Hq: 1, Hkv: 1, D: 8, Dv: 8, CuQ: one(long), CuK: one(long), Causal: true})
 	add(ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 4, CuQ: one(s.long(700, 210)), CuK: one(s.long(900, 270))})
 	cases = append(cases, s.windows()...)
 	for i := range cases {
@@ -169,8 +176,8 @@ func testAttention(s *suite) {
 	s.typed(s.attentionScores)
 }
 
-// windows are cases of windows: one side, both, a query's own key alone, wider than a tile and than the document, beside a causal mask, with
-// unequal lengths and with documents.
+// windows are cases of windows: one side, both, a query's own key alone, wider than a tile and than
+// the document, beside a causal mask, with unequal lengths and with documents.
 func (s *suite) windows() (cases []ref.Attention) {
 	add := func(q, k []int64, causal bool, left, right int64) {
 		cases = append(cases, ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 12, CuQ: q, CuK: k, Causal: causal, Window: &ref.Window{Left: left, Right: right}})
@@ -181,7 +188,8 @@ func (s *suite) windows() (cases []ref.Attention) {
 	for _, w := range [][2]int64{{9, -1}, {0, -1}, {70, 4}, {150, 0}} {
 		add(one(300), one(300), true, w[0], w[1])
 	}
-	for _, w := range [][2]int64{{5, 0}, {-1, 8}, {100, 100}, {0, 70}, {20, 20}} { // queries before the first key see what the window reaches
+	// queries before the first key see what the window reaches
+	for _, w := range [][2]int64{{5, 0}, {-1, 8}, {100, 100}, {0, 70}, {20, 20}} {
 		for _, n := range [][2]int64{{40, 130}, {130, 40}, {3, 200}, {200, 3}, {17, 0}} {
 			add(one(n[0]), one(n[1]), w[0] == 20, w[0], w[1])
 		}
@@ -191,14 +199,16 @@ func (s *suite) windows() (cases []ref.Attention) {
 		add(packed, packed, causal, 10, -1)
 		add(packed, packed, causal, 3, 5)
 		add(packed, other, causal, 30, 20)
-		add(one(s.long(700, 300)), one(s.long(900, 400)), causal, s.long(128, 40), s.long(64, 30)) // several blocks of any size, most of which a query does not reach
+		// several blocks of any size, most of which a query does not reach
+		add(one(s.long(700, 300)), one(s.long(900, 400)), causal, s.long(128, 40), s.long(64, 30))
 	}
 	return cases
 }
 
-// attentionScores are steep and far from zero: the running maximum and its rescaling must hold. Only the absolute bound does: the
-// logsumexp is saved in f32, so at scores of 100 its rounding alone is 4e-6 of every probability that backward makes from it. A plain
-// implementation that keeps the probabilities does not have this error.
+// attentionScores are steep and far from zero: the running maximum and its rescaling must hold.
+// Only the absolute bound does: the logsumexp is saved in f32, so at scores of 100 its rounding
+// alone is 4e-6 of every probability that backward makes from it. A plain implementation that keeps
+// the probabilities does not have this error.
 func (s *suite) attentionScores(d tensor.DType, suffix string) {
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}

@@ -29,7 +29,8 @@ func attentionWidths(d tensor.DType, g *ref.Attention) []int64 {
 	return []int64{n * g.Hq * g.Dv, 4 * g.Hq, n * g.Hq * g.D, n * g.Hkv * g.D, n * g.Hkv * g.Dv}
 }
 
-// headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism exact for any number of ranks.
+// headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism
+// exact for any number of ranks.
 func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 	for _, g := range []ref.Attention{
 		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
@@ -77,7 +78,8 @@ func columns[T any](x []T, width, from, n int64) []T {
 func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 	for _, g := range []*ref.Attention{
 		{Hq: 4, Hkv: 2, D: 40, Dv: 24, CuQ: bounds(130, 7, 400), CuK: bounds(130, 7, 400), Causal: true, Scale: 0.2},
-		{Hq: 4, Hkv: 2, D: 48, Dv: 32, CuQ: bounds(130, 7, 40), CuK: bounds(130, 7, 40), Causal: true, Scale: 0.2}, // whole vectors in some layouts
+		// whole vectors in some layouts
+		{Hq: 4, Hkv: 2, D: 48, Dv: 32, CuQ: bounds(130, 7, 40), CuK: bounds(130, 7, 40), Causal: true, Scale: 0.2},
 	} {
 		if !s.serves(d, g) {
 			continue
@@ -94,8 +96,9 @@ func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 	}
 }
 
-// causality changes one token everywhere (q, k, v, dout), to values that would show. The results of tokens that the change cannot reach
-// must keep their bits: forward, a query that does not see the token; backward, also keys that no changed query sees.
+// causality changes one token everywhere (q, k, v, dout), to values that would show. The results of
+// tokens that the change cannot reach must keep their bits: forward, a query that does not see the
+// token; backward, also keys that no changed query sees.
 func (s *suite) causality(t *testing.T, d tensor.DType) {
 	cu := bounds(70, 1, 230, 99)
 	for _, mask := range []ref.Attention{{Causal: true}, {}, {Window: &ref.Window{Left: 33, Right: 7}}} {
@@ -121,7 +124,8 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 			}
 			after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
 			reaches := func(i int64) bool { lo, hi := g.Visible(i); return i == token || lo <= token && token < hi }
-			// The gradient of key j has a term from every query that sees it; those that see the token too have changed.
+			// The gradient of key j has a term from every query that sees it; those that see the
+			// token too have changed.
 			reachesKey := func(j int64) bool {
 				return g.Document(j) == g.Document(token)
 			}
@@ -132,7 +136,8 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 					if !same && !may {
 						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal, g.Window, token, attentionResults[i], j)
 					}
-					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" { // these are 0 in a document of one token
+					// these are 0 in a document of one token
+					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" {
 						t.Errorf("causal %v, window %v: token %d changed and its %s did not", g.Causal, g.Window, token, attentionResults[i])
 					}
 				}
@@ -162,8 +167,8 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 	}
 }
 
-// attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it may spread within the
-// document (a tile is multiplied whole), never into another.
+// attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one;
+// it may spread within the document (a tile is multiplied whole), never into another.
 func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	const token = 60
@@ -199,7 +204,8 @@ func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	}
 }
 
-// attentionOverflow has a document whose scores are all below what F32 holds: they have no softmax, and the mean of the values is not it.
+// attentionOverflow has a document whose scores are all below what F32 holds: they have no softmax,
+// and the mean of the values is not it.
 func (s *suite) attentionOverflow(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	for _, causal := range []bool{true, false} {

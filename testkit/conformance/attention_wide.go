@@ -9,8 +9,9 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testAttentionWide is attention in BF16 in memory as models have it: rows of whole vectors of 16 bytes, which kernels on tensor cores ask for. Elsewhere
-// in the suite few arrays lie so. Lengths are those kernels' tiles; on other devices shorter ones will do.
+// testAttentionWide is attention in BF16 in memory as models have it: rows of whole vectors of 16
+// bytes, which kernels on tensor cores ask for. Elsewhere in the suite few arrays lie so. Lengths
+// are those kernels' tiles; on other devices shorter ones will do.
 func testAttentionWide(s *suite) {
 	if !slices.Contains(s.one.Info().Compute, tensor.BF16) {
 		s.t.Skip("SKIPPED: no BF16")
@@ -29,13 +30,16 @@ func testAttentionWide(s *suite) {
 			add(hq, hkv, d, dv, n, n, causal, nil)
 		}
 	}
-	for _, n := range []int64{1, 77, long(192, 96), long(1000, 130)} { // lengths; with three heads statistics of no whole 16 bytes
+	// lengths; with three heads statistics of no whole 16 bytes
+	for _, n := range []int64{1, 77, long(192, 96), long(1000, 130)} {
 		square(3, 1, d, d, one(n))
 	}
-	for _, w := range [][2]int64{{8, 8}, {72, 72}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {64, 128}, {256, 128}} { // head sizes
+	// head sizes
+	for _, w := range [][2]int64{{8, 8}, {72, 72}, {96, 96}, {128, 128}, {256, 256}, {192, 128}, {64, 128}, {256, 128}} {
 		square(2, 2, w[0], w[1], one(long(192, 33)))
 	}
-	for _, d := range []int64{128, 256} { // several tiles of the widest heads, and sums over query heads
+	// several tiles of the widest heads, and sums over query heads
+	for _, d := range []int64{128, 256} {
 		square(3, 1, d, d, one(long(300, 70)))
 		add(2, 1, d, d, bounds(3, 40, 0, 30), bounds(5, 33, 4, 30), false, &ref.Window{Left: 20, Right: 6})
 	}
@@ -52,7 +56,8 @@ func testAttentionWide(s *suite) {
 		add(2, 1, d, d, one(long(500, 100)), one(long(700, 120)), causal, &ref.Window{Left: long(128, 31), Right: 0})
 		add(2, 1, d, d, one(long(500, 100)), one(long(500, 100)), causal, &ref.Window{Left: 0, Right: -1})
 	}
-	for _, heads := range [][]int64{{0, 0, 0, 1}, {0, 1, 1, 1, 1, 2, 2}} { // heads of a rank whose share begins or ends within a group
+	// heads of a rank whose share begins or ends within a group
+	for _, heads := range [][]int64{{0, 0, 0, 1}, {0, 1, 1, 1, 1, 2, 2}} {
 		hq, hkv, from := int64(len(heads)), heads[len(heads)-1]+1, len(cases)
 		square(hq, hkv, d, d, packed)
 		square(hq, hkv, d, d, one(long(192, 66)))
@@ -82,8 +87,9 @@ func (s *suite) tiles(n, few int64) int64 {
 	return s.long(n, few)
 }
 
-// attentionFarBelow has queries of which all scores are near -100, as heads of trained models have. Where a tile is not full, a kernel that takes what is beyond
-// its end for scores of 0 makes probabilities of exp(100) of them: infinite, and no numbers once they are multiplied by zeros.
+// attentionFarBelow has queries of which all scores are near -100, as heads of trained models have.
+// Where a tile is not full, a kernel that takes what is beyond its end for scores of 0 makes
+// probabilities of exp(100) of them: infinite, and no numbers once they are multiplied by zeros.
 func (s *suite) attentionFarBelow() {
 	for i, n := range [][2]int64{{64, 64}, {s.tiles(192, 66), s.tiles(192, 66)}, {s.tiles(1000, 70), s.tiles(1000, 70)}, {s.tiles(128, 32), 77}, {1, 128}, {1, 64}, {30, s.tiles(320, 96)}} {
 		for _, causal := range []bool{true, false} {

@@ -1,10 +1,13 @@
-// Package conformance is what the tests of every device contain: each operation of device.Ops against package ref.
+// Package conformance is what the tests of every device contain: each operation of device.Ops
+// against package ref.
 //
-// A case places its arrays in device memory among sentinels, runs the operation on one worker, holds the results against the float64
-// reference, looks whether anything but the results was written, and runs again on three workers, twice: the bits must not change.
+// A case places its arrays in device memory among sentinels, runs the operation on one worker,
+// holds the results against the float64 reference, looks whether anything but the results was
+// written, and runs again on three workers, twice: the bits must not change.
 //
-// An emulated GPU takes thousands of times as long as others. There a case runs again once, in yet another order of blocks and threads, and
-// arrays that are long so that large tiles and many workers have something to do are shorter (suite.long).
+// An emulated GPU takes thousands of times as long as others. There a case runs again once, in yet
+// another order of blocks and threads, and arrays that are long so that large tiles and many
+// workers have something to do are shorter (suite.long).
 package conformance
 
 import (
@@ -20,7 +23,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// Opener opens the device under test with a number of workers. Devices without workers may ignore it.
+// Opener opens the device under test with a number of workers. Devices without workers may ignore
+// it.
 type Opener func(t testing.TB, workers int) device.Device
 
 // Run runs every case of every operation.
@@ -31,26 +35,30 @@ func RunSome(t *testing.T, open Opener, names ...string) {
 	run(t, open, suite{repeatable: true}, names...)
 }
 
-// RunAttentionFew runs a part of attention's cases: for kernels that differ in a constant from those that run them all.
+// RunAttentionFew runs a part of attention's cases: for kernels that differ in a constant from
+// those that run them all.
 func RunAttentionFew(t *testing.T, open Opener) {
 	run(t, open, suite{repeatable: true, few: true}, "Attention")
 }
 
-// RunAttentionTiled runs attention's cases in BF16 whose heads are multiples of 16: for kernels on tensor cores, which serve no others.
+// RunAttentionTiled runs attention's cases in BF16 whose heads are multiples of 16: for kernels on
+// tensor cores, which serve no others.
 func RunAttentionTiled(t *testing.T, open Opener) {
 	run(t, open, suite{repeatable: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
-// RunChoosing runs them on a device that chooses attention's kernel by heads and layout: it repeats a call to the bit, but the laws between different calls
-// hold for each of its kernels alone.
+// RunChoosing runs them on a device that chooses attention's kernel by heads and layout: it repeats
+// a call to the bit, but the laws between different calls hold for each of its kernels alone.
 func RunChoosing(t *testing.T, open Opener) {
 	run(t, open, suite{repeatable: true, choosing: true})
 }
 
-// RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and leaves out what compares bits of two runs.
+// RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and
+// leaves out what compares bits of two runs.
 func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, suite{}) }
 
-// RunBare runs the operations named on arrays that are all of their allocation: where a device stops at what lies outside, no case may reach it.
+// RunBare runs the operations named on arrays that are all of their allocation: where a device
+// stops at what lies outside, no case may reach it.
 func RunBare(t *testing.T, open Opener, names ...string) {
 	run(t, open, suite{bare: true}, names...)
 }
@@ -109,7 +117,8 @@ func (s *suite) serves(d tensor.DType, g *ref.Attention) bool {
 	return !s.tiled || d == tensor.BF16 && g.D%16 == 0 && g.Dv%16 == 0
 }
 
-// long is a length that is to be many tiles of any kernel; of an emulated GPU's, which are known to be small, a shorter one will do.
+// long is a length that is to be many tiles of any kernel; of an emulated GPU's, which are known to
+// be small, a shorter one will do.
 func (s *suite) long(n, emulated int64) int64 {
 	if s.emulated() {
 		return emulated
@@ -222,7 +231,8 @@ func normal(r *rand.Rand, n int64) []float64 {
 // normalAs is n values of a normal distribution that a type holds exactly.
 func normalAs(d tensor.DType, r *rand.Rand, n int64) []float64 { return rounded(d, normal(r, n)) }
 
-// typed calls f for each type that activations may have on the device; the suffix of names is empty for F32.
+// typed calls f for each type that activations may have on the device; the suffix of names is empty
+// for F32.
 func (s *suite) typed(f func(d tensor.DType, suffix string)) {
 	for _, d := range s.one.Info().Compute {
 		suffix := ""

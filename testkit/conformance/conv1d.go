@@ -113,7 +113,8 @@ func (s *suite) convCase(d tensor.DType, suffix string, g *ref.Conv1d, l layout,
 	s.check(name+" backward in place", backward[:2], func(b *bed) ([]*array, error) { return b.convGrad(g, x, l, true, false) })
 }
 
-// growth is how much larger is what was added to, or what was added, than the sum: a rounding of either counts so much more in it.
+// growth is how much larger is what was added to, or what was added, than the sum: a rounding of
+// either counts so much more in it.
 func growth(was, sum []float64) float64 {
 	var parts, all float64
 	for i, s := range sum {
@@ -141,7 +142,8 @@ func (s *suite) convBits(t *testing.T, g *ref.Conv1d, x convInput) [][]byte {
 	})
 }
 
-// channelsAlone runs all channels, then ranges of them: a rank that holds some heads has the same bits.
+// channelsAlone runs all channels, then ranges of them: a rank that holds some heads has the same
+// bits.
 func (s *suite) channelsAlone(t *testing.T, d tensor.DType) {
 	for _, width := range []int64{3, 4, 5} {
 		g := &ref.Conv1d{C: 300, Width: width, Cu: bounds(1, 90, 2, 0, 107)}
@@ -161,7 +163,8 @@ func (s *suite) channelsAlone(t *testing.T, d tensor.DType) {
 	}
 }
 
-// convDocuments runs packed documents, then each alone. In the first one the rows before it count, in the others nothing does.
+// convDocuments runs packed documents, then each alone. In the first one the rows before it count,
+// in the others nothing does.
 func (s *suite) convDocuments(t *testing.T, d tensor.DType) {
 	g := &ref.Conv1d{C: 33, Width: 4, Cu: bounds(5, 1, 70, 2, 64)}
 	x := newConvInput(d, g, true)

@@ -79,7 +79,8 @@ func (s *suite) copyCase(d tensor.DType, shape []int64, from, to layout) {
 // testCast rounds and widens, with the values at which that goes wrong.
 func testCast(s *suite) {
 	special := []float64{0, math.Copysign(0, -1), 1, -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-40, -1e-45, 3.3e38, math.MaxFloat32,
-		math.Float64frombits(1<<63 - 1), math.Float64frombits(1<<64 - 1), // NaNs of all ones, which rounding up would carry away
+		// NaNs of all ones, which rounding up would carry away
+		math.Float64frombits(1<<63 - 1), math.Float64frombits(1<<64 - 1),
 		1 + 1.0/256, 1 + 3.0/256, 1 + 1.0/256 + ulp, -1 - 1.0/256, 1e-39, 65504, 1e30}
 	const f16Bits = 1 << 16
 	for _, c := range []struct{ from, to tensor.DType }{

@@ -73,7 +73,8 @@ type deltaInput struct {
 	q, k, v, g, beta, in, dout, dlast []float64
 }
 
-// newDeltaInput has keys of length 1 at most where the call does not make them so: the recurrence would grow without bound.
+// newDeltaInput has keys of length 1 at most where the call does not make them so: the recurrence
+// would grow without bound.
 func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	n, states := c.T(), c.Hv*c.Dk*c.Dv
 	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv), g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv),
@@ -92,7 +93,8 @@ func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	return x
 }
 
-// deltaLayouts are how a case's activations lie; decays and betas, which may have any strides, have some.
+// deltaLayouts are how a case's activations lie; decays and betas, which may have any strides, have
+// some.
 type deltaLayouts struct{ q, k, v layout }
 
 var tokensLast = layout{order: []int{1, 0}, gap: 1, shift: 1} // [T, H] as [H, T]
@@ -112,8 +114,8 @@ func (b *bed) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) 
 	return a
 }
 
-// deltaGrad places what a call writes, and what backward reads besides: results are out and, if wanted, the states, then dq, dk, dv, dg, dbeta
-// and, if there are states, their gradient.
+// deltaGrad places what a call writes, and what backward reads besides: results are out and, if
+// wanted, the states, then dq, dk, dv, dg, dbeta and, if there are states, their gradient.
 func (b *bed) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
 	n, keys := c.T(), c.Hk
 	if c.perHead {
@@ -163,11 +165,13 @@ func (c *deltaCase) names() []string {
 	return names
 }
 
-// largestSplit is for results in F32 of inputs in BF16: devices may have the factors between them as sums of two numbers in BF16, of 2⁻¹⁷ each.
+// largestSplit is for results in F32 of inputs in BF16: devices may have the factors between them
+// as sums of two numbers in BF16, of 2⁻¹⁷ each.
 const largestSplit = 1e-4
 
-// deltaChain allows for sum of decays, its exponential, product with the state, difference, beta, those of the chunk before it, product with a
-// key, decay of the state, product with a query, scale, sum over values, sum over heads.
+// deltaChain allows for sum of decays, its exponential, product with the state, difference, beta,
+// those of the chunk before it, product with a key, decay of the state, product with a query,
+// scale, sum over values, sum over heads.
 const deltaChain = 12 * ulp
 
 // deltaWants are the references by case: the same for every device, and not cheap.
@@ -210,7 +214,8 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 func deltaCases() []deltaCase {
 	var cases []deltaCase
 	add := func(c deltaCase) { cases = append(cases, c) }
-	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100}, {128, 128}, {100, 5}, {33, 17}} { // head sizes
+	// head sizes
+	for i, d := range [][2]int64{{1, 1}, {1, 5}, {5, 1}, {16, 16}, {5, 16}, {16, 100}, {64, 64}, {100, 64}, {64, 100}, {128, 128}, {100, 5}, {33, 17}} {
 		n := []int64{35, 66, 20}[i%3]
 		add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + int64(i%3), Dk: d[0], Dv: d[1], Cu: one(n), L2Norm: i%2 == 0, In: int64(i % 2), Out: int64(i / 2 % 2)}})
 	}
@@ -218,7 +223,8 @@ func deltaCases() []deltaCase {
 	small := func(cu []int64, in, out int64) ref.GatedDelta {
 		return ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: cu, L2Norm: true, In: in, Out: out}
 	}
-	for i, n := range []int64{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200} { // lengths beside those of chunks
+	// lengths beside those of chunks
+	for i, n := range []int64{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200} {
 		add(deltaCase{GatedDelta: small(one(n), int64(i%2), int64(1-i%2)), chunk: []int64{0, 16, 64}[i%3]})
 	}
 	for i, cu := range [][]int64{bounds(1, 1, 1), bounds(1, 0, 1, 0, 0, 1), bounds(15, 16, 17), bounds(63, 64, 65), bounds(0, 33), bounds(5, 1, 0, 64, 33, 1, 1, 20, 0), bounds(0), {0}, bounds(0, 0, 0)} {

@@ -40,7 +40,8 @@ func (s *suite) deltaBits(t *testing.T, c *deltaCase, x deltaInput, l layout) []
 	return s.bits(t, func(b *bed) ([]*array, error) { return b.delta(c, x, deltaLayouts{l, l, l}) })
 }
 
-// heads are the bits of a range of value heads (axis 1) in a result of `outer` rows; bytes are those of a row of one head.
+// heads are the bits of a range of value heads (axis 1) in a result of `outer` rows; bytes are
+// those of a row of one head.
 func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int64) []byte {
 	width := map[string]int64{"out": d.Size() * c.Dv, "dv": d.Size() * c.Dv, "dq": d.Size() * c.Dk, "dk": d.Size() * c.Dk, "dg": 4, "dbeta": 4}[result]
 	if width == 0 { // states
@@ -49,7 +50,8 @@ func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int6
 	return columns(bits, c.Hv*width, lo*width, n*width)
 }
 
-// valueHeadsAlone runs all heads, then some alone with their key head: what makes the rule exact for any number of ranks.
+// valueHeadsAlone runs all heads, then some alone with their key head: what makes the rule exact
+// for any number of ranks.
 func (s *suite) valueHeadsAlone(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
 		c.perHead = true
@@ -154,8 +156,9 @@ func (s *suite) deltaLayoutsAgree(t *testing.T, d tensor.DType) {
 	}
 }
 
-// deltaCausality changes a token's query, key and value: what is before it keeps the bits of out. It changes the gradient of a token's output:
-// what is behind it, and all of forward, keeps its bits.
+// deltaCausality changes a token's query, key and value: what is before it keeps the bits of out.
+// It changes the gradient of a token's output: what is behind it, and all of forward, keeps its
+// bits.
 func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
 		c.perHead = true
@@ -198,8 +201,9 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 	}
 }
 
-// deltaNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it may spread within the document and the
-// value heads of its key head (a chunk is multiplied whole), no further.
+// deltaNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it
+// may spread within the document and the value heads of its key head (a chunk is multiplied whole),
+// no further.
 func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 16, Cu: bounds(20, 70, 5), L2Norm: true, Scale: 0.3, In: 3, Out: 3}, perHead: true}
 	g := &c.GatedDelta

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// testDeltaRefusals hands the operations of linear attention what would lead them out of their memory. Each must be an error, and the device
-// go on.
+// testDeltaRefusals hands the operations of linear attention what would lead them out of their
+// memory. Each must be an error, and the device go on.
 func testDeltaRefusals(s *suite) {
 	b := newBed(s.t, s.one)
 	defer b.close()
@@ -108,7 +108,8 @@ func testDeltaRefusals(s *suite) {
 			}
 		})
 	}
-	s.t.Run("none of these", func(t *testing.T) { // else they may all have been refused for another reason
+	// else they may all have been refused for another reason
+	s.t.Run("none of these", func(t *testing.T) {
 		y := rule()
 		try(t, b.dev.GatedDeltaForward(b.stream, &y.GatedDelta), b.dev.GatedDeltaBackward(b.stream, y))
 	})

@@ -10,8 +10,9 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testDeltaStates is about states across stretches of a document, which are cut anywhere. Keys have enough dimensions for a transition that is
-// not the small difference of large numbers: what the sum of a long stretch does to a state is for the cases that are cut.
+// testDeltaStates is about states across stretches of a document, which are cut anywhere. Keys have
+// enough dimensions for a transition that is not the small difference of large numbers: what the
+// sum of a long stretch does to a state is for the cases that are cut.
 func testDeltaStates(s *suite) {
 	for i, c := range []deltaCase{
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 1, Dv: 1, Cu: one(5)}},
@@ -35,7 +36,8 @@ func testDeltaStates(s *suite) {
 	for i, n := range [][3]int64{{1, 1, 1}, {2, 5, 3}, {3, 16, 16}, {1, 100, 33}, {2, 64, 128}, {1, 128, 64}, {0, 4, 4}, {2, 17, 1}} {
 		s.foldCase(n[0], n[1], n[2], i%2 == 0)
 	}
-	for i, cut := range [][2]int64{{40, 70}, {1, 65}, {65, 66}, {0, 20}, {20, 20}, {32, 96}} { // at, of
+	// at, of
+	for i, cut := range [][2]int64{{40, 70}, {1, 65}, {65, 66}, {0, 20}, {20, 20}, {32, 96}} {
 		for _, decay := range []int{0, 4} {
 			c := &deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: []int64{16, 64, 5}[i%3], Dv: []int64{16, 33}[i%2], L2Norm: true, Cu: one(cut[1]), In: 1, Out: 1, Scale: 0.7}, decay: decay}
 			if i == 1 {
@@ -60,7 +62,8 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 	f := ref.Convert[float32, float64]
 	g, n := &c.GatedDelta, c.T()
 	state, transition := ref.DeltaState(g, x.k, x.v, x.g, x.beta)
-	decayed := make([]float64, len(transition)) // what is left of the unit matrix before anything is taken from it
+	// what is left of the unit matrix before anything is taken from it
+	decayed := make([]float64, len(transition))
 	for i, m := range transition {
 		transition[i] = float64(float32(m)) // beyond F32 a product of decays is 0
 		if at := int64(i); at/c.Dk%c.Dk == at%c.Dk {
@@ -127,8 +130,9 @@ func (s *suite) foldCase(heads, k, n int64, nan bool) {
 	}
 }
 
-// stretches cuts one document in two, as ranks do: the first part's state and transition make the state that the second begins with, and the
-// second's make the gradient that the first ends with. Results are those of the document in one.
+// stretches cuts one document in two, as ranks do: the first part's state and transition make the
+// state that the second begins with, and the second's make the gradient that the first ends with.
+// Results are those of the document in one.
 func (s *suite) stretches(d tensor.DType, suffix string, c *deltaCase, at int64) {
 	x := newDeltaInput(d, c, seeded(53, c.T(), c.Hv, c.Dk, c.Dv))
 	name := fmt.Sprint(c, suffix, ", cut at ", at)

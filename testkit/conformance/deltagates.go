@@ -11,7 +11,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// gatesInput are the values of one case: a, b, dg and dbeta [rows, heads], the parameters and their gradients [heads].
+// gatesInput are the values of one case: a, b, dg and dbeta [rows, heads], the parameters and their
+// gradients [heads].
 type gatesInput struct {
 	rows, heads              int64
 	a, b, dg, dbeta          []float64

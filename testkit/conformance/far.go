@@ -15,7 +15,9 @@ type reserved struct{ memory []byte }
 
 func (r *reserved) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(r.memory)) }
 func (r *reserved) Bytes() int64            { return int64(len(r.memory)) }
-func (r *reserved) Free()                   { _ = syscall.Munmap(r.memory) } // fails only for memory that is not mapped
+
+// fails only for memory that is not mapped
+func (r *reserved) Free() { _ = syscall.Munmap(r.memory) }
 
 func reserve(bytes int64) (device.Buffer, error) {
 	m, err := syscall.Mmap(-1, 0, int(bytes), syscall.PROT_READ|syscall.PROT_WRITE,
@@ -26,7 +28,8 @@ func reserve(bytes int64) (device.Buffer, error) {
 	return &reserved{m}, nil
 }
 
-// testFar has strides beyond 2³¹ elements, where an offset in 32 bits ends elsewhere: a gigabyte of activations has them.
+// testFar has strides beyond 2³¹ elements, where an offset in 32 bits ends elsewhere: a gigabyte of
+// activations has them.
 func testFar(s *suite) {
 	if s.one.Info().Place != tensor.Host && !s.emulated() {
 		s.t.Skipf("SKIPPED: strides beyond 2^31 need sparse memory, which %s has not", s.one.Info().Name)

@@ -24,7 +24,8 @@ func testGemm(s *suite) {
 					p := newGemm(d, c, z[0], z[1], z[2], mode)
 					s.gemmCase(p, shifted, turned)
 					for j, la := range layouts { // all nine pairs, three with each mode
-						if s.emulated() && (i+j+mode)%2 == 0 { // half of them, which are others for the next size
+						// half of them, which are others for the next size
+						if s.emulated() && (i+j+mode)%2 == 0 {
 							continue
 						}
 						s.gemmCase(p, la, layouts[(i+j+mode)%3])

@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// testHost copies between the host and the device: host memory is dense, the device's any view. Types may differ as in testCast.
+// testHost copies between the host and the device: host memory is dense, the device's any view.
+// Types may differ as in testCast.
 func testHost(s *suite) {
 	type pair struct{ host, dev tensor.DType }
 	pairs := []pair{{tensor.F32, tensor.BF16}, {tensor.BF16, tensor.F32}}

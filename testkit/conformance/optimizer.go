@@ -11,7 +11,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// decays are the ranges of n elements over which weights decay: all, none, those of a model's matrices.
+// decays are the ranges of n elements over which weights decay: all, none, those of a model's
+// matrices.
 func decays(n int64) [][]device.Range {
 	several := []device.Range{{Lo: 0, Hi: n / 7}, {Lo: n / 7, Hi: n / 5}, {Lo: n / 3, Hi: n / 3}, {Lo: n / 2, Hi: max(n/2, n-1)}}
 	many := []device.Range{}

@@ -11,8 +11,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testOrder is about time: what streams and events promise, and what a caller may do once a call has returned. A device that is done
-// when it returns passes without effort.
+// testOrder is about time: what streams and events promise, and what a caller may do once a call
+// has returned. A device that is done when it returns passes without effort.
 func testOrder(s *suite) {
 	s.t.Run("a stream runs in order", s.streamOrder)
 	s.t.Run("events order two streams", s.eventOrder)
@@ -66,7 +66,8 @@ func (b *bed) zeros() tensor.Tensor {
 	return b.inout("x", tensor.F32, dense, make([]float64, length), length).Tensor
 }
 
-// twiceAndOne is x ← 2x + 1, in two operations on one stream or on two: done out of order it gives another number.
+// twiceAndOne is x ← 2x + 1, in two operations on one stream or on two: done out of order it gives
+// another number.
 func (b *bed) twiceAndOne(t *testing.T, double, add device.Stream, x, one tensor.Tensor, between func()) {
 	try(t, b.dev.Scale(double, x, 2))
 	between()
@@ -105,13 +106,15 @@ func (s *suite) eventOrder(t *testing.T) {
 		b.twiceAndOne(t, streams[0], streams[1], x, one, func() { try(t, streams[0].Record(events[0]), streams[1].Wait(events[0])) })
 		try(t, streams[1].Record(events[1]), streams[0].Wait(events[1]))
 	}
-	if got := b.value(t, streams[0], x); got != afterRounds { // streams[1] is never waited for by the host
+	// streams[1] is never waited for by the host
+	if got := b.value(t, streams[0], x); got != afterRounds {
 		t.Errorf("x = %v, want %v: the streams did not wait for each other", got, afterRounds)
 	}
 	try(t, streams[1].Sync())
 }
 
-// lastMark records an event again behind what waits for it: were the wait for that mark, nothing could go on.
+// lastMark records an event again behind what waits for it: were the wait for that mark, nothing
+// could go on.
 func (s *suite) lastMark(t *testing.T) {
 	b := newBed(t, s.one)
 	defer b.close()
@@ -154,7 +157,8 @@ func (s *suite) hostWaits(t *testing.T) {
 	}
 }
 
-// argumentsReturn spoils structs and the slices in them as soon as each call has returned, before anything needs to have run.
+// argumentsReturn spoils structs and the slices in them as soon as each call has returned, before
+// anything needs to have run.
 func (s *suite) argumentsReturn(t *testing.T) {
 	g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: bounds(30, 0, 41), CuK: bounds(30, 5, 50), KVHead: []int64{0, 1, 1, 1}, Causal: true, Scale: 0.25}
 	in := newAttentionInput(tensor.F32, g, seeded(31))

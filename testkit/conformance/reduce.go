@@ -31,7 +31,8 @@ func (s *suite) columnSumCase(d tensor.DType, suffix string, t, n int64, l layou
 	})
 }
 
-// testSum wants sums in float64, for gradient norms over 10⁹ elements. The bound is that of the reference, which adds one by one.
+// testSum wants sums in float64, for gradient norms over 10⁹ elements. The bound is that of the
+// reference, which adds one by one.
 func testSum(s *suite) {
 	for _, n := range []int64{0, 1, 2, 3, 17, 65, 257, 40000, 300001} {
 		x := normal(seeded(6, n), n)

@@ -8,7 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// testRefusals hands operations what would lead them out of their memory. Each must be an error, and the device go on.
+// testRefusals hands operations what would lead them out of their memory. Each must be an error,
+// and the device go on.
 func testRefusals(s *suite) {
 	b := newBed(s.t, s.one)
 	defer b.close()

@@ -74,7 +74,8 @@ func (s *suite) ropeCase(d tensor.DType, suffix string, tokens, heads, dim, rota
 	}
 }
 
-// normedRopeCase holds a norm on the way into the rotation to the two in turn, rounded between them as each alone would be.
+// normedRopeCase holds a norm on the way into the rotation to the two in turn, rounded between them
+// as each alone would be.
 func (s *suite) normedRopeCase(d tensor.DType, suffix string, tokens, heads, dim, rotary int64, to layout, from ...layout) {
 	positions, freq := angles(tokens, rotary)
 	half := rotary / 2

@@ -12,27 +12,37 @@ import (
 const (
 	largest = 2e-5 // of max|Δ|/max|ref| in f32, for anything
 	ulp     = 1.0 / (1 << 23)
-	// A plain implementation of a few elements may be exact by luck; the roundings in the longest chain of operations are always allowed.
+	// A plain implementation of a few elements may be exact by luck; the roundings in the longest
+	// chain of operations are always allowed.
 	resolution = 4 * ulp
 
-	// The same of results in BF16, whose last rounding is all that should be seen of it: inputs are exact, sums are in f32.
+	// The same of results in BF16, whose last rounding is all that should be seen of it: inputs are
+	// exact, sums are in f32.
 	largestBF16    = 1.0 / (1 << 7)
 	resolutionBF16 = 1.0 / (1 << 9)
 )
 
 // want is what a result must be.
 type want struct {
-	name  string
-	ref   []float64 // the reference
-	plain []float64 // a plain f32 implementation's result, whose error may be doubled; nil = only the absolute bound holds
-	bf16  bool      // the result is in BF16
-	exact bool      // equal: for moves and casts
-	bound float64   // for results better than f32; 0 = as above
-	gate  float64   // in BF16, of results whose factors are rounded on the way; 0 = as above
-	chain float64   // rounding errors in a row that are always allowed; 0 = resolution
-	heads int64     // the result is [rows, heads], and each head is also measured by its own largest value; 0 = measured only as a whole
-	sizes []float64 // the result is [heads], sums of terms of these sizes in all, and each head is also measured by its own
-	low   int       // the place among the results, from 1, of the array of which this one must be the rounding; 0 = of none
+	name string
+	ref  []float64 // the reference
+	// a plain f32 implementation's result, whose error may be doubled; nil = only the absolute
+	// bound holds
+	plain []float64
+	bf16  bool    // the result is in BF16
+	exact bool    // equal: for moves and casts
+	bound float64 // for results better than f32; 0 = as above
+	gate  float64 // in BF16, of results whose factors are rounded on the way; 0 = as above
+	chain float64 // rounding errors in a row that are always allowed; 0 = resolution
+	// the result is [rows, heads], and each head is also measured by its own largest value; 0 =
+	// measured only as a whole
+	heads int64
+	// the result is [heads], sums of terms of these sizes in all, and each head is also measured by
+	// its own
+	sizes []float64
+	// the place among the results, from 1, of the array of which this one must be the rounding; 0 =
+	// of none
+	low int
 }
 
 // both makes a want of the reference in two precisions.
@@ -102,7 +112,9 @@ func (w want) compareHeads(t testing.TB, got []float64) {
 	t.Helper()
 	for h := range w.heads {
 		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, bound: w.bound, gate: w.gate,
-			chain: 2 * w.chain} // a head's largest value is less than the tensor's, and its roundings are of the same sums
+			// a head's largest value is less than the tensor's, and its roundings are of the same
+			// sums
+			chain: 2 * w.chain}
 		if w.plain != nil {
 			one.plain = columns(w.plain, w.heads, h, 1)
 		}
@@ -119,7 +131,8 @@ func (w want) compareHeads(t testing.TB, got []float64) {
 	}
 }
 
-// deviation is max|got-ref|/max|ref| over the finite elements of ref; the others must be equal in kind, or there is a fault.
+// deviation is max|got-ref|/max|ref| over the finite elements of ref; the others must be equal in
+// kind, or there is a fault.
 func deviation(got, ref []float64) (e float64, fault string) {
 	var delta, size float64
 	for i, r := range ref {

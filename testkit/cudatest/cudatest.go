@@ -1,5 +1,5 @@
-// Package cudatest gives tests a CUDA plug-in: the one that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU, else the one that is built
-// from the same sources for the host.
+// Package cudatest gives tests a CUDA plug-in: the one that ULYSSES_CUDA_PLUGIN names, on a machine
+// with a GPU, else the one that is built from the same sources for the host.
 package cudatest
 
 import (
@@ -15,7 +15,8 @@ import (
 
 const variable = "ULYSSES_CUDA_PLUGIN"
 
-// Use makes cuda.Open find a plug-in for the rest of the test, and returns its path. Programs that the test starts find it too.
+// Use makes cuda.Open find a plug-in for the rest of the test, and returns its path. Programs that
+// the test starts find it too.
 func Use(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -30,7 +31,8 @@ func Use(t testing.TB) string {
 	return path
 }
 
-// Emulated reports whether the plug-in that Use found is the one for the host, on which a step of training takes seconds.
+// Emulated reports whether the plug-in that Use found is the one for the host, on which a step of
+// training takes seconds.
 func Emulated() bool { return strings.HasSuffix(os.Getenv(variable), "_emulated.so") }
 
 // emulated builds the plug-in in which the host stands in for a GPU, if it is not up to date.

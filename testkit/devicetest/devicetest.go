@@ -1,5 +1,5 @@
-// Package devicetest opens devices for tests of what stands above the device: the fake, which runs late and in random order, the CUDA plug-in, real or
-// emulated, and the host's own.
+// Package devicetest opens devices for tests of what stands above the device: the fake, which runs
+// late and in random order, the CUDA plug-in, real or emulated, and the host's own.
 package devicetest
 
 import (
@@ -12,8 +12,9 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// Kind is a way to open a device for a rank, and the communicator that serves its tensors on top of one for the host. done gives the
-// communicator up, but the host's: all ranks call it, before memory that was exchanged is freed, and when nothing has failed.
+// Kind is a way to open a device for a rank, and the communicator that serves its tensors on top of
+// one for the host. done gives the communicator up, but the host's: all ranks call it, before
+// memory that was exchanged is freed, and when nothing has failed.
 type Kind struct {
 	Name string
 	Open func(host comm.Comm) (d device.Device, c comm.Comm, done func() error, err error)

@@ -7,7 +7,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is a communicator that serves tensors of the host and of a fake device alike: those of the device once their stream has come past.
+// Comm is a communicator that serves tensors of the host and of a fake device alike: those of the
+// device once their stream has come past.
 type Comm struct {
 	comm.Comm // of the host
 	d         *Device
@@ -26,7 +27,8 @@ func (c *Comm) Split(color, key int) (comm.Comm, error) {
 	return &Comm{part, c.d}, nil
 }
 
-// real waits for the stream and finds the tensors' memory. Without tensors of the device nothing is waited for here.
+// real waits for the stream and finds the tensors' memory. Without tensors of the device nothing is
+// waited for here.
 func (c *Comm) real(op string, s device.Stream, ts ...*tensor.Tensor) (device.Stream, error) {
 	for _, t := range ts {
 		if t.IsNil() || t.Where == tensor.Host {

@@ -1,6 +1,7 @@
-// Package fake is a device for tests that is as unlike the host as a GPU is, and computes with the CPU's operations: its memory cannot be
-// read by the host (an attempt faults), what is enqueued runs late and, where no event orders it, in random order across streams, and
-// activations may be BF16. What works here does not lean on the CPU's habit of being done at once.
+// Package fake is a device for tests that is as unlike the host as a GPU is, and computes with the
+// CPU's operations: its memory cannot be read by the host (an attempt faults), what is enqueued
+// runs late and, where no event orders it, in random order across streams, and activations may be
+// BF16. What works here does not lean on the CPU's habit of being done at once.
 package fake
 
 import (
@@ -79,7 +80,8 @@ func (d *Device) step() bool {
 	if len(ready) == 0 {
 		return false
 	}
-	// One stream at a time is lazy: it runs only when nothing else can, so that others get far ahead of it.
+	// One stream at a time is lazy: it runs only when nothing else can, so that others get far
+	// ahead of it.
 	if d.lazy == nil || d.random.IntN(64) == 0 {
 		d.lazy = d.streams[d.random.IntN(len(d.streams))]
 	}

@@ -31,7 +31,8 @@ func (d *Device) tensor(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return x
 }
 
-// Streams run in any order, and in the order of their events: over many seeds both happen, and only one.
+// Streams run in any order, and in the order of their events: over many seeds both happen, and only
+// one.
 func TestOrderIsRandomButForEvents(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		seen := map[float32]int{}

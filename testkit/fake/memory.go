@@ -38,7 +38,8 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	return b, nil
 }
 
-// AllocHost returns zeroed memory of the host. It stands for pinned memory: operations other than Copy refuse it.
+// AllocHost returns zeroed memory of the host. It stands for pinned memory: operations other than
+// Copy refuse it.
 func (d *Device) AllocHost(bytes int64) (device.Buffer, error) { return d.inner.Alloc(bytes) }
 
 func (b *buffer) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.shown)) }
@@ -57,7 +58,8 @@ func (b *buffer) Free() {
 	b.shown = nil
 }
 
-// real is the tensor in memory that can be used. A tensor of the host, or one that leaves its allocation, is refused.
+// real is the tensor in memory that can be used. A tensor of the host, or one that leaves its
+// allocation, is refused.
 func (d *Device) real(t tensor.Tensor) (tensor.Tensor, error) {
 	if t.IsNil() {
 		return t, nil

@@ -11,8 +11,8 @@ import (
 // tensors are those of a call, in a copy of its arguments.
 type tensors = []*tensor.Tensor
 
-// enqueue puts an operation into a stream. Tensors are looked at now, as a device's argument checks would; when the stream comes to it they are put where
-// the CPU finds their memory, and it runs.
+// enqueue puts an operation into a stream. Tensors are looked at now, as a device's argument checks
+// would; when the stream comes to it they are put where the CPU finds their memory, and it runs.
 func (d *Device) enqueue(s device.Stream, op string, all tensors, run func() error) error {
 	x, ok := s.(*stream)
 	if !ok || x.d != d {
@@ -44,8 +44,8 @@ func (d *Device) enqueue(s device.Stream, op string, all tensors, run func() err
 	return nil
 }
 
-// Copy reads and writes host memory when the stream comes to it: the caller must leave it alone until then. Until then a destination on
-// the host holds what must not be read.
+// Copy reads and writes host memory when the stream comes to it: the caller must leave it alone
+// until then. Until then a destination on the host holds what must not be read.
 func (d *Device) Copy(s device.Stream, dst, src tensor.Tensor) error {
 	var here tensors
 	for _, t := range []*tensor.Tensor{&dst, &src} {

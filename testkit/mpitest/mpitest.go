@@ -1,7 +1,9 @@
-// Package mpitest runs the same tests on goroutine ranks and, built with the tag mpi, on processes under mpirun.
+// Package mpitest runs the same tests on goroutine ranks and, built with the tag mpi, on processes
+// under mpirun.
 //
-// A package's TestMain calls Main, and its tests call Ranks for each of Sizes. Without the tag that is 1 to 8 goroutines. With it the
-// test binary starts itself anew under mpirun, once for each number of ranks, and every process runs all tests.
+// A package's TestMain calls Main, and its tests call Ranks for each of Sizes. Without the tag that
+// is 1 to 8 goroutines. With it the test binary starts itself anew under mpirun, once for each
+// number of ranks, and every process runs all tests.
 package mpitest
 
 import (

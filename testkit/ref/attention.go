@@ -13,7 +13,8 @@ type Attention struct {
 	Causal         bool    // bottom-right aligned in each document
 	Window         *Window // nil = unbounded
 	Scale          float64
-	// Keep is what scores, probabilities and the gradients of both become in a plain implementation that keeps them in a narrow type; nil = what they are.
+	// Keep is what scores, probabilities and the gradients of both become in a plain implementation
+	// that keeps them in a narrow type; nil = what they are.
 	Keep func(float64) float64
 }
 
@@ -24,7 +25,8 @@ func keep[T Float](a *Attention, x T) T {
 	return T(a.Keep(float64(x)))
 }
 
-// Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries and sk keys; a negative side is unbounded.
+// Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries
+// and sk keys; a negative side is unbounded.
 type Window struct{ Left, Right int64 }
 
 // Tq is the number of queries.
@@ -54,7 +56,8 @@ func (a *Attention) Document(i int64) int {
 func (a *Attention) Visible(i int64) (lo, hi int64) {
 	d := a.Document(i)
 	lo, hi = a.CuK[d], a.CuK[d+1]
-	first, end, at := lo, hi, hi-(a.CuQ[d+1]-i) // the last query of a document stands at its last key
+	// the last query of a document stands at its last key
+	first, end, at := lo, hi, hi-(a.CuQ[d+1]-i)
 	if a.Causal {
 		hi = min(hi, at+1)
 	}
@@ -82,8 +85,9 @@ func scores[T Float](a *Attention, q, k []T, i, h int64) (lo, hi int64, s []T) {
 	return lo, hi, s
 }
 
-// AttentionForward returns out [Tq, Hq, Dv] and lse [Tq, Hq], the logarithm of the softmax's denominator, for q [Tq, Hq, D],
-// k [Tk, Hkv, D], v [Tk, Hkv, Dv]. A query that sees no key has out 0 and lse -inf.
+// AttentionForward returns out [Tq, Hq, Dv] and lse [Tq, Hq], the logarithm of the softmax's
+// denominator, for q [Tq, Hq, D], k [Tk, Hkv, D], v [Tk, Hkv, Dv]. A query that sees no key has out
+// 0 and lse -inf.
 func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 	out, lse = make([]T, a.Tq()*a.Hq*a.Dv), make([]T, a.Tq()*a.Hq)
 	for i := range a.Tq() {
@@ -111,8 +115,9 @@ func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 	return out, lse
 }
 
-// AttentionBackward returns the gradients for dout [Tq, Hq, Dv], in the shapes of q, k and v, from what forward left: out and lse.
-// With P = exp(S - lse) the softmax of the scores S, and dP = dout·vᵀ (Dao 2023):
+// AttentionBackward returns the gradients for dout [Tq, Hq, Dv], in the shapes of q, k and v, from
+// what forward left: out and lse. With P = exp(S - lse) the softmax of the scores S, and dP =
+// dout·vᵀ (Dao 2023):
 //
 //	dS = P·(dP - Σ dout·out),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
 func AttentionBackward[T Float](a *Attention, q, k, v, out, lse, dout []T) (dq, dk, dv []T) {

@@ -1,6 +1,7 @@
 package ref
 
-// Conv1d is the geometry of a causal depthwise convolution over packed documents, see device.Conv1d.
+// Conv1d is the geometry of a causal depthwise convolution over packed documents, see
+// device.Conv1d.
 type Conv1d struct {
 	C, Width int64
 	Cu       []int64 // [documents+1] token bounds
@@ -9,7 +10,8 @@ type Conv1d struct {
 // T is the number of tokens.
 func (a *Conv1d) T() int64 { return a.Cu[len(a.Cu)-1] }
 
-// taps calls f with the factors of sum [t, c]: the weight and where x has the other, or where before [Width-1, C] has it.
+// taps calls f with the factors of sum [t, c]: the weight and where x has the other, or where
+// before [Width-1, C] has it.
 func (a *Conv1d) taps(f func(t, c, weight, x, before int64)) {
 	for document := range int64(len(a.Cu) - 1) {
 		lo := a.Cu[document]
@@ -28,7 +30,8 @@ func (a *Conv1d) taps(f func(t, c, weight, x, before int64)) {
 	}
 }
 
-// convSum is the convolution of x [T, C] with w [C, Width], before its activation. before is nil for zero.
+// convSum is the convolution of x [T, C] with w [C, Width], before its activation. before is nil
+// for zero.
 func convSum[T Float](a *Conv1d, x, w, before []T) []T {
 	y := make([]T, len(x))
 	a.taps(func(t, c, weight, at, early int64) {
@@ -51,8 +54,8 @@ func Conv1dForward[T Float](a *Conv1d, x, w, before []T) []T {
 	return y
 }
 
-// Conv1dBackward returns dx [T, C] and dbefore [Width-1, C] and adds to dw [C, Width]. With s the sum before the activation and
-// σ = 1/(1 + e^-s), ds = dy·σ·(1 + s·(1 - σ)).
+// Conv1dBackward returns dx [T, C] and dbefore [Width-1, C] and adds to dw [C, Width]. With s the
+// sum before the activation and σ = 1/(1 + e^-s), ds = dy·σ·(1 + s·(1 - σ)).
 func Conv1dBackward[T Float](a *Conv1d, x, w, before, dy, dw []T) (dx, dbefore []T) {
 	ds := convSum(a, x, w, before)
 	for i, s := range ds {

@@ -5,8 +5,9 @@ import "slices"
 // Ignored is the target that takes no part in a loss.
 const Ignored = -100
 
-// CrossEntropy is nll [T] = logsumexp(logits) - logits[target] for each row of logits [T, vocab], and the gradient of Σnll times scale,
-// (softmax - onehot)·scale. Ignored rows have nll 0 and gradient 0.
+// CrossEntropy is nll [T] = logsumexp(logits) - logits[target] for each row of logits [T, vocab],
+// and the gradient of Σnll times scale, (softmax - onehot)·scale. Ignored rows have nll 0 and
+// gradient 0.
 func CrossEntropy[T Float](vocab int64, logits []T, targets []int64, scale float64) (nll, dlogits []T) {
 	nll, dlogits = make([]T, len(targets)), make([]T, len(logits))
 	for t, target := range targets {

@@ -2,14 +2,16 @@ package ref
 
 import "slices"
 
-// GatedDelta is the geometry of linear attention by the gated delta rule over packed documents, see device.GatedDelta.
+// GatedDelta is the geometry of linear attention by the gated delta rule over packed documents, see
+// device.GatedDelta.
 type GatedDelta struct {
 	Hk, Hv, Dk, Dv int64
 	Cu             []int64 // [documents+1] token bounds
 	KeyHead        []int64 // [Hv]; nil = h/(Hv/Hk)
 	L2Norm         bool
 	Scale          float64
-	In, Out        int64 // the first In documents begin with a state that is given; that behind the last Out is returned
+	// the first In documents begin with a state that is given; that behind the last Out is returned
+	In, Out int64
 }
 
 // T is the number of tokens.
@@ -26,7 +28,8 @@ func (a *GatedDelta) Key(h int64) int64 {
 	return h / (a.Hv / a.Hk)
 }
 
-// KeySum is the sum of x [T, Hv, Dk] over the value heads of each key head, in index order: [T, Hk, Dk].
+// KeySum is the sum of x [T, Hv, Dk] over the value heads of each key head, in index order: [T, Hk,
+// Dk].
 func KeySum[T Float](a *GatedDelta, x []T) []T {
 	y := make([]T, a.T()*a.Hk*a.Dk)
 	for t := range a.T() {
@@ -69,10 +72,12 @@ func unitGrad[T Float](a *GatedDelta, y []T, by T, dy []T) []T {
 	return dx
 }
 
-// GatedDeltaGrad are gradients in the shapes of what they belong to, but dq and dk of each value head: [T, Hv, Dk].
+// GatedDeltaGrad are gradients in the shapes of what they belong to, but dq and dk of each value
+// head: [T, Hv, Dk].
 type GatedDeltaGrad[T Float] struct{ DQ, DK, DV, DG, DBeta, DState []T }
 
-// deltaStep takes the state s [Dk, N] over one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s ← s + k·uᵀ.
+// deltaStep takes the state s [Dk, N] over one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s ←
+// s + k·uᵀ.
 func deltaStep[T Float](s, k, v []T, g, beta T) {
 	n, decay, u := len(v), exp(g), slices.Clone(v)
 	for i := range s {
@@ -90,7 +95,8 @@ func deltaStep[T Float](s, k, v []T, g, beta T) {
 	}
 }
 
-// deltaStepGrad is its derivative: s is the state before the token, d the gradient of the one behind it, which becomes that of s.
+// deltaStepGrad is its derivative: s is the state before the token, d the gradient of the one
+// behind it, which becomes that of s.
 func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T) {
 	n, decay, e := len(v), exp(g), slices.Clone(v)
 	decayed := make([]T, len(s))
@@ -119,7 +125,8 @@ func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T)
 	return dk, dv, dg, dbeta
 }
 
-// given is the state of head h of a document in states [In, Hv, Dk, Dv], a copy; zero where there is none.
+// given is the state of head h of a document in states [In, Hv, Dk, Dv], a copy; zero where there
+// is none.
 func given[T Float](a *GatedDelta, states []T, document, h int64) []T {
 	if s := make([]T, a.Dk*a.Dv); document >= a.In {
 		return s
@@ -127,8 +134,8 @@ func given[T Float](a *GatedDelta, states []T, document, h int64) []T {
 	return slices.Clone(row(states, document, a.Hv, h, a.Dk*a.Dv))
 }
 
-// GatedDeltaForward is the recurrence, token after token: q, k [T, Hk, Dk], v [T, Hv, Dv], g, beta [T, Hv], in [In, Hv, Dk, Dv]. It returns
-// out [T, Hv, Dv] and last [Out, Hv, Dk, Dv].
+// GatedDeltaForward is the recurrence, token after token: q, k [T, Hk, Dk], v [T, Hv, Dv], g, beta
+// [T, Hv], in [In, Hv, Dk, Dv]. It returns out [T, Hv, Dv] and last [Out, Hv, Dk, Dv].
 func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, last []T) {
 	out, last = make([]T, len(v)), make([]T, a.Out*a.Hv*a.Dk*a.Dv)
 	for h := range a.Hv {
@@ -153,8 +160,8 @@ func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, l
 	return out, last
 }
 
-// GatedDeltaBackward returns the gradients for dout [T, Hv, Dv] and dlast [Out, Hv, Dk, Dv], by the recurrence run backwards from the states
-// that it left. dlast nil is zero.
+// GatedDeltaBackward returns the gradients for dout [T, Hv, Dv] and dlast [Out, Hv, Dk, Dv], by the
+// recurrence run backwards from the states that it left. dlast nil is zero.
 func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlast []T) GatedDeltaGrad[T] {
 	y := GatedDeltaGrad[T]{make([]T, a.T()*a.Hv*a.Dk), make([]T, a.T()*a.Hv*a.Dk), make([]T, len(v)), make([]T, len(g)), make([]T, len(g)), make([]T, a.In*a.Hv*a.Dk*a.Dv)}
 	for h := range a.Hv {
@@ -196,8 +203,9 @@ func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlas
 	return y
 }
 
-// DeltaState sums up all tokens as one document: the state behind it is transition·S + state, whatever the state S before it. Both are
-// what the recurrence makes: state [Hv, Dk, Dv] of zero, transition [Hv, Dk, Dk] of the identity when v is zero.
+// DeltaState sums up all tokens as one document: the state behind it is transition·S + state,
+// whatever the state S before it. Both are what the recurrence makes: state [Hv, Dk, Dv] of zero,
+// transition [Hv, Dk, Dk] of the identity when v is zero.
 func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []T) {
 	state, transition = make([]T, a.Hv*a.Dk*a.Dv), make([]T, a.Hv*a.Dk*a.Dk)
 	for h := range a.Hv {
@@ -214,7 +222,8 @@ func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []
 	return state, transition
 }
 
-// DeltaStateGrad is the way back: dstate [Hv, Dk, Dv], the gradient of the state before the tokens when that behind them is zero.
+// DeltaStateGrad is the way back: dstate [Hv, Dk, Dv], the gradient of the state before the tokens
+// when that behind them is zero.
 func DeltaStateGrad[T Float](a *GatedDelta, q, k, g, beta, dout []T) (dstate []T) {
 	dstate = make([]T, a.Hv*a.Dk*a.Dv)
 	for h := range a.Hv {

@@ -121,7 +121,8 @@ func TestSigmoidGateGradient(t *testing.T) {
 	sameSlope(t, "dgate", gate, dgate, loss)
 }
 
-// The numbers are torch_recurrent_gated_delta_rule's of transformers 5.23, which computes in float32.
+// The numbers are torch_recurrent_gated_delta_rule's of transformers 5.23, which computes in
+// float32.
 func TestGatedDeltaKnown(t *testing.T) {
 	q, k := []float64{0.1, -0.4, 0.7, 0.2, -0.3, 0.5}, []float64{0.3, 0.5, -0.2, 0.9, 0.8, -0.1}
 	v, g, beta := []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{-0.5, -0.1, -2}, []float64{0.9, 0.3, 1}

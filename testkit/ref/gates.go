@@ -2,7 +2,8 @@ package ref
 
 import "math"
 
-// softplus is log(1 + e^x) and its derivative, as PyTorch has it: x where that is the same, above 20.
+// softplus is log(1 + e^x) and its derivative, as PyTorch has it: x where that is the same, above
+// 20.
 func softplus[T Float](x T) (y, slope T) {
 	if x > 20 {
 		return x, 1
@@ -10,7 +11,8 @@ func softplus[T Float](x T) (y, slope T) {
 	return T(math.Log1p(math.Exp(float64(x)))), 1 / (1 + exp(-x))
 }
 
-// DeltaGates is g = -e^alog·softplus(a + bias), beta = 1/(1 + e^-b): a, b [T, H], alog and bias [H].
+// DeltaGates is g = -e^alog·softplus(a + bias), beta = 1/(1 + e^-b): a, b [T, H], alog and bias
+// [H].
 func DeltaGates[T Float](a, b, alog, bias []T) (g, beta []T) {
 	g, beta = make([]T, len(a)), make([]T, len(a))
 	for i := range a {
@@ -60,7 +62,8 @@ func GatedRMSNorm[T Float](n int64, x, gate, w []T, eps float64) (y, rstd []T) {
 	return SwiGLU(gate, y), rstd
 }
 
-// GatedRMSNormGrad returns dx and dgate [rows, n] and adds to dw [n]: the derivative of the product, then of the norm.
+// GatedRMSNormGrad returns dx and dgate [rows, n] and adds to dw [n]: the derivative of the
+// product, then of the norm.
 func GatedRMSNormGrad[T Float](n int64, x, gate, w, rstd, dy, dw []T) (dx, dgate []T) {
 	y := make([]T, len(x))
 	for i := range x {

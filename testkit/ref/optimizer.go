@@ -2,7 +2,8 @@ package ref
 
 import "math"
 
-// AdamW are the settings of one step of Loshchilov & Hutter 2019, in PyTorch's form. Step counts from 1.
+// AdamW are the settings of one step of Loshchilov & Hutter 2019, in PyTorch's form. Step counts
+// from 1.
 type AdamW struct {
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
 	Step                                          int64

@@ -1,9 +1,10 @@
-// Package ref says in slow, obvious loops what every operation of package device computes, forward and backward: the readable
-// specification, against which devices are tested.
+// Package ref says in slow, obvious loops what every operation of package device computes, forward
+// and backward: the readable specification, against which devices are tested.
 //
-// Every function is written once for both precisions. In float64 it is the reference. In float32 it is the plain, unfused
-// implementation that anybody would write first: an optimised kernel may have at most twice its error. Arrays are dense and
-// row-major; gradients of weights are added to what is there, everything else is returned.
+// Every function is written once for both precisions. In float64 it is the reference. In float32 it
+// is the plain, unfused implementation that anybody would write first: an optimised kernel may have
+// at most twice its error. Arrays are dense and row-major; gradients of weights are added to what
+// is there, everything else is returned.
 package ref
 
 import "math"

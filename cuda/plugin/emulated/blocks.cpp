@@ -1,5 +1,6 @@
-// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber; only where it waits does it keep that stack, and
-// another fiber takes up the threads that come next. So kernels without barriers pay a call for each thread.
+// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber; only where
+// it waits does it keep that stack, and another fiber takes up the threads that come next. So
+// kernels without barriers pay a call for each thread.
 #include <cxxabi.h>
 #include <link.h>
 #include <pthread.h>
@@ -22,7 +23,8 @@ dim3 blockDim, gridDim;
 
 namespace uly_emulated {
 
-enum : size_t { stack_bytes = 64 << 10, guard_bytes = 4096, zone = 256, promised = 16 }; // promised: the alignment of dynamic shared memory
+// promised: the alignment of dynamic shared memory
+enum : size_t { stack_bytes = 64 << 10, guard_bytes = 4096, zone = 256, promised = 16 };
 
 struct Fiber {
 #ifdef __x86_64__
@@ -39,7 +41,8 @@ struct Thread {
 };
 
 struct Warp {
-  uint64_t slot[2][32]; // by turns: whoever writes the third exchange knows that all have read the first
+  // by turns: whoever writes the third exchange knows that all have read the first
+  uint64_t slot[2][32];
   unsigned arrived = 0, turn = 0;
   const char *what = "", *file = "";
   int line = 0;
@@ -49,7 +52,8 @@ static struct {
   Kernel kernel;
   const std::function<void()> *body;
   unsigned threads = 0, current = 0, begun = 0, ended = 0, epoch = 0;
-  uint64_t launch = 0, run = 0, number = 0; // of the grid, of a block in any grid, of the block in its grid
+  // of the grid, of a block in any grid, of the block in its grid
+  uint64_t launch = 0, run = 0, number = 0;
   Steps order, lanes; // of the threads that have not begun
   bool by_warp = false, fresh_first = false;
   std::vector<Thread> thread;
@@ -62,13 +66,14 @@ static struct {
   Fiber main, *running = nullptr;
   unsigned char *shared = nullptr;
   size_t shared_bytes = 0;
-  unsigned char *fence[2] = {}; // where the red zones around it begin and end
+  unsigned char *fence[2] = {};         // where the red zones around it begin and end
   const unsigned char *fixed = nullptr; // __shared__
   size_t fixed_bytes = 0;
   std::string failure;
 } block;
 
-// --- fibers -----------------------------------------------------------------------------------------------------------------------------
+// --- fibers
+// -----------------------------------------------------------------------------------------------------------------------------
 static void fiber_main();
 
 #ifdef __x86_64__
@@ -116,8 +121,12 @@ static void reset(Fiber *f) {
 
 static Fiber *idle_fiber() {
   if (block.idle.empty()) {
-    auto *p = static_cast<unsigned char *>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (p == MAP_FAILED) { perror("the stack of an emulated thread"); abort(); }
+    auto *p = static_cast<unsigned char *>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (p == MAP_FAILED) {
+      perror("the stack of an emulated thread");
+      abort();
+    }
     mprotect(p, guard_bytes, PROT_NONE);
     auto *f = new Fiber;
     f->stack = p + guard_bytes;
@@ -132,7 +141,10 @@ static Fiber *idle_fiber() {
 
 static void become(unsigned t) {
   block.current = t;
-  if (blockDim.y == 1 && blockDim.z == 1) { threadIdx.x = t; return; }
+  if (blockDim.y == 1 && blockDim.z == 1) {
+    threadIdx.x = t;
+    return;
+  }
   threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
 }
 
@@ -170,7 +182,10 @@ static void fiber_main() {
     (*block.body)();
     block.ended++;
     int t = pick();
-    if (t >= 0 && !block.thread[t].fiber) { become((unsigned)t); continue; }
+    if (t >= 0 && !block.thread[t].fiber) {
+      become((unsigned)t);
+      continue;
+    }
     Fiber *self = block.running;
     block.idle.push_back(self);
     if (t < 0) leave();
@@ -193,11 +208,13 @@ static std::string where(const char *file, int line) {
 static std::string stuck() {
   std::string s;
   if (block.waiting)
-    s = format("%u of %u threads wait at the barrier of %s", block.waiting, block.threads, where(block.file, block.line).c_str());
+    s = format("%u of %u threads wait at the barrier of %s", block.waiting, block.threads,
+               where(block.file, block.line).c_str());
   for (size_t w = 0; w < block.warp.size(); w++) {
     Warp &p = block.warp[w];
     if (!p.arrived) continue;
-    s += format("%s%u lanes of warp %zu wait at the %s of %s", s.empty() ? "" : ", ", p.arrived, w, p.what, where(p.file, p.line).c_str());
+    s += format("%s%u lanes of warp %zu wait at the %s of %s", s.empty() ? "" : ", ", p.arrived, w, p.what,
+                where(p.file, p.line).c_str());
     break;
   }
   if (block.ended) s += format(", %u have ended", block.ended);
@@ -207,7 +224,10 @@ static std::string stuck() {
 static void suspend() {
   unsigned me = block.current;
   int t = pick();
-  if (t == (int)me) { become(me); return; }
+  if (t == (int)me) {
+    become(me);
+    return;
+  }
   if (t < 0) fail(stuck());
   Fiber *self = block.running;
   block.thread[me].fiber = self;
@@ -221,7 +241,8 @@ int barrier(int how, int value, const char *file, int line) {
     block.file = file, block.line = line;
     block.any = 0, block.all = 1, block.count = 0;
   } else if (!same(block.file, block.line, file, line)) {
-    fail(format("thread %u waits at the barrier of %s, others at that of %s", block.current, where(file, line).c_str(), where(block.file, block.line).c_str()));
+    fail(format("thread %u waits at the barrier of %s, others at that of %s", block.current, where(file, line).c_str(),
+                where(block.file, block.line).c_str()));
   }
   block.any |= value != 0, block.all &= value != 0, block.count += value != 0;
   if (++block.waiting == block.threads) {
@@ -241,13 +262,14 @@ int barrier(int how, int value, const char *file, int line) {
 }
 
 const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line) {
-  if (mask != 0xffffffffu) fail(format("%s of %s without all lanes of the warp: mask %08x", what, where(file, line).c_str(), mask));
+  if (mask != 0xffffffffu)
+    fail(format("%s of %s without all lanes of the warp: mask %08x", what, where(file, line).c_str(), mask));
   unsigned lane = block.current & 31;
   Warp &w = block.warp[block.current >> 5];
   if (w.arrived == 0) w.what = what, w.file = file, w.line = line;
   else if (!same(w.file, w.line, file, line))
-    fail(format("lane %u of warp %u waits at the %s of %s, others at the %s of %s", lane, block.current >> 5, what, where(file, line).c_str(), w.what,
-                where(w.file, w.line).c_str()));
+    fail(format("lane %u of warp %u waits at the %s of %s, others at the %s of %s", lane, block.current >> 5, what,
+                where(file, line).c_str(), w.what, where(w.file, w.line).c_str()));
   uint64_t *table = w.slot[w.turn & 1];
   table[lane] = value;
   if (++w.arrived == 32) {
@@ -260,35 +282,46 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
   return table;
 }
 
-// --- addresses that are not aligned -------------------------------------------------------------------------------------------------------
-// Kernels are compiled with -fsanitize=alignment, which asks before each access whether the address suits the type, as a GPU does and x86 does
-// not. Here is what it calls where one does not: struct and name are the compiler's (libsanitizer's ubsan_handlers.h).
+// --- addresses that are not aligned
+// -------------------------------------------------------------------------------------------------------
+// Kernels are compiled with -fsanitize=alignment, which asks before each access whether the address
+// suits the type, as a GPU does and x86 does not. Here is what it calls where one does not: struct
+// and name are the compiler's (libsanitizer's ubsan_handlers.h).
 struct Misaligned {
   const char *file;
   uint32_t line, column;
-  const struct { uint16_t kind, info; char name[1]; } *type;
+  const struct {
+    uint16_t kind, info;
+    char name[1];
+  } *type;
   unsigned char log_alignment, access;
 };
 extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(Misaligned *m, uintptr_t at) {
-  std::string text = format("%s: %s at address %#llx, which is no multiple of %d bytes", where(m->file, (int)m->line).c_str(), m->type->name, (unsigned long long)at,
-                            1 << m->log_alignment);
+  std::string text =
+      format("%s: %s at address %#llx, which is no multiple of %d bytes", where(m->file, (int)m->line).c_str(),
+             m->type->name, (unsigned long long)at, 1 << m->log_alignment);
   if (block.running) fail(text);
   fprintf(stderr, "%s\n", text.c_str()); // in host code of the plug-in
   abort();
 }
 
-// --- addresses that are nowhere -----------------------------------------------------------------------------------------------------------
-// While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in stray(), on its fiber's stack. Signals of other
-// threads go where they went before, which is Go's handler.
+// --- addresses that are nowhere
+// -----------------------------------------------------------------------------------------------------------
+// While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in
+// stray(), on its fiber's stack. Signals of other threads go where they went before, which is Go's
+// handler.
 #ifdef __x86_64__
-static struct { struct sigaction segv, bus; } before;
+static struct {
+  struct sigaction segv, bus;
+} before;
 static pthread_t executor;
 static const void *volatile stray_address;
 
 [[noreturn]] static void stray() {
   auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address));
   const unsigned char *stack = block.running->stack;
-  if (p < stack && p >= stack - guard_bytes) fail(format("a thread needs more than %zu bytes of stack", (size_t)stack_bytes));
+  if (p < stack && p >= stack - guard_bytes)
+    fail(format("a thread needs more than %zu bytes of stack", (size_t)stack_bytes));
   fail("it touched " + describe(p));
 }
 
@@ -311,7 +344,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
 struct Signals {
   Signals() {
     executor = pthread_self();
-    struct sigaction a {};
+    struct sigaction a{};
     a.sa_sigaction = on_signal;
     a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
     sigfillset(&a.sa_mask);
@@ -329,10 +362,12 @@ struct Signals {
 struct Signals {};
 #endif
 
-// --- shared memory ----------------------------------------------------------------------------------------------------------------------
+// --- shared memory
+// ----------------------------------------------------------------------------------------------------------------------
 unsigned char *dynamic_shared() { return block.shared; }
 
-// place_shared lays dynamic shared memory between red zones, or where it touches a page that nobody may touch (fences.cpp).
+// place_shared lays dynamic shared memory between red zones, or where it touches a page that nobody
+// may touch (fences.cpp).
 static void place_shared(size_t bytes) {
   enum : size_t { room = 1 << 18 };
   static unsigned char *region = nullptr; // a page, room, a page
@@ -353,7 +388,11 @@ static void place_shared(size_t bytes) {
 
 static thread_local unsigned char touch; // makes the thread's block of thread_local data exist
 
-struct Static { unsigned char *p; size_t bytes; const void *code; };
+struct Static {
+  unsigned char *p;
+  size_t bytes;
+  const void *code;
+};
 
 // static_shared finds all __shared__ variables: the library's thread_local data.
 static Static static_shared() {
@@ -381,7 +420,8 @@ static Static static_shared() {
 }
 
 static void poison(const Static &s) {
-  auto *kept = reinterpret_cast<unsigned char *>(abi::__cxa_get_globals()); // a C++ library linked in has its own data there
+  // a C++ library linked in has its own data there
+  auto *kept = reinterpret_cast<unsigned char *>(abi::__cxa_get_globals());
   unsigned char copy[2 * sizeof(void *)];
   bool inside = kept >= s.p && kept < s.p + s.bytes;
   if (inside) memcpy(copy, kept, sizeof copy);
@@ -389,11 +429,13 @@ static void poison(const Static &s) {
   if (inside) memcpy(kept, copy, sizeof copy);
 }
 
-// --- who is where ---------------------------------------------------------------------------------------------------------------------
+// --- who is where
+// ---------------------------------------------------------------------------------------------------------------------
 bool access(const void *v, Access *now, const char **where) {
   if (!block.running || !pthread_equal(pthread_self(), executor)) return false;
   auto *p = static_cast<const unsigned char *>(v);
-  const bool fixed = p >= block.fixed && p < block.fixed + block.fixed_bytes, dynamic = p >= block.shared && p < block.shared + block.shared_bytes;
+  const bool fixed = p >= block.fixed && p < block.fixed + block.fixed_bytes,
+             dynamic = p >= block.shared && p < block.shared + block.shared_bytes;
   if (!fixed && !dynamic && !in_heap(v)) return false;
   *where = fixed ? "__shared__ memory" : dynamic ? "dynamic shared memory" : "device memory";
   now->launch = fixed || dynamic ? block.run : block.launch;
@@ -406,7 +448,8 @@ bool access(const void *v, Access *now, const char **where) {
 
 void race(const std::string &text) { fail(text); }
 
-// --- blocks -----------------------------------------------------------------------------------------------------------------------------
+// --- blocks
+// -----------------------------------------------------------------------------------------------------------------------------
 static uint64_t serial = 0; // of grids and blocks
 
 static bool run_block() {
@@ -452,7 +495,8 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
   Static s = static_shared();
   block.fixed = s.p, block.fixed_bytes = s.bytes;
   block.launch = ++serial;
-  uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, every = 1 + s.bytes / 16384; // a whole library's shared memory is too much for each block
+  // a whole library's shared memory is too much for each block
+  uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, every = 1 + s.bytes / 16384;
   Steps order(blocks);
   for (uint64_t i = 0; i < blocks; i++) {
     uint64_t b = order(i);
@@ -460,12 +504,14 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
     block.number = b;
     if (i % every == 0) poison(s);
     if (!run_block())
-      return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(), (unsigned long long)b, block.failure.c_str());
+      return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(),
+                    (unsigned long long)b, block.failure.c_str());
   }
   return "";
 }
 
-// --- order ------------------------------------------------------------------------------------------------------------------------------
+// --- order
+// ------------------------------------------------------------------------------------------------------------------------------
 int64_t setting(const char *name, int64_t otherwise) {
   const char *v = getenv(name);
   return v && *v ? strtoll(v, nullptr, 10) : otherwise;

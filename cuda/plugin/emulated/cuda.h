@@ -1,12 +1,15 @@
-// CUDA C++ for g++ (C++17): enough of the language that the plug-in's kernels compile and run on the host, for tests without a GPU.
+// CUDA C++ for g++ (C++17): enough of the language that the plug-in's kernels compile and run on
+// the host, for tests without a GPU.
 //
-// A block runs on one OS thread; its threads are fibers (blocks.cpp). Between two barriers they run one after another in a random order,
-// and so do the blocks of a grid: what a barrier or an event does not order, a test sees in either order. Shared and dynamic shared memory
-// starts as NaN. A block that does not meet at its barriers, a warp that shuffles without all its lanes, a write beyond an allocation, and an
-// address that is not aligned fail the launch with a sentence.
+// A block runs on one OS thread; its threads are fibers (blocks.cpp). Between two barriers they run
+// one after another in a random order, and so do the blocks of a grid: what a barrier or an event
+// does not order, a test sees in either order. Shared and dynamic shared memory starts as NaN. A
+// block that does not meet at its barriers, a warp that shuffles without all its lanes, a write
+// beyond an allocation, and an address that is not aligned fail the launch with a sentence.
 //
-// What it does not show: races that random order misses (races/races.cpp, in a build of its own, finds those), the alignment of __shared__
-// arrays (the host gives them more), the memory model, speed.
+// What it does not show: races that random order misses (races/races.cpp, in a build of its own,
+// finds those), the alignment of __shared__ arrays (the host gives them more), the memory model,
+// speed.
 #pragma once
 
 #include <math.h>
@@ -29,8 +32,8 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
-// All thread_local data of the library is shared memory of kernels, and the emulator fills it with NaN before a launch: use
-// thread_local for nothing else.
+// All thread_local data of the library is shared memory of kernels, and the emulator fills it with
+// NaN before a launch: use thread_local for nothing else.
 #define __shared__ static thread_local
 
 extern __attribute__((visibility("hidden"))) uint3 threadIdx, blockIdx;
@@ -38,16 +41,24 @@ extern __attribute__((visibility("hidden"))) dim3 blockDim, gridDim;
 enum : int { warpSize = 32 };
 
 namespace uly_emulated {
-struct Kernel { const char *name, *file; int line; const void *address; };
+struct Kernel {
+  const char *name, *file;
+  int line;
+  const void *address;
+};
 // pointers: of the kernel's parameters those that are pointers; one to host memory fails the launch
 // (unless a test sets ULYSSES_EMULATED_HOST=1).
-void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers, int n, std::function<void()> body);
+void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers,
+            int n, std::function<void()> body);
 unsigned char *dynamic_shared(); // of the running block
 uint64_t random64();
-bool range(const void *p, void **base, size_t *bytes); // of the allocation that device memory lies in
-void claim(cudaEvent_t e);       // for tests: records an event that other processes see, and never completes it
+// of the allocation that device memory lies in
+bool range(const void *p, void **base, size_t *bytes);
+// for tests: records an event that other processes see, and never completes it
+void claim(cudaEvent_t e);
 int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count
-// exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32 values.
+// exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32
+// values.
 const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line);
 
 template <class T> const void *pointer(const T &v) {
@@ -55,15 +66,21 @@ template <class T> const void *pointer(const T &v) {
   else return nullptr;
 }
 
-template <class... P, class... A>
-void call(const char *name, const char *file, int line, void (*kernel)(P...), dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...a) {
+template <class... P, class... A> void call(const char *name, const char *file, int line, void (*kernel)(P...),
+                                            dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...a) {
   static_assert(!(std::is_reference<P>::value || ...), "a kernel takes its parameters by value");
   static_assert((std::is_trivially_copyable<P>::value && ...), "a kernel's parameters are copied bit by bit");
   std::tuple<std::remove_cv_t<P>...> args{static_cast<P>(std::forward<A>(a))...};
   const void *pointers[sizeof...(P) + 1];
-  std::apply([&](const auto &...v) { int i = 0; ((pointers[i++] = pointer(v)), ...); (void)i; }, args);
-  launch({name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, pointers, (int)sizeof...(P),
-         [kernel, args] { std::apply(kernel, args); });
+  std::apply(
+      [&](const auto &...v) {
+        int i = 0;
+        ((pointers[i++] = pointer(v)), ...);
+        (void)i;
+      },
+      args);
+  launch({name, file, line, reinterpret_cast<const void *>(kernel)}, grid, block, shared, s, pointers,
+         (int)sizeof...(P), [kernel, args] { std::apply(kernel, args); });
 }
 
 template <class T> uint64_t pack(T v) {
@@ -89,7 +106,9 @@ inline void __syncthreads(ULY_EMULATED_HERE) { uly_emulated::barrier(0, 0, file,
 inline int __syncthreads_or(int v, ULY_EMULATED_HERE) { return uly_emulated::barrier(1, v, file, line); }
 inline int __syncthreads_and(int v, ULY_EMULATED_HERE) { return uly_emulated::barrier(2, v, file, line); }
 inline int __syncthreads_count(int v, ULY_EMULATED_HERE) { return uly_emulated::barrier(3, v, file, line); }
-inline void __syncwarp(unsigned mask = 0xffffffffu, ULY_EMULATED_HERE) { uly_emulated::exchange(mask, 0, "__syncwarp", file, line); }
+inline void __syncwarp(unsigned mask = 0xffffffffu, ULY_EMULATED_HERE) {
+  uly_emulated::exchange(mask, 0, "__syncwarp", file, line);
+}
 
 template <class T> T __shfl_sync(unsigned mask, T v, int from, int width = 32, ULY_EMULATED_HERE) {
   const uint64_t *all = uly_emulated::exchange(mask, uly_emulated::pack(v), "__shfl_sync", file, line);
@@ -99,7 +118,8 @@ template <class T> T __shfl_sync(unsigned mask, T v, int from, int width = 32, U
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, ULY_EMULATED_HERE) {
   const uint64_t *all = uly_emulated::exchange(mask, uly_emulated::pack(v), "__shfl_xor_sync", file, line);
   int lane = (int)(threadIdx.x & 31), from = lane ^ bits;
-  return uly_emulated::unpack<T>(all[from > (lane | (width - 1)) ? lane : from]); // as on the GPU: later groups are out of reach
+  // as on the GPU: later groups are out of reach
+  return uly_emulated::unpack<T>(all[from > (lane | (width - 1)) ? lane : from]);
 }
 template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32, ULY_EMULATED_HERE) {
   const uint64_t *all = uly_emulated::exchange(mask, uly_emulated::pack(v), "__shfl_down_sync", file, line);
@@ -117,29 +137,67 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) {
   for (int i = 0; i < 32; i++) bits |= (unsigned)all[i] << i;
   return bits;
 }
-inline int __any_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) { return __ballot_sync(mask, predicate, file, line) != 0; }
-inline int __all_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) { return __ballot_sync(mask, predicate, file, line) == 0xffffffffu; }
+inline int __any_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) {
+  return __ballot_sync(mask, predicate, file, line) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) {
+  return __ballot_sync(mask, predicate, file, line) == 0xffffffffu;
+}
 
 // Of dynamic shared memory: bytes from its start.
-inline size_t __cvta_generic_to_shared(const void *p) { return (size_t)(static_cast<const unsigned char *>(p) - uly_emulated::dynamic_shared()); }
+inline size_t __cvta_generic_to_shared(const void *p) {
+  return (size_t)(static_cast<const unsigned char *>(p) - uly_emulated::dynamic_shared());
+}
 
 // One thread runs at a time, so that these need no lock.
-#define ULY_EMULATED_ATOMICS(type)                                                                                     \
-  inline type atomicAdd(type *p, type v) { type old = *p; *p = old + v; return old; }                                  \
-  inline type atomicExch(type *p, type v) { type old = *p; *p = v; return old; }
-#define ULY_EMULATED_INT_ATOMICS(type)                                                                                 \
-  ULY_EMULATED_ATOMICS(type)                                                                                           \
-  inline type atomicMax(type *p, type v) { type old = *p; if (v > old) *p = v; return old; }                           \
-  inline type atomicMin(type *p, type v) { type old = *p; if (v < old) *p = v; return old; }                           \
-  inline type atomicOr(type *p, type v) { type old = *p; *p = old | v; return old; }                                   \
-  inline type atomicAnd(type *p, type v) { type old = *p; *p = old & v; return old; }                                  \
-  inline type atomicCAS(type *p, type if_is, type v) { type old = *p; if (old == if_is) *p = v; return old; }
+#define ULY_EMULATED_ATOMICS(type)          \
+  inline type atomicAdd(type *p, type v) {  \
+    type old = *p;                          \
+    *p = old + v;                           \
+    return old;                             \
+  }                                         \
+  inline type atomicExch(type *p, type v) { \
+    type old = *p;                          \
+    *p = v;                                 \
+    return old;                             \
+  }
+#define ULY_EMULATED_INT_ATOMICS(type)                 \
+  ULY_EMULATED_ATOMICS(type)                           \
+  inline type atomicMax(type *p, type v) {             \
+    type old = *p;                                     \
+    if (v > old) *p = v;                               \
+    return old;                                        \
+  }                                                    \
+  inline type atomicMin(type *p, type v) {             \
+    type old = *p;                                     \
+    if (v < old) *p = v;                               \
+    return old;                                        \
+  }                                                    \
+  inline type atomicOr(type *p, type v) {              \
+    type old = *p;                                     \
+    *p = old | v;                                      \
+    return old;                                        \
+  }                                                    \
+  inline type atomicAnd(type *p, type v) {             \
+    type old = *p;                                     \
+    *p = old & v;                                      \
+    return old;                                        \
+  }                                                    \
+  inline type atomicCAS(type *p, type if_is, type v) { \
+    type old = *p;                                     \
+    if (old == if_is) *p = v;                          \
+    return old;                                        \
+  }
 ULY_EMULATED_INT_ATOMICS(int)
 ULY_EMULATED_INT_ATOMICS(unsigned)
 ULY_EMULATED_INT_ATOMICS(unsigned long long)
 ULY_EMULATED_ATOMICS(float)
 ULY_EMULATED_ATOMICS(double)
-inline unsigned atomicInc(unsigned *p, unsigned wrap) { unsigned old = *p; *p = old >= wrap ? 0 : old + 1; return old; }
+inline unsigned atomicInc(unsigned *p, unsigned wrap) {
+  unsigned old = *p;
+  *p = old >= wrap ? 0 : old + 1;
+  return old;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
@@ -155,9 +213,10 @@ template <class T> void __stcs(T *p, T v) { *p = v; }
 template <class T> void __stcg(T *p, T v) { *p = v; }
 template <class T> void __stwt(T *p, T v) { *p = v; }
 
-// min and max take the overloads of CUDA; of floats they are fminf and fmaxf, which pass over a NaN.
-#define ULY_EMULATED_MINMAX(type)                                       \
-  constexpr type min(type a, type b) { return b < a ? b : a; }          \
+// min and max take the overloads of CUDA; of floats they are fminf and fmaxf, which pass over a
+// NaN.
+#define ULY_EMULATED_MINMAX(type)                              \
+  constexpr type min(type a, type b) { return b < a ? b : a; } \
   constexpr type max(type a, type b) { return a < b ? b : a; }
 ULY_EMULATED_MINMAX(int)
 ULY_EMULATED_MINMAX(unsigned)
@@ -208,6 +267,12 @@ inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
 inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline unsigned __brev(unsigned x) { unsigned r = 0; for (int i = 0; i < 32; i++) r |= (x >> i & 1) << (31 - i); return r; }
+inline unsigned __brev(unsigned x) {
+  unsigned r = 0;
+  for (int i = 0; i < 32; i++) r |= (x >> i & 1) << (31 - i);
+  return r;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) { return (unsigned long long)((unsigned __int128)a * b >> 64); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)((unsigned __int128)a * b >> 64);
+}

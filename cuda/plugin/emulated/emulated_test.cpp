@@ -1,9 +1,11 @@
-// What the emulator promises: programs that are right give one result in every order, and those that are not are found. Each case is run by
-// name from cuda/emulated_test.go, with several seeds.
+// What the emulator promises: programs that are right give one result in every order, and those
+// that are not are found. Each case is run by name from cuda/emulated_test.go, with several seeds.
 #include "emulated_test.h"
 
-// --- values -----------------------------------------------------------------------------------------------------------------------------
-__global__ void sums(const float *x, float *y, int64_t n) { // a block sums a row, by shuffles and shared memory
+// --- values
+// -----------------------------------------------------------------------------------------------------------------------------
+// a block sums a row, by shuffles and shared memory
+__global__ void sums(const float *x, float *y, int64_t n) {
   __shared__ float part[32];
   float s = 0;
   for (int64_t i = threadIdx.x; i < n; i += blockDim.x) s += x[blockIdx.x * n + i];
@@ -30,7 +32,8 @@ __global__ void lanes(int *y) {
 }
 
 __global__ void grid3(int *y) {
-  unsigned b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z), t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  unsigned b = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z),
+           t = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
   atomicAdd(&y[b * 64 + t], (int)(100 * b + t));
 }
 
@@ -56,8 +59,10 @@ static void values() {
   auto l = read(s, dl, 64 * 8);
   for (int t = 0; t < 64; t++) {
     int lane = t & 31, *row = &l[(size_t)t * 8];
-    EXPECT(row[0] == 70 && row[1] == (lane < 3 ? lane : lane - 3) && row[2] == (lane % 8 + 3 < 8 ? lane + 3 : lane), "lane %d", lane);
-    EXPECT((unsigned)row[3] == 0x49249249u && row[4] == 1 && row[5] == 13 && row[6] == 1 && row[7] == (lane ^ 1), "lane %d", lane);
+    EXPECT(row[0] == 70 && row[1] == (lane < 3 ? lane : lane - 3) && row[2] == (lane % 8 + 3 < 8 ? lane + 3 : lane),
+           "lane %d", lane);
+    EXPECT((unsigned)row[3] == 0x49249249u && row[4] == 1 && row[5] == 13 && row[6] == 1 && row[7] == (lane ^ 1),
+           "lane %d", lane);
   }
   int *dg = device<int>(24 * 64);
   FINE(cudaMemsetAsync(dg, 0, 24 * 64 * 4, s->s));
@@ -89,19 +94,26 @@ static void roundings() {
     else EXPECT(__half_as_ushort(__float2half(e)) == u, "half %04x", u);
     if ((u & 0x7fff) >= 0x7bff || (u & 0x7fff) >= 0x7f7f) continue;
     // half way to the next value: to the even one; a little beside it: to the nearer
-    float fn = __bfloat162float(__ushort_as_bfloat16((unsigned short)(u + 1))), en = __half2float(__ushort_as_half((unsigned short)(u + 1)));
+    float fn = __bfloat162float(__ushort_as_bfloat16((unsigned short)(u + 1))),
+          en = __half2float(__ushort_as_half((unsigned short)(u + 1)));
     float fm = (float)(((double)f + fn) / 2), em = (float)(((double)e + en) / 2);
     unsigned even = u + (u & 1);
     EXPECT(__bfloat16_as_ushort(__float2bfloat16(fm)) == even, "bf16 between %04x and the next", u);
-    EXPECT(__bfloat16_as_ushort(__float2bfloat16(nextafterf(fm, f))) == u && __bfloat16_as_ushort(__float2bfloat16(nextafterf(fm, fn))) == u + 1, "bf16 %04x", u);
+    EXPECT(__bfloat16_as_ushort(__float2bfloat16(nextafterf(fm, f))) == u &&
+               __bfloat16_as_ushort(__float2bfloat16(nextafterf(fm, fn))) == u + 1,
+           "bf16 %04x", u);
     EXPECT(__half_as_ushort(__float2half(em)) == even, "half between %04x and the next", u);
-    EXPECT(__half_as_ushort(__float2half(nextafterf(em, e))) == u && __half_as_ushort(__float2half(nextafterf(em, en))) == u + 1, "half %04x", u);
+    EXPECT(__half_as_ushort(__float2half(nextafterf(em, e))) == u &&
+               __half_as_ushort(__float2half(nextafterf(em, en))) == u + 1,
+           "half %04x", u);
   }
-  EXPECT(__half_as_ushort(__float2half(65519.996f)) == 0x7bff && __half_as_ushort(__float2half(65520)) == 0x7c00, "half at its end");
+  EXPECT(__half_as_ushort(__float2half(65519.996f)) == 0x7bff && __half_as_ushort(__float2half(65520)) == 0x7c00,
+         "half at its end");
   EXPECT(__bfloat16_as_ushort(__float2bfloat16(3.4e38f)) == 0x7f80, "bf16 at its end");
 }
 
-// --- barriers ---------------------------------------------------------------------------------------------------------------------------
+// --- barriers
+// ---------------------------------------------------------------------------------------------------------------------------
 template <bool barrier> __global__ void turn(float *x) { // reverses a block's values
   __shared__ float tile[128];
   tile[threadIdx.x] = x[threadIdx.x];
@@ -170,7 +182,8 @@ static void barriers() {
   auto rotated = [](int i) { return (float)((i + 4) % 128); };
   auto counted = [](int) { return 128.0f; };
   EXPECT(right(turn<true>, turned) == 50 && right(turn<false>, turned) == 0, "__syncthreads");
-  EXPECT(right(turn_dynamic<true>, turned) == 50 && right(turn_dynamic<false>, turned) == 0, "__syncthreads, dynamic shared memory");
+  EXPECT(right(turn_dynamic<true>, turned) == 50 && right(turn_dynamic<false>, turned) == 0,
+         "__syncthreads, dynamic shared memory");
   EXPECT(right(turn_warps<true>, warps) == 50 && right(turn_warps<false>, warps) == 0, "__syncwarp");
   EXPECT(right(rotate<true>, rotated) == 50 && right(rotate<false>, rotated) == 0, "the second barrier of a loop");
   EXPECT(right(count<true>, counted) == 50 && right(count<false>, counted) == 0, "shared memory without a start");
@@ -183,8 +196,7 @@ __global__ void leaves(int *x) {
 }
 __global__ void forks(int *x) {
   if (threadIdx.x < 64) __syncthreads();
-  else
-    __syncthreads();
+  else __syncthreads();
   x[threadIdx.x] = 1;
 }
 __global__ void half_a_warp(int *x) {
@@ -195,18 +207,20 @@ __global__ void masked(int *x) {
 }
 __global__ void mixed(int *x) { // lanes of one warp at different shuffles
   if (threadIdx.x & 1) x[threadIdx.x] = __shfl_xor_sync(all, 1, 1);
-  else
-    x[threadIdx.x] = __shfl_xor_sync(all, 2, 1);
+  else x[threadIdx.x] = __shfl_xor_sync(all, 2, 1);
 }
-__global__ void lost(int *x) { // one warp at a barrier, the other at a shuffle that is never complete
+// one warp at a barrier, the other at a shuffle that is never complete
+__global__ void lost(int *x) {
   if (threadIdx.x < 32) __syncthreads();
-  else if (threadIdx.x < 48)
-    x[0] = __shfl_xor_sync(all, 1, 1);
+  else if (threadIdx.x < 48) x[0] = __shfl_xor_sync(all, 1, 1);
 }
 
 static void divergence() {
   int *x = device<int>(128);
-  struct { void (*kernel)(int *); std::vector<const char *> words; } cases[] = {
+  struct {
+    void (*kernel)(int *);
+    std::vector<const char *> words;
+  } cases[] = {
       {leaves, {"leaves", "emulated_test.cpp", "64 of 128 threads wait at the barrier", "64 have ended"}},
       {forks, {"forks", "waits at the barrier of", "others at that of"}},
       {half_a_warp, {"half_a_warp", "16 lanes of warp", "__shfl_xor_sync"}},
@@ -228,13 +242,15 @@ static void divergence() {
   }
 }
 
-// In a build that watches for races (-fsanitize=thread, races/races.cpp), each of these is found, in any order.
+// In a build that watches for races (-fsanitize=thread, races/races.cpp), each of these is found,
+// in any order.
 static void races() {
   float *x = device<float>(257);
   auto right = [](Stream *s) { FINE(cudaStreamSynchronize(s->s)); };
   auto wrong = [](Stream *s, const char *words) { fails(s, cudaErrorLaunchFailure, {words, "no barrier is between"}); };
   Stream *s;
-#define CASE(kernel, blocks, shared, verdict, ...) s = stream(), LAUNCH(kernel, blocks, 128, shared, s, x), verdict(s, ##__VA_ARGS__)
+#define CASE(kernel, blocks, shared, verdict, ...) \
+  s = stream(), LAUNCH(kernel, blocks, 128, shared, s, x), verdict(s, ##__VA_ARGS__)
   CASE(turn<true>, 1, 0, right);
   CASE(turn<false>, 1, 0, wrong, "__shared__ memory");
   CASE(turn_dynamic<true>, 1, 512, right);
@@ -252,7 +268,8 @@ static void races() {
   wrong(s, "device memory");
 }
 
-// --- order ------------------------------------------------------------------------------------------------------------------------------
+// --- order
+// ------------------------------------------------------------------------------------------------------------------------------
 
 static void order() {
   Stream *a = stream(), *b = stream();
@@ -269,7 +286,8 @@ static void order() {
     seen[read(a, x, 1)[0]]++;
   }
   EXPECT(seen[3] + seen[15] == 50 && seen[3] >= 5 && seen[15] >= 5, "unordered streams: %d and %d", seen[3], seen[15]);
-  for (int i = 0; i < 50; i++) { // ordered by an event, and the event recorded again, later, does not matter
+  // ordered by an event, and the event recorded again, later, does not matter
+  for (int i = 0; i < 50; i++) {
     FINE(cudaMemsetAsync(x, 0, 4, a->s));
     LAUNCH(plus, 1, 32, 0, a, x, 3);
     FINE(cudaEventRecord(e, a->s));
@@ -323,7 +341,8 @@ static void lazy() {
   EXPECT(cudaStreamQuery(s->s) != cudaErrorInvalidValue, "a question");
   FINE(cudaStreamSynchronize(s->s));
   EXPECT(*flag == 1 && cudaStreamQuery(s->s) == cudaSuccess, "and then it does");
-  // From pageable memory the copy has been made when the call returns; pinned memory is read when the copy runs.
+  // From pageable memory the copy has been made when the call returns; pinned memory is read when
+  // the copy runs.
   int host = 5;
   *flag = 5;
   FINE(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, s->s));
@@ -345,11 +364,22 @@ static void lazy() {
 int main(int argc, char **argv) {
   std::string name = argc > 1 ? argv[1] : "";
   if (name == "other") return other(atoi(argv[2]), atoi(argv[3]));
-  struct { const char *name; void (*run)(const char *); } cases[] = {
-      {"values", [](const char *) { values(); }},         {"roundings", [](const char *) { roundings(); }}, {"barriers", [](const char *) { barriers(); }},
-      {"divergence", [](const char *) { divergence(); }}, {"bounds", [](const char *) { bounds(); }},       {"guards", [](const char *) { guards(); }},
-      {"alignment", [](const char *) { alignment(); }},   {"races", [](const char *) { races(); }},         {"order", [](const char *) { order(); }},
-      {"lazy", [](const char *) { lazy(); }},             {"processes", processes},                         {"death", death},
+  struct {
+    const char *name;
+    void (*run)(const char *);
+  } cases[] = {
+      {"values", [](const char *) { values(); }},
+      {"roundings", [](const char *) { roundings(); }},
+      {"barriers", [](const char *) { barriers(); }},
+      {"divergence", [](const char *) { divergence(); }},
+      {"bounds", [](const char *) { bounds(); }},
+      {"guards", [](const char *) { guards(); }},
+      {"alignment", [](const char *) { alignment(); }},
+      {"races", [](const char *) { races(); }},
+      {"order", [](const char *) { order(); }},
+      {"lazy", [](const char *) { lazy(); }},
+      {"processes", processes},
+      {"death", death},
   };
   int ran = 0;
   for (auto &c : cases)

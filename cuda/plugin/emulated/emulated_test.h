@@ -11,22 +11,24 @@
 
 #include "cuda.h"
 
-struct Stream { cudaStream_t s = nullptr; };
+struct Stream {
+  cudaStream_t s = nullptr;
+};
 enum : unsigned { all = 0xffffffffu };
 
-#define EXPECT(condition, ...)                                     \
-  do {                                                             \
-    if (!(condition)) {                                            \
-      printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);       \
-      printf("" __VA_ARGS__);                                      \
-      printf("\n");                                                \
-      exit(1);                                                     \
-    }                                                              \
+#define EXPECT(condition, ...)                               \
+  do {                                                       \
+    if (!(condition)) {                                      \
+      printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      printf("" __VA_ARGS__);                                \
+      printf("\n");                                          \
+      exit(1);                                               \
+    }                                                        \
   } while (0)
-#define FINE(call)                                                                     \
-  do {                                                                                 \
-    cudaError_t fine_e = (call);                                                       \
-    EXPECT(fine_e == cudaSuccess, "%s: %s", #call, cudaGetErrorString(fine_e));        \
+#define FINE(call)                                                              \
+  do {                                                                          \
+    cudaError_t fine_e = (call);                                                \
+    EXPECT(fine_e == cudaSuccess, "%s: %s", #call, cudaGetErrorString(fine_e)); \
   } while (0)
 
 inline Stream *stream() {
@@ -60,8 +62,12 @@ inline void fails(Stream *s, cudaError_t code, std::vector<const char *> words) 
   cudaGetLastError();
 }
 
-inline __global__ void plus(int *x, int v) { if (threadIdx.x == 0) *x += v; }
-inline __global__ void times(int *x, int v) { if (threadIdx.x == 0) *x *= v; }
+inline __global__ void plus(int *x, int v) {
+  if (threadIdx.x == 0) *x += v;
+}
+inline __global__ void times(int *x, int v) {
+  if (threadIdx.x == 0) *x *= v;
+}
 inline __global__ void write_at(float *x, int64_t at) {
   if (threadIdx.x == 0) x[at] = 1;
 }

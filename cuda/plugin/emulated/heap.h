@@ -16,25 +16,27 @@ enum : size_t { page = 4096, zone = 256, mappers = 60 };
 
 inline size_t pages(size_t bytes) { return (bytes + page - 1) / page * page; }
 
-// A Notice is the first page of an allocation, before its fences: what its process and those that map it tell each other. Where there is none any more,
-// it reads as zeros.
+// A Notice is the first page of an allocation, before its fences: what its process and those that
+// map it tell each other. Where there is none any more, it reads as zeros.
 struct Notice {
-  std::atomic<int32_t> owner; // the process; 0 once it is freed, which is so before anything of it goes
+  // the process; 0 once it is freed, which is so before anything of it goes
+  std::atomic<int32_t> owner;
   std::atomic<int32_t> mapper[mappers];
 };
 
-// An Allocation is a notice, a fence, the caller's bytes, a fence: `mapped` bytes in all. A fence is a red zone of up to `zone` bytes, or a page that
-// nobody may touch.
+// An Allocation is a notice, a fence, the caller's bytes, a fence: `mapped` bytes in all. A fence
+// is a red zone of up to `zone` bytes, or a page that nobody may touch.
 struct Allocation {
   size_t bytes = 0;
   Place place = Place::device;
-  int64_t offset = -1;           // in this process's file; -1: of another process
-  size_t lead = 0, mapped = 0;   // lead: of notice and fence
+  int64_t offset = -1;         // in this process's file; -1: of another process
+  size_t lead = 0, mapped = 0; // lead: of notice and fence
   int refs = 1, device = 0;
   std::string handle; // of what another process gave
 
   Notice *notice(char *p) const { return reinterpret_cast<Notice *>(p - lead); }
-  bool gone(char *p) const { return offset < 0 && notice(p)->owner == 0; } // its process has freed it, and CUDA says nothing of what is there
+  // its process has freed it, and CUDA says nothing of what is there
+  bool gone(char *p) const { return offset < 0 && notice(p)->owner == 0; }
 };
 
 struct Heap {
@@ -46,9 +48,11 @@ struct Heap {
 extern Heap heap;
 
 // fences.cpp
-void lay(Allocation *a);                               // decides lead and mapped
-void fence(char *p, const Allocation &a);              // makes red zones, and pages of a new mapping that nobody may touch
-std::string broken(char *p, const Allocation &a);      // what has been written beyond it, and mends it
-int32_t mapper(char *p, const Allocation &a);          // another process that maps it; 0: none
+void lay(Allocation *a); // decides lead and mapped
+// makes red zones, and pages of a new mapping that nobody may touch
+void fence(char *p, const Allocation &a);
+// what has been written beyond it, and mends it
+std::string broken(char *p, const Allocation &a);
+int32_t mapper(char *p, const Allocation &a); // another process that maps it; 0: none
 
 } // namespace uly_emulated

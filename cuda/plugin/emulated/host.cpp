@@ -1,4 +1,5 @@
-// The runtime by the C names that a host program's libcudart has, for tests of such programs: what they write runs on a GPU as it is.
+// The runtime by the C names that a host program's libcudart has, for tests of such programs: what
+// they write runs on a GPU as it is.
 #include "runtime.h"
 
 #define SHOWN(name) __asm__(name) __attribute__((visibility("default"), used))
@@ -13,10 +14,15 @@ cudaError_t host_free(void *p) SHOWN("cudaFree");
 cudaError_t host_free(void *p) { return cudaFree(p); }
 cudaError_t host_malloc_host(void **p, size_t bytes) SHOWN("cudaMallocHost");
 cudaError_t host_malloc_host(void **p, size_t bytes) { return cudaMallocHost(p, bytes); }
-cudaError_t host_memcpy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) SHOWN("cudaMemcpyAsync");
-cudaError_t host_memcpy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) { return cudaMemcpyAsync(dst, src, bytes, kind, s); }
+cudaError_t host_memcpy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t s)
+    SHOWN("cudaMemcpyAsync");
+cudaError_t host_memcpy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t s) {
+  return cudaMemcpyAsync(dst, src, bytes, kind, s);
+}
 cudaError_t host_memset_async(void *p, int value, size_t bytes, cudaStream_t s) SHOWN("cudaMemsetAsync");
-cudaError_t host_memset_async(void *p, int value, size_t bytes, cudaStream_t s) { return cudaMemsetAsync(p, value, bytes, s); }
+cudaError_t host_memset_async(void *p, int value, size_t bytes, cudaStream_t s) {
+  return cudaMemsetAsync(p, value, bytes, s);
+}
 cudaError_t host_stream_create(cudaStream_t *s, unsigned flags) SHOWN("cudaStreamCreateWithFlags");
 cudaError_t host_stream_create(cudaStream_t *s, unsigned flags) { return cudaStreamCreateWithFlags(s, flags); }
 cudaError_t host_stream_destroy(cudaStream_t s) SHOWN("cudaStreamDestroy");

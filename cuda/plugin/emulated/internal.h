@@ -1,4 +1,5 @@
-// What the files of the emulator share. Everything runs under one lock: a kernel may run on any thread that waits for something.
+// What the files of the emulator share. Everything runs under one lock: a kernel may run on any
+// thread that waits for something.
 #pragma once
 
 #include <condition_variable>
@@ -24,30 +25,39 @@ struct Failure {
 };
 std::string format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// Steps is the order 0 … n-1 shuffled cheaply: start + i·step mod n, where step and n have no common factor.
+// Steps is the order 0 … n-1 shuffled cheaply: start + i·step mod n, where step and n have no
+// common factor.
 struct Steps {
   uint64_t n = 1, start = 0, step = 1;
   Steps() = default;
   explicit Steps(uint64_t n);
-  uint64_t operator()(uint64_t i) const { return n >> 32 ? (uint64_t)((start + (unsigned __int128)i * step) % n) : (start + i * step) % n; }
+  uint64_t operator()(uint64_t i) const {
+    return n >> 32 ? (uint64_t)((start + (unsigned __int128)i * step) % n) : (start + i * step) % n;
+  }
 };
 
 // blocks.cpp
-std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body); // what went wrong
+// what went wrong
+std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
 
-// An Access is who touches memory while kernels run: in shared memory, launch is the number of the block's run.
+// An Access is who touches memory while kernels run: in shared memory, launch is the number of the
+// block's run.
 struct Access {
   uint64_t launch = 0, block = 0;
-  unsigned thread = 0, epoch = 0, turn = 0; // barriers of the block, exchanges of the warp, that have passed
+  // barriers of the block, exchanges of the warp, that have passed
+  unsigned thread = 0, epoch = 0, turn = 0;
 };
-bool access(const void *p, Access *now, const char **where); // false where memory is a thread's own, or no thread runs
-[[noreturn]] void race(const std::string &text);            // fails the launch
+// false where memory is a thread's own, or no thread runs
+bool access(const void *p, Access *now, const char **where);
+[[noreturn]] void race(const std::string &text); // fails the launch
 
 // memory.cpp
 bool in_heap(const void *p);
 enum class Place { pageable, pinned, device, invalid };
-Place place(const void *p, size_t bytes);     // invalid: in the device's address space, but not wholly inside one allocation
-std::string check_red_zones();                // what has been written beyond an allocation, and mends it
+// invalid: in the device's address space, but not wholly inside one allocation
+Place place(const void *p, size_t bytes);
+// what has been written beyond an allocation, and mends it
+std::string check_red_zones();
 std::string describe(const void *p);          // where an address lies, for people
 void clear(void *p, int value, size_t bytes); // memset that gives pages back
 struct Slot;                                  // an event that other processes see
@@ -62,6 +72,7 @@ Slot *slot_open(const char handle[64]);
 
 // runtime.cpp
 void drain(std::unique_lock<std::mutex> &held); // runs everything
-// last keeps the code for cudaGetLastError and the text for cudaGetErrorString, of this thread, and returns the code.
+// last keeps the code for cudaGetLastError and the text for cudaGetErrorString, of this thread, and
+// returns the code.
 cudaError_t last(cudaError_t code, const std::string &text = "");
 } // namespace uly_emulated

@@ -1,6 +1,7 @@
-// Memory of the emulated device: one file without a name (memfd), mapped piece by piece into one range of addresses that are never given
-// out twice. Other processes open the file through /proc, as CUDA IPC would map the memory of a GPU, and nothing is left behind when a
-// process dies. What lies around allocations is fences.cpp's.
+// Memory of the emulated device: one file without a name (memfd), mapped piece by piece into one
+// range of addresses that are never given out twice. Other processes open the file through /proc,
+// as CUDA IPC would map the memory of a GPU, and nothing is left behind when a process dies. What
+// lies around allocations is fences.cpp's.
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -30,7 +31,8 @@ static bool open_heap() {
 static char *take(size_t mapped, int64_t *offset) {
   if (!open_heap() || heap.next + mapped + page > space) return nullptr;
   *offset = (int64_t)heap.next;
-  void *p = mmap(heap.base + heap.next, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, heap.fd, *offset);
+  void *p = mmap(heap.base + heap.next, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, heap.fd,
+                 *offset);
   if (p == MAP_FAILED) return nullptr;
   heap.next += mapped + page; // a page that nobody may touch lies between
   return static_cast<char *>(p);
@@ -40,7 +42,8 @@ static cudaError_t allocate(void **out, size_t bytes, Place place) {
   *out = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (bytes > space / 2) return cudaErrorMemoryAllocation;
-  if (place == Place::device && heap.used + bytes > (uint64_t)setting("ULYSSES_EMULATED_MEMORY", 16ll << 30)) return cudaErrorMemoryAllocation;
+  if (place == Place::device && heap.used + bytes > (uint64_t)setting("ULYSSES_EMULATED_MEMORY", 16ll << 30))
+    return cudaErrorMemoryAllocation;
   Allocation a;
   a.bytes = bytes;
   a.place = place;
@@ -87,7 +90,8 @@ void clear(void *p, int value, size_t bytes) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
       off_t at = it->second.offset + (off_t)it->second.lead + (c + head - it->first);
       memset(c, 0, head);
-      if (fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle)) memset(c + head, 0, middle);
+      if (fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle))
+        memset(c + head, 0, middle);
       memset(c + head + middle, 0, bytes - head - middle);
       return;
     }
@@ -113,7 +117,8 @@ static cudaError_t release(void *v, Place place) {
   if (it == heap.all.end()) return last(cudaErrorInvalidValue);
   Allocation a = it->second;
   std::string text = broken(it->first, a);
-  if (int32_t pid = mapper(it->first, a); pid && text.empty()) text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
+  if (int32_t pid = mapper(it->first, a); pid && text.empty())
+    text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
   a.notice(it->first)->owner = 0;
   if (place == Place::device) heap.used -= a.bytes;
   heap.all.erase(it);
@@ -121,15 +126,18 @@ static cudaError_t release(void *v, Place place) {
   mmap(heap.base + a.offset, a.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   if (text.empty()) return cudaSuccess;
   text = "found at cudaFree: somebody " + text;
-  fprintf(stderr, "emulated GPU: %s\n", text.c_str()); // who frees memory on the way out does not ask how it went
+  // who frees memory on the way out does not ask how it went
+  fprintf(stderr, "emulated GPU: %s\n", text.c_str());
   return last(cudaErrorIllegalAddress, text);
 }
 
-// --- of other processes -----------------------------------------------------------------------------------------------------------------
+// --- of other processes
+// -----------------------------------------------------------------------------------------------------------------
 struct Handle {
   char magic[8];
   int32_t pid, fd;
-  int64_t offset, mapped, lead, bytes; // as an Allocation's; of an event bytes is -1 - its place in the page
+  // as an Allocation's; of an event bytes is -1 - its place in the page
+  int64_t offset, mapped, lead, bytes;
 };
 static_assert(sizeof(Handle) <= 64, "CUDA's handles have 64 bytes");
 static const char magic[8] = {'u', 'l', 'y', '-', 'e', 'm', 'u', '1'};
@@ -156,8 +164,11 @@ static char *map_handle(const Handle &h, size_t mapped) {
   std::string path = format("/proc/%d/fd/%d", h.pid, h.fd);
   int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  char *p = static_cast<char *>(mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)); // with a page behind it that nobody may touch
-  if (p != MAP_FAILED && mmap(p, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, h.offset) == MAP_FAILED) {
+  // with a page behind it that nobody may touch
+  char *p =
+      static_cast<char *>(mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  if (p != MAP_FAILED &&
+      mmap(p, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd, h.offset) == MAP_FAILED) {
     munmap(p, mapped + page);
     p = static_cast<char *>(MAP_FAILED);
   }
@@ -165,10 +176,14 @@ static char *map_handle(const Handle &h, size_t mapped) {
   return p == MAP_FAILED ? nullptr : p;
 }
 
-// --- events of several processes --------------------------------------------------------------------------------------------------------
-// A slot is a line of shared memory: marks made, marks come past, and the first one that failed. Marks come past in the order made, because
-// whoever records runs everything before the mark at once. Slots are not freed: another process may still look.
-struct Counters { std::atomic<uint64_t> recorded, completed, failed; };
+// --- events of several processes
+// --------------------------------------------------------------------------------------------------------
+// A slot is a line of shared memory: marks made, marks come past, and the first one that failed.
+// Marks come past in the order made, because whoever records runs everything before the mark at
+// once. Slots are not freed: another process may still look.
+struct Counters {
+  std::atomic<uint64_t> recorded, completed, failed;
+};
 struct Slot {
   Counters *c;
   int32_t pid;
@@ -280,8 +295,10 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *v) {
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned flags) {
   std::lock_guard<std::mutex> held(lock);
   Handle h;
-  if (flags != cudaIpcMemLazyEnablePeerAccess || !take_handle(handle.reserved, &h) || h.bytes <= 0) return last(cudaErrorInvalidValue);
-  if (h.pid == (int32_t)getpid()) return last(cudaErrorDeviceUninitialized); // a GPU refuses its own process, too
+  if (flags != cudaIpcMemLazyEnablePeerAccess || !take_handle(handle.reserved, &h) || h.bytes <= 0)
+    return last(cudaErrorInvalidValue);
+  // a GPU refuses its own process, too
+  if (h.pid == (int32_t)getpid()) return last(cudaErrorDeviceUninitialized);
   if (setting("ULYSSES_EMULATED_IPC", 2) < 2) return last(cudaErrorMapBufferObjectFailed);
   std::string key(handle.reserved, sizeof handle.reserved);
   for (auto &[at, a] : heap.all)

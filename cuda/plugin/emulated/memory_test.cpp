@@ -26,7 +26,8 @@ __global__ void write_shared_as(int64_t at) {
   if (threadIdx.x == 0) *reinterpret_cast<double2 *>(tile + at) = make_double2(1, 2);
 }
 
-// Addresses suit their types, and memory is aligned as on a GPU, and no better: a host would not mind.
+// Addresses suit their types, and memory is aligned as on a GPU, and no better: a host would not
+// mind.
 void alignment() {
   char *x = device<char>(256), *y = device<char>(1);
   EXPECT((uintptr_t)x % 256 == 0 && (uintptr_t)x % 512 != 0, "%p", x);
@@ -35,7 +36,9 @@ void alignment() {
     LAUNCH(write_as<decltype(v)>, 1, 32, 0, s, x, at, v);
     return s;
   };
-  auto stops = [](Stream *s, const char *kernel, const char *multiple) { fails(s, cudaErrorLaunchFailure, {kernel, "memory_test.cpp:", "which is no multiple of", multiple}); };
+  auto stops = [](Stream *s, const char *kernel, const char *multiple) {
+    fails(s, cudaErrorLaunchFailure, {kernel, "memory_test.cpp:", "which is no multiple of", multiple});
+  };
   FINE(cudaStreamSynchronize(writes(1.0f, 12)->s));
   FINE(cudaStreamSynchronize(writes(make_float4(1, 2, 3, 4), 48)->s));
   FINE(cudaStreamSynchronize(writes(__nv_bfloat16(1.0f), 6)->s));
@@ -70,7 +73,8 @@ void bounds() {
   fails(writes(150), cudaErrorIllegalAddress, {"byte 600"});
   Stream *s;
 #ifdef __x86_64__
-  fails(writes(1 << 20), cudaErrorLaunchFailure, {"write_at", "touched address", "4194304 bytes from the start of an allocation of 404 bytes"});
+  fails(writes(1 << 20), cudaErrorLaunchFailure,
+        {"write_at", "touched address", "4194304 bytes from the start of an allocation of 404 bytes"});
   float *gone = device<float>(101);
   FINE(cudaFree(gone));
   float *const nowhere[] = {nullptr, gone};
@@ -90,7 +94,8 @@ void bounds() {
   float *pinned;
   FINE(cudaMallocHost(&pinned, 400));
   pinned[100] = 1;
-  fails(writes(0), cudaErrorIllegalAddress, {"before kernel write_at", "somebody wrote at byte 400 of an allocation of 400 bytes"});
+  fails(writes(0), cudaErrorIllegalAddress,
+        {"before kernel write_at", "somebody wrote at byte 400 of an allocation of 400 bytes"});
   FINE(cudaStreamSynchronize(writes(0)->s));
 
   s = stream();
@@ -129,7 +134,9 @@ void bounds() {
   LAUNCH(write_at, 1, 1056, 0, s, y, 0), configuration("1056");
   LAUNCH(write_at, dim3(1, 65536), 32, 0, s, y, 0), configuration("65536");
   LAUNCH(write_shared, 1, 32, 49 << 10, s, 0), configuration("cudaFuncSetAttribute");
-  EXPECT(cudaFuncSetAttribute(write_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10) == cudaErrorInvalidValue, "beyond what an SM has");
+  EXPECT(cudaFuncSetAttribute(write_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10) ==
+             cudaErrorInvalidValue,
+         "beyond what an SM has");
   cudaGetLastError();
   FINE(cudaFuncSetAttribute(write_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
   LAUNCH(write_shared, 1, 32, 200 << 10, s, 0);
@@ -140,8 +147,13 @@ void bounds() {
 // With guards a kernel is stopped where it leaves its memory, also where it reads.
 void guards() {
 #ifdef __x86_64__
-  auto stops = [](Stream *s, const char *kernel, const char *where) { fails(s, cudaErrorLaunchFailure, {kernel, "touched address", where}); };
-  struct { const char *guard; int64_t outside; } modes[] = {{"1", 101}, {"16", 104}, {"-1", -1}};
+  auto stops = [](Stream *s, const char *kernel, const char *where) {
+    fails(s, cudaErrorLaunchFailure, {kernel, "touched address", where});
+  };
+  struct {
+    const char *guard;
+    int64_t outside;
+  } modes[] = {{"1", 101}, {"16", 104}, {"-1", -1}};
   for (auto &m : modes) {
     setenv("ULYSSES_EMULATED_GUARD", m.guard, 1);
     float *x = device<float>(101), *y = device<float>(1), *pinned;

@@ -1,7 +1,10 @@
 // Memory and events of other processes.
 #include "emulated_test.h"
 
-struct Letter { cudaIpcMemHandle_t memory; cudaIpcEventHandle_t ready; };
+struct Letter {
+  cudaIpcMemHandle_t memory;
+  cudaIpcEventHandle_t ready;
+};
 
 static void send(int fd, const void *p, size_t n) { EXPECT(write(fd, p, n) == (ssize_t)n, "a pipe"); }
 static bool receive(int fd, void *p, size_t n) {
@@ -73,7 +76,8 @@ void processes(const char *self) {
   FINE(cudaIpcGetMemHandle(&letter.memory, x));
   FINE(cudaIpcGetEventHandle(&letter.ready, ready));
   void *own;
-  EXPECT(cudaIpcOpenMemHandle(&own, letter.memory, cudaIpcMemLazyEnablePeerAccess) == cudaErrorDeviceUninitialized, "its own handle");
+  EXPECT(cudaIpcOpenMemHandle(&own, letter.memory, cudaIpcMemLazyEnablePeerAccess) == cudaErrorDeviceUninitialized,
+         "its own handle");
   EXPECT(cudaIpcOpenEventHandle(&done, letter.ready) == cudaErrorInvalidResourceHandle, "its own event");
   cudaIpcEventHandle_t h;
   EXPECT(cudaIpcGetEventHandle(&h, plain) == cudaErrorInvalidResourceHandle, "an event that was not made for it");
@@ -116,7 +120,8 @@ void death(const char *self) {
   EXPECT(!pipe(from), "pipe");
   pid_t child = fork();
   if (child == 0) {
-    // Claims a mark that never comes: it waits for an event of its parent that is not recorded to the end.
+    // Claims a mark that never comes: it waits for an event of its parent that is not recorded to
+    // the end.
     cudaEvent_t e = event(cudaEventDisableTiming | cudaEventInterprocess);
     cudaIpcEventHandle_t h;
     FINE(cudaIpcGetEventHandle(&h, e));

@@ -28,7 +28,9 @@ struct Mark {
     bool failed = false;
     if (slot && !done && slot_completed(slot, n, &failed)) {
       done = true;
-      if (failed) failure = {cudaErrorLaunchFailure, format("a stream of process %d that was waited for has failed", slot_owner(slot))};
+      if (failed)
+        failure = {cudaErrorLaunchFailure,
+                   format("a stream of process %d that was waited for has failed", slot_owner(slot))};
     }
     return done;
   }
@@ -59,7 +61,8 @@ static std::vector<CUstream_st *> streams; // in the order of creation
 static std::map<const void *, int> allowed_shared;
 enum : int { default_shared = 48 << 10, most_shared = 227 << 10 };
 
-// --- errors -----------------------------------------------------------------------------------------------------------------------------
+// --- errors
+// -----------------------------------------------------------------------------------------------------------------------------
 namespace {
 struct PerThread {
   cudaError_t last = cudaSuccess;
@@ -76,7 +79,10 @@ PerThread &mine() {
   return *p;
 }
 
-struct ErrorName { cudaError_t code; const char *name, *text; };
+struct ErrorName {
+  cudaError_t code;
+  const char *name, *text;
+};
 const ErrorName names[] = {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
@@ -85,7 +91,8 @@ const ErrorName names[] = {
     {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {cudaErrorInvalidDevicePointer, "cudaErrorInvalidDevicePointer", "invalid device pointer"},
     {cudaErrorInvalidMemcpyDirection, "cudaErrorInvalidMemcpyDirection", "invalid copy direction for memcpy"},
-    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorDeviceUninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
@@ -131,7 +138,8 @@ cudaError_t cudaGetLastError() {
   return e;
 }
 
-// --- running ----------------------------------------------------------------------------------------------------------------------------
+// --- running
+// ----------------------------------------------------------------------------------------------------------------------------
 namespace {
 
 bool runnable(CUstream_st *s) { return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->come()); }
@@ -180,7 +188,8 @@ double now() {
   return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// run_until runs heads until done() holds. Where only another process can make that happen, it waits for it.
+// run_until runs heads until done() holds. Where only another process can make that happen, it
+// waits for it.
 Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()> &done, CUstream_st *wanted) {
   auto policy = (Policy)below(policies);
   double since = 0;
@@ -191,14 +200,16 @@ Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()
     }
     int32_t owner = 0;
     for (CUstream_st *s : streams)
-      if (!s->queue.empty() && s->queue.front().wait && s->queue.front().wait->slot) owner = slot_owner(s->queue.front().wait->slot);
+      if (!s->queue.empty() && s->queue.front().wait && s->queue.front().wait->slot)
+        owner = slot_owner(s->queue.front().wait->slot);
     if (since == 0) since = now();
     double limit = (double)setting("ULYSSES_EMULATED_TIMEOUT", 60);
     bool gone = owner && kill(owner, 0) != 0;
     if (now() - since > limit || gone) {
-      Failure f{cudaErrorLaunchTimeout, gone    ? format("a stream waits for an event of process %d, which has ended", owner)
-                                        : owner ? format("a stream has waited %.0f s for an event of process %d", limit, owner)
-                                                : format("nothing has run for %.0f s, and yet something is waited for", limit)};
+      Failure f{cudaErrorLaunchTimeout,
+                gone    ? format("a stream waits for an event of process %d, which has ended", owner)
+                : owner ? format("a stream has waited %.0f s for an event of process %d", limit, owner)
+                        : format("nothing has run for %.0f s, and yet something is waited for", limit)};
       // Give up what cannot come, so that the next wait does not take as long.
       for (CUstream_st *s : streams)
         if (!s->queue.empty() && s->queue.front().wait) {
@@ -216,7 +227,8 @@ Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()
   return {};
 }
 
-// CUDA's names of streams that nobody makes: 1 the legacy default one, as NULL; 2 the calling thread's own.
+// CUDA's names of streams that nobody makes: 1 the legacy default one, as NULL; 2 the calling
+// thread's own.
 bool by_name(cudaStream_t s) { return reinterpret_cast<uintptr_t>(s) <= 2; }
 
 CUstream_st *own(cudaStream_t s) {
@@ -259,52 +271,69 @@ void uly_emulated::drain(std::unique_lock<std::mutex> &held) {
       nullptr);
 }
 
-void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, const void *const *pointers, int n,
-                          std::function<void()> body) {
+void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                          const void *const *pointers, int n, std::function<void()> body) {
   std::unique_lock<std::mutex> held(lock);
-  if (!known(stream)) { last(cudaErrorInvalidResourceHandle); return; }
+  if (!known(stream)) {
+    last(cudaErrorInvalidResourceHandle);
+    return;
+  }
   CUstream_st *s = own(stream);
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   auto allowed = allowed_shared.find(kernel.address);
   size_t limit = (size_t)(allowed == allowed_shared.end() ? (int)default_shared : allowed->second);
   std::string why;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0) why = "an empty grid or block";
-  else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) why = format("a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
+  else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+    why = format("a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
   else if (threads > 1024 || block.z > 64) why = format("a block of %llu threads", (unsigned long long)threads);
-  else if (threads % 32) why = format("a block of %llu threads, which is no multiple of 32", (unsigned long long)threads);
-  else if (shared > limit) why = format("%zu bytes of dynamic shared memory, where %zu are allowed (cudaFuncSetAttribute)", shared, limit);
+  else if (threads % 32)
+    why = format("a block of %llu threads, which is no multiple of 32", (unsigned long long)threads);
+  else if (shared > limit)
+    why = format("%zu bytes of dynamic shared memory, where %zu are allowed (cudaFuncSetAttribute)", shared, limit);
   for (int i = 0; i < n; i++)
     if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
-      last(cudaErrorInvalidDevicePointer, format("kernel %s (%s:%d) is started with a pointer to host memory, which no GPU reaches", kernel.name, kernel.file, kernel.line));
+      last(cudaErrorInvalidDevicePointer,
+           format("kernel %s (%s:%d) is started with a pointer to host memory, which no GPU reaches", kernel.name,
+                  kernel.file, kernel.line));
       return;
     }
   if (!why.empty()) {
-    last(cudaErrorInvalidConfiguration, format("kernel %s (%s:%d) is started with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
+    last(cudaErrorInvalidConfiguration,
+         format("kernel %s (%s:%d) is started with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
     return;
   }
-  if (s->failure) { result(s->failure); return; }
+  if (s->failure) {
+    result(s->failure);
+    return;
+  }
   s->queue.push_back({[=, body = std::move(body)]() -> Failure {
                         std::string text = check_red_zones();
-                        if (!text.empty()) return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d) somebody %s", kernel.name, kernel.file, kernel.line, text.c_str())};
+                        if (!text.empty())
+                          return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d) somebody %s", kernel.name,
+                                                                  kernel.file, kernel.line, text.c_str())};
                         text = run_grid(kernel, grid, block, shared, body);
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
                         text = check_red_zones();
-                        if (!text.empty()) return {cudaErrorIllegalAddress, format("kernel %s (%s:%d) %s", kernel.name, kernel.file, kernel.line, text.c_str())};
+                        if (!text.empty())
+                          return {cudaErrorIllegalAddress,
+                                  format("kernel %s (%s:%d) %s", kernel.name, kernel.file, kernel.line, text.c_str())};
                         return {};
                       },
                       nullptr, nullptr});
 }
 
-// --- copies -----------------------------------------------------------------------------------------------------------------------------
+// --- copies
+// -----------------------------------------------------------------------------------------------------------------------------
 static bool fits(cudaMemcpyKind kind, Place dst, Place src) {
   if (dst == Place::invalid || src == Place::invalid) return false;
   bool to = dst == Place::device, from = src == Place::device;
   switch (kind) {
-  case cudaMemcpyHostToHost: return !to && !from;
-  case cudaMemcpyHostToDevice: return to && !from;
-  case cudaMemcpyDeviceToHost: return !to && from;
-  case cudaMemcpyDeviceToDevice: return to && from;
-  default: return true;
+    case cudaMemcpyHostToHost: return !to && !from;
+    case cudaMemcpyHostToDevice: return to && !from;
+    case cudaMemcpyDeviceToHost: return !to && from;
+    case cudaMemcpyDeviceToDevice: return to && from;
+    default: return true;
   }
 }
 
@@ -313,8 +342,8 @@ static const char *place_name(Place p) {
   return n[(int)p];
 }
 
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows, cudaMemcpyKind kind,
-                              cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind kind, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (width == 0 || rows == 0) return cudaSuccess;
   if (!known(stream)) return last(cudaErrorInvalidResourceHandle);
@@ -322,7 +351,8 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
   if (dst_pitch < width || src_pitch < width) return last(cudaErrorInvalidValue);
   Place to = place(dst, (rows - 1) * dst_pitch + width), from = place(src, (rows - 1) * src_pitch + width);
   if (!fits(kind, to, from))
-    return last(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind, rows, width, place_name(from), place_name(to)));
+    return last(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind, rows,
+                                              width, place_name(from), place_name(to)));
   if (s->failure) return result(s->failure);
   auto copy = [=](const char *source, size_t pitch) {
     for (size_t r = 0; r < rows; r++) memcpy(static_cast<char *>(dst) + r * dst_pitch, source + r * pitch, width);
@@ -330,10 +360,19 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
   if (from == Place::pageable) { // staged: the source is free when the call returns
     auto staged = std::make_shared<std::string>();
     staged->resize(rows * width);
-    for (size_t r = 0; r < rows; r++) memcpy(&(*staged)[r * width], static_cast<const char *>(src) + r * src_pitch, width);
-    s->queue.push_back({[=]() -> Failure { copy(staged->data(), width); return {}; }, nullptr, nullptr});
+    for (size_t r = 0; r < rows; r++)
+      memcpy(&(*staged)[r * width], static_cast<const char *>(src) + r * src_pitch, width);
+    s->queue.push_back({[=]() -> Failure {
+                          copy(staged->data(), width);
+                          return {};
+                        },
+                        nullptr, nullptr});
   } else {
-    s->queue.push_back({[=]() -> Failure { copy(static_cast<const char *>(src), src_pitch); return {}; }, nullptr, nullptr});
+    s->queue.push_back({[=]() -> Failure {
+                          copy(static_cast<const char *>(src), src_pitch);
+                          return {};
+                        },
+                        nullptr, nullptr});
   }
   return to == Place::pageable ? synchronize(held, s) : cudaSuccess;
 }
@@ -353,15 +392,21 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
   if (!known(stream)) return last(cudaErrorInvalidResourceHandle);
   CUstream_st *s = own(stream);
   Place at = place(p, bytes);
-  if (at == Place::invalid || at == Place::pageable) return last(cudaErrorInvalidValue, format("a memset of %zu bytes of %s", bytes, place_name(at)));
+  if (at == Place::invalid || at == Place::pageable)
+    return last(cudaErrorInvalidValue, format("a memset of %zu bytes of %s", bytes, place_name(at)));
   if (s->failure) return result(s->failure);
-  s->queue.push_back({[=]() -> Failure { clear(p, value, bytes); return {}; }, nullptr, nullptr});
+  s->queue.push_back({[=]() -> Failure {
+                        clear(p, value, bytes);
+                        return {};
+                      },
+                      nullptr, nullptr});
   return cudaSuccess;
 }
 
 cudaError_t cudaMemset(void *p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, nullptr); }
 
-// --- streams and events -----------------------------------------------------------------------------------------------------------------
+// --- streams and events
+// -----------------------------------------------------------------------------------------------------------------
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
   std::lock_guard<std::mutex> held(lock);
   streams.push_back(*s = new CUstream_st);
@@ -441,7 +486,8 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (!e || !known(stream)) return last(cudaErrorInvalidResourceHandle);
   CUstream_st *s = own(stream);
-  if (e->slot && e->marked && e->marked != s && known(e->marked)) return last(cudaErrorInvalidValue, "an event of several processes is recorded in a second stream");
+  if (e->slot && e->marked && e->marked != s && known(e->marked))
+    return last(cudaErrorInvalidValue, "an event of several processes is recorded in a second stream");
   e->marked = s;
   MarkRef m = mark(s);
   e->last = m;
@@ -501,7 +547,8 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h) {
   return cudaSuccess;
 }
 
-// --- devices ----------------------------------------------------------------------------------------------------------------------------
+// --- devices
+// ----------------------------------------------------------------------------------------------------------------------------
 static int devices() { return (int)setting("ULYSSES_EMULATED_DEVICES", 1); }
 
 cudaError_t cudaGetDeviceCount(int *n) {
@@ -534,14 +581,14 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int ordinal) {
 cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr what, int ordinal) {
   if (ordinal < 0 || ordinal >= devices()) return last(cudaErrorInvalidDevice);
   switch (what) {
-  case cudaDevAttrMaxThreadsPerBlock: *out = 1024; return cudaSuccess;
-  case cudaDevAttrMaxSharedMemoryPerBlock: *out = default_shared; return cudaSuccess;
-  case cudaDevAttrWarpSize: *out = 32; return cudaSuccess;
-  case cudaDevAttrMultiProcessorCount: *out = 4; return cudaSuccess;
-  case cudaDevAttrUnifiedAddressing: *out = 1; return cudaSuccess;
-  case cudaDevAttrComputeCapabilityMajor: *out = 9; return cudaSuccess;
-  case cudaDevAttrComputeCapabilityMinor: *out = 0; return cudaSuccess;
-  case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = most_shared; return cudaSuccess;
+    case cudaDevAttrMaxThreadsPerBlock: *out = 1024; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *out = default_shared; return cudaSuccess;
+    case cudaDevAttrWarpSize: *out = 32; return cudaSuccess;
+    case cudaDevAttrMultiProcessorCount: *out = 4; return cudaSuccess;
+    case cudaDevAttrUnifiedAddressing: *out = 1; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMajor: *out = 9; return cudaSuccess;
+    case cudaDevAttrComputeCapabilityMinor: *out = 0; return cudaSuccess;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = most_shared; return cudaSuccess;
   }
   return last(cudaErrorInvalidValue);
 }
@@ -550,8 +597,14 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
-cudaError_t cudaDriverGetVersion(int *v) { *v = 13000; return cudaSuccess; }
-cudaError_t cudaRuntimeGetVersion(int *v) { *v = 13000; return cudaSuccess; }
+cudaError_t cudaDriverGetVersion(int *v) {
+  *v = 13000;
+  return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *v) {
+  *v = 13000;
+  return cudaSuccess;
+}
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value) {
   std::lock_guard<std::mutex> held(lock);

@@ -1,12 +1,17 @@
-// The part of the CUDA runtime that the plug-in calls, by its names; runtime.cpp, memory.cpp and shared.cpp are behind it.
+// The part of the CUDA runtime that the plug-in calls, by its names; runtime.cpp, memory.cpp and
+// shared.cpp are behind it.
 //
-// Streams are queues, and nothing in them runs before somebody must have it: a synchronisation, a copy into pageable memory, cudaFree. Then
-// what is at the head of any stream and is not held up by an event runs in a random order (ULYSSES_EMULATED_SEED), until what was asked for
-// is there, and no further. Recording an event that other processes see runs everything before it, since they may wait for it.
+// Streams are queues, and nothing in them runs before somebody must have it: a synchronisation, a
+// copy into pageable memory, cudaFree. Then what is at the head of any stream and is not held up by
+// an event runs in a random order (ULYSSES_EMULATED_SEED), until what was asked for is there, and
+// no further. Recording an event that other processes see runs everything before it, since they may
+// wait for it.
 //
-// ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their bytes, _TIMEOUT (60) the seconds that an event of
-// another process is waited for. _IPC (2) is what there is between processes: 0 nothing, as where events for it are not supported; 1 handles that
-// others cannot open, as in containers. _GUARD (0) stops kernels at the ends of allocations (fences.cpp).
+// ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their
+// bytes, _TIMEOUT (60) the seconds that an event of another process is waited for. _IPC (2) is what
+// there is between processes: 0 nothing, as where events for it are not supported; 1 handles that
+// others cannot open, as in containers. _GUARD (0) stops kernels at the ends of allocations
+// (fences.cpp).
 #pragma once
 
 #include <stddef.h>
@@ -41,9 +46,15 @@ enum cudaError_t {
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-struct cudaIpcMemHandle_t { char reserved[64]; };
-struct cudaIpcEventHandle_t { char reserved[64]; };
-struct cudaUUID_t { char bytes[16]; };
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+struct cudaIpcEventHandle_t {
+  char reserved[64];
+};
+struct cudaUUID_t {
+  char bytes[16];
+};
 struct cudaDeviceProp {
   char name[256];
   cudaUUID_t uuid;
@@ -58,7 +69,13 @@ struct cudaPointerAttributes {
   void *devicePointer, *hostPointer;
 };
 
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+};
 enum cudaDeviceAttr {
   cudaDevAttrMaxThreadsPerBlock = 1,
   cudaDevAttrMaxSharedMemoryPerBlock = 8,
@@ -69,7 +86,10 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8, cudaFuncAttributePreferredSharedMemoryCarveout = 9 };
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+  cudaFuncAttributePreferredSharedMemoryCarveout = 9
+};
 enum : unsigned {
   cudaStreamDefault = 0,
   cudaStreamNonBlocking = 1,
@@ -105,14 +125,18 @@ cudaError_t cudaFree(void *p);
 cudaError_t cudaMallocHost(void **p, size_t bytes);
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *p);
-template <class T> cudaError_t cudaMalloc(T **p, size_t bytes) { return cudaMalloc(reinterpret_cast<void **>(p), bytes); }
-template <class T> cudaError_t cudaMallocHost(T **p, size_t bytes) { return cudaMallocHost(reinterpret_cast<void **>(p), bytes); }
+template <class T> cudaError_t cudaMalloc(T **p, size_t bytes) {
+  return cudaMalloc(reinterpret_cast<void **>(p), bytes);
+}
+template <class T> cudaError_t cudaMallocHost(T **p, size_t bytes) {
+  return cudaMallocHost(reinterpret_cast<void **>(p), bytes);
+}
 cudaError_t cudaMemset(void *p, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t s = nullptr);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind);
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t s = nullptr);
-cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows, cudaMemcpyKind kind,
-                              cudaStream_t s = nullptr);
+cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width, size_t rows,
+                              cudaMemcpyKind kind, cudaStream_t s = nullptr);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
@@ -125,8 +149,10 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 
-// Handles serve other processes alone, as on a GPU; they hold while the process that made them lives. Memory that others still map must not be freed:
-// what a GPU does then is undefined, and here it fails. So does an event of several processes that is recorded in two streams, of which CUDA says nothing.
+// Handles serve other processes alone, as on a GPU; they hold while the process that made them
+// lives. Memory that others still map must not be freed: what a GPU does then is undefined, and
+// here it fails. So does an event of several processes that is recorded in two streams, of which
+// CUDA says nothing.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p);
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void *p);

@@ -1,18 +1,25 @@
-// The types of CUDA that kernels use: vectors, bfloat16, half. Conversions round to nearest even and keep a NaN, as the GPU's.
+// The types of CUDA that kernels use: vectors, bfloat16, half. Conversions round to nearest even
+// and keep a NaN, as the GPU's.
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
 
 #define ULY_EMULATED_ALIGN(n) __attribute__((aligned(n), may_alias))
-#define ULY_EMULATED_VECTOR2(name, type, bytes)                       \
-  struct ULY_EMULATED_ALIGN(bytes) name { type x, y; };               \
+#define ULY_EMULATED_VECTOR2(name, type, bytes) \
+  struct ULY_EMULATED_ALIGN(bytes) name {       \
+    type x, y;                                  \
+  };                                            \
   inline name make_##name(type x, type y) { return name{x, y}; }
-#define ULY_EMULATED_VECTOR3(name, type)                              \
-  struct __attribute__((may_alias)) name { type x, y, z; };           \
+#define ULY_EMULATED_VECTOR3(name, type)   \
+  struct __attribute__((may_alias)) name { \
+    type x, y, z;                          \
+  };                                       \
   inline name make_##name(type x, type y, type z) { return name{x, y, z}; }
-#define ULY_EMULATED_VECTOR4(name, type, bytes)                       \
-  struct ULY_EMULATED_ALIGN(bytes) name { type x, y, z, w; };         \
+#define ULY_EMULATED_VECTOR4(name, type, bytes) \
+  struct ULY_EMULATED_ALIGN(bytes) name {       \
+    type x, y, z, w;                            \
+  };                                            \
   inline name make_##name(type x, type y, type z, type w) { return name{x, y, z, w}; }
 
 ULY_EMULATED_VECTOR2(char2, signed char, 2)
@@ -49,7 +56,8 @@ template <class To, class From> inline To uly_bits(From from) {
   return to;
 }
 
-// Conversions are explicit alone: arithmetic in bf16 rounds after every operation on a GPU, and nobody here wants that by accident.
+// Conversions are explicit alone: arithmetic in bf16 rounds after every operation on a GPU, and
+// nobody here wants that by accident.
 struct __attribute__((may_alias)) __nv_bfloat16 {
   unsigned short __x;
   __nv_bfloat16() = default;
@@ -61,15 +69,23 @@ struct __attribute__((may_alias)) __nv_bfloat16 {
   explicit operator float() const { return uly_bits<float>((uint32_t)__x << 16); }
 };
 typedef __nv_bfloat16 nv_bfloat16;
-struct ULY_EMULATED_ALIGN(4) __nv_bfloat162 { __nv_bfloat16 x, y; };
+struct ULY_EMULATED_ALIGN(4) __nv_bfloat162 {
+  __nv_bfloat16 x, y;
+};
 typedef __nv_bfloat162 nv_bfloat162;
 
 inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
 inline __nv_bfloat16 __float2bfloat16_rn(float f) { return __nv_bfloat16(f); }
 inline float __bfloat162float(__nv_bfloat16 b) { return float(b); }
 inline unsigned short __bfloat16_as_ushort(__nv_bfloat16 b) { return b.__x; }
-inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short u) { __nv_bfloat16 b; b.__x = u; return b; }
-inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) { return __nv_bfloat162{__nv_bfloat16(x), __nv_bfloat16(y)}; }
+inline __nv_bfloat16 __ushort_as_bfloat16(unsigned short u) {
+  __nv_bfloat16 b;
+  b.__x = u;
+  return b;
+}
+inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return __nv_bfloat162{__nv_bfloat16(x), __nv_bfloat16(y)};
+}
 inline __nv_bfloat162 __float22bfloat162_rn(float2 f) { return __floats2bfloat162_rn(f.x, f.y); }
 inline __nv_bfloat162 __halves2bfloat162(__nv_bfloat16 x, __nv_bfloat16 y) { return __nv_bfloat162{x, y}; }
 inline float2 __bfloat1622float2(__nv_bfloat162 b) { return make_float2(float(b.x), float(b.y)); }
@@ -82,9 +98,17 @@ struct __attribute__((may_alias)) __half {
   __half() = default;
   explicit __half(float f) {
     uint32_t u = uly_bits<uint32_t>(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
-    if (a > 0x7f800000) { __x = 0x7fff; return; }
-    if (a >= 0x477ff000) { __x = (unsigned short)(sign | 0x7c00); return; }            // rounds to infinity
-    if (a < 0x38800000) {                                                              // subnormal: in units of 2^-24
+    if (a > 0x7f800000) {
+      __x = 0x7fff;
+      return;
+    }
+    // rounds to infinity
+    if (a >= 0x477ff000) {
+      __x = (unsigned short)(sign | 0x7c00);
+      return;
+    }
+    // subnormal: in units of 2^-24
+    if (a < 0x38800000) {
       float m = uly_bits<float>(a) * 16777216.0f;
       int32_t i = (int32_t)m;
       float rest = m - (float)i;
@@ -98,12 +122,17 @@ struct __attribute__((may_alias)) __half {
   explicit operator float() const {
     uint32_t sign = (uint32_t)(__x & 0x8000) << 16, e = __x >> 10 & 31, m = __x & 1023;
     if (e == 31) return uly_bits<float>(sign | 0x7f800000 | m << 13);
-    if (e == 0) { float f = (float)m / 16777216.0f; return sign ? -f : f; }
+    if (e == 0) {
+      float f = (float)m / 16777216.0f;
+      return sign ? -f : f;
+    }
     return uly_bits<float>(sign | (e + 112) << 23 | m << 13);
   }
 };
 typedef __half half;
-struct ULY_EMULATED_ALIGN(4) __half2 { __half x, y; };
+struct ULY_EMULATED_ALIGN(4) __half2 {
+  __half x, y;
+};
 typedef __half2 half2;
 inline __half __float2half(float f) { return __half(f); }
 inline __half __float2half_rn(float f) { return __half(f); }
@@ -111,4 +140,8 @@ inline float __half2float(__half h) { return float(h); }
 inline __half2 __floats2half2_rn(float x, float y) { return __half2{__half(x), __half(y)}; }
 inline float2 __half22float2(__half2 h) { return make_float2(float(h.x), float(h.y)); }
 inline unsigned short __half_as_ushort(__half h) { return h.__x; }
-inline __half __ushort_as_half(unsigned short u) { __half h; h.__x = u; return h; }
+inline __half __ushort_as_half(unsigned short u) {
+  __half h;
+  h.__x = u;
+  return h;
+}

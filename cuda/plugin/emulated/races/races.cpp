@@ -1,8 +1,11 @@
-// Races of kernels: two accesses of one byte, one of them a write, that no barrier orders. Kernels are compiled with -fsanitize=thread, which calls
-// what is here before each access (make cuda-races); the compiler's own run time would take fibers that follow one another for one thread.
+// Races of kernels: two accesses of one byte, one of them a write, that no barrier orders. Kernels
+// are compiled with -fsanitize=thread, which calls what is here before each access (make
+// cuda-races); the compiler's own run time would take fibers that follow one another for one
+// thread.
 //
-// A byte of the device's memory or of a block's shared memory remembers who has written it last, and who has read it: within a block accesses are
-// ordered by its barriers, and in a warp by what the warp exchanges; between blocks of a launch by nothing.
+// A byte of the device's memory or of a block's shared memory remembers who has written it last,
+// and who has read it: within a block accesses are ordered by its barriers, and in a warp by what
+// the warp exchanges; between blocks of a launch by nothing.
 #include <dlfcn.h>
 
 #include <unordered_map>
@@ -13,17 +16,21 @@ namespace uly_emulated {
 namespace {
 
 struct Cell {
-  Access writer, reader[3]; // the last reader, the last of another warp than it, the last other one of its warp
-  bool many = false;        // blocks have read it
+  // the last reader, the last of another warp than it, the last other one of its warp
+  Access writer, reader[3];
+  bool many = false; // blocks have read it
 };
 
 bool ordered(const Access &before, const Access &now) { // of one launch
   if (before.block != now.block) return false;
-  return before.thread == now.thread || before.epoch != now.epoch || (before.thread / 32 == now.thread / 32 && before.turn != now.turn);
+  return before.thread == now.thread || before.epoch != now.epoch ||
+         (before.thread / 32 == now.thread / 32 && before.turn != now.turn);
 }
 
 enum : size_t { page_bits = 12 };
-struct Page { Cell cell[1 << page_bits]; };
+struct Page {
+  Cell cell[1 << page_bits];
+};
 std::unordered_map<uintptr_t, Page *> pages;
 
 Cell &cell(uintptr_t at) {
@@ -60,8 +67,8 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
       for (const Access &r : c.reader)
         if (r.launch == now.launch && (!ordered(r, now) || c.many)) what = "read", other = &r;
     if (what)
-      race(format("%s %s %s that %s has %s, and no barrier is between: address %p, code at %s", name(now).c_str(), write ? "writes" : "reads", where, name(*other).c_str(), what,
-                  p, place_of(code).c_str()));
+      race(format("%s %s %s that %s has %s, and no barrier is between: address %p, code at %s", name(now).c_str(),
+                  write ? "writes" : "reads", where, name(*other).c_str(), what, p, place_of(code).c_str()));
     if (write) {
       c.writer = now;
     } else {
@@ -83,10 +90,10 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
 } // namespace uly_emulated
 
 #define FACE(name) extern "C" __attribute__((visibility("hidden"))) void __tsan_##name
-#define SIZED(n)                                                                                            \
-  FACE(read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }                 \
-  FACE(write##n)(void *p) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }                 \
-  FACE(unaligned_read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }       \
+#define SIZED(n)                                                                                      \
+  FACE(read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); }           \
+  FACE(write##n)(void *p) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }           \
+  FACE(unaligned_read##n)(void *p) { uly_emulated::touch(p, n, false, __builtin_return_address(0)); } \
   FACE(unaligned_write##n)(void *p) { uly_emulated::touch(p, n, true, __builtin_return_address(0)); }
 SIZED(1)
 SIZED(2)
@@ -101,6 +108,13 @@ FACE(vptr_read)(void **) {}
 FACE(func_entry)(void *) {}
 FACE(func_exit)() {}
 // Of host code.
-extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(const volatile uint64_t *p, int) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
-extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_fetch_or(volatile uint64_t *p, uint64_t v, int) { return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST); }
+extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t *p, int) {
+  return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_load(const volatile uint64_t *p, int) {
+  return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+extern "C" __attribute__((visibility("hidden"))) uint64_t __tsan_atomic64_fetch_or(volatile uint64_t *p, uint64_t v,
+                                                                                   int) {
+  return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);
+}
