@@ -9,7 +9,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 
-	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -27,7 +27,7 @@ func Parse(src []byte, path string, sets []string, getenv func(string) (string, 
 	d := Default()
 	l := &loader{job: &d, bad: map[string]bool{}}
 	l.job.Path, l.job.at, l.job.written = path, map[string]origin{}, map[string][]string{}
-	l.file(strings.ReplaceAll(string(bom.Trim(src)), "\r\n", "\n"))
+	l.file(strings.ReplaceAll(string(input.TrimBOM(src)), "\r\n", "\n"))
 	for i, s := range sets {
 		l.set(i, s)
 	}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math"
 
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
@@ -73,7 +72,7 @@ func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
 // parseConfig reads a config.json and replaces some of its fields. The file's own value of a
 // replaced field is not checked.
 func parseConfig(text []byte, override map[string]any) (*Config, error) {
-	text = bom.Trim(text)
+	text = input.TrimBOM(text)
 	var raw map[string]any
 	err := input.JSON(text, &raw)
 	if err == nil {

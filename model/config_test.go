@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/ref"
@@ -62,7 +62,7 @@ func TestParseConfig(t *testing.T) {
 	if c.HeadDim != 64 || c.VocabSize != 151936 || c.Rope != (Rope{Type: "default", Theta: 1e6, Factor: 1}) || !c.QKVBias() || c.OutBias() {
 		t.Errorf("%+v", c)
 	}
-	c = parse(t, bom.Mark+qwen3) // as an editor of Windows saves it
+	c = parse(t, input.BOM+qwen3) // as an editor of Windows saves it
 	if c.HeadDim != 128 || c.TieWordEmbeddings || c.Rope.Theta != 1e6 || c.DType != tensor.BF16 || c.QKVBias() || !c.QKNorm() {
 		t.Errorf("%+v", c)
 	}

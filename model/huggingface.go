@@ -12,7 +12,6 @@ import (
 	"strings"
 
 	"ulysses/comm"
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -110,7 +109,7 @@ func (f *Folder) openWeights() error {
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"`
 	}
-	if err := input.JSON(bom.Trim(text), &index); err != nil || len(index.WeightMap) == 0 {
+	if err := input.JSON(input.TrimBOM(text), &index); err != nil || len(index.WeightMap) == 0 {
 		return status.Errorf(status.InvalidConfig, "%s/%s: no usable weight_map (%v): the file is damaged", f.Dir, indexFile, err)
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {

@@ -12,7 +12,7 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
-	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -69,7 +69,7 @@ func writeFolder(t *testing.T, cfg *Config, files map[string][]tensor.Item) stri
 	if files[weightsFile] == nil {
 		index, _ := json.Marshal(map[string]any{"weight_map": parts})
 		// which an editor may have saved
-		os.WriteFile(filepath.Join(dir, indexFile), append([]byte(bom.Mark), index...), 0o600)
+		os.WriteFile(filepath.Join(dir, indexFile), append([]byte(input.BOM), index...), 0o600)
 	}
 	os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
 	return dir

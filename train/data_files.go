@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"ulysses/comm"
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -43,7 +42,7 @@ func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
 	for i, f := range files {
 		switch ext := strings.ToLower(filepath.Ext(f.path)); ext {
 		case ".txt":
-			if f.formats = []format{&txtBytes{f.path, f.size, max(step, int64(len(bom.Mark)+1))}}; o.Tokenizer != nil {
+			if f.formats = []format{&txtBytes{f.path, f.size, max(step, int64(len(input.BOM)+1))}}; o.Tokenizer != nil {
 				f.formats[0] = &txtTokens{f.path, f.size, step}
 			}
 		case ".jsonl":

@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -151,7 +150,7 @@ func (d *decoder) read(path string, offset, n int64, buf []byte) ([]byte, error)
 // textAt is a piece of a file of text from a place on: a byte order mark is no part of it.
 func textAt(offset int64, raw []byte) []byte {
 	if offset == 0 {
-		return bom.Trim(raw)
+		return input.TrimBOM(raw)
 	}
 	return raw
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
@@ -75,7 +74,7 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; write a longer document as a .txt file of its own, or as tokens in a .bin file", f.limit)}
 		}
 		// A byte order mark is in the middle where files were put one behind another.
-		if doc := bytes.TrimSpace(bom.Trim(raw[:n])); len(doc) > 0 {
+		if doc := bytes.TrimSpace(input.TrimBOM(raw[:n])); len(doc) > 0 {
 			text, ok := quickField(d.side[:0], doc, f.field)
 			if d.side = text[:0]; !ok {
 				s, err := textField(doc, f.field)

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"ulysses/comm"
-	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -75,7 +75,7 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		}
 	}
 	for k := range 7 {
-		mark := []string{"", bom.Mark}[(int64(k)+seed)%2] // no part of a text
+		mark := []string{"", input.BOM}[(int64(k)+seed)%2] // no part of a text
 		if k%3 == 1 {
 			s := text(r.Intn(60))
 			add(s)

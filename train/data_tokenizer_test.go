@@ -12,7 +12,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/data/tokenizer"
-	"ulysses/internal/bom"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -31,7 +31,7 @@ func TestTokenizers(t *testing.T) {
 		line, _ := json.Marshal(map[string]string{"text": s})
 		fmt.Fprintf(&lines, "%s\n", line)
 	}
-	paths := []string{file(t, dir, "a.txt", bom.Mark+texts[0]), file(t, dir, "b.jsonl", bom.Mark+lines.String()), file(t, dir, "c.txt", strings.Repeat("x", 999)), file(t, dir, "d.txt", bom.Mark)}
+	paths := []string{file(t, dir, "a.txt", input.BOM+texts[0]), file(t, dir, "b.jsonl", input.BOM+lines.String()), file(t, dir, "c.txt", strings.Repeat("x", 999)), file(t, dir, "d.txt", input.BOM)}
 	texts = append(append([]string{texts[0]}, texts...), strings.Repeat("x", 999))
 	for _, name := range []string{"qwen2", "llama2", "gemma", "llama3"} {
 		folder := filepath.Join(dir, name)
@@ -42,8 +42,8 @@ func TestTokenizers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		file(t, folder, "tokenizer.json", bom.Mark+string(b))
-		file(t, folder, "config.json", bom.Mark+`{"eos_token_id": 7}`)
+		file(t, folder, "tokenizer.json", input.BOM+string(b))
+		file(t, folder, "config.json", input.BOM+`{"eos_token_id": 7}`)
 		tok, err := tokenizer.Open(folder)
 		if err != nil {
 			t.Fatal(err)

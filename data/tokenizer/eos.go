@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"path/filepath"
 
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -36,7 +35,7 @@ func (t *Tokenizer) findEOS(folder string) (int32, error) {
 		}
 		t.files = append(t.files, path)
 		var s special
-		if err := input.JSON(bom.Trim(text), &s); err != nil {
+		if err := input.JSON(input.TrimBOM(text), &s); err != nil {
 			return -1, status.Errorf(status.InvalidConfig, "the end of a document: %s: %w", path, err)
 		}
 		if s.Text != nil && !said(s.ID) {

@@ -28,7 +28,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	"ulysses/internal/bom"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -85,7 +84,7 @@ func Open(path string) (*Tokenizer, error) {
 
 func (t *Tokenizer) read(text []byte) error {
 	var f file
-	if err := input.JSON(bom.Trim(text), &f); err != nil {
+	if err := input.JSON(input.TrimBOM(text), &f); err != nil {
 		return status.Errorf(status.InvalidConfig, "not a tokenizer.json: %w", err)
 	}
 	if f.Version != "" && f.Version != "1.0" {

@@ -41,7 +41,6 @@ var may = map[string]string{
 	"testkit/devicetest":  "comm device backends testkit/cudatest testkit/fake",
 	"internal/arch":       "",
 	"internal/status":     "",
-	"internal/bom":        "",
 	"internal/version":    "",
 	"internal/input":      "",
 	"internal/notbuilt":   "",
@@ -51,7 +50,7 @@ var may = map[string]string{
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/version internal/bom internal/input internal/notbuilt internal/clock internal/trace slurm "
+const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {
