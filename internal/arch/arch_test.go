@@ -37,6 +37,7 @@ var may = map[string]string{
 	"testkit/conformance": "testkit/ref device tensor",
 	"testkit/cudatest":    "",
 	"testkit/mpitest":     "comm",
+	"testkit/near":        "",
 	"testkit/fake":        "cpu comm device tensor", // in tests alone
 	"testkit/devicetest":  "comm device backends testkit/cudatest testkit/fake",
 	"internal/arch":       "",
