@@ -12,23 +12,13 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"ulysses/testkit/need"
 )
 
 var soakCalls = flag.Int("soak", 300, "calls forward and backward of the C host under valgrind")
 
 var tiledFuzz = flag.Duration("tiledfuzz", time.Second, "how long descriptors of tiled compute are drawn")
-
-// missing skips for want of a tool; in CI that is a failure.
-func missing(t *testing.T, tool string) {
-	t.Helper()
-	if _, err := exec.LookPath(tool); err == nil {
-		return
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatalf("%s is missing: make deps-test installs it", tool)
-	}
-	t.Skipf("no %s", tool)
-}
 
 func root(t testing.TB) string {
 	t.Helper()
@@ -44,7 +34,7 @@ var library sync.Once
 // built makes the library and gives its folder.
 func built(t *testing.T) string {
 	t.Helper()
-	missing(t, "gcc")
+	need.Tool(t, "gcc", "run make deps-test")
 	lib := filepath.Join(root(t), "lib")
 	library.Do(func() { output(t, time.Minute*10, nil, "make", "-C", root(t), "lib") })
 	return lib
@@ -67,7 +57,7 @@ func output(t *testing.T, limit time.Duration, env []string, name string, args .
 // compile builds a host against the library.
 func compile(t *testing.T, compiler string, args ...string) string {
 	t.Helper()
-	missing(t, compiler)
+	need.Tool(t, compiler, "run make deps-test")
 	lib := built(t)
 	exe := filepath.Join(t.TempDir(), "host")
 	args = append(args, "-I.", "-o", exe, "-L"+lib, "-lulysses", "-Wl,-rpath,"+lib, "-lm")
@@ -85,7 +75,7 @@ func TestHostInC(t *testing.T) {
 // mpirun is Open MPI's, with the manners of containers.
 func mpirun(t *testing.T, n int, exe ...string) string {
 	t.Helper()
-	missing(t, "mpirun")
+	need.Tool(t, "mpirun", "run make deps-test")
 	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
 	return output(t, 3*time.Minute, env, "mpirun", append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
 }
@@ -135,7 +125,7 @@ func TestExamples(t *testing.T) {
 	} {
 		t.Run(e.name, func(t *testing.T) {
 			if e.name == "fortran" {
-				missing(t, "gfortran")
+				need.Tool(t, "gfortran", "run make deps-test")
 				e.args = append(e.args, "-J"+t.TempDir())
 			}
 			exe := compile(t, e.compiler, e.args...)
@@ -163,7 +153,7 @@ func TestHostUnderSanitizers(t *testing.T) {
 
 // Tiled compute is C alone: its descriptors are driven in C, with the sanitizers in it.
 func TestTiledDescriptors(t *testing.T) {
-	missing(t, "gcc")
+	need.Tool(t, "gcc", "run make deps-test")
 	exe := filepath.Join(t.TempDir(), "fuzz")
 	output(t, time.Minute, nil, "gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I.",
 		"-o", exe, "testdata/fuzz_tiled.c", "tiled.c")
@@ -246,7 +236,7 @@ func residentAfter(t *testing.T, exe string, calls int) int64 {
 }
 
 func TestABI(t *testing.T) {
-	missing(t, "g++")
+	need.Tool(t, "g++", "run make deps-test")
 	built(t)
 	t.Log(output(t, time.Minute, nil, filepath.Join(root(t), "scripts", "check-abi.sh"), filepath.Join(root(t), "lib", "libulysses.so.0")))
 }

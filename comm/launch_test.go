@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/need"
 )
 
 const sceneVariable = "ULYSSES_MPI_TEST"
@@ -34,8 +35,7 @@ func TestMain(m *testing.M) {
 func inside() string { return os.Getenv(sceneVariable) }
 
 // startRanks runs the calling top-level test as n ranks under mpirun and returns their output; an
-// exec.ExitError has mpirun's exit code. Without mpirun the test is skipped, and fails where the
-// environment variable CI is "true".
+// exec.ExitError has mpirun's exit code. It needs mpirun.
 func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
@@ -47,13 +47,7 @@ func startRanks(t *testing.T, scene string, n int) (output string, err error) {
 // startProgram does the same with any program.
 func startProgram(t *testing.T, n int, program ...string) (output string, err error) {
 	t.Helper()
-	mpirun, err := exec.LookPath("mpirun")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("no mpirun: %v: install openmpi-bin", err)
-		}
-		t.Skipf("SKIP: no mpirun: install openmpi-bin: %v", err)
-	}
+	mpirun := need.Tool(t, "mpirun", "install openmpi-bin")
 	ctx, cancel := context.WithTimeout(context.Background(), 70*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, mpirun, append([]string{"--oversubscribe", "--bind-to", "none", "--timeout", "60", "-n", fmt.Sprint(n)}, program...)...)

@@ -14,19 +14,14 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/testkit/need"
 )
 
-// needTable builds the file for this machine's MPI and names it to the processes that follow.
-// Without mpicc the test is skipped, and fails where the environment variable CI is "true".
+// needTable builds the file for this machine's MPI and names it to the processes that follow. It
+// needs mpicc.
 func needTable(t *testing.T) {
 	t.Helper()
-	mpicc, err := exec.LookPath("mpicc")
-	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("no mpicc: %v: install libopenmpi-dev", err)
-		}
-		t.Skipf("SKIP: no mpicc: install libopenmpi-dev: %v", err)
-	}
+	mpicc := need.Tool(t, "mpicc", "install libopenmpi-dev")
 	t.Setenv(mpiVariable, compile(t, mpicc, "mpi_calls.c", mpiLibraries[0].file))
 }
 

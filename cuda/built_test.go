@@ -11,19 +11,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"ulysses/testkit/need"
 )
 
 const built = "../build/cuda/libulysses_cuda.so"
 
-// needBuilt skips where make cuda has not run. In CI it has.
+// needBuilt needs the plug-in that make cuda builds.
 func needBuilt(t *testing.T) {
 	t.Helper()
-	if _, err := os.Stat(built); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%v: make cuda builds it", err)
-		}
-		t.Skipf("%v: make cuda builds it", err)
-	}
+	need.File(t, built, "run make cuda")
 }
 
 // TestBuiltFile: the plug-in exports one function, needs no library of NVIDIA's and no C++ run

@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"ulysses/testkit/need"
 )
 
 // nvidia is where make cuda-libs puts NVIDIA's libraries.
@@ -22,12 +24,7 @@ func nvidia(t *testing.T) string {
 		folder = f
 	}
 	folder = filepath.Join(folder, "nvidia")
-	if _, err := os.Stat(filepath.Join(folder, "cudnn", "lib", "libcudnn.so.9")); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%v: make cuda-libs fetches it", err)
-		}
-		t.Skipf("%v: make cuda-libs fetches it", err)
-	}
+	need.File(t, filepath.Join(folder, "cudnn", "lib", "libcudnn.so.9"), "run make cuda-libs")
 	return folder
 }
 

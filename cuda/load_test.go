@@ -11,6 +11,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/testkit/cudatest"
+	"ulysses/testkit/need"
 )
 
 // library compiles C into a shared library.
@@ -213,13 +214,7 @@ func TestWithoutDriver(t *testing.T) {
 		}
 		path = filepath.Join(root, "build", "cuda", fileName)
 	}
-	if _, err := os.Stat(path); err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("%v: run make cuda", err)
-		}
-		t.Skipf("SKIPPED: %v: run make cuda", err)
-	}
-	t.Setenv(variable, path)
+	t.Setenv(variable, need.File(t, path, "run make cuda"))
 	found, err := Probe()
 	if err != nil {
 		t.Fatal(err)

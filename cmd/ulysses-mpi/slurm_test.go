@@ -5,21 +5,20 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"ulysses/testkit/need"
 )
 
 // TestSlurm runs the quickstart's model under a real Slurm of two virtual nodes: slurm/lab.sh
 // starts its daemons on loopback.
 func TestSlurm(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-	if _, err := exec.LookPath("slurmctld"); err != nil || os.Getuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("CI needs Slurm and root: make deps-test")
-		}
-		t.Skip("no slurmctld, or not root: make deps-test installs it")
+	need.Tool(t, "slurmctld", "run make deps-test")
+	if os.Getuid() != 0 {
+		need.Missing(t, "Slurm's daemons start as root", "run the tests as root")
 	}
 	// a short path: the daemons' sockets have 108 bytes for it
 	lab, err := os.MkdirTemp("/tmp", "lab")

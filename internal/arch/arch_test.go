@@ -38,6 +38,7 @@ var may = map[string]string{
 	"testkit/cudatest":    "",
 	"testkit/mpitest":     "comm",
 	"testkit/near":        "",
+	"testkit/need":        "",
 	"testkit/fake":        "cpu comm device tensor", // in tests alone
 	"testkit/devicetest":  "comm device backends testkit/cudatest testkit/fake",
 	"internal/arch":       "",

@@ -1,0 +1,44 @@
+// Package need is for tests that need a tool or a file which a machine may lack.
+//
+// Such a test is skipped where the tool is missing, and fails where the environment variable CI is
+// "true": CI installs everything, so there a skip would hide that nothing was tested. A test that
+// cannot apply to a machine, for example one that needs a machine without a GPU, calls t.Skip
+// itself.
+package need
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// CI reports whether a missing tool fails the test instead of skipping it.
+func CI() bool { return os.Getenv("CI") == "true" }
+
+// Tool returns the path of a program on PATH. fix says how to install it.
+func Tool(t testing.TB, name, fix string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		Missing(t, "no "+name+" on PATH", fix)
+	}
+	return path
+}
+
+// File returns path if a file or folder is there. fix says how to make it.
+func File(t testing.TB, path, fix string) string {
+	t.Helper()
+	if _, err := os.Stat(path); err != nil {
+		Missing(t, err.Error(), fix)
+	}
+	return path
+}
+
+// Missing skips the test, or fails it in CI. what is missing, and fix says how to get it.
+func Missing(t testing.TB, what, fix string) {
+	t.Helper()
+	if CI() {
+		t.Fatalf("%s, and CI=true: %s", what, fix)
+	}
+	t.Skipf("SKIPPED: %s: %s", what, fix)
+}
