@@ -186,9 +186,9 @@ bench: build .venv/peers
 fuzz:
 	$(GO) test ./tensor -run '^$$' -fuzz FuzzSafetensors -fuzztime 60s
 	$(GO) test ./job -run '^$$' -fuzz FuzzParse -fuzztime 60s
-	$(GO) test ./train -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
-	$(GO) test ./train -run '^$$' -fuzz FuzzMegatron -fuzztime 60s
-	$(GO) test ./train -run '^$$' -fuzz FuzzQuickField -fuzztime 60s
+	$(GO) test ./data -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
+	$(GO) test ./data -run '^$$' -fuzz FuzzMegatron -fuzztime 60s
+	$(GO) test ./data -run '^$$' -fuzz FuzzQuickField -fuzztime 60s
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 	$(GO) test ./capi -run '^$$' -fuzz FuzzDescriptors -fuzztime 60s
 	$(GO) test ./capi -run TestTiledDescriptors -count=1 -v -tiledfuzz 60s

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/data"
 	"ulysses/internal/status"
-	"ulysses/train"
 )
 
 // The data of the goldens, read by our job file and our loader, must have the targets that PyTorch
@@ -59,7 +59,7 @@ func TestGoldenTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		data, err := train.OpenData(j.Data, j.Eval, train.Opening{Vocab: config.Vocab, Seed: uint64(j.Seed)})
+		opened, err := data.Open(j.Data, j.Eval, data.Options{Vocab: config.Vocab, Seed: uint64(j.Seed)})
 		if err != nil {
 			t.Errorf("%s: %v", c.Name, err)
 			continue
@@ -68,7 +68,7 @@ func TestGoldenTargets(t *testing.T) {
 			targets, tokens := int64(0), int64(0)
 			for a := range j.Data.Accumulate {
 				for d := range j.Mesh.Replicas {
-					m, err := data.Train().Micro(int64(step), a, d, j.Mesh.Replicas, j.Data.Batch, j.Data.Accumulate, nil)
+					m, err := opened.Train().MicroBatch(int64(step), a, d, j.Mesh.Replicas, j.Data.Batch, j.Data.Accumulate, nil)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -79,7 +79,7 @@ func TestGoldenTargets(t *testing.T) {
 				t.Errorf("%s: step %d: %d targets of %d tokens, PyTorch counted %d", c.Name, step+1, targets, tokens, want)
 			}
 		}
-		data.Close()
+		opened.Close()
 	}
 	if counted == 0 {
 		t.Error("no training case")

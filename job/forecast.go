@@ -8,6 +8,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/dryrun"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
@@ -168,7 +169,7 @@ func (f *forecast) prepare() (err error) {
 		return err
 	}
 	j, setup := f.Job, f.setup()
-	rows := train.Imagined(j.Data.Sequence)
+	rows := data.Placeholder(j.Data.Sequence)
 	if j.Kind == "train" {
 		setup.Train, setup.Steps = rows, j.Train.Steps
 		setup.Keep = &train.Checkpoints{Every: j.Checkpoint.Every}

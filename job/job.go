@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"ulysses/data"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/train"
@@ -21,8 +22,8 @@ type Job struct {
 	Parallel   ParallelTable         `toml:"parallel"`
 	Device     DeviceTable           `toml:"device"`
 	Model      ModelTable            `toml:"model"`
-	Data       train.DataConfig      `toml:"data"`
-	Eval       train.EvalConfig      `toml:"eval"`
+	Data       data.Config           `toml:"data"`
+	Eval       data.EvalConfig       `toml:"eval"`
 	Optimizer  train.OptimizerConfig `toml:"optimizer"`
 	Train      train.TrainConfig     `toml:"train"`
 	Tile       TileTable             `toml:"tile"`
@@ -130,7 +131,7 @@ func Default() Job {
 		Kind: "train", Seed: 1,
 		Parallel: ParallelTable{Ring: 1},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
-		Data: train.DataConfig{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
+		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/gdn"
 	"ulysses/model"
 	"ulysses/train"
@@ -16,7 +17,7 @@ type session struct {
 	model   *model.Model
 	weights train.Weights
 	trainer *train.Trainer
-	data    *train.Data
+	data    *data.Data
 	steps   int64
 	from    string  // checkpoint from which the run resumes; "" = none
 	queued  float64 // queued() before the first step
@@ -67,11 +68,11 @@ func (s *session) load() (*train.Setup, error) {
 		return nil, err
 	}
 	j := s.Job
-	data := j.Data
+	config := j.Data
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
-		data.Path = nil // data.path need not exist
+		config.Path = nil // data.path need not exist
 	}
-	if s.data, err = train.OpenData(data, j.Eval, train.Opening{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
+	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
 	setup := s.setup()

@@ -11,6 +11,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cpu"
+	"ulysses/data"
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
@@ -84,12 +85,12 @@ func (x sick) start(t *testing.T) (o result) {
 	t.Helper()
 	dir := t.TempDir()
 	text := strings.Repeat(strings.Repeat("abcdefghijk ", 4)[:44]+"Qabc", 5)
-	data := config(48, file(t, dir, "a.txt", text))
-	data.Accumulate, data.Batch, data.Shuffle = 2, 1, false
+	dataset := config(48, file(t, dir, "a.txt", text))
+	dataset.Accumulate, dataset.Batch, dataset.Shuffle = 2, 1, false
 	results := make([]result, x.ranks)
 	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
 		r := &results[host.Rank()]
-		r.err = x.rank(host, &data, r)
+		r.err = x.rank(host, &dataset, r)
 		return nil
 	})
 	if err != nil {
@@ -103,7 +104,7 @@ func (x sick) start(t *testing.T) (o result) {
 	return results[0]
 }
 
-func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
+func (x sick) rank(host comm.Comm, dataset *data.Config, o *result) error {
 	d, c, err := device.Device(nil), host, error(nil)
 	if x.on != nil {
 		d, c, _, err = x.on.Open(host)
@@ -165,12 +166,12 @@ func (x sick) rank(host comm.Comm, data *DataConfig, o *result) error {
 	if x.spoil != nil {
 		f.spoil = x.spoil(host.Rank())
 	}
-	set, err := OpenData(*data, EvalConfig{}, Opening{Vocab: cfg.VocabSize, Seed: 1})
+	set, err := data.Open(*dataset, data.EvalConfig{}, data.Options{Vocab: cfg.VocabSize, Seed: 1})
 	if err != nil {
 		return err
 	}
 	defer set.Close()
-	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Data: data, Optimizer: opt, OnNaN: x.onNaN, Steps: 3, Clock: clock.New(),
+	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Data: dataset, Optimizer: opt, OnNaN: x.onNaN, Steps: 3, Clock: clock.New(),
 		OnStep: func(r *Record) error { o.records = append(o.records, *r); return nil }, OnSkip: func(why string) { o.why = append(o.why, why) }}
 	if x.eval {
 		setup.Eval = set.Train()

@@ -2,6 +2,7 @@ package train
 
 import (
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -32,7 +33,7 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 		return 0, 0, err
 	}
 	world, replicas := t.Mesh.World, int64(t.Mesh.Replicas)
-	var m *Micro
+	var m *data.MicroBatch
 	for _, part := range []struct {
 		rows        []int64
 		each        int64 // rows of a pass

@@ -22,12 +22,12 @@ func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batc
 	for i, n := range documents {
 		lines.WriteString(`{"text": "` + strings.Repeat(string(rune('a'+i%20)), n) + "\"}\n")
 	}
-	data := config(1600, file(t, dir, "a.jsonl", lines.String()))
-	data.Pack, data.Batch, data.Accumulate = false, batch, 2/int64(ranks/ulysses)
+	dataset := config(1600, file(t, dir, "a.jsonl", lines.String()))
+	dataset.Pack, dataset.Batch, dataset.Accumulate = false, batch, 2/int64(ranks/ulysses)
 	var mu sync.Mutex
 	err := comm.RunLocal(ranks, func(host comm.Comm) error {
 		x := run{model: "qwen3", ranks: ranks, ulysses: ulysses, optimizer: "adamw", compute: tensor.F32, steps: 1, zero: zero, on: on}
-		o, err := x.rank(host, &data)
+		o, err := x.rank(host, &dataset)
 		mu.Lock()
 		defer mu.Unlock()
 		if host.Rank() == 0 {

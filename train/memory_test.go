@@ -17,7 +17,7 @@ import (
 // planned and what was chosen.
 func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err error) {
 	t.Helper()
-	data := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
+	dataset := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
 	taken = make([]Choice, len(memory))
 	var mu sync.Mutex
 	err = comm.RunLocal(len(memory), func(host comm.Comm) error {
@@ -31,7 +31,7 @@ func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err
 			x.free *= -int64(1 - min(1, host.Rank()))
 		}
 		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &taken[host.Rank()]
-		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
+		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil && host.Rank() == 0 {

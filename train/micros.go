@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/sp"
 )
 
@@ -45,7 +46,7 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 		err = t.readDealt(s)
 	} else {
 		for a := range t.micros {
-			t.micros[a], err = t.Train.Micro(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas), t.Data.Batch, int64(len(t.micros)), t.micros[a])
+			t.micros[a], err = t.Train.MicroBatch(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas), t.Data.Batch, int64(len(t.micros)), t.micros[a])
 			if err != nil {
 				break
 			}
@@ -84,7 +85,7 @@ func (t *Trainer) readDealt(s int64) (err error) {
 	if err := t.Mesh.Data.AllReduce(nil, t.lengths, comm.Sum); err != nil {
 		return err
 	}
-	dealt := deal(lengths, t.Mesh.Replicas, t.Data.Budget, func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) })
+	dealt := data.Deal(lengths, t.Mesh.Replicas, t.Data.Budget, func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) })
 	t.micros = slices.Grow(t.micros[:0], len(dealt))[:len(dealt)]
 	for a, micro := range dealt {
 		rows := micro[t.Mesh.Replica]

@@ -1,10 +1,6 @@
 package train
 
-// Imagined is a set of one row of so many tokens, a single document, that nobody has: for plans of
-// data that is not looked at.
-func Imagined(tokens int64) *Set {
-	return &Set{rows: 1, tokens: tokens, documents: 1, longest: tokens}
-}
+import "ulysses/data"
 
 // Rehearse puts the work of an optimizer step of so many micro steps on the device, over as many
 // tokens as a micro step may have, one document a row; of an evaluation it is the work of so many
@@ -15,7 +11,7 @@ func (t *Trainer) Rehearse(micros int64) error {
 		set = t.Eval
 	}
 	tokens, _ := t.MaxRows()
-	m := &Micro{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}
+	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}
 	for at := int64(0); at < tokens; {
 		at = min(tokens, at+set.Longest())
 		m.CuSeqlens = append(m.CuSeqlens, at)

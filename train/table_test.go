@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"ulysses/data"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -58,25 +59,25 @@ func rows(all bool) (rows []row) {
 
 // ignoredData is rows of which the first quarter, all that the first of four sequence ranks has,
 // counts in no loss; in every fourth row nothing counts: all that a data rank has of a micro step.
-func ignoredData(t *testing.T) DataConfig {
+func ignoredData(t *testing.T) data.Config {
 	t.Helper()
 	const n, width = 24, 32
 	ids, labels := make([]int64, n*width), make([]int64, n*width)
 	for i := range ids {
 		ids[i] = int64(i*i+i/width) % 61
 		if labels[i] = ids[i]; i%width < 9 || i/width%4 == 3 {
-			labels[i] = Ignore
+			labels[i] = data.Ignore
 		}
 	}
 	return config(width, tokensFile(t, t.TempDir(), "a.safetensors", n, width, map[string][]int64{"input_ids": ids, "labels": labels}))
 }
 
-func (r row) train(t *testing.T, optimizer string, data DataConfig) outcome {
+func (r row) train(t *testing.T, optimizer string, dataset data.Config) outcome {
 	t.Helper()
 	ranks := r.ulysses * r.data
 	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5, tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
-	data.Accumulate, data.Batch = r.accumulate, globalBatch/r.accumulate/int64(r.data)
-	return x.trainOn(t, data)
+	dataset.Accumulate, dataset.Batch = r.accumulate, globalBatch/r.accumulate/int64(r.data)
+	return x.trainOn(t, dataset)
 }
 
 // Five steps of SGD give the losses and the weights of one rank that keeps everything, and five of
@@ -84,14 +85,14 @@ func (r row) train(t *testing.T, optimizer string, data DataConfig) outcome {
 // activations, with accumulation or in one go, with ranks whose tokens are all ignored.
 // ULYSSES_TEST_TABLE=all runs the whole table.
 func TestTable(t *testing.T) {
-	data := ignoredData(t)
+	dataset := ignoredData(t)
 	for _, optimizer := range []string{"sgd", "adamw"} {
-		want := row{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t, optimizer, data)
+		want := row{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t, optimizer, dataset)
 		if !(want.losses[4] < want.losses[0]) {
 			t.Fatalf("nothing is learnt: %v", want.losses)
 		}
 		for _, r := range rows(os.Getenv("ULYSSES_TEST_TABLE") == "all") {
-			got := r.train(t, optimizer, data)
+			got := r.train(t, optimizer, dataset)
 			for i, l := range want.losses {
 				if !(math.Abs(got.losses[i]-l) <= 1e-5) {
 					t.Errorf("%v, %s: loss %v at step %d, want %v", r, optimizer, got.losses[i], i+1, l)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/model"
@@ -19,9 +20,9 @@ type Setup struct {
 	Mesh      *comm.Mesh
 	Model     *model.Model
 	Weights   Weights
-	Train     *Set // nil for an evaluation
-	Eval      *Set // nil when there is nothing to evaluate
-	Data      *DataConfig
+	Train     *data.Set // nil for an evaluation
+	Eval      *data.Set // nil when there is nothing to evaluate
+	Data      *data.Config
 	Optimizer *OptimizerConfig
 	OnNaN     string       // "stop" or "skip"
 	Memory    MemoryConfig // the zero value: everything is "auto"
@@ -57,7 +58,7 @@ type Trainer struct {
 	places  tensor.Tensor
 	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
 	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
-	micros  []*Micro
+	micros  []*data.MicroBatch
 	// [rows of the global batch] I64 on the host, where data.budget deals them
 	lengths tensor.Tensor
 	// [5] I64 on the host: peak bytes, somebody is asked to stop, somebody writes; 1 + the last
@@ -94,7 +95,7 @@ func New(s Setup) (*Trainer, error) {
 		t.Free()
 		return nil, err
 	}
-	t.micros = make([]*Micro, max(1, s.Data.Accumulate))
+	t.micros = make([]*data.MicroBatch, max(1, s.Data.Accumulate))
 	if s.Data.Budget > 0 {
 		t.lengths = tensor.OfInt64(make([]int64, s.globalBatch()), s.globalBatch())
 	}
@@ -235,7 +236,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 // pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices
 // are read when the stream comes to them; the model waits for the stream, to know the loss, so that
 // they may change when the pass is over. Alone, the rank takes all of them.
-func (t *Trainer) pass(m *Micro, valid int64, backward, alone bool) (model.Loss, error) {
+func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
 	group := comm.Comm(t.Mesh.Seq)
 	if alone {

@@ -11,6 +11,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cpu"
+	"ulysses/data"
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/clock"
@@ -78,17 +79,17 @@ func (x run) train(t *testing.T) (o outcome) {
 	t.Helper()
 	dir := t.TempDir()
 	text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 12)
-	data := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
-	data.Accumulate, data.Batch = 4/int64(x.ranks/x.ulysses), 1
-	return x.trainOn(t, data)
+	dataset := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
+	dataset.Accumulate, dataset.Batch = 4/int64(x.ranks/x.ulysses), 1
+	return x.trainOn(t, dataset)
 }
 
 // trainOn is train on this data.
-func (x run) trainOn(t *testing.T, data DataConfig) (o outcome) {
+func (x run) trainOn(t *testing.T, dataset data.Config) (o outcome) {
 	t.Helper()
 	var mu sync.Mutex
 	err := comm.RunLocal(x.ranks, func(host comm.Comm) error {
-		got, err := x.rank(host, &data)
+		got, err := x.rank(host, &dataset)
 		if err == nil && host.Rank() == 0 {
 			mu.Lock()
 			defer mu.Unlock()
@@ -102,25 +103,25 @@ func (x run) trainOn(t *testing.T, data DataConfig) (o outcome) {
 	return o
 }
 
-func (x run) rank(host comm.Comm, data *DataConfig) (o outcome, err error) {
+func (x run) rank(host comm.Comm, dataset *data.Config) (o outcome, err error) {
 	if x.on != nil {
 		d, c, done, err := x.on.Open(host)
 		if err != nil {
 			return o, err
 		}
 		defer d.Close()
-		return x.with(d, c, done, data)
+		return x.with(d, c, done, dataset)
 	}
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
 		return o, err
 	}
 	defer d.Close()
-	return x.with(d, host, func() error { return nil }, data)
+	return x.with(d, host, func() error { return nil }, dataset)
 }
 
 // with is the run on a device; done ends the communicator.
-func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataConfig) (o outcome, err error) {
+func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data.Config) (o outcome, err error) {
 	ledger := comm.NewLedger()
 	mesh, err := comm.NewMesh(c, x.ulysses, 1, ledger, clock.New(), nil)
 	if err != nil {
@@ -156,7 +157,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	if err := m.Init(7); err != nil {
 		return o, err
 	}
-	set, err := OpenData(*data, EvalConfig{}, Opening{Vocab: cfg.VocabSize, Seed: 1})
+	set, err := data.Open(*dataset, data.EvalConfig{}, data.Options{Vocab: cfg.VocabSize, Seed: 1})
 	if err != nil {
 		return o, err
 	}
@@ -166,7 +167,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 		eval = nil // then nothing but the last step itself waits for its update
 	}
 	var t *Trainer
-	t, err = New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: data, Optimizer: opt,
+	t, err = New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: dataset, Optimizer: opt,
 		OnNaN: "stop", Steps: x.length(), Memory: x.memory, FreeHost: x.free, Clock: clock.New(), Keep: x.keep, Stop: func() bool { return x.stop }, OnStep: func(r *Record) error {
 			if o.peak = r.PeakBytes; o.table == nil {
 				o.table = t.Components()
@@ -226,7 +227,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, data *DataCon
 	}
 	o.table = t.Components()
 	// dealt rows need not fill a micro step, nor documents the longest row
-	full := data.Budget == 0 && data.Pack
+	full := dataset.Budget == 0 && dataset.Pack
 	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && full {
 		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
 	}
@@ -389,13 +390,13 @@ func TestPlanMustFit(t *testing.T) {
 		sequence int64
 		part     string
 	}{{100 << 10, 48, "master weights"}, {2 << 20, 4000, "working memory"}} {
-		data := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
+		dataset := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
 		err := comm.RunLocal(1, func(host comm.Comm) error {
 			d, err := fake.Open(fake.Options{Memory: x.memory})
 			if err != nil {
 				return err
 			}
-			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
+			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 			return err
 		})
 		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest part, "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
@@ -407,10 +408,10 @@ func TestPlanMustFit(t *testing.T) {
 // A step is over when it returns: who reads the weights in another order than the trainer's finds
 // the new ones.
 func TestStepsAreOver(t *testing.T) {
-	data := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("to be or not to be. ", 20)))
+	dataset := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("to be or not to be. ", 20)))
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 1}
 	host := comm.Local(1)[0]
-	want, err := x.rank(host, &data)
+	want, err := x.rank(host, &dataset)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,7 +420,7 @@ func TestStepsAreOver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &data)
+		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 		if err != nil || !slices.Equal(got.weights, want.weights) {
 			t.Errorf("order %d: old weights (%v)", seed, err)
 		}

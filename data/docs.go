@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"sort"
@@ -87,7 +87,7 @@ func (d *documents) length(r int64) (int64, error) {
 	return hi - lo, err
 }
 
-func (d *documents) appendRow(m *Micro, r int64) error {
+func (d *documents) appendRow(m *MicroBatch, r int64) error {
 	lo, hi, err := d.span(r)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"bufio"
@@ -104,17 +104,17 @@ func TestMemoryIsFlat(t *testing.T) {
 	begin := time.Now()
 	d := config(1<<14, path)
 	d.Pack, d.Shuffle = false, true
-	data, err := OpenData(d, EvalConfig{Split: 0.01}, Opening{Vocab: 256, Seed: 1, Workers: 2})
+	data, err := Open(d, EvalConfig{Split: 0.01}, Options{Vocab: 256, Seed: 1, Workers: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer data.Close()
 	opened := time.Since(begin)
 	begin = time.Now()
-	var m *Micro
+	var m *MicroBatch
 	tokens := int64(0)
 	for step := range int64(3000) {
-		if m, err = data.Train().Micro(step, 0, 0, 1, 1, 1, m); err != nil {
+		if m, err = data.Train().MicroBatch(step, 0, 0, 1, 1, 1, m); err != nil {
 			t.Fatal(err)
 		}
 		tokens += int64(len(m.IDs))

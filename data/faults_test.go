@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"encoding/binary"
@@ -72,7 +72,7 @@ func TestDataFaults(t *testing.T) {
 		{toks("pos.safetensors", map[string][]int64{"input_ids": ids, "position_ids": {0, 1, -2, 0, 1, 2}}), 9, status.InvalidConfig, []string{"position_ids, row 0, position 2: -2 is not a position"}},
 		{file(t, dir, "cut.safetensors", "\xff\x00"), 9, status.InvalidConfig, []string{"cut.safetensors: not a usable safetensors file"}},
 	} {
-		_, err := OpenData(config(3, c.path), EvalConfig{}, Opening{Vocab: c.vocab, Seed: 1})
+		_, err := Open(config(3, c.path), EvalConfig{}, Options{Vocab: c.vocab, Seed: 1})
 		if status.Of(err) != c.code || err == nil {
 			t.Errorf("%s: code %v, want %v: %v", c.path, status.Of(err), c.code, err)
 			continue
@@ -84,15 +84,15 @@ func TestDataFaults(t *testing.T) {
 		}
 	}
 	wide := toks("wide.safetensors", map[string][]int64{"input_ids": ids})
-	if _, err := OpenData(config(4, wide), EvalConfig{}, Opening{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
+	if _, err := Open(config(4, wide), EvalConfig{}, Options{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
 		t.Error(err)
 	}
 	for _, single := range []string{tokensFile(t, dir, "single.safetensors", 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
-		if _, err := OpenData(config(3, single), EvalConfig{Split: 0.5}, Opening{Vocab: 256, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.split") {
+		if _, err := Open(config(3, single), EvalConfig{Split: 0.5}, Options{Vocab: 256, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.split") {
 			t.Error(err)
 		}
 	}
-	if _, err := OpenData(config(3, wide), EvalConfig{Path: []string{filepath.Join(dir, "gone.txt")}}, Opening{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.path") {
+	if _, err := Open(config(3, wide), EvalConfig{Path: []string{filepath.Join(dir, "gone.txt")}}, Options{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.path") {
 		t.Error(err)
 	}
 }
@@ -120,7 +120,7 @@ func TestLongLine(t *testing.T) {
 	path := file(t, t.TempDir(), "a.jsonl", line+line)
 	for _, step := range []int64{7, 1000, 1010, 1 << 16} {
 		for limit, want := range map[int64]string{int64(len(line)): "", int64(len(line)) - 1: "a.jsonl:1: a line longer than"} {
-			o := opening{Opening: Opening{Vocab: 256}, config: config(3)}
+			o := opening{Options: Options{Vocab: 256}, config: config(3)}
 			found, err := o.survey([]format{&jsonl{path, int64(2 * len(line)), step, "text", limit}})
 			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
 				t.Fatal(step, limit, err)
@@ -144,7 +144,7 @@ func TestLineWithoutEnd(t *testing.T) {
 	}
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	_, err := OpenData(config(8, path), EvalConfig{}, Opening{Vocab: 256, Seed: 7})
+	_, err := Open(config(8, path), EvalConfig{}, Options{Vocab: 256, Seed: 7})
 	runtime.ReadMemStats(&after)
 	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), path+":2: a line longer than 33554432 bytes") || !strings.Contains(err.Error(), ".txt file of its own") {
 		t.Error(err)
@@ -164,8 +164,8 @@ func FuzzJSONL(f *testing.F) {
 		path := file(t, t.TempDir(), "a.jsonl", s)
 		d := config(1+(sequence&0xff+0x100)&0xff, path)
 		d.Pack = pack
-		data, err := OpenData(d, EvalConfig{}, Opening{Vocab: 256, Seed: 7, block: int64(block) + 1, cache: 64})
-		whole, e := OpenData(d, EvalConfig{}, Opening{Vocab: 256, Seed: 7})
+		data, err := Open(d, EvalConfig{}, Options{Vocab: 256, Seed: 7, block: int64(block) + 1, cache: 64})
+		whole, e := Open(d, EvalConfig{}, Options{Vocab: 256, Seed: 7})
 		if fmt.Sprint(err) != fmt.Sprint(e) {
 			t.Fatalf("in blocks of %d: %v, in one: %v", block+1, err, e)
 		}

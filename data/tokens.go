@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"encoding/binary"
@@ -47,7 +47,7 @@ func (t *tokens) survey(o *opening) error {
 	rank, size := o.place()
 	lo, hi := t.n*rank/size, t.n*(rank+1)/size
 	sums := make([]byte, 0, 4*(hi-lo))
-	var m Micro
+	var m MicroBatch
 	var err error
 	for r := lo; r < hi && err == nil; r++ {
 		if err = t.load(&m, r); err == nil {
@@ -72,7 +72,7 @@ func (t *tokens) survey(o *opening) error {
 }
 
 // sum is the checksum of the row in the scratch.
-func (t *tokens) sum(m *Micro) (crc uint32) {
+func (t *tokens) sum(m *MicroBatch) (crc uint32) {
 	for _, x := range m.scratch {
 		crc = crc32.Update(crc, castagnoli, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 8*len(x)))
 	}
@@ -113,7 +113,7 @@ func (t *tokens) check() error {
 	return nil
 }
 
-func (t *tokens) checkRow(m *Micro, r int64) error {
+func (t *tokens) checkRow(m *MicroBatch, r int64) error {
 	ids, labels, positions := m.scratch[0], m.scratch[1], m.scratch[2]
 	for i, id := range ids {
 		if id < 0 || id >= t.vocab {
@@ -134,7 +134,7 @@ func (t *tokens) checkRow(m *Micro, r int64) error {
 }
 
 // load reads a row of each tensor into the scratch; an absent one is empty.
-func (t *tokens) load(m *Micro, r int64) error {
+func (t *tokens) load(m *MicroBatch, r int64) error {
 	for k, e := range []tensor.Entry{t.ids, t.labels, t.positions} {
 		m.scratch[k] = m.scratch[k][:0]
 		if e.Name == "" {
@@ -150,7 +150,7 @@ func (t *tokens) load(m *Micro, r int64) error {
 
 // fill adds the row in the scratch to the micro batch. A position of 0 starts a document, and so
 // does the row.
-func (t *tokens) fill(m *Micro) {
+func (t *tokens) fill(m *MicroBatch) {
 	ids, labels, given := m.scratch[0], m.scratch[1], m.scratch[2]
 	if len(labels) == 0 {
 		labels = ids
@@ -184,7 +184,7 @@ func (t *tokens) length(int64) (int64, error) { return t.sequence, nil }
 
 // appendRow checks the row again: the file may have been written to since it was opened, and an id
 // outside the embedding must never reach a kernel.
-func (t *tokens) appendRow(m *Micro, r int64) error {
+func (t *tokens) appendRow(m *MicroBatch, r int64) error {
 	if err := t.load(m, t.first+r); err != nil {
 		return err
 	}

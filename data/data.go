@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"cmp"
@@ -21,8 +21,8 @@ type Data struct {
 	reader      *reader
 }
 
-// Opening is what OpenData needs beside the tables of the job file.
-type Opening struct {
+// Options is what Open needs beside the tables of the job file.
+type Options struct {
 	Vocab     int64     // the model's: no id lies outside it
 	Seed      uint64    // decides the order of the rows where data.shuffle asks for one
 	Tokenizer Tokenizer // nil = what data.tokenizer says
@@ -61,17 +61,17 @@ type source interface {
 	longest() int64   // tokens of the longest row
 	checksum() uint32 // of the files behind it, all of their documents or rows
 	length(row int64) (int64, error)
-	appendRow(m *Micro, row int64) error                     // adds a row to a micro batch
+	appendRow(m *MicroBatch, row int64) error                // adds a row to a micro batch
 	split(unit int64) (before, after source, _ error)        // cuts between documents
 	cut(at func(n int64) int64) (head, tail source, _ error) // cuts the only document in two
 }
 
-// OpenData opens and checks everything [data] and [eval] name: every token id against the
+// Open opens and checks everything [data] and [eval] name: every token id against the
 // vocabulary, labels, positions. It reads all files once, each rank its share, and keeps where
 // their blocks are; rows are read again when they are needed. An error names the file and the
 // document, line or row in it, and is that of the first fault in the files' order. Empty documents
 // are left out. Collective over o.Comm: all ranks get the same rows, or the same error.
-func OpenData(d DataConfig, e EvalConfig, o Opening) (*Data, error) {
+func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 	data := &Data{}
 	if err := data.open(d, e, o); err != nil {
 		data.Close()
@@ -80,14 +80,14 @@ func OpenData(d DataConfig, e EvalConfig, o Opening) (*Data, error) {
 	return data, nil
 }
 
-func (data *Data) open(d DataConfig, e EvalConfig, o Opening) error {
+func (data *Data) open(d Config, e EvalConfig, o Options) error {
 	var err error
 	if d.Sequence < 1 || d.Sequence > math.MaxInt32 || o.Vocab < 1 {
-		err = status.Errorf(status.InvalidArgument, "train.OpenData: data.sequence %d, vocabulary %d: both must be positive, the first below 2^31", d.Sequence, o.Vocab)
+		err = status.Errorf(status.InvalidArgument, "data.Open: data.sequence %d, vocabulary %d: both must be positive, the first below 2^31", d.Sequence, o.Vocab)
 	} else if o.Tokenizer == nil {
 		o.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
-	s := &opening{Opening: o, config: d}
+	s := &opening{Options: o, config: d}
 	if err = s.agree(err); err != nil {
 		return err
 	}

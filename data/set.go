@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"math"
@@ -9,10 +9,10 @@ import (
 	"ulysses/internal/status"
 )
 
-// Micro is what one data-parallel replica works on in one micro step: whole rows, one behind the
+// MicroBatch is what one data-parallel replica works on in one micro step: whole rows, one behind the
 // other, the same on every rank of its sequence group. Targets are already shifted, over the whole
 // rows: no rank ever needs its neighbour's tokens.
-type Micro struct {
+type MicroBatch struct {
 	IDs       []int32 // [tokens]
 	Targets   []int32 // [tokens]; the id that follows, or Ignore
 	Positions []int32 // [tokens]; as RoPE takes them
@@ -44,6 +44,12 @@ func newSet(sources []source, shuffle bool, seed uint64) *Set {
 		s.ends = append(s.ends, s.rows)
 	}
 	return s
+}
+
+// Placeholder is a set of one row of so many tokens, a single document, that nobody has: for plans of
+// data that is not looked at.
+func Placeholder(tokens int64) *Set {
+	return &Set{rows: 1, tokens: tokens, documents: 1, longest: tokens}
 }
 
 // Rows is the number of rows: the size of an epoch.
@@ -97,13 +103,13 @@ func (s *Set) locate(row int64) (source, int64) {
 	return s.sources[k], row
 }
 
-// Micro gathers micro step micro of optimizer step step (both from 0) for one replica: of the
+// MicroBatch gathers micro step micro of optimizer step step (both from 0) for one replica: of the
 // step's global batch of G = replicas·batch·accumulate rows, which begins at row step·G of the
 // order, those from micro·replicas·batch + replica·batch on. The order begins anew behind the last
-// row. It fills and returns buf, or a new Micro for nil.
-func (s *Set) Micro(step, micro, replica, replicas, batch, accumulate int64, buf *Micro) (*Micro, error) {
+// row. It fills and returns buf, or a new MicroBatch for nil.
+func (s *Set) MicroBatch(step, micro, replica, replicas, batch, accumulate int64, buf *MicroBatch) (*MicroBatch, error) {
 	if step < 0 || micro < 0 || micro >= accumulate || replica < 0 || replica >= replicas || batch < 1 {
-		return nil, status.Errorf(status.InvalidArgument, "train.Set.Micro: step %d, micro step %d of %d, replica %d of %d, batch %d: out of range",
+		return nil, status.Errorf(status.InvalidArgument, "data.Set.MicroBatch: step %d, micro step %d of %d, replica %d of %d, batch %d: out of range",
 			step, micro, accumulate, replica, replicas, batch)
 	}
 	first := step*(replicas*batch*accumulate) + (micro*replicas+replica)*batch
@@ -116,22 +122,22 @@ func (s *Set) Length(g int64) (int64, error) {
 	return src.length(i)
 }
 
-// Gather gathers rows of the training order by their numbers, as Micro does.
-func (s *Set) Gather(numbers []int64, buf *Micro) (*Micro, error) {
+// Gather gathers rows of the training order by their numbers, as MicroBatch does.
+func (s *Set) Gather(numbers []int64, buf *MicroBatch) (*MicroBatch, error) {
 	return s.gather(0, int64(len(numbers)), func(i int64) int64 { return s.row(numbers[i]) }, buf)
 }
 
 // Range gathers rows [lo, hi) in the order of the files: what an evaluation reads, each row once.
-func (s *Set) Range(lo, hi int64, buf *Micro) (*Micro, error) {
+func (s *Set) Range(lo, hi int64, buf *MicroBatch) (*MicroBatch, error) {
 	if lo < 0 || hi <= lo || hi > s.rows {
-		return nil, status.Errorf(status.InvalidArgument, "train.Set.Range: rows [%d, %d) of %d: out of range", lo, hi, s.rows)
+		return nil, status.Errorf(status.InvalidArgument, "data.Set.Range: rows [%d, %d) of %d: out of range", lo, hi, s.rows)
 	}
 	return s.gather(lo, hi, func(g int64) int64 { return g }, buf)
 }
 
-func (s *Set) gather(lo, hi int64, row func(int64) int64, m *Micro) (*Micro, error) {
+func (s *Set) gather(lo, hi int64, row func(int64) int64, m *MicroBatch) (*MicroBatch, error) {
 	if m == nil {
-		m = &Micro{}
+		m = &MicroBatch{}
 	}
 	m.IDs, m.Targets, m.Positions, m.CuSeqlens, m.Valid = m.IDs[:0], m.Targets[:0], m.Positions[:0], append(m.CuSeqlens[:0], 0), 0
 	for g := lo; g < hi; g++ {
@@ -149,7 +155,7 @@ func (s *Set) gather(lo, hi int64, row func(int64) int64, m *Micro) (*Micro, err
 }
 
 // grow makes room for n more tokens and returns where they go.
-func (m *Micro) grow(n int64) (ids, targets, positions []int32) {
+func (m *MicroBatch) grow(n int64) (ids, targets, positions []int32) {
 	more := func(s *[]int32) []int32 {
 		at := len(*s)
 		*s = slices.Grow(*s, int(n))[:at+int(n)]

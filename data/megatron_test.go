@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"encoding/binary"
@@ -52,7 +52,7 @@ func TestMegatron(t *testing.T) {
 						path := filepath.Join(megatronGoldens, name+[]string{".bin", ".idx"}[k])
 						d := config(16, text, path, text)
 						d.Pack = pack
-						data, err := OpenData(d, EvalConfig{}, Opening{Vocab: 60000, Comm: c, Workers: 2, block: block, cache: 999})
+						data, err := Open(d, EvalConfig{}, Options{Vocab: 60000, Comm: c, Workers: 2, block: block, cache: 999})
 						if err != nil {
 							t.Error(err)
 							return
@@ -150,7 +150,7 @@ func TestMegatronFaults(t *testing.T) {
 		for _, block := range []int64{64, 0} {
 			for _, ranks := range []int{1, 4} {
 				onRanks(t, ranks, func(com comm.Comm) {
-					_, err := OpenData(config(16, path), EvalConfig{}, Opening{Vocab: 60000, Comm: com, block: block})
+					_, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000, Comm: com, block: block})
 					if status.Of(err) != c.code || !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), filepath.Join(dir, "x.")) {
 						t.Errorf("case %d, blocks of %d, %d ranks: %v, want %q", i, block, ranks, err, c.want)
 					}
@@ -163,14 +163,14 @@ func TestMegatronFaults(t *testing.T) {
 		filepath.Join(megatronGoldens, "none.bin"):    "no text and no tokens in it",
 		file(t, dir, "alone.bin", "ab"):               "a Megatron dataset is two files, alone.bin and alone.idx",
 	} {
-		if _, err := OpenData(config(16, path), EvalConfig{}, Opening{Vocab: 60000}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}
 	// The place of an id in its document is told from any block.
 	path := copyMegatron(t, dir, "one", "long", func(idx, bin []byte) ([]byte, []byte) { return idx, bin })
 	for _, block := range []int64{64, 0} {
-		if _, err := OpenData(config(16, path), EvalConfig{}, Opening{Vocab: 10, block: block}); err == nil || !strings.HasPrefix(err.Error(), path+" (document 0), position 5: token id 10") {
+		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 10, block: block}); err == nil || !strings.HasPrefix(err.Error(), path+" (document 0), position 5: token id 10") {
 			t.Error(err)
 		}
 	}
@@ -209,7 +209,7 @@ func FuzzMegatron(f *testing.F) {
 		file(t, dir, "x.idx", string(idx))
 		d := config(7, file(t, dir, "x.bin", string(bin)))
 		d.Pack = pack
-		data, err := OpenData(d, EvalConfig{}, Opening{Vocab: 1 << 40, block: 64, cache: 64})
+		data, err := Open(d, EvalConfig{}, Options{Vocab: 1 << 40, block: 64, cache: 64})
 		if err != nil {
 			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), filepath.Join(dir, "x.")) && !strings.Contains(err.Error(), "no text and no tokens") {
 				t.Fatal(err)

@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"bytes"
@@ -70,7 +70,7 @@ func TestTokenizers(t *testing.T) {
 						onRanks(t, ranks, func(c comm.Comm) {
 							d := config(100, paths...)
 							d.Pack, d.AddEOS, d.Tokenizer = pack, eos, folder
-							data, err := OpenData(d, EvalConfig{}, Opening{Vocab: tok.Size(), Comm: c, Workers: 2, block: block, cache: 1000})
+							data, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size(), Comm: c, Workers: 2, block: block, cache: 1000})
 							if err != nil {
 								t.Error(err)
 								return
@@ -93,13 +93,13 @@ func TestTokenizers(t *testing.T) {
 		}
 		d := config(100, paths...)
 		d.Tokenizer = folder
-		if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("it has %d ids", tok.Size())) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("it has %d ids", tok.Size())) {
 			t.Error(err)
 		}
 	}
 	d := config(100, paths...)
 	d.Tokenizer = filepath.Join(dir, "nowhere")
-	if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: 9}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 9}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
 		t.Error(err)
 	}
 }
@@ -144,7 +144,7 @@ func TestTokenizerFaults(t *testing.T) {
 	} {
 		d := config(9, c.path)
 		d.AddEOS = true
-		if _, err := OpenData(d, EvalConfig{}, Opening{Vocab: c.vocab, Tokenizer: c.tok}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: c.vocab, Tokenizer: c.tok}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}

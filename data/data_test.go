@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"fmt"
@@ -40,13 +40,13 @@ func tokensFile(t testing.TB, dir, name string, rows, width int64, items map[str
 	return path
 }
 
-func config(sequence int64, paths ...string) DataConfig {
-	return DataConfig{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1, Pack: true}
+func config(sequence int64, paths ...string) Config {
+	return Config{Path: paths, Tokenizer: "bytes", TextField: "text", Sequence: sequence, Batch: 1, Accumulate: 1, Pack: true}
 }
 
-func open(t testing.TB, d DataConfig, e EvalConfig, vocab int64) *Data {
+func open(t testing.TB, d Config, e EvalConfig, vocab int64) *Data {
 	t.Helper()
-	data, err := OpenData(d, e, Opening{Vocab: vocab, Seed: 1})
+	data, err := Open(d, e, Options{Vocab: vocab, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,9 +55,9 @@ func open(t testing.TB, d DataConfig, e EvalConfig, vocab int64) *Data {
 }
 
 // whole is all rows of a set, a micro batch each.
-func whole(t testing.TB, s *Set) []Micro {
+func whole(t testing.TB, s *Set) []MicroBatch {
 	t.Helper()
-	var all []Micro
+	var all []MicroBatch
 	for r := range s.Rows() {
 		m, err := s.Range(r, r+1, nil)
 		if err != nil {
@@ -73,7 +73,7 @@ func TestPacking(t *testing.T) {
 	dir := t.TempDir()
 	a, b := file(t, dir, "a.txt", "abcde"), file(t, dir, "b.jsonl", "{\"text\":\"f\"}\n\n{\"text\":\"\"}\n{\"text\":\"gh\"}\r\n{\"n\":1,\"text\":\"ijk\"}")
 	packed := open(t, config(4, a, b), EvalConfig{}, 256).Train()
-	want := []Micro{
+	want := []MicroBatch{
 		{IDs: []int32{'a', 'b', 'c', 'd'}, Targets: []int32{'b', 'c', 'd', -100}, Positions: []int32{0, 1, 2, 3}, CuSeqlens: []int64{0, 4}, Valid: 3},
 		{IDs: []int32{'e', 'f', 'g', 'h'}, Targets: []int32{-100, -100, 'h', -100}, Positions: []int32{0, 0, 0, 1}, CuSeqlens: []int64{0, 1, 2, 4}, Valid: 1},
 		{IDs: []int32{'i', 'j', 'k'}, Targets: []int32{'j', 'k', -100}, Positions: []int32{0, 1, 2}, CuSeqlens: []int64{0, 3}, Valid: 2},
@@ -84,7 +84,7 @@ func TestPacking(t *testing.T) {
 	d := config(4, a, b)
 	d.Pack = false
 	single := open(t, d, EvalConfig{}, 256).Train()
-	want = []Micro{
+	want = []MicroBatch{
 		want[0],
 		{IDs: []int32{'f'}, Targets: []int32{-100}, Positions: []int32{0}, CuSeqlens: []int64{0, 1}},
 		{IDs: []int32{'g', 'h'}, Targets: []int32{'h', -100}, Positions: []int32{0, 1}, CuSeqlens: []int64{0, 2}, Valid: 1},
@@ -117,7 +117,7 @@ func TestTokens(t *testing.T) {
 		"labels":       {1, -100, 3, 4, 11, 6, 7, 8, -100, -100},
 		"position_ids": {7, 8, 0, 1, 5, 0, 0, 3, 4, 0}})
 	got := whole(t, open(t, config(5, path), EvalConfig{}, 12).Train())
-	want := []Micro{
+	want := []MicroBatch{
 		{IDs: []int32{1, 2, 3, 4, 5}, Targets: []int32{-100, -100, 4, 11, -100}, Positions: []int32{7, 8, 0, 1, 5}, CuSeqlens: []int64{0, 2, 5}, Valid: 2},
 		{IDs: []int32{6, 7, 8, 9, 10}, Targets: []int32{-100, 8, -100, -100, -100}, Positions: []int32{0, 0, 3, 4, 0}, CuSeqlens: []int64{0, 1, 4, 5}, Valid: 1},
 	}
@@ -130,11 +130,11 @@ func TestTokens(t *testing.T) {
 // by replica.
 func join(t *testing.T, s *Set, step, replicas, batch, accumulate int64) (ids []int32, valid int64) {
 	t.Helper()
-	var m *Micro
+	var m *MicroBatch
 	for a := range accumulate {
 		for d := range replicas {
 			var err error
-			if m, err = s.Micro(step, a, d, replicas, batch, accumulate, m); err != nil {
+			if m, err = s.MicroBatch(step, a, d, replicas, batch, accumulate, m); err != nil {
 				t.Fatal(err)
 			}
 			ids, valid = append(ids, m.IDs...), valid+m.Valid
@@ -260,14 +260,14 @@ func TestEvalSplit(t *testing.T) {
 func TestMicroReuse(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, config(64, file(t, dir, "a.txt", string(make([]byte, 1000)))), EvalConfig{}, 256).Train()
-	m, err := s.Micro(0, 0, 0, 1, 4, 1, nil)
+	m, err := s.MicroBatch(0, 0, 0, 1, 4, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	step := int64(0)
 	if n := testing.AllocsPerRun(20, func() {
 		step++
-		if m, err = s.Micro(step, 0, 0, 1, 4, 1, m); err != nil {
+		if m, err = s.MicroBatch(step, 0, 0, 1, 4, 1, m); err != nil {
 			t.Fatal(err)
 		}
 	}); n > 1 {

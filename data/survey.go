@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"encoding/json"
@@ -13,8 +13,8 @@ import (
 
 // opening is what the pass over the files is made with.
 type opening struct {
-	Opening
-	config DataConfig
+	Options
+	config Config
 }
 
 // agree makes the error of the lowest rank that has one everybody's. Collective.
@@ -36,7 +36,7 @@ func (o *opening) agree(err error) error {
 		}
 		var f fault
 		if e := json.Unmarshal(b, &f); e != nil {
-			return status.Errorf(status.Internal, "train.OpenData: an error that cannot be read: %w", e)
+			return status.Errorf(status.Internal, "data.Open: an error that cannot be read: %w", e)
 		}
 		return f.at("", 0, 0)
 	}
@@ -235,7 +235,7 @@ func (s *survey) exchange() ([]found, error) {
 		all = append(all, foundIn(b)...)
 		var bad *fault
 		if err := json.Unmarshal(faults[r], &bad); err != nil {
-			return nil, status.Errorf(status.Internal, "train.OpenData: an error that cannot be read: %w", err)
+			return nil, status.Errorf(status.Internal, "data.Open: an error that cannot be read: %w", err)
 		}
 		if bad == nil {
 			continue

@@ -1,4 +1,4 @@
-package train
+package data
 
 import (
 	"encoding/json"
@@ -17,11 +17,11 @@ import (
 )
 
 // plainRows is what rows mean, in the plainest way: all documents in memory.
-func plainRows(docs [][]int32, sequence int64, pack bool) (rows []Micro) {
+func plainRows(docs [][]int32, sequence int64, pack bool) (rows []MicroBatch) {
 	var ids []int32
 	var starts []bool
 	add := func() {
-		m := Micro{CuSeqlens: []int64{0}}
+		m := MicroBatch{CuSeqlens: []int64{0}}
 		for i, id := range ids {
 			first := i == 0 || starts[i]
 			if first && i > 0 {
@@ -120,7 +120,7 @@ func TestStreaming(t *testing.T) {
 						train, eval = docs[:n], docs[n:]
 					}
 					onRanks(t, ranks, func(c comm.Comm) {
-						data, err := OpenData(d, e, Opening{Vocab: 256, Seed: 1, Comm: c, Workers: 1 + int(seed%3), block: block, cache: []int64{1, 1000, 0}[seed%3]})
+						data, err := Open(d, e, Options{Vocab: 256, Seed: 1, Comm: c, Workers: 1 + int(seed%3), block: block, cache: []int64{1, 1000, 0}[seed%3]})
 						if err != nil {
 							t.Error(err)
 							return
@@ -185,7 +185,7 @@ func TestFirstFault(t *testing.T) {
 		for _, block := range []int64{1, 50, 333, 0} {
 			for _, ranks := range []int{1, 2, 7} {
 				onRanks(t, ranks, func(com comm.Comm) {
-					_, err := OpenData(config(9, c.paths...), EvalConfig{}, Opening{Vocab: c.vocab, Comm: com, Workers: 3, block: block})
+					_, err := Open(config(9, c.paths...), EvalConfig{}, Options{Vocab: c.vocab, Comm: com, Workers: 3, block: block})
 					if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), c.want) {
 						t.Errorf("blocks of %d, %d ranks: %v\nwant %s", block, ranks, err, c.want)
 					}
@@ -208,7 +208,7 @@ func TestFilesChangedUnderneath(t *testing.T) {
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			data, err := OpenData(config(72, path), EvalConfig{}, Opening{Vocab: 256, block: 16, cache: 1})
+			data, err := Open(config(72, path), EvalConfig{}, Options{Vocab: 256, block: 16, cache: 1})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -232,13 +232,13 @@ func TestOtherFiles(t *testing.T) {
 	a, b := file(t, dir, "a.txt", "abc"), file(t, dir, "b.txt", "abcd")
 	onRanks(t, 2, func(c comm.Comm) {
 		path := []string{a, b}[c.Rank()]
-		if _, err := OpenData(config(3, path), EvalConfig{}, Opening{Vocab: 256, Comm: c}); err == nil || !strings.Contains(err.Error(), "a.txt") {
+		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); err == nil || !strings.Contains(err.Error(), "a.txt") {
 			t.Error(err)
 		}
 	})
 	onRanks(t, 2, func(c comm.Comm) {
 		path := []string{a, dir + "/gone.txt"}[c.Rank()]
-		if _, err := OpenData(config(3, path), EvalConfig{}, Opening{Vocab: 256, Comm: c}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "gone.txt") {
+		if _, err := Open(config(3, path), EvalConfig{}, Options{Vocab: 256, Comm: c}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "gone.txt") {
 			t.Error(err)
 		}
 	})
@@ -247,12 +247,12 @@ func TestOtherFiles(t *testing.T) {
 // The cache holds what it may, and drops what was not used for longest.
 func TestCache(t *testing.T) {
 	path := file(t, t.TempDir(), "a.txt", strings.Repeat("0123456789", 1000))
-	data, err := OpenData(config(10, path), EvalConfig{}, Opening{Vocab: 256, block: 100, cache: 5000})
+	data, err := Open(config(10, path), EvalConfig{}, Options{Vocab: 256, block: 100, cache: 5000})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	var m *Micro
+	var m *MicroBatch
 	for _, row := range rand.New(rand.NewSource(1)).Perm(1000) {
 		if m, err = data.Train().Range(int64(row), int64(row)+1, m); err != nil || !slices.Equal(m.IDs, []int32{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}) {
 			t.Fatal(m, err)
@@ -271,9 +271,9 @@ func TestResumedPosition(t *testing.T) {
 		d := config(8, paths...)
 		d.Pack, d.Shuffle = pack, true
 		whole := open(t, d, EvalConfig{}, 256).Train()
-		var steps []Micro
+		var steps []MicroBatch
 		for step := range int64(40) {
-			m, err := whole.Micro(step, 1, 1, 2, 2, 2, nil)
+			m, err := whole.MicroBatch(step, 1, 1, 2, 2, 2, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -282,7 +282,7 @@ func TestResumedPosition(t *testing.T) {
 		for _, from := range []int64{1, 17, 39} {
 			resumed := open(t, d, EvalConfig{}, 256).Train()
 			for step := from; step < 40; step++ {
-				m, err := resumed.Micro(step, 1, 1, 2, 2, 2, nil)
+				m, err := resumed.MicroBatch(step, 1, 1, 2, 2, 2, nil)
 				if err != nil || !reflect.DeepEqual(*m, steps[step]) {
 					t.Fatalf("pack %v, resumed at %d: step %d has %v, want %v, %v", pack, from, step, m, steps[step], err)
 				}

@@ -1,11 +1,11 @@
-package train
+package data
 
 import (
 	"slices"
 	"sort"
 )
 
-// deal puts rows of the given lengths into micro steps of several replicas, none of which holds
+// Deal puts rows of the given lengths into micro steps of several replicas, none of which holds
 // more than budget tokens: [micro step][replica] rows in increasing order. All replicas have as
 // many micro steps, each of at least one row; there are as few as possible by these rules: rows,
 // the longest first, go where the least cost lies that has room for them, or else where the first
@@ -14,7 +14,7 @@ import (
 //
 // It depends on the arguments alone, so that all ranks do the same. Of the micro steps dealt the
 // costliest come first, side by side: replicas wait for each other where they sum gradients.
-func deal(lengths []int64, replicas int, budget int64, cost func(tokens int64) float64) [][][]int64 {
+func Deal(lengths []int64, replicas int, budget int64, cost func(tokens int64) float64) [][][]int64 {
 	order := make([]int, len(lengths))
 	total, large := int64(0), 0
 	for i, n := range lengths {
