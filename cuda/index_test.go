@@ -20,7 +20,7 @@ func hostProgramWith(t *testing.T, source string, args ...string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
 	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
-		"-fno-sanitize-recover=undefined", "-o", program, filepath.Join("plugin", source), "-ldl")
+		"-fno-sanitize-recover=undefined", "-Iplugin", "-o", program, filepath.Join("plugin", source), "-ldl")
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", compile, err, out)
 	}
@@ -30,4 +30,4 @@ func hostProgramWith(t *testing.T, source string, args ...string) {
 }
 
 // TestIndexArithmetic is of shapes that no memory has, too.
-func TestIndexArithmetic(t *testing.T) { hostProgram(t, "index_test.cpp") }
+func TestIndexArithmetic(t *testing.T) { hostProgram(t, "kernels/index_test.cpp") }

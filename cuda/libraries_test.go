@@ -62,7 +62,7 @@ func TestLibraries(t *testing.T) {
 	}
 	// A cuDNN of another version, with all functions; under the name that a host program would have
 	// it in memory by.
-	forwards, err := os.ReadFile("plugin/dl_cudnn.cpp")
+	forwards, err := os.ReadFile("plugin/libraries/dl_cudnn.cpp")
 	if err != nil {
 		t.Fatal(err)
 	}

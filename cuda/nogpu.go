@@ -7,7 +7,8 @@ import (
 
 // NoGPU describes an absent GPU of the Hopper generation with cuDNN. It returns the memory that
 // operations need, without the plug-in or a driver. Its formulas are copies of the plug-in's
-// (plugin/attention_index.h, sdpa_shape.h, sdpa_parts.h and delta_index.h); tests compare the two.
+// (attention_index.h and delta_index.h in plugin/kernels, sdpa_shape.h and sdpa_parts.h in
+// plugin/libraries); tests compare the two.
 type NoGPU struct {
 	Deterministic bool // every result of the GPU is bitwise reproducible
 

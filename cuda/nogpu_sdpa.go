@@ -7,7 +7,7 @@ import (
 	"ulysses/tensor"
 )
 
-// Limits of calls that cuDNN serves: plugin/sdpa_shape.h and sdpa_parts.h.
+// Limits of calls that cuDNN serves: sdpa_shape.h and sdpa_parts.h in plugin/libraries.
 const (
 	sdpaDocuments = 8192
 	sdpaTokens    = 1 << 24

@@ -19,8 +19,9 @@ SHELL    := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: real emulated races matrix check-matrix fetch force
 
-kernels  := $(wildcard $(SRC)/*.cu)
-host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/*.cpp))
+# The plug-in's face is in $(SRC) itself; emulated/ is for the host alone.
+kernels  := $(foreach d,$(SRC)/kernels $(SRC)/libraries $(SRC),$(wildcard $(d)/*.cu))
+host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/libraries/*.cpp))
 standin  := $(filter-out %_test.cpp,$(wildcard $(SRC)/emulated/*.cpp))
 exports  := $(SRC)/exports.map
 
@@ -29,7 +30,7 @@ emulated: $(OUT)/libulysses_cuda_emulated.so
 races: $(OUT)/races/libulysses_cuda_emulated.so
 
 # As system headers: what a compiler given by hand brings along comes before them.
-includes := $(addprefix -isystem ,$(NVIDIA)/cu13/include $(NVIDIA)/cudnn/include $(NVIDIA)/nccl/include $(FRONTEND))
+includes := -I$(SRC) $(addprefix -isystem ,$(NVIDIA)/cu13/include $(NVIDIA)/cudnn/include $(NVIDIA)/nccl/include $(FRONTEND))
 static   := -static-libstdc++ -static-libgcc
 warnings := -Wall -Wextra -Wno-unused-parameter
 
@@ -45,18 +46,20 @@ $(OUT)/real/settings: force | fetch
 	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
 
 # Tests read the instructions of these: for tensor cores, and for accesses of 16 bytes.
-$(addprefix $(OUT)/real/,attention_mma.cu.o delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
+$(addprefix $(OUT)/real/kernels/,attention_mma.cu.o delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
 
 # What ptxas says of registers, local memory and spills is kept: a test reads it.
 $(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
+	@mkdir -p $(@D)
 	@echo 'nvcc $*.cu'
 	@$(NVCC) -std=c++17 -O3 $(GENCODE) $(flags) -Xptxas -v -Xcompiler -fPIC,-fvisibility=hidden,-Wall $(includes) -MMD -MP -MF $(@:.o=.d) -MT $@ -c -o $@ $< \
 	  > $@.ptxas 2>&1 || { cat $@.ptxas; exit 1; }
 	@grep -E 'warning|error' $@.ptxas || true
 
 # The frontend of cuDNN is one large unit: without its JSON, which halves the memory that takes, and little optimised.
-$(OUT)/real/sdpa.cpp.o: level := -O1
+$(OUT)/real/libraries/sdpa.cpp.o: level := -O1
 $(OUT)/real/%.cpp.o: $(SRC)/%.cpp cuda/plugin.mk $(OUT)/real/settings
+	@mkdir -p $(@D)
 	@echo 'g++ $*.cpp'
 	@$(CXX) -std=c++17 $(or $(level),-O2) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden $(warnings) -DCUDNN_FRONTEND_SKIP_JSON_LIB $(includes) -MMD -MP -c -o $@ $<
 
@@ -87,7 +90,7 @@ check-matrix: matrix
 # --- on the host ------------------------------------------------------------------------------------------------------------------------
 # The same arithmetic as a GPU's, no more fused than the sources say; fmaf as an instruction where the processor has it.
 fused   := $(shell grep -qm1 -w fma /proc/cpuinfo && grep -qm1 -w avx2 /proc/cpuinfo && echo -mfma -mavx2)
-emulate := $(CXX) -std=c++17 -O2 -g1 -fno-strict-aliasing -ffp-contract=off $(fused) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED $(warnings) -Wno-unknown-pragmas
+emulate := $(CXX) -std=c++17 -O2 -g1 -fno-strict-aliasing -ffp-contract=off $(fused) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -DULY_EMULATED -I$(SRC) $(warnings) -Wno-unknown-pragmas
 
 # Kernels say where they use an address that is not aligned (emulated/blocks.cpp): a GPU stops there.
 $(OUT)/emulated/%.cu.o: $(SRC)/%.cu cuda/plugin.mk
@@ -114,4 +117,4 @@ $(OUT)/races/libulysses_cuda_emulated.so: $(watched) $(SRC)/emulated/exports.map
 	@echo 'link races/libulysses_cuda_emulated.so'
 	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(watched) -ldl -lpthread -lrt && mv $@.new $@
 
--include $(wildcard $(OUT)/real/*.d $(OUT)/emulated/*.d $(OUT)/emulated/races/*.d $(OUT)/races/*.d $(OUT)/matrix/*.d)
+-include $(foreach d,real emulated races,$(wildcard $(OUT)/$(d)/*.d $(OUT)/$(d)/*/*.d)) $(wildcard $(OUT)/matrix/*.d)

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <vector>
 
-#include "../plugin/sdpa.h"
+#include "libraries/sdpa.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "guest.h"
-#include "libraries.h"
+#include "libraries/libraries.h"
 #include "plugin.h"
 #include "probe.h"
 #include "processes.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "libraries.h"
+#include "libraries/libraries.h"
 
 // count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for
 // first: without it, the runtime speaks of a driver that is too old.

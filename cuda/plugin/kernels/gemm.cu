@@ -1,11 +1,11 @@
 // Matrix products. Rows: "cublaslt" where the library is found, and "naive": tiles in shared memory
 // and FMAs in f32, in the order of k.
 #include "check.h"
-#include "gemm_layout.h"
+#include "libraries/gemm_layout.h"
 #include "values.h"
 
 #ifndef ULY_EMULATED
-#include "gemm_cublaslt.h"
+#include "libraries/gemm_cublaslt.h"
 #endif
 
 namespace {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../kernels.h"
+#include "../../kernels.h"
 
 #ifdef __CUDACC__
 #define ULY_BOTH __host__ __device__ __forceinline__

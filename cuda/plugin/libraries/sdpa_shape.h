@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "attention_index.h"
+#include "kernels/attention_index.h"
 
 struct sdpa_strides {
   int64_t token, head;

@@ -8,7 +8,7 @@
 #include "tables.h"
 #include "values.h"
 #ifndef ULY_EMULATED
-#include "libraries.h"
+#include "libraries/libraries.h"
 #endif
 
 int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,

@@ -1,6 +1,6 @@
 // Small kernels beside cuDNN's attention.
 #include "sdpa.h"
-#include "values.h"
+#include "kernels/values.h"
 
 enum { THREADS = 256 };
 

@@ -1,7 +1,7 @@
 // What the files of cuDNN's attention share.
 #pragma once
 
-#include "attention.h"
+#include "kernels/attention.h"
 #include "library.h"
 #include "sdpa_parts.h"
 #include "sdpa_shape.h"

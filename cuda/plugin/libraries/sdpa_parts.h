@@ -6,7 +6,7 @@
 
 #include <initializer_list>
 
-#include "attention_index.h"
+#include "kernels/attention_index.h"
 
 // sdpa_part is query heads [q, q + hq) over key heads [k, k + hkv), as many to each. A key head is
 // in one part, so that its gradient is written once.
