@@ -47,7 +47,7 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 		return nil, err
 	}
 	l.free = append(l.free, l.Model.Close)
-	lo, hi := sp.Shard(s.Tokens, int64(c.Size()), int64(c.Rank()))
+	lo, hi := comm.Shard(s.Tokens, c.Size(), c.Rank())
 	rows := hi - lo
 	if err = l.Reserve(s.Tokens); err != nil {
 		return nil, err

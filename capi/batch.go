@@ -57,7 +57,7 @@ func checkBatch(op string, d *cBatch, c *context) error {
 		name      string
 		seq, rows int64
 	}{{"", d.seq, d.rows}, {"kv_", d.kv_seq, d.kv_rows}} {
-		lo, hi := sp.Shard(n.seq, int64(c.comm.Size()), int64(c.comm.Rank()))
+		lo, hi := comm.Shard(n.seq, c.comm.Size(), c.comm.Rank())
 		if n.seq > 0 && n.rows != 0 && n.rows != hi-lo {
 			return invalid("%s: %[2]sseq %[3]d gives this rank %[4]d rows and %[2]srows says %[5]d: set one of them to 0", op, n.name, n.seq, hi-lo, n.rows)
 		}
@@ -221,7 +221,7 @@ func (x *batch) settle(op string, d *cBatch) error {
 			return err
 		}
 	} else {
-		lo, hi := sp.Shard(d.seq, int64(c.Size()), int64(c.Rank()))
+		lo, hi := comm.Shard(d.seq, c.Size(), c.Rank())
 		rows = hi - lo
 	}
 	if d.docs > d.batch*s.Seq {
@@ -269,7 +269,7 @@ func (x *batch) settleKeys(op string, d *cBatch, s sp.BatchSpec) error {
 		// Queries as the ranks have them, keys cut evenly.
 		s.KVRows = nil
 		for r := range int64(c.Size()) {
-			lo, hi := sp.Shard(d.kv_seq, int64(c.Size()), r)
+			lo, hi := comm.Shard(d.kv_seq, int64(c.Size()), r)
 			s.KVRows = append(s.KVRows, hi-lo)
 		}
 	}

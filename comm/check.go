@@ -8,44 +8,6 @@ import (
 	"ulysses/tensor"
 )
 
-// rowBytes is the bytes of one slice of the first axis; an absent tensor has none.
-func rowBytes(t tensor.Tensor) int64 {
-	if t.IsNil() {
-		return 0
-	}
-	n := t.DType.Size()
-	for _, d := range t.Shape[1:max(t.NDim, 1)] {
-		n *= d
-	}
-	return n
-}
-
-func total(rows []int64) int64 {
-	var n int64
-	for _, r := range rows {
-		n += r
-	}
-	return n
-}
-
-// before is the first row of block i.
-func before(rows []int64, i int) int64 { return total(rows[:i]) }
-
-// Shard is the part [lo, hi) of n that rank has when n is cut into size parts whose extents differ
-// by one at most, the larger first.
-func Shard(n int64, rank, size int) (lo, hi int64) {
-	r, p := int64(rank), int64(size)
-	lo = r*(n/p) + min(r, n%p)
-	return lo, lo + n/p + b2i(r < n%p)
-}
-
-func b2i(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
 // ready waits for what the stream has still to write; memory of the host is then good to send.
 func ready(s device.Stream) error {
 	if s == nil {

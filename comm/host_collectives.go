@@ -125,7 +125,7 @@ func (h *hostComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 		return h.reduceGathered(name, op, t)
 	}
 	part := func(j int) (at, n int64) {
-		lo, hi := Shard(t.Numel(), j, h.size)
+		lo, hi := Shard(t.Numel(), h.size, j)
 		return lo * elem, (hi - lo) * elem
 	}
 	at, n := part(h.rank)

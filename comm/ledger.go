@@ -105,7 +105,7 @@ func ReduceScatterBytes(rank int, rows []int64, row int64) int64 {
 // AllReduceBytes is a reduce-scatter and an all-gather of n elements of elem bytes cut by Shard:
 // about 2(P-1)/P·n·elem.
 func AllReduceBytes(rank, size int, n, elem int64) int64 {
-	lo, hi := Shard(n, rank, size)
+	lo, hi := Shard(n, size, rank)
 	return (n + int64(size-2)*(hi-lo)) * elem
 }
 

@@ -165,14 +165,14 @@ func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 		copyBytes(t.Data, out, n*b)
 		return nil
 	}
-	lo, hi := Shard(n, c.rank, size)
+	lo, hi := Shard(n, size, c.rank)
 	c.reducePart(o, op, t.DType, place(t.Data, lo*b, (hi-lo)*b), lo, hi)
 	if err := c.meet(o, 1, false); err != nil {
 		return err
 	}
 	for k := 1; k < size; k++ {
 		j := (c.rank + k) % size
-		lo, hi := Shard(n, j, size)
+		lo, hi := Shard(n, size, j)
 		copyBytes(place(t.Data, lo*b, (hi-lo)*b), place(o.posts[j].src.Data, lo*b, (hi-lo)*b), (hi-lo)*b)
 	}
 	return c.meet(o, 2, true)

@@ -126,7 +126,7 @@ func (m *mpiComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	}
 	elem := t.DType.Size()
 	part := func(j int) (at, n int64) {
-		lo, hi := Shard(t.Numel(), j, m.size)
+		lo, hi := Shard(t.Numel(), m.size, j)
 		return lo * elem, (hi - lo) * elem
 	}
 	at, n := part(m.rank)

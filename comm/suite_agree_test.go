@@ -121,7 +121,7 @@ func suiteCounted(c Comm) error {
 			exchanged += rowsBetween(int(r), j) * 5 * 2
 		}
 	}
-	lo, hi := Shard(10, int(r), int(n))
+	lo, hi := Shard(10, n, r)
 	sent := map[string]int64{OpAllToAll: 2 * exchanged, OpAllReduce: 4 * (10 - (hi - lo) + (n-1)*(hi-lo)), OpAllGather: (n - 1) * (r + 1) * 8,
 		OpReduceScatter: (n*(n+1)/2 - r - 1) * 8, OpBroadcast: 36, OpSendRecv: 3, OpBarrier: 0}
 	if r == n-1 {

@@ -257,7 +257,7 @@ func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error
 		return c.leave(caller)
 	}
 	shard := func(j int) (at uintptr, count int64) {
-		lo, hi := comm.Shard(n, j, len(c.peers))
+		lo, hi := comm.Shard(n, len(c.peers), j)
 		return uintptr(lo * elem), hi - lo
 	}
 	at, count := shard(c.me)

@@ -199,7 +199,7 @@ func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	} else { // NCCL's maximum of a number and a NaN is the number, and its sums in BF16 are rounded at every hop
 		shards := c.rows[:c.host.Size()]
 		for j := range shards {
-			lo, hi := comm.Shard(n, j, len(shards))
+			lo, hi := comm.Shard(n, len(shards), j)
 			shards[j] = hi - lo
 		}
 		own := x + uintptr(comm.RowsBefore(shards, c.host.Rank())*t.DType.Size())

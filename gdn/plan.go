@@ -226,7 +226,7 @@ func (p *Plan) Heads() (lo, hi, keyLo, keyHi int64) {
 
 // headsOf is the value heads of a rank and the key heads under them.
 func headsOf(l Layer, size, rank int64) (lo, hi, keyLo, keyHi int64) {
-	lo, hi = sp.Shard(l.ValueHeads, size, rank)
+	lo, hi = comm.Shard(l.ValueHeads, size, rank)
 	if lo == hi {
 		return lo, hi, 0, 0
 	}

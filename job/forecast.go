@@ -13,7 +13,6 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/model"
-	"ulysses/sp"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -95,11 +94,11 @@ func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	for r := range ulysses {
 		var load []int64
 		for _, n := range rows {
-			lo, hi := sp.Shard(n, ulysses, r)
+			lo, hi := comm.Shard(n, ulysses, r)
 			load = append(load, hi-lo)
 		}
 		for _, n := range heads {
-			lo, hi := sp.Shard(n[0], ulysses, r)
+			lo, hi := comm.Shard(n[0], ulysses, r)
 			keys := int64(0)
 			if group := n[0] / n[1]; hi > lo {
 				keys = (hi-1)/group - lo/group + 1

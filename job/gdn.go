@@ -161,6 +161,6 @@ func (r *gdnRun) results() []sharded {
 // whole is a tensor of states, which every rank has in full: each writes its share of the
 // documents.
 func (r *gdnRun) whole(name string, t tensor.Tensor) sharded {
-	lo, hi := sp.Shard(r.in.n, int64(r.comm.Size()), int64(r.comm.Rank()))
+	lo, hi := comm.Shard(r.in.n, r.comm.Size(), r.comm.Rank())
 	return sharded{name, t.Slice(0, lo, hi), []int64{r.in.n, r.in.hv, r.in.dk, r.in.dv}, r.in.n}
 }

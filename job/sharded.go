@@ -6,7 +6,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -129,7 +128,7 @@ func (w *shards) receive(t *sharded, out io.Writer) error {
 	}
 	step := w.step(t)
 	for from := 1; from < w.comm.Size(); from++ {
-		lo, hi := sp.Shard(t.rows, int64(w.comm.Size()), int64(from))
+		lo, hi := comm.Shard(t.rows, w.comm.Size(), from)
 		for ; lo < hi; lo += step {
 			rows := w.buffer(min(step, hi-lo), t.rowBytes())
 			if lost := w.comm.SendRecv(nil, rows, from, tensor.Tensor{}, -1); lost != nil {

@@ -7,7 +7,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -20,7 +19,7 @@ func TestWriteSharded(t *testing.T) {
 			for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "not", "there")} {
 				path := filepath.Join(dir, "x.safetensors")
 				err := comm.RunLocal(ranks, func(c comm.Comm) error {
-					lo, hi := sp.Shard(rows, int64(ranks), int64(c.Rank()))
+					lo, hi := comm.Shard(rows, ranks, c.Rank())
 					x, y := make([]float32, (hi-lo)*width), make([]float32, hi-lo)
 					for i := range x {
 						x[i] = float32(lo*width + int64(i))

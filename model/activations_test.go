@@ -40,7 +40,7 @@ func under(a Activations, x Tiles, tokens int64) func(r *rank) {
 	return func(r *rank) {
 		must(r.SetTiles(x))
 		must(r.SetActivations(a))
-		lo, hi := comm.Shard(tokens, r.comm.Rank(), r.comm.Size())
+		lo, hi := comm.Shard(tokens, r.comm.Size(), r.comm.Rank())
 		table, err := r.Memory(hi-lo, tokens, true)
 		must(err)
 		r.c.Arena.Free()

@@ -140,7 +140,7 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	r.bind()
 	s, err := dev.NewStream()
 	must(err)
-	lo, hi := sp.Shard(tokens, int64(c.Size()), int64(c.Rank()))
+	lo, hi := comm.Shard(tokens, c.Size(), c.Rank())
 	table, err := m.Memory(hi-lo, tokens, backward)
 	must(err)
 	arena, err := device.NewArena(dev, "activations", Bytes(table))

@@ -10,7 +10,6 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
-	"ulysses/sp"
 	"ulysses/tensor"
 	"ulysses/testkit/fake"
 	"ulysses/testkit/mpitest"
@@ -57,7 +56,7 @@ func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, se
 	}
 	s, err := dev.NewStream()
 	must(err)
-	lo, hi := sp.Shard(tokens, int64(host.Size()), int64(host.Rank()))
+	lo, hi := comm.Shard(tokens, host.Size(), host.Rank())
 	table, err := m.Memory(hi-lo, tokens, true)
 	must(err)
 	arena, err := device.NewArena(dev, "activations", Bytes(table))

@@ -206,7 +206,7 @@ func TestTilesWeights(t *testing.T) {
 					}
 					once(t, r, l)
 					r.c.Weights = nil
-					_, most := comm.Shard(int64(len(s.ids)), 0, n)
+					_, most := comm.Shard(int64(len(s.ids)), n, 0)
 					if got, want := r.head.compute.Plan.Count, tile.Count(most, 2); got != want {
 						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as all", len(s.ids), r.comm.Rank(), n, got, want)
 					}

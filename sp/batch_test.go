@@ -10,28 +10,6 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-func TestShardCoversEverythingOnce(t *testing.T) {
-	for n := range int64(20) {
-		for size := int64(1); size < 9; size++ {
-			at := int64(0)
-			for r := range size {
-				lo, hi := Shard(n, size, r)
-				more := int64(0)
-				if r < n%size {
-					more = 1
-				}
-				if lo != at || hi-lo != n/size+more {
-					t.Fatalf("Shard(%d, %d, %d) is [%d, %d)", n, size, r, lo, hi)
-				}
-				at = hi
-			}
-			if at != n {
-				t.Fatalf("shards of %d over %d end at %d", n, size, at)
-			}
-		}
-	}
-}
-
 // A rank holds exactly the key heads that its query heads use, and every key head has one owner.
 func TestKeyHeadsUnderQueryHeads(t *testing.T) {
 	for kv := int64(1); kv < 7; kv++ {

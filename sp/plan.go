@@ -26,18 +26,6 @@ import (
 	"ulysses/tensor"
 )
 
-// Shard gives the rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more.
-// Heads are cut likewise.
-func Shard(n, size, rank int64) (lo, hi int64) {
-	rows, more := n/size, n%size
-	lo = rank*rows + min(rank, more)
-	hi = lo + rows
-	if rank < more {
-		hi++
-	}
-	return lo, hi
-}
-
 // span is a range [lo, hi) of heads or of rows.
 type span struct{ lo, hi int64 }
 
@@ -47,7 +35,7 @@ func (s span) n() int64 { return s.hi - s.lo }
 func shards(n, size int64) []span {
 	cut := make([]span, size)
 	for r := range cut {
-		cut[r].lo, cut[r].hi = Shard(n, size, int64(r))
+		cut[r].lo, cut[r].hi = comm.Shard(n, size, int64(r))
 	}
 	return cut
 }

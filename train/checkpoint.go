@@ -2,10 +2,10 @@ package train
 
 import (
 	"ulysses/checkpoint"
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -61,7 +61,7 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 			all[i].Tensors = append(all[i].Tensors, checkpoint.Tensor{Name: p.Name, Shape: p.Shape, DType: p.Stored().String()})
 		}
 		for r := range ranks {
-			lo, hi := sp.Shard(g.Numel(), int64(ranks), int64(r))
+			lo, hi := comm.Shard(g.Numel(), ranks, r)
 			all[i].Cut = append(all[i].Cut, []int64{lo, hi})
 		}
 	}

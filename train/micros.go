@@ -5,7 +5,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/data"
-	"ulysses/sp"
 )
 
 // MaxRows is the most tokens of a micro step and of one rank's shard of it.
@@ -19,7 +18,7 @@ func (s *Setup) MaxRows() (tokens, rows int64) {
 	if s.Eval != nil {
 		tokens = max(tokens, s.evalRows()*s.Eval.Longest())
 	}
-	lo, hi := sp.Shard(tokens, int64(s.Mesh.Seq.Size()), 0)
+	lo, hi := comm.Shard(tokens, s.Mesh.Seq.Size(), 0)
 	return tokens, hi - lo
 }
 

@@ -7,7 +7,6 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/model"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -84,7 +83,7 @@ func (s *saver) free() {
 
 // share is the elements of a group that this rank writes.
 func (s *saver) share(g *model.Group) (lo, hi int64) {
-	return sp.Shard(g.Numel(), int64(s.mesh.World.Size()), int64(s.mesh.World.Rank()))
+	return comm.Shard(g.Numel(), s.mesh.World.Size(), s.mesh.World.Rank())
 }
 
 // reserve allocates the copy, and says which pieces of it the rank's file has. The stream is the

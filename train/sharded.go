@@ -4,13 +4,12 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/model"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
 // Sharded holds parameters as ZeRO does (Rajbhandari et al. 2020, arXiv:1910.02054, section 5), cut
 // over all ranks, data and sequence alike, group by group: of a group's elements rank r owns
-// sp.Shard(numel, ranks, r). Stage 1 cuts the optimizer's state, moments and F32 masters; stage 2
+// comm.Shard(numel, ranks, r). Stage 1 cuts the optimizer's state, moments and F32 masters; stage 2
 // the gradients as well; stage 3 the values too.
 //
 // What is cut is whole for the stretch of work that needs it, in one of two slots: values are
@@ -111,10 +110,10 @@ func (w *Sharded) cut(groups []*model.Group) (numel int64, largest [2]int64) {
 	for _, g := range groups {
 		c := cutGroup{Group: g, numel: g.Numel(), at: numel, shard: w.own, rows: make([]int64, size), decay: []device.Range{}}
 		for r := range size {
-			lo, hi := sp.Shard(c.numel, size, r)
+			lo, hi := comm.Shard(c.numel, size, r)
 			c.rows[r] = hi - lo
 		}
-		c.lo, c.hi = sp.Shard(c.numel, size, rank)
+		c.lo, c.hi = comm.Shard(c.numel, size, rank)
 		at := int64(0)
 		for _, p := range g.Params {
 			if lo, hi := max(at, c.lo), min(at+p.Numel(), c.hi); p.Decay && lo < hi {

@@ -242,7 +242,7 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	if alone {
 		group = comm.Local(1)[0]
 	}
-	lo, hi := sp.Shard(total, int64(group.Size()), int64(group.Rank()))
+	lo, hi := comm.Shard(total, group.Size(), group.Rank())
 	batch, err := sp.NewBatch(group, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
 	if err != nil {
 		return model.Loss{}, err
