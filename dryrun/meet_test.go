@@ -1,20 +1,19 @@
 package dryrun
 
 import (
-	"math"
+	"fmt"
 	"testing"
 
 	"ulysses/internal/clock"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 // A communication costs a share of the work before it, and a slice for each further rank on the
 // core.
 func TestMeetingCost(t *testing.T) {
 	for _, c := range []struct{ work, share, want float64 }{{0, 1, 0}, {2, 1, 2 * late}, {2, 0.5, 2 * late}, {0, 3, 2 * slice()}, {1, 2, late + slice()}} {
-		if got := MeetingCost(c.work, c.share); math.Abs(got-c.want) > 1e-12 {
-			t.Errorf("%v s of work, %v ranks to a core: %v, want %v", c.work, c.share, got, c.want)
-		}
+		near.Value(t, fmt.Sprintf("%v s of work, %v ranks to a core", c.work, c.share), MeetingCost(c.work, c.share), c.want, 1e-12)
 	}
 	if s := slice(); s < 0.7e-3 || s > 2.8e-3 {
 		t.Errorf("a slice of %v s", s)

@@ -14,6 +14,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/testkit/cudatest"
+	"ulysses/testkit/near"
 )
 
 // The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a
@@ -168,19 +169,15 @@ func compareFiles(t *testing.T, got, want string, limit float64) {
 		t.Fatalf("%d tensors, want %d", len(a), len(b))
 	}
 	for name, ref := range b {
-		worst, scale := 0.0, 0.0
+		d := &near.Difference{}
 		for i, v := range ref {
 			if math.IsInf(float64(v), -1) && a[name][i] == v {
 				continue // a query without keys
 			}
-			d := math.Abs(float64(a[name][i]) - float64(v))
-			if math.IsNaN(d) {
-				t.Fatalf("%s[%d] is %v, want %v", name, i, a[name][i], v)
-			}
-			worst, scale = max(worst, d), max(scale, math.Abs(float64(v)))
+			d.Add(float64(a[name][i]), float64(v), int64(i))
 		}
-		if worst > limit*scale {
-			t.Errorf("%s: error %.1e, allowed %.0e", name, worst/scale, limit)
+		if err := d.WithinRelative(name, limit); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"ulysses/testkit/near"
 )
 
 // figures is the content of docs/figures.json, the only source of numbers that the documents quote
@@ -65,9 +67,7 @@ func TestFiguresOfTheText(t *testing.T) {
 			gram := data[at-n+1 : at+1]
 			nats -= math.Log((whole[gram] + f.Text.Smoothing) / (context[gram[:n-1]] + 256*f.Text.Smoothing))
 		}
-		if got := nats / float64(f.Text.HeldOut); math.Abs(got-f.NGrams[table]) > 0.00006 {
-			t.Errorf("%s: %.4f nats a byte, docs/figures.json has %v", table, got, f.NGrams[table])
-		}
+		near.Value(t, table+" in docs/figures.json", nats/float64(f.Text.HeldOut), f.NGrams[table], 0.00006)
 	}
 }
 

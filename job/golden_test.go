@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 // goldens is where PyTorch's answers lie; testdata/goldens/make.py writes them and nothing else
@@ -105,14 +107,11 @@ func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...stri
 		t.Fatalf("%d records, want %d", len(records), c.Steps)
 	}
 	for i, r := range records {
-		if d := math.Abs(r.Loss - c.Losses[i]); !(d <= 2e-4) {
-			t.Errorf("step %d: loss %.7f, PyTorch %.7f: off by %.1e", i+1, r.Loss, c.Losses[i], d)
-		}
-		if d := math.Abs(r.GradNorm - c.GradNorms[i]); !(d <= 2e-3*c.GradNorms[i]) {
-			t.Errorf("step %d: gradient norm %.7f, PyTorch %.7f", i+1, r.GradNorm, c.GradNorms[i])
-		}
-		if math.Abs(r.LR-c.LR[i]) > 1e-12 || r.Tokens != c.Tokens[i] || r.TargetTokens != c.TargetTokens[i] || r.Step != int64(i+1) {
-			t.Errorf("step %d: %+v, want lr %g, tokens %d, targets %d", i+1, r, c.LR[i], c.Tokens[i], c.TargetTokens[i])
+		near.Value(t, fmt.Sprintf("loss of step %d", i+1), r.Loss, c.Losses[i], 2e-4)
+		near.Value(t, fmt.Sprintf("gradient norm of step %d", i+1), r.GradNorm, c.GradNorms[i], 2e-3*c.GradNorms[i])
+		near.Value(t, fmt.Sprintf("learning rate of step %d", i+1), r.LR, c.LR[i], 1e-12)
+		if r.Tokens != c.Tokens[i] || r.TargetTokens != c.TargetTokens[i] || r.Step != int64(i+1) {
+			t.Errorf("step %d: %+v, want tokens %d, targets %d", i+1, r, c.Tokens[i], c.TargetTokens[i])
 		}
 	}
 	checkWeights(t, filepath.Join(out, "model", "model.safetensors"), filepath.Join(dir, c.Model), c)

@@ -336,11 +336,11 @@ func TestMeetingsOfAPlan(t *testing.T) {
 		}
 		each := dryrun.MeetingCost(without.Seconds/float64(all), 3)
 		for phase, n := range without.Meetings {
-			if more := with.Phases[phase] - without.Phases[phase]; n == 0 || math.Abs(more-each*float64(n)) > 1e-9 {
+			if more := with.Phases[phase] - without.Phases[phase]; n == 0 || !(math.Abs(more-each*float64(n)) <= 1e-9) {
 				t.Errorf("%s: %d meetings, %v s longer", phase, n, more)
 			}
 		}
-		if more := with.Seconds - without.Seconds; all == 0 || math.Abs(more-each*float64(all)) > 1e-9 {
+		if more := with.Seconds - without.Seconds; all == 0 || !(math.Abs(more-each*float64(all)) <= 1e-9) {
 			t.Errorf("%d meetings: %v s longer", all, more)
 		}
 		return nil

@@ -17,6 +17,7 @@ import (
 	"ulysses/dryrun"
 	"ulysses/internal/clock"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 // The smoothed loss is drawn beside the loss of each step. It follows a change within its window,
@@ -42,9 +43,7 @@ func TestSmoothedLoss(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	for at, want := range map[int]float64{0: 5.5, 149: 5, 299: 3} {
-		if got := *s[1].Y[at]; math.Abs(got-want) > 0.06 {
-			t.Errorf("step %d: %v, want about %v", at+1, got, want)
-		}
+		near.Value(t, fmt.Sprintf("smoothed loss of step %d", at+1), *s[1].Y[at], want, 0.06)
 	}
 	if s[1].Y[10] != nil || s[1].Y[20] != nil || s[1].Y[21] == nil {
 		t.Error("gaps")
@@ -67,7 +66,7 @@ func TestAxesHaveOneUnit(t *testing.T) {
 		{"FLOP/s", 0.0083, 1e-3, "GFLOP/s"}, {"FLOP/s", 0.027, 1e-3, "GFLOP/s"}, {"FLOP/s", 417, 1, "TFLOP/s"}, {"FLOP/s", 5e-7, 1e-9, "kFLOP/s"},
 		{"nats a token", 6.2, 1, "nats a token"}, {"nats a token", 2e7, 1e7, "nats a token × 10⁷"}, {"", 5e-3, 1e-3, "× 10⁻³"}, {"", 3e-4, 1e-4, "× 10⁻⁴"}, {"", 0, 1, ""}, {"", 0.5, 1, ""},
 	} {
-		if scale, name := axisScale(x.most, x.unit); math.Abs(scale/x.scale-1) > 1e-12 || name != x.name {
+		if scale, name := axisScale(x.most, x.unit); !(math.Abs(scale/x.scale-1) <= 1e-12) || name != x.name {
 			t.Errorf("%v %s: %v %q", x.most, x.unit, scale, name)
 		}
 	}

@@ -35,7 +35,7 @@ var may = map[string]string{
 	"internal/outdir":     "",
 	"data/tokenizer":      "",
 	"testkit/ref":         "tensor",
-	"testkit/conformance": "testkit/ref device tensor",
+	"testkit/conformance": "testkit/near testkit/ref device tensor",
 	"testkit/cudatest":    "",
 	"testkit/mpitest":     "comm",
 	"testkit/near":        "",

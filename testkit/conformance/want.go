@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 	"ulysses/testkit/ref"
 )
 
@@ -154,13 +155,13 @@ func deviation(got, ref []float64) (e float64, fault string) {
 	return delta / size, ""
 }
 
-// worst names the element that is farthest off.
+// worst returns the index of the finite element with the largest error, and both values.
 func worst(got, ref []float64) string {
-	at, delta := 0, -1.0
-	for i := range ref {
-		if d := math.Abs(got[i] - ref[i]); d > delta {
-			at, delta = i, d
+	d := &near.Difference{}
+	for i, r := range ref {
+		if !math.IsInf(r, 0) && !math.IsNaN(r) {
+			d.Add(got[i], r, int64(i))
 		}
 	}
-	return fmt.Sprintf("element %d is %.9g, want %.9g", at, got[at], ref[at])
+	return d.String()
 }

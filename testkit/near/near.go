@@ -42,7 +42,7 @@ func (d *Difference) Add(got, want float64, index ...int64) {
 	if !finite(got) || !finite(want) {
 		delta = math.Inf(1)
 	}
-	if d.pairs == 0 || delta > d.Max {
+	if d.pairs == 0 || !(delta <= d.Max) {
 		d.Max, d.Got, d.Want, d.Index = delta, got, want, append(d.Index[:0], index...)
 	}
 	if size := math.Abs(want); finite(size) {

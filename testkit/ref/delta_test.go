@@ -61,11 +61,11 @@ func TestDeltaState(t *testing.T) {
 	in, dout, dlast := normal(r, 2*3*2), normal(r, 7*2*2), normal(r, 2*3*2)
 	_, last := GatedDeltaForward(a, q, k, v, g, beta, in)
 	state, transition := DeltaState(a, k, v, g, beta)
-	near(t, "state", DeltaFold(2, 3, 2, transition, in, state, false), last, 1e-12)
+	each(t, "state", DeltaFold(2, 3, 2, transition, in, state, false), last, 1e-12)
 	d := GatedDeltaBackward(a, q, k, v, g, beta, in, dout, dlast)
 	dstate := DeltaStateGrad(a, q, k, g, beta, dout)
-	near(t, "dstate", DeltaFold(2, 3, 2, transition, dlast, dstate, true), d.DState, 1e-12)
-	near(t, "fold", DeltaFold(1, 2, 1, []float64{1, 2, 3, 4}, []float64{5, 6}, nil, true), []float64{23, 34}, 0)
+	each(t, "dstate", DeltaFold(2, 3, 2, transition, dlast, dstate, true), d.DState, 1e-12)
+	each(t, "fold", DeltaFold(1, 2, 1, []float64{1, 2, 3, 4}, []float64{5, 6}, nil, true), []float64{23, 34}, 0)
 }
 
 func TestConv1dGradient(t *testing.T) {
@@ -81,7 +81,7 @@ func TestConv1dGradient(t *testing.T) {
 			sameSlope(t, "dw", w, dw, loss)
 			sameSlope(t, "dbefore", before, dbefore, loss)
 			clear(before)
-			near(t, "nothing before", Conv1dForward(a, x, w, nil), Conv1dForward(a, x, w, before), 0)
+			each(t, "nothing before", Conv1dForward(a, x, w, nil), Conv1dForward(a, x, w, before), 0)
 		}
 	}
 }
@@ -135,8 +135,8 @@ func TestGatedDeltaKnown(t *testing.T) {
 	} {
 		a := &GatedDelta{Hk: 1, Hv: 1, Dk: 2, Dv: 2, Cu: bounds(3), L2Norm: c.norm, Scale: math.Sqrt(0.5), In: 1, Out: 1}
 		out, last := GatedDeltaForward(a, q, k, v, g, beta, []float64{0.2, -0.6, 1.1, 0.4})
-		near(t, "out", out, c.out, 2e-6)
-		near(t, "last", last, c.last, 2e-6)
+		each(t, "out", out, c.out, 2e-6)
+		each(t, "last", last, c.last, 2e-6)
 	}
 }
 
@@ -144,11 +144,11 @@ func TestGatedDeltaKnown(t *testing.T) {
 func TestConv1dKnown(t *testing.T) {
 	a := &Conv1d{C: 2, Width: 3, Cu: bounds(3)}
 	y := Conv1dForward(a, []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{0.1, 0.2, 0.3, -0.4, 0.5, -0.6}, nil)
-	near(t, "y", y, []float64{0.172332755043, 0.922229740199, 0.205316152621, -0.276562445509, -0.0475020812521, -0.257438100643}, 1e-11)
+	each(t, "y", y, []float64{0.172332755043, 0.922229740199, 0.205316152621, -0.276562445509, -0.0475020812521, -0.257438100643}, 1e-11)
 }
 
 func TestGatesKnown(t *testing.T) {
 	g, beta := DeltaGates([]float64{0, 25, -800}, []float64{0, math.Log(3), 0}, []float64{math.Log(2), 0, 0}, []float64{0, 5, 0})
-	near(t, "g", g, []float64{-2 * math.Ln2, -30, 0}, 1e-15)
-	near(t, "beta", beta, []float64{0.5, 0.75, 0.5}, 1e-15)
+	each(t, "g", g, []float64{-2 * math.Ln2, -30, 0}, 1e-15)
+	each(t, "beta", beta, []float64{0.5, 0.75, 0.5}, 1e-15)
 }

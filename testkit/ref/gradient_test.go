@@ -1,9 +1,12 @@
 package ref
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"ulysses/testkit/near"
 )
 
 func normal(r *rand.Rand, n int64) []float64 {
@@ -36,9 +39,7 @@ func sameSlope(t *testing.T, name string, x, gradient []float64, loss func() flo
 		down := loss()
 		x[i] = was
 		slope := (up - down) / (2 * step)
-		if !(math.Abs(slope-gradient[i]) <= 1e-7*(1+math.Abs(slope))) {
-			t.Errorf("%s[%d]: gradient %.12g, slope %.12g", name, i, gradient[i], slope)
-		}
+		near.Value(t, fmt.Sprintf("gradient of %s[%d]", name, i), gradient[i], slope, 1e-7*(1+math.Abs(slope)))
 	}
 }
 
