@@ -115,12 +115,12 @@ type lent struct {
 	took   []float64 // forward and backward; or the host's
 }
 
-func (w *lent) Pass([]model.Stretch) error {
+func (w *lent) Pass([]model.Use) error {
 	w.begun, w.took = time.Now(), w.took[:0]
 	return nil
 }
 
-func (w *lent) Need(group int, _ device.Stream) error {
+func (w *lent) Gather(group int, _ device.Stream) error {
 	if w.host || group != 1 {
 		return nil
 	}
@@ -132,7 +132,7 @@ func (w *lent) Need(group int, _ device.Stream) error {
 	return err
 }
 
-func (w *lent) Done(group int, _ device.Stream) error {
+func (w *lent) Release(group int, _ device.Stream) error {
 	switch {
 	case w.host && group == 0: // the embedding's, in the forward and in the backward half: the last one counts
 		w.took = append(w.took[:0], time.Since(w.begun).Seconds())

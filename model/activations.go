@@ -7,16 +7,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// Fate is what becomes of activations of a kind between the forward and the backward pass.
-type Fate uint8
+// Policy is what becomes of activations of a kind between the forward and the backward pass.
+type Policy uint8
 
 const (
-	Keep      Fate = iota // they stay where they are
-	Recompute             // backward computes them again
-	Offload               // they go to the host's memory and come back, while layers compute
+	Keep      Policy = iota // they stay where they are
+	Recompute               // backward computes them again
+	Offload                 // they go to the host's memory and come back, while layers compute
 )
 
-func (f Fate) String() string { return [...]string{"keep", "recompute", "offload"}[f] }
+func (f Policy) String() string { return [...]string{"keep", "recompute", "offload"}[f] }
 
 // Activations says what a pass keeps for its backward half. Gradients do not depend on it: what is
 // computed again has the same bits, if the device's operations are repeatable.
@@ -24,16 +24,16 @@ type Activations struct {
 	// BlockInput, Keep or Offload, is the residual stream before a layer: of every Segment-th one.
 	// Those between are computed again, by one more forward pass over the segment (Chen et al.
 	// 2016).
-	BlockInput Fate
+	BlockInput Policy
 	Segment    int64 // layers; 0 = 1
 
 	// Attention is its output and what its backward needs beside q, k and v (the LSE); of linear
 	// attention everything but the gate's input. Recomputed it takes QKV along.
-	Attention Fate
+	Attention Policy
 	// queries, keys and values as attention takes them, and before their norms; of linear attention
 	// the gate's input
-	QKV Fate
-	MLP Fate // the residual stream before the MLP and, unless it runs in tiles, gate and up
+	QKV Policy
+	MLP Policy // the residual stream before the MLP and, unless it runs in tiles, gate and up
 
 	// HeadGroups cuts the heads of softmax attention into so many groups, which go through the
 	// exchange and attention one after the other, so that q, k and v of one group only are there in
@@ -41,9 +41,9 @@ type Activations struct {
 	HeadGroups int64
 }
 
-// fates by kind.
-func (a *Activations) fates() [kinds]Fate {
-	return [kinds]Fate{a.BlockInput, a.QKV, a.Attention, a.MLP}
+// policies by kind.
+func (a *Activations) policies() [categories]Policy {
+	return [categories]Policy{a.BlockInput, a.QKV, a.Attention, a.MLP}
 }
 
 func (a Activations) segment() int64 { return max(1, a.Segment) }
@@ -51,7 +51,7 @@ func (a Activations) groups() int64  { return max(1, a.HeadGroups) }
 
 // Offloads says whether anything goes to the host.
 func (a Activations) Offloads() bool {
-	for _, f := range a.fates() {
+	for _, f := range a.policies() {
 		if f == Offload {
 			return true
 		}
@@ -97,7 +97,7 @@ func (m *Model) SetActivations(a Activations) error {
 		}
 	}
 	m.activations = a
-	m.orders = map[bool][]Stretch{false: m.order(false), true: m.order(true)}
+	m.orders = map[bool][]Use{false: m.order(false), true: m.order(true)}
 	m.visits = m.visitsOf()
 	return nil
 }

@@ -19,9 +19,9 @@ func deeper(cfg *Config, layers int64) *Config {
 	return c
 }
 
-// fates are ways to keep activations: each kind by itself, all together, segments of several
+// policies are ways to keep activations: each kind by itself, all together, segments of several
 // lengths, groups of heads.
-func fates() []Activations {
+func policies() []Activations {
 	all := []Activations{
 		{MLP: Recompute}, {QKV: Recompute}, {Attention: Recompute, QKV: Recompute}, {Attention: Recompute, QKV: Recompute, MLP: Recompute},
 		{QKV: Recompute, MLP: Recompute}, {Segment: 2}, {Segment: 3, Attention: Recompute, QKV: Recompute, MLP: Recompute},
@@ -60,7 +60,7 @@ func TestActivations(t *testing.T) {
 		for _, n := range []int{1, several()} {
 			for _, x := range []Tiles{{TileOff, TileOff}, {7, 7}} {
 				want := train(t, n, cfg, s, under(Activations{}, x, int64(len(s.ids))))
-				for _, a := range fates() {
+				for _, a := range policies() {
 					got := train(t, n, cfg, s, under(a, x, int64(len(s.ids))))
 					what := fmt.Sprintf("%d ranks, tiles %v, %v", n, x, a)
 					if got.Loss != want.Loss {
@@ -110,7 +110,7 @@ func TestActivationsMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 4)
 		s := documents(cfg.VocabSize, 50, 31)
-		for _, a := range append(fates(), Activations{QKV: Recompute, MLP: Recompute, HeadGroups: cfg.NumKeyValueHeads}) {
+		for _, a := range append(policies(), Activations{QKV: Recompute, MLP: Recompute, HeadGroups: cfg.NumKeyValueHeads}) {
 			for _, n := range []int{1, several()} {
 				ranks(t, n, func(c comm.Comm) error {
 					ledger := comm.NewLedger()
@@ -148,7 +148,7 @@ func TestActivationsMemory(t *testing.T) {
 	})
 }
 
-// What a layer keeps is what the kinds say, in bytes a token: nothing of a layer but its input,
+// What a layer keeps is what the categories say, in bytes a token: nothing of a layer but its input,
 // with everything recomputed; of every other layer in segments of two.
 func TestActivationsBytes(t *testing.T) {
 	base := configs(t)["llama"]
@@ -225,7 +225,7 @@ func TestActivationsOnALateDevice(t *testing.T) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
 		for _, n := range []int{1, several()} {
 			want := train(t, n, cfg, s, nil)
-			for _, a := range fates() {
+			for _, a := range policies() {
 				got := trainLate(t, n, cfg, tensor.F32, s, a)
 				for name, g := range want.grads {
 					if !slices.Equal(got.grads[name], g) {

@@ -15,7 +15,7 @@ import (
 // Gradients of parameters are added to and announced.
 type Mixer interface {
 	Params() []*Param
-	hold(p *pass)
+	visitSaved(p *pass)
 	Forward(p *pass, x tensor.Tensor)
 	Output(p *pass, x tensor.Tensor) // Forward again, from what it kept of kind attention
 	Backward(p *pass, x, dy tensor.Tensor)
@@ -95,14 +95,14 @@ func (a *softmaxAttention) values(x tensor.Tensor) tensor.Tensor {
 // beforeNorms is the columns that a.raw keeps.
 func (a *softmaxAttention) beforeNorms() int64 { return a.hq*a.dq + a.hkv*a.d }
 
-func (a *softmaxAttention) hold(p *pass) {
-	p.hold(&a.mixed, attention, p.rows, a.hq*a.d)
-	p.holdBytes(&a.lse, attention, p.plans.groups*p.sizes.full.lse)
-	p.holdBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
+func (a *softmaxAttention) visitSaved(p *pass) {
+	p.visit(&a.mixed, attention, p.rows, a.hq*a.d)
+	p.visitBytes(&a.lse, attention, p.plans.groups*p.sizes.full.lse)
+	p.visitBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
 	if a.qNorm != nil {
-		p.hold(&a.raw, qkv, p.rows, a.beforeNorms())
-		p.holdStat(&a.qRStd, qkv, p.rows*a.hq)
-		p.holdStat(&a.kRStd, qkv, p.rows*a.hkv)
+		p.visit(&a.raw, qkv, p.rows, a.beforeNorms())
+		p.visitStat(&a.qRStd, qkv, p.rows*a.hq)
+		p.visitStat(&a.kRStd, qkv, p.rows*a.hkv)
 	}
 }
 
@@ -165,10 +165,10 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	mixed := p.or(a.mixed, p.rows, a.hq*a.d)
 	a.norms(p)
 	all := p.temp(p.rows, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
-	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
+	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
 	saved := a.saved
 	if saved.IsNil() && !a.lse.IsNil() { // the LSE is kept, the rest has nowhere to be but here
-		saved = p.take(tensor.U8, p.sizes.full.saved)
+		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 	}
 	a.project(p, all, a.raw, x)
 	p.phase("attention")
@@ -232,11 +232,11 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
 	dmixed := p.temp(p.rows, a.hq*a.d)
 	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v; before that, q, k and v
-	a.args.Workspace = p.take(tensor.U8, p.sizes.full.workspace)
+	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
 	saved, raw, again := a.saved, a.raw, a.saved.IsNil()
 	a.norms(p)
 	if again {
-		saved = p.take(tensor.U8, p.sizes.full.saved)
+		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 		if a.qNorm != nil {
 			raw = p.temp(p.rows, a.beforeNorms())
 		}

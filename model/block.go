@@ -83,11 +83,11 @@ func (b *block) params() []*Param {
 	return append(append(ps, b.mlp.norm), b.wide.Params()...)
 }
 
-// hold walks over what may be kept between the passes.
-func (b *block) hold(p *pass) {
-	p.hold(&b.mid, mlpKind, p.rows, b.wide.down.out)
-	b.tokens.hold(p)
-	b.wide.hold(p)
+// visitSaved visits the tensors that may be saved between the forward and the backward half.
+func (b *block) visitSaved(p *pass) {
+	p.visit(&b.mid, mlpSaved, p.rows, b.wide.down.out)
+	b.tokens.visitSaved(p)
+	b.wide.visitSaved(p)
 }
 
 // forward writes the layer's output to y [T, hidden], which may be x.
@@ -103,7 +103,7 @@ func (b *block) forward(p *pass, y, x tensor.Tensor) {
 // again is forward in the backward half, from what there is of attention.
 func (b *block) again(p *pass, y, x tensor.Tensor) {
 	mark := p.mark()
-	if p.fate[attention] == Recompute {
+	if p.policy[attention] == Recompute {
 		b.mixer.forward(p, y, x)
 	} else {
 		b.mixer.apply(p, y, x, b.tokens.Output)
@@ -116,7 +116,7 @@ func (b *block) again(p *pass, y, x tensor.Tensor) {
 // computes again what was not kept.
 func (b *block) backward(p *pass, x, d tensor.Tensor) {
 	mark := p.mark()
-	mid, lost := b.mid, p.fate[attention] == Recompute
+	mid, lost := b.mid, p.policy[attention] == Recompute
 	if mid.IsNil() {
 		mid = p.temp(p.rows, b.wide.down.out)
 		if lost {
@@ -137,11 +137,11 @@ func (b *block) backward(p *pass, x, d tensor.Tensor) {
 // mix computes the mixer's half again with what its backward needs; q, k and v only where they are
 // there in whole for all heads anyway.
 func (b *block) mix(p *pass, y, x tensor.Tensor) {
-	inQKV := take
+	inQKV := allocate
 	if p.plans.groups > 1 {
-		inQKV = drop
+		inQKV = free
 	}
-	p.turns(take, inQKV, leave)
-	b.tokens.hold(p)
+	p.setActions(allocate, inQKV, leave)
+	b.tokens.visitSaved(p)
 	b.mixer.forward(p, y, x)
 }

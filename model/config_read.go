@@ -142,8 +142,8 @@ func (r *reader) table(name string) *reader {
 	}
 }
 
-// take adopts the faults of a nested reader, naming the table.
-func (r *reader) take(name string, t *reader) {
+// adopt takes over the faults of a nested reader, naming the table.
+func (r *reader) adopt(name string, t *reader) {
 	for _, f := range t.faults {
 		r.faults = append(r.faults, name+"."+f)
 	}

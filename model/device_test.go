@@ -252,11 +252,11 @@ func TestMasters(t *testing.T) {
 				for k, v := range rounded {
 					rounded[k] = tensor.BF16ToF32(tensor.F32ToBF16(v))
 				}
-				if !slices.Equal(r.read(p.Kept.Master), want) || !slices.Equal(r.read(p.Value.View(p.Numel())), rounded) {
+				if !slices.Equal(r.read(p.Owned.Master), want) || !slices.Equal(r.read(p.Value.View(p.Numel())), rounded) {
 					t.Errorf("%s: master and value are not what was drawn", p.Name)
 				}
 				q := other[p.Name]
-				if !slices.Equal(loaded.read(q.Kept.Master), want) || !slices.Equal(loaded.read(q.Value.View(p.Numel())), rounded) {
+				if !slices.Equal(loaded.read(q.Owned.Master), want) || !slices.Equal(loaded.read(q.Value.View(p.Numel())), rounded) {
 					t.Errorf("%s: master and value are not what was saved", p.Name)
 				}
 			}

@@ -21,9 +21,9 @@ func (m *Model) layStores(p *pass) {
 
 // offLayers and offInputs say whether the pass offloads parts of layers, and inputs of segments.
 func (p *pass) offLayers() bool {
-	return p.backward && (p.fate[qkv] == Offload || p.fate[attention] == Offload || p.fate[mlpKind] == Offload)
+	return p.backward && (p.policy[qkv] == Offload || p.policy[attention] == Offload || p.policy[mlpSaved] == Offload)
 }
-func (p *pass) offInputs() bool { return p.backward && p.fate[blockInput] == Offload }
+func (p *pass) offInputs() bool { return p.backward && p.policy[blockInput] == Offload }
 
 // before is where the residual stream before a layer goes: to where it is kept, for the first of a
 // segment.
@@ -34,7 +34,7 @@ func (m *Model) before(p *pass, layer int64) (x tensor.Tensor) {
 	}
 	if p.offInputs() {
 		p.inputs.write(p, layer/k)
-		x = p.inputs.take(p.compute, p.rows, m.Config.HiddenSize)
+		x = p.inputs.alloc(p.compute, p.rows, m.Config.HiddenSize)
 	} else {
 		before := p.mark()
 		x = p.temp(p.rows, m.Config.HiddenSize)
@@ -57,8 +57,8 @@ func (m *Model) forward(p *pass, x tensor.Tensor) tensor.Tensor {
 		if p.offLayers() {
 			p.layers.write(p, i)
 		}
-		p.keeping()
-		b.hold(p)
+		p.allocateSaved()
+		b.visitSaved(p)
 		mark := p.mark()
 		b.forward(p, y, x)
 		p.reset(mark)
@@ -134,8 +134,8 @@ func (m *Model) come(p *pass, layer int64) {
 		return
 	}
 	p.layers.use(p, layer)
-	if p.visit++; p.visit < int64(len(m.visits)) {
-		if next := m.visits[p.visit]; next%2 != layer%2 {
+	if p.visited++; p.visited < int64(len(m.visits)) {
+		if next := m.visits[p.visited]; next%2 != layer%2 {
 			p.layers.fetch(p, next)
 		}
 	}

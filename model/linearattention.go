@@ -68,11 +68,11 @@ func (m *linearMixer) lend() {
 	m.args.Conv, m.args.ALog, m.args.DtBias = m.matrix(m.conv.Value), m.aLog.Value, m.dtBias.Value
 }
 
-func (m *linearMixer) hold(p *pass) {
-	p.hold(&m.mixed, attention, p.rows, m.hv*m.dv)
-	p.holdStat(&m.rstd, attention, p.rows*m.hv)
-	p.holdBytes(&m.saved, attention, p.sizes.linear.Saved)
-	p.hold(&m.z, qkv, p.rows, m.hv*m.dv)
+func (m *linearMixer) visitSaved(p *pass) {
+	p.visit(&m.mixed, attention, p.rows, m.hv*m.dv)
+	p.visitStat(&m.rstd, attention, p.rows*m.hv)
+	p.visitBytes(&m.saved, attention, p.sizes.linear.Saved)
+	p.visit(&m.z, qkv, p.rows, m.hv*m.dv)
 }
 
 func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
@@ -82,7 +82,7 @@ func (m *linearMixer) Forward(p *pass, x tensor.Tensor) {
 		rstd = p.stat(p.rows * m.hv)
 	}
 	all := p.temp(p.rows, m.in.out) // [T, C + 2Hv + Hv·Dv]
-	m.args.Saved, m.args.Workspace = m.saved, p.take(tensor.U8, p.sizes.linear.Workspace)
+	m.args.Saved, m.args.Workspace = m.saved, p.alloc(tensor.U8, p.sizes.linear.Workspace)
 	qkv, b, a, z := m.split(all)
 
 	p.phase("projection")
@@ -136,7 +136,7 @@ func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	z := m.gateInput(p, x)
 	d := p.temp(p.rows, m.hv*m.dv)  // the norm's output, then gradients of it and of the rule's
 	all := p.temp(p.rows, m.in.out) // the projection's gradient
-	m.args.Saved, m.args.Workspace = m.saved, p.take(tensor.U8, p.sizes.linear.Workspace)
+	m.args.Saved, m.args.Workspace = m.saved, p.alloc(tensor.U8, p.sizes.linear.Workspace)
 	dqkv, db, da, dz := m.split(all)
 
 	p.phase("norm")

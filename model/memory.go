@@ -42,7 +42,7 @@ func (m *Model) memory(plans *plans, rows, tokens int64, backward bool) ([]Compo
 	rest := arena.Peak()
 	for k, bytes := range p.saved {
 		if bytes > 0 {
-			table = append(table, Component{Name: "saved: " + kindNames[k], Bytes: bytes})
+			table = append(table, Component{Name: "saved: " + categoryNames[k], Bytes: bytes})
 			rest -= bytes
 		}
 	}

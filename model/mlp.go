@@ -49,12 +49,12 @@ func (m *mlp) tile(p *pass) (rows int64, tiled bool) {
 	if p.tiles.MLP > 0 {
 		return p.tiles.MLP, true
 	}
-	return 0, p.backward && p.fate[mlpKind] == Recompute
+	return 0, p.backward && p.policy[mlpSaved] == Recompute
 }
 
-func (m *mlp) hold(p *pass) {
+func (m *mlp) visitSaved(p *pass) {
 	if _, tiled := m.tile(p); !tiled {
-		p.hold(&m.hidden, mlpKind, p.rows, 2*m.width)
+		p.visit(&m.hidden, mlpSaved, p.rows, 2*m.width)
 	}
 }
 

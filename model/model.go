@@ -24,7 +24,7 @@ type Model struct {
 	embed  *Param // [V, hidden]
 	blocks []*block
 	head   *head
-	orders map[bool][]Stretch // of passes with and without a backward half
+	orders map[bool][]Use // of passes with and without a backward half
 
 	tiles       Tiles
 	activations Activations
@@ -81,7 +81,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
 	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
-	m.orders, m.visits = map[bool][]Stretch{false: m.order(false), true: m.order(true)}, m.visitsOf()
+	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.visitsOf()
 	if err := m.makeConstants(); err != nil {
 		m.Close()
 		return nil, err
@@ -199,8 +199,8 @@ func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size(
 // begin readies the pass, keeping the memory of arguments.
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {
 	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
-	p.names, p.plans, p.offloader, p.fate = m.groups, &m.plans, &m.off, m.activations.fates()
-	p.tiles, p.err, p.at, p.visit, p.saved, p.dry = m.tiles, nil, 0, 0, [kinds]int64{}, c.Arena.Sketched()
+	p.names, p.plans, p.offloader, p.policy = m.groups, &m.plans, &m.off, m.activations.policies()
+	p.tiles, p.err, p.at, p.visited, p.saved, p.dry = m.tiles, nil, 0, 0, [categories]int64{}, c.Arena.Sketched()
 }
 
 // execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
@@ -246,31 +246,31 @@ func (m *Model) execute(p *pass) {
 
 // order is the stretches of execute. A tied table is needed before the head's other weights, which
 // take little room.
-func (m *Model) order(backward bool) []Stretch {
+func (m *Model) order(backward bool) []Use {
 	last := len(m.groups) - 1
-	order := []Stretch{{0, Reads}}
+	order := []Use{{0, Reads}}
 	for i := range m.blocks {
-		order = append(order, Stretch{1 + i, Reads})
+		order = append(order, Use{1 + i, Reads})
 	}
 	use := Reads
 	if backward {
 		use |= Adds
 	}
 	if m.head.tied {
-		order = append(order, Stretch{0, use})
+		order = append(order, Use{0, use})
 	}
-	order = append(order, Stretch{last, use})
+	order = append(order, Use{last, use})
 	if !backward {
 		return order
 	}
 	m.walkBack(func(layer int64, again bool) {
 		if again {
-			order = append(order, Stretch{1 + int(layer), Reads})
+			order = append(order, Use{1 + int(layer), Reads})
 		} else {
-			order = append(order, Stretch{1 + int(layer), use})
+			order = append(order, Use{1 + int(layer), use})
 		}
 	})
-	return append(order, Stretch{0, Adds})
+	return append(order, Use{0, Adds})
 }
 
 // Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none
@@ -281,10 +281,10 @@ func (m *Model) Idle(c *Ctx) error {
 		return err
 	}
 	for _, x := range order {
-		if err := c.Weights.Need(x.Group, c.Stream); err != nil {
+		if err := c.Weights.Gather(x.Group, c.Stream); err != nil {
 			return err
 		}
-		if err := c.Weights.Done(x.Group, c.Stream); err != nil {
+		if err := c.Weights.Release(x.Group, c.Stream); err != nil {
 			return err
 		}
 	}

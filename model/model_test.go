@@ -228,12 +228,12 @@ type lender struct {
 	m     *Model
 	held  map[int]bool
 	ready map[string]int
-	order []Stretch
+	order []Use
 }
 
-func (l *lender) Pass(order []Stretch) error { l.order = order; return nil }
+func (l *lender) Pass(order []Use) error { l.order = order; return nil }
 
-func (l *lender) Need(group int, _ device.Stream) error {
+func (l *lender) Gather(group int, _ device.Stream) error {
 	if len(l.order) == 0 || l.order[0].Group != group || len(l.held) > 1 {
 		l.t.Errorf("group %d is needed while %v are, where %v are to come", group, l.held, l.order)
 	} else {
@@ -242,7 +242,7 @@ func (l *lender) Need(group int, _ device.Stream) error {
 	l.held[group] = true
 	return nil
 }
-func (l *lender) Done(group int, _ device.Stream) error {
+func (l *lender) Release(group int, _ device.Stream) error {
 	if !l.held[group] {
 		l.t.Errorf("group %d is done without need", group)
 	}
@@ -292,7 +292,7 @@ type complete struct {
 
 // whole are weights that are bound.
 func (m *Model) whole(group int) (tensor.Tensor, error) {
-	return span(m.groups[group].Params[0].Kept.Exact(), m.groups[group].Numel()), nil
+	return span(m.groups[group].Params[0].Owned.Full(), m.groups[group].Numel()), nil
 }
 
 func (l *complete) GradReady(p *Param, s device.Stream) error {
@@ -304,14 +304,14 @@ func (l *complete) GradReady(p *Param, s device.Stream) error {
 
 type refusing struct{}
 
-func (refusing) Pass([]Stretch) error { return nil }
-func (refusing) Need(group int, _ device.Stream) error {
+func (refusing) Pass([]Use) error { return nil }
+func (refusing) Gather(group int, _ device.Stream) error {
 	if group == 2 {
 		return status.Errorf(status.Comm, "no weights")
 	}
 	return nil
 }
-func (refusing) Done(int, device.Stream) error         { return nil }
+func (refusing) Release(int, device.Stream) error      { return nil }
 func (refusing) GradReady(*Param, device.Stream) error { return nil }
 
 // Weights of a new model depend on seed and name alone, and are normal.

@@ -88,7 +88,7 @@ func (st *store) lay(p *pass, items int64, resides bool, bytes func(item int64) 
 		st.slots[i].item = -1
 		st.slots[i].mem = tensor.Tensor{}
 		if int64(i) < items {
-			st.slots[i].mem = p.take(tensor.U8, most)
+			st.slots[i].mem = p.alloc(tensor.U8, most)
 		}
 	}
 }
@@ -96,7 +96,7 @@ func (st *store) lay(p *pass, items int64, resides bool, bytes func(item int64) 
 func (st *store) slot(item int64) *slot { return &st.slots[item%2] }
 
 // take is memory of the slot that is written.
-func (st *store) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+func (st *store) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return st.carver.Take(dtype, shape...)
 }
 

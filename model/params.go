@@ -15,9 +15,9 @@ type Param struct {
 	Name  string // in Hugging Face's file
 	Shape []int64
 	Decay bool          // weight decay applies: two dimensions or more
-	Value tensor.Tensor // Shape, of the compute type: what passes read; while it is lent
-	Grad  tensor.Tensor // Shape, F32, added to; nil where no gradient is wanted; while it is lent
-	Kept  Part          // what this rank keeps of it between passes
+	Value tensor.Tensor // Shape, of the compute type; valid while attached
+	Grad  tensor.Tensor // Shape, F32, added to; valid while attached, nil without a backward half
+	Owned Part          // the elements that this rank owns
 
 	axes   []string     // the config fields that Shape comes from
 	stored tensor.DType // in the source's file; what Save writes
@@ -25,16 +25,16 @@ type Param struct {
 	centre float64 // of a norm's weight: what is added to it
 }
 
-// Part is elements [Lo, Hi) of a parameter, flat: what the optimizer steps, and what is loaded and
-// saved.
+// Part is elements [Lo, Hi) of a parameter, flat, that one rank owns: it loads, updates and saves
+// them.
 type Part struct {
 	Lo, Hi int64
 	Value  tensor.Tensor // [Hi - Lo] of the compute type
-	Master tensor.Tensor // [Hi - Lo] F32, Value being it rounded; nil = Value is all there is
+	Master tensor.Tensor // [Hi - Lo] F32, of which Value is the rounded copy; nil when training in F32
 }
 
-// Exact is the part at its most exact.
-func (p *Part) Exact() tensor.Tensor {
+// Full returns the F32 master if there is one, otherwise the values.
+func (p *Part) Full() tensor.Tensor {
 	if p.Master.IsNil() {
 		return p.Value
 	}
@@ -86,21 +86,21 @@ func (g *Group) Numel() int64 {
 	return n
 }
 
-// Bind is Lend and Keep of everything: values of the compute type, masters and grads F32, all dense
-// of Numel elements. Masters are for training in another type than F32; without grads it is for
-// evaluation.
+// Bind calls Attach and Own for the whole group: values [Numel] of the compute type, masters and
+// grads [Numel] F32, all dense. Masters are for training in another type than F32. Evaluation passes
+// nil for grads.
 func (g *Group) Bind(values, masters, grads tensor.Tensor) {
-	g.Lend(values, grads)
-	g.Keep(0, values, masters)
+	g.Attach(values, grads)
+	g.Own(0, values, masters)
 }
 
-// Lend gives the parameters their values, of the compute type, and the place of their gradients,
-// F32, both dense of Numel elements or nil.
-func (g *Group) Lend(values, grads tensor.Tensor) {
+// Attach sets Value and Grad of the group's parameters to views of values [Numel], of the compute
+// type, and of grads [Numel], F32. Both are dense or nil; nil sets the views to nil.
+func (g *Group) Attach(values, grads tensor.Tensor) {
 	n, at := g.Numel(), int64(0)
 	for _, t := range [...]*tensor.Tensor{&values, &grads} {
 		if !t.IsNil() && t.Dim(0) != n {
-			panic(fmt.Sprintf("model.Lend: %v for %d elements of group %s", *t, n, g.Name))
+			panic(fmt.Sprintf("model.Attach: %v for %d elements of group %s", *t, n, g.Name))
 		}
 	}
 	part := func(all tensor.Tensor, p *Param) tensor.Tensor {
@@ -115,47 +115,50 @@ func (g *Group) Lend(values, grads tensor.Tensor) {
 	}
 }
 
-// Keep says that this rank keeps the group's elements from lo on: values, and masters if there are
-// any, flat.
-func (g *Group) Keep(lo int64, values, masters tensor.Tensor) {
+// Own sets Owned of the group's parameters. This rank owns the group's elements [lo, lo+n): values
+// [n] of the compute type, and masters [n] F32 or nil.
+func (g *Group) Own(lo int64, values, masters tensor.Tensor) {
 	hi, at := lo+values.Dim(0), int64(0)
 	for _, p := range g.Params {
 		from, to := max(lo, at), min(hi, at+p.Numel())
 		to = max(from, to)
-		p.Kept = Part{Lo: from - at, Hi: to - at}
+		p.Owned = Part{Lo: from - at, Hi: to - at}
 		if from < to {
-			p.Kept.Value = values.Slice(0, from-lo, to-lo)
+			p.Owned.Value = values.Slice(0, from-lo, to-lo)
 			if !masters.IsNil() {
-				p.Kept.Master = masters.Slice(0, from-lo, to-lo)
+				p.Owned.Master = masters.Slice(0, from-lo, to-lo)
 			}
 		}
 		at += p.Numel()
 	}
 }
 
-// Use is what a stretch of work does with a group.
-type Use uint8
+// Access says how a use of a group's weights accesses them.
+type Access uint8
 
 const (
-	Reads Use = 1 << iota // its values
-	Adds                  // to its gradients
+	Reads Access = 1 << iota // the values are read
+	Adds                     // gradients are added
 )
 
-// Stretch is the work between the Need of a group and its Done. Two stretches may be under way at a
-// time.
-type Stretch struct {
-	Group int
-	Use   Use
+// Use is the work between Weights.Gather of a group and Weights.Release. At most two uses overlap.
+type Use struct {
+	Group  int
+	Access Access
 }
 
-// Weights is how a trainer lends parameters to a pass and learns that gradients are there. All
+// Weights gives a pass its parameters and takes their gradients; package train implements it. The
 // calls come in the order of execution, the same on every rank.
 type Weights interface {
-	Pass(order []Stretch) error            // a pass begins, whose stretches begin in this order
-	Need(group int, s device.Stream) error // the next stretch begins: the group is lent
-	Done(group int, s device.Stream) error // it ends
-	// once per micro step: the gradient is complete as far as this rank goes, Done being yet to
-	// come
+	// Pass starts a pass; its uses of groups begin in this order.
+	Pass(order []Use) error
+	// Gather starts the next use of the order: afterwards Value and Grad of the group's parameters
+	// are attached.
+	Gather(group int, s device.Stream) error
+	// Release ends the use of a group.
+	Release(group int, s device.Stream) error
+	// GradReady reports, once per micro-batch and before Release, that this rank's gradient of p
+	// is complete.
 	GradReady(p *Param, s device.Stream) error
 }
 
@@ -181,7 +184,7 @@ func (m *Model) Init(seed uint64) error {
 func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	if p.fill == ones || p.fill == zeros {
 		value := map[fill]float64{ones: 1, zeros: 0}[p.fill]
-		for _, t := range [...]tensor.Tensor{p.Kept.Master, p.Kept.Value} {
+		for _, t := range [...]tensor.Tensor{p.Owned.Master, p.Owned.Value} {
 			if t.IsNil() {
 				continue
 			}
@@ -210,24 +213,24 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 // upload fills what is kept of a parameter piece by piece from the host; at counts the parameter's
 // elements.
 func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
-	kept := &p.Kept
-	for at := kept.Lo; at < kept.Hi; at += int64(len(piece)) {
-		dst := piece[:min(int64(len(piece)), kept.Hi-at)]
+	owned := &p.Owned
+	for at := owned.Lo; at < owned.Hi; at += int64(len(piece)) {
+		dst := piece[:min(int64(len(piece)), owned.Hi-at)]
 		if err := read(at, dst); err != nil {
 			return err
 		}
 		n := int64(len(dst))
-		if err := m.dev.Copy(s, kept.Exact().Slice(0, at-kept.Lo, at-kept.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
+		if err := m.dev.Copy(s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
 			return err
 		}
 		if err := s.Sync(); err != nil { // the piece is used again
 			return err
 		}
 	}
-	if kept.Master.IsNil() {
+	if owned.Master.IsNil() {
 		return nil
 	}
-	if err := m.dev.Copy(s, kept.Value, kept.Master); err != nil {
+	if err := m.dev.Copy(s, owned.Value, owned.Master); err != nil {
 		return err
 	}
 	return s.Sync()

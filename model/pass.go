@@ -59,13 +59,13 @@ type pass struct {
 	tiles     Tiles
 	sizes     sizes
 	plans     *plans
-	fate      [kinds]Fate
-	turn      [kinds]turn
+	policy    [categories]Policy
+	actions   [categories]action
 	measuring bool // a walk that counts what is offloaded, on the meter
 	meter     device.Carver
-	saved     [kinds]int64 // bytes
+	saved     [categories]int64 // bytes
 	*offloader
-	visit    int64         // layers that the backward half has come to
+	visited  int64         // layers that the backward half has come to
 	cos, sin tensor.Tensor // [T, R/2] F32
 	rstd     tensor.Tensor // [T] F32, of the norm under way
 	// [T, hidden], between a norm and its sublayer's output; its gradient on the way back
@@ -89,12 +89,12 @@ type pass struct {
 }
 
 // temp takes memory of the compute type until the next reset.
-func (p *pass) temp(shape ...int64) tensor.Tensor { return p.take(p.compute, shape...) }
+func (p *pass) temp(shape ...int64) tensor.Tensor { return p.alloc(p.compute, shape...) }
 
 // stat takes F32 memory, of statistics and tables.
-func (p *pass) stat(shape ...int64) tensor.Tensor { return p.take(tensor.F32, shape...) }
+func (p *pass) stat(shape ...int64) tensor.Tensor { return p.alloc(tensor.F32, shape...) }
 
-func (p *pass) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+func (p *pass) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	t, err := p.c.Arena.Tensor(dtype, shape...)
 	if p.err == nil {
 		p.err = err
@@ -130,13 +130,13 @@ func (p *pass) need(group int) {
 		p.at = group
 	}
 	if !p.skip() && p.c.Weights != nil {
-		p.err = p.c.Weights.Need(group, p.c.Stream)
+		p.err = p.c.Weights.Gather(group, p.c.Stream)
 	}
 }
 
 func (p *pass) done(group int) {
 	if !p.skip() && p.c.Weights != nil {
-		p.err = p.c.Weights.Done(group, p.c.Stream)
+		p.err = p.c.Weights.Release(group, p.c.Stream)
 	}
 }
 

@@ -51,7 +51,7 @@ func readRope(r *reader, maxPosition int64, share *float64) Rope {
 	if t == nil {
 		return rope
 	}
-	defer r.take(name, t)
+	defer r.adopt(name, t)
 	rope.Theta = t.positive("rope_theta", theta)
 	rope.Type = t.text("rope_type", t.text("type", "default"))
 	*share = t.number("partial_rotary_factor", *share)

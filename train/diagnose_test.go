@@ -148,8 +148,8 @@ func (x sick) rank(host comm.Comm, dataset *data.Config, o *result) error {
 		x.weights(func(name string, at int64, value float64) {
 			for _, g := range m.Groups() {
 				for _, p := range g.Params {
-					if p.Name == name && at >= p.Kept.Lo && at < p.Kept.Hi {
-						if e := f.Fill(s, p.Kept.Value.Slice(0, at-p.Kept.Lo, at-p.Kept.Lo+1), value); e != nil {
+					if p.Name == name && at >= p.Owned.Lo && at < p.Owned.Hi {
+						if e := f.Fill(s, p.Owned.Value.Slice(0, at-p.Owned.Lo, at-p.Owned.Lo+1), value); e != nil {
 							err = e
 						}
 					}

@@ -56,15 +56,15 @@ func (t *Trainer) limits() limits {
 func (t *Trainer) choices() (all []Choice) {
 	w, layers := t.Memory, t.Model.Config.NumHiddenLayers
 	offload := w.Host > 0 || t.FreeHost > 0 && t.Device.Info().Place != tensor.Host
-	words := func(s string) []model.Fate {
-		fate, ok := map[string]model.Fate{"keep": model.Keep, "recompute": model.Recompute, "offload": model.Offload}[s]
+	words := func(s string) []model.Policy {
+		policy, ok := map[string]model.Policy{"keep": model.Keep, "recompute": model.Recompute, "offload": model.Offload}[s]
 		switch {
 		case ok:
-			return []model.Fate{fate}
+			return []model.Policy{policy}
 		case offload:
-			return []model.Fate{model.Keep, model.Recompute, model.Offload}
+			return []model.Policy{model.Keep, model.Recompute, model.Offload}
 		}
-		return []model.Fate{model.Keep, model.Recompute}
+		return []model.Policy{model.Keep, model.Recompute}
 	}
 	tiles := []model.Tiles{t.Model.Tiles()}
 	if tiles[0].MLP == model.TileAuto {
@@ -79,7 +79,7 @@ func (t *Trainer) choices() (all []Choice) {
 				for _, qkv := range words(w.QKV) {
 					for _, mlp := range words(w.MLP) {
 						for _, groups := range t.headGroups() {
-							a := model.Activations{BlockInput: in.fate, Segment: in.segment, Attention: attention, QKV: qkv, MLP: mlp, HeadGroups: groups}
+							a := model.Activations{BlockInput: in.policy, Segment: in.segment, Attention: attention, QKV: qkv, MLP: mlp, HeadGroups: groups}
 							if sensible(&a, &w) {
 								all = append(all, Choice{Activations: a, Tiles: x})
 							}
@@ -93,12 +93,12 @@ func (t *Trainer) choices() (all []Choice) {
 }
 
 type blockInput struct {
-	fate    model.Fate
+	policy  model.Policy
 	segment int64
 }
 
 // blockInputs are the ways to have the inputs of so many layers.
-func (t *Trainer) blockInputs(w MemoryConfig, layers int64, fates []model.Fate) (all []blockInput) {
+func (t *Trainer) blockInputs(w MemoryConfig, layers int64, policies []model.Policy) (all []blockInput) {
 	segments := []int64{w.Segment}
 	if w.Segment == 0 {
 		segments = []int64{1}
@@ -108,12 +108,12 @@ func (t *Trainer) blockInputs(w MemoryConfig, layers int64, fates []model.Fate) 
 			}
 		}
 	}
-	for _, fate := range fates {
+	for _, policy := range policies {
 		for _, k := range segments {
 			switch {
-			case fate == model.Keep && (k == 1 || undecided(w.BlockInput) && w.Segment > 0), fate == model.Offload:
-				all = append(all, blockInput{fate, k})
-			case fate == model.Recompute && (k > 1 || layers == 1):
+			case policy == model.Keep && (k == 1 || undecided(w.BlockInput) && w.Segment > 0), policy == model.Offload:
+				all = append(all, blockInput{policy, k})
+			case policy == model.Recompute && (k > 1 || layers == 1):
 				all = append(all, blockInput{model.Keep, k})
 			}
 		}

@@ -25,7 +25,7 @@ type Sharded struct {
 	stage   int
 	groups  []cutGroup
 	own     int64 // elements of all shards of this rank
-	order   []model.Stretch
+	order   []model.Use
 	next    int // stretch to come
 	ready   readiness
 
@@ -163,12 +163,12 @@ func (w *Sharded) plan(numel int64, largest [2]int64) []planned {
 func (w *Sharded) lend() {
 	for i := range w.groups {
 		g := &w.groups[i]
-		g.Lend(w.resident(g))
+		g.Attach(w.resident(g))
 		master := tensor.Tensor{}
 		if !w.masters.IsNil() {
 			master = g.shardOf(w.masters)
 		}
-		g.Keep(g.lo, w.shardValues(g), master)
+		g.Own(g.lo, w.shardValues(g), master)
 	}
 }
 

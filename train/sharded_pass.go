@@ -7,7 +7,7 @@ import (
 )
 
 // Pass notes the order of the stretches to come.
-func (w *Sharded) Pass(order []model.Stretch) error {
+func (w *Sharded) Pass(order []model.Use) error {
 	if w.next != len(w.order) {
 		return status.Errorf(status.Internal, "train: a pass begins after %d of %d stretches of the last one", w.next, len(w.order))
 	}
@@ -18,7 +18,7 @@ func (w *Sharded) Pass(order []model.Stretch) error {
 
 // Need makes a group whole for a stretch, and has the values of the next one gathered while this
 // one computes.
-func (w *Sharded) Need(group int, s device.Stream) error {
+func (w *Sharded) Gather(group int, s device.Stream) error {
 	if w.next == len(w.order) || w.order[w.next].Group != group {
 		return status.Errorf(status.Internal, "train: group %d is needed out of turn", group)
 	}
@@ -26,7 +26,7 @@ func (w *Sharded) Need(group int, s device.Stream) error {
 	w.next++
 	g := &w.groups[group]
 	values, grads := w.resident(g)
-	if w.stage == 3 && x.Use&model.Reads != 0 {
+	if w.stage == 3 && x.Access&model.Reads != 0 {
 		slot, err := w.gather(group)
 		if err != nil {
 			return err
@@ -40,7 +40,7 @@ func (w *Sharded) Need(group int, s device.Stream) error {
 		}
 		values = slot.mem.Slice(0, 0, g.numel)
 	}
-	if w.stage > 1 && x.Use&model.Adds != 0 {
+	if w.stage > 1 && x.Access&model.Adds != 0 {
 		slot := w.summed.take(group, g.numel)
 		if slot == nil {
 			return status.Errorf(status.Internal, "train: no room for the gradients of group %s", g.Name)
@@ -54,8 +54,8 @@ func (w *Sharded) Need(group int, s device.Stream) error {
 			return err
 		}
 	}
-	g.Lend(values, grads)
-	if w.stage == 3 && w.next < len(w.order) && w.order[w.next].Use&model.Reads != 0 {
+	g.Attach(values, grads)
+	if w.stage == 3 && w.next < len(w.order) && w.order[w.next].Access&model.Reads != 0 {
 		_, err := w.gather(w.order[w.next].Group)
 		return err
 	}
@@ -82,7 +82,7 @@ func (w *Sharded) gather(group int) (*slot, error) {
 }
 
 // Done ends a stretch: the values' slot may be used again, the gradients go to their owners.
-func (w *Sharded) Done(group int, s device.Stream) error {
+func (w *Sharded) Release(group int, s device.Stream) error {
 	g := &w.groups[group]
 	if x := w.gathered.find(group); x != nil && x.users > 0 {
 		if x.users--; x.users == 0 {

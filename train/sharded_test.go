@@ -128,8 +128,8 @@ func TestShardedOrder(t *testing.T) {
 		groups[i] = &model.Group{Name: fmt.Sprint(i), Params: []*model.Param{{Name: fmt.Sprint(i), Shape: []int64{int64(20 - i)}}}}
 	}
 	const reads, both = model.Reads, model.Reads | model.Adds
-	order := []model.Stretch{{Group: 0, Use: reads}, {Group: 1, Use: reads}, {Group: 2, Use: reads}, {Group: 3, Use: both}, {Group: 2, Use: both},
-		{Group: 1, Use: both}, {Group: 0, Use: model.Adds}}
+	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads}, {Group: 3, Access: both}, {Group: 2, Access: both},
+		{Group: 1, Access: both}, {Group: 0, Access: model.Adds}}
 	want := strings.Split("gather 20, gather 19, need 0, done 0, gather 18, need 1, done 1, gather 17, need 2, done 2, need 3, sum 17, done 3, gather 19, "+
 		"need 2, sum 18, done 2, need 1, sum 19, done 1, need 0, sum 20, done 0", ", ")
 	log := []string{}
@@ -161,19 +161,19 @@ func TestShardedOrder(t *testing.T) {
 			return err
 		}
 		for _, x := range order {
-			if err := w.Need(x.Group, s); err != nil {
+			if err := w.Gather(x.Group, s); err != nil {
 				return err
 			}
 			mine = append(mine, fmt.Sprintf("need %d", x.Group))
-			if p := own[x.Group].Params[0]; x.Use&model.Reads != 0 && p.Value.IsNil() || x.Use&model.Adds != 0 && p.Grad.IsNil() {
+			if p := own[x.Group].Params[0]; x.Access&model.Reads != 0 && p.Value.IsNil() || x.Access&model.Adds != 0 && p.Grad.IsNil() {
 				return fmt.Errorf("group %d is not lent", x.Group)
 			}
-			if err := w.Done(x.Group, s); err != nil {
+			if err := w.Release(x.Group, s); err != nil {
 				return err
 			}
 			mine = append(mine, fmt.Sprintf("done %d", x.Group))
 		}
-		if err := w.Need(0, s); err == nil {
+		if err := w.Gather(0, s); err == nil {
 			return fmt.Errorf("a group out of turn is lent")
 		}
 		if c.Rank() == 0 {

@@ -103,13 +103,13 @@ type lender struct {
 	to     *trace.Recorder
 }
 
-func (l *lender) Need(group int, s device.Stream) error {
+func (l *lender) Gather(group int, s device.Stream) error {
 	l.began[group] = time.Now()
-	return l.Weights.Need(group, s)
+	return l.Weights.Gather(group, s)
 }
 
-func (l *lender) Done(group int, s device.Stream) error {
-	err := l.Weights.Done(group, s)
+func (l *lender) Release(group int, s device.Stream) error {
+	err := l.Weights.Release(group, s)
 	l.to.Add(trace.Span{Lane: trace.Layers, Name: l.groups[group].Name}, l.began[group], time.Now())
 	return err
 }

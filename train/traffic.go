@@ -55,19 +55,19 @@ func (x *expected) open(groups int, room [2]int64) {
 }
 
 // pass expects what a pass in this order takes in a stage.
-func (x *expected) pass(order []model.Stretch, groups []cutGroup, stage int) {
+func (x *expected) pass(order []model.Use, groups []cutGroup, stage int) {
 	for i, s := range order {
-		if stage > 1 && s.Use&model.Adds != 0 {
+		if stage > 1 && s.Access&model.Adds != 0 {
 			x.sums[s.Group]++
 		}
 		if stage < 3 {
 			continue
 		}
-		if s.Use&model.Reads != 0 {
+		if s.Access&model.Reads != 0 {
 			x.read(s.Group, groups[s.Group].numel, -1)
 		}
 		// gathered while this stretch computes
-		if i+1 < len(order) && order[i+1].Use&model.Reads != 0 {
+		if i+1 < len(order) && order[i+1].Access&model.Reads != 0 {
 			next := order[i+1].Group
 			x.read(next, groups[next].numel, s.Group)
 		}

@@ -87,8 +87,8 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, comp
 	at := int64(0)
 	for i, g := range groups {
 		values, masters := w.part(w.values, i), w.part(w.masters, i)
-		g.Lend(values, w.part(w.grads, i))
-		g.Keep(0, values, masters)
+		g.Attach(values, w.part(w.grads, i))
+		g.Own(0, values, masters)
 		for _, p := range g.Params {
 			w.ready.add(p)
 			if p.Decay {
@@ -136,10 +136,10 @@ func (w *Replicated) Components() []model.Component { return held(w.buffers) }
 func (w *Replicated) Arenas() []*device.Arena       { return w.buffers }
 
 // Pass, Need, Done and Loaded have nothing to do: everything is here.
-func (w *Replicated) Pass([]model.Stretch) error    { return nil }
-func (w *Replicated) Need(int, device.Stream) error { return nil }
-func (w *Replicated) Done(int, device.Stream) error { return nil }
-func (w *Replicated) Loaded(device.Stream) error    { return nil }
+func (w *Replicated) Pass([]model.Use) error           { return nil }
+func (w *Replicated) Gather(int, device.Stream) error  { return nil }
+func (w *Replicated) Release(int, device.Stream) error { return nil }
+func (w *Replicated) Loaded(device.Stream) error       { return nil }
 
 func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
 
