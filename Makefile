@@ -185,7 +185,7 @@ bench: build .venv/peers
 
 fuzz:
 	$(GO) test ./tensor -run '^$$' -fuzz FuzzSafetensors -fuzztime 60s
-	$(GO) test ./job -run '^$$' -fuzz FuzzParse -fuzztime 60s
+	$(GO) test ./job/file -run '^$$' -fuzz FuzzParse -fuzztime 60s
 	$(GO) test ./data -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
 	$(GO) test ./data -run '^$$' -fuzz FuzzMegatron -fuzztime 60s
 	$(GO) test ./data -run '^$$' -fuzz FuzzQuickField -fuzztime 60s

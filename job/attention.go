@@ -4,6 +4,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/job/file"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -11,7 +12,7 @@ import (
 // RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and
 // its gradients if the input has dout, in the compute type; the LSE is F32. With a report beside
 // it, an error is about results that are no finite numbers, and the output is written.
-func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable) (*SavedReport, error) {
+func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.AttentionTable) (*SavedReport, error) {
 	r, err := newAttentionRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
 		return nil, err
@@ -21,7 +22,7 @@ func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor
 
 // newAttentionRun finds the input sound and plans what is done with it; writer is the rank that
 // will write the output. Collective.
-func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *AttentionTable, writer bool) (r *attentionRun, err error) {
+func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.AttentionTable, writer bool) (r *attentionRun, err error) {
 	in, err := openAttention(t, writer)
 	defer func() {
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -36,7 +37,7 @@ func (in *attentionInput) String() string {
 	return s
 }
 
-func (in *attentionInput) layer(t *AttentionTable) sp.Layer {
+func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
 	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward()}
 	if t.Window != noWindow {
 		l.Window = &device.Window{Left: t.Window[0], Right: t.Window[1]}
@@ -53,9 +54,9 @@ func (in *attentionInput) spec() sp.BatchSpec {
 
 // openAttention opens the input and checks the table and the header; writer is the rank that will
 // write the output.
-func openAttention(t *AttentionTable, writer bool) (*attentionInput, error) {
+func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error) {
 	var f faultList
-	t.refuse(&f)
+	refuseUnbuilt(t, &f)
 	in := &attentionInput{savedInput: openSaved(&f, "attention", t.Input, t.Output, writer)}
 	if in.file != nil {
 		in.checkHeader(&f)
@@ -63,8 +64,8 @@ func openAttention(t *AttentionTable, writer bool) (*attentionInput, error) {
 	return in, f.err()
 }
 
-// refuse names the options that are not built.
-func (t *AttentionTable) refuse(f *faultList) {
+// refuseUnbuilt names the options that are not built.
+func refuseUnbuilt(t *file.AttentionTable, f *faultList) {
 	if t.Softcap != 0 {
 		f.add(status.Unsupported, "attention.softcap = %v: %s", t.Softcap, notbuilt.SoftCaps.Text("set it to 0"))
 	}

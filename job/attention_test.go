@@ -18,18 +18,19 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
 // attend runs the job on goroutine ranks.
-func attend(ranks int, t *AttentionTable) error {
+func attend(ranks int, t *file.AttentionTable) error {
 	return onRanks(ranks, func(d device.Device, c comm.Comm) (*SavedReport, error) {
 		return RunAttention(d, c, nil, tensor.F32, t)
 	})
 }
 
-func attentionTable(input, output string) *AttentionTable {
-	t := Default().Attention
+func attentionTable(input, output string) *file.AttentionTable {
+	t := file.Default().Attention
 	t.Input, t.Output = input, output
 	return &t
 }
@@ -67,7 +68,7 @@ func TestAttentionGoldens(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			j, err := Parse(src, filepath.Join(dir, "job.toml"), nil, os.LookupEnv)
+			j, err := file.Parse(src, filepath.Join(dir, "job.toml"), nil, os.LookupEnv)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,22 +156,22 @@ func TestAttentionFaults(t *testing.T) {
 		name   string
 		shapes map[string][]int64
 		ints   map[string][]int64
-		spoil  func(t *AttentionTable)
+		spoil  func(t *file.AttentionTable)
 		code   status.Code
 		want   []string
 	}{
-		{name: "softcap", shapes: good, spoil: func(t *AttentionTable) { t.Softcap = 3 }, code: status.Unsupported, want: []string{"softcap"}},
-		{name: "dropout", shapes: good, spoil: func(t *AttentionTable) { t.Dropout = 0.1 }, code: status.Unsupported, want: []string{"dropout"}},
-		{name: "scale", shapes: good, spoil: func(t *AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
-		{name: "not there", shapes: good, spoil: func(t *AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
-		{name: "no folder", shapes: good, spoil: func(t *AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
-		{name: "a pipe", shapes: good, spoil: func(t *AttentionTable) {
+		{name: "softcap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 3 }, code: status.Unsupported, want: []string{"softcap"}},
+		{name: "dropout", shapes: good, spoil: func(t *file.AttentionTable) { t.Dropout = 0.1 }, code: status.Unsupported, want: []string{"dropout"}},
+		{name: "scale", shapes: good, spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
+		{name: "not there", shapes: good, spoil: func(t *file.AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
+		{name: "no folder", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
+		{name: "a pipe", shapes: good, spoil: func(t *file.AttentionTable) {
 			t.Output = filepath.Join(filepath.Dir(t.Input), "pipe")
 			if err := syscall.Mkfifo(t.Output, 0o600); err != nil {
 				panic(err)
 			}
 		}, code: status.IO, want: []string{"pipe is a device or a pipe"}},
-		{name: "over the input", shapes: good, spoil: func(t *AttentionTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is attention.input"}},
+		{name: "over the input", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is attention.input"}},
 		{name: "sinks", shapes: with(map[string][]int64{"sinks": {4}}), code: status.Unsupported, want: []string{"sinks F32[4]"}},
 		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4}}), code: status.Unsupported, want: []string{"alibi"}},
 		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4}}), code: status.Unsupported, want: []string{"block_mask"}},
@@ -182,7 +183,7 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "as many rows"}},
 		{name: "heads", shapes: with(map[string][]int64{"q": {6, 5, 8}}), code: status.InvalidConfig, want: []string{"multiple"}},
 		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"dout F32[6, 4, 9]", "[6 4 8]"}},
-		{name: "two at once", shapes: with(map[string][]int64{"sinks": {4}, "dout": {6, 4, 9}}), spoil: func(t *AttentionTable) { t.Softcap = 1 },
+		{name: "two at once", shapes: with(map[string][]int64{"sinks": {4}, "dout": {6, 4, 9}}), spoil: func(t *file.AttentionTable) { t.Softcap = 1 },
 			code: status.InvalidConfig, want: []string{"sinks", "dout", "softcap"}},
 		{name: "cu_seqlens start", shapes: good, ints: map[string][]int64{"cu_seqlens": {1, 6}}, code: status.InvalidConfig, want: []string{"in.safetensors", "start at 0"}},
 		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}}, code: status.InvalidConfig, want: []string{"end at 6"}},

@@ -5,6 +5,7 @@ import (
 	"io"
 	"text/tabwriter"
 
+	"ulysses/internal/units"
 	"ulysses/train"
 )
 
@@ -22,7 +23,7 @@ func (s *session) printChoices(out io.Writer) error {
 		if c.Taken {
 			mark = "taken"
 		}
-		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", wayOf(c), mib(c.Device), mib(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", wayOf(c), units.MiB(c.Device), units.MiB(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
 	}
 	fmt.Fprintln(w)
 	return w.Flush()

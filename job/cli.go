@@ -14,6 +14,7 @@ import (
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 	vers "ulysses/internal/version"
+	"ulysses/job/file"
 	"ulysses/slurm"
 )
 
@@ -78,7 +79,7 @@ func (o *Options) complain(err error) {
 			return
 		}
 	}
-	text := input.Words(withoutLogins(withoutRanks(err.Error())))
+	text := input.Words(file.WithoutLogins(withoutRanks(err.Error())))
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // verb is one action of the program.
@@ -211,7 +212,7 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	}
 	most := maxRanks
 	if v.name == "plan" {
-		most = maxPlanned
+		most = file.MaxPlanned
 	}
 	switch want := v.words; {
 	case cmd.Flags().Changed("ranks") && (o.Ranks < 1 || o.Ranks > most):
@@ -242,7 +243,7 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	if cmd.HasParent() || !bareWord.MatchString(o.Path) {
 		return nil
 	}
-	if near := nearest(o.Path, verbNames()); near != "" {
+	if near := file.Nearest(o.Path, verbNames()); near != "" {
 		if _, err := os.Stat(o.Path); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%s: no such verb, and no job file of that name; did you mean %s?", o.Path, near)
 		}
@@ -281,7 +282,7 @@ func (v *verb) tooMany(words []string) error {
 	if len(v.words) > 1 {
 		return fmt.Errorf("%s: a %s are needed, and there are %d words: %s", v.name, strings.Join(v.words, " and a "), len(words), strings.Join(words, ", "))
 	}
-	if near := nearest(words[0], verbNames()); near != "" {
+	if near := file.Nearest(words[0], verbNames()); near != "" {
 		return fmt.Errorf("%s: no such verb; did you mean %s?", words[0], near)
 	}
 	return fmt.Errorf("%s: one job file is needed, and there are %d: %s", v.name, len(words), strings.Join(words, ", "))

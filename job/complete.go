@@ -3,13 +3,13 @@ package job
 import (
 	"io"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // shells maps a shell to the function that writes its completion script.
@@ -66,22 +66,8 @@ func completeFlags(cmd *cobra.Command) {
 
 // completeSet completes --set: the key first, then its value if the key takes one of a few words.
 func completeSet(_ *cobra.Command, _ []string, typed string) (found []cobra.Completion, next cobra.ShellCompDirective) {
-	key, _, hasValue := strings.Cut(typed, "=")
-	for _, f := range schema {
-		switch {
-		case !hasValue && strings.HasPrefix(f.key, typed):
-			found = append(found, f.key+"=")
-		case hasValue && f.key == key:
-			words := strings.Fields(f.tag.Get("enum"))
-			if f.typ.Kind() == reflect.Bool {
-				words = []string{"true", "false"}
-			}
-			for _, w := range words {
-				found = append(found, key+"="+w)
-			}
-		}
-	}
-	if hasValue {
+	found = file.Completions(typed)
+	if strings.Contains(typed, "=") {
 		return found, cobra.ShellCompDirectiveNoFileComp
 	}
 	return found, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveNoSpace

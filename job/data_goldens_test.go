@@ -9,6 +9,7 @@ import (
 
 	"ulysses/data"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // The data of the goldens, read by our job file and our loader, must have the targets that PyTorch
@@ -33,12 +34,12 @@ func TestGoldenTargets(t *testing.T) {
 		if err != nil {
 			t.Fatal(path, err)
 		}
-		file := filepath.Join(filepath.Dir(path), c.Job)
-		src, err := os.ReadFile(file)
+		name := filepath.Join(filepath.Dir(path), c.Job)
+		src, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		j, err := Parse(src, file, nil, nil)
+		j, err := file.Parse(src, name, nil, nil)
 		if err == nil {
 			err = j.Resolve(c.Ranks)
 		}
@@ -131,17 +132,17 @@ func TestExamplesAreJobs(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatal("no examples", err)
 	}
-	for _, file := range files {
-		src, err := os.ReadFile(file)
+	for _, name := range files {
+		src, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		j, err := Parse(src, file, nil, nil)
+		j, err := file.Parse(src, name, nil, nil)
 		if err == nil {
-			err = j.Resolve(j.ranksNamed())
+			err = j.Resolve(ranksNamed(j))
 		}
-		if err == nil && filepath.Base(file) != "llama-8b.toml" && j.Mesh.World != 4 {
-			t.Errorf("%s is for %d ranks", file, j.Mesh.World)
+		if err == nil && filepath.Base(name) != "llama-8b.toml" && j.Mesh.World != 4 {
+			t.Errorf("%s is for %d ranks", name, j.Mesh.World)
 		}
 		if err != nil {
 			t.Error(err)

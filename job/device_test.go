@@ -14,6 +14,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/testkit/cudatest"
 	"ulysses/testkit/fake"
@@ -194,13 +195,13 @@ func TestTypesOfTheDevice(t *testing.T) {
 	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard, open: late(tensor.F32)})
 	expectFault(t, err, status.Unsupported, []string{"--set device.dtype=bf16", "fake computes in f32", `set it to "auto"`})
 	for dtype, want := range map[string]tensor.DType{"auto": tensor.BF16, "f32": tensor.F32, "bf16": tensor.BF16} {
-		j := Default()
+		j := file.Default()
 		j.Device.DType = dtype
-		if got, err := j.compute(device.Info{Compute: []tensor.DType{tensor.BF16, tensor.F32}}); err != nil || got != want {
+		if got, err := j.ComputeType(device.Info{Compute: []tensor.DType{tensor.BF16, tensor.F32}}); err != nil || got != want {
 			t.Errorf("%s: %v, %v", dtype, got, err)
 		}
 	}
-	if names := dtypeNames([]tensor.DType{tensor.BF16, tensor.F32}); names != "bf16 and f32" {
+	if names := file.DTypeNames([]tensor.DType{tensor.BF16, tensor.F32}); names != "bf16 and f32" {
 		t.Error(names)
 	}
 }

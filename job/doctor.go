@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"text/tabwriter"
 
@@ -14,6 +13,8 @@ import (
 
 	"ulysses/backends"
 	"ulysses/comm"
+	"ulysses/internal/proc"
+	"ulysses/internal/units"
 	"ulysses/slurm"
 )
 
@@ -102,57 +103,16 @@ func cores() finding {
 }
 
 func hostMemory() finding {
-	total, free := meminfo("MemTotal:"), meminfo("MemAvailable:")
-	f := finding{what: "memory", found: fmt.Sprintf("%s free of %s", gib(free), gib(total))}
-	if limit := memoryLimit(); limit > 0 && limit < total {
-		f.found += fmt.Sprintf("; the container is limited to %s", gib(limit))
+	total, free := proc.Meminfo("MemTotal:"), proc.Meminfo("MemAvailable:")
+	f := finding{what: "memory", found: fmt.Sprintf("%s free of %s", units.GiB(free), units.GiB(total))}
+	if limit := proc.MemoryLimit(); limit > 0 && limit < total {
+		f.found += fmt.Sprintf("; the container is limited to %s", units.GiB(limit))
 	}
 	if total == 0 {
 		f.found = "unknown: /proc/meminfo cannot be read"
 	}
 	return f
 }
-
-// memoryLimit is the container's, 0 if there is none.
-func memoryLimit() int64 {
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(path); err == nil {
-			limit, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-			return limit
-		}
-	}
-	return 0
-}
-
-// freeMemory is what this process and its neighbours may take of the host's memory, 0 if nobody
-// knows.
-func freeMemory() int64 {
-	free := meminfo("MemAvailable:")
-	if limit := memoryLimit(); limit > 0 && limit < free {
-		return limit
-	}
-	return free
-}
-
-// meminfo is a line of /proc/meminfo in bytes, 0 if there is none.
-func meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
-
-// procBytes is a line of such a file, "name 12 kB", in bytes; 0 if there is none.
-func procBytes(path, name string) int64 {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return 0
-	}
-	for _, line := range strings.Split(string(b), "\n") {
-		if w := strings.Fields(line); len(w) >= 2 && w[0] == name {
-			n, _ := strconv.ParseInt(w[1], 10, 64)
-			return n << 10
-		}
-	}
-	return 0
-}
-
-func gib(bytes int64) string { return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30)) }
 
 func mpi() finding {
 	f := finding{what: "MPI", found: strings.Join(strings.Fields(comm.Library()), " ")}

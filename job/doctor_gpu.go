@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"ulysses/backends"
+	"ulysses/internal/units"
 )
 
 const onCPU = `everything runs on the CPU, in f32 unless device.dtype says otherwise; device.backend = "cuda" is refused`
@@ -43,7 +44,7 @@ func gpus() []finding {
 		if g.Err != nil {
 			f.found, f.costs, f.remedy = "cannot be opened", "ranks that come to it fail", g.Err.Error()
 		} else {
-			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, gib(g.Free), gib(g.Memory), g.Kernels)
+			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, units.GiB(g.Free), units.GiB(g.Memory), g.Kernels)
 		}
 		list = append(list, f)
 	}

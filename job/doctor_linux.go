@@ -1,6 +1,10 @@
 package job
 
-import "syscall"
+import (
+	"syscall"
+
+	"ulysses/internal/units"
+)
 
 // sharedMemory is where the ranks of a node exchange: Open MPI keeps its segments there, and a
 // container's default is 64 MiB.
@@ -11,7 +15,7 @@ func sharedMemory() finding {
 		return finding{"shared memory", "no " + path, "MPI ranks of one node exchange through slower means", "mount a tmpfs there"}
 	}
 	free := int64(s.Bavail) * int64(s.Bsize)
-	f := finding{what: "shared memory", found: gib(free) + " free in " + path}
+	f := finding{what: "shared memory", found: units.GiB(free) + " free in " + path}
 	if free < 128<<20 {
 		f.costs, f.remedy = "little room: several MPI ranks on this node may fail to start", "start the container with --shm-size=1g, or remove what fills "+path
 	}

@@ -10,12 +10,13 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/outdir"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
 // Env is what one rank of a job is wired to.
 type Env struct {
-	Job     *Job
+	Job     *file.Job
 	Device  device.Device
 	Compute tensor.DType // of activations, and of the weights they meet
 	Mesh    *comm.Mesh   // serves tensors of the host and of the device

@@ -7,6 +7,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/dryrun"
+	"ulysses/internal/units"
 	"ulysses/tensor"
 )
 
@@ -101,7 +102,7 @@ func (s *session) machine(x *subject) (*machine, error) {
 		return m, nil
 	}
 	var err error
-	m.rates, err = dryrun.Measure([]device.Device{s.Device}, s.Job.sized(x, int(s.Job.Mesh.World)).In(s.Compute))
+	m.rates, err = dryrun.Measure([]device.Device{s.Device}, sized(s.Job, x, int(s.Job.Mesh.World)).In(s.Compute))
 	m.rates = m.rates.Shared(m.share)
 	m.rates.PerNode = s.perNode
 	return m, err
@@ -117,5 +118,5 @@ func (m *machine) shareOfPeak(flops float64) (share float64, of string) {
 	if !(peak > 0) || !(flops > 0) {
 		return 0, ""
 	}
-	return flops / peak, fmt.Sprintf("of %sFLOP/s a rank: matrix products, %s", spaced(peak), source)
+	return flops / peak, fmt.Sprintf("of %sFLOP/s a rank: matrix products, %s", units.Spaced(peak), source)
 }

@@ -13,6 +13,7 @@ import (
 
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/sp"
 	"ulysses/tensor"
 	"ulysses/testkit/ref"
@@ -52,7 +53,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 		shapes map[string][]int64
 		value  map[string]float32
 		spoil  map[string]func(x []float32)
-		table  func(t *AttentionTable)
+		table  func(t *file.AttentionTable)
 		want   []string // one a tensor; none = all is well
 	}{
 		{name: "a score above", shapes: same, value: map[string]float32{"v": 1}, spoil: map[string]func([]float32){"q": at(5, 1, 0, 1e30), "k": at(3, 1, 0, 1e30)},
@@ -60,11 +61,11 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 		{name: "all scores below", shapes: same, value: map[string]float32{"q": 1e30, "k": -1e30, "v": 1},
 			want: []string{"out[0, 0, 0] [token, head, feature] is NaN, 56 of its 56 values", "lse[0, 0] [token, head] is NaN, 14 of its 14 values"}},
 		{name: "one score of many below", shapes: same, value: map[string]float32{"q": 1e30, "v": 1}, spoil: map[string]func([]float32){"k": at(3, 1, 0, -1e30)},
-			table: func(t *AttentionTable) { t.Causal = false }},
+			table: func(t *file.AttentionTable) { t.Causal = false }},
 		{name: "gradients", shapes: backward, value: map[string]float32{"k": 1}, spoil: map[string]func([]float32){"v": at(2, 0, 0, 1e30), "dout": at(6, 0, 0, 1e30)},
 			want: []string{"dq[6, 0, 0] [token, head, feature] is NaN, 4 of its 56 values", "dk[0, 0, 0] [token, head, feature] is NaN, 28 of its 56 values"}},
 		{name: "no key", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 1}},
-		{name: "no key, nor number", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
+		{name: "no key, nor number", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
 			want: []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
 	} {
 		table := attentionTable(inputOf(t, x.shapes, x.value, x.spoil), "")

@@ -12,6 +12,8 @@ import (
 	"ulysses/dryrun"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
@@ -36,11 +38,11 @@ type subject struct {
 	heads  [][2]int64    // as many heads, and as many of keys
 }
 
-func (j *Job) subject() (*subject, error) {
-	if !isModelJob(j) {
+func subjectOfJob(j *file.Job) (*subject, error) {
+	if !j.IsModelJob() {
 		return savedJobs[j.Kind].subject(j)
 	}
-	c, err := j.config()
+	c, err := j.ReadConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +61,7 @@ func subjectOf(c *model.Config) *subject {
 // foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the
 // one that takes the most memory; the time is the longest of them. A plan that does not fit is an
 // error of kind OutOfMemory. Without timing it is sized alone.
-func foresee(j *Job, m *machine, x *subject, timing bool) (*forecast, error) {
+func foresee(j *file.Job, m *machine, x *subject, timing bool) (*forecast, error) {
 	rows := x.rows
 	if x.config != nil {
 		rows = []int64{j.Data.Batch * j.Data.Sequence}
@@ -121,14 +123,14 @@ func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 }
 
 // rehearse is foresee on one rank.
-func rehearse(j *Job, m *machine, x *subject, rank int, timing bool) (*forecast, error) {
+func rehearse(j *file.Job, m *machine, x *subject, rank int, timing bool) (*forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
 	d, err := dryrun.Open(m.info, m.sizes, m.rates, clk)
 	if err != nil {
 		return nil, err
 	}
 	e := &Env{Job: j, Device: d, Ledger: ledger, Clock: clk, Stdout: io.Discard, Details: io.Discard, Result: io.Discard, Stderr: &screen{to: io.Discard}, Log: zerolog.Nop(), free: m.host}
-	if e.Compute, err = j.compute(m.info); err != nil {
+	if e.Compute, err = j.ComputeType(m.info); err != nil {
 		return nil, err
 	}
 	e.Mesh = dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
@@ -198,7 +200,7 @@ func (f *forecast) hostHolds() error {
 		planned, of = model.Bytes(f.memory), ""
 	}
 	if f.free > 0 && planned > f.free {
-		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", size(planned), of, size(f.free))
+		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", units.Bytes(planned), of, units.Bytes(f.free))
 	}
 	return nil
 }

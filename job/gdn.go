@@ -5,6 +5,7 @@ import (
 	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/internal/clock"
+	"ulysses/job/file"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -12,7 +13,7 @@ import (
 // RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its
 // gradients if the input has dout, in the compute type; decays, betas and states are F32. With a
 // report beside it, an error is what RunAttention says.
-func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable) (*SavedReport, error) {
+func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.GDNTable) (*SavedReport, error) {
 	r, err := newGDNRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
 		return nil, err
@@ -21,7 +22,7 @@ func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType
 }
 
 // newGDNRun is newAttentionRun's twin.
-func newGDNRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *GDNTable, writer bool) (r *gdnRun, err error) {
+func newGDNRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.GDNTable, writer bool) (r *gdnRun, err error) {
 	in, err := openGDN(t, writer)
 	defer func() {
 		if err != nil {

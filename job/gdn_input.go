@@ -6,6 +6,7 @@ import (
 
 	"ulysses/gdn"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -36,7 +37,7 @@ func (in *gdnInput) String() string {
 	return s
 }
 
-func (in *gdnInput) layer(t *GDNTable) gdn.Layer {
+func (in *gdnInput) layer(t *file.GDNTable) gdn.Layer {
 	strategy, _ := gdn.ParseStrategy(t.Strategy) // Parse has seen that it is one
 	return gdn.Layer{KeyHeads: in.hk, ValueHeads: in.hv, KeyDim: in.dk, ValueDim: in.dv, Scale: t.Scale, L2Norm: t.QKL2Norm, Chunk: t.Chunk,
 		Strategy: strategy, Tokens: in.s, NoBackward: !in.backward()}
@@ -48,7 +49,7 @@ func (in *gdnInput) spec() sp.BatchSpec {
 
 // openGDN opens the input and checks the table and the header; writer is the rank that will write
 // the output.
-func openGDN(t *GDNTable, writer bool) (*gdnInput, error) {
+func openGDN(t *file.GDNTable, writer bool) (*gdnInput, error) {
 	var f faultList
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
 		f.add(status.InvalidConfig, "gdn.scale = %v: give a finite number, or 0 for 1/sqrt(Dk)", t.Scale)

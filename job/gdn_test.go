@@ -12,11 +12,12 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
 // delta runs the job on goroutine ranks.
-func delta(ranks int, table *GDNTable) error {
+func delta(ranks int, table *file.GDNTable) error {
 	return onRanks(ranks, func(d device.Device, c comm.Comm) (*SavedReport, error) { return RunGDN(d, c, nil, tensor.F32, table) })
 }
 
@@ -37,8 +38,8 @@ func onRanks(ranks int, run func(d device.Device, c comm.Comm) (*SavedReport, er
 	})
 }
 
-func gdnTable(input, output string) *GDNTable {
-	t := Default().GDN
+func gdnTable(input, output string) *file.GDNTable {
+	t := file.Default().GDN
 	t.Input, t.Output = input, output
 	return &t
 }
@@ -58,7 +59,7 @@ func TestGDNGoldens(t *testing.T) {
 		}
 		for _, strategy := range []string{"heads", "state"} {
 			t.Run(filepath.Base(dir)+"/"+strategy, func(t *testing.T) {
-				j, err := Parse(src, filepath.Join(dir, "job.toml"), []string{"gdn.strategy=" + strategy}, os.LookupEnv)
+				j, err := file.Parse(src, filepath.Join(dir, "job.toml"), []string{"gdn.strategy=" + strategy}, os.LookupEnv)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -121,14 +122,14 @@ func TestGDNFaults(t *testing.T) {
 		name   string
 		shapes map[string][]int64
 		ints   map[string][]int64
-		spoil  func(t *GDNTable)
+		spoil  func(t *file.GDNTable)
 		code   status.Code
 		want   []string
 	}{
-		{name: "scale", shapes: good, spoil: func(t *GDNTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"gdn.scale"}},
-		{name: "chunk", shapes: good, spoil: func(t *GDNTable) { t.Chunk = 8 }, code: status.InvalidConfig, want: []string{"chunk 8", "16"}},
-		{name: "not there", shapes: good, spoil: func(t *GDNTable) { t.Input += "x" }, code: status.IO, want: []string{"gdn.input", "no such file"}},
-		{name: "over the input", shapes: good, spoil: func(t *GDNTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is gdn.input"}},
+		{name: "scale", shapes: good, spoil: func(t *file.GDNTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"gdn.scale"}},
+		{name: "chunk", shapes: good, spoil: func(t *file.GDNTable) { t.Chunk = 8 }, code: status.InvalidConfig, want: []string{"chunk 8", "16"}},
+		{name: "not there", shapes: good, spoil: func(t *file.GDNTable) { t.Input += "x" }, code: status.IO, want: []string{"gdn.input", "no such file"}},
+		{name: "over the input", shapes: good, spoil: func(t *file.GDNTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is gdn.input"}},
 		{name: "unknown", shapes: with(map[string][]int64{"z": {4}}), code: status.InvalidConfig, want: []string{"z F32[4]", "the names are q, k"}},
 		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {6, 4, 8}, "v": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor g", "no tensor beta"}},
 		{name: "axes", shapes: with(map[string][]int64{"g": {6, 4, 1}}), code: status.InvalidConfig, want: []string{"g F32[6, 4, 1]", "[rows, heads]"}},

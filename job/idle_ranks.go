@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ulysses/gdn"
+	"ulysses/job/file"
 	"ulysses/model"
 )
 
@@ -17,7 +18,7 @@ type idleRanks struct {
 
 // idleRanks returns the kind of layer for which the most ranks of the mesh have no head; nil if
 // every rank has one. linear is the plan of the linear layers.
-func (j *Job) idleRanks(c *model.Config, linear *gdn.Plan) (found *idleRanks) {
+func findIdleRanks(j *file.Job, c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 	look := func(heads int64, what, which string) {
 		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
 			found = &idleRanks{idle, heads, what, which}
@@ -33,7 +34,7 @@ func (j *Job) idleRanks(c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 }
 
 // onUlysses returns the job on the same ranks with another Ulysses degree.
-func (j *Job) onUlysses(degree int64) (*Job, error) {
+func onUlysses(j *file.Job, degree int64) (*file.Job, error) {
 	other := *j
 	other.Parallel.Ulysses = degree
 	return &other, other.Resolve(int(j.Mesh.World))
@@ -41,8 +42,8 @@ func (j *Job) onUlysses(degree int64) (*Job, error) {
 
 // better returns, of the meshes that give every rank a head, the one with the most planned tokens a
 // second, and its speed relative to this job's mesh. The degree is 0 if no mesh is faster and fits.
-func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times float64, err error) {
-	rate := func(j *Job) (float64, error) {
+func better(j *file.Job, m *machine, x *subject, heads int64) (degree int64, times float64, err error) {
+	rate := func(j *file.Job) (float64, error) {
 		f, err := foresee(j, m, x, true)
 		if err != nil {
 			return 0, err
@@ -60,7 +61,7 @@ func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times f
 			continue
 		}
 		tried++
-		other, err := j.onUlysses(u)
+		other, err := onUlysses(j, u)
 		if err != nil {
 			continue // such as a global batch that these replicas cannot share
 		}
@@ -73,21 +74,21 @@ func (j *Job) better(m *machine, x *subject, heads int64) (degree int64, times f
 
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
-func (i *idleRanks) warning(j *Job, m *machine, x *subject) string {
+func (i *idleRanks) warning(j *file.Job, m *machine, x *subject) string {
 	remedy := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
 		remedy = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
-	} else if degree, times, err := j.better(m, x, i.heads); err == nil && degree > 0 {
+	} else if degree, times, err := better(j, m, x, i.heads); err == nil && degree > 0 {
 		remedy = fmt.Sprintf("set parallel.ulysses = %d (%d replicas), which is expected to process %.1f times the tokens a second", degree, j.Mesh.World/degree, times)
 	}
 	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the model has %d %s; %s",
-		j.origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
+		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
 }
 
 // warnIdleRanks warns of ranks without a head, on rank 0 before the first step. On a CPU, whose
 // rates are measured, it takes half a second; it takes no time if every rank has a head.
 func (s *session) warnIdleRanks() {
-	i := s.Job.idleRanks(s.config, s.model.Linear())
+	i := findIdleRanks(s.Job, s.config, s.model.Linear())
 	if i == nil || s.Mesh.World.Rank() > 0 {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 	"text/template"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/model"
 )
 
@@ -20,7 +21,7 @@ var (
 	//go:embed init/scratch.toml
 	scratchText string
 
-	initTemplates = template.Must(template.New("").Funcs(template.FuncMap{"toml": tomlValue}).Parse(""))
+	initTemplates = template.Must(template.New("").Funcs(template.FuncMap{"toml": file.TOML}).Parse(""))
 	finetune      = template.Must(template.Must(initTemplates.Clone()).New("finetune.toml").Parse(finetuneText))
 	scratch       = template.Must(template.Must(initTemplates.Clone()).New("scratch.toml").Parse(scratchText))
 )
@@ -47,7 +48,7 @@ func initJob(o Options) error {
 	if len(o.words) > 0 {
 		text = finetune
 		folder := filepath.Clean(o.words[0])
-		if why := notURL("model.path", o.words[0]); why != "" {
+		if why := file.NotURL("model.path", o.words[0]); why != "" {
 			return status.Errorf(status.InvalidArgument, "init: %s: %s", o.words[0], why)
 		}
 		if strings.Contains(folder, "${") {
@@ -55,7 +56,7 @@ func initJob(o Options) error {
 		}
 		c, err := model.ReadConfig(folder, nil)
 		if err != nil {
-			return (&Job{Path: o.output, Model: ModelTable{Path: folder}}).initFault(err)
+			return initFault(&file.Job{Path: o.output, Model: file.ModelTable{Path: folder}}, err)
 		}
 		x.Model, x.Type, x.Layers, x.Width, x.Heads = pathFrom(filepath.Dir(o.output), folder), c.ModelType, c.NumHiddenLayers, c.HiddenSize, c.NumAttentionHeads
 		x.Most = c.Positions()
@@ -65,7 +66,7 @@ func initJob(o Options) error {
 	if err := text.Execute(&b, x); err != nil {
 		return status.Errorf(status.Internal, "init: %w", err)
 	}
-	if _, err := Parse([]byte(b.String()), o.output, nil, nil); err != nil {
+	if _, err := file.Parse([]byte(b.String()), o.output, nil, nil); err != nil {
 		return status.Errorf(status.Internal, "init: the job file that was to be written is wrong: %w", err)
 	}
 	if err := writeNew(o.output, b.String()); err != nil {
@@ -75,10 +76,10 @@ func initJob(o Options) error {
 }
 
 // initFault returns the error for a folder without a model, with the way to get one.
-func (j *Job) initFault(err error) error {
+func initFault(j *file.Job, err error) error {
 	text := err.Error()
 	if _, statErr := os.Stat(j.Model.Path); errors.Is(statErr, fs.ErrNotExist) {
-		text = j.noFolder(j.Model.Path)
+		text = j.NoFolder(j.Model.Path)
 	}
 	return &status.Error{Code: status.Of(err), Text: "init: " + text, Err: err}
 }

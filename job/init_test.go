@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // init writes a job file that trains once there is data, for each kind of model folder and from
@@ -34,12 +35,12 @@ func TestInit(t *testing.T) {
 		if code != status.OK || errs != "" || out != "wrote job.toml\nedit data.path in it, then: ulysses-mpi plan job.toml\n" {
 			t.Fatalf("%s: %v\n%s%s", config, code, out, errs)
 		}
-		j, err := Parse([]byte(text(t, "job.toml")), "job.toml", nil, nil)
+		j, err := file.Parse([]byte(text(t, "job.toml")), "job.toml", nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", config, err)
 		}
 		if folder != "" {
-			c, err := j.config()
+			c, err := j.ReadConfig()
 			if err != nil || j.Model.Path != folder || j.Data.Sequence != min(c.Positions(), longestStart) || !j.IsSet("optimizer.lr") || j.Kind != "train" {
 				t.Errorf("%s: %v %+v", config, err, j)
 			}
@@ -76,7 +77,7 @@ func TestInitNamesTheFolder(t *testing.T) {
 	if code, _, errs := call("init", "models/a \"b\" [1]", "-o", "jobs/x.toml"); code != status.OK {
 		t.Fatal(code, errs)
 	}
-	j, err := Parse([]byte(text(t, "jobs/x.toml")), "jobs/x.toml", nil, nil)
+	j, err := file.Parse([]byte(text(t, "jobs/x.toml")), "jobs/x.toml", nil, nil)
 	if err != nil || j.Model.Path != "models/a \"b\" [1]" || !strings.Contains(text(t, "jobs/x.toml"), "../models/a") {
 		t.Errorf("%v %+v", err, j.Model)
 	}

@@ -9,6 +9,9 @@ import (
 
 	"github.com/mattn/go-isatty"
 	"github.com/rs/zerolog"
+
+	"ulysses/internal/units"
+	"ulysses/job/file"
 )
 
 // logForms are the values of --log. auto is console.
@@ -28,7 +31,7 @@ func (s *screen) Write(line []byte) (int, error) {
 	if s.clear != nil {
 		s.clear()
 	}
-	if _, err := s.to.Write([]byte(withoutLogins(string(line)))); err != nil {
+	if _, err := s.to.Write([]byte(file.WithoutLogins(string(line)))); err != nil {
 		return 0, err
 	}
 	return len(line), nil
@@ -65,8 +68,8 @@ var namesARank = regexp.MustCompile(`^rank \d+\b`)
 // lines have unrounded numbers.
 func forReaders(line map[string]any) error {
 	for name, form := range map[string]func(x float64) string{
-		"loss": number, "eval_loss": number, "perplexity": func(x float64) string { return fmt.Sprintf("%.2f", x) }, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
-		"lr": func(x float64) string { return fmt.Sprintf("%.3g", x) }, "tokens_per_second": short,
+		"loss": units.Number, "eval_loss": units.Number, "perplexity": func(x float64) string { return fmt.Sprintf("%.2f", x) }, "grad_norm": func(x float64) string { return fmt.Sprintf("%.3f", x) },
+		"lr": func(x float64) string { return fmt.Sprintf("%.3g", x) }, "tokens_per_second": units.Short,
 	} {
 		if n, ok := line[name].(interface{ Float64() (float64, error) }); ok {
 			if x, err := n.Float64(); err == nil {
@@ -76,7 +79,7 @@ func forReaders(line map[string]any) error {
 	}
 	if n, ok := line["seconds_left"].(interface{ Float64() (float64, error) }); ok {
 		x, _ := n.Float64()
-		line["left"] = duration(x)
+		line["left"] = units.Duration(x)
 		delete(line, "seconds_left")
 	}
 	message, _ := line[zerolog.MessageFieldName].(string)

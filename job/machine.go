@@ -9,7 +9,10 @@ import (
 	"ulysses/backends"
 	"ulysses/device"
 	"ulysses/dryrun"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
@@ -28,7 +31,7 @@ type machine struct {
 
 // thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates
 // are measured.
-func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
+func thisMachine(j *file.Job, x *subject, perNode int) (*machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
 		d, _, err := backends.Open(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), RanksOnNode: perNode, Deterministic: t.Deterministic})
@@ -41,10 +44,10 @@ func thisMachine(j *Job, x *subject, perNode int) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{info: d.Info(), sizes: d, host: freeMemory() / int64(perNode), close: d.Close}
-	compute, err := j.compute(m.info)
+	m := &machine{info: d.Info(), sizes: d, host: proc.FreeMemory() / int64(perNode), close: d.Close}
+	compute, err := j.ComputeType(m.info)
 	if err == nil && m.info.Place == tensor.Host {
-		err = m.measure(open, j.sized(x, perNode).In(compute), perNode)
+		err = m.measure(open, sized(j, x, perNode).In(compute), perNode)
 	} else if err == nil {
 		err = m.shareGPUs(perNode)
 		m.recognize(compute, perNode)
@@ -66,7 +69,7 @@ func sharedBy(perNode, workers int) (atOnce int, share float64) {
 
 // sized returns the shape of a rank's work for a number of ranks, from the fields that the job
 // sets.
-func (j *Job) sized(x *subject, ranks int) dryrun.Shape {
+func sized(j *file.Job, x *subject, ranks int) dryrun.Shape {
 	shape := x.shape
 	if x.config != nil {
 		each := cmp.Or(j.Parallel.Ulysses, int64(ranks))
@@ -101,7 +104,7 @@ func (m *machine) measure(open func() (device.Device, error), x dryrun.Shape, pe
 	m.share = share
 	m.rates = m.rates.Shared(share)
 	m.rates.PerNode = perNode
-	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, plural(max(1, m.info.Workers), "thread"), plural(runtime.NumCPU(), "core"))
+	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, units.Count(max(1, m.info.Workers), "thread"), units.Count(runtime.NumCPU(), "core"))
 	return nil
 }
 
@@ -158,14 +161,14 @@ var gpuByName = map[string]gpu{
 }
 
 // machine is one of GPUs that are not there.
-func (g gpu) machine(j *Job) (*machine, error) {
+func (g gpu) machine(j *file.Job) (*machine, error) {
 	if j.Device.Backend == "cpu" {
 		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
 	}
 	d := backends.AbsentGPU(j.Device.Deterministic)
 	m := &machine{info: d.Info(), sizes: d, close: func() {}}
 	m.info.Name, m.info.Memory = g.name, g.memory
-	compute, err := j.compute(m.info)
+	compute, err := j.ComputeType(m.info)
 	if err != nil {
 		return nil, err
 	}
@@ -176,5 +179,5 @@ func (g gpu) machine(j *Job) (*machine, error) {
 // known is the rates of a GPU that is known by its name.
 func (m *machine) known(g gpu, compute tensor.DType) {
 	m.rates = g.rates[compute]
-	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, dtypeName(compute))
+	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, file.DTypeName(compute))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // Folder names may have any characters. A run in such a folder trains, resumes after a kill during
@@ -91,7 +92,7 @@ func TestPatternsAreTheAuthors(t *testing.T) {
 		{"in1/none.txt", "in1/none.txt"},
 	} {
 		src := strings.Replace(base, "a.txt", x.path, 1)
-		j, err := Parse([]byte(src), filepath.Join(dir, "job.toml"), nil, getenv)
+		j, err := file.Parse([]byte(src), filepath.Join(dir, "job.toml"), nil, getenv)
 		if err != nil {
 			t.Fatal(err)
 		}

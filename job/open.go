@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strings"
 
 	"github.com/rs/zerolog"
@@ -13,7 +12,8 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
-	"ulysses/internal/status"
+	"ulysses/internal/proc"
+	"ulysses/job/file"
 	"ulysses/slurm"
 	"ulysses/tensor"
 )
@@ -42,7 +42,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 		return err
 	}
 	e.source = string(src)
-	e.Job, err = Parse(src, o.Path, o.Sets, os.LookupEnv)
+	e.Job, err = file.Parse(src, o.Path, o.Sets, os.LookupEnv)
 	if err == nil {
 		err = e.Job.Resolve(world.Size())
 	}
@@ -73,7 +73,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		Deterministic: t.Deterministic})
 	if err == nil {
 		e.Device = d
-		e.Compute, err = e.Job.compute(d.Info())
+		e.Compute, err = e.Job.ComputeType(d.Info())
 	}
 	if err = comm.Agree(world, err); err == nil {
 		info := d.Info()
@@ -87,9 +87,9 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		}
 		return err
 	}
-	e.free = freeMemory() / int64(max(1, ranksOnNode))
+	e.free = proc.FreeMemory() / int64(max(1, ranksOnNode))
 	info := d.Info()
-	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, dtypeName(e.Compute))
+	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, file.DTypeName(e.Compute))
 	if why != "" {
 		text += ": " + why
 	}
@@ -138,26 +138,6 @@ func (e *Env) leave(err error) error {
 		return err
 	}
 	return e.Mesh.Close()
-}
-
-// compute is the type that device.dtype means on a device.
-func (j *Job) compute(info device.Info) (tensor.DType, error) {
-	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
-	if !ok || !slices.Contains(info.Compute, want) {
-		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s: set it to \"auto\"", j.Device.DType, info.Kind, dtypeNames(info.Compute))
-	}
-	return want, nil
-}
-
-// dtypeName is a type in the words of the job file.
-func dtypeName(d tensor.DType) string { return strings.ToLower(d.String()) }
-
-func dtypeNames(ds []tensor.DType) string {
-	var names []string
-	for _, d := range ds {
-		names = append(names, dtypeName(d))
-	}
-	return strings.Join(names, " and ")
 }
 
 // localRank is this rank among those of its node.

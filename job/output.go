@@ -10,20 +10,9 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/train"
 )
-
-// Files that a run writes into output.dir, in addition to model/ and the checkpoints.
-const (
-	metricsFile    = "metrics.jsonl"
-	reportFile     = "report.html"
-	evalReportFile = "report-eval.html"
-	traceFile      = "trace.json"
-	modelFolder    = "model"
-)
-
-func (j *Job) modelDir() string      { return filepath.Join(j.Output.Dir, modelFolder) }
-func (j *Job) checkpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
 // keepModelApart refuses an output.dir whose files would go into the folder of the base model, also
 // with output.overwrite. Rank 0 checks, and all ranks return its answer. Collective.
@@ -36,10 +25,10 @@ func (e *Env) keepModelApart() error {
 		switch base := j.Model.Path; {
 		case outdir.Inside(j.Output.Dir, base):
 			fail("%s is, or lies in, model.path = %s, which is never written to", j.Output.Dir, base)
-		case j.Kind == "train" && j.Output.Model && outdir.Inside(base, j.modelDir()):
-			fail("the trained model would replace model.path = %s, which is, or lies in, %s", base, j.modelDir())
-		case j.Kind == "train" && outdir.Inside(base, j.checkpointDir()):
-			fail("model.path = %s lies in %s, whose checkpoints the run replaces", base, j.checkpointDir())
+		case j.Kind == "train" && j.Output.Model && outdir.Inside(base, j.ModelDir()):
+			fail("the trained model would replace model.path = %s, which is, or lies in, %s", base, j.ModelDir())
+		case j.Kind == "train" && outdir.Inside(base, j.CheckpointDir()):
+			fail("model.path = %s lies in %s, whose checkpoints the run replaces", base, j.CheckpointDir())
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)
@@ -59,21 +48,6 @@ func (e *Env) refuseUsedFile() error {
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)
-}
-
-// outputs returns the names in output.dir that the job writes.
-func (j *Job) outputs() []string {
-	if j.Kind == "eval" {
-		return []string{metricsFile, reportFile, evalReportFile}
-	}
-	names := []string{metricsFile, reportFile, j.Checkpoint.Dir}
-	if j.Output.Model {
-		names = append(names, modelFolder)
-	}
-	if len(j.Output.Trace) > 0 {
-		names = append(names, traceFile)
-	}
-	return names
 }
 
 // runTrain trains or evaluates. Meanwhile no other job writes into output.dir.
@@ -102,7 +76,7 @@ func (e *Env) takeOutput() (err error) {
 		e.signals.atEnd(func() { outdir.Abandon(dir, self) })
 		e.owner, err = outdir.Take(dir, self, func(text string) { e.Log.Warn().Msg(text) })
 		if err == nil {
-			err = e.owner.Check(e.Job.outputs()...)
+			err = e.owner.Check(e.Job.Outputs()...)
 		}
 		if err != nil && e.owner != nil {
 			e.owner.Undo()
@@ -164,7 +138,7 @@ func (e *Env) mayWrite(name string) error {
 func (s *session) createOutput() (m *train.Metrics, err error) {
 	j, t := s.Job, s.trainer
 	if s.Mesh.World.Rank() == 0 {
-		path := filepath.Join(j.Output.Dir, metricsFile)
+		path := filepath.Join(j.Output.Dir, file.MetricsFile)
 		if t.Keep == nil {
 			m, err = train.EvaluationMetrics(path)
 			return m, comm.Agree(s.Mesh.World, err)
@@ -202,7 +176,7 @@ func (s *session) refuseResults() error {
 	if j.Output.Overwrite {
 		return nil
 	}
-	names := slices.DeleteFunc(j.outputs(), func(name string) bool { return name == j.Checkpoint.Dir })
+	names := slices.DeleteFunc(j.Outputs(), func(name string) bool { return name == j.Checkpoint.Dir })
 	found, err := outdir.Found(j.Output.Dir, names...)
 	if err != nil {
 		return err
@@ -214,7 +188,7 @@ func (s *session) refuseResults() error {
 	if len(steps) > 0 {
 		found = append(found, fmt.Sprintf("%s/ up to step %d", j.Checkpoint.Dir, steps[len(steps)-1]))
 	}
-	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, modelFolder+"/") {
+	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, file.ModelFolder+"/") {
 		if len(found) > 0 {
 			s.Log.Warn().Msgf("output.dir: the %v was ended before its first checkpoint: the run begins again", before)
 		}

@@ -9,8 +9,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"ulysses/internal/input"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/model"
 	"ulysses/slurm"
 )
@@ -19,21 +20,21 @@ import (
 // of the passes, and whether it fits. It runs nothing; the job's own code is rehearsed on devices
 // that compute nothing.
 func Plan(o Options) error {
-	src, err := input.Read(o.Path, maxSource)
+	src, err := file.Read(o.Path)
 	if err != nil {
-		return status.Errorf(status.IO, "job file %s: %w", o.Path, err)
+		return err
 	}
-	parse := func(sets ...string) (*Job, error) {
-		return Parse(src, o.Path, append(slices.Clone(o.Sets), sets...), os.LookupEnv)
+	parse := func(sets ...string) (*file.Job, error) {
+		return file.Parse(src, o.Path, append(slices.Clone(o.Sets), sets...), os.LookupEnv)
 	}
 	j, err := parse()
 	if err != nil {
 		return err
 	}
-	if o.search && !isModelJob(j) {
+	if o.search && !j.IsModelJob() {
 		return j.Errorf(status.InvalidArgument, "kind", "%q: all ranks share the one sequence, there is nothing to --search: leave it out", j.Kind)
 	}
-	x, err := j.subject()
+	x, err := subjectOfJob(j)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func Plan(o Options) error {
 	}
 	host, _ := os.Hostname()
 	log := o.logger(&screen{to: o.Stderr}, 0, host)
-	for _, line := range j.warnings(x.config, nil, j.Train.Steps) {
+	for _, line := range j.Warnings(x.config, nil, j.Train.Steps) {
 		log.Warn().Msg(line)
 	}
 	if o.search {
@@ -63,7 +64,7 @@ func Plan(o Options) error {
 	defer f.close()
 	f.Stdout = o.Stdout
 	if f.model != nil {
-		if i := j.idleRanks(f.config, f.model.Linear()); i != nil {
+		if i := findIdleRanks(j, f.config, f.model.Linear()); i != nil {
 			log.Warn().Msg(i.warning(j, m, x))
 		}
 	}
@@ -73,17 +74,17 @@ func Plan(o Options) error {
 // machine returns the machine of the plan and the number of ranks. The machine is the cluster's, or
 // this one. The number of ranks comes from --ranks, the launcher or the cluster, otherwise from the
 // job's degrees, on one node.
-func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error) {
+func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *machine, err error) {
 	if o.cluster != "" {
-		c, err := ReadCluster(o.cluster)
+		c, err := file.ReadCluster(o.cluster)
 		if err != nil {
 			return 0, nil, err
 		}
-		m, err = c.machine(j, x)
+		m, err = clusterMachine(c, j, x)
 		return cmp.Or(o.Ranks, int(c.Nodes*c.PerNode)), m, err
 	}
 	env := slurm.Env()
-	ranks = cmp.Or(o.Ranks, j.ranksNamed())
+	ranks = cmp.Or(o.Ranks, ranksNamed(j))
 	here := ranks
 	if o.Ranks == 0 && env.Tasks > 1 {
 		ranks, here = env.Tasks, max(1, env.LocalSize)
@@ -93,8 +94,8 @@ func (o *Options) machine(j *Job, x *subject) (ranks int, m *machine, err error)
 }
 
 // ranksNamed returns the number of ranks of one replica, by the job's degrees.
-func (j *Job) ranksNamed() int {
-	return int(min(maxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
+func ranksNamed(j *file.Job) int {
+	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
 }
 
 func (f *forecast) print(m *machine) error {
@@ -122,18 +123,18 @@ func (f *forecast) print(m *machine) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	rate := short(float64(f.tokens) / f.Seconds)
+	rate := units.Short(float64(f.tokens) / f.Seconds)
 	if f.saved != nil {
 		fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, beside reading and writing\n", rate)
 	} else {
 		flops := f.flops() / f.Seconds / float64(f.Job.Mesh.World)
-		fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", rate, short(flops))
+		fmt.Fprintf(f.Stdout, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", rate, units.Short(flops))
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
-		fmt.Fprintf(f.Stdout, "run              %s of %d tokens in %v, beside reading, evaluations and checkpoints\n", plural(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
+		fmt.Fprintf(f.Stdout, "run              %s of %d tokens in %v, beside reading, evaluations and checkpoints\n", units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
 	}
-	_, err = fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", size(model.Bytes(f.memory)), f.limit())
+	_, err = fmt.Fprintf(f.Stdout, "fits             %s of a rank's memory are planned%s\n", units.Bytes(model.Bytes(f.memory)), f.limit())
 	return err
 }
 
@@ -147,10 +148,10 @@ func (f *forecast) printWork(m *machine) (what string, err error) {
 	case "eval":
 		what = "pass"
 	default:
-		fmt.Fprintf(f.Stdout, "%s, %s", plural(x.World, "rank"), where)
+		fmt.Fprintf(f.Stdout, "%s, %s", units.Count(x.World, "rank"), where)
 		return "run", f.printSaved()
 	}
-	fmt.Fprintf(f.Stdout, "%s, ulysses %d x data %d, zero %d, %s", plural(x.World, "rank"), x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
+	fmt.Fprintf(f.Stdout, "%s, ulysses %d x data %d, zero %d, %s", units.Count(x.World, "rank"), x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
 	return what, f.printMemory(f.Stdout)
 }
 
@@ -168,10 +169,10 @@ func (f *forecast) flops() float64 {
 // limit is what there is for a rank.
 func (f *forecast) limit() string {
 	if n := f.Device.Info().Memory; n > 0 {
-		return ", of " + size(n)
+		return ", of " + units.Bytes(n)
 	}
 	if f.free > 0 {
-		return ", and " + size(f.free) + " of the host's are free for it"
+		return ", and " + units.Bytes(f.free) + " of the host's are free for it"
 	}
 	return ""
 }

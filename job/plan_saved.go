@@ -5,10 +5,12 @@ import (
 
 	"ulysses/dryrun"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/model"
 )
 
-func attentionSubject(j *Job) (*subject, error) {
+func attentionSubject(j *file.Job) (*subject, error) {
 	in, err := openAttention(&j.Attention, false)
 	defer in.close()
 	if err != nil {
@@ -17,7 +19,7 @@ func attentionSubject(j *Job) (*subject, error) {
 	return &subject{rows: []int64{in.sq, in.sk}, heads: [][2]int64{{in.hq, in.hkv}}, shape: dryrun.Shape{Hidden: in.hq * in.d, Dim: in.d}}, nil
 }
 
-func gdnSubject(j *Job) (*subject, error) {
+func gdnSubject(j *file.Job) (*subject, error) {
 	in, err := openGDN(&j.GDN, false)
 	defer in.close()
 	if err != nil {
@@ -44,7 +46,7 @@ func (f *forecast) rehearseSaved() error {
 		{Name: "workspace", Bytes: workspace.Bytes()}}
 	if all := f.Device.Info().Memory; all > 0 && r.report.Bytes > all {
 		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s: use more ranks, so that each holds fewer rows and heads",
-			size(r.report.Bytes), size(all))
+			units.Bytes(r.report.Bytes), units.Bytes(all))
 	}
 	if err := f.hostHolds(); err != nil {
 		return err

@@ -32,7 +32,7 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				x, err := e.Job.subject()
+				x, err := subjectOfJob(e.Job)
 				if err != nil {
 					return err
 				}

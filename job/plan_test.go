@@ -15,7 +15,9 @@ import (
 
 	"ulysses/device"
 	"ulysses/dryrun"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/testkit/cudatest"
 )
@@ -57,7 +59,7 @@ func planned(t *testing.T, kind string) string {
 
 // anyMachine has rates of no meaning and the sizes of the device.
 func anyMachine(d device.Device, perNode int) *machine {
-	return &machine{info: d.Info(), sizes: d, host: freeMemory(), rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
+	return &machine{info: d.Info(), sizes: d, host: proc.FreeMemory(), rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
 		Node: 1e9, Network: 1e9, PerNode: perNode}}
 }
 
@@ -185,7 +187,7 @@ func TestPublishedSteps(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		config, err := j.config()
+		config, err := j.ReadConfig()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,8 +239,8 @@ func TestPlanOnAGPU(t *testing.T) {
 	cudatest.Use(t)
 	path, cluster := planned(t, "hybrid"), filepath.Join(t.TempDir(), "cluster.toml")
 	rates := "ranks_per_node = 3\n[rates]\n"
-	for _, k := range clusterKeys {
-		if name, ok := strings.CutPrefix(k.key, "rates."); ok {
+	for _, k := range file.ClusterKeys() {
+		if name, ok := strings.CutPrefix(k, "rates."); ok {
 			rates += name + " = 2.0\n"
 		}
 	}
@@ -315,7 +317,7 @@ func TestMeetingsOfAPlan(t *testing.T) {
 		if e.Mesh.World.Rank() > 0 {
 			return nil
 		}
-		config, err := e.Job.config()
+		config, err := e.Job.ReadConfig()
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/schollz/progressbar/v3"
 
+	"ulysses/internal/units"
 	"ulysses/train"
 )
 
@@ -50,7 +51,7 @@ func (p *progress) step(r *train.Record) error {
 	switch {
 	case p.bar != nil:
 		p.env.signals.locked(func() {
-			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), short(r.TokensPerSecond)))
+			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), units.Short(r.TokensPerSecond)))
 			_ = p.bar.Add(1) // errors of the bar do not end the run
 		})
 	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
@@ -78,20 +79,4 @@ func (p *progress) finish() {
 		p.env.Stderr.underBar(nil)
 		_ = p.bar.Finish()
 	}
-}
-
-// duration formats seconds as 2h3m4s.
-func duration(seconds float64) string {
-	return (time.Duration(seconds * float64(time.Second))).Round(time.Second).String()
-}
-
-// short writes a number with three significant digits and a unit prefix.
-func short(x float64) string {
-	for _, u := range []string{"", "k", "M", "G", "T"} {
-		if math.Abs(x) < 999.5 {
-			return fmt.Sprintf("%.3g%s", x, u)
-		}
-		x /= 1000
-	}
-	return fmt.Sprintf("%.3gP", x)
 }

@@ -10,6 +10,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/internal/units"
 	"ulysses/model"
 )
 
@@ -17,15 +18,15 @@ import (
 // lines, with --verbose in tables.
 func (s *session) printPlan() error {
 	plan, info := s.trainer.Components(), s.Device.Info()
-	text := size(model.Bytes(plan)) + " planned for a rank"
+	text := units.Bytes(model.Bytes(plan)) + " planned for a rank"
 	if info.Memory > 0 {
-		text += ", of " + size(info.Memory)
+		text += ", of " + units.Bytes(info.Memory)
 	}
 	if info.Sharing > 1 {
 		text += fmt.Sprintf(" that %d ranks share", info.Sharing)
 	}
 	if host := model.HostBytes(plan); host > 0 {
-		text += ", and " + size(host) + " of the host's"
+		text += ", and " + units.Bytes(host) + " of the host's"
 	}
 	if tile := s.model.Tiles().MLP; tile > 0 {
 		text += fmt.Sprintf("; MLP in tiles of %d tokens", tile)
@@ -58,18 +59,18 @@ func printMemory(out io.Writer, plan []model.Component, info device.Info, tile i
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
 	for _, c := range plan {
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, mib(c.Bytes))
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, units.MiB(c.Bytes))
 	}
-	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), mib(model.Bytes(plan)))
+	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), units.MiB(model.Bytes(plan)))
 	if host := model.HostBytes(plan); host > 0 {
-		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, mib(host))
+		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, units.MiB(host))
 	}
 	if info.Memory > 0 {
 		name := "of the device"
 		if info.Sharing > 1 {
 			name = fmt.Sprintf("of the device, which %d ranks share", info.Sharing)
 		}
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, mib(info.Memory))
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, units.MiB(info.Memory))
 	}
 	if tile > 0 {
 		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)
@@ -77,8 +78,6 @@ func printMemory(out io.Writer, plan []model.Component, info device.Info, tile i
 	fmt.Fprintln(w)
 	return w.Flush()
 }
-
-func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
 // report prints the time by phase, the speed, the bytes sent with their formulas and the paths of
 // the outputs, and writes trace.json and report.html. Without --verbose it prints only the longest
@@ -123,11 +122,11 @@ func (s *session) report(p *progress) error {
 		fmt.Fprintf(out, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
 	}
 	if p.last != nil {
-		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", short(float64(p.tokens)/p.worked), short(p.last.ModelTFLOPS*1e12))
+		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", units.Short(float64(p.tokens)/p.worked), units.Short(p.last.ModelTFLOPS*1e12))
 		if planned != nil {
 			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", step, planned.seconds)
 		}
-		fmt.Fprintf(s.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", mib(p.last.PeakBytes))
+		fmt.Fprintf(s.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", units.MiB(p.last.PeakBytes))
 	}
 	s.printTraffic(facts)
 	s.printOutputs()
@@ -167,7 +166,7 @@ func (s *session) printPhases(rows []phaseRow) error {
 func (s *session) printOutputs() {
 	fmt.Fprintf(s.Stdout, "metrics          %s\n", filepath.Join(s.Job.Output.Dir, "metrics.jsonl"))
 	if s.savesModel() {
-		fmt.Fprintf(s.Stdout, "model            %s\n", s.Job.modelDir())
+		fmt.Fprintf(s.Stdout, "model            %s\n", s.Job.ModelDir())
 	}
 	fmt.Fprintf(s.Stdout, "report           %s\n", s.reportPath())
 }
@@ -188,7 +187,7 @@ func (s *session) result(p *progress) string {
 		parts = append(parts, fmt.Sprintf("held-out loss %.4f", float64(p.evals[n-1].EvalLoss)))
 	}
 	if s.savesModel() {
-		parts = append(parts, "model "+s.Job.modelDir())
+		parts = append(parts, "model "+s.Job.ModelDir())
 	}
 	return s.state(p) + ": " + strings.Join(append(parts, "report "+s.reportPath()), ", ")
 }

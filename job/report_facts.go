@@ -11,6 +11,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/train"
 )
@@ -33,12 +34,12 @@ type rankFacts struct {
 func (s *session) gatherFacts() ([]rankFacts, error) {
 	info := s.Device.Info()
 	host, _ := os.Hostname()
-	waited := max(0, queued()-s.queued)
+	waited := max(0, proc.WaitedForCore()-s.queued)
 	if s.world.Kind() == "local" {
 		waited /= float64(s.world.Size()) // all ranks are in this process
 	}
 	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
-		Phases: s.Clock.Phases(), Sent: s.Ledger.Entries(), Formula: s.trainer.Traffic(), Memory: s.trainer.Taken(), Resident: residentPeak(), Cores: runtime.NumCPU(), Waited: waited})
+		Phases: s.Clock.Phases(), Sent: s.Ledger.Entries(), Formula: s.trainer.Traffic(), Memory: s.trainer.Taken(), Resident: proc.ResidentPeak(), Cores: runtime.NumCPU(), Waited: waited})
 	if err != nil {
 		return nil, status.Errorf(status.Internal, "report: %w", err)
 	}
@@ -54,9 +55,6 @@ func (s *session) gatherFacts() ([]rankFacts, error) {
 	}
 	return all, nil
 }
-
-// residentPeak is the most memory of the host that this process has had.
-func residentPeak() int64 { return procBytes("/proc/self/status", "VmHWM:") }
 
 // phaseRow is one phase over all ranks.
 type phaseRow struct {

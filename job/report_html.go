@@ -10,6 +10,8 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
@@ -26,8 +28,8 @@ var (
 	uplotStyle string
 
 	pageTemplate = template.Must(template.New("report.html").Funcs(template.FuncMap{
-		"bytes": groups, "size": size, "seconds": seconds, "percent": func(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) },
-		"number": number, "over": over,
+		"bytes": units.Grouped, "size": units.Bytes, "seconds": units.Seconds, "percent": func(x float64) string { return fmt.Sprintf("%.1f %%", 100*x) },
+		"number": units.Number, "over": over,
 		"ratio": func(a, b int64) string { return over(float64(a), float64(b)) },
 	}).Parse(pageText))
 )
@@ -65,17 +67,12 @@ type page struct {
 	Job                 string  // the job file's text
 	JobPath             string
 	Sets                []string
-	Keys                []keyRow
+	Keys                []file.KeyValue
 	Environment         []factRow
 	Program             string
 }
 
 type factRow struct{ Name, Value, Note string }
-
-type keyRow struct {
-	Key, Value string
-	Set        bool
-}
 
 // bar is one rank's time.
 type bar struct {
@@ -93,9 +90,9 @@ type barPart struct {
 
 // reportPath keeps the report of a training run apart from that of an evaluation in its folder.
 func (s *session) reportPath() string {
-	name := reportFile
+	name := file.ReportFile
 	if s.Job.Kind == "eval" && s.trainer.Metrics.BesideRun() {
-		name = evalReportFile
+		name = file.EvalReportFile
 	}
 	return filepath.Join(s.Job.Output.Dir, name)
 }
@@ -118,20 +115,20 @@ func (s *session) page(p *progress, facts []rankFacts, here *machine, t *traced)
 	h, err := readHistory(filepath.Join(s.Job.Output.Dir, "metrics.jsonl"), s.Job.Kind == "eval")
 	name := strings.TrimSuffix(filepath.Base(s.Job.Path), filepath.Ext(s.Job.Path))
 	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: s.state(p),
-		About: s.about(), Metrics: h, Charts: h.charts(), Phases: coloured(phaseRows(facts)), Traffic: trafficRows(facts), Job: withoutLogins(s.source),
-		JobPath: withoutLogins(s.Job.Path), Keys: s.keys(), Resolved: s.resolvedJob(), Program: programVersion()}
+		About: s.about(), Metrics: h, Charts: h.charts(), Phases: coloured(phaseRows(facts)), Traffic: trafficRows(facts), Job: file.WithoutLogins(s.source),
+		JobPath: file.WithoutLogins(s.Job.Path), Keys: s.Job.Keys(), Resolved: s.Job.Resolved(s.steps), Program: programVersion()}
 	x.TrafficVerdict = s.trafficVerdict(x.Traffic)
 	for _, set := range s.sets {
-		x.Sets = append(x.Sets, withoutLogins(set))
+		x.Sets = append(x.Sets, file.WithoutLogins(set))
 	}
 	for _, warning := range s.warned.list() {
-		x.Warnings = append(x.Warnings, s.Job.shown(warning))
+		x.Warnings = append(x.Warnings, s.Job.Shown(warning))
 	}
 	if s.failed != nil {
-		x.Failed = s.Job.shown(withoutRanks(s.failed.Error()))
+		x.Failed = s.Job.Shown(withoutRanks(s.failed.Error()))
 	}
 	if err != nil {
-		x.Note = s.Job.shown(fmt.Sprintf("metrics.jsonl could not be read whole: %v", err))
+		x.Note = s.Job.Shown(fmt.Sprintf("metrics.jsonl could not be read whole: %v", err))
 	}
 	x.Memory, x.MemoryTotals = memoryRows(facts)
 	x.Bars, x.BarsOf = bars(facts, x.Phases)
@@ -139,7 +136,7 @@ func (s *session) page(p *progress, facts []rankFacts, here *machine, t *traced)
 	x.Facts = s.summary(p, h, here, x.MemoryTotals[0])
 	if all := s.trainer.Choices(); len(all) > 1 || len(all) == 1 && (all[0].Extra > 0 || all[0].Offloads()) {
 		for _, c := range all {
-			x.Choices = append(x.Choices, factRow{wayOf(c), fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", mib(c.Device), mib(c.Host), 100*c.Extra),
+			x.Choices = append(x.Choices, factRow{wayOf(c), fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host), 100*c.Extra),
 				map[bool]string{true: "taken"}[c.Taken]})
 		}
 	}
@@ -184,8 +181,8 @@ func (s *session) about() string {
 		mixers = fmt.Sprintf(" (%d of them linear attention)", n)
 	}
 	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence, ZeRO stage %d",
-		c.ModelType, short(float64(s.model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, groups(s.Job.Data.Sequence), m.GlobalBatch,
-		plural(m.World, "rank"), m.Replicas, m.Ulysses, s.Job.Parallel.Zero)
+		c.ModelType, units.Short(float64(s.model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, units.Grouped(s.Job.Data.Sequence), m.GlobalBatch,
+		units.Count(m.World, "rank"), m.Replicas, m.Ulysses, s.Job.Parallel.Zero)
 }
 
 // resident is the host's memory, which the plan is a part of where the device is the CPU.
@@ -209,10 +206,10 @@ func (s *session) resident(facts []rankFacts) []factRow {
 	} else {
 		planned /= int64(len(facts))
 	}
-	rows := []factRow{{"resident at most", size(most), whose}}
+	rows := []factRow{{"resident at most", units.Bytes(most), whose}}
 	if s.Device.Info().Place == tensor.Host {
-		rows = append(rows, factRow{"of it planned", size(planned), "for " + plural(inside, "rank")},
-			factRow{"the rest", size(most - planned), "program, data, communicator, copies for checkpoints"})
+		rows = append(rows, factRow{"of it planned", units.Bytes(planned), "for " + units.Count(inside, "rank")},
+			factRow{"the rest", units.Bytes(most - planned), "program, data, communicator, copies for checkpoints"})
 	}
 	return rows
 }

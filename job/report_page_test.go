@@ -16,6 +16,8 @@ import (
 	"ulysses/device"
 	"ulysses/dryrun"
 	"ulysses/internal/clock"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/testkit/near"
 )
@@ -217,7 +219,7 @@ func TestResolvedJob(t *testing.T) {
 	}
 	// train.steps replaces train.epochs
 	resolved = regexp.MustCompile(`(?m)^epochs.*$`).ReplaceAllString(resolved, "")
-	j, err := Parse([]byte(resolved), "job.toml", nil, os.LookupEnv)
+	j, err := file.Parse([]byte(resolved), "job.toml", nil, os.LookupEnv)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, resolved)
 	}
@@ -241,7 +243,7 @@ func TestCards(t *testing.T) {
 		n, _ := strconv.ParseInt(m[1], 10, 64)
 		tokens += n
 	}
-	for _, want := range []string{"<span>tokens</span><b>" + groups(tokens) + "</b>", "<span>elapsed</span>", "<span>commit</span>", "<span>tokens/s</span>", "<span>model FLOP/s</span>"} {
+	for _, want := range []string{"<span>tokens</span><b>" + units.Grouped(tokens) + "</b>", "<span>elapsed</span>", "<span>commit</span>", "<span>tokens/s</span>", "<span>model FLOP/s</span>"} {
 		if !strings.Contains(cards, want) {
 			t.Errorf("no %q in %s", want, cards)
 		}

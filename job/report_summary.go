@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"ulysses/internal/units"
 	vers "ulysses/internal/version"
 )
 
@@ -13,13 +14,13 @@ import (
 func (s *session) summary(p *progress, h *history, here *machine, memory memoryRow) []factRow {
 	var rows []factRow
 	if p.last != nil {
-		rows = append(rows, factRow{"loss", number(float64(p.last.Loss)), fmt.Sprintf("at step %d; %s at step %d", p.last.Step, number(h.loss.first()), int64(h.loss.firstX()))})
+		rows = append(rows, factRow{"loss", units.Number(float64(p.last.Loss)), fmt.Sprintf("at step %d; %s at step %d", p.last.Step, units.Number(h.loss.first()), int64(h.loss.firstX()))})
 	}
 	if n := len(h.Evals); n > 0 {
 		e := h.Evals[n-1]
-		rows = append(rows, factRow{"held-out loss", number(e.Loss), fmt.Sprintf("perplexity %s, %s tokens", number(e.Perplexity), groups(e.Tokens))})
+		rows = append(rows, factRow{"held-out loss", units.Number(e.Loss), fmt.Sprintf("perplexity %s, %s tokens", units.Number(e.Perplexity), units.Grouped(e.Tokens))})
 	}
-	took := factRow{"elapsed", elapsed(time.Since(s.began)), ""}
+	took := factRow{"elapsed", units.Elapsed(time.Since(s.began)), ""}
 	if p.last != nil {
 		steps := p.last.Step - p.done
 		of := fmt.Sprintf("in the %d steps of this run", steps)
@@ -27,29 +28,21 @@ func (s *session) summary(p *progress, h *history, here *machine, memory memoryR
 			of = "in the one step of this run"
 		}
 		flops := p.flops / math.Max(p.worked, 1e-9)
-		rows = append(rows, factRow{"tokens", groups(p.tokens), of},
-			factRow{"tokens/s", spaced(float64(p.tokens) / math.Max(p.worked, 1e-9)), "all ranks, on average"},
-			factRow{"model FLOP/s", spaced(flops), "a rank, causal, on average"})
+		rows = append(rows, factRow{"tokens", units.Grouped(p.tokens), of},
+			factRow{"tokens/s", units.Spaced(float64(p.tokens) / math.Max(p.worked, 1e-9)), "all ranks, on average"},
+			factRow{"model FLOP/s", units.Spaced(flops), "a rank, causal, on average"})
 		if share, of := here.shareOfPeak(flops); share > 0 {
 			rows = append(rows, factRow{"share of peak", fmt.Sprintf("%.1f %%", 100*share), of})
 		}
-		took.Note = seconds(p.worked) + " s in steps"
+		took.Note = units.Seconds(p.worked) + " s in steps"
 	}
 	rows = append(rows, took,
-		factRow{"memory of a rank", size(memory.Peak), "at most; planned " + size(memory.Planned)},
+		factRow{"memory of a rank", units.Bytes(memory.Peak), "at most; planned " + units.Bytes(memory.Planned)},
 		factRow{"commit", cmp.Or(vers.Commit(), "not recorded"), "ulysses-mpi " + vers.String})
 	if h.NoNumber > 0 {
-		rows = append(rows, factRow{"no number", groups(h.NoNumber), fmt.Sprintf("steps whose loss or gradient was none; %d skipped", h.Skipped)})
+		rows = append(rows, factRow{"no number", units.Grouped(h.NoNumber), fmt.Sprintf("steps whose loss or gradient was none; %d skipped", h.Skipped)})
 	}
 	return rows
-}
-
-// elapsed formats a time with tenths of a second below a minute, otherwise with whole seconds.
-func elapsed(d time.Duration) string {
-	if d < time.Minute {
-		return fmt.Sprintf("%.1f s", d.Seconds())
-	}
-	return d.Round(time.Second).String()
 }
 
 // trafficVerdict compares the bytes sent by all operations with the formulas.

@@ -1,3 +1,5 @@
+// Package job runs a job: it starts the ranks, parses the job file, opens devices and communicators,
+// runs the kind of job that the file names, and reports.
 package job
 
 import (
@@ -11,8 +13,8 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
-	"ulysses/internal/input"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/slurm"
 	"ulysses/train"
 )
@@ -210,7 +212,7 @@ type printer struct {
 
 func (p *printer) Write(text []byte) (int, error) {
 	if p.err == nil {
-		_, p.err = io.WriteString(p.to, withoutLogins(string(text)))
+		_, p.err = io.WriteString(p.to, file.WithoutLogins(string(text)))
 	}
 	return len(text), nil
 }
@@ -247,9 +249,7 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	var src []byte
 	var err error
 	if world.Rank() == 0 {
-		if src, err = input.Read(path, maxSource); err != nil {
-			err = status.Errorf(status.IO, "job file %s: %w", path, err)
-		}
+		src, err = file.Read(path)
 	}
 	if err := comm.Agree(world, err); err != nil {
 		return nil, err

@@ -6,20 +6,22 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 )
 
 // savedJobs are the kinds of jobs on saved tensors.
 var savedJobs = map[string]struct {
-	input   func(j *Job) *string
-	output  func(j *Job) *string
-	subject func(j *Job) (*subject, error)
+	input   func(j *file.Job) *string
+	output  func(j *file.Job) *string
+	subject func(j *file.Job) (*subject, error)
 	open    func(e *Env, writer bool) (savedKind, error)
 }{
-	"attention": {func(j *Job) *string { return &j.Attention.Input }, func(j *Job) *string { return &j.Attention.Output }, attentionSubject, func(e *Env, writer bool) (savedKind, error) {
+	"attention": {func(j *file.Job) *string { return &j.Attention.Input }, func(j *file.Job) *string { return &j.Attention.Output }, attentionSubject, func(e *Env, writer bool) (savedKind, error) {
 		return newAttentionRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.Attention, writer)
 	}},
-	"gdn": {func(j *Job) *string { return &j.GDN.Input }, func(j *Job) *string { return &j.GDN.Output }, gdnSubject, func(e *Env, writer bool) (savedKind, error) {
+	"gdn": {func(j *file.Job) *string { return &j.GDN.Input }, func(j *file.Job) *string { return &j.GDN.Output }, gdnSubject, func(e *Env, writer bool) (savedKind, error) {
 		return newGDNRun(e.Device, e.Mesh.Seq, e.Clock, e.Compute, &e.Job.GDN, writer)
 	}},
 }
@@ -69,8 +71,8 @@ func runSaved(e *Env) error {
 	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "input\t%s\n", r.Input)
 	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
-	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, dtypeName(e.Compute), e.Device.Info().Kernels)
-	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", mib(r.Bytes))
+	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute), e.Device.Info().Kernels)
+	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", units.MiB(r.Bytes))
 	fmt.Fprintf(w, "exchanges\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
 	fmt.Fprintf(w, "output\t%s\n", output)
 	if err := w.Flush(); err != nil {

@@ -7,7 +7,10 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/internal/proc"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -34,7 +37,7 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
-		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", plural(done, "step"), s.steps)
+		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", units.Count(done, "step"), s.steps)
 		return s.saveMissing()
 	}
 	stop, err := newStopper(e.Job, e.signals, start)
@@ -42,7 +45,7 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	s.warnIdleRanks()
-	s.queued = queued()
+	s.queued = proc.WaitedForCore()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
 	s.trainer.OnSkip = func(why string) {
@@ -73,7 +76,7 @@ func trainOwning(e *Env) (err error) {
 			p.last.Step, s.steps, s.trainer.Keep.Dir, s.command())
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
-		if err := s.save(s.Job.modelDir()); err != nil {
+		if err := s.save(s.Job.ModelDir()); err != nil {
 			return err
 		}
 	}
@@ -94,16 +97,16 @@ func (s *session) saveMissing() error {
 		return nil
 	}
 	missing := []int64{0}
-	if _, err := os.Stat(s.Job.modelDir()); os.IsNotExist(err) {
+	if _, err := os.Stat(s.Job.ModelDir()); os.IsNotExist(err) {
 		missing[0] = 1
 	}
 	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(missing, 1), 0); err != nil || missing[0] == 0 {
 		return err
 	}
-	if err := s.save(s.Job.modelDir()); err != nil {
+	if err := s.save(s.Job.ModelDir()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.Job.modelDir())
+	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.Job.ModelDir())
 	return err
 }
 
@@ -124,7 +127,7 @@ func (s *session) save(dir string) error {
 		return t, err
 	}
 	if s.Mesh.World.Rank() == 0 {
-		if err = s.mayWrite(modelFolder); err == nil {
+		if err = s.mayWrite(file.ModelFolder); err == nil {
 			err = s.model.Save(dir, s.Job.Model.Path, whole)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"ulysses/device"
 	"ulysses/dryrun"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/model"
 )
 
@@ -25,12 +27,12 @@ type candidate struct {
 	longest             int64   // tokens of the longest sequence that fits, 0 = none
 	why                 error   // it is none
 
-	job func(sets ...string) (*Job, error) // on this mesh
+	job func(sets ...string) (*file.Job, error) // on this mesh
 }
 
 // search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and
 // prints them, the fastest that fits first.
-func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m *machine, x *subject) error {
+func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
 		return err
@@ -50,7 +52,7 @@ func search(w io.Writer, parse func(sets ...string) (*Job, error), ranks int, m 
 			continue
 		}
 		for _, zero := range stages {
-			job := func(sets ...string) (*Job, error) {
+			job := func(sets ...string) (*file.Job, error) {
 				j, err := parse(append(sets, "parallel.ulysses="+strconv.FormatInt(u, 10), "parallel.zero="+strconv.FormatInt(zero, 10))...)
 				if err == nil {
 					err = j.Resolve(ranks)
@@ -194,7 +196,7 @@ func printCandidates(out io.Writer, all []candidate, m *machine) error {
 	for _, c := range all {
 		memory, seconds, rate := "does not fit", "", ""
 		if c.why == nil {
-			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds), short(c.rate)
+			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds), units.Short(c.rate)
 		} else if status.Of(c.why) == status.InvalidConfig {
 			memory = "cannot be"
 		}

@@ -103,20 +103,11 @@ func (s *session) setup() *train.Setup {
 func (s *session) openConfig() (folder *model.Folder, err error) {
 	j := s.Job
 	if j.Model.Path == "" {
-		s.config, err = j.newConfig()
+		s.config, err = j.NewConfig()
 	} else if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
 		s.config = folder.Config
 	}
-	return folder, j.modelFault(err)
-}
-
-// newConfig is that of a model from scratch.
-func (j *Job) newConfig() (*model.Config, error) {
-	config, err := model.ConfigFromMap(j.Model.New)
-	if err == nil {
-		config, err = config.Override(j.Model.Override)
-	}
-	return config, err
+	return folder, j.ModelFault(err)
 }
 
 // layOut makes the model and whoever holds its weights. model.New talks to the sequence group.
@@ -130,7 +121,7 @@ func (s *session) layOut() error {
 	if err != nil {
 		return err
 	}
-	if err = s.model.SetTiles(j.Tile.tiles()); err != nil {
+	if err = s.model.SetTiles(j.Tile.Tiles()); err != nil {
 		return err
 	}
 	var opt *train.OptimizerConfig
@@ -167,14 +158,4 @@ func (s *session) close() {
 	if s.model != nil {
 		s.model.Close()
 	}
-}
-
-// config is the model's, without its weights.
-func (j *Job) config() (c *model.Config, err error) {
-	if j.Model.Path != "" {
-		c, err = model.ReadConfig(j.Model.Path, j.Model.Override)
-	} else {
-		c, err = j.newConfig()
-	}
-	return c, j.modelFault(err)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // A run writes no secret of its environment into its files: no value of a variable outside
@@ -89,7 +90,7 @@ func TestNoSecretIsWritten(t *testing.T) {
 func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 	env := map[string]string{"TOP": "/data/s3cr3t", "SUB": "t0ken", "ONE": "1", "ODD": "a[b]"}
 	getenv := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-	j, err := Parse([]byte("kind = \"train\"\n[model]\npath = \"${TOP}/m/${SUB}-x\"\n[data]\npath = [\"${TOP}/*.txt\", \"run-${SUB}.txt\", \"${TOP}/${ODD}/x\"]\n[output]\ndir = \"${ONE}\"\n[optimizer]\nlr = 1e-4\n"), "jobs/job.toml", nil, getenv)
+	j, err := file.Parse([]byte("kind = \"train\"\n[model]\npath = \"${TOP}/m/${SUB}-x\"\n[data]\npath = [\"${TOP}/*.txt\", \"run-${SUB}.txt\", \"${TOP}/${ODD}/x\"]\n[output]\ndir = \"${ONE}\"\n[optimizer]\nlr = 1e-4\n"), "jobs/job.toml", nil, getenv)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +110,7 @@ func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
 		"https://host:8080/x, a@b.c, https://h/u@1, 9:5": "https://host:8080/x, a@b.c, https://h/u@1, 9:5",
 		`path = "sftp://u:p/w@host/a"`:                   `path = "sftp://***@host/a"`,
 	} {
-		if got := j.shown(text); got != want {
+		if got := j.Shown(text); got != want {
 			t.Errorf("%s\n got %s\nwant %s", text, got, want)
 		}
 	}

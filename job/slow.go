@@ -3,11 +3,9 @@ package job
 import (
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
+
+	"ulysses/internal/units"
 )
 
 // slowFrom is the ratio of measured to planned time of a step from which the run prints the cause.
@@ -101,7 +99,7 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 		if threads > 1 && ranks <= f.Cores {
 			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
 		}
-		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks, plural(threads, "thread"), plural(f.Cores, "core"), f.Host,
+		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks, units.Count(threads, "thread"), units.Count(f.Cores, "core"), f.Host,
 			100*s.mean(betweenRanks)/s.seconds), fix
 	}
 	return "", ""
@@ -146,22 +144,4 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 		return text, "raise checkpoint.every, or write to faster storage"
 	}
 	return text, "run ulysses-mpi doctor on every host and compare"
-}
-
-// queued returns the seconds that threads of this process were ready to run and had no core; 0 =
-// unknown.
-func queued() (seconds float64) {
-	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
-	for _, name := range files {
-		text, err := os.ReadFile(name)
-		if err != nil {
-			continue // the thread has ended
-		}
-		// time on a core, time waiting for one, in ns
-		if f := strings.Fields(string(text)); len(f) > 1 {
-			ns, _ := strconv.ParseFloat(f[1], 64)
-			seconds += ns * 1e-9
-		}
-	}
-	return seconds
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 )
 
 // A named pipe, a folder, a socket or a device that replaces a file that a job reads is refused by
@@ -106,7 +107,7 @@ func inBackground(f func() error) <-chan error {
 func TestLongNames(t *testing.T) {
 	long := strings.Repeat("k", 200000)
 	for _, src := range []string{long + " = 1", "[" + long + "]\nx = 1", "[data]\n" + long + " = 1", "kind = \"" + long + "\"", "[model]\noverride = " + long} {
-		_, err := Parse([]byte(src), "job.toml", nil, nil)
+		_, err := file.Parse([]byte(src), "job.toml", nil, nil)
 		if status.Of(err) != status.InvalidConfig || len(err.Error()) > 2000 || !strings.Contains(err.Error(), "kkk… (20000") {
 			t.Errorf("%.30s: an error of %d bytes: %.1000v", src, len(err.Error()), err)
 		}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/slurm"
 )
 
@@ -18,7 +19,7 @@ type stopper struct {
 	longest time.Duration
 }
 
-func newStopper(j *Job, heard *signals, start time.Time) (*stopper, error) {
+func newStopper(j *file.Job, heard *signals, start time.Time) (*stopper, error) {
 	x := &stopper{signals: heard, start: start, last: time.Now()}
 	switch limit := j.Train.TimeLimit; limit {
 	case "off":

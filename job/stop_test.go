@@ -13,6 +13,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/file"
 	"ulysses/slurm"
 )
 
@@ -87,7 +88,7 @@ func TestStopBeforeEvaluation(t *testing.T) {
 
 // The command that resumes a run is the run's own command, quoted for a shell.
 func TestCommand(t *testing.T) {
-	job := &Env{Job: &Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
+	job := &Env{Job: &file.Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
 	if got, want := job.command(), shellWords([]string{os.Args[0]})+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
@@ -114,7 +115,7 @@ func TestCommand(t *testing.T) {
 
 // Of an hour, 25 minutes went into reading the model: that is no step, two of which no longer fit.
 func TestStopAfterLongStart(t *testing.T) {
-	j := Default()
+	j := file.Default()
 	j.Train.TimeLimit = "1h"
 	x, err := newStopper(&j, new(signals), time.Now().Add(-25*time.Minute))
 	if err != nil || x.now() {

@@ -13,6 +13,7 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/internal/trace"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -72,7 +73,7 @@ func (s *session) writeTrace() (*traced, error) {
 	if err := world.AllReduce(nil, tensor.OfInt64(worst, 1), comm.Max); err != nil {
 		return nil, err
 	}
-	x := &traced{Path: filepath.Join(s.Job.Output.Dir, traceFile), First: t.Steps[0], Last: t.Steps[1], Spans: counts[0], Lost: counts[1],
+	x := &traced{Path: filepath.Join(s.Job.Output.Dir, file.TraceFile), First: t.Steps[0], Last: t.Steps[1], Spans: counts[0], Lost: counts[1],
 		Within: time.Duration(worst[0])}
 	label := "the first rank's clock"
 	if within > 0 {
@@ -92,7 +93,7 @@ func (s *session) writeTrace() (*traced, error) {
 		err, lost = s.writeEvents(w, events, x)
 		return err
 	}
-	if err = s.mayWrite(traceFile); err == nil {
+	if err = s.mayWrite(file.TraceFile); err == nil {
 		err = tensor.WriteFile(x.Path, write)
 	}
 	if !received { // the file cannot be written, but the peers still send

@@ -7,6 +7,8 @@ import (
 	"math"
 	"strconv"
 	"text/tabwriter"
+
+	"ulysses/internal/units"
 )
 
 // verdict is what verify found, as --json prints it.
@@ -85,13 +87,13 @@ func (r *verdict) sentence() string {
 		}
 	}
 	text := fmt.Sprintf("%s: ", r.Verdict)
-	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", plural(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
+	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", units.Count(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
 	case bitwise:
-		text += fmt.Sprintf("%s, the same bits %s", plural(judged, "tensor"), on)
+		text += fmt.Sprintf("%s, the same bits %s", units.Count(judged, "tensor"), on)
 	case within:
-		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element, %g is allowed; %d of them have the same bits", plural(judged, "tensor"), on, most, r.Limit, equal)
+		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element, %g is allowed; %d of them have the same bits", units.Count(judged, "tensor"), on, most, r.Limit, equal)
 	default:
-		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, plural(judged, "tensor"), on, r.Limit, most)
+		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, units.Count(judged, "tensor"), on, r.Limit, most)
 	}
 	return fmt.Sprintf("%s (%s, kernels %s)", text, r.DType, r.Kernels)
 }

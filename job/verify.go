@@ -9,6 +9,8 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -57,7 +59,7 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	if err != nil {
 		return err
 	}
-	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Data: e.Mesh.Replicas, DType: dtypeName(e.Compute), Kernels: e.Device.Info().Kernels,
+	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
 		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
 	for i, a := range all {
 		d, err := compare(a, one[i])
@@ -76,7 +78,7 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 		err = r.print(e.Result, o.all || o.Verbose)
 	}
 	if judged, far := r.judge(); err == nil && far > 0 {
-		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element", far, plural(judged, "tensor"), r.Limit)
+		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element", far, units.Count(judged, "tensor"), r.Limit)
 	}
 	return err
 }

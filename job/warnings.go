@@ -1,7 +1,6 @@
 package job
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/rs/zerolog"
@@ -34,39 +33,9 @@ func (w *warned) list() []string {
 	return append([]string(nil), w.all...)
 }
 
-// warnings returns one line for each setting that is allowed but probably not intended: keys
-// without an effect, a warmup that never ends, more positions than the model has, tensors that are
-// left out. The model's config is nil for operator jobs, the folder is nil for a model from
-// scratch, and steps is 0 if unknown.
-func (j *Job) warnings(c *model.Config, folder *model.Folder, steps int64) []string {
-	lines := j.idleWarnings(c)
-	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
-		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
-			j.origin("optimizer.warmup"), w, plural(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
-	}
-	if c != nil && j.Data.Sequence > c.Positions() {
-		where := "model.override"
-		if len(j.Model.New) > 0 {
-			where = "model.new"
-		}
-		lines = append(lines, fmt.Sprintf("%v: data.sequence = %d: documents longer than %d tokens go beyond the positions of the model (max_position_embeddings); set data.sequence = %d, or in %s what the model is to have",
-			j.origin("data.sequence"), j.Data.Sequence, c.Positions(), c.Positions(), where))
-	}
-	if folder != nil {
-		for _, d := range folder.Dropped() {
-			what := fmt.Sprintf("%d tensors %s* (%s) are", d.Tensors, d.Prefix, size(d.Bytes))
-			if d.Tensors == 1 {
-				what = fmt.Sprintf("1 tensor %s* (%s) is", d.Prefix, size(d.Bytes))
-			}
-			lines = append(lines, fmt.Sprintf("model.path: %s: %s left out: models of type %s have none, and the trained model will have none", j.Model.Path, what, c.ModelType))
-		}
-	}
-	return lines
-}
-
 // warn logs the warnings.
 func (e *Env) warn(c *model.Config, folder *model.Folder, steps int64) {
-	for _, line := range e.Job.warnings(c, folder, steps) {
+	for _, line := range e.Job.Warnings(c, folder, steps) {
 		e.Log.Warn().Msg(line)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 )
 
 // The number of faults in a message is the number of the following lines. A single fault with
@@ -105,7 +106,7 @@ func TestChatData(t *testing.T) {
 
 // Nouns agree with their numbers.
 func TestPlurals(t *testing.T) {
-	if plural(1, "rank") != "1 rank" || plural(int64(2), "rank") != "2 ranks" || plural(0, "rank") != "0 ranks" {
+	if units.Count(1, "rank") != "1 rank" || units.Count(int64(2), "rank") != "2 ranks" || units.Count(0, "rank") != "0 ranks" {
 		t.Error("plural")
 	}
 	dir, _ := newKept(t)

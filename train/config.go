@@ -1,7 +1,7 @@
 package train
 
 // The tables of the job file that training itself reads. The toml tag is the key. The other tags
-// are the schema that job.Parse holds a file to: min and max are bounds that may be reached, above
+// are the schema that file.Parse holds a file to: min and max are bounds that may be reached, above
 // and below bounds that may not, enum lists the words allowed (separated by spaces), path marks
 // files and folders (glob: patterns of them, inside: a folder in another). Values that are fine one
 // by one but not together are refused in job.

@@ -25,7 +25,8 @@ var may = map[string]string{
 	"model":               "tile gdn sp comm device tensor",
 	"data":                "data/tokenizer comm tensor",
 	"train":               "data model sp comm device tensor checkpoint internal/outdir",
-	"job":                 "train data model gdn sp comm device tensor backends internal/outdir dryrun",
+	"job":                 "job/file train data model gdn sp comm device tensor backends internal/outdir dryrun",
+	"job/file":            "data train model device tensor",
 	"cmd/ulysses-mpi":     "job",
 	"capi":                "gdn sp tile cuda comm device tensor backends",
 	"benchmarks":          "job model gdn sp comm cpu device tensor backends",
@@ -49,11 +50,13 @@ var may = map[string]string{
 	"internal/notbuilt":   "",
 	"internal/clock":      "",
 	"internal/trace":      "",
+	"internal/units":      "",
+	"internal/proc":       "",
 	"slurm":               "",
 }
 
 // leaves may be used by anyone.
-const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace slurm "
+const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace internal/units internal/proc slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"cmp"
@@ -14,7 +14,7 @@ import (
 var credentials = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*:/+)(?:[^\s"'<>/?#:@]*:[^\s"'<>]*|[^\s"'<>/?#]*)@`)
 
 // withoutLogins returns the text with *** for the logins in its URLs.
-func withoutLogins(text string) string {
+func WithoutLogins(text string) string {
 	if !strings.Contains(text, "@") {
 		return text
 	}
@@ -53,7 +53,7 @@ func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 // shown returns a text for files that users pass on, such as a report. It removes the logins of
 // URLs, and writes the job's paths with their variables, because the value of a variable may be a
 // secret.
-func (j *Job) shown(text string) string { return withoutLogins(j.asWritten(text)) }
+func (j *Job) Shown(text string) string { return WithoutLogins(j.asWritten(text)) }
 
 // asWritten replaces the job's expanded paths in a text by their written forms.
 func (j *Job) asWritten(text string) string {
@@ -88,4 +88,19 @@ func (j *Job) valueShown(f *field) any {
 	default:
 		return x
 	}
+}
+
+// KeyValue is a key of the job file with its value as the file would write it.
+type KeyValue struct {
+	Key, Value string
+	Set        bool // by the file or by --set; false: the default
+}
+
+// Keys returns every key with its value, in the order of the schema, for files that users pass on.
+func (j *Job) Keys() (all []KeyValue) {
+	for i := range schema {
+		f := &schema[i]
+		all = append(all, KeyValue{f.key, WithoutLogins(TOML(j.valueShown(f))), j.IsSet(f.key)})
+	}
+	return all
 }

@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -36,10 +36,10 @@ var idleKeys = []idle{
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" trains nothing`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
 	{[]string{"seed", "model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
-		onJob(func(j *Job) bool { return !isModelJob(j) }), "a job on saved tensors has no model"},
+		onJob(func(j *Job) bool { return !j.IsModelJob() }), "a job on saved tensors has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
-	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob(isModelJob), "it is for jobs on saved tensors"},
+	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob((*Job).IsModelJob), "it is for jobs on saved tensors"},
 	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), notbuilt.BlockMasks.Refused()},
 	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
@@ -52,9 +52,9 @@ var idleKeys = []idle{
 	{[]string{"optimizer.betas", "optimizer.eps"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }), `optimizer.name = "sgd" has none`},
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
-	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl") }), "no .jsonl file is read"},
-	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl", ".txt") }), "the files hold tokens, not text"},
-	{[]string{"data.pack"}, onJob(func(j *Job) bool { return isModelJob(j) && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files hold whole sequences"},
+	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
+	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files hold tokens, not text"},
+	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files hold whole sequences"},
 }
 
 // files returns the patterns of the data that the job reads.
@@ -96,7 +96,7 @@ func (j *Job) idleWarnings(c *model.Config) (lines []string) {
 		if len(set) > 1 {
 			it = "them"
 		}
-		lines = append(lines, fmt.Sprintf("%v: %s: no effect, because %s; remove %s", j.origin(set[0]), strings.Join(set, ", "), rule.why, it))
+		lines = append(lines, fmt.Sprintf("%v: %s: no effect, because %s; remove %s", j.Origin(set[0]), strings.Join(set, ", "), rule.why, it))
 	}
 	return lines
 }

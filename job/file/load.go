@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"errors"
@@ -15,6 +15,15 @@ import (
 
 // maxSource bounds a job file in bytes; a longer one is some other file.
 const maxSource = 256 << 10
+
+// Read returns the bytes of a job file.
+func Read(path string) ([]byte, error) {
+	src, err := input.Read(path, maxSource)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "job file %s: %w", path, err)
+	}
+	return src, nil
+}
 
 // Parse reads a job file from its bytes, applies the --set arguments in order and checks the whole.
 // Every fault found is in the error, one a line, each with the line of the file or the --set it
@@ -202,7 +211,7 @@ func (l *loader) unknownTable(path toml.Key, tree map[string]any, at func(string
 	if code == status.Unsupported {
 		return
 	}
-	meant := nearest(path.String(), tables)
+	meant := Nearest(path.String(), tables)
 	for name := range tree {
 		key := append(path[:len(path):len(path)], name).String()
 		if _, ours := foreign[plain(name)]; ours || meant != "" && byKey[meant+"."+name] == nil {

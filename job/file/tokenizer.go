@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"os"
@@ -12,7 +12,7 @@ import (
 // else bytes. A folder with a tokenizer of a kind that is not read is refused: its model has never
 // seen bytes.
 func (j *Job) chooseTokenizer() error {
-	if !isModelJob(j) || j.Data.Tokenizer != "auto" {
+	if !j.IsModelJob() || j.Data.Tokenizer != "auto" {
 		return nil
 	}
 	text := ""

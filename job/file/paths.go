@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"errors"
@@ -42,7 +42,7 @@ func (l *loader) paths(getenv func(string) (string, bool)) {
 }
 
 func (l *loader) path(key, kind, value string, getenv func(string) (string, bool)) string {
-	o := l.job.origin(key)
+	o := l.job.Origin(key)
 	expanded, err := expand(value, getenv)
 	if err != nil {
 		l.fault(o, key, "%s: %v", key, err)
@@ -57,7 +57,7 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	if strings.ContainsRune(expanded, 0) {
 		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
 	}
-	if why := notURL(key, value); why != "" {
+	if why := NotURL(key, value); why != "" {
 		l.fault(o, key, "%s = %s: %s", key, show(value), why)
 		return expanded
 	}

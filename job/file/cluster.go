@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"reflect"
@@ -81,59 +81,27 @@ func parseCluster(src, path string) (*Cluster, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	if c.Nodes*c.PerNode > maxPlanned {
-		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: at most %d ranks", path, c.Nodes, c.PerNode, maxPlanned)
+	if c.Nodes*c.PerNode > MaxPlanned {
+		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: at most %d ranks", path, c.Nodes, c.PerNode, MaxPlanned)
 	}
 	return c, nil
 }
 
-func nearestOf(key string) string {
-	var all []string
+// ClusterKeys returns the keys of a file of --cluster.
+func ClusterKeys() (all []string) {
 	for _, k := range clusterKeys {
 		all = append(all, k.key)
 	}
-	if near := nearest(key, all); near != "" {
+	return all
+}
+
+func nearestOf(key string) string {
+	all := ClusterKeys()
+	if near := Nearest(key, all); near != "" {
 		return "; did you mean " + near + "?"
 	}
 	return ": there are " + strings.Join(all, ", ")
 }
 
 // maxPlanned bounds the ranks of a plan.
-const maxPlanned = 1 << 20
-
-// over puts a cluster's own figures in the place of known ones.
-func (c *Cluster) over(m *machine) {
-	x := &c.Rates
-	for _, r := range []struct {
-		to    *float64
-		given float64
-		unit  float64
-	}{{&m.rates.Products, x.Products, 1e12}, {&m.rates.Attention, x.Attention, 1e12}, {&m.rates.Gradient, x.Gradient, 1e12}, {&m.rates.Delta, x.Delta, 1e12},
-		{&m.rates.Memory, x.Memory, 1e9}, {&m.rates.Copies, x.Copies, 1e9}, {&m.rates.Node, x.Node, 1e9}, {&m.rates.Network, x.Network, 1e9},
-		{&m.rates.Launch, x.Launch, 1e-6}, {&m.rates.Latency, x.Latency, 1e-6}} {
-		if r.given > 0 {
-			*r.to = r.given * r.unit
-		}
-	}
-	if c.Memory > 0 {
-		m.info.Memory = int64(c.Memory * (1 << 30))
-	}
-	if c.HostMemory > 0 {
-		m.host = int64(c.HostMemory*(1<<30)) / c.PerNode
-	}
-	m.rates.PerNode = int(c.PerNode)
-}
-
-// machine is a rank's share of the cluster.
-func (c *Cluster) machine(j *Job, x *subject) (m *machine, err error) {
-	if c.Device == "here" {
-		m, err = thisMachine(j, x, int(c.PerNode))
-	} else {
-		m, err = gpuByName[c.Device].machine(j)
-	}
-	if err != nil {
-		return nil, err
-	}
-	c.over(m)
-	return m, nil
-}
+const MaxPlanned = 1 << 20

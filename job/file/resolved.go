@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -9,11 +9,11 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// resolvedJob returns the job as it was run, as a job file: the keys of the file and of --set, and
+// Resolved returns the job as it was run, as a job file: the keys of the file and of --set, and
 // the values that the program chose. Paths without variables are relative to the folder in which
 // the program was started.
-func (s *session) resolvedJob() string {
-	j, m := s.Job, &s.Job.Mesh
+func (j *Job) Resolved(steps int64) string {
+	m := &j.Mesh
 	chosen := map[string]any{}
 	if j.Parallel.Ulysses != m.Ulysses {
 		chosen["parallel.ulysses"] = m.Ulysses
@@ -25,9 +25,9 @@ func (s *session) resolvedJob() string {
 		chosen["data.tokenizer"] = j.valueShown(byKey["data.tokenizer"])
 	}
 	if j.Kind == "train" && j.Train.Epochs > 0 {
-		chosen["train.steps"] = s.steps
+		chosen["train.steps"] = steps
 	}
-	return withoutLogins(j.resolved(chosen))
+	return WithoutLogins(j.resolved(chosen))
 }
 
 func (j *Job) resolved(chosen map[string]any) string {
@@ -40,7 +40,7 @@ func (j *Job) resolved(chosen map[string]any) string {
 		if note != "" {
 			note = "  # " + note
 		}
-		fmt.Fprintf(&text, "%s = %s%s\n", toml.Key{key[len(key)-1]}, tomlValue(value), note)
+		fmt.Fprintf(&text, "%s = %s%s\n", toml.Key{key[len(key)-1]}, TOML(value), note)
 	}
 	header := func(name string) {
 		if name != table {
@@ -70,9 +70,9 @@ func (j *Job) resolved(chosen map[string]any) string {
 		case !j.IsSet(f.key):
 			line(key, choice, "chosen by the program")
 		case o.arg:
-			line(key, choice, "chosen by the program: --set says "+tomlValue(j.valueShown(f)))
+			line(key, choice, "chosen by the program: --set says "+TOML(j.valueShown(f)))
 		default:
-			line(key, choice, "chosen by the program: the file says "+tomlValue(j.valueShown(f)))
+			line(key, choice, "chosen by the program: the file says "+TOML(j.valueShown(f)))
 		}
 	}
 	return strings.TrimPrefix(text.String(), "\n")

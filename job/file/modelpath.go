@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"errors"
@@ -21,7 +21,7 @@ var (
 
 // notURL returns the fix for a value that is a URL, or "" for other values. Files are read only
 // from disk.
-func notURL(key, value string) string {
+func NotURL(key, value string) string {
 	switch m := hubURL.FindStringSubmatch(value); {
 	case !url.MatchString(value):
 		return ""
@@ -35,7 +35,7 @@ func notURL(key, value string) string {
 
 // modelFault adds to an error of the model's folder or fields the line of the job file. For a
 // folder that does not exist, or that holds a checkpoint, it adds how to get a model folder.
-func (j *Job) modelFault(err error) error {
+func (j *Job) ModelFault(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -45,20 +45,20 @@ func (j *Job) modelFault(err error) error {
 		if from := train.FindCheckpoint(dir); from != "" {
 			text += fmt.Sprintf("; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", from)
 		} else if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
-			text = j.noFolder(dir)
+			text = j.NoFolder(dir)
 		}
 	}
 	if !strings.HasPrefix(text, "model.") {
 		text = key + ": " + text
 	}
-	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.origin(key), text), Err: err}
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(key), text), Err: err}
 }
 
 // noFolder returns the command that downloads a model whose path looks like a name on the Hugging
 // Face hub.
-func (j *Job) noFolder(dir string) string {
+func (j *Job) NoFolder(dir string) string {
 	name := dir
-	if rel, err := filepath.Rel(filepath.Dir(j.Path), dir); err == nil && !j.origin("model.path").arg {
+	if rel, err := filepath.Rel(filepath.Dir(j.Path), dir); err == nil && !j.Origin("model.path").arg {
 		name = filepath.ToSlash(rel)
 	}
 	if _, err := os.Stat(filepath.Dir(dir)); hubName.MatchString(name) && errors.Is(err, fs.ErrNotExist) {

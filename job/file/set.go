@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"reflect"
@@ -89,4 +89,25 @@ func (l *loader) inside(f *field, path toml.Key, value any, o origin) {
 	for n := 1; n <= len(path); n++ {
 		l.job.at[append(key[:len(key):len(key)], path[:n]...).String()] = o
 	}
+}
+
+// completions returns what can follow a partly typed --set argument: the keys that begin with it,
+// each with "=", or after the "=" the values of a key that takes one of a few words.
+func Completions(typed string) (found []string) {
+	key, _, hasValue := strings.Cut(typed, "=")
+	for _, f := range schema {
+		switch {
+		case !hasValue && strings.HasPrefix(f.key, typed):
+			found = append(found, f.key+"=")
+		case hasValue && f.key == key:
+			words := strings.Fields(f.tag.Get("enum"))
+			if f.typ.Kind() == reflect.Bool {
+				words = []string{"true", "false"}
+			}
+			for _, w := range words {
+				found = append(found, key+"="+w)
+			}
+		}
+	}
+	return found
 }

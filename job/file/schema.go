@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -164,7 +164,7 @@ func (f *field) word(dst reflect.Value, value any) error {
 		}
 	}
 	hint := ""
-	if near := nearest(s, words); near != "" {
+	if near := Nearest(s, words); near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return f.wrong(value, "%s is needed%s", f.choices("a string"), hint)

@@ -1,6 +1,9 @@
-// Package job wires a run together: it reads the job file, opens devices and communicators, builds
-// the model, runs it and reports.
-package job
+// Package file is the language of job files: Parse turns the bytes of a file and the --set arguments
+// into a Job and reports every fault at once, each with its line; Resolve then settles what depends
+// on the number of ranks. A Job also knows the names of its outputs, the settings that have no
+// effect, and how to write itself without secrets. ReadCluster reads the file of plan --cluster by
+// the same rules.
+package file
 
 import (
 	"fmt"
@@ -74,7 +77,7 @@ type TileTable struct {
 }
 
 // tiles are the model's.
-func (t *TileTable) tiles() model.Tiles {
+func (t *TileTable) Tiles() model.Tiles {
 	rows := func(s string) int64 {
 		if n, ok := map[string]int64{"auto": model.TileAuto, "off": model.TileOff}[s]; ok {
 			return n
@@ -163,7 +166,7 @@ func (j *Job) IsSet(key string) bool { _, ok := j.at[key]; return ok }
 // what is wrong and the remedy.
 func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	var f faults
-	f.add(j.origin(key), code, "%s: %s", key, fmt.Sprintf(format, args...))
+	f.add(j.Origin(key), code, "%s: %s", key, fmt.Sprintf(format, args...))
 	return f.err()
 }
 

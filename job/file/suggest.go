@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -75,11 +75,11 @@ func unknownKey(key string) (text string, code status.Code) {
 		}
 		if f.key[at+1:] == leaf || strings.HasSuffix(f.key, "."+leaf) {
 			elsewhere = append(elsewhere, f.key)
-		} else if nearest(leaf, []string{f.key[at+1:]}) != "" && nearest(key, []string{f.key}) != "" {
+		} else if Nearest(leaf, []string{f.key[at+1:]}) != "" && Nearest(key, []string{f.key}) != "" {
 			near = append(near, f.key)
 		}
 	}
-	switch hit := nearest(leaf, here); {
+	switch hit := Nearest(leaf, here); {
 	case hit != "" && table != "":
 		return fmt.Sprintf("unknown key; did you mean %s.%s?", table, hit), code
 	case hit != "":
@@ -113,7 +113,7 @@ func unknownTable(name string) (text string, code status.Code) {
 	if f := featureOf(plain(name)); f != nil {
 		return f.text, f.code()
 	}
-	if near := nearest(name, tables); near != "" {
+	if near := Nearest(name, tables); near != "" {
 		return fmt.Sprintf("unknown table; did you mean [%s]?", near), code
 	}
 	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", ")), code
@@ -121,7 +121,7 @@ func unknownTable(name string) (text string, code status.Code) {
 
 // nearest is the candidate with the least edit distance, if that is small against the word, else
 // "".
-func nearest(word string, candidates []string) string {
+func Nearest(word string, candidates []string) string {
 	best := closest(word, candidates)
 	if n := distance(strings.ToLower(word), best); best == "" || n > max(1, len(word)/3) {
 		return ""

@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 // docs/job-file.md must have every key of the schema in its table, with its default, and no other;
 // and name every word that is allowed.
 func TestDocumented(t *testing.T) {
-	b, err := os.ReadFile("../docs/job-file.md")
+	b, err := os.ReadFile("../../docs/job-file.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestDocumented(t *testing.T) {
 // docs/plan.md has every key of a cluster's file, with its default, and examples/clusters/h200.toml
 // is one.
 func TestPlansAreDocumented(t *testing.T) {
-	b, err := os.ReadFile("../docs/plan.md")
+	b, err := os.ReadFile("../../docs/plan.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestPlansAreDocumented(t *testing.T) {
 	if rows := strings.Count(string(b), "\n| `"); rows != len(clusterKeys) {
 		t.Errorf("docs/plan.md has %d rows of keys, there are %d keys", rows, len(clusterKeys))
 	}
-	if c, err := ReadCluster("../examples/clusters/h200.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
+	if c, err := ReadCluster("../../examples/clusters/h200.toml"); err != nil || c.Nodes*c.PerNode != 32 || c.Device != "h200" {
 		t.Errorf("examples/clusters/h200.toml: %+v, %v", c, err)
 	}
 }

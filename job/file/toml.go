@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"maps"
@@ -10,7 +10,7 @@ import (
 )
 
 // tomlValue formats a value for a job file; a table is written inline.
-func tomlValue(x any) string {
+func TOML(x any) string {
 	switch v := reflect.ValueOf(x); v.Kind() {
 	case reflect.Map:
 		table, ok := x.(map[string]any)
@@ -19,13 +19,13 @@ func tomlValue(x any) string {
 		}
 		var fields []string
 		for _, name := range slices.Sorted(maps.Keys(table)) {
-			fields = append(fields, toml.Key{name}.String()+" = "+tomlValue(table[name]))
+			fields = append(fields, toml.Key{name}.String()+" = "+TOML(table[name]))
 		}
 		return "{" + strings.Join(fields, ", ") + "}"
 	case reflect.Slice, reflect.Array:
 		var values []string
 		for i := range v.Len() {
-			values = append(values, tomlValue(v.Index(i).Interface()))
+			values = append(values, TOML(v.Index(i).Interface()))
 		}
 		return "[" + strings.Join(values, ", ") + "]"
 	}

@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -20,14 +20,14 @@ type rule struct {
 	text  string
 }
 
-func isModelJob(j *Job) bool { return j.Kind == "train" || j.Kind == "eval" }
-func hasModel(j *Job) bool   { return j.Model.Path != "" || len(j.Model.New) > 0 }
-func hasEval(j *Job) bool    { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
+func (j *Job) IsModelJob() bool { return j.Kind == "train" || j.Kind == "eval" }
+func hasModel(j *Job) bool      { return j.Model.Path != "" || len(j.Model.New) > 0 }
+func hasEval(j *Job) bool       { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
 
 // missing are rules about what a file lacks; they are not asked of a file that could not be read
 // whole.
 var missing = []rule{
-	{"model.path", func(j *Job) bool { return isModelJob(j) && !hasModel(j) },
+	{"model.path", func(j *Job) bool { return j.IsModelJob() && !hasModel(j) },
 		"missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch"},
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
 		"missing: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
@@ -54,7 +54,7 @@ var conflicts = []rule{
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Budget < j.Data.Sequence },
 		"a row of data.sequence tokens must fit: set it to data.sequence or more"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "given together with eval.path: keep one"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && isModelJob(j) }, "there is no data.path to keep a share of"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.IsModelJob() }, "there is no data.path to keep a share of"},
 	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate: set eval.path or eval.split"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"given together with train.steps: keep one (--set train.steps=0 or --set train.epochs=0 takes one out)"},
@@ -117,7 +117,7 @@ func (l *loader) check() {
 	apply := func(rules []rule, code status.Code) {
 		for _, r := range rules {
 			if !l.bad[r.key] && r.holds(l.job) {
-				l.faults.add(l.job.origin(r.key), code, "%s%s: %s", r.key, l.value(r.key), r.text)
+				l.faults.add(l.job.Origin(r.key), code, "%s%s: %s", r.key, l.value(r.key), r.text)
 			}
 		}
 	}
@@ -132,12 +132,12 @@ func (l *loader) check() {
 		return
 	}
 	idle, why := onlyModels, "which has no model"
-	if isModelJob(l.job) {
+	if l.job.IsModelJob() {
 		idle, why = onlySaved, "where the model's config.json decides"
 	}
 	for _, key := range idle {
 		if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
-			l.faults.add(l.job.origin(key), status.InvalidConfig, "%s%s: it has no effect with kind = %q, %s: take it out", key, l.value(key), l.job.Kind, why)
+			l.faults.add(l.job.Origin(key), status.InvalidConfig, "%s%s: it has no effect with kind = %q, %s: take it out", key, l.value(key), l.job.Kind, why)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package job
+package file
 
 import (
 	"fmt"
@@ -33,7 +33,7 @@ func (o origin) String() string {
 
 // origin of a key that was not set is the line of the nearest table that holds it, else the first
 // line.
-func (j *Job) origin(key string) origin {
+func (j *Job) Origin(key string) origin {
 	for {
 		if o, ok := j.at[key]; ok {
 			return o

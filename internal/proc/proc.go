@@ -1,0 +1,70 @@
+// Package proc reads what Linux reports about this machine and this process in /proc and
+// /sys/fs/cgroup. On other systems every function returns 0.
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// MemoryLimit returns the memory limit of the container in bytes; 0 = none.
+func MemoryLimit() int64 {
+	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		if b, err := os.ReadFile(path); err == nil {
+			limit, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+			return limit
+		}
+	}
+	return 0
+}
+
+// FreeMemory returns the bytes of host memory that this process and its neighbours may allocate,
+// within the limit of the container; 0 = unknown.
+func FreeMemory() int64 {
+	free := Meminfo("MemAvailable:")
+	if limit := MemoryLimit(); limit > 0 && limit < free {
+		return limit
+	}
+	return free
+}
+
+// Meminfo returns a line of /proc/meminfo, such as "MemTotal:", in bytes; 0 = unknown.
+func Meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
+
+// procBytes returns a line "name 12 kB" of a file, in bytes; 0 if the line is missing.
+func procBytes(path, name string) int64 {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0
+	}
+	for _, line := range strings.Split(string(b), "\n") {
+		if w := strings.Fields(line); len(w) >= 2 && w[0] == name {
+			n, _ := strconv.ParseInt(w[1], 10, 64)
+			return n << 10
+		}
+	}
+	return 0
+}
+
+// WaitedForCore returns the seconds, summed over the threads of this process, in which a thread was
+// ready to run and had no core; 0 = unknown.
+func WaitedForCore() (seconds float64) {
+	files, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, name := range files {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			continue // the thread has ended
+		}
+		// the fields are nanoseconds on a core, nanoseconds of waiting for one, and time slices
+		if f := strings.Fields(string(text)); len(f) > 1 {
+			ns, _ := strconv.ParseFloat(f[1], 64)
+			seconds += ns * 1e-9
+		}
+	}
+	return seconds
+}
+
+// ResidentPeak returns the peak of this process's resident memory in bytes; 0 = unknown.
+func ResidentPeak() int64 { return procBytes("/proc/self/status", "VmHWM:") }

@@ -1,0 +1,50 @@
+package file
+
+import (
+	"slices"
+	"strings"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// newConfig is that of a model from scratch.
+func (j *Job) NewConfig() (*model.Config, error) {
+	config, err := model.ConfigFromMap(j.Model.New)
+	if err == nil {
+		config, err = config.Override(j.Model.Override)
+	}
+	return config, err
+}
+
+// config is the model's, without its weights.
+func (j *Job) ReadConfig() (c *model.Config, err error) {
+	if j.Model.Path != "" {
+		c, err = model.ReadConfig(j.Model.Path, j.Model.Override)
+	} else {
+		c, err = j.NewConfig()
+	}
+	return c, j.ModelFault(err)
+}
+
+// compute is the type that device.dtype means on a device.
+func (j *Job) ComputeType(info device.Info) (tensor.DType, error) {
+	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
+	if !ok || !slices.Contains(info.Compute, want) {
+		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s: set it to \"auto\"", j.Device.DType, info.Kind, DTypeNames(info.Compute))
+	}
+	return want, nil
+}
+
+// dtypeName is a type in the words of the job file.
+func DTypeName(d tensor.DType) string { return strings.ToLower(d.String()) }
+
+func DTypeNames(ds []tensor.DType) string {
+	var names []string
+	for _, d := range ds {
+		names = append(names, DTypeName(d))
+	}
+	return strings.Join(names, " and ")
+}

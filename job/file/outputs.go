@@ -1,0 +1,31 @@
+package file
+
+import "path/filepath"
+
+// Files that a run writes into output.dir, in addition to model/ and the checkpoints.
+const (
+	MetricsFile    = "metrics.jsonl"
+	ReportFile     = "report.html"
+	EvalReportFile = "report-eval.html"
+	TraceFile      = "trace.json"
+	ModelFolder    = "model"
+)
+
+func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, ModelFolder) }
+
+func (j *Job) CheckpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
+
+// outputs returns the names in output.dir that the job writes.
+func (j *Job) Outputs() []string {
+	if j.Kind == "eval" {
+		return []string{MetricsFile, ReportFile, EvalReportFile}
+	}
+	names := []string{MetricsFile, ReportFile, j.Checkpoint.Dir}
+	if j.Output.Model {
+		names = append(names, ModelFolder)
+	}
+	if len(j.Output.Trace) > 0 {
+		names = append(names, TraceFile)
+	}
+	return names
+}

@@ -1,0 +1,113 @@
+package file
+
+import (
+	"strings"
+	"testing"
+
+	"ulysses/model"
+)
+
+const llamaNew = `
+[model.new]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 48
+intermediate_size = 80
+num_hidden_layers = 2
+num_attention_heads = 3
+max_position_embeddings = 100
+`
+
+const hybridNew = `
+[model.new]
+model_type = "qwen3_5_text"
+vocab_size = 256
+hidden_size = 48
+intermediate_size = 80
+num_hidden_layers = 2
+full_attention_interval = 2
+num_attention_heads = 3
+num_key_value_heads = 3
+head_dim = 16
+linear_num_key_heads = 2
+linear_num_value_heads = 2
+linear_key_head_dim = 16
+linear_value_head_dim = 16
+max_position_embeddings = 100
+`
+
+const smallData = "[data]\npath = [\"a.txt\"]\nsequence = 64\n"
+
+// Each setting without an effect, or with an unintended one, gets one line, and no other setting
+// gets one.
+func TestWarnings(t *testing.T) {
+	train := smallData + llamaNew
+	for _, c := range []struct {
+		src, sets string
+		want      []string // in each line, in order
+	}{
+		{train, "", nil},
+		{train, "gdn.strategy=auto eval.split=0.1 eval.every=5 memory.host=1 optimizer.min_lr=1e-5 data.pack=false", nil},
+		{train, "gdn.strategy=state", []string{`--set gdn.strategy=state: gdn.strategy: no effect, because the model has no layers of linear attention; remove it`}},
+		{smallData + hybridNew, "gdn.strategy=state memory.head_groups=1", nil},
+		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=recompute", []string{"memory.host: no effect, because no activations are offloaded"}},
+		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=offload", nil},
+		{train, "optimizer.name=sgd optimizer.betas=[0.8,0.9] optimizer.eps=1e-6", []string{"optimizer.betas, optimizer.eps: no effect"}},
+		{train, "optimizer.schedule=constant optimizer.min_lr=1e-5", []string{"optimizer.min_lr: no effect"}},
+		{train, "data.global_batch=4 data.accumulate=4", []string{"data.accumulate: no effect, because data.global_batch sets it"}},
+		{train, "data.text_field=body", []string{"data.text_field: no effect, because no .jsonl file is read"}},
+		{train, "data.text_field=body data.path=x/*", nil},
+		{train, "data.text_field=body data.path=x/*.jsonl", nil},
+		{train, "data.path=x.bin data.tokenizer=bytes data.add_eos=false data.pack=false", []string{"data.tokenizer, data.add_eos: no effect, because the files hold tokens, not text"}},
+		{train, "data.path=x.safetensors data.pack=false", []string{"data.pack: no effect"}},
+		{train, "attention.input=q.safetensors", []string{"attention.input: no effect, because it is for jobs on saved tensors"}},
+		{train, "kind=eval optimizer.lr=1e-4 train.steps=7 memory.mlp=keep tile.mlp=16", []string{`optimizer.lr, train.steps, memory.mlp: no effect, because kind = "eval" trains nothing; remove them`}},
+		{train, "kind=eval eval.path=b.txt", []string{"jobs/job.toml:2: data.path: no effect, because the evaluation reads eval.path"}},
+		{train, "kind=eval", nil},
+		{"kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\nblock = [32, 32]\n[gdn]\nstrategy = \"state\"\n[data]\nsequence = 7\n[parallel]\nzero = 1\n", "",
+			[]string{"jobs/job.toml:11: parallel.zero, data.sequence: no effect, because a job on saved tensors has no model", "gdn.strategy: no effect", "attention.block: no effect"}},
+		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
+		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},
+		{train, "train.steps=10", nil},
+		{train, "data.sequence=101", []string{"--set data.sequence=101: data.sequence = 101: documents longer than 100 tokens go beyond the positions of the model (max_position_embeddings); set data.sequence = 100, or in model.new"}},
+		{train, "data.sequence=100", nil},
+		{train, `data.sequence=400 model.override.rope_scaling={rope_type="linear",factor=4.0}`, nil},
+		{train, `data.sequence=401 model.override.rope_scaling={rope_type="linear",factor=4.0}`, []string{"longer than 400 tokens"}},
+		{train, `data.sequence=160 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}`, nil},
+		{train, `data.sequence=161 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}`, []string{"longer than 160 tokens"}},
+		{train, `data.sequence=100 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=20}`, nil},
+	} {
+		j, err := parse(c.src, strings.Fields(c.sets)...)
+		if err == nil {
+			err = j.Resolve(1)
+		}
+		var config *model.Config
+		if err == nil && j.IsModelJob() {
+			config, err = j.ReadConfig()
+		}
+		if err != nil {
+			t.Errorf("%s: %v", c.sets, err)
+			continue
+		}
+		got := j.Warnings(config, nil, j.Train.Steps)
+		same := len(got) == len(c.want)
+		for i := range min(len(got), len(c.want)) {
+			same = same && strings.Contains(got[i], c.want[i])
+		}
+		if !same {
+			t.Errorf("%s\n%s: %q, want %q", c.src, c.sets, got, c.want)
+		}
+	}
+}
+
+// The table has only names of existing keys and tables: otherwise a renamed key would never get a
+// warning.
+func TestIdleKeysExist(t *testing.T) {
+	for _, rule := range idleKeys {
+		for _, key := range rule.keys {
+			if table, ok := strings.CutSuffix(key, "."); ok && !isTable(table) || !ok && byKey[key] == nil {
+				t.Errorf("%q is neither a key nor a table", key)
+			}
+		}
+	}
+}
