@@ -5,9 +5,9 @@
 // measure of the project's bounds on errors. A test whose values lie in strided tensors adds them
 // one at a time to a Difference and checks that.
 //
-// NaN and Inf always fail, on either side, and so do slices of different lengths. A comparison such
-// as math.Abs(got-want) > tolerance accepts NaN; internal/arch refuses it in tests. A test in which
-// an infinity is a right answer (the log-sum-exp of a query that sees no key) compares that element
+// NaN and Inf always fail, on either side. Slices of different lengths fail. A comparison such as
+// math.Abs(got-want) > tolerance accepts NaN; internal/arch refuses it in tests. A test in which an
+// infinity is a right answer (the log-sum-exp of a query that sees no key) compares that element
 // itself and leaves it out.
 //
 // A failure prints the name, the index of the largest difference and both values there.
