@@ -1,6 +1,6 @@
-// Package arch has tests that read the sources of the whole repository: which package imports which
-// (docs/architecture.md), that comparisons in tests refuse NaN, and how comments, messages and pages
-// are written.
+// Package arch has tests that read the sources of the whole repository: which package imports
+// which (docs/architecture.md), that comparisons in tests refuse NaN, and how comments, messages
+// and pages are written.
 package arch
 
 import (
