@@ -1,19 +1,24 @@
 #!/bin/bash
-# lab.sh: a private Slurm 22.05 "cluster" on one box: munged + slurmctld + N virtual slurmd, no systemd, loopback only.
+# lab.sh starts a private Slurm 22.05 cluster on one machine for tests: munged, slurmctld and N
+# virtual slurmd, without systemd, on the loopback interface.
 #
 #   lab.sh up     DIR [NODES] [CPUS_PER_NODE]   start (idempotent; default 2 nodes x 4 CPUs)
-#   lab.sh down   DIR                           stop what DIR's pid files name, nothing else
+#   lab.sh down   DIR                           stop the processes that DIR's pid files name
 #   lab.sh status DIR
-#   lab.sh env    DIR                           print the exports a client shell needs: eval "$(lab.sh env DIR)"
+#   lab.sh env    DIR                           print the exports of a client shell:
+#                                               eval "$(lab.sh env DIR)"
 #
-# Needs (Debian 12):  apt-get install -y --no-install-recommends munge slurmctld slurmd slurm-client libpmix-dev
-#   (libpmix-dev is no slip: Slurm's mpi_pmix plugin dlopens the unversioned libpmix.so, which only the -dev package has)
-# Must be root: munged runs as root with --force, slurmctld/slurmd with SlurmUser=SlurmdUser=root.
-# Each virtual node is a slurmd in its own UTS+IPC+mount namespace with its own hostname (n1, n2, ...) and its own /dev/shm, so
-# that MPI sees real nodes: without that Open MPI's /dev/shm/vader_segment.<host>.<uid>.<job>.<localrank> files of two virtual
-# nodes are the same files, and jobs over 2 nodes die with SIGSEGV in MPI_Barrier / MPI_Comm_split. SLURM_NAMESPACES=0 (or no
-# unshare(2) rights) leaves the namespaces out; then only the TaskProlog's per-node directories keep the nodes apart.
-# SLURM_BASE_PORT (default 27000) moves the ports, so two labs (e.g. two CI runs) can live side by side.
+# Packages (Debian 12): munge slurmctld slurmd slurm-client libpmix-dev. Slurm's mpi_pmix plugin
+# opens the unversioned libpmix.so, which only libpmix-dev has.
+# The script needs root: munged runs as root with --force, slurmctld and slurmd with
+# SlurmUser=SlurmdUser=root.
+# Each virtual node is a slurmd in its own UTS, IPC and mount namespace, with its own hostname (n1,
+# n2, ...) and its own /dev/shm, so MPI sees separate nodes. Without them, Open MPI's files
+# /dev/shm/vader_segment.<host>.<uid>.<job>.<localrank> of two virtual nodes are the same, and jobs
+# over two nodes end with SIGSEGV in MPI_Barrier or MPI_Comm_split. With SLURM_NAMESPACES=0, or
+# without the right to unshare(2), the nodes have no namespaces; then only the directories that
+# TaskProlog sets for each node separate them.
+# SLURM_BASE_PORT (default 27000) changes the ports, so two clusters (two CI runs) can run together.
 set -euo pipefail
 cmd=${1:?up|down|status|env}; DIR=$(mkdir -p "${2:?state directory}" && cd "$2" && pwd)
 NODES=${3:-2}; CPUS=${4:-4}
@@ -74,7 +79,8 @@ AuthInfo=socket=$SOCK,cred_expire=10
 CredType=cred/munge
 StateSaveLocation=$DIR/state
 SlurmdSpoolDir=$DIR/spool/%n
-# per-node TmpFS: else both virtual nodes make <tmp>/spmix_appdir_<uid>_<job>.<step> and the second one's launch fails (EEXIST)
+# Each node has its own TmpFS. Otherwise both virtual nodes make
+# <tmp>/spmix_appdir_<uid>_<job>.<step>, and the second launch fails with EEXIST.
 TmpFS=$DIR/tmp/%n
 SlurmctldPidFile=$DIR/run/slurmctld.pid
 SlurmdPidFile=$DIR/run/slurmd-%n.pid
@@ -90,7 +96,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/filetxt
 JobCompLoc=$DIR/log/jobcomp.log
-# virtual nodes: believe slurm.conf, not the hardware
+# The nodes are virtual: use slurm.conf instead of the hardware's values.
 SlurmdParameters=config_overrides
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=5,bf_interval=5,batch_sched_delay=1,requeue_delay=1
@@ -116,11 +122,12 @@ CONF_EOF
     local i; for i in $(seq "$NODES"); do echo "NodeName=n$i NodeHostname=$(nodehost $i) NodeAddr=127.0.0.1 Port=$((BASE + i))"; done
     echo "PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 OverSubscribe=YES:4 State=UP"
   } >"$CONF.new"
-  # what every task gets (a TaskProlog prints exports): scratch of its node, Open MPI's manners for an oversubscribed loopback box
+  # TaskProlog prints exports for every task: the scratch folder of its node, and Open MPI's
+  # settings for an oversubscribed machine with only a loopback interface.
   {
     echo '#!/bin/sh'
     echo "t=$DIR/tmp/\$SLURMD_NODENAME; mkdir -p \"\$t\"; echo \"export TMPDIR=\$t\""
-    echo 'echo "export OMPI_MCA_btl_tcp_if_include=lo"      # loopback is excluded by default: no eth0, no TCP BTL'
+    echo 'echo "export OMPI_MCA_btl_tcp_if_include=lo"      # loopback is excluded by default'
     echo 'echo "export OMPI_MCA_mpi_yield_when_idle=1"      # srun, unlike mpirun --oversubscribe, does not set it'
     echo 'echo "export OMPI_ALLOW_RUN_AS_ROOT=1"; echo "export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"   # for mpirun inside sbatch'
     if [ "$NS" != 1 ]; then
@@ -128,10 +135,12 @@ CONF_EOF
     fi
   } >"$DIR/etc/taskprolog.sh"
   chmod 755 "$DIR/etc/taskprolog.sh"
-  # The plugin's tree fence (and "mixed", the default, uses it for fences without data) lets ranks out before all have come in on
-  # 2 nodes; MPI_Init then crashed now and then (SIGSEGV at PC 0, 3 of 100 runs with 2 x 4 ranks). The ring fence is a barrier.
+  # With two nodes, the plugin's tree fence releases ranks before all have entered. "mixed", the
+  # default, uses it for fences without data. MPI_Init then crashed in 3 of 100 runs with 2 x 4
+  # ranks (SIGSEGV at PC 0). The ring fence is a barrier.
   echo "PMIxCollFence=ring" >"$DIR/etc/mpi.conf"
-  # SLURM_FAKE_GPUS=k gives every node k "GPUs" (nulls): CUDA_VISIBLE_DEVICES is set per task as on a real cluster
+  # SLURM_FAKE_GPUS=k gives every node k GPUs that are null devices. Slurm then sets
+  # CUDA_VISIBLE_DEVICES for each task, as on a real cluster.
   if [ "${SLURM_FAKE_GPUS:-0}" -gt 0 ]; then
     local g; : >"$DIR/etc/gres.conf"
     for g in $(seq 0 $((SLURM_FAKE_GPUS - 1))); do
@@ -144,7 +153,7 @@ CONF_EOF
 down() {
   local f
   if [ -s "$CONF" ] && alive "$DIR/run/slurmctld.pid" slurmctld; then
-    timeout 5 scancel --quiet -u root 2>/dev/null || true   # so that no slurmstepd outlives its slurmd
+    timeout 5 scancel --quiet -u root 2>/dev/null || true   # no slurmstepd may run longer than its slurmd
     for f in $(seq 20); do [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break; sleep 0.25; done
   fi
   for f in "$DIR"/run/slurmd-*.pid; do [ -e "$f" ] && stop_one "$f" slurmd; done
@@ -156,10 +165,11 @@ down() {
 up() {
   need munged slurmctld slurmd srun scontrol sinfo
   [ "$(id -u)" = 0 ] || { echo "slurm-lab: needs root" >&2; exit 2; }
-  # Slurm asks getaddrinfo(NULL, AI_ADDRCONFIG): with no IPv4 address but 127.x (a container without a network) it finds nothing
+  # Slurm calls getaddrinfo(NULL, AI_ADDRCONFIG), which finds no address if the machine has no IPv4
+  # address except 127.x, as in a container without a network.
   if ! hostname -I 2>/dev/null | grep -q '[0-9]\.[0-9]'; then
-    ip addr add 10.99.0.1/32 dev lo 2>/dev/null && echo "slurm-lab: no IPv4 address but loopback's: put 10.99.0.1/32 on lo" >&2 ||
-      echo "slurm-lab: no IPv4 address but loopback's, and none could be added (ip addr add 10.99.0.1/32 dev lo): Slurm will not start" >&2
+    ip addr add 10.99.0.1/32 dev lo 2>/dev/null && echo "slurm-lab: only loopback has an IPv4 address: added 10.99.0.1/32 to lo" >&2 ||
+      echo "slurm-lab: only loopback has an IPv4 address, and adding one failed; Slurm will not start: run ip addr add 10.99.0.1/32 dev lo as root" >&2
   fi
   write_conf
   if [ -s "$CONF" ] && ! { cat "$CONF.new" "$DIR/etc/mpi.conf" "$DIR/etc/gres.conf" 2>/dev/null || true; } | cmp -s - "$DIR/etc/.running"; then down; rm -rf "$DIR/state"/* "$DIR/spool"/*; fi
@@ -170,7 +180,7 @@ up() {
     munged --force --socket="$SOCK" --key-file="$DIR/munge/munge.key" --pid-file="$DIR/run/munged.pid" \
       --log-file="$DIR/log/munged.log" --seed-file="$DIR/munge/munged.seed" --num-threads=2
   fi
-  # daemons get no stdin and no inherited pipes, or a CI step that waits for EOF would hang
+  # The daemons get no stdin and no inherited pipes. Otherwise a CI step that waits for EOF hangs.
   alive "$DIR/run/slurmctld.pid" slurmctld || slurmctld -f "$CONF" </dev/null >"$DIR/log/slurmctld.out" 2>&1 ||
     { cat "$DIR/log/slurmctld.out" >&2; exit 1; }
   for i in $(seq "$NODES"); do

@@ -1,10 +1,11 @@
-"""Does transformers load a Hugging Face folder our program wrote, and is it the model expected?
+"""Checks that transformers loads a Hugging Face folder that our program wrote.
 
-    check_hf.py FOLDER                     loads without missing or unexpected tensors, logits are finite
-    check_hf.py FOLDER REFERENCE [--tol T] and weights and logits are those of another folder, or of a .safetensors file of weights,
-                                           by error = max|difference| / max|reference| per tensor (T = 2e-5 unless given)
+    check_hf.py FOLDER                      loads without missing or unexpected tensors; logits are finite
+    check_hf.py FOLDER REFERENCE [--tol T]  weights and logits also equal those of another folder, or of a
+                                            .safetensors file of weights: max|difference| / max|reference|
+                                            of each tensor is at most T (2e-5 by default)
 
-Prints one line per tensor out of tolerance and a summary; exit code 1 when anything is wrong.
+Prints one line for each tensor out of tolerance, and a summary. The exit code is 1 if a check fails.
 """
 
 import argparse
@@ -17,8 +18,14 @@ from safetensors.torch import load_file
 
 
 def load(folder: str):
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-    faults = [f"{kind}: {sorted(map(str, info[kind]))}" for kind in ("missing_keys", "unexpected_keys", "mismatched_keys") if info.get(kind)]
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    faults = [
+        f"{kind}: {sorted(map(str, info[kind]))}"
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info.get(kind)
+    ]
     return model.eval(), faults
 
 
@@ -40,13 +47,17 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def logits(model) -> torch.Tensor:
-    ids = torch.randint(0, model.config.vocab_size, (2, 97), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        0, model.config.vocab_size, (2, 97), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         return model(input_ids=ids, use_cache=False).logits
 
 
 def main() -> int:
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("folder")
     p.add_argument("reference", nargs="?")
     p.add_argument("--tol", type=float, default=2e-5)
@@ -68,11 +79,15 @@ def main() -> int:
             e = error(got.detach(), ref.detach())
             worst = max(worst, e)
             if not e <= a.tol:
-                faults.append(f"{n}: error {e:.2e} > {a.tol:.0e}, shapes {list(got.shape)} {list(ref.shape)}")
+                faults.append(
+                    f"{n}: error {e:.2e} > {a.tol:.0e}, shapes {list(got.shape)} {list(ref.shape)}"
+                )
     for f in faults:
         print(f"{a.folder}: {f}")
     n = sum(w.numel() for w in model.parameters())
-    print(f"{a.folder}: {type(model).__name__}, {n} parameters, worst error {worst:.2e}: {'WRONG' if faults else 'ok'}")
+    print(
+        f"{a.folder}: {type(model).__name__}, {n} parameters, worst error {worst:.2e}: {'WRONG' if faults else 'ok'}"
+    )
     return 1 if faults else 0
 
 

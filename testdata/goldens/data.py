@@ -1,4 +1,4 @@
-"""The data sets of the goldens, written under data/, and the rows a job reads from them."""
+"""The data sets of the goldens, written to data/, and the sequences that a job reads from them."""
 
 import json
 import pathlib
@@ -25,7 +25,8 @@ TEXTS = [
 
 
 def tokens(rows: int, n: int, seed: int) -> torch.Tensor:
-    """Random ids of uneven frequency, each often the successor of the one before, so that five steps have something to learn."""
+    """Returns random ids of uneven frequency. Many ids are the successor of the previous one, so five
+    steps can reduce the loss."""
     g = torch.Generator().manual_seed(seed)
     x = (torch.rand(rows, n, generator=g, dtype=torch.float64) ** 2 * 256).long()
     follow = torch.rand(rows, n, generator=g) < 0.4
@@ -38,21 +39,39 @@ def write_data(root: pathlib.Path) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
         old.unlink()
-    save_file({"input_ids": tokens(7, 64, 1)}, root / "plain64.safetensors")  # I64; 7 rows: two a step wrap around
+    save_file(
+        {"input_ids": tokens(7, 64, 1)}, root / "plain64.safetensors"
+    )  # I64; 7 sequences: with two a step, an epoch ends inside a step
 
-    # Labels: some ignored at random (in number uneven between rows), row 3 ignored altogether, some other than the inputs. I32.
+    # Labels (I32): some are ignored at random, unevenly between sequences; all of sequence 3 are
+    # ignored; some differ from the inputs.
     ids = tokens(6, 61, 2)
     g = torch.Generator().manual_seed(3)
-    labels = torch.where(torch.rand(6, 61, generator=g) < torch.linspace(0, 0.8, 6)[:, None], IGNORED, ids)
+    labels = torch.where(
+        torch.rand(6, 61, generator=g) < torch.linspace(0, 0.8, 6)[:, None], IGNORED, ids
+    )
     labels[3] = IGNORED
-    labels[:, 20:24] = torch.where(labels[:, 20:24] == IGNORED, IGNORED, (labels[:, 20:24] + 1) % 256)
+    labels[:, 20:24] = torch.where(
+        labels[:, 20:24] == IGNORED, IGNORED, (labels[:, 20:24] + 1) % 256
+    )
     save_file({"input_ids": ids.int(), "labels": labels.int()}, root / "ignored61.safetensors")
 
-    # Packed: documents start where the position is 0 and at each row's start, be it above 0; other jumps start nothing.
+    # Packed: a document starts where the position is 0, and at the start of each sequence, also if
+    # its position is above 0. Other jumps start no document.
     ids = tokens(10, 64, 4)
     pos = torch.zeros(10, 64, dtype=torch.long)
-    cuts = [[0, 64], [0, 1, 64], [0, 17, 18, 40, 64], [0, 63, 64], [0, 2, 4, 6, 8, 64], [0, 16, 32, 48, 64], [0, 33, 64], [0, 15, 50, 64],
-            [0, 5, 64], [0, 60, 64]]
+    cuts = [
+        [0, 64],
+        [0, 1, 64],
+        [0, 17, 18, 40, 64],
+        [0, 63, 64],
+        [0, 2, 4, 6, 8, 64],
+        [0, 16, 32, 48, 64],
+        [0, 33, 64],
+        [0, 15, 50, 64],
+        [0, 5, 64],
+        [0, 60, 64],
+    ]
     for r, c in enumerate(cuts):
         for a, b in zip(c, c[1:]):
             pos[r, a:b] = torch.arange(b - a)
@@ -60,13 +79,22 @@ def write_data(root: pathlib.Path) -> None:
     pos[7, 20:50] += 11
     pos[8, 30:64] -= 20
     labels = torch.where(torch.rand(10, 64, generator=g) < 0.15, IGNORED, ids)
-    save_file({"input_ids": ids, "labels": labels, "position_ids": pos}, root / "packed64.safetensors")
+    save_file(
+        {"input_ids": ids, "labels": labels, "position_ids": pos}, root / "packed64.safetensors"
+    )
 
-    (root / "texts.jsonl").write_text("".join(json.dumps({"text": t}, ensure_ascii=i % 2 == 0) + "\n" for i, t in enumerate(TEXTS)))
+    (root / "texts.jsonl").write_text(
+        "".join(
+            json.dumps({"text": t}, ensure_ascii=i % 2 == 0) + "\n" for i, t in enumerate(TEXTS)
+        )
+    )
 
 
-def documents(ids: torch.Tensor, labels: torch.Tensor, pos: torch.Tensor, starts: list[int]) -> list[Document]:
-    """One row [n] as its documents. The target of position i is the label of i+1, where that is in the same document."""
+def documents(
+    ids: torch.Tensor, labels: torch.Tensor, pos: torch.Tensor, starts: list[int]
+) -> list[Document]:
+    """Splits one sequence [n] into its documents. The target of position i is the label of i+1, if
+    both are in the same document."""
     out = []
     for a, b in zip(starts, starts[1:] + [len(ids)]):
         targets = torch.full((b - a,), IGNORED)
@@ -77,19 +105,27 @@ def documents(ids: torch.Tensor, labels: torch.Tensor, pos: torch.Tensor, starts
 
 def rows_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document]]:
     if path.suffix == ".jsonl":
-        return text_rows([json.loads(line)["text"].encode() for line in path.read_text().splitlines()], sequence, pack)
+        return text_rows(
+            [json.loads(line)["text"].encode() for line in path.read_text().splitlines()],
+            sequence,
+            pack,
+        )
     t = {k: v.long() for k, v in load_file(path).items()}
     ids = t["input_ids"]
     labels = t.get("labels", ids)
     pos = t.get("position_ids", torch.arange(ids.shape[1]).expand_as(ids))
     assert ids.shape[1] == sequence
     return [
-        documents(ids[r], labels[r], pos[r], sorted({0} | set((pos[r] == 0).nonzero().flatten().tolist()))) for r in range(len(ids))
+        documents(
+            ids[r], labels[r], pos[r], sorted({0} | set((pos[r] == 0).nonzero().flatten().tolist()))
+        )
+        for r in range(len(ids))
     ]
 
 
 def text_rows(texts: list[bytes], sequence: int, pack: bool) -> list[list[Document]]:
-    """pack: the documents back to back, cut into rows; else one a row at its own length, cut to the sequence."""
+    """Returns sequences. pack: the documents back to back, split at the sequence length. Otherwise each
+    document is a sequence of its own, cut off at the sequence length."""
     if not pack:
         cut = [torch.tensor(list(t[:sequence])) for t in texts]
         return [documents(x, x, torch.arange(len(x)), [0]) for x in cut]

@@ -1,7 +1,7 @@
-"""Makes the goldens: tiny models, data, and what PyTorch computes for each case. Run by `make goldens`, in this folder or any other.
+"""Makes the goldens: tiny models, data, and the results that PyTorch computes for each case.
 
-Each case is a folder with the job our program runs (job.toml) and the results to meet (case.json, described in README.md). Nothing here is
-ever written by the program under test.
+`make goldens` runs this program. Each case is a folder with a job (job.toml) and its expected
+results (case.json, described in README.md). The program under test never writes these files.
 """
 
 import hashlib
@@ -29,9 +29,16 @@ ROOT = pathlib.Path(__file__).resolve().parent
 STEPS = 5
 SGD = dict(name="sgd", lr=0.1, weight_decay=0.0, clip=0.0, schedule="constant", warmup=0)
 ADAMW = dict(
-    name="adamw", lr=3e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.3, clip=1.0, schedule="cosine", warmup=2,
+    name="adamw",
+    lr=3e-3,
+    betas=[0.9, 0.95],
+    eps=1e-8,
+    weight_decay=0.3,
+    clip=1.0,
+    schedule="cosine",
+    warmup=2,
 )
-# Each set of data with the mesh and batch that make it awkward; pack only matters for text.
+# Each data set, with a mesh and a batch that make it difficult. `pack` matters only for text.
 PLAIN = dict(file="plain64.safetensors", sequence=64, batch=2)
 IGNORED = dict(file="ignored61.safetensors", sequence=61, batch=2)
 PACKED = dict(file="packed64.safetensors", sequence=64, batch=2)
@@ -46,18 +53,27 @@ def cases() -> dict:
                 out[f"{m}-{o['name']}-{d}"] = dict(model=m, optimizer=o, **spec)
     out["llama-sgd-plain"]["weights"] = True
     out["qwen2-adamw-dp2"].update(accumulate=1, global_batch=4)
-    out["llama3-sgd-clip"] = dict(model="llama3", optimizer=SGD | dict(clip=0.5, weight_decay=0.1, warmup=3), **PLAIN)
-    out["llama3-adamw-linear"] = dict(model="llama3", optimizer=ADAMW | dict(schedule="linear"), **PACKED)
-    slow = SGD | dict(lr=0.02)  # at 0.1 these are chaotic: float32 would not follow float64
+    out["llama3-sgd-clip"] = dict(
+        model="llama3", optimizer=SGD | dict(clip=0.5, weight_decay=0.1, warmup=3), **PLAIN
+    )
+    out["llama3-adamw-linear"] = dict(
+        model="llama3", optimizer=ADAMW | dict(schedule="linear"), **PACKED
+    )
+    slow = SGD | dict(lr=0.02)  # with 0.1, float32 would diverge from float64
     for o in (slow, ADAMW):
         for d, spec in dict(plain=PLAIN, packed=PACKED, dp2=DP2).items():
             out[f"qwen3_5-{o['name']}-{d}"] = dict(model="qwen3_5", optimizer=o, **spec)
     out["qwen3_5-tied-sgd-packed"] = dict(model="qwen3_5-tied", optimizer=slow, **PACKED)
     out["qwen3_5-tied-adamw-plain"] = dict(model="qwen3_5-tied", optimizer=ADAMW, **PLAIN)
-    # One row a step: step 4 has not a single valid target. AdamW still decays, and its moments still move.
+    # One sequence a step. Step 4 has no valid target: AdamW still applies weight decay, and updates
+    # its moments.
     out["qwen3-adamw-no-targets"] = dict(model="qwen3", optimizer=ADAMW, **IGNORED | dict(batch=1))
-    out["llama-adamw-text-packed"] = dict(model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2)
-    out["qwen2-sgd-text-rows"] = dict(model="qwen2", optimizer=SGD, file="texts.jsonl", sequence=100, batch=2, pack=False)
+    out["llama-adamw-text-packed"] = dict(
+        model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2
+    )
+    out["qwen2-sgd-text-rows"] = dict(
+        model="qwen2", optimizer=SGD, file="texts.jsonl", sequence=100, batch=2, pack=False
+    )
     return out
 
 
@@ -71,8 +87,13 @@ def job_text(c: dict) -> str:
         device=dict(backend="cpu"),
         model=dict(path=f"../models/{c['model']}"),
         data=dict(
-            path=[f"../data/{c['file']}"], tokenizer="bytes", sequence=c["sequence"], batch=c["batch"],
-            accumulate=c.get("accumulate", 1), pack=c.get("pack", True), shuffle=False,
+            path=[f"../data/{c['file']}"],
+            tokenizer="bytes",
+            sequence=c["sequence"],
+            batch=c["batch"],
+            accumulate=c.get("accumulate", 1),
+            pack=c.get("pack", True),
+            shuffle=False,
         ),
         optimizer=c["optimizer"],
         train=dict(steps=STEPS),
@@ -88,13 +109,19 @@ def job_text(c: dict) -> str:
 
 
 def hashes(folder: pathlib.Path, paths: list[pathlib.Path]) -> dict:
-    return {str(p.relative_to(ROOT)): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths + [folder / "job.toml"])}
+    return {
+        str(p.relative_to(ROOT)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted(paths + [folder / "job.toml"])
+    }
 
 
 def versions() -> dict:
     return dict(
-        python=platform.python_version(), torch=torch.__version__, transformers=transformers.__version__,
-        safetensors=safetensors.__version__, numpy=numpy.__version__,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        safetensors=safetensors.__version__,
+        numpy=numpy.__version__,
     )
 
 
@@ -103,7 +130,7 @@ def write_json(path: pathlib.Path, x) -> None:
 
 
 def final(model, start) -> dict:
-    """Per tensor the norm, the sum, and the norm of the change since the start, all in float64."""
+    """For each tensor: the norm, the sum, and the norm of the change since the start, in float64."""
     first = dict(start.named_parameters())
     out = {}
     for n, p in model.named_parameters():
@@ -125,32 +152,59 @@ def train_case(name: str, c: dict) -> None:
     plain = reference.train(model, c["optimizer"], steps, torch.float32)
     dloss = max(abs(a - b) for a, b in zip(exact["losses"], plain["losses"]))
     dnorm = max(abs(a - b) / a for a, b in zip(exact["grad_norms"], plain["grad_norms"]) if a > 0)
-    # float32 and the replacements of reference.exact must not change the answer.
+    # float32, and the replacements of reference.exact, must not change the result.
     assert dloss < 2e-5 and dnorm < 2e-4, (name, dloss, dnorm)
     result = {k: exact[k] for k in ("losses", "grad_norms", "lr", "target_tokens", "tokens")}
     result |= dict(losses_f32=plain["losses"], grad_norms_f32=plain["grad_norms"])
     result["final"] = final(exact["model"], reference.load(model, torch.float64))
     if c.get("weights"):
-        save_file({n: p.detach().float() for n, p in exact["model"].named_parameters()}, folder / "final.safetensors")
+        save_file(
+            {n: p.detach().float() for n, p in exact["model"].named_parameters()},
+            folder / "final.safetensors",
+        )
         result["final_weights"] = "final.safetensors"
     inputs = [path, *model.glob("*.json"), *model.glob("*.safetensors")]
-    write_json(folder / "case.json", dict(
-        kind="train", name=name, job="job.toml", model=f"../models/{c['model']}", ranks=ranks, steps=STEPS, **result,
-        versions=versions(), sha256=hashes(folder, inputs),
-    ))
-    print(f"{name:26} loss {' '.join(f'{x:.4f}' for x in exact['losses'])}  norm {exact['grad_norms'][0]:.3f} "
-          f" f32: {dloss:.1e} {dnorm:.1e}")
+    write_json(
+        folder / "case.json",
+        dict(
+            kind="train",
+            name=name,
+            job="job.toml",
+            model=f"../models/{c['model']}",
+            ranks=ranks,
+            steps=STEPS,
+            **result,
+            versions=versions(),
+            sha256=hashes(folder, inputs),
+        ),
+    )
+    print(
+        f"{name:26} loss {' '.join(f'{x:.4f}' for x in exact['losses'])}  norm {exact['grad_norms'][0]:.3f} "
+        f" f32: {dloss:.1e} {dnorm:.1e}"
+    )
 
 
 def saved_case(kind: str, name: str, c: dict, seed: int) -> None:
-    """A job on saved tensors."""
+    """Writes an operator job: a job of kind attention or gdn."""
     folder = ROOT / name
     folder.mkdir()
-    (folder / "job.toml").write_text({"attention": attention, "gdn": gdn}[kind].write_case(folder, c, seed))
-    write_json(folder / "case.json", dict(
-        kind=kind, name=name, what=c["what"], job="job.toml", input="in.safetensors", expected="expected.safetensors", ranks=4,
-        versions=versions(), sha256=hashes(folder, [folder / "in.safetensors", folder / "expected.safetensors"]),
-    ))
+    (folder / "job.toml").write_text(
+        {"attention": attention, "gdn": gdn}[kind].write_case(folder, c, seed)
+    )
+    write_json(
+        folder / "case.json",
+        dict(
+            kind=kind,
+            name=name,
+            what=c["what"],
+            job="job.toml",
+            input="in.safetensors",
+            expected="expected.safetensors",
+            ranks=4,
+            versions=versions(),
+            sha256=hashes(folder, [folder / "in.safetensors", folder / "expected.safetensors"]),
+        ),
+    )
     print(name)
 
 

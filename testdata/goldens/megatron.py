@@ -1,6 +1,7 @@
-"""Indexed datasets as Megatron-LM writes them (megatron/core/datasets/indexed_dataset.py), in its own words: numpy and struct alone.
+"""Indexed data sets in the format of Megatron-LM (megatron/core/datasets/indexed_dataset.py).
 
-documents.json lists, for each data set, its documents, each a list of sequences of token ids.
+Only numpy and struct are used. documents.json lists the documents of each data set; a document is a
+list of sequences of token ids.
 """
 
 import json
@@ -9,10 +10,21 @@ import struct
 
 import numpy
 
-CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 6, "float32": 7, "uint16": 8}
+CODES = {
+    "uint8": 1,
+    "int8": 2,
+    "int16": 3,
+    "int32": 4,
+    "int64": 5,
+    "float64": 6,
+    "float32": 7,
+    "uint16": 8,
+}
 
 
-def write(path: pathlib.Path, documents: list[list[list[int]]], dtype: str, modes: bool = False) -> None:
+def write(
+    path: pathlib.Path, documents: list[list[list[int]]], dtype: str, modes: bool = False
+) -> None:
     kind = numpy.dtype(dtype).newbyteorder("<")
     lengths, pointers, indices, at = [], [], [0], 0
     with open(path.with_suffix(".bin"), "wb") as f:
@@ -37,9 +49,12 @@ def write(path: pathlib.Path, documents: list[list[list[int]]], dtype: str, mode
 
 
 def random_documents(seed: int, n: int, top: int) -> list[list[list[int]]]:
-    """Documents of none to four sequences of none to forty tokens."""
+    """Returns documents of 0 to 4 sequences of 0 to 40 tokens."""
     g = numpy.random.default_rng(seed)
-    return [[g.integers(0, top, g.integers(0, 40)).tolist() for _ in range(g.integers(0, 5))] for _ in range(n)]
+    return [
+        [g.integers(0, top, g.integers(0, 40)).tolist() for _ in range(g.integers(0, 5))]
+        for _ in range(n)
+    ]
 
 
 def write_all(root: pathlib.Path) -> None:
@@ -48,7 +63,9 @@ def write_all(root: pathlib.Path) -> None:
         old.unlink()
     sets = {}
     for i, dtype in enumerate(("uint8", "int8", "int16", "uint16", "int32", "int64", "float32")):
-        sets[dtype] = random_documents(i, 30, min(60000, numpy.iinfo(dtype).max + 1) if dtype != "float32" else 9)
+        sets[dtype] = random_documents(
+            i, 30, min(60000, numpy.iinfo(dtype).max + 1) if dtype != "float32" else 9
+        )
         write(root / dtype, sets[dtype], dtype, modes=dtype == "int16")
     sets["one"] = [[[5, 6, 7, 8, 9, 10, 11]]]
     write(root / "one", sets["one"], "uint16")

@@ -1,4 +1,4 @@
-"""The tiny random models of the goldens, written as Hugging Face folders under models/."""
+"""The tiny random models of the goldens, written as Hugging Face folders to models/."""
 
 import json
 import math
@@ -19,20 +19,33 @@ COMMON = dict(
     attn_implementation="sdpa",
 )
 
-# Heads are chosen to be awkward for 4 ranks: 8 query heads on 2 key heads replicate keys, 6 and 5 do not divide at all.
+# The numbers of heads are difficult for 4 ranks: with 8 query heads on 2 key heads, keys are
+# replicated; 6 and 5 are not multiples of 4.
 MODELS = {
     "llama": dict(
         config=transformers.LlamaConfig,
-        fields=dict(hidden_size=64, intermediate_size=112, num_attention_heads=8, num_key_value_heads=2, rope_theta=10000.0),
+        fields=dict(
+            hidden_size=64,
+            intermediate_size=112,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            rope_theta=10000.0,
+        ),
     ),
-    # bf16 weights in two shards with an index, rope scaled as Llama 3 does, config.json in the words of transformers 4.
-    # With theta 500 and head_dim 16 the wavelengths fall on both sides of, and between, 32/4 and 32/1.
+    # bf16 weights in two files with an index, RoPE scaled as in Llama 3, config.json with the keys
+    # of transformers 4. With theta 500 and head_dim 16 the wavelengths fall on both sides of, and between, 32/4 and 32/1.
     "llama3": dict(
         config=transformers.LlamaConfig,
-        fields=dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2),
+        fields=dict(
+            hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2
+        ),
         rope_theta=500.0,
         rope_scaling=dict(
-            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
         ),
         dtype=torch.bfloat16,
         shard="80KB",
@@ -40,35 +53,72 @@ MODELS = {
     "qwen2": dict(  # biases on q, k, v; embedding and head tied
         config=transformers.Qwen2Config,
         fields=dict(
-            hidden_size=48, intermediate_size=80, num_attention_heads=6, num_key_value_heads=2, rope_theta=1e6,
+            hidden_size=48,
+            intermediate_size=80,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            rope_theta=1e6,
             tie_word_embeddings=True,
         ),
     ),
     "qwen3": dict(  # norms on the heads of q and k, head_dim other than hidden/heads
         config=transformers.Qwen3Config,
         fields=dict(
-            hidden_size=48, intermediate_size=100, num_attention_heads=5, num_key_value_heads=1, head_dim=12, rope_theta=1e6,
-            tie_word_embeddings=False, rms_norm_eps=1e-2,  # large enough that another eps is another answer
+            hidden_size=48,
+            intermediate_size=100,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=12,
+            rope_theta=1e6,
+            tie_word_embeddings=False,
+            rms_norm_eps=1e-2,  # so large that a wrong eps changes the result
         ),
     ),
-    # Hybrids. Linear layers with two value heads to a key head, so that 4 ranks cut key heads, and d_k != d_v; gated attention whose rotation
-    # ends after a quarter of the features. layer_types are those of full_attention_interval 4.
+    # Hybrids. Linear layers have two value heads for each key head, so 4 ranks share key heads, and
+    # d_k != d_v. Gated attention has RoPE on a quarter of the features. layer_types equal those of
+    # full_attention_interval 4.
     "qwen3_5": dict(
         config=transformers.Qwen3_5TextConfig,
         fields=dict(
-            hidden_size=40, intermediate_size=56, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2, head_dim=16,
-            linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=8,
-            rope_parameters=dict(rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
-            tie_word_embeddings=False, rms_norm_eps=1e-3,
+            hidden_size=40,
+            intermediate_size=56,
+            num_hidden_layers=4,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=12,
+            linear_value_head_dim=8,
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1000.0,
+                partial_rotary_factor=0.25,
+                mrope_section=[1, 1, 0],
+            ),
+            tie_word_embeddings=False,
+            rms_norm_eps=1e-3,
         ),
     ),
-    # Tied; fewer value heads than 4 ranks; a short convolution; half of the features rotate, as config.json says at its top.
+    # Tied embeddings; fewer value heads than 4 ranks; a short convolution; RoPE on half of the
+    # features, set at the top level of config.json.
     "qwen3_5-tied": dict(
         config=transformers.Qwen3_5TextConfig,
         fields=dict(
-            hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=3, head_dim=8,
-            linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=8, linear_value_head_dim=12, linear_conv_kernel_dim=3,
-            layer_types=["full_attention", "linear_attention", "linear_attention"], tie_word_embeddings=True, rms_norm_eps=1e-2,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            head_dim=8,
+            linear_num_key_heads=3,
+            linear_num_value_heads=3,
+            linear_key_head_dim=8,
+            linear_value_head_dim=12,
+            linear_conv_kernel_dim=3,
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-2,
         ),
         at_the_top=dict(rope_theta=100.0, partial_rotary_factor=0.5),
     ),
@@ -76,7 +126,8 @@ MODELS = {
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Weights large enough that attention is far from uniform and every bias and norm matters (the library's own start is not)."""
+    """Draws weights so large that attention is far from uniform and every bias and norm matters. The
+    library's own initialization is too small for that."""
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
@@ -88,9 +139,11 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith("bias"):
                 p.copy_(0.3 * r)
             elif name.endswith("A_log"):
-                p.copy_(1.5 * r - 3)  # states that last, and some that do not
+                p.copy_(1.5 * r - 3)  # slow decay in most heads, fast decay in some
             else:
-                zero_centred = model.config.model_type == "qwen3_5_text" and not name.endswith("linear_attn.norm.weight")
+                zero_centred = model.config.model_type == "qwen3_5_text" and not name.endswith(
+                    "linear_attn.norm.weight"
+                )
                 p.copy_(0.2 * r + (0 if zero_centred else 1))
 
 

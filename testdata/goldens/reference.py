@@ -1,9 +1,10 @@
-"""The reference: what a job computes, told by PyTorch without sharding, packing or accumulation.
+"""The reference: results of a job from PyTorch, without sharding, packing or accumulation.
 
-Every document is run alone through the transformers model; the loss is the sum of the negative log-likelihoods of all valid targets of the
-global batch over their number; clipping and optimizers are torch's own. In float64 the places where transformers falls back to
-float32 (norms, rotary angles, the gated delta rule) are replaced, so that the result is exact to about 1e-12; the plain float32 run is
-recorded beside it.
+Each document is run separately through the transformers model. The loss is the sum of the negative
+log-likelihoods of all valid targets of the global batch, divided by their number. Clipping and
+optimizers are torch's own. In float64, the operations that transformers computes in float32 (norms,
+rotary angles, the gated delta rule) are replaced, so the result is exact to about 1e-12. The plain
+float32 run is recorded beside it.
 """
 
 import math
@@ -17,7 +18,7 @@ IGNORED = -100
 
 @dataclass
 class Document:
-    """One document inside one row: ids [n], targets [n] (-100 = none), positions [n]."""
+    """One document of a sequence: ids [n], targets [n] (-100 = none), positions [n]."""
 
     ids: torch.Tensor
     targets: torch.Tensor
@@ -25,12 +26,17 @@ class Document:
 
 
 def learning_rate(o: dict, step: int, steps: int) -> float:
-    """lr(s) for s from 0: warmup, then constant, linear or cosine to 0 at the last step."""
+    """Returns the learning rate of step s (from 0): warmup, then constant, linear or cosine."""
     if step < o["warmup"]:
         return o["lr"] * (step + 1) / o["warmup"]
     span = steps - 1 - o["warmup"]
     t = (step - o["warmup"]) / span if span > 0 else 1.0
-    return o["lr"] * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[o["schedule"]]
+    return (
+        o["lr"]
+        * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[
+            o["schedule"]
+        ]
+    )
 
 
 def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -38,16 +44,21 @@ def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The layer by its recurrence, token after token: Yang, Kautz & Hatamizadeh 2024 with the convolution and the gates of Qwen3.5."""
+    """Computes the layer by its recurrence, token after token (Yang, Kautz & Hatamizadeh 2024), with
+    the convolution and the gates of Qwen3.5."""
     n, width, hk, hv = x.shape[1], m.conv_kernel_size, m.num_k_heads, m.num_v_heads
     mixed = torch.nn.functional.pad(m.in_proj_qkv(x[0]), (0, 0, width - 1, 0))  # [width - 1 + n, C]
-    mixed = torch.nn.functional.silu(sum(mixed[i : i + n] * m.conv1d.weight[:, 0, i] for i in range(width)))
+    mixed = torch.nn.functional.silu(
+        sum(mixed[i : i + n] * m.conv1d.weight[:, 0, i] for i in range(width))
+    )
     q, k, v = mixed.split([m.key_dim, m.key_dim, m.value_dim], dim=-1)
     q, k = (y.reshape(n, hk, -1).repeat_interleave(hv // hk, dim=1) for y in (q, k))
     q, k = (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
     v = v.reshape(n, hv, -1)
     beta = torch.sigmoid(m.in_proj_b(x[0]))
-    decay = torch.exp(-torch.exp(m.A_log) * torch.nn.functional.softplus(m.in_proj_a(x[0]) + m.dt_bias))
+    decay = torch.exp(
+        -torch.exp(m.A_log) * torch.nn.functional.softplus(m.in_proj_a(x[0]) + m.dt_bias)
+    )
     state, out = torch.zeros(hv, m.head_k_dim, m.head_v_dim, dtype=x.dtype), []
     for t in range(n):
         state = decay[t, :, None, None] * state
@@ -59,16 +70,18 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def exact(model: torch.nn.Module) -> torch.nn.Module:
-    """The model in float64 throughout."""
+    """Converts all arithmetic of the model to float64."""
     model = model.double()
     for m in model.modules():
         name = type(m).__name__
-        if name == "Qwen3_5RMSNorm":  # weights are stored as their distance from 1
+        if name == "Qwen3_5RMSNorm":  # weights are stored as their difference from 1
             m.forward = lambda x, m=m: (1 + m.weight) * rms(x, m.eps)
         elif name.endswith("RMSNorm"):
             m.forward = lambda x, m=m: m.weight * rms(x, m.variance_epsilon)
         elif name.endswith("RMSNormGated"):
-            m.forward = lambda x, gate, m=m: m.weight * rms(x, m.variance_epsilon) * torch.nn.functional.silu(gate)
+            m.forward = lambda x, gate, m=m: (
+                m.weight * rms(x, m.variance_epsilon) * torch.nn.functional.silu(gate)
+            )
         elif name.endswith("GatedDeltaNet"):
             m.forward = lambda hidden_states, m=m, **_: gated_delta_net(m, hidden_states)
     rotary = model.model.rotary_emb
@@ -87,29 +100,40 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
 
 def nll_sum(model: torch.nn.Module, d: Document) -> torch.Tensor:
     n = len(d.ids)
-    # The mask is given, lest the library reads jumps of the positions as starts of documents.
+    # The mask is given. Otherwise the library treats jumps of the positions as document starts.
     mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
-    logits = model(input_ids=d.ids[None], position_ids=d.positions[None], attention_mask=mask, use_cache=False).logits[0]
-    return torch.nn.functional.cross_entropy(logits, d.targets, ignore_index=IGNORED, reduction="sum")
+    logits = model(
+        input_ids=d.ids[None], position_ids=d.positions[None], attention_mask=mask, use_cache=False
+    ).logits[0]
+    return torch.nn.functional.cross_entropy(
+        logits, d.targets, ignore_index=IGNORED, reduction="sum"
+    )
 
 
 def optimizer(model: torch.nn.Module, o: dict) -> torch.optim.Optimizer:
     groups = [
-        dict(params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=o["weight_decay"]),
+        dict(
+            params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=o["weight_decay"]
+        ),
         dict(params=[p for p in model.parameters() if p.dim() < 2], weight_decay=0.0),
     ]
-    if o["name"] == "sgd":  # without momentum torch's coupled decay is the decoupled one
+    if o["name"] == "sgd":  # without momentum, torch's coupled decay equals decoupled decay
         return torch.optim.SGD(groups, lr=o["lr"], foreach=False)
-    return torch.optim.AdamW(groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], foreach=False)
+    return torch.optim.AdamW(
+        groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], foreach=False
+    )
 
 
 def load(folder, dtype: torch.dtype) -> torch.nn.Module:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    )
     return exact(model) if dtype == torch.float64 else model
 
 
 def train(folder, o: dict, batches: list[list[list[Document]]], dtype: torch.dtype) -> dict:
-    """batches: per step the global batch, rows of documents. Returns the run's figures and the model as trained."""
+    """Trains on batches: for each step, the sequences of the global batch as documents. Returns the
+    results of the run and the trained model."""
     model = load(folder, dtype).train()
     opt = optimizer(model, o)
     out = dict(losses=[], grad_norms=[], lr=[], target_tokens=[], tokens=[], model=model)
@@ -126,7 +150,9 @@ def train(folder, o: dict, batches: list[list[list[Document]]], dtype: torch.dty
             nll = nll_sum(model, d)
             total += nll.item()
             (nll / max(valid, 1)).backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), o["clip"] if o["clip"] > 0 else math.inf)
+        norm = torch.nn.utils.clip_grad_norm_(
+            model.parameters(), o["clip"] if o["clip"] > 0 else math.inf
+        )
         opt.step()
         out["losses"].append(total / max(valid, 1))
         out["grad_norms"].append(norm.item())

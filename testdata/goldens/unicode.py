@@ -1,7 +1,9 @@
-"""Writes internal/tokenizer/classes.txt and normal.txt: what the `tokenizers` package knows of every code point, asked of the package itself.
+"""Writes data/tokenizer/classes.txt and normal.txt: the Unicode tables of the package `tokenizers`.
 
-Its regex engine, its character tests and its normalizers each stand on another version of Unicode (16, that of its compiler, and 9), so no
-table of Go's is theirs. Run by hand when the package moves on: `.venv/bin/python testdata/goldens/unicode.py`, some two minutes.
+The tables are read from the package itself, code point by code point. Its regex engine, its
+character tests and its normalizers use different versions of Unicode (16, that of its compiler, and
+9), so Go's tables differ from them. Run the program after an update of the package:
+`.venv/bin/python testdata/goldens/unicode.py` takes about two minutes.
 """
 
 import pathlib
@@ -15,13 +17,15 @@ from tokenizers import pre_tokenizers as pre
 HERE = pathlib.Path(__file__).resolve().parents[2] / "internal" / "tokenizer"
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 TEXT = "".join(map(chr, POINTS))
-CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
+CATEGORIES = (
+    "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
+)
 PROPERTY = r"\p{%s}+"
 SCRIPTS = "Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari".split()
 
 
 def ranges(points) -> str:
-    """Sorted code points as hex ranges, first-last."""
+    """Formats sorted code points as ranges first-last in hexadecimal."""
     out, start, last = [], None, None
     for c in sorted(points):
         if last is not None and c == last + 1:
@@ -36,7 +40,7 @@ def ranges(points) -> str:
 
 
 def removed(splitter) -> list[int]:
-    """The code points that a splitter removes from a text of all of them."""
+    """Returns the code points that a splitter removes from a text that has all of them."""
     left = bytearray(len(TEXT))
     for _, (s, e) in splitter.pre_tokenize_str(TEXT):
         left[s:e] = b"\1" * (e - s)
@@ -58,19 +62,25 @@ def classes() -> None:
     for k in CATEGORIES:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append("regex_word " + ranges(pattern(r"\w+")))
-    lines.append("regex_set_word " + ranges(pattern(r"[\w]+")))  # without ², ½ and such: inside brackets the engine asks another table
+    lines.append(
+        "regex_set_word " + ranges(pattern(r"[\w]+"))
+    )  # without ², ½ and the like: inside brackets the engine uses another table
     for k in SCRIPTS:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append(f"word {ranges(words())}")
     lines.append(f"space {ranges(removed(pre.WhitespaceSplit()))}")
     lines.append(f"punctuation {ranges(removed(pre.Punctuation(behavior='removed')))}")
     digits = pre.Digits(individual_digits=True)
-    lines.append(f"numeric {ranges(c for c in POINTS if len(digits.pre_tokenize_str('a' + chr(c))) == 2)}")
+    lines.append(
+        f"numeric {ranges(c for c in POINTS if len(digits.pre_tokenize_str('a' + chr(c))) == 2)}"
+    )
     (HERE / "classes.txt").write_text("\n".join(lines) + "\n")
 
 
 def mapped(table: dict[int, str]) -> str:
-    return " ".join(f"{c:x}:" + "+".join(f"{ord(x):x}" for x in s) for c, s in sorted(table.items()))
+    return " ".join(
+        f"{c:x}:" + "+".join(f"{ord(x):x}" for x in s) for c, s in sorted(table.items())
+    )
 
 
 def normal() -> None:
@@ -83,7 +93,7 @@ def normal() -> None:
             lower[c] = y
         if strip.normalize_str("a" + x) == "a":
             accents.append(c)
-        if 0xAC00 <= c <= 0xD7A3:  # by arithmetic
+        if 0xAC00 <= c <= 0xD7A3:  # Hangul syllables are computed
             continue
         d, k = nfd.normalize_str(x), nfkd.normalize_str(x)
         if d != x:
@@ -93,17 +103,28 @@ def normal() -> None:
                 compose[c] = chr(int(a, 16)) + chr(int(b, 16))
         if k != d:
             compatible[c] = k
-        # A mark moves before a lower one and behind a higher one; which class it has is stable over all versions.
-        if d == x and (nfd.normalize_str("a" + x + "\u0334") != "a" + x + "\u0334" or nfd.normalize_str("a\u0301" + x) != "a\u0301" + x):
+        # A mark moves before a lower class and after a higher one. Classes are stable over versions.
+        if d == x and (
+            nfd.normalize_str("a" + x + "\u0334") != "a" + x + "\u0334"
+            or nfd.normalize_str("a\u0301" + x) != "a\u0301" + x
+        ):
             ccc.setdefault(unicodedata.combining(x), []).append(c)
     ccc.setdefault(230, []).append(0x301)
     ccc.setdefault(230, []).sort()
     lines = [f"# of tokenizers {tokenizers.__version__}, by testdata/goldens/unicode.py"]
     for k, v in sorted(ccc.items()):
         if k == 0:
-            raise SystemExit(f"no combining class is known for {ranges(v)}: a newer Python is needed")
+            raise SystemExit(
+                f"no combining class is known for {ranges(v)}: a newer Python is needed"
+            )
         lines.append(f"ccc{k} {ranges(set(v))}")
-    lines += [f"canonical {mapped(canonical)}", f"compatible {mapped(compatible)}", f"compose {mapped(compose)}", f"lower {mapped(lower)}", f"accent {ranges(accents)}"]
+    lines += [
+        f"canonical {mapped(canonical)}",
+        f"compatible {mapped(compatible)}",
+        f"compose {mapped(compose)}",
+        f"lower {mapped(lower)}",
+        f"accent {ranges(accents)}",
+    ]
     (HERE / "normal.txt").write_text("\n".join(lines) + "\n")
 
 
