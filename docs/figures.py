@@ -2,11 +2,12 @@
 """Writes docs/figures.json, docs/quickstart.svg and docs/report.png, and copies the figures into
 the documents.
 
-    make figures        # needs matplotlib and, for the picture of the report, chromium; takes some minutes
+    make figures    # some minutes; needs matplotlib and Pillow, and chromium for the report
 
-It trains examples/hybrid.toml (as `make run` does) and examples/quickstart.toml on four ranks, and counts tables of
-n-grams on the same text. README.md, examples/ and the picture quote docs/figures.json; `go test ./job -run Figures`
-compares every number that they quote with it, and counts the n-grams again.
+The program trains examples/hybrid.toml (as `make run` does) and examples/quickstart.toml on four
+ranks, and counts tables of n-grams on the same text. README.md, examples/ and the picture quote
+docs/figures.json. `go test ./job -run Figures` compares every number that they quote with it, and
+counts the n-grams again.
 """
 
 import hashlib
