@@ -110,10 +110,12 @@ def longest(_) -> None:
     text = [
         "# The longest sequence that trains in 256 MiB a rank",
         "",
-        "Ten million parameters, f32, AdamW, ZeRO-3 (`benchmarks/memory.toml`; `memory.device = 0.25`, the planner chooses). The longest in steps of 64 tokens a rank; it",
-        "trained a step. Resident is the largest of the ranks' processes, with the program, MPI and scratch; the bound is the plan and 5 % and 200 MiB.",
+        "Ten million parameters, f32, AdamW, ZeRO stage 3 (`benchmarks/memory.toml`; `memory.device =",
+        "0.25`, the planner chooses). Sequences are tried in steps of 64 tokens a rank, and the longest",
+        'that fits trains one step. "Resident" is the largest resident memory of the ranks\' processes,',
+        'including the program, MPI and scratch memory. "Bound" is the plan plus 5 % plus 200 MiB.',
         "",
-        "|ranks|tokens|times one rank's|planned, MiB a rank|resident, MiB|bound, MiB|step, s|",
+        "|ranks|tokens|ratio to one rank|planned, MiB a rank|resident, MiB|bound, MiB|step, s|",
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
@@ -172,19 +174,19 @@ SETTINGS["recompute attention and qkv"] = KEEP | {
     "memory.attention": "recompute",
     "memory.qkv": "recompute",
 }
-SETTINGS["recompute all but inputs of blocks"] = {
-    f"memory.{k}": "recompute" for k in EVERYTHING
-} | {"memory.block_input": "keep"}
+SETTINGS["recompute all except block inputs"] = {f"memory.{k}": "recompute" for k in EVERYTHING} | {
+    "memory.block_input": "keep"
+}
 SETTINGS["recompute all, segments of 2"] = {f"memory.{k}": "recompute" for k in EVERYTHING} | {
     "memory.segment": 2
 }
 SETTINGS["offload all"] = {f"memory.{k}": "offload" for k in EVERYTHING} | {"memory.host": 2}
-SETTINGS["recompute all in between, offload inputs"] = {
+SETTINGS["recompute all except block inputs, offload block inputs"] = {
     f"memory.{k}": "recompute" for k in EVERYTHING
 } | {"memory.block_input": "offload", "memory.host": 2}
-SETTINGS["all of it: stage 3, recompute, segments of 2"] = SETTINGS[
-    "recompute all, segments of 2"
-] | {"parallel.zero": 3}
+SETTINGS["stage 3, recompute all, segments of 2"] = SETTINGS["recompute all, segments of 2"] | {
+    "parallel.zero": 3
+}
 
 
 def cost(a) -> None:
@@ -225,11 +227,12 @@ def cost(a) -> None:
     info = dict(job=job.name, ranks=2, threads=1, rounds=a.rounds, cpu=benchmarks.cpu())
     (RESULTS / "memory-cost.json").write_text(json.dumps(dict(info, cases=rows), indent=1) + "\n")
     text = [
-        "# What saving memory costs",
+        "# The time that saving memory takes",
         "",
         ", ".join(f"{k} {v}" for k, v in info.items()),
         "",
-        "Time is the median over the rounds of (least step / least step of a plain run right before). The first line is a plain run after a plain run.",
+        "Time is the median over the rounds of (least step / least step of a plain run directly before).",
+        "The first line is a plain run after a plain run.",
         "",
         "|setting|planned, MiB a rank|time / plain|",
         "|---|---|---|",

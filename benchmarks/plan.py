@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Planned against measured.
+"""Planned steps compared with measured steps.
 
     make build
     benchmarks/plan.py     -> results/plan.{json,md}
@@ -98,11 +98,12 @@ def main() -> None:
                 row[key].append(value)
     head = f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, {len(os.sched_getaffinity(0))} cores{', ' + a.note if a.note else ''}"
     text = [
-        "# Planned against measured steps",
+        "# Planned and measured steps",
         "",
         head,
         "",
-        "Ratio: the median over the rounds of (planned step / median step of the run right after it).",
+        "The ratio is the median over the rounds of (planned step / median step of the run directly",
+        "after it).",
         "",
         "|job|ranks|planned, s|measured, s|ratio|",
         "|---|---|---|---|---|",
