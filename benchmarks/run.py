@@ -239,7 +239,7 @@ def report(name: str, rows: dict, a) -> None:
 def cpu() -> str:
     info = pathlib.Path("/proc/cpuinfo").read_text()
     field = lambda k: next(
-        (l.split(":")[1].strip() for l in info.splitlines() if l.startswith(k)), "?"
+        (x.split(":")[1].strip() for x in info.splitlines() if x.startswith(k)), "?"
     )
     return f"{field('model name')} family {field('cpu family')} model {field('model	')}"
 

@@ -270,9 +270,9 @@ func TestGatedDeltaInvariance(t *testing.T) {
 			p.perHead = true
 			h := p.make(t, d, x)
 			bothDelta(t, d, h)
-			a, b := values(h.DQ), values(g.DQ)
+			a := values(h.DQ)
 			bothDelta(t, d, g)
-			b = values(g.DQ)
+			b := values(g.DQ)
 			for i := range b {
 				tk, head, e := int64(i)/(2*32), int64(i)/32%2, int64(i)%32
 				at := (tk*4+2*head)*32 + e

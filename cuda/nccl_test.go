@@ -19,7 +19,6 @@ import (
 type fakeNCCL struct {
 	l      *lane
 	host   comm.Comm
-	id_    []byte
 	failed chan error
 	ended  chan struct{}
 }

@@ -7,10 +7,9 @@ has no packed attention on the CPU (a boolean mask is ten times slower). GF/s co
 import json
 import pathlib
 
+import common
 import torch
 import torch.nn.functional as F
-
-import common
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
 

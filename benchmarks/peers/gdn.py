@@ -8,10 +8,9 @@ have its name and "-forward".
 import json
 import pathlib
 
+import common
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
-
-import common
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
 

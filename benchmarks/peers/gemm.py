@@ -3,9 +3,8 @@
 import json
 import pathlib
 
-import torch
-
 import common
+import torch
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
 

@@ -14,13 +14,12 @@ import json
 import math
 import pathlib
 import time
-import tomllib
 
+import common
+import tomllib
 import torch
 import torch.nn.functional as F
 import transformers
-
-import common
 
 DEFAULTS = dict(
     data=dict(sequence=4096, batch=1, accumulate=1),

@@ -12,12 +12,11 @@ import socket
 import statistics
 import time
 
+import common
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-
-import common
 
 CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
 

@@ -231,7 +231,6 @@ type pairTable struct {
 	keys   []uint64 // 0 for none: a key is stored plus one
 	values []uint64
 	shift  uint
-	count  int
 }
 
 func newPairTable(n int) pairTable {

@@ -8,7 +8,6 @@ mpirun -n 4 python attention_numpy.py 3        a communicator of three of them
 import sys
 
 import numpy as np
-
 import ulysses
 
 try:

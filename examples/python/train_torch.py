@@ -8,10 +8,9 @@ import os
 
 import torch
 import torch.distributed as dist
+import ulysses
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
-
-import ulysses
 
 VOCAB, HIDDEN, HEADS, SEQ, STEPS = 64, 64, 4, 129, 10
 

@@ -146,7 +146,7 @@ chunk = 64
 }
 
 func TestValuesAndPaths(t *testing.T) {
-	j, err := parse(`
+	_, err := parse(`
 kind = "eval"
 optimizer = { lr = 1, betas = [0, 0.5] }
 model.path = "../m"
@@ -163,7 +163,7 @@ trace = [
 	if err == nil {
 		t.Fatal("data.path+ was taken for a key")
 	}
-	j, err = parse(`
+	j, err := parse(`
 kind = "eval"
 optimizer = { lr = 1, betas = [0, 0.5] }
 model.path = "../m"

@@ -4,7 +4,6 @@ halves of the world, torch.distributed."""
 import sys
 
 import numpy as np
-
 import ulysses
 from reference import TOLERANCE, attention, error, mask
 

@@ -10,7 +10,6 @@ from typing import Any, Callable
 
 import ulysses
 
-
 # Tests that need PyTorch and transformers. Nothing is skipped in CI.
 TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 without_torch = unittest.skipIf(

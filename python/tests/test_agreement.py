@@ -6,7 +6,6 @@ Ranks are threads. A barrier at which a rank is missing times out and fails the 
 import unittest
 
 import numpy as np
-
 import ulysses
 from ranks import contexts, without_torch
 

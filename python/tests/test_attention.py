@@ -3,7 +3,6 @@
 import unittest
 
 import numpy as np
-
 import ulysses
 from ranks import contexts
 from reference import TOLERANCE, attention, error, mask
@@ -301,6 +300,7 @@ class Faults(unittest.TestCase):
 
     def test_library_not_found(self):
         import os
+
         from ulysses import _library
 
         before = os.environ.get("ULYSSES_LIBRARY")

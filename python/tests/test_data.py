@@ -3,7 +3,6 @@
 import unittest
 
 import numpy as np
-
 import ulysses
 from ranks import run, without_torch
 

@@ -3,7 +3,6 @@
 import unittest
 
 import numpy as np
-
 import ulysses
 from ranks import contexts, without_torch
 from reference import TOLERANCE, error

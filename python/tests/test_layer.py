@@ -3,14 +3,14 @@
 import unittest
 
 import numpy as np
-
 import ulysses
 from ranks import contexts, without_torch
 from reference import TOLERANCE, attention, error, mask
 
 try:
     import torch
-    from torch.nn.functional import conv1d, scaled_dot_product_attention as sdpa
+    from torch.nn.functional import conv1d
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
 except ImportError:
     torch = None
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import unittest
 
-import numpy as np
-
 import ulysses
 from ranks import without_torch
 from ulysses import _library

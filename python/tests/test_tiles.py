@@ -5,7 +5,6 @@ import unittest
 from ctypes import CFUNCTYPE, POINTER, c_int32, c_int64, c_uint32, c_void_p
 
 import numpy as np
-
 import ulysses
 from ulysses import _library, _struct
 from ulysses.tensors import view

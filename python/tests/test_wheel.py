@@ -258,7 +258,7 @@ class Wheel(unittest.TestCase):
         self.assertEqual((code, base), (0, f"manylinux_2_17_{os.uname().machine}"))
         code, tag, _ = self.tag(ROOT / "lib" / "libulysses.so", self.folder / "plugin.so")
         own = subprocess.check_output(["objdump", "-T", ROOT / "lib" / "libulysses.so"], text=True)
-        newest = max((int(n) for n in re.findall(r"GLIBC_2\.(\d+)", own)))
+        newest = max(int(n) for n in re.findall(r"GLIBC_2\.(\d+)", own))
         self.assertEqual((code, tag), (0, f"manylinux_2_{max(newest, 17)}_{os.uname().machine}"))
         code, _, said = self.tag(
             compiled(self.folder, "int f(void) { return 1; }", "-Wl,--no-as-needed", "-lstdc++")

@@ -9,7 +9,7 @@ The package is ctypes around libulysses.so; docs are in each function. Nothing i
 
 from ._library import build_info, version
 from .attention import Call, attention, attention_backward, attention_forward
-from .communicator import Alone, Callbacks, Communicator, MPI, TorchGroup, communicator
+from .communicator import MPI, Alone, Callbacks, Communicator, TorchGroup, communicator
 from .context import Context, current, use
 from .data import Micro, loader, shard, shift_labels
 from .errors import (

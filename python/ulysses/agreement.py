@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Any, Callable, Mapping, TypeVar
+from collections.abc import Mapping
+from typing import Any, Callable, TypeVar
 
 from . import errors
 from .communicator import Communicator, gather_objects

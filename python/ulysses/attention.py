@@ -7,8 +7,9 @@ the rows back. Heads, key heads, rows and ranks need not divide each other.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 from . import _struct
 from .agreement import describe

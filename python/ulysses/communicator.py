@@ -11,7 +11,8 @@ The library makes all its exchanges from these two where it has no MPI of its ow
 from __future__ import annotations
 
 import pickle
-from typing import Any, Callable, Protocol, Sequence, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol, runtime_checkable
 
 from .errors import CommError, InvalidArgument
 from .tensors import torch_or_none

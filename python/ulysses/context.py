@@ -12,8 +12,8 @@ from . import _library, _struct
 from .agreement import agree
 from .communicator import Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
-from .plan import Batch, DeltaPlan, Plan, Sequences
 from .library_ranks import LibraryRanks
+from .plan import Batch, DeltaPlan, Plan, Sequences
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
@@ -24,7 +24,7 @@ WAYS = {
     "ipc": _struct.COMM_IPC,
 }
 BATCHES = 64  # lengths and documents remembered; the same on all ranks, as making one is collective
-_current: "Context | None" = None
+_current: Context | None = None
 
 
 class Context:
@@ -138,12 +138,12 @@ class Context:
         self.ordinal = info.ordinal
 
     @classmethod
-    def torch(cls, group: Any = None, **options: Any) -> "Context":
+    def torch(cls, group: Any = None, **options: Any) -> Context:
         """A context on a torch.distributed process group; None = the default group."""
         return cls(TorchGroup(group), **options)
 
     @classmethod
-    def world(cls, **options: Any) -> "Context":
+    def world(cls, **options: Any) -> Context:
         """A context on MPI_COMM_WORLD without mpi4py: the library initialises MPI if nobody did, and finalises it then."""
         self = cls.__new__(cls)
         Context.__init__(self, _World(), **options)
@@ -201,7 +201,7 @@ class Context:
             raise InvalidArgument("ulysses: the context is closed: make another")
         return self._handle
 
-    def plan(self, **options: Any) -> "Plan":
+    def plan(self, **options: Any) -> Plan:
         """The plan for a kind of layer. Collective; made at the first call with these options, and kept.
 
         heads, head_dim, kv_heads (0 = heads), v_dim (0 = head_dim), dtype, causal, scale, cross and
@@ -210,7 +210,7 @@ class Context:
         self.agree("ulysses.Context.plan", lambda: (options, (), None))
         return self._plan(**options)
 
-    def delta_plan(self, **options: Any) -> "DeltaPlan":
+    def delta_plan(self, **options: Any) -> DeltaPlan:
         """The plan for a kind of layer of the gated delta rule. Collective; made at the first call
         with these options, and kept.
 
@@ -220,7 +220,7 @@ class Context:
         self.agree("ulysses.Context.delta_plan", lambda: (options, (), None))
         return self._delta_plan(**options)
 
-    def batch(self, sequences: Sequences) -> "Batch":
+    def batch(self, sequences: Sequences) -> Batch:
         """The batch for lengths and documents. Collective; the last 64 are kept."""
         self.agree("ulysses.Context.batch", lambda: ({"sequences": sequences}, (), None))
         return self._batch(sequences)
@@ -241,7 +241,7 @@ class Context:
         cross: bool = False,
         softcap: float = 0.0,
         deterministic: bool = False,
-    ) -> "Plan":
+    ) -> Plan:
         key = (
             heads,
             head_dim,
@@ -271,7 +271,7 @@ class Context:
         l2norm: bool = False,
         chunk: int = 0,
         states: bool = False,
-    ) -> "DeltaPlan":
+    ) -> DeltaPlan:
         key = (
             qk_heads,
             v_heads,
@@ -293,7 +293,7 @@ class Context:
             self._plans[key].key = key
         return self._plans[key]
 
-    def _batch(self, sequences: Sequences) -> "Batch":
+    def _batch(self, sequences: Sequences) -> Batch:
         found = self._batches.get(sequences)
         if found is None:
             found = self._batches[sequences] = Batch(self, sequences)
@@ -340,7 +340,7 @@ class Context:
             _library.library().ulysses_context_destroy(self._handle)
             self._handle = ctypes.c_void_p()
 
-    def __enter__(self) -> "Context":
+    def __enter__(self) -> Context:
         return self
 
     def __exit__(self, *exc: Any) -> None:

@@ -6,8 +6,9 @@ needs no change (a DistributedSampler over all ranks is right).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 from . import mixers
 from .agreement import describe

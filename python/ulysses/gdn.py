@@ -7,8 +7,9 @@ from rank to rank, a number of bytes that does not grow with the sequence. "auto
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 

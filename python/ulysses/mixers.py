@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from typing import Any, Callable, Iterator
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from .errors import Unsupported
 
@@ -124,7 +125,7 @@ def _mixes(m: Any) -> bool:
         return False
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _asks_the_interface(cls: type) -> bool:
     """Whether a method of the class takes its attention function from transformers' interface."""
     for owner in cls.__mro__:

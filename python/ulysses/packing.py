@@ -7,8 +7,9 @@ position and the document starts inside its rows, not all ids: a few numbers for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Rows:
     turns: np.ndarray  # [n, 2] sequence and row, from 1, where shown turns to hidden or back
 
     @classmethod
-    def of(cls, position_ids: Any, mask: Any, batch: int) -> "Rows":
+    def of(cls, position_ids: Any, mask: Any, batch: int) -> Rows:
         ids, shown = _numpy(position_ids, np.int64, batch), _numpy(mask, np.bool_, batch)
         none = np.zeros((0, 2), np.int64)
         rows = ids is not None and ids.shape[1]

@@ -6,8 +6,9 @@ import ctypes
 import hashlib
 import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 from . import _library, _struct
 from .errors import InvalidArgument
@@ -82,7 +83,7 @@ class _Made:
 class _Planned(_Made):
     _destroy = "ulysses_plan_destroy"
 
-    def sizes(self, batch: "Batch | None" = None) -> _struct.Sizes:
+    def sizes(self, batch: Batch | None = None) -> _struct.Sizes:
         """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""
         sizes = _struct.Sizes()
         self.context._call(
@@ -281,7 +282,7 @@ class Lengths:
         kv_seq: int | None = None,
         cu_seqlens: Sequence[int] | None = None,
         kv_cu_seqlens: Sequence[int] | None = None,
-    ) -> "Lengths":
+    ) -> Lengths:
         given = context.sequences
         if (
             seq is not None

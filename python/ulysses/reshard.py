@@ -42,7 +42,7 @@ class Move:
             else 1
         )
 
-    def back(self) -> "Move":
+    def back(self) -> Move:
         return replace(self, to_heads=not self.to_heads)
 
     def settle(self, x: Any) -> tuple[Plan, Batch, tuple[int, ...], int]:
@@ -62,7 +62,7 @@ class Move:
     def run(self, x: Any) -> Any:
         return self.start(x, blocking=True).wait()
 
-    def start(self, x: Any, blocking: bool = False) -> "Request":
+    def start(self, x: Any, blocking: bool = False) -> Request:
         ctx = self.context
         if not self.to_heads:
             x = _pad(x, self.seq_dim, self.seq - x.shape[self.seq_dim])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class View:
             tuple(strides) if 0 not in self.shape else tuple(_dense(self.shape))
         )  # NumPy gives empty arrays strides of 0
 
-    def permute(self, *axes: int) -> "View":
+    def permute(self, *axes: int) -> View:
         """The same memory with its axes in another order."""
         return View(
             self.owner,

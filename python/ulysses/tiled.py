@@ -8,7 +8,8 @@ parameters are added up over the tiles and handed to autograd once, after the la
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from .errors import InvalidArgument
 

@@ -4,9 +4,8 @@ import json
 import pathlib
 
 import torch
-from safetensors.torch import load_file, save_file
-
 from reference import IGNORED, Document
+from safetensors.torch import load_file, save_file
 
 TEXTS = [
     "PROP. I. THEOR. I. Lights which differ in Colour, differ also in Degrees of Refrangibility.",

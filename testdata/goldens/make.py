@@ -6,24 +6,23 @@ results (case.json, described in README.md). The program under test never writes
 
 import hashlib
 import json
-import math
 import pathlib
 import platform
 import shutil
 
+import attention
+import megatron
+import models
 import numpy
+import reference
 import safetensors
 import torch
 import transformers
+import vocabularies
 from safetensors.torch import save_file
 
-import attention
 import data
 import gdn
-import megatron
-import models
-import reference
-import vocabularies
 
 ROOT = pathlib.Path(__file__).resolve().parent
 STEPS = 5
