@@ -18,6 +18,7 @@ import (
 	"ulysses/tensor"
 	"ulysses/testkit/cudatest"
 	"ulysses/testkit/fake"
+	"ulysses/testkit/tensorfile"
 )
 
 // late opens devices whose memory the host cannot read and whose operations run late.
@@ -137,10 +138,10 @@ func checkHalves(t *testing.T, file, dir string) (bits []byte) {
 		if e.Name == "lse" {
 			want = tensor.F32
 		}
-		got, _ := floats(t, file, e.Name)
-		exact, _ := floats(t, filepath.Join(dir, "expected.safetensors"), e.Name)
-		if e.DType != want || !(relative(got, exact) < 2e-2) {
-			t.Errorf("%s: %v, off by %.3g", e.Name, e.DType, relative(got, exact))
+		got, _ := tensorfile.Read(t, file, e.Name)
+		exact, _ := tensorfile.Read(t, filepath.Join(dir, "expected.safetensors"), e.Name)
+		if e.DType != want || !(tensorfile.Relative(got, exact) < 2e-2) {
+			t.Errorf("%s: %v, off by %.3g", e.Name, e.DType, tensorfile.Relative(got, exact))
 		}
 		if e.Name != "dk" && e.Name != "dv" {
 			bits = fmt.Append(bits, e.Name, got)
@@ -248,9 +249,9 @@ func TestJobsOnThePlugin(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
-			got, _ := floats(t, file, name)
-			want, _ := floats(t, filepath.Join(dir, "expected.safetensors"), name)
-			if e := relative(got, want); !(e <= x.limit) {
+			got, _ := tensorfile.Read(t, file, name)
+			want, _ := tensorfile.Read(t, filepath.Join(dir, "expected.safetensors"), name)
+			if e := tensorfile.Relative(got, want); !(e <= x.limit) {
 				t.Errorf("%s in %s is off by %.3g", name, x.dtype, e)
 			}
 		}

@@ -14,6 +14,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
+	"ulysses/job/operator"
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
@@ -26,8 +27,8 @@ type forecast struct {
 	rank   int
 	device *dryrun.Device
 	memory []model.Component
-	tokens int64        // of a step, or pass, of all ranks
-	saved  *SavedReport // of a job on saved tensors
+	tokens int64            // of a step, or pass, of all ranks
+	saved  *operator.Report // of a job on saved tensors
 }
 
 // subject is what a plan is of: a model, or saved tensors.
@@ -40,7 +41,11 @@ type subject struct {
 
 func subjectOfJob(j *file.Job) (*subject, error) {
 	if !j.IsModelJob() {
-		return savedJobs[j.Kind].subject(j)
+		s, err := operator.Describe(j)
+		if err != nil {
+			return nil, err
+		}
+		return &subject{rows: s.Rows, heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {

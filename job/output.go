@@ -40,11 +40,11 @@ func (e *Env) keepModelApart() error {
 func (e *Env) refuseUsedFile() error {
 	var err error
 	j := e.Job
-	if output := *savedJobs[j.Kind].output(j); e.Mesh.World.Rank() == 0 && !j.Output.Overwrite {
-		info, statErr := os.Stat(output)
-		input, _ := os.Stat(*savedJobs[j.Kind].input(j))
-		if statErr == nil && info.Mode().IsRegular() && (input == nil || !os.SameFile(info, input)) {
-			err = j.Errorf(status.InvalidConfig, j.Kind+".output", "%s exists; name another file, or set output.overwrite = true (--force)", output)
+	if input, output := j.OperatorFiles(); e.Mesh.World.Rank() == 0 && !j.Output.Overwrite {
+		info, statErr := os.Stat(*output)
+		from, _ := os.Stat(*input)
+		if statErr == nil && info.Mode().IsRegular() && (from == nil || !os.SameFile(info, from)) {
+			err = j.Errorf(status.InvalidConfig, j.Kind+".output", "%s exists; name another file, or set output.overwrite = true (--force)", *output)
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)

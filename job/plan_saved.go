@@ -3,50 +3,30 @@ package job
 import (
 	"fmt"
 
-	"ulysses/dryrun"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
-	"ulysses/job/file"
+	"ulysses/job/operator"
 	"ulysses/model"
 )
-
-func attentionSubject(j *file.Job) (*subject, error) {
-	in, err := openAttention(&j.Attention, false)
-	defer in.close()
-	if err != nil {
-		return nil, err
-	}
-	return &subject{rows: []int64{in.sq, in.sk}, heads: [][2]int64{{in.hq, in.hkv}}, shape: dryrun.Shape{Hidden: in.hq * in.d, Dim: in.d}}, nil
-}
-
-func gdnSubject(j *file.Job) (*subject, error) {
-	in, err := openGDN(&j.GDN, false)
-	defer in.close()
-	if err != nil {
-		return nil, err
-	}
-	return &subject{rows: []int64{in.s}, heads: [][2]int64{{in.hv, in.hk}},
-		shape: dryrun.Shape{Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}}, nil
-}
 
 // rehearseSaved goes through a job on saved tensors, of which the file's header and lists of
 // documents are read.
 func (f *forecast) rehearseSaved() error {
-	k, err := openSavedJob(f.Env, false)
+	k, err := operator.Open(f.Job, f.Device, f.Mesh, f.Clock, f.Compute, false)
 	if err != nil {
 		return err
 	}
-	r := k.base()
-	defer r.free()
-	if err := r.allocate(k); err != nil {
+	defer k.Free()
+	if err := k.Allocate(); err != nil {
 		return err
 	}
-	saved, workspace := k.scratch()
-	f.memory = []model.Component{{Name: "tensors", Bytes: r.report.Bytes - saved.Bytes() - workspace.Bytes()}, {Name: "saved for the backward pass", Bytes: saved.Bytes()},
-		{Name: "workspace", Bytes: workspace.Bytes()}}
-	if all := f.Device.Info().Memory; all > 0 && r.report.Bytes > all {
+	r := k.Report()
+	saved, workspace := k.Scratch()
+	f.memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
+		{Name: "workspace", Bytes: workspace}}
+	if all := f.Device.Info().Memory; all > 0 && r.Bytes > all {
 		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s: use more ranks, so that each holds fewer rows and heads",
-			units.Bytes(r.report.Bytes), units.Bytes(all))
+			units.Bytes(r.Bytes), units.Bytes(all))
 	}
 	if err := f.hostHolds(); err != nil {
 		return err
@@ -54,10 +34,10 @@ func (f *forecast) rehearseSaved() error {
 	before := f.so()
 	f.Clock.Push(f.Job.Kind)
 	defer f.Clock.Pop()
-	if err := k.compute(); err != nil {
+	if err := k.Compute(); err != nil {
 		return err
 	}
-	f.took, f.saved, f.tokens = f.so().plus(before, -1), &r.report, k.tokens()
+	f.took, f.saved, f.tokens = f.so().plus(before, -1), r, k.Tokens()
 	return nil
 }
 

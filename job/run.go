@@ -60,8 +60,8 @@ func Run(o Options) error {
 }
 
 func runKind(e *Env) error {
-	if _, ok := savedJobs[e.Job.Kind]; ok {
-		return runSaved(e)
+	if !e.Job.IsModelJob() {
+		return runOperator(e)
 	}
 	return runTrain(e)
 }

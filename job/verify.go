@@ -27,8 +27,8 @@ func Verify(o Options) error {
 	o.verb = "verify"
 	return launch(o, func(e *Env) error {
 		compute := trainTensors
-		if _, ok := savedJobs[e.Job.Kind]; ok {
-			compute = savedTensors
+		if !e.Job.IsModelJob() {
+			compute = operatorTensors
 		}
 		all, err := compute(e)
 		if err != nil {
@@ -182,17 +182,17 @@ func fetch(d device.Device, s device.Stream, t tensor.Tensor) ([]float32, error)
 	return x, s.Sync()
 }
 
-// savedTensors is what the job writes, read back from a file of its own.
-func savedTensors(e *Env) ([]named, error) {
+// operatorTensors is what the job writes, read back from a file of its own.
+func operatorTensors(e *Env) ([]named, error) {
 	j := *e.Job
-	output := savedJobs[j.Kind].output(&j)
+	_, output := j.OperatorFiles()
 	*output = filepath.Join(filepath.Dir(*output), fmt.Sprintf(".verify-%d-%s", e.Mesh.World.Size(), filepath.Base(*output)))
 	run := *e
 	run.Job = &j
 	if e.Mesh.World.Rank() == 0 {
 		defer os.Remove(*output)
 	}
-	if _, err := computeSaved(&run); err != nil || e.Mesh.World.Rank() > 0 {
+	if _, err := computeOperator(&run); err != nil || e.Mesh.World.Rank() > 0 {
 		return nil, err
 	}
 	f, err := tensor.OpenSafetensors(*output)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"ulysses/testkit/ref"
+	"ulysses/testkit/tensorfile"
 )
 
 // A window leaves what the definition says, on the CPU and on a late device, with keys that end
@@ -15,10 +16,10 @@ import (
 func TestAttentionWindow(t *testing.T) {
 	const rows, hq, hkv, d = 23, 4, 2, 8
 	cu := []int64{0, 9, 23}
-	in := saved(t, map[string][]int64{"q": {rows, hq, d}, "k": {rows, hkv, d}, "v": {rows, hkv, d}, "dout": {rows, hq, d}}, map[string][]int64{"cu_seqlens": cu})
+	in := tensorfile.Small(t, map[string][]int64{"q": {rows, hq, d}, "k": {rows, hkv, d}, "v": {rows, hkv, d}, "dout": {rows, hq, d}}, map[string][]int64{"cu_seqlens": cu})
 	var x [4][]float64
 	for i, name := range []string{"q", "k", "v", "dout"} {
-		values, _ := floats(t, in, name)
+		values, _ := tensorfile.Read(t, in, name)
 		x[i] = ref.Convert[float64](values)
 	}
 	for _, w := range []struct {
@@ -44,8 +45,8 @@ func TestAttentionWindow(t *testing.T) {
 					t.Fatal(err)
 				}
 				for name, want := range map[string][]float64{"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv} {
-					got, _ := floats(t, file, name)
-					if e := relative(got, ref.Convert[float32](want)); !(e <= limit) {
+					got, _ := tensorfile.Read(t, file, name)
+					if e := tensorfile.Relative(got, ref.Convert[float32](want)); !(e <= limit) {
 						t.Errorf("window %v, causal %v, %s, %d ranks: %s is off by %.3g", w.window, w.causal, dtype, ranks, name, e)
 					}
 				}

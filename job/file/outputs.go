@@ -29,3 +29,11 @@ func (j *Job) Outputs() []string {
 	}
 	return names
 }
+
+// OperatorFiles returns the input and the output of an operator job, which a caller may replace.
+func (j *Job) OperatorFiles() (input, output *string) {
+	if j.Kind == "gdn" {
+		return &j.GDN.Input, &j.GDN.Output
+	}
+	return &j.Attention.Input, &j.Attention.Output
+}

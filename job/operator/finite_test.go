@@ -1,13 +1,10 @@
-package job
+package operator
 
 import (
-	"bytes"
-	"fmt"
 	"maps"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,27 +12,9 @@ import (
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/sp"
-	"ulysses/tensor"
 	"ulysses/testkit/ref"
+	"ulysses/testkit/tensorfile"
 )
-
-// inputOf makes an input file of tensors that have one value throughout.
-func inputOf(t *testing.T, shapes map[string][]int64, value map[string]float32, spoil map[string]func(x []float32)) string {
-	t.Helper()
-	var items []tensor.Item
-	for _, name := range slices.Sorted(maps.Keys(shapes)) {
-		x := slices.Repeat([]float32{value[name]}, int(tensor.Of(nil, tensor.F32, shapes[name]...).Numel()))
-		if f := spoil[name]; f != nil {
-			f(x)
-		}
-		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfFloat32(x, shapes[name]...)})
-	}
-	path := filepath.Join(t.TempDir(), "in.safetensors")
-	if err := tensor.WriteSafetensors(path, nil, items); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
 
 // Results of finite input that are no finite numbers end the job on any number of ranks, with the
 // first place and the number of them in each tensor; the output is there to look at. An lse of -inf
@@ -68,7 +47,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 		{name: "no key, nor number", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
 			want: []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
 	} {
-		table := attentionTable(inputOf(t, x.shapes, x.value, x.spoil), "")
+		table := attentionTable(tensorfile.Filled(t, x.shapes, x.value, x.spoil), "")
 		if x.table != nil {
 			x.table(table)
 		}
@@ -78,12 +57,12 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 			if len(x.want) == 0 && err != nil {
 				t.Errorf("%s, %d ranks: %v", x.name, ranks, err)
 			} else if len(x.want) > 0 {
-				expectFault(t, err, status.Numeric, append(x.want, "attention: ", "attention.scale"))
+				expectError(t, err, status.Numeric, append(x.want, "attention: ", "attention.scale"))
 				if err != nil && strings.Count(err.Error(), "values are no finite numbers") != len(x.want) {
 					t.Errorf("%s, %d ranks: %v, want %d tensors", x.name, ranks, err, len(x.want))
 				}
 			}
-			if out, _ := floats(t, table.Output, "out"); len(out) != 7*2*4 {
+			if out, _ := tensorfile.Read(t, table.Output, "out"); len(out) != 7*2*4 {
 				t.Errorf("%s: %d values in the output", x.name, len(out))
 			}
 		}
@@ -108,48 +87,18 @@ func TestGDNResultsThatAreNoNumbers(t *testing.T) {
 		{"q", (3*2+1)*4 + 2, 9e18, true, true, nil},
 		{"q", (3*2+1)*4 + 2, 1e19, false, true, nil},
 	} {
-		path := inputOf(t, shapes, value, map[string]func([]float32){x.name: func(all []float32) { all[x.at] = x.v }})
+		path := tensorfile.Filled(t, shapes, value, map[string]func([]float32){x.name: func(all []float32) { all[x.at] = x.v }})
 		for _, ranks := range []int{1, 3} {
 			table := gdnTable(path, filepath.Join(t.TempDir(), "out.safetensors"))
 			table.QKL2Norm = x.norm
 			if err := delta(ranks, table); x.want == nil && err != nil {
 				t.Errorf("%s = %g: %v", x.name, x.v, err)
 			} else if x.want != nil {
-				expectFault(t, err, status.Numeric, x.want)
+				expectError(t, err, status.Numeric, x.want)
 			}
 			if _, err := os.Stat(table.Output); (err == nil) != x.wrote {
 				t.Errorf("%s = %g: the output: %v", x.name, x.v, err)
 			}
-		}
-	}
-}
-
-// The whole program says where the output is, and verify, which compares what it does not leave
-// behind, that there is nothing to compare.
-func TestUnfiniteJob(t *testing.T) {
-	shapes := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
-	in := inputOf(t, shapes, map[string]float32{"q": 1e30, "k": 1e30, "v": 1}, nil)
-	dir := t.TempDir()
-	out := filepath.Join(dir, "out.safetensors")
-	for _, dtype := range []string{"f32", "bf16"} {
-		for _, verb := range []string{"run", "verify"} {
-			put(t, filepath.Join(dir, "job.toml"), fmt.Sprintf("kind = \"attention\"\ndevice = {backend = \"cpu\", dtype = %q}\nattention = {input = %q, output = %q}\n", dtype, in, out))
-			var stdout, stderr bytes.Buffer
-			code := Main([]string{verb, filepath.Join(dir, "job.toml"), "--ranks", "3"}, &stdout, &stderr)
-			if n := strings.Count(stderr.String(), "out[0, 0, 0]"); code != status.Numeric || n != 1 {
-				t.Errorf("%s in %s: %v, named %d times: %s", verb, dtype, code, n, stderr.String())
-			}
-			ran := verb == "run"
-			if strings.Contains(stderr.String(), out+" has all values") != ran || strings.Contains(stdout.String(), ": equal") != ran {
-				t.Errorf("%s: %s%s", verb, stdout.String(), stderr.String())
-			}
-			if files, _ := filepath.Glob(filepath.Join(dir, "*out*")); ran != (len(files) == 1 && files[0] == out) {
-				t.Errorf("%s leaves %v", verb, files)
-			}
-			if files, _ := filepath.Glob(filepath.Join(dir, ".*")); len(files) > 0 {
-				t.Errorf("%s leaves %v", verb, files)
-			}
-			os.Remove(out)
 		}
 	}
 }

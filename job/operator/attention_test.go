@@ -1,15 +1,13 @@
-package job
+package operator
 
 import (
 	"bytes"
 	"fmt"
 	"io"
-	"maps"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,12 +18,13 @@ import (
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
 // attend runs the job on goroutine ranks.
 func attend(ranks int, t *file.AttentionTable) error {
-	return onRanks(ranks, func(d device.Device, c comm.Comm) (*SavedReport, error) {
-		return RunAttention(d, c, nil, tensor.F32, t)
+	return onRanks(ranks, func(d device.Device, c comm.Comm) (*Report, error) {
+		return Attention(d, c, nil, tensor.F32, t)
 	})
 }
 
@@ -35,29 +34,10 @@ func attentionTable(input, output string) *file.AttentionTable {
 	return &t
 }
 
-// floats reads a tensor of a file.
-func floats(t *testing.T, path, name string) ([]float32, []int64) {
-	t.Helper()
-	f, err := tensor.OpenSafetensors(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	e, ok := f.Entry(name)
-	if !ok {
-		t.Fatalf("%s has no %s", path, name)
-	}
-	x := make([]float32, e.Numel())
-	if err := f.ReadFloat32(e, 0, x); err != nil {
-		t.Fatal(err)
-	}
-	return x, e.Shape
-}
-
 // The answers of PyTorch in float64, within 2e-5 of the largest, and one file whatever the number
 // of ranks.
 func TestAttentionGoldens(t *testing.T) {
-	inputs, err := filepath.Glob("../testdata/goldens/attention-*/in.safetensors")
+	inputs, err := filepath.Glob("../../testdata/goldens/attention-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
 		t.Fatalf("goldens: %v, %v", inputs, err)
 	}
@@ -80,12 +60,12 @@ func TestAttentionGoldens(t *testing.T) {
 					t.Fatalf("%d ranks: %v", ranks, err)
 				}
 				for _, name := range []string{"out", "lse", "dq", "dk", "dv"} {
-					got, shape := floats(t, table.Output, name)
-					want, wantShape := floats(t, filepath.Join(dir, "expected.safetensors"), name)
+					got, shape := tensorfile.Read(t, table.Output, name)
+					want, wantShape := tensorfile.Read(t, filepath.Join(dir, "expected.safetensors"), name)
 					if fmt.Sprint(shape) != fmt.Sprint(wantShape) {
 						t.Fatalf("%d ranks: %s is %v, want %v", ranks, name, shape, wantShape)
 					}
-					if e := relative(got, want); !(e <= 2e-5) {
+					if e := tensorfile.Relative(got, want); !(e <= 2e-5) {
 						t.Errorf("%d ranks: %s is off by %.3g", ranks, name, e)
 					}
 				}
@@ -101,44 +81,6 @@ func TestAttentionGoldens(t *testing.T) {
 			}
 		})
 	}
-}
-
-// relative is max|Δ|/max|ref|; infinities must agree, and NaN is never near.
-func relative(got, want []float32) float64 {
-	delta, largest := 0.0, 0.0
-	for i, w := range want {
-		if math.IsInf(float64(w), 0) && got[i] == w {
-			continue
-		}
-		d := math.Abs(float64(got[i]) - float64(w))
-		if d != d {
-			return math.NaN()
-		}
-		delta, largest = max(delta, d), max(largest, math.Abs(float64(w)))
-	}
-	return delta / largest
-}
-
-// saved makes an input file of small numbers; ints are added as I64.
-func saved(t *testing.T, shapes map[string][]int64, ints map[string][]int64) string {
-	t.Helper()
-	var items []tensor.Item
-	for _, name := range slices.Sorted(maps.Keys(shapes)) {
-		shape := shapes[name]
-		x := make([]float32, tensor.Of(nil, tensor.F32, shape...).Numel())
-		for i := range x {
-			x[i] = float32((i*37+len(name))%17-8) / 8
-		}
-		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfFloat32(x, shape...)})
-	}
-	for name, x := range ints {
-		items = append(items, tensor.Item{Name: name, Tensor: tensor.OfInt64(x, int64(len(x)))})
-	}
-	path := filepath.Join(t.TempDir(), "in.safetensors")
-	if err := tensor.WriteSafetensors(path, nil, items); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 // Each fault is named, with its remedy and the right code, on every number of ranks, and leaves
@@ -197,13 +139,13 @@ func TestAttentionFaults(t *testing.T) {
 			code: status.InvalidConfig, want: []string{"cu_seqlens_k"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			table := attentionTable(saved(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
+			table := attentionTable(tensorfile.Small(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
 			dir := filepath.Dir(table.Output)
 			if x.spoil != nil {
 				x.spoil(table)
 			}
 			for _, ranks := range []int{1, 3} {
-				expectFault(t, attend(ranks, table), x.code, x.want)
+				expectError(t, attend(ranks, table), x.code, x.want)
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
@@ -212,7 +154,7 @@ func TestAttentionFaults(t *testing.T) {
 	}
 }
 
-func expectFault(t *testing.T, err error, code status.Code, want []string) {
+func expectError(t *testing.T, err error, code status.Code, want []string) {
 	t.Helper()
 	if status.Of(err) != code {
 		t.Errorf("%v: code %v, want %v", err, status.Of(err), code)
@@ -236,7 +178,7 @@ func TestAttentionRefusesNaN(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, ranks := range []int{1, 3} {
-		expectFault(t, attend(ranks, attentionTable(path, path+".out")), status.Numeric, []string{"k[5, 1, 3] is NaN"})
+		expectError(t, attend(ranks, attentionTable(path, path+".out")), status.Numeric, []string{"k[5, 1, 3] is NaN"})
 	}
 	if _, err := os.Stat(path + ".out"); err == nil {
 		t.Error("an output was written")
@@ -272,7 +214,7 @@ func TestAttentionReadsHalfPrecision(t *testing.T) {
 		if err := attend(2, attentionTable(in, out)); err != nil {
 			t.Fatal(err)
 		}
-		got, _ := floats(t, out, "out")
+		got, _ := tensorfile.Read(t, out, "out")
 		if i == 0 {
 			want = fmt.Sprint(got)
 		} else if fmt.Sprint(got) != want {
@@ -298,7 +240,7 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = RunAttention(d, c, nil, tensor.F32, attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out")))
+			_, err = Attention(d, c, nil, tensor.F32, attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out")))
 			return err
 		})
 		if err != nil {
@@ -337,7 +279,7 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 		t.Errorf("the process took %d KiB", peak)
 	}
 	t.Logf("peak %d KiB", peak)
-	if out, _ := floats(t, filepath.Join(dir, "out"), "dq"); relative(out, out) != 0 {
+	if out, _ := tensorfile.Read(t, filepath.Join(dir, "out"), "dq"); tensorfile.Relative(out, out) != 0 {
 		t.Error("dq holds a NaN")
 	}
 }

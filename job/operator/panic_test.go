@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"testing"
@@ -34,7 +34,7 @@ func (b tallied) Free() {
 
 // broken panics in its passes, if it is to.
 type broken struct {
-	savedRun
+	run
 	panics bool
 }
 
@@ -65,14 +65,14 @@ func TestPanicLeavesMemory(t *testing.T) {
 		}
 		defer under.Close()
 		d := &tally{Device: under}
-		k := &broken{savedRun{in: &savedInput{kind: "attention"}, dev: d, comm: comm.Local(1)[0], clock: clock.New()}, panics}
+		k := &broken{run{in: &inputFile{kind: "attention"}, dev: d, comm: comm.Local(1)[0], clock: clock.New()}, panics}
 		func() {
 			defer func() {
 				if p := recover(); (p != nil) != panics {
 					panic(p)
 				}
 			}()
-			if _, err := runThen(k, t.TempDir()+"/out", func(err error) error { return err }); err != nil {
+			if _, err := do(k, t.TempDir()+"/out", func(err error) error { return err }); err != nil {
 				t.Error(err)
 			}
 		}()

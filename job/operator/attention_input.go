@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 
 // attentionInput is the input of a job of kind "attention": its header checked, its documents read.
 type attentionInput struct {
-	savedInput
+	inputFile
 	q, k, v                tensor.Entry // [Sq, Hq, D], [Sk, Hkv, D], [Sk, Hkv, Dv]
 	dout                   tensor.Entry // [Sq, Hq, Dv], optional
 	sq, sk, hq, hkv, d, dv int64
@@ -57,7 +57,7 @@ func (in *attentionInput) spec() sp.BatchSpec {
 func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error) {
 	var f faultList
 	refuseUnbuilt(t, &f)
-	in := &attentionInput{savedInput: openSaved(&f, "attention", t.Input, t.Output, writer)}
+	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer)}
 	if in.file != nil {
 		in.checkHeader(&f)
 	}

@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"ulysses/comm"
@@ -9,15 +9,15 @@ import (
 	"ulysses/tensor"
 )
 
-// RunAttention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and
+// Attention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and
 // its gradients if the input has dout, in the compute type; the LSE is F32. With a report beside
 // it, an error is about results that are no finite numbers, and the output is written.
-func RunAttention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.AttentionTable) (*SavedReport, error) {
+func Attention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.AttentionTable) (*Report, error) {
 	r, err := newAttentionRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
 		return nil, err
 	}
-	return runThen(r, t.Output, func(err error) error { return err })
+	return do(r, t.Output, func(err error) error { return err })
 }
 
 // newAttentionRun finds the input sound and plans what is done with it; writer is the rank that
@@ -45,9 +45,9 @@ func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute ten
 	if err != nil {
 		return nil, in.fault(err)
 	}
-	r = &attentionRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
+	r = &attentionRun{run: run{in: &in.inputFile, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
 	forward, backward := plan.BytesSent(batch)
-	r.report = SavedReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: forward + plan.LSEBytesSent(batch)}
+	r.report = Report{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: forward + plan.LSEBytesSent(batch)}
 	if in.backward() {
 		r.report.Formula += backward
 	}
@@ -56,7 +56,7 @@ func newAttentionRun(d device.Device, c comm.Comm, clk *clock.Clock, compute ten
 
 // attentionRun is the job under way, once its input was found sound.
 type attentionRun struct {
-	savedRun
+	run
 	in    *attentionInput
 	plan  *sp.Plan
 	batch *sp.Batch

@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"encoding/binary"

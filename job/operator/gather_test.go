@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"os"
@@ -8,6 +8,7 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
 // Rows arrive in order, whatever the pieces they travel in; a rank may have none. A file that
@@ -48,8 +49,8 @@ func TestWriteSharded(t *testing.T) {
 					}
 					continue
 				}
-				x, _ := floats(t, path, "x")
-				y, _ := floats(t, path, "y")
+				x, _ := tensorfile.Read(t, path, "x")
+				y, _ := tensorfile.Read(t, path, "y")
 				for i, v := range x {
 					if v != float32(i) || y[i/width] != -float32(i/width) {
 						t.Fatalf("%d ranks, pieces of %d rows: %v, %v", ranks, pieceRows, x, y)

@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"bytes"
@@ -14,15 +14,16 @@ import (
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
 // delta runs the job on goroutine ranks.
 func delta(ranks int, table *file.GDNTable) error {
-	return onRanks(ranks, func(d device.Device, c comm.Comm) (*SavedReport, error) { return RunGDN(d, c, nil, tensor.F32, table) })
+	return onRanks(ranks, func(d device.Device, c comm.Comm) (*Report, error) { return GDN(d, c, nil, tensor.F32, table) })
 }
 
 // onRanks runs a job on saved tensors on goroutine ranks and holds what it sends to the formula.
-func onRanks(ranks int, run func(d device.Device, c comm.Comm) (*SavedReport, error)) error {
+func onRanks(ranks int, run func(d device.Device, c comm.Comm) (*Report, error)) error {
 	return comm.RunLocal(ranks, func(c comm.Comm) error {
 		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: ranks})
 		if err != nil {
@@ -47,7 +48,7 @@ func gdnTable(input, output string) *file.GDNTable {
 // The answers of PyTorch's recurrence in float64, within 2e-5 of the largest, whichever way ranks
 // share the work; with heads one file whatever the number of ranks.
 func TestGDNGoldens(t *testing.T) {
-	inputs, err := filepath.Glob("../testdata/goldens/gdn-*/in.safetensors")
+	inputs, err := filepath.Glob("../../testdata/goldens/gdn-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
 		t.Fatalf("goldens: %v, %v", inputs, err)
 	}
@@ -91,12 +92,12 @@ func sameAs(t *testing.T, what, path, expected string) []byte {
 	}
 	defer f.Close()
 	for _, e := range f.Entries() {
-		want, wantShape := floats(t, expected, e.Name)
-		got, shape := floats(t, path, e.Name)
+		want, wantShape := tensorfile.Read(t, expected, e.Name)
+		got, shape := tensorfile.Read(t, path, e.Name)
 		if fmt.Sprint(shape) != fmt.Sprint(wantShape) {
 			t.Fatalf("%s: %s is %v, want %v", what, e.Name, shape, wantShape)
 		}
-		if e := relative(got, want); !(e <= 2e-5) {
+		if e := tensorfile.Relative(got, want); !(e <= 2e-5) {
 			t.Errorf("%s: %s is off by %.3g", what, f.Path, e)
 		}
 	}
@@ -145,13 +146,13 @@ func TestGDNFaults(t *testing.T) {
 		{name: "negative positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2, -1, 0, 1}}, code: status.InvalidConfig, want: []string{"position -1 of token 3"}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			table := gdnTable(saved(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
+			table := gdnTable(tensorfile.Small(t, x.shapes, x.ints), filepath.Join(t.TempDir(), "out.safetensors"))
 			dir := filepath.Dir(table.Output)
 			if x.spoil != nil {
 				x.spoil(table)
 			}
 			for _, ranks := range []int{1, 3} {
-				expectFault(t, delta(ranks, table), x.code, x.want)
+				expectError(t, delta(ranks, table), x.code, x.want)
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
@@ -186,7 +187,7 @@ func TestGDNRefusesValues(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, ranks := range []int{1, 3} {
-			expectFault(t, delta(ranks, gdnTable(path, path+".out")), status.Numeric, x.want)
+			expectError(t, delta(ranks, gdnTable(path, path+".out")), status.Numeric, x.want)
 		}
 		if _, err := os.Stat(path + ".out"); err == nil {
 			t.Error("an output was written")

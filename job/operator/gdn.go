@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"ulysses/comm"
@@ -10,15 +10,15 @@ import (
 	"ulysses/tensor"
 )
 
-// RunGDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its
+// GDN runs a job of kind "gdn" on the ranks of c: the gated delta rule on saved tensors, and its
 // gradients if the input has dout, in the compute type; decays, betas and states are F32. With a
-// report beside it, an error is what RunAttention says.
-func RunGDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.GDNTable) (*SavedReport, error) {
+// report beside it, an error is what Attention says.
+func GDN(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.GDNTable) (*Report, error) {
 	r, err := newGDNRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {
 		return nil, err
 	}
-	return runThen(r, t.Output, func(err error) error { return err })
+	return do(r, t.Output, func(err error) error { return err })
 }
 
 // newGDNRun is newAttentionRun's twin.
@@ -48,14 +48,14 @@ func newGDNRun(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DT
 	if err != nil {
 		return nil, in.fault(err)
 	}
-	r = &gdnRun{savedRun: savedRun{in: &in.savedInput, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
-	r.report = SavedReport{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: r.formula()}
+	r = &gdnRun{run: run{in: &in.inputFile, dev: d, comm: c, clock: clk}, in: in, plan: plan, batch: batch}
+	r.report = Report{Input: in.String(), Plan: plan.String(), Backward: in.backward(), Formula: r.formula()}
 	return r, nil
 }
 
 // gdnRun is the job under way, once its input was found sound.
 type gdnRun struct {
-	savedRun
+	run
 	in    *gdnInput
 	plan  *gdn.Plan
 	batch *sp.Batch

@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"errors"
@@ -13,16 +13,16 @@ import (
 	"ulysses/tensor"
 )
 
-// savedInput is the input of a job on saved tensors, "attention" or "gdn": a file whose header is
+// inputFile is the input of a job on saved tensors, "attention" or "gdn": a file whose header is
 // being checked.
-type savedInput struct {
+type inputFile struct {
 	file *tensor.Safetensors
 	kind string // the table of the job file that names it
 }
 
-// openSaved opens the input of a table and finds out, on the rank that will write, whether the
+// openInput opens the input of a table and finds out, on the rank that will write, whether the
 // output can be written.
-func openSaved(f *faultList, kind, input, output string, writer bool) savedInput {
+func openInput(f *faultList, kind, input, output string, writer bool) inputFile {
 	if writer {
 		checkOutput(f, kind, input, output)
 	}
@@ -30,15 +30,15 @@ func openSaved(f *faultList, kind, input, output string, writer bool) savedInput
 	if err != nil {
 		f.add(status.Of(err), "%s.input: %w", kind, err)
 	}
-	return savedInput{file, kind}
+	return inputFile{file, kind}
 }
 
 // same refuses an input if ranks see different copies of it. Collective.
-func (in *savedInput) same(c comm.Comm) error {
+func (in *inputFile) same(c comm.Comm) error {
 	return comm.SameFiles(c, in.kind+".input", []comm.File{comm.SafetensorsFile(in.file.Path, in.file)})
 }
 
-func (in *savedInput) close() {
+func (in *inputFile) close() {
 	if in.file != nil {
 		in.file.Close()
 	}
@@ -71,7 +71,7 @@ func checkOutput(f *faultList, kind, input, output string) {
 
 // names refuses tensors that are not read. Results of an earlier run may lie in the file too and
 // are passed over.
-func (in *savedInput) names(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
+func (in *inputFile) names(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
 	for _, e := range in.file.Entries() {
 		switch {
 		case refused[e.Name] != nil:
@@ -83,7 +83,7 @@ func (in *savedInput) names(f *faultList, known, results []string, refused map[s
 }
 
 // floats finds a tensor with these axes, none empty, in a type that widens to f32 exactly.
-func (in *savedInput) floats(f *faultList, name, required string, axes ...string) tensor.Entry {
+func (in *inputFile) floats(f *faultList, name, required string, axes ...string) tensor.Entry {
 	e, ok := in.file.Entry(name)
 	switch {
 	case !ok && required != "":
@@ -98,14 +98,14 @@ func (in *savedInput) floats(f *faultList, name, required string, axes ...string
 }
 
 // like holds an optional tensor to a shape.
-func (in *savedInput) like(f *faultList, e tensor.Entry, what string, shape ...int64) {
+func (in *inputFile) like(f *faultList, e tensor.Entry, what string, shape ...int64) {
 	if e.Name != "" && !slices.Equal(e.Shape, shape) {
 		f.add(status.InvalidConfig, "%s.input: %v: it has the shape of %s, %v", in.kind, e, what, shape)
 	}
 }
 
 // integers reads an optional list of a length, or, with length 0, of at most so many.
-func (in *savedInput) integers(f *faultList, name string, length, most int64) []int64 {
+func (in *inputFile) integers(f *faultList, name string, length, most int64) []int64 {
 	e, ok := in.file.Entry(name)
 	if !ok {
 		return nil
@@ -129,7 +129,7 @@ func (in *savedInput) integers(f *faultList, name string, length, most int64) []
 
 // read fills values with the elements of e from start on. It refuses NaN and infinity, and what
 // wrong has words for.
-func (in *savedInput) read(e tensor.Entry, start int64, values []float32, wrong func(float32) string) error {
+func (in *inputFile) read(e tensor.Entry, start int64, values []float32, wrong func(float32) string) error {
 	if err := in.file.ReadFloat32(e, start, values); err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func place(shape []int64, at int64) string {
 }
 
 // fault says in which file what a plan or a batch refused is.
-func (in *savedInput) fault(err error) error {
+func (in *inputFile) fault(err error) error {
 	code := status.Of(err)
 	if code == status.InvalidArgument {
 		code = status.InvalidConfig

@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"time"
@@ -10,9 +10,9 @@ import (
 	"ulysses/tensor"
 )
 
-// SavedReport is what a job on saved tensors did, for the table at its end. Times and bytes are
+// Report is what a job on saved tensors did, for the table at its end. Times and bytes are
 // this rank's.
-type SavedReport struct {
+type Report struct {
 	Input    string // shapes, as read
 	Plan     string // how heads or states are shared
 	Backward bool
@@ -22,25 +22,25 @@ type SavedReport struct {
 	Formula  int64   // as the plan has it
 }
 
-// savedRun is a job on saved tensors under way. The communicator serves tensors of the host and of
+// run is a job on saved tensors under way. The communicator serves tensors of the host and of
 // the device. Every rank reads its own rows; rank 0 writes the output, whole or not at all. What is
 // here is collective and fails on all ranks alike.
-type savedRun struct {
-	in     *savedInput
+type run struct {
+	in     *inputFile
 	dev    device.Device
 	comm   comm.Comm
 	clock  *clock.Clock
 	stream device.Stream
 	arena  *device.Arena
 	piece  []float32
-	report SavedReport
+	report Report
 	// the report, once the output is written; it may hold what is no finite number
-	done *SavedReport
+	done *Report
 }
 
-// savedKind is what one kind of job does in a run, each in turn.
-type savedKind interface {
-	base() *savedRun
+// operation is what one kind of job does in a run, each in turn.
+type operation interface {
+	base() *run
 	tokens() int64
 	layout(a *device.Arena) error              // takes all memory of the run
 	scratch() (saved, workspace tensor.Tensor) // of that memory, what is neither input nor result
@@ -51,17 +51,17 @@ type savedKind interface {
 	sees(token int64) bool // whether a query sees a key
 }
 
-func (r *savedRun) base() *savedRun { return r }
+func (r *run) base() *run { return r }
 
-func (r *savedRun) sees(int64) bool { return true }
+func (r *run) sees(int64) bool { return true }
 
 // pieceBytes is how much of a tensor travels at a time between files, hosts and devices, if that is
 // a row or more.
 const pieceBytes = 4 << 20
 
-// runThen does the work once the plan stands; it calls leave at the end, before the memory that was
+// do does the work once the plan stands; it calls leave at the end, before the memory that was
 // exchanged is given back.
-func runThen(k savedKind, output string, leave func(error) error) (*SavedReport, error) {
+func do(k operation, output string, leave func(error) error) (*Report, error) {
 	r, panicked := k.base(), true
 	defer func() {
 		// else peers may be reading what they have mapped of it, until the Abort that comes ends
@@ -75,7 +75,7 @@ func runThen(k savedKind, output string, leave func(error) error) (*SavedReport,
 	return r.done, err
 }
 
-func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err error) {
+func (r *run) run(k operation, output string, leave func(error) error) (err error) {
 	if err := comm.Agree(r.comm, r.allocate(k)); err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func (r *savedRun) run(k savedKind, output string, leave func(error) error) (err
 }
 
 // allocate takes all memory of the run at once.
-func (r *savedRun) allocate(k savedKind) error {
+func (r *run) allocate(k operation) error {
 	d := r.dev
 	sketch := device.Sketch(d, r.in.kind)
 	if err := k.layout(sketch); err != nil {
@@ -128,7 +128,7 @@ func (r *savedRun) allocate(k savedKind) error {
 	return err
 }
 
-func (r *savedRun) free() {
+func (r *run) free() {
 	if r.stream != nil {
 		r.stream.Close()
 	}
@@ -140,7 +140,7 @@ func (r *savedRun) free() {
 
 // load fills dst, dense, with the elements of an entry from start on; a tensor that is not wanted
 // is nil.
-func (r *savedRun) load(dst tensor.Tensor, e tensor.Entry, start int64, wrong func(float32) string) error {
+func (r *run) load(dst tensor.Tensor, e tensor.Entry, start int64, wrong func(float32) string) error {
 	if dst.IsNil() {
 		return nil
 	}

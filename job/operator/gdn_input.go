@@ -1,4 +1,4 @@
-package job
+package operator
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 
 // gdnInput is the input of a job of kind "gdn": its header checked, its documents read.
 type gdnInput struct {
-	savedInput
+	inputFile
 	q, k, v              tensor.Entry // [S, Hk, Dk], [S, Hk, Dk], [S, Hv, Dv]
 	g, beta              tensor.Entry // [S, Hv]
 	dout                 tensor.Entry // [S, Hv, Dv], optional
@@ -54,7 +54,7 @@ func openGDN(t *file.GDNTable, writer bool) (*gdnInput, error) {
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
 		f.add(status.InvalidConfig, "gdn.scale = %v: give a finite number, or 0 for 1/sqrt(Dk)", t.Scale)
 	}
-	in := &gdnInput{savedInput: openSaved(&f, "gdn", t.Input, t.Output, writer)}
+	in := &gdnInput{inputFile: openInput(&f, "gdn", t.Input, t.Output, writer)}
 	if in.file != nil {
 		in.checkHeader(&f)
 	}

@@ -1,0 +1,30 @@
+package job
+
+import (
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/job/file"
+)
+
+// base is the shortest job file of a training job.
+const base = "[model]\nnew = { hidden_size = 8 }\n[data]\npath = [\"a.txt\"]\n"
+
+// parse parses the text of a job file in the folder jobs/.
+func parse(src string, sets ...string) (*file.Job, error) {
+	return file.Parse([]byte(src), "jobs/job.toml", sets, nil)
+}
+
+// expectFault checks the code of an error and the words that it must contain.
+func expectFault(t *testing.T, err error, code status.Code, want []string) {
+	t.Helper()
+	if status.Of(err) != code {
+		t.Errorf("%v: code %v, want %v", err, status.Of(err), code)
+	}
+	for _, w := range want {
+		if err == nil || !strings.Contains(err.Error(), w) {
+			t.Errorf("%v: want it to say %q", err, w)
+		}
+	}
+}

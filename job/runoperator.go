@@ -1,0 +1,63 @@
+package job
+
+import (
+	"fmt"
+	"text/tabwriter"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/job/file"
+	"ulysses/job/operator"
+	"ulysses/tensor"
+)
+
+// computeOperator runs an operator job.
+func computeOperator(e *Env) (*operator.Report, error) {
+	e.alone = false // the run agrees on its own failures
+	r, err := operator.Open(e.Job, e.Device, e.Mesh, e.Clock, e.Compute, e.Mesh.Seq.Rank() == 0)
+	if err != nil {
+		return nil, err
+	}
+	_, output := e.Job.OperatorFiles()
+	return r.Do(*output, e.leave)
+}
+
+// runOperator says what was done, its exchanges counted against the formula. Results that are no
+// finite numbers end the job once they are written: they show where to look.
+func runOperator(e *Env) error {
+	if err := e.refuseUsedFile(); err != nil {
+		return err
+	}
+	e.warn(nil, nil, 0)
+	r, unfinite := computeOperator(e)
+	if r == nil {
+		return unfinite
+	}
+	_, output := e.Job.OperatorFiles()
+	if unfinite != nil {
+		unfinite = status.Errorf(status.Of(unfinite), "%w; %s has all values, as they were computed", unfinite, *output)
+	}
+	sums := []int64{r.Sent, r.Formula}
+	if err := e.world.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
+		return err
+	}
+	verdict := "equal"
+	if sums[0] != sums[1] {
+		verdict = "NOT EQUAL"
+	}
+	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(w, "input\t%s\n", r.Input)
+	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
+	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute), e.Device.Info().Kernels)
+	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", units.MiB(r.Bytes))
+	fmt.Fprintf(w, "exchanges\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
+	fmt.Fprintf(w, "output\t%s\n", *output)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	if e.quiet {
+		fmt.Fprintln(e.Result, "output "+*output)
+	}
+	return unfinite
+}
