@@ -19,9 +19,9 @@ func (s *session) checkpoints() *train.Checkpoints {
 	if abs, err := filepath.Abs(base); base != "" && err == nil {
 		base = abs
 	}
-	rest := func(dir string) error { return s.model.SaveRest(dir, j.Model.Path) }
+	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
 	return &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
-		"model":          digest(s.config),
+		"model":          digest(s.parts.Config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
 		"data.sequence":  fmt.Sprint(j.Data.Sequence),
@@ -62,7 +62,7 @@ func (s *session) resume(setup *train.Setup) error {
 	case "auto":
 		path = ""
 	}
-	from, err := setup.Keep.Resume(path, s.Device, s.Mesh.World, s.weights, s.model.Groups(), &j.Optimizer, setup.Steps)
+	from, err := setup.Keep.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(), &j.Optimizer, setup.Steps)
 	if err != nil {
 		return err
 	}

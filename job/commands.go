@@ -44,7 +44,7 @@ resumes when the same command is given again.`,
 srun --mpi=pmix ulysses-mpi job.toml --set optimizer.lr=3e-4 --set output.dir=out2
 ulysses-mpi job.toml --ranks 4`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric, status.Preempted}},
-		{name: "plan", words: []string{jobFile}, run: func(o Options) error { return onFirstRank(func() error { return Plan(o) }) },
+		{name: "plan", words: []string{jobFile}, run: func(o Options) error { return onFirstRank(func() error { return planJob(o) }) },
 			short: "predict memory, traffic and time of a step; executes nothing",
 			long: `Predicts the memory of each rank, the bytes it sends and the time of a step, and says whether the job fits.
 It executes nothing and needs no GPU. docs/plan.md explains the tables.`,
@@ -74,7 +74,7 @@ that trains a small model from scratch. A file that exists is not overwritten.`,
 			example: `ulysses-mpi init Qwen3-0.6B -o finetune.toml
 ulysses-mpi init`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO}},
-		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return Doctor(o.Stdout) }) },
+		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return doctorHere(o) }) },
 			short: "list what was found on this machine and what is missing",
 			long: `Lists processor, memory, MPI, GPUs and libraries of this machine, and for each missing one what it costs
 and how to get it.`,

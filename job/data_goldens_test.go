@@ -10,6 +10,7 @@ import (
 	"ulysses/data"
 	"ulysses/internal/status"
 	"ulysses/job/file"
+	"ulysses/job/plan"
 )
 
 // The data of the goldens, read by our job file and our loader, must have the targets that PyTorch
@@ -139,7 +140,7 @@ func TestExamplesAreJobs(t *testing.T) {
 		}
 		j, err := file.Parse(src, name, nil, nil)
 		if err == nil {
-			err = j.Resolve(ranksNamed(j))
+			err = j.Resolve(plan.RanksOfReplica(j))
 		}
 		if err == nil && filepath.Base(name) != "llama-8b.toml" && j.Mesh.World != 4 {
 			t.Errorf("%s is for %d ranks", name, j.Mesh.World)

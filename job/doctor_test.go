@@ -12,7 +12,7 @@ import (
 )
 
 // doctor is what it prints, with runs of spaces as one.
-func doctor(t *testing.T) string {
+func runDoctor(t *testing.T) string {
 	t.Helper()
 	code, out, errs := call("doctor")
 	if code != status.OK || errs != "" {
@@ -32,13 +32,13 @@ func wants(t *testing.T, out string, wants ...string) {
 
 func TestDoctorWithoutPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
-	wants(t, doctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda", "\n GPUs ", "\n NCCL not looked for")
+	wants(t, runDoctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda", "\n GPUs ", "\n NCCL not looked for")
 	path := filepath.Join(t.TempDir(), "broken.so")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
-	wants(t, doctor(t), " CUDA plug-in cannot be used", path, `so is "auto"`)
+	wants(t, runDoctor(t), " CUDA plug-in cannot be used", path, `so is "auto"`)
 }
 
 // If the plug-in was built and the program does not find it, doctor prints how to set its path
@@ -52,7 +52,7 @@ func TestDoctorFindsABuiltPlugin(t *testing.T) {
 	if err := os.WriteFile("build/cuda/libulysses_cuda.so", nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out := doctor(t)
+	out := runDoctor(t)
 	here, err := os.Getwd()
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDoctorFindsABuiltPlugin(t *testing.T) {
 // where one is missing.
 func TestDoctorOnGPUs(t *testing.T) {
 	path := cudatest.Use(t)
-	out := doctor(t)
+	out := runDoctor(t)
 	wants(t, out, " CUDA plug-in "+path, "\n GPU 0 ")
 	if !regexp.MustCompile(`\n GPU 0 .*, [0-9.]+ GiB free of [0-9.]+ GiB \(.+\)\n`).MatchString(out) {
 		t.Errorf("no memory and kernels of GPU 0 in\n%s", out)
@@ -80,6 +80,6 @@ func TestDoctorOnGPUs(t *testing.T) {
 	}
 	t.Setenv("ULYSSES_EMULATED_DEVICES", "0") // a real GPU stays
 	if strings.Contains(path, "emulated") {
-		wants(t, doctor(t), " GPUs none", "\n GPUs: everything runs on the CPU", "no GPU is visible")
+		wants(t, runDoctor(t), " GPUs none", "\n GPUs: everything runs on the CPU", "no GPU is visible")
 	}
 }

@@ -2,7 +2,10 @@ package job
 
 import (
 	"fmt"
+	"os"
 
+	"ulysses/job/doctor"
+	"ulysses/job/plan"
 	"ulysses/train"
 )
 
@@ -18,4 +21,20 @@ func export(o Options) error {
 		}
 	}
 	return written(fmt.Fprintf(o.Stdout, "model after step %d, from %s: %s\n", step, from, o.words[1]))
+}
+
+// planJob is the verb plan.
+func planJob(o Options) error {
+	host, _ := os.Hostname()
+	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	return plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: o.Stdout,
+		Warn: func(text string) { log.Warn().Msg(text) }})
+}
+
+// doctorHere is the verb doctor.
+func doctorHere(o Options) error {
+	if err := version(o.Stdout); err != nil {
+		return err
+	}
+	return written(0, doctor.Print(o.Stdout))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/job/plan"
 	"ulysses/model"
 )
 
@@ -32,26 +33,26 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				x, err := subjectOfJob(e.Job)
+				x, err := plan.SubjectOf(e.Job)
 				if err != nil {
 					return err
 				}
 				rank := e.Mesh.World.Rank()
-				f, err := rehearse(e.Job, anyMachine(e.Device, 2), x, rank, true)
+				f, err := plan.PredictRank(e.Job, anyMachine(e.Device, 2), x, rank, true)
 				if err != nil {
 					return err
 				}
-				defer f.close()
+				defer f.Close()
 				sent := int64(0)
-				for _, bytes := range f.sent {
+				for _, bytes := range f.Sent {
 					sent += bytes
 				}
-				if model.Bytes(f.memory) != r.Bytes || sent != r.Sent || f.Node+f.Network != sent || f.saved.Plan != r.Plan {
+				if model.Bytes(f.Memory) != r.Bytes || sent != r.Sent || f.Node+f.Network != sent || f.Saved.Plan != r.Plan {
 					t.Errorf("%s %s on %d: rank %d: planned %v, %d bytes sent (%d to its node, %d to others), %s; the run has %d, %d, %s", c.golden, c.sets, ranks, rank,
-						f.memory, sent, f.Node, f.Network, f.saved.Plan, r.Bytes, r.Sent, r.Plan)
+						f.Memory, sent, f.Node, f.Network, f.Saved.Plan, r.Bytes, r.Sent, r.Plan)
 				}
-				if heavy := heaviest(x.rows, x.heads, int64(ranks)); f.Seconds <= 0 || f.memory[0].Bytes <= 0 || !slices.Contains(heavy, 0) {
-					t.Errorf("%s on %d: rank %d: %v s, %v, of ranks %v", c.golden, ranks, rank, f.Seconds, f.memory, heavy)
+				if heavy := plan.Heaviest(x.Rows, x.Heads, int64(ranks)); f.Seconds <= 0 || f.Memory[0].Bytes <= 0 || !slices.Contains(heavy, 0) {
+					t.Errorf("%s on %d: rank %d: %v s, %v, of ranks %v", c.golden, ranks, rank, f.Seconds, f.Memory, heavy)
 				}
 				return nil
 			})

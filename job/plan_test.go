@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +17,7 @@ import (
 	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/job/file"
-	"ulysses/tensor"
+	"ulysses/job/plan"
 	"ulysses/testkit/cudatest"
 )
 
@@ -58,8 +57,8 @@ func planned(t *testing.T, kind string) string {
 }
 
 // anyMachine has rates of no meaning and the sizes of the device.
-func anyMachine(d device.Device, perNode int) *machine {
-	return &machine{info: d.Info(), sizes: d, host: proc.FreeMemory(), rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
+func anyMachine(d device.Device, perNode int) *plan.Machine {
+	return &plan.Machine{Info: d.Info(), Sizes: d, Host: proc.FreeMemory(), Rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
 		Node: 1e9, Network: 1e9, PerNode: perNode}}
 }
 
@@ -111,96 +110,29 @@ func TestPlanIsTheRun(t *testing.T) {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			f, err := rehearse(e.Job, anyMachine(e.Device, 2), subjectOf(s.config), e.Mesh.World.Rank(), true)
+			f, err := plan.PredictRank(e.Job, anyMachine(e.Device, 2), plan.SubjectOfModel(s.parts.Config), e.Mesh.World.Rank(), true)
 			if err != nil {
 				return err
 			}
-			defer f.close()
-			if have := s.trainer.Components(); !slices.Equal(f.memory, have) {
-				t.Errorf("%s: rank %d: planned %v, the run has %v", name, f.rank, f.memory, have)
+			defer f.Close()
+			if have := s.trainer.Components(); !slices.Equal(f.Memory, have) {
+				t.Errorf("%s: rank %d: planned %v, the run has %v", name, f.Rank, f.Memory, have)
 			}
-			if !maps.Equal(f.sent, took) {
-				t.Errorf("%s: rank %d: planned to send %v, sent %v", name, f.rank, f.sent, took)
+			if !maps.Equal(f.Sent, took) {
+				t.Errorf("%s: rank %d: planned to send %v, sent %v", name, f.Rank, f.Sent, took)
 			}
 			all := int64(0)
-			for _, bytes := range f.sent {
+			for _, bytes := range f.Sent {
 				all += bytes
 			}
 			if f.Node+f.Network != all || f.Seconds <= 0 {
-				t.Errorf("%s: rank %d: %d bytes to its node and %d to others of %d, in %v s", name, f.rank, f.Node, f.Network, all, f.Seconds)
+				t.Errorf("%s: rank %d: %d bytes to its node and %d to others of %d, in %v s", name, f.Rank, f.Node, f.Network, all, f.Seconds)
 			}
 			return nil
 		})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-	}
-}
-
-// The ranks that a plan looks at are those that need most: no rank needs more memory or more time.
-func TestHeaviest(t *testing.T) {
-	for _, c := range []struct {
-		heads, keys, tokens, ulysses int64
-		want                         []int
-	}{
-		{8, 8, 100, 1, []int{0}}, {8, 2, 64, 4, []int{0}}, {32, 8, 30, 6, []int{0}}, {28, 4, 800, 8, []int{0, 1}}, {12, 4, 10, 5, []int{0, 3}}, {4, 4, 4, 9, []int{0}},
-	} {
-		if got := heaviest([]int64{c.tokens}, [][2]int64{{c.heads, c.keys}}, c.ulysses); !slices.Equal(got, c.want) {
-			t.Errorf("%+v: ranks %v", c, got)
-		}
-	}
-}
-
-type noSizes struct{}
-
-func (noSizes) AttentionWorkspace(*device.Attention, bool) int64            { return 0 }
-func (noSizes) GatedDeltaSizes(*device.GatedDelta) (none device.DeltaSizes) { return none }
-
-const llama8B = `
-[parallel]
-zero = 3
-[model.new]
-model_type = "llama"
-vocab_size = 128256
-hidden_size = 4096
-intermediate_size = 14336
-num_hidden_layers = 32
-num_attention_heads = 32
-num_key_value_heads = 8
-[data]
-path = ["a.txt"]
-`
-
-// Steps of Llama-8B that others have published come out within 15 %: Arctic Long Sequence Training
-// (Bekman et al. 2025, arXiv:2506.13996, tables 1, 2 and 4) on H100s: block inputs offloaded,
-// everything else recomputed, FlashAttention-2, which does 360 and 330 TFLOP/s there.
-func TestPublishedSteps(t *testing.T) {
-	for _, c := range []struct {
-		tokens  int64
-		ranks   int
-		seconds float64
-	}{{500_000, 1, 1010}, {1_100_000, 8, 564}, {2_400_000, 8, 2610}, {3_700_000, 8, 6455}, {15_000_000, 32, 26709}} {
-		j, err := parse(llama8B + fmt.Sprintf("sequence = %d\n", c.tokens) + "[memory]\nblock_input = \"offload\"\nattention = \"recompute\"\nqkv = \"recompute\"\nmlp = \"recompute\"\nsegment = 1\n")
-		if err == nil {
-			err = j.Resolve(c.ranks)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		config, err := j.ReadConfig()
-		if err != nil {
-			t.Fatal(err)
-		}
-		m := &machine{info: device.Info{Kind: "cuda", Name: "H100", Align: 256, Place: tensor.CUDA, Compute: []tensor.DType{tensor.BF16}, TokenMajor: true}, sizes: noSizes{}, rates: gpuByName["h100"].rates[tensor.BF16]}
-		m.rates.Attention, m.rates.Gradient, m.rates.PerNode = 360e12, 330e12, 8
-		f, err := foresee(j, m, subjectOf(config), true)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if ratio := f.Seconds / c.seconds; !(ratio > 0.85 && ratio < 1.15) {
-			t.Errorf("%d tokens on %d ranks: %.0f s planned, %.0f s published", c.tokens, c.ranks, f.Seconds, c.seconds)
-		}
-		f.close()
 	}
 }
 
@@ -215,14 +147,14 @@ func TestPlannedBesideMeasured(t *testing.T) {
 		defer s.close()
 		for _, worked := range []float64{100, 5, 0.5} { // in the same order on both
 			want := worked > 50 && e.Mesh.World.Rank() == 0
-			m, err := s.measure(worked * float64(1-e.Mesh.World.Rank()))
+			m, err := s.rank().Measure(worked * float64(1-e.Mesh.World.Rank()))
 			if err != nil {
 				return err
 			}
-			if got := s.plannedStep(m); (got != nil) != want || want && (!(got.seconds > 0) || got.seconds > 1 || len(got.phases) == 0) {
+			if got := s.rank().PlanStep(m); (got != nil) != want || want && (!(got.Seconds > 0) || got.Seconds > 1 || len(got.Phases) == 0) {
 				t.Errorf("rank %d after %v s: %v planned", e.Mesh.World.Rank(), worked, got)
 			}
-			if share, of := m.shareOfPeak(1e6); e.Mesh.World.Rank() == 0 && ((share > 0) != (worked > 1) || share > 1 || (share > 0) != strings.Contains(of, "FLOP/s a rank: matrix products, as measured")) {
+			if share, of := m.ShareOfPeak(1e6); e.Mesh.World.Rank() == 0 && ((share > 0) != (worked > 1) || share > 1 || (share > 0) != strings.Contains(of, "FLOP/s a rank: matrix products, as measured")) {
 				t.Errorf("after %v s: %v %s", worked, share, of)
 			}
 		}
@@ -321,14 +253,14 @@ func TestMeetingsOfAPlan(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		plan := func(share float64) *forecast {
+		plan := func(share float64) *plan.Forecast {
 			m := anyMachine(e.Device, 2)
-			m.share = share
-			f, err := foresee(e.Job, m, subjectOf(config), true)
+			m.Share = share
+			f, err := plan.Predict(e.Job, m, plan.SubjectOfModel(config), true)
 			if err != nil {
 				t.Fatal(err)
 			}
-			f.close()
+			f.Close()
 			return f
 		}
 		without, with := plan(0), plan(3)
@@ -349,19 +281,5 @@ func TestMeetingsOfAPlan(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
-	}
-}
-
-// As many ranks as have cores of their own are measured at a time. The other ranks share these
-// cores.
-func TestSharedBy(t *testing.T) {
-	cores := runtime.NumCPU()
-	for _, c := range []struct {
-		perNode, workers, atOnce int
-		share                    float64
-	}{{1, 1, 1, 1}, {cores, 1, cores, 1}, {1, cores, 1, 1}, {4 * cores, 1, cores, 4}, {2, cores, 1, 2}, {0, 0, 1, 1}} {
-		if atOnce, share := sharedBy(c.perNode, c.workers); atOnce != c.atOnce || share != c.share {
-			t.Errorf("%d ranks of %d threads on %d cores: %d at a time, %v to a core", c.perNode, c.workers, cores, atOnce, share)
-		}
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"text/tabwriter"
 
 	"ulysses/comm"
-	"ulysses/device"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/model"
 )
 
@@ -28,55 +28,16 @@ func (s *session) printPlan() error {
 	if host := model.HostBytes(plan); host > 0 {
 		text += ", and " + units.Bytes(host) + " of the host's"
 	}
-	if tile := s.model.Tiles().MLP; tile > 0 {
+	if tile := s.parts.Model.Tiles().MLP; tile > 0 {
 		text += fmt.Sprintf("; MLP in tiles of %d tokens", tile)
 	}
 	fmt.Fprintf(s.Stdout, "memory           %s\n", text)
 	for _, c := range s.trainer.Choices() {
 		if c.Taken && (c.Extra > 0 || c.Offloads()) {
-			fmt.Fprintf(s.Stdout, "activations      %s: +%.1f %% expected time\n", wayOf(c), 100*c.Extra)
+			fmt.Fprintf(s.Stdout, "activations      %s: +%.1f %% expected time\n", assembly.DescribeChoice(c), 100*c.Extra)
 		}
 	}
-	return s.printMemory(s.Details)
-}
-
-// printMemory prints the planned memory of this rank as tables. Ranks differ at most by one row of
-// tokens.
-func (s *session) printMemory(out io.Writer) error {
-	if err := printMemory(out, s.trainer.Components(), s.Device.Info(), s.model.Tiles().MLP); err != nil {
-		return err
-	}
-	if err := s.printChoices(out); err != nil {
-		return err
-	}
-	if plan := s.model.Linear(); plan != nil {
-		fmt.Fprintf(out, "linear attention: %v\n\n", plan)
-	}
-	return nil
-}
-
-func printMemory(out io.Writer, plan []model.Component, info device.Info, tile int64) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
-	for _, c := range plan {
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, units.MiB(c.Bytes))
-	}
-	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), units.MiB(model.Bytes(plan)))
-	if host := model.HostBytes(plan); host > 0 {
-		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, units.MiB(host))
-	}
-	if info.Memory > 0 {
-		name := "of the device"
-		if info.Sharing > 1 {
-			name = fmt.Sprintf("of the device, which %d ranks share", info.Sharing)
-		}
-		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, units.MiB(info.Memory))
-	}
-	if tile > 0 {
-		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)
-	}
-	fmt.Fprintln(w)
-	return w.Flush()
+	return s.parts.PrintMemory(s.Details, s.trainer)
 }
 
 // report prints the time by phase, the speed, the bytes sent with their formulas and the paths of
@@ -87,11 +48,11 @@ func (s *session) report(p *progress) error {
 	if err != nil {
 		return err
 	}
-	here, err := s.measure(p.worked)
+	here, err := s.rank().Measure(p.worked)
 	if err != nil {
 		return err
 	}
-	planned := s.plannedStep(here)
+	planned := s.rank().PlanStep(here)
 	var step float64
 	if planned != nil {
 		steps := float64(p.last.Step - p.done)
@@ -124,7 +85,7 @@ func (s *session) report(p *progress) error {
 	if p.last != nil {
 		fmt.Fprintf(s.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", units.Short(float64(p.tokens)/p.worked), units.Short(p.last.ModelTFLOPS*1e12))
 		if planned != nil {
-			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", step, planned.seconds)
+			fmt.Fprintf(s.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", step, planned.Seconds)
 		}
 		fmt.Fprintf(s.Details, "memory           %.1f MiB at most on a rank (planned: see above)\n", units.MiB(p.last.PeakBytes))
 	}

@@ -28,7 +28,7 @@ func (s *session) environment(facts []rankFacts, t *traced) []factRow {
 	if lib := strings.Join(strings.Fields(comm.Library()), " "); lib != "" {
 		rows = append(rows, factRow{"MPI", lib, ""})
 	}
-	if plan := s.model.Linear(); plan != nil {
+	if plan := s.parts.Model.Linear(); plan != nil {
 		rows = append(rows, factRow{"linear attention", plan.String(), ""})
 	}
 	if t != nil {

@@ -11,7 +11,9 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/job/file"
+	"ulysses/job/plan"
 	"ulysses/tensor"
 )
 
@@ -98,7 +100,7 @@ func (s *session) reportPath() string {
 }
 
 // writeReport writes the report on rank 0. Collective.
-func (s *session) writeReport(p *progress, facts []rankFacts, here *machine, t *traced) error {
+func (s *session) writeReport(p *progress, facts []rankFacts, here *plan.Machine, t *traced) error {
 	var err error
 	if s.Mesh.World.Rank() == 0 {
 		if err = s.mayWrite(filepath.Base(s.reportPath())); err == nil {
@@ -111,7 +113,7 @@ func (s *session) writeReport(p *progress, facts []rankFacts, here *machine, t *
 	return comm.Agree(s.Mesh.World, err)
 }
 
-func (s *session) page(p *progress, facts []rankFacts, here *machine, t *traced) *page {
+func (s *session) page(p *progress, facts []rankFacts, here *plan.Machine, t *traced) *page {
 	h, err := readHistory(filepath.Join(s.Job.Output.Dir, "metrics.jsonl"), s.Job.Kind == "eval")
 	name := strings.TrimSuffix(filepath.Base(s.Job.Path), filepath.Ext(s.Job.Path))
 	x := &page{Style: template.CSS(uplotStyle + pageStyle), Script: template.JS(uplotScript + pageScript), Title: name, State: s.state(p),
@@ -136,7 +138,7 @@ func (s *session) page(p *progress, facts []rankFacts, here *machine, t *traced)
 	x.Facts = s.summary(p, h, here, x.MemoryTotals[0])
 	if all := s.trainer.Choices(); len(all) > 1 || len(all) == 1 && (all[0].Extra > 0 || all[0].Offloads()) {
 		for _, c := range all {
-			x.Choices = append(x.Choices, factRow{wayOf(c), fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host), 100*c.Extra),
+			x.Choices = append(x.Choices, factRow{assembly.DescribeChoice(c), fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host), 100*c.Extra),
 				map[bool]string{true: "taken"}[c.Taken]})
 		}
 	}
@@ -175,13 +177,13 @@ func allSteps(n int64) string {
 
 // about is model, data and mesh in a line.
 func (s *session) about() string {
-	c, m := s.config, &s.Job.Mesh
+	c, m := s.parts.Config, &s.Job.Mesh
 	mixers := ""
 	if n := c.LinearLayers(); n > 0 {
 		mixers = fmt.Sprintf(" (%d of them linear attention)", n)
 	}
 	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence, ZeRO stage %d",
-		c.ModelType, units.Short(float64(s.model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, units.Grouped(s.Job.Data.Sequence), m.GlobalBatch,
+		c.ModelType, units.Short(float64(s.parts.Model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, units.Grouped(s.Job.Data.Sequence), m.GlobalBatch,
 		units.Count(m.World, "rank"), m.Replicas, m.Ulysses, s.Job.Parallel.Zero)
 }
 

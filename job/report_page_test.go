@@ -18,6 +18,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/units"
 	"ulysses/job/file"
+	"ulysses/job/plan"
 	"ulysses/tensor"
 	"ulysses/testkit/near"
 )
@@ -251,16 +252,16 @@ func TestCards(t *testing.T) {
 	if footer := page[strings.Index(page, "<footer>"):]; strings.Contains(cards, "traffic") || !strings.Contains(footer, "traffic: equal") {
 		t.Errorf("traffic: %s", footer)
 	}
-	cpu := &machine{info: device.Info{Place: tensor.Host}, peak: 40e9}
-	if share, of := cpu.shareOfPeak(10e9); share != 0.25 || of != "of 40 GFLOP/s a rank: matrix products, as measured after the run" {
+	cpu := &plan.Machine{Info: device.Info{Place: tensor.Host}, Peak: 40e9}
+	if share, of := cpu.ShareOfPeak(10e9); share != 0.25 || of != "of 40 GFLOP/s a rank: matrix products, as measured after the run" {
 		t.Errorf("%v %q", share, of)
 	}
-	gpu := &machine{info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"}, rates: dryrun.Rates{Products: 700e12}}
-	if share, of := gpu.shareOfPeak(350e12); share != 0.5 || of != "of 700 TFLOP/s a rank: matrix products, published for NVIDIA H200" {
+	gpu := &plan.Machine{Info: device.Info{Place: tensor.CUDA, Name: "NVIDIA H200"}, Rates: dryrun.Rates{Products: 700e12}}
+	if share, of := gpu.ShareOfPeak(350e12); share != 0.5 || of != "of 700 TFLOP/s a rank: matrix products, published for NVIDIA H200" {
 		t.Errorf("%v %q", share, of)
 	}
-	for _, none := range []*machine{{}, {info: device.Info{Place: tensor.CUDA, Name: "GPU"}}} {
-		if share, of := none.shareOfPeak(1e9); share != 0 || of != "" {
+	for _, none := range []*plan.Machine{{}, {Info: device.Info{Place: tensor.CUDA, Name: "GPU"}}} {
+		if share, of := none.ShareOfPeak(1e9); share != 0 || of != "" {
 			t.Errorf("%v %q", share, of)
 		}
 	}

@@ -8,10 +8,11 @@ import (
 
 	"ulysses/internal/units"
 	vers "ulysses/internal/version"
+	"ulysses/job/plan"
 )
 
 // summary returns the cards of the page: the run in a few numbers.
-func (s *session) summary(p *progress, h *history, here *machine, memory memoryRow) []factRow {
+func (s *session) summary(p *progress, h *history, here *plan.Machine, memory memoryRow) []factRow {
 	var rows []factRow
 	if p.last != nil {
 		rows = append(rows, factRow{"loss", units.Number(float64(p.last.Loss)), fmt.Sprintf("at step %d; %s at step %d", p.last.Step, units.Number(h.loss.first()), int64(h.loss.firstX()))})
@@ -31,7 +32,7 @@ func (s *session) summary(p *progress, h *history, here *machine, memory memoryR
 		rows = append(rows, factRow{"tokens", units.Grouped(p.tokens), of},
 			factRow{"tokens/s", units.Spaced(float64(p.tokens) / math.Max(p.worked, 1e-9)), "all ranks, on average"},
 			factRow{"model FLOP/s", units.Spaced(flops), "a rank, causal, on average"})
-		if share, of := here.shareOfPeak(flops); share > 0 {
+		if share, of := here.ShareOfPeak(flops); share > 0 {
 			rows = append(rows, factRow{"share of peak", fmt.Sprintf("%.1f %%", 100*share), of})
 		}
 		took.Note = units.Seconds(p.worked) + " s in steps"

@@ -44,7 +44,9 @@ func trainOwning(e *Env) (err error) {
 	if err != nil {
 		return err
 	}
-	s.warnIdleRanks()
+	if warning := s.rank().WarnIdleRanks(); warning != "" {
+		e.Log.Warn().Msg(warning)
+	}
 	s.queued = proc.WaitedForCore()
 	p := newProgress(e, s.steps, s.trainer.Resumed)
 	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
@@ -117,7 +119,7 @@ func (s *session) save(dir string) error {
 		return err
 	}
 	defer stream.Close()
-	groups := len(s.model.Groups())
+	groups := len(s.parts.Model.Groups())
 	next := 0 // to be lent
 	var lost error
 	whole := func(group int) (tensor.Tensor, error) {
@@ -128,7 +130,7 @@ func (s *session) save(dir string) error {
 	}
 	if s.Mesh.World.Rank() == 0 {
 		if err = s.mayWrite(file.ModelFolder); err == nil {
-			err = s.model.Save(dir, s.Job.Model.Path, whole)
+			err = s.parts.Model.Save(dir, s.Job.Model.Path, whole)
 		}
 	}
 	// the others, and rank 0 when the folder cannot be written: nobody is left waiting
@@ -143,7 +145,7 @@ func (s *session) save(dir string) error {
 
 // wholeGroup gathers a group's weights or gradients and waits until they are there. Collective.
 func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
-	t, err := s.weights.Whole(group, grads, stream)
+	t, err := s.parts.Weights.Whole(group, grads, stream)
 	if err == nil {
 		err = comm.Meet(s.Mesh.World)
 	}

@@ -1,11 +1,10 @@
 package job
 
 import (
-	"cmp"
-
 	"ulysses/comm"
 	"ulysses/data"
-	"ulysses/gdn"
+	"ulysses/job/assembly"
+	"ulysses/job/plan"
 	"ulysses/model"
 	"ulysses/train"
 )
@@ -13,9 +12,7 @@ import (
 // session is a train or eval job that is ready to run: everything that can be refused has been.
 type session struct {
 	*Env
-	config  *model.Config
-	model   *model.Model
-	weights train.Weights
+	parts   *assembly.Parts
 	trainer *train.Trainer
 	data    *data.Data
 	steps   int64
@@ -27,7 +24,7 @@ type session struct {
 // prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all
 // ranks succeed or return the same code.
 func prepare(e *Env, resume bool) (*session, error) {
-	s := &session{Env: e}
+	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.free}}
 	setup, err := s.load()
 	if err == nil && resume && e.Job.Kind == "train" {
 		err = s.resume(setup)
@@ -61,7 +58,7 @@ func (s *session) load() (*train.Setup, error) {
 			return nil, err
 		}
 	}
-	if err = s.layOut(); err == nil {
+	if err = s.parts.Layout(); err == nil {
 		err = s.fill(folder)
 	}
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
@@ -72,10 +69,10 @@ func (s *session) load() (*train.Setup, error) {
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
 		config.Path = nil // data.path need not exist
 	}
-	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
+	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
-	setup := s.setup()
+	setup := s.parts.Setup()
 	setup.Eval = s.data.Eval()
 	if j.Kind == "train" {
 		setup.Train = s.data.Train()
@@ -87,57 +84,28 @@ func (s *session) load() (*train.Setup, error) {
 	} else if setup.Eval == nil {
 		setup.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
 	}
-	s.warn(s.config, folder, s.steps)
+	s.warn(s.parts.Config, folder, s.steps)
 	setup.Probe, err = probe(s.Mesh.World.Rank())
 	return setup, comm.Agree(s.Mesh.World, err)
-}
-
-// setup is what of a trainer's the job file says, without data.
-func (s *session) setup() *train.Setup {
-	j := s.Job
-	return &train.Setup{Device: s.Device, Mesh: s.Mesh, Model: s.model, Weights: s.weights, Data: &j.Data, Optimizer: &j.Optimizer,
-		OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: s.free, EvalEvery: j.Eval.Every, Clock: s.Clock}
 }
 
 // openConfig reads what the model is; the folder is nil for one from scratch.
 func (s *session) openConfig() (folder *model.Folder, err error) {
 	j := s.Job
 	if j.Model.Path == "" {
-		s.config, err = j.NewConfig()
+		s.parts.Config, err = j.NewConfig()
 	} else if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
-		s.config = folder.Config
+		s.parts.Config = folder.Config
 	}
 	return folder, j.ModelFault(err)
-}
-
-// layOut makes the model and whoever holds its weights. model.New talks to the sequence group.
-func (s *session) layOut() error {
-	j := s.Job
-	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
-	if err != nil {
-		return err
-	}
-	s.model, err = model.New(s.Device, s.Mesh.Seq, s.config, model.Options{Compute: s.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence)})
-	if err != nil {
-		return err
-	}
-	if err = s.model.SetTiles(j.Tile.Tiles()); err != nil {
-		return err
-	}
-	var opt *train.OptimizerConfig
-	if j.Kind == "train" {
-		opt = &j.Optimizer
-	}
-	s.weights, err = train.NewWeights(s.Device, s.Mesh.World, s.model.Groups(), s.Compute, opt, int(j.Parallel.Zero))
-	return err
 }
 
 // fill gives the weights their values.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
-		return folder.Load(s.model)
+		return folder.Load(s.parts.Model)
 	}
-	return s.model.Init(uint64(s.Job.Seed))
+	return s.parts.Model.Init(uint64(s.Job.Seed))
 }
 
 func (s *session) close() {
@@ -152,10 +120,10 @@ func (s *session) close() {
 	if s.data != nil {
 		s.data.Close()
 	}
-	if s.weights != nil {
-		s.weights.Free()
-	}
-	if s.model != nil {
-		s.model.Close()
-	}
+	s.parts.Free()
+}
+
+// rank describes this rank to the planner.
+func (s *session) rank() *plan.Rank {
+	return &plan.Rank{Parts: s.parts, PerNode: s.perNode, LocalRank: localRank(s.world)}
 }

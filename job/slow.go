@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ulysses/internal/units"
+	"ulysses/job/plan"
 )
 
 // slowFrom is the ratio of measured to planned time of a step from which the run prints the cause.
@@ -16,7 +17,7 @@ type slowStep struct {
 	facts   []rankFacts
 	steps   float64
 	seconds float64
-	planned *expected
+	planned *plan.Expected
 }
 
 // betweenRanks reports whether ranks wait for one another in a phase.
@@ -45,10 +46,10 @@ func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
 // ranks that share cores, or cores that other processes use; otherwise the phase with the largest
 // excess.
 func (s *slowStep) because() string {
-	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.seconds) {
+	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.Seconds) {
 		return ""
 	}
-	excess := s.seconds - s.planned.seconds
+	excess := s.seconds - s.planned.Seconds
 	cause, fix := s.slowRank(excess)
 	if cause == "" {
 		cause, fix = s.sharedCores()
@@ -59,7 +60,7 @@ func (s *slowStep) because() string {
 	if cause == "" {
 		cause, fix = s.slowPhase()
 	}
-	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.seconds, s.seconds, s.planned.seconds, cause, fix)
+	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds, s.seconds, s.planned.Seconds, cause, fix)
 }
 
 // slowRank returns the sentence on a rank for which the others wait.
@@ -127,14 +128,14 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 				continue
 			}
 			seen[p.Name] = true
-			over := s.mean(func(phase string) bool { return phase == p.Name }) - s.planned.phases[p.Name]
+			over := s.mean(func(phase string) bool { return phase == p.Name }) - s.planned.Phases[p.Name]
 			if over > most {
 				name, most = p.Name, over
 			}
 		}
 	}
 	took := s.mean(func(phase string) bool { return phase == name })
-	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", name, took, s.planned.phases[name])
+	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", name, took, s.planned.Phases[name])
 	switch {
 	case betweenRanks(name):
 		return "ranks waited for one another or for the network: " + text, "compare the hosts, and measure the network between them"

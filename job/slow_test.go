@@ -12,11 +12,12 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/job/plan"
 )
 
 // A step that took at least twice its planned time gets a sentence with the cause.
 func TestSlowStepsHaveACause(t *testing.T) {
-	planned := &expected{1, map[string]float64{"mlp": 0.6, "attention": 0.3, "exchange": 0.1}}
+	planned := &plan.Expected{Seconds: 1, Phases: map[string]float64{"mlp": 0.6, "attention": 0.3, "exchange": 0.1}}
 	rank := func(mlp, exchange, data float64) rankFacts {
 		const steps = 10
 		return rankFacts{Host: "a", Threads: 1, Cores: 8, Phases: []clock.Phase{{Name: "mlp", Seconds: steps * mlp}, {Name: "attention", Seconds: steps * 0.3},
@@ -69,9 +70,9 @@ func (d sleepy) Gemm(s device.Stream, a *device.Gemm) error {
 // A run whose second rank is many times slower than the first names that rank at its end and in the
 // report.
 func TestRunNamesTheSlowRank(t *testing.T) {
-	peak, plan := worthPeak, worthPlan
-	worthPeak, worthPlan = 0, 0
-	defer func() { worthPeak, worthPlan = peak, plan }()
+	peak, all := plan.MeasurePeakAfter, plan.MeasureAllAfter
+	plan.MeasurePeakAfter, plan.MeasureAllAfter = 0, 0
+	defer func() { plan.MeasurePeakAfter, plan.MeasureAllAfter = peak, all }()
 	path := planned(t, "llama")
 	var out, log bytes.Buffer
 	err := Run(Options{Path: path, Ranks: 2, Stdout: &out, Stderr: &log, open: opener{

@@ -34,7 +34,7 @@ func (s *session) newTrace() *train.Trace {
 	}
 	r := trace.New(trace.Capacity)
 	r.Device = s.Device.Info().Kind
-	return train.NewTrace(steps[0], steps[1], r, s.Clock, s.Mesh.World, s.model.Groups())
+	return train.NewTrace(steps[0], steps[1], r, s.Clock, s.Mesh.World, s.parts.Model.Groups())
 }
 
 // origin of a trace: the first rank's, to which the others fit their own.

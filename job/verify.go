@@ -145,7 +145,7 @@ func trainTensors(e *Env) (out []named, err error) {
 	}
 	defer stream.Close()
 	for _, grads := range []bool{true, false} { // gathering weights overwrites the gradients
-		for i, g := range s.model.Groups() {
+		for i, g := range s.parts.Model.Groups() {
 			all, err := s.wholeGroup(i, grads, stream)
 			if err != nil {
 				return nil, err

@@ -1,11 +1,8 @@
-package job
+package plan
 
 import (
-	"io"
 	"maps"
 	"slices"
-
-	"github.com/rs/zerolog"
 
 	"ulysses/comm"
 	"ulysses/data"
@@ -13,6 +10,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/operator"
 	"ulysses/model"
@@ -21,44 +19,46 @@ import (
 )
 
 // forecast is a job's step on one rank, as it was rehearsed there.
-type forecast struct {
-	*session
-	took   // in a step, of an evaluation in a pass; nothing where it was only sized
-	rank   int
-	device *dryrun.Device
-	memory []model.Component
-	tokens int64            // of a step, or pass, of all ranks
-	saved  *operator.Report // of a job on saved tensors
+type Forecast struct {
+	*assembly.Parts
+	trainer *train.Trainer
+	ledger  *comm.Ledger
+	took    // in a step, of an evaluation in a pass; nothing where it was only sized
+	Rank    int
+	device  *dryrun.Device
+	Memory  []model.Component
+	tokens  int64            // of a step, or pass, of all ranks
+	Saved   *operator.Report // of a job on saved tensors
 }
 
 // subject is what a plan is of: a model, or saved tensors.
 type subject struct {
 	config *model.Config // nil for saved tensors
 	shape  dryrun.Shape  // that rates are measured on, but for the compute type
-	rows   []int64       // that a sequence's ranks share; a model's are the job's
-	heads  [][2]int64    // as many heads, and as many of keys
+	Rows   []int64       // that a sequence's ranks share; a model's are the job's
+	Heads  [][2]int64    // as many heads, and as many of keys
 }
 
-func subjectOfJob(j *file.Job) (*subject, error) {
+func SubjectOf(j *file.Job) (*subject, error) {
 	if !j.IsModelJob() {
 		s, err := operator.Describe(j)
 		if err != nil {
 			return nil, err
 		}
-		return &subject{rows: s.Rows, heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
+		return &subject{Rows: s.Rows, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {
 		return nil, err
 	}
-	return subjectOf(c), nil
+	return SubjectOfModel(c), nil
 }
 
-func subjectOf(c *model.Config) *subject {
-	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
+func SubjectOfModel(c *model.Config) *subject {
+	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
 	if c.LinearLayers() > 0 {
 		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
-		x.heads = append(x.heads, [2]int64{c.LinearNumValueHeads, c.LinearNumKeyHeads})
+		x.Heads = append(x.Heads, [2]int64{c.LinearNumValueHeads, c.LinearNumKeyHeads})
 	}
 	return x
 }
@@ -66,17 +66,17 @@ func subjectOf(c *model.Config) *subject {
 // foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the
 // one that takes the most memory; the time is the longest of them. A plan that does not fit is an
 // error of kind OutOfMemory. Without timing it is sized alone.
-func foresee(j *file.Job, m *machine, x *subject, timing bool) (*forecast, error) {
-	rows := x.rows
+func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error) {
+	rows := x.Rows
 	if x.config != nil {
 		rows = []int64{j.Data.Batch * j.Data.Sequence}
 	}
-	var most *forecast
-	for _, rank := range heaviest(rows, x.heads, j.Mesh.Ulysses) {
-		f, err := rehearse(j, m, x, rank, timing)
+	var most *Forecast
+	for _, rank := range Heaviest(rows, x.Heads, j.Mesh.Ulysses) {
+		f, err := PredictRank(j, m, x, rank, timing)
 		if err != nil {
 			if most != nil {
-				most.close()
+				most.Close()
 			}
 			return nil, err
 		}
@@ -85,10 +85,10 @@ func foresee(j *file.Job, m *machine, x *subject, timing bool) (*forecast, error
 			continue
 		}
 		slower := max(most.Seconds, f.Seconds)
-		if model.Bytes(f.memory) > model.Bytes(most.memory) {
+		if model.Bytes(f.Memory) > model.Bytes(most.Memory) {
 			most, f = f, most
 		}
-		f.close()
+		f.Close()
 		most.Seconds = slower
 	}
 	return most, nil
@@ -96,7 +96,7 @@ func foresee(j *file.Job, m *machine, x *subject, timing bool) (*forecast, error
 
 // heaviest are the ranks of a sequence such that every other has no more rows and no more heads of
 // any kind than one of them.
-func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
+func Heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	var loads [][]int64
 	for r := range ulysses {
 		var load []int64
@@ -128,25 +128,26 @@ func heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 }
 
 // rehearse is foresee on one rank.
-func rehearse(j *file.Job, m *machine, x *subject, rank int, timing bool) (*forecast, error) {
+func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*Forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
-	d, err := dryrun.Open(m.info, m.sizes, m.rates, clk)
+	d, err := dryrun.Open(m.Info, m.Sizes, m.Rates, clk)
 	if err != nil {
 		return nil, err
 	}
-	e := &Env{Job: j, Device: d, Ledger: ledger, Clock: clk, Stdout: io.Discard, Details: io.Discard, Result: io.Discard, Stderr: &screen{to: io.Discard}, Log: zerolog.Nop(), free: m.host}
-	if e.Compute, err = j.ComputeType(m.info); err != nil {
+	compute, err := j.ComputeType(m.Info)
+	if err != nil {
 		return nil, err
 	}
-	e.Mesh = dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
-	f := &forecast{session: &session{Env: e, config: x.config}, rank: rank, device: d}
+	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
+	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, Config: x.config}
+	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
 	if x.config == nil {
 		err = f.rehearseSaved()
 	} else if err = f.prepare(); err == nil && timing {
 		err = f.time()
 	}
 	if err != nil {
-		f.close()
+		f.Close()
 		return nil, err
 	}
 	f.meet(m)
@@ -155,26 +156,26 @@ func rehearse(j *file.Job, m *machine, x *subject, rank int, timing bool) (*fore
 
 // meet adds the cost of waiting for other ranks on CPUs. The rehearsal has counted how often the
 // ranks wait and how long they compute in between.
-func (f *forecast) meet(m *machine) {
+func (f *Forecast) meet(m *Machine) {
 	all := int64(0)
 	for _, n := range f.Meetings {
 		all += n
 	}
-	if all == 0 || m.share == 0 {
+	if all == 0 || m.Share == 0 {
 		return
 	}
-	each := dryrun.MeetingCost(f.Seconds/float64(all), m.share)
+	each := dryrun.MeetingCost(f.Seconds/float64(all), m.Share)
 	for phase, n := range f.Meetings {
 		f.Phases[phase] += float64(n) * each
 		f.Seconds += float64(n) * each
 	}
 }
 
-func (f *forecast) prepare() (err error) {
-	if err = f.layOut(); err != nil {
+func (f *Forecast) prepare() (err error) {
+	if err = f.Layout(); err != nil {
 		return err
 	}
-	j, setup := f.Job, f.setup()
+	j, setup := f.Job, f.Setup()
 	rows := data.Placeholder(j.Data.Sequence)
 	if j.Kind == "train" {
 		setup.Train, setup.Steps = rows, j.Train.Steps
@@ -185,7 +186,7 @@ func (f *forecast) prepare() (err error) {
 	if f.trainer, err = train.New(*setup); err != nil {
 		return err
 	}
-	f.memory = f.trainer.Components()
+	f.Memory = f.trainer.Components()
 	if err := f.hostHolds(); err != nil {
 		return err
 	}
@@ -199,20 +200,20 @@ func (f *forecast) prepare() (err error) {
 
 // hostHolds refuses what the host's free memory is too small for: the trainer, which has it
 // already, is told of a device's alone.
-func (f *forecast) hostHolds() error {
-	planned, of := model.HostBytes(f.memory), "of the host's memory "
+func (f *Forecast) hostHolds() error {
+	planned, of := model.HostBytes(f.Memory), "of the host's memory "
 	if f.Device.Info().Place == tensor.Host {
-		planned, of = model.Bytes(f.memory), ""
+		planned, of = model.Bytes(f.Memory), ""
 	}
-	if f.free > 0 && planned > f.free {
-		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", units.Bytes(planned), of, units.Bytes(f.free))
+	if f.FreeHost > 0 && planned > f.FreeHost {
+		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", units.Bytes(planned), of, units.Bytes(f.FreeHost))
 	}
 	return nil
 }
 
 // time rehearses a step, after one that does not count: memory that layers share is as a step
 // leaves it. Micro steps behind the second are as that one was.
-func (f *forecast) time() error {
+func (f *Forecast) time() error {
 	micros := int64(1)
 	if f.Job.Kind == "train" {
 		micros = f.Job.Data.Accumulate
@@ -233,29 +234,36 @@ func (f *forecast) time() error {
 // took is what a step took on a rank.
 type took struct {
 	dryrun.Account
-	sent map[[2]string]int64 // bytes by axis and operation
+	Sent map[[2]string]int64 // bytes by axis and operation
 }
 
 func (x took) plus(y took, times int64) took {
-	sum := took{x.Plus(y.Account, times), maps.Clone(x.sent)}
-	for of, bytes := range y.sent {
-		sum.sent[of] += times * bytes
+	sum := took{x.Plus(y.Account, times), maps.Clone(x.Sent)}
+	for of, bytes := range y.Sent {
+		sum.Sent[of] += times * bytes
 	}
 	return sum
 }
 
-func (f *forecast) so() took {
+func (f *Forecast) so() took {
 	x := took{f.device.Spent(), map[[2]string]int64{}}
-	for _, e := range f.Ledger.Entries() {
+	for _, e := range f.ledger.Entries() {
 		if !e.Control {
-			x.sent[[2]string{e.Axis, e.Op}] = e.Bytes
+			x.Sent[[2]string{e.Axis, e.Op}] = e.Bytes
 		}
 	}
 	return x
 }
 
-func (f *forecast) step(micros int64) (took, error) {
+func (f *Forecast) step(micros int64) (took, error) {
 	before := f.so()
 	err := f.trainer.Rehearse(micros)
 	return f.so().plus(before, -1), err
+}
+
+func (f *Forecast) Close() {
+	if f.trainer != nil {
+		f.trainer.Free()
+	}
+	f.Free()
 }

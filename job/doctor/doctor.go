@@ -1,4 +1,6 @@
-package job
+// Package doctor lists what a machine offers to jobs (processor, memory, MPI, GPUs, libraries) and,
+// for each missing thing, the consequence and the fix. Print is all of it.
+package doctor
 
 import (
 	"fmt"
@@ -21,22 +23,19 @@ import (
 // finding is one line of doctor: what was looked for, what was found, and if something is missing,
 // what that costs and how to get it.
 type finding struct {
-	what, found   string
-	costs, remedy string // "" when nothing is missing
+	what, found string
+	costs, fix  string // "" when nothing is missing
 }
 
 // Doctor prints what this machine offers and what is missing. What is missing is no failure.
-func Doctor(w io.Writer) error {
-	if err := version(w); err != nil {
-		return err
-	}
+func Print(w io.Writer) error {
 	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
 		fmt.Fprintf(table, "  %s\t%s\n", f.what, f.found)
 	}
 	if err := table.Flush(); err != nil {
-		return written(0, err)
+		return err
 	}
 	missing := 0
 	for _, f := range findings {
@@ -44,16 +43,17 @@ func Doctor(w io.Writer) error {
 			continue
 		}
 		if missing++; missing == 1 {
-			if err := written(fmt.Fprintln(w, "\nmissing:")); err != nil {
+			if _, err := fmt.Fprintln(w, "\nmissing:"); err != nil {
 				return err
 			}
 		}
-		if err := written(fmt.Fprintf(w, "  %s: %s\n    %s\n", f.what, f.costs, f.remedy)); err != nil {
+		if _, err := fmt.Fprintf(w, "  %s: %s\n    %s\n", f.what, f.costs, f.fix); err != nil {
 			return err
 		}
 	}
 	if missing == 0 {
-		return written(fmt.Fprintln(w, "\nnothing is missing"))
+		_, err := fmt.Fprintln(w, "\nnothing is missing")
+		return err
 	}
 	return nil
 }
@@ -71,7 +71,7 @@ func processor() finding {
 	}
 	f := finding{what: "processor", found: fmt.Sprintf("%s (%s): %s", strings.TrimSpace(cpuid.CPU.BrandName), runtime.GOARCH, strings.Join(have, " "))}
 	if !cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
-		f.costs, f.remedy = "no AVX2 with FMA: the portable kernels run, several times slower", "use a machine from after 2015; in a virtual machine pass the host's CPU model through"
+		f.costs, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower", "use a machine from after 2015; in a virtual machine pass the host's CPU model through"
 	}
 	return f
 }
@@ -97,7 +97,7 @@ func cores() finding {
 	f := finding{what: "cores", found: fmt.Sprintf("%d allowed to this process, %d physical in the machine", n, cpuid.CPU.PhysicalCores)}
 	if quota < n {
 		f.costs = fmt.Sprintf("a quota (GOMAXPROCS or the container's) of %d of the %d cores: more threads than that slow each other down", quota, n)
-		f.remedy = fmt.Sprintf("raise the quota, or keep ranks x device.threads at %d", quota)
+		f.fix = fmt.Sprintf("raise the quota, or keep ranks x device.threads at %d", quota)
 	}
 	return f
 }
@@ -119,10 +119,10 @@ func mpi() finding {
 	switch _, err := exec.LookPath("mpirun"); {
 	case !comm.Available():
 		f.costs = "ranks run inside one process only (--ranks N): one machine"
-		f.remedy = "install it (Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin pkg-config) and build with make, or go build -tags mpi ./cmd/ulysses-mpi"
+		f.fix = "install it (Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin pkg-config) and build with make, or go build -tags mpi ./cmd/ulysses-mpi"
 	case err != nil:
 		if _, err := exec.LookPath("srun"); err != nil {
-			f.costs, f.remedy = "neither mpirun nor srun is in PATH: nothing to start several processes with", "install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
+			f.costs, f.fix = "neither mpirun nor srun is in PATH: nothing to start several processes with", "install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
 		}
 	}
 	return f

@@ -1,4 +1,4 @@
-package job
+package doctor
 
 import (
 	"syscall"
@@ -17,7 +17,7 @@ func sharedMemory() finding {
 	free := int64(s.Bavail) * int64(s.Bsize)
 	f := finding{what: "shared memory", found: units.GiB(free) + " free in " + path}
 	if free < 128<<20 {
-		f.costs, f.remedy = "little room: several MPI ranks on this node may fail to start", "start the container with --shm-size=1g, or remove what fills "+path
+		f.costs, f.fix = "little room: several MPI ranks on this node may fail to start", "start the container with --shm-size=1g, or remove what fills "+path
 	}
 	return f
 }

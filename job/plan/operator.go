@@ -1,17 +1,19 @@
-package job
+package plan
 
 import (
 	"fmt"
+	"io"
 
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/job/operator"
 	"ulysses/model"
 )
 
 // rehearseSaved goes through a job on saved tensors, of which the file's header and lists of
 // documents are read.
-func (f *forecast) rehearseSaved() error {
+func (f *Forecast) rehearseSaved() error {
 	k, err := operator.Open(f.Job, f.Device, f.Mesh, f.Clock, f.Compute, false)
 	if err != nil {
 		return err
@@ -22,7 +24,7 @@ func (f *forecast) rehearseSaved() error {
 	}
 	r := k.Report()
 	saved, workspace := k.Scratch()
-	f.memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
+	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
 		{Name: "workspace", Bytes: workspace}}
 	if all := f.Device.Info().Memory; all > 0 && r.Bytes > all {
 		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s: use more ranks, so that each holds fewer rows and heads",
@@ -37,11 +39,11 @@ func (f *forecast) rehearseSaved() error {
 	if err := k.Compute(); err != nil {
 		return err
 	}
-	f.took, f.saved, f.tokens = f.so().plus(before, -1), r, k.Tokens()
+	f.took, f.Saved, f.tokens = f.so().plus(before, -1), r, k.Tokens()
 	return nil
 }
 
-func (f *forecast) printSaved() error {
-	fmt.Fprintf(f.Stdout, "input            %s\nplan             %s\n\n", f.saved.Input, f.saved.Plan)
-	return printMemory(f.Stdout, f.memory, f.Device.Info(), 0)
+func (f *Forecast) printSaved(out io.Writer) error {
+	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Saved.Input, f.Saved.Plan)
+	return assembly.PrintComponents(out, f.Memory, f.Device.Info(), 0)
 }

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package job
+package doctor
 
 func sharedMemory() finding {
 	return finding{what: "shared memory", found: "not looked at on this system"}

@@ -1,4 +1,4 @@
-package job
+package plan
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -32,7 +33,7 @@ type candidate struct {
 
 // search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and
 // prints them, the fastest that fits first.
-func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *machine, x *subject) error {
+func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
 		return err
@@ -91,9 +92,9 @@ func (s *inTurn) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 
 // lookAt looks at candidates, as many at a time as there are cores: they have nothing to do with
 // one another but the device.
-func lookAt(all []candidate, m *machine, x *subject) error {
+func lookAt(all []candidate, m *Machine, x *subject) error {
 	shared := *m
-	shared.sizes = &inTurn{sizes: m.sizes}
+	shared.Sizes = &inTurn{sizes: m.Sizes}
 	errs, next := make([]error, len(all)), make(chan int)
 	var group sync.WaitGroup
 	for range min(len(all), runtime.GOMAXPROCS(0)) {
@@ -112,24 +113,24 @@ func lookAt(all []candidate, m *machine, x *subject) error {
 }
 
 // look forecasts the job on a mesh, and finds the longest sequence that fits.
-func (c *candidate) look(m *machine, x *subject) (err error) {
+func (c *candidate) look(m *Machine, x *subject) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // not the caller's goroutine
-			err = status.Errorf(status.Internal, "panic: %v\n%s", p, stack())
+			err = status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	fits := func(timing bool, sets ...string) (*forecast, error) {
+	fits := func(timing bool, sets ...string) (*Forecast, error) {
 		j, err := c.job(sets...)
 		if err != nil {
 			return nil, err
 		}
-		return foresee(j, m, x, timing)
+		return Predict(j, m, x, timing)
 	}
 	f, err := fits(true)
 	switch code := status.Of(err); {
 	case err == nil:
-		c.memory, c.seconds, c.rate = model.Bytes(f.memory), f.Seconds, float64(f.tokens)/f.Seconds
-		f.close()
+		c.memory, c.seconds, c.rate = model.Bytes(f.Memory), f.Seconds, float64(f.tokens)/f.Seconds
+		f.Close()
 	case code == status.OutOfMemory || code == status.InvalidConfig:
 		c.why = err
 	default:
@@ -141,7 +142,7 @@ func (c *candidate) look(m *machine, x *subject) (err error) {
 	c.longest, err = longest(func(tokens int64) (bool, error) {
 		f, err := fits(false, "data.sequence="+strconv.FormatInt(tokens, 10))
 		if err == nil {
-			f.close()
+			f.Close()
 		}
 		if status.Of(err) == status.OutOfMemory {
 			return false, nil
@@ -189,8 +190,8 @@ func longest(fits func(tokens int64) (bool, error)) (int64, error) {
 	return lo, nil
 }
 
-func printCandidates(out io.Writer, all []candidate, m *machine) error {
-	fmt.Fprintf(out, "%d a node: %s\n\n", m.rates.PerNode, m.text)
+func printCandidates(out io.Writer, all []candidate, m *Machine) error {
+	fmt.Fprintf(out, "%d a node: %s\n\n", m.Rates.PerNode, m.text)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "ulysses\tdata\tzero\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
 	for _, c := range all {

@@ -1,4 +1,4 @@
-package job
+package plan
 
 import (
 	"fmt"
@@ -42,13 +42,13 @@ func onUlysses(j *file.Job, degree int64) (*file.Job, error) {
 
 // better returns, of the meshes that give every rank a head, the one with the most planned tokens a
 // second, and its speed relative to this job's mesh. The degree is 0 if no mesh is faster and fits.
-func better(j *file.Job, m *machine, x *subject, heads int64) (degree int64, times float64, err error) {
+func better(j *file.Job, m *Machine, x *subject, heads int64) (degree int64, times float64, err error) {
 	rate := func(j *file.Job) (float64, error) {
-		f, err := foresee(j, m, x, true)
+		f, err := Predict(j, m, x, true)
 		if err != nil {
 			return 0, err
 		}
-		defer f.close()
+		defer f.Close()
 		return float64(f.tokens) / f.Seconds, nil
 	}
 	now, err := rate(j)
@@ -74,7 +74,7 @@ func better(j *file.Job, m *machine, x *subject, heads int64) (degree int64, tim
 
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
-func (i *idleRanks) warning(j *file.Job, m *machine, x *subject) string {
+func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
 	remedy := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
 		remedy = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
@@ -85,17 +85,18 @@ func (i *idleRanks) warning(j *file.Job, m *machine, x *subject) string {
 		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
 }
 
-// warnIdleRanks warns of ranks without a head, on rank 0 before the first step. On a CPU, whose
-// rates are measured, it takes half a second; it takes no time if every rank has a head.
-func (s *session) warnIdleRanks() {
-	i := findIdleRanks(s.Job, s.config, s.model.Linear())
-	if i == nil || s.Mesh.World.Rank() > 0 {
-		return
+// WarnIdleRanks returns the warning of a run with ranks that have no head, on rank 0 before the first
+// step, otherwise "". On a CPU, whose rates are measured, it takes half a second; it takes no time if
+// every rank has a head.
+func (r *Rank) WarnIdleRanks() string {
+	i := findIdleRanks(r.Job, r.Config, r.Model.Linear())
+	if i == nil || r.Mesh.World.Rank() > 0 {
+		return ""
 	}
-	x := subjectOf(s.config)
-	m, err := s.machine(x)
+	x := SubjectOfModel(r.Config)
+	m, err := r.machine(x)
 	if err != nil || m.ready() != nil {
 		m = nil
 	}
-	s.Log.Warn().Msg(i.warning(s.Job, m, x))
+	return i.warning(r.Job, m, x)
 }

@@ -1,4 +1,4 @@
-package job
+package doctor
 
 import (
 	"fmt"
@@ -21,13 +21,13 @@ func exists(path string) bool {
 func gpus() []finding {
 	found, err := backends.FindGPUs()
 	if err != nil {
-		f := finding{what: "CUDA plug-in", found: "none", costs: onCPU, remedy: err.Error()}
+		f := finding{what: "CUDA plug-in", found: "none", costs: onCPU, fix: err.Error()}
 		if !backends.NoPlugin(err) {
 			f.found = "cannot be used"
 			f.costs += `, and so is "auto" as long as the file is there`
 		} else if built, err := filepath.Abs(backends.BuiltPlugin); err == nil && exists(built) {
 			f.found = "not found, though " + built + " is built"
-			f.remedy = "this program does not look there: set ULYSSES_CUDA_PLUGIN=" + built + ", or copy that file into the folder of the program"
+			f.fix = "this program does not look there: set ULYSSES_CUDA_PLUGIN=" + built + ", or copy that file into the folder of the program"
 		}
 		gpus := finding{what: "GPUs", found: "none: no /dev/nvidia0"}
 		if files, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(files) > 0 {
@@ -37,12 +37,12 @@ func gpus() []finding {
 	}
 	list := []finding{{what: "CUDA plug-in", found: found.Plugin}}
 	if found.Count == 0 {
-		list = append(list, finding{what: "GPUs", found: "none", costs: onCPU, remedy: found.Text})
+		list = append(list, finding{what: "GPUs", found: "none", costs: onCPU, fix: found.Text})
 	}
 	for i, g := range found.Opened {
 		f := finding{what: fmt.Sprintf("GPU %d", i)}
 		if g.Err != nil {
-			f.found, f.costs, f.remedy = "cannot be opened", "ranks that come to it fail", g.Err.Error()
+			f.found, f.costs, f.fix = "cannot be opened", "ranks that come to it fail", g.Err.Error()
 		} else {
 			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, units.GiB(g.Free), units.GiB(g.Memory), g.Kernels)
 		}

@@ -1,4 +1,4 @@
-package job
+package plan
 
 import (
 	"cmp"
@@ -17,21 +17,21 @@ import (
 )
 
 // machine is what a plan is for: a rank's share of it.
-type machine struct {
+type Machine struct {
 	text  string // what it is, and where its rates come from
-	info  device.Info
-	sizes dryrun.Sizes
-	rates dryrun.Rates
+	Info  device.Info
+	Sizes dryrun.Sizes
+	Rates dryrun.Rates
 	// FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
-	peak  float64
-	share float64 // threads of ranks for each core, at least 1
-	host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
+	Peak  float64
+	Share float64 // threads of ranks for each core, at least 1
+	Host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
 	close func()
 }
 
 // thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates
 // are measured.
-func thisMachine(j *file.Job, x *subject, perNode int) (*machine, error) {
+func thisMachine(j *file.Job, x *subject, perNode int) (*Machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
 		d, _, err := backends.Open(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), RanksOnNode: perNode, Deterministic: t.Deterministic})
@@ -44,9 +44,9 @@ func thisMachine(j *file.Job, x *subject, perNode int) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{info: d.Info(), sizes: d, host: proc.FreeMemory() / int64(perNode), close: d.Close}
-	compute, err := j.ComputeType(m.info)
-	if err == nil && m.info.Place == tensor.Host {
+	m := &Machine{Info: d.Info(), Sizes: d, Host: proc.FreeMemory() / int64(perNode), close: d.Close}
+	compute, err := j.ComputeType(m.Info)
+	if err == nil && m.Info.Place == tensor.Host {
 		err = m.measure(open, sized(j, x, perNode).In(compute), perNode)
 	} else if err == nil {
 		err = m.shareGPUs(perNode)
@@ -81,8 +81,8 @@ func sized(j *file.Job, x *subject, ranks int) dryrun.Shape {
 
 // measure times this host's cores as the ranks will have them. Where these have more threads than
 // there are cores, each gets its part.
-func (m *machine) measure(open func() (device.Device, error), x dryrun.Shape, perNode int) error {
-	atOnce, share := sharedBy(perNode, m.info.Workers)
+func (m *Machine) measure(open func() (device.Device, error), x dryrun.Shape, perNode int) error {
+	atOnce, share := sharedBy(perNode, m.Info.Workers)
 	var devices []device.Device
 	defer func() {
 		for _, d := range devices {
@@ -97,43 +97,43 @@ func (m *machine) measure(open func() (device.Device, error), x dryrun.Shape, pe
 		devices = append(devices, d)
 	}
 	var err error
-	m.rates, err = dryrun.Measure(devices, x)
+	m.Rates, err = dryrun.Measure(devices, x)
 	if err != nil {
 		return status.Errorf(status.Of(err), "measuring what this machine does: %w", err)
 	}
-	m.share = share
-	m.rates = m.rates.Shared(share)
-	m.rates.PerNode = perNode
-	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.info.Name, m.info.Kernels, units.Count(max(1, m.info.Workers), "thread"), units.Count(runtime.NumCPU(), "core"))
+	m.Share = share
+	m.Rates = m.Rates.Shared(share)
+	m.Rates.PerNode = perNode
+	m.text = fmt.Sprintf("%s, kernels %s, %s a rank on %s, as measured", m.Info.Name, m.Info.Kernels, units.Count(max(1, m.Info.Workers), "thread"), units.Count(runtime.NumCPU(), "core"))
 	return nil
 }
 
 // shareGPUs leaves a rank its part of a GPU that several have.
-func (m *machine) shareGPUs(perNode int) error {
+func (m *Machine) shareGPUs(perNode int) error {
 	found, err := backends.FindGPUs()
 	if err == nil && perNode > found.Count {
-		m.info.Sharing = (perNode + found.Count - 1) / found.Count
-		m.info.Memory /= int64(m.info.Sharing)
+		m.Info.Sharing = (perNode + found.Count - 1) / found.Count
+		m.Info.Memory /= int64(m.Info.Sharing)
 	}
 	return err
 }
 
 // recognize finds a GPU's rates by its name. One that nobody knows has none.
-func (m *machine) recognize(compute tensor.DType, perNode int) {
-	m.text = m.info.Name
+func (m *Machine) recognize(compute tensor.DType, perNode int) {
+	m.text = m.Info.Name
 	for kind, g := range gpuByName {
-		if strings.Contains(strings.ToLower(m.info.Name), kind) {
+		if strings.Contains(strings.ToLower(m.Info.Name), kind) {
 			m.known(g, compute)
 		}
 	}
-	m.rates = m.rates.Shared(float64(m.info.Sharing))
-	m.rates.PerNode = perNode
+	m.Rates = m.Rates.Shared(float64(m.Info.Sharing))
+	m.Rates.PerNode = perNode
 }
 
 // ready refuses a machine of which a rate is not known.
-func (m *machine) ready() error {
-	if err := m.rates.Check(); err != nil {
-		return status.Errorf(status.Unsupported, "plan: what %s does is not known (%w): give its [rates] in a file with --cluster", m.info.Name, err)
+func (m *Machine) ready() error {
+	if err := m.Rates.Check(); err != nil {
+		return status.Errorf(status.Unsupported, "plan: what %s does is not known (%w): give its [rates] in a file with --cluster", m.Info.Name, err)
 	}
 	return nil
 }
@@ -161,14 +161,14 @@ var gpuByName = map[string]gpu{
 }
 
 // machine is one of GPUs that are not there.
-func (g gpu) machine(j *file.Job) (*machine, error) {
+func (g gpu) machine(j *file.Job) (*Machine, error) {
 	if j.Device.Backend == "cpu" {
 		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
 	}
 	d := backends.AbsentGPU(j.Device.Deterministic)
-	m := &machine{info: d.Info(), sizes: d, close: func() {}}
-	m.info.Name, m.info.Memory = g.name, g.memory
-	compute, err := j.ComputeType(m.info)
+	m := &Machine{Info: d.Info(), Sizes: d, close: func() {}}
+	m.Info.Name, m.Info.Memory = g.name, g.memory
+	compute, err := j.ComputeType(m.Info)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (g gpu) machine(j *file.Job) (*machine, error) {
 }
 
 // known is the rates of a GPU that is known by its name.
-func (m *machine) known(g gpu, compute tensor.DType) {
-	m.rates = g.rates[compute]
+func (m *Machine) known(g gpu, compute tensor.DType) {
+	m.Rates = g.rates[compute]
 	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, file.DTypeName(compute))
 }

@@ -1,0 +1,81 @@
+package assembly
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"ulysses/device"
+	"ulysses/internal/units"
+	"ulysses/model"
+	"ulysses/train"
+)
+
+// PrintMemory prints the planned memory of this rank as tables. Ranks differ at most by one row of
+// tokens.
+func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
+	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.Model.Tiles().MLP); err != nil {
+		return err
+	}
+	if err := printChoices(out, t); err != nil {
+		return err
+	}
+	if plan := p.Model.Linear(); plan != nil {
+		fmt.Fprintf(out, "linear attention: %v\n\n", plan)
+	}
+	return nil
+}
+
+// PrintComponents prints the components of a plan with the memory of the device.
+func PrintComponents(out io.Writer, plan []model.Component, info device.Info, tile int64) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
+	for _, c := range plan {
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, units.MiB(c.Bytes))
+	}
+	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), units.MiB(model.Bytes(plan)))
+	if host := model.HostBytes(plan); host > 0 {
+		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, units.MiB(host))
+	}
+	if info.Memory > 0 {
+		name := "of the device"
+		if info.Sharing > 1 {
+			name = fmt.Sprintf("of the device, which %d ranks share", info.Sharing)
+		}
+		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, units.MiB(info.Memory))
+	}
+	if tile > 0 {
+		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)
+	}
+	fmt.Fprintln(w)
+	return w.Flush()
+}
+
+// printChoices prints what becomes of activations and what it costs, beside the other ways that
+// were looked at, where there was something to choose or to do.
+func printChoices(out io.Writer, t *train.Trainer) error {
+	choices := t.Choices()
+	if len(choices) == 1 && choices[0].Extra == 0 && !choices[0].Offloads() {
+		return nil
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "activations\tMiB\ton the host\texpected time\t")
+	for _, c := range choices {
+		mark := ""
+		if c.Taken {
+			mark = "taken"
+		}
+		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", DescribeChoice(c), units.MiB(c.Device), units.MiB(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
+	}
+	fmt.Fprintln(w)
+	return w.Flush()
+}
+
+// DescribeChoice describes a choice in a few words.
+func DescribeChoice(c train.Choice) string {
+	text := c.Activations.String()
+	if c.Tiles.MLP > 0 {
+		text += fmt.Sprintf(" in tiles of %d", c.Tiles.MLP)
+	}
+	return text
+}

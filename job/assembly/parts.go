@@ -1,0 +1,72 @@
+// Package assembly makes what a job of kind "train" or "eval" consists of: the model, the storage of
+// its weights and the trainer's setup. A run and a plan assemble the same Parts, the plan on a device
+// that computes nothing. The package also prints the tables of planned memory.
+package assembly
+
+import (
+	"cmp"
+
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/gdn"
+	"ulysses/internal/clock"
+	"ulysses/job/file"
+	"ulysses/model"
+	"ulysses/tensor"
+	"ulysses/train"
+)
+
+// Parts is what a job of kind "train" or "eval" is made of on one rank. The caller sets the first
+// group of fields; Layout makes the second.
+type Parts struct {
+	Job      *file.Job
+	Device   device.Device
+	Mesh     *comm.Mesh
+	Clock    *clock.Clock
+	Compute  tensor.DType // of activations, and of the weights that meet them
+	FreeHost int64        // bytes of host memory that this rank may allocate; 0 = unknown
+	Config   *model.Config
+
+	Model   *model.Model
+	Weights train.Weights
+}
+
+// Layout makes the model and the weights' storage, without values. Collective: model.New talks to
+// the sequence group.
+func (p *Parts) Layout() error {
+	j := p.Job
+	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
+	if err != nil {
+		return err
+	}
+	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence)})
+	if err != nil {
+		return err
+	}
+	if err = p.Model.SetTiles(j.Tile.Tiles()); err != nil {
+		return err
+	}
+	var opt *train.OptimizerConfig
+	if j.Kind == "train" {
+		opt = &j.Optimizer
+	}
+	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero))
+	return err
+}
+
+// Setup returns the trainer's setup as the job file determines it, without data.
+func (p *Parts) Setup() *train.Setup {
+	j := p.Job
+	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Data: &j.Data, Optimizer: &j.Optimizer,
+		OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: p.FreeHost, EvalEvery: j.Eval.Every, Clock: p.Clock}
+}
+
+// Free frees the weights and the model.
+func (p *Parts) Free() {
+	if p.Weights != nil {
+		p.Weights.Free()
+	}
+	if p.Model != nil {
+		p.Model.Close()
+	}
+}

@@ -1,0 +1,42 @@
+package plan
+
+import (
+	"ulysses/job/file"
+)
+
+// applyRates puts a cluster's own figures in the place of known ones.
+func applyRates(c *file.Cluster, m *Machine) {
+	x := &c.Rates
+	for _, r := range []struct {
+		to    *float64
+		given float64
+		unit  float64
+	}{{&m.Rates.Products, x.Products, 1e12}, {&m.Rates.Attention, x.Attention, 1e12}, {&m.Rates.Gradient, x.Gradient, 1e12}, {&m.Rates.Delta, x.Delta, 1e12},
+		{&m.Rates.Memory, x.Memory, 1e9}, {&m.Rates.Copies, x.Copies, 1e9}, {&m.Rates.Node, x.Node, 1e9}, {&m.Rates.Network, x.Network, 1e9},
+		{&m.Rates.Launch, x.Launch, 1e-6}, {&m.Rates.Latency, x.Latency, 1e-6}} {
+		if r.given > 0 {
+			*r.to = r.given * r.unit
+		}
+	}
+	if c.Memory > 0 {
+		m.Info.Memory = int64(c.Memory * (1 << 30))
+	}
+	if c.HostMemory > 0 {
+		m.Host = int64(c.HostMemory*(1<<30)) / c.PerNode
+	}
+	m.Rates.PerNode = int(c.PerNode)
+}
+
+// clusterMachine is a rank's share of the cluster.
+func clusterMachine(c *file.Cluster, j *file.Job, x *subject) (m *Machine, err error) {
+	if c.Device == "here" {
+		m, err = thisMachine(j, x, int(c.PerNode))
+	} else {
+		m, err = gpuByName[c.Device].machine(j)
+	}
+	if err != nil {
+		return nil, err
+	}
+	applyRates(c, m)
+	return m, nil
+}
