@@ -6,13 +6,14 @@
 # make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
 # make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test: the tests' packages.
 #             As root the other targets also install them; for other users they print what is missing.
+# make generate  write device/calls.go and cuda/operations.h from the operations and arguments in package device
 # make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
 
 GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check figures bench soak fuzz clean check-go lint-prose
+.PHONY: all build generate run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check figures bench soak fuzz clean check-go lint-prose
 
 # Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
 # looks for networks that a laptop or a container does not have.
@@ -94,6 +95,9 @@ soak-c: lib
 	$(GO) test ./capi -run TestSoak -count=1 -v -timeout 40m -soak 10000
 
 # The same sources on the host, in place of a GPU, for tests.
+generate:
+	$(GO) run ./device/generate
+
 cuda-emulated:
 	$(PLUGIN) emulated
 

@@ -22,6 +22,11 @@ const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, 
     snprintf(text, text_bytes, "a table of %u bytes, not %u", table->size, (unsigned)sizeof *table);
     return 0;
   }
+  if (table && table->operations != ULY_OPERATIONS_SUM) {
+    *have = table->abi;
+    snprintf(text, text_bytes, "other operations, or other arguments of them");
+    return 0;
+  }
   return table;
 }
 

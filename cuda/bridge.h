@@ -65,8 +65,9 @@ static inline int32_t plug_enqueue(const uly_cuda_api *t, uly_device *d, uly_str
                                    int64_t bytes) {
   return t->enqueue(d, s, op, args, bytes);
 }
-static inline int32_t plug_workspace(const uly_cuda_api *t, uly_device *d, const uly_attention *a, int64_t *bytes) {
-  return t->workspace(d, a, bytes);
+static inline int32_t plug_workspace(const uly_cuda_api *t, uly_device *d, const uly_attention *a, int32_t backward,
+                                     int64_t *bytes) {
+  return t->workspace(d, a, backward, bytes);
 }
 static inline int32_t plug_delta_sizes(const uly_cuda_api *t, uly_device *d, const uly_gated_delta *a,
                                        uly_delta_sizes *out) {

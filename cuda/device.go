@@ -35,6 +35,8 @@ type Options struct {
 // Device is one GPU as one rank sees it. It serves one goroutine at a time, on whatever thread that
 // runs.
 type Device struct {
+	device.Calls // the operations (ops.go)
+
 	table *C.uly_cuda_api
 	d     *C.uly_device // nil once closed and nothing lives on it
 	info  device.Info
@@ -56,8 +58,14 @@ type Details struct {
 	Emulated bool   // no GPU: the host stands in, for tests
 }
 
-// argsBytes holds the arguments of any operation.
-const argsBytes = max(C.sizeof_uly_attention, C.sizeof_uly_adamw, C.sizeof_uly_rank_sum, C.sizeof_uly_gated_delta_grad, C.sizeof_uly_delta_gates_grad)
+// argsBytes returns the bytes of the longest arguments of an operation.
+func argsBytes() int64 {
+	n := int64(C.sizeof_uly_rank_sum)
+	for i := range device.Operations {
+		n = max(n, device.Operations[i].Size)
+	}
+	return n
+}
 
 // Open opens a GPU. It fails with a sentence, and with ErrNoPlugin as its cause where there is no
 // plug-in.
@@ -85,7 +93,8 @@ func (p *plugin) open(o Options) (*Device, error) {
 	if code := C.plug_open(p.table, how, &d.d, text, textLength); code != 0 {
 		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
 	}
-	d.args = C.calloc(1, argsBytes)
+	d.args = C.calloc(1, C.size_t(argsBytes()))
+	d.Calls = device.NewCalls(d.enqueue)
 	if d.more.Ordinal = o.Ordinal; o.Ordinal == Absent {
 		d.info = infoOf("a GPU that is not there", "none", 0)
 		return d, nil

@@ -1,7 +1,7 @@
 // The flat C face of libulysses_cuda.so, the CUDA plug-in. Go opens it at run time (load.go) and
-// finds one symbol, uly_cuda_plugin; all else hangs on the table that it returns. What each
-// operation computes is said once, in device/ops.go: the structs here are those structs, field by
-// field, flat.
+// finds one symbol, uly_cuda_plugin; all else hangs on the table that it returns. device/ops.go and
+// device/delta.go say what each operation computes. Its arguments are the structs of package
+// device, byte for byte (operations.h).
 //
 // Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is
 // error(device). A device serves one thread at a time, but for nccl_abort and nccl_error; every
@@ -9,13 +9,14 @@
 #ifndef ULYSSES_CUDA_KERNELS_H
 #define ULYSSES_CUDA_KERNELS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 4u
+#define ULY_CUDA_ABI 5u
 
 // The widest heads that the kernels serve, of attention and of the gated delta rule.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
@@ -42,216 +43,46 @@ enum {
   ULY_INTERNAL = 10
 };
 
-typedef enum {
-  ULY_OP_COPY,
-  ULY_OP_FILL,
-  ULY_OP_ADD,
-  ULY_OP_SCALE,
-  ULY_OP_COLUMN_SUM,
-  ULY_OP_SUM,
-  ULY_OP_SUM_SQUARES,
-  ULY_OP_GEMM,
-  ULY_OP_RMSNORM_FORWARD,
-  ULY_OP_RMSNORM_BACKWARD,
-  ULY_OP_ROPE_TABLE,
-  ULY_OP_ROPE,
-  ULY_OP_SWIGLU_FORWARD,
-  ULY_OP_SWIGLU_BACKWARD,
-  ULY_OP_EMBEDDING_FORWARD,
-  ULY_OP_EMBEDDING_BACKWARD,
-  ULY_OP_CROSS_ENTROPY,
-  ULY_OP_ATTENTION_FORWARD,
-  ULY_OP_ATTENTION_BACKWARD,
-  ULY_OP_ADAMW,
-  ULY_OP_SGD,
-  ULY_OP_RANK_SUM,
-  ULY_OP_GATED_DELTA_FORWARD,
-  ULY_OP_GATED_DELTA_BACKWARD,
-  ULY_OP_DELTA_STATE,
-  ULY_OP_DELTA_STATE_GRAD,
-  ULY_OP_DELTA_FOLD,
-  ULY_OP_DELTA_GATES_FORWARD,
-  ULY_OP_DELTA_GATES_BACKWARD,
-  ULY_OP_CONV1D_FORWARD,
-  ULY_OP_CONV1D_BACKWARD,
-  ULY_OP_GATED_RMSNORM_FORWARD,
-  ULY_OP_GATED_RMSNORM_BACKWARD,
-  ULY_OP_SIGMOID_GATE_FORWARD,
-  ULY_OP_SIGMOID_GATE_BACKWARD,
-  ULY_OPS
-} uly_op;
+#ifdef __cplusplus
+#define ULY_SIZE(type, bytes) static_assert(sizeof(type) == bytes, #type " differs from the struct of package device");
+#else
+#define ULY_SIZE(type, bytes) _Static_assert(sizeof(type) == bytes, #type " differs from the struct of package device");
+#endif
+ULY_SIZE(uly_tensor, 144)
+
+// A slice of Go's: host memory, which is valid until the call returns. data is NULL where Go has
+// nil.
+typedef struct {
+  const int64_t *data;
+  int64_t length, capacity;
+#ifdef __cplusplus
+  operator const int64_t *() const { return data; }
+  int64_t documents() const { return data ? length - 1 : 0; } // of a list of bounds
+#endif
+} uly_list;
+
+typedef struct {
+  int64_t lo, hi;
+} uly_range; // device.Range
+
+typedef struct {
+  const uly_range *data;
+  int64_t length, capacity;
+} uly_ranges;
+
+typedef struct {
+  int64_t left, right; // negative = unbounded
+} uly_window;          // device.Window
+
+#include "operations.h"
 
 // Copy: any strides, a cast; one side may be host memory, which is then dense and of the other's
 // type. From the host, src may be used again when the call returns; to the host, dst is there when
 // the stream has been waited for.
-typedef struct {
-  uly_tensor dst, src;
-} uly_copy;
-typedef struct {
-  uly_tensor dst;
-  double value;
-} uly_fill;
-typedef struct {
-  uly_tensor dst, a, b;
-} uly_add;
-typedef struct {
-  uly_tensor x;
-  double f;
-} uly_scale;
-typedef struct {
-  uly_tensor dst, x;
-} uly_column_sum;
-typedef struct {
-  uly_tensor out, x;
-} uly_sum; // SUM and SUM_SQUARES
-typedef struct {
-  uly_tensor a, b, c, bias;
-  int32_t accumulate;
-} uly_gemm;
-typedef struct {
-  uly_tensor x, w, y, rstd;
-  double eps, centre;
-} uly_rmsnorm;
-typedef struct {
-  uly_tensor x, w, rstd, dy, dx, dw;
-  double centre;
-  int32_t add_dx;
-} uly_rmsnorm_grad;
-typedef struct {
-  uly_tensor positions, freq, cos, sin;
-  double scale;
-} uly_rope_table;
-// w, rstd: of a norm before the rotation, with w's memory NULL where there is none.
-typedef struct {
-  uly_tensor x, y, cos, sin, w, rstd;
-  double eps, centre;
-  int32_t inverse;
-} uly_rope;
-typedef struct {
-  uly_tensor gate, up, y;
-} uly_swiglu;
-typedef struct {
-  uly_tensor gate, up, dy, dgate, dup;
-  int32_t restore;
-} uly_swiglu_grad;
-typedef struct {
-  uly_tensor table, ids, y;
-} uly_embedding;
-typedef struct {
-  uly_tensor ids, dy, dtable;
-} uly_embedding_grad;
-typedef struct {
-  uly_tensor logits, targets, nll, dlogits;
-  double grad_scale;
-} uly_cross_entropy;
-
-typedef struct {
-  uly_tensor q, k, v, out, lse;
-  // host, documents + 1 entries; NULL in a question for workspace: any documents
-  const int64_t *cu_q, *cu_k;
-  int64_t documents;
-  const int64_t *kv_head; // host, one for each query head; NULL = h / (Hq / Hkv)
-  int64_t left, right;    // window; negative = unbounded
-  double scale;
-  int32_t causal;
-  int32_t backward; // the fields below count
-  // backward repeats to the bit, on a device of which not every result does
-  int32_t deterministic;
-  int32_t zero;
-  uly_tensor workspace;
-  uly_tensor dout, dq, dk, dv;
-} uly_attention;
-
-// The gated delta rule and what is around it: device/delta.go.
-typedef struct {
-  uly_tensor q, k, v, out, g, beta;
-  // host, documents + 1 entries; NULL in a question for sizes: any documents
-  const int64_t *cu;
-  int64_t documents;
-  const int64_t *key_head; // host, one for each value head; NULL = h / (Hv / Hk)
-  double scale;
-  int64_t chunk;
-  int32_t l2norm;
-  uly_tensor state_in, state_out, saved, workspace;
-} uly_gated_delta;
-
-typedef struct {
-  uly_gated_delta delta;
-  int32_t per_head;
-  uly_tensor dout, dstate_out, dq, dk, dv, dg, dbeta, dstate_in;
-} uly_gated_delta_grad;
 
 typedef struct {
   int64_t saved, forward, backward, state;
 } uly_delta_sizes; // bytes
-
-typedef struct {
-  uly_tensor k, v, g, beta;
-  const int64_t *key_head;
-  int64_t chunk;
-  int32_t l2norm;
-  uly_tensor state, transition, workspace;
-} uly_delta_state;
-
-typedef struct {
-  uly_tensor q, k, g, beta, dout;
-  const int64_t *key_head;
-  double scale;
-  int64_t chunk;
-  int32_t l2norm;
-  uly_tensor dstate, workspace;
-} uly_delta_state_grad;
-
-typedef struct {
-  uly_tensor m, x, e, y;
-  int32_t transpose;
-} uly_delta_fold;
-typedef struct {
-  uly_tensor a, b, a_log, dt_bias, g, beta;
-} uly_delta_gates;
-typedef struct {
-  uly_tensor a, b, a_log, dt_bias, dg, dbeta, da, db, da_log, ddt_bias;
-} uly_delta_gates_grad;
-typedef struct {
-  uly_tensor x, y, w, before;
-  const int64_t *cu;
-  int64_t documents;
-} uly_conv1d;
-typedef struct {
-  uly_conv1d conv;
-  uly_tensor dy, dx, dw, dbefore;
-} uly_conv1d_grad;
-typedef struct {
-  uly_tensor x, gate, y, w, rstd;
-  double eps;
-} uly_gated_rmsnorm;
-typedef struct {
-  uly_tensor x, gate, w, rstd, dy, dx, dgate, dw;
-} uly_gated_rmsnorm_grad;
-typedef struct {
-  uly_tensor x, gate, y;
-} uly_sigmoid_gate;
-typedef struct {
-  uly_tensor x, gate, dy, dx, dgate;
-} uly_sigmoid_gate_grad;
-
-typedef struct {
-  int64_t lo, hi;
-} uly_range;
-
-typedef struct {
-  uly_tensor w, g, m, v, low;
-  double lr, beta1, beta2, eps, weight_decay, grad_scale;
-  const uly_range *decay; // host; NULL = everywhere
-  int64_t decays, step;
-} uly_adamw;
-
-typedef struct {
-  uly_tensor w, g, low;
-  double lr, weight_decay, grad_scale;
-  const uly_range *decay;
-  int64_t decays;
-} uly_sgd;
 
 // RANK_SUM writes, element by element, src[0] ∘ src[1] ∘ …, in that order, in f32 (f64, i32, i64
 // for those types): what reductions of communicators over mapped memory are made of. dst may be one
@@ -264,6 +95,12 @@ typedef struct {
   int32_t ranks, dtype;
   int32_t how; // comm.Op: 0 sum, 1 max (a NaN stays), 2 min
 } uly_rank_sum;
+
+// All operations: those of package device, and RANK_SUM, which communicators alone use.
+#define ULY_ALL_OPERATIONS(X) ULY_OPERATIONS(X) X(RANK_SUM, rank_sum, uly_rank_sum)
+#define ULY_ENUMERATOR(op, name, args) ULY_OP_##op,
+typedef enum { ULY_ALL_OPERATIONS(ULY_ENUMERATOR) ULY_OPS } uly_op;
+#undef ULY_ENUMERATOR
 
 typedef struct uly_device uly_device;
 typedef struct uly_stream uly_stream;
@@ -313,6 +150,7 @@ enum { ULY_AT_HOST = 0, ULY_AT_PINNED, ULY_AT_GPU, ULY_AT_EITHER };
 
 typedef struct uly_cuda_api {
   uint32_t abi, size;
+  uint32_t operations; // ULY_OPERATIONS_SUM
 
   int32_t (*probe)(uly_probe *out);
   int32_t (*open)(const uly_open *how, uly_device **out, char *text, int64_t text_bytes);
@@ -338,7 +176,8 @@ typedef struct uly_cuda_api {
   int32_t (*event_query)(uly_device *, uly_event *, int32_t *done);
 
   int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
-  int32_t (*workspace)(uly_device *, const uly_attention *, int64_t *bytes);
+  // Bytes of a call's workspace, or of its gradient's; documents and memory may be absent.
+  int32_t (*workspace)(uly_device *, const uly_attention *, int32_t backward, int64_t *bytes);
   int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
   // The row that would serve, as enqueue would choose it; ULY_UNSUPPORTED, with the reason, where
   // none would. Attention may come without documents, gradients and memory: then it is for some.

@@ -174,13 +174,14 @@ func (l *lane) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DTy
 	if n <= 0 || len(src) == 1 && dst == src[0] {
 		return nil
 	}
-	a := arguments[C.uly_rank_sum](l.d)
+	a := (*C.uly_rank_sum)(l.d.args)
+	*a = C.uly_rank_sum{}
 	*(*uintptr)(unsafe.Pointer(&a.dst)) = dst
 	for i, p := range src {
 		*(*uintptr)(unsafe.Pointer(&a.src[i])) = p
 	}
 	a.n, a.ranks, a.dtype, a.how = C.int64_t(n), C.int32_t(len(src)), C.int32_t(dtype), C.int32_t(op)
-	return enqueue(l.d, l.s, C.ULY_OP_RANK_SUM, a)
+	return l.d.result(C.plug_enqueue(l.d.table, l.d.d, l.s.s, C.ULY_OP_RANK_SUM, l.d.args, C.sizeof_uly_rank_sum))
 }
 
 // Addresses of other ranks' memory are numbers here: the collector need not know of them, and a

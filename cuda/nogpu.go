@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"unsafe"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -48,7 +50,7 @@ func documentsOf(cuQ, cuK []int64) (n int64) {
 // call that is refused. Given documents limit only the tables; cuDNN's share is its largest need
 // for any documents.
 func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
-	if checkAttention("AttentionWorkspace", a) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
+	if device.Operations[device.OpAttentionForward].Check(unsafe.Pointer(a), true) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
 		return 0
 	}
 	tq, hq, tk, hkv := a.Q.Shape[0], a.Q.Shape[1], a.K.Shape[0], a.K.Shape[1]
@@ -84,7 +86,7 @@ const deltaRoom, deltaRoomEmulated = 2 << 30, 1 << 16
 // GatedDeltaSizes returns the most bytes that any kernel which may serve the call needs; 0 for a
 // call that is refused.
 func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
-	if a.Cu != nil && checkCu("GatedDeltaSizes", a.Cu) != nil || checkKeyHead("GatedDeltaSizes", a.KeyHead, a.V) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
+	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
 		return none
 	}
 	s := deltaShape{tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], room: deltaRoom}

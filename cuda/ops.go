@@ -1,268 +1,128 @@
 package cuda
 
-// #include "bridge.h"
+/*
+#include "bridge.h"
+#cgo noescape plug_enqueue
+#cgo nocallback plug_enqueue
+#cgo noescape plug_workspace
+#cgo nocallback plug_workspace
+#cgo noescape plug_delta_sizes
+#cgo nocallback plug_delta_sizes
+*/
 import "C"
 
 import (
+	"unsafe"
+
 	"ulysses/device"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
-// The operations: device.Ops field by field. What they compute is said there; the plug-in checks
-// shapes.
+// Arguments are copied into C memory that the device owns, so that a call allocates nothing and
+// moves no Go memory. They are copied as bytes: the collector does not learn of addresses that lie
+// there, and an old one does no harm. Lists and host tensors are pinned for the call.
 
-// Fill writes value into every element.
-func (d *Device) Fill(s device.Stream, dst tensor.Tensor, value float64) error {
-	own, err := d.of("Fill", s)
+// enqueue runs an operation on a stream of this device. The plug-in checks types and shapes.
+func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
+	o := &device.Operations[op]
+	own, err := d.of(o.Name, s)
 	if err != nil {
 		return err
 	}
-	a := arguments[C.uly_fill](d)
-	put(&a.dst, dst)
-	a.value = C.double(value)
-	return enqueue(d, own, C.ULY_OP_FILL, a)
-}
-
-// Add writes a + b.
-func (d *Device) Add(s device.Stream, dst, x, y tensor.Tensor) error {
-	own, err := d.of("Add", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_add](d)
-	put(&a.dst, dst)
-	put(&a.a, x)
-	put(&a.b, y)
-	return enqueue(d, own, C.ULY_OP_ADD, a)
-}
-
-// Scale multiplies in place.
-func (d *Device) Scale(s device.Stream, x tensor.Tensor, f float64) error {
-	own, err := d.of("Scale", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_scale](d)
-	put(&a.x, x)
-	a.f = C.double(f)
-	return enqueue(d, own, C.ULY_OP_SCALE, a)
-}
-
-// ColumnSum adds the sum over rows.
-func (d *Device) ColumnSum(s device.Stream, dst, x tensor.Tensor) error {
-	own, err := d.of("ColumnSum", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_column_sum](d)
-	put(&a.dst, dst)
-	put(&a.x, x)
-	return enqueue(d, own, C.ULY_OP_COLUMN_SUM, a)
-}
-
-// Sum writes Σx, SumSquares adds Σx².
-func (d *Device) Sum(s device.Stream, out, x tensor.Tensor) error {
-	return d.sum(s, "Sum", C.ULY_OP_SUM, out, x)
-}
-func (d *Device) SumSquares(s device.Stream, out, x tensor.Tensor) error {
-	return d.sum(s, "SumSquares", C.ULY_OP_SUM_SQUARES, out, x)
-}
-
-func (d *Device) sum(s device.Stream, name string, op C.int32_t, out, x tensor.Tensor) error {
-	own, err := d.of(name, s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_sum](d)
-	put(&a.out, out)
-	put(&a.x, x)
-	return enqueue(d, own, op, a)
-}
-
-// Gemm is A·B (+ Bias) (+ C).
-func (d *Device) Gemm(s device.Stream, g *device.Gemm) error {
-	own, err := d.of("Gemm", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_gemm](d)
-	put(&a.a, g.A)
-	put(&a.b, g.B)
-	put(&a.c, g.C)
-	put(&a.bias, g.Bias)
-	a.accumulate = flag(g.Accumulate)
-	return enqueue(d, own, C.ULY_OP_GEMM, a)
-}
-
-// RMSNormForward normalises rows.
-func (d *Device) RMSNormForward(s device.Stream, n *device.RMSNorm) error {
-	own, err := d.of("RMSNormForward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_rmsnorm](d)
-	put(&a.x, n.X)
-	put(&a.w, n.W)
-	put(&a.y, n.Y)
-	put(&a.rstd, n.RStd)
-	a.eps, a.centre = C.double(n.Eps), C.double(n.Centre)
-	return enqueue(d, own, C.ULY_OP_RMSNORM_FORWARD, a)
-}
-
-// RMSNormBackward is its derivative.
-func (d *Device) RMSNormBackward(s device.Stream, n *device.RMSNormGrad) error {
-	own, err := d.of("RMSNormBackward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_rmsnorm_grad](d)
-	put(&a.x, n.X)
-	put(&a.w, n.W)
-	put(&a.rstd, n.RStd)
-	put(&a.dy, n.DY)
-	put(&a.dx, n.DX)
-	put(&a.dw, n.DW)
-	a.centre, a.add_dx = C.double(n.Centre), flag(n.AddDX)
-	return enqueue(d, own, C.ULY_OP_RMSNORM_BACKWARD, a)
-}
-
-// RopeTable makes the table of angles.
-func (d *Device) RopeTable(s device.Stream, r *device.RopeTable) error {
-	own, err := d.of("RopeTable", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_rope_table](d)
-	put(&a.positions, r.Positions)
-	put(&a.freq, r.Freq)
-	put(&a.cos, r.Cos)
-	put(&a.sin, r.Sin)
-	a.scale = C.double(r.Scale)
-	return enqueue(d, own, C.ULY_OP_ROPE_TABLE, a)
-}
-
-// Rope rotates heads by the table.
-func (d *Device) Rope(s device.Stream, r *device.Rope) error {
-	own, err := d.of("Rope", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_rope](d)
-	put(&a.x, r.X)
-	put(&a.y, r.Y)
-	put(&a.cos, r.Cos)
-	put(&a.sin, r.Sin)
-	put(&a.w, r.W)
-	put(&a.rstd, r.RStd)
-	a.eps, a.centre = C.double(r.Eps), C.double(r.Centre)
-	a.inverse = flag(r.Inverse)
-	return enqueue(d, own, C.ULY_OP_ROPE, a)
-}
-
-// SwiGLUForward is silu(gate)·up.
-func (d *Device) SwiGLUForward(s device.Stream, g *device.SwiGLU) error {
-	own, err := d.of("SwiGLUForward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_swiglu](d)
-	put(&a.gate, g.Gate)
-	put(&a.up, g.Up)
-	put(&a.y, g.Y)
-	return enqueue(d, own, C.ULY_OP_SWIGLU_FORWARD, a)
-}
-
-// SwiGLUBackward is its derivative.
-func (d *Device) SwiGLUBackward(s device.Stream, g *device.SwiGLUGrad) error {
-	own, err := d.of("SwiGLUBackward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_swiglu_grad](d)
-	put(&a.gate, g.Gate)
-	put(&a.up, g.Up)
-	put(&a.dy, g.DY)
-	put(&a.dgate, g.DGate)
-	put(&a.dup, g.DUp)
-	a.restore = flag(g.Restore)
-	return enqueue(d, own, C.ULY_OP_SWIGLU_BACKWARD, a)
-}
-
-// EmbeddingForward takes a row of the table for every id; an id out of range shows when the stream
-// is waited for.
-func (d *Device) EmbeddingForward(s device.Stream, e *device.Embedding) error {
-	own, err := d.of("EmbeddingForward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_embedding](d)
-	put(&a.table, e.Table)
-	put(&a.ids, e.IDs)
-	put(&a.y, e.Y)
-	return enqueue(d, own, C.ULY_OP_EMBEDDING_FORWARD, a)
-}
-
-// EmbeddingBackward adds gradients to the rows they came from.
-func (d *Device) EmbeddingBackward(s device.Stream, e *device.EmbeddingGrad) error {
-	own, err := d.of("EmbeddingBackward", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_embedding_grad](d)
-	put(&a.ids, e.IDs)
-	put(&a.dy, e.DY)
-	put(&a.dtable, e.DTable)
-	return enqueue(d, own, C.ULY_OP_EMBEDDING_BACKWARD, a)
-}
-
-// CrossEntropy is the loss of every row and its gradient.
-func (d *Device) CrossEntropy(s device.Stream, c *device.CrossEntropy) error {
-	own, err := d.of("CrossEntropy", s)
-	if err != nil {
-		return err
-	}
-	a := arguments[C.uly_cross_entropy](d)
-	put(&a.logits, c.Logits)
-	put(&a.targets, c.Targets)
-	put(&a.nll, c.NLL)
-	put(&a.dlogits, c.DLogits)
-	a.grad_scale = C.double(c.GradScale)
-	return enqueue(d, own, C.ULY_OP_CROSS_ENTROPY, a)
-}
-
-// AdamW takes one step.
-func (d *Device) AdamW(s device.Stream, w *device.AdamW) error {
-	own, err := d.of("AdamW", s)
-	if err != nil {
-		return err
+	if err := o.Check(args, false); err != nil {
+		return status.Errorf(status.InvalidArgument, "cuda.%s: %w", o.Name, err)
 	}
 	defer d.pins.Unpin()
-	a := arguments[C.uly_adamw](d)
-	put(&a.w, w.W)
-	put(&a.g, w.G)
-	put(&a.m, w.M)
-	put(&a.v, w.V)
-	put(&a.low, w.Low)
-	a.lr, a.beta1, a.beta2, a.eps = C.double(w.LR), C.double(w.Beta1), C.double(w.Beta2), C.double(w.Eps)
-	a.weight_decay, a.grad_scale, a.step = C.double(w.WeightDecay), C.double(w.GradScale), C.int64_t(w.Step)
-	list(d, &a.decay, w.Decay)
-	a.decays = C.int64_t(len(w.Decay))
-	return enqueue(d, own, C.ULY_OP_ADAMW, a)
+	for i := range o.Operands {
+		p := &o.Operands[i]
+		if !p.Host {
+			continue
+		}
+		// A copy from the host has read its source when the call returns. A copy to the host writes
+		// until the stream has been waited for.
+		if t := p.Tensor(args); t.Where == tensor.Host && t.Data != nil {
+			if p.Out {
+				own.pins.Pin(t.Data)
+			} else {
+				d.pins.Pin(t.Data)
+			}
+		}
+	}
+	return d.result(C.plug_enqueue(d.table, d.d, own.s, C.int32_t(op), d.put(o, args), C.int64_t(o.Size)))
 }
 
-// SGD takes one step without momentum.
-func (d *Device) SGD(s device.Stream, w *device.SGD) error {
-	own, err := d.of("SGD", s)
+// put copies arguments into the argument block and pins their lists.
+func (d *Device) put(o *device.Operation, args unsafe.Pointer) unsafe.Pointer {
+	for i := range o.Lists {
+		if p := o.Lists[i].Data(args); p != nil {
+			d.pins.Pin(p)
+		}
+	}
+	copy(unsafe.Slice((*byte)(d.args), o.Size), unsafe.Slice((*byte)(args), o.Size))
+	return d.args
+}
+
+// question puts the arguments of a call that asks for sizes or for a kernel alone.
+func (d *Device) question(name string, op device.Op, args unsafe.Pointer) (unsafe.Pointer, error) {
+	if err := d.usable(name); err != nil {
+		return nil, err
+	}
+	o := &device.Operations[op]
+	if err := o.Check(args, true); err != nil {
+		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: %w", name, err)
+	}
+	return d.put(o, args), nil
+}
+
+// AttentionWorkspace returns the bytes of Attention.Workspace that are enough for each kernel which
+// may serve the call; 0 for a call that is refused.
+func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
+	defer d.pins.Unpin()
+	args, err := d.question("AttentionWorkspace", device.OpAttentionForward, unsafe.Pointer(a))
 	if err != nil {
-		return err
+		return 0
+	}
+	var bytes C.int64_t
+	if C.plug_workspace(d.table, d.d, (*C.uly_attention)(args), flag(backward), &bytes) != 0 {
+		return 0
+	}
+	return int64(bytes)
+}
+
+// GatedDeltaSizes returns the bytes that are enough for each kernel which may serve the call; 0 for
+// a call that is refused.
+func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
+	defer d.pins.Unpin()
+	args, err := d.question("GatedDeltaSizes", device.OpGatedDeltaForward, unsafe.Pointer(a))
+	if err != nil {
+		return device.DeltaSizes{}
+	}
+	var sizes C.uly_delta_sizes
+	if C.plug_delta_sizes(d.table, d.d, (*C.uly_gated_delta)(args), &sizes) != 0 {
+		return device.DeltaSizes{}
+	}
+	return device.DeltaSizes{Saved: int64(sizes.saved), Forward: int64(sizes.forward), Backward: int64(sizes.backward), State: int64(sizes.state)}
+}
+
+// AttentionKernel returns the name of the kernel that would serve the call or its gradient. See
+// device.AttentionKernels.
+func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, error) {
+	g := device.AttentionGrad{Attention: *a}
+	op := device.OpAttentionForward
+	if backward {
+		op = device.OpAttentionBackward
 	}
 	defer d.pins.Unpin()
-	a := arguments[C.uly_sgd](d)
-	put(&a.w, w.W)
-	put(&a.g, w.G)
-	put(&a.low, w.Low)
-	a.lr, a.weight_decay, a.grad_scale = C.double(w.LR), C.double(w.WeightDecay), C.double(w.GradScale)
-	list(d, &a.decay, w.Decay)
-	a.decays = C.int64_t(len(w.Decay))
-	return enqueue(d, own, C.ULY_OP_SGD, a)
+	args, err := d.question("AttentionKernel", op, unsafe.Pointer(&g))
+	if err != nil {
+		return "", err
+	}
+	var kernel *C.char
+	if err := d.result(C.plug_kernel_of(d.table, d.d, C.int32_t(op), args, &kernel)); err != nil {
+		return "", err
+	}
+	return C.GoString(kernel), nil
 }
+
+var _ device.AttentionKernels = (*Device)(nil)

@@ -43,22 +43,25 @@ type DeltaSizes struct{ Saved, Forward, Backward, State int64 }
 // and k. g is the natural logarithm of the decay, at most 0 and as low as it likes: decays are
 // products in log space, and no exponential of a positive number is taken.
 type GatedDelta struct {
-	Q, K    tensor.Tensor // [T, Hk, Dk]; last axis dense, other strides free
-	V, Out  tensor.Tensor // [T, Hv, Dv]; likewise
-	G, Beta tensor.Tensor // [T, Hv] F32, any strides
-	Cu      []int64       // documents, host memory: n+1 entries from 0 to T, not decreasing
-	KeyHead []int64       // key head of each value head, not decreasing; nil = h/(Hv/Hk)
+	Q, K    tensor.Tensor `op:"in"`  // [T, Hk, Dk]; last axis dense, other strides free
+	V       tensor.Tensor `op:"in"`  // [T, Hv, Dv]; likewise
+	Out     tensor.Tensor `op:"out"` // [T, Hv, Dv]; likewise
+	G, Beta tensor.Tensor `op:"in"`  // [T, Hv] F32, any strides
+	// documents, host memory: n+1 entries from 0 to T, not decreasing
+	Cu []int64 `op:"documents"`
+	// key head of each value head, not decreasing; nil = h/(Hv/Hk)
+	KeyHead []int64 `op:"heads=V"`
 	L2Norm  bool
 	Scale   float64 // the caller resolves 0 = 1/sqrt(Dk)
 	Chunk   int64   // at most so many tokens a chunk, 16 or more; 0 = the device's choice
 
 	// [i, Hv, Dk, Dv] dense: before the first i documents; nil or none = zero
-	StateIn tensor.Tensor
+	StateIn tensor.Tensor `op:"in,optional"`
 	// [j, Hv, Dk, Dv] dense, written: behind the last j documents; nil = not wanted
-	StateOut tensor.Tensor
+	StateOut tensor.Tensor `op:"out,optional"`
 
-	Saved     tensor.Tensor // U8, for the backward pass; nil = there will be none
-	Workspace tensor.Tensor // U8
+	Saved     tensor.Tensor `op:"out,optional"` // U8, for the backward pass; nil = there will be none
+	Workspace tensor.Tensor `op:"scratch"`      // U8
 }
 
 // GatedDeltaGrad is its derivative, with the arguments that forward had (Out is not read, StateOut
@@ -66,100 +69,110 @@ type GatedDelta struct {
 // value heads in index order, from each one's own gradient rounded to the type of dq; with PerHead
 // they have Hv heads, each value head's own.
 type GatedDeltaGrad struct {
-	GatedDelta
-	DOut      tensor.Tensor // [T, Hv, Dv]
-	DStateOut tensor.Tensor // as StateOut; nil = zero
-	DQ, DK    tensor.Tensor // [T, Hk, Dk], with PerHead [T, Hv, Dk]
-	DV        tensor.Tensor // [T, Hv, Dv]
-	DG, DBeta tensor.Tensor // [T, Hv] F32, any strides
-	DStateIn  tensor.Tensor // as StateIn, written; nil = not wanted
-	PerHead   bool
+	GatedDelta `op:"unused=Out"`
+	DOut       tensor.Tensor `op:"in"`           // [T, Hv, Dv]
+	DStateOut  tensor.Tensor `op:"in,optional"`  // as StateOut; nil = zero
+	DQ, DK     tensor.Tensor `op:"out"`          // [T, Hk, Dk], with PerHead [T, Hv, Dk]
+	DV         tensor.Tensor `op:"out"`          // [T, Hv, Dv]
+	DG, DBeta  tensor.Tensor `op:"out"`          // [T, Hv] F32, any strides
+	DStateIn   tensor.Tensor `op:"out,optional"` // as StateIn, written; nil = not wanted
+	PerHead    bool
 }
 
 // DeltaState sums up a stretch of one document: whatever the state S before it, the state behind it
 // is Transition·S + State, head by head.
 type DeltaState struct {
-	K, V, G, Beta tensor.Tensor // as GatedDelta's
-	KeyHead       []int64
+	K, V, G, Beta tensor.Tensor `op:"in"` // as GatedDelta's
+	KeyHead       []int64       `op:"heads=V"`
 	L2Norm        bool
 	Chunk         int64
-	State         tensor.Tensor // [Hv, Dk, Dv] F32 dense, written
-	Transition    tensor.Tensor // [Hv, Dk, Dk] F32 dense, written; nil = not wanted
-	Workspace     tensor.Tensor // U8
+	State         tensor.Tensor `op:"out"`          // [Hv, Dk, Dv] F32 dense, written
+	Transition    tensor.Tensor `op:"out,optional"` // [Hv, Dk, Dk] F32 dense, written; nil = not wanted
+	Workspace     tensor.Tensor `op:"scratch"`      // U8
 }
 
 // DeltaStateGrad is the way back: with D the gradient of the state behind the stretch, that of the
 // state before it is Transitionᵀ·D + DState.
 type DeltaStateGrad struct {
-	Q, K, G, Beta, DOut tensor.Tensor // as GatedDeltaGrad's
-	KeyHead             []int64
+	Q, K, G, Beta, DOut tensor.Tensor `op:"in"` // as GatedDeltaGrad's
+	KeyHead             []int64       `op:"heads=DOut"`
 	L2Norm              bool
 	Scale               float64
 	Chunk               int64
-	DState              tensor.Tensor // [Hv, Dk, Dv] F32 dense, written
-	Workspace           tensor.Tensor // U8
+	DState              tensor.Tensor `op:"out"`     // [Hv, Dk, Dv] F32 dense, written
+	Workspace           tensor.Tensor `op:"scratch"` // U8
 }
 
 // DeltaFold is y = M·x + e head by head, with Transpose Mᵀ·x + e; all F32 and dense. y is not x; it
 // may be e.
 type DeltaFold struct {
-	M         tensor.Tensor // [H, K, K]
-	X, E, Y   tensor.Tensor // [H, K, N]; e nil = 0
+	M         tensor.Tensor `op:"in"`          // [H, K, K]
+	X         tensor.Tensor `op:"in"`          // [H, K, N]
+	E         tensor.Tensor `op:"in,optional"` // [H, K, N]; nil = 0
+	Y         tensor.Tensor `op:"out"`         // [H, K, N]
 	Transpose bool
 }
 
 // DeltaGates is g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b), as Qwen3-Next and Qwen3.5
 // have it.
 type DeltaGates struct {
-	A, B         tensor.Tensor // [T, H]; last axis dense
-	ALog, DtBias tensor.Tensor // [H], of the compute type or F32
-	G, Beta      tensor.Tensor // [T, H] F32, last axis dense
+	A, B         tensor.Tensor `op:"in"`  // [T, H]; last axis dense
+	ALog, DtBias tensor.Tensor `op:"in"`  // [H], of the compute type or F32
+	G, Beta      tensor.Tensor `op:"out"` // [T, H] F32, last axis dense
 }
 
 // DeltaGatesGrad is its derivative: da, db are written, dalog, ddtbias added to.
 type DeltaGatesGrad struct {
-	A, B, ALog, DtBias tensor.Tensor
-	DG, DBeta          tensor.Tensor // [T, H] F32, last axis dense
-	DA, DB             tensor.Tensor // [T, H]; may be a, b
-	DALog, DDtBias     tensor.Tensor // [H] F32
+	A, B, ALog, DtBias tensor.Tensor `op:"in"`
+	DG, DBeta          tensor.Tensor `op:"in"`  // [T, H] F32, last axis dense
+	DA, DB             tensor.Tensor `op:"out"` // [T, H]; may be a, b
+	DALog, DDtBias     tensor.Tensor `op:"add"` // [H] F32
 }
 
 // Conv1d is y[t, c] = silu(Σᵢ w[c, i]·x[t − width + 1 + i, c]), causal and depthwise, in each
 // document; what is before a document is zero, but before the first one there is Before.
 type Conv1d struct {
-	X, Y tensor.Tensor // [T, C], last axis dense; y is not x
-	W    tensor.Tensor // [C, width] dense, width 1 or more
+	X tensor.Tensor `op:"in"`  // [T, C], last axis dense
+	Y tensor.Tensor `op:"out"` // [T, C], last axis dense; not X
+	W tensor.Tensor `op:"in"`  // [C, width] dense, width 1 or more
 	// [width−1, C], last axis dense, oldest first: the rows before the first document's; nil = zero
-	Before tensor.Tensor
-	Cu     []int64 // documents, as GatedDelta's
+	Before tensor.Tensor `op:"in,optional"`
+	Cu     []int64       `op:"documents"` // as GatedDelta's
 }
 
 // Conv1dGrad is its derivative (Y is not read): dx, dbefore are written, dw is added to.
 type Conv1dGrad struct {
-	Conv1d
-	DY, DX  tensor.Tensor // [T, C], last axis dense; dx may be dy
-	DW      tensor.Tensor // [C, width] F32 dense
-	DBefore tensor.Tensor // [width−1, C], last axis dense; nil = not wanted
+	Conv1d  `op:"unused=Y"`
+	DY      tensor.Tensor `op:"in"`           // [T, C], last axis dense
+	DX      tensor.Tensor `op:"out"`          // [T, C], last axis dense; may be DY
+	DW      tensor.Tensor `op:"add"`          // [C, width] F32 dense
+	DBefore tensor.Tensor `op:"out,optional"` // [width−1, C], last axis dense; nil = not wanted
 }
 
 // GatedRMSNorm is y = x·rsqrt(mean(x²) + eps)·w·silu(gate) over the last axis.
 type GatedRMSNorm struct {
-	X, Gate, Y tensor.Tensor // [T, N] or [T, H, N], last axis dense; y may be x
-	W          tensor.Tensor // [N]
-	RStd       tensor.Tensor // [rows] F32 dense, saved for backward
-	Eps        float64
+	X, Gate tensor.Tensor `op:"in"`  // [T, N] or [T, H, N], last axis dense
+	Y       tensor.Tensor `op:"out"` // as X; may be X
+	W       tensor.Tensor `op:"in"`  // [N]
+	RStd    tensor.Tensor `op:"out"` // [rows] F32 dense, saved for backward
+	Eps     float64
 }
 
 // GatedRMSNormGrad is its derivative: dx, dgate are written, dw is added to.
 type GatedRMSNormGrad struct {
-	X, Gate, W, RStd, DY tensor.Tensor
-	DX, DGate            tensor.Tensor // dx may be dy, dgate may be gate
-	DW                   tensor.Tensor // [N] F32
+	X, Gate, W, RStd, DY tensor.Tensor `op:"in"`
+	DX, DGate            tensor.Tensor `op:"out"` // DX may be DY, DGate may be Gate
+	DW                   tensor.Tensor `op:"add"` // [N] F32
 }
 
-// SigmoidGate is y = x·sigmoid(gate).
-// [T, N] or [T, H, N], last axis dense; y may be x
-type SigmoidGate struct{ X, Gate, Y tensor.Tensor }
+// SigmoidGate is y = x·sigmoid(gate). All are [T, N] or [T, H, N] with a dense last axis.
+type SigmoidGate struct {
+	X, Gate tensor.Tensor `op:"in"`
+	Y       tensor.Tensor `op:"out"` // may be X
+}
 
-// SigmoidGateGrad is its derivative; dx may be dy, dgate may be gate.
-type SigmoidGateGrad struct{ X, Gate, DY, DX, DGate tensor.Tensor }
+// SigmoidGateGrad is the derivative of SigmoidGate.
+type SigmoidGateGrad struct {
+	X, Gate, DY tensor.Tensor `op:"in"`
+	DX, DGate   tensor.Tensor `op:"out"` // DX may be DY, DGate may be Gate
+}

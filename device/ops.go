@@ -53,21 +53,59 @@ type Ops interface {
 	DeltaOps
 }
 
+// The arguments of the methods of Ops that take them one by one.
+type (
+	Copy struct {
+		Dst tensor.Tensor `op:"out,host"`
+		Src tensor.Tensor `op:"in,host"`
+	}
+	Fill struct {
+		Dst   tensor.Tensor `op:"out"`
+		Value float64
+	}
+	Add struct {
+		Dst  tensor.Tensor `op:"out"`
+		A, B tensor.Tensor `op:"in"`
+	}
+	Scale struct {
+		X tensor.Tensor `op:"in,out"`
+		F float64
+	}
+	ColumnSum struct {
+		Dst tensor.Tensor `op:"add"`
+		X   tensor.Tensor `op:"in"`
+	}
+	Sum struct {
+		Out tensor.Tensor `op:"out"`
+		X   tensor.Tensor `op:"in"`
+	}
+	SumSquares struct {
+		Out tensor.Tensor `op:"add"`
+		X   tensor.Tensor `op:"in"`
+	}
+)
+
 // Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their
 // strides is 1. C's last axis is dense. Where C is BF16, the sum over K, addend and all, is rounded
 // once.
 type Gemm struct {
-	A, B, C    tensor.Tensor // A and B of the compute type, C of it or F32
-	Bias       tensor.Tensor // [N], of B's type, optional; not together with Accumulate
+	A, B tensor.Tensor `op:"in"` // of the compute type
+	// of the compute type or F32
+	C tensor.Tensor `op:"out,in=Accumulate"`
+	// [N], of B's type; not together with Accumulate
+	Bias       tensor.Tensor `op:"in,optional"`
 	Accumulate bool          // add to C
 }
 
 // RMSNorm is y = x · rsqrt(mean(x²) + eps) · (w + Centre) over the last axis (Zhang & Sennrich
 // 2019). Leading axes may be strided: [T, N] rows or [T, H, D] heads.
 type RMSNorm struct {
-	X, W, Y tensor.Tensor // x, y [..., N]; w [N]; y may be x
-	RStd    tensor.Tensor // [rows] dense, rows = product of the leading axes: saved for backward
-	Eps     float64
+	X tensor.Tensor `op:"in"`  // [..., N]
+	W tensor.Tensor `op:"in"`  // [N]
+	Y tensor.Tensor `op:"out"` // [..., N]; may be X
+	// [rows] dense, rows = product of the leading axes: saved for backward
+	RStd tensor.Tensor `op:"out"`
+	Eps  float64
 	// 0, or 1 for weights that are stored as their distance from 1; the sum is taken in F32
 	Centre float64
 }
@@ -75,8 +113,9 @@ type RMSNorm struct {
 // RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is
 // added to.
 type RMSNormGrad struct {
-	X, W, RStd, DY tensor.Tensor
-	DX, DW         tensor.Tensor // dx may be dy
+	X, W, RStd, DY tensor.Tensor `op:"in"`
+	DX             tensor.Tensor `op:"out,in=AddDX"` // may be DY
+	DW             tensor.Tensor `op:"add"`
 	AddDX          bool
 	Centre         float64
 }
@@ -84,9 +123,9 @@ type RMSNormGrad struct {
 // RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale
 // (1 when 0).
 type RopeTable struct {
-	Positions tensor.Tensor // [T] I32
-	Freq      tensor.Tensor // [R/2] F32
-	Cos, Sin  tensor.Tensor // [T, R/2]
+	Positions tensor.Tensor `op:"in"`  // [T] I32
+	Freq      tensor.Tensor `op:"in"`  // [R/2] F32
+	Cos, Sin  tensor.Tensor `op:"out"` // [T, R/2]
 	Scale     float64
 }
 
@@ -94,24 +133,30 @@ type RopeTable struct {
 // et al. 2021, in the layout of Hugging Face); the rest is copied. Inverse is the transposed
 // rotation, its derivative. y may be x.
 type Rope struct {
-	X, Y     tensor.Tensor // [T, H, D], last axis dense
-	Cos, Sin tensor.Tensor // [T, R/2], R <= D
+	X        tensor.Tensor `op:"in"`  // [T, H, D], last axis dense
+	Y        tensor.Tensor `op:"out"` // [T, H, D], last axis dense
+	Cos, Sin tensor.Tensor `op:"in"`  // [T, R/2], R <= D
 	Inverse  bool
 
 	// With W, x is first what RMSNorm makes of it, rounded to its type (Qwen3's normalization of
 	// queries and keys): not with Inverse.
-	W      tensor.Tensor // [D], optional
-	RStd   tensor.Tensor // [T, H] F32, last axis dense: as RMSNorm saves it
+	W      tensor.Tensor `op:"in,optional"`  // [D]
+	RStd   tensor.Tensor `op:"out,optional"` // [T, H] F32, last axis dense: as RMSNorm saves it
 	Eps    float64
 	Centre float64
 }
 
 // SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided, the last axis is dense.
-type SwiGLU struct{ Gate, Up, Y tensor.Tensor } // [T, F]
+type SwiGLU struct {
+	Gate, Up tensor.Tensor `op:"in"`  // [T, F]
+	Y        tensor.Tensor `op:"out"` // [T, F]
+}
 
 // SwiGLUGrad is its derivative; dgate, dup may be gate, up.
 type SwiGLUGrad struct {
-	Gate, Up, DY, DGate, DUp tensor.Tensor
+	Gate, Up   tensor.Tensor `op:"in"`
+	DY         tensor.Tensor `op:"in,out=Restore"`
+	DGate, DUp tensor.Tensor `op:"out"`
 	// DY becomes y: a layer that did not keep it needs it again, for a gradient of weights
 	Restore bool
 }
@@ -119,22 +164,26 @@ type SwiGLUGrad struct {
 // Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an
 // error of kind Internal.
 type Embedding struct {
-	Table tensor.Tensor // [V, N]
-	IDs   tensor.Tensor // [T] I32
-	Y     tensor.Tensor // [T, N]
+	Table tensor.Tensor `op:"in"`  // [V, N]
+	IDs   tensor.Tensor `op:"in"`  // [T] I32
+	Y     tensor.Tensor `op:"out"` // [T, N]
 }
 
 // EmbeddingGrad adds dy[t] to dtable[ids[t]], in the order of t.
-type EmbeddingGrad struct{ IDs, DY, DTable tensor.Tensor }
+type EmbeddingGrad struct {
+	IDs, DY tensor.Tensor `op:"in"`
+	DTable  tensor.Tensor `op:"add"`
+}
 
 // CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient
 // (softmax - onehot)·GradScale, which may overwrite the logits. A target of -100 gives nll 0 and
 // gradient 0. DLogits nil = forward only.
 type CrossEntropy struct {
-	Logits    tensor.Tensor // [T, V] F32, last axis dense
-	Targets   tensor.Tensor // [T] I32
-	NLL       tensor.Tensor // [T] F32
-	DLogits   tensor.Tensor // [T, V] of the compute type, optional; F32 may be Logits
+	Logits  tensor.Tensor `op:"in"`  // [T, V] F32, last axis dense
+	Targets tensor.Tensor `op:"in"`  // [T] I32
+	NLL     tensor.Tensor `op:"out"` // [T] F32
+	// [T, V] of the compute type; F32 may be Logits
+	DLogits   tensor.Tensor `op:"out,optional"`
 	GradScale float64
 }
 
@@ -148,15 +197,18 @@ type CrossEntropy struct {
 // in out.
 type Attention struct {
 	// [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
-	Q, K, V   tensor.Tensor
-	Out       tensor.Tensor // [Tq, Hq, Dv]
-	LSE       tensor.Tensor // [Tq, Hq] F32, any strides; natural logarithm; required
-	CuQ, CuK  []int64
-	KVHead    []int64 // key head of each query head, not decreasing; nil = h/(Hq/Hkv)
-	Causal    bool
-	Window    *Window       // nil = unbounded
-	Scale     float64       // the caller resolves 0 = 1/sqrt(D)
-	Workspace tensor.Tensor // U8, at least AttentionWorkspace bytes, aligned to Info.Align
+	Q, K, V tensor.Tensor `op:"in"`
+	Out     tensor.Tensor `op:"out"` // [Tq, Hq, Dv]
+	// [Tq, Hq] F32, any strides; natural logarithm; required
+	LSE      tensor.Tensor `op:"out"`
+	CuQ, CuK []int64       `op:"documents"`
+	// key head of each query head, not decreasing; nil = h/(Hq/Hkv)
+	KVHead []int64 `op:"heads=Q"`
+	Causal bool
+	Window *Window // nil = unbounded
+	Scale  float64 // the caller resolves 0 = 1/sqrt(D)
+	// U8, at least AttentionWorkspace bytes, aligned to Info.Align
+	Workspace tensor.Tensor `op:"scratch"`
 
 	// Deterministic has the gradient repeat to the bit on a device of which that is not true of
 	// itself. AttentionWorkspace is told so too.
@@ -179,8 +231,8 @@ type Window struct{ Left, Right int64 }
 // index order.
 type AttentionGrad struct {
 	Attention
-	DOut       tensor.Tensor // [Tq, Hq, Dv]
-	DQ, DK, DV tensor.Tensor // shapes of Q, K, V
+	DOut       tensor.Tensor `op:"in"`  // [Tq, Hq, Dv]
+	DQ, DK, DV tensor.Tensor `op:"out"` // shapes of Q, K, V
 }
 
 // Range is the elements [Lo, Hi) of a flat tensor.
@@ -190,9 +242,11 @@ type Range struct{ Lo, Hi int64 }
 // bias correction for step t ≥ 1; w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times
 // GradScale. All dense F32 of one length: many parameters lie in one call.
 type AdamW struct {
-	W, G, M, V tensor.Tensor
-	// dense BF16 of that length, optional: gets the new w, rounded
-	Low                                           tensor.Tensor
+	W    tensor.Tensor `op:"in,out"`
+	G    tensor.Tensor `op:"in"`
+	M, V tensor.Tensor `op:"in,out"`
+	// dense BF16 of that length: gets the new w, rounded
+	Low                                           tensor.Tensor `op:"out,optional"`
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
 	// where the decay applies, ascending; nil = everywhere
 	Decay []Range
@@ -201,7 +255,9 @@ type AdamW struct {
 
 // SGD is w ← w·(1 - lr·wd) - lr·GradScale·g, without momentum.
 type SGD struct {
-	W, G, Low                  tensor.Tensor // as AdamW's
+	W                          tensor.Tensor `op:"in,out"` // as AdamW's
+	G                          tensor.Tensor `op:"in"`
+	Low                        tensor.Tensor `op:"out,optional"`
 	LR, WeightDecay, GradScale float64
 	Decay                      []Range
 }

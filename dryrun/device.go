@@ -21,6 +21,7 @@ type Sizes interface {
 // is called; others enqueue.
 type Device struct {
 	Sizes
+	device.Calls
 	info  device.Info
 	rates Rates
 	clock *clock.Clock
@@ -46,7 +47,9 @@ func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, 
 	if err := rates.Check(); err != nil {
 		return nil, err
 	}
-	return &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Meetings: map[string]int64{}}}, nil
+	d := &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Meetings: map[string]int64{}}}
+	d.Calls = device.NewCalls(d.enqueue)
+	return d, nil
 }
 
 // Info says what the device would be.

@@ -1,13 +1,113 @@
 package dryrun
 
 import (
+	"cmp"
+	"unsafe"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
 
-// pass is work that memory sets the pace of: each tensor is read or written once.
-func (d *Device) pass(s device.Stream, touched ...tensor.Tensor) error {
-	return d.work(s, 0, 1, touched...)
+// enqueue charges an operation: device.Calls. It takes as long as its arithmetic or its memory
+// traffic, whichever is longer. cost has the operations that do more than go through their operands.
+func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
+	o := &device.Operations[op]
+	bytes := int64(0)
+	for i := range o.Operands {
+		p := &o.Operands[i]
+		bytes += p.Passes(args) * p.Tensor(args).Bytes()
+	}
+	c := cost{rate: 1, bytes: bytes}
+	if f := costs[op]; f != nil {
+		f(&c, &d.rates, args)
+	}
+	if op == device.OpCopy && d.late() {
+		if a := (*device.Copy)(args); (a.Dst.Where == tensor.Host) != (a.Src.Where == tensor.Host) {
+			return d.take(s, max(d.rates.Launch, float64(a.Dst.Bytes())/d.rates.Copies)) // by the link between them
+		}
+	}
+	return d.take(s, max(d.rates.Launch, c.flops/c.rate, float64(c.bytes)/d.rates.Memory))
+}
+
+// cost is what an operation takes.
+type cost struct {
+	flops, rate float64 // operations, and operations a second
+	bytes       int64   // of memory traffic; beforehand, of each operand once a pass
+}
+
+// costs changes the cost of operations whose time memory traffic over their operands does not
+// determine.
+var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer){
+	device.OpGemm: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.Gemm)(args)
+		c.flops, c.rate = 2*float64(a.C.Numel())*float64(a.A.Dim(1)), r.Products
+	},
+	device.OpAttentionForward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		c.flops, c.rate = attentionFlops((*device.Attention)(args)), r.Attention
+	},
+	device.OpAttentionBackward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		c.flops, c.rate = 2.5*attentionFlops(&(*device.AttentionGrad)(args).Attention), r.Gradient
+	},
+	// A row of the table is read, or added to, for each token; the others stay.
+	device.OpEmbeddingForward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.Embedding)(args)
+		c.bytes = a.IDs.Bytes() + 2*a.Y.Bytes()
+	},
+	device.OpEmbeddingBackward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.EmbeddingGrad)(args)
+		c.bytes = a.IDs.Bytes() + 3*a.DY.Bytes()
+	},
+	// The gradient reads the logits a second time.
+	device.OpCrossEntropy: func(c *cost, r *Rates, args unsafe.Pointer) {
+		if a := (*device.CrossEntropy)(args); !a.DLogits.IsNil() {
+			c.bytes += a.Logits.Bytes()
+		}
+	},
+	device.OpGatedDeltaForward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.GatedDelta)(args)
+		c.flops, c.rate = deltaFlops(a.K, a.V, a.Chunk), r.Delta
+	},
+	device.OpGatedDeltaBackward: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.GatedDeltaGrad)(args)
+		c.flops, c.rate = 2.5*deltaFlops(a.K, a.V, a.Chunk), or(r.DeltaBack, r.Delta)
+	},
+	// Two thirds of the rule's forward pass: all but the outputs. The transition is as wide as a key.
+	device.OpDeltaState: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.DeltaState)(args)
+		c.flops, c.rate = deltaFlops(a.K, a.V, a.Chunk)*2/3, r.Delta
+		if !a.Transition.IsNil() {
+			c.flops *= 2
+		}
+	},
+	device.OpDeltaStateGrad: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.DeltaStateGrad)(args)
+		c.flops, c.rate = deltaFlops(a.K, a.DOut, a.Chunk)*2/3, r.Delta
+	},
+	device.OpDeltaFold: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.DeltaFold)(args)
+		c.flops, c.rate = 2*float64(a.Y.Numel())*float64(a.M.Shape[2]), r.Delta
+	},
+	device.OpDeltaGatesForward:  stencil,
+	device.OpDeltaGatesBackward: stencil,
+	device.OpConv1dForward:      stencil,
+	device.OpConv1dBackward:     stencil,
+}
+
+// stencil is the cost of operations whose time on a CPU is set by arithmetic on each token and its
+// neighbours. It is measured in bytes a second.
+func stencil(c *cost, r *Rates, _ unsafe.Pointer) {
+	c.flops, c.rate = float64(c.bytes), or(r.Stencil, r.Memory)
+}
+
+// chunk is the number of tokens of a chunk where a call leaves the choice to the device.
+const chunk = 64
+
+// deltaFlops is the arithmetic of the gated delta rule's forward pass over k and v: products with
+// the state, and within a chunk.
+func deltaFlops(k, v tensor.Tensor, tokens int64) float64 {
+	dk, dv := float64(k.Shape[2]), float64(v.Shape[2])
+	c := float64(cmp.Or(tokens, chunk))
+	return float64(v.Shape[0]) * float64(v.Shape[1]) * (6*dk*dv + 2*c*(3*dk+2*dv))
 }
 
 // or returns a rate, or the alternative if the rate is unknown.
@@ -16,96 +116,6 @@ func or(rate, other float64) float64 {
 		return rate
 	}
 	return other
-}
-
-// work takes as long as its arithmetic or its tensors, whichever is longer.
-func (d *Device) work(s device.Stream, flops, rate float64, touched ...tensor.Tensor) error {
-	bytes := int64(0)
-	for _, t := range touched {
-		if !t.IsNil() {
-			bytes += t.Bytes()
-		}
-	}
-	return d.take(s, max(d.rates.Launch, flops/rate, float64(bytes)/d.rates.Memory))
-}
-
-// Copy between the host and a device goes by the link between them.
-func (d *Device) Copy(s device.Stream, dst, src tensor.Tensor) error {
-	if d.late() && (dst.Where == tensor.Host) != (src.Where == tensor.Host) {
-		return d.take(s, max(d.rates.Launch, float64(dst.Bytes())/d.rates.Copies))
-	}
-	return d.pass(s, dst, src)
-}
-
-func (d *Device) Fill(s device.Stream, dst tensor.Tensor, _ float64) error { return d.pass(s, dst) }
-func (d *Device) Add(s device.Stream, dst, a, b tensor.Tensor) error       { return d.pass(s, dst, a, b) }
-func (d *Device) Scale(s device.Stream, x tensor.Tensor, _ float64) error  { return d.pass(s, x, x) }
-func (d *Device) ColumnSum(s device.Stream, dst, x tensor.Tensor) error    { return d.pass(s, dst, x) }
-func (d *Device) Sum(s device.Stream, out, x tensor.Tensor) error          { return d.pass(s, out, x) }
-func (d *Device) SumSquares(s device.Stream, out, x tensor.Tensor) error   { return d.pass(s, out, x) }
-
-func (d *Device) Gemm(s device.Stream, a *device.Gemm) error {
-	added := tensor.Tensor{}
-	if a.Accumulate {
-		added = a.C
-	}
-	return d.work(s, 2*float64(a.C.Numel())*float64(a.A.Dim(1)), d.rates.Products, a.A, a.B, a.C, a.Bias, added)
-}
-
-func (d *Device) RMSNormForward(s device.Stream, a *device.RMSNorm) error {
-	return d.pass(s, a.X, a.W, a.Y, a.RStd)
-}
-
-func (d *Device) RMSNormBackward(s device.Stream, a *device.RMSNormGrad) error {
-	added := tensor.Tensor{}
-	if a.AddDX {
-		added = a.DX
-	}
-	return d.pass(s, a.X, a.W, a.RStd, a.DY, a.DX, added, a.DW)
-}
-
-func (d *Device) RopeTable(s device.Stream, a *device.RopeTable) error {
-	return d.pass(s, a.Positions, a.Freq, a.Cos, a.Sin)
-}
-
-func (d *Device) Rope(s device.Stream, a *device.Rope) error {
-	return d.pass(s, a.X, a.Y, a.Cos, a.Sin, a.RStd)
-}
-
-func (d *Device) SwiGLUForward(s device.Stream, a *device.SwiGLU) error {
-	return d.pass(s, a.Gate, a.Up, a.Y)
-}
-
-func (d *Device) SwiGLUBackward(s device.Stream, a *device.SwiGLUGrad) error {
-	restored := tensor.Tensor{}
-	if a.Restore {
-		restored = a.DY
-	}
-	return d.pass(s, a.Gate, a.Up, a.DY, a.DGate, a.DUp, restored)
-}
-
-func (d *Device) EmbeddingForward(s device.Stream, a *device.Embedding) error {
-	return d.pass(s, a.IDs, a.Y, a.Y)
-}
-
-func (d *Device) EmbeddingBackward(s device.Stream, a *device.EmbeddingGrad) error {
-	return d.pass(s, a.IDs, a.DY, a.DY, a.DY)
-}
-
-func (d *Device) CrossEntropy(s device.Stream, a *device.CrossEntropy) error {
-	again := tensor.Tensor{}
-	if !a.DLogits.IsNil() {
-		again = a.Logits
-	}
-	return d.pass(s, a.Logits, a.Targets, a.NLL, again, a.DLogits)
-}
-
-func (d *Device) AttentionForward(s device.Stream, a *device.Attention) error {
-	return d.work(s, attentionFlops(a), d.rates.Attention, a.Q, a.K, a.V, a.Out, a.LSE)
-}
-
-func (d *Device) AttentionBackward(s device.Stream, a *device.AttentionGrad) error {
-	return d.work(s, 2.5*attentionFlops(&a.Attention), d.rates.Gradient, a.Q, a.K, a.V, a.Out, a.LSE, a.DOut, a.DQ, a.DK, a.DV)
 }
 
 // attentionFlops is of the pairs of a query with a key that it sees.
@@ -147,9 +157,3 @@ func triangle(sq, sk, most int64) float64 {
 	first := float64(min(sk, max(0, most-whole)))
 	return float64(whole)*float64(sk) + float64(rest)*(2*first-float64(rest)+1)/2
 }
-
-func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
-	return d.pass(s, a.W, a.G, a.M, a.V, a.W, a.M, a.V, a.Low)
-}
-
-func (d *Device) SGD(s device.Stream, a *device.SGD) error { return d.pass(s, a.W, a.G, a.W, a.Low) }

@@ -218,16 +218,20 @@ const std::vector<item> items = {
 };
 
 struct call {
-  uly_attention a = {};
+  AttentionArgs a = {};
+  uly_window window;
   std::vector<int64_t> cu_q{0}, cu_k{0};
 
   call(const item &c, bool backward) {
     const std::vector<int64_t> &sk = c.sk.empty() ? c.sq : c.sk;
     for (int64_t n : c.sq) cu_q.push_back(cu_q.back() + n);
     for (int64_t n : sk) cu_k.push_back(cu_k.back() + n);
-    a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = static_cast<int64_t>(c.sq.size());
-    a.kv_head = c.kv_head.empty() ? nullptr : c.kv_head.data();
-    a.left = c.left, a.right = c.right, a.causal = c.causal, a.backward = backward;
+    const auto list = [](const std::vector<int64_t> &x) {
+      return uly_list{x.data(), static_cast<int64_t>(x.size()), static_cast<int64_t>(x.size())};
+    };
+    a.cu_q = list(cu_q), a.cu_k = list(cu_k);
+    if (!c.kv_head.empty()) a.kv_head = list(c.kv_head);
+    window = {c.left, c.right}, a.window = &window, a.causal = c.causal, a.backward = backward;
     a.scale = 1 / sqrt(static_cast<double>(c.d));
     const int64_t row = c.hq * c.d + c.hkv * (c.d + c.dv), tq = cu_q.back(), tk = cu_k.back();
     auto tensor = [&](int64_t tokens, int64_t heads, int64_t width, bool inside) {

@@ -40,43 +40,9 @@ struct Operation {
   const char *name;
   int64_t bytes;
 };
-const Operation operations[ULY_OPS] = {
-    {"copy", sizeof(uly_copy)},
-    {"fill", sizeof(uly_fill)},
-    {"add", sizeof(uly_add)},
-    {"scale", sizeof(uly_scale)},
-    {"column_sum", sizeof(uly_column_sum)},
-    {"sum", sizeof(uly_sum)},
-    {"sum_squares", sizeof(uly_sum)},
-    {"gemm", sizeof(uly_gemm)},
-    {"rmsnorm_forward", sizeof(uly_rmsnorm)},
-    {"rmsnorm_backward", sizeof(uly_rmsnorm_grad)},
-    {"rope_table", sizeof(uly_rope_table)},
-    {"rope", sizeof(uly_rope)},
-    {"swiglu_forward", sizeof(uly_swiglu)},
-    {"swiglu_backward", sizeof(uly_swiglu_grad)},
-    {"embedding_forward", sizeof(uly_embedding)},
-    {"embedding_backward", sizeof(uly_embedding_grad)},
-    {"cross_entropy", sizeof(uly_cross_entropy)},
-    {"attention_forward", sizeof(uly_attention)},
-    {"attention_backward", sizeof(uly_attention)},
-    {"adamw", sizeof(uly_adamw)},
-    {"sgd", sizeof(uly_sgd)},
-    {"rank_sum", sizeof(uly_rank_sum)},
-    {"gated_delta_forward", sizeof(uly_gated_delta)},
-    {"gated_delta_backward", sizeof(uly_gated_delta_grad)},
-    {"delta_state", sizeof(uly_delta_state)},
-    {"delta_state_grad", sizeof(uly_delta_state_grad)},
-    {"delta_fold", sizeof(uly_delta_fold)},
-    {"delta_gates_forward", sizeof(uly_delta_gates)},
-    {"delta_gates_backward", sizeof(uly_delta_gates_grad)},
-    {"conv1d_forward", sizeof(uly_conv1d)},
-    {"conv1d_backward", sizeof(uly_conv1d_grad)},
-    {"gated_rmsnorm_forward", sizeof(uly_gated_rmsnorm)},
-    {"gated_rmsnorm_backward", sizeof(uly_gated_rmsnorm_grad)},
-    {"sigmoid_gate_forward", sizeof(uly_sigmoid_gate)},
-    {"sigmoid_gate_backward", sizeof(uly_sigmoid_gate_grad)},
-};
+#define OPERATION(op, name, args) {#name, sizeof(args)},
+const Operation operations[ULY_OPS] = {ULY_ALL_OPERATIONS(OPERATION)};
+#undef OPERATION
 
 const uly_row *const tables[] = {copy_rows,       elementwise_rows, reduce_rows,    norm_rows,
                                  rope_rows,       swiglu_rows,      embedding_rows, loss_rows,
@@ -530,9 +496,9 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
   });
 }
 
-int32_t api_workspace(uly_device *d, const uly_attention *a, int64_t *bytes) {
+int32_t api_workspace(uly_device *d, const uly_attention *a, int32_t backward, int64_t *bytes) {
   return sized(d, [&] {
-    *bytes = attention_workspace(d, a);
+    *bytes = attention_workspace(d, a, backward != 0);
     return (int32_t)ULY_OK;
   });
 }
@@ -580,6 +546,7 @@ int32_t api_nccl_error(uly_device *d, uly_nccl *n, char *text, int64_t text_byte
 const uly_cuda_api table = {
     ULY_CUDA_ABI,
     sizeof(uly_cuda_api),
+    ULY_OPERATIONS_SUM,
     probe,
     api_open,
     api_close,

@@ -105,8 +105,8 @@ extern const uly_row copy_rows[], elementwise_rows[], reduce_rows[], norm_rows[]
     embedding_rows[], loss_rows[], optimizer_rows[], gemm_rows[], attention_rows[], delta_rows[], delta_fold_rows[],
     gate_rows[], conv1d_rows[], gated_norm_rows[];
 
-// attention_workspace is the bytes that any row which may serve a needs.
-int64_t attention_workspace(uly_device *d, const uly_attention *a);
+// attention_workspace is the bytes that any row which may serve a, or its gradient, needs.
+int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward);
 
 // delta_sizes is the bytes that any row which may serve a and its gradient, or a DeltaState or
 // DeltaStateGrad of a's tokens, needs.

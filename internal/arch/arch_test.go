@@ -17,6 +17,7 @@ import (
 var may = map[string]string{
 	"tensor":              "",
 	"device":              "tensor",
+	"device/generate":     "device tensor",
 	"comm":                "device tensor",
 	"cpu":                 "cpu/kernels device tensor",
 	"cpu/kernels":         "",

@@ -24,6 +24,7 @@ type Options struct {
 
 // Device is the fake. It serves one goroutine at a time.
 type Device struct {
+	device.Calls
 	inner   device.Device
 	host    device.Stream // of inner
 	options Options
@@ -48,7 +49,9 @@ func Open(o Options) (*Device, error) {
 	if o.Compute == nil {
 		o.Compute = []tensor.DType{tensor.BF16, tensor.F32}
 	}
-	return &Device{inner: inner, host: host, options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}, nil
+	d := &Device{inner: inner, host: host, options: o, random: rand.New(rand.NewPCG(o.Seed, 0))}
+	d.Calls = device.NewCalls(d.enqueue)
+	return d, nil
 }
 
 // Info says what the device is.

@@ -18,19 +18,21 @@ int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, c
   return tables.end();
 }
 
-static int64_t workspace_bytes(uly_device *d, const uly_attention &a, bool backward) {
-  const AttentionLayout l = attention_layout(a, backward);
+static int64_t workspace_bytes(uly_device *d, const AttentionArgs &a) {
+  const AttentionLayout l = attention_layout(a, a.backward);
 #ifndef ULY_EMULATED
-  if (sdpa_fits(d, &a)) return most(l.bytes, l.tables + ceil_div(sdpa_workspace(d, &a), 256) * 256);
+  if (sdpa_fits(d, a)) return most(l.bytes, l.tables + ceil_div(sdpa_workspace(d, a), 256) * 256);
 #endif
   return l.bytes;
 }
 
-int64_t attention_workspace(uly_device *d, const uly_attention *a) { return workspace_bytes(d, *a, a->backward != 0); }
+int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward) {
+  return workspace_bytes(d, attention_args(*a, backward));
+}
 
 // check_attention looks at what memory safety needs.
-static int32_t check_attention(uly_device *d, const uly_attention &a, bool backward) {
-  Check c(d, backward ? "AttentionBackward" : "AttentionForward");
+static int32_t check_attention(uly_device *d, const AttentionArgs &a) {
+  Check c(d, a.backward ? "AttentionBackward" : "AttentionForward");
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3) {
     c.refuse("q is %s, k %s, v %s: want [tokens, heads, features]", text_of(a.q).c_str(), text_of(a.k).c_str(),
              text_of(a.v).c_str());
@@ -45,8 +47,8 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
   c.rows("out", a.out, type, {tq, hq, dv});
   c.shape("lse", a.lse, ULY_F32, {tq, hq});
   if (dim < 1 || dv < 1) c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dim, (long long)dv);
-  c.documents("CuQ", a.cu_q, a.documents, tq);
-  c.documents("CuK", a.cu_k, a.documents, tk);
+  c.documents("CuQ", a.cu_q, tq);
+  c.documents("CuK", a.cu_k, tk);
   if (!a.kv_head && hq > 0 && (hkv == 0 || hq % hkv != 0))
     c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq,
              (long long)hkv);
@@ -56,14 +58,14 @@ static int32_t check_attention(uly_device *d, const uly_attention &a, bool backw
                (long long)hkv);
       break;
     }
-  if (backward) {
+  if (a.backward) {
     c.rows("dout", a.dout, type, {tq, hq, dv});
     c.rows("dq", a.dq, type, {tq, hq, dim});
     c.rows("dk", a.dk, type, {tk, hkv, dim});
     c.rows("dv", a.dv, type, {tk, hkv, dv});
   }
   if (c.failed()) return c.code;
-  const int64_t bytes = workspace_bytes(d, a, backward);
+  const int64_t bytes = workspace_bytes(d, a);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < bytes)
     c.refuse("workspace %s: AttentionWorkspace asks for %lld bytes", text_of(a.workspace).c_str(), (long long)bytes);
@@ -85,7 +87,7 @@ static AttentionView view(const uly_tensor &t) {
           aligned16(t.data, bf16 ? 2 : 4, t.stride[0], t.stride[1])};
 }
 
-static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, bool backward) {
+static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   char *w = (char *)a.workspace.data;
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   AttentionCall c = {};
@@ -97,7 +99,7 @@ static AttentionCall call_of(const uly_attention &a, const AttentionLayout &l, b
   c.kv_head = table(l.kv_head), c.first = table(l.first);
   c.mask = attention_mask(a);
   c.scale = (float)a.scale;
-  if (backward) {
+  if (a.backward) {
     c.dout = view(a.dout), c.dq = view(a.dq), c.dk = view(a.dk), c.dv = view(a.dv);
     c.delta = (float *)(w + l.delta), c.sums = (float *)(w + l.sums);
   }
@@ -158,27 +160,27 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &k
 }
 
 static int32_t forward(uly_device *d, uly_stream *s, const void *args, Row row) {
-  const uly_attention &a = *(const uly_attention *)args;
+  const AttentionArgs a = attention_args(args, false);
   const char *op = "AttentionForward";
-  TRY(check_attention(d, a, false));
+  TRY(check_attention(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, false);
-  AttentionCall c = call_of(a, l, false);
-  c.count_q = attention_count(a.cu_q, a.documents, tiles.rows);
+  AttentionCall c = call_of(a, l);
+  c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
   return launch(d, s, op, forward_kernels[row == MMA], tiles.place, tiles.forward_shared, c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row) {
-  const uly_attention &a = *(const uly_attention *)args;
+  const AttentionArgs a = attention_args(args, true);
   const char *op = "AttentionBackward";
-  TRY(check_attention(d, a, true));
+  TRY(check_attention(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, true);
-  AttentionCall c = call_of(a, l, true);
-  c.count_q = attention_count(a.cu_q, a.documents, tiles.back_rows);
-  c.count_k = attention_count(a.cu_k, a.documents, tiles.back_rows);
+  AttentionCall c = call_of(a, l);
+  c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_rows);
+  c.count_k = attention_count(a.cu_k, a.cu_k.documents(), tiles.back_rows);
   const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
   if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
@@ -247,17 +249,20 @@ static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, 
 static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
 
 #ifndef ULY_EMULATED
-static bool cudnn_fits(uly_device *d, const void *args) {
-  const uly_attention &a = *(const uly_attention *)args;
-  return a.q.ndim == 3 && a.k.ndim == 3 && a.v.ndim == 3 && sdpa_fits(d, args);
+static bool cudnn_fits(uly_device *d, const AttentionArgs &a) {
+  return a.q.ndim == 3 && a.k.ndim == 3 && a.v.ndim == 3 && sdpa_fits(d, a);
 }
-static int32_t cudnn_forward(uly_device *d, uly_stream *s, const void *a) {
-  TRY(check_attention(d, *(const uly_attention *)a, false));
-  return sdpa_forward(d, s, a);
+static bool cudnn_fits_forward(uly_device *d, const void *args) { return cudnn_fits(d, attention_args(args, false)); }
+static bool cudnn_fits_backward(uly_device *d, const void *args) { return cudnn_fits(d, attention_args(args, true)); }
+static int32_t cudnn(uly_device *d, uly_stream *s, const AttentionArgs &a) {
+  TRY(check_attention(d, a));
+  return sdpa_run(d, s, a);
 }
-static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
-  TRY(check_attention(d, *(const uly_attention *)a, true));
-  return sdpa_backward(d, s, a);
+static int32_t cudnn_forward(uly_device *d, uly_stream *s, const void *args) {
+  return cudnn(d, s, attention_args(args, false));
+}
+static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *args) {
+  return cudnn(d, s, attention_args(args, true));
 }
 #endif
 
@@ -265,8 +270,8 @@ static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *a) {
 // asks for.
 const uly_row attention_rows[] = {
 #ifndef ULY_EMULATED
-    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits},
-    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, cudnn_fits},
+    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, cudnn_fits_backward},
 #endif
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},

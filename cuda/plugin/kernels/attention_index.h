@@ -16,12 +16,34 @@ struct AttentionMask {
   int64_t left, right;
 };
 
+// AttentionArgs is a call of attention or of its gradient. The gradients' tensors are absent in a
+// forward call and in a question for workspace.
+struct AttentionArgs : uly_attention {
+  uly_tensor dout, dq, dk, dv;
+  bool backward;
+};
+inline AttentionArgs attention_args(const uly_attention &a, bool backward) {
+  AttentionArgs x = {};
+  static_cast<uly_attention &>(x) = a;
+  x.backward = backward;
+  return x;
+}
+// args are uly_attention_grad if backward, else uly_attention.
+inline AttentionArgs attention_args(const void *args, bool backward) {
+  AttentionArgs x = attention_args(*static_cast<const uly_attention *>(args), backward);
+  if (!backward) return x;
+  const uly_attention_grad &g = *static_cast<const uly_attention_grad *>(args);
+  x.dout = g.dout, x.dq = g.dq, x.dk = g.dk, x.dv = g.dv;
+  return x;
+}
+
 // attention_mask folds causal into the window. A bound that no document can reach is left out, so
 // that no sum below overflows.
 inline AttentionMask attention_mask(const uly_attention &a) {
   const int64_t reach = a.q.shape[0] + a.k.shape[0];
-  const int64_t left = a.left < 0 || a.left >= reach ? -1 : a.left,
-                right = a.right < 0 || a.right >= reach ? -1 : a.right;
+  const uly_window all = {-1, -1}, &w = a.window ? *a.window : all;
+  const int64_t left = w.left < 0 || w.left >= reach ? -1 : w.left,
+                right = w.right < 0 || w.right >= reach ? -1 : w.right;
   return {left, a.causal ? 0 : right};
 }
 
@@ -116,7 +138,7 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   const int64_t tq = a.q.shape[0], hq = a.q.shape[1], tk = a.k.shape[0], hkv = a.k.shape[1];
   AttentionLayout l = {};
   l.documents = a.cu_q ? 0 : tq + tk;
-  for (int64_t i = 0; a.cu_q && i < a.documents; i++)
+  for (int64_t i = 0; a.cu_q && i < a.cu_q.documents(); i++)
     l.documents += a.cu_q[i + 1] > a.cu_q[i] || a.cu_k[i + 1] > a.cu_k[i];
   auto take = [&](int64_t n, int64_t size) {
     const int64_t at = l.bytes;
@@ -153,7 +175,7 @@ void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t 
     n++;
   };
   entry(0, 0);
-  for (int64_t i = 0; i < a.documents; i++) {
+  for (int64_t i = 0; i < a.cu_q.documents(); i++) {
     const int64_t q = a.cu_q[i + 1] - a.cu_q[i], k = a.cu_k[i + 1] - a.cu_k[i];
     if (q == 0 && k == 0) continue;
     tiles_q += ceil_div(q, tile_q);

@@ -27,20 +27,23 @@ static int64_t random_below(int64_t n) { // Knuth's generator
   return (int64_t)((unsigned __int128)state * (uint64_t)n >> 64);
 }
 
-static uly_attention question(int64_t tq, int64_t hq, int64_t tk, int64_t hkv, int dtype = ULY_F32) {
-  uly_attention a = {};
+// list is a slice as Go passes it.
+static uly_list list(const List &x) { return {x.data(), (int64_t)x.size(), (int64_t)x.size()}; }
+
+static AttentionArgs question(int64_t tq, int64_t hq, int64_t tk, int64_t hkv, int dtype = ULY_F32) {
+  AttentionArgs a = {};
   auto shape = [&](uly_tensor &t, int64_t n, int64_t h, int64_t d) {
     t.dtype = (uint8_t)dtype, t.ndim = 3, t.shape[0] = n, t.shape[1] = h, t.shape[2] = d;
   };
   shape(a.q, tq, hq, 8), shape(a.k, tk, hkv, 8), shape(a.v, tk, hkv, 6), shape(a.out, tq, hq, 6);
-  a.left = a.right = -1;
   return a;
 }
 
 // sees is the contract (device/ops.go), word for word.
-static bool sees(const uly_attention &a, int64_t sq, int64_t sk, int64_t i, int64_t j) {
+static bool sees(const AttentionArgs &a, int64_t sq, int64_t sk, int64_t i, int64_t j) {
+  const uly_window &w = *a.window;
   const int64_t at = i + sk - sq;
-  return !(a.causal && j > at) && !(a.left >= 0 && at - j > a.left) && !(a.right >= 0 && j - at > a.right);
+  return !(a.causal && j > at) && !(w.left >= 0 && at - j > w.left) && !(w.right >= 0 && j - at > w.right);
 }
 
 // Every range of queries, and of keys, of every small document under every mask.
@@ -52,8 +55,9 @@ static void test_masks() {
       for (int64_t left : sides)
         for (int64_t right : sides)
           for (int causal = 0; causal < 2; causal++) {
-            uly_attention a = question(sq, 1, sk, 1);
-            a.left = left, a.right = right, a.causal = causal;
+            AttentionArgs a = question(sq, 1, sk, 1);
+            const uly_window window = {left, right};
+            a.window = &window, a.causal = causal;
             const AttentionMask m = attention_mask(a);
             auto text = [&](const char *what, int64_t from, int64_t to, AttentionRange got, int64_t lo, int64_t hi) {
               CHECK(hi > lo ? got.lo == lo && got.hi == hi : got.hi <= got.lo,
@@ -96,8 +100,9 @@ static void test_far_masks() {
     for (int64_t left : {(int64_t)-1, (int64_t)0, (int64_t)100, (int64_t)1 << 33})
       for (int64_t right : {(int64_t)-1, (int64_t)0, (int64_t)100, (int64_t)1 << 33})
         for (int causal = 0; causal < 2; causal++) {
-          uly_attention a = question(sq, 1, sk, 1);
-          a.left = left, a.right = right, a.causal = causal;
+          AttentionArgs a = question(sq, 1, sk, 1);
+          const uly_window window = {left, right};
+          a.window = &window, a.causal = causal;
           const AttentionMask m = attention_mask(a);
           for (int n = 0; n < 2000; n++) {
             const int64_t i = random_below(sq), at = i + extra;
@@ -141,8 +146,8 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   const int64_t hq = random_below(6), hkv = 1 + random_below(4);
   List kv_head(hq);
   for (int64_t h = 0; h < hq; h++) kv_head[h] = least(hkv - 1, (h ? kv_head[h - 1] : 0) + random_below(3));
-  uly_attention a = question(tq, hq, tk, hkv);
-  a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = documents, a.kv_head = kv_head.data();
+  AttentionArgs a = question(tq, hq, tk, hkv);
+  a.cu_q = list(cu_q), a.cu_k = list(cu_k), a.kv_head = list(kv_head);
   const AttentionLayout l = attention_layout(a, true);
   const int tile_q = 1 << random_below(8), tile_k = 1 << random_below(8);
   std::map<int64_t, int64_t> put;
@@ -214,12 +219,12 @@ static void test_layout() {
   for (int n = 0; n < 3000; n++) {
     const int64_t tq = random_below(60), tk = random_below(60), hq = random_below(90), hkv = 1 + random_below(90),
                   documents = 1 + random_below(150);
-    uly_attention a = question(tq, hq, tk, hkv, n % 2 ? ULY_F32 : ULY_BF16);
+    AttentionArgs a = question(tq, hq, tk, hkv, n % 2 ? ULY_F32 : ULY_BF16);
     const List cu_q = bounds(tq, documents), cu_k = bounds(tk, documents);
     for (bool backward : {false, true}) {
-      a.cu_q = a.cu_k = nullptr;
+      a.cu_q = a.cu_k = {};
       const AttentionLayout most_of = attention_layout(a, backward);
-      a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = documents;
+      a.cu_q = list(cu_q), a.cu_k = list(cu_k);
       const AttentionLayout l = attention_layout(a, backward);
       CHECK(l.bytes <= most_of.bytes && l.tables <= most_of.tables && l.documents <= tq + tk, "%lld bytes, bound %lld",
             (ll)l.bytes, (ll)most_of.bytes);

@@ -100,7 +100,8 @@ class Check {
   }
 
   // documents wants a list of them (host memory) that covers the rows.
-  void documents(const char *name, const int64_t *cu, int64_t count, int64_t rows) {
+  void documents(const char *name, const uly_list &cu, int64_t rows) {
+    const int64_t count = cu.documents();
     if (!cu || count < 0 || cu[0] != 0 || cu[count] != rows)
       return refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name,
                     (long long)count, (long long)rows);

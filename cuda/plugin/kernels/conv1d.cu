@@ -298,7 +298,7 @@ template <typename T> bool aligned_packs(const void *p, int64_t row) {
 
 template <typename T> Conv<T> conv_of(const uly_conv1d &p) {
   // What is before the first document is of use to it alone, and it may have no rows.
-  const bool before = p.before.data && p.documents > 0 && p.cu[1] > 0;
+  const bool before = p.before.data && p.cu.documents() > 0 && p.cu[1] > 0;
   return {(const T *)p.x.data, (const T *)p.w.data, before ? (const T *)p.before.data : nullptr,
           p.x.stride[0],       p.before.stride[0],  p.x.shape[1],
           p.w.shape[1]};
@@ -314,7 +314,7 @@ template <typename T> void forward_of(uly_stream *s, const uly_conv1d *p) {
   const int64_t y_row = p->y.stride[0];
   const bool aligned = aligned_conv(a) && aligned_packs<T>(y, y_row);
   Documents documents;
-  for (int64_t used = 0; documents.next(p->cu, p->documents, &used);) {
+  for (int64_t used = 0; documents.next(p->cu, p->cu.documents(), &used);) {
     const unsigned grid =
         blocks_for(ceil_div(a.n, CONV_TILE) * ceil_div(documents.to - documents.from, CONV_RUN * CONV_WARPS), 1);
     if (a.width != USUAL) LAUNCH((conv_forward<T, 0, false>), grid, BLOCK, 0, s, a, documents, y, y_row);
@@ -330,7 +330,7 @@ int conv_shape(Check &c, const uly_conv1d &a) {
   c.dense("w", a.w, type, {a.x.shape[1], -1});
   if (!c.failed() && a.w.shape[1] < 1) c.refuse("w is %s: a convolution is of width 1 or more", text_of(a.w).c_str());
   if (a.before.data) c.rows("before", a.before, type, {a.w.shape[1] - 1, a.x.shape[1]});
-  c.documents("Cu", a.cu, a.documents, a.x.shape[0]);
+  c.documents("Cu", a.cu, a.x.shape[0]);
   return type;
 }
 
@@ -367,15 +367,16 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
 }
 
 template <typename T> void backward_of(uly_stream *s, const uly_conv1d_grad *p) {
-  const Conv<T> a = conv_of<T>(p->conv);
+  const Conv<T> a = conv_of<T>(p->conv1d);
   Gradient<T> g = {
       (const T *)p->dy.data, (T *)p->dx.data, p->dy.stride[0], p->dx.stride[0], nullptr, (float *)s->scratch, 0, 0};
   const bool aligned = aligned_conv(a) && aligned_packs<T>(g.dy, g.dy_row) && aligned_packs<T>(g.dx, g.dx_row);
   if (p->dbefore.data && a.width > 1)
     LAUNCH(conv_before<T>, blocks_for((a.width - 1) * a.n, BLOCK), BLOCK, 0, s, a,
-           p->conv.documents > 0 ? p->conv.cu[1] : 0, g.dy, g.dy_row, (T *)p->dbefore.data, p->dbefore.stride[0]);
+           p->conv1d.cu.documents() > 0 ? p->conv1d.cu[1] : 0, g.dy, g.dy_row, (T *)p->dbefore.data,
+           p->dbefore.stride[0]);
   Documents documents;
-  for (int64_t used = 0; documents.next(p->conv.cu, p->conv.documents, &used);) {
+  for (int64_t used = 0; documents.next(p->conv1d.cu, p->conv1d.cu.documents(), &used);) {
     const ConvCut cut(documents.to - documents.from, a.n, a.width, sizeof(T), s->scratch_bytes);
     g.parts = cut.parts, g.runs = cut.runs,
     g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + cut.behind) : nullptr;
@@ -392,10 +393,10 @@ template <typename T> void backward_of(uly_stream *s, const uly_conv1d_grad *p) 
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   const uly_conv1d_grad *a = (const uly_conv1d_grad *)args;
   Check c(d, "Conv1dBackward");
-  const int type = conv_shape(c, a->conv);
-  const int64_t width = a->conv.w.shape[1], n = a->conv.x.shape[1];
-  c.rows("dy", a->dy, type, Shape(a->conv.x));
-  c.rows("dx", a->dx, type, Shape(a->conv.x));
+  const int type = conv_shape(c, a->conv1d);
+  const int64_t width = a->conv1d.w.shape[1], n = a->conv1d.x.shape[1];
+  c.rows("dy", a->dy, type, Shape(a->conv1d.x));
+  c.rows("dx", a->dx, type, Shape(a->conv1d.x));
   c.dense("dw", a->dw, ULY_F32, {n, width});
   if (a->dbefore.data) c.rows("dbefore", a->dbefore, type, {width - 1, n});
   if (!c.failed() && !ConvCut::fits(width, size_of(type), s->scratch_bytes))

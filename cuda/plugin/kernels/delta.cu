@@ -25,8 +25,9 @@ struct Operands {
              dbeta = {};
   uly_tensor state_in = {}, state_out = {}, dstate_out = {}, dstate_in = {}, transition = {}, saved = {},
              workspace = {};
-  const int64_t *cu = nullptr, *key_head = nullptr;
-  int64_t documents = 0, chunk = 0;
+  uly_list cu = {};
+  const int64_t *key_head = nullptr;
+  int64_t chunk = 0;
   double scale = 0;
   bool l2norm = false, per_head = false;
   Operands(const char *op, DeltaPass pass) : op(op), pass(pass) {}
@@ -102,9 +103,9 @@ int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShap
   const uly_tensor &from = forward ? a.state_in : a.dstate_out, &to = forward ? a.state_out : a.dstate_in;
   if (!given(to)) return ULY_OK;
   const int64_t bytes = shape.value_heads * shape.dk * shape.dv * 4;
-  for (int64_t i = 0; i < a.documents && bytes > 0; i++) {
+  for (int64_t i = 0; i < a.cu.documents() && bytes > 0; i++) {
     if (a.cu[i + 1] > a.cu[i]) continue;
-    const int64_t behind = i - (a.documents - out), at = forward ? behind : i, of = forward ? i : behind;
+    const int64_t behind = i - (a.cu.documents() - out), at = forward ? behind : i, of = forward ? i : behind;
     const bool has_to = forward ? behind >= 0 : i < in, has_from = given(from) && (forward ? i < in : behind >= 0);
     if (!has_to) continue;
     char *p = (char *)to.data + at * bytes;
@@ -142,15 +143,15 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     c.shape("dg", a.dg, ULY_F32, {tokens, hv});
     c.shape("dbeta", a.dbeta, ULY_F32, {tokens, hv});
   }
-  c.documents("Cu", a.cu, a.documents, tokens);
+  c.documents("Cu", a.cu, tokens);
   if (a.chunk != 0 && a.chunk < 16) c.refuse("Chunk is %lld: want 16 or more, or 0", (long long)a.chunk);
   if (c.failed()) return c.code;
   const int64_t in =
       check_states(c, state ? "DState" : "StateIn", given(a.state_in) || !given(a.dstate_in) ? a.state_in : a.dstate_in,
-                   shape, a.documents);
+                   shape, a.cu.documents());
   const int64_t out_states =
       check_states(c, state ? "State" : "StateOut",
-                   given(a.state_out) || !given(a.dstate_out) ? a.state_out : a.dstate_out, shape, a.documents);
+                   given(a.state_out) || !given(a.dstate_out) ? a.state_out : a.dstate_out, shape, a.cu.documents());
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
@@ -162,7 +163,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
       c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
   }
-  const int64_t documents = state ? 1 : delta_documents(a.cu, a.documents, tokens);
+  const int64_t documents = state ? 1 : delta_documents(a.cu, a.cu.documents(), tokens);
   const DeltaLayout l = delta_layout(shape, documents, a.pass);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < l.bytes)
@@ -181,7 +182,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   char *w = (char *)a.workspace.data;
   Tables tables(d, s, a.op, w);
   const int64_t chunks =
-      delta_tables(shape, l, a.cu, a.documents, state, [&](int64_t at, int64_t value) { tables(at, value); });
+      delta_tables(shape, l, a.cu, a.cu.documents(), state, [&](int64_t at, int64_t value) { tables(at, value); });
   TRY(tables.end());
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   auto floats = [&](int64_t at) { return (float *)(w + at); };
@@ -193,7 +194,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   call.dim_k = (int)dk, call.dim_v = (int)dv, call.chunk = (int)shape.chunk;
   call.start = table(l.start), call.chunks_before = table(l.chunks), call.document = table(l.document);
   call.key_head = table(l.key_head), call.value_first = table(l.first);
-  call.states_in = in, call.states_out = out_states, call.all_documents = a.documents;
+  call.states_in = in, call.states_out = out_states, call.all_documents = a.cu.documents();
   call.state_in = (const float *)a.state_in.data, call.state_out = (float *)a.state_out.data;
   call.dstate_in = (float *)a.dstate_in.data, call.dstate_out = (const float *)a.dstate_out.data,
   call.transition = (float *)a.transition.data;
@@ -240,8 +241,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
 void take(Operands &x, const uly_gated_delta &a) {
   x.q = a.q, x.k = a.k, x.v = a.v, x.out = a.out, x.g = a.g, x.beta = a.beta;
   x.state_in = a.state_in, x.state_out = a.state_out, x.saved = a.saved, x.workspace = a.workspace;
-  x.cu = a.cu, x.key_head = a.key_head, x.documents = a.documents, x.chunk = a.chunk, x.scale = a.scale,
-  x.l2norm = a.l2norm != 0;
+  x.cu = a.cu, x.key_head = a.key_head, x.chunk = a.chunk, x.scale = a.scale, x.l2norm = a.l2norm;
 }
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
@@ -253,8 +253,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   const uly_gated_delta_grad &a = *(const uly_gated_delta_grad *)args;
   Operands x("GatedDeltaBackward", DELTA_BACKWARD);
-  take(x, a.delta);
-  x.per_head = a.per_head != 0;
+  take(x, a.gated_delta);
+  x.per_head = a.per_head;
   x.dout = a.dout, x.dq = a.dq, x.dk = a.dk, x.dv = a.dv, x.dg = a.dg, x.dbeta = a.dbeta;
   x.dstate_out = a.dstate_out, x.dstate_in = a.dstate_in;
   return run(d, s, x);
@@ -275,7 +275,7 @@ int32_t state(uly_device *d, uly_stream *s, const void *args) {
   Operands x("DeltaState", DELTA_STATE);
   x.k = a.k, x.v = a.v, x.g = a.g, x.beta = a.beta, x.state_out = one(a.state), x.transition = a.transition,
   x.workspace = a.workspace;
-  x.cu = cu, x.documents = 1, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm != 0;
+  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm;
   return run(d, s, x);
 }
 
@@ -285,7 +285,7 @@ int32_t state_grad(uly_device *d, uly_stream *s, const void *args) {
   Operands x("DeltaStateGrad", DELTA_STATE);
   x.q = a.q, x.k = a.k, x.g = a.g, x.beta = a.beta, x.dout = a.dout, x.dstate_in = one(a.dstate),
   x.workspace = a.workspace;
-  x.cu = cu, x.documents = 1, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm != 0, x.scale = a.scale;
+  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm, x.scale = a.scale;
   return run(d, s, x);
 }
 
@@ -297,7 +297,7 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   if (c.failed()) return c.code;
   const DeltaShape s =
       delta_shape(a->k.shape[0], a->k.shape[1], a->v.shape[1], a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
-  const int64_t documents = delta_documents(a->cu, a->documents, s.tokens);
+  const int64_t documents = delta_documents(a->cu, a->cu.documents(), s.tokens);
   *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD).bytes,
          delta_layout(s, documents, DELTA_BACKWARD).bytes, delta_layout(s, 1, DELTA_STATE).bytes};
   return ULY_OK;

@@ -83,26 +83,25 @@ template <typename S> __global__ void __launch_bounds__(BLOCK) update(S rule, Fl
 }
 
 // start_update launches once for every ULY_RANGES ranges.
-template <typename S>
-void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_range *decay, int64_t decays) {
+template <typename S> void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_ranges &decay) {
   a.aligned = aligned16(a.w, 4) && aligned16(a.g, 4) && (uintptr_t)a.low % (K * sizeof(bf16)) == 0;
   for (int k = 0; k < S::STATE; k++) a.aligned = a.aligned && aligned16(a.state[k], 4);
   Ranges ranges;
   for (int64_t used = 0; ranges.to < n;) {
-    ranges.next(decay, decays, n, &used);
+    ranges.next(decay.data, decay.length, n, &used);
     if (ranges.to > ranges.from)
       LAUNCH(update<S>, blocks_for(ranges.to - ranges.from + K, BLOCK * K), BLOCK, 0, s, rule, a, ranges);
   }
 }
 
 // check_update looks at what both optimizers have beside the state.
-void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_tensor &low, const uly_range *decay,
-                  int64_t decays) {
+void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_tensor &low, const uly_ranges &ranges) {
+  const uly_range *decay = ranges.data;
   c.dense("w", w, ULY_F32, Shape(w));
   c.dense("g", g, ULY_F32, Shape(w));
   if (low.dtype) c.dense("low", low, ULY_BF16, Shape(w));
   int64_t at = 0;
-  for (int64_t i = 0; decay && i < decays && !c.failed(); i++) {
+  for (int64_t i = 0; decay && i < ranges.length && !c.failed(); i++) {
     if (decay[i].lo < at || decay[i].hi < decay[i].lo || decay[i].hi > elements(w))
       c.refuse("decay range [%lld, %lld) of %lld elements, after %lld: ranges ascend", (long long)decay[i].lo,
                (long long)decay[i].hi, (long long)elements(w), (long long)at);
@@ -115,7 +114,7 @@ bf16 *low_of(const uly_tensor &low) { return low.dtype ? (bf16 *)low.data : null
 int32_t adamw(uly_device *d, uly_stream *s, const void *args) {
   const uly_adamw *a = (const uly_adamw *)args;
   Check c(d, "AdamW");
-  check_update(c, a->w, a->g, a->low, a->decay, a->decays);
+  check_update(c, a->w, a->g, a->low, a->decay);
   c.dense("m", a->m, ULY_F32, Shape(a->w));
   c.dense("v", a->v, ULY_F32, Shape(a->w));
   if (a->step < 1) c.refuse("step %lld: steps count from 1", (long long)a->step);
@@ -134,14 +133,14 @@ int32_t adamw(uly_device *d, uly_stream *s, const void *args) {
                      low_of(a->low),
                      (float)(1 - a->lr * a->weight_decay),
                      false};
-  start_update(s, rule, flat, elements(a->w), a->decay, a->decays);
+  start_update(s, rule, flat, elements(a->w), a->decay);
   return started(d, "cuda.AdamW");
 }
 
 int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
   const uly_sgd *a = (const uly_sgd *)args;
   Check c(d, "SGD");
-  check_update(c, a->w, a->g, a->low, a->decay, a->decays);
+  check_update(c, a->w, a->g, a->low, a->decay);
   if (c.failed() || elements(a->w) == 0) return c.code;
   const Flat flat = {(float *)a->w.data,
                      (const float *)a->g.data,
@@ -149,7 +148,7 @@ int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
                      low_of(a->low),
                      (float)(1 - a->lr * a->weight_decay),
                      false};
-  start_update(s, SGD{(float)(a->lr * a->grad_scale)}, flat, elements(a->w), a->decay, a->decays);
+  start_update(s, SGD{(float)(a->lr * a->grad_scale)}, flat, elements(a->w), a->decay);
   return started(d, "cuda.SGD");
 }
 

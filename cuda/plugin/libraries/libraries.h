@@ -5,6 +5,8 @@
 
 #include "plugin.h"
 
+struct AttentionArgs;
+
 // probe_libraries fills out->library: the driver, cuBLASLt, cuDNN, NVRTC, NCCL. It never fails.
 void probe_libraries(uly_probe *out);
 // What the device says of its libraries in uly_info.kernels: "cuBLASLt 13.1.0, cuDNN 9.19.0".
@@ -14,10 +16,9 @@ void libraries_close(uly_device *d);
 
 // cuDNN's attention. fits answers without touching the GPU; workspace is in bytes, beyond the
 // tables of documents.
-bool sdpa_fits(uly_device *d, const void *attention);
-int64_t sdpa_workspace(uly_device *d, const uly_attention *a);
-int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *attention);
-int32_t sdpa_backward(uly_device *d, uly_stream *s, const void *attention);
+bool sdpa_fits(uly_device *d, const AttentionArgs &a);
+int64_t sdpa_workspace(uly_device *d, const AttentionArgs &a);
+int32_t sdpa_run(uly_device *d, uly_stream *s, const AttentionArgs &a);
 
 // The rows of kernels.h.
 int32_t nccl_id(uly_device *, char id[ULY_NCCL_ID]);

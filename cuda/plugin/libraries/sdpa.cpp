@@ -188,9 +188,7 @@ plan *find(uly_device *d, const sdpa_shape &s) {
   return at->second.graph ? &at->second : no(d, at->second.why);
 }
 
-const uly_attention &attention(const void *a) { return *static_cast<const uly_attention *>(a); }
-
-bool available(uly_device *d, const uly_attention &a) {
+bool available(uly_device *d, const AttentionArgs &a) {
   if (!d->absent && !library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
   // Backward, cuDNN adds up dq in the order in which blocks come.
   else if ((d->deterministic || a.deterministic) && a.backward) no(d, "its backward pass does not repeat to the bit");
@@ -202,14 +200,14 @@ int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_lay(s).plan +
 
 // part is one of the calls that attention is cut into, with its plan.
 struct part {
-  uly_attention call;
+  AttentionArgs call;
   sdpa_shape shape;
   plan *p;
 };
 
 // asked is the calls that cuDNN is asked for; none, with the reason, where one of them is not for
 // it.
-std::vector<part> asked(uly_device *d, const uly_attention &a) {
+std::vector<part> asked(uly_device *d, const AttentionArgs &a) {
   if (!available(d, a)) return {};
   std::vector<part> parts;
   sdpa_parts cut;
@@ -224,7 +222,7 @@ std::vector<part> asked(uly_device *d, const uly_attention &a) {
 }
 
 // serving is those of a call with documents, with a plan for each of them or none at all.
-std::vector<part> serving(uly_device *d, const uly_attention &a) {
+std::vector<part> serving(uly_device *d, const AttentionArgs &a) {
   std::vector<part> parts = asked(d, a);
   for (part &x : parts) {
     x.p = find(d, x.shape);
@@ -240,7 +238,7 @@ std::vector<part> serving(uly_device *d, const uly_attention &a) {
 // with the other parts.
 int32_t execute(uly_device *d, uly_stream *stream, const part &x, const AttentionLayout &tables, char *at,
                 const char *op) {
-  const uly_attention &a = x.call;
+  const AttentionArgs &a = x.call;
   const sdpa_shape &s = x.shape;
   plan *p = x.p;
   const sdpa_layout mine = sdpa_lay(s);
@@ -262,13 +260,16 @@ int32_t execute(uly_device *d, uly_stream *stream, const part &x, const Attentio
   return s.backward ? ULY_OK : sdpa_stats(d, stream, a, s, stats, false);
 }
 
-int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const char *op) {
+} // namespace
+
+int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &a) {
+  const char *op = a.backward ? "AttentionBackward" : "AttentionForward";
   const std::vector<part> parts = serving(d, a);
   if (parts.empty()) return ULY_UNSUPPORTED; // with the reason
   int64_t bytes = 0;
   bool packed = false;
   for (const part &x : parts) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
-  const AttentionLayout tables = attention_layout(a, a.backward != 0);
+  const AttentionLayout tables = attention_layout(a, a.backward);
   if (a.workspace.shape[0] < tables.tables + bytes)
     return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op,
                 (long long)a.workspace.shape[0], (long long)(tables.tables + bytes));
@@ -281,27 +282,15 @@ int32_t run(uly_device *d, uly_stream *stream, const uly_attention &a, const cha
   return ULY_OK;
 }
 
-} // namespace
+bool sdpa_fits(uly_device *d, const AttentionArgs &a) { return !(a.cu_q ? serving(d, a) : asked(d, a)).empty(); }
 
-bool sdpa_fits(uly_device *d, const void *args) {
-  const uly_attention &a = attention(args);
-  return !(a.cu_q ? serving(d, a) : asked(d, a)).empty();
-}
-
-int64_t sdpa_workspace(uly_device *d, const uly_attention *a) {
+int64_t sdpa_workspace(uly_device *d, const AttentionArgs &a) {
   int64_t bytes = 0;
-  for (const part &x : asked(d, *a)) {
+  for (const part &x : asked(d, a)) {
     if (const plan *p = d->absent ? nullptr : find(d, x.shape)) bytes = most(bytes, bytes_of(x.shape, *p));
-    if (!a->cu_q) bytes = most(bytes, sdpa_bound(x.shape));
+    if (!a.cu_q) bytes = most(bytes, sdpa_bound(x.shape));
   }
   return bytes;
-}
-
-int32_t sdpa_forward(uly_device *d, uly_stream *s, const void *a) {
-  return run(d, s, attention(a), "AttentionForward");
-}
-int32_t sdpa_backward(uly_device *d, uly_stream *s, const void *a) {
-  return run(d, s, attention(a), "AttentionBackward");
 }
 
 bool sdpa_plan(const sdpa_shape &shape, const std::string &properties, int sm, int64_t *workspace, std::string *text) {

@@ -22,7 +22,7 @@ struct sdpa_parts {
 
 // sdpa_cut is NULL with the parts in order, else why there are none. kv_head is what the caller
 // gave, not yet looked at.
-inline const char *sdpa_cut(const uly_attention &a, sdpa_parts *parts) {
+inline const char *sdpa_cut(const AttentionArgs &a, sdpa_parts *parts) {
   *parts = {};
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3 || a.out.ndim != 3)
     return "tensors of other axes than tokens, heads and features";
@@ -50,7 +50,7 @@ inline const char *sdpa_cut(const uly_attention &a, sdpa_parts *parts) {
 }
 
 // sdpa_part_of is the call of a part: views of a's tensors, its own documents, mask and workspace.
-inline uly_attention sdpa_part_of(uly_attention a, const sdpa_part &p) {
+inline AttentionArgs sdpa_part_of(AttentionArgs a, const sdpa_part &p) {
   auto heads = [](uly_tensor &t, int64_t from, int64_t n) {
     if (t.ndim < 2) return; // not given: gradients forward, and in a question for workspace
     t.data =
@@ -60,6 +60,6 @@ inline uly_attention sdpa_part_of(uly_attention a, const sdpa_part &p) {
   };
   for (uly_tensor *t : {&a.q, &a.out, &a.lse, &a.dout, &a.dq}) heads(*t, p.q, p.hq);
   for (uly_tensor *t : {&a.k, &a.v, &a.dk, &a.dv}) heads(*t, p.k, p.hkv);
-  a.kv_head = nullptr;
+  a.kv_head = {};
   return a;
 }

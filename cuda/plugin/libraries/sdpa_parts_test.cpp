@@ -23,12 +23,18 @@ static int failures;
 typedef long long ll;
 typedef std::vector<int64_t> List;
 
-static std::vector<uly_tensor *> queries(uly_attention &a) { return {&a.q, &a.out, &a.lse, &a.dout, &a.dq}; }
-static std::vector<uly_tensor *> keys(uly_attention &a) { return {&a.k, &a.v, &a.dk, &a.dv}; }
+// list is a slice as Go passes it.
+static uly_list list(const List &x) {
+  const int64_t n = static_cast<int64_t>(x.size());
+  return {x.data(), n, n};
+}
+
+static std::vector<uly_tensor *> queries(AttentionArgs &a) { return {&a.q, &a.out, &a.lse, &a.dout, &a.dq}; }
+static std::vector<uly_tensor *> keys(AttentionArgs &a) { return {&a.k, &a.v, &a.dk, &a.dv}; }
 
 // A call with tensors of 2^33 elements a token and 2^30 a head or, `turned`, the other way round.
-static uly_attention question(const List &kv_head, int64_t hkv, bool turned = false) {
-  uly_attention a = {};
+static AttentionArgs question(const List &kv_head, int64_t hkv, bool turned = false) {
+  AttentionArgs a = {};
   int64_t at = 1;
   auto shape = [&](uly_tensor *t, int64_t heads) {
     t->dtype = t == &a.lse ? ULY_F32 : ULY_BF16, t->ndim = t == &a.lse ? 2 : 3;
@@ -39,7 +45,7 @@ static uly_attention question(const List &kv_head, int64_t hkv, bool turned = fa
   };
   for (uly_tensor *t : queries(a)) shape(t, static_cast<int64_t>(kv_head.size()));
   for (uly_tensor *t : keys(a)) shape(t, hkv);
-  a.kv_head = kv_head.data();
+  a.kv_head = list(kv_head);
   return a;
 }
 
@@ -51,7 +57,7 @@ static uintptr_t address(const uly_tensor &t, int64_t token, int64_t head) {
 // cut checks the parts of a list, of which all key heads are used: every head is in one, with its
 // own key head and in its own memory. It returns how many.
 static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
-  uly_attention a = question(kv_head, hkv, turned);
+  AttentionArgs a = question(kv_head, hkv, turned);
   sdpa_parts parts;
   const char *why = sdpa_cut(a, &parts);
   CHECK(!why, "%zu heads: %s", kv_head.size(), why);
@@ -61,7 +67,7 @@ static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
     CHECK(p.q == q && p.k == k && p.hq > 0 && p.hkv > 0 && p.hq % p.hkv == 0, "part %lld is %lld:%lld from %lld:%lld",
           (ll)i, (ll)p.hq, (ll)p.hkv, (ll)p.q, (ll)p.k);
     if (i > 0) CHECK(p.hq / p.hkv != parts.part[i - 1].hq / parts.part[i - 1].hkv, "parts that could be one");
-    uly_attention b = sdpa_part_of(a, p);
+    AttentionArgs b = sdpa_part_of(a, p);
     CHECK(b.q.shape[1] == p.hq && b.k.shape[1] == p.hkv && !b.kv_head, "a part of other heads");
     for (int64_t h = 0; h < p.hq; h++)
       CHECK(kv_head[static_cast<size_t>(q + h)] == k + attention_kv_head(b, h), "query head %lld has another key head",
@@ -103,7 +109,7 @@ static void shares() {
 
 static void refusals() {
   auto refused = [](const List &kv_head, int64_t hkv, const char *want) {
-    const uly_attention a = question(kv_head, hkv);
+    const AttentionArgs a = question(kv_head, hkv);
     sdpa_parts parts;
     const char *why = sdpa_cut(a, &parts);
     CHECK(why && strstr(why, want), "%zu heads: %s, want %s", kv_head.size(), why ? why : "served", want);
@@ -113,9 +119,9 @@ static void refusals() {
     refused(list, 3, "left out");
   refused({}, 2, "nothing");
   refused({0}, 0, "nothing");
-  uly_attention a = question({0, 0, 0, 0}, 2);
+  AttentionArgs a = question({0, 0, 0, 0}, 2);
   sdpa_parts parts;
-  a.kv_head = nullptr;
+  a.kv_head = {};
   CHECK(!sdpa_cut(a, &parts) && parts.n == 1 && parts.part[0].hq == 4 && parts.part[0].hkv == 2, "no list");
   a.k.shape[1] = 3;
   const char *why = sdpa_cut(a, &parts);
@@ -125,7 +131,7 @@ static void refusals() {
   CHECK(why && strstr(why, "axes"), "a matrix");
   a = question({0, 0, 0, 1}, 2); // a question for workspace has no gradients
   for (uly_tensor *t : {&a.dout, &a.dq, &a.dk, &a.dv}) *t = {};
-  const uly_attention b = sdpa_part_of(a, {3, 1, 1, 1});
+  const AttentionArgs b = sdpa_part_of(a, {3, 1, 1, 1});
   CHECK(!b.dq.data && !b.dk.data && b.q.shape[1] == 1, "a question with gradients");
 }
 
@@ -192,24 +198,29 @@ struct memory {
   }
 };
 
+// run enqueues a call of attention or of its gradient.
+static void run(int32_t op, const AttentionArgs &a) {
+  uly_attention_grad g = {};
+  g.attention = a, g.dout = a.dout, g.dq = a.dq, g.dk = a.dk, g.dv = a.dv;
+  const bool backward = op == ULY_OP_ATTENTION_BACKWARD;
+  FINE(api->enqueue(device, stream, op, &g, backward ? sizeof g : sizeof g.attention));
+}
+
 // results is out, lse, dq, dk and dv, with the gaps in their memory.
 static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, int dtype, lay l, bool in_parts) {
   const List cu_q = {0, 40, 40, 71}, cu_k = {0, 37, 40, 80};
   const int64_t tq = cu_q.back(), tk = cu_k.back(), hq = static_cast<int64_t>(kv_head.size()), d = 16, dv = 24;
-  uly_attention a = {};
+  AttentionArgs a = {};
   memory q, k, v, dout, out, lse, dq, dk, dgv, workspace;
   q.take(&a.q, dtype, l, tq, hq, d, 1), k.take(&a.k, dtype, l, tk, hkv, d, 2), v.take(&a.v, dtype, l, tk, hkv, dv, 3),
       dout.take(&a.dout, dtype, l, tq, hq, dv, 4);
   out.take(&a.out, dtype, l, tq, hq, dv, 0), lse.take(&a.lse, ULY_F32, l, tq, hq, 0, 0);
   dq.take(&a.dq, dtype, l, tq, hq, d, 0), dk.take(&a.dk, dtype, l, tk, hkv, d, 0),
       dgv.take(&a.dv, dtype, l, tk, hkv, dv, 0);
-  a.cu_q = cu_q.data(), a.cu_k = cu_k.data(), a.documents = 3, a.kv_head = kv_head.data();
-  a.left = a.right = -1, a.causal = 1, a.scale = 0.25;
+  a.cu_q = list(cu_q), a.cu_k = list(cu_k), a.kv_head = list(kv_head);
+  a.causal = true, a.scale = 0.25;
   int64_t bytes[2] = {};
-  for (int32_t backward : {0, 1}) {
-    a.backward = backward;
-    FINE(api->workspace(device, &a, &bytes[backward]));
-  }
+  for (int32_t backward : {0, 1}) { FINE(api->workspace(device, &a, backward, &bytes[backward])); }
   uly_tensor w = {};
   workspace.take(&w, ULY_U8, TOKENS, most(bytes[0], bytes[1]), 1, 0, 0);
   a.workspace = w, a.workspace.ndim = 1, a.workspace.stride[0] = 1;
@@ -218,11 +229,8 @@ static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, 
     const int32_t op = backward ? ULY_OP_ATTENTION_BACKWARD : ULY_OP_ATTENTION_FORWARD;
     sdpa_parts parts = {};
     if (in_parts) CHECK(!sdpa_cut(a, &parts), "not cut");
-    else FINE(api->enqueue(device, stream, op, &a, sizeof a));
-    for (int64_t i = 0; i < parts.n; i++) {
-      const uly_attention part = sdpa_part_of(a, parts.part[i]);
-      FINE(api->enqueue(device, stream, op, &part, sizeof part));
-    }
+    else run(op, a);
+    for (int64_t i = 0; i < parts.n; i++) { run(op, sdpa_part_of(a, parts.part[i])); }
   }
   return {out.back(), lse.back(), dq.back(), dk.back(), dgv.back()};
 }

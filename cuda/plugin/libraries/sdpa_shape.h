@@ -60,7 +60,7 @@ inline bool sdpa_by_lengths(const sdpa_shape &s) {
 // sdpa_describe is NULL when cuDNN is asked, else why it is not; a is a part of sdpa_parts.h, whose
 // query heads are spread evenly. With cu_q NULL, whether it may be for some documents; the shape is
 // then of one.
-inline const char *sdpa_describe(const uly_attention &a, sdpa_shape *s) {
+inline const char *sdpa_describe(const AttentionArgs &a, sdpa_shape *s) {
   memset(static_cast<void *>(s), 0, sizeof *s);
   s->hq = a.q.shape[1], s->hkv = a.k.shape[1], s->d = a.q.shape[2], s->dv = a.v.shape[2];
   s->tokens_q = a.q.shape[0], s->tokens_k = a.k.shape[0];
@@ -88,14 +88,14 @@ inline const char *sdpa_describe(const uly_attention &a, sdpa_shape *s) {
   s->causal = m.right == 0;
   s->left = m.left < 0 ? 0 : m.left + 1;
   s->scale = static_cast<float>(a.scale);
-  s->backward = a.backward != 0;
+  s->backward = a.backward;
 
   // Wrong on Hopper from 9.11 on; TransformerEngine does not ask for it either.
   if (s->backward && s->d != s->dv && least(s->d, s->dv) >= 128 && (s->d != 192 || s->dv != 128))
     return "head sizes from 128 on that differ, backward";
   int64_t documents = 0;
   bool square = true, equal = true;
-  for (int64_t i = 0; a.cu_q && i < a.documents; i++) {
+  for (int64_t i = 0; a.cu_q && i < a.cu_q.documents(); i++) {
     const int64_t sq = a.cu_q[i + 1] - a.cu_q[i], sk = a.cu_k[i + 1] - a.cu_k[i];
     if (sq == 0 && sk == 0) continue;
     // before 9.25 cuDNN knows lengths of 0 as padding alone, for queries and keys alike

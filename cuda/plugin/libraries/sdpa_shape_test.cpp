@@ -21,14 +21,14 @@ static int failures;
 
 // A call whose tensors lie token by token, with `gap` elements after each token.
 struct call {
-  uly_attention a = {};
+  AttentionArgs a = {};
+  uly_window window = {-1, -1};
   std::vector<int64_t> cu_q{0}, cu_k{0};
   call(std::vector<int64_t> sq, std::vector<int64_t> sk, int64_t hq = 4, int64_t hkv = 2, int64_t d = 16,
        int64_t dv = 16, int64_t gap = 0) {
     for (int64_t n : sq) cu_q.push_back(cu_q.back() + n);
     for (int64_t n : sk) cu_k.push_back(cu_k.back() + n);
-    a.documents = static_cast<int64_t>(sq.size());
-    a.left = a.right = -1, a.scale = 0.25, a.causal = 1;
+    a.scale = 0.25, a.causal = true;
     a.q = tensor(cu_q.back(), hq, d, gap), a.k = tensor(cu_k.back(), hkv, d, gap),
     a.v = tensor(cu_k.back(), hkv, dv, gap), a.out = tensor(cu_q.back(), hq, dv, gap);
   }
@@ -39,9 +39,12 @@ struct call {
     t.stride[0] = heads * width + gap, t.stride[1] = width, t.stride[2] = 1;
     return t;
   }
-  void gradients() { a.backward = 1, a.dq = a.q, a.dk = a.k, a.dv = a.v, a.dout = a.out; }
+  void gradients() { a.backward = true, a.dq = a.q, a.dk = a.k, a.dv = a.v, a.dout = a.out; }
   const char *describe(sdpa_shape *s) {
-    a.cu_q = cu_q.data(), a.cu_k = cu_k.data();
+    const auto list = [](const std::vector<int64_t> &x) {
+      return uly_list{x.data(), static_cast<int64_t>(x.size()), static_cast<int64_t>(x.size())};
+    };
+    a.cu_q = list(cu_q), a.cu_k = list(cu_k), a.window = &window;
     return sdpa_describe(a, s);
   }
   bool refused(const char *why) {
@@ -61,7 +64,7 @@ static void masks() {
         for (int64_t left = -1; left <= 7; left++)
           for (int64_t right = -1; right <= 7; right++) {
             call c({sq}, {sk});
-            c.a.causal = causal, c.a.left = left, c.a.right = right;
+            c.a.causal = causal, c.window = {left, right};
             sdpa_shape s;
             const char *why = c.describe(&s);
             bool empty = false, ahead = false, same = true;
@@ -186,7 +189,7 @@ static void refusals() {
   CHECK(with([](call &c) { c.a.v.stride[1] = 0; }).refused("16 bytes"), "heads one over another");
   CHECK(with([](call &c) { c.a.out.data = reinterpret_cast<void *>(8); }).refused("aligned"), "alignment");
   CHECK(with([](call &c) { c.a.q.stride[2] = 2; }).refused("dense"), "last axis");
-  CHECK(with([](call &c) { c.a.right = 3, c.a.causal = 0; }).refused("ahead"), "look ahead");
+  CHECK(with([](call &c) { c.window.right = 3, c.a.causal = 0; }).refused("ahead"), "look ahead");
   CHECK(with([](call &c) { c.a.scale = NAN; }).refused("finite"), "scale");
   CHECK(call({64}, {64}, 4, 2, 264, 8).refused("head sizes"), "d 264");
   CHECK(call({64}, {64}, 4, 2, 20, 16).refused("16 bytes"), "d 20");
@@ -204,7 +207,7 @@ static void refusals() {
   CHECK(with([](call &c) { c.gradients(); }).describe(&s) == nullptr && s.backward, "backward");
   CHECK(call({64, 0}, {64, 64}).refused("without queries"), "a document without queries");
   call before({96}, {64}, 4, 2), within({64}, {96}, 4, 2);
-  before.a.causal = 0, before.a.left = within.a.left = 5;
+  before.a.causal = 0, before.window.left = within.window.left = 5;
   CHECK(before.refused("more queries than keys") && !within.describe(&s), "a window and more queries than keys");
   for (int64_t dv : {64, 128, 192, 256})
     for (int64_t d : {64, 128, 192, 256}) {
@@ -224,7 +227,7 @@ static void refusals() {
 // A question for workspace comes without documents and without gradients; the answer holds for all.
 static void questions() {
   call c({4096}, {4096}, 32, 8, 128, 128);
-  c.a.backward = 1;
+  c.a.backward = true;
   sdpa_shape s;
   CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token &&
             s.dgv.token == s.v.token,
