@@ -46,7 +46,7 @@ type layerPlaces struct {
 }
 
 // keep carves what forward leaves for backward; the attention's own comes last.
-func (x *layerPlaces) keep(c *device.Carver, attention int64) tensor.Tensor {
+func (x *layerPlaces) keep(c *device.Allocator, attention int64) tensor.Tensor {
 	l, t := x.l, x.tokens
 	x.mixed = c.Take(l.DType, t, l.Heads*l.VDim)
 	if x.kind.norm {
@@ -57,13 +57,13 @@ func (x *layerPlaces) keep(c *device.Carver, attention int64) tensor.Tensor {
 }
 
 // project carves q, k and v, or their gradients.
-func (x *layerPlaces) project(c *device.Carver) {
+func (x *layerPlaces) project(c *device.Allocator) {
 	l, t := x.l, x.tokens
 	x.q, x.k, x.v = c.Take(l.DType, t, l.Heads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.VDim)
 }
 
 // back carves what backward needs beside q, k and v.
-func (x *layerPlaces) back(c *device.Carver) {
+func (x *layerPlaces) back(c *device.Allocator) {
 	x.dmixed = c.Take(x.l.DType, x.tokens, x.l.Heads*x.l.VDim)
 	if x.l.DType != tensor.F32 {
 		x.wide = c.Take(tensor.F32, x.tokens, x.kind.hidden)
@@ -82,7 +82,7 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 	x.start(p, b, kind)
 	attention := p.sp.Sizes(b)
 	align := p.ctx.dev.Info().Align
-	saved, forward, backward := device.Carver{Align: align}, device.Carver{Align: align}, device.Carver{Align: align}
+	saved, forward, backward := device.Allocator{Align: align}, device.Allocator{Align: align}, device.Allocator{Align: align}
 	x.keep(&saved, attention.Saved)
 	x.project(&forward)
 	size := sp.Sizes{Workspace: forward.Padded() + saved.Padded() + attention.Workspace}
@@ -247,8 +247,8 @@ func (c *context) layerForward(p *plan, b *sp.Batch, x *layerPlaces) error {
 		return err
 	}
 	align := c.dev.Info().Align
-	ws := device.Carver{Mem: x.workspace, Align: align}
-	keep := device.Carver{Mem: x.saved, Align: align}
+	ws := device.Allocator{Mem: x.workspace, Align: align}
+	keep := device.Allocator{Mem: x.saved, Align: align}
 	x.project(&ws)
 	attention := p.sp.Sizes(b)
 	c.args = sp.Args{}

@@ -98,8 +98,8 @@ func (c *context) layerBackward(p *plan, b *sp.Batch, x *layerPlaces) error {
 		return err
 	}
 	align := c.dev.Info().Align
-	ws := device.Carver{Mem: x.workspace, Align: align}
-	keep := device.Carver{Mem: x.saved, Align: align}
+	ws := device.Allocator{Mem: x.workspace, Align: align}
+	keep := device.Allocator{Mem: x.saved, Align: align}
 	attention := p.sp.Sizes(b)
 	c.args = sp.Args{Saved: x.keep(&keep, attention.Saved)}
 	x.project(&ws)

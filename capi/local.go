@@ -49,7 +49,7 @@ func newLocalC() *localC   { return (*localC)(C.calloc(1, C.size_t(unsafe.Sizeof
 func freeLocalC(m *localC) { C.free(unsafe.Pointer(m)) }
 
 // gather carves what a rank has after the exchange.
-func (p *plan) gather(c *device.Carver, b *sp.Batch) gathered {
+func (p *plan) gather(c *device.Allocator, b *sp.Batch) gathered {
 	l := p.sp.Layer()
 	lo, hi, klo, khi := p.sp.Heads()
 	return gathered{q: c.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: c.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
@@ -59,7 +59,7 @@ func (p *plan) gather(c *device.Carver, b *sp.Batch) gathered {
 // localSizes is the bytes of saved and workspace.
 func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	x, l := &p.ctx.local, p.sp.Layer()
-	c := device.Carver{Align: p.ctx.dev.Info().Align}
+	c := device.Allocator{Align: p.ctx.dev.Info().Align}
 	x.keep = p.gather(&c, b)
 	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.Dim)
 	x.seq[1] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.Dim)
@@ -152,10 +152,10 @@ func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointe
 		return r.err
 	}
 	c.saves(savesLocal, p, whole, 0)
-	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
+	ws := device.Allocator{Mem: c.args.Workspace, Align: c.dev.Info().Align}
 	keep := &ws
 	if !c.args.Saved.IsNil() {
-		keep = &device.Carver{Mem: c.args.Saved, Align: c.dev.Info().Align}
+		keep = &device.Allocator{Mem: c.args.Saved, Align: c.dev.Info().Align}
 	}
 	x.keep = p.gather(keep, b)
 	x.seq, x.heads = [3]tensor.Tensor{c.args.Q, c.args.K, c.args.V}, [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
@@ -233,8 +233,8 @@ func (p *plan) backwardLocal(op string, whole *batch, args, grads, f, user unsaf
 	if err := c.sealed(op); err != nil {
 		return err
 	}
-	ws := device.Carver{Mem: c.args.Workspace, Align: c.dev.Info().Align}
-	keep := device.Carver{Mem: c.args.Saved, Align: c.dev.Info().Align}
+	ws := device.Allocator{Mem: c.args.Workspace, Align: c.dev.Info().Align}
+	keep := device.Allocator{Mem: c.args.Saved, Align: c.dev.Info().Align}
 	x.keep, x.grad = p.gather(&keep, b), p.gather(&ws, b)
 	x.seq[0], x.heads[0] = c.grads.DOut, x.grad.out
 	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}

@@ -5,9 +5,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Arena hands out parts of one Buffer in stack order. It is sized by a plan before the first step;
-// asking for more is OutOfMemory, which names the component, because a plan that is wrong must not
-// be repaired in the step loop.
+// Arena is a bump allocator over one Buffer, with scopes in stack order (Mark, Reset). A plan sets
+// its size before the first step. An allocation beyond the size fails with OutOfMemory and names
+// the component: a wrong plan must not be repaired in the step loop.
 type Arena struct {
 	name       string
 	buffer     Buffer
@@ -16,8 +16,7 @@ type Arena struct {
 	used, peak int64
 }
 
-// NewArena allocates bytes on the device. The name is the component in error texts and in the
-// memory table.
+// NewArena allocates bytes on the device. Errors and the memory table show name as the component.
 func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	b, err := d.Alloc(max(bytes, 1))
 	if err != nil {
@@ -26,14 +25,14 @@ func NewArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: d.Info().Place}, nil
 }
 
-// HostAllocator is a device with memory of its own that can allocate host memory too, to and from
-// which copies run beside the host's work.
+// HostAllocator is a device with its own memory that also allocates host memory. Copies between
+// the two run asynchronously to the host.
 type HostAllocator interface {
 	AllocHost(bytes int64) (Buffer, error) // zeroed
 }
 
-// NewHostArena allocates bytes of the host's memory, for what a device's memory has no room for. On
-// a device without memory of its own it is an arena like any other.
+// NewHostArena allocates bytes of host memory, for tensors that are offloaded from the device. On a
+// device that computes in host memory it is NewArena.
 func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
 	a, ok := d.(HostAllocator)
 	if !ok {
@@ -46,23 +45,25 @@ func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: tensor.Host}, nil
 }
 
-// Sketch is an arena without memory: its tensors have shapes and no data. Laying a plan out on it
-// gives the size of the real one (Peak).
+// Sketch returns an arena without memory. Its tensors have shapes and no data. A plan that is laid
+// out on it gives the size of the real arena (Peak).
 func Sketch(d Device, name string) *Arena {
 	return &Arena{name: name, align: d.Info().Align, place: d.Info().Place}
 }
 
-// Sketched reports an arena without memory; operations on its tensors must not run.
+// Sketched reports an arena without memory. Operations on its tensors must not run.
 func (a *Arena) Sketched() bool { return a.buffer == nil }
 
-// Padded is the bytes that one tensor of n bytes takes from an arena of the device.
-func Padded(d Device, n int64) int64 { a := d.Info().Align; return (n + a - 1) / a * a }
+// Padded returns the bytes that one tensor of n bytes occupies in an arena of the device.
+func Padded(d Device, n int64) int64 { return roundUp(n, d.Info().Align) }
 
-// Tensor takes a dense tensor from the arena; its contents are whatever was there.
+func roundUp(n, align int64) int64 { return (n + align - 1) / align * align }
+
+// Tensor allocates a dense tensor. Its contents are undefined.
 func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error) {
 	t := tensor.Of(nil, dtype, shape...)
 	t.Where = a.place
-	lo := (a.used + a.align - 1) / a.align * a.align
+	lo := roundUp(a.used, a.align)
 	hi := lo + t.Bytes()
 	if a.buffer == nil {
 		a.used, a.peak = hi, max(a.peak, hi)
@@ -78,11 +79,11 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 	return all.At(lo, dtype, shape...), nil
 }
 
-// Mark and Reset bracket a scope: Reset(Mark()) gives back what was taken since.
+// Mark returns the end of the allocations. Reset(mark) frees all allocations since Mark.
 func (a *Arena) Mark() int64      { return a.used }
 func (a *Arena) Reset(mark int64) { a.used = mark }
 
-// Name, Bytes and Peak are for the memory table.
+// Name, Bytes and Peak are shown in the memory table. Peak is the most bytes that were in use.
 func (a *Arena) Name() string { return a.name }
 func (a *Arena) Peak() int64  { return a.peak }
 

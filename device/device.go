@@ -1,20 +1,23 @@
-// Package device is the contract that every device signs: memory, order, and about twenty coarse
-// operations (ops.go).
+// Package device is the contract of a device: memory, streams, and the operations of training
+// (ops.go, delta.go). Package cpu, package cuda, the dry run and the test device implement it.
 //
-// Operations enqueue on a stream and return; on the CPU they are done when they return. What a
-// stream holds runs in order; streams are ordered among each other by events alone. An argument
-// struct, and the host slices in it, may be used again as soon as the call returns; the memory of
-// its tensors may not before the stream has come past. An operation allocates nothing: what it
-// needs is in its arguments, or is a fixed scratch that the device made when it was opened.
-// Arguments are checked at this edge only for what memory safety needs (types, shapes, dense last
-// axes); plans have settled the rest before.
+// An operation is enqueued on a Stream and returns. On the CPU it is complete when it returns. The
+// operations of a stream run in order; Events are the only order between streams. When a call
+// returns, the caller may use its argument struct and the host slices in it again. The memory of
+// its tensors stays in use until the stream has run the operation. An operation allocates nothing:
+// all memory that it needs is in its arguments, or was allocated when the device was opened. A
+// device checks only what memory safety needs: types, shapes, and a dense last axis. Plans have
+// checked everything else before.
 //
-// Memory of another device than the CPU (tensor.CUDA) is reached by operations alone: Copy brings
-// values to the host, and they are there after Sync.
+// The host reads and writes memory of another device than the CPU (tensor.CUDA) only by operations.
+// Copy to the host is complete after Sync.
 //
-// Every result is a function of the arguments alone, never of the number of workers: work is split,
-// and partial sums are added, in an order that shapes decide. That is what makes attention
-// independent of the number of ranks, bit for bit.
+// A result depends on the arguments alone and not on the number of workers: shapes alone decide how
+// work is divided and in which order partial sums are added. Therefore attention is bitwise equal
+// for every number of ranks.
+//
+// The operations are data, too (operations.go): Operations lists each operation with its argument
+// struct and its tensors. A device that embeds Calls implements them all in one function.
 package device
 
 import (
@@ -24,29 +27,29 @@ import (
 	"ulysses/tensor"
 )
 
-// Info says what a device is.
+// Info describes a device.
 type Info struct {
 	Kind    string // "cpu", "cuda"
-	Name    string // as the maker names it
-	Kernels string // the kernel row in use: "avx512bf16", "avx512", "avx2", "portable"
+	Name    string // the manufacturer's name
+	Kernels string // the kernels in use: "avx512bf16", "avx512", "avx2", "portable"
 	Workers int    // CPU threads that operations use
-	Align   int64  // bytes to which allocations are aligned
+	Align   int64  // alignment of allocations, bytes
 	Place   tensor.Place
-	Compute []tensor.DType // types that activations may have, the preferred one first
-	// TokenMajor says which layout attention's kernels like: [T, H, D] in memory, else head-major
-	// [H, T, D].
+	Compute []tensor.DType // types that activations may have; the preferred type is first
+	// TokenMajor is true if attention is fastest on [T, H, D] in memory, false for [H, T, D].
 	TokenMajor bool
-	Memory     int64 // bytes that this rank may have; 0 = the host's
-	// ranks that share it, this one among them, each with that much memory; 0 = nobody has looked
+	Memory     int64 // bytes that this rank may use; 0 = the host's
+	// Sharing is the number of ranks that share the device, including this rank. Each of them may
+	// use Memory bytes. 0 = unknown.
 	Sharing int
 
-	// The widest heads that attention and the gated delta rule serve; 0 = any. Plans refuse wider
-	// ones.
+	// AttentionHead and DeltaHead are the widest heads that attention and the gated delta rule
+	// support; 0 = any width. Plans refuse wider heads.
 	AttentionHead, DeltaHead int64
 }
 
-// KernelsIn is what ranks must agree on to have the same bits in a compute type. A row whose name
-// ends in bf16 has kernels of its own for BF16 alone.
+// KernelsIn returns the kernels that ranks must have in common for bitwise equal results in a
+// compute type. Kernels whose name ends in bf16 differ from the others for BF16 only.
 func (i Info) KernelsIn(compute tensor.DType) string {
 	if compute == tensor.F32 {
 		return strings.TrimSuffix(i.Kernels, "bf16")
@@ -54,31 +57,33 @@ func (i Info) KernelsIn(compute tensor.DType) string {
 	return i.Kernels
 }
 
-// Buffer is memory of a device.
+// Buffer is memory of a device. It is valid until Free.
 type Buffer interface {
 	Pointer() unsafe.Pointer
 	Bytes() int64
 	Free()
 }
 
-// Stream is an order of execution.
+// Stream is a queue of operations that run in order.
 type Stream interface {
-	Sync() error // waits until everything enqueued has run; returns what went wrong meanwhile
-	// Record puts a mark into the stream, Wait makes what is enqueued from here on wait for the
-	// last mark that was recorded before this call, on any stream of the device. An event that was
-	// never recorded holds nobody up.
+	// Sync waits until all enqueued operations have run. It returns the first error of them.
+	Sync() error
+	// Record records the event at this point of the stream. It may be recorded again.
 	Record(Event) error
+	// Wait makes the operations that are enqueued later wait for the last recording of the event
+	// before this call, on any stream of the device. It has no effect for an event that was never
+	// recorded.
 	Wait(Event) error
 	Close()
 }
 
-// Event is a mark in a stream's order; it can be recorded again and again.
+// Event is a point in a stream.
 type Event interface {
-	Sync() error // the host waits for the last mark
+	Sync() error // makes the host wait for the last recording
 	Close()
 }
 
-// Device is memory and operations. One rank owns it; it serves one goroutine at a time.
+// Device is memory and operations. One rank owns it. It serves one goroutine at a time.
 type Device interface {
 	Info() Info
 	Alloc(bytes int64) (Buffer, error) // zeroed; OutOfMemory names the bytes

@@ -2,29 +2,34 @@ package device
 
 import "ulysses/tensor"
 
-// Ops are the operations. T is tokens (rows), N features. Gradients of weights are always added to
-// what is there, gradients of activations are written unless an Add flag says otherwise.
+// Ops has the operations. In shapes, T is the number of tokens (rows) and N of features. An
+// operation adds gradients of weights to their tensor. It writes gradients of activations, unless
+// an Add flag is set.
 //
-// Activations, their gradients and the weights they meet have one type in a call, the compute type:
-// F32, or BF16 where Info.Compute has it. Sums are in F32 all the same. F32 whatever the compute
-// type are: statistics (LSE, RStd, NLL), tables (Cos, Sin, Freq), logits, gradients of weights (DW,
-// DTable, a ColumnSum's dst) and what the optimizer holds. C of a Gemm is either.
+// In one call, activations, their gradients and weights have one type, the compute type: F32, or
+// BF16 if Info.Compute has it. Sums are in F32 for both. Statistics (LSE, RStd, NLL), tables (Cos,
+// Sin, Freq), logits, gradients of weights (DW, DTable, Dst of a ColumnSum) and the tensors of the
+// optimizer are F32 for both. C of a Gemm has either type.
 //
-// Denormals, in arguments and results, may count as zero, but for Copy, Fill, Add, Scale and
-// embeddings.
+// Denormals in arguments and results may be treated as zero, except by Copy, Fill, Add, Scale and
+// the embeddings.
+//
+// This interface is the list of the operations, see operations.go.
 type Ops interface {
-	// Copy writes src into dst of the same shape: any strides, any axes up to tensor.MaxDims; types
-	// may differ (cast).
+	// Copy writes src into dst, which has the same shape. Strides are arbitrary, there are up to
+	// tensor.MaxDims axes, and types may differ (cast). One of the two may be in host memory; it is
+	// then dense and has the type of the other. A source in host memory may be changed when the
+	// call returns. A destination in host memory is complete after Sync.
 	Copy(s Stream, dst, src tensor.Tensor) error
-	// Fill writes value into every element of dst, strides allowed.
+	// Fill writes value into every element of dst. Strides are arbitrary.
 	Fill(s Stream, dst tensor.Tensor, value float64) error
-	// Add writes a + b into dst (same shape, last axis dense); dst may be a or b.
+	// Add writes a + b into dst. The shapes are equal and the last axes dense; dst may be a or b.
 	Add(s Stream, dst, a, b tensor.Tensor) error
 	// Scale multiplies x (dense) by f in place.
 	Scale(s Stream, x tensor.Tensor, f float64) error
-	// ColumnSum adds the sum over rows of x [T, N] to dst [N] (F32): the gradient of a bias.
+	// ColumnSum adds the sum over the rows of x [T, N] to dst [N] (F32): the gradient of a bias.
 	ColumnSum(s Stream, dst, x tensor.Tensor) error
-	// Sum writes Σx into out (F64, one element); SumSquares adds Σx² to out. x is dense F32; the
+	// Sum writes Σx into out (F64, one element). SumSquares adds Σx² to out. x is dense F32. The
 	// sums are in float64.
 	Sum(s Stream, out, x tensor.Tensor) error
 	SumSquares(s Stream, out, x tensor.Tensor) error
@@ -41,8 +46,8 @@ type Ops interface {
 	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
 	CrossEntropy(s Stream, a *CrossEntropy) error
 
-	// AttentionWorkspace is the bytes of Attention.Workspace for a call; with CuQ nil, a bound for
-	// any documents of these lengths.
+	// AttentionWorkspace returns the bytes of Attention.Workspace for a call or its gradient. If CuQ
+	// and CuK are nil, it returns a bound for any documents with as many tokens.
 	AttentionWorkspace(a *Attention, backward bool) int64
 	AttentionForward(s Stream, a *Attention) error
 	AttentionBackward(s Stream, a *AttentionGrad) error
@@ -86,13 +91,13 @@ type (
 )
 
 // Gemm is C[M, N] = A[M, K]·B[K, N] (+ Bias) (+ C). A and B may be transposed views: one of their
-// strides is 1. C's last axis is dense. Where C is BF16, the sum over K, addend and all, is rounded
-// once.
+// strides is 1. The last axis of C is dense. If C is BF16, the sum over K, including Bias and C, is
+// rounded once.
 type Gemm struct {
 	A, B tensor.Tensor `op:"in"` // of the compute type
 	// of the compute type or F32
 	C tensor.Tensor `op:"out,in=Accumulate"`
-	// [N], of B's type; not together with Accumulate
+	// [N], of the type of B; not together with Accumulate
 	Bias       tensor.Tensor `op:"in,optional"`
 	Accumulate bool          // add to C
 }
@@ -103,15 +108,14 @@ type RMSNorm struct {
 	X tensor.Tensor `op:"in"`  // [..., N]
 	W tensor.Tensor `op:"in"`  // [N]
 	Y tensor.Tensor `op:"out"` // [..., N]; may be X
-	// [rows] dense, rows = product of the leading axes: saved for backward
+	// [rows] dense, rows = product of the leading axes; saved for the backward pass
 	RStd tensor.Tensor `op:"out"`
 	Eps  float64
-	// 0, or 1 for weights that are stored as their distance from 1; the sum is taken in F32
+	// 0, or 1 for weights that are stored minus 1; w + Centre is computed in F32
 	Centre float64
 }
 
-// RMSNormGrad is its derivative: dx is written, or added to with AddDX (the residual path); dw is
-// added to.
+// RMSNormGrad is the derivative of RMSNorm. With AddDX (the residual path) it adds to DX.
 type RMSNormGrad struct {
 	X, W, RStd, DY tensor.Tensor `op:"in"`
 	DX             tensor.Tensor `op:"out,in=AddDX"` // may be DY
@@ -120,8 +124,8 @@ type RMSNormGrad struct {
 	Centre         float64
 }
 
-// RopeTable writes cos and sin [T, R/2] of positions[t]·freq[i], the angle in float64, times Scale
-// (1 when 0).
+// RopeTable writes cos and sin of positions[t]·freq[i], times Scale (0 = 1). The angle is in
+// float64.
 type RopeTable struct {
 	Positions tensor.Tensor `op:"in"`  // [T] I32
 	Freq      tensor.Tensor `op:"in"`  // [R/2] F32
@@ -129,40 +133,40 @@ type RopeTable struct {
 	Scale     float64
 }
 
-// Rope rotates the first R features of each head by the table, pairing feature i with i + R/2 (Su
-// et al. 2021, in the layout of Hugging Face); the rest is copied. Inverse is the transposed
-// rotation, its derivative. y may be x.
+// Rope rotates the first R features of each head by the table and copies the others (Su et al.
+// 2021). It pairs feature i with feature i + R/2, the layout of Hugging Face. Inverse is the
+// transposed rotation, which is the derivative. Y may be X.
 type Rope struct {
 	X        tensor.Tensor `op:"in"`  // [T, H, D], last axis dense
 	Y        tensor.Tensor `op:"out"` // [T, H, D], last axis dense
 	Cos, Sin tensor.Tensor `op:"in"`  // [T, R/2], R <= D
 	Inverse  bool
 
-	// With W, x is first what RMSNorm makes of it, rounded to its type (Qwen3's normalization of
-	// queries and keys): not with Inverse.
+	// With W, RMSNorm is applied to X before the rotation, and its result is rounded to the type of X
+	// (Qwen3's normalization of queries and keys). Not together with Inverse.
 	W      tensor.Tensor `op:"in,optional"`  // [D]
-	RStd   tensor.Tensor `op:"out,optional"` // [T, H] F32, last axis dense: as RMSNorm saves it
+	RStd   tensor.Tensor `op:"out,optional"` // [T, H] F32, last axis dense, as RMSNorm.RStd
 	Eps    float64
 	Centre float64
 }
 
-// SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided, the last axis is dense.
+// SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided; the last axis is dense.
 type SwiGLU struct {
 	Gate, Up tensor.Tensor `op:"in"`  // [T, F]
 	Y        tensor.Tensor `op:"out"` // [T, F]
 }
 
-// SwiGLUGrad is its derivative; dgate, dup may be gate, up.
+// SwiGLUGrad is the derivative of SwiGLU. DGate may be Gate, and DUp may be Up.
 type SwiGLUGrad struct {
 	Gate, Up   tensor.Tensor `op:"in"`
 	DY         tensor.Tensor `op:"in,out=Restore"`
 	DGate, DUp tensor.Tensor `op:"out"`
-	// DY becomes y: a layer that did not keep it needs it again, for a gradient of weights
+	// Restore overwrites DY with y. A layer that did not keep y needs it for a gradient of weights.
 	Restore bool
 }
 
-// Embedding is y[t] = table[ids[t]]. Ids are checked by the data reader; one out of range is an
-// error of kind Internal.
+// Embedding is y[t] = table[ids[t]]. The data reader checks the ids. An id out of range is an error
+// of status Internal; a GPU reports it at Sync.
 type Embedding struct {
 	Table tensor.Tensor `op:"in"`  // [V, N]
 	IDs   tensor.Tensor `op:"in"`  // [T] I32
@@ -175,31 +179,31 @@ type EmbeddingGrad struct {
 	DTable  tensor.Tensor `op:"add"`
 }
 
-// CrossEntropy is, per row, nll = logsumexp(logits) - logits[target], in f32, and its gradient
-// (softmax - onehot)·GradScale, which may overwrite the logits. A target of -100 gives nll 0 and
-// gradient 0. DLogits nil = forward only.
+// CrossEntropy is nll = logsumexp(logits) - logits[target] for each row, in F32, and its gradient
+// (softmax - onehot)·GradScale. A target of -100 has nll 0 and gradient 0. Without DLogits, no
+// gradient is computed.
 type CrossEntropy struct {
 	Logits  tensor.Tensor `op:"in"`  // [T, V] F32, last axis dense
 	Targets tensor.Tensor `op:"in"`  // [T] I32
 	NLL     tensor.Tensor `op:"out"` // [T] F32
-	// [T, V] of the compute type; F32 may be Logits
+	// [T, V] of the compute type; may be Logits if F32
 	DLogits   tensor.Tensor `op:"out,optional"`
 	GradScale float64
 }
 
 // Attention is softmax(scale·q·kᵀ)·v for packed documents, without an S×S matrix (Dao 2023).
 //
-// The token axis of queries and of keys is cut into documents by CuQ and CuK (host memory, n+1
-// entries from 0 to T, not decreasing); document i's queries see document i's keys alone. Causal is
-// aligned bottom-right: query i of a document with sq queries and sk keys sees keys j <= i + sk -
-// sq. A window [l, r] leaves keys i+sk-sq-l <= j <= i+sk-sq+r; masks AND. A query that sees no key
-// has out 0, lse -inf and zero gradients; one that sees some, of which all scores are -inf, has NaN
-// in out.
+// CuQ and CuK divide the token axes of queries and of keys into documents. They are in host memory
+// and have n+1 entries from 0 to T, not decreasing. The queries of document i see the keys of
+// document i only. Causal is aligned bottom-right: query i of a document with sq queries and sk
+// keys sees the keys j <= i + sk - sq. A window [l, r] allows the keys i+sk-sq-l <= j <= i+sk-sq+r.
+// If both are set, both must allow a key. A query that sees no key has out 0, lse -inf and zero
+// gradients. A query whose scores are all -inf has NaN in out.
 type Attention struct {
-	// [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides free
+	// [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides arbitrary
 	Q, K, V tensor.Tensor `op:"in"`
 	Out     tensor.Tensor `op:"out"` // [Tq, Hq, Dv]
-	// [Tq, Hq] F32, any strides; natural logarithm; required
+	// [Tq, Hq] F32, arbitrary strides; natural logarithm
 	LSE      tensor.Tensor `op:"out"`
 	CuQ, CuK []int64       `op:"documents"`
 	// key head of each query head, not decreasing; nil = h/(Hq/Hkv)
@@ -210,25 +214,26 @@ type Attention struct {
 	// U8, at least AttentionWorkspace bytes, aligned to Info.Align
 	Workspace tensor.Tensor `op:"scratch"`
 
-	// Deterministic has the gradient repeat to the bit on a device of which that is not true of
-	// itself. AttentionWorkspace is told so too.
+	// Deterministic makes the gradient bitwise reproducible on a device where it otherwise is not.
+	// AttentionWorkspace depends on it.
 	Deterministic bool
 }
 
-// AttentionKernels is a device with several rows of kernels, which can be asked beforehand.
+// AttentionKernels is a device with several kernels for attention, which names its choice before a
+// call.
 type AttentionKernels interface {
-	// AttentionKernel names the row that would serve attention, or its gradient, of such types,
-	// shapes and masks. Documents (CuQ, CuK nil: some), memory and Workspace need not be there.
-	// Unsupported, with the reason, where no row does.
+	// AttentionKernel returns the name of the kernel for attention, or its gradient, of these types,
+	// shapes and masks. CuQ, CuK, the memory of the tensors and Workspace may be absent. The error is
+	// Unsupported, with the reason, if no kernel supports the call.
 	AttentionKernel(a *Attention, backward bool) (string, error)
 }
 
-// Window bounds the keys of a query; a negative side is unbounded.
+// Window limits the keys of a query. A negative side is unlimited.
 type Window struct{ Left, Right int64 }
 
-// AttentionGrad is its derivative (Out, LSE as forward left them); dq, dk, dv are written. Key
-// heads that no query head uses get zeros. dk, dv of a key head are summed over its query heads in
-// index order.
+// AttentionGrad is the derivative of Attention, with Out and LSE of the forward pass. DK and DV of
+// a key head are summed over its query heads in index order; they are zero for a key head without
+// query heads.
 type AttentionGrad struct {
 	Attention
 	DOut       tensor.Tensor `op:"in"`  // [Tq, Hq, Dv]
@@ -238,17 +243,17 @@ type AttentionGrad struct {
 // Range is the elements [Lo, Hi) of a flat tensor.
 type Range struct{ Lo, Hi int64 }
 
-// AdamW is one step of Loshchilov & Hutter 2019 as PyTorch does it: w ← w·(1 - lr·wd); m, v with
-// bias correction for step t ≥ 1; w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is read times
-// GradScale. All dense F32 of one length: many parameters lie in one call.
+// AdamW is one step of Loshchilov & Hutter 2019 as in PyTorch: w ← w·(1 - lr·wd); m, v with bias
+// correction for step t ≥ 1; w ← w - lr·m̂/(sqrt(v̂) + eps). The gradient is multiplied by
+// GradScale. All tensors are dense F32 of one length; one call updates many parameters.
 type AdamW struct {
 	W    tensor.Tensor `op:"in,out"`
 	G    tensor.Tensor `op:"in"`
 	M, V tensor.Tensor `op:"in,out"`
-	// dense BF16 of that length: gets the new w, rounded
+	// dense BF16 of that length; receives the new w, rounded
 	Low                                           tensor.Tensor `op:"out,optional"`
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
-	// where the decay applies, ascending; nil = everywhere
+	// elements to which weight decay applies, ascending; nil = all
 	Decay []Range
 	Step  int64
 }

@@ -13,12 +13,12 @@ func (x *states) any() bool {
 	return !x.in.IsNil() || !x.out.IsNil() || !x.dout.IsNil() || !x.din.IsNil()
 }
 
-// begin cuts up the memory of a call that has passed its checks: keep is the Carver of Saved,
+// begin cuts up the memory of a call that has passed its checks: keep is the allocator of Saved,
 // behind what the frame took of it.
-func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c *cut, f *frame, keep device.Carver, scratch tensor.Tensor) {
+func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c *cut, f *frame, keep device.Allocator, scratch tensor.Tensor) {
 	c, f = p.cutOf(b), &p.frame
-	ws := device.Carver{Mem: p.bytesOf(workspace), Align: p.align}
-	keep = device.Carver{Mem: p.bytesOf(saved), Align: p.align}
+	ws := device.Allocator{Mem: p.bytesOf(workspace), Align: p.align}
+	keep = device.Allocator{Mem: p.bytesOf(saved), Align: p.align}
 	to := &keep
 	if !kind.keep {
 		to = &ws
@@ -93,7 +93,7 @@ func (p *Plan) Recompute(s device.Stream, b *sp.Batch, a *Args) error {
 
 // output runs the rule on the frame's q, k, v, gates and states and brings its output to out, and
 // the documents' states to x.out.
-func (p *Plan) output(s device.Stream, c *cut, f *frame, keep *device.Carver, scratch, out tensor.Tensor, kind call, x *states) error {
+func (p *Plan) output(s device.Stream, c *cut, f *frame, keep *device.Allocator, scratch, out tensor.Tensor, kind call, x *states) error {
 	if p.layer.Strategy == State {
 		f.out = out
 	}
@@ -190,7 +190,7 @@ func (p *Plan) Backward(s device.Stream, b *sp.Batch, a *Args, g *Grads) error {
 }
 
 // gradient runs the rule's derivative on the frame.
-func (p *Plan) gradient(s device.Stream, c *cut, f *frame, keep *device.Carver, scratch tensor.Tensor, perHead bool, x *states) error {
+func (p *Plan) gradient(s device.Stream, c *cut, f *frame, keep *device.Allocator, scratch tensor.Tensor, perHead bool, x *states) error {
 	if err := p.sumUpGradient(s, c, f, scratch, x); err != nil {
 		return err
 	}

@@ -49,9 +49,9 @@ type frame struct {
 	gathered                               tensor.Tensor // states of documents, come from all ranks
 }
 
-// lay cuts up memory for a call, or counts it on carvers without memory. What is kept goes to keep,
+// lay cuts up memory for a call, or counts it on allocators without memory. What is kept goes to keep,
 // which may be ws itself.
-func (p *Plan) lay(f *frame, c *cut, kind call, keep, ws *device.Carver) {
+func (p *Plan) lay(f *frame, c *cut, kind call, keep, ws *device.Allocator) {
 	*f = frame{}
 	l := p.layer
 	lo, hi, keyLo, keyHi := p.Heads()
@@ -59,7 +59,7 @@ func (p *Plan) lay(f *frame, c *cut, kind call, keep, ws *device.Carver) {
 	width := 2*k*l.KeyDim + h*l.ValueDim
 	inputs := keep
 	if l.Strategy == State && !kind.keep {
-		inputs = &device.Carver{Align: p.align} // shapes: the caller's own serve
+		inputs = &device.Allocator{Align: p.align} // shapes: the caller's own serve
 	}
 	if kind.layer {
 		f.x, f.a, f.b = inputs.Take(l.DType, batch, n, width), inputs.Take(l.DType, batch, n, h), inputs.Take(l.DType, batch, n, h)
@@ -88,7 +88,7 @@ func (p *Plan) lay(f *frame, c *cut, kind call, keep, ws *device.Carver) {
 	}
 }
 
-func (p *Plan) layBackward(f *frame, c *cut, kind call, ws *device.Carver) {
+func (p *Plan) layBackward(f *frame, c *cut, kind call, ws *device.Allocator) {
 	l := p.layer
 	lo, hi, keyLo, keyHi := p.Heads()
 	batch, n, h, k := c.line.batch, c.n, hi-lo, keyHi-keyLo
@@ -128,7 +128,7 @@ func (p *Plan) layBackward(f *frame, c *cut, kind call, ws *device.Carver) {
 // layStates is memory for states of documents, where the caller's own will not do: with Heads each
 // rank has its heads of all documents, with State all heads of its documents, one more at the end
 // or the beginning for the part of a document that is written and not wanted.
-func (p *Plan) layStates(f *frame, c *cut, kind call, ws *device.Carver) {
+func (p *Plan) layStates(f *frame, c *cut, kind call, ws *device.Allocator) {
 	if p.size == 1 {
 		return
 	}
@@ -153,7 +153,7 @@ func (p *Plan) layStates(f *frame, c *cut, kind call, ws *device.Carver) {
 
 // take carves [B, n, h, D]: heads before tokens in memory, or the other way round where the device
 // likes that.
-func (p *Plan) take(c *device.Carver, dtype tensor.DType, batch, n, heads, dim int64) tensor.Tensor {
+func (p *Plan) take(c *device.Allocator, dtype tensor.DType, batch, n, heads, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, n, heads, dim)
 	}

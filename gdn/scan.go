@@ -11,14 +11,14 @@ import (
 // not change them.
 func (p *Plan) scanStates(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	l, n := p.layer, int64(len(c.pieces))
-	carver := device.Carver{Mem: scratch, Align: 1}
-	take := func(last int64) tensor.Tensor { return carver.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, last) }
+	memory := device.Allocator{Mem: scratch, Align: 1}
+	take := func(last int64) tensor.Tensor { return memory.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, last) }
 	// M of the prefixes, before and behind a round
 	prefix := [2]tensor.Tensor{take(l.KeyDim), take(l.KeyDim)}
 	if into.IsNil() { // a rank without rows
 		into = tensor.Of(nil, tensor.F32, 0, l.ValueHeads, l.KeyDim, l.ValueDim)
 	}
-	wire := carver.Rest()
+	wire := memory.Rest()
 	for step := int64(1); step <= c.depth; step *= 2 {
 		if err := p.packRound(s, c, wire, step, own, transition, into, prefix[0], backward); err != nil {
 			return err

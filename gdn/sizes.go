@@ -73,7 +73,7 @@ func (p *Plan) sizes(c *cut, kind call) (size Sizes) {
 
 // need is the bytes of one call.
 func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
-	keep, ws := device.Carver{Align: p.align}, device.Carver{Align: p.align}
+	keep, ws := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
 	to := &keep
 	if !kind.keep {
 		to = &ws

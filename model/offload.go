@@ -10,9 +10,9 @@ import (
 // the host's while the next one computes, and before it is needed it comes back into the slot that
 // it was in, while the one before computes. The traffic has a stream of its own, ordered by events.
 type store struct {
-	slots  [2]slot
-	places []tensor.Tensor // F32, of the host
-	carver device.Carver   // of the slot that is written
+	slots     [2]slot
+	places    []tensor.Tensor  // F32, of the host
+	allocator device.Allocator // of the slot that is written
 	// the last two items stay in their slots until they are needed: they do not travel
 	resides bool
 }
@@ -97,7 +97,7 @@ func (st *store) slot(item int64) *slot { return &st.slots[item%2] }
 
 // take is memory of the slot that is written.
 func (st *store) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
-	return st.carver.Take(dtype, shape...)
+	return st.allocator.Take(dtype, shape...)
 }
 
 // travels says whether an item leaves the device at all.
@@ -108,7 +108,7 @@ func (st *store) travels(item, items int64) bool {
 // write gives an item its slot, when what was there is on the host.
 func (st *store) write(p *pass, item int64) {
 	s := st.slot(item)
-	st.carver = device.Carver{Mem: s.mem, Align: p.dev.Info().Align}
+	st.allocator = device.Allocator{Mem: s.mem, Align: p.dev.Info().Align}
 	if !p.skip() {
 		s.item = item
 		p.err = p.c.Stream.Wait(s.moved)

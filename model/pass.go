@@ -62,7 +62,7 @@ type pass struct {
 	policy    [categories]Policy
 	actions   [categories]action
 	measuring bool // a walk that counts what is offloaded, on the meter
-	meter     device.Carver
+	meter     device.Allocator
 	saved     [categories]int64 // bytes
 	*offloader
 	visited  int64         // layers that the backward half has come to

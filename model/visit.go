@@ -84,7 +84,7 @@ func (p *pass) or(t tensor.Tensor, shape ...int64) tensor.Tensor {
 
 // measure returns the bytes that a layer offloads.
 func (p *pass) measure(b *block) int64 {
-	p.measuring, p.meter = true, device.Carver{Align: p.dev.Info().Align}
+	p.measuring, p.meter = true, device.Allocator{Align: p.dev.Info().Align}
 	b.visitSaved(p)
 	p.measuring = false
 	return p.meter.Padded()

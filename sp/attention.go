@@ -64,16 +64,16 @@ type local struct {
 
 // take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device
 // likes that.
-func (p *Plan) take(c *device.Carver, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
+func (p *Plan) take(c *device.Allocator, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
 	}
 	return c.Take(dtype, heads, batch, rows, dim)
 }
 
-// inputs carves what the forward pass leaves for the backward pass, the LSE from a carver of its
+// inputs allocates what the forward pass leaves for the backward pass, the LSE from an allocator of its
 // own if it has one.
-func (p *Plan) inputs(b *Batch, c, lse *device.Carver) local {
+func (p *Plan) inputs(b *Batch, c, lse *device.Allocator) local {
 	x := p.qkvOut(b, c)
 	if lse == nil {
 		lse = c
@@ -82,17 +82,17 @@ func (p *Plan) inputs(b *Batch, c, lse *device.Carver) local {
 	return x
 }
 
-// keepers are the carvers of what a call saves.
-func (p *Plan) keepers(a *Args) (keep device.Carver, lse *device.Carver) {
+// keepers are the allocators of what a call saves.
+func (p *Plan) keepers(a *Args) (keep device.Allocator, lse *device.Allocator) {
 	if !a.SavedLSE.IsNil() {
-		p.lse = device.Carver{Mem: a.SavedLSE, Align: p.align}
+		p.lse = device.Allocator{Mem: a.SavedLSE, Align: p.align}
 		lse = &p.lse
 	}
-	return device.Carver{Mem: a.Saved, Align: p.align}, lse
+	return device.Allocator{Mem: a.Saved, Align: p.align}, lse
 }
 
 // qkvOut carves q, k, v and out, or their gradients.
-func (p *Plan) qkvOut(b *Batch, c *device.Carver) (d local) {
+func (p *Plan) qkvOut(b *Batch, c *device.Allocator) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
 	d.q = p.take(c, l.DType, hq, n, b.queries.n, l.Dim)
 	d.k = p.take(c, l.DType, hkv, n, b.keys.n, l.Dim)
@@ -117,7 +117,7 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 
 // sizes is for documents that start at cuQ among the queries; nil = any.
 func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
-	saved, ws := device.Carver{Align: p.align}, device.Carver{Align: p.align}
+	saved, ws := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
 	x := p.inputs(b, &saved, nil)
 	p.describe(b, &x)
 	if p.attention.CuQ = cuQ; cuQ == nil {
@@ -195,7 +195,7 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	if err := p.admit(p.checkForward(b, a)); err != nil {
 		return err
 	}
-	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
+	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
 	keep, lse := p.keepers(a)
 	to := &keep
 	if a.Saved.IsNil() {
@@ -244,7 +244,7 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 		return err
 	}
 	keep, lse := p.keepers(a)
-	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
+	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
 	x, d := p.inputs(b, &keep, lse), p.qkvOut(b, &ws)
 	scratch := ws.Rest()
 	dout := [...]part{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}

@@ -81,7 +81,7 @@ type Plan struct {
 	attention device.Attention
 	gradient  device.AttentionGrad // likewise
 	rope      device.Rope          // likewise
-	lse       device.Carver        // of the call under way, where the LSE is saved apart
+	lse       device.Allocator     // of the call under way, where the LSE is saved apart
 }
 
 // NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs

@@ -203,7 +203,7 @@ func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error
 // block carves the next block [h, B, n, D] of a part off the wire, at an element offset; it returns
 // the offset behind it.
 func (p *Plan) block(wire tensor.Tensor, at int64, t *part, heads, rows int64) (tensor.Tensor, int64) {
-	c := device.Carver{Mem: wire, Align: 1, Used: at * t.seq.DType.Size()}
+	c := device.Allocator{Mem: wire, Align: 1, Used: at * t.seq.DType.Size()}
 	block := p.take(&c, t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
 	return block, at + block.Numel()
 }

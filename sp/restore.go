@@ -9,7 +9,7 @@ import "ulysses/device"
 
 // Apart is the bytes of Args.Saved and Args.SavedLSE where both are given.
 func (p *Plan) Apart(b *Batch) (saved, lse int64) {
-	keep, apart := device.Carver{Align: p.align}, device.Carver{Align: p.align}
+	keep, apart := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
 	p.inputs(b, &keep, &apart)
 	return max(keep.Used, p.align), max(apart.Used, p.align)
 }
@@ -30,7 +30,7 @@ func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 	if err := p.admit(p.checkRestore(b, a)); err != nil {
 		return err
 	}
-	ws := device.Carver{Mem: bytesOf(a.Workspace), Align: p.align}
+	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
 	keep, lse := p.keepers(a)
 	x := p.inputs(b, &keep, lse)
 	scratch := ws.Rest()
