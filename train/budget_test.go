@@ -82,11 +82,11 @@ func TestBudgetRows(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			s := &Setup{Mesh: mesh, Train: set, Data: &d, Model: &model.Model{}}
+			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: &model.Model{}}
 			if c.eval {
-				s.Eval = set
+				s.Data.Eval = set
 			}
-			if got, _ := s.MaxRows(); got != c.want {
+			if got, _ := s.MaxTokens(); got != c.want {
 				t.Errorf("budget %d, eval %v: %d tokens, want %d", c.budget, c.eval, got, c.want)
 			}
 			return nil

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// planned is a flat buffer that is to be allocated.
+// planned is a flat buffer to allocate.
 type planned struct {
 	name   string
 	dtype  tensor.DType
@@ -25,7 +25,8 @@ func components(plan []planned) (c []model.Component) {
 	return c
 }
 
-// allocate makes the buffers and sets their tensors; what it returns is to be freed in any case.
+// allocate allocates the buffers and sets their tensors. The caller frees what it returns, also after
+// an error.
 func allocate(d device.Device, plan []planned) (buffers []*device.Arena, err error) {
 	for _, b := range plan {
 		a, err := device.NewArena(d, b.name, b.numel*b.dtype.Size())
@@ -40,14 +41,15 @@ func allocate(d device.Device, plan []planned) (buffers []*device.Arena, err err
 	return buffers, nil
 }
 
-func held(buffers []*device.Arena) (c []model.Component) {
+// allocated lists the buffers for the memory table.
+func allocated(buffers []*device.Arena) (c []model.Component) {
 	for _, b := range buffers {
 		c = append(c, model.Component{Name: b.Name(), Bytes: b.Bytes()})
 	}
 	return c
 }
 
-// addRange adds a range behind the others; neighbours are one.
+// addRange appends a range; it extends the last one if that ends where r begins.
 func addRange(all []device.Range, r device.Range) []device.Range {
 	if last := len(all) - 1; last >= 0 && all[last].Hi == r.Lo {
 		all[last].Hi = r.Hi
@@ -56,13 +58,13 @@ func addRange(all []device.Range, r device.Range) []device.Range {
 	return append(all, r)
 }
 
-// readiness counts how often each gradient was complete in a step: one that is so never, twice or
-// early would make a sharded reduction wrong without a word.
+// readiness counts how often each gradient was reported complete in a step. A report that is
+// missing, double or early would make a sharded reduction wrong without an error.
 type readiness struct {
-	params []*model.Param
-	index  map[*model.Param]int
-	count  []int64
-	micros int64
+	params       []*model.Param
+	index        map[*model.Param]int
+	count        []int64
+	microBatches int64
 }
 
 func (r *readiness) add(p *model.Param) {
@@ -73,15 +75,15 @@ func (r *readiness) add(p *model.Param) {
 	r.params, r.count = append(r.params, p), append(r.count, 0)
 }
 
-func (r *readiness) begin(micros int64) {
+func (r *readiness) begin(microBatches int64) {
 	clear(r.count)
-	r.micros = micros
+	r.microBatches = microBatches
 }
 
 func (r *readiness) note(p *model.Param) error {
 	i, ok := r.index[p]
 	if !ok {
-		return status.Errorf(status.Internal, "train: gradient of %s, which is not a parameter", p.Name)
+		return status.Errorf(status.Internal, "train: GradReady: %s is not a parameter of this model", p.Name)
 	}
 	r.count[i]++
 	return nil
@@ -89,20 +91,20 @@ func (r *readiness) note(p *model.Param) error {
 
 func (r *readiness) check() error {
 	for i, n := range r.count {
-		if n != r.micros {
-			return status.Errorf(status.Internal, "train: gradient of %s was complete %d times in %d micro steps", r.params[i].Name, n, r.micros)
+		if n != r.microBatches {
+			return status.Errorf(status.Internal, "train: gradient of %s: reported complete %d times in %d micro-batches", r.params[i].Name, n, r.microBatches)
 		}
 	}
 	return nil
 }
 
-// squares is the sum of the gradients' squares, on the device and on the host: F64 [1].
+// squares is the sum of the squared gradients, on the device and on the host: F64 [1].
 type squares struct{ sum, hostSum tensor.Tensor }
 
 func newSquares() squares { return squares{hostSum: tensor.OfFloat64(make([]float64, 1), 1)} }
 
-// fetchSum brings the sum to the host. All ranks call it: none waits for the device while another
-// has yet to give it work.
+// fetchSum copies the sum to the host. The ranks meet first, so that no rank waits for its device
+// while another has yet to enqueue its part of a collective. Collective.
 func (x *squares) fetchSum(s device.Stream, d device.Device, world comm.Comm) error {
 	if err := d.Copy(s, x.hostSum, x.sum); err != nil {
 		return err

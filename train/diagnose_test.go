@@ -171,10 +171,11 @@ func (x sick) rank(host comm.Comm, dataset *data.Config, o *result) error {
 		return err
 	}
 	defer set.Close()
-	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Data: dataset, Optimizer: opt, OnNaN: x.onNaN, Steps: 3, Clock: clock.New(),
-		OnStep: func(r *Record) error { o.records = append(o.records, *r); return nil }, OnSkip: func(why string) { o.why = append(o.why, why) }}
+	setup := Setup{Device: f, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(),
+		Data: Data{Train: set.Train(), Config: dataset}, Loop: Loop{Steps: 3, OnNaN: x.onNaN},
+		Hooks: Hooks{Step: func(r *Record) error { o.records = append(o.records, *r); return nil }, Skipped: func(why string) { o.why = append(o.why, why) }}}
 	if x.eval {
-		setup.Eval = set.Train()
+		setup.Data.Eval = set.Train()
 	}
 	t, err := New(setup)
 	if err != nil {
@@ -224,20 +225,20 @@ func TestNotANumber(t *testing.T) {
 			}
 			put("model.layers.0.mlp.gate_proj.weight", 9, 1e30)
 			put("model.layers.0.mlp.up_proj.weight", 9, 1e30)
-		}}, rank: func(_, ulysses int) int { return ulysses - 1 }, want: "micro step 1 of 2, layer 0, mlp output",
+		}}, rank: func(_, ulysses int) int { return ulysses - 1 }, want: "micro-batch 1 of 2, layer 0, mlp output",
 			count: func(ranks, ulysses int) int { return ranks / ulysses }},
 		// the second call of each pass is the first layer's
 		{name: "backward", sick: sick{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 2) }}
-		}}, rank: func(int, int) int { return 0 }, want: "micro step 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
+		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
 			count: func(int, int) int { return 1 }},
 		{name: "the second micro step", sick: sick{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 3) }}
-		}}, rank: func(int, int) int { return 0 }, want: "micro step 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
+		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
 		// finite on every rank, and in every micro step
 		{name: "a sum", sick: sick{spoil: func(rank int) spoil {
 			return spoil{embedding: func(int) (float64, bool) { return 3e38, true }}
-		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro steps and ranks", what: "+Inf at [0 0]",
+		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro-batches and ranks", what: "+Inf at [0 0]",
 			count: func(ranks, _ int) int { return ranks }},
 		{name: "the hardware", sick: sick{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call == 2) }}
@@ -333,7 +334,7 @@ func TestScanner(t *testing.T) {
 	}
 	x := tensor.OfFloat32(memory, rows, wide).Slice(1, 4, 40)
 	for _, piece := range []int{1, 7, 36, 50, 1000} {
-		eye := scanner{dev: d, stream: s, piece: make([]float32, piece)}
+		eye := scanner{dev: d, stream: s, block: make([]float32, piece)}
 		if bad, err := eye.scan(x, true); err != nil || bad.count != 0 || bad.of != rows*36 {
 			t.Errorf("pieces of %d: %+v, %v", piece, bad, err)
 		}

@@ -15,33 +15,33 @@ import (
 	"ulysses/tensor"
 )
 
-// Record is one line of metrics.jsonl. Times are rank 0's, bytes the largest over the ranks,
-// everything else is of the whole job.
+// Record is a step's line of metrics.jsonl. Times are those of rank 0, PeakBytes is the maximum over
+// the ranks, and everything else is of the whole job.
 type Record struct {
 	Step            int64   `json:"step"` // from 1
-	Loss            Float   `json:"loss"` // nats a target token
+	Loss            Float   `json:"loss"` // nats per target token
 	GradNorm        Float   `json:"grad_norm"`
 	LR              float64 `json:"lr"`
-	Tokens          int64   `json:"tokens"`        // inputs of the global batch
-	TargetTokens    int64   `json:"target_tokens"` // of them, those with a valid target
+	Tokens          int64   `json:"tokens"`        // input tokens of the global batch
+	TargetTokens    int64   `json:"target_tokens"` // of these, the ones with a valid target
 	Seconds         float64 `json:"seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// causal model FLOPs a second and rank, 1e12
+	// causal model FLOPs per second and rank, in 1e12
 	ModelTFLOPS  float64            `json:"model_tflops"`
 	PeakBytes    int64              `json:"peak_bytes"`
 	PhaseSeconds map[string]float64 `json:"phase_seconds"`
-	// on_nan = "skip" left the weights as they were
+	// the weights were not updated (train.on_nan = "skip")
 	Skipped bool `json:"skipped,omitempty"`
 }
 
-// EvalRecord is the line of an evaluation.
+// EvalRecord is an evaluation's line of metrics.jsonl.
 type EvalRecord struct {
 	Step       int64 `json:"step"`
 	EvalLoss   Float `json:"eval_loss"`
 	EvalTokens int64 `json:"eval_tokens"`
 }
 
-// Float writes NaN and infinities as null, which JSON can hold.
+// Float is encoded as null if it is NaN or Inf, which JSON cannot represent.
 type Float float64
 
 func (f Float) MarshalJSON() ([]byte, error) {
@@ -51,30 +51,30 @@ func (f Float) MarshalJSON() ([]byte, error) {
 	return json.Marshal(float64(f))
 }
 
-// Metrics appends records to metrics.jsonl, a line each, so that a file cut short by a kill is
-// still readable up to its last line.
+// Metrics appends records to metrics.jsonl, one line each. A file that a killed process leaves is
+// readable up to its last line.
 type Metrics struct {
 	f      *os.File
 	beside bool
 }
 
-// BesideRun says that the file of an evaluation job has the lines of a training run, too.
+// BesideRun reports whether the file of an evaluation job also has lines of a training run.
 func (m *Metrics) BesideRun() bool { return m != nil && m.beside }
 
-// CreateMetrics truncates the file: a fresh start.
+// CreateMetrics creates or truncates the file.
 func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
 
-// ResumeMetrics opens the file to go on after a step: the lines of later ones, which will come
-// again, are dropped.
+// ResumeMetrics opens the file of a run that resumes after a step. It drops the lines of later steps,
+// which will be written again.
 func ResumeMetrics(path string, step int64) (*Metrics, error) {
 	return reopenMetrics(path, func(s int64, _ bool) bool { return s <= step })
 }
 
-// EvaluationStep is the step of an evaluation job's line, which no line of a training run has.
+// EvaluationStep is the step in the line of an evaluation job. No line of a training run has it.
 const EvaluationStep = 0
 
-// EvaluationMetrics opens the file for the line of an evaluation job. All others stay but an
-// earlier job's, so that any number of them leaves one.
+// EvaluationMetrics opens the file for the line of an evaluation job. It drops the line of an earlier
+// evaluation job and keeps all others.
 func EvaluationMetrics(path string) (*Metrics, error) {
 	m, err := reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
 	if err == nil {
@@ -84,8 +84,8 @@ func EvaluationMetrics(path string) (*Metrics, error) {
 	return m, err
 }
 
-// reopenMetrics leaves the lines that stay; half a line does not. A file in which all stay is not
-// touched: a training run may have it open.
+// reopenMetrics keeps the lines for which stays returns true, and drops an incomplete last line. If
+// all lines stay the file is not rewritten, because a training run may have it open.
 func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*Metrics, error) {
 	old, err := input.Read(path, math.MaxInt64-1)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -110,18 +110,18 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 }
 
 func openMetrics(path string, flag int) (*Metrics, error) {
-	// opening a pipe would wait for a reader
+	// Opening a pipe would wait for a reader.
 	if _, err := input.Stat(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, status.Errorf(status.IO, "%w: choose another output.dir", err)
+		return nil, status.Errorf(status.IO, "%w; choose another output.dir", err)
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NOFOLLOW|flag, 0o666)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "%s: cannot be written: %w: choose another output.dir", path, err)
+		return nil, status.Errorf(status.IO, "%s: cannot be written: %w; choose another output.dir", path, err)
 	}
 	return &Metrics{f: f}, nil
 }
 
-// Write appends one record. A nil Metrics (ranks above 0) writes nothing.
+// Write appends a record. A nil Metrics, as on ranks above 0, writes nothing.
 func (m *Metrics) Write(record any) error {
 	if m == nil {
 		return nil

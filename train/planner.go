@@ -11,52 +11,191 @@ import (
 	"ulysses/tensor"
 )
 
-// Choice is a way to run a step's passes, and what it takes.
+// Choice is a way to run the passes of a step, with the memory and the time that it costs.
 type Choice struct {
 	model.Activations
 	Tiles        model.Tiles
-	Device, Host int64   // bytes planned in all, of the rank that needs most
-	Extra        float64 // expected time on top of a step that keeps everything, as a share of it
+	Device, Host int64   // planned bytes, of the rank that needs most
+	Extra        float64 // expected time beyond a step that keeps everything, as a fraction of it
 	Taken        bool
 
 	fits bool // on every rank
 }
 
-// limits are the bytes that a rank may plan, math.MaxInt64 where nobody says.
+// planner chooses what is kept between the forward and the backward pass, and whether the MLP runs
+// in tiles.
+type planner struct {
+	*Setup
+	freeHost    int64             // the minimum of Memory.FreeHost over the ranks
+	copy        []model.Component // a checkpoint's copy
+	activations []model.Component // of the choice to which the model is set
+	considered  []Choice
+}
+
+// components lists the planned memory of this rank.
+func (p *planner) components() []model.Component {
+	all := append(p.Weights.Components(), p.activations...)
+	return append(append(all, model.Component{Name: "tokens", Bytes: p.inputBytes()}), p.copy...)
+}
+
+// run chooses, among the choices that fit on all ranks, the one that costs the least time. It sets
+// the model to that choice. Collective.
+func (p *planner) run() error {
+	free := []int64{-p.Memory.FreeHost} // all ranks must have the same choices
+	if err := p.Mesh.World.AllReduce(nil, tensor.OfInt64(free, 1), comm.Max); err != nil {
+		return err
+	}
+	p.freeHost = -free[0]
+	if p.Data.Train == nil {
+		p.considered = []Choice{{Tiles: p.Model.Tiles()}, {Tiles: model.Tiles{MLP: p.Model.MLPTile(), Loss: p.Model.Tiles().Loss}}}
+		if p.Model.Tiles().MLP != model.TileAuto {
+			p.considered = p.considered[:1]
+		}
+	} else {
+		p.considered = p.choices()
+	}
+	if len(p.considered) == 0 {
+		return status.Errorf(status.InvalidConfig, "memory: no choice is left: attention = %q needs qkv = \"recompute\"; set it or let it be \"auto\"", p.Memory.Config.Attention)
+	}
+	best, err := p.choose()
+	if err != nil {
+		return err
+	}
+	p.considered[best].Taken = true
+	_, err = p.size(&p.considered[best])
+	return err
+}
+
+// choose returns the index of the best choice. It tries the first choice alone, which is nearly
+// always enough, and then all of them. If none fits it takes the one that needs the least memory,
+// and refuses it if it exceeds a hard limit.
+func (p *planner) choose() (int, error) {
+	if err := p.try(p.considered[:1]); err != nil {
+		return 0, err
+	}
+	if p.considered[0].fits || len(p.considered) == 1 {
+		p.considered = p.considered[:1]
+		return 0, p.refuse(&p.considered[0])
+	}
+	if err := p.try(p.considered); err != nil {
+		return 0, err
+	}
+	order := make([]int, len(p.considered))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Extra, p.considered[j].Extra) })
+	for _, i := range order {
+		if p.considered[i].fits {
+			return i, nil
+		}
+	}
+	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Device, p.considered[j].Device) })
+	return least, p.refuse(&p.considered[least])
+}
+
+// try sets the memory and the time of choices, and whether each fits on all ranks. Collective.
+func (p *planner) try(some []Choice) error {
+	l, n := p.limits(), int64(len(some))
+	// of each choice: bytes of the device, bytes of the host, 1 = it does not fit
+	most := make([]int64, 3*n)
+	var err error
+	for i := range some {
+		var size [2]int64
+		if size, err = p.size(&some[i]); err != nil {
+			break
+		}
+		most[3*i], most[3*i+1] = size[0], size[1]
+		if size[0] > l.device || size[1] > l.host {
+			most[3*i+2] = 1
+		}
+		some[i].Extra = p.extra(size[1])
+	}
+	if err = comm.Agree(p.Mesh.World, err); err != nil {
+		return err
+	}
+	if err := p.Mesh.World.AllReduce(nil, tensor.OfInt64(most, 3*n), comm.Max); err != nil {
+		return err
+	}
+	for i := range some {
+		some[i].Device, some[i].Host, some[i].fits = most[3*i], most[3*i+1], most[3*i+2] == 0
+	}
+	return nil
+}
+
+// size sets the model to a choice and returns the bytes that this rank plans for it, of the device
+// and of the host.
+func (p *planner) size(x *Choice) (bytes [2]int64, err error) {
+	if err = p.Model.SetTiles(x.Tiles); err == nil {
+		err = p.Model.SetActivations(x.Activations)
+	}
+	if status.Of(err) == status.InvalidArgument {
+		err = status.Errorf(status.InvalidConfig, "[memory] and [tile] ask for what cannot be: %w", err)
+	}
+	if err != nil {
+		return bytes, err
+	}
+	tokens, rows := p.MaxTokens()
+	if p.activations, err = p.Model.Memory(rows, tokens, p.Data.Train != nil); err != nil {
+		return bytes, err
+	}
+	all := p.components()
+	return [2]int64{model.Bytes(all), model.HostBytes(all)}, nil
+}
+
+// refuse returns an error for a choice that exceeds a limit of [memory] or the device's memory. It
+// sets the model to the choice.
+func (p *planner) refuse(x *Choice) error {
+	if _, err := p.size(x); err != nil {
+		return err
+	}
+	all, limit := p.components(), &p.Memory.Config
+	if limit.Device > 0 {
+		if err := within(all, false, int64(limit.Device*gib), "memory.device allows"); err != nil {
+			return err
+		}
+	}
+	if limit.Host > 0 {
+		if err := within(all, true, int64(limit.Host*gib), "memory.host allows"); err != nil {
+			return err
+		}
+	}
+	return fits(p.Device, all)
+}
+
+// limits are the bytes that a rank may plan; math.MaxInt64 = unknown.
 type limits struct{ device, host int64 }
 
-const gib = 1 << 30
-
-// limits are [memory]'s; where it leaves them open, nine tenths of a device with memory of its own,
-// or of what this rank may take of the host.
-func (t *Trainer) limits() limits {
-	part := func(n int64) int64 { return n - n/10 }
+// limits returns the limits of [memory]. Without them it returns nine tenths of the memory of a
+// device that has its own, or of the host's memory that this rank may use.
+func (p *planner) limits() limits {
+	most := func(n int64) int64 { return n - n/10 }
 	l := limits{math.MaxInt64, math.MaxInt64}
-	own := t.Device.Info().Memory
+	own := p.Device.Info().Memory
 	switch {
-	case t.Memory.Device > 0:
-		l.device = int64(t.Memory.Device * gib)
+	case p.Memory.Config.Device > 0:
+		l.device = int64(p.Memory.Config.Device * gib)
 	case own > 0:
-		l.device = part(own)
-	case t.FreeHost > 0:
-		l.device = part(t.FreeHost)
+		l.device = most(own)
+	case p.freeHost > 0:
+		l.device = most(p.freeHost)
 	}
 	switch {
-	case t.Memory.Host > 0:
-		l.host = int64(t.Memory.Host * gib)
-	case t.Device.Info().Place != tensor.Host && t.FreeHost > 0:
-		l.host = part(t.FreeHost)
+	case p.Memory.Config.Host > 0:
+		l.host = int64(p.Memory.Config.Host * gib)
+	case p.Device.Info().Place != tensor.Host && p.freeHost > 0:
+		l.host = most(p.freeHost)
 	}
 	return l
 }
 
-// choices are the ways that [memory] and [tile] leave open, the simplest first. Offloading is among
-// them where it is asked for, where the device has memory of its own, or where memory.host says how
-// much there is for it.
-func (t *Trainer) choices() (all []Choice) {
-	w, layers := t.Memory, t.Model.Config.NumHiddenLayers
-	offload := w.Host > 0 || t.FreeHost > 0 && t.Device.Info().Place != tensor.Host
-	words := func(s string) []model.Policy {
+// choices returns the choices that [memory] and [tile] leave open, the simplest first. Offloading is
+// among them if a key asks for it, if the device has memory of its own, or if memory.host sets a
+// limit.
+func (p *planner) choices() (all []Choice) {
+	w, layers := p.Memory.Config, p.Model.Config.NumHiddenLayers
+	offload := w.Host > 0 || p.freeHost > 0 && p.Device.Info().Place != tensor.Host
+	policies := func(s string) []model.Policy {
 		policy, ok := map[string]model.Policy{"keep": model.Keep, "recompute": model.Recompute, "offload": model.Offload}[s]
 		switch {
 		case ok:
@@ -66,19 +205,19 @@ func (t *Trainer) choices() (all []Choice) {
 		}
 		return []model.Policy{model.Keep, model.Recompute}
 	}
-	tiles := []model.Tiles{t.Model.Tiles()}
+	tiles := []model.Tiles{p.Model.Tiles()}
 	if tiles[0].MLP == model.TileAuto {
 		inTiles := tiles[0]
-		inTiles.MLP = t.Model.MLPTile()
+		inTiles.MLP = p.Model.MLPTile()
 		tiles = append(tiles, inTiles)
 	}
-	inputs := t.blockInputs(w, layers, words(w.BlockInput))
+	inputs := p.blockInputs(w, layers, policies(w.BlockInput))
 	for _, x := range tiles {
 		for _, in := range inputs {
-			for _, attention := range words(w.Attention) {
-				for _, qkv := range words(w.QKV) {
-					for _, mlp := range words(w.MLP) {
-						for _, groups := range t.headGroups() {
+			for _, attention := range policies(w.Attention) {
+				for _, qkv := range policies(w.QKV) {
+					for _, mlp := range policies(w.MLP) {
+						for _, groups := range p.headGroups() {
 							a := model.Activations{BlockInput: in.policy, Segment: in.segment, Attention: attention, QKV: qkv, MLP: mlp, HeadGroups: groups}
 							if sensible(&a, &w) {
 								all = append(all, Choice{Activations: a, Tiles: x})
@@ -92,13 +231,14 @@ func (t *Trainer) choices() (all []Choice) {
 	return all
 }
 
+// blockInput is a policy for the inputs of blocks; only every segment-th input is kept or offloaded.
 type blockInput struct {
 	policy  model.Policy
 	segment int64
 }
 
-// blockInputs are the ways to have the inputs of so many layers.
-func (t *Trainer) blockInputs(w MemoryConfig, layers int64, policies []model.Policy) (all []blockInput) {
+// blockInputs returns the choices for the inputs of the layers.
+func (p *planner) blockInputs(w MemoryConfig, layers int64, policies []model.Policy) (all []blockInput) {
 	segments := []int64{w.Segment}
 	if w.Segment == 0 {
 		segments = []int64{1}
@@ -121,26 +261,26 @@ func (t *Trainer) blockInputs(w MemoryConfig, layers int64, policies []model.Pol
 	return all
 }
 
-// headGroups are the numbers of groups that leave every rank a head of each.
-func (t *Trainer) headGroups() []int64 {
-	c := t.Model.Config
-	if t.Memory.HeadGroups > 0 {
-		return []int64{t.Memory.HeadGroups}
+// headGroups returns the numbers of head groups for which every rank has a head of each group.
+func (p *planner) headGroups() []int64 {
+	c := p.Model.Config
+	if p.Memory.Config.HeadGroups > 0 {
+		return []int64{p.Memory.Config.HeadGroups}
 	}
 	groups := []int64{1}
 	for g := int64(2); g <= min(8, c.NumKeyValueHeads); g *= 2 {
-		if c.NumKeyValueHeads%g == 0 && c.NumAttentionHeads/g >= int64(t.Mesh.Seq.Size()) {
+		if c.NumKeyValueHeads%g == 0 && c.NumAttentionHeads/g >= int64(p.Mesh.Seq.Size()) {
 			groups = append(groups, g)
 		}
 	}
 	return groups
 }
 
-// undecided says that a word leaves the choice to the planner.
+// undecided reports whether a key leaves the choice to the planner.
 func undecided(word string) bool { return word == "" || word == "auto" }
 
-// sensible leaves out what cannot be, and, of what nobody asked for, what keeps more than it
-// computes again for.
+// sensible returns false for choices that are impossible, and for choices that no key asks for and
+// that keep more than they save in recomputation.
 func sensible(a *model.Activations, w *MemoryConfig) bool {
 	if a.Attention == model.Recompute && a.QKV != model.Recompute {
 		return false
@@ -151,143 +291,39 @@ func sensible(a *model.Activations, w *MemoryConfig) bool {
 	return a.HeadGroups <= 1 || w.HeadGroups > 0 || a.QKV == model.Recompute
 }
 
-// plan chooses what is kept between the passes, and whether the MLP runs in tiles: of what fits on
-// all ranks the way that costs the least time. It leaves the model so, and its components in
-// t.planned. Collective.
-func (t *Trainer) plan() error {
-	free := []int64{-t.FreeHost} // what is open to choice must be the same on all ranks
-	if err := t.Mesh.World.AllReduce(nil, tensor.OfInt64(free, 1), comm.Max); err != nil {
-		return err
-	}
-	t.FreeHost = -free[0]
-	if t.Train == nil {
-		t.considered = []Choice{{Tiles: t.Model.Tiles()}, {Tiles: model.Tiles{MLP: t.Model.MLPTile(), Loss: t.Model.Tiles().Loss}}}
-		if t.Model.Tiles().MLP != model.TileAuto {
-			t.considered = t.considered[:1]
-		}
-	} else {
-		t.considered = t.choices()
-	}
-	if len(t.considered) == 0 {
-		return status.Errorf(status.InvalidConfig, "memory: no way to run is left: attention = %q needs qkv = \"recompute\", or let it be \"auto\"", t.Memory.Attention)
-	}
-	best, err := t.choose()
-	if err != nil {
-		return err
-	}
-	t.considered[best].Taken = true
-	_, err = t.size(&t.considered[best])
-	return err
-}
-
-// choose tries the first way by itself, for that is nearly always enough, and then all of them.
-// Where none fits it is the least one, refused if there is a limit that must hold.
-func (t *Trainer) choose() (int, error) {
-	if err := t.try(t.considered[:1]); err != nil {
-		return 0, err
-	}
-	if t.considered[0].fits || len(t.considered) == 1 {
-		t.considered = t.considered[:1]
-		return 0, t.over(&t.considered[0])
-	}
-	if err := t.try(t.considered); err != nil {
-		return 0, err
-	}
-	order := make([]int, len(t.considered))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(t.considered[i].Extra, t.considered[j].Extra) })
-	for _, i := range order {
-		if t.considered[i].fits {
-			return i, nil
-		}
-	}
-	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(t.considered[i].Device, t.considered[j].Device) })
-	return least, t.over(&t.considered[least])
-}
-
-// try sizes ways to run, of which some may not fit on some rank. Collective.
-func (t *Trainer) try(some []Choice) error {
-	l, n := t.limits(), int64(len(some))
-	// bytes of the device and of the host, and whether that is too much, of each
-	most := make([]int64, 3*n)
-	var err error
-	for i := range some {
-		var size [2]int64
-		if size, err = t.size(&some[i]); err != nil {
-			break
-		}
-		most[3*i], most[3*i+1] = size[0], size[1]
-		if size[0] > l.device || size[1] > l.host {
-			most[3*i+2] = 1
-		}
-		some[i].Extra = t.extra(size[1])
-	}
-	if err = comm.Agree(t.Mesh.World, err); err != nil {
-		return err
-	}
-	if err := t.Mesh.World.AllReduce(nil, tensor.OfInt64(most, 3*n), comm.Max); err != nil {
-		return err
-	}
-	for i := range some {
-		some[i].Device, some[i].Host, some[i].fits = most[3*i], most[3*i+1], most[3*i+2] == 0
-	}
-	return nil
-}
-
-// size sets the model to a way to run, and is the bytes that this rank plans then, of the device
-// and of the host.
-func (t *Trainer) size(x *Choice) (bytes [2]int64, err error) {
-	if err = t.Model.SetTiles(x.Tiles); err == nil {
-		err = t.Model.SetActivations(x.Activations)
-	}
-	if status.Of(err) == status.InvalidArgument {
-		err = status.Errorf(status.InvalidConfig, "[memory] and [tile] ask for what cannot be: %w", err)
-	}
-	if err != nil {
-		return bytes, err
-	}
-	tokens, rows := t.MaxRows()
-	if t.planned, err = t.Model.Memory(rows, tokens, t.Train != nil); err != nil {
-		return bytes, err
-	}
-	all := t.components(t.inputBytes())
-	return [2]int64{model.Bytes(all), model.HostBytes(all)}, nil
-}
-
-// Rates to weigh work against copies by, FLOP/s and bytes/s of a rank: of the order of an H100 on
-// PCIe 5, where copies run beside the work, and of a core with AVX2, which does both. They rank
-// choices; a plan of time would measure.
+// Rates that weigh recomputation against copies, in FLOP/s and bytes/s of a rank. They are of the
+// order of an H100 on PCIe 5, where copies run beside the computation, and of a core with AVX2,
+// which does both. They only rank choices; `plan` estimates times from measured rates.
 const (
 	gpuFlops, gpuCopies   = 400e12, 50e9
 	coreFlops, coreCopies = 50e9, 8e9
 )
 
-// extra is the expected time of what the model is set to, with so many bytes on the host: work done
-// again, and copies that are longer than the work they run beside.
-func (t *Trainer) extra(host int64) float64 {
-	tokens, _ := t.MaxRows()
+// extra returns the expected extra time of the choice to which the model is set, with the given
+// bytes on the host: recomputation, and the part of the copies that is longer than the computation
+// beside which they run.
+func (p *planner) extra(host int64) float64 {
+	tokens, _ := p.MaxTokens()
 	pairs := float64(tokens) * float64(tokens) / 2
-	work := t.Model.Config.Flops(tokens, pairs)
-	again := t.Model.RecomputeFlops(tokens, pairs) / work
-	ranks := float64(t.Mesh.Seq.Size())
-	if t.Device.Info().Place == tensor.Host {
-		workers := float64(max(1, t.Device.Info().Workers))
+	work := p.Model.Config.Flops(tokens, pairs)
+	again := p.Model.RecomputeFlops(tokens, pairs) / work
+	ranks := float64(p.Mesh.Seq.Size())
+	if p.Device.Info().Place == tensor.Host {
+		workers := float64(max(1, p.Device.Info().Workers))
 		return again + 2*float64(host)/coreCopies/(work/ranks/(coreFlops*workers))
 	}
 	return again + max(0, 2*float64(host)/gpuCopies/(work/ranks/gpuFlops)-1)
 }
 
-// Choices are the ways to run that were looked at and are worth looking at: none takes less memory
-// of both kinds and less time. One of them is taken.
-func (t *Trainer) Choices() []Choice {
+// listed returns the choices that were considered and for which no other needs at most as much
+// memory of both kinds and at most as much time. One of them is taken.
+func (p *planner) listed() []Choice {
 	var all []Choice
-	for i, x := range t.considered {
-		worse := slices.ContainsFunc(t.considered, func(y Choice) bool {
+	for i, x := range p.considered {
+		worse := slices.ContainsFunc(p.considered, func(y Choice) bool {
 			return y.Device <= x.Device && y.Host <= x.Host && y.Extra <= x.Extra && (y.Device < x.Device || y.Host < x.Host || y.Extra < x.Extra)
 		})
-		twin := slices.ContainsFunc(t.considered[:i], func(y Choice) bool { return y.Device == x.Device && y.Host == x.Host && y.Extra == x.Extra && !x.Taken })
+		twin := slices.ContainsFunc(p.considered[:i], func(y Choice) bool { return y.Device == x.Device && y.Host == x.Host && y.Extra == x.Extra && !x.Taken })
 		if x.Taken || !worse && !twin {
 			all = append(all, x)
 		}

@@ -6,16 +6,17 @@ import (
 	"time"
 )
 
-// Run takes the steps that are left, evaluates and keeps states as asked. An error is this rank's
-// own; peers may be inside a collective and must be aborted. A run that was asked to stop ends
-// well, with a checkpoint: Stopped tells.
+// Run runs the steps that are left, with their evaluations and checkpoints. An error for which
+// Shared is false is this rank's alone: other ranks may be inside a collective and must be aborted.
+// A run that is asked to stop returns nil after it has written a checkpoint, and Stopped returns
+// true. Collective.
 func (t *Trainer) Run() error {
 	err := t.run()
 	if !Shared(err) {
 		return err
 	}
-	// All ranks are here: neither what was recorded nor the state that was begun behind an earlier
-	// step is to be lost with this one.
+	// All ranks return this error, so the trace and the checkpoint of an earlier step can be
+	// completed.
 	if lost := t.Trace.end(); lost != nil {
 		return lost
 	}
@@ -30,7 +31,7 @@ func (t *Trainer) Run() error {
 }
 
 func (t *Trainer) run() error {
-	for step := t.Resumed; step < t.Steps && !t.stopped; step++ {
+	for step := t.Loop.Resumed; step < t.Loop.Steps && !t.stopped; step++ {
 		if err := t.Trace.before(step + 1); err != nil {
 			return err
 		}
@@ -42,22 +43,19 @@ func (t *Trainer) run() error {
 		if err := t.Trace.after(step+1, began); err != nil {
 			return err
 		}
-		if err := t.Metrics.Write(r); err != nil {
-			return err
-		}
-		if t.OnStep != nil {
-			if err := t.OnStep(r); err != nil {
+		if t.Hooks.Step != nil {
+			if err := t.Hooks.Step(r); err != nil {
 				return err
 			}
 		}
-		last := step == t.Steps-1
+		last := step == t.Loop.Steps-1
 		evaluate := func() error { return t.evaluateAfter(step+1, last) }
-		keep := func() error { return t.keep(step+1, last) }
-		work := []func() error{evaluate, keep}
-		if t.asked() { // the time left may be short: the checkpoint comes first
-			slices.Reverse(work)
+		save := func() error { return t.saveAfter(step+1, last) }
+		actions := []func() error{evaluate, save}
+		if t.agreed.stop > 0 { // the time left may be short, so the checkpoint comes first
+			slices.Reverse(actions)
 		}
-		for _, do := range work {
+		for _, do := range actions {
 			if err := do(); err != nil {
 				return err
 			}
@@ -66,12 +64,10 @@ func (t *Trainer) run() error {
 	return t.Trace.end()
 }
 
-// asked reports whether any rank must stop. All ranks get the same answer after a step.
-func (t *Trainer) asked() bool { return t.flags.Int64s()[1] > 0 }
-
 // evaluateAfter evaluates if the job asks for it after this step.
 func (t *Trainer) evaluateAfter(step int64, last bool) error {
-	if t.Eval == nil || !last && (t.EvalEvery == 0 || step%t.EvalEvery > 0) {
+	every := t.Loop.EvalEvery
+	if t.Data.Eval == nil || !last && (every == 0 || step%every > 0) {
 		return nil
 	}
 	began := time.Now()
@@ -82,18 +78,18 @@ func (t *Trainer) evaluateAfter(step int64, last bool) error {
 	return nil
 }
 
-// Stopped reports that the run was asked to stop before its end.
+// Stopped reports whether the run was asked to stop before its last step.
 func (t *Trainer) Stopped() bool { return t.stopped }
 
-// keep begins and finishes checkpoints after a step, by what all ranks know.
-func (t *Trainer) keep(step int64, last bool) error {
+// saveAfter starts a checkpoint if one is due after this step, and completes the one before it once
+// no rank is writing. All ranks decide alike, by what they have agreed.
+func (t *Trainer) saveAfter(step int64, last bool) error {
 	if t.saver == nil {
 		return nil
 	}
-	f := t.flags.Int64s()
-	t.stopped = t.asked() && !last
+	t.stopped = t.agreed.stop > 0 && !last
 	due := t.stopped || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
-	if due || f[2] == 0 {
+	if due || t.agreed.writing == 0 {
 		t.Clock.Push("checkpoint")
 		defer t.Clock.Pop()
 		if err := t.saver.finish(); err != nil {

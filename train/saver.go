@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// saver writes states behind the steps: a copy is taken between two steps and goes to disk while
-// the next ones run.
+// saver writes checkpoints while steps run: it copies the training state to the host between two
+// steps, and a goroutine writes the copy to disk during the next ones.
 type saver struct {
 	*Checkpoints
 	dev      device.Device
@@ -22,17 +22,17 @@ type saver struct {
 	parts    int
 	settings map[string]string
 
-	// of the copy, in the host's memory; nil where states are written when the run is stopped
-	// alone, without a copy
+	// arena is the copy, in the host's memory; nil where checkpoints are written only when the run
+	// is stopped, which needs no copy.
 	arena   *device.Arena
-	copies  [][]float32 // in it, of each part this rank's share of every group
+	copies  [][]float32 // in arena: of each part, this rank's share of every group
 	pieces  []checkpoint.Piece
 	next    checkpoint.Manifest
-	written chan written // of the state on its way; nil = none
-	done    *written     // it is on disk
+	written chan written // of the checkpoint that is being written; nil = none
+	done    *written     // received from written
 }
 
-// written is what a rank has written: its file, and the model's on rank 0.
+// written is what a rank has written: its file and, on rank 0, the files of the model folder.
 type written struct {
 	file  checkpoint.File
 	model []checkpoint.File
@@ -40,10 +40,11 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Keep, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts(), settings: settings(s.Optimizer, s.Steps)}
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts(),
+		settings: settings(s.Optimizer, s.Loop.Steps)}
 }
 
-// component is the memory of the copy, if one is made.
+// component lists the memory of the copy, if there is one.
 func (s *saver) component() (c []model.Component) {
 	if s == nil || s.Every == 0 {
 		return nil
@@ -60,7 +61,7 @@ func (s *saver) component() (c []model.Component) {
 	return []model.Component{{Name: name, Bytes: n, Host: elsewhere}}
 }
 
-// peak is what of it was taken, of the device's memory.
+// peak returns how much of the device's memory the copy has used.
 func (s *saver) peak() int64 {
 	if s == nil || s.arena == nil || s.dev.Info().Place != tensor.Host {
 		return 0
@@ -68,7 +69,7 @@ func (s *saver) peak() int64 {
 	return s.arena.Peak()
 }
 
-// free gives the copy back, when nobody reads it any more.
+// free waits until the copy is written and releases it.
 func (s *saver) free() {
 	if s == nil {
 		return
@@ -81,13 +82,12 @@ func (s *saver) free() {
 	}
 }
 
-// share is the elements of a group that this rank writes.
+// share returns the range of a group's elements that this rank writes.
 func (s *saver) share(g *model.Group) (lo, hi int64) {
 	return comm.Shard(g.Numel(), s.mesh.World.Size(), s.mesh.World.Rank())
 }
 
-// reserve allocates the copy, and says which pieces of it the rank's file has. The stream is the
-// steps'.
+// reserve allocates the copy and lists the pieces of this rank's file. stream is that of the steps.
 func (s *saver) reserve(stream device.Stream) (err error) {
 	s.stream = stream
 	for _, c := range s.component() {
@@ -128,16 +128,17 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 	return nil
 }
 
-// fetch brings elements of a group, from lo on, to the host.
+// fetch copies len(dst) elements of a part of a group, from lo on, to the host.
 func (s *saver) fetch(group, part int, lo int64, dst []float32) error {
 	n, state := int64(len(dst)), s.weights.State(group)
-	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.part(part, lo, lo+n)); err != nil {
+	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.slice(part, lo, lo+n)); err != nil {
 		return err
 	}
 	return s.stream.Sync()
 }
 
-// begin copies the state and starts to write it; without a copy it writes it. Collective.
+// begin copies the training state and starts to write it. Without a copy it writes it at once.
+// Collective.
 func (s *saver) begin(step, updates int64) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
@@ -166,7 +167,7 @@ func (s *saver) begin(step, updates int64) error {
 	return nil
 }
 
-// copy is the state as it is.
+// copy copies the training state to the host.
 func (s *saver) copy() error {
 	at := int64(0)
 	for i, g := range s.groups {
@@ -176,7 +177,7 @@ func (s *saver) copy() error {
 			if lo == hi {
 				continue
 			}
-			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[part][at:at+hi-lo], hi-lo), state.part(part, lo, hi)); err != nil {
+			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[part][at:at+hi-lo], hi-lo), state.slice(part, lo, hi)); err != nil {
 				return err
 			}
 		}
@@ -185,7 +186,7 @@ func (s *saver) copy() error {
 	return s.stream.Sync()
 }
 
-// write writes what is this rank's to write.
+// write writes this rank's file and, on rank 0, the model folder's files.
 func (s *saver) write(step int64) (w written) {
 	dir, rank := checkpoint.Dir(s.Dir), s.mesh.World.Rank()
 	if w.file, w.err = dir.Write(step, rank, s.pieces); w.err == nil && rank == 0 {
@@ -194,8 +195,8 @@ func (s *saver) write(step int64) (w written) {
 	return w
 }
 
-// writing reports whether this rank's file is still on its way. One that could not be written is
-// not: finish says so, on all ranks.
+// writing reports whether this rank is still writing its file. After a failed write it is not;
+// finish returns that error, on all ranks.
 func (s *saver) writing() bool {
 	if s.written == nil || s.done != nil {
 		return false
@@ -209,8 +210,8 @@ func (s *saver) writing() bool {
 	}
 }
 
-// finish waits for the files of all ranks and makes the state appear. Where one of them could not
-// be written nothing is left of it. Collective.
+// finish waits for the files of all ranks and completes the checkpoint. If a file could not be
+// written it removes the checkpoint. Collective.
 func (s *saver) finish() error {
 	if s.written == nil {
 		return nil
@@ -224,7 +225,7 @@ func (s *saver) finish() error {
 	world := s.mesh.World
 	if err := agree(world, w.err); err != nil {
 		if world.Rank() == 0 {
-			checkpoint.Dir(s.Dir).Clean() // what stays has a name that nobody takes for a state's
+			checkpoint.Dir(s.Dir).Clean() // what cannot be removed does not have a checkpoint's name
 		}
 		return err
 	}

@@ -10,30 +10,30 @@ import (
 	"ulysses/model"
 )
 
-// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing. Nothing
-// is allocated while it does.
+// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing. Recording
+// allocates nothing.
 type Trace struct {
 	First, Last int64
 	Recorder    *trace.Recorder
-	Begun       Aligned // when the first step did
-	Ended       Aligned // and when the last one had; steps between them were recorded
-	Steps       [2]int64
+	Begun       Aligned  // when the first recorded step began
+	Ended       Aligned  // when the last recorded step had ended
+	Steps       [2]int64 // the first and the last step that were recorded
 
 	clock  *clock.Clock
 	world  comm.Comm
-	lender lender
+	traced tracedWeights
 }
 
-// Aligned is how this rank's clock stood to the first rank's at a moment of the recorder.
+// Aligned is the offset of this rank's clock from rank 0's clock at time At of the recorder.
 type Aligned struct {
 	At time.Duration
 	comm.Alignment
 }
 
-// NewTrace prepares to record steps of a model. The clock is the run's.
+// NewTrace prepares to record the steps from first to last of a model. c is the clock of the run.
 func NewTrace(first, last int64, r *trace.Recorder, c *clock.Clock, world comm.Comm, groups []*model.Group) *Trace {
 	return &Trace{First: first, Last: last, Recorder: r, clock: c, world: world,
-		lender: lender{groups: groups, began: make([]time.Time, len(groups)), to: r}}
+		traced: tracedWeights{groups: groups, began: make([]time.Time, len(groups)), to: r}}
 }
 
 func (t *Trace) align(to *Aligned) (err error) {
@@ -42,7 +42,7 @@ func (t *Trace) align(to *Aligned) (err error) {
 	return err
 }
 
-// before is called ahead of a step: its first one begins to record. Collective.
+// before is called before each step and starts recording before the first step to record. Collective.
 func (t *Trace) before(step int64) error {
 	if t == nil || step < t.First || step > t.Last || t.Recorder.On() {
 		return nil
@@ -56,7 +56,8 @@ func (t *Trace) before(step int64) error {
 	return nil
 }
 
-// after is called behind a step that began at a time: the last one ends the recording. Collective.
+// after is called after each step, which began at the given time, and stops recording after the last
+// step to record. Collective.
 func (t *Trace) after(step int64, began time.Time) error {
 	if t == nil || !t.Recorder.On() {
 		return nil
@@ -69,7 +70,7 @@ func (t *Trace) after(step int64, began time.Time) error {
 	return t.end()
 }
 
-// end stops recording, if it was going on. Collective.
+// end stops recording, if it has started. Collective.
 func (t *Trace) end() error {
 	if t == nil || !t.Recorder.On() {
 		return nil
@@ -79,36 +80,36 @@ func (t *Trace) end() error {
 	return t.align(&t.Ended)
 }
 
-// span records what ends now.
+// span records a span that began at the given time and ends now.
 func (t *Trace) span(name string, number int64, began time.Time) {
 	if t != nil && t.Recorder.On() {
 		t.Recorder.Add(trace.Span{Lane: trace.Host, Name: name, Number: number}, began, time.Now())
 	}
 }
 
-// lend is the weights, with the stretches that use them recorded.
-func (t *Trace) lend(w Weights) model.Weights {
+// weights returns w, whose uses are recorded while a trace is recording.
+func (t *Trace) weights(w Weights) model.Weights {
 	if t == nil || !t.Recorder.On() {
 		return w
 	}
-	t.lender.Weights = w
-	return &t.lender
+	t.traced.Weights = w
+	return &t.traced
 }
 
-// lender records how long each group is needed. Stretches nest or follow one another.
-type lender struct {
+// tracedWeights records the time of each use of a group. Uses nest or follow one another.
+type tracedWeights struct {
 	model.Weights
 	groups []*model.Group
 	began  []time.Time
 	to     *trace.Recorder
 }
 
-func (l *lender) Gather(group int, s device.Stream) error {
+func (l *tracedWeights) Gather(group int, s device.Stream) error {
 	l.began[group] = time.Now()
 	return l.Weights.Gather(group, s)
 }
 
-func (l *lender) Release(group int, s device.Stream) error {
+func (l *tracedWeights) Release(group int, s device.Stream) error {
 	err := l.Weights.Release(group, s)
 	l.to.Add(trace.Span{Lane: trace.Layers, Name: l.groups[group].Name}, l.began[group], time.Now())
 	return err

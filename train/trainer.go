@@ -1,90 +1,55 @@
-// Package train is the step loop: data → forward → loss → backward → reduce → clip → step → log.
+// Package train runs the training loop: data, forward, loss, backward, reduce, clip, update, log.
+//
+// A Setup names the device, the mesh, the model, its Weights and the data. New chooses which
+// activations are kept, allocates all memory and returns a Trainer. Run then runs the steps, the
+// evaluations and the checkpoints; Step and Evaluate are one of each. Weights stores the parameters
+// for ZeRO stages 0 to 3 (Rajbhandari et al. 2019, arXiv:1910.02054).
 package train
 
 import (
-	"math"
-	"time"
-
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/device"
-	"ulysses/internal/clock"
 	"ulysses/model"
-	"ulysses/sp"
 	"ulysses/tensor"
 )
 
-// Setup is what a trainer is made of; the job wires it.
-type Setup struct {
-	Device    device.Device
-	Mesh      *comm.Mesh
-	Model     *model.Model
-	Weights   Weights
-	Train     *data.Set // nil for an evaluation
-	Eval      *data.Set // nil when there is nothing to evaluate
-	Data      *data.Config
-	Optimizer *OptimizerConfig
-	OnNaN     string       // "stop" or "skip"
-	Memory    MemoryConfig // the zero value: everything is "auto"
-	FreeHost  int64        // bytes of the host's memory that this rank may take; 0 = nobody knows
-	Steps     int64
-	EvalEvery int64 // 0 = at the end only
-	Clock     *clock.Clock
-	Metrics   *Metrics     // rank 0's; nil elsewhere
-	Resumed   int64        // steps that earlier runs have done
-	Updates   int64        // of them, those in which the optimizer stepped
-	Keep      *Checkpoints // nil = the run cannot be stopped and resumed
-	// asked after every step: whether this rank is to stop; nil = never
-	Stop func() bool
-	// called between the passes and the reduction of each step: where tests let a rank fail
-	Probe  func(step int64) error
-	Trace  *Trace              // steps to record; nil = none
-	OnStep func(*Record) error // on every rank, after the step; nil = nobody asks
-	OnEval func(*EvalRecord)
-	// on every rank, when the run leaves out its first step: where its NaN or infinity was first
-	// seen
-	OnSkip func(why string)
-}
-
-// Trainer runs the steps of one rank. Everything it needs is allocated by New.
+// Trainer runs the steps of one rank. New allocates everything that it needs.
 type Trainer struct {
 	Setup
-	stream  device.Stream
-	arena   *device.Arena // activations
-	host    *device.Arena // those that are offloaded; nil = none
-	inputs  *device.Arena // tokens of this rank's shard
-	ids     tensor.Tensor // [rows] I32; likewise targets, positions
-	targets tensor.Tensor
-	places  tensor.Tensor
-	counts  tensor.Tensor // [2] I64 on the host: valid targets, tokens; then [1] bytes
-	sums    tensor.Tensor // [2] F64 on the host: NLL, targets
-	micros  []*data.MicroBatch
-	// [rows of the global batch] I64 on the host, where data.budget deals them
-	lengths tensor.Tensor
-	// [5] I64 on the host: peak bytes, somebody is asked to stop, somebody writes; 1 + the last
-	// rank whose step is no number, 1 + that of those whose is
-	flags   tensor.Tensor
-	saver   *saver
-	stopped bool
-	// of every pass, while one looks for what is not finite
-	inspect    func(at string, x tensor.Tensor) error
-	diagnosed  bool
-	updates    int64             // optimizer steps taken, which skipped steps are not
-	planned    []model.Component // of the activations
-	considered []Choice
-	whole      int64 // tokens that a rank can evaluate by itself
-	sent       int64 // bytes that the formulas say this rank's mixers sent
+	planner   planner
+	stream    device.Stream
+	arena     *device.Arena // activations
+	host      *device.Arena // offloaded activations; nil = none
+	inputs    *device.Arena // ids, targets and positions
+	ids       tensor.Tensor // [shard] I32, and so are targets and positions
+	targets   tensor.Tensor
+	positions tensor.Tensor
+
+	microBatches []*data.MicroBatch // of the current step
+	counts       tensor.Tensor      // [2] I64 on the host: valid targets, tokens
+	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
+	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
+
+	agreed    agreed // after the last step
+	saver     *saver // nil = no checkpoints
+	stopped   bool
+	inspect   func(at string, x tensor.Tensor) error // is called with every tensor of a pass; nil = none
+	diagnosed bool
+	updates   int64 // steps in which the optimizer updated the weights
+	whole     int64 // a rank evaluates sequences of up to so many tokens alone
+	sent      int64 // bytes that the mixers of this rank have sent, by formula
 }
 
-// New allocates the activations of the longest batch and says what everything takes. The weights
-// have their values by then. Collective.
+// New chooses which activations are kept and allocates the memory of the longest micro-batch. The
+// weights have their values already. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), flags: tensor.OfInt64(make([]int64, 5), 5),
-		sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Updates}
-	if s.Keep != nil {
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Loop.Updates}
+	if s.Checkpoints != nil {
 		t.saver = newSaver(&s)
 	}
-	err := t.plan()
+	t.planner = planner{Setup: &t.Setup, copy: t.saver.component()}
+	err := t.planner.run()
 	if err == nil {
 		err = t.allocate()
 	}
@@ -95,8 +60,8 @@ func New(s Setup) (*Trainer, error) {
 		t.Free()
 		return nil, err
 	}
-	t.micros = make([]*data.MicroBatch, max(1, s.Data.Accumulate))
-	if s.Data.Budget > 0 {
+	t.microBatches = make([]*data.MicroBatch, max(1, s.Data.Config.Accumulate))
+	if s.Data.Config.Budget > 0 {
 		t.lengths = tensor.OfInt64(make([]int64, s.globalBatch()), s.globalBatch())
 	}
 	if err = t.Weights.Loaded(t.stream); err == nil {
@@ -113,27 +78,26 @@ func (t *Trainer) allocate() (err error) {
 	if t.stream, err = t.Device.NewStream(); err != nil {
 		return err
 	}
-	tokens, rows := t.MaxRows()
+	tokens, shard := t.MaxTokens()
 	if err = t.Model.Reserve(tokens); err != nil {
 		return err
 	}
-	inputs := t.inputBytes()
-	if err := fits(t.Device, t.components(inputs)); err != nil {
+	if err := fits(t.Device, t.Components()); err != nil {
 		return err
 	}
-	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planned)); err != nil {
+	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planner.activations)); err != nil {
 		return err
 	}
-	if bytes := model.HostBytes(t.planned); bytes > 0 {
+	if bytes := model.HostBytes(t.planner.activations); bytes > 0 {
 		if t.host, err = device.NewHostArena(t.Device, "offloaded activations", bytes); err != nil {
 			return err
 		}
 	}
-	if t.inputs, err = device.NewArena(t.Device, "tokens", inputs); err != nil {
+	if t.inputs, err = device.NewArena(t.Device, "tokens", t.inputBytes()); err != nil {
 		return err
 	}
-	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.places} {
-		if *x, err = t.inputs.Tensor(tensor.I32, rows); err != nil {
+	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions} {
+		if *x, err = t.inputs.Tensor(tensor.I32, shard); err != nil {
 			return err
 		}
 	}
@@ -143,7 +107,28 @@ func (t *Trainer) allocate() (err error) {
 	return nil
 }
 
-// Free gives all memory back but the weights'.
+// planWhole sets how many tokens a rank can evaluate alone in the memory that it has. It is 0 where
+// a sequence has one rank anyway. Collective.
+func (t *Trainer) planWhole() error {
+	var err error
+	n := int64(0)
+	if t.Mesh.Seq.Size() > 1 && t.Data.Eval != nil {
+		var table []model.Component
+		for n = t.ids.Shape[0]; n > 0; n /= 2 {
+			if table, err = t.Model.MemoryAlone(n); err != nil || model.Bytes(table) <= t.arena.Bytes() {
+				break
+			}
+		}
+	}
+	least := []int64{-n}
+	if e := t.Mesh.World.AllReduce(nil, tensor.OfInt64(least, 1), comm.Max); err == nil {
+		err = e
+	}
+	t.whole = -least[0]
+	return err
+}
+
+// Free releases all memory except that of the weights.
 func (t *Trainer) Free() {
 	t.saver.free()
 	for _, a := range []*device.Arena{t.arena, t.host, t.inputs} {
@@ -156,15 +141,13 @@ func (t *Trainer) Free() {
 	}
 }
 
-// Components is the planned memory of this rank, for the table that is printed before step 1.
-func (t *Trainer) Components() []model.Component { return t.components(t.inputs.Bytes()) }
+// Components lists the planned memory of this rank, for the table that is printed before step 1.
+func (t *Trainer) Components() []model.Component { return t.planner.components() }
 
-func (t *Trainer) components(inputs int64) []model.Component {
-	c := append(t.Weights.Components(), t.planned...)
-	return append(append(c, model.Component{Name: "tokens", Bytes: inputs}), t.saver.component()...)
-}
+// Choices lists the ways to run that the planner considered and that are worth showing, by time.
+func (t *Trainer) Choices() []Choice { return t.planner.listed() }
 
-// PeakBytes is what was taken of it at most.
+// PeakBytes returns the largest use of the planned memory of the device so far.
 func (t *Trainer) PeakBytes() int64 {
 	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
 	for _, c := range t.Weights.Components() {
@@ -173,156 +156,44 @@ func (t *Trainer) PeakBytes() int64 {
 	return n
 }
 
-// ExchangeBytes is what the formulas say this rank's mixers have sent so far.
-func (t *Trainer) ExchangeBytes() int64 { return t.sent }
-
-// Step is one optimizer step, s counted from 0. The gradient is that of Σ NLL / (valid targets of
-// the global batch), whatever the mesh.
-func (t *Trainer) Step(s int64) (*Record, error) {
-	begin, before := time.Now(), t.Clock.Phases()
-	valid, tokens, pairs, err := t.read(s)
-	if err != nil {
-		return nil, err
-	}
-	if err := t.Weights.Begin(t.stream, int64(len(t.micros))); err != nil {
-		return nil, err
-	}
-	nll := 0.0
-	for i, m := range t.micros {
-		began := time.Now()
-		l, err := t.pass(m, valid, true, false)
-		if err != nil {
-			return nil, err
-		}
-		nll += l.Sum
-		t.Trace.span("pass", int64(i)+1, began)
-	}
-	if t.Probe != nil {
-		if err := t.Probe(s + 1); err != nil {
-			return nil, err
-		}
-	}
-	r := &Record{Step: s + 1, LR: t.Optimizer.Rate(s, t.Steps), Tokens: tokens, TargetTokens: valid}
-	if nll, _, err = t.sumLoss(nll, 0); err != nil {
-		return nil, err
-	}
-	r.Loss = Float(nll / float64(max(1, valid)))
-	norm, err := t.Weights.Reduce(t.stream)
-	if err != nil {
-		return nil, err
-	}
-	r.GradNorm = Float(norm)
-	bad := notFinite(float64(r.Loss)) || notFinite(norm)
-	if !bad {
-		if err := t.update(r, norm); err != nil {
-			return nil, err
-		}
-	}
-	if r.PeakBytes, err = t.agree(bad); err != nil {
-		return nil, err
-	}
-	if f := t.flags.Int64s(); f[3] > 0 {
-		if err := t.notANumber(r, int(f[3])-1, f[4] > 0); err != nil {
-			return nil, err
-		}
-	}
-	r.Seconds = time.Since(begin).Seconds()
-	r.TokensPerSecond = float64(tokens) / r.Seconds
-	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
-	r.PhaseSeconds = since(before, t.Clock.Phases())
-	return r, nil
+// Taken is an allocation: its planned size and its largest use so far.
+type Taken struct {
+	Name          string
+	Planned, Peak int64
+	Host          bool              // the host's memory, where the device has its own
+	Parts         []model.Component // what Planned consists of; nil = one part
 }
 
-// pass runs the model over one micro step: this rank's shard of its tokens. The micro step's slices
-// are read when the stream comes to them; the model waits for the stream, to know the loss, so that
-// they may change when the pass is over. Alone, the rank takes all of them.
-func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
-	total := int64(len(m.IDs))
-	group := comm.Comm(t.Mesh.Seq)
-	if alone {
-		group = comm.Local(1)[0]
-	}
-	lo, hi := comm.Shard(total, group.Size(), group.Rank())
-	batch, err := sp.NewBatch(group, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
-	if err != nil {
-		return model.Loss{}, err
-	}
-	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, hi-lo), Targets: t.targets.Slice(0, 0, hi-lo), Positions: t.places.Slice(0, 0, hi-lo)}
-	for _, x := range []struct {
-		dst tensor.Tensor
-		src []int32
-	}{{b.IDs, m.IDs}, {b.Targets, m.Targets}, {b.Positions, m.Positions}} {
-		if err := t.Device.Copy(t.stream, x.dst, tensor.OfInt32(x.src[lo:hi], hi-lo)); err != nil {
-			return model.Loss{}, err
+// Taken lists the allocations of this rank. Their planned sizes are those of Components.
+func (t *Trainer) Taken() []Taken {
+	var all []Taken
+	add := func(a *device.Arena, host bool, parts ...model.Component) {
+		if a != nil {
+			all = append(all, Taken{Name: a.Name(), Planned: a.Bytes(), Peak: a.Peak(), Host: host, Parts: parts})
 		}
 	}
-	forward, back := t.Model.BytesSent(batch)
-	t.sent += forward
-	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.lend(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
-	if !backward {
-		return t.Model.Forward(c, &b)
+	for _, a := range t.Weights.Arenas() {
+		add(a, false)
 	}
-	t.sent += back
-	if valid > 0 {
-		b.GradScale = 1 / float64(valid)
-	}
-	return t.Model.ForwardBackward(c, &b)
-}
-
-// update clips and steps.
-func (t *Trainer) update(r *Record, norm float64) error {
-	scale := 1.0
-	if t.Optimizer.Clip > 0 {
-		scale = min(1, t.Optimizer.Clip/(norm+1e-6))
-	}
-	t.Clock.Push("optimizer")
-	defer t.Clock.Pop()
-	t.updates++
-	if err := t.Weights.Update(t.stream, r.LR, scale, t.updates); err != nil {
-		return err
-	}
-	// weights are read in other orders than this stream's, and the time of the step is to be its
-	// own
-	return t.stream.Sync()
-}
-
-// sumLoss adds numerators and counts over all ranks: sums travel, means do not.
-func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
-	s := t.sums.Float64s()
-	s[0], s[1] = nll, float64(targets)
-	err := t.Mesh.World.AllReduce(nil, t.sums, comm.Sum)
-	return s[0], int64(s[1]), err
-}
-
-// agree is the peak over the ranks, with what they need to know of each other between two steps.
-func (t *Trainer) agree(bad bool) (int64, error) {
-	f, me := t.flags.Int64s(), int64(t.Mesh.World.Rank())+1
-	f[0], f[1], f[2], f[3], f[4] = t.PeakBytes(), 0, 0, 0, me
-	if bad {
-		f[3], f[4] = me, 0
-	}
-	if t.Stop != nil && t.Stop() {
-		f[1] = 1
-	}
-	if t.saver != nil {
-		if t.saver.writing() {
-			f[2] = 1
+	var here, host []model.Component
+	for _, c := range t.planner.activations {
+		if c.Host {
+			host = append(host, c)
+		} else {
+			here = append(here, c)
 		}
 	}
-	err := t.Mesh.World.AllReduce(nil, t.flags, comm.Max)
-	return f[0], err
+	add(t.arena, false, here...)
+	add(t.host, true, host...)
+	add(t.inputs, false)
+	if c := t.saver.component(); len(c) > 0 {
+		add(t.saver.arena, c[0].Host)
+	}
+	return all
 }
 
-func notFinite(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
-
-// since is the seconds by phase between two states of the clock.
-func since(before, after []clock.Phase) map[string]float64 {
-	d := make(map[string]float64, len(after))
-	for i, p := range after {
-		if i < len(before) {
-			p.Seconds -= before[i].Seconds
-		}
-		d[p.Name] = p.Seconds
-	}
-	return d
+// Traffic returns the bytes that this rank must have sent so far, by formula. It leaves out control
+// messages: counts, sums of losses, agreed, errors.
+func (t *Trainer) Traffic() []Traffic {
+	return append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
 }

@@ -167,17 +167,23 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		eval = nil // then nothing but the last step itself waits for its update
 	}
 	var t *Trainer
-	t, err = New(Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Train: set.Train(), Eval: eval, Data: dataset, Optimizer: opt,
-		OnNaN: "stop", Steps: x.length(), Memory: x.memory, FreeHost: x.free, Clock: clock.New(), Keep: x.keep, Stop: func() bool { return x.stop }, OnStep: func(r *Record) error {
-			if o.peak = r.PeakBytes; o.table == nil {
-				o.table = t.Components()
-			}
-			o.sent = ledger.Get("sequence", comm.OpAllToAll).Bytes
-			o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
-			return nil
-		}, OnEval: func(r *EvalRecord) {
-			o.eval, o.evalSent = float64(r.EvalLoss), ledger.Get("sequence", comm.OpAllToAll).Bytes-o.sent
-		}})
+	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
+		Data:   Data{Train: set.Train(), Eval: eval, Config: dataset},
+		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: "stop"}}
+	setup.Hooks.Stop = func() bool { return x.stop }
+	setup.Hooks.Step = func(r *Record) error {
+		if o.peak = r.PeakBytes; o.table == nil {
+			o.table = t.Components()
+		}
+		o.sent = ledger.Get("sequence", comm.OpAllToAll).Bytes
+		o.losses, o.norms = append(o.losses, float64(r.Loss)), append(o.norms, float64(r.GradNorm))
+		return nil
+	}
+	setup.Hooks.Eval = func(r *EvalRecord) error {
+		o.eval, o.evalSent = float64(r.EvalLoss), ledger.Get("sequence", comm.OpAllToAll).Bytes-o.sent
+		return nil
+	}
+	t, err = New(setup)
 	if err != nil {
 		return o, err
 	}
@@ -399,7 +405,7 @@ func TestPlanMustFit(t *testing.T) {
 			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 			return err
 		})
-		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest part, "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
+		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest allocation is "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
 			t.Errorf("%d bytes: %v", x.memory, err)
 		}
 	}

@@ -5,27 +5,26 @@ import (
 	"ulysses/tensor"
 )
 
-// scanPiece is the values that are brought to the host at a time.
-const scanPiece = 1 << 18
+// scanBlock is the number of values that are copied to the host at a time.
+const scanBlock = 1 << 18
 
-// scanner looks for values that are not finite, wherever a tensor lies, in a piece of the host's
-// memory.
+// scanner searches tensors for NaN and Inf. It copies them to the host block by block.
 type scanner struct {
 	dev    device.Device
 	stream device.Stream
-	meet   func() error // of ranks, before one of them waits for its device
-	piece  []float32
+	meet   func() error // the ranks meet before one of them waits for its device
+	block  []float32
 }
 
-// badValues is what is not finite in a tensor.
+// badValues describes the values of a tensor that are NaN or Inf.
 type badValues struct {
-	count, of int64
-	first     int64 // its place, counted row by row
-	value     float32
+	count, of int64   // of how many
+	first     int64   // row-major index of the first one
+	value     float32 // of the first one
 }
 
-// scan looks at a tensor, strided or not, or at none. Without look it only keeps step with the
-// ranks that do.
+// scan searches a tensor, which may be strided or nil. Without look it only meets the ranks that
+// search. Collective over the ranks of meet.
 func (x *scanner) scan(t tensor.Tensor, look bool) (bad badValues, err error) {
 	if x.dev.Info().Place != tensor.Host {
 		if err := x.meet(); err != nil {
@@ -35,18 +34,18 @@ func (x *scanner) scan(t tensor.Tensor, look bool) (bad badValues, err error) {
 	if !look || t.IsNil() || t.Numel() == 0 {
 		return bad, nil
 	}
-	if x.piece == nil {
-		x.piece = make([]float32, scanPiece)
+	if x.block == nil {
+		x.block = make([]float32, scanBlock)
 	}
 	bad.of = t.Numel()
 	return bad, x.walk(t, 0, t.Dims(), &bad)
 }
 
-// walk halves a tensor until it fits the piece. base is its first element's place in the whole,
-// whose shape is given.
+// walk halves a tensor until it fits the block. base is the row-major index of its first element in
+// the whole tensor, of the given shape.
 func (x *scanner) walk(t tensor.Tensor, base int64, whole []int64, bad *badValues) error {
 	dims := t.Dims()
-	if n := t.Numel(); n > int64(len(x.piece)) {
+	if n := t.Numel(); n > int64(len(x.block)) {
 		axis := 0
 		for a := range dims {
 			if dims[a] > dims[axis] {
@@ -62,7 +61,7 @@ func (x *scanner) walk(t tensor.Tensor, base int64, whole []int64, bad *badValue
 		}
 		return x.walk(t.Slice(axis, half, dims[axis]), base+half*step, whole, bad)
 	}
-	values := x.piece[:t.Numel()]
+	values := x.block[:t.Numel()]
 	if err := x.dev.Copy(x.stream, tensor.OfFloat32(values, dims...), t); err != nil {
 		return err
 	}
@@ -70,19 +69,19 @@ func (x *scanner) walk(t tensor.Tensor, base int64, whole []int64, bad *badValue
 		return err
 	}
 	for i, v := range values {
-		if v-v == 0 { // neither NaN nor infinite
+		if v-v == 0 { // finite
 			continue
 		}
-		place := base + ravel(unravel(int64(i), dims), whole)
-		if bad.count == 0 || place < bad.first {
-			bad.first, bad.value = place, v
+		index := base + ravel(unravel(int64(i), dims), whole)
+		if bad.count == 0 || index < bad.first {
+			bad.first, bad.value = index, v
 		}
 		bad.count++
 	}
 	return nil
 }
 
-// unravel is the multi-index of an element.
+// unravel returns the multi-index of the i-th element in row-major order.
 func unravel(i int64, shape []int64) []int64 {
 	at := make([]int64, len(shape))
 	for a := len(shape) - 1; a >= 0; a-- {
@@ -91,7 +90,7 @@ func unravel(i int64, shape []int64) []int64 {
 	return at
 }
 
-// ravel is the place of a multi-index, counted row by row.
+// ravel returns the row-major index of a multi-index.
 func ravel(at, shape []int64) (i int64) {
 	for a := range at {
 		i = i*shape[a] + at[a]

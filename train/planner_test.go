@@ -100,7 +100,7 @@ func TestMemoryIsChosen(t *testing.T) {
 			}
 		}
 		for i, l := range want.losses {
-			if math.Abs(o.losses[i]-l) > 1e-6*l {
+			if !(math.Abs(o.losses[i]-l) <= 1e-6*l) {
 				t.Errorf("%s: loss %v at step %d, want %v", name, o.losses[i], i+1, l)
 			}
 		}

@@ -2,32 +2,32 @@ package train
 
 import "ulysses/data"
 
-// Rehearse puts the work of an optimizer step of so many micro steps on the device, over as many
-// tokens as a micro step may have, one document a row; of an evaluation it is the work of so many
-// passes. It is for devices that compute nothing. Collective.
-func (t *Trainer) Rehearse(micros int64) error {
-	set := t.Train
+// DryRun issues the operations of an optimizer step of the given number of micro-batches, each with
+// the largest number of tokens and documents of the longest sequence. For an evaluation it issues
+// that many passes. It is for devices that compute nothing. Collective.
+func (t *Trainer) DryRun(microBatches int64) error {
+	set := t.Data.Train
 	if set == nil {
-		set = t.Eval
+		set = t.Data.Eval
 	}
-	tokens, _ := t.MaxRows()
+	tokens, _ := t.MaxTokens()
 	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}
 	for at := int64(0); at < tokens; {
 		at = min(tokens, at+set.Longest())
 		m.CuSeqlens = append(m.CuSeqlens, at)
 	}
-	if t.Train == nil {
-		for range micros {
+	if t.Data.Train == nil {
+		for range microBatches {
 			if _, err := t.pass(m, 0, false, false); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	if err := t.Weights.Begin(t.stream, micros); err != nil {
+	if err := t.Weights.Begin(t.stream, microBatches); err != nil {
 		return err
 	}
-	for range micros {
+	for range microBatches {
 		if _, err := t.pass(m, tokens, true, false); err != nil {
 			return err
 		}
@@ -36,9 +36,8 @@ func (t *Trainer) Rehearse(micros int64) error {
 	if err != nil {
 		return err
 	}
-	if err := t.update(&Record{}, norm); err != nil {
+	if err := t.update(0, norm); err != nil {
 		return err
 	}
-	_, err = t.agree(false)
-	return err
+	return t.agree(true)
 }

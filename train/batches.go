@@ -1,0 +1,74 @@
+package train
+
+import (
+	"slices"
+
+	"ulysses/comm"
+	"ulysses/data"
+)
+
+// read fetches this replica's micro-batches of a step. It returns the valid targets and the tokens
+// of the global batch. pairs is the sum of length²/2 over the documents of the global batch, which
+// is estimated from this replica's micro-batches. Collective.
+func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
+	t.Clock.Push("data")
+	defer t.Clock.Pop()
+	if t.Data.Config.Budget > 0 {
+		err = t.readDealt(s)
+	} else {
+		for a := range t.microBatches {
+			t.microBatches[a], err = t.Data.Train.MicroBatch(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas),
+				t.Data.Config.Batch, int64(len(t.microBatches)), t.microBatches[a])
+			if err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return 0, 0, 0, err
+	}
+	for _, m := range t.microBatches {
+		valid += m.Valid
+		tokens += int64(len(m.IDs))
+		for i := 1; i < len(m.CuSeqlens); i++ {
+			n := float64(m.CuSeqlens[i] - m.CuSeqlens[i-1])
+			pairs += n * n / 2
+		}
+	}
+	own := tokens
+	c := t.counts.Int64s()
+	c[0], c[1] = valid, tokens
+	if err := t.Mesh.Data.AllReduce(nil, t.counts, comm.Sum); err != nil {
+		return 0, 0, 0, err
+	}
+	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
+}
+
+// readDealt fetches this replica's micro-batches of a step whose sequences are dealt by length
+// (data.budget). Each replica measures some of the sequences, which may need reading, and the
+// replicas exchange the lengths. Collective.
+func (t *Trainer) readDealt(s int64) (err error) {
+	lengths, first := t.lengths.Int64s(), s*t.globalBatch()
+	clear(lengths)
+	for i := t.Mesh.Replica; i < len(lengths); i += t.Mesh.Replicas {
+		if lengths[i], err = t.Data.Train.Length(first + int64(i)); err != nil {
+			return err
+		}
+	}
+	if err := t.Mesh.Data.AllReduce(nil, t.lengths, comm.Sum); err != nil {
+		return err
+	}
+	cost := func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) }
+	dealt := data.Deal(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
+	t.microBatches = slices.Grow(t.microBatches[:0], len(dealt))[:len(dealt)]
+	for a, replicas := range dealt {
+		numbers := replicas[t.Mesh.Replica]
+		for i := range numbers {
+			numbers[i] += first
+		}
+		if t.microBatches[a], err = t.Data.Train.Gather(numbers, t.microBatches[a]); err != nil {
+			return err
+		}
+	}
+	return nil
+}

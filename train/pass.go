@@ -1,0 +1,69 @@
+package train
+
+import (
+	"ulysses/comm"
+	"ulysses/data"
+	"ulysses/model"
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// pass runs the model over this rank's shard of a micro-batch. With alone, this rank takes all
+// tokens. valid is the number of targets by which the gradient is divided. The model waits for the
+// stream before it returns the loss, so the caller may then change the micro-batch.
+func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
+	total := int64(len(m.IDs))
+	group := comm.Comm(t.Mesh.Seq)
+	if alone {
+		group = comm.Local(1)[0]
+	}
+	lo, hi := comm.Shard(total, int64(group.Size()), int64(group.Rank()))
+	batch, err := sp.NewBatch(group, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
+	if err != nil {
+		return model.Loss{}, err
+	}
+	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, hi-lo), Targets: t.targets.Slice(0, 0, hi-lo), Positions: t.positions.Slice(0, 0, hi-lo)}
+	for _, x := range []struct {
+		dst tensor.Tensor
+		src []int32
+	}{{b.IDs, m.IDs}, {b.Targets, m.Targets}, {b.Positions, m.Positions}} {
+		if err := t.Device.Copy(t.stream, x.dst, tensor.OfInt32(x.src[lo:hi], hi-lo)); err != nil {
+			return model.Loss{}, err
+		}
+	}
+	forward, back := t.Model.BytesSent(batch)
+	t.sent += forward
+	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.weights(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
+	if !backward {
+		return t.Model.Forward(c, &b)
+	}
+	t.sent += back
+	if valid > 0 {
+		b.GradScale = 1 / float64(valid)
+	}
+	return t.Model.ForwardBackward(c, &b)
+}
+
+// update clips the gradient and runs the optimizer.
+func (t *Trainer) update(lr, norm float64) error {
+	scale := 1.0
+	if t.Optimizer.Clip > 0 {
+		scale = min(1, t.Optimizer.Clip/(norm+1e-6))
+	}
+	t.Clock.Push("optimizer")
+	defer t.Clock.Pop()
+	t.updates++
+	if err := t.Weights.Update(t.stream, lr, scale, t.updates); err != nil {
+		return err
+	}
+	// Others read the weights on streams of their own, and the step's time must include the update.
+	return t.stream.Sync()
+}
+
+// sumLoss adds NLL and numbers of targets over all ranks. Ranks exchange sums, never means.
+func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
+	s := t.sums.Float64s()
+	s[0], s[1] = nll, float64(targets)
+	err := t.Mesh.World.AllReduce(nil, t.sums, comm.Sum)
+	return s[0], int64(s[1]), err
+}

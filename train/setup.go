@@ -1,0 +1,98 @@
+package train
+
+import (
+	"ulysses/comm"
+	"ulysses/data"
+	"ulysses/device"
+	"ulysses/internal/clock"
+	"ulysses/model"
+)
+
+// Setup is the input of New. A trainer does not change it.
+type Setup struct {
+	Device      device.Device
+	Mesh        *comm.Mesh
+	Model       *model.Model
+	Weights     Weights // they have their values already
+	Optimizer   *OptimizerConfig
+	Data        Data
+	Memory      Memory
+	Loop        Loop
+	Checkpoints *Checkpoints // nil = the run can neither be stopped nor resumed
+	Clock       *clock.Clock
+	Trace       *Trace // the steps to record; nil = none
+	Hooks       Hooks
+}
+
+// Data is what a run reads.
+type Data struct {
+	Train  *data.Set // nil for an evaluation
+	Eval   *data.Set // nil if nothing is evaluated
+	Config *data.Config
+}
+
+// Memory limits the planner's choice.
+type Memory struct {
+	Config   MemoryConfig // the zero value is "auto" everywhere
+	FreeHost int64        // bytes of the host's memory that this rank may use; 0 = unknown
+}
+
+// Loop says which steps to run.
+type Loop struct {
+	Steps     int64  // optimizer steps of the whole run
+	EvalEvery int64  // optimizer steps between evaluations; 0 = only after the last step
+	OnNaN     string // "stop" or "skip"
+	Resumed   int64  // steps that earlier runs have done
+	Updates   int64  // steps of these in which the optimizer updated the weights
+}
+
+// Hooks are functions that a trainer calls on every rank, between steps. Each may be nil.
+type Hooks struct {
+	// Step is called with the record of each step. An error ends the run.
+	Step func(*Record) error
+	// Eval is called with the record of each evaluation. An error ends the run.
+	Eval func(*EvalRecord) error
+	// Skipped is called when the run leaves out its first step, with the place where NaN or Inf
+	// was first seen.
+	Skipped func(why string)
+	// Stop is called after each step and returns whether this rank must stop.
+	Stop func() bool
+	// Probe is called between the passes and the reduction of each step, counted from 1. Tests use
+	// it to let a rank fail.
+	Probe func(step int64) error
+}
+
+// MaxTokens returns the largest number of tokens of a micro-batch, and of one rank's shard of it.
+func (s *Setup) MaxTokens() (microBatch, shard int64) {
+	if x := s.Data.Train; x != nil {
+		microBatch = s.Data.Config.Batch * x.Longest()
+		if budget := s.Data.Config.Budget; budget > 0 {
+			microBatch = min(budget, s.globalBatch()*x.Longest())
+		}
+	}
+	if x := s.Data.Eval; x != nil {
+		microBatch = max(microBatch, s.evalBatch()*x.Longest())
+	}
+	lo, hi := comm.Shard(microBatch, int64(s.Mesh.Seq.Size()), 0)
+	return microBatch, hi - lo
+}
+
+// globalBatch returns the sequences of an optimizer step.
+func (s *Setup) globalBatch() int64 {
+	return int64(s.Mesh.Replicas) * s.Data.Config.Batch * s.Data.Config.Accumulate
+}
+
+// evalBatch returns the sequences that a replica evaluates in one pass: those of a micro-batch of
+// training, or as many of the longest length as data.budget allows.
+func (s *Setup) evalBatch() int64 {
+	if budget := s.Data.Config.Budget; budget > 0 {
+		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Rows())
+	}
+	return s.Data.Config.Batch
+}
+
+// inputBytes returns the memory of token ids, targets and positions on this rank.
+func (s *Setup) inputBytes() int64 {
+	_, shard := s.MaxTokens()
+	return 2*device.Padded(s.Device, shard*4) + shard*4
+}

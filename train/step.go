@@ -1,0 +1,144 @@
+package train
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"ulysses/internal/clock"
+	"ulysses/internal/status"
+)
+
+// Step runs optimizer step s, counted from 0. The gradient is that of Σ NLL / (valid targets of the
+// global batch), on every mesh. Collective.
+func (t *Trainer) Step(s int64) (*Record, error) {
+	begin, before := time.Now(), t.Clock.Phases()
+	valid, tokens, pairs, err := t.read(s)
+	if err != nil {
+		return nil, err
+	}
+	if err := t.Weights.Begin(t.stream, int64(len(t.microBatches))); err != nil {
+		return nil, err
+	}
+	nll := 0.0
+	for i, m := range t.microBatches {
+		began := time.Now()
+		l, err := t.pass(m, valid, true, false)
+		if err != nil {
+			return nil, err
+		}
+		nll += l.Sum
+		t.Trace.span("pass", int64(i)+1, began)
+	}
+	if t.Hooks.Probe != nil {
+		if err := t.Hooks.Probe(s + 1); err != nil {
+			return nil, err
+		}
+	}
+	r := &Record{Step: s + 1, LR: t.Optimizer.Rate(s, t.Loop.Steps), Tokens: tokens, TargetTokens: valid}
+	if nll, _, err = t.sumLoss(nll, 0); err != nil {
+		return nil, err
+	}
+	r.Loss = Float(nll / float64(max(1, valid)))
+	norm, err := t.Weights.Reduce(t.stream)
+	if err != nil {
+		return nil, err
+	}
+	r.GradNorm = Float(norm)
+	finite := !notFinite(float64(r.Loss)) && !notFinite(norm)
+	if finite {
+		if err := t.update(r.LR, norm); err != nil {
+			return nil, err
+		}
+	}
+	if err := t.agree(finite); err != nil {
+		return nil, err
+	}
+	r.PeakBytes = t.agreed.peakBytes
+	if t.agreed.notFinite > 0 {
+		if err := t.skipOrFail(r); err != nil {
+			return nil, err
+		}
+	}
+	r.Seconds = time.Since(begin).Seconds()
+	r.TokensPerSecond = float64(tokens) / r.Seconds
+	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
+	r.PhaseSeconds = since(before, t.Clock.Phases())
+	return r, nil
+}
+
+// agree exchanges what the ranks need to know of each other between two steps. finite says that
+// this rank's loss and gradient norm are. Collective.
+func (t *Trainer) agree(finite bool) error {
+	t.agreed = agreed{peakBytes: t.PeakBytes()}
+	me := int64(t.Mesh.World.Rank()) + 1
+	if finite {
+		t.agreed.finite = me
+	} else {
+		t.agreed.notFinite = me
+	}
+	if t.Hooks.Stop != nil && t.Hooks.Stop() {
+		t.agreed.stop = 1
+	}
+	if t.saver != nil && t.saver.writing() {
+		t.agreed.writing = 1
+	}
+	return t.agreed.exchange(t.Mesh.World)
+}
+
+// skipOrFail handles a step whose loss or gradient norm is NaN or Inf on a rank. It returns nil if
+// the step is left out, otherwise the error that ends the run. All ranks have the same sums, so a
+// rank that differs from the others has computed wrongly; the others have updated their weights by
+// then. Collective.
+func (t *Trainer) skipOrFail(r *Record) error {
+	if t.agreed.finite > 0 {
+		rank := t.agreed.notFinite - 1
+		return shared{status.Errorf(status.Numeric, "train: step %d: the loss or gradient norm is NaN or Inf on rank %d and finite on other ranks, though all have the same sums: check the hardware of rank %d, and resume from a checkpoint",
+			r.Step, rank, rank)}
+	}
+	skip := t.Loop.OnNaN == "skip"
+	r.Skipped = skip
+	if skip && t.diagnosed { // a diagnosis takes the time of a step, and a run may skip many
+		return nil
+	}
+	t.diagnosed = true
+	seen, fix, err := t.diagnose(func(x *diagnosis) error {
+		if err := t.Weights.Begin(t.stream, int64(len(t.microBatches))); err != nil {
+			return err
+		}
+		for i, m := range t.microBatches {
+			if len(t.microBatches) > 1 {
+				x.within = fmt.Sprintf("micro-batch %d of %d, ", i+1, len(t.microBatches))
+			}
+			if _, err := t.pass(m, r.TargetTokens, true, false); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, true)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("step %d: loss %g, gradient norm %g: %s", r.Step, float64(r.Loss), float64(r.GradNorm), seen)
+	if !skip {
+		return shared{status.Errorf(status.Numeric, "train: %s: %s", what, fix)}
+	}
+	if t.Hooks.Skipped != nil {
+		t.Hooks.Skipped(what)
+	}
+	return nil
+}
+
+func notFinite(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
+
+// since returns the seconds of each phase between two readings of the clock.
+func since(before, after []clock.Phase) map[string]float64 {
+	d := make(map[string]float64, len(after))
+	for i, p := range after {
+		if i < len(before) {
+			p.Seconds -= before[i].Seconds
+		}
+		d[p.Name] = p.Seconds
+	}
+	return d
+}

@@ -1,0 +1,229 @@
+package train
+
+import (
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et al.
+// 2019, arXiv:1910.02054, section 5): of a group's elements rank r owns sp.Shard(numel, ranks, r).
+// Stage 1 shards the optimizer's state, which is the moments and the F32 master weights. Stage 2
+// also shards the gradients, stage 3 also the values.
+//
+// During a use of a group its values and gradients are whole, in one of two slots each. A
+// communication stream gathers the values of the next group while the current one computes, and
+// reduces gradients into the shards of their owners while the next one computes. Sums are taken in
+// rank order, as in Replicated.
+type ZeRO struct {
+	dev        device.Device
+	world      comm.Comm
+	commWorld  comm.Comm     // the same ranks, for calls on commStream
+	commStream device.Stream // gathers values and reduces gradients
+	opt        optimizer
+	compute    tensor.DType
+	stage      int
+	groups     []zeroGroup
+	own        int64 // elements of all shards of this rank
+	order      []model.Use
+	next       int // index in order of the next use
+	ready      readiness
+
+	values  tensor.Tensor // stage 3 [own], else [numel], of the compute type
+	masters tensor.Tensor // [own] F32, when training in another type
+	grads   tensor.Tensor // stage 1 [numel], else [own] F32
+	m, v    tensor.Tensor // [own] F32, for adamw
+	squares
+	gathered    slots // stage 3: whole values
+	reduced     slots // stages 2 and 3: whole gradients, until they are reduced
+	gatheredMem [2]tensor.Tensor
+	reducedMem  [2]tensor.Tensor
+	updated     device.Event // recorded when Update has finished
+	expected    expected
+	buffers     []*device.Arena
+}
+
+// zeroGroup is a group and this rank's shard of it.
+type zeroGroup struct {
+	*model.Group
+	numel  int64
+	offset int64   // index of the group in flat buffers of all elements
+	lo, hi int64   // this rank owns elements [lo, hi) of the group
+	shard  int64   // index of these elements in flat buffers of this rank's shards
+	counts []int64 // elements that each rank owns
+	decay  []device.Range
+}
+
+// whole returns the group in a flat buffer of all elements.
+func (g *zeroGroup) whole(t tensor.Tensor) tensor.Tensor {
+	return t.Slice(0, g.offset, g.offset+g.numel)
+}
+
+// ownIn returns this rank's elements in a buffer in which the group begins at an offset.
+func (g *zeroGroup) ownIn(t tensor.Tensor, offset int64) tensor.Tensor {
+	return t.Slice(0, offset+g.lo, offset+g.hi)
+}
+
+// shardOf returns this rank's elements in a flat buffer of shards.
+func (g *zeroGroup) shardOf(t tensor.Tensor) tensor.Tensor {
+	return t.Slice(0, g.shard, g.shard+g.hi-g.lo)
+}
+
+// NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the values that passes
+// read. Evaluation passes a nil optimizer.
+func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*ZeRO, error) {
+	w := &ZeRO{dev: d, world: world, commWorld: comm.Side(world), opt: optimizer{OptimizerConfig: opt}, compute: compute, stage: stage, squares: newSquares()}
+	numel, largest := w.shard(groups)
+	w.expected.open(len(groups))
+	plan := w.plan(numel, largest)
+	if err := fits(d, components(plan)); err != nil {
+		return nil, err
+	}
+	err := func() (err error) {
+		if w.buffers, err = allocate(d, plan); err != nil {
+			return err
+		}
+		if w.commStream, err = d.NewStream(); err != nil {
+			return err
+		}
+		if w.updated, err = d.NewEvent(); err != nil {
+			return err
+		}
+		if err = w.gathered.open(d, w.gatheredMem[:]); err != nil {
+			return err
+		}
+		return w.reduced.open(d, w.reducedMem[:])
+	}()
+	if err != nil {
+		w.Free()
+		return nil, err
+	}
+	w.attachResident()
+	return w, nil
+}
+
+// shard computes the elements that this rank owns. It returns the number of all elements and the
+// elements of the two largest groups.
+func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
+	size, rank := int64(w.world.Size()), int64(w.world.Rank())
+	for _, g := range groups {
+		c := zeroGroup{Group: g, numel: g.Numel(), offset: numel, shard: w.own, counts: make([]int64, size), decay: []device.Range{}}
+		for r := range size {
+			lo, hi := comm.Shard(c.numel, size, r)
+			c.counts[r] = hi - lo
+		}
+		c.lo, c.hi = comm.Shard(c.numel, size, rank)
+		at := int64(0)
+		for _, p := range g.Params {
+			if lo, hi := max(at, c.lo), min(at+p.Numel(), c.hi); p.Decay && lo < hi {
+				c.decay = addRange(c.decay, device.Range{Lo: lo - c.lo, Hi: hi - c.lo})
+			}
+			at += p.Numel()
+			w.ready.add(p)
+		}
+		numel, w.own = numel+c.numel, w.own+c.hi-c.lo
+		w.groups = append(w.groups, c)
+		if c.numel > largest[0] {
+			largest[0], largest[1] = c.numel, largest[0]
+		} else {
+			largest[1] = max(largest[1], c.numel)
+		}
+	}
+	return numel, largest
+}
+
+// plan lists the buffers.
+func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
+	p := []planned{{"weights", w.compute, numel, &w.values}}
+	if w.stage == 3 {
+		p = []planned{{"weights, shard", w.compute, w.own, &w.values},
+			{"weights, largest layer", w.compute, largest[0], &w.gatheredMem[0]}, {"weights, second layer", w.compute, largest[1], &w.gatheredMem[1]}}
+	}
+	if w.opt.OptimizerConfig == nil {
+		return p
+	}
+	if w.compute != tensor.F32 {
+		p = append(p, planned{"master weights, shard", tensor.F32, w.own, &w.masters})
+	}
+	if w.stage == 1 {
+		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads})
+	} else {
+		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads},
+			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0]}, planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1]})
+	}
+	p = append(p, planned{"norm", tensor.F64, 1, &w.sum})
+	if w.opt.Name == "adamw" {
+		p = append(p, planned{"first moments, shard", tensor.F32, w.own, &w.m}, planned{"second moments, shard", tensor.F32, w.own, &w.v})
+	}
+	return p
+}
+
+// attachResident attaches the values and gradients that are whole on every rank all the time, and
+// sets the elements that this rank owns.
+func (w *ZeRO) attachResident() {
+	for i := range w.groups {
+		g := &w.groups[i]
+		g.Attach(w.resident(g))
+		master := tensor.Tensor{}
+		if !w.masters.IsNil() {
+			master = g.shardOf(w.masters)
+		}
+		g.Own(g.lo, w.shardValues(g), master)
+	}
+}
+
+// resident returns the values and gradients of a group that are whole on every rank all the time,
+// nil where they are not.
+func (w *ZeRO) resident(g *zeroGroup) (values, grads tensor.Tensor) {
+	if w.stage < 3 {
+		values = g.whole(w.values)
+	}
+	if w.stage == 1 && w.opt.OptimizerConfig != nil {
+		grads = g.whole(w.grads)
+	}
+	return values, grads
+}
+
+// shardValues returns the values that this rank owns.
+func (w *ZeRO) shardValues(g *zeroGroup) tensor.Tensor {
+	if w.stage < 3 {
+		return g.ownIn(w.values, g.offset)
+	}
+	return g.shardOf(w.values)
+}
+
+// master returns the weights that the optimizer updates.
+func (w *ZeRO) master(g *zeroGroup) tensor.Tensor {
+	if w.masters.IsNil() {
+		return w.shardValues(g)
+	}
+	return g.shardOf(w.masters)
+}
+
+// shardGrads returns the gradients that this rank owns.
+func (w *ZeRO) shardGrads(g *zeroGroup) tensor.Tensor {
+	if w.stage == 1 {
+		return g.ownIn(w.grads, g.offset)
+	}
+	return g.shardOf(w.grads)
+}
+
+// Free releases the memory.
+func (w *ZeRO) Free() {
+	w.gathered.close()
+	w.reduced.close()
+	if w.updated != nil {
+		w.updated.Close()
+	}
+	if w.commStream != nil {
+		w.commStream.Close()
+	}
+	for _, b := range w.buffers {
+		b.Free()
+	}
+	w.buffers = nil
+}
+
+func (w *ZeRO) Components() []model.Component { return allocated(w.buffers) }
+func (w *ZeRO) Arenas() []*device.Arena       { return w.buffers }

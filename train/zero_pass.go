@@ -1,0 +1,120 @@
+package train
+
+import (
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/model"
+)
+
+// Pass sets the order of the uses to come and counts what they send.
+func (w *ZeRO) Pass(order []model.Use) error {
+	if w.next != len(w.order) {
+		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the pass before", w.next, len(w.order))
+	}
+	w.order, w.next = order, 0
+	w.expected.pass(order, w.groups, w.stage, &w.gathered.residency)
+	return nil
+}
+
+// Gather attaches a group for a use. In stage 3 it then starts to gather the values of the next
+// group, while this one computes.
+func (w *ZeRO) Gather(group int, s device.Stream) error {
+	if w.next == len(w.order) || w.order[w.next].Group != group {
+		return status.Errorf(status.Internal, "train: layer group %d is not the next one in the order of the pass", group)
+	}
+	x := w.order[w.next]
+	w.next++
+	g := &w.groups[group]
+	values, grads := w.resident(g)
+	if w.stage == 3 && x.Access&model.Reads != 0 {
+		i, err := w.gather(group)
+		if err != nil {
+			return err
+		}
+		if i < 0 {
+			return status.Errorf(status.Internal, "train: no slot is free for the values of layer group %s", g.Name)
+		}
+		w.gathered.slots[i].users++
+		if err := s.Wait(w.gathered.all[i].filled); err != nil {
+			return err
+		}
+		values = w.gathered.all[i].mem.Slice(0, 0, g.numel)
+	}
+	if w.stage > 1 && x.Access&model.Adds != 0 {
+		i := w.reduced.take(group, g.numel)
+		if i < 0 {
+			return status.Errorf(status.Internal, "train: no slot is free for the gradients of layer group %s", g.Name)
+		}
+		w.reduced.slots[i].users++
+		grads = w.reduced.all[i].mem.Slice(0, 0, g.numel)
+		if err := s.Wait(w.reduced.all[i].filled); err != nil { // until the slot's last gradients are reduced
+			return err
+		}
+		if err := w.dev.Fill(s, grads, 0); err != nil {
+			return err
+		}
+	}
+	g.Attach(values, grads)
+	if w.stage == 3 && w.next < len(w.order) && w.order[w.next].Access&model.Reads != 0 {
+		_, err := w.gather(w.order[w.next].Group)
+		return err
+	}
+	return nil
+}
+
+// gather starts to gather a group's values on the communication stream, unless a slot has them. It
+// returns the slot, -1 if none is free.
+func (w *ZeRO) gather(group int) (int, error) {
+	if i := w.gathered.find(group); i >= 0 {
+		return i, nil
+	}
+	g := &w.groups[group]
+	i := w.gathered.take(group, g.numel)
+	if i < 0 {
+		return i, nil
+	}
+	x := &w.gathered.all[i]
+	if err := w.commStream.Wait(x.used); err != nil {
+		return i, err
+	}
+	if err := w.commWorld.AllGather(w.commStream, x.mem.Slice(0, 0, g.numel), g.shardOf(w.values), g.counts); err != nil {
+		return i, err
+	}
+	return i, w.commStream.Record(x.filled)
+}
+
+// Release ends a use of a group. The slot of its values becomes free after the last use. Its
+// gradients are reduce-scattered and added to the shards of their owners, on the communication
+// stream.
+func (w *ZeRO) Release(group int, s device.Stream) error {
+	g := &w.groups[group]
+	if i := w.gathered.find(group); i >= 0 && w.gathered.slots[i].users > 0 {
+		if w.gathered.slots[i].users--; w.gathered.slots[i].users == 0 {
+			if err := s.Record(w.gathered.all[i].used); err != nil {
+				return err
+			}
+		}
+	}
+	i := w.reduced.find(group)
+	if i < 0 || w.reduced.slots[i].users == 0 {
+		return nil
+	}
+	w.reduced.slots[i].users, w.reduced.slots[i].group = 0, -1
+	x := &w.reduced.all[i]
+	if err := s.Record(x.used); err != nil {
+		return err
+	}
+	if err := w.commStream.Wait(x.used); err != nil {
+		return err
+	}
+	own := g.ownIn(x.mem, 0)
+	if err := w.commWorld.ReduceScatter(w.commStream, own, x.mem.Slice(0, 0, g.numel), g.counts); err != nil {
+		return err
+	}
+	if shard := g.shardOf(w.grads); shard.Numel() > 0 {
+		if err := w.dev.Add(w.commStream, shard, shard, own); err != nil {
+			return err
+		}
+	}
+	return w.commStream.Record(x.filled)
+}

@@ -1,0 +1,131 @@
+package train
+
+import (
+	"ulysses/comm"
+	"ulysses/device"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+func (w *ZeRO) Begin(s device.Stream, microBatches int64) error {
+	w.ready.begin(microBatches)
+	return w.dev.Fill(s, w.grads, 0)
+}
+
+func (w *ZeRO) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
+
+// Reduce completes the gradients in the shards of their owners. Stages 2 and 3 have reduced them
+// during the passes; stage 1 does it here.
+func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
+	if err := w.ready.check(); err != nil {
+		return 0, err
+	}
+	if err := w.reduced.wait(s); err != nil {
+		return 0, err
+	}
+	if err := w.dev.Fill(s, w.sum, 0); err != nil {
+		return 0, err
+	}
+	if w.stage == 1 {
+		addOne(w.expected.reductions)
+	}
+	for i := range w.groups {
+		g := &w.groups[i]
+		if w.stage == 1 {
+			if err := w.world.ReduceScatter(s, g.ownIn(w.grads, g.offset), g.whole(w.grads), g.counts); err != nil {
+				return 0, err
+			}
+		}
+		if err := w.dev.SumSquares(s, w.sum, w.shardGrads(g)); err != nil {
+			return 0, err
+		}
+	}
+	if err := w.fetchSum(s, w.dev, w.world); err != nil {
+		return 0, err
+	}
+	if err := w.world.AllReduce(nil, w.hostSum, comm.Sum); err != nil {
+		return 0, err
+	}
+	return w.norm(), nil
+}
+
+// Update runs the optimizer on the shards. Stages 1 and 2 then gather the values again.
+func (w *ZeRO) Update(s device.Stream, lr, scale float64, t int64) error {
+	for i := range w.groups {
+		g := &w.groups[i]
+		if g.hi == g.lo {
+			continue
+		}
+		if err := w.opt.update(w.dev, s, w.State(i), w.shardGrads(g), g.decay, lr, scale, t); err != nil {
+			return err
+		}
+	}
+	w.gathered.forget()
+	if err := s.Record(w.updated); err != nil {
+		return err
+	}
+	if err := w.commStream.Wait(w.updated); err != nil {
+		return err
+	}
+	return w.gatherValues(s)
+}
+
+// Loaded gathers the values after each rank has filled its shards.
+func (w *ZeRO) Loaded(s device.Stream) error {
+	w.gathered.forget()
+	return w.gatherValues(s)
+}
+
+// gatherValues gathers the values of all groups from their owners, in stages 1 and 2, where they
+// are whole on every rank.
+func (w *ZeRO) gatherValues(s device.Stream) error {
+	if w.stage == 3 {
+		return nil
+	}
+	addOne(w.expected.gathers)
+	for i := range w.groups {
+		g := &w.groups[i]
+		if err := w.world.AllGather(s, g.whole(w.values), g.ownIn(w.values, g.offset), g.counts); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// State returns this rank's shard.
+func (w *ZeRO) State(group int) State {
+	g := &w.groups[group]
+	x := State{Lo: g.lo, Hi: g.hi, Master: w.master(g)}
+	if !w.masters.IsNil() {
+		x.Compute = w.shardValues(g)
+	}
+	if !w.m.IsNil() {
+		x.M, x.V = g.shardOf(w.m), g.shardOf(w.v)
+	}
+	return x
+}
+
+// Whole gathers a group into the memory of gradients, F32, or of an evaluation's values.
+func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
+	g := &w.groups[group]
+	shard := w.master(g)
+	if grads {
+		shard = w.shardGrads(g)
+	}
+	evaluation := w.opt.OptimizerConfig == nil
+	var all tensor.Tensor
+	switch {
+	case evaluation && w.stage < 3:
+		return g.whole(w.values), nil
+	case evaluation:
+		all = w.gatheredMem[0]
+	case w.stage == 1:
+		all = g.whole(w.grads)
+	default:
+		all = w.reducedMem[0]
+	}
+	w.gathered.forget()
+	w.expected.wholes[group] += shard.DType.Size()
+	all = all.Slice(0, 0, g.numel)
+	return all, w.world.AllGather(s, all, shard, g.counts)
+}
