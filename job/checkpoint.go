@@ -54,7 +54,7 @@ func names(paths []string) string {
 // resume fills the weights from a checkpoint, if there is one and it is wanted. Collective.
 func (s *session) resume(setup *train.Setup) error {
 	j := s.Job
-	setup.Keep = s.checkpoints()
+	setup.Checkpoints = s.checkpoints()
 	path := j.Checkpoint.Resume
 	switch path {
 	case "off":
@@ -62,16 +62,16 @@ func (s *session) resume(setup *train.Setup) error {
 	case "auto":
 		path = ""
 	}
-	from, err := setup.Keep.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(), &j.Optimizer, setup.Steps)
+	from, err := setup.Checkpoints.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(), &j.Optimizer, setup.Loop.Steps)
 	if err != nil {
 		return err
 	}
-	s.from, setup.Resumed, setup.Updates = from.Path, from.Step, from.Updates
+	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
 	for _, note := range from.Notes {
 		s.Log.Warn().Msg(note)
 	}
 	if from.Path != "" {
-		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Steps).Str("checkpoint", from.Path).Msg("resumed")
+		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Loop.Steps).Str("checkpoint", from.Path).Msg("resumed")
 	}
 	return nil
 }

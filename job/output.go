@@ -139,24 +139,24 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 	j, t := s.Job, s.trainer
 	if s.Mesh.World.Rank() == 0 {
 		path := filepath.Join(j.Output.Dir, file.MetricsFile)
-		if t.Keep == nil {
+		if t.Checkpoints == nil {
 			m, err = train.EvaluationMetrics(path)
 			return m, comm.Agree(s.Mesh.World, err)
 		}
-		t.Keep.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
-		goesOn := s.from != "" && outdir.Inside(s.from, t.Keep.Dir)
+		t.Checkpoints.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
+		goesOn := s.from != "" && outdir.Inside(s.from, t.Checkpoints.Dir)
 		if !goesOn {
 			err = s.refuseResults()
 		}
 		if err == nil {
-			err = t.Keep.Ready()
+			err = t.Checkpoints.Ready()
 		}
 		if err == nil {
 			err = s.owner.Identify(s.identity())
 		}
 		if err == nil {
 			if s.writes = true; goesOn {
-				m, err = train.ResumeMetrics(path, t.Resumed)
+				m, err = train.ResumeMetrics(path, t.Loop.Resumed)
 			} else {
 				m, err = train.CreateMetrics(path)
 			}
@@ -166,7 +166,7 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 }
 
 // identity returns a digest of the settings that a run and its continuation must have in common.
-func (s *session) identity() string { return digest(s.trainer.Keep.Run) }
+func (s *session) identity() string { return digest(s.trainer.Checkpoints.Run) }
 
 // refuseResults refuses output.dir for a run that starts afresh if the folder has results of
 // another run. Results of the same run, if it ended before its first checkpoint, are not refused:
@@ -181,7 +181,7 @@ func (s *session) refuseResults() error {
 	if err != nil {
 		return err
 	}
-	steps, err := s.trainer.Keep.Steps()
+	steps, err := s.trainer.Checkpoints.Steps()
 	if err != nil {
 		return err
 	}

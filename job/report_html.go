@@ -93,7 +93,7 @@ type barPart struct {
 // reportPath keeps the report of a training run apart from that of an evaluation in its folder.
 func (s *session) reportPath() string {
 	name := file.ReportFile
-	if s.Job.Kind == "eval" && s.trainer.Metrics.BesideRun() {
+	if s.Job.Kind == "eval" && s.metrics.BesideRun() {
 		name = file.EvalReportFile
 	}
 	return filepath.Join(s.Job.Output.Dir, name)
@@ -148,7 +148,7 @@ func (s *session) page(p *progress, facts []rankFacts, here *plan.Machine, t *tr
 
 // state is how the run ended.
 func (s *session) state(p *progress) string {
-	done := s.trainer.Resumed
+	done := s.trainer.Loop.Resumed
 	if p.last != nil {
 		done = p.last.Step
 	}
@@ -161,8 +161,8 @@ func (s *session) state(p *progress) string {
 		return fmt.Sprintf("failed after step %d of %d", done, s.steps)
 	case s.trainer.Stopped():
 		return fmt.Sprintf("stopped in time after step %d of %d, with a checkpoint", done, s.steps)
-	case s.trainer.Resumed > 0:
-		return fmt.Sprintf("finished %s, resumed after step %d", allSteps(s.steps), s.trainer.Resumed)
+	case s.trainer.Loop.Resumed > 0:
+		return fmt.Sprintf("finished %s, resumed after step %d", allSteps(s.steps), s.trainer.Loop.Resumed)
 	}
 	return "finished " + allSteps(s.steps)
 }

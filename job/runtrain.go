@@ -27,32 +27,26 @@ func trainOwning(e *Env) (err error) {
 	}
 	defer s.close()
 	defer func() { err = e.leave(err) }()
-	metrics, err := s.createOutput()
-	if err != nil {
+	if s.metrics, err = s.createOutput(); err != nil {
 		return err
 	}
-	s.trainer.Metrics = metrics
-	defer metrics.Close()
+	defer s.metrics.Close()
 	if err := s.printPlan(); err != nil {
 		return err
 	}
-	if done := s.trainer.Resumed; e.Job.Kind == "train" && done >= s.steps {
+	if done := s.trainer.Loop.Resumed; e.Job.Kind == "train" && done >= s.steps {
 		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", units.Count(done, "step"), s.steps)
 		return s.saveMissing()
 	}
-	stop, err := newStopper(e.Job, e.signals, start)
-	if err != nil {
+	if s.stop, err = newStopper(e.Job, e.signals, start); err != nil {
 		return err
 	}
 	if warning := s.rank().WarnIdleRanks(); warning != "" {
 		e.Log.Warn().Msg(warning)
 	}
 	s.queued = proc.WaitedForCore()
-	p := newProgress(e, s.steps, s.trainer.Resumed)
-	s.trainer.OnStep, s.trainer.OnEval, s.trainer.Stop = p.step, p.eval, stop.now
-	s.trainer.OnSkip = func(why string) {
-		e.Log.Warn().Msg(why + ": the step is left out, and so are others like it, without a word")
-	}
+	p := newProgress(e, s.steps, s.trainer.Loop.Resumed)
+	s.progress = p
 	err = func() error {
 		defer p.finish()
 		defer e.signals.done()
@@ -75,7 +69,7 @@ func trainOwning(e *Env) (err error) {
 			return err
 		}
 		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s; resume with: %s",
-			p.last.Step, s.steps, s.trainer.Keep.Dir, s.command())
+			p.last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
 		if err := s.save(s.Job.ModelDir()); err != nil {

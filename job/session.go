@@ -19,6 +19,11 @@ type session struct {
 	from    string  // checkpoint from which the run resumes; "" = none
 	queued  float64 // queued() before the first step
 	failed  error   // the error that ended the steps early, on all ranks
+
+	// set before the first step
+	metrics  *train.Metrics // nil on ranks above 0
+	progress *progress
+	stop     *stopper
 }
 
 // prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all
@@ -35,6 +40,7 @@ func prepare(e *Env, resume bool) (*session, error) {
 	}
 	if resume {
 		setup.Trace = s.newTrace()
+		s.hook(&setup.Hooks)
 	}
 	if s.trainer, err = train.New(*setup); err != nil {
 		s.close()
@@ -73,20 +79,39 @@ func (s *session) load() (*train.Setup, error) {
 		return nil, err
 	}
 	setup := s.parts.Setup()
-	setup.Eval = s.data.Eval()
+	setup.Data.Eval = s.data.Eval()
 	if j.Kind == "train" {
-		setup.Train = s.data.Train()
+		setup.Data.Train = s.data.Train()
 		s.steps = j.Train.Steps
 		if j.Train.Epochs > 0 {
 			s.steps = s.data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
 		}
-		setup.Steps = s.steps
-	} else if setup.Eval == nil {
-		setup.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
+		setup.Loop.Steps = s.steps
+	} else if setup.Data.Eval == nil {
+		setup.Data.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
-	setup.Probe, err = probe(s.Mesh.World.Rank())
+	setup.Hooks.Probe, err = probe(s.Mesh.World.Rank())
 	return setup, comm.Agree(s.Mesh.World, err)
+}
+
+// hook sets the hooks of a run's trainer. They use metrics, progress and stop, which must be set
+// before the first step.
+func (s *session) hook(h *train.Hooks) {
+	h.Step = func(r *train.Record) error {
+		if err := s.metrics.Write(r); err != nil {
+			return err
+		}
+		return s.progress.step(r)
+	}
+	h.Eval = func(r *train.EvalRecord) error {
+		s.progress.eval(r)
+		return s.metrics.Write(r)
+	}
+	h.Skipped = func(why string) {
+		s.Log.Warn().Msg(why + ": the step is left out; later steps like it are left out without a message")
+	}
+	h.Stop = func() bool { return s.stop.now() }
 }
 
 // openConfig reads what the model is; the folder is nil for one from scratch.

@@ -1,7 +1,7 @@
 package train
 
 import (
-	"math"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +11,7 @@ import (
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/testkit/fake"
+	"ulysses/testkit/near"
 )
 
 // crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is
@@ -100,9 +101,7 @@ func TestMemoryIsChosen(t *testing.T) {
 			}
 		}
 		for i, l := range want.losses {
-			if !(math.Abs(o.losses[i]-l) <= 1e-6*l) {
-				t.Errorf("%s: loss %v at step %d, want %v", name, o.losses[i], i+1, l)
-			}
+			near.Value(t, fmt.Sprintf("%s: loss of step %d", name, i+1), o.losses[i], l, 1e-6*l)
 		}
 		if x.run.tiles.MLP == 0 && o.peak > model.Bytes(o.table) {
 			t.Errorf("%s: %d bytes taken, %d planned", name, o.peak, model.Bytes(o.table))

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -64,13 +63,4 @@ type Traffic struct {
 	Axis, Op string
 	What     string // what is sent
 	Bytes    int64
-}
-
-// NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the values that
-// passes read. Evaluation passes a nil optimizer.
-func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (Weights, error) {
-	if stage == 0 || world.Size() == 1 {
-		return NewReplicated(d, world, groups, compute, opt)
-	}
-	return NewZeRO(d, world, groups, compute, opt, stage)
 }

@@ -7,6 +7,15 @@ import (
 	"ulysses/tensor"
 )
 
+// NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the values that
+// passes read. Evaluation passes a nil optimizer.
+func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (Weights, error) {
+	if stage == 0 || world.Size() == 1 {
+		return NewReplicated(d, world, groups, compute, opt)
+	}
+	return NewZeRO(d, world, groups, compute, opt, stage)
+}
+
 // ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et al.
 // 2019, arXiv:1910.02054, section 5): of a group's elements rank r owns sp.Shard(numel, ranks, r).
 // Stage 1 shards the optimizer's state, which is the moments and the F32 master weights. Stage 2
@@ -25,7 +34,8 @@ type ZeRO struct {
 	compute    tensor.DType
 	stage      int
 	groups     []zeroGroup
-	own        int64 // elements of all shards of this rank
+	numel      []int64 // elements of each group
+	own        int64   // elements of all shards of this rank
 	order      []model.Use
 	next       int // index in order of the next use
 	ready      readiness
@@ -123,7 +133,7 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 			w.ready.add(p)
 		}
 		numel, w.own = numel+c.numel, w.own+c.hi-c.lo
-		w.groups = append(w.groups, c)
+		w.groups, w.numel = append(w.groups, c), append(w.numel, c.numel)
 		if c.numel > largest[0] {
 			largest[0], largest[1] = c.numel, largest[0]
 		} else {
@@ -227,3 +237,16 @@ func (w *ZeRO) Free() {
 
 func (w *ZeRO) Components() []model.Component { return allocated(w.buffers) }
 func (w *ZeRO) Arenas() []*device.Arena       { return w.buffers }
+
+// Traffic is (P-1) times this rank's shard for each all-gather, and the shards of all other ranks
+// for each reduce-scatter.
+func (w *ZeRO) Traffic() []Traffic {
+	var gathered, reduced int64
+	rank := w.world.Rank()
+	for i := range w.groups {
+		counts, x := w.groups[i].counts, &w.expected
+		gathered += comm.AllGatherBytes(rank, counts, x.gathers[i]*w.compute.Size()+x.wholes[i])
+		reduced += comm.ReduceScatterBytes(rank, counts, x.reductions[i]*4)
+	}
+	return []Traffic{{"world", comm.OpAllGather, "weights", gathered}, {"world", comm.OpReduceScatter, "gradients", reduced}}
+}

@@ -12,7 +12,7 @@ func (w *ZeRO) Pass(order []model.Use) error {
 		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the pass before", w.next, len(w.order))
 	}
 	w.order, w.next = order, 0
-	w.expected.pass(order, w.groups, w.stage, &w.gathered.residency)
+	w.expected.pass(order, w.numel, w.stage, &w.gathered.residency)
 	return nil
 }
 

@@ -178,10 +178,10 @@ func (f *Forecast) prepare() (err error) {
 	j, setup := f.Job, f.Setup()
 	rows := data.Placeholder(j.Data.Sequence)
 	if j.Kind == "train" {
-		setup.Train, setup.Steps = rows, j.Train.Steps
-		setup.Keep = &train.Checkpoints{Every: j.Checkpoint.Every}
+		setup.Data.Train, setup.Loop.Steps = rows, j.Train.Steps
+		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every}
 	} else {
-		setup.Eval = rows
+		setup.Data.Eval = rows
 	}
 	if f.trainer, err = train.New(*setup); err != nil {
 		return err
@@ -190,7 +190,7 @@ func (f *Forecast) prepare() (err error) {
 	if err := f.hostHolds(); err != nil {
 		return err
 	}
-	tokens, _ := f.trainer.MaxRows()
+	tokens, _ := f.trainer.MaxTokens()
 	f.tokens = tokens * j.Mesh.Replicas
 	if j.Kind == "train" {
 		f.tokens *= j.Data.Accumulate
@@ -257,7 +257,7 @@ func (f *Forecast) so() took {
 
 func (f *Forecast) step(micros int64) (took, error) {
 	before := f.so()
-	err := f.trainer.Rehearse(micros)
+	err := f.trainer.DryRun(micros)
 	return f.so().plus(before, -1), err
 }
 
