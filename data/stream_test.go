@@ -142,7 +142,7 @@ func TestStreaming(t *testing.T) {
 								tokens, longest = tokens+int64(len(m.IDs)), max(longest, int64(len(m.IDs)))
 							}
 							if x.set.Tokens() != tokens || x.set.Longest() != longest || x.set.Documents() != int64(len(x.docs)) {
-								t.Errorf("seed %d, pack %v, blocks of %d: %v, want %d documents, %d tokens, longest %d", seed, pack, block, x.set, len(x.docs), tokens, longest)
+								t.Errorf("seed %d, pack %v, blocks of %d: %s, want %d documents, %d tokens, longest %d", seed, pack, block, x.set.Identity(), len(x.docs), tokens, longest)
 							}
 						}
 					})

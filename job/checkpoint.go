@@ -28,7 +28,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"data.pack":      fmt.Sprint(j.Data.Pack),
 		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
 		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s, checksum %08x, in %s%s", s.data.Train(), s.data.Train().Checksum(), names(j.Data.Path), s.data.Tokenizer()),
+		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), names(j.Data.Path), s.data.Tokenizer()),
 	}}
 }
 

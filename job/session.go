@@ -95,23 +95,28 @@ func (s *session) load() (*train.Setup, error) {
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
-// hook sets the hooks of a run's trainer. They use metrics, progress and stop, which must be set
-// before the first step.
+// hook sets the hooks of a run's trainer. They use metrics, progress and stop, which are nil until
+// the run is about to begin.
 func (s *session) hook(h *train.Hooks) {
 	h.Step = func(r *train.Record) error {
 		if err := s.metrics.Write(r); err != nil {
 			return err
 		}
+		if s.progress == nil {
+			return nil
+		}
 		return s.progress.step(r)
 	}
 	h.Eval = func(r *train.EvalRecord) error {
-		s.progress.eval(r)
+		if s.progress != nil {
+			s.progress.eval(r)
+		}
 		return s.metrics.Write(r)
 	}
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is left out; later steps like it are left out without a message")
 	}
-	h.Stop = func() bool { return s.stop.now() }
+	h.Stop = func() bool { return s.stop != nil && s.stop.now() }
 }
 
 // openConfig reads what the model is; the folder is nil for one from scratch.

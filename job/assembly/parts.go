@@ -57,8 +57,9 @@ func (p *Parts) Layout() error {
 // Setup returns the trainer's setup as the job file determines it, without data.
 func (p *Parts) Setup() *train.Setup {
 	j := p.Job
-	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Data: &j.Data, Optimizer: &j.Optimizer,
-		OnNaN: j.Train.OnNaN, Memory: j.Memory, FreeHost: p.FreeHost, EvalEvery: j.Eval.Every, Clock: p.Clock}
+	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Optimizer: &j.Optimizer, Clock: p.Clock,
+		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost},
+		Loop: train.Loop{EvalEvery: j.Eval.Every, OnNaN: j.Train.OnNaN}}
 }
 
 // Free frees the weights and the model.
