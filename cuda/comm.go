@@ -7,24 +7,24 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is a communicator for memory of a GPU on top of one for memory of the host, over the same
-// ranks. A tensor of the host goes to the host's communicator, a tensor of the device goes the
-// carrier's way: NCCL, peers' memory (ipc), or through the host (staged). Where all tensors of a
-// call are absent, a stream says that it is about the device.
+// Comm is a communicator for GPU memory on top of a communicator for host memory of the same ranks.
+// The host's communicator moves host tensors. A transport moves device tensors: NCCL, the memory of
+// peers (ipc), or host memory (staged). If all tensors of a call are absent, the transport serves
+// the call if a stream is given, else the host's communicator does.
 //
-// With tensors of the device nothing is waited for: a call is ordered behind what its stream holds
-// and before what comes later on it. Calls with tensors of the device come from the goroutine that
-// the device serves, whichever of its communicators they are for.
+// A call with device tensors does not wait. It runs after everything that its stream holds and
+// before everything that is enqueued there later. Only the goroutine that the device serves may
+// make such calls.
 type Comm struct {
-	host    comm.Comm
-	carrier carrier
-	remake  func(part comm.Comm) (carrier, error) // the same way among fewer ranks
-	closed  bool
+	host      comm.Comm
+	transport transport
+	remake    func(part comm.Comm) (transport, error) // the same way among fewer ranks
+	closed    bool
 }
 
-// carrier moves tensors of a device. Arguments have been checked, but for what only all ranks
-// together can see.
-type carrier interface {
+// transport moves device tensors. Comm has checked the arguments of this rank; a transport checks
+// what depends on the arguments of several ranks.
+type transport interface {
 	kind() string
 	start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error)
 	allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error
@@ -36,9 +36,9 @@ type carrier interface {
 	close() error
 }
 
-// newComm makes a communicator; all ranks of host call it, and fail together. What a maker returns
-// beside an error is closed when all have met.
-func newComm(host comm.Comm, make func(comm.Comm) (carrier, error)) (*Comm, error) {
+// newComm makes a communicator. It is collective over host, and all ranks fail together. A
+// transport that make returns together with an error is closed after all ranks have agreed.
+func newComm(host comm.Comm, make func(comm.Comm) (transport, error)) (*Comm, error) {
 	k, err := make(host)
 	if err = comm.Agree(host, err); err != nil {
 		if k != nil {
@@ -46,17 +46,17 @@ func newComm(host comm.Comm, make func(comm.Comm) (carrier, error)) (*Comm, erro
 		}
 		return nil, err
 	}
-	return &Comm{host: host, carrier: k, remake: make}, nil
+	return &Comm{host: host, transport: k, remake: make}, nil
 }
 
-// Host is the communicator underneath.
+// Host returns the communicator for host memory.
 func (c *Comm) Host() comm.Comm { return c.host }
 func (c *Comm) Rank() int       { return c.host.Rank() }
 func (c *Comm) Size() int       { return c.host.Size() }
-func (c *Comm) Kind() string    { return c.carrier.kind() }
+func (c *Comm) Kind() string    { return c.transport.kind() }
 func (c *Comm) Barrier() error  { return c.host.Barrier() }
 
-// Split makes communicators of the same kind; the host's is split with them.
+// Split makes communicators of the same kind and splits the host's communicator with them.
 func (c *Comm) Split(color, key int) (comm.Comm, error) {
 	part, err := c.host.Split(color, key)
 	if err != nil || part == nil {
@@ -70,7 +70,7 @@ func (c *Comm) Split(color, key int) (comm.Comm, error) {
 	return made, nil
 }
 
-// onDevice reports whose tensors these are.
+// onDevice reports whether a call is for the device, by the memory of its tensors.
 func (c *Comm) onDevice(op string, s device.Stream, a, b tensor.Tensor) (bool, error) {
 	if c.closed {
 		return false, status.Errorf(status.InvalidArgument, "comm.%s: the communicator is closed", op)
@@ -109,7 +109,7 @@ func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, 
 	if send, recv := sendRows[me]*comm.RowBytes(src), recvRows[me]*comm.RowBytes(dst); send != recv {
 		return nil, status.Errorf(status.InvalidArgument, "comm.AllToAll: rank %d sends itself %d bytes and expects %d", me, send, recv)
 	}
-	return c.carrier.start(s, dst, src, recvRows, sendRows)
+	return c.transport.start(s, dst, src, recvRows, sendRows)
 }
 
 func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
@@ -123,7 +123,7 @@ func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	if err := comm.CheckAllReduce(t, op); err != nil {
 		return err
 	}
-	return c.carrier.allReduce(s, t, op)
+	return c.transport.allReduce(s, t, op)
 }
 
 func (c *Comm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
@@ -137,7 +137,7 @@ func (c *Comm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) 
 	if err := comm.CheckAllGather(dst, src, rows, c.Rank(), c.Size()); err != nil {
 		return err
 	}
-	return c.carrier.allGather(s, dst, src, rows)
+	return c.transport.allGather(s, dst, src, rows)
 }
 
 func (c *Comm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
@@ -151,7 +151,7 @@ func (c *Comm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int
 	if err := comm.CheckReduceScatter(dst, src, rows, c.Rank(), c.Size()); err != nil {
 		return err
 	}
-	return c.carrier.reduceScatter(s, dst, src, rows)
+	return c.transport.reduceScatter(s, dst, src, rows)
 }
 
 func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
@@ -165,7 +165,7 @@ func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	if err := comm.CheckBroadcast(t, root, c.Size()); err != nil {
 		return err
 	}
-	return c.carrier.broadcast(s, t, root)
+	return c.transport.broadcast(s, t, root)
 }
 
 func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
@@ -179,13 +179,13 @@ func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tens
 	if err := comm.CheckSendRecv(recv, from, send, to, c.Size()); err != nil {
 		return err
 	}
-	return c.carrier.sendRecv(s, recv, from, send, to)
+	return c.transport.sendRecv(s, recv, from, send, to)
 }
 
 // Reserve makes, before the first step, what n exchanges at a time need beside the tensors, in
 // which this rank sends and receives so many bytes in all. Without it the first exchanges make it.
 func (c *Comm) Reserve(n int, bytes int64) error {
-	if r, ok := c.carrier.(interface{ reserve(int, int64) error }); ok {
+	if r, ok := c.transport.(interface{ reserve(int, int64) error }); ok {
 		return r.reserve(n, bytes)
 	}
 	return nil
@@ -194,14 +194,14 @@ func (c *Comm) Reserve(n int, bytes int64) error {
 // Cut sets how many bytes a reduction, gather, broadcast or message through the host has under way
 // at a time; all ranks say the same. It is for tests, which would otherwise need large tensors.
 func (c *Comm) Cut(bytes int64) {
-	if k, ok := c.carrier.(*staged); ok {
+	if k, ok := c.transport.(*staged); ok {
 		k.piece = bytes
 	}
 }
 
 // Abort ends the job.
 func (c *Comm) Abort(code status.Code, reason string) {
-	c.carrier.abort()
+	c.transport.abort()
 	c.host.Abort(code, reason)
 }
 
@@ -212,7 +212,7 @@ func (c *Comm) Close() error {
 		return nil
 	}
 	c.closed = true
-	err := c.carrier.close()
+	err := c.transport.close()
 	if hostErr := c.host.Close(); err == nil {
 		err = hostErr
 	}
@@ -225,7 +225,7 @@ var _ comm.Layered = (*Comm)(nil)
 const MaxRanks = 64
 
 // makers by kind.
-var makers = map[string]func(*Device, comm.Comm) (carrier, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
+var makers = map[string]func(*Device, comm.Comm) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
 
 // NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's;
 // all ranks call it, and fail together.
@@ -234,5 +234,5 @@ func NewComm(d *Device, host comm.Comm, kind string) (*Comm, error) {
 	if make == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q: nccl, ipc or staged", kind)
 	}
-	return newComm(host, func(h comm.Comm) (carrier, error) { return make(d, h) })
+	return newComm(host, func(h comm.Comm) (transport, error) { return make(d, h) })
 }

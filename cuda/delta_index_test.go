@@ -6,6 +6,6 @@ import "testing"
 // definitions.
 func TestDeltaIndex(t *testing.T) { hostProgram(t, "kernels/delta_index_test.cpp") }
 
-// TestFragments holds what lanes give to tensor cores, which the emulated plug-in does without,
-// against NVIDIA's documentation.
+// TestFragments holds what communication streams give to tensor cores, which the emulated plug-in
+// does without, against NVIDIA's documentation.
 func TestFragments(t *testing.T) { hostProgram(t, "kernels/mma_test.cpp") }

@@ -131,7 +131,7 @@ func Failure(s device.Stream) error {
 // Maps reports that ranks in other processes read what this rank sends where it lies. They keep
 // such memory mapped until the communicator is closed, and it must not be freed before.
 func (c *Comm) Maps() bool {
-	k, ok := c.carrier.(*ipc)
+	k, ok := c.transport.(*ipc)
 	if !ok {
 		return false
 	}
@@ -145,7 +145,7 @@ func (c *Comm) Maps() bool {
 
 // Failure is what went wrong in what was moved, without waiting for it.
 func (c *Comm) Failure() error {
-	if f, ok := c.carrier.(interface{ failure() error }); ok {
+	if f, ok := c.transport.(interface{ failure() error }); ok {
 		return f.failure()
 	}
 	return nil

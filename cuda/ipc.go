@@ -23,15 +23,15 @@ const smallReduce = 64 << 10
 // reductions, which have to read, go the same way. A call has two meetings on the host's
 // communicator. At the first (meet), packets tell where everyone's tensor lies and that the event
 // "ready" has been recorded, behind what the caller's stream holds. At the second (settle),
-// everyone has enqueued its copies and recorded "done"; all lanes then wait for all of those, so
-// that whoever is past a call knows that nobody reads his tensor any more. The host waits for
-// hosts, never for a GPU, and no GPU spins.
+// everyone has enqueued its copies and recorded "done"; all communication streams then wait for all
+// of those, so that whoever is past a call knows that nobody reads his tensor any more. The host
+// waits for hosts, never for a GPU, and no GPU spins.
 //
 // One event of each kind is enough: a rank records "ready" anew only when all have passed the last
 // call's second meeting, hence enqueued their waits for it; and "done" only when all have entered
 // the next call.
 type ipc struct {
-	*lane
+	*commStream
 	host     comm.Comm
 	me       int
 	ready    *event // this rank's tensor is there
@@ -53,8 +53,8 @@ func (c *ipc) kind() string { return "ipc" }
 func (c *ipc) abort()       {}
 
 // meet enters a call: what the caller's stream holds comes first, and packets are exchanged.
-// Afterwards the lane has waited for all ranks' tensors, c.at says where they lie, and theirs(j)
-// what rank j says.
+// Afterwards the communication stream has waited for all ranks' tensors, c.at says where they lie,
+// and theirs(j) what rank j says.
 func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
 	c.room.enter()
 	caller, err := c.come(h.name(), s)
@@ -92,9 +92,9 @@ func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRow
 	return caller, nil
 }
 
-// come enters a call and tells the others by "ready", on the lane like all that other processes
-// wait for: what CUDA makes of an event of several processes whose marks are in two streams, and
-// come in another order than they were made, is said nowhere.
+// come enters a call and tells the others by "ready", on the communication stream like all that
+// other processes wait for: what CUDA makes of an event of several processes whose marks are in two
+// streams, and come in another order than they were made, is said nowhere.
 func (c *ipc) come(op string, s device.Stream) (*stream, error) {
 	caller, err := c.enter(op, s)
 	if err != nil {
@@ -124,8 +124,8 @@ func (c *ipc) agree(j int) error {
 	return nil
 }
 
-// settle ends the part of a call in which ranks read each other's tensors: the lane waits until all
-// have.
+// settle ends the part of a call in which ranks read each other's tensors: the communication stream
+// waits until all have.
 func (c *ipc) settle() error {
 	if err := c.s.Record(c.done); err != nil {
 		return err

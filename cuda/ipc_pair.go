@@ -12,9 +12,9 @@ import (
 )
 
 // A message between two ranks: the sender tells where it lies; the receiver copies it, and its
-// receipt names the event that marks the copy, for which the sender's lane waits. That event
-// belongs to the pair: it is recorded anew only when the sender has told of its next message, hence
-// waited for the last.
+// receipt names the event that marks the copy, for which the sender's communication stream waits.
+// That event belongs to the pair: it is recorded anew only when the sender has told of its next
+// message, hence waited for the last.
 
 // receipt is whether the message fitted, and the receiver's event: address, then handle.
 const receiptBytes = 8 + 8 + handleBytes
@@ -114,7 +114,7 @@ func (c *ipc) pull(recv tensor.Tensor, from int, p packet, receipt []byte) error
 	return nil
 }
 
-// awaitRead makes the lane wait until rank `to` has read the message.
+// awaitRead makes the communication stream wait until rank `to` has read the message.
 func (c *ipc) awaitRead(to int, receipt []byte) error {
 	p := &c.peers[to]
 	if p.read == nil {

@@ -52,7 +52,7 @@ type peer struct {
 	read *C.uly_event
 }
 
-func newIPC(d *Device, host comm.Comm) (carrier, error) {
+func newIPC(d *Device, host comm.Comm) (transport, error) {
 	n := host.Size()
 	if n > MaxRanks {
 		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks: at most %d are built: use \"nccl\"", n, MaxRanks)
@@ -99,7 +99,7 @@ func newIPC(d *Device, host comm.Comm) (carrier, error) {
 
 // prepare makes what the rank itself needs.
 func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
-	if c.lane, err = newLane(d); err != nil {
+	if c.commStream, err = newCommStream(d); err != nil {
 		return err
 	}
 	if c.ready, err = d.newEvent(shared); err != nil {
@@ -216,10 +216,10 @@ func (c *ipc) reach(j int, p packet) (uintptr, error) {
 	return base + uintptr(p.long(packetOffset)), err
 }
 
-// close waits for the lane, which has waited for all who read this rank's memory, and for the
-// peers: at first for those who have still to enqueue their waits for its events, in the end for
-// those who still have its memory mapped, so that it may be freed from here on. All ranks meet,
-// whatever has failed on one, also of a communicator that never was whole.
+// close waits for the communication stream, which has waited for all who read this rank's memory,
+// and for the peers: at first for those who have still to enqueue their waits for its events, in
+// the end for those who still have its memory mapped, so that it may be freed from here on. All
+// ranks meet, whatever has failed on one, also of a communicator that never was whole.
 func (c *ipc) close() error {
 	var err error
 	note := func(e error) {
@@ -228,8 +228,8 @@ func (c *ipc) close() error {
 		}
 	}
 	note(c.host.Barrier())
-	if c.lane != nil {
-		note(c.lane.close())
+	if c.commStream != nil {
+		note(c.commStream.close())
 		for i := range c.peers {
 			c.peers[i].close(c.d)
 		}

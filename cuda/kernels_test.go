@@ -135,7 +135,7 @@ func TestMisaligned(t *testing.T) {
 	}
 	f32, bf16 := view(tensor.F32, 0, 4, 4), view(tensor.BF16, 0, 4, 4)
 	odd32, odd16 := view(tensor.F32, 2, 4, 4), view(tensor.BF16, 1, 4, 4)
-	l := &lane{d: b.d, s: b.s}
+	l := &commStream{d: b.d, s: b.s}
 	for name, err := range map[string]error{
 		"Fill":     b.d.Fill(b.s, odd32, 1),
 		"Add":      b.d.Add(b.s, bf16, odd16, bf16),
@@ -231,7 +231,7 @@ var summands = []summand{
 // TestRankSum adds, rank by rank, into memory of its own or of one of the ranks.
 func TestRankSum(t *testing.T) {
 	b := newBench(t)
-	l := &lane{d: b.d, s: b.s}
+	l := &commStream{d: b.d, s: b.s}
 	for _, c := range summands {
 		float := c.dtype == tensor.F32 || c.dtype == tensor.BF16 || c.dtype == tensor.F64
 		size := c.dtype.Size()

@@ -25,7 +25,7 @@ const ncclPoll = time.Second
 // the communicator, which ends the kernel and the wait. What the kernel had not brought is garbage
 // then: the failure is told by the next call, and by Close when no other follows.
 type nccl struct {
-	*lane
+	*commStream
 	host    comm.Comm
 	scratch device.Buffer
 	longs   []int64   // four vectors of size: offsets and bytes, received and sent
@@ -38,8 +38,8 @@ type nccl struct {
 	stop    chan struct{}
 }
 
-// ncclLibrary is what is used of NCCL, on the lane's stream. Offsets and counts are in bytes, one
-// for each rank.
+// ncclLibrary is what is used of NCCL, on the communication stream's stream. Offsets and counts are
+// in bytes, one for each rank.
 type ncclLibrary interface {
 	id() ([]byte, error) // of a new communicator, on one rank
 	start(ranks, rank int, id []byte) error
@@ -52,15 +52,15 @@ type ncclLibrary interface {
 	close() error
 }
 
-func newNCCL(d *Device, host comm.Comm) (carrier, error) {
-	l, err := newLane(d)
+func newNCCL(d *Device, host comm.Comm) (transport, error) {
+	l, err := newCommStream(d)
 	return newNCCLOver(host, l, &realNCCL{l: l}, err)
 }
 
 // newNCCLOver takes the error of what came before, because all ranks have to meet.
-func newNCCLOver(host comm.Comm, l *lane, library ncclLibrary, err error) (carrier, error) {
+func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) (transport, error) {
 	n := host.Size()
-	c := &nccl{lane: l, host: host, library: library, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
+	c := &nccl{commStream: l, host: host, library: library, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
 	var id []byte
 	if err == nil && host.Rank() == 0 {
 		id, err = library.id()
@@ -73,8 +73,8 @@ func newNCCLOver(host comm.Comm, l *lane, library ncclLibrary, err error) (carri
 		err = library.start(n, host.Rank(), id)
 	}
 	if err != nil {
-		if c.lane != nil {
-			c.lane.close()
+		if c.commStream != nil {
+			c.commStream.close()
 		}
 		return nil, err // of start, on the rank that it failed on: all meet again behind this
 	}
@@ -133,7 +133,7 @@ func (c *nccl) close() error {
 		c.scratch.Free()
 		c.scratch = nil
 	}
-	if closed := c.lane.close(); err == nil {
+	if closed := c.commStream.close(); err == nil {
 		err = closed
 	}
 	return err

@@ -14,7 +14,7 @@ import (
 
 // realNCCL is NCCL as the plug-in has it.
 type realNCCL struct {
-	l      *lane
+	l      *commStream
 	life   sync.Mutex  // between an abort and the end of the handle
 	handle *C.uly_nccl // nil before the start and once closed
 	text   [textLength]byte

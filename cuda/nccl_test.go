@@ -17,18 +17,18 @@ import (
 // fakeNCCL does what NCCL would for goroutine ranks, by meeting on the host: what is tested is what
 // the communicator asks of NCCL.
 type fakeNCCL struct {
-	l      *lane
+	l      *commStream
 	host   comm.Comm
 	failed chan error
 	ended  chan struct{}
 }
 
-func newFakeNCCL(d *Device, host comm.Comm) (carrier, error) {
+func newFakeNCCL(d *Device, host comm.Comm) (transport, error) {
 	part, err := host.Split(0, host.Rank()) // of its own, as NCCL's connections are
 	if err != nil {
 		return nil, err
 	}
-	l, err := newLane(d)
+	l, err := newCommStream(d)
 	return newNCCLOver(host, l, &fakeNCCL{l: l, host: part, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
 }
 
@@ -60,7 +60,7 @@ type fakeCall struct {
 	A, B []int64
 }
 
-// meet waits for what the lane holds and tells the ranks of each other's calls.
+// meet waits for what the communication stream holds and tells the ranks of each other's calls.
 func (f *fakeNCCL) meet(own fakeCall) ([]fakeCall, error) {
 	if err := f.l.s.Sync(); err != nil {
 		return nil, err
@@ -168,7 +168,7 @@ func TestNCCLAsks(t *testing.T) {
 				defer func(m int) { mostCombined = m }(mostCombined)
 				mostCombined = most
 				onGPUs(t, n, func(d *Device, host comm.Comm) (*Comm, error) {
-					return newComm(host, func(h comm.Comm) (carrier, error) { return newFakeNCCL(d, h) })
+					return newComm(host, func(h comm.Comm) (transport, error) { return newFakeNCCL(d, h) })
 				}, func(r *gpuRank) error { return sameAsStaged(r, n) })
 			})
 		}
@@ -330,7 +330,7 @@ func TestNCCLFails(t *testing.T) {
 	mostCombined = 2
 	var fakes [3]*fakeNCCL
 	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm) (carrier, error) {
+		return newComm(host, func(h comm.Comm) (transport, error) {
 			c, err := newFakeNCCL(d, h)
 			if err == nil {
 				fakes[host.Rank()] = c.(*nccl).library.(*fakeNCCL)

@@ -20,7 +20,7 @@ const stagedPiece = 16 << 20
 // comes next, and exchanges start in the order of the calls, on all ranks, whatever the order of
 // their Waits. An MPI that says that it takes memory of a GPU gets the tensors themselves.
 type staged struct {
-	*lane
+	*commStream
 	host  comm.Comm
 	aware comm.Direct // the host's communicator, if it takes memory of a GPU
 	piece int64       // stagedPiece, but in tests
@@ -35,21 +35,21 @@ type halves struct {
 	down   [2]*event // its piece has left the GPU
 }
 
-// pinned is host memory at the GPU's full speed. The lane fills it again only behind what it still
-// reads of it; the host writes only what lies behind such a filling.
+// pinned is host memory at the GPU's full speed. The communication stream fills it again only
+// behind what it still reads of it; the host writes only what lies behind such a filling.
 type pinned struct {
 	buffer device.Buffer
 	mark   *event
 	used   bool
 }
 
-func newStaged(d *Device, host comm.Comm) (carrier, error) {
+func newStaged(d *Device, host comm.Comm) (transport, error) {
 	c := &staged{host: host, piece: stagedPiece, parts: make([]int64, 2*host.Size())}
 	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
 		c.aware = x
 	}
 	var err error
-	if c.lane, err = newLane(d); err != nil {
+	if c.commStream, err = newCommStream(d); err != nil {
 		return nil, err
 	}
 	for i := range c.down {
@@ -65,7 +65,7 @@ func (c *staged) kind() string { return "staged" }
 func (c *staged) abort()       {}
 
 func (c *staged) close() error {
-	err := c.lane.close()
+	err := c.commStream.close()
 	for _, e := range c.down {
 		if e != nil {
 			e.Close()

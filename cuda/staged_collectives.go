@@ -32,7 +32,7 @@ func (c *staged) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 }
 
 // nothing is an operation without data: only its order counts.
-func (l *lane) nothing(op string, s device.Stream) error {
+func (l *commStream) nothing(op string, s device.Stream) error {
 	caller, err := l.enter(op, s)
 	if err != nil {
 		return err
@@ -85,7 +85,7 @@ func (c *staged) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64
 	me, n, row := c.host.Rank(), c.host.Size(), comm.RowBytes(dst)
 	to, from := number(dst.Data), number(src.Data)
 	home := to + uintptr(comm.RowsBefore(rows, me)*row)
-	if err := c.lane.copy(home, from, rows[me]*row); err != nil {
+	if err := c.commStream.copy(home, from, rows[me]*row); err != nil {
 		return err
 	}
 	x := newCut(rows, row, c.parts[:n], c.piece)

@@ -11,14 +11,14 @@ import (
 	"ulysses/tensor"
 )
 
-// Sizes is a device's say on the memory that its operations need.
+// Sizes returns the memory that a device's operations need.
 type Sizes interface {
 	AttentionWorkspace(a *device.Attention, backward bool) int64
 	GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes
 }
 
-// Device is of the kind that info describes. One with memory of the host does an operation when it
-// is called; others enqueue.
+// Device stands for a device that info describes. It runs no operation and adds up time. With host
+// memory, an operation ends before the call returns; otherwise it is enqueued.
 type Device struct {
 	Sizes
 	device.Calls
@@ -30,7 +30,7 @@ type Device struct {
 	spent Account
 }
 
-// Account is what has been taken so far.
+// Account is the time and the traffic so far.
 type Account struct {
 	Seconds float64 // until everything is done
 	// seconds of operations and exchanges, those that others hide included, by the clock's phase
@@ -52,11 +52,11 @@ func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, 
 	return d, nil
 }
 
-// Info says what the device would be.
+// Info describes the device that is planned for.
 func (d *Device) Info() device.Info { return d.info }
 func (d *Device) Close()            {}
 
-// Spent is the account, when everything is done.
+// Spent returns the account after all operations have ended.
 func (d *Device) Spent() Account {
 	d.now = max(d.now, d.ends)
 	x := d.spent
@@ -64,7 +64,7 @@ func (d *Device) Spent() Account {
 	return x
 }
 
-// Plus is x and y that many times over.
+// Plus returns x plus y multiplied by times.
 func (x Account) Plus(y Account, times int64) Account {
 	n := float64(times)
 	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Meetings), x.Node + times*y.Node, x.Network + times*y.Network}
@@ -80,7 +80,7 @@ func (x Account) Plus(y Account, times int64) Account {
 // late says that operations return before they are done.
 func (d *Device) late() bool { return d.info.Place != tensor.Host }
 
-// take puts work on a stream, nil being the host itself.
+// take charges seconds to a stream, or to the host if s is nil.
 func (d *Device) take(s device.Stream, seconds float64) error {
 	d.spent.Phases[d.clock.Current()] += seconds
 	x, ok := s.(*stream)

@@ -7,14 +7,14 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is a communicator that serves tensors of the host and of a fake device alike: those of the
-// device once their stream has come past.
+// Comm is a communicator for host tensors and for tensors of a test device. It waits for the stream
+// before it moves tensors of the device.
 type Comm struct {
 	comm.Comm // of the host
 	d         *Device
 }
 
-// Communicator makes a communicator for the tensors of a device out of one for those of the host.
+// Communicator returns a communicator for device tensors on top of one for host tensors.
 func Communicator(d *Device, host comm.Comm) comm.Comm { return &Comm{host, d} }
 
 func (c *Comm) Kind() string { return "fake" }

@@ -1,7 +1,8 @@
-// Package fake is a device for tests that is as unlike the host as a GPU is, and computes with the
-// CPU's operations: its memory cannot be read by the host (an attempt faults), what is enqueued
-// runs late and, where no event orders it, in random order across streams, and activations may be
-// BF16. What works here does not lean on the CPU's habit of being done at once.
+// Package fake is the test device. It computes with the operations of the CPU and differs from the
+// host as a GPU does: the host cannot read its memory (an attempt faults), operations run later
+// than the call, streams run in random order unless events order them, and activations may be
+// BF16. Code that passes its tests here does not depend on operations that are complete when they
+// return.
 package fake
 
 import (
@@ -14,15 +15,15 @@ import (
 	"ulysses/tensor"
 )
 
-// Options choose the device's habits.
+// Options configure a test device.
 type Options struct {
 	Seed      uint64         // of the order in which streams run
 	Compute   []tensor.DType // nil = BF16, F32
-	HeadMajor bool           // attention likes heads first, as on the CPU
-	Memory    int64          // bytes it claims to have, and allocates at most; 0 = no limit
+	HeadMajor bool           // attention is fastest on [H, T, D], as on the CPU
+	Memory    int64          // bytes in Info, and the limit of allocations; 0 = no limit
 }
 
-// Device is the fake. It serves one goroutine at a time.
+// Device is a test device. It serves one goroutine at a time.
 type Device struct {
 	device.Calls
 	inner   device.Device
@@ -36,7 +37,7 @@ type Device struct {
 	err     error // of the first operation that failed; nothing runs after it
 }
 
-// Open opens a fake device.
+// Open opens a test device.
 func Open(o Options) (*Device, error) {
 	inner, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
@@ -54,7 +55,7 @@ func Open(o Options) (*Device, error) {
 	return d, nil
 }
 
-// Info says what the device is.
+// Info describes the device.
 func (d *Device) Info() device.Info {
 	return device.Info{Kind: "fake", Name: "the CPU, late", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
 		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory}
@@ -66,13 +67,13 @@ func (d *Device) Close() {
 	d.inner.Close()
 }
 
-// drain runs whatever can run.
+// drain runs operations until none can run.
 func (d *Device) drain() {
 	for d.step() {
 	}
 }
 
-// step runs the head of a random stream; false when none can run.
+// step runs the first task of a random stream. It returns false if none can run.
 func (d *Device) step() bool {
 	var ready []*stream
 	for _, s := range d.streams {
@@ -103,7 +104,7 @@ func (d *Device) step() bool {
 	return true
 }
 
-// until runs streams at random until something has come, and no further.
+// until runs tasks of random streams until come returns true.
 func (d *Device) until(come func() bool) error {
 	for !come() {
 		if !d.step() {

@@ -13,15 +13,16 @@ import (
 	"ulysses/tensor"
 )
 
-// lane is where communicators move things: a stream beside those that callers compute on, ordered
-// by events alone. An operation takes what the caller's stream holds as done before it (enter) and
-// is done before what comes later on that stream (leave). A caller without a stream vouches for the
-// tensors himself and finds the operation done when the call returns.
+// commStream is the communication stream: the stream on which communicators copy, exchange and
+// reduce. Events alone order it and the streams on which callers compute. An operation runs after
+// everything that the caller's stream holds (enter), and everything that is enqueued there later
+// runs after the operation (leave). With a nil stream, the tensors must be ready, and the call
+// blocks until the operation is complete.
 //
-// All communicators of a device share one stream: a stream has scratch of its own, and NCCL's
-// kernels, which wait on the GPU for their peers, could wait for each other for ever if ranks ran
-// those of two communicators in different orders.
-type lane struct {
+// All communicators of a device share one stream, because a stream has its own scratch memory, and
+// because kernels of NCCL wait on the GPU for their peers: those of two communicators could
+// deadlock if ranks ran them in different orders.
+type commStream struct {
 	d     *Device
 	s     *stream
 	came  *event // what the caller's stream held when the operation began
@@ -29,8 +30,8 @@ type lane struct {
 	spare []*request
 }
 
-func newLane(d *Device) (*lane, error) {
-	l := &lane{d: d}
+func newCommStream(d *Device) (*commStream, error) {
+	l := &commStream{d: d}
 	var err error
 	if l.s, err = takeStream(d); err != nil {
 		return nil, err
@@ -45,8 +46,8 @@ func newLane(d *Device) (*lane, error) {
 	return l, nil
 }
 
-// close waits for what the lane holds.
-func (l *lane) close() error {
+// close waits for what the communication stream holds.
+func (l *commStream) close() error {
 	var err error
 	if l.d.open && l.s.s != nil {
 		err = l.s.Sync()
@@ -101,8 +102,8 @@ func giveStream(d *Device) {
 	}
 }
 
-// enter orders the lane behind what s holds. The caller's stream is nil where s is.
-func (l *lane) enter(op string, s device.Stream) (caller *stream, err error) {
+// enter orders the communication stream behind what s holds. The caller's stream is nil where s is.
+func (l *commStream) enter(op string, s device.Stream) (caller *stream, err error) {
 	from := l.s
 	if s != nil {
 		if caller, err = l.d.of(op, s); err != nil {
@@ -116,11 +117,11 @@ func (l *lane) enter(op string, s device.Stream) (caller *stream, err error) {
 	return caller, l.s.Wait(l.came)
 }
 
-// leave orders what comes later on the caller's stream behind the lane.
-func (l *lane) leave(caller *stream) error { return l.meet(caller, l.left) }
+// leave orders what comes later on the caller's stream behind the communication stream.
+func (l *commStream) leave(caller *stream) error { return l.meet(caller, l.left) }
 
-// meet marks the lane with the event, and makes the caller wait for it.
-func (l *lane) meet(caller *stream, e *event) error {
+// meet marks the communication stream with the event, and makes the caller wait for it.
+func (l *commStream) meet(caller *stream, e *event) error {
 	if err := l.s.Record(e); err != nil {
 		return err
 	}
@@ -135,13 +136,13 @@ func reach(caller *stream, e *event) error {
 	return caller.Wait(e)
 }
 
-// await makes the lane wait for another rank's event.
-func (l *lane) await(e *C.uly_event) error {
+// await makes the communication stream wait for another rank's event.
+func (l *commStream) await(e *C.uly_event) error {
 	return l.d.result(C.plug_stream_wait(l.d.table, l.d.d, l.s.s, e))
 }
 
 // copy moves bytes between memory that this GPU reaches; overlapping places are the same place.
-func (l *lane) copy(dst, src uintptr, bytes int64) error {
+func (l *commStream) copy(dst, src uintptr, bytes int64) error {
 	if bytes <= 0 || dst == src {
 		return nil
 	}
@@ -153,7 +154,7 @@ var mostCombined = MaxRanks
 
 // combine writes src[0] ∘ src[1] ∘ … in that order, n elements each. Of more than mostCombined none
 // may be dst.
-func (l *lane) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
+func (l *commStream) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if len(src) > mostCombined && dtype == tensor.BF16 {
 		return status.Errorf(status.Unsupported, "a sum in BF16 over %d ranks, rounded once, is built for %d at most: use F32", len(src), mostCombined)
 	}
@@ -170,7 +171,7 @@ func (l *lane) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, 
 	return nil
 }
 
-func (l *lane) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
+func (l *commStream) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if n <= 0 || len(src) == 1 && dst == src[0] {
 		return nil
 	}
@@ -191,9 +192,9 @@ func number(p unsafe.Pointer) uintptr { return uintptr(p) }
 
 func pointer(a uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&a)) }
 
-// request is an exchange under way on a lane.
+// request is an exchange under way on a communication stream.
 type request struct {
-	l      *lane
+	l      *commStream
 	caller *stream
 	done   *event
 	active bool
@@ -203,7 +204,7 @@ type request struct {
 }
 
 // request takes one that is not in use.
-func (l *lane) request(caller *stream) (*request, error) {
+func (l *commStream) request(caller *stream) (*request, error) {
 	var r *request
 	if n := len(l.spare); n > 0 {
 		r, l.spare = l.spare[n-1], l.spare[:n-1]
