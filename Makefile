@@ -75,7 +75,8 @@ lib:
 	@rm -f lib/libulysses.so.h lib/libulysses.h lib/libulysses.so.$(ABI).h && ln -sf libulysses.so.$(ABI) lib/libulysses.so
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else echo "lib: no $(MPICC): libulysses.so works in hosts without MPI alone"; fi
 
-# The header compiles alone, the library gives what the header declares and nothing else, links no MPI and no CUDA, and takes older structs.
+# Checks that the header compiles alone and keeps the recorded ABI, that the generated files are current, and that the library exports the header's
+# functions and nothing else, links neither MPI nor CUDA, and accepts older structs.
 check-abi: lib
 	scripts/check-abi.sh lib/libulysses.so.$(ABI)
 
@@ -94,10 +95,12 @@ soak-c: lib
 	@command -v valgrind >/dev/null || { echo "soak-c: no valgrind: apt-get install valgrind" >&2; exit 1; }
 	$(GO) test ./capi -run TestSoak -count=1 -v -timeout 40m -soak 10000
 
-# The same sources on the host, in place of a GPU, for tests.
+# Go, C and Python that repeat other sources: the list of operations, and capi/ulysses.h.
 generate:
 	$(GO) run ./device/generate
+	$(GO) run ./capi/generate
 
+# The same sources on the host, in place of a GPU, for tests.
 cuda-emulated:
 	$(PLUGIN) emulated
 

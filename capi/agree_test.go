@@ -59,9 +59,9 @@ type entry struct {
 // header that work on a context.
 func entries(t *testing.T, ctx uintptr) []entry {
 	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
-	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
-	rule := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
-	lengths := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: b, seq: s}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
+	rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
+	lengths := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: b, seq: s}
 	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	var plan, states, heads, batch, foreign, alone uintptr
@@ -79,16 +79,16 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	k := func() *cTensor { return tensorOf(b, n, hkv, d) }
 	x := func() *cTensor { return tensorOf(b, n, hidden) }
 
-	a := cArgs{struct_size: uint32(unsafe.Sizeof(cArgs{})), q: q(), k: k(), v: k(), out: q()}
+	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: q(), k: k(), v: k(), out: q()}
 	must(t, planSizes(plan, batch, p(&size)))
 	headLo, headHi, sharedLo, sharedHi := size.head_lo, size.head_hi, size.shared_lo, size.shared_hi
 	a.saved, a.saved_bytes = aligned(size.saved), size.saved
-	g := cGrads{struct_size: uint32(unsafe.Sizeof(cGrads{})), dout: q(), dq: q(), dk: k(), dv: k()}
-	layer := cLayer{struct_size: uint32(unsafe.Sizeof(cLayer{})), hidden: hidden, x: x(), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden), wv: tensorOf(hkv*d, hidden),
+	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: q(), dq: q(), dk: k(), dv: k()}
+	layer := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: x(), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden), wv: tensorOf(hkv*d, hidden),
 		wo: tensorOf(hidden, hq*d), y: x()}
 	must(t, attentionLayerSizes(plan, batch, p(&layer), p(&size)))
 	layer.saved, layer.saved_bytes = aligned(size.saved), size.saved
-	layerGrads := cLayerGrads{struct_size: uint32(unsafe.Sizeof(cLayerGrads{})), dy: x(), dx: x(), dwq: tensorOf(hq*d, hidden)}
+	layerGrads := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x(), dx: x(), dwq: tensorOf(hq*d, hidden)}
 	delta := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: k(), k: k(), v: q(), g: tensorOf(b, n, hq), beta: tensorOf(b, n, hq), out: q()}
 	deltaGrads := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: q(), dq: k(), dk: k(), dv: q(), dg: tensorOf(b, n, hq), dbeta: tensorOf(b, n, hq)}
 	deltas := [2]cGDNArgs{delta, delta}
@@ -98,10 +98,10 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	}
 	ins, outs := [2]*cTensor{q(), k()}, [2]*cTensor{tensorOf(b, s, headHi-headLo, d), tensorOf(b, s, sharedHi-sharedLo, d)}
 	shared := [2]int32{0, 1}
-	there := cReshard{struct_size: uint32(unsafe.Sizeof(cReshard{})), n: 2, in: &ins[0], out: &outs[0], shared: &shared[0]}
+	there := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: 2, in: &ins[0], out: &outs[0], shared: &shared[0]}
 	back := there
 	back.in, back.out, back.sum_copies = &outs[0], &ins[0], 1
-	halo := cHalo{struct_size: uint32(unsafe.Sizeof(cHalo{})), n: 3, x: x(), halo: tensorOf(b, 3, hidden)}
+	halo := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: 3, x: x(), halo: tensorOf(b, 3, hidden)}
 	sum, count := 1.0, int64(1)
 	wait := func(start func(q *uintptr) error) error {
 		var request uintptr
@@ -115,34 +115,36 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	on := func(t *cTensor, ndim int32) *cTensor { y := *t; y.ndim = ndim; return &y }
 	gpu := func(t *cTensor) *cTensor { y := *t; y.device = onCUDA; return &y }
 	strided := func(t *cTensor) *cTensor { y := *t; z := [4]int64{0, 0, 0, 1}; y.strides = &z[0]; return &y }
-	forward := func(a cArgs) func() error { return func() error { return attentionForward(plan, batch, p(&a)) } }
-	with := func(f func(a *cArgs)) func() error { c := a; f(&c); return forward(c) }
-	backward := func(f func(a *cArgs, g *cGrads)) func() error {
+	forward := func(a cAttentionArgs) func() error {
+		return func() error { return attentionForward(plan, batch, p(&a)) }
+	}
+	with := func(f func(a *cAttentionArgs)) func() error { c := a; f(&c); return forward(c) }
+	backward := func(f func(a *cAttentionArgs, g *cAttentionGrads)) func() error {
 		c, e := a, g
 		f(&c, &e)
 		return func() error { return attentionBackward(plan, batch, p(&c), p(&e)) }
 	}
-	layered := func(f func(a *cLayer)) func() error {
+	layered := func(f func(a *cAttentionLayerArgs)) func() error {
 		c := layer
 		f(&c)
 		return func() error { return attentionLayerForward(plan, batch, p(&c)) }
 	}
-	layerBack := func(f func(a *cLayer, g *cLayerGrads)) func() error {
+	layerBack := func(f func(a *cAttentionLayerArgs, g *cAttentionLayerGrads)) func() error {
 		c, e := layer, layerGrads
 		f(&c, &e)
 		return func() error { return attentionLayerBackward(plan, batch, p(&c), p(&e)) }
 	}
-	resharded := func(r cReshard, to bool, f func(r *cReshard)) func() error {
+	resharded := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
 		f(&r)
 		return func() error { return reshard(plan, batch, p(&r), to) }
 	}
-	started := func(r cReshard, to bool, f func(r *cReshard)) func() error {
+	started := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
 		f(&r)
 		return func() error {
 			return wait(func(q *uintptr) error { return reshardStart(plan, batch, p(&r), to, p(q)) })
 		}
 	}
-	haloed := func(forward bool, f func(a *cHalo)) func() error {
+	haloed := func(forward bool, f func(a *cHaloArgs)) func() error {
 		c := halo
 		f(&c)
 		return func() error { return haloCall(haloName(forward), ctx, batch, p(&c), forward) }
@@ -157,7 +159,7 @@ func entries(t *testing.T, ctx uintptr) []entry {
 		f(&c, &e)
 		return func() error { return gdnBackward([]uintptr{states, heads}[i], batch, p(&c), p(&e)) }
 	}
-	planned := func(f func(d *cAttention)) func() error {
+	planned := func(f func(d *cAttentionDesc)) func() error {
 		c := desc
 		f(&c)
 		return func() error { var made uintptr; return newPlan(ctx, p(&c), p(&made)) }
@@ -172,79 +174,79 @@ func entries(t *testing.T, ctx uintptr) []entry {
 			"a plan of another": func() error { return attentionForward(heads, batch, p(&a)) },
 			"no arguments":      func() error { return attentionForward(plan, batch, nil) },
 			"unreadable":        func() error { return attentionForward(plan, batch, unreadable) },
-			"small workspace":   with(func(a *cArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"odd workspace":     with(func(a *cArgs) { a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4 }),
-			"small saved":       with(func(a *cArgs) { a.saved_bytes -= 8 }),
-			"odd saved":         with(func(a *cArgs) { a.saved = unsafe.Add(a.saved, 8) }),
-			"no q":              with(func(a *cArgs) { a.q = nil }),
-			"another type":      with(func(a *cArgs) { a.k = bytes(a.k) }),
-			"strides":           with(func(a *cArgs) { a.v = strided(a.v) }),
-			"axes":              with(func(a *cArgs) { a.out = on(a.out, 2) }),
-			"on a GPU":          with(func(a *cArgs) { a.q = gpu(a.q) }),
-			"an odd address":    with(func(a *cArgs) { a.q = odd(a.q) }),
-			"overlap":           with(func(a *cArgs) { a.out = a.q }),
-			"sinks":             with(func(a *cArgs) { a.sinks = a.q }),
-			"one lse":           with(func(a *cArgs) { a.lse = tensorOf(b, n, hq) }),
+			"small workspace":   with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"odd workspace":     with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4 }),
+			"small saved":       with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
+			"odd saved":         with(func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 8) }),
+			"no q":              with(func(a *cAttentionArgs) { a.q = nil }),
+			"another type":      with(func(a *cAttentionArgs) { a.k = bytes(a.k) }),
+			"strides":           with(func(a *cAttentionArgs) { a.v = strided(a.v) }),
+			"axes":              with(func(a *cAttentionArgs) { a.out = on(a.out, 2) }),
+			"on a GPU":          with(func(a *cAttentionArgs) { a.q = gpu(a.q) }),
+			"an odd address":    with(func(a *cAttentionArgs) { a.q = odd(a.q) }),
+			"overlap":           with(func(a *cAttentionArgs) { a.out = a.q }),
+			"sinks":             with(func(a *cAttentionArgs) { a.sinks = a.q }),
+			"one lse":           with(func(a *cAttentionArgs) { a.lse = tensorOf(b, n, hq) }),
 		}},
-		{"ulysses_attention_backward", backward(func(*cArgs, *cGrads) {}), map[string]func() error{
+		{"ulysses_attention_backward", backward(func(*cAttentionArgs, *cAttentionGrads) {}), map[string]func() error{
 			"no gradients":    func() error { return attentionBackward(plan, batch, p(&a), nil) },
-			"nothing saved":   backward(func(a *cArgs, g *cGrads) { a.saved, a.saved_bytes = nil, 0 }),
-			"no dq":           backward(func(a *cArgs, g *cGrads) { g.dq = nil }),
-			"small workspace": backward(func(a *cArgs, g *cGrads) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"dq over dk":      backward(func(a *cArgs, g *cGrads) { g.dk = g.dq }),
-			"reserved":        backward(func(a *cArgs, g *cGrads) { g.reserved = 1 }),
+			"nothing saved":   backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
+			"no dq":           backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dq = nil }),
+			"small workspace": backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"dq over dk":      backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
+			"reserved":        backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.reserved = 1 }),
 		}},
-		{"ulysses_attention_layer_forward", layered(func(*cLayer) {}), map[string]func() error{
-			"no wq":           layered(func(a *cLayer) { a.wq = nil }),
-			"one norm":        layered(func(a *cLayer) { a.q_norm = tensorOf(d) }),
-			"another y":       layered(func(a *cLayer) { a.y = a.wq }),
-			"small workspace": layered(func(a *cLayer) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"hidden":          layered(func(a *cLayer) { a.hidden = 0 }),
+		{"ulysses_attention_layer_forward", layered(func(*cAttentionLayerArgs) {}), map[string]func() error{
+			"no wq":           layered(func(a *cAttentionLayerArgs) { a.wq = nil }),
+			"one norm":        layered(func(a *cAttentionLayerArgs) { a.q_norm = tensorOf(d) }),
+			"another y":       layered(func(a *cAttentionLayerArgs) { a.y = a.wq }),
+			"small workspace": layered(func(a *cAttentionLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"hidden":          layered(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
 		}},
-		{"ulysses_attention_layer_backward", layerBack(func(*cLayer, *cLayerGrads) {}), map[string]func() error{
-			"no dy":         layerBack(func(a *cLayer, g *cLayerGrads) { g.dy = nil }),
-			"no such bias":  layerBack(func(a *cLayer, g *cLayerGrads) { g.dbq = tensorOf(hq * d) }),
-			"nothing saved": layerBack(func(a *cLayer, g *cLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
+		{"ulysses_attention_layer_backward", layerBack(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}), map[string]func() error{
+			"no dy":         layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dy = nil }),
+			"no such bias":  layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dbq = tensorOf(hq * d) }),
+			"nothing saved": layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
 		}},
-		{"ulysses_seq_to_heads", resharded(there, true, func(*cReshard) {}), map[string]func() error{
-			"n":               resharded(there, true, func(r *cReshard) { r.n = 0 }),
-			"one tensor":      resharded(there, true, func(r *cReshard) { r.n = 1 }),
-			"shared":          resharded(there, true, func(r *cReshard) { r.shared = nil }),
-			"small workspace": resharded(there, true, func(r *cReshard) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
-			"in for out":      resharded(there, true, func(r *cReshard) { r.in, r.out = r.out, r.in }),
+		{"ulysses_seq_to_heads", resharded(there, true, func(*cReshardArgs) {}), map[string]func() error{
+			"n":               resharded(there, true, func(r *cReshardArgs) { r.n = 0 }),
+			"one tensor":      resharded(there, true, func(r *cReshardArgs) { r.n = 1 }),
+			"shared":          resharded(there, true, func(r *cReshardArgs) { r.shared = nil }),
+			"small workspace": resharded(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
+			"in for out":      resharded(there, true, func(r *cReshardArgs) { r.in, r.out = r.out, r.in }),
 		}},
-		{"ulysses_heads_to_seq", resharded(back, false, func(*cReshard) {}), map[string]func() error{
-			"sum_copies": resharded(back, false, func(r *cReshard) { r.sum_copies = 0 }),
-			"no in":      resharded(back, false, func(r *cReshard) { r.in = nil }),
+		{"ulysses_heads_to_seq", resharded(back, false, func(*cReshardArgs) {}), map[string]func() error{
+			"sum_copies": resharded(back, false, func(r *cReshardArgs) { r.sum_copies = 0 }),
+			"no in":      resharded(back, false, func(r *cReshardArgs) { r.in = nil }),
 		}},
-		{"ulysses_seq_to_heads_start", started(there, true, func(*cReshard) {}), map[string]func() error{
+		{"ulysses_seq_to_heads_start", started(there, true, func(*cReshardArgs) {}), map[string]func() error{
 			"no request":      func() error { return reshardStart(plan, batch, p(&there), true, nil) },
-			"small workspace": started(there, true, func(r *cReshard) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
-			"sum_copies":      started(there, true, func(r *cReshard) { r.sum_copies = 1 }),
+			"small workspace": started(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
+			"sum_copies":      started(there, true, func(r *cReshardArgs) { r.sum_copies = 1 }),
 		}},
-		{"ulysses_heads_to_seq_start", started(back, false, func(*cReshard) {}), map[string]func() error{
-			"no out": started(back, false, func(r *cReshard) { r.out = nil }),
+		{"ulysses_heads_to_seq_start", started(back, false, func(*cReshardArgs) {}), map[string]func() error{
+			"no out": started(back, false, func(r *cReshardArgs) { r.out = nil }),
 		}},
-		{"ulysses_halo_forward", haloed(true, func(*cHalo) {}), map[string]func() error{
+		{"ulysses_halo_forward", haloed(true, func(*cHaloArgs) {}), map[string]func() error{
 			"no batch":        func() error { return haloCall("ulysses_halo_forward", ctx, 0, p(&halo), true) },
-			"n":               haloed(true, func(a *cHalo) { a.n = 0 }),
-			"another n":       haloed(true, func(a *cHalo) { a.n, a.halo = 2, tensorOf(b, 2, hidden) }),
-			"small workspace": haloed(true, func(a *cHalo) { a.workspace, a.workspace_bytes = aligned(64), 4 }),
-			"no halo":         haloed(true, func(a *cHalo) { a.halo = nil }),
+			"n":               haloed(true, func(a *cHaloArgs) { a.n = 0 }),
+			"another n":       haloed(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(b, 2, hidden) }),
+			"small workspace": haloed(true, func(a *cHaloArgs) { a.workspace, a.workspace_bytes = aligned(64), 4 }),
+			"no halo":         haloed(true, func(a *cHaloArgs) { a.halo = nil }),
 		}},
-		{"ulysses_halo_backward", haloed(false, func(*cHalo) {}), map[string]func() error{
-			"no x": haloed(false, func(a *cHalo) { a.x = nil }),
+		{"ulysses_halo_backward", haloed(false, func(*cHaloArgs) {}), map[string]func() error{
+			"no x": haloed(false, func(a *cHaloArgs) { a.x = nil }),
 		}},
 		{"ulysses_loss_reduce", func() error { sum, count = 1, 1; return lossReduce(ctx, p(&sum), p(&count), nil) }, map[string]func() error{
 			"no sum": func() error { return lossReduce(ctx, nil, p(&count), nil) },
 			"count":  func() error { c := int64(-1); return lossReduce(ctx, p(&sum), p(&c), nil) },
 		}},
-		{"ulysses_attention_plan", planned(func(*cAttention) {}), map[string]func() error{
+		{"ulysses_attention_plan", planned(func(*cAttentionDesc) {}), map[string]func() error{
 			"no description": func() error { var made uintptr; return newPlan(ctx, nil, p(&made)) },
 			"no out":         func() error { return newPlan(ctx, p(&desc), nil) },
-			"heads":          planned(func(d *cAttention) { d.heads = 0 }),
-			"head_dim":       planned(func(d *cAttention) { d.head_dim++ }),
-			"kv_heads":       planned(func(d *cAttention) { d.kv_heads = 3 }),
+			"heads":          planned(func(d *cAttentionDesc) { d.heads = 0 }),
+			"head_dim":       planned(func(d *cAttentionDesc) { d.head_dim++ }),
+			"kv_heads":       planned(func(d *cAttentionDesc) { d.kv_heads = 3 }),
 		}},
 		{"ulysses_gdn_plan", func() error { var made uintptr; return newGDNPlan(ctx, p(&rule), p(&made)) }, map[string]func() error{
 			"chunk":   func() error { c := rule; c.chunk = 3; var made uintptr; return newGDNPlan(ctx, p(&c), p(&made)) },

@@ -35,7 +35,7 @@ func (r *tensors) optional(dst *tensor.Tensor, name string, p *cTensor, axes int
 }
 
 // memory reads saved, and the workspace or the context's own.
-func (r *tensors) memory(saved, workspace *tensor.Tensor, a *cArgs, need int64, savedIsOut bool) {
+func (r *tensors) memory(saved, workspace *tensor.Tensor, a *cAttentionArgs, need int64, savedIsOut bool) {
 	r.saved(saved, a.saved, uint64(a.saved_bytes), savedIsOut)
 	r.workspace(workspace, a.workspace, uint64(a.workspace_bytes), need)
 }
@@ -60,8 +60,8 @@ func (r *tensors) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, 
 }
 
 // readArgs reads attention's arguments; what no plan can ask for yet is refused by name.
-func readArgs(op string, p unsafe.Pointer) (a cArgs, err error) {
-	if a, err = read[cArgs](op, "args", p); err != nil {
+func readArgs(op string, p unsafe.Pointer) (a cAttentionArgs, err error) {
+	if a, err = read[cAttentionArgs](op, "args", p); err != nil {
 		return a, err
 	}
 	switch {
@@ -171,7 +171,7 @@ func (p *plan) backward(op string, whole *batch, args, grads unsafe.Pointer) err
 
 // forward reads what a forward pass brings, backward what a backward pass does, into the context's
 // arguments.
-func (r *tensors) forward(a *cArgs) {
+func (r *tensors) forward(a *cAttentionArgs) {
 	x := &r.c.args
 	r.get(&x.Q, "q", a.q, 4, false)
 	r.get(&x.K, "k", a.k, 4, false)
@@ -179,7 +179,7 @@ func (r *tensors) forward(a *cArgs) {
 	r.get(&x.Out, "out", a.out, 4, true)
 }
 
-func (r *tensors) backward(g *cGrads) {
+func (r *tensors) backward(g *cAttentionGrads) {
 	x := &r.c.grads
 	r.get(&x.DOut, "dout", g.dout, 4, false)
 	r.get(&x.DQ, "dq", g.dq, 4, true)
@@ -187,8 +187,8 @@ func (r *tensors) backward(g *cGrads) {
 	r.get(&x.DV, "dv", g.dv, 4, true)
 }
 
-func readGrads(op string, p unsafe.Pointer) (g cGrads, err error) {
-	if g, err = read[cGrads](op, "grads", p); err != nil {
+func readGrads(op string, p unsafe.Pointer) (g cAttentionGrads, err error) {
+	if g, err = read[cAttentionGrads](op, "grads", p); err != nil {
 		return g, err
 	}
 	switch {

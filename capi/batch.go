@@ -34,7 +34,7 @@ func int64s(p *int64, n int64) []int64 {
 const maxDocs = int64(1) << 24
 
 // checkBatch is what a rank can say of its description alone.
-func checkBatch(op string, d *cBatch, c *context) error {
+func checkBatch(op string, d *cBatchDesc, c *context) error {
 	switch {
 	case d.flags&flagZigzag != 0:
 		return unbuilt("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
@@ -158,7 +158,7 @@ func newBatch(h uintptr, desc, out unsafe.Pointer) error {
 }
 
 func (c *context) makeBatch(op string, desc, out unsafe.Pointer) error {
-	d, err := read[cBatch](op, "desc", desc)
+	d, err := read[cBatchDesc](op, "desc", desc)
 	if err == nil {
 		err = checkBatch(op, &d, c)
 	}
@@ -205,7 +205,7 @@ func identityOf(b *sp.Batch) (h identity) {
 }
 
 // settle makes the batches of sp. It is collective; every rank comes to one verdict.
-func (x *batch) settle(op string, d *cBatch) error {
+func (x *batch) settle(op string, d *cBatchDesc) error {
 	c := x.ctx.comm
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
@@ -244,7 +244,7 @@ func (x *batch) settle(op string, d *cBatch) error {
 }
 
 // settleKeys adds the lengths of the keys, where the description has any.
-func (x *batch) settleKeys(op string, d *cBatch, s sp.BatchSpec) error {
+func (x *batch) settleKeys(op string, d *cBatchDesc, s sp.BatchSpec) error {
 	c := x.ctx.comm
 	s.KVSeq = d.kv_seq
 	if d.kv_seq == 0 {

@@ -84,19 +84,19 @@ func aligned(n uint64) unsafe.Pointer {
 // host is a context of one rank with a plan, a batch and tensors of random numbers.
 type host struct {
 	ctx, plan, batch uintptr
-	desc             cAttention
-	lengths          cBatch
+	desc             cAttentionDesc
+	lengths          cBatchDesc
 	sizes            cSizes
 	data             [8][]float32
 	t                [8]cTensor // q k v out dout dq dk dv
 	shapes           [8][4]int64
-	args             cArgs
-	grads            cGrads
+	args             cAttentionArgs
+	grads            cAttentionGrads
 }
 
 func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
 	t.Helper()
-	h := &host{desc: cAttention{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatch{batch: b, seq: s}}
+	h := &host{desc: cAttentionDesc{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatchDesc{batch: b, seq: s}}
 	h.desc.struct_size, h.lengths.struct_size = uint32(unsafe.Sizeof(h.desc)), uint32(unsafe.Sizeof(h.lengths))
 	h.sizes.struct_size = uint32(unsafe.Sizeof(h.sizes))
 	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
@@ -116,9 +116,9 @@ func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
 		}
 		h.t[i] = cTensor{data: p(&h.data[i][0]), device: onCPU, ndim: 4, code: 2, bits: 32, lanes: 1, shape: &h.shapes[i][0]}
 	}
-	h.args = cArgs{struct_size: uint32(unsafe.Sizeof(h.args)), q: &h.t[0], k: &h.t[1], v: &h.t[2], out: &h.t[3],
+	h.args = cAttentionArgs{struct_size: uint32(unsafe.Sizeof(h.args)), q: &h.t[0], k: &h.t[1], v: &h.t[2], out: &h.t[3],
 		saved: aligned(h.sizes.saved), saved_bytes: h.sizes.saved, workspace: aligned(h.sizes.workspace), workspace_bytes: h.sizes.workspace}
-	h.grads = cGrads{struct_size: uint32(unsafe.Sizeof(h.grads)), dout: &h.t[4], dq: &h.t[5], dk: &h.t[6], dv: &h.t[7]}
+	h.grads = cAttentionGrads{struct_size: uint32(unsafe.Sizeof(h.grads)), dout: &h.t[4], dq: &h.t[5], dk: &h.t[6], dv: &h.t[7]}
 	t.Cleanup(func() { contextDestroy(h.ctx) })
 	return h
 }
@@ -158,7 +158,7 @@ func TestGatedDeltaRuleIsThatOfGDN(t *testing.T) {
 	const b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
 	h := newHostOf(t, b, s, hv, hv, dv, 0)
 	for _, strategy := range []int32{gdnHeads, gdnState} {
-		d := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagL2Norm | flagStates, strategy: strategy, chunk: 16, scale: 0.5, qk_heads: hk, v_heads: hv, qk_dim: dk, v_dim: dv}
+		d := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagL2Norm | flagStates, strategy: strategy, chunk: 16, scale: 0.5, qk_heads: hk, v_heads: hv, qk_dim: dk, v_dim: dv}
 		var rule uintptr
 		must(t, newGDNPlan(h.ctx, p(&d), p(&rule)))
 		must(t, planSizes(rule, h.batch, p(&h.sizes)))
@@ -264,11 +264,11 @@ func TestHostileTensors(t *testing.T) {
 			h.t[i] = keep
 		}
 	}
-	for i, harm := range []func(a *cArgs){
-		func(a *cArgs) { a.q = nil }, func(a *cArgs) { a.out = nil }, func(a *cArgs) { a.out = a.v }, func(a *cArgs) { a.saved_bytes-- },
-		func(a *cArgs) { a.workspace_bytes-- }, func(a *cArgs) { a.saved = unsafe.Add(a.saved, 4) }, func(a *cArgs) { a.saved = nil },
-		func(a *cArgs) { a.workspace = nil }, func(a *cArgs) { a.workspace = a.saved }, func(a *cArgs) { a.saved_bytes = 1 << 63 },
-		func(a *cArgs) { a.struct_size = 2 }, func(a *cArgs) { a.reserved = 1 }, func(a *cArgs) { a.lse = a.q },
+	for i, harm := range []func(a *cAttentionArgs){
+		func(a *cAttentionArgs) { a.q = nil }, func(a *cAttentionArgs) { a.out = nil }, func(a *cAttentionArgs) { a.out = a.v }, func(a *cAttentionArgs) { a.saved_bytes-- },
+		func(a *cAttentionArgs) { a.workspace_bytes-- }, func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 4) }, func(a *cAttentionArgs) { a.saved = nil },
+		func(a *cAttentionArgs) { a.workspace = nil }, func(a *cAttentionArgs) { a.workspace = a.saved }, func(a *cAttentionArgs) { a.saved_bytes = 1 << 63 },
+		func(a *cAttentionArgs) { a.struct_size = 2 }, func(a *cAttentionArgs) { a.reserved = 1 }, func(a *cAttentionArgs) { a.lse = a.q },
 	} {
 		a := h.args
 		harm(&a)
@@ -287,7 +287,7 @@ func TestHostileTensors(t *testing.T) {
 func TestHostileBatches(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, 0)
 	cu := []int64{0, 4}
-	for _, l := range []cBatch{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1}, {batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1}, {batch: 1, seq: 1, rows: 2},
+	for _, l := range []cBatchDesc{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1}, {batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1}, {batch: 1, seq: 1, rows: 2},
 		{batch: 1, seq: 4, docs: -1}, {batch: 1, seq: 4, docs: 1, cu_seqlens: &cu[1]}, {batch: 0, seq: 4}, {batch: 1}} {
 		l.struct_size = h.lengths.struct_size
 		var b uintptr
@@ -341,7 +341,7 @@ func TestLayoutsAreStrides(t *testing.T) {
 func TestManyLengths(t *testing.T) {
 	h := newHostOf(t, 1, 200, 2, 2, 4, flagCausal)
 	for s := int64(1); s <= 200; s++ {
-		l := cBatch{struct_size: h.lengths.struct_size, batch: 1, seq: s}
+		l := cBatchDesc{struct_size: h.lengths.struct_size, batch: 1, seq: s}
 		var batch uintptr
 		must(t, newBatch(h.ctx, p(&l), p(&batch)))
 		for i := range h.shapes {

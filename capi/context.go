@@ -17,12 +17,6 @@ import (
 	"ulysses/tensor"
 )
 
-// Devices, as DLPack numbers them.
-const (
-	onCPU  = 1
-	onCUDA = 2
-)
-
 // context is one rank of one sequence group on one device.
 type context struct {
 	mu       sync.Mutex // held during a call

@@ -32,9 +32,9 @@ func tensorOf(shape ...int64) *cTensor {
 // runs them all once.
 func everyCall(t *testing.T, ctx uintptr) func() {
 	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
-	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
-	rule := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
-	lengths := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: b, seq: s}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
+	rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
+	lengths := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: b, seq: s}
 	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
 	var plan, states, heads, batch uintptr
 	must(t, newPlan(ctx, p(&desc), p(&plan)))
@@ -53,29 +53,29 @@ func everyCall(t *testing.T, ctx uintptr) func() {
 	k := func() *cTensor { return tensorOf(b, n, hkv, d) }
 	x := func() *cTensor { return tensorOf(b, n, hidden) }
 
-	a := cArgs{struct_size: uint32(unsafe.Sizeof(cArgs{})), q: q(), k: k(), v: k(), out: q(), lse: tensorOf(b, n, hq)}
+	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: q(), k: k(), v: k(), out: q(), lse: tensorOf(b, n, hq)}
 	size, saved, workspace := sizes(func(s *cSizes) error { return planSizes(plan, batch, p(s)) })
 	a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = saved, size.saved, workspace, size.workspace
-	g := cGrads{struct_size: uint32(unsafe.Sizeof(cGrads{})), dout: q(), dq: q(), dk: k(), dv: k()}
+	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: q(), dq: q(), dk: k(), dv: k()}
 
 	ins, outs := [2]*cTensor{q(), k()}, [2]*cTensor{tensorOf(b, s, size.head_hi-size.head_lo, d), tensorOf(b, s, size.shared_hi-size.shared_lo, d)}
 	shared := [2]int32{0, 1}
-	there := cReshard{struct_size: uint32(unsafe.Sizeof(cReshard{})), n: 2, in: &ins[0], out: &outs[0], shared: &shared[0]}
+	there := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: 2, in: &ins[0], out: &outs[0], shared: &shared[0]}
 	back := there
 	back.in, back.out, back.sum_copies = &outs[0], &ins[0], 1
-	for _, r := range []*cReshard{&there, &back} {
+	for _, r := range []*cReshardArgs{&there, &back} {
 		must(t, reshardWorkspace(plan, batch, p(r), r == &there, p(&r.workspace_bytes)))
 		r.workspace = aligned(r.workspace_bytes + 64)
 	}
-	halo := cHalo{struct_size: uint32(unsafe.Sizeof(cHalo{})), n: 3, x: x(), halo: tensorOf(b, 3, hidden)}
+	halo := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: 3, x: x(), halo: tensorOf(b, 3, hidden)}
 	must(t, haloWorkspace(ctx, batch, p(&halo), p(&halo.workspace_bytes)))
 	halo.workspace = aligned(halo.workspace_bytes + 64)
 
-	layer := cLayer{struct_size: uint32(unsafe.Sizeof(cLayer{})), hidden: hidden, x: x(), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden), wv: tensorOf(hkv*d, hidden),
+	layer := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: x(), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden), wv: tensorOf(hkv*d, hidden),
 		wo: tensorOf(hidden, hq*d), bq: tensorOf(hq * d), q_norm: tensorOf(d), k_norm: tensorOf(d), cos: tensorOf(n, d/2), sin: tensorOf(n, d/2), y: x()}
 	size, saved, workspace = sizes(func(s *cSizes) error { return attentionLayerSizes(plan, batch, p(&layer), p(s)) })
 	layer.saved, layer.saved_bytes, layer.workspace, layer.workspace_bytes = saved, size.saved, workspace, size.workspace
-	layerGrads := cLayerGrads{struct_size: uint32(unsafe.Sizeof(cLayerGrads{})), dy: x(), dx: x(), dwq: tensorOf(hq*d, hidden), dbq: tensorOf(hq * d), dk_norm: tensorOf(d)}
+	layerGrads := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x(), dx: x(), dwq: tensorOf(hq*d, hidden), dbq: tensorOf(hq * d), dk_norm: tensorOf(d)}
 
 	deltas := [2]cGDNArgs{}
 	plans := [2]uintptr{states, heads}

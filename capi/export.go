@@ -13,6 +13,7 @@ import (
 	"ulysses/comm"
 	"ulysses/cuda"
 	"ulysses/internal/notbuilt"
+	"ulysses/internal/version"
 )
 
 // What gate.c calls. Every body runs guarded, and its error lands in the thread's text.
@@ -225,8 +226,9 @@ func mpiLibrary() string {
 func uly_build_info(out text, room C.int64_t) {
 	_ = guarded(func() error {
 		built, usable, why := devices()
-		b, err := json.Marshal(map[string]any{"version": uint32(C.ULYSSES_VERSION), "built": built, "devices": usable, "unusable": why, "cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(),
-			"unbuilt": notbuilt.Names()})
+		b, err := json.Marshal(map[string]any{
+			"version": uint32(C.ULYSSES_VERSION), "commit": version.Commit(), "built": built, "devices": usable, "unusable": why,
+			"cuda": cuda.Find(), "mpi": mpiLibrary(), "mpi_files": comm.Shims(), "unbuilt": notbuilt.Names()})
 		dst := unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room))
 		dst[copy(dst[:room-1], b)] = 0
 		return err

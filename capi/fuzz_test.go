@@ -266,7 +266,7 @@ func (x *fuzzed) describe() {
 	x.kvHeads, x.dim, x.b, x.rows = 1+x.Int64N(3), 1+x.Int64N(9), 1+x.Int64N(3), 1+x.Int64N(7)
 	x.heads, x.vDim, x.kvRows = x.kvHeads*(1+x.Int64N(3)), x.dim+x.Int64N(3), x.rows
 	x.flags = []int32{0, flagCausal, flagWindow | flagCausal, flagCross, flagNoBackward}[x.IntN(5)]
-	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: x.flags, heads: x.small(x.heads, 64), kv_heads: x.small(x.kvHeads, 64),
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: x.flags, heads: x.small(x.heads, 64), kv_heads: x.small(x.kvHeads, 64),
 		head_dim: x.small(x.dim, 256), v_dim: x.small(x.vDim, 256), max_tokens: x.small(x.Int64N(9), 1<<10)}
 	if x.flags&flagWindow != 0 {
 		desc.window_left = x.number(2)
@@ -274,7 +274,7 @@ func (x *fuzzed) describe() {
 	x.put(p(&desc), 0, unsafe.Offsetof(desc.heads))
 	x.made(x.done(func() error { return newPlan(x.h.ctx, p(&desc), p(&x.plan)) }))
 
-	l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: x.small(x.b, 64), seq: x.small(x.rows, 64), rows: x.small(0, 64)}
+	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: x.small(x.b, 64), seq: x.small(x.rows, 64), rows: x.small(0, 64)}
 	if x.one(3) {
 		l.seq, l.rows = 0, x.rows
 	}
@@ -315,7 +315,7 @@ func (x *fuzzed) sizes(f func(size *cSizes) error) *cSizes {
 func (x *fuzzed) attention() error {
 	x.loose = true
 	size := x.sizes(func(s *cSizes) error { return planSizes(x.plan, x.batch, p(s)) })
-	a := cArgs{struct_size: uint32(unsafe.Sizeof(cArgs{})), q: x.in(x.b, x.rows, x.heads, x.dim), k: x.in(x.b, x.kvRows, x.kvHeads, x.dim),
+	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x.in(x.b, x.rows, x.heads, x.dim), k: x.in(x.b, x.kvRows, x.kvHeads, x.dim),
 		v: x.in(x.b, x.kvRows, x.kvHeads, x.vDim), out: x.to(x.b, x.rows, x.heads, x.vDim)}
 	if x.one(3) {
 		a.lse = x.to(x.b, x.rows, x.heads)
@@ -331,7 +331,7 @@ func (x *fuzzed) attention() error {
 	}
 	apartInMemory(x.t, x.out, x.all)
 	x.out, x.all = nil, nil
-	g := cGrads{struct_size: uint32(unsafe.Sizeof(cGrads{})), dout: x.in(x.b, x.rows, x.heads, x.vDim), dq: x.to(x.b, x.rows, x.heads, x.dim),
+	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x.in(x.b, x.rows, x.heads, x.vDim), dq: x.to(x.b, x.rows, x.heads, x.dim),
 		dk: x.to(x.b, x.kvRows, x.kvHeads, x.dim), dv: x.to(x.b, x.kvRows, x.kvHeads, x.vDim)}
 	x.put(p(&g), 0, unsafe.Offsetof(g.dout))
 	return x.done(func() error { return attentionBackward(x.plan, x.batch, p(&a), p(&g)) })
@@ -353,7 +353,7 @@ func (x *fuzzed) reshard() error {
 			in[i].code, in[i].bits, out[i].code, out[i].bits = 1, 8, 1, 8
 		}
 	}
-	a := cReshard{struct_size: uint32(unsafe.Sizeof(cReshard{})), n: int32(x.small(int64(n), maxReshard+1)), in: &in[0], out: &out[0], shared: &shared[0]}
+	a := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: int32(x.small(int64(n), maxReshard+1)), in: &in[0], out: &out[0], shared: &shared[0]}
 	x.put(p(&a), 0, unsafe.Offsetof(a.n))
 	toHeads := x.one(2)
 	if !toHeads && !bytes && x.one(2) {
@@ -377,7 +377,7 @@ func (x *fuzzed) halo() error {
 	if x.one(2) {
 		n = -n
 	}
-	a := cHalo{struct_size: uint32(unsafe.Sizeof(cHalo{})), n: n, x: x.in(x.b, x.rows, x.dim), halo: x.in(x.b, max(n, -n), x.dim)}
+	a := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: n, x: x.in(x.b, x.rows, x.dim), halo: x.in(x.b, max(n, -n), x.dim)}
 	x.put(p(&a), 0, unsafe.Offsetof(a.n))
 	var need uint64
 	x.made(x.done(func() error { return haloWorkspace(x.h.ctx, x.batch, p(&a), p(&need)) }))
@@ -396,7 +396,7 @@ func (x *fuzzed) layer() error {
 	}
 	x.hidden = 1 + x.Int64N(5)
 	h, q, k, v := x.hidden, x.heads*x.dim, x.kvHeads*x.dim, x.kvHeads*x.vDim
-	a := cLayer{struct_size: uint32(unsafe.Sizeof(cLayer{})), hidden: x.number(h), x: x.in(x.b, x.rows, h), wq: x.in(q, h), wk: x.in(k, h), wv: x.in(v, h),
+	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: x.number(h), x: x.in(x.b, x.rows, h), wq: x.in(q, h), wk: x.in(k, h), wv: x.in(v, h),
 		wo: x.in(h, x.heads*x.vDim), y: x.to(x.b, x.rows, h)}
 	if x.one(2) {
 		a.bq, a.bk, a.bv, a.bo = x.in(q), x.in(k), x.in(v), x.in(h)
@@ -418,7 +418,7 @@ func (x *fuzzed) layer() error {
 	apartInMemory(x.t, x.out, x.all)
 	x.out = nil
 	x.all = slices.DeleteFunc(x.all, func(t *cTensor) bool { return t == a.y })
-	g := cLayerGrads{struct_size: uint32(unsafe.Sizeof(cLayerGrads{})), dy: x.in(x.b, x.rows, h), dx: x.to(x.b, x.rows, h), dwq: x.to(q, h), dwv: x.to(v, h), dwo: x.to(h, x.heads*x.vDim)}
+	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x.in(x.b, x.rows, h), dx: x.to(x.b, x.rows, h), dwq: x.to(q, h), dwv: x.to(v, h), dwo: x.to(h, x.heads*x.vDim)}
 	if a.bq != nil && x.one(2) {
 		g.dbq = x.to(q)
 	}
@@ -436,7 +436,7 @@ func (x *fuzzed) gdn() error {
 		x.flawed = true
 	}
 	keep := x.flags != flagNoBackward
-	desc := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, flags: flagStates, strategy: int32(x.IntN(3)), chunk: int32(x.small(16*x.Int64N(3), 64)), qk_heads: x.small(x.kvHeads, 64),
+	desc := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: int32(x.IntN(3)), chunk: int32(x.small(16*x.Int64N(3), 64)), qk_heads: x.small(x.kvHeads, 64),
 		v_heads: x.small(x.heads, 64), qk_dim: x.small(x.dim, 64), v_dim: x.small(x.vDim, 64), max_tokens: x.small(x.Int64N(9), 1<<10)}
 	if !keep {
 		desc.flags |= flagNoBackward

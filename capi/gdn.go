@@ -21,8 +21,8 @@ const (
 )
 
 // describeGDN checks a description of the gated delta rule and makes it a layer.
-func (c *context) describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDN, err error) {
-	if d, err = read[cGDN](op, "desc", desc); err != nil {
+func (c *context) describeGDN(op string, desc unsafe.Pointer) (l gdn.Layer, d cGDNDesc, err error) {
+	if d, err = read[cGDNDesc](op, "desc", desc); err != nil {
 		return l, d, err
 	}
 	known := int32(flagL2Norm | flagStates | flagDeterministic | flagNoBackward)

@@ -17,7 +17,7 @@ type halo struct {
 }
 
 // readHalo checks a call; without data, shapes alone count.
-func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHalo, err error) {
+func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHaloArgs, err error) {
 	c, err := find[context](op, aContext, ch)
 	if err != nil {
 		return nil, a, err
@@ -29,7 +29,7 @@ func readHalo(op string, ch, bh uintptr, args unsafe.Pointer, forward, data bool
 }
 
 // readHalo is the function of the same name, on a context that was entered.
-func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHalo, err error) {
+func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, data bool) (h *halo, a cHaloArgs, err error) {
 	h = &c.halo
 	h.c, h.rows.Admit = c, c.admit
 	b, err := find[batch](op, aBatch, bh)
@@ -43,7 +43,7 @@ func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, 
 	c.must("the number of the batch", b.number)
 	x, rows := &h.rows.X, &h.rows.Rows
 	*x, *rows, h.rows.Workspace = tensor.Tensor{}, tensor.Tensor{}, tensor.Tensor{}
-	if a, err = read[cHalo](op, "args", args); err != nil {
+	if a, err = read[cHaloArgs](op, "args", args); err != nil {
 		return h, a, err
 	}
 	h.rows.N = a.n

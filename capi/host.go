@@ -3,7 +3,7 @@ package main
 /*
 #define _GNU_SOURCE
 #include <sched.h>
-#include "signals.h"
+#include "thread.h"
 #include "ulysses.h"
 
 // HOST runs code of the host with the host's signal mask.

@@ -98,8 +98,8 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 const layerOp = "ulysses_attention_layer"
 
 // readLayer checks what forward and backward have in common.
-func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cLayer, x *layerPlaces, err error) {
-	if a, err = read[cLayer](op, "args", args); err != nil {
+func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cAttentionLayerArgs, x *layerPlaces, err error) {
+	if a, err = read[cAttentionLayerArgs](op, "args", args); err != nil {
 		return a, nil, err
 	}
 	x = &c.layer
@@ -125,7 +125,7 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 
 // weights reads the tensors that both passes read. With dense reports that all are dense and of the
 // plan's type.
-func (x *layerPlaces) weights(r *tensors, a *cLayer) {
+func (x *layerPlaces) weights(r *tensors, a *cAttentionLayerArgs) {
 	l, h := x.l, x.kind.hidden
 	x.matrix(r, &x.wq, "wq", a.wq, l.DType, false, l.Heads*l.Dim, h)
 	x.matrix(r, &x.wk, "wk", a.wk, l.DType, false, l.KVHeads*l.Dim, h)

@@ -28,7 +28,7 @@ func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer
 	if err != nil {
 		return err
 	}
-	g, err := read[cLayerGrads](op, "grads", grads)
+	g, err := read[cAttentionLayerGrads](op, "grads", grads)
 	if err != nil {
 		return err
 	}
@@ -70,7 +70,7 @@ func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer
 }
 
 // weightGrads reads the gradients that are wanted, each F32 and of its weight's shape.
-func (x *layerPlaces) weightGrads(r *tensors, g *cLayerGrads) {
+func (x *layerPlaces) weightGrads(r *tensors, g *cAttentionLayerGrads) {
 	for _, w := range [...]struct {
 		dst    *tensor.Tensor
 		name   string

@@ -35,7 +35,7 @@ func TestLayerGradients(t *testing.T) {
 		a := float64(i) * 0.3
 		data[11][i], data[12][i] = float32(math.Cos(a)), float32(math.Sin(a))
 	}
-	a := cLayer{struct_size: uint32(unsafe.Sizeof(cLayer{})), hidden: hidden, x: ts[0], wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
+	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: ts[0], wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
 		bo: ts[8], q_norm: ts[9], k_norm: ts[10], cos: ts[11], sin: ts[12], y: ts[13]}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	must(t, attentionLayerSizes(h.plan, h.batch, p(&a), p(&size)))
@@ -58,7 +58,7 @@ func TestLayerGradients(t *testing.T) {
 		clear(grads[i])
 	}
 	grads[0] = data[15]
-	g := cLayerGrads{struct_size: uint32(unsafe.Sizeof(cLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
+	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
 		dbv: gt[7], dbo: gt[8], dq_norm: gt[9], dk_norm: gt[10]}
 	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
 	const step = 1e-2

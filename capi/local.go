@@ -2,7 +2,7 @@ package main
 
 /*
 #include <stdlib.h>
-#include "signals.h"
+#include "thread.h"
 #include "ulysses.h"
 
 static int32_t call_local(void *f, void *user, const ulysses_local_call *a) {
@@ -100,7 +100,7 @@ func localSizesOf(ph, bh uintptr, out unsafe.Pointer) error {
 }
 
 // localMemory reads and sizes saved and workspace.
-func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cArgs, forward bool) {
+func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cAttentionArgs, forward bool) {
 	c := p.ctx
 	size, err := p.localSizes(b)
 	if r.err == nil {

@@ -7,7 +7,7 @@ package main
 
 /*
 #cgo CFLAGS: -std=gnu11 -fvisibility=hidden
-#include "ulysses.h"
+#include "thread.h"
 */
 import "C"
 
@@ -19,6 +19,8 @@ import (
 
 	"ulysses/internal/status"
 )
+
+//go:generate sh -c "cd .. && go run ./capi/generate"
 
 func main() {}
 
@@ -44,8 +46,8 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// errorBytes is the room of a thread's error text, gate.c's.
-const errorBytes = 4096
+// errorBytes is the size of a thread's error message.
+const errorBytes = C.ULY_TEXT
 
 // internal are functions of packages below, by which their errors begin.
 var internal = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)

@@ -37,7 +37,7 @@ func says(t *testing.T, what string, err error, words ...string) {
 func TestPositionsThatMeanSomethingElse(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		all := []int64{0, 1, 2, 3, 4, 9, 6, 7}
-		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 8, positions: &all[4*rank]}
+		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8, positions: &all[4*rank]}
 		var b uintptr
 		says(t, "a jump", newBatch(ctx, p(&l), p(&b)), "positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
 		all = []int64{3, 4, 5, 6, 7, 8, 9, 10}
@@ -64,15 +64,15 @@ func TestPositionsThatMeanSomethingElse(t *testing.T) {
 func TestDifferencesAreNamed(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		r := int64(rank)
-		d := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, heads: 4, head_dim: 8 + r}
-		rule := cGDN{struct_size: uint32(unsafe.Sizeof(cGDN{})), dtype: typeF32, qk_heads: 2, v_heads: 4, qk_dim: 8, v_dim: 8 + r}
+		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4, head_dim: 8 + r}
+		rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, qk_heads: 2, v_heads: 4, qk_dim: 8, v_dim: 8 + r}
 		var plan, b uintptr
 		says(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
 		says(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
 		d.head_dim, d.kv_heads = 8, 3
 		says(t, "kv_heads", newPlan(ctx, p(&d), p(&plan)), "heads is 4 and kv_heads 3")
 		cu, kv := []int64{0, 3, 5 + r, 9}, []int64{0, 2, 4 - r, 6}
-		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 9, docs: 3, cu_seqlens: &cu[0]}
+		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 9, docs: 3, cu_seqlens: &cu[0]}
 		says(t, "cu_seqlens", newBatch(ctx, p(&l), p(&b)), "cu_seqlens[2] is 6 on rank 1 and 5 on rank 0")
 		cu[2] = 5
 		l.kv_seq, l.kv_cu_seqlens = 6, &kv[0]
@@ -86,8 +86,8 @@ func TestDifferencesAreNamed(t *testing.T) {
 // memory may be moved, and read by a plan like the one that wrote it.
 func TestSavedIsTagged(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
-		d := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, heads: 4, head_dim: 8}
-		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: 8}
+		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4, head_dim: 8}
+		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8}
 		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 		cu := []int64{0, 3, 8}
 		var plan, causal, twin, batch, packed uintptr
@@ -100,8 +100,8 @@ func TestSavedIsTagged(t *testing.T) {
 		must(t, newBatch(ctx, p(&l), p(&packed)))
 		must(t, planSizes(plan, batch, p(&size)))
 		x := func() *cTensor { return tensorOf(1, 4, 4, 8) }
-		a := cArgs{struct_size: uint32(unsafe.Sizeof(cArgs{})), q: x(), k: x(), v: x(), out: x(), saved: aligned(size.saved), saved_bytes: size.saved}
-		g := cGrads{struct_size: uint32(unsafe.Sizeof(cGrads{})), dout: x(), dq: x(), dk: x(), dv: x()}
+		a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x(), k: x(), v: x(), out: x(), saved: aligned(size.saved), saved_bytes: size.saved}
+		g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x(), dq: x(), dk: x(), dv: x()}
 		must(t, attentionForward(plan, batch, p(&a)))
 		moved := a
 		moved.saved = aligned(size.saved)

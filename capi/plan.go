@@ -49,8 +49,8 @@ const (
 )
 
 // describe checks a description and makes it a layer.
-func (c *context) describe(op string, desc unsafe.Pointer) (d cAttention, l sp.Layer, err error) {
-	if d, err = read[cAttention](op, "desc", desc); err != nil {
+func (c *context) describe(op string, desc unsafe.Pointer) (d cAttentionDesc, l sp.Layer, err error) {
+	if d, err = read[cAttentionDesc](op, "desc", desc); err != nil {
 		return d, l, err
 	}
 	known := int32(flagCausal | flagWindow | flagCross | flagSinks | flagAlibi | flagBlockMask |
@@ -166,7 +166,7 @@ func (c *context) makePlan(op string, desc, out unsafe.Pointer) error {
 }
 
 // attentionFields are the fields that must be equal on all ranks, by the header's names.
-func attentionFields(d *cAttention) []comm.Field {
+func attentionFields(d *cAttentionDesc) []comm.Field {
 	return append(integers(
 		named{"dtype", int64(d.dtype)}, named{"heads", d.heads}, named{"kv_heads", d.kv_heads}, named{"head_dim", d.head_dim},
 		named{"v_dim", d.v_dim}, named{"window_left", d.window_left}, named{"window_right", d.window_right}, named{"max_tokens", d.max_tokens}), append(flagFields(d.flags), real("scale", d.scale))...)

@@ -32,8 +32,8 @@ func (r *request) end() {
 
 // readReshard reads the tensors of an exchange into the context's places. Without data, shapes
 // alone count.
-func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshard, r *sp.Reshard, err error) {
-	if a, err = read[cReshard](op, "args", args); err != nil {
+func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool) (a cReshardArgs, r *sp.Reshard, err error) {
+	if a, err = read[cReshardArgs](op, "args", args); err != nil {
 		return a, nil, err
 	}
 	switch {

@@ -43,8 +43,10 @@ static sigset_t loading; // mask of the thread that loads the library
 __attribute__((constructor(101))) static void before(void) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-    struct sigaction there, ours = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
-    if (sigaction(faults[i], NULL, &there) == 0 && !(there.sa_flags & SA_SIGINFO) && there.sa_handler == SIG_DFL)
+    struct sigaction there,
+        ours = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
+    if (sigaction(faults[i], NULL, &there) == 0 && !(there.sa_flags & SA_SIGINFO) &&
+        there.sa_handler == SIG_DFL)
       sigaction(faults[i], &ours, NULL);
   }
   sigfillset(&hosts);
@@ -52,7 +54,9 @@ __attribute__((constructor(101))) static void before(void) {
   pthread_sigmask(SIG_BLOCK, &hosts, &loading);
 }
 
-__attribute__((constructor)) static void after(void) { pthread_sigmask(SIG_SETMASK, &loading, NULL); }
+__attribute__((constructor)) static void after(void) {
+  pthread_sigmask(SIG_SETMASK, &loading, NULL);
+}
 
 void uly_hold(sigset_t *old) {
   sigset_t set = hosts;
@@ -67,22 +71,13 @@ void uly_hold(sigset_t *old) {
 
 void uly_free(const sigset_t *old) { pthread_sigmask(SIG_SETMASK, old, NULL); }
 
-void uly_outside(void *inside) {
-  sigset_t *host = *uly_host_mask();
-  if (host != NULL) pthread_sigmask(SIG_SETMASK, host, inside);
-}
-
-void uly_inside(const void *inside) {
-  if (*uly_host_mask() != NULL) pthread_sigmask(SIG_SETMASK, inside, NULL);
-}
-
 enum { ALTERNATE = 512 << 10 };
 
 void *uly_alternate(void) {
   stack_t s;
   if (sigaltstack(NULL, &s) != 0 || !(s.ss_flags & SS_DISABLE)) return NULL;
-  void *p =
-      mmap(NULL, ALTERNATE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  void *p = mmap(NULL, ALTERNATE, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (p == MAP_FAILED) return NULL;
   stack_t ours = {.ss_sp = p, .ss_size = ALTERNATE};
   if (sigaltstack(&ours, NULL) == 0) return p;

@@ -7,9 +7,9 @@ import (
 	"ulysses/tensor"
 )
 
-// dtypes are DLPack's code | bits << 8.
+// dtypes maps the header's types, which are DLPack's code | bits << 8.
 var dtypes = map[uint16]tensor.DType{
-	0x2002: tensor.F32, 0x1004: tensor.BF16, 0x1002: tensor.F16, 0x2000: tensor.I32, 0x4000: tensor.I64, 0x0801: tensor.U8,
+	typeF32: tensor.F32, typeBF16: tensor.BF16, typeF16: tensor.F16, typeI32: tensor.I32, typeI64: tensor.I64, typeU8: tensor.U8,
 }
 
 // maxElements bounds a tensor's extents and reach, so that sizes in bytes stay far from

@@ -1,46 +1,93 @@
-/* ulysses.h - attention, gated delta rule and tiled compute over sequences that are cut across ranks. C11, C++17; no other header needed.
+/* ulysses.h: attention, the gated delta rule and tiled compute for sequence-parallel programs.
  *
- * Four steps:  context (the ranks) -> plan (one kind of layer, made once, serves every layer of that kind)
- *              -> batch (lengths and documents, made once per batch, serves every plan) -> calls.
- * Contract, said once; a function's own comment may only tighten it.
- * errors     Every call returns a status. Unless it is OK, outputs are undefined, and ulysses_last_error() is this thread's text until the thread's next
- *            call. The library never prints, exits or aborts. All ranks refuse a [C] call alike: see [C]. A failure of the device, of the
- *            communicator or of a callback can occur on one rank only: that rank calls ulysses_context_abort, or its peers wait until `timeout`.
- *            An option is honoured, or refused when planning or making the batch, on all ranks alike.
- * memory     The caller owns tensors and `saved`, and `workspace` where it gives one. Outputs overlap nothing. No pointer is kept past the call or,
- *            for [A], past the point `stream` has then reached: inner streams join it, so a stream-ordered allocator needs to know nothing more.
- *            [A] calls allocate nothing, compile nothing and never wait for the device: making plans and batches does all of that. Three exceptions:
- *            COMM_HOST among several ranks waits for what it sends to have left the GPU, and makes pinned memory for reshards and halos larger
- *            than any before; COMM_IPC makes memory for the first requests that are under way at once; a NULL workspace can be made larger (next line).
- * workspace  NULL is always allowed: the call then works in the context's own memory. Plans and batches reserve that memory for attention and the gated
- *            delta rule. A layer, a reshard, a halo or a caller's own attention that needs more than any call before makes it larger in the call,
- *            which allocates once. With ULYSSES_OWN_WORKSPACES the context reserves nothing, and NULL is refused where the bytes are not 0.
- * gradients  are written, not added, unless said. Where a tensor is whole on every rank (sinks), its gradient is this rank's share: the sum over the ranks is
- *            the gradient, as it is for the weights around the call. States are whole with their gradients: those are complete, and the same, on every rank.
- * [C]        Collective: every rank of the context calls it, in one order. Before anything is sent or written the ranks agree: if one rank finds a fault in
- *            its arguments, or if the ranks call different functions or bring arguments that must be equal and are not, then every rank returns the
- *            same status, the text names the rank, and the context serves the next call. The agreement is one small message over the host's
- *            communicator (2.6 us over MPI between two processes of a machine). Two faults are reported on their rank only: a context that is
- *            already in a call, and handles that name nothing if the process has several contexts of more than one rank.
- *            ULYSSES_NO_AGREEMENT skips the agreement in calls (not when plans and batches are made): if one rank then refuses a call,
- *            its peers wait.
- * [A]        Asynchronous on CUDA: enqueues in the order of `stream` (cudaStream_t of the context's GPU; NULL = the legacy default stream, as PyTorch's 0)
- *            and returns; the calling thread's current GPU stays what it was. CPU: done.
- * threads    A context with its plans and batches serves one thread at a time, any thread; at MPI_THREAD_FUNNELED the main thread alone makes [C] calls.
- *            On CUDA, where autograd engines call from threads of their own, start MPI with MPI_THREAD_SERIALIZED or more, or set
- *            ULYSSES_NO_AGREEMENT. Callbacks run on the calling thread, inside the call; they must not throw, longjmp or re-enter the same context.
- * handles    Contexts, plans, batches and requests are numbers in a pointer's clothes: never dereferenced. One that was destroyed, or that belongs to
- *            another context, is INVALID_ARGUMENT. Destroying a context destroys what was made on it.
- * not built  What is declared and not built answers UNSUPPORTED and says so by name: ring > 1, ZIGZAG, SINKS, ALIBI, BLOCK_MASK, SAVE_LESS, softcap,
- *            dropout, nccl_comm, timeout.
- * signals    During a call its thread blocks signals that can have a handler; they arrive when the call returns, or while it waits in MPI or runs a callback.
- *            SIGINT, SIGTERM, SIGHUP, SIGQUIT and SIGTSTP are not blocked while their action is the default. Threads of the library take no signals of the
- *            host but SIGCHLD and SIGPROF, which Go's runtime unblocks: a handler of these two needs SA_ONSTACK, and less than 16 KB of stack. SIGURG
- *            belongs to the runtime. A thread without an alternate signal stack gets one of 512 KiB at its first call. Memory that cannot be read ends
- *            the process with SIGSEGV, or in the host's handler of it; where the library's Go code reads it (descriptors), the call returns INTERNAL.
- * process    A Go runtime is loaded: no dlclose(); a forked child may live on but must not call in.
- * ABI        Structs open with struct_size, have no holes and grow only at the tail; zero means default; a tail this library does not know must be
- *            zero. Only pointers to structs are ever in arrays. Enumerations travel as int32_t. The SONAME carries the major version. */
+ * Each sequence is sharded over the ranks of a group: a rank holds `rows` tokens of each sequence.
+ * Before attention, an all-to-all re-shards Q, K and V from tokens to heads, so each rank computes
+ * on the whole sequence for a subset of the heads. A second all-to-all restores token sharding
+ * (Jacobs et al. 2023, arXiv:2309.14509).
+ *
+ * C11 and C++17. Link with -lulysses; no other header is needed. A program works in four steps:
+ *
+ *   1. a context    one rank of one group, on one device
+ *   2. plans        one for each kind of layer; a plan serves all layers of its kind
+ *   3. batches      one for each set of sequence lengths and documents; a batch serves all plans
+ *   4. calls        forward and backward passes with a plan and a batch
+ *
+ * The following holds for every function. The comment of a function states only what is different
+ * or additional.
+ *
+ * Errors. A function returns a status. If the status is not ULYSSES_OK, the contents of the
+ *   outputs are undefined, and ulysses_last_error() returns the message until this thread's next
+ *   call. The library never prints, exits or aborts. An option is honoured, or it is refused on
+ *   all ranks when the plan or the batch is made. A collective call refuses invalid arguments on
+ *   all ranks. A failure of the device, of the communicator or of a callback can occur on one rank
+ *   only: that rank must call ulysses_context_abort, otherwise its peers wait for `timeout`.
+ *
+ * Memory. The caller owns tensors, `saved` memory and the workspace that it passes. Outputs must
+ *   not overlap each other or an input. The library keeps no pointer after a call; an asynchronous
+ *   call uses its arguments until `stream` has reached the end of the call. The library's own
+ *   streams join `stream`, so a stream-ordered allocator needs no further synchronization.
+ *   Asynchronous calls allocate nothing, compile nothing and do not wait for the device, because
+ *   making plans and batches does this. There are three exceptions. ULYSSES_COMM_HOST with several
+ *   ranks waits until the data to send has left the GPU, and allocates pinned memory for a reshard
+ *   or halo larger than all before. ULYSSES_COMM_IPC allocates memory for the first requests that
+ *   are in progress at the same time. A NULL workspace may grow, see the next paragraph.
+ *
+ * Workspace. `workspace` may always be NULL: the call then uses memory of the context. Plans and
+ *   batches reserve this memory for attention and the gated delta rule. A layer, a reshard, a halo
+ *   or a caller's own attention that needs more than all calls before allocates once, inside the
+ *   call. A context with ULYSSES_OWN_WORKSPACES reserves nothing and refuses NULL if the call
+ *   needs a workspace.
+ *
+ * Gradients. Gradients are written, not accumulated, unless a comment says so. If a tensor is
+ *   whole on every rank (sinks), its gradient is this rank's share: the sum over the ranks is the
+ *   gradient, as for the weights of the layers around the call. Recurrent states are whole, and so
+ *   are their gradients: these are complete and equal on every rank.
+ *
+ * Collective. All ranks of the context must call a collective function, in the same order. Before
+ *   data is sent or written, the ranks agree on the call with one small message over the host's
+ *   communicator (2.6 us over MPI between two processes of one machine). If one rank finds an
+ *   invalid argument, if the ranks call different functions, or if arguments that must be equal
+ *   differ, then every rank returns the same status, the message names the rank, and the context
+ *   accepts the next call. Two errors are reported on their rank only: a context that is in
+ *   another call, and invalid handles in a process that has several contexts of more than one
+ *   rank. ULYSSES_NO_AGREEMENT turns the agreement off for calls, but not for making plans and
+ *   batches. If one rank then refuses a call, its peers wait.
+ *
+ * Asynchronous. On CUDA, an asynchronous function enqueues its work in the order of `stream` (a
+ *   cudaStream_t of the context's GPU; NULL is the legacy default stream, which is PyTorch's 0)
+ *   and returns. The current GPU of the calling thread does not change. On the CPU, the work is
+ *   complete when the function returns.
+ *
+ * Threads. A context, with its plans and batches, may be used by one thread at a time, and by any
+ *   thread. With MPI_THREAD_FUNNELED, only the main thread may make collective calls. On CUDA,
+ *   where autograd engines call from their own threads, initialize MPI with MPI_THREAD_SERIALIZED
+ *   or higher, or set ULYSSES_NO_AGREEMENT. Callbacks run on the calling thread, during the call.
+ *   They must not throw, call longjmp, or call functions on the same context.
+ *
+ * Handles. Contexts, plans, batches and requests are opaque integer handles of pointer type; do
+ *   not dereference them. A handle that was destroyed or belongs to another context is
+ *   ULYSSES_INVALID_ARGUMENT. Destroying a context destroys its plans, batches and requests.
+ *
+ * Not implemented. These are declared and return ULYSSES_UNSUPPORTED: ring > 1, ZIGZAG, SINKS,
+ *   ALIBI, BLOCK_MASK, SAVE_LESS, softcap, dropout, nccl_comm, timeout.
+ *
+ * Signals. During a call, its thread blocks the signals that can have a handler. They are
+ *   delivered when the call returns, while it waits in MPI, or while it runs a callback. SIGINT,
+ *   SIGTERM, SIGHUP, SIGQUIT and SIGTSTP are not blocked while their action is the default. The
+ *   library's own threads handle no signal of the host except SIGCHLD and SIGPROF, which the Go
+ *   runtime unblocks: a handler of these two must have SA_ONSTACK and use less than 16 KB of
+ *   stack. SIGURG is reserved for the Go runtime. A thread without an alternate signal stack gets
+ *   one of 512 KiB at its first call. An access to unreadable memory ends the process with
+ *   SIGSEGV, or runs the host's handler. If the library's Go code reads the memory (descriptors),
+ *   the call returns ULYSSES_INTERNAL.
+ *
+ * Process. The library contains a Go runtime: do not call dlclose(). A forked child may continue,
+ *   but must not call the library.
+ *
+ * ABI. Structs begin with struct_size, have no padding and grow only at the end. Zero means the
+ *   default. If a struct is larger than this library knows, the additional bytes must be zero.
+ *   Arrays hold pointers to structs, never structs. Enumerations are passed as int32_t. The SONAME
+ *   holds the major version. */
 #ifndef ULYSSES_H
 #define ULYSSES_H
 #include <stdint.h>
@@ -48,214 +95,651 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#define ULYSSES_VERSION 100u                                     /* of this header: major*10000 + minor*100 + patch; SONAME libulysses.so.<major> */
-#define ULYSSES_INIT(p) (memset((p), 0, sizeof *(p)), (void)((p)->struct_size = (uint32_t)sizeof *(p)))
-typedef int32_t ulysses_status;                                  /* the program's exit codes too */
-enum { ULYSSES_OK = 0, ULYSSES_INVALID_ARGUMENT = 1, ULYSSES_INVALID_CONFIG = 2, ULYSSES_UNSUPPORTED = 3, ULYSSES_OUT_OF_MEMORY = 4,
-       ULYSSES_COMM = 5, ULYSSES_DEVICE = 6, ULYSSES_IO = 7, ULYSSES_NUMERIC = 8, ULYSSES_INTERNAL = 10, ULYSSES_PREEMPTED = 75 };
-enum { ULYSSES_F32 = 0x2002, ULYSSES_BF16 = 0x1004, ULYSSES_F16 = 0x1002, ULYSSES_I32 = 0x2000, ULYSSES_I64 = 0x4000,
-       ULYSSES_U8 = 0x0801 };                                    /* dtype: DLPack's code | bits << 8 */
-enum { ULYSSES_CPU = 1, ULYSSES_CUDA = 2 };                      /* device: DLPack's */
-enum { ULYSSES_COMM_AUTO = 0, ULYSSES_COMM_HOST = 1 /* staged through host memory */, ULYSSES_COMM_NCCL = 2, ULYSSES_COMM_IPC = 3 };
-uint32_t    ulysses_version(void);                               /* of the library; if its major is unlike the header's, stop */
-const char *ulysses_build_info(void);                            /* JSON: version, `built` (devices that there is code for), `devices` (those
-                                                                            of them that can be used here), `unusable` (why not the others), the CUDA plug-in's and
-                                                                            MPI's files, what is not built. Opens no driver */
+
+/* Version of this header: major*10000 + minor*100 + patch. The SONAME is libulysses.so.<major>. */
+#define ULYSSES_VERSION 100u
+
+/* Sets *p to zeros and p->struct_size to its size. Call it on every struct before filling it. */
+#define ULYSSES_INIT(p) \
+  (memset((p), 0, sizeof *(p)), (void)((p)->struct_size = (uint32_t)sizeof *(p)))
+
+/* Result of a call. The program ulysses-mpi exits with the same numbers. */
+typedef int32_t ulysses_status;
+enum {
+  ULYSSES_OK = 0,
+  ULYSSES_INVALID_ARGUMENT = 1, /* a shape, type, value or handle is wrong */
+  ULYSSES_INVALID_CONFIG = 2,   /* a configuration or data is wrong */
+  ULYSSES_UNSUPPORTED = 3,      /* valid, but not implemented here; the message names it */
+  ULYSSES_OUT_OF_MEMORY = 4,
+  ULYSSES_COMM = 5,      /* the communicator failed, or a peer is late or has failed */
+  ULYSSES_DEVICE = 6,    /* the device or its driver failed */
+  ULYSSES_IO = 7,        /* a file could not be read or written */
+  ULYSSES_NUMERIC = 8,   /* NaN or Inf where a finite number is required */
+  ULYSSES_INTERNAL = 10, /* a bug of the library, or descriptors in unreadable memory */
+  ULYSSES_PREEMPTED = 75,
+};
+
+/* Element types: DLPack's type code | bits << 8. */
+enum {
+  ULYSSES_F32 = 0x2002,
+  ULYSSES_BF16 = 0x1004,
+  ULYSSES_F16 = 0x1002,
+  ULYSSES_I32 = 0x2000,
+  ULYSSES_I64 = 0x4000,
+  ULYSSES_U8 = 0x0801,
+};
+
+/* Devices: DLPack's numbers. */
+enum {
+  ULYSSES_CPU = 1,
+  ULYSSES_CUDA = 2,
+};
+
+/* Transports between GPUs. */
+enum {
+  ULYSSES_COMM_AUTO = 0,
+  ULYSSES_COMM_HOST = 1, /* staged through host memory, over the host's communicator */
+  ULYSSES_COMM_NCCL = 2,
+  ULYSSES_COMM_IPC = 3, /* direct access to the memory of other processes of this machine */
+};
+
+/* Returns the version of the library. If its major version differs from ULYSSES_VERSION, do not
+ * call any other function. */
+uint32_t ulysses_version(void);
+
+/* Returns a JSON object: "version"; "commit", the commit that the library was built from, or "";
+ * "built", the devices that the library supports; "devices", those of them that are usable on this
+ * machine; "unusable", the reason for each of the others; "cuda" and "mpi_files", the plug-in
+ * files that were found; "mpi", the MPI library in use; "unbuilt", what is not implemented. It
+ * does not open a driver. The string is valid until this thread's next call of this function. */
+const char *ulysses_build_info(void);
+
+/* Returns a few words for a status, as a constant string. */
 const char *ulysses_status_string(ulysses_status);
-const char *ulysses_last_error(void);                            /* operation, values, remedy, rank */
 
-/* Tensor: byte for byte DLPack's DLTensor, so `&managed->dl_tensor` of any array library is one. Strides in elements, NULL = row-major; a stride
- * of 0 over an extent above 1 is refused (sum().backward() hands out such gradients: copy them first). A tensor with an extent of 0 may have any
- * strides. Axes are in the order [B, S, H, D] below,
- * layouts S,B,H,D and B,H,S,D being a matter of strides; ndim 3 means B = 1. Floating tensors have the plan's dtype unless said otherwise. */
-typedef struct { void *data; int32_t device, ordinal, ndim; uint8_t code, bits; uint16_t lanes; int64_t *shape, *strides;
-                 uint64_t byte_offset; } ulysses_tensor;
-static inline ulysses_tensor ulysses_tensor_of(void *data, int32_t device, int32_t ordinal, int32_t dtype, int32_t ndim, int64_t *shape,
-                                               int64_t *strides)
-{   ulysses_tensor t;
-    t.data = data; t.device = device; t.ordinal = ordinal; t.ndim = ndim; t.code = (uint8_t)(dtype & 255); t.bits = (uint8_t)(dtype >> 8);
-    t.lanes = 1; t.shape = shape; t.strides = strides; t.byte_offset = 0;
-    return t; }
+/* Returns the message of this thread's last failed call: the function, the rank, what is wrong
+ * with its values, and what to do. It is "" after a call that succeeded. */
+const char *ulysses_last_error(void);
 
-/* Context: one rank of one sequence-parallel group, that is, of one data-parallel replica, on one device. rank = ring_index*ulysses +
- * ulysses_index, so Ulysses neighbours are consecutive; order your communicator for another mesh. Other replicas have contexts of their own. */
+/* Tensor. It has the layout of DLPack's DLTensor, so `&managed->dl_tensor` of any array library is
+ * a ulysses_tensor. Strides are in elements; NULL means row-major. A stride of 0 over an extent
+ * above 1 is refused: sum().backward() makes such gradients, copy them first. The strides of a
+ * tensor with an extent of 0 are not read. The axes are in the order [B, S, H, D]; memory layouts
+ * such as S,B,H,D and B,H,S,D are expressed by strides. ndim 3 means B = 1. Floating-point tensors
+ * have the dtype of the plan unless a comment says otherwise. */
+typedef struct {
+  void *data;
+  int32_t device, ordinal, ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+} ulysses_tensor;
+
+/* Returns a tensor with these fields and byte_offset 0. */
+static inline ulysses_tensor ulysses_tensor_of(void *data, int32_t device, int32_t ordinal,
+                                               int32_t dtype, int32_t ndim, int64_t *shape,
+                                               int64_t *strides) {
+  ulysses_tensor t;
+  t.data = data;
+  t.device = device;
+  t.ordinal = ordinal;
+  t.ndim = ndim;
+  t.code = (uint8_t)(dtype & 255);
+  t.bits = (uint8_t)(dtype >> 8);
+  t.lanes = 1;
+  t.shape = shape;
+  t.strides = strides;
+  t.byte_offset = 0;
+  return t;
+}
+
+/* Context: one rank of one sequence-parallel group, that is, of one data-parallel replica, on one
+ * device. rank = ring_index*ulysses + ulysses_index, so the ranks of a Ulysses group are
+ * consecutive. Reorder the ranks of your communicator for another mesh. Other replicas have their
+ * own contexts. */
 typedef struct ulysses_context ulysses_context;
-typedef struct { uint32_t struct_size; int32_t device, ordinal, threads;  /* device 0 = the CPU; ordinal: the GPU, from 0, of those that
-                                            the process sees; threads: the CPU's, 0 = the cores of the calling thread's mask, shared out over
-                                            the ranks that the launcher has put on the node */
-                 int32_t ulysses, ring, comm, timeout;                   /* ulysses 0 = size/ring, ring 0 = 1; timeout 0 = wait as the host's communicator does */
-                 void (*log)(void *user, int32_t level, const char *json_line); void *log_user;     /* NULL = silent */
-                 void *nccl_comm;                                         /* the host's ncclComm_t of the same ranks, to be shared; NULL = make one */
-                 int32_t flags, reserved; } ulysses_options;              /* flags: ULYSSES_OWN_WORKSPACES, ULYSSES_NO_AGREEMENT */
-enum { ULYSSES_OWN_WORKSPACES = 1,    /* every call brings its workspace: the context reserves none, and a NULL workspace is refused on all ranks */
-       ULYSSES_NO_AGREEMENT = 2 };    /* calls are not agreed on: see [C] */
-/* A launcher of your own (torch.distributed, another MPI's mpi4py, UCX): bytes in host memory, blocks dense in rank order, non-zero = failure.
- * allgather carries agreement, NCCL ids and IPC handles; alltoallv carries tensors on the CPU or staged, and may be NULL over NCCL or IPC. */
-typedef struct { uint32_t struct_size; int32_t rank, size, reserved; void *user;
-                 int32_t (*allgather)(void *user, const void *in, void *out, int64_t bytes);
-                 int32_t (*alltoallv)(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes); } ulysses_host_comm;
-ulysses_status ulysses_context_create_local(const ulysses_options *, ulysses_context **out);                           /* size 1 */
-ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *, ulysses_context **out);  /* [C] MPI_Comm_c2f(), comm.py2f();
-                       duplicated. -1 = MPI_COMM_WORLD, and then MPI is initialised and finalised here if the host has not done so */
-ulysses_status ulysses_context_create_host(const ulysses_host_comm *, const ulysses_options *, ulysses_context **out); /* [C] */
-typedef struct { uint32_t struct_size; int32_t rank, size, ulysses, ring, device, ordinal, comm; } ulysses_context_info;
+
+/* Flags of a context. */
+enum {
+  ULYSSES_OWN_WORKSPACES = 1, /* every call brings its workspace; NULL is refused on all ranks */
+  ULYSSES_NO_AGREEMENT = 2,   /* calls are not agreed on; see Collective above */
+};
+
+/* Options of a context. All zeros are the defaults. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t device;  /* ULYSSES_CPU or ULYSSES_CUDA; 0 = ULYSSES_CPU */
+  int32_t ordinal; /* the GPU, counted from 0 among those that the process sees */
+  /* CPU threads. 0 = the cores of the calling thread's affinity mask, divided by the number of
+   * ranks that the launcher started on this node. */
+  int32_t threads;
+  int32_t ulysses, ring; /* ranks of a Ulysses group, 0 = size/ring; ranks of a ring, 0 = 1 */
+  int32_t comm;          /* ULYSSES_COMM_... */
+  int32_t timeout;       /* seconds; 0 = wait as long as the host's communicator does */
+  void (*log)(void *user, int32_t level, const char *json_line); /* NULL = no log */
+  void *log_user;
+  void *nccl_comm; /* an ncclComm_t of the same ranks, to be shared; NULL = create one */
+  int32_t flags;   /* ULYSSES_OWN_WORKSPACES, ULYSSES_NO_AGREEMENT */
+  int32_t reserved;
+} ulysses_options;
+
+/* The collectives of a launcher that is not MPI (torch.distributed, another MPI's mpi4py, UCX).
+ * Buffers are in host memory, with the blocks of the ranks contiguous and in rank order. A result
+ * other than 0 means failure. allgather is used for agreement, NCCL ids and IPC handles. alltoallv
+ * is used for tensors on the CPU and for ULYSSES_COMM_HOST; it may be NULL with NCCL or IPC. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t rank, size, reserved;
+  void *user;
+  int32_t (*allgather)(void *user, const void *in, void *out, int64_t bytes);
+  int32_t (*alltoallv)(void *user, const void *in, const int64_t *in_bytes, void *out,
+                       const int64_t *out_bytes);
+} ulysses_host_comm;
+
+/* Creates a context of one rank. options NULL = all defaults. */
+ulysses_status ulysses_context_create_local(const ulysses_options *, ulysses_context **out);
+
+/* Creates a context on a communicator of the host's MPI, which is duplicated. fcomm is the result
+ * of MPI_Comm_c2f() or of mpi4py's comm.py2f(). -1 means MPI_COMM_WORLD; if the host has not
+ * initialized MPI, the library then initializes and finalizes it. Collective. */
+ulysses_status ulysses_context_create_mpi(int64_t fcomm, const ulysses_options *,
+                                          ulysses_context **out);
+
+/* Creates a context on the host's own collectives. Collective. */
+ulysses_status ulysses_context_create_host(const ulysses_host_comm *, const ulysses_options *,
+                                           ulysses_context **out);
+
+/* A context's rank, its mesh, its device, and the transport (ULYSSES_COMM_...) of its tensors. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t rank, size, ulysses, ring, device, ordinal, comm;
+} ulysses_context_info;
+
+/* Writes the properties of a context. */
 ulysses_status ulysses_context_query(const ulysses_context *, ulysses_context_info *out);
-ulysses_status ulysses_context_async_error(ulysses_context *);           /* poll: what went wrong after an [A] call returned OK; sticky */
-void           ulysses_context_abort(ulysses_context *, ulysses_status why); /* one rank: peers' calls fail where the communicator can tell them; over MPI
-                                                                            this ends the job, code `why`; over host callbacks it is the host's to do */
-void           ulysses_context_destroy(ulysses_context *);               /* [C]; NULL allowed; after its plans and batches. May be left to process end */
 
-/* Plans [C]. No state per call: forward and backward of many layers and batches may interleave. A zero kv_heads = heads, v_dim = head_dim,
- * scale = 1/sqrt(head_dim). max_tokens = largest batch*seq to reserve for (keys counted apart); 0 = grow while making batches. */
-enum { ULYSSES_CAUSAL = 1,            /* aligned bottom-right in each document: the last query sees the last key */
-       ULYSSES_WINDOW = 2,            /* with j the key aligned to query i: keys j-window_left .. j+window_right, -1 = unbounded (FlashAttention's).
-                                         Both fields 0 (the query's own key alone) is refused: fields that were not set look like that */
-       ULYSSES_CROSS = 4,             /* keys have the batch's kv lengths */
-       ULYSSES_SINKS = 8, ULYSSES_ALIBI = 16, ULYSSES_BLOCK_MASK = 32,   /* calls will bring these tensors */
-       ULYSSES_QK_L2NORM = 64,        /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
-       ULYSSES_DETERMINISTIC = 128,   /* bitwise repeatable. CPU: always, and gdn everywhere. CUDA: attention's backward on kernels of ours, or refused here */
-       ULYSSES_SAVE_LESS = 256,       /* smaller `saved`: backward reads q, k, v, out again and repeats their exchange */
-       ULYSSES_NO_BACKWARD = 512,
-       ULYSSES_STATES = 1024 };       /* gdn: calls may bring states; sizes count the memory for that */
+/* Returns the first error that occurred on the GPU after an asynchronous call had returned
+ * ULYSSES_OK. The error is returned again by every later call. It does not wait for the GPU. */
+ulysses_status ulysses_context_async_error(ulysses_context *);
+
+/* Makes the later calls of this rank fail, and those of its peers if the communicator can reach
+ * them. One rank calls it. Over MPI it ends the job with the exit code `why`; over host callbacks
+ * the host must tell the peers. */
+void ulysses_context_abort(ulysses_context *, ulysses_status why);
+
+/* Destroys a context and all its plans, batches and requests. NULL is allowed. A context may also
+ * be left until the process ends. Collective. */
+void ulysses_context_destroy(ulysses_context *);
+
+/* Flags of a plan. gdn is the gated delta rule. */
+enum {
+  ULYSSES_CAUSAL = 1, /* aligned bottom-right in each document: the last query sees the last key */
+  /* A query aligned to key j sees the keys j-window_left to j+window_right. -1 = unbounded, as in
+   * FlashAttention. Both 0 is refused, because fields that were not set are 0. */
+  ULYSSES_WINDOW = 2,
+  ULYSSES_CROSS = 4,       /* cross-attention: keys have the kv lengths of the batch */
+  ULYSSES_SINKS = 8,       /* calls bring `sinks` */
+  ULYSSES_ALIBI = 16,      /* calls bring `alibi` */
+  ULYSSES_BLOCK_MASK = 32, /* calls bring `block_mask` */
+  ULYSSES_QK_L2NORM = 64,  /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
+  /* Bitwise reproducible. The CPU and gdn always are. On CUDA, the backward pass of attention uses
+   * this library's kernels, or the plan is refused. */
+  ULYSSES_DETERMINISTIC = 128,
+  ULYSSES_SAVE_LESS = 256, /* less `saved`: backward reads q, k, v, out, repeats their all-to-all */
+  ULYSSES_NO_BACKWARD = 512,
+  ULYSSES_STATES = 1024, /* gdn: calls may pass states, and the sizes include them */
+};
+
+/* Plan: one kind of layer on the ranks of a context. A plan holds no state of a call, so forward
+ * and backward passes of several layers and batches may interleave. */
 typedef struct ulysses_plan ulysses_plan;
-typedef struct { uint32_t struct_size; int32_t dtype, flags, block_q, block_k; float scale, softcap, dropout;
-                 int64_t heads, kv_heads, head_dim, v_dim, window_left, window_right, max_tokens; } ulysses_attention_desc;
-/* Gated delta rule: flags QK_L2NORM, STATES, DETERMINISTIC, NO_BACKWARD; v_heads a multiple of qk_heads. AUTO takes what sends fewer bytes for max_tokens,
- * HEADS where that is 0. ulysses_plan_json says which, why, and the bytes. A plan with HEADS serves the reshards too: v, g, beta by heads, q, k shared. */
-enum { ULYSSES_GDN_AUTO = 0, ULYSSES_GDN_HEADS = 1 /* all-to-all */, ULYSSES_GDN_STATE = 2 /* hand the state from rank to rank */ };
-typedef struct { uint32_t struct_size; int32_t dtype, flags, strategy, chunk; float scale;  /* chunk 0 = the device's choice; scale 0 = 1/sqrt(qk_dim) */
-                 int64_t qk_heads, v_heads, qk_dim, v_dim, max_tokens; } ulysses_gdn_desc;
-ulysses_status ulysses_attention_plan(ulysses_context *, const ulysses_attention_desc *, ulysses_plan **out);
+
+/* Attention of a plan. max_tokens is the largest batch*seq to reserve memory for; keys count
+ * separately. 0 = reserve when batches are made. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t dtype, flags;
+  int32_t block_q, block_k; /* of block_mask */
+  float scale;              /* 0 = 1/sqrt(head_dim) */
+  float softcap, dropout;
+  int64_t heads;
+  int64_t kv_heads; /* divides heads; 0 = heads */
+  int64_t head_dim;
+  int64_t v_dim; /* 0 = head_dim */
+  int64_t window_left, window_right, max_tokens;
+} ulysses_attention_desc;
+
+/* Methods of the gated delta rule. AUTO chooses the one that sends fewer bytes for max_tokens, and
+ * HEADS if max_tokens is 0. ulysses_plan_json names the choice, its reason and the bytes. */
+enum {
+  ULYSSES_GDN_AUTO = 0,
+  ULYSSES_GDN_HEADS = 1, /* all-to-all, as for attention */
+  ULYSSES_GDN_STATE = 2, /* tokens stay, recurrent states are passed from rank to rank */
+};
+
+/* Gated delta rule of a plan. Its flags are QK_L2NORM, STATES, DETERMINISTIC and NO_BACKWARD. A
+ * plan with GDN_HEADS also serves reshards: v, g and beta by heads, q and k as shared heads. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t dtype, flags;
+  int32_t strategy; /* ULYSSES_GDN_... */
+  int32_t chunk;    /* tokens of a chunk; 0 = the device's default */
+  float scale;      /* 0 = 1/sqrt(qk_dim) */
+  int64_t qk_heads;
+  int64_t v_heads; /* a multiple of qk_heads */
+  int64_t qk_dim, v_dim, max_tokens;
+} ulysses_gdn_desc;
+
+/* Creates a plan for attention. Collective. */
+ulysses_status ulysses_attention_plan(ulysses_context *, const ulysses_attention_desc *,
+                                      ulysses_plan **out);
+
+/* Creates a plan for the gated delta rule. Collective. */
 ulysses_status ulysses_gdn_plan(ulysses_context *, const ulysses_gdn_desc *, ulysses_plan **out);
-const char    *ulysses_plan_json(const ulysses_plan *);                  /* strategy, head split, kernels, bytes sent per token, why; on CUDA "attention": the
-                                                                            rows of kernels forward and backward, as far as documents leave them; lives with it */
-void           ulysses_plan_destroy(ulysses_plan *);                     /* local; at any time between calls, also with work still enqueued */
 
-/* Batches [C]: cheap (host only, one small message; a new size class may build kernels once), after the plans they are to serve, alive until the
- * last backward. Rows: seq > 0 cuts evenly, the first seq mod size ranks holding one row more; seq = 0 takes each rank's own `rows` (0 allowed)
- * and adds them up (no ZIGZAG). Documents: cu_seqlens [docs+1] over batch*seq, the same on all ranks, every row's end among them; or positions [batch, rows]
- * of this rank (NULL where it has no rows), which count 0, 1, 2, ... in each document: other values are refused; or neither: one per row. Padding is a document of its own. All in host memory, copied. */
-enum { ULYSSES_ZIGZAG = 1 };          /* of 2*ring chunks of a row ring group r holds r and 2*ring-1-r, its Ulysses ranks equal pieces of the two */
+/* Returns a JSON object: the method and its reason, the heads of this rank, the kernels, the bytes
+ * sent per token. On CUDA, "attention" holds the kernels of the forward and the backward pass that
+ * are chosen if the documents of the batch allow them. The string is valid until the plan is
+ * destroyed. */
+const char *ulysses_plan_json(const ulysses_plan *);
+
+/* Destroys a plan. Not collective. It is allowed between calls, even while work of the plan is
+ * still enqueued on a GPU. */
+void ulysses_plan_destroy(ulysses_plan *);
+
+/* Batch: the lengths and documents of a set of sequences, for all plans of a context. Make it
+ * after the plans that it serves, and keep it until the last backward pass. Making a batch is
+ * cheap: it takes one small message and no work of the device, but a new size may compile kernels
+ * once. */
 typedef struct ulysses_batch ulysses_batch;
-typedef struct { uint32_t struct_size; int32_t flags; int64_t batch, seq, rows, kv_seq, kv_rows, docs;   /* kv_*: for ULYSSES_CROSS plans, as many docs */
-                 const int64_t *cu_seqlens, *kv_cu_seqlens, *positions; } ulysses_batch_desc;
-typedef struct { uint32_t struct_size; int32_t ranges; int64_t seq, rows, lo[2], hi[2];      /* this rank's rows: [lo,hi) of each range in turn */
-                 int64_t max_rows, gathered_rows, kv_seq, kv_rows, kv_gathered_rows, docs; } ulysses_batch_info; /* max over the ranks; of its Ulysses group */
-ulysses_status ulysses_batch_create(ulysses_context *, const ulysses_batch_desc *, ulysses_batch **out);
-ulysses_status ulysses_batch_query(const ulysses_batch *, ulysses_batch_info *out);
-ulysses_status ulysses_batch_positions(const ulysses_batch *, int64_t *out);                 /* [batch, rows] inside the document, for RoPE */
-void           ulysses_batch_destroy(ulysses_batch *);                                       /* local; as ulysses_plan_destroy */
 
-/* Bytes every call of the pair brings, and the heads this rank computes: `heads` = attention's q, out, gdn's v, g, beta, out; `shared` = attention's
- * k, v, gdn's q, k. batch NULL = for max_tokens: enough for one sequence of so many or fewer that is cut evenly, whatever its documents, and for states of
- * one; several sequences, own `rows` and more states can need more. Alignment: 256 bytes on CUDA, 64 on the CPU. `saved` is plain bytes, free to be moved and
- * offloaded. On the CPU it begins with a tag of 64 bytes, which the sizes count: backward refuses memory that no forward call wrote, or one with another
- * plan, batch or layer. On a GPU, where reading a tag would wait for it, backward refuses plans and batches that no forward call has saved for. */
-typedef struct { uint32_t struct_size; int32_t reserved; uint64_t saved, workspace; int64_t head_lo, head_hi, shared_lo, shared_hi; } ulysses_sizes;
+/* Flag of a batch: each sequence is divided into 2*ring chunks; ring group r holds chunks r and
+ * 2*ring-1-r, of which each of its Ulysses ranks holds an equal share. */
+enum {
+  ULYSSES_ZIGZAG = 1,
+};
+
+/* Lengths. seq > 0 shards each sequence evenly: the first seq mod size ranks hold one token more.
+ * seq = 0 uses each rank's own `rows`, which may be 0, and their sum is the length (not with
+ * ZIGZAG). kv_seq and kv_rows are the same for keys, for plans with ULYSSES_CROSS.
+ *
+ * Documents are given in one of three ways, in host memory, which is copied:
+ *   cu_seqlens    [docs+1] starts over batch*seq tokens, equal on all ranks; the end of every
+ *                 sequence is among them. kv_cu_seqlens has as many documents.
+ *   positions     [batch, rows] of this rank, NULL if it has no rows: 0, 1, 2, ... in each
+ *                 document. Other values are refused.
+ *   neither       each sequence is one document.
+ * Padding is a document of its own. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t flags;
+  int64_t batch, seq, rows, kv_seq, kv_rows, docs;
+  const int64_t *cu_seqlens, *kv_cu_seqlens, *positions;
+} ulysses_batch_desc;
+
+/* This rank's rows are the tokens [lo[i], hi[i]) for i < ranges, one range after the other. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t ranges;
+  int64_t seq, rows, lo[2], hi[2];
+  int64_t max_rows;      /* the largest `rows` of all ranks */
+  int64_t gathered_rows; /* the sum of `rows` over this rank's Ulysses group */
+  int64_t kv_seq, kv_rows, kv_gathered_rows, docs;
+} ulysses_batch_info;
+
+/* Creates a batch. Collective. */
+ulysses_status ulysses_batch_create(ulysses_context *, const ulysses_batch_desc *,
+                                    ulysses_batch **out);
+
+/* Writes the lengths of a batch and this rank's rows. */
+ulysses_status ulysses_batch_query(const ulysses_batch *, ulysses_batch_info *out);
+
+/* Writes the position of each of this rank's tokens in its document, [batch, rows] in host memory,
+ * for rotary embeddings. */
+ulysses_status ulysses_batch_positions(const ulysses_batch *, int64_t *out);
+
+/* Destroys a batch. As ulysses_plan_destroy. */
+void ulysses_batch_destroy(ulysses_batch *);
+
+/* Bytes of `saved` and `workspace`, and the heads [head_lo, head_hi) and [shared_lo, shared_hi)
+ * that this rank computes. `head` counts q and out of attention, and v, g, beta and out of the
+ * gated delta rule. `shared` counts k and v of attention, and q and k of the gated delta rule.
+ *
+ * Alignment is 64 bytes on the CPU and 256 bytes on CUDA. `saved` holds plain bytes and may be
+ * moved or offloaded between forward and backward. On the CPU it begins with a tag of 64 bytes,
+ * which the sizes include: backward refuses memory that no forward call has written, and memory of
+ * another plan, batch or layer. On CUDA, where reading a tag would wait for the GPU, backward
+ * refuses plans and batches for which no forward call has saved. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  uint64_t saved, workspace;
+  int64_t head_lo, head_hi, shared_lo, shared_hi;
+} ulysses_sizes;
+
+/* Writes the sizes of the calls with a plan and a batch. batch NULL = for max_tokens of the plan:
+ * the sizes are sufficient for one evenly sharded sequence of at most max_tokens tokens with any
+ * documents, and for the states of one document. Several sequences, own `rows` and more states can
+ * need more. */
 ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 
-/* Calls, [C][A] each. workspace NULL = the context's own: see `workspace` above; peers may write it directly. 0 bytes may be NULL. Calls of one context
- * follow one another on the GPU, whatever their streams.
- * COMM_IPC between processes exchanges in the context's own memory alone (a workspace that is given may be freed while peers still have it mapped), which the
- * queries of sizes and workspace make large enough: ask before the first call, also where you know the answer.
- * Reshard: n tensors [B, rows, H, D] <-> [B, seq, this rank's h, D] in one exchange, the last axis dense; inverse, and each other's backward. Row
- * counts need not divide: no padding exists. Shared heads may have copies on several ranks: back to rows, sum_copies 0 takes one (inverse), 1 adds them
- * (backward of seq_to_heads). Types: any of the enumeration, one for all n; sum_copies needs one that the device computes in. n <= 16. */
-typedef struct { uint32_t struct_size; int32_t n, sum_copies, reserved; const int32_t *shared;   /* [n] 1 = shared heads; NULL = none */
-                 const ulysses_tensor *const *in; ulysses_tensor *const *out; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_reshard_args;
-ulysses_status ulysses_seq_to_heads(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *);
-ulysses_status ulysses_heads_to_seq(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *);
-ulysses_status ulysses_reshard_workspace(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, int32_t to_heads, uint64_t *bytes); /* local; shapes count, no data */
-/* Asynchronous form: start packs and sends, wait receives and unpacks. `in` may be changed after wait alone. workspace is the request's until then;
- * NULL = memory of the request's own, which the context keeps for later requests. At most 16 requests of a context are under way; wait in the order of
- * starting, on every rank alike. wait destroys the request, whatever it returns. On one rank, start does it all. */
+/* Calls.
+ *
+ * Calls of one context run one after the other on the GPU, whatever their streams are. Where 0
+ * bytes are needed, the pointer may be NULL. Peers may write directly into the workspace.
+ *
+ * ULYSSES_COMM_IPC between processes sends from the context's own memory only, because peers may
+ * still map a workspace that the caller frees. The functions that return sizes and workspaces make
+ * this memory large enough. Call them before the first call, even if you know the result. */
+
+/* Reshard of n tensors in one all-to-all, n <= 16: [B, rows, H, D] <-> [B, seq, h, D], where h is
+ * the number of this rank's heads. The last axis must be dense. The numbers of rows, heads and
+ * ranks need not divide each other, and nothing is padded. All n tensors have the same type, any
+ * of ULYSSES_F32 to ULYSSES_U8. sum_copies needs a type that the device computes in. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t n;
+  /* heads_to_seq of shared heads: 0 = take one copy, the inverse of seq_to_heads; 1 = add the
+   * copies, its backward pass. */
+  int32_t sum_copies;
+  int32_t reserved;
+  const int32_t *shared; /* [n] 1 = shared heads: several ranks may hold a copy; NULL = none */
+  const ulysses_tensor *const *in;
+  ulysses_tensor *const *out;
+  void *workspace;
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_reshard_args;
+
+/* Re-shards [B, rows, H, D] to [B, seq, h, D]. Collective, asynchronous. */
+ulysses_status ulysses_seq_to_heads(ulysses_plan *, const ulysses_batch *,
+                                    const ulysses_reshard_args *);
+
+/* Re-shards [B, seq, h, D] to [B, rows, H, D]: the inverse and the backward pass of
+ * ulysses_seq_to_heads. Collective, asynchronous. */
+ulysses_status ulysses_heads_to_seq(ulysses_plan *, const ulysses_batch *,
+                                    const ulysses_reshard_args *);
+
+/* Writes the workspace bytes of a reshard. to_heads 1 = ulysses_seq_to_heads, 0 =
+ * ulysses_heads_to_seq. It reads the shapes of the tensors and not their data. Not collective. */
+ulysses_status ulysses_reshard_workspace(ulysses_plan *, const ulysses_batch *,
+                                         const ulysses_reshard_args *, int32_t to_heads,
+                                         uint64_t *bytes);
+
+/* Request: a reshard in progress. */
 typedef struct ulysses_request ulysses_request;
-ulysses_status ulysses_seq_to_heads_start(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, ulysses_request **out);
-ulysses_status ulysses_heads_to_seq_start(ulysses_plan *, const ulysses_batch *, const ulysses_reshard_args *, ulysses_request **out);
+
+/* Start a reshard and return: the data is packed and sent. Until ulysses_request_wait, do not
+ * change `in` and do not use the workspace. workspace NULL = memory of the request, which the
+ * context keeps for later requests. A context has at most 16 requests in progress. With one rank,
+ * the whole reshard happens here. Collective, asynchronous. */
+ulysses_status ulysses_seq_to_heads_start(ulysses_plan *, const ulysses_batch *,
+                                          const ulysses_reshard_args *, ulysses_request **out);
+ulysses_status ulysses_heads_to_seq_start(ulysses_plan *, const ulysses_batch *,
+                                          const ulysses_reshard_args *, ulysses_request **out);
+
+/* Receives and unpacks the data of a request, and destroys the request whatever the result is.
+ * Wait for requests in the order in which they were started, which is the same on every rank.
+ * Collective, asynchronous. */
 ulysses_status ulysses_request_wait(ulysses_request *);
 
-/* Halo: the n rows before this rank's (n > 0) or the -n rows after (n < 0) in each of the batch's sequences, zero where they belong to another
- * document than this rank's nearest row, or to none. x [B, rows, ...], halo [B, |n|, ...], dense. For convolutions and token shifts. A causal
- * convolution over [halo, x] must skip the row j before a token unless the token's position (ulysses_batch_positions) is j or more: otherwise documents
- * that start inside a rank's rows read rows of the document before. n may exceed a neighbour's rows. forward reads x and writes halo. backward reads
- * halo (the gradient of it) and adds to x (the gradient of x) where the rows
- * came from, lower ranks first. F32 or the context's other types of activations. workspace: NULL, or bytes by query. [C][A] */
-typedef struct { uint32_t struct_size; int32_t reserved; int64_t n; ulysses_tensor *x, *halo; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_halo_args;
-ulysses_status ulysses_halo_forward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);
-ulysses_status ulysses_halo_backward(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *);
-ulysses_status ulysses_halo_workspace(ulysses_context *, const ulysses_batch *, const ulysses_halo_args *, uint64_t *bytes);   /* local */
+/* Halo: the n rows before this rank's rows (n > 0), or the -n rows after them (n < 0), in each
+ * sequence. A row is zero if it lies outside the sequence or in another document than this rank's
+ * nearest row. n may exceed the rows of a neighbour. x [B, rows, ...] and halo [B, |n|, ...] are
+ * dense, F32 or another type that the device computes in.
+ *
+ * Convolutions and token shifts need halos. A causal convolution over [halo, x] must skip the row
+ * j before a token unless the token's position (ulysses_batch_positions) is j or more. Otherwise a
+ * document that starts inside this rank's rows reads rows of the document before it. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t n;
+  ulysses_tensor *x, *halo;
+  void *workspace; /* ulysses_halo_workspace bytes, or NULL */
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_halo_args;
 
-/* Loss of a sequence group. Sums travel, means do not: sum and count are this rank's sum of losses over its valid tokens and their number; they become
- * the group's, added in rank order, the same bits on every rank; *mean (NULL = not wanted) = sum/count, 0 where count is 0. Backward needs no message:
- * the gradient of `mean` by this rank's `sum` is 1/count (of the group), 0 where that is 0. Multiply it by the number of ranks where the weights'
- * gradients are then averaged over the group instead of summed. [C] */
+/* Reads x and writes halo. Collective, asynchronous. */
+ulysses_status ulysses_halo_forward(ulysses_context *, const ulysses_batch *,
+                                    const ulysses_halo_args *);
+
+/* Reads halo, the gradient of the halo, and adds it to x, the gradient of x, on the ranks that the
+ * rows came from, in rank order. Collective, asynchronous. */
+ulysses_status ulysses_halo_backward(ulysses_context *, const ulysses_batch *,
+                                     const ulysses_halo_args *);
+
+/* Writes the workspace bytes of a halo. Not collective. */
+ulysses_status ulysses_halo_workspace(ulysses_context *, const ulysses_batch *,
+                                      const ulysses_halo_args *, uint64_t *bytes);
+
+/* Reduces the loss of a sequence-parallel group. On input, sum and count are the sum of the losses
+ * of this rank's valid tokens and their number. On output they are those of the group, added in
+ * rank order, bitwise equal on every rank. *mean becomes sum/count, or 0 if count is 0; NULL = not
+ * wanted. The backward pass needs no communication: the gradient of `mean` with respect to this
+ * rank's `sum` is 1/count of the group, or 0 if count is 0. If the weights' gradients are then
+ * averaged over the group instead of summed, multiply it by the number of ranks. Collective. */
 ulysses_status ulysses_loss_reduce(ulysses_context *, double *sum, int64_t *count, double *mean);
 
-/* Attention: q, out [B, rows, H, D], k, v [B, rows, Hkv, D]. sinks, alibi [H] f32 or dtype; block_mask u8 [H or 1, ceil(seq/block_q), ceil(kv_seq/block_k)];
- * these are whole on every rank, on the device. lse f32 [B, rows, H], natural logarithm, NULL = not wanted (its bytes travel). A row with no key has
- * out 0, lse -inf. saved NULL = no backward. Backward takes the same args; without SAVE_LESS q, k, v, out may be NULL by then. */
-typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *q, *k, *v, *sinks, *alibi, *block_mask; ulysses_tensor *out, *lse;
-                 uint64_t dropout_seed;                                  /* same mask for any number of ranks */
-                 void *saved; uint64_t saved_bytes; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_attention_args;
-typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *dout; ulysses_tensor *dq, *dk, *dv, *dsinks; } ulysses_attention_grads;
-ulysses_status ulysses_attention_forward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_args *);
-ulysses_status ulysses_attention_backward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_args *, const ulysses_attention_grads *);
+/* Arguments of attention, forward and backward. Backward takes the arguments of the forward call;
+ * without ULYSSES_SAVE_LESS it reads `saved` instead of q, k, v and out, which may then be NULL.
+ * sinks, alibi and block_mask are whole on every rank, on the device. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *q;             /* [B, rows, H, D] */
+  const ulysses_tensor *k;             /* [B, rows, Hkv, D] */
+  const ulysses_tensor *v;             /* [B, rows, Hkv, Dv] */
+  const ulysses_tensor *sinks, *alibi; /* [H], F32 or dtype */
+  const ulysses_tensor *block_mask;    /* U8 [H or 1, ceil(seq/block_q), ceil(kv_seq/block_k)] */
+  ulysses_tensor *out;                 /* [B, rows, H, Dv]; 0 where a query sees no key */
+  /* F32 [B, rows, H], natural logarithm of the sum of exponentials, -inf where a query sees no key.
+   * NULL = not wanted, and then it is not sent. */
+  ulysses_tensor *lse;
+  uint64_t dropout_seed; /* the mask does not depend on the number of ranks */
+  void *saved;           /* NULL = no backward pass follows */
+  uint64_t saved_bytes;
+  void *workspace;
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_attention_args;
 
-/* A caller's own attention between the two exchanges. Plan and batch say who holds what; `local` gets all rows of this rank's heads, q, out [B, seq, h, D],
- * k, v [B, kv_seq, hkv, D] (dense, or as the device likes them: read the strides; hkv are the key heads under the h, as ulysses_plan_sizes says), and writes
- * out. A rank without heads is not called. Backward gets them again beside dout and writes dq, dk, dv. Masks, documents and scale are the callback's
- * business. Not OK is passed on by this rank after the exchanges have been made, so that its peers need not wait. saved: sizes of
- * ulysses_local_sizes, NULL in forward = no backward; here saved holds q, k, v and out. [C][A], but for what the callback does. */
-typedef struct { uint32_t struct_size; int32_t backward; int64_t head_lo, head_hi, kv_head_lo, kv_head_hi; const ulysses_tensor *q, *k, *v, *out, *dout;
-                 const ulysses_tensor *dq, *dk, *dv; void *stream; } ulysses_local_call;
+/* Gradients of attention, each of the shape and type of its tensor. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *dout;
+  ulysses_tensor *dq, *dk, *dv, *dsinks;
+} ulysses_attention_grads;
+
+/* out = softmax(scale * q k^T) v over the whole sequence. Collective, asynchronous. */
+ulysses_status ulysses_attention_forward(ulysses_plan *, const ulysses_batch *,
+                                         const ulysses_attention_args *);
+
+/* Writes the gradients of q, k and v from dout. Collective, asynchronous. */
+ulysses_status ulysses_attention_backward(ulysses_plan *, const ulysses_batch *,
+                                          const ulysses_attention_args *,
+                                          const ulysses_attention_grads *);
+
+/* The arguments of a caller's own attention: all rows of this rank's heads [head_lo, head_hi), and
+ * the key heads [kv_head_lo, kv_head_hi) that belong to them, as in ulysses_plan_sizes. q, out,
+ * dout and dq are [B, seq, h, D], k, v, dk and dv are [B, kv_seq, hkv, D]. Read their strides: the
+ * device chooses the layout. The tensors are valid during the callback. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t backward; /* 0 = write out; 1 = read q, k, v, out and dout, and write dq, dk, dv */
+  int64_t head_lo, head_hi, kv_head_lo, kv_head_hi;
+  const ulysses_tensor *q, *k, *v, *out, *dout;
+  const ulysses_tensor *dq, *dk, *dv;
+  void *stream;
+} ulysses_local_call;
+
+/* A caller's own attention. Masks, documents and scale are its responsibility. A rank without
+ * heads does not call it. If it does not return ULYSSES_OK, this rank returns its status, after
+ * the all-to-alls, so that peers do not wait. */
 typedef ulysses_status (*ulysses_local_attention)(void *user, const ulysses_local_call *);
-ulysses_status ulysses_local_forward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_args *, ulysses_local_attention local, void *user);
-ulysses_status ulysses_local_backward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_args *, const ulysses_attention_grads *,
+
+/* Runs `local` between the two all-to-alls of attention. The arguments are those of
+ * ulysses_attention_forward; lse must be NULL. `saved` then holds q, k, v and out; its size is
+ * that of ulysses_local_sizes. Collective; asynchronous except for what the callback does. */
+ulysses_status ulysses_local_forward(ulysses_plan *, const ulysses_batch *,
+                                     const ulysses_attention_args *, ulysses_local_attention local,
+                                     void *user);
+
+/* The backward pass of ulysses_local_forward: `local` is called with backward = 1. Collective;
+ * asynchronous except for what the callback does. */
+ulysses_status ulysses_local_backward(ulysses_plan *, const ulysses_batch *,
+                                      const ulysses_attention_args *,
+                                      const ulysses_attention_grads *,
                                       ulysses_local_attention local, void *user);
+
+/* Writes the sizes for ulysses_local_forward and ulysses_local_backward. */
 ulysses_status ulysses_local_sizes(const ulysses_plan *, const ulysses_batch *, ulysses_sizes *out);
 
-/* The whole attention layer: y = attention(rope(norm(x.Wq^T + bq)), rope(norm(x.Wk^T + bk)), x.Wv^T + bv).Wo^T + bo.
- * x, y [B, rows, hidden], dense; wq [H*D, hidden], wk [Hkv*D, hidden], wv [Hkv*Dv, hidden], wo [hidden, H*Dv], dense, of the plan's dtype; biases
- * bq, bk, bv, bo [out], NULL = none; q_norm, k_norm [D] (RMS, eps), both or neither; cos, sin f32 [B*rows, rotary/2] of this rank's positions (shared
- * by all heads; halves paired i, i + rotary/2, as Hugging Face does), both or neither = no rotation. eps 0 = 1e-6. Backward takes the same args, x among
- * them; it writes dx and ADDS to the gradients of the weights, f32, NULL = not wanted: this rank's share, to be summed over ranks. saved NULL = no backward.
- * Sizes by ulysses_attention_layer_sizes, which looks at hidden, q_norm and cos alone. */
-typedef struct { uint32_t struct_size; float eps; int64_t hidden; const ulysses_tensor *x, *wq, *wk, *wv, *wo, *bq, *bk, *bv, *bo, *q_norm, *k_norm, *cos, *sin;
-                 ulysses_tensor *y; void *saved; uint64_t saved_bytes; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_attention_layer_args;
-typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *dy; ulysses_tensor *dx, *dwq, *dwk, *dwv, *dwo, *dbq, *dbk, *dbv, *dbo,
-                 *dq_norm, *dk_norm; } ulysses_attention_layer_grads;
-ulysses_status ulysses_attention_layer_sizes(const ulysses_plan *, const ulysses_batch *, const ulysses_attention_layer_args *, ulysses_sizes *out);
-ulysses_status ulysses_attention_layer_forward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_layer_args *);
-ulysses_status ulysses_attention_layer_backward(ulysses_plan *, const ulysses_batch *, const ulysses_attention_layer_args *,
+/* Arguments of a whole attention layer, forward and backward. All tensors are dense and of the
+ * plan's dtype, except cos and sin. NULL biases, norms and rotation are left out. */
+typedef struct {
+  uint32_t struct_size;
+  float eps; /* of the RMS norms; 0 = 1e-6 */
+  int64_t hidden;
+  const ulysses_tensor *x; /* [B, rows, hidden]; backward reads it again */
+  /* [H*D, hidden], [Hkv*D, hidden], [Hkv*Dv, hidden], [hidden, H*Dv] */
+  const ulysses_tensor *wq, *wk, *wv, *wo;
+  const ulysses_tensor *bq, *bk, *bv, *bo; /* [H*D], [Hkv*D], [Hkv*Dv], [hidden] */
+  const ulysses_tensor *q_norm, *k_norm;   /* [D], RMS norms of the heads; both or neither */
+  /* F32 [B*rows, rotary/2], the rotation of this rank's positions, the same for all heads. Feature
+   * i is paired with i + rotary/2, as in Hugging Face's models. Both or neither. */
+  const ulysses_tensor *cos, *sin;
+  ulysses_tensor *y; /* [B, rows, hidden] */
+  void *saved;       /* NULL = no backward pass follows */
+  uint64_t saved_bytes;
+  void *workspace;
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_attention_layer_args;
+
+/* Gradients of the layer. dx is written. The gradients of the weights are F32, of the shape of
+ * their weight, and are ADDED to: they are this rank's share, and the caller sums them over the
+ * ranks. NULL = not wanted. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *dy;
+  ulysses_tensor *dx, *dwq, *dwk, *dwv, *dwo, *dbq, *dbk, *dbv, *dbo, *dq_norm, *dk_norm;
+} ulysses_attention_layer_grads;
+
+/* Writes the sizes of a layer. Of the arguments it reads hidden, q_norm and cos. */
+ulysses_status ulysses_attention_layer_sizes(const ulysses_plan *, const ulysses_batch *,
+                                             const ulysses_attention_layer_args *,
+                                             ulysses_sizes *out);
+
+/* y = attention(rope(norm(x Wq^T + bq)), rope(norm(x Wk^T + bk)), x Wv^T + bv) Wo^T + bo.
+ * Collective, asynchronous. */
+ulysses_status ulysses_attention_layer_forward(ulysses_plan *, const ulysses_batch *,
+                                               const ulysses_attention_layer_args *);
+
+/* Writes dx and adds to the gradients of the weights. It takes the arguments of the forward call.
+ * Collective, asynchronous. */
+ulysses_status ulysses_attention_layer_backward(ulysses_plan *, const ulysses_batch *,
+                                                const ulysses_attention_layer_args *,
                                                 const ulysses_attention_layer_grads *);
 
-/* Gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464), token after token of a document, per v head, S [Dk, Dv] being the state:
- * S = exp(g)*S; u = beta*(v - S^T k); S = S + k u^T; out = scale * S^T q.  q, k [B, rows, Hk, Dk], v, out [B, rows, Hv, Dv], last axis dense; g
- * (natural logarithm of the decay, <= 0, however low) and beta f32 [B, rows, Hv], any strides. The convolution before it takes its rows from ulysses_halo_forward, documents apart (see there).
- * States f32 [docs, Hv, Dk, Dv], dense, one for each of the batch's documents, whole on every rank, with ULYSSES_STATES: state_in NULL = zero,
- * state_out NULL = not wanted (their bytes travel). saved NULL = no backward, which takes the same args and reads saved and state_in alone; q, k, v, g,
- * beta, out may be NULL by then. dstate_out NULL = zero, and the same on every rank; dstate_in, whole on every rank, NULL = not wanted, only with state_in. */
-typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *q, *k, *v, *g, *beta, *state_in; ulysses_tensor *out, *state_out;
-                 void *saved; uint64_t saved_bytes; void *workspace; uint64_t workspace_bytes; void *stream; } ulysses_gdn_args;
-typedef struct { uint32_t struct_size; int32_t reserved; const ulysses_tensor *dout, *dstate_out;
-                 ulysses_tensor *dq, *dk, *dv, *dg, *dbeta, *dstate_in; } ulysses_gdn_grads;
-ulysses_status ulysses_gdn_forward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *);
-ulysses_status ulysses_gdn_backward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *, const ulysses_gdn_grads *);
+/* Arguments of the gated delta rule, forward and backward. Backward takes the arguments of the
+ * forward call; it reads only `saved` and state_in, and the other tensors may then be NULL. States
+ * need ULYSSES_STATES. They are F32 [docs, Hv, Dk, Dv], dense, one for each document of the batch,
+ * whole on every rank. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *q, *k;    /* [B, rows, Hk, Dk], last axis dense */
+  const ulysses_tensor *v;        /* [B, rows, Hv, Dv], last axis dense */
+  const ulysses_tensor *g;        /* F32 [B, rows, Hv], natural logarithm of the decay, at most 0 */
+  const ulysses_tensor *beta;     /* F32 [B, rows, Hv] */
+  const ulysses_tensor *state_in; /* NULL = zeros */
+  ulysses_tensor *out;            /* [B, rows, Hv, Dv], last axis dense */
+  ulysses_tensor *state_out;      /* NULL = not wanted, and then it is not sent */
+  void *saved;                    /* NULL = no backward pass follows */
+  uint64_t saved_bytes;
+  void *workspace;
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_gdn_args;
 
-/* Tiled compute: walks n rows in count = max(1, ceil(max_rows / tile_rows)) tiles of ceil(n / count), the last ones shorter or empty, and calls back for
- * every tile, empty ones too, in order. max_rows from ulysses_batch_query makes count the same on all ranks, so callbacks may be collective.
- * Nothing is sent, allocated or written here. Tensors are cut along in_dim/out_dim (NULL = all 0); a dimension of -1 = passed whole, and then outputs
- * and gradients of it are added to by the callback and zeroed by nobody but you: losses and counts (one each, sums), weights. Views live for the
- * callback. A non-OK return stops the walk and is passed on. Backward recomputes what it needs; a NULL dout is zero, a NULL din not wanted; at
- * index == count-1 whole gradients are complete. A loss may do its backward in the forward walk, its input's gradient being one more output. */
-typedef struct { uint32_t struct_size; int32_t reserved; int64_t index, count, lo, hi; void *stream; } ulysses_tile;
-typedef ulysses_status (*ulysses_tile_forward)(void *user, const ulysses_tile *, const ulysses_tensor *const *in, ulysses_tensor *const *out);
-typedef ulysses_status (*ulysses_tile_backward)(void *user, const ulysses_tile *, const ulysses_tensor *const *in,
-                                                const ulysses_tensor *const *dout, ulysses_tensor *const *din);
-typedef struct { uint32_t struct_size; int32_t n_in, n_out, reserved; const int32_t *in_dim, *out_dim; int64_t tile_rows, max_rows;  /* 0 = one tile, 0 = n */
-                 const ulysses_tensor *const *in; ulysses_tensor *const *out; const ulysses_tensor *const *dout; ulysses_tensor *const *din;
-                 ulysses_tile_forward forward; ulysses_tile_backward backward; void *user, *stream; } ulysses_tiled_args;
-ulysses_status tiled_compute(const ulysses_tiled_args *);            /* unprefixed because users know it by this name; the only such pair */
+/* Gradients of the gated delta rule. dstate_out is equal on every rank; NULL = zeros. dstate_in is
+ * whole on every rank; NULL = not wanted; it needs state_in. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *dout, *dstate_out;
+  ulysses_tensor *dq, *dk, *dv, *dg, *dbeta, *dstate_in;
+} ulysses_gdn_grads;
+
+/* The gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464). For each token of a
+ * document, in order, and each v head, with the state S [Dk, Dv]:
+ *
+ *   S = exp(g)*S;  u = beta*(v - S^T k);  S = S + k u^T;  out = scale * S^T q
+ *
+ * A convolution before it gets the rows of other ranks by ulysses_halo_forward; see there for
+ * documents. Collective, asynchronous. */
+ulysses_status ulysses_gdn_forward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *);
+
+/* Writes the gradients of the gated delta rule. Collective, asynchronous. */
+ulysses_status ulysses_gdn_backward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *,
+                                    const ulysses_gdn_grads *);
+
+/* Tile: the rows [lo, hi) of a walk over count tiles. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t index, count, lo, hi;
+  void *stream;
+} ulysses_tile;
+
+/* Computes one tile. `in` and `out` are the tensors of the call, restricted to the tile's rows.
+ * They are valid during the callback. A result other than ULYSSES_OK ends the walk, which returns
+ * it. */
+typedef ulysses_status (*ulysses_tile_forward)(void *user, const ulysses_tile *,
+                                               const ulysses_tensor *const *in,
+                                               ulysses_tensor *const *out);
+
+/* Recomputes one tile and writes its gradients. A NULL dout is zero; a NULL din is not wanted. At
+ * index == count-1 the gradients of whole tensors are complete. */
+typedef ulysses_status (*ulysses_tile_backward)(void *user, const ulysses_tile *,
+                                                const ulysses_tensor *const *in,
+                                                const ulysses_tensor *const *dout,
+                                                ulysses_tensor *const *din);
+
+/* Arguments of tiled compute. in_dim and out_dim give the axis along which each tensor is divided
+ * (NULL = axis 0 of all). -1 = the tensor is passed whole. The callback adds to whole outputs and
+ * whole gradients, such as losses, counts and gradients of weights; the caller sets them to zero
+ * before. At most 32 inputs and 32 outputs. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t n_in, n_out, reserved;
+  const int32_t *in_dim, *out_dim;
+  int64_t tile_rows; /* 0 = one tile */
+  int64_t max_rows;  /* 0 = the rows of the tensors */
+  const ulysses_tensor *const *in;
+  ulysses_tensor *const *out;
+  const ulysses_tensor *const *dout;
+  ulysses_tensor *const *din;
+  ulysses_tile_forward forward;
+  ulysses_tile_backward backward;
+  void *user, *stream;
+} ulysses_tiled_args;
+
+/* Runs `forward` on n rows tile by tile, in order (Bekman et al. 2025, arXiv:2506.13996). There
+ * are count = max(1, ceil(max_rows / tile_rows)) tiles of ceil(n / count) rows, of which the last
+ * may be shorter or empty; empty tiles are passed to the callback. With max_rows of
+ * ulysses_batch_query, count is equal on all ranks, so callbacks may be collective. The function
+ * itself sends, allocates and writes nothing. A loss may compute its backward pass here, with the
+ * gradient of its input as an additional output. The name has no prefix because users know the
+ * operation by it. */
+ulysses_status tiled_compute(const ulysses_tiled_args *);
+
+/* Runs `backward` on the same tiles. */
 ulysses_status tiled_compute_backward(const ulysses_tiled_args *);
 #ifdef __cplusplus
 }

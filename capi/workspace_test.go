@@ -24,13 +24,13 @@ func reserved(t *testing.T, ctx uintptr) int64 {
 // grows it in the first call that needs more.
 func TestWhoBringsTheWorkspace(t *testing.T) {
 	const s, n, d = 100_000, 8, 64
-	desc := cAttention{struct_size: uint32(unsafe.Sizeof(cAttention{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}
 	for _, flags := range []int32{0, flagOwnWorkspaces} {
 		o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
 		var ctx, plan, batch uintptr
 		must(t, newLocal(p(&o), p(&ctx)))
 		must(t, newPlan(ctx, p(&desc), p(&plan)))
-		l := cBatch{struct_size: uint32(unsafe.Sizeof(cBatch{})), batch: 1, seq: s}
+		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: s}
 		must(t, newBatch(ctx, p(&l), p(&batch)))
 		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 		must(t, planSizes(plan, batch, p(&size)))

@@ -29,7 +29,8 @@ static void make(ulysses_context *c, int64_t heads, int64_t dim, int64_t rows, i
   ulysses_batch_desc bd;
   ULYSSES_INIT(&d);
   ULYSSES_INIT(&bd);
-  d.dtype = ULYSSES_F32, d.heads = heads, d.head_dim = dim, d.max_tokens = max_tokens, bd.batch = 1, bd.rows = rows;
+  d.dtype = ULYSSES_F32, d.heads = heads, d.head_dim = dim, d.max_tokens = max_tokens, bd.batch = 1,
+  bd.rows = rows;
   OK(ulysses_attention_plan(c, &d, &plan));
   OK(ulysses_batch_create(c, &bd, &batch));
 }
@@ -50,8 +51,8 @@ static void without_workspace(ulysses_context *c) {
   int64_t rows = rank ? 1 : 1000, total = 1000 + size - 1;
   make(c, 2, 16, rows, 1500);
   int64_t xs[3] = {1, rows, HIDDEN}, ws[2] = {32, HIDDEN}, os[2] = {HIDDEN, 32};
-  ulysses_tensor x = matrix(xs, 3, 1), w = matrix(ws, 2, 2), wo = matrix(os, 2, 3), y = matrix(xs, 3, 4),
-                 z = matrix(xs, 3, 5);
+  ulysses_tensor x = matrix(xs, 3, 1), w = matrix(ws, 2, 2), wo = matrix(os, 2, 3),
+                 y = matrix(xs, 3, 4), z = matrix(xs, 3, 5);
   ulysses_attention_layer_args a;
   ULYSSES_INIT(&a);
   a.hidden = HIDDEN, a.x = &x, a.wq = a.wk = a.wv = &w, a.wo = &wo, a.y = &y;
@@ -65,7 +66,8 @@ static void without_workspace(ulysses_context *c) {
   ulysses_sizes heads;
   ULYSSES_INIT(&heads);
   OK(ulysses_plan_sizes(plan, batch, &heads));
-  int64_t in_shape[4] = {1, rows, 2, 64}, out_shape[4] = {1, total, heads.head_hi - heads.head_lo, 64};
+  int64_t in_shape[4] = {1, rows, 2, 64},
+          out_shape[4] = {1, total, heads.head_hi - heads.head_lo, 64};
   ulysses_tensor in = matrix(in_shape, 4, 6);
   const ulysses_tensor *ins[16];
   ulysses_tensor outs[16], *to[16];
@@ -78,7 +80,8 @@ static void without_workspace(ulysses_context *c) {
   OK(ulysses_seq_to_heads_start(plan, batch, &r, &q));
   OK(ulysses_request_wait(q));
   for (int i = 0; i < 16; i++) free(outs[i].data);
-  free(in.data), free(x.data), free(w.data), free(wo.data), free(y.data), free(z.data), free(a.workspace);
+  free(in.data), free(x.data), free(w.data), free(wo.data), free(y.data), free(z.data),
+      free(a.workspace);
   drop();
 }
 
@@ -93,7 +96,8 @@ static void without_rows(ulysses_context *c) {
   for (int kind = 0; kind < 2; kind++) {
     for (int i = 0; i < 4; i++) {
       x[i] = room((uint64_t)(R * 64) * 4);
-      t[i] = ulysses_tensor_of(x[i], ULYSSES_CPU, 0, ULYSSES_F32, 4, shape, rank ? (kind ? zeros : products) : NULL);
+      t[i] = ulysses_tensor_of(x[i], ULYSSES_CPU, 0, ULYSSES_F32, 4, shape,
+                               rank ? (kind ? zeros : products) : NULL);
       for (int64_t k = 0; k < R * 64; k++) x[i][k] = number(i, k);
     }
     ulysses_attention_args a;
@@ -127,9 +131,11 @@ static void alone(ulysses_context *c) {
   ulysses_attention_grads g, no_dv;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(s.saved), a.saved_bytes = s.saved;
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(s.saved),
+  a.saved_bytes = s.saved;
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
-  no_q = saved = a, no_dv = g, no_q.q = NULL, saved.saved = NULL, saved.saved_bytes = 0, no_dv.dv = NULL;
+  no_q = saved = a, no_dv = g, no_q.q = NULL, saved.saved = NULL, saved.saved_bytes = 0,
+  no_dv.dv = NULL;
   for (int at = 0; at < size; at++) {
     REFUSED(at, ulysses_local_forward(plan, batch, &a, NULL, NULL),
             ulysses_local_forward(plan, batch, &a, copies, NULL));
@@ -145,10 +151,12 @@ static void alone(ulysses_context *c) {
     double sum = 1;
     int64_t count = 1;
     saved.saved = NULL, saved.saved_bytes = 0;
-    REFUSED(at, ulysses_attention_forward(NULL, NULL, NULL), ulysses_attention_forward(plan, batch, &saved));
+    REFUSED(at, ulysses_attention_forward(NULL, NULL, NULL),
+            ulysses_attention_forward(plan, batch, &saved));
     REFUSED(at, ulysses_loss_reduce((ulysses_context *)plan, &sum, &count, NULL),
             ulysses_loss_reduce(c, &sum, &count, NULL));
-    REFUSED(at, ulysses_halo_forward(NULL, NULL, NULL), ulysses_attention_forward(plan, batch, &saved));
+    REFUSED(at, ulysses_halo_forward(NULL, NULL, NULL),
+            ulysses_attention_forward(plan, batch, &saved));
   }
   for (int i = 0; i < 8; i++) free(t[i].data);
   free(a.saved);
@@ -159,7 +167,8 @@ typedef struct {
   MPI_Comm comm;
 } collectives;
 static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
-  return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, ((collectives *)user)->comm);
+  return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE,
+                       ((collectives *)user)->comm);
 }
 
 // A context on the host's collectives that one rank describes wrongly.

@@ -34,15 +34,15 @@ static void put(array *a, int64_t i, float f) { // of numbers that BF16 has
 }
 static float coarsely(float f) { return rintf(f * 128) / 128; } // below 1 in size, 8 bits
 
-static array made(int32_t type, int32_t axes, int64_t n0, int64_t n1, int64_t n2, int64_t n3, int64_t from,
-                  int64_t all) {
+static array made(int32_t type, int32_t axes, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
+                  int64_t from, int64_t all) {
   array a = {type, {n0, n1, n2, n3}, from, all, room((uint64_t)(n0 * n1 * n2 * n3) * 4), {0}};
   a.t = ulysses_tensor_of(a.data, ULYSSES_CPU, 0, type, axes, NULL, NULL);
   return a;
 }
 // add puts one into a set, its rows filled as all ranks agree.
-static ulysses_tensor *add(set *s, int32_t type, int32_t axes, const ulysses_batch_info *rows, int64_t heads,
-                           int64_t d) {
+static ulysses_tensor *add(set *s, int32_t type, int32_t axes, const ulysses_batch_info *rows,
+                           int64_t heads, int64_t d) {
   int which = s->n++;
   CHECK(which < MOST);
   array *a = &s->a[which];
@@ -50,7 +50,8 @@ static ulysses_tensor *add(set *s, int32_t type, int32_t axes, const ulysses_bat
   a->t.shape = a->shape;
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < rows->rows * heads * d; i++)
-      put(a, b * rows->rows * heads * d + i, coarsely(number(which, (b * S + a->from) * heads * d + i)));
+      put(a, b * rows->rows * heads * d + i,
+          coarsely(number(which, (b * S + a->from) * heads * d + i)));
   return &a->t;
 }
 static void drop(set *s) {
@@ -65,12 +66,13 @@ static void near(const char *what, const set *part, const set *whole, int i, dou
   for (int64_t k = 0; k < B * w->shape[1] * row; k++) top = fmax(top, fabs((double)get(w, k)));
   for (int64_t b = 0; b < B; b++)
     for (int64_t k = 0; k < n * row; k++) {
-      double d =
-          fabs((double)get(p, b * n * row + k) - (double)get(w, (b * w->shape[1] + p->from - w->from) * row + k));
+      double d = fabs((double)get(p, b * n * row + k) -
+                      (double)get(w, (b * w->shape[1] + p->from - w->from) * row + k));
       off = d <= off ? off : d; // also what is no number
     }
   if (!(off <= most * top) || top < 1e-2) {
-    fprintf(stderr, "%s: tensor %d, rows from %d: off by %g of %g\n", what, i, (int)p->from, off, top);
+    fprintf(stderr, "%s: tensor %d, rows from %d: off by %g of %g\n", what, i, (int)p->from, off,
+            top);
     exit(9);
   }
 }
@@ -88,14 +90,16 @@ static ulysses_plan *planned(ulysses_context *c, int32_t type) {
   ulysses_attention_desc d;
   ulysses_plan *p;
   ULYSSES_INIT(&d);
-  d.dtype = type, d.flags = ULYSSES_CAUSAL, d.heads = HQ, d.kv_heads = HKV, d.head_dim = D, d.v_dim = DV;
+  d.dtype = type, d.flags = ULYSSES_CAUSAL, d.heads = HQ, d.kv_heads = HKV, d.head_dim = D,
+  d.v_dim = DV;
   OK(ulysses_attention_plan(c, &d, &p));
   return p;
 }
 
 // A host's own attention: every row looks at v of its own place alone.
 static ulysses_status copies(void *user, const ulysses_local_call *a) {
-  const ulysses_tensor *q = a->q, *from = a->backward ? a->dout : a->v, *to = a->backward ? a->dv : a->out;
+  const ulysses_tensor *q = a->q, *from = a->backward ? a->dout : a->v,
+                       *to = a->backward ? a->dv : a->out;
   CHECK((int32_t)(from->code | from->bits << 8) == *(int32_t *)user && from->lanes == 1);
   size_t one = from->bits / 8;
   for (int kind = 0; a->backward && kind < 3; kind++) {
@@ -103,17 +107,21 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
     for (int64_t b = 0; b < t->shape[0]; b++)
       for (int64_t i = 0; i < t->shape[1]; i++)
         for (int64_t h = 0; h < t->shape[2]; h++)
-          memset((char *)t->data + one * (size_t)(b * t->strides[0] + i * t->strides[1] + h * t->strides[2]), 0,
-                 one * (size_t)t->shape[3]);
+          memset((char *)t->data +
+                     one * (size_t)(b * t->strides[0] + i * t->strides[1] + h * t->strides[2]),
+                 0, one * (size_t)t->shape[3]);
   }
   for (int64_t b = 0; b < q->shape[0]; b++)
     for (int64_t i = 0; i < q->shape[1]; i++)
       for (int64_t h = 0; h < q->shape[2]; h++) {
-        int64_t kv = (a->head_lo + h) / (HQ / HKV) - a->kv_head_lo, x = a->backward ? h : kv, y = a->backward ? kv : h;
+        int64_t kv = (a->head_lo + h) / (HQ / HKV) - a->kv_head_lo, x = a->backward ? h : kv,
+                y = a->backward ? kv : h;
         // the first of a group alone has a gradient
         if (a->backward && (a->head_lo + h) % (HQ / HKV)) continue;
-        memcpy((char *)to->data + one * (size_t)(b * to->strides[0] + i * to->strides[1] + y * to->strides[2]),
-               (char *)from->data + one * (size_t)(b * from->strides[0] + i * from->strides[1] + x * from->strides[2]),
+        memcpy((char *)to->data +
+                   one * (size_t)(b * to->strides[0] + i * to->strides[1] + y * to->strides[2]),
+               (char *)from->data + one * (size_t)(b * from->strides[0] + i * from->strides[1] +
+                                                   x * from->strides[2]),
                one * DV);
       }
   return ULYSSES_OK;
@@ -131,7 +139,8 @@ static set attend(ulysses_context *c, int32_t type, int own) {
   ulysses_attention_args a;
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.q = add(&s, type, 4, &rows, HQ, D), a.k = add(&s, type, 4, &rows, HKV, D), a.v = add(&s, type, 4, &rows, HKV, DV);
+  a.q = add(&s, type, 4, &rows, HQ, D), a.k = add(&s, type, 4, &rows, HKV, D),
+  a.v = add(&s, type, 4, &rows, HKV, DV);
   g.dout = add(&s, type, 4, &rows, HQ, DV), a.out = add(&s, type, 4, &rows, HQ, DV),
   a.lse = add(&s, ULYSSES_F32, 3, &rows, HQ, 1);
   g.dq = add(&s, type, 4, &rows, HQ, D), g.dk = add(&s, type, 4, &rows, HKV, D),
@@ -139,7 +148,8 @@ static set attend(ulysses_context *c, int32_t type, int own) {
   if (own) a.lse = NULL;
   a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
   a.workspace_bytes = size.workspace;
-  OK(own ? ulysses_local_forward(plan, batch, &a, copies, &type) : ulysses_attention_forward(plan, batch, &a));
+  OK(own ? ulysses_local_forward(plan, batch, &a, copies, &type)
+         : ulysses_attention_forward(plan, batch, &a));
   OK(own ? ulysses_local_backward(plan, batch, &a, &g, copies, &type)
          : ulysses_attention_backward(plan, batch, &a, &g));
   free(a.saved), free(a.workspace);
@@ -159,10 +169,11 @@ static set layer(ulysses_context *c, int32_t type, array dw[WEIGHTS]) {
   ulysses_attention_layer_grads g;
   ulysses_sizes size;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g), ULYSSES_INIT(&size);
-  a.hidden = HIDDEN, a.x = add(&s, type, 3, &rows, HIDDEN, 1), g.dy = add(&s, type, 3, &rows, HIDDEN, 1),
-  a.y = add(&s, type, 3, &rows, HIDDEN, 1);
+  a.hidden = HIDDEN, a.x = add(&s, type, 3, &rows, HIDDEN, 1),
+  g.dy = add(&s, type, 3, &rows, HIDDEN, 1), a.y = add(&s, type, 3, &rows, HIDDEN, 1);
   g.dx = add(&s, type, 3, &rows, HIDDEN, 1);
-  const int64_t shape[WEIGHTS][2] = {{HQ * D, HIDDEN}, {HKV * D, HIDDEN}, {HKV * DV, HIDDEN}, {HIDDEN, HQ * DV}};
+  const int64_t shape[WEIGHTS][2] = {
+      {HQ * D, HIDDEN}, {HKV * D, HIDDEN}, {HKV * DV, HIDDEN}, {HIDDEN, HQ * DV}};
   const ulysses_tensor **w[WEIGHTS] = {&a.wq, &a.wk, &a.wv, &a.wo};
   ulysses_tensor **grad[WEIGHTS] = {&g.dwq, &g.dwk, &g.dwv, &g.dwo};
   array weight[WEIGHTS];
@@ -193,23 +204,24 @@ static set rule(ulysses_context *c, int32_t type, int32_t strategy) {
   ulysses_plan *plan;
   ulysses_sizes size;
   ULYSSES_INIT(&d), ULYSSES_INIT(&size);
-  d.dtype = type, d.flags = ULYSSES_QK_L2NORM, d.strategy = strategy, d.qk_heads = HKV, d.v_heads = HQ, d.qk_dim = D,
-  d.v_dim = DV;
+  d.dtype = type, d.flags = ULYSSES_QK_L2NORM, d.strategy = strategy, d.qk_heads = HKV,
+  d.v_heads = HQ, d.qk_dim = D, d.v_dim = DV;
   OK(ulysses_gdn_plan(c, &d, &plan));
   OK(ulysses_plan_sizes(plan, batch, &size));
   set s = {0};
   ulysses_gdn_args a;
   ulysses_gdn_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.q = add(&s, type, 4, &rows, HKV, D), a.k = add(&s, type, 4, &rows, HKV, D), a.v = add(&s, type, 4, &rows, HQ, DV),
-  g.dout = add(&s, type, 4, &rows, HQ, DV);
+  a.q = add(&s, type, 4, &rows, HKV, D), a.k = add(&s, type, 4, &rows, HKV, D),
+  a.v = add(&s, type, 4, &rows, HQ, DV), g.dout = add(&s, type, 4, &rows, HQ, DV);
   a.g = add(&s, ULYSSES_F32, 3, &rows, HQ, 1), a.beta = add(&s, ULYSSES_F32, 3, &rows, HQ, 1),
   a.out = add(&s, type, 4, &rows, HQ, DV);
   g.dq = add(&s, type, 4, &rows, HKV, D), g.dk = add(&s, type, 4, &rows, HKV, D),
   g.dv = add(&s, type, 4, &rows, HQ, DV);
   g.dg = add(&s, ULYSSES_F32, 3, &rows, HQ, 1), g.dbeta = add(&s, ULYSSES_F32, 3, &rows, HQ, 1);
   for (int64_t i = 0; i < B * rows.rows * HQ; i++)
-    put(&s.a[RG], i, -get(&s.a[RG], i) * get(&s.a[RG], i)), put(&s.a[RBETA], i, get(&s.a[RBETA], i) + 0.5f);
+    put(&s.a[RG], i, -get(&s.a[RG], i) * get(&s.a[RG], i)),
+        put(&s.a[RBETA], i, get(&s.a[RBETA], i) + 0.5f);
   a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
   a.workspace_bytes = size.workspace;
   OK(ulysses_gdn_forward(plan, batch, &a));
@@ -228,10 +240,12 @@ static void moves(ulysses_context *c, int rank, int size) {
   ulysses_sizes part;
   ULYSSES_INIT(&part);
   OK(ulysses_plan_sizes(plan, batch, &part));
-  array x = made(ULYSSES_BF16, 3, B, rows.rows, 1, 1, 0, 0), halo = made(ULYSSES_BF16, 3, B, 1, 1, 1, 0, 0);
+  array x = made(ULYSSES_BF16, 3, B, rows.rows, 1, 1, 0, 0),
+        halo = made(ULYSSES_BF16, 3, B, 1, 1, 1, 0, 0);
   x.t.shape = x.shape, halo.t.shape = halo.shape;
   for (int64_t b = 0; b < B; b++)
-    for (int64_t i = 0; i < rows.rows; i++) put(&x, b * rows.rows + i, (float)(100 * b + rows.lo[0] + i + 1));
+    for (int64_t i = 0; i < rows.rows; i++)
+      put(&x, b * rows.rows + i, (float)(100 * b + rows.lo[0] + i + 1));
   ulysses_halo_args h;
   ULYSSES_INIT(&h);
   h.n = 1, h.x = &x.t, h.halo = &halo.t;
@@ -246,11 +260,13 @@ static void moves(ulysses_context *c, int rank, int size) {
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < rows.rows; i++)
       CHECK(get(&x, b * rows.rows + i) ==
-            (float)(100 * b + rows.lo[0] + i + 1) + (i == rows.rows - 1 && rank < size - 1 ? (float)(rank + 2) : 0));
+            (float)(100 * b + rows.lo[0] + i + 1) +
+                (i == rows.rows - 1 && rank < size - 1 ? (float)(rank + 2) : 0));
   free(h.workspace);
 
   int64_t mine = part.shared_hi - part.shared_lo;
-  array heads = made(ULYSSES_BF16, 4, B, S, mine, D, 0, 0), back = made(ULYSSES_BF16, 4, B, rows.rows, HKV, D, 0, 0);
+  array heads = made(ULYSSES_BF16, 4, B, S, mine, D, 0, 0),
+        back = made(ULYSSES_BF16, 4, B, rows.rows, HKV, D, 0, 0);
   heads.t.shape = heads.shape, back.t.shape = back.shape;
   for (int64_t i = 0; i < B * S * mine * D; i++) put(&heads, i, (float)(rank + 1));
   const ulysses_tensor *in = &heads.t;
@@ -278,11 +294,14 @@ int main(int argc, char **argv) {
   int rank, size;
   ulysses_context *alone, *c;
   open_ranks(&argc, &argv, &rank, &size, &alone, &c);
-  set whole = attend(alone, ULYSSES_BF16, 0), part = attend(c, ULYSSES_BF16, 0), fine = attend(alone, ULYSSES_F32, 0);
+  set whole = attend(alone, ULYSSES_BF16, 0), part = attend(c, ULYSSES_BF16, 0),
+      fine = attend(alone, ULYSSES_F32, 0);
   for (int i = OUT; i <= DV_; i++)
-    near("attention", &part, &whole, i, i <= DQ ? 0 : coarse), near("attention in F32", &whole, &fine, i, coarse);
+    near("attention", &part, &whole, i, i <= DQ ? 0 : coarse),
+        near("attention in F32", &whole, &fine, i, coarse);
   drop(&whole), drop(&part), drop(&fine);
-  whole = attend(alone, ULYSSES_BF16, 1), part = attend(c, ULYSSES_BF16, 1), fine = attend(alone, ULYSSES_F32, 1);
+  whole = attend(alone, ULYSSES_BF16, 1), part = attend(c, ULYSSES_BF16, 1),
+  fine = attend(alone, ULYSSES_F32, 1);
   near("the host's own", &part, &whole, OUT, 0), near("the host's own", &part, &whole, DV_, 0),
       near("the host's own in F32", &whole, &fine, DV_, 0);
   drop(&whole), drop(&part), drop(&fine);
@@ -291,7 +310,8 @@ int main(int argc, char **argv) {
   whole = layer(alone, ULYSSES_BF16, want), part = layer(c, ULYSSES_BF16, sum),
   fine = layer(alone, ULYSSES_F32, finest);
   near("layer", &part, &whole, Y, coarse), near("layer", &part, &whole, DX, coarse),
-      near("layer in F32", &whole, &fine, Y, coarse), near("layer in F32", &whole, &fine, DX, coarse);
+      near("layer in F32", &whole, &fine, Y, coarse),
+      near("layer in F32", &whole, &fine, DX, coarse);
   drop(&whole), drop(&part), drop(&fine);
   for (int i = 0; i < WEIGHTS; i++) {
     int64_t n = sum[i].shape[0] * sum[i].shape[1];
@@ -306,7 +326,8 @@ int main(int argc, char **argv) {
     free(sum[i].data), free(want[i].data), free(finest[i].data);
   }
 
-  whole = rule(alone, ULYSSES_BF16, ULYSSES_GDN_HEADS), fine = rule(alone, ULYSSES_F32, ULYSSES_GDN_HEADS);
+  whole = rule(alone, ULYSSES_BF16, ULYSSES_GDN_HEADS),
+  fine = rule(alone, ULYSSES_F32, ULYSSES_GDN_HEADS);
   for (int32_t strategy = ULYSSES_GDN_HEADS; strategy <= ULYSSES_GDN_STATE; strategy++) {
     part = rule(c, ULYSSES_BF16, strategy);
     for (int i = ROUT; i <= RDBETA; i++)

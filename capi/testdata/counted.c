@@ -48,7 +48,8 @@ int main(int argc, char **argv) {
   char line[4096];
   while (maps && fgets(line, sizeof line, maps)) {
     unsigned long a, b;
-    if (strstr(line, "libulysses.so") && sscanf(line, "%lx-%lx", &a, &b) == 2) lo = lo ? lo : a, hi = b;
+    if (strstr(line, "libulysses.so") && sscanf(line, "%lx-%lx", &a, &b) == 2)
+      lo = lo ? lo : a, hi = b;
   }
   CHECK(maps && lo && (uintptr_t)at.dli_fbase == lo);
   fclose(maps);
@@ -62,7 +63,8 @@ int main(int argc, char **argv) {
   ulysses_batch_desc bd;
   ULYSSES_INIT(&d);
   ULYSSES_INIT(&bd);
-  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D, bd.batch = 1, bd.seq = S;
+  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D, bd.batch = 1,
+  bd.seq = S;
   ulysses_plan *plan;
   ulysses_batch *batch;
   ulysses_batch_info info;
@@ -84,7 +86,8 @@ int main(int argc, char **argv) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(need.saved), a.saved_bytes = need.saved;
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(need.saved),
+  a.saved_bytes = need.saved;
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   long before = 0;
   for (int i = 0; i < calls + 100; i++) {

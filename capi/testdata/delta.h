@@ -36,8 +36,8 @@ typedef struct how {
   int32_t strategy, dtype, chunk;
   int states, coarse;
   const gpu_memory *gpu;
-  void (*also)(const struct how *, ulysses_plan *, const ulysses_batch *, const ulysses_sizes *, set *,
-               ulysses_gdn_args *, ulysses_gdn_grads *);
+  void (*also)(const struct how *, ulysses_plan *, const ulysses_batch *, const ulysses_sizes *,
+               set *, ulysses_gdn_args *, ulysses_gdn_grads *);
 } how;
 
 // decays turns numbers around 0 into decays, some of them strong, and betas between 0 and 1.
@@ -89,7 +89,8 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   ulysses_batch *batch;
   const gpu_memory *m = h->gpu;
   ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&size);
-  d.dtype = h->dtype, d.flags = ULYSSES_QK_L2NORM | ULYSSES_DETERMINISTIC | (h->states ? ULYSSES_STATES : 0),
+  d.dtype = h->dtype,
+  d.flags = ULYSSES_QK_L2NORM | ULYSSES_DETERMINISTIC | (h->states ? ULYSSES_STATES : 0),
   d.strategy = h->strategy, d.chunk = h->chunk;
   d.qk_heads = HK, d.v_heads = HV, d.qk_dim = DK, d.v_dim = DV;
   bd.batch = B, bd.seq = S, bd.docs = DOCS, bd.cu_seqlens = cu;
@@ -97,8 +98,9 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
-  CHECK(strstr(ulysses_plan_json(plan),
-               h->strategy == ULYSSES_GDN_STATE ? "\"strategy\":\"state\"" : "\"strategy\":\"heads\""));
+  CHECK(strstr(ulysses_plan_json(plan), h->strategy == ULYSSES_GDN_STATE
+                                            ? "\"strategy\":\"state\""
+                                            : "\"strategy\":\"heads\""));
   r.rows = (set){info.lo[0], info.hi[0], 0, 0, 0, {0}, {{0}}, {0}, {0}, {{0}}};
   set *s = &r.rows;
   for (int i = 0; i < TENSORS; i++) {
@@ -119,24 +121,28 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   if (m) {
     for (int i = 0; i < TENSORS; i++) {
       int32_t type = gates[i] ? ULYSSES_F32 : h->dtype, axes = s->t[i].ndim;
-      s->t[i] = ulysses_tensor_of(raise_floats(m, s->x[i], count(s, i), type), ULYSSES_CUDA, m->ordinal, type, axes,
-                                  s->shape[i], NULL);
+      s->t[i] = ulysses_tensor_of(raise_floats(m, s->x[i], count(s, i), type), ULYSSES_CUDA,
+                                  m->ordinal, type, axes, s->shape[i], NULL);
     }
     for (int i = 0; i < STATES; i++)
-      t[i].data = m->lift(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA, t[i].ordinal = m->ordinal;
+      t[i].data = m->lift(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA,
+      t[i].ordinal = m->ordinal;
   }
   ulysses_gdn_args a;
   ulysses_gdn_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V], a.g = &s->t[G], a.beta = &s->t[BETA], a.out = &s->t[OUT],
-  a.stream = m ? m->stream : NULL;
+  a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V], a.g = &s->t[G], a.beta = &s->t[BETA],
+  a.out = &s->t[OUT], a.stream = m ? m->stream : NULL;
   a.saved = m ? m->room(size.saved) : room(size.saved), a.saved_bytes = size.saved;
-  a.workspace = m ? m->room(size.workspace) : room(size.workspace), a.workspace_bytes = size.workspace;
+  a.workspace = m ? m->room(size.workspace) : room(size.workspace),
+  a.workspace_bytes = size.workspace;
   g.dout = &s->t[DOUT], g.dq = &s->t[DQ], g.dk = &s->t[DK_], g.dv = &s->t[DV_], g.dg = &s->t[DG],
   g.dbeta = &s->t[DBETA];
-  if (h->states) a.state_in = &t[IN], a.state_out = &t[ENDS], g.dstate_out = &t[DENDS], g.dstate_in = &t[DIN];
+  if (h->states)
+    a.state_in = &t[IN], a.state_out = &t[ENDS], g.dstate_out = &t[DENDS], g.dstate_in = &t[DIN];
   OK(ulysses_gdn_forward(plan, batch, &a));
-  for (int i = 0; m && i <= BETA; i++) m->wipe(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
+  for (int i = 0; m && i <= BETA; i++)
+    m->wipe(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
   void *given = a.workspace;
   a.q = a.k = a.v = a.g = a.beta = NULL, a.out = a.state_out = NULL; // backward reads none of them
   a.workspace = NULL, a.workspace_bytes = 0;                         // the context's own
@@ -147,7 +153,8 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   if (m) {
     // what was written last first: nobody has waited for it
     for (int i = TENSORS - 1; i >= 0; i--) {
-      if (i >= OUT) lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
+      if (i >= OUT)
+        lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
       else m->give(s->t[i].data);
     }
     for (int i = 0; i < STATES; i++) lower_floats(m, r.state[i], t[i].data, STATE, ULYSSES_F32);
@@ -171,27 +178,31 @@ static inline void recurrence(const outcome *whole, int states) {
       for (int i = 0; i < DK * DV; i++)
         state[i / DV][i % DV] = states ? (double)whole->state[IN][(doc * HV + h) * DK * DV + i] : 0;
       for (int64_t t = cu[doc]; t < cu[doc + 1]; t++) {
-        const float *q = s->x[Q] + (t * HK + h / (HV / HK)) * DK, *k = s->x[K] + (t * HK + h / (HV / HK)) * DK,
-                    *v = s->x[V] + (t * HV + h) * DV;
+        const float *q = s->x[Q] + (t * HK + h / (HV / HK)) * DK,
+                    *k = s->x[K] + (t * HK + h / (HV / HK)) * DK, *v = s->x[V] + (t * HV + h) * DV;
         double qq = 1e-6, kk = 1e-6, decay = exp((double)s->x[G][t * HV + h]);
-        for (int i = 0; i < DK; i++) qq += (double)q[i] * (double)q[i], kk += (double)k[i] * (double)k[i];
+        for (int i = 0; i < DK; i++)
+          qq += (double)q[i] * (double)q[i], kk += (double)k[i] * (double)k[i];
         for (int j = 0; j < DV; j++) {
           double u = (double)v[j], o = 0;
           for (int i = 0; i < DK; i++) u -= (state[i][j] *= decay) * (double)k[i] / sqrt(kk);
           for (int i = 0; i < DK; i++)
             state[i][j] += (double)k[i] / sqrt(kk) * u * (double)s->x[BETA][t * HV + h],
                 o += state[i][j] * (double)q[i] / sqrt(qq * DK);
-          most = fmax(most, fabs(o)), off = fmax(off, fabs(o - (double)s->x[OUT][(t * HV + h) * DV + j]));
+          most = fmax(most, fabs(o)),
+          off = fmax(off, fabs(o - (double)s->x[OUT][(t * HV + h) * DV + j]));
         }
       }
       for (int i = 0; states && i < DK * DV; i++)
-        CHECK(fabs(state[i / DV][i % DV] - (double)whole->state[ENDS][(doc * HV + h) * DK * DV + i]) < 2e-5);
+        CHECK(fabs(state[i / DV][i % DV] -
+                   (double)whole->state[ENDS][(doc * HV + h) * DK * DV + i]) < 2e-5);
     }
   CHECK(most > 0.05 && off <= CLOSE * most);
 }
 
 // agree holds what a rank computed to one rank's results: to the bit where the limit is 0.
-static inline void agree(const char *what, const outcome *part, const outcome *whole, int states, double limit) {
+static inline void agree(const char *what, const outcome *part, const outcome *whole, int states,
+                         double limit) {
   for (int i = OUT; i < TENSORS; i++) near(what, &part->rows, &whole->rows, i, limit);
   for (int i = ENDS; states && i < STATES; i++) {
     double most = 0;

@@ -5,21 +5,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include "thread.h"
 #include "ulysses.h"
 
 static char said[512];
-ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b);
-void uly_fresh(void);
-ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a, long long b) {
+ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a,
+                        long long b) {
   snprintf(said, sizeof said, format, op, a, b);
   return code;
 }
-ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles);
 ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles) {
   snprintf(said, sizeof said, "%s: tile %lld of %lld", op, tile, tiles);
   return code;
 }
-void uly_fresh(void) { said[0] = 0; }
+char *uly_fresh(void) {
+  said[0] = 0;
+  return said;
+}
 
 static uint64_t state;
 static int faults, flawed;
@@ -68,7 +70,8 @@ static ulysses_tensor *tensor(int64_t rows, int64_t width) {
   m->t.data = exactly((size_t)((rows ? (rows - 1) * m->gap + width : 0) * 4));
   m->t.device = 1, m->t.code = 2, m->t.bits = 32, m->t.lanes = 1, m->t.ndim = ndim;
   m->t.shape = exactly((size_t)has * 8), m->t.strides = exactly((size_t)has * 8);
-  for (int i = 0; i < has; i++) m->t.shape[i] = number(i ? width : rows), m->t.strides[i] = i ? 1 : m->gap;
+  for (int i = 0; i < has; i++)
+    m->t.shape[i] = number(i ? width : rows), m->t.strides[i] = i ? 1 : m->gap;
   if (wrong()) free(m->t.shape), m->t.shape = NULL;
   if (m->gap == width && upto(2)) free(m->t.strides), m->t.strides = NULL;
   return &m->t;
@@ -87,8 +90,8 @@ typedef struct {
 // the arguments end early: lists of axes, and what the callback shall be given, may be missing
 static int older;
 static walk *current;
-static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32_t dim, int64_t lo, int64_t hi,
-                  int write) {
+static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32_t dim, int64_t lo,
+                  int64_t hi, int write) {
   if (older) return;
   const made *m = (const made *)(const void *)whole;
   if (!view) {
@@ -96,13 +99,14 @@ static void touch(const ulysses_tensor *view, const ulysses_tensor *whole, int32
     return;
   }
   if (whole->ndim != 2 || whole->shape[0] != m->rows || whole->shape[1] != m->width) return;
-  CHECK(view->ndim == 2 && view->strides && dim < 2 && view->shape[0] == (dim == 0 ? hi - lo : m->rows) &&
+  CHECK(view->ndim == 2 && view->strides && dim < 2 &&
+        view->shape[0] == (dim == 0 ? hi - lo : m->rows) &&
         view->shape[1] == (dim == 1 ? hi - lo : m->width));
   CHECK(dim < 0 || (lo >= 0 && lo <= hi && hi <= (dim ? m->width : m->rows)));
   for (int64_t i = 0; i < view->shape[0]; i++)
     for (int64_t k = 0; k < view->shape[1]; k++) {
-      float *x =
-          (float *)(void *)((char *)view->data + view->byte_offset) + i * view->strides[0] + k * view->strides[1];
+      float *x = (float *)(void *)((char *)view->data + view->byte_offset) + i * view->strides[0] +
+                 k * view->strides[1];
       if (write) *x += 1;
       else CHECK(*x == 0);
     }
@@ -116,7 +120,8 @@ static ulysses_status go(walk *w, const ulysses_tile *t) {
 static ulysses_status forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
                               ulysses_tensor *const *out) {
   walk *w = older ? current : user;
-  for (int i = 0; i < w->a->n_in; i++) touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
+  for (int i = 0; i < w->a->n_in; i++)
+    touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
   for (int i = 0; i < w->a->n_out; i++)
     touch(out[i], w->a->out[i], w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 1);
   return go(w, t);
@@ -126,10 +131,12 @@ static ulysses_status backward(void *user, const ulysses_tile *t, const ulysses_
   walk *w = older ? current : user;
   for (int i = 0; i < w->a->n_in; i++) {
     touch(in[i], w->a->in[i], w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 0);
-    touch(din[i], w->a->din ? w->a->din[i] : NULL, w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi, 1);
+    touch(din[i], w->a->din ? w->a->din[i] : NULL, w->a->in_dim ? w->a->in_dim[i] : 0, t->lo, t->hi,
+          1);
   }
   for (int i = 0; i < w->a->n_out; i++)
-    touch(dout[i], w->a->dout ? w->a->dout[i] : NULL, w->a->out_dim ? w->a->out_dim[i] : 0, t->lo, t->hi, 0);
+    touch(dout[i], w->a->dout ? w->a->dout[i] : NULL, w->a->out_dim ? w->a->out_dim[i] : 0, t->lo,
+          t->hi, 0);
   return go(w, t);
 }
 
@@ -145,7 +152,8 @@ static void once(uint64_t seed) {
     int n = k == 1 || k == 2 ? n_out : n_in;
     list[k] = exactly((size_t)n * sizeof(ulysses_tensor *));
     for (int i = 0; i < n; i++)
-      list[k][i] = k > 1 && upto(4) == 0 ? NULL : tensor(dim[k == 1 || k == 2][i] ? 2 : rows, 1 + upto(3));
+      list[k][i] =
+          k > 1 && upto(4) == 0 ? NULL : tensor(dim[k == 1 || k == 2][i] ? 2 : rows, 1 + upto(3));
   }
   ulysses_tiled_args *a = exactly(sizeof *a);
   ULYSSES_INIT(a);

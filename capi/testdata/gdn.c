@@ -6,8 +6,8 @@
 
 // also: states that a plan was not told of are refused, and the plan's reshard cuts as it does,
 // where heads travel.
-static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch, const ulysses_sizes *size, set *s,
-                 ulysses_gdn_args *a, ulysses_gdn_grads *g) {
+static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
+                 const ulysses_sizes *size, set *s, ulysses_gdn_args *a, ulysses_gdn_grads *g) {
   if (!h->states) {
     int64_t shape[4] = {DOCS, HV, DK, DV};
     float *x = room(STATE * 4);
@@ -47,7 +47,8 @@ static void hostile(ulysses_context *c, int rank, int size) {
   ulysses_gdn_desc good, d;
   ulysses_plan *plan = NULL;
   ULYSSES_INIT(&good);
-  good.dtype = ULYSSES_F32, good.qk_heads = HK, good.v_heads = HV, good.qk_dim = DK, good.v_dim = DV;
+  good.dtype = ULYSSES_F32, good.qk_heads = HK, good.v_heads = HV, good.qk_dim = DK,
+  good.v_dim = DV;
   IS(ulysses_gdn_plan(c, NULL, &plan), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_gdn_plan(c, &good, NULL), ULYSSES_INVALID_ARGUMENT);
   d = good, d.v_heads = HV + 1;

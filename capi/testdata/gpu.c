@@ -29,7 +29,8 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4], a.stream = s;
   a.saved = device_room(p.size.saved), a.saved_bytes = p.size.saved;
-  if (!own_workspace) a.workspace = device_room(p.size.workspace), a.workspace_bytes = p.size.workspace;
+  if (!own_workspace)
+    a.workspace = device_room(p.size.workspace), a.workspace_bytes = p.size.workspace;
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   OK(ulysses_attention_forward(p.plan, p.batch, &a));
   OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
@@ -37,7 +38,12 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   // The stream passes the caller's next work behind the call's: the inputs are gone, and the
   // results are there.
   for (int i = 0; i < 4; i++) RUN(cuda.set(x[i], 0xff, (size_t)all * 4, s));
-  results r = {p.lo, p.lo + n, fetch(x[4], all, s), fetch(x[5], all, s), fetch(x[6], all, s), fetch(x[7], all, s)};
+  results r = {p.lo,
+               p.lo + n,
+               fetch(x[4], all, s),
+               fetch(x[5], all, s),
+               fetch(x[6], all, s),
+               fetch(x[7], all, s)};
   OK(ulysses_context_async_error(c));
   for (int i = 0; i < 8; i++) RUN(cuda.free(x[i]));
   RUN(cuda.free(a.saved));
@@ -76,14 +82,15 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
       for (int64_t k = 0; k < m; k++) x[i][k] = number(i, k);
     if (i == 0 || i == 5)
       for (int64_t b = 0; b < B; b++)
-        for (int64_t k = 0; k < n * HIDDEN; k++) x[i][b * n * HIDDEN + k] = number(i, (b * S + p.lo) * HIDDEN + k);
+        for (int64_t k = 0; k < n * HIDDEN; k++)
+          x[i][b * n * HIDDEN + k] = number(i, (b * S + p.lo) * HIDDEN + k);
     if (gpu) {
       float *host = x[i];
       x[i] = lift(host, m, s);
       free(host);
     }
-    t[i] =
-        ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32, shape == rows ? 3 : 2, shape, NULL);
+    t[i] = ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32,
+                             shape == rows ? 3 : 2, shape, NULL);
     if (gpu) t[i].ordinal = cuda.gpu;
   }
   // The shapes must outlive the calls: they do, being this function's.
@@ -91,7 +98,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   ulysses_attention_layer_grads g;
   ulysses_sizes size;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g), ULYSSES_INIT(&size);
-  a.hidden = HIDDEN, a.x = &t[0], a.wq = &t[1], a.wk = &t[2], a.wv = &t[3], a.wo = &t[4], a.y = &t[6], a.stream = s;
+  a.hidden = HIDDEN, a.x = &t[0], a.wq = &t[1], a.wk = &t[2], a.wv = &t[3], a.wo = &t[4],
+  a.y = &t[6], a.stream = s;
   g.dy = &t[5], g.dx = &t[7], g.dwq = &t[8];
   OK(ulysses_attention_layer_sizes(p.plan, p.batch, &a, &size));
   a.saved_bytes = size.saved, a.workspace_bytes = size.workspace;
@@ -101,7 +109,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   OK(ulysses_attention_layer_backward(p.plan, p.batch, &a, &g));
   layered r = {x[6], x[7], x[8], n, p.lo};
   if (gpu) {
-    r.y = fetch(x[6], sizes[6], s), r.dx = fetch(x[7], sizes[7], s), r.dwq = fetch(x[8], H * D * HIDDEN, s);
+    r.y = fetch(x[6], sizes[6], s), r.dx = fetch(x[7], sizes[7], s),
+    r.dwq = fetch(x[8], H * D * HIDDEN, s);
     for (int i = 0; i < 9; i++) RUN(cuda.free(x[i]));
     RUN(cuda.free(a.saved));
     RUN(cuda.free(a.workspace));
@@ -122,9 +131,10 @@ static ulysses_status between(void *user, const ulysses_local_call *a) {
   for (int64_t b = 0; b < a->v->shape[0]; b++)
     for (int64_t h = 0; h < a->v->shape[2]; h++)
       for (int64_t i = 0; i < a->v->shape[1]; i++) {
-        const float *from =
-            (const float *)a->v->data + b * a->v->strides[0] + i * a->v->strides[1] + h * a->v->strides[2];
-        float *to = (float *)a->out->data + b * a->out->strides[0] + i * a->out->strides[1] + h * a->out->strides[2];
+        const float *from = (const float *)a->v->data + b * a->v->strides[0] +
+                            i * a->v->strides[1] + h * a->v->strides[2];
+        float *to = (float *)a->out->data + b * a->out->strides[0] + i * a->out->strides[1] +
+                    h * a->out->strides[2];
         RUN(cuda.copy(to, from, (size_t)a->v->shape[3] * 4, 3, s));
       }
   return n ? ULYSSES_OK : ULYSSES_INTERNAL;
@@ -144,8 +154,8 @@ static void called_back(ulysses_context *c, stream_t s) {
   ulysses_sizes size;
   ULYSSES_INIT(&a), ULYSSES_INIT(&size);
   OK(ulysses_local_sizes(p.plan, p.batch, &size));
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s, a.workspace = device_room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s,
+  a.workspace = device_room(size.workspace), a.workspace_bytes = size.workspace;
   OK(ulysses_local_forward(p.plan, p.batch, &a, between, s));
   float *got = fetch(x[3], all, s);
   fill(2, host, p.lo, p.lo + p.n);
@@ -167,9 +177,10 @@ static void everything(ulysses_context *c, stream_t s, int waits) {
   }
   layered one = layer(alone, 1, s), mine = layer(c, 1, s);
   for (int64_t b = 0; b < B; b++) {
-    CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) == 0);
-    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN, (size_t)(mine.n * HIDDEN) * 4) ==
-          0);
+    CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN,
+                 (size_t)(mine.n * HIDDEN) * 4) == 0);
+    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN,
+                 (size_t)(mine.n * HIDDEN) * 4) == 0);
   }
   free(one.y), free(one.dx), free(one.dwq), free(mine.y), free(mine.dx), free(mine.dwq);
   moved(c, s, waits);
@@ -222,14 +233,16 @@ static void alone(void) {
   stream_t made[2], streams[5];
   for (int i = 0; i < 2; i++) RUN(cuda.stream(&made[i], NON_BLOCKING));
   // the default ones by name
-  streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1, streams[4] = (stream_t)2;
+  streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1,
+  streams[4] = (stream_t)2;
   for (int i = 0; i < 5; i++) {
     results r = gpu_attention(c, streams[i], 0, i & 1);
     near_the_cpu(r, want);
     free_results(r);
   }
   layered r = layer(c, 1, made[0]);
-  close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES), close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES),
+  close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES),
+      close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES),
       close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN, TWO_DEVICES);
   free(r.y), free(r.dx), free(r.dwq), free(on_cpu.y), free(on_cpu.dx), free(on_cpu.dwq);
   moved(c, made[1], 0);
@@ -349,7 +362,8 @@ static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   return 0;
 }
 
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
+                        const int64_t *out_bytes) {
   member *m = user;
   meeting.in[m->rank] = in, meeting.bytes[m->rank] = in_bytes;
   pthread_barrier_wait(&meeting.gate);

@@ -43,7 +43,8 @@ static inline void find_cuda(void) {
              {"cudaMemsetAsync", &cuda.set},        {"cudaStreamCreateWithFlags", &cuda.stream},
              {"cudaStreamDestroy", &cuda.drop},     {"cudaStreamSynchronize", &cuda.wait},
              {"cudaStreamQuery", &cuda.query}};
-  for (size_t i = 0; i < sizeof all / sizeof *all; i++) CHECK((*(void **)all[i].at = dlsym(file, all[i].name)) != NULL);
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    CHECK((*(void **)all[i].at = dlsym(file, all[i].name)) != NULL);
   cuda.emulated = dlsym(file, "uly_cuda_plugin") != NULL;
   if (cuda.set_device(0)) printf("SKIPPED: no GPU\n"), exit(77);
 }
@@ -150,7 +151,9 @@ static inline pair settle(ulysses_context *c) {
   return settle_as(c, &d);
 }
 
-static inline void unsettle(pair p) { ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch); }
+static inline void unsettle(pair p) {
+  ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch);
+}
 
 // close_to holds x to y by the largest value. TWO_DEVICES is the library's limit between two
 // devices, of which each is within half of it of float64.

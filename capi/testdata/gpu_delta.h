@@ -26,13 +26,15 @@ static inline void delta_called(void *stream, const void *out) { is_late(stream,
 
 // deltas: c is a context of the GPU, alone one of this rank alone there.
 static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s, int waits) {
-  gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, delta_wipe, NULL}, late_memory = m;
+  gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, delta_wipe, NULL},
+             late_memory = m;
   // a GPU is soon done with so little
   if (!waits && cuda.emulated) late_memory.called = delta_called;
   ulysses_context *cpu = context_on(ULYSSES_CPU, 0);
   for (int32_t bf16 = 0; bf16 < 2; bf16++)
     for (int states = 0; states < 2; states++) {
-      how h = {.strategy = ULYSSES_GDN_HEADS, .dtype = ULYSSES_F32, .states = states, .coarse = bf16};
+      how h = {
+          .strategy = ULYSSES_GDN_HEADS, .dtype = ULYSSES_F32, .states = states, .coarse = bf16};
       outcome want = rule(cpu, &h);
       recurrence(&want, states);
       h.dtype = bf16 ? ULYSSES_BF16 : ULYSSES_F32, h.gpu = &m;
@@ -43,7 +45,8 @@ static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s
       h.gpu = &late_memory;
       for (h.strategy = ULYSSES_GDN_HEADS; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
         outcome part = rule(c, &h);
-        agree(h.strategy == ULYSSES_GDN_HEADS ? "heads on a GPU" : "states on a GPU", &part, &one, states,
+        agree(h.strategy == ULYSSES_GDN_HEADS ? "heads on a GPU" : "states on a GPU", &part, &one,
+              states,
               h.strategy == ULYSSES_GDN_HEADS ? 0
               : bf16                          ? COARSE
                                               : TWO_DEVICES);

@@ -15,7 +15,8 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
   ulysses_reshard_args a;
   for (int i = 0; i < 2; i++) {
     fill(i, host, p.lo, p.lo + n);
-    x[i] = lift(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s), z[i] = blank(B * n * H * D, s);
+    x[i] = lift(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s),
+    z[i] = blank(B * n * H * D, s);
     tx[i] = on_gpu(x[i], rs), ty[i] = on_gpu(y[i], hs), tz[i] = on_gpu(z[i], rs);
     const ulysses_tensor *in[1] = {&tx[i]};
     ulysses_tensor *out[1] = {&ty[i]};
@@ -32,7 +33,8 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
     for (int64_t b = 0; b < B; b++)
       for (int64_t r = 0; r < S; r++)
         for (int64_t k = 0; k < h * D; k++)
-          CHECK(got[(b * S + r) * h * D + k] == number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
+          CHECK(got[(b * S + r) * h * D + k] ==
+                number(i, ((b * S + r) * H + p.size.head_lo) * D + k));
     free(got);
     const ulysses_tensor *in[1] = {&ty[i]};
     ulysses_tensor *out[1] = {&tz[i]};
@@ -86,7 +88,8 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   ULYSSES_INIT(&d);
   d.dtype = ULYSSES_F32, d.heads = H, d.kv_heads = SHARED, d.head_dim = D;
   pair p = settle_as(c, &d);
-  int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, k = p.size.shared_hi - p.size.shared_lo, wide = H * D + 8;
+  int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, k = p.size.shared_hi - p.size.shared_lo,
+          wide = H * D + 8;
   int64_t rows[MOVED][4] = {{B, n, H, D}, {B, n, SHARED, D}, {B, n, H, D}},
           heads[MOVED][4] = {{B, S, h, D}, {B, S, k, D}, {B, S, h, D}};
   int64_t gaps[4] = {n * wide, wide, D, 1}, have[MOVED] = {H, SHARED, H}, mine[MOVED] = {h, k, h},
@@ -104,15 +107,18 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   for (int r = 0; r < info.size; r++) {
     int64_t lo = r * (H / info.size) + (r < H % info.size ? r : H % info.size),
             hi = lo + H / info.size + (r < H % info.size);
-    for (int64_t j = 0; j < SHARED; j++) copies[j] += hi > lo && j >= lo / (H / SHARED) && j <= (hi - 1) / (H / SHARED);
+    for (int64_t j = 0; j < SHARED; j++)
+      copies[j] += hi > lo && j >= lo / (H / SHARED) && j <= (hi - 1) / (H / SHARED);
   }
   for (int i = 0; i < MOVED; i++) {
     int64_t step = i == 2 ? wide : have[i] * D;
     for (int64_t b = 0; b < B; b++)
       for (int64_t r = 0; r < n; r++)
         for (int64_t e = 0; e < step; e++)
-          host[(b * n + r) * step + e] = e < have[i] * D ? number(50 + i, (b * S + p.lo + r) * have[i] * D + e) : 7;
-    x[i] = lift(host, B * n * step, s), y[i] = blank(B * S * mine[i] * D, s), z[i] = blank(B * n * have[i] * D, s);
+          host[(b * n + r) * step + e] =
+              e < have[i] * D ? number(50 + i, (b * S + p.lo + r) * have[i] * D + e) : 7;
+    x[i] = lift(host, B * n * step, s), y[i] = blank(B * S * mine[i] * D, s),
+    z[i] = blank(B * n * have[i] * D, s);
     tx[i] = on_gpu(x[i], rows[i]), ty[i] = on_gpu(y[i], heads[i]), tz[i] = on_gpu(z[i], rows[i]);
     in[i] = &tx[i], out[i] = &ty[i];
   }
@@ -127,7 +133,8 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   void *ws = a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
   OK(ulysses_seq_to_heads(p.plan, p.batch, &a));
   if (!waits) is_late(s, h ? y[0] : NULL);
-  for (int i = 0; i < MOVED; i++) RUN(cuda.set(x[i], 0xff, (size_t)(B * n * (i == 2 ? wide : have[i] * D)) * 4, s));
+  for (int i = 0; i < MOVED; i++)
+    RUN(cuda.set(x[i], 0xff, (size_t)(B * n * (i == 2 ? wide : have[i] * D)) * 4, s));
   // what comes later on the stream may have it
   if (ws) RUN(cuda.set(ws, 0xff, a.workspace_bytes, s));
   for (int i = 0; i < MOVED; i++) {
@@ -179,8 +186,10 @@ typedef struct {
   float *whole;
 } walk;
 
-static inline void seen_tile(walk *w, const ulysses_tile *t, const ulysses_tensor *x, const ulysses_tensor *y) {
-  CHECK(t->stream == w->s && t->index == w->tiles && t->lo == w->rows && t->hi - t->lo == x->shape[0]);
+static inline void seen_tile(walk *w, const ulysses_tile *t, const ulysses_tensor *x,
+                             const ulysses_tensor *y) {
+  CHECK(t->stream == w->s && t->index == w->tiles && t->lo == w->rows &&
+        t->hi - t->lo == x->shape[0]);
   CHECK(x->device == ULYSSES_CUDA && x->ordinal == cuda.gpu && y->device == ULYSSES_CUDA &&
         x->shape[0] == y->shape[0] && x->shape[1] == w->width);
   w->tiles++, w->rows = t->hi;
@@ -193,17 +202,22 @@ static inline void copy_rows(const ulysses_tensor *to, const ulysses_tensor *fro
     RUN(cuda.copy(row_of(to, r), row_of(from, r), (size_t)from->shape[1] * 4, 3, s));
 }
 // forward: y = x, and `whole` is the last row seen. Backward: dx = dy, where all ranks meet.
-static inline ulysses_status tile_forward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
+static inline ulysses_status tile_forward(void *user, const ulysses_tile *t,
+                                          const ulysses_tensor *const *in,
                                           ulysses_tensor *const *out) {
   walk *w = user;
   seen_tile(w, t, in[0], out[0]);
   CHECK(out[1]->data == w->whole && out[1]->shape[0] == 1);
   copy_rows(out[0], in[0], t->stream);
-  if (in[0]->shape[0]) RUN(cuda.copy(w->whole, row_of(in[0], in[0]->shape[0] - 1), (size_t)w->width * 4, 3, t->stream));
+  if (in[0]->shape[0])
+    RUN(cuda.copy(w->whole, row_of(in[0], in[0]->shape[0] - 1), (size_t)w->width * 4, 3,
+                  t->stream));
   return ULYSSES_OK;
 }
-static inline ulysses_status tile_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
-                                           const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+static inline ulysses_status tile_backward(void *user, const ulysses_tile *t,
+                                           const ulysses_tensor *const *in,
+                                           const ulysses_tensor *const *dout,
+                                           ulysses_tensor *const *din) {
   walk *w = user;
   seen_tile(w, t, in[0], dout[0]);
   CHECK(!dout[1]);
@@ -224,22 +238,23 @@ static inline void tiled(ulysses_context *c, stream_t s) {
           tiles = (info.max_rows + TILE_ROWS - 1) / TILE_ROWS;
   float *host = room((uint64_t)(n * gap) * 4), *x[4];
   for (int64_t i = 0; i < n * gap; i++) host[i] = number(60, p.lo * gap + i);
-  x[0] = lift(host, n * gap, s), x[1] = blank(n * WIDE, s), x[2] = blank(n * WIDE, s), x[3] = blank(WIDE, s);
+  x[0] = lift(host, n * gap, s), x[1] = blank(n * WIDE, s), x[2] = blank(n * WIDE, s),
+  x[3] = blank(WIDE, s);
   RUN(cuda.wait(s)); // `host` has been read
   meet();
   void *busy = late(s);
-  ulysses_tensor tx = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 2, shape, steps), ty = tx, td = tx,
-                 tw = tx;
-  ty.data = x[1], ty.strides = NULL, td.data = x[2], td.strides = NULL, tw.data = x[3], tw.strides = NULL,
-  tw.shape = one;
+  ulysses_tensor tx = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 2, shape, steps),
+                 ty = tx, td = tx, tw = tx;
+  ty.data = x[1], ty.strides = NULL, td.data = x[2], td.strides = NULL, tw.data = x[3],
+  tw.strides = NULL, tw.shape = one;
   const ulysses_tensor *in[1] = {&tx}, *dout[2] = {&ty, NULL};
   ulysses_tensor *out[2] = {&ty, &tw}, *din[1] = {&td};
   int32_t out_dim[2] = {0, -1};
   walk w = {c, s, 0, 0, WIDE, x[3]};
   ulysses_tiled_args a;
   ULYSSES_INIT(&a);
-  a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = TILE_ROWS, a.max_rows = info.max_rows, a.in = in,
-  a.out = out;
+  a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = TILE_ROWS, a.max_rows = info.max_rows,
+  a.in = in, a.out = out;
   a.forward = tile_forward, a.backward = tile_backward, a.user = &w, a.stream = s;
   OK(tiled_compute(&a));
   CHECK(w.tiles == tiles && w.rows == n);
@@ -252,7 +267,8 @@ static inline void tiled(ulysses_context *c, stream_t s) {
   float *y = fetch(x[1], n * WIDE, s), *dx = fetch(x[2], n * WIDE, s), *last = fetch(x[3], WIDE, s);
   for (int64_t r = 0; r < n; r++)
     for (int64_t i = 0; i < WIDE; i++) {
-      CHECK(y[r * WIDE + i] == number(60, (p.lo + r) * gap + i) && dx[r * WIDE + i] == y[r * WIDE + i]);
+      CHECK(y[r * WIDE + i] == number(60, (p.lo + r) * gap + i) &&
+            dx[r * WIDE + i] == y[r * WIDE + i]);
       CHECK(r < n - 1 || last[i] == y[r * WIDE + i]);
     }
   for (int i = 0; i < 4; i++) RUN(cuda.free(x[i]));

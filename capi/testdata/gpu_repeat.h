@@ -21,8 +21,8 @@ static inline float whole_of(uint16_t h) {
 
 // repeated is out, dq, dk and dv of a few calls that must have the same bits, as floats, with their
 // counts.
-static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64_t seq, int64_t dim, float *result[4],
-                            int64_t counts[4]) {
+static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64_t seq, int64_t dim,
+                            float *result[4], int64_t counts[4]) {
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
   ulysses_batch_info info;
@@ -30,8 +30,8 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_plan *plan;
   ulysses_batch *batch;
   ULYSSES_INIT(&d), ULYSSES_INIT(&bd), ULYSSES_INIT(&info), ULYSSES_INIT(&size);
-  d.dtype = dtype, d.flags = ULYSSES_CAUSAL | ULYSSES_DETERMINISTIC, d.heads = REPEAT_HEADS, d.kv_heads = REPEAT_KEYS,
-  d.head_dim = dim;
+  d.dtype = dtype, d.flags = ULYSSES_CAUSAL | ULYSSES_DETERMINISTIC, d.heads = REPEAT_HEADS,
+  d.kv_heads = REPEAT_KEYS, d.head_dim = dim;
   bd.batch = 1, bd.seq = seq;
   OK(ulysses_attention_plan(c, &d, &plan));
   const char *row = strstr(ulysses_plan_json(plan), "\"attention\":{\"backward\":\"");
@@ -47,7 +47,8 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_tensor t[8];
   void *x[8];
   for (int i = 0; i < 8; i++) {
-    int64_t *shape = of_keys[i] ? k : q, m = n * shape[2] * dim, first = info.lo[0] * shape[2] * dim;
+    int64_t *shape = of_keys[i] ? k : q, m = n * shape[2] * dim,
+            first = info.lo[0] * shape[2] * dim;
     x[i] = device_room((uint64_t)(m * bytes));
     t[i] = ulysses_tensor_of(x[i], ULYSSES_CUDA, cuda.gpu, dtype, 4, shape, NULL);
     if (i >= 4) counts[i - 4] = m, result[i - 4] = room((uint64_t)m * 4);
@@ -121,6 +122,7 @@ static inline void repeats(ulysses_context *c, stream_t s) {
   if (info.size > 1) {
     d.head_dim = 16, d.flags = info.rank ? ULYSSES_DETERMINISTIC : 0;
     IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
-    CHECK(!plan && strstr(ulysses_last_error(), "ULYSSES_DETERMINISTIC is set on rank 1 and not set on rank 0"));
+    CHECK(!plan && strstr(ulysses_last_error(),
+                          "ULYSSES_DETERMINISTIC is set on rank 1 and not set on rank 0"));
   }
 }

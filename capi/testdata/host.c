@@ -22,7 +22,8 @@ static void hostile(void) {
   IS(ulysses_context_create_host(NULL, NULL, &c), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_context_query(c, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_context_query(NULL, NULL), ULYSSES_INVALID_ARGUMENT);
-  IS(ulysses_context_query((ulysses_context *)(uintptr_t)0x123456789abcdefull, NULL), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_context_query((ulysses_context *)(uintptr_t)0x123456789abcdefull, NULL),
+     ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_attention_plan(c, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_batch_create(c, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_plan_sizes(NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
@@ -53,7 +54,8 @@ static void hostile(void) {
   IS(tiled_compute_backward(NULL), ULYSSES_INVALID_ARGUMENT);
   CHECK(ulysses_plan_json(NULL) == NULL && strstr(ulysses_last_error(), "ulysses_plan_json"));
   CHECK(ulysses_build_info()[0] == '{');
-  CHECK(strcmp(ulysses_status_string(ULYSSES_UNSUPPORTED), "unsupported") == 0 && ulysses_status_string(-5)[0]);
+  CHECK(strcmp(ulysses_status_string(ULYSSES_UNSUPPORTED), "unsupported") == 0 &&
+        ulysses_status_string(-5)[0]);
   ulysses_context_destroy(NULL), ulysses_plan_destroy(NULL), ulysses_batch_destroy(NULL),
       ulysses_context_abort(NULL, 3);
 
@@ -116,7 +118,8 @@ static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   memcpy(out, in, (size_t)bytes);
   return 0;
 }
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
+                        const int64_t *out_bytes) {
   (void)user, (void)out_bytes;
   memcpy(out, in, (size_t)in_bytes[0]);
   return 0;
@@ -152,7 +155,8 @@ static void callbacks(void) {
   ulysses_options o;
   ULYSSES_INIT(&h);
   ULYSSES_INIT(&o);
-  h.size = 1, h.user = &u, h.allgather = gather, h.alltoallv = exchange, o.log = logged, o.log_user = &lines;
+  h.size = 1, h.user = &u, h.allgather = gather, h.alltoallv = exchange, o.log = logged,
+  o.log_user = &lines;
   ulysses_context *c, *alone;
   OK(ulysses_context_create_host(&h, &o, &c));
   CHECK(lines == 1);
@@ -199,9 +203,10 @@ static void callbacks(void) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(size.saved), a.saved_bytes = size.saved;
-  a.workspace = room(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4], g.dq = &t[5], g.dk = &t[6],
-  g.dv = &t[7];
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(size.saved),
+  a.saved_bytes = size.saved;
+  a.workspace = room(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4],
+  g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
   CHECK(memcmp(data[3], data[2], sizeof data[2]) == 0);
   OK(ulysses_local_backward(plan, batch, &a, &g, copies, NULL));
@@ -227,11 +232,14 @@ static ulysses_status square(void *user, const ulysses_tile *t, const ulysses_te
   // what that call says is part of the error
   if (w->calls++ == w->fail_at) return ulysses_attention_forward(NULL, NULL, NULL), ULYSSES_NUMERIC;
   w->last = t->index == t->count - 1, w->rows += t->hi - t->lo;
-  for (int64_t i = 0; i < in[0]->shape[0] * in[0]->shape[1]; i++) y[i] = x[i] * x[i], *(float *)out[1]->data += x[i];
+  for (int64_t i = 0; i < in[0]->shape[0] * in[0]->shape[1]; i++)
+    y[i] = x[i] * x[i], *(float *)out[1]->data += x[i];
   return ULYSSES_OK;
 }
-static ulysses_status square_backward(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
-                                      const ulysses_tensor *const *dout, ulysses_tensor *const *din) {
+static ulysses_status square_backward(void *user, const ulysses_tile *t,
+                                      const ulysses_tensor *const *in,
+                                      const ulysses_tensor *const *dout,
+                                      ulysses_tensor *const *din) {
   walk *w = user;
   w->calls++, w->last += t->index == t->count - 1;
   CHECK(dout[1] == NULL);
@@ -255,20 +263,26 @@ static void tiled(void) {
   const ulysses_tensor *in[1] = {&tx}, *dout[2] = {&tdy, NULL};
   ulysses_tensor *out[2] = {&ty, &ts}, *din[1] = {&tdx};
   int32_t out_dim[2] = {0, -1};
-  const int64_t cases[][3] = {
-      {1, 0, 5}, {2, 0, 3}, {7, 0, 1}, {0, 0, 1}, {2, 8, 4}, {2, 300, 150}, {INT64_MAX, INT64_MAX, 1}};
+  const int64_t cases[][3] = {{1, 0, 5},
+                              {2, 0, 3},
+                              {7, 0, 1},
+                              {0, 0, 1},
+                              {2, 8, 4},
+                              {2, 300, 150},
+                              {INT64_MAX, INT64_MAX, 1}};
   for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
     walk w = {0, 0, -1, 0};
     ulysses_tiled_args a;
     ULYSSES_INIT(&a);
-    a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = cases[k][0], a.max_rows = cases[k][1], a.in = in,
-    a.out = out, a.forward = square, a.user = &w;
+    a.n_in = 1, a.n_out = 2, a.out_dim = out_dim, a.tile_rows = cases[k][0],
+    a.max_rows = cases[k][1], a.in = in, a.out = out, a.forward = square, a.user = &w;
     memset(y, 0, sizeof y), sum = 0;
     OK(tiled_compute(&a));
     CHECK(w.calls == cases[k][2] && w.last == 1 && w.rows == N && sum == 120);
     for (int i = 0; i < N * W; i++) CHECK(y[i] == x[i] * x[i]);
     walk back = {0, 0, -1, 0};
-    a.dout = dout, a.din = din, a.backward = square_backward, a.user = &back, memset(dx, 0, sizeof dx);
+    a.dout = dout, a.din = din, a.backward = square_backward, a.user = &back,
+    memset(dx, 0, sizeof dx);
     OK(tiled_compute_backward(&a));
     CHECK(back.calls == cases[k][2] && back.last == 1);
     for (int i = 0; i < N * W; i++) CHECK(dx[i] == 2 * x[i] * dy[i]);
@@ -331,11 +345,15 @@ static void overhead(void) {
       for (int i = 0; i < n / 20; i++) switch (what) {
           case 0: OK(ulysses_context_query(c, &info)); break;
           case 1: OK(ulysses_plan_sizes(plan, batch, &size)); break;
-          case 2: IS(ulysses_attention_forward(plan, batch, &none), ULYSSES_INVALID_ARGUMENT); break;
+          case 2:
+            IS(ulysses_attention_forward(plan, batch, &none), ULYSSES_INVALID_ARGUMENT);
+            break;
           case 3: OK(ulysses_attention_forward(plan, batch, &a)); break;
         }
       clock_gettime(CLOCK_MONOTONIC, &to);
-      least = fmin(least, ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) / (n / 20));
+      least = fmin(least,
+                   ((double)(to.tv_sec - from.tv_sec) * 1e9 + (double)(to.tv_nsec - from.tv_nsec)) /
+                       (n / 20));
     }
     printf("%s: %.0f ns a call\n", names[what], least);
   }

@@ -102,9 +102,11 @@ static inline void free_results(results r) { free(r.out), free(r.dq), free(r.dk)
 
 // same holds a rank's rows to those of the whole sequence, bit for bit.
 static inline void same(results part, results whole) {
-  const float *p[4] = {part.out, part.dq, part.dk, part.dv}, *w[4] = {whole.out, whole.dq, whole.dk, whole.dv};
+  const float *p[4] = {part.out, part.dq, part.dk, part.dv},
+              *w[4] = {whole.out, whole.dq, whole.dk, whole.dv};
   int64_t n = part.hi - part.lo;
   for (int i = 0; i < 4; i++)
     for (int b = 0; b < B; b++)
-      CHECK(memcmp(p[i] + b * n * H * D, w[i] + (b * S + part.lo) * H * D, (size_t)(n * H * D) * 4) == 0);
+      CHECK(memcmp(p[i] + b * n * H * D, w[i] + (b * S + part.lo) * H * D,
+                   (size_t)(n * H * D) * 4) == 0);
 }

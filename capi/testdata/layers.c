@@ -12,7 +12,8 @@ enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV_ };
 static ulysses_plan *planned(ulysses_context *c, int32_t flags) {
   ulysses_attention_desc d;
   ULYSSES_INIT(&d);
-  d.dtype = ULYSSES_F32, d.flags = flags, d.heads = HQ, d.kv_heads = HKV, d.head_dim = D, d.v_dim = DV;
+  d.dtype = ULYSSES_F32, d.flags = flags, d.heads = HQ, d.kv_heads = HKV, d.head_dim = D,
+  d.v_dim = DV;
   ulysses_plan *p;
   OK(ulysses_attention_plan(c, &d, &p));
   return p;
@@ -24,8 +25,8 @@ typedef struct {
   int causal, fail, calls, tries;
 } own;
 static float *at(const ulysses_tensor *t, int64_t b, int64_t i, int64_t h) {
-  return (float *)(void *)((char *)t->data + t->byte_offset) + b * t->strides[0] + i * t->strides[1] +
-         h * t->strides[2];
+  return (float *)(void *)((char *)t->data + t->byte_offset) + b * t->strides[0] +
+         i * t->strides[1] + h * t->strides[2];
 }
 static void clear(const ulysses_tensor *t) {
   for (int64_t b = 0; b < t->shape[0]; b++)
@@ -37,12 +38,14 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
   u->calls++;
   if (u->fail) return ULYSSES_NUMERIC;
   int64_t n = a->k->shape[1], d = a->q->shape[3], dv = a->v->shape[3];
-  CHECK(a->q->shape[2] == a->head_hi - a->head_lo && a->k->shape[2] == a->kv_head_hi - a->kv_head_lo && n <= 64);
+  CHECK(a->q->shape[2] == a->head_hi - a->head_lo &&
+        a->k->shape[2] == a->kv_head_hi - a->kv_head_lo && n <= 64);
   if (a->backward) clear(a->dq), clear(a->dk), clear(a->dv);
   for (int64_t b = 0; b < a->q->shape[0]; b++)
     for (int64_t h = 0; h < a->q->shape[2]; h++)
       for (int64_t i = 0; i < a->q->shape[1]; i++) {
-        int64_t kv = (a->head_lo + h) / (HQ / HKV) - a->kv_head_lo, keys = u->causal ? i + 1 + n - a->q->shape[1] : n;
+        int64_t kv = (a->head_lo + h) / (HQ / HKV) - a->kv_head_lo,
+                keys = u->causal ? i + 1 + n - a->q->shape[1] : n;
         double p[64], sum = 0, top = -1e30, inner = 0, out[DV] = {0};
         for (int64_t j = 0; j < keys; j++) {
           p[j] = 0;
@@ -52,7 +55,8 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
         }
         for (int64_t j = 0; j < keys; j++) sum += p[j] = exp(p[j] - top);
         for (int64_t j = 0; j < keys; j++)
-          for (int64_t e = 0; e < dv; e++) out[e] += (p[j] /= e ? 1 : sum) * (double)at(a->v, b, j, kv)[e];
+          for (int64_t e = 0; e < dv; e++)
+            out[e] += (p[j] /= e ? 1 : sum) * (double)at(a->v, b, j, kv)[e];
         if (!a->backward) {
           for (int64_t e = 0; e < dv; e++) at(a->out, b, i, h)[e] = (float)out[e];
           continue;
@@ -60,11 +64,15 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
         for (int64_t e = 0; e < dv; e++) inner += out[e] * (double)at(a->dout, b, i, h)[e];
         for (int64_t j = 0; j < keys; j++) {
           double ds = -inner;
-          for (int64_t e = 0; e < dv; e++) ds += (double)at(a->dout, b, i, h)[e] * (double)at(a->v, b, j, kv)[e];
-          for (int64_t e = 0; e < dv; e++) at(a->dv, b, j, kv)[e] += (float)(p[j] * (double)at(a->dout, b, i, h)[e]);
+          for (int64_t e = 0; e < dv; e++)
+            ds += (double)at(a->dout, b, i, h)[e] * (double)at(a->v, b, j, kv)[e];
+          for (int64_t e = 0; e < dv; e++)
+            at(a->dv, b, j, kv)[e] += (float)(p[j] * (double)at(a->dout, b, i, h)[e]);
           for (int64_t e = 0; e < d; e++) {
-            at(a->dq, b, i, h)[e] += (float)(p[j] * ds / sqrt((double)d) * (double)at(a->k, b, j, kv)[e]);
-            at(a->dk, b, j, kv)[e] += (float)(p[j] * ds / sqrt((double)d) * (double)at(a->q, b, i, h)[e]);
+            at(a->dq, b, i, h)[e] +=
+                (float)(p[j] * ds / sqrt((double)d) * (double)at(a->k, b, j, kv)[e]);
+            at(a->dk, b, j, kv)[e] +=
+                (float)(p[j] * ds / sqrt((double)d) * (double)at(a->q, b, i, h)[e]);
           }
         }
       }
@@ -88,7 +96,8 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
   ULYSSES_INIT(&who);
   OK(ulysses_context_query(c, &who));
   me = who.rank, ranks = who.size;
-  klo = me * (keys / ranks) + (me < keys % ranks ? me : keys % ranks), khi = klo + keys / ranks + (me < keys % ranks);
+  klo = me * (keys / ranks) + (me < keys % ranks ? me : keys % ranks),
+  khi = klo + keys / ranks + (me < keys % ranks);
   CHECK(khi - klo == info.kv_rows);
   set s = {info.lo[0], info.hi[0], klo, khi, 0, {0}, {{0}}, {0}, {0}, {{0}}};
   add(&s, s.lo, s.hi, S, HQ, D), add(&s, klo, khi, keys, HKV, D), add(&s, klo, khi, keys, HKV, DV),
@@ -105,12 +114,15 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
   g.dout = &s.t[DOUT], g.dq = &s.t[DQ], g.dk = &s.t[DK], g.dv = &s.t[DV_];
   if (u && u->tries) { // one rank's failure is its own: peers go on
     int has = size.head_hi > size.head_lo;
-    CHECK(ulysses_local_forward(plan, batch, &a, naive, u) == (u->fail && has ? ULYSSES_NUMERIC : ULYSSES_OK) &&
+    CHECK(ulysses_local_forward(plan, batch, &a, naive, u) ==
+              (u->fail && has ? ULYSSES_NUMERIC : ULYSSES_OK) &&
           u->calls == has);
     u->fail = 0;
   }
-  OK(u ? ulysses_local_forward(plan, batch, &a, naive, u) : ulysses_attention_forward(plan, batch, &a));
-  OK(u ? ulysses_local_backward(plan, batch, &a, &g, naive, u) : ulysses_attention_backward(plan, batch, &a, &g));
+  OK(u ? ulysses_local_forward(plan, batch, &a, naive, u)
+       : ulysses_attention_forward(plan, batch, &a));
+  OK(u ? ulysses_local_backward(plan, batch, &a, &g, naive, u)
+       : ulysses_attention_backward(plan, batch, &a, &g));
   free(a.saved), free(a.workspace);
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
   return s;
@@ -156,15 +168,18 @@ static set layer(ulysses_context *c, weights *out) {
     out->n[i] = weight_shape[i][0] * (weight_shape[i][1] ? weight_shape[i][1] : 1);
     memcpy(shape[i], weight_shape[i], sizeof shape[i]);
     w[i] = room((uint64_t)out->n[i] * 4), out->dw[i] = room((uint64_t)out->n[i] * 4);
-    for (int64_t k = 0; k < out->n[i]; k++) w[i][k] = number(20 + i, k) + (i >= QN ? 1.0f : 0), out->dw[i][k] = 0;
+    for (int64_t k = 0; k < out->n[i]; k++)
+      w[i][k] = number(20 + i, k) + (i >= QN ? 1.0f : 0), out->dw[i][k] = 0;
     tw[i] = ulysses_tensor_of(w[i], 1, 0, ULYSSES_F32, weight_shape[i][1] ? 2 : 1, shape[i], NULL);
-    tdw[i] = ulysses_tensor_of(out->dw[i], 1, 0, ULYSSES_F32, weight_shape[i][1] ? 2 : 1, shape[i], NULL);
+    tdw[i] = ulysses_tensor_of(out->dw[i], 1, 0, ULYSSES_F32, weight_shape[i][1] ? 2 : 1, shape[i],
+                               NULL);
   }
   OK(ulysses_batch_positions(batch, positions));
   for (int k = 0; k < 2; k++) {
     angle[k] = room((uint64_t)(turns[0] * turns[1]) * 4);
     for (int64_t i = 0; i < turns[0] * turns[1]; i++) {
-      double x = (double)positions[i / turns[1]] / pow(100, (double)(i % turns[1]) / (double)turns[1]);
+      double x =
+          (double)positions[i / turns[1]] / pow(100, (double)(i % turns[1]) / (double)turns[1]);
       angle[k][i] = (float)(k ? sin(x) : cos(x));
     }
     tturn[k] = ulysses_tensor_of(angle[k], 1, 0, ULYSSES_F32, 2, turns, NULL);
@@ -172,14 +187,14 @@ static set layer(ulysses_context *c, weights *out) {
   ulysses_attention_layer_args a;
   ulysses_attention_layer_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
-  a.hidden = HIDDEN, a.x = &s.t[X], a.wq = &tw[WQ], a.wk = &tw[WK], a.wv = &tw[WV], a.wo = &tw[WO], a.bq = &tw[BQ],
-  a.bo = &tw[BO], a.q_norm = &tw[QN], a.k_norm = &tw[KN];
+  a.hidden = HIDDEN, a.x = &s.t[X], a.wq = &tw[WQ], a.wk = &tw[WK], a.wv = &tw[WV], a.wo = &tw[WO],
+  a.bq = &tw[BQ], a.bo = &tw[BO], a.q_norm = &tw[QN], a.k_norm = &tw[KN];
   a.cos = &tturn[0], a.sin = &tturn[1], a.y = &s.t[Y];
   OK(ulysses_attention_layer_sizes(plan, batch, &a, &size));
   a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
   a.workspace_bytes = size.workspace;
-  g.dy = &s.t[DY], g.dx = &s.t[DX], g.dwq = &tdw[WQ], g.dwk = &tdw[WK], g.dwv = &tdw[WV], g.dwo = &tdw[WO],
-  g.dbq = &tdw[BQ], g.dbo = &tdw[BO];
+  g.dy = &s.t[DY], g.dx = &s.t[DX], g.dwq = &tdw[WQ], g.dwk = &tdw[WK], g.dwv = &tdw[WV],
+  g.dwo = &tdw[WO], g.dbq = &tdw[BQ], g.dbo = &tdw[BO];
   g.dq_norm = &tdw[QN], g.dk_norm = &tdw[KN];
   OK(ulysses_attention_layer_forward(plan, batch, &a));
   OK(ulysses_attention_layer_backward(plan, batch, &a, &g));
@@ -196,7 +211,8 @@ static void bf16(ulysses_context *c) {
   d.dtype = ULYSSES_BF16, d.heads = HQ, d.head_dim = D;
   ulysses_plan *plan;
   ulysses_status said = ulysses_attention_plan(c, &d, &plan);
-  CHECK(said == ULYSSES_OK || (said == ULYSSES_UNSUPPORTED && strstr(ulysses_last_error(), "BF16")));
+  CHECK(said == ULYSSES_OK ||
+        (said == ULYSSES_UNSUPPORTED && strstr(ulysses_last_error(), "BF16")));
   if (said == ULYSSES_OK) ulysses_plan_destroy(plan);
   plan = planned(c, 0);
   ulysses_batch_desc bd;
@@ -208,8 +224,10 @@ static void bf16(ulysses_context *c) {
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
-  int64_t mine = size.shared_hi - size.shared_lo, rows[4] = {B, info.rows, HKV, D}, heads[4] = {B, S, mine, D};
-  uint16_t *x = room((uint64_t)(B * info.rows * HKV * D) * 2), *y = room((uint64_t)(B * S * mine * D) * 2),
+  int64_t mine = size.shared_hi - size.shared_lo, rows[4] = {B, info.rows, HKV, D},
+          heads[4] = {B, S, mine, D};
+  uint16_t *x = room((uint64_t)(B * info.rows * HKV * D) * 2),
+           *y = room((uint64_t)(B * S * mine * D) * 2),
            *z = room((uint64_t)(B * info.rows * HKV * D) * 2);
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < info.rows * HKV * D; i++)
@@ -230,7 +248,8 @@ static void bf16(ulysses_context *c) {
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < S; i++)
       for (int64_t k = 0; k < mine * D; k++)
-        CHECK(y[((b * S + i) * mine) * D + k] == (uint16_t)(((b * S + i) * HKV + size.shared_lo) * D + k));
+        CHECK(y[((b * S + i) * mine) * D + k] ==
+              (uint16_t)(((b * S + i) * HKV + size.shared_lo) * D + k));
   in = &ty, out = &tz, a.workspace = NULL, a.workspace_bytes = 0;
   OK(ulysses_reshard_workspace(plan, batch, &a, 0, &a.workspace_bytes));
   a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
@@ -246,13 +265,16 @@ int main(int argc, char **argv) {
   open_ranks(&argc, &argv, &rank, &size, &alone, &c);
   const int32_t kinds[] = {ULYSSES_CAUSAL, 0, ULYSSES_CROSS};
   for (int i = 0; i < 3; i++) {
-    own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0}, flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};
-    set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL), theirs = attend(c, kinds[i], &mine),
-        after = attend(c, kinds[i], &flawed);
-    for (int k = OUT; k <= DV_; k++) near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ ? 0 : CLOSE);
+    own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0},
+        flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};
+    set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL),
+        theirs = attend(c, kinds[i], &mine), after = attend(c, kinds[i], &flawed);
+    for (int k = OUT; k <= DV_; k++)
+      near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ ? 0 : CLOSE);
     for (int k = OUT; k <= DV_; k++)
       if (k != LSE)
-        near("the host's own", &theirs, &whole, k, CLOSE), near("after a failure", &after, &whole, k, CLOSE);
+        near("the host's own", &theirs, &whole, k, CLOSE),
+            near("after a failure", &after, &whole, k, CLOSE);
     drop(&part), drop(&theirs), drop(&after), drop(&whole);
   }
   weights sum, want;

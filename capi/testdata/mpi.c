@@ -14,7 +14,8 @@ static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
   return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, u->comm);
 }
 
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out, const int64_t *out_bytes) {
+static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
+                        const int64_t *out_bytes) {
   collectives *u = user;
   int n, s[64], so[64], r[64], ro[64], at = 0, to = 0;
   MPI_Comm_size(u->comm, &n);
@@ -36,7 +37,8 @@ static void disagree(ulysses_context *c, int rank, int size) {
   ULYSSES_INIT(&bd);
   d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = rank == size - 1 ? D + 1 : D;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
-  CHECK(!plan && strstr(ulysses_last_error(), "dim") && strstr(ulysses_last_error(), "ulysses_attention_plan"));
+  CHECK(!plan && strstr(ulysses_last_error(), "dim") &&
+        strstr(ulysses_last_error(), "ulysses_attention_plan"));
   IS(ulysses_attention_plan(c, rank ? &d : NULL, &plan), ULYSSES_INVALID_ARGUMENT);
   d.head_dim = D, d.dropout = rank ? 0 : 0.1f;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
@@ -68,14 +70,18 @@ static void disagree(ulysses_context *c, int rank, int size) {
 // What a rank holds, and the token beside its rows that is at place i of its halo; -1 where its
 // document or its rows end.
 static int64_t rows_of(int rank) { return rank == 0 ? 3 : rank == 1 ? 0 : rank; }
-static int64_t first_of(int rank) { return rank < 2 ? rank * 3 : 3 + (int64_t)rank * (rank - 1) / 2 - 1; }
+static int64_t first_of(int rank) {
+  return rank < 2 ? rank * 3 : 3 + (int64_t)rank * (rank - 1) / 2 - 1;
+}
 static int64_t beside(int rank, int after, int i, int64_t total) {
   int64_t first = first_of(rank), mine = rows_of(rank), near = after ? first + mine - 1 : first,
           t = after ? first + mine + i : first - 2 + i;
   return mine && t >= 0 && t < total && t / 4 == near / 4 ? t : -1;
 }
 // a halo's gradient
-static float slope(int rank, int after, int b, int i) { return (float)(1 + rank + 10 * i + 100 * after + 1000 * b); }
+static float slope(int rank, int after, int b, int i) {
+  return (float)(1 + rank + 10 * i + 100 * after + 1000 * b);
+}
 
 static void rows(ulysses_context *c, int rank, int size) {
   ulysses_batch_desc bd;
@@ -104,7 +110,8 @@ static void rows(ulysses_context *c, int rank, int size) {
                  th = ulysses_tensor_of(halo, 1, 0, ULYSSES_F32, 3, hs, NULL);
   ulysses_tensor tdx = ulysses_tensor_of(dx, 1, 0, ULYSSES_F32, 3, xs, NULL);
   for (int b = 0; b < 2; b++)
-    for (int64_t i = 0; i < mine; i++) x[b * mine + i] = (float)(100 * (b + 1) + first + i), dx[b * mine + i] = 0;
+    for (int64_t i = 0; i < mine; i++)
+      x[b * mine + i] = (float)(100 * (b + 1) + first + i), dx[b * mine + i] = 0;
   for (int after = 0; after < 2; after++) {
     ulysses_halo_args a;
     ULYSSES_INIT(&a);
@@ -179,7 +186,8 @@ static void started(ulysses_context *c) {
     for (int64_t b = 0; b < B; b++)
       for (int64_t s = 0; s < S; s++)
         for (int64_t k = 0; k < h * D; k++)
-          CHECK(y[i][(b * S + s) * h * D + k] == number(i, ((b * S + s) * H + size.head_lo) * D + k));
+          CHECK(y[i][(b * S + s) * h * D + k] ==
+                number(i, ((b * S + s) * H + size.head_lo) * D + k));
     const ulysses_tensor *in[1] = {&ty[i]};
     ulysses_tensor *out[1] = {&tz[i]};
     a.in = in, a.out = out, a.workspace = ws[i];
@@ -205,7 +213,9 @@ int main(int argc, char **argv) {
   o.ulysses = size + 1;
   IS(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &own), ULYSSES_INVALID_ARGUMENT);
   o.ulysses = rank ? 0 : size;
-  if (size > 1) IS(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &own), ULYSSES_INVALID_ARGUMENT);
+  if (size > 1)
+    IS(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &own),
+       ULYSSES_INVALID_ARGUMENT);
   o.ulysses = 0;
 
   // Every rank but the last, in the other order: a proper subset.

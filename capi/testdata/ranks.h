@@ -3,8 +3,8 @@
 #include <mpi.h>
 #include "host.h"
 
-static inline void open_ranks(int *argc, char ***argv, int *rank, int *size, ulysses_context **alone,
-                              ulysses_context **all) {
+static inline void open_ranks(int *argc, char ***argv, int *rank, int *size,
+                              ulysses_context **alone, ulysses_context **all) {
   MPI_Init(argc, argv);
   MPI_Comm_rank(MPI_COMM_WORLD, rank);
   MPI_Comm_size(MPI_COMM_WORLD, size);

@@ -13,7 +13,8 @@ typedef struct {
 } set;
 
 // add makes tensor `which` of rows [lo, hi) of seq, filled as all ranks agree.
-static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, int64_t heads, int64_t d) {
+static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, int64_t heads,
+                                  int64_t d) {
   int i = s->n++;
   CHECK(i < MOST);
   int64_t shape[4] = {B, hi - lo, heads, d}, row = heads * d;
@@ -41,7 +42,8 @@ static inline void near(const char *what, const set *part, const set *whole, int
       float x = part->x[i][b * n * row + k], y = whole->x[i][(b * all + part->from[i]) * row + k];
       if (limit > 0 ? !(fabs((double)x - (double)y) <= limit * most) : memcmp(&x, &y, 4) != 0) {
         fprintf(stderr,
-                "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one rank alone has %.9g\n",
+                "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one "
+                "rank alone has %.9g\n",
                 what, i, (int)b, (int)k, (int)part->from[i], (double)x, (double)y);
         exit(9);
       }

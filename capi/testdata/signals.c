@@ -25,7 +25,8 @@ static void deep(int sig) { // 100 KB of the stack that it runs on
 static void alarms(void) {
   host_thread = pthread_self();
   int kinds[] = {SIGALRM, SIGUSR1, SIGUSR2, SIGTERM, SIGRTMIN + 3};
-  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) CHECK(signal(kinds[i], deep) != SIG_ERR);
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+    CHECK(signal(kinds[i], deep) != SIG_ERR);
   ulysses_context *c;
   ulysses_options o;
   ULYSSES_INIT(&o);
@@ -51,7 +52,8 @@ static void alarms(void) {
 static void mask(void) {
   sigset_t before, after, none;
   sigemptyset(&none), sigaddset(&none, SIGUSR2);
-  CHECK(pthread_sigmask(SIG_SETMASK, &none, NULL) == 0 && pthread_sigmask(SIG_SETMASK, NULL, &before) == 0);
+  CHECK(pthread_sigmask(SIG_SETMASK, &none, NULL) == 0 &&
+        pthread_sigmask(SIG_SETMASK, NULL, &before) == 0);
   ulysses_context *c;
   OK(ulysses_context_create_local(NULL, &c));
   free_results(attention(c, 1));
@@ -82,7 +84,8 @@ static void unreadable(void) {
   float *bad = mmap(NULL, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(bad != MAP_FAILED);
   static float x[3][S * H * D];
-  ulysses_tensor t[4] = {floats(bad, shape), floats(x[0], shape), floats(x[1], shape), floats(x[2], shape)};
+  ulysses_tensor t[4] = {floats(bad, shape), floats(x[0], shape), floats(x[1], shape),
+                         floats(x[2], shape)};
   ulysses_attention_args a;
   ULYSSES_INIT(&a);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3];
@@ -102,8 +105,8 @@ static void killed(void) {
   OK(ulysses_context_create_local(NULL, &c));
   pthread_t t;
   sigset_t all, old; // the other thread leaves the signal to the one in the call
-  sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &old), pthread_create(&t, NULL, killer, NULL),
-      pthread_sigmask(SIG_SETMASK, &old, NULL);
+  sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &old),
+      pthread_create(&t, NULL, killer, NULL), pthread_sigmask(SIG_SETMASK, &old, NULL);
   for (;;) free_results(attention(c, 100));
 }
 

@@ -36,6 +36,7 @@ var may = map[string]string{
 	"job/file":            "data train model device tensor",
 	"cmd/ulysses-mpi":     "job",
 	"capi":                "gdn sp tile cuda comm device tensor backends",
+	"capi/generate":       "",
 	"benchmarks":          "job model gdn sp comm cpu device tensor backends",
 	"backends":            "cpu cuda comm device tensor",
 	"dryrun":              "comm device tensor",

@@ -23,9 +23,10 @@ def faults(ctx):
     process."""
     ctx.use(None)  # shard has set its own lengths
     last = ctx.rank == ctx.size - 1
-    one = lambda n: ulysses.attention(
-        *[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx
-    )
+
+    def one(n):
+        return ulysses.attention(*[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx)
+
     one(36), one(37)
     refused(lambda: one(35 - last * 5), "rows")  # other lengths than those that are cached
     refused(
@@ -60,7 +61,10 @@ def check(ctx, s=29, seed=0):
     rng = np.random.default_rng(seed)
     q, k, v, dout = (rng.standard_normal((2, s, h, 16), np.float32) for h in (6, 2, 2, 6))
     lo, hi = ulysses.shard_rows(s, ctx.size, ctx.rank)
-    cut = lambda x: np.ascontiguousarray(x[:, lo:hi])
+
+    def cut(x):
+        return np.ascontiguousarray(x[:, lo:hi])
+
     out, lse, call = ulysses.attention_forward(
         cut(q), cut(k), cut(v), causal=True, seq=s, lse=True, context=ctx
     )

@@ -45,7 +45,10 @@ def attention(q, k, v, dout=None, scale=None, see=None):
     ds = p * (dp - (dp * p).sum(-1, keepdims=True)) * scale
     dq = np.einsum("bhij,bjhd->bihd", ds, kh)
     dk, dv = np.einsum("bhij,bihd->bjhd", ds, q), np.einsum("bhij,bihd->bjhd", p, dout)
-    fold = lambda x: x.reshape(*x.shape[:2], -1, group, x.shape[-1]).sum(3)
+
+    def fold(x):
+        return x.reshape(*x.shape[:2], -1, group, x.shape[-1]).sum(3)
+
     return out, lse, dq, fold(dk), fold(dv)
 
 

@@ -51,10 +51,7 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(str(e))
             continue
-        for name, args in _struct.FUNCTIONS.items():
-            f = _symbol(lib, name, path)
-            f.argtypes, f.restype = args, ctypes.c_int32
-        for name, (result, args) in _struct.OTHERS.items():
+        for name, (result, args) in _struct.FUNCTIONS.items():
             f = _symbol(lib, name, path)
             f.argtypes, f.restype = args, result
         check_version(lib.ulysses_version())

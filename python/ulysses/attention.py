@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import _struct
@@ -256,7 +256,7 @@ def attention(
     Returns out [B, rows, H, Dv] in the layout of q. Errors: InvalidArgument, Unsupported, CommError. Source: Jacobs et al. 2023,
     arXiv:2309.14509. Results are those of one rank bit for bit, except gradients of a key head whose query heads lie on several ranks.
     """
-    options = dict(
+    options: dict[str, Any] = dict(
         causal=causal,
         window=window,
         scale=scale,
@@ -269,9 +269,15 @@ def attention(
         context=context,
     )
     if is_torch(q):
-        from ._torch import attention as differentiable
+        from ._torch import differentiable, wants_gradient
 
-        return differentiable(q, k, v, options)
+        def run(q: Any, k: Any, v: Any) -> tuple[Any, tuple, Any]:
+            out, _, call = attention_forward(q, k, v, save=True, **options)
+            saved, kept = (call.saved,), replace(call, saved=None)
+            return out, saved, lambda s, dout: attention_backward(replace(kept, saved=s[0]), dout)
+
+        if wants_gradient(q, k, v):
+            return differentiable(run, q, k, v)
     return attention_forward(q, k, v, save=False, **options)[0]
 
 

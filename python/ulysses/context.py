@@ -179,8 +179,8 @@ class Context:
         host = _struct.HostComm(
             rank=comm.rank,
             size=comm.size,
-            allgather=_struct.AllGather(guarded(allgather)),
-            alltoallv=_struct.AllToAllV(guarded(alltoallv)),
+            allgather=_struct.Allgather(guarded(allgather)),
+            alltoallv=_struct.Alltoallv(guarded(alltoallv)),
         )
         self._keep.append(host)
         return host

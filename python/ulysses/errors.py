@@ -1,28 +1,17 @@
-"""Statuses of the library as exceptions.
+"""Exceptions for the library's statuses.
 
-Every exception carries `status`, the number that the C call returned, and the library's sentence: operation, values, remedy.
-Each also derives from Python's own class of that meaning, so `except ValueError` catches a wrong argument.
+Each exception has `status`, the number that the C call returned, and the library's message: the
+function, what is wrong with its values, and what to do. Each class also derives from the matching
+built-in class, so `except ValueError` catches an invalid argument.
 """
 
 from __future__ import annotations
 
-import enum
+from typing import Any
 
+from ._struct import Status
 
-class Status(enum.IntEnum):
-    """Outcomes of a call: the same numbers in C, and as exit codes of the program."""
-
-    OK = 0
-    INVALID_ARGUMENT = 1
-    INVALID_CONFIG = 2
-    UNSUPPORTED = 3
-    OUT_OF_MEMORY = 4
-    COMM = 5
-    DEVICE = 6
-    IO = 7
-    NUMERIC = 8
-    INTERNAL = 10
-    PREEMPTED = 75
+_classes: dict[int, type[UlyssesError]] = {}
 
 
 class UlyssesError(Exception):
@@ -35,88 +24,57 @@ class UlyssesError(Exception):
         if status is not None:
             self.status = status
 
-
-class InvalidArgument(UlyssesError, ValueError):
-    """A call that cannot be right: a shape, a type, a handle."""
-
-    status = Status.INVALID_ARGUMENT
-
-
-class InvalidConfig(UlyssesError, ValueError):
-    """A configuration or data that cannot be right."""
-
-    status = Status.INVALID_CONFIG
+    def __init_subclass__(cls, status: Status | None = None, **options: Any):
+        super().__init_subclass__(**options)
+        if status is not None:
+            cls.status = status
+            _classes[int(status)] = cls
 
 
-class Unsupported(UlyssesError, NotImplementedError):
-    """Right, but not built; refused by name."""
-
-    status = Status.UNSUPPORTED
+class InvalidArgument(UlyssesError, ValueError, status=Status.INVALID_ARGUMENT):
+    """A shape, type, value or handle is wrong."""
 
 
-class OutOfMemory(UlyssesError, MemoryError):
-    """Does not fit."""
-
-    status = Status.OUT_OF_MEMORY
+class InvalidConfig(UlyssesError, ValueError, status=Status.INVALID_CONFIG):
+    """A configuration or data is wrong."""
 
 
-class CommError(UlyssesError, ConnectionError):
-    """A peer is late, dead or disagrees."""
-
-    status = Status.COMM
+class Unsupported(UlyssesError, NotImplementedError, status=Status.UNSUPPORTED):
+    """Valid, but not implemented; the message names it."""
 
 
-class DeviceError(UlyssesError, RuntimeError):
-    """A device or its library failed, or no library was found."""
-
-    status = Status.DEVICE
+class OutOfMemory(UlyssesError, MemoryError, status=Status.OUT_OF_MEMORY):
+    """An allocation failed."""
 
 
-class InputOutputError(UlyssesError, OSError):
+class CommError(UlyssesError, ConnectionError, status=Status.COMM):
+    """The communicator failed, a peer is late or has failed, or the ranks disagree."""
+
+
+class DeviceError(UlyssesError, RuntimeError, status=Status.DEVICE):
+    """A device or its driver failed, or libulysses.so was not found."""
+
+
+class InputOutputError(UlyssesError, OSError, status=Status.IO):
     """A file could not be read or written."""
-
-    status = Status.IO
 
     def __str__(self) -> str:  # OSError would print its own number
         return str(self.args[0])
 
 
-class NumericError(UlyssesError, ArithmeticError):
-    """NaN or infinity where a number is needed."""
-
-    status = Status.NUMERIC
+class NumericError(UlyssesError, ArithmeticError, status=Status.NUMERIC):
+    """NaN or Inf where a finite number is required."""
 
 
-class InternalError(UlyssesError, RuntimeError):
-    """A fault of the library itself."""
-
-    status = Status.INTERNAL
+class InternalError(UlyssesError, RuntimeError, status=Status.INTERNAL):
+    """A bug of the library."""
 
 
-class Preempted(UlyssesError, RuntimeError):
-    """Stopped in time."""
-
-    status = Status.PREEMPTED
-
-
-_CLASSES: dict[int, type[UlyssesError]] = {
-    int(c.status): c
-    for c in (
-        InvalidArgument,
-        InvalidConfig,
-        Unsupported,
-        OutOfMemory,
-        CommError,
-        DeviceError,
-        InputOutputError,
-        NumericError,
-        InternalError,
-        Preempted,
-    )
-}
+class Preempted(UlyssesError, RuntimeError, status=Status.PREEMPTED):
+    """The scheduler stopped the program before it was finished."""
 
 
 def error_of(status: int, text: str) -> UlyssesError:
-    """The exception for a status, with the library's sentence."""
-    cls = _CLASSES.get(status)
+    """Returns the exception for a status, with the library's message."""
+    cls = _classes.get(status)
     return cls(text) if cls else UlyssesError(text, status)

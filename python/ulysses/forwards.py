@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from . import mixers
@@ -21,29 +19,15 @@ from .agreement import describe
 from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
+from .model_call import KEY, Forward, entered, inside
 from .packing import Rows, sequences_of
 from .plan import Sequences, shard_rows
 
 contexts: dict[str, Context | None] = {}  # by attn_implementation
-_thread = threading.local()
-
-
-@dataclass
-class Forward:
-    """One call of a model, as the ranks have agreed on it."""
-
-    context: Context
-    sequences: Sequences
-    rows: int
-    past: int = 0  # tokens of a key cache, on one rank
-
-
-def inside() -> Forward | None:
-    """The model's call that this thread is in, or None."""
-    return getattr(_thread, "forward", None)
 
 
 def install() -> None:
+    """Wraps PreTrainedModel.__call__, once."""
     from transformers import PreTrainedModel
 
     original = PreTrainedModel.__call__
@@ -53,14 +37,11 @@ def install() -> None:
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self.config, "_attn_implementation", None)
-        if name not in contexts or mixers.KEY in kwargs or inside() is not None:
+        if name not in contexts or KEY in kwargs or inside() is not None:
             return original(self, *args, **kwargs)
         args, kwargs, forward = begin(self, current(contexts[name]), args, kwargs)
-        _thread.forward = forward
-        try:
+        with entered(forward):
             return original(self, *args, **kwargs)
-        finally:
-            _thread.forward = None
 
     __call__.ulysses = True  # type: ignore[attr-defined]
     PreTrainedModel.__call__ = __call__
@@ -217,7 +198,7 @@ def begin(
         if ids is None:
             changed["position_ids"] = _positions(ctx, forward, tokens)
     if rest:
-        changed[mixers.KEY] = forward
+        changed[KEY] = forward
     for name, value in changed.items():
         if name in signature.parameters:
             bound.arguments[name] = value

@@ -260,7 +260,7 @@ def chunk_gated_delta_rule(
     Returns (o [B, rows, HV, V], final_state or None). What is computed from final_state must be the same on every rank, and so its gradient; the gradient of
     initial_state is whole on every rank. Errors: InvalidArgument, Unsupported, CommError. Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
     """
-    options = dict(
+    options: dict[str, Any] = dict(
         scale=scale,
         output_final_state=output_final_state,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -271,9 +271,27 @@ def chunk_gated_delta_rule(
         context=context,
     )
     if is_torch(q):
-        from ._torch import delta_rule
+        from ._torch import differentiable, wants_gradient
 
-        return delta_rule(q, k, v, g, beta, initial_state, options)
+        def run(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> tuple[Any, tuple, Any]:
+            out, final, call = gated_delta_rule_forward(
+                q, k, v, g, beta, initial_state=state, save=True, **options
+            )
+            saved = call.saved, call.initial_state
+            kept = replace(call, saved=None, initial_state=None)
+            like, shape = out.new_empty(0), out.shape
+            dtypes = [None if x is None else x.dtype for x in (g, beta, state)]
+
+            def back(saved: tuple, do: Any, dfinal: Any) -> tuple:
+                call = replace(kept, saved=saved[0], initial_state=saved[1])
+                do = like.new_zeros(shape) if do is None else do
+                dq, dk, dv, *rest = gated_delta_rule_backward(call, do, dfinal)
+                return dq, dk, dv, *(x if x is None else x.to(t) for x, t in zip(rest, dtypes))
+
+            return (out, final), saved, back
+
+        if wants_gradient(q, k, v, g, beta, initial_state):
+            return differentiable(run, q, k, v, g, beta, initial_state)
     return gated_delta_rule_forward(
         q, k, v, g, beta, initial_state=initial_state, save=False, **options
     )[:2]

@@ -13,13 +13,19 @@ from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Lengths
-from .tensors import block, dtype_of, empty, is_torch, one_library, stream_of, view
+from .tensors import (
+    block,
+    dense,
+    dense_strides,
+    dtype_of,
+    empty,
+    is_torch,
+    one_library,
+    stream_of,
+    view,
+)
 
 ACTIVATIONS = (None, "silu", "swish")
-
-
-def _dense(x: Any) -> Any:
-    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
 
 
 def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward: bool) -> None:
@@ -109,14 +115,29 @@ def halo(
     Use `causal_conv1d`, which keeps documents apart. Errors: InvalidArgument, Unsupported, CommError.
     """
     ctx, batch = settle("ulysses.halo", x, n, seq, cu_seqlens, context)
-    if is_torch(x):
-        from ._torch import halo as differentiable
+    return _settled_halo(x, n, ctx, batch)
 
-        return differentiable(x, n, ctx, batch)
-    x = _dense(x)
-    out = empty(x, (x.shape[0], abs(n), *x.shape[2:]))
-    exchange(ctx, batch, x, out, n, True)
-    return out
+
+def _settled_halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
+    """`halo` on a batch that the ranks have agreed on."""
+
+    def run(x: Any) -> tuple[Any, tuple, Any]:
+        shape = x.shape
+        out = empty(x, (shape[0], abs(n), *shape[2:]))
+        exchange(ctx, batch, dense(x), out, n, True)
+
+        def back(saved: tuple, dhalo: Any) -> tuple:
+            dx = dhalo.new_zeros(shape)
+            exchange(ctx, batch, dx, dense(dhalo), n, False)
+            return (dx,)
+
+        return out, (), back
+
+    if is_torch(x):
+        from ._torch import differentiable
+
+        return differentiable(run, x)
+    return run(x)[0]
 
 
 def halo_backward(
@@ -137,7 +158,7 @@ def halo_backward(
                 f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} for dx {tuple(dx.shape)} {dx.dtype} and n {n}: give {tuple(want)} of dx's type"
             )
         strides = view(dx)
-        if strides.strides != tuple(_steps(strides.shape)):
+        if strides.strides != tuple(dense_strides(strides.shape)):
             raise InvalidArgument(
                 "ulysses.halo_backward: dx is not dense: give a contiguous array, which the gradient is added to"
             )
@@ -145,13 +166,7 @@ def halo_backward(
     ctx, batch = settle(
         "ulysses.halo_backward", dx, n, seq, cu_seqlens, context, {"dhalo": dhalo}, check
     )
-    exchange(ctx, batch, dx, _dense(dhalo), n, False)
-
-
-def _steps(shape: Sequence[int]) -> list[int]:
-    from .tensors import _dense as steps
-
-    return steps(shape)
+    exchange(ctx, batch, dx, dense(dhalo), n, False)
 
 
 def causal_conv1d(
@@ -206,13 +221,9 @@ def causal_conv1d(
     )
     width = weight.shape[1]
     if is_torch(x):
-        from ._torch import causal_conv1d as differentiable
-
-        return differentiable(x, weight, bias, activation, ctx, batch)
-    x = _dense(x)
-    before = empty(x, (x.shape[0], width - 1, x.shape[2]))
-    if width > 1:
-        exchange(ctx, batch, x, before, width - 1, True)
+        return _convolve_torch(x, weight, bias, activation, ctx, batch)
+    x = dense(x)
+    before = _settled_halo(x, width - 1, ctx, batch) if width > 1 else x[:, :0]
     longer, rows = np.concatenate([before, x], 1), x.shape[1]
     at = np.asarray(batch.positions(), np.int64).reshape(x.shape[0], rows, 1)  # inside its document
     y = np.zeros_like(x)
@@ -223,3 +234,33 @@ def causal_conv1d(
         )
     y = y if bias is None else y + bias
     return y if activation is None else y / (1 + np.exp(-y))
+
+
+def _convolve_torch(
+    x: Any, weight: Any, bias: Any, activation: str | None, ctx: Context, batch: Batch
+) -> Any:
+    """causal_conv1d of PyTorch tensors on a batch that the ranks have agreed on."""
+    import torch
+
+    width, rows = weight.shape[1], x.shape[1]
+    longer = torch.cat([_settled_halo(x, width - 1, ctx, batch), x], 1) if width > 1 else x
+    at = torch.tensor(batch.positions(), dtype=torch.int64).reshape(
+        x.shape[0], rows
+    )  # inside its document
+    # The halo is already zero before the document of the first row. Only documents that start at a
+    # later row need a mask.
+    if rows == 0:
+        y = x * 1
+    elif bool((at[:, 1:] >= 1).all()):
+        y = torch.nn.functional.conv1d(
+            longer.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
+        ).transpose(1, 2)
+    else:
+        at = at.to(x.device)[:, :, None]
+        y = sum(
+            torch.where(at >= j, longer[:, width - 1 - j : width - 1 - j + rows], 0)
+            * weight[:, width - 1 - j].to(x.dtype)
+            for j in range(width)
+        )
+    y = y if bias is None else y + bias.to(x.dtype)
+    return y if activation is None else torch.nn.functional.silu(y)

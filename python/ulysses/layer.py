@@ -17,6 +17,7 @@ from .errors import InvalidArgument, Unsupported
 from .plan import Batch, Lengths, Plan
 from .tensors import (
     block,
+    dense,
     dtype_of,
     empty,
     is_torch,
@@ -28,6 +29,7 @@ from .tensors import (
 )
 
 WEIGHTS = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm")
+INPUTS = ("x", *WEIGHTS, "cos", "sin")
 
 
 @dataclass
@@ -41,9 +43,11 @@ class LayerCall:
     eps: float
 
 
-def _args(plan: Plan, inputs: dict[str, Any], eps: float) -> tuple[_struct.LayerArgs, list[Any]]:
+def _args(
+    plan: Plan, inputs: dict[str, Any], eps: float
+) -> tuple[_struct.AttentionLayerArgs, list[Any]]:
     views = {name: view(x) for name, x in inputs.items() if x is not None}
-    args = _struct.LayerArgs(
+    args = _struct.AttentionLayerArgs(
         hidden=inputs["x"].shape[2],
         eps=eps,
         stream=stream_of(inputs["x"]),
@@ -149,10 +153,7 @@ def attention_layer_forward(
     (planned, lengths), counts = ctx.agree("ulysses.attention_layer", prepare)
     sequences = lengths.settle(counts)
     plan, batch = ctx._plan(**planned), ctx._batch(sequences)
-    inputs = {
-        name: None if t is None else (t.contiguous() if is_torch(t) else np.ascontiguousarray(t))
-        for name, t in given.items()
-    }
+    inputs = {name: None if t is None else dense(t) for name, t in given.items()}
     y = empty(x, x.shape)
     args, keep = _args(plan, inputs, eps)
     out, sizes = view(y), _struct.Sizes()
@@ -177,7 +178,7 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     check_gradient("ulysses.attention_layer_backward", call, dy, tuple(call.inputs["x"].shape))
     plan, batch, ctx = call.plan, call.batch, call.plan.context
     dy = without_zero_strides(dy)
-    dy = dy.contiguous() if is_torch(dy) else np.ascontiguousarray(dy)
+    dy = dense(dy)
     grads = {"x": empty(dy, call.inputs["x"].shape)}
     for name in WEIGHTS:
         if call.inputs[name] is not None:
@@ -196,7 +197,7 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
     args.saved, args.saved_bytes = view(call.saved).data, call.saved.shape[0]
     views = {name: view(t) for name, t in grads.items()}
-    g = _struct.LayerGrads(
+    g = _struct.AttentionLayerGrads(
         dy=view(dy).pointer(), **{"d" + name: v.pointer() for name, v in views.items()}
     )
     ctx._call(
@@ -222,11 +223,29 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
 
     Returns y [B, rows, hidden]. Gradients of weights are this rank's share: sum them over the ranks. Errors: InvalidArgument, Unsupported, CommError.
     """
+    names = [n for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None]
+    tensors = dict(zip(INPUTS, (x, wq, wk, wv, wo))) | {n: options.pop(n) for n in names}
     if is_torch(x):
-        from ._torch import attention_layer as differentiable
+        from ._torch import differentiable, wants_gradient
 
-        return differentiable(x, wq, wk, wv, wo, options)
-    return attention_layer_forward(x, wq, wk, wv, wo, save=False, **options)[0]
+        def run(*given: Any) -> tuple[Any, tuple, Any]:
+            y, call = attention_layer_forward(**dict(zip(tensors, given)), **options)
+            saved = (call.saved, *(call.inputs[name] for name in names))
+            kept = replace(call, saved=None, inputs={})
+
+            def back(saved: tuple, dy: Any) -> tuple:
+                inputs = {**dict.fromkeys(INPUTS), **dict(zip(names, saved[1:]))}
+                grads = attention_layer_backward(replace(kept, saved=saved[0], inputs=inputs), dy)
+                return tuple(
+                    grads[name].to(inputs[name].dtype) if name in grads else None for name in names
+                )
+
+            return y, saved, back
+
+        names = list(tensors)
+        if wants_gradient(*tensors.values()):
+            return differentiable(run, *tensors.values())
+    return attention_layer_forward(**tensors, save=False, **options)[0]
 
 
 @dataclass
@@ -412,11 +431,47 @@ def local_attention(
     Returns out [B, rows, H, Dv] in the layout of q. A rank without heads does not call it. Errors: InvalidArgument, Unsupported (CUDA), CommError.
     """
     if is_torch(q):
-        from ._torch import local_attention as differentiable
-
-        return differentiable(q, k, v, function, options)
+        return _local_torch(q, k, v, function, options)
 
     def write(t: LocalTensors) -> None:
         t.out[...] = function(t.q, t.k, t.v)
 
+    return local_attention_forward(q, k, v, write, save=False, **options)[0]
+
+
+def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: dict) -> Any:
+    """`local_attention` of PyTorch tensors. Backward calls the function again and differentiates it."""
+    import torch
+
+    from ._tiled import leaves
+    from ._torch import differentiable, wants_gradient
+
+    def write(t: LocalTensors) -> None:
+        with torch.no_grad():
+            t.out.copy_(function(t.q, t.k, t.v))
+
+    def write_grads(t: LocalTensors) -> None:
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
+            out = function(*inputs)
+            lost = [tuple(x.shape) for x in leaves(out, 0) if all(x is not own for own in inputs)]
+            if lost:
+                raise InvalidArgument(
+                    f"ulysses.local_attention: the function uses tensors of shapes {lost} that need a gradient; only q, k and v get one: detach the others"
+                )
+            grads = torch.autograd.grad(out, inputs, t.dout, allow_unused=True)
+        for to, grad in zip((t.dq, t.dk, t.dv), grads):
+            to.zero_() if grad is None else to.copy_(grad)
+
+    def run(q: Any, k: Any, v: Any) -> tuple[Any, tuple, Any]:
+        out, call = local_attention_forward(q, k, v, write, **options)
+        saved, kept = (call.saved,), replace(call, saved=None)
+
+        def back(saved: tuple, dout: Any) -> tuple:
+            return local_attention_backward(replace(kept, saved=saved[0]), dout, write_grads)
+
+        return out, saved, back
+
+    if wants_gradient(q, k, v):
+        return differentiable(run, q, k, v)
     return local_attention_forward(q, k, v, write, save=False, **options)[0]

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from .errors import Unsupported
-
-KEY = "ulysses_forward"  # keyword under which layers receive the Forward of their model's call
+from .gdn import chunk_gated_delta_rule
+from .halo import causal_conv1d
+from .model_call import KEY, Forward, inside
 
 # Only layers that read other tokens take an argument with one of these names.
 _MIXING = {
@@ -151,8 +152,6 @@ def _replace(cls: type) -> None:
         attention_mask: Any = None,
         **kwargs: Any,
     ) -> Any:
-        from .forwards import inside
-
         call = kwargs.pop(KEY, None) or inside()
         if call is None or cache_params is not None:  # only a call on one rank has a cache
             return original(
@@ -168,16 +167,13 @@ def _replace(cls: type) -> None:
     cls.forward = forward  # type: ignore[attr-defined]
 
 
-def gated_delta_net(layer: Any, x: Any, call: Any) -> Any:
+def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
     """The linear attention layer of Qwen3.5 and Qwen3-Next on this rank's rows. Collective.
 
     x [B, rows, hidden] to [B, rows, hidden]. Projections, gates and the gated norm are local to a
     token. The causal convolution and the gated delta rule run over the documents of all ranks.
     Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464."""
     import torch
-
-    from .gdn import chunk_gated_delta_rule
-    from .halo import causal_conv1d
 
     b, rows, _ = x.shape
     if hasattr(layer, "in_proj_qkv"):

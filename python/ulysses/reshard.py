@@ -174,9 +174,7 @@ class Pending:
 
     def wait(self) -> Any:
         if self._result is None:
-            from ._torch import finish
-
-            self._result = finish(self._x, self._move, self._request)
+            self._result = _joined(self._x, self._move, lambda x: self._request.wait())
             self._x = None
         return self._result
 
@@ -187,11 +185,16 @@ def _go(x: Any, move: Move, async_op: bool) -> Any:
     if async_op:
         request = move.start(x.detach() if is_torch(x) else x)
         return Pending(x, move, request) if is_torch(x) else request
-    if is_torch(x):
-        from ._torch import reshard
+    return _joined(x, move, move.run) if is_torch(x) else move.run(x)
 
-        return reshard(x, move)
-    return move.run(x)
+
+def _joined(x: Any, move: Move, forward: Callable[[Any], Any]) -> Any:
+    """forward(x), the result of a move, joined to the graph of x: the reverse move is its backward."""
+    from ._torch import differentiable
+
+    return differentiable(
+        lambda x: (forward(x), (), lambda saved, dout: (move.back().run(dout),)), x
+    )
 
 
 def _axes(x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
@@ -356,11 +359,16 @@ def reduce_sequence_parallel_loss(
 
     ctx.agree("ulysses.reduce_sequence_parallel_loss", prepare)
     if is_torch(loss):
-        from ._torch import loss as differentiable
+        from ._torch import differentiable
 
-        return differentiable(
-            loss, num_valid_tokens, ctx, float(ctx.size if gradients == "averaged" else 1)
-        )
+        factor = float(ctx.size if gradients == "averaged" else 1)
+
+        def run(loss: Any) -> tuple[Any, tuple, Any]:
+            mean, own, total = reduce_loss(float(loss.detach()), int(num_valid_tokens), ctx)
+            scale = factor * own / max(total, 1)
+            return loss.new_tensor(mean), (), lambda saved, grad: (grad * scale,)
+
+        return differentiable(run, loss)
     return reduce_loss(float(loss), int(num_valid_tokens), ctx)[0]
 
 

@@ -70,7 +70,7 @@ class View:
         )
         self.shape, self._c = tuple(shape), None
         self.strides = (
-            tuple(strides) if 0 not in self.shape else tuple(_dense(self.shape))
+            tuple(strides) if 0 not in self.shape else tuple(dense_strides(self.shape))
         )  # NumPy gives empty arrays strides of 0
 
     def permute(self, *axes: int) -> View:
@@ -171,7 +171,7 @@ def _from_cuda(x: Any) -> View:
         raise InvalidArgument(
             f"ulysses: an array with strides of {strides} bytes and elements of {size}: copy it first"
         )
-    steps = _dense(a["shape"]) if strides is None else [s // size for s in strides]
+    steps = dense_strides(a["shape"]) if strides is None else [s // size for s in strides]
     return View(x, a["data"][0], _struct.CUDA, current_gpu(), dtype, a["shape"], steps)
 
 
@@ -181,7 +181,7 @@ def _from_dlpack(x: Any) -> View:
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     t = _Managed.from_address(get(capsule, b"dltensor")).tensor
     shape = [t.shape[i] for i in range(t.ndim)]
-    strides = [t.strides[i] for i in range(t.ndim)] if t.strides else _dense(shape)
+    strides = [t.strides[i] for i in range(t.ndim)] if t.strides else dense_strides(shape)
     # The capsule, which was not consumed, frees the tensor when the view goes.
     return View(
         (x, capsule),
@@ -194,11 +194,17 @@ def _from_dlpack(x: Any) -> View:
     )
 
 
-def _dense(shape: Sequence[int]) -> list[int]:
+def dense_strides(shape: Sequence[int]) -> list[int]:
+    """The row-major strides of a shape, in elements."""
     strides, n = [0] * len(shape), 1
     for i in reversed(range(len(shape))):
         strides[i], n = n, n * max(1, shape[i])
     return strides
+
+
+def dense(x: Any) -> Any:
+    """x, or a row-major copy if x is not row-major."""
+    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
 
 
 def without_zero_strides(x: Any) -> Any:
@@ -207,7 +213,7 @@ def without_zero_strides(x: Any) -> Any:
     refused = any(s <= 0 and n > 1 for n, s in zip(v.shape, v.strides))
     if not refused and (v.shape[-1:] in ((), (0,), (1,)) or v.strides[-1] == 1):
         return x
-    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+    return dense(x)
 
 
 def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import forwards, mixers
+from . import forwards
 from .attention import attention
 from .context import Context, current
 from .errors import Unsupported
+from .model_call import KEY, inside
 
 # Masks made of these functions need no array: the library computes causality and windows, and the
 # model's call has found documents and padding.
@@ -111,7 +112,7 @@ def transformers_attention(
     Inside a call of a model, the call's documents are used. Otherwise they are found here, from
     position_ids [B, rows] and attention_mask [B, rows] of all ranks. Options that are not built raise
     Unsupported, which names the option."""
-    call = others.pop(mixers.KEY, None) or forwards.inside()
+    call = others.pop(KEY, None) or inside()
     ctx = call.context if call is not None else current(context)
     refused = {
         "dropout": dropout or None,
