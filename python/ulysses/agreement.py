@@ -35,7 +35,10 @@ def agree(
     ranks raise an exception of the same class that names the rank. If arguments differ, every rank
     raises InvalidArgument, which names the first one that differs.
     """
-    error, same, counts, result = None, {}, (), None
+    error: BaseException | None = None
+    same: Mapping[str, Any] = {}
+    counts: tuple[int, ...] = ()
+    result: Any = None
     try:
         same, counts, result = prepare()
     except Exception as e:
@@ -43,7 +46,7 @@ def agree(
             raise
         error = e
     if comm.size == 1:
-        return result, [tuple(counts)]  # type: ignore[return-value]
+        return result, [tuple(counts)]
     text = repr((operation, sorted(same.items())))
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     send = _MESSAGE.pack(error is not None, digest, *counts, *(0,) * (_MOST - len(counts)))
@@ -57,7 +60,7 @@ def agree(
     each = [_MESSAGE.unpack_from(receive, rank * len(send)) for rank in range(comm.size)]
     if any(fault for fault, *_ in each) or len({other for _, other, *_ in each}) > 1:
         _refuse(comm, operation, same, error)
-    return result, [row[2 : 2 + len(counts)] for row in each]  # type: ignore[return-value]
+    return result, [row[2 : 2 + len(counts)] for row in each]
 
 
 def _refuse(

@@ -366,7 +366,7 @@ class _World:
 
 
 def _memory(address: int | None, n: int) -> memoryview:
-    if not n:
+    if not n or address is None:
         return memoryview(bytearray(0))
     return memoryview((ctypes.c_uint8 * n).from_address(address)).cast("B")
 

@@ -168,7 +168,7 @@ def _prepare(
     more = -s % size if pad else 0
     if more:
         starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
-    cut = {
+    cut: dict[str, Any] = {
         k: dims[k] if k in dims else (1 if v.ndim >= 2 and v.shape[1] == s else None)
         for k, v in tensors.items()
     }

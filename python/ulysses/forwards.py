@@ -114,11 +114,8 @@ def begin(
         given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
     )
     batch, rows = tuple(tokens.shape[:2]) if tokens is not None and tokens.ndim >= 2 else (0, 0)
-    cache, ids, mask = (
-        given.get("past_key_values"),
-        given.get("position_ids"),
-        given.get("attention_mask"),
-    )
+    cache: Any = given.get("past_key_values")
+    ids, mask = given.get("position_ids"), given.get("attention_mask")
     past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
     if (
         past
@@ -193,7 +190,9 @@ def begin(
     else:
         no_cache = {}
     forward = Forward(ctx, sequences, rows, past)
-    changed = {name: None for name in ("attention_mask",) if given.get(name) is not None} | no_cache
+    changed: dict[str, Any] = {
+        name: None for name in ("attention_mask",) if given.get(name) is not None
+    } | no_cache
     if ctx.size > 1:
         if ids is None:
             changed["position_ids"] = _positions(ctx, forward, tokens)

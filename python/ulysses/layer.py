@@ -301,14 +301,10 @@ def _run(
     def call(user: Any, pointer: Any) -> int:
         try:
             c = pointer.contents
-            function(
-                LocalTensors(
-                    *(_seen(getattr(c, x), torch) for x in ("q", "k", "v", "out")),
-                    (c.head_lo, c.head_hi),
-                    (c.kv_head_lo, c.kv_head_hi),
-                    *(_seen(getattr(c, x), torch) for x in ("dout", "dq", "dk", "dv")),
-                )
-            )
+            names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+            arrays = {name: _seen(getattr(c, name), torch) for name in names}
+            heads, kv_heads = (c.head_lo, c.head_hi), (c.kv_head_lo, c.kv_head_hi)
+            function(LocalTensors(heads=heads, kv_heads=kv_heads, **arrays))
             return 0
         except BaseException as e:  # it must not cross C
             failed.append(e)

@@ -95,6 +95,7 @@ def _refused(model: Any) -> Iterator[str]:
     for name, m in model.named_modules():
         if any(name.startswith(prefix + ".") for prefix in ours):
             continue
+        cls: Any = type(m)
         if type(m).__name__ in _DELTA_NETS and not _missing(m):
             ours.append(name)
         elif isinstance(m, convolutions):
@@ -107,7 +108,7 @@ def _refused(model: Any) -> Iterator[str]:
         elif (
             _mixes(m)
             and not any(_mixes(child) for child in m.modules() if child is not m)
-            and not _asks_the_interface(type(m))
+            and not _asks_the_interface(cls)
         ):
             yield f"{name} is a {type(m).__name__}, which mixes tokens without the attention interface"
 
@@ -127,7 +128,7 @@ def _mixes(m: Any) -> bool:
 
 
 @functools.cache
-def _asks_the_interface(cls: type) -> bool:
+def _asks_the_interface(cls: Any) -> bool:
     """Whether a method of the class takes its attention function from transformers' interface."""
     for owner in cls.__mro__:
         for f in vars(owner).values():
@@ -188,7 +189,9 @@ def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
             layer.in_proj_qkvz(x), layer.in_proj_ba(x)
         )
         mixed = torch.cat([y.reshape(b, rows, -1) for y in (q, k, v)], -1)
-    where = dict(seq=call.sequences.seq, cu_seqlens=call.sequences.cu_seqlens, context=call.context)
+    where: dict[str, Any] = dict(
+        seq=call.sequences.seq, cu_seqlens=call.sequences.cu_seqlens, context=call.context
+    )
     mixed = causal_conv1d(
         mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **where
     )

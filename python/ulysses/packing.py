@@ -34,12 +34,13 @@ class Rows:
     def of(cls, position_ids: Any, mask: Any, batch: int) -> Rows:
         ids, shown = _numpy(position_ids, np.int64, batch), _numpy(mask, np.bool_, batch)
         none = np.zeros((0, 2), np.int64)
-        rows = ids is not None and ids.shape[1]
+        if ids is not None and not ids.shape[1]:
+            ids = None
         return cls(
-            ids[:, 0].copy() if rows else None,
-            ids[:, -1].copy() if rows else None,
-            _places(np.diff(ids, axis=1) != 1) if rows else none,
-            bool(rows) and bool((ids == np.arange(ids.shape[1])).all()),
+            None if ids is None else ids[:, 0].copy(),
+            None if ids is None else ids[:, -1].copy(),
+            none if ids is None else _places(np.diff(ids, axis=1) != 1),
+            ids is not None and bool((ids == np.arange(ids.shape[1])).all()),
             None if shown is None or not shown.shape[1] else shown[:, 0].copy(),
             none if shown is None else _places(shown[:, 1:] != shown[:, :-1]),
         )
@@ -91,8 +92,9 @@ def sequences_of(
     at = 0
     for rank, (n, r) in enumerate(zip(counts, each)):
         begins[r.starts[:, 0], at + r.starts[:, 1]] = True
-        if rank and r.first is not None:
-            begins[:, at] |= each[rank - 1].last + 1 != r.first
+        before = each[rank - 1].last if rank else None
+        if r.first is not None and before is not None:
+            begins[:, at] |= before + 1 != r.first
         if r.shown is not None:
             turns = np.zeros((batch, n), np.int64)
             turns[r.turns[:, 0], r.turns[:, 1]] = 1

@@ -82,6 +82,7 @@ class _Made:
 
 class _Planned(_Made):
     _destroy = "ulysses_plan_destroy"
+    key: tuple  # the options that it was made from
 
     def sizes(self, batch: Batch | None = None) -> _struct.Sizes:
         """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""

@@ -111,13 +111,10 @@ class Request:
         finish: Callable[[], Any],
         blocking: bool,
     ):
-        self._context, self._finish, self._result, self._handle = (
-            context,
-            finish,
-            None,
-            ctypes.c_void_p(),
-        )
-        self._done = False
+        self._context, self._handle, self._done = context, ctypes.c_void_p(), False
+        self._finish: Callable[[], Any] | None = finish
+        self._keep: Any = None  # memory of the call, until the wait
+        self._result: Any = None
         views = view(x), view(out)
         tensor_p = ctypes.POINTER(_struct.Tensor)
         ins, outs = (tensor_p * 1)(views[0].pointer()), (tensor_p * 1)(views[1].pointer())
@@ -136,7 +133,7 @@ class Request:
         workspace = block(x, need.value)
         if need.value:
             args.workspace, args.workspace_bytes = view(workspace).data, need.value
-        self._keep = (x, out, views, workspace, plan, batch)  # until waited for
+        self._keep = (x, out, views, workspace, plan, batch)
         name = "ulysses_seq_to_heads" if to_heads else "ulysses_heads_to_seq"
         if blocking:
             context._call(name, plan.handle, batch.handle, ctypes.byref(args))

@@ -68,7 +68,8 @@ class View:
             ordinal,
             dtype,
         )
-        self.shape, self._c = tuple(shape), None
+        self.shape = tuple(shape)
+        self._c: Any = None  # what pointer() returns, and what it points to
         self.strides = (
             tuple(strides) if 0 not in self.shape else tuple(dense_strides(self.shape))
         )  # NumPy gives empty arrays strides of 0

@@ -66,7 +66,7 @@ def tiled_compute(
 
     Returns what fn returns for one tile of all rows. Errors: InvalidArgument.
     """
-    options = dict(
+    options: dict[str, Any] = dict(
         tile_rows=tile_rows,
         dim=dim,
         out_dim=out_dim,

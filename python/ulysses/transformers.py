@@ -20,6 +20,7 @@ from .attention import attention
 from .context import Context, current
 from .errors import Unsupported
 from .model_call import KEY, inside
+from .plan import Sequences
 
 # Masks made of these functions need no array: the library computes causality and windows, and the
 # model's call has found documents and padding.
@@ -158,6 +159,7 @@ def transformers_attention(
     options: dict[str, Any] = dict(
         causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx
     )
+    sequences: Sequences | None
     if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):
         sequences = forwards.settle(
             ctx,
@@ -172,7 +174,7 @@ def transformers_attention(
     else:
         check()
         own = call is not None and (rows, batch) == (call.rows, call.sequences.batch)
-        sequences = call.sequences if own else None
+        sequences = call.sequences if call is not None and own else None
     if sequences is not None and keys == rows:
         options.update(seq=sequences.seq, cu_seqlens=sequences.cu_seqlens)
     elif keys != rows or call is not None:
