@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 #include "_cgo_export.h"
+#include "message.h"
 #include "thread.h"
 #include "ulysses.h"
 

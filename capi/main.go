@@ -7,7 +7,7 @@ package main
 
 /*
 #cgo CFLAGS: -std=gnu11 -fvisibility=hidden
-#include "thread.h"
+#include "message.h"
 */
 import "C"
 

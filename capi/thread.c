@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "_cgo_export.h"
+#include "message.h"
 #include "signals.h"
 
 // A thread's buffers are on the heap, allocated at its first call and freed at its end. Go's runtime

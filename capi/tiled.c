@@ -2,7 +2,7 @@
 // tile's.
 #include <string.h>
 
-#include "thread.h"
+#include "message.h"
 #include "ulysses.h"
 
 #define API __attribute__((visibility("default")))

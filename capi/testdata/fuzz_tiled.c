@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "thread.h"
+#include "message.h"
 #include "ulysses.h"
 
 static char said[512];
