@@ -19,8 +19,9 @@ SHELL    := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: real emulated races matrix check-matrix fetch force
 
-# The plug-in's face is in $(SRC) itself; emulated/ is for the host alone.
-kernels  := $(foreach d,$(SRC)/kernels $(SRC)/libraries $(SRC),$(wildcard $(d)/*.cu))
+# GPUs: $(SRC), kernels, libraries and gpu. The host: $(SRC), kernels and emulated.
+shared   := $(wildcard $(SRC)/kernels/*.cu $(SRC)/*.cu)
+kernels  := $(shared) $(wildcard $(SRC)/libraries/*.cu)
 host     := $(filter-out %_test.cpp,$(wildcard $(SRC)/libraries/*.cpp))
 standin  := $(filter-out %_test.cpp,$(wildcard $(SRC)/emulated/*.cpp))
 exports  := $(SRC)/exports.map
@@ -107,12 +108,12 @@ $(OUT)/emulated/%.cpp.o: $(SRC)/emulated/%.cpp cuda/plugin.mk
 	@echo 'g++ emulated/$*.cpp'
 	@$(emulate) -MMD -MP -c -o $@ $<
 
-pieces := $(kernels:$(SRC)/%.cu=$(OUT)/emulated/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o)
+pieces := $(shared:$(SRC)/%.cu=$(OUT)/emulated/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o)
 $(OUT)/libulysses_cuda_emulated.so: $(pieces) $(SRC)/emulated/exports.map
 	@echo 'link libulysses_cuda_emulated.so'
 	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(pieces) -ldl -lpthread -lrt && mv $@.new $@
 
-watched := $(kernels:$(SRC)/%.cu=$(OUT)/races/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o) $(OUT)/emulated/races/races.cpp.o
+watched := $(shared:$(SRC)/%.cu=$(OUT)/races/%.cu.o) $(standin:$(SRC)/emulated/%.cpp=$(OUT)/emulated/%.cpp.o) $(OUT)/emulated/races/races.cpp.o
 $(OUT)/races/libulysses_cuda_emulated.so: $(watched) $(SRC)/emulated/exports.map
 	@echo 'link races/libulysses_cuda_emulated.so'
 	@$(CXX) -shared -Wl,--version-script=$(SRC)/emulated/exports.map -Wl,-z,defs -o $@.new $(watched) -ldl -lpthread -lrt && mv $@.new $@

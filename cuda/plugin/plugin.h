@@ -8,33 +8,22 @@
 // libraries do.
 #pragma once
 
-#ifdef ULY_EMULATED
-#include "emulated/cuda.h"
-#else
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-#endif
+#include "build.h"
+#include ULY_CUDA_HEADER
 
 #include <stdint.h>
 #include <stdio.h>
 
+#include <initializer_list>
 #include <string>
 
 #include "../kernels.h"
 
-// A kernel is started by LAUNCH, takes dynamic shared memory by SHARED, and is otherwise plain
+// A kernel is started by LAUNCH, declares dynamic shared memory with SHARED, and is otherwise plain
 // CUDA: blockIdx, threadIdx, __shared__, __syncthreads(), __syncwarp(), __shfl_*_sync with full
-// warps, atomicAdd. What only a GPU has (mma, cp.async, inline assembly) is inside #ifndef
-// ULY_EMULATED, beside a plain form. Blocks have a multiple of 32 threads and are one-dimensional;
-// all threads of a block pass every barrier.
-#ifndef ULY_EMULATED
-#define LAUNCH(kernel, grid, block, shared, stream, ...) \
-  (kernel)<<<(grid), (block), (shared), (stream)->s>>>(__VA_ARGS__)
-#define SHARED(type, name)                                    \
-  extern __shared__ __align__(16) unsigned char uly_shared[]; \
-  type *name = reinterpret_cast<type *>(uly_shared)
-#endif
+// warps, atomicAdd. Inline assembly is in gpu/instructions.h alone, with a plain form in
+// emulated/instructions.h. Blocks are one-dimensional and have a multiple of 32 threads; all threads
+// of a block reach every barrier.
 
 struct uly_device {
   // shared_limit: dynamic shared memory a block may have, bytes
@@ -65,7 +54,6 @@ struct uly_stream {
   uly_fault *fault = nullptr;
   bool wrapped = false; // the program's own, for order alone: without the two above
 };
-enum : int64_t { ULY_SCRATCH = 64ll << 20 };
 
 struct uly_event {
   cudaEvent_t e = nullptr;
@@ -97,13 +85,18 @@ struct uly_row {
   int32_t op;
   const char *name; // "cudnn", "own", "naive"
   int32_t (*run)(uly_device *, uly_stream *, const void *args);
-  bool (*fits)(uly_device *, const void *args);
+  bool (*fits)(uly_device *, const void *args) = nullptr;
 };
 
-// The tables of the files, each ended by a row without run; plugin.cu lists them.
-extern const uly_row copy_rows[], elementwise_rows[], reduce_rows[], norm_rows[], rope_rows[], swiglu_rows[],
-    embedding_rows[], loss_rows[], optimizer_rows[], gemm_rows[], attention_rows[], delta_rows[], delta_fold_rows[],
-    gate_rows[], conv1d_rows[], gated_norm_rows[];
+// RegisterRows adds rows to the plug-in when it is loaded. A source in kernels/ ends with
+//
+//   static const RegisterRows registered({{ULY_OP_ADD, "own", add}});
+//
+// The rows of an operation are tried in the order of their list; one list holds all of them, except
+// that rows over NVIDIA's libraries come `first` from a file of their own.
+struct RegisterRows {
+  RegisterRows(std::initializer_list<uly_row> rows, bool first = false);
+};
 
 // attention_workspace is the bytes that any row which may serve a, or its gradient, needs.
 int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward);

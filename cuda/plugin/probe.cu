@@ -1,3 +1,4 @@
+// probe: which GPUs and which of NVIDIA's libraries this process has, and what to do about missing ones.
 #include "probe.h"
 
 #include <dlfcn.h>
@@ -41,6 +42,52 @@ int count_gpus(std::string *why) {
     *why = std::string("the CUDA driver does not start: ") + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
   }
   return 0;
+}
+
+namespace {
+
+// A library and what is lost without it, in the order of enum library.
+struct Library {
+  const char *name, *costs;
+};
+const Library libraries[ULY_LIBRARIES] = {
+    {"CUDA driver", "no GPU can be used"},
+    {"cuBLASLt", "matrix products run on a plain kernel, many times slower"},
+    {"cuDNN",
+     "attention in BF16 runs on kernels of our own, slower, and many times slower where head sizes are not multiples "
+     "of 16"},
+    {"NVRTC", "cuDNN, which needs it, cannot be used for attention"},
+    {"NCCL", "GPUs exchange over CUDA IPC, or through host memory between nodes"},
+};
+
+} // namespace
+
+static void probe_libraries(uly_probe *out) {
+  for (int i = 0; i < ULY_LIBRARIES; i++) {
+    uly_library &l = out->library[i];
+    put(l.name, sizeof l.name, libraries[i].name);
+    l.found[0] = l.costs[0] = l.remedy[0] = 0;
+    const library which = static_cast<library>(i);
+    l.ok = library_open(which);
+    if (l.ok) {
+      put(l.found, sizeof l.found, library_version(which) + ", " + library_path(which));
+    } else {
+      put(l.found, sizeof l.found, library_reason(which));
+      put(l.costs, sizeof l.costs, libraries[i].costs);
+      put(l.remedy, sizeof l.remedy, library_remedy(which));
+    }
+  }
+}
+
+std::string libraries_text() {
+  if (emulated) return "no libraries";
+  std::string text;
+  for (int i = LIB_CUBLASLT; i <= LIB_CUDNN; i++) {
+    std::string version = library_version(static_cast<library>(i));
+    text += std::string(i == LIB_CUBLASLT ? "" : ", ") +
+            (version.empty() ? std::string("no ") + libraries[i].name : libraries[i].name + (" " + version));
+  }
+  return text;
 }
 
 int32_t probe(uly_probe *out) {

@@ -1,4 +1,4 @@
-// Which GPUs there are, and in what words it is said that there are none.
+// Which GPUs and libraries this process has, for probe and info.
 #pragma once
 
 #include <string.h>
@@ -7,16 +7,13 @@
 
 #include "plugin.h"
 
-#ifdef ULY_EMULATED
-enum : bool { emulated = true };
-#else
-enum : bool { emulated = false };
-#endif
-
 // count_gpus returns how many GPUs this process sees, or 0 and why.
 int count_gpus(std::string *why);
 
-// probe is the row of the table.
+// libraries_text returns the libraries' versions for uly_info.kernels: "cuBLASLt 13.1.0, cuDNN 9.19.0".
+std::string libraries_text();
+
+// probe is the function of uly_cuda_api (kernels.h).
 int32_t probe(uly_probe *out);
 
 // put writes s into out, as much of it as there is room for.

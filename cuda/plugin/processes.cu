@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-#include "guest.h"
+#include "libraries/libraries.h"
 
 static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE,
               "handles go between processes as they are");

@@ -1,143 +1,18 @@
-// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber; only where
-// it waits does it keep that stack, and another fiber takes up the threads that come next. So
-// kernels without barriers pay a call for each thread.
-#include <cxxabi.h>
-#include <link.h>
-#include <pthread.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <sys/mman.h>
-#include <ucontext.h>
+// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber. A thread that
+// waits keeps its stack, and another fiber runs the threads that come next: a kernel without barriers
+// costs a call for each thread.
+#include "blocks.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
-#include <algorithm>
-#include <numeric>
-#include <vector>
-
-#include "internal.h"
+#include "heap.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 namespace uly_emulated {
 
-// promised: the alignment of dynamic shared memory
-enum : size_t { stack_bytes = 64 << 10, guard_bytes = 4096, zone = 256, promised = 16 };
-
-struct Fiber {
-#ifdef __x86_64__
-  void *sp = nullptr;
-#else
-  ucontext_t context;
-#endif
-  unsigned char *stack = nullptr;
-};
-
-struct Thread {
-  Fiber *fiber = nullptr; // while it waits
-  int result = 0;         // of the barrier
-};
-
-struct Warp {
-  // by turns: whoever writes the third exchange knows that all have read the first
-  uint64_t slot[2][32];
-  unsigned arrived = 0, turn = 0;
-  const char *what = "", *file = "";
-  int line = 0;
-};
-
-static struct {
-  Kernel kernel;
-  const std::function<void()> *body;
-  unsigned threads = 0, current = 0, begun = 0, ended = 0, epoch = 0;
-  // of the grid, of a block in any grid, of the block in its grid
-  uint64_t launch = 0, run = 0, number = 0;
-  Steps order, lanes; // of the threads that have not begun
-  bool by_warp = false, fresh_first = false;
-  std::vector<Thread> thread;
-  std::vector<Warp> warp;
-  std::vector<unsigned> ready; // may go on; the last one next
-  unsigned waiting = 0;        // at the block's barrier
-  const char *file = "";
-  int line = 0, any = 0, all = 1, count = 0;
-  std::vector<Fiber *> fibers, idle;
-  Fiber main, *running = nullptr;
-  unsigned char *shared = nullptr;
-  size_t shared_bytes = 0;
-  unsigned char *fence[2] = {};         // where the red zones around it begin and end
-  const unsigned char *fixed = nullptr; // __shared__
-  size_t fixed_bytes = 0;
-  std::string failure;
-} block;
-
-// --- fibers
-// -----------------------------------------------------------------------------------------------------------------------------
-static void fiber_main();
-
-#ifdef __x86_64__
-extern "C" void uly_emulated_switch(void **from, void *to) __attribute__((visibility("hidden")));
-asm(R"(
-.text
-.hidden uly_emulated_switch
-.globl uly_emulated_switch
-.type uly_emulated_switch, @function
-uly_emulated_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp, (%rdi)
-  movq %rsi, %rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  ret
-.size uly_emulated_switch, .-uly_emulated_switch
-)");
-static void change(Fiber *from, Fiber *to) { uly_emulated_switch(&from->sp, to->sp); }
-static void reset(Fiber *f) {
-  void **top = reinterpret_cast<void **>(f->stack + stack_bytes);
-  top[-2] = reinterpret_cast<void *>(&fiber_main);
-  f->sp = top - 8; // six registers below the return address
-  memset(f->sp, 0, 6 * sizeof(void *));
-}
-#else
-static void change(Fiber *from, Fiber *to) { swapcontext(&from->context, &to->context); }
-static void reset(Fiber *f) {
-  getcontext(&f->context);
-  f->context.uc_stack.ss_sp = f->stack;
-  f->context.uc_stack.ss_size = stack_bytes;
-  f->context.uc_link = nullptr;
-  makecontext(&f->context, fiber_main, 0);
-}
-#endif
-
-static Fiber *idle_fiber() {
-  if (block.idle.empty()) {
-    auto *p = static_cast<unsigned char *>(mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
-                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    if (p == MAP_FAILED) {
-      perror("the stack of an emulated thread");
-      abort();
-    }
-    mprotect(p, guard_bytes, PROT_NONE);
-    auto *f = new Fiber;
-    f->stack = p + guard_bytes;
-    reset(f);
-    block.fibers.push_back(f);
-    return f;
-  }
-  Fiber *f = block.idle.back();
-  block.idle.pop_back();
-  return f;
-}
+Block block;
 
 static void become(unsigned t) {
   block.current = t;
@@ -177,7 +52,7 @@ static void leave() { // to run_block, which looks at what there is
   change(self, &block.main);
 }
 
-static void fiber_main() {
+void fiber_main() {
   for (;;) {
     (*block.body)();
     block.ended++;
@@ -194,12 +69,12 @@ static void fiber_main() {
   }
 }
 
-[[noreturn]] static void fail(std::string text) {
+[[noreturn]] void fail(std::string text) {
   block.failure = std::move(text);
   for (;;) leave();
 }
 
-static std::string where(const char *file, int line) {
+std::string where(const char *file, int line) {
   const char *slash = file ? strrchr(file, '/') : nullptr;
   return format("%s:%d", slash ? slash + 1 : file ? file : "?", line);
 }
@@ -282,157 +157,8 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
   return table;
 }
 
-// --- addresses that are not aligned
-// -------------------------------------------------------------------------------------------------------
-// Kernels are compiled with -fsanitize=alignment, which asks before each access whether the address
-// suits the type, as a GPU does and x86 does not. Here is what it calls where one does not: struct
-// and name are the compiler's (libsanitizer's ubsan_handlers.h).
-struct Misaligned {
-  const char *file;
-  uint32_t line, column;
-  const struct {
-    uint16_t kind, info;
-    char name[1];
-  } *type;
-  unsigned char log_alignment, access;
-};
-extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(Misaligned *m, uintptr_t at) {
-  std::string text =
-      format("%s: %s at address %#llx, which is no multiple of %d bytes", where(m->file, (int)m->line).c_str(),
-             m->type->name, (unsigned long long)at, 1 << m->log_alignment);
-  if (block.running) fail(text);
-  fprintf(stderr, "%s\n", text.c_str()); // in host code of the plug-in
-  abort();
-}
-
-// --- addresses that are nowhere
-// -----------------------------------------------------------------------------------------------------------
-// While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in
-// stray(), on its fiber's stack. Signals of other threads go where they went before, which is Go's
-// handler.
-#ifdef __x86_64__
-static struct {
-  struct sigaction segv, bus;
-} before;
-static pthread_t executor;
-static const void *volatile stray_address;
-
-[[noreturn]] static void stray() {
-  auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address));
-  const unsigned char *stack = block.running->stack;
-  if (p < stack && p >= stack - guard_bytes)
-    fail(format("a thread needs more than %zu bytes of stack", (size_t)stack_bytes));
-  fail("it touched " + describe(p));
-}
-
-static void on_signal(int number, siginfo_t *info, void *context) {
-  struct sigaction &old = number == SIGSEGV ? before.segv : before.bus;
-  if (pthread_equal(pthread_self(), executor) && block.running) {
-    stray_address = info->si_addr;
-    auto *c = static_cast<ucontext_t *>(context);
-    c->uc_mcontext.gregs[REG_RSP] = (greg_t)(block.running->stack + stack_bytes - 8);
-    c->uc_mcontext.gregs[REG_RIP] = (greg_t)&stray;
-  } else if (old.sa_flags & SA_SIGINFO) {
-    old.sa_sigaction(number, info, context);
-  } else if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) {
-    old.sa_handler(number);
-  } else {
-    sigaction(number, &old, nullptr); // and it comes again
-  }
-}
-
-struct Signals {
-  Signals() {
-    executor = pthread_self();
-    struct sigaction a{};
-    a.sa_sigaction = on_signal;
-    a.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    sigfillset(&a.sa_mask);
-    sigdelset(&a.sa_mask, SIGSEGV);
-    sigdelset(&a.sa_mask, SIGBUS);
-    sigaction(SIGSEGV, &a, &before.segv);
-    sigaction(SIGBUS, &a, &before.bus);
-  }
-  ~Signals() {
-    sigaction(SIGSEGV, &before.segv, nullptr);
-    sigaction(SIGBUS, &before.bus, nullptr);
-  }
-};
-#else
-struct Signals {};
-#endif
-
-// --- shared memory
-// ----------------------------------------------------------------------------------------------------------------------
-unsigned char *dynamic_shared() { return block.shared; }
-
-// place_shared lays dynamic shared memory between red zones, or where it touches a page that nobody
-// may touch (fences.cpp).
-static void place_shared(size_t bytes) {
-  enum : size_t { room = 1 << 18 };
-  static unsigned char *region = nullptr; // a page, room, a page
-  if (!region) {
-    void *p = mmap(nullptr, room + 2 * guard_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED || mprotect(static_cast<char *>(p) + guard_bytes, room, PROT_READ | PROT_WRITE)) abort();
-    region = static_cast<unsigned char *>(p);
-  }
-  unsigned char *first = region + guard_bytes;
-  const int64_t guard = setting("ULYSSES_EMULATED_GUARD", 0);
-  if (guard < 0) block.shared = first;
-  else if (guard > 0) block.shared = first + room - (bytes + promised - 1) / promised * promised;
-  else block.shared = first + zone + promised; // no better aligned than promised
-  block.shared_bytes = bytes;
-  block.fence[0] = guard < 0 ? first : block.shared - zone;
-  block.fence[1] = std::min(block.shared + bytes + zone, first + room);
-}
-
-static thread_local unsigned char touch; // makes the thread's block of thread_local data exist
-
-struct Static {
-  unsigned char *p;
-  size_t bytes;
-  const void *code;
-};
-
-// static_shared finds all __shared__ variables: the library's thread_local data.
-static Static static_shared() {
-  volatile unsigned char *t = &touch;
-  *t = 1;
-  Static s{nullptr, 0, reinterpret_cast<const void *>(&static_shared)};
-  dl_iterate_phdr(
-      [](dl_phdr_info *info, size_t, void *arg) {
-        auto *s = static_cast<Static *>(arg);
-        auto at = reinterpret_cast<uintptr_t>(s->code);
-        bool mine = false;
-        size_t bytes = 0;
-        for (int i = 0; i < info->dlpi_phnum; i++) {
-          auto &h = info->dlpi_phdr[i];
-          if (h.p_type == PT_LOAD) mine |= at - (info->dlpi_addr + h.p_vaddr) < h.p_memsz;
-          if (h.p_type == PT_TLS) bytes = h.p_memsz;
-        }
-        if (!mine) return 0;
-        s->p = static_cast<unsigned char *>(info->dlpi_tls_data);
-        s->bytes = s->p ? bytes : 0;
-        return 1;
-      },
-      &s);
-  return s;
-}
-
-static void poison(const Static &s) {
-  // a C++ library linked in has its own data there
-  auto *kept = reinterpret_cast<unsigned char *>(abi::__cxa_get_globals());
-  unsigned char copy[2 * sizeof(void *)];
-  bool inside = kept >= s.p && kept < s.p + s.bytes;
-  if (inside) memcpy(copy, kept, sizeof copy);
-  memset(s.p, 0xff, s.bytes);
-  if (inside) memcpy(kept, copy, sizeof copy);
-}
-
-// --- who is where
-// ---------------------------------------------------------------------------------------------------------------------
 bool access(const void *v, Access *now, const char **where) {
-  if (!block.running || !pthread_equal(pthread_self(), executor)) return false;
+  if (!in_kernel()) return false;
   auto *p = static_cast<const unsigned char *>(v);
   const bool fixed = p >= block.fixed && p < block.fixed + block.fixed_bytes,
              dynamic = p >= block.shared && p < block.shared + block.shared_bytes;
@@ -448,8 +174,6 @@ bool access(const void *v, Access *now, const char **where) {
 
 void race(const std::string &text) { fail(text); }
 
-// --- blocks
-// -----------------------------------------------------------------------------------------------------------------------------
 static uint64_t serial = 0; // of grids and blocks
 
 static bool run_block() {
@@ -508,37 +232,6 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
                     (unsigned long long)b, block.failure.c_str());
   }
   return "";
-}
-
-// --- order
-// ------------------------------------------------------------------------------------------------------------------------------
-int64_t setting(const char *name, int64_t otherwise) {
-  const char *v = getenv(name);
-  return v && *v ? strtoll(v, nullptr, 10) : otherwise;
-}
-
-uint64_t random64() { // splitmix64
-  static uint64_t state = (uint64_t)setting("ULYSSES_EMULATED_SEED", 1) * 0x9e3779b97f4a7c15u;
-  uint64_t z = state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
-
-Steps::Steps(uint64_t n) : n(n) {
-  if (n < 2) return;
-  start = below(n);
-  do step = 1 + below(n - 1);
-  while (std::gcd(step, n) != 1);
-}
-
-std::string format(const char *f, ...) {
-  char text[1024];
-  va_list args;
-  va_start(args, f);
-  vsnprintf(text, sizeof text, f, args);
-  va_end(args);
-  return text;
 }
 
 } // namespace uly_emulated

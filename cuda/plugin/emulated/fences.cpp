@@ -7,8 +7,10 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "heap.h"
+#include "settings.h"
 
 namespace uly_emulated {
 

@@ -1,4 +1,5 @@
-// What the files of the emulated device's memory share. All of it is used under the lock.
+// The emulated device's memory: heap.cpp allocates it, fences.cpp finds accesses outside of allocations.
+// The caller of every function holds the lock (errors.h).
 #pragma once
 
 #include <stddef.h>
@@ -8,11 +9,11 @@
 #include <map>
 #include <string>
 
-#include "internal.h"
-
 namespace uly_emulated {
 
 enum : size_t { page = 4096, zone = 256, mappers = 60 };
+
+enum class Place { pageable, pinned, device, invalid };
 
 inline size_t pages(size_t bytes) { return (bytes + page - 1) / page * page; }
 
@@ -47,8 +48,30 @@ struct Heap {
 };
 extern Heap heap;
 
+enum : uint64_t { space = 1ull << 38 }; // bytes of addresses
+// in_heap reports whether p lies in the device's address space.
+inline bool in_heap(const void *v) {
+  auto *p = static_cast<const char *>(v);
+  return heap.base && p >= heap.base && p < heap.base + space;
+}
+
+// heap_map maps `mapped` new bytes of the process's file and returns their address; NULL: no memory.
+char *heap_map(size_t mapped, int64_t *offset);
+// heap_allocate returns false where the limits of the device or the host do not allow the bytes.
+bool heap_allocate(void **out, size_t bytes, Place place, int device);
+// heap_free removes an allocation of this process. It returns what was wrong with it: a write outside
+// of its bytes, or another process that still maps it.
+std::string heap_free(std::map<char *, Allocation>::iterator it);
+// place returns where memory lies. invalid: in the device's address space, and not wholly inside one
+// allocation.
+Place place(const void *p, size_t bytes);
+void clear(void *p, int value, size_t bytes); // memset that returns pages of zeros to the system
+
 // fences.cpp
-void lay(Allocation *a); // decides lead and mapped
+// check_red_zones returns what has been written outside of allocations, and restores the red zones.
+std::string check_red_zones();
+std::string describe(const void *p); // where an address lies, for messages
+void lay(Allocation *a);             // decides lead and mapped
 // makes red zones, and pages of a new mapping that nobody may touch
 void fence(char *p, const Allocation &a);
 // what has been written beyond it, and mends it

@@ -1,5 +1,7 @@
-// Attention: arguments, workspace, and the rows that serve. Kernels are in attention_forward.cu,
-// attention_backward.cu and attention_mma.cu, cuDNN's in sdpa.cpp.
+// Attention: softmax(scale · q · kᵀ) · v per head and document, for q [Tq, Hq, D], k [Tk, Hkv, D],
+// v [Tk, Hkv, Dv] and out [Tq, Hq, Dv], with lse [Tq, Hq] F32 for the backward pass. This file checks
+// arguments, sizes workspaces and launches the kernels of attention_forward.cu, attention_backward.cu
+// and attention_mma.cu. cuDNN's row is in libraries/sdpa.cpp.
 #include "attention.h"
 
 #include <atomic>
@@ -7,9 +9,7 @@
 #include "check.h"
 #include "tables.h"
 #include "values.h"
-#ifndef ULY_EMULATED
 #include "libraries/libraries.h"
-#endif
 
 int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,
                          int64_t tile_k) {
@@ -20,9 +20,7 @@ int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, c
 
 static int64_t workspace_bytes(uly_device *d, const AttentionArgs &a) {
   const AttentionLayout l = attention_layout(a, a.backward);
-#ifndef ULY_EMULATED
   if (sdpa_fits(d, a)) return most(l.bytes, l.tables + ceil_div(sdpa_workspace(d, a), 256) * 256);
-#endif
   return l.bytes;
 }
 
@@ -30,8 +28,7 @@ int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward
   return workspace_bytes(d, attention_args(*a, backward));
 }
 
-// check_attention looks at what memory safety needs.
-static int32_t check_attention(uly_device *d, const AttentionArgs &a) {
+int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   Check c(d, a.backward ? "AttentionBackward" : "AttentionForward");
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3) {
     c.refuse("q is %s, k %s, v %s: want [tokens, heads, features]", text_of(a.q).c_str(), text_of(a.k).c_str(),
@@ -106,21 +103,13 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   return c;
 }
 
-// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so
-// that tests see them do so.
-#ifdef ULY_EMULATED
-enum : int64_t { GRID = 5 };
-#else
-enum : int64_t { GRID = INT32_MAX };
-#endif
-
-// Kernels is what the blocks of a row of kernels have in common. A GPU is told once that a kernel's
-// have more shared memory than others.
+// Kernels is the kernels of a row by head size, and their block size. `configured` has a bit for each
+// GPU on which cudaFuncSetAttribute has allowed a kernel its shared memory.
 enum Row { OWN, SMALL, MMA };
 struct Kernels {
   const AttentionKernel *of_size;
   int threads;
-  std::atomic<uint64_t> told[ATTENTION_SIZES];
+  std::atomic<uint64_t> configured[ATTENTION_SIZES];
 };
 static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}},
                                     {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}}};
@@ -130,9 +119,9 @@ static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}},
                                 {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
 static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
 
-// Tiles is how a call is cut: a size, and its place among those of its row.
+// Tiles is the tile sizes of a call, their index among those of its row, and the shared memory.
 struct Tiles : AttentionSize {
-  int64_t place, forward_shared, backward_shared;
+  int64_t index, forward_shared, backward_shared;
 };
 static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
   if (row == MMA) {
@@ -143,39 +132,39 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
   return {s, &s - attention_sizes, attention_shared(s, false), attention_shared(s, true)};
 }
 
-// launch starts a kernel on `work` items.
-static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t place, int64_t shared,
+// launch launches a kernel on `work` items.
+static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int64_t shared,
                       int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (!(kernels.told[place].load() & gpu) || gpu == 0) {
+  if (!(kernels.configured[index].load() & gpu) || gpu == 0) {
     TRY(check(d,
-              cudaFuncSetAttribute((const void *)kernels.of_size[place], cudaFuncAttributeMaxDynamicSharedMemorySize,
+              cudaFuncSetAttribute((const void *)kernels.of_size[index], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    (int)shared),
               what));
-    kernels.told[place].fetch_or(gpu);
+    kernels.configured[index].fetch_or(gpu);
   }
-  LAUNCH(kernels.of_size[place], (unsigned)least(work, GRID), kernels.threads, (size_t)shared, s, call);
+  LAUNCH(kernels.of_size[index], (unsigned)least(work, GRID_LIMIT), kernels.threads, (size_t)shared, s, call);
   return started(d, what);
 }
 
 static int32_t forward(uly_device *d, uly_stream *s, const void *args, Row row) {
   const AttentionArgs a = attention_args(args, false);
   const char *op = "AttentionForward";
-  TRY(check_attention(d, a));
+  TRY(attention_check(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, false);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op, forward_kernels[row == MMA], tiles.place, tiles.forward_shared, c.heads * c.count_q, c);
+  return launch(d, s, op, forward_kernels[row == MMA], tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row) {
   const AttentionArgs a = attention_args(args, true);
   const char *op = "AttentionBackward";
-  TRY(check_attention(d, a));
+  TRY(attention_check(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
   const AttentionLayout l = attention_layout(a, true);
   AttentionCall c = call_of(a, l);
@@ -186,17 +175,17 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row)
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
   if (rows > 0 && row == MMA) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
-    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID),
+    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
            ATTENTION_MMA_THREADS, 0, s, c);
     TRY(started(d, op));
   } else if (rows > 0) {
-    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID), ATTENTION_THREADS, 0, s, c);
+    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
     TRY(started(d, op));
   }
-  TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.place, shared, keys, c));
-  if (row == MMA && attention_mma_dv_kernels[tiles.place])
-    TRY(launch(d, s, op, dv_kernels, tiles.place, shared, keys, c));
-  return launch(d, s, op, dq_kernels[row == MMA], tiles.place, shared, c.heads * c.count_q, c);
+  TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.index, shared, keys, c));
+  if (row == MMA && attention_mma_dv_kernels[tiles.index])
+    TRY(launch(d, s, op, dv_kernels, tiles.index, shared, keys, c));
+  return launch(d, s, op, dq_kernels[row == MMA], tiles.index, shared, c.heads * c.count_q, c);
 }
 
 static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, OWN); }
@@ -206,9 +195,9 @@ static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { retur
 static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, SMALL); }
 static int32_t mma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, MMA); }
 
-// room: the kernels are built for these heads, and the GPU has shared memory for their tiles.
-// Arguments that are no attention at all pass: run refuses them with its own sentence.
-static bool room(uly_device *d, const uly_attention &a, Row row, bool backward) {
+// fits_shared reports whether there are kernels for these head sizes and the GPU has shared memory for
+// their tiles. It accepts tensors of a wrong rank, which attention_check refuses with a message.
+static bool fits_shared(uly_device *d, const uly_attention &a, Row row, bool backward) {
   if (a.q.ndim != 3 || a.v.ndim != 3) return true;
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   if (most(dim, dv) > ATTENTION_HEAD) {
@@ -223,17 +212,22 @@ static bool room(uly_device *d, const uly_attention &a, Row row, bool backward) 
        (long long)dv, (long long)bytes, d->shared_limit);
   return false;
 }
-static bool own_fits_forward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, false); }
-static bool own_fits_backward(uly_device *d, const void *a) { return room(d, *(const uly_attention *)a, OWN, true); }
+static bool own_fits_forward(uly_device *d, const void *a) {
+  return fits_shared(d, *(const uly_attention *)a, OWN, false);
+}
+static bool own_fits_backward(uly_device *d, const void *a) {
+  return fits_shared(d, *(const uly_attention *)a, OWN, true);
+}
 static bool small_fits_forward(uly_device *d, const void *a) {
-  return room(d, *(const uly_attention *)a, SMALL, false);
+  return fits_shared(d, *(const uly_attention *)a, SMALL, false);
 }
 static bool small_fits_backward(uly_device *d, const void *a) {
-  return room(d, *(const uly_attention *)a, SMALL, true);
+  return fits_shared(d, *(const uly_attention *)a, SMALL, true);
 }
 
-// mma_fits asks for nothing in which ranks or layouts differ: bits must not depend on them. The
-// largest score of a row is looked for before it is scaled.
+// mma_fits depends on types, head sizes and scale alone, which are equal on all ranks and layouts: the
+// choice of kernel must not change results between them. The kernels find the largest score of a row
+// before scaling, so the scale must be positive.
 static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   const char *why = nullptr;
@@ -241,43 +235,19 @@ static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
   else if (dim % 16 != 0 || dv % 16 != 0) why = "head sizes that are not multiples of 16";
   else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f))
     why = "a scale that is not positive, or out of range";
-  if (!why) return room(d, a, MMA, backward);
+  if (!why) return fits_shared(d, a, MMA, backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;
 }
 static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, false); }
 static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
 
-#ifndef ULY_EMULATED
-static bool cudnn_fits(uly_device *d, const AttentionArgs &a) {
-  return a.q.ndim == 3 && a.k.ndim == 3 && a.v.ndim == 3 && sdpa_fits(d, a);
-}
-static bool cudnn_fits_forward(uly_device *d, const void *args) { return cudnn_fits(d, attention_args(args, false)); }
-static bool cudnn_fits_backward(uly_device *d, const void *args) { return cudnn_fits(d, attention_args(args, true)); }
-static int32_t cudnn(uly_device *d, uly_stream *s, const AttentionArgs &a) {
-  TRY(check_attention(d, a));
-  return sdpa_run(d, s, a);
-}
-static int32_t cudnn_forward(uly_device *d, uly_stream *s, const void *args) {
-  return cudnn(d, s, attention_args(args, false));
-}
-static int32_t cudnn_backward(uly_device *d, uly_stream *s, const void *args) {
-  return cudnn(d, s, attention_args(args, true));
-}
-#endif
-
-// mma is tensor cores, in BF16; own serves all types; small, GPUs with less shared memory than own
-// asks for.
-const uly_row attention_rows[] = {
-#ifndef ULY_EMULATED
-    {ULY_OP_ATTENTION_FORWARD, "cudnn", cudnn_forward, cudnn_fits_forward},
-    {ULY_OP_ATTENTION_BACKWARD, "cudnn", cudnn_backward, cudnn_fits_backward},
-#endif
+// mma: tensor cores, BF16. own: F32 and BF16. small: the same for GPUs with less shared memory.
+static const RegisterRows registered({
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, small_fits_backward},
-    {0, nullptr, nullptr, nullptr},
-};
+});

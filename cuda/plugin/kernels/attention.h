@@ -1,11 +1,12 @@
-// What the files of attention share: a call as its kernels see it, and the tables of documents.
+// What the sources of attention share: the arguments of its kernels, the kernels by head size, and the
+// upload of the tables of documents.
 #pragma once
 
 #include "attention_index.h"
 #include "plugin.h"
 
-// AttentionView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be
-// moved as one, vectors: 16 bytes.
+// AttentionView is a tensor [tokens, heads, width]; token and head are strides in elements. wide: four
+// elements may be accessed as one vector; vectors: 16 bytes may.
 struct AttentionView {
   void *data;
   int64_t token, head;
@@ -13,7 +14,7 @@ struct AttentionView {
   bool bf16, wide, vectors;
 };
 
-// AttentionCall is what kernels are given.
+// AttentionCall is the arguments of the kernels.
 struct AttentionCall {
   AttentionView q, k, v, out, dout, dq, dk, dv;
   float *lse;
@@ -28,19 +29,23 @@ struct AttentionCall {
 
 typedef void (*AttentionKernel)(AttentionCall);
 
-// The kernels by the place of their sizes in attention_sizes.
+// The kernels by the index of their sizes in attention_sizes.
 extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES],
     attention_dkv_kernels[ATTENTION_SIZES];
 __global__ void attention_delta(AttentionCall a);
 
-// Those on tensor cores. dk also makes dv where there is no kernel of its own for it.
+// The kernels on tensor cores, by the index in attention_mma_sizes. dk also computes dv where the dv
+// kernel is NULL.
 extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
 extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES],
     attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);
 
-// attention_upload writes the tables into the workspace. It runs in the order of the stream and
-// needs no host memory after it has returned: the values travel as arguments of kernels.
+// attention_upload writes the tables of documents and heads into the workspace, in stream order
+// (tables.h).
 int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,
                          int64_t tile_k);
+
+// attention_check fails for arguments with which a kernel would leave its memory.
+int32_t attention_check(uly_device *d, const AttentionArgs &a);

@@ -1,15 +1,15 @@
-// Attention backward (Dao 2023). With P = exp(S - lse) the probabilities, dP = dout·vᵀ and delta =
-// Σ dout·out of a query:
+// Attention backward in F32 arithmetic (FlashAttention-2, Dao 2023). With the probabilities P =
+// exp(S - lse), dP = dout·vᵀ and delta = Σ dout·out of each query:
 //
 //   dS = P·(dP - delta),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
 //
-// dq is made by blocks that keep queries while keys pass, dk and dv by blocks that keep keys while
-// queries pass. Scores are thus made twice, and in return nothing is added across blocks: every sum
-// has one order.
+// Blocks of the dq kernel have queries and loop over keys; blocks of the dk and dv kernel have keys
+// and loop over queries. The scores are computed twice; in return no block adds to another block's
+// results, and every sum has a fixed order.
 #include "attention_tile.h"
 
-// delta [head][query]: in one chain, as dP, so that a query which sees a single key has a dS of
-// exactly 0.
+// attention_delta writes delta [head][query], summed in one chain as dP is, so that a query with a
+// single key has a dS of exactly 0.
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {
   const int64_t n = a.heads * a.queries;
   for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n;
@@ -28,8 +28,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCa
   }
 }
 
-// What the kernels below have in shared memory: two tiles that stay, two that pass by, one of
-// products, and for dk, dv lse and delta of the queries that pass.
+// Shared memory of the kernels below: two tiles that stay, two that are streamed, one of products,
+// and for dk and dv the lse and delta of the streamed queries.
 template <int SIZE> struct Backward {
   static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows,
                        COLUMNS = attention_sizes[SIZE].back_columns;
@@ -46,7 +46,7 @@ template <int SIZE> struct Backward {
   }
 };
 
-// dq: queries stay with dout, keys pass with values.
+// dq: a block has queries and their dout, and loops over keys and values.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
@@ -62,7 +62,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows;
 
-    // Groups of copies: queries, dout and the first values; the first keys; the second values; …
+    // Groups of copies: queries, dout and the first values; the first keys; the second values; ….
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
@@ -125,9 +125,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   }
 }
 
-// finish adds a query head's sum (times f) to that of the heads before it, which lies in the result
-// itself where that is F32, else in `sums`, with features from `at` on. One thread owns an element
-// through all heads.
+// finish adds a query head's sum (times f) to that of the preceding heads, which is in the result
+// itself where that is F32, else in `sums`, for features from `at` on. One thread has an element
+// for all heads.
 __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionView &to, int64_t row, int64_t kv, int at,
                                        int c, const float *d, float f, bool first, bool last) {
   float part[4] = {d[0] * f, d[1] * f, d[2] * f, d[3] * f};
@@ -146,8 +146,8 @@ __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionVi
     if (c + e < to.width) sum[e] = part[e];
 }
 
-// dk and dv: keys stay with values, queries pass with dout. Products are transposed: their rows are
-// keys.
+// dk and dv: a block has keys and values, and loops over queries and their dout. Products are
+// transposed: their rows are keys.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
@@ -164,7 +164,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     const int64_t passes = seen.lo < seen.hi ? ceil_div(seen.hi - seen.lo, COLUMNS) : 0;
     const bool active = y / 2 * 2 < t.rows;
 
-    // Step by step through the query heads, and in each through its queries.
+    // For each query head of the key head, for each tile of its queries.
     auto load_dout = [&](int64_t head, int64_t pass) {
       const int64_t q0 = seen.lo + pass * COLUMNS;
       load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.dout, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
@@ -188,7 +188,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     copies.close();
 
     float dk[RT][HEAD / 16], dv[RT][HEAD / 16];
-    // a key head without query heads has gradients, too: zeros
+    // A key head without query heads has gradients of zero.
     for (int64_t head = 0; head < most(heads, 1); head++) {
       clear(dk);
       clear(dv);

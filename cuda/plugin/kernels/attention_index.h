@@ -1,17 +1,17 @@
-// Index arithmetic of attention: which keys a query sees, how documents are cut into tiles, which
-// tile a block works on, and where things lie in the workspace. No CUDA in here: kernels and a host
-// program (attention_index_test.cpp) include it alike.
+// Index arithmetic of attention: the keys that a query attends to, the tiles of documents, the tile
+// that a block computes, and the layout of the workspace. The file includes no CUDA;
+// attention_index_test.cpp tests it on the host.
 #pragma once
 
 #include "index.h"
 
-// AttentionRange is [lo, hi), empty when hi <= lo.
+// AttentionRange is [lo, hi), empty where hi <= lo.
 struct AttentionRange {
   int64_t lo, hi;
 };
 
-// AttentionMask is what a query sees around the key it stands at, which is i + keys - queries for
-// query i of a document: `left` keys before and `right` keys after it; negative = all.
+// AttentionMask is the window around the diagonal: query i of a document attends to `left` keys
+// before and `right` keys after key i + keys - queries; a negative bound is unlimited.
 struct AttentionMask {
   int64_t left, right;
 };
@@ -37,7 +37,7 @@ inline AttentionArgs attention_args(const void *args, bool backward) {
   return x;
 }
 
-// attention_mask folds causal into the window. A bound that no document can reach is left out, so
+// attention_mask combines causal and the window. A bound larger than any document becomes -1, so
 // that no sum below overflows.
 inline AttentionMask attention_mask(const uly_attention &a) {
   const int64_t reach = a.q.shape[0] + a.k.shape[0];
@@ -47,26 +47,26 @@ inline AttentionMask attention_mask(const uly_attention &a) {
   return {left, a.causal ? 0 : right};
 }
 
-// attention_keys is the keys that some of the queries [q0, q1) of a document see; for a single
-// query exactly those that it sees. Below, too, queries and keys are counted from the start of
-// their document, which has sq and sk of them.
+// attention_keys returns the keys that some of the queries [q0, q1) of a document attend to; for a
+// single query, exactly its keys. Queries and keys here and below count from the start of their
+// document, which has sq and sk of them.
 ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t q1) {
   const int64_t off = sk - sq;
   return {m.left < 0 ? 0 : most(0, q0 + off - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + off + m.right))};
 }
 
-// attention_queries is the queries that see some of the keys [k0, k1).
+// attention_queries returns the queries that attend to some of the keys [k0, k1).
 ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t sk, int64_t k0, int64_t k1) {
   const int64_t off = sk - sq;
   return {m.right < 0 ? 0 : most(0, k0 - off - m.right), m.left < 0 ? sq : most(0, least(sq, k1 - off + m.left))};
 }
 
-// AttentionBand is the mask of a tile of queries from q0 on and of keys from k0 on: query q0 + r
-// sees key k0 + c of the document if below <= c - r <= above. Exact for r and c below 2^15.
+// AttentionBand is the mask of a tile of queries from q0 on and keys from k0 on: query q0 + r
+// attends to key k0 + c if below <= c - r <= above. It is exact for r and c below 2^15.
 struct AttentionBand {
   int below, above;
 };
-// the key at which query q0 stands, from k0 on
+// `at` is the key on the diagonal of query q0, relative to k0.
 ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) {
   const int64_t far = 1 << 16;
   return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)),
@@ -76,15 +76,16 @@ ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, i
   return attention_band(m, q0 + sk - sq - k0);
 }
 
-// AttentionSize is the tiles of one build of the kernels: head sizes up to `head`; the forward pass
-// has `rows` queries against `columns` keys at a time, the backward pass `back_rows` queries or
-// keys, which stay, against `back_columns` keys or queries, which pass by.
+// AttentionSize is the tile sizes of one build of the kernels, for head sizes up to `head`. A block
+// of the forward pass has `rows` queries and loads `columns` keys at a time; a block of the
+// backward pass has `back_rows` queries (or keys) and loads `back_columns` keys (or queries) at a
+// time.
 struct AttentionSize {
   int head, rows, columns, back_rows, back_columns;
 };
 
-// The first that holds the heads serves. The last is for GPUs with less shared memory, and serves
-// all: the least of any is 99 KiB a block.
+// The first size with head >= the head sizes is chosen. The last is for GPUs with less shared
+// memory and serves all head sizes: the smallest limit of any GPU is 99 KiB a block.
 enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = ULY_ATTENTION_HEAD, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
 constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {
     {64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 16, 16, 16}};
@@ -95,16 +96,16 @@ inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
   return attention_sizes[i];
 }
 
-// Bytes of shared memory. Rows of tiles have a gap, so that lanes which read the same column of
-// neighbouring rows meet in no bank.
+// Bytes of shared memory. Rows of tiles are padded, so that lanes which read one column of
+// neighbouring rows use different banks.
 constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
   return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) +
                              s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// Kernels on tensor cores, in BF16: what passes by is there twice. Rows are 16 bytes longer than
-// their features.
+// The same for the kernels on tensor cores, in BF16: tiles that are streamed have two buffers. Rows
+// are 16 bytes longer than their features.
 enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
 constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
     {64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
@@ -118,16 +119,16 @@ inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
   return attention_mma_sizes[i];
 }
 
-// AttentionLayout is a workspace, in bytes from its start. In front the tables of documents, int64:
-// what is asked for often is not what a call says (host memory, documents without a token) but
-// these.
+// AttentionLayout is the layout of a workspace, as byte offsets. The tables of documents (int64)
+// come first: kernels read these instead of the call's arrays, which are host memory and may
+// contain documents without tokens.
 struct AttentionLayout {
-  int64_t documents;        // with a token; with cu_q NULL the most there can be
+  int64_t documents;        // with tokens; where cu_q is NULL, the maximum
   int64_t cu_q, cu_k;       // [documents + 1] bounds
-  int64_t tiles_q, tiles_k; // [documents + 1] tiles of rows in the documents before
+  int64_t tiles_q, tiles_k; // [documents + 1] tiles in the preceding documents
   int64_t kv_head;          // [query heads] key head
   int64_t first;            // [key heads + 1] first query head
-  int64_t tables;           // end of the tables: of here on a row of kernels has its own
+  int64_t tables;           // end of the tables; what follows depends on the row of kernels
   int64_t delta;            // [query heads][queries] F32, backward
   // [key heads][keys][d + dv] F32, backward: sums over query heads where dk, dv are not F32
   int64_t sums;
@@ -162,8 +163,8 @@ inline int64_t attention_kv_head(const uly_attention &a, int64_t h) {
   return a.kv_head ? a.kv_head[h] : h / (a.q.shape[1] / a.k.shape[1]);
 }
 
-// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the queries, or
-// keys, of a tile.
+// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the number of
+// queries, or keys, of a tile.
 template <class Put>
 void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k, Put put) {
   int64_t n = 0, tiles_q = 0, tiles_k = 0;
@@ -190,22 +191,23 @@ void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t 
   }
 }
 
-// attention_count is the tiles of all documents.
+// attention_count returns the number of tiles of all documents.
 inline int64_t attention_count(const int64_t *cu, int64_t documents, int64_t tile) {
   int64_t n = 0;
   for (int64_t i = 0; i < documents; i++) n += ceil_div(cu[i + 1] - cu[i], tile);
   return n;
 }
 
-// AttentionTile is a block's work: rows [first, first + rows) of a document, counted from its
+// AttentionTile is the work of a block: rows [first, first + rows) of a document, relative to its
 // start.
 struct AttentionTile {
-  int64_t q, sq, k, sk; // the document: where its queries and keys start, and how many they are
+  int64_t q, sq, k, sk; // the document: start and number of its queries and keys
   int64_t first;
   int rows;
 };
 
-// attention_tile finds tile t of those that `tiles` counts: tiles of queries, or of keys.
+// attention_tile returns tile t of the tiles that the table `tiles` counts: tiles of queries, or of
+// keys.
 ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents,
                                       int64_t t, int size, bool keys) {
   int64_t lo = 0, hi = documents; // tiles[lo] <= t < tiles[hi]
@@ -219,9 +221,9 @@ ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, 
   return x;
 }
 
-// AttentionWork is item w of `tiles` of each head: heads in order, so that blocks which run at once
-// read the same keys. Tiles that see most come first: with a causal mask the last queries, or the
-// first keys.
+// AttentionWork is work item w of heads with `tiles` tiles each. Items are ordered by head, so that
+// blocks which run at the same time read the same keys. Tiles with the most work come first: with a
+// causal mask the last queries, or the first keys.
 struct AttentionWork {
   int64_t head, tile;
 };

@@ -2,21 +2,10 @@
 // at lengths that no memory has. A Go test compiles and runs this.
 #include "attention_index.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "host_test.h"
 
 #include <map>
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
-  } while (0)
 
 typedef long long ll;
 typedef std::vector<int64_t> List;
@@ -275,5 +264,5 @@ int main() {
   test_work();
   test_layout();
   test_sizes();
-  return failures > 0;
+  return test_status();
 }

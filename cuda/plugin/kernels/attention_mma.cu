@@ -1,17 +1,18 @@
-// Attention on tensor cores, in BF16: the kernels of attention_forward.cu and attention_backward.cu
-// over again, tile by tile, with products in F32 sums and probabilities and score gradients rounded
-// to BF16 before they are multiplied. Nothing is added across blocks here either: every sum has one
-// order.
+// Attention on tensor cores, in BF16: the algorithms of attention_forward.cu and
+// attention_backward.cu, with products in F32 sums and with probabilities and score gradients
+// rounded to BF16 before they are multiplied. No block adds to another block's results: every sum
+// has a fixed order.
 #include "attention_mma.h"
 
-// A block keeps queries; keys and values pass by, one tile of them while the next is on its way.
+// Forward: a block has queries and loops over keys and values; the next tile is copied while one is
+// computed.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_forward_kernel(AttentionCall a) {
   constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows,
                 COLUMNS = attention_mma_sizes[SIZE].columns;
   constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
   SHARED(bf16, shared);
-  bf16 *qs = shared, *kvs = qs + ROWS * W; // twice keys and values
+  bf16 *qs = shared, *kvs = qs + ROWS * W; // two buffers of keys and values
   const Lane at;
   const int strip = (int)threadIdx.x / 32 * STRIP;
   const float scale = a.scale * LOG2E;
@@ -22,14 +23,14 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    // of the tile of keys that is worked on
+    // of the current tile of keys
     int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
     auto load_keys = [&](bf16 *to, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, to, a.k, key + by, kv, n);
       load_tile<HEAD, COLUMNS>(copies, to + COLUMNS * W, a.v, key + by, kv, n);
     };
-    __syncthreads(); // the tile before has been read
+    __syncthreads(); // all threads have read the previous tile
     if (left > 0) {
       load_tile<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
       load_keys(kvs, 0);
@@ -41,24 +42,24 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
       zero(o[i]);
       top[i][0] = top[i][1] = -INFINITY, sum[i][0] = sum[i][1] = 0;
     }
-    unsigned blind = 0; // this lane's rows that see no key
+    unsigned without_keys = 0; // bits of this lane's rows that have no key
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
       const int64_t r = t.first + strip + 8 * i + at.row;
       const AttentionRange keys = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
-      if (keys.lo >= keys.hi) blind |= 1u << i;
+      if (keys.lo >= keys.hi) without_keys |= 1u << i;
     }
     const int64_t row0 = t.q + t.first;
     for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
       const bf16 *ks = kvs + turn * 2 * COLUMNS * W;
       copies.close();
       copies.wait<0>();
-      __syncthreads(); // these are there, and those before have been read
+      __syncthreads(); // the tile has arrived, and all threads have read the previous one
       if (left > COLUMNS) load_keys(kvs + (turn ^ 1) * 2 * COLUMNS * W, COLUMNS);
       const int n = (int)least(COLUMNS, left);
       const AttentionBand band = attention_band(a.mask, ahead);
-      const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
-      if (seen == HIDDEN) continue;
+      const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
+      if (seen == MASKED) continue;
       float s[MT][NT][4];
       products<HEAD>(s, qs + strip * W, ks);
 #pragma unroll
@@ -66,7 +67,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
-          if (seen == PARTLY)
+          if (seen == PARTIAL)
 #pragma unroll
             for (int c = 0; c < 2 * NT; c++)
               s[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? -INFINITY : s[i][c / 2][2 * h + c % 2];
@@ -75,16 +76,15 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
           for (int c = 0; c < 2 * NT; c++) m = fmaxf(m, s[i][c / 2][2 * h + c % 2]);
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-          // The base of all exponents of a row, rounded once: where the largest does not become 1,
-          // its sum says by how much.
-          // before any key: 0
-          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_quick(top[i][h] * scale - base);
+          // The base of all exponents of a row is rounded once. Where the largest exponential is
+          // therefore not exactly 1, the sum contains the same error.
+          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_approx(top[i][h] * scale - base);
           top[i][h] = m;
           sum[i][h] *= keep;
 #pragma unroll
           for (int c = 0; c < 2 * NT; c++) {
             float &x = s[i][c / 2][2 * h + c % 2];
-            x = exp2_quick(fmaf(x, scale, -base));
+            x = exp2_approx(fmaf(x, scale, -base));
             sum[i][h] += x;
           }
           if (__any_sync(0xffffffffu, keep != 1))
@@ -101,7 +101,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         float l = sum[i][h];
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
-        const bool none = blind >> (2 * i + h) & 1;
+        const bool none = without_keys >> (2 * i + h) & 1;
         const float f = none ? 0 : 1 / l;
         const int row = strip + 16 * i + 8 * h + at.row;
         if (at.column == 0 && row < t.rows)
@@ -116,8 +116,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
   }
 }
 
-// delta [head][query]: the diagonal of dout·outᵀ, by the instruction and in the order that make dP,
-// so that a query which sees a single key has a dS of exactly 0. A warp has 16 queries.
+// attention_mma_delta writes delta [head][query] as the diagonal of dout·outᵀ, with the instruction
+// and in the order that compute dP, so that a query with a single key has a dS of exactly 0. A warp
+// has 16 queries.
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(AttentionCall a) {
   const Lane at;
   const int64_t strips = ceil_div(a.queries, 16), n = a.heads * strips;
@@ -139,14 +140,14 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
                   : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
     };
     for (int k = at.column; k < a.out.width; k += 16) {
-      uint32_t g[4], o[4]; // A's order; B's is that of neighbours along k first
+      uint32_t g[4], o[4]; // in A's order; B's order has neighbours along k first
 #pragma unroll
       for (int i = 0; i < 4; i++)
         g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i / 2] + k + i % 2 * 8, a.out.wide);
       mma_pair(c[0], c[1], g, o);
     }
     const float sum[2] = {at.row % 2 ? c[0][1] : c[0][0], at.row % 2 ? c[1][3] : c[1][2]};
-    // of a row's four lanes, the one that has the diagonal
+    // the lane of the row's four that has the diagonal
     if (at.column != at.row / 2 * 2) continue;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -154,8 +155,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
   }
 }
 
-// What the kernels below have in shared memory: two tiles that stay, twice two that pass by, and
-// for dk, dv lse and delta of the queries that pass.
+// Shared memory of the kernels below: two tiles that stay, two buffers for each of two that are
+// streamed, and for dk and dv the lse and delta of the streamed queries.
 template <int SIZE> struct Backward {
   static constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].back_rows,
                        COLUMNS = attention_mma_sizes[SIZE].back_columns;
@@ -170,7 +171,7 @@ template <int SIZE> struct Backward {
   __device__ __forceinline__ float *delta(int turn) const { return lse(turn) + COLUMNS; }
 };
 
-// dq: queries stay with dout, keys pass with values.
+// dq: a block has queries and their dout, and loops over keys and values.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
@@ -187,14 +188,14 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    // of the tile of keys that is worked on
+    // of the current tile of keys
     int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
     auto load_keys = [&](int turn, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.k, key + by, kv, n);
       load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.v, key + by, kv, n);
     };
-    __syncthreads(); // the tile before has been read
+    __syncthreads(); // all threads have read the previous tile
     if (left > 0) {
       load_tile<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
       load_tile<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
@@ -215,12 +216,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
       copies.close();
       copies.wait<0>();
-      __syncthreads(); // these are there, and those before have been read
+      __syncthreads(); // the tile has arrived, and all threads have read the previous one
       if (left > COLUMNS) load_keys(turn ^ 1, COLUMNS);
       const int n = (int)least(COLUMNS, left);
       const AttentionBand band = attention_band(a.mask, ahead);
-      const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
-      if (seen == HIDDEN) continue;
+      const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
+      if (seen == MASKED) continue;
       float ds[MT][NT][4], dp[MT][NT][4];
       products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
       products<HEAD>(ds, tile.stay + strip * B::W, tile.pass(turn));
@@ -232,9 +233,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
 #pragma unroll
           for (int c = 0; c < 2 * NT; c++) {
             float &x = ds[i][c / 2][2 * h + c % 2];
-            x = exp2_quick(fmaf(x, scale, -lse[i][h])) * (dp[i][c / 2][2 * h + c % 2] - delta[i][h]);
+            x = exp2_approx(fmaf(x, scale, -lse[i][h])) * (dp[i][c / 2][2 * h + c % 2] - delta[i][h]);
           }
-          if (seen == PARTLY)
+          if (seen == PARTIAL)
 #pragma unroll
             for (int c = 0; c < 2 * NT; c++)
               ds[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? 0 : ds[i][c / 2][2 * h + c % 2];
@@ -247,8 +248,8 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
   }
 }
 
-// dk and dv, or one of them: keys stay with values, queries pass with dout. Products are
-// transposed: their rows are keys.
+// dk and dv, or one of them: a block has keys and values, and loops over queries and their dout.
+// Products are transposed: their rows are keys.
 template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
@@ -269,7 +270,7 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
                   ahead = queries.lo + t.sk - t.sq - t.first;
     const int passes = (int)ceil_div(count, COLUMNS);
 
-    // Step by step through the query heads, and in each through its queries.
+    // For each query head of the key head, for each tile of its queries.
     auto load_queries = [&](int turn, int head, int pass) {
       const int64_t q0 = (int64_t)pass * COLUMNS, r = query + q0 + threadIdx.x;
       const int n = (int)least(COLUMNS, count - q0);
@@ -283,7 +284,7 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
                        there);
       }
     };
-    __syncthreads(); // the tile before has been read
+    __syncthreads(); // all threads have read the previous tile
     if (heads > 0 && passes > 0) {
       load_tile<HEAD, ROWS>(copies, tile.stay, a.k, row0, kv, t.rows);
       if (DK) load_tile<HEAD, ROWS>(copies, tile.stay2, a.v, row0, kv, t.rows);
@@ -292,7 +293,7 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
 
     float dk[MT][HEAD / 8][4], dv[MT][HEAD / 8][4];
     int turn = 0;
-    // a key head without query heads has gradients, too: zeros
+    // A key head without query heads has gradients of zero.
     for (int head = 0; head < most(heads, 1); head++) {
 #pragma unroll
       for (int i = 0; i < MT; i++) {
@@ -302,14 +303,14 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
       for (int pass = 0; pass < (heads > 0 ? passes : 0); pass++, turn ^= 1) {
         copies.close();
         copies.wait<0>();
-        __syncthreads(); // these are there, and those before have been read
+        __syncthreads(); // the tile has arrived, and all threads have read the previous one
         const int next_pass = pass + 1 < passes ? pass + 1 : 0, next_head = head + (next_pass == 0);
         if (next_head < heads) load_queries(turn ^ 1, next_head, next_pass);
         const int64_t q0 = (int64_t)pass * COLUMNS;
         const int n = (int)least(COLUMNS, count - q0);
         const AttentionBand turned = attention_band(a.mask, ahead + q0), band = {-turned.above, -turned.below};
-        const Sight seen = strip < t.rows ? sight(band, strip, STRIP, n, COLUMNS) : HIDDEN;
-        if (seen == HIDDEN) continue;
+        const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
+        if (seen == MASKED) continue;
         float s[MT][NT][4], dp[MT][NT][4];
         if (DK) products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
         products<HEAD>(s, tile.stay + strip * B::W, tile.pass(turn));
@@ -324,11 +325,11 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
             const float lse[2] = {l.x * LOG2E, l.y * LOG2E}, delta[2] = {d.x, d.y};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-              s[i][c][e] = exp2_quick(fmaf(s[i][c][e], scale, -lse[e % 2]));
+              s[i][c][e] = exp2_approx(fmaf(s[i][c][e], scale, -lse[e % 2]));
               if (DK) dp[i][c][e] = s[i][c][e] * (dp[i][c][e] - delta[e % 2]);
             }
           }
-          if (seen == PARTLY)
+          if (seen == PARTIAL)
 #pragma unroll
             for (int c = 0; c < NT; c++)
 #pragma unroll
@@ -362,7 +363,8 @@ const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {
     attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
 const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {
     attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
-// Of the widest heads a warp's registers hold one of the two sums: scores are made once more.
+// With the widest heads a warp has registers for one of the two sums only: dk and dv have a kernel
+// each, and the scores are computed in both.
 const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dkv_kernel<0, true, true>,
                                                                        attention_mma_dkv_kernel<1, true, true>,
                                                                        attention_mma_dkv_kernel<2, true, false>};

@@ -1,11 +1,11 @@
-// The pieces of which attention's kernels on tensor cores are made: tiles of BF16 in shared memory,
-// and two products of a warp.
+// Building blocks of the attention kernels on tensor cores: tiles of BF16 in shared memory, and two
+// products of a warp.
 //
-// A block has MMA_WARPS warps. A warp owns strips of 16 rows of what the block keeps, in all
-// columns: what a row needs of others of its row is in four lanes (mma.h, Lane). Results of one
-// product go into the next as they lie in registers, rounded to BF16 (Dao 2023). All kernels
-// multiply whole tiles, and features up to HEAD, of which those that do not exist are zeros: a
-// result does not depend on where its row lies, and equal sums cancel to the bit.
+// A block has MMA_WARPS warps. A warp computes strips of 16 rows of the block's tile, in all
+// columns, so that the values of a row are in four lanes (mma.h, Lane). The registers of one
+// product are the operand of the next, rounded to BF16 (FlashAttention-2, Dao 2023). All kernels
+// multiply whole tiles and HEAD features, with zeros for those that do not exist: a result does not
+// depend on the position of its row, and equal sums cancel exactly.
 #pragma once
 
 #include "attention_tile.h"
@@ -13,8 +13,8 @@
 
 enum { MMA_WARPS = ATTENTION_MMA_THREADS / 32 };
 
-// load_tile brings rows row .. row+n of a head to a tile of ROWS. Where an address allows no
-// vectors they come one by one, and results are the same.
+// load_tile copies rows row … row + n of a head to a tile of ROWS rows; missing elements are zero.
+// Where addresses do not allow vectors, elements are copied one by one, with the same result.
 template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &copies, bf16 *to,
                                                                         const AttentionView &x, int64_t row,
                                                                         int64_t head, int n) {
@@ -36,8 +36,7 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &
   }
 }
 
-// products: s[i][n] is strip i of a, rows of a tile, times eight rows 8·n … of b, over all
-// features.
+// products: s[i][n] = strip i of tile a times rows 8n … 8n + 7 of tile b, over all features.
 template <int HEAD, int MT, int NT>
 __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
@@ -60,8 +59,8 @@ __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, c
   }
 }
 
-// accumulate adds to o[i] strip i of s, rounded, times b, a tile with a row for each of s's
-// columns.
+// accumulate adds to o[i] strip i of s, rounded to BF16, times b, a tile with one row for each
+// column of s.
 template <int HEAD, int MT, int NT>
 __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
@@ -81,16 +80,16 @@ __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const fl
   }
 }
 
-// What a warp's rows, `rows` of them from `row` on, see of n columns in a tile. Of what is hidden
-// everywhere nothing is made, and where nothing is, nothing is looked at.
-enum Sight { HIDDEN, PARTLY, SEEN };
-__device__ __forceinline__ Sight sight(AttentionBand band, int row, int rows, int n, int columns) {
-  const int first = -(row + rows - 1), last = n - 1 - row; // column - row, at least and at most
-  if (band.above < first || last < band.below) return HIDDEN;
-  return n == columns && band.below <= first && last <= band.above ? SEEN : PARTLY;
+// Visibility is how much of a tile of n columns the rows [row, row + rows) attend to. MASKED tiles
+// are skipped, and VISIBLE ones need no mask.
+enum Visibility { MASKED, PARTIAL, VISIBLE };
+__device__ __forceinline__ Visibility visibility(AttentionBand band, int row, int rows, int n, int columns) {
+  const int first = -(row + rows - 1), last = n - 1 - row; // minimum and maximum of column - row
+  if (band.above < first || last < band.below) return MASKED;
+  return n == columns && band.below <= first && last <= band.above ? VISIBLE : PARTIAL;
 }
-// Columns is those of n that a row sees, from `at` on: by constants, as many as there are, none of
-// which takes a register.
+// Columns is the range of columns that a row attends to, relative to column `at`. hide compares
+// with constants after unrolling and needs two registers.
 struct Columns {
   int lo, hi;
   __device__ __forceinline__ Columns(AttentionBand band, int n, int row, int at)
@@ -98,17 +97,6 @@ struct Columns {
   __device__ __forceinline__ bool hide(int column) const { return column < lo || hi < column; }
 };
 
-// exp2_quick is wrong by up to 2 units of 2^-23, and 0 where it would be denormal: probabilities
-// are rounded to BF16.
-__device__ __forceinline__ float exp2_quick(float x) {
-#ifndef ULY_EMULATED
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return exp2f(x);
-#endif
-}
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT][NT][4], float f) {
@@ -120,9 +108,9 @@ template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT
       for (int e = 0; e < 4; e++) x[i][n][e] *= f;
 }
 
-// write_rows rounds a warp's rows, of which there are `rows`, and writes them to row row, row + 1,
-// … of a head: by way of `strip`, a warp's own in a tile that it has read, so that they go out in
-// vectors of 16 bytes.
+// write_rows rounds a warp's results, `rows` of them, to BF16 and writes them to row row, row + 1,
+// … of a head. It goes through `strip`, rows of a tile that only this warp still uses, so that the
+// stores are vectors of 16 bytes.
 template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *strip, const float (&o)[MT][HEAD / 8][4],
                                                                        const AttentionView &to, int64_t row,
                                                                        int64_t head, int rows) {
@@ -153,8 +141,8 @@ template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *str
   }
 }
 
-// add_before adds to a query head's sums, a warp's rows, those of the heads before it, and leaves
-// them for the heads behind it. One thread owns an element through all heads.
+// add_before adds the sums of the preceding query heads to a warp's rows d, and stores the result
+// in `sums` for the following heads. One thread has an element for all heads.
 template <int HEAD, int MT> __device__ __forceinline__ void add_before(float (&d)[MT][HEAD / 8][4], float *sums,
                                                                        int64_t step, int width, int rows, bool first,
                                                                        bool last) {

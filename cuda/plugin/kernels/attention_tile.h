@@ -1,77 +1,18 @@
-// The pieces of which attention's kernels are made: tiles of rows in shared memory, and two
-// products of tiles in registers.
+// Building blocks of the F32 attention kernels: tiles of rows in shared memory, and two products of
+// tiles in registers.
 //
-// A block has 16 x 16 threads, (y, x). Thread (y, x) holds rows y, y+16, … of a product and columns
-// x, x+16, … of scores, or features 4x .. 4x+3 of each 64. All arithmetic is F32; every sum runs
-// along its axis in order, in one chain, so that a result does not depend on where its row lies in
-// a tile, and equal sums cancel to the bit.
+// A block has 16 x 16 threads, (y, x). Thread (y, x) has rows y, y + 16, … of a product and columns
+// x, x + 16, … of scores, or features 4x … 4x + 3 of each 64. All arithmetic is F32. Every sum runs
+// along its axis in order, in one chain: a result does not depend on the position of its row in a
+// tile, and equal sums cancel exactly.
 #pragma once
 
 #include "attention.h"
 #include "values.h"
 
-#ifdef ULY_EMULATED
-#include <vector>
-#endif
-
-// Copies are a thread's copies from global to shared memory that are under way, in groups that end
-// in order. A thread sees its own after wait; others see them after a barrier besides. Emulated
-// copies happen at once, or as late as wait allows.
-class Copies {
- public:
-  // Four floats, or one; `there` false writes zeros and reads nothing.
-  template <int N> __device__ __forceinline__ void copy(float *to, const float *from, bool there) {
-#ifndef ULY_EMULATED
-    const unsigned at = (unsigned)__cvta_generic_to_shared(to), bytes = there ? 4 * N : 0;
-    if (N == 4)
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
-    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
-#else
-    const Late l = {to, from, N, group, there};
-    if (uly_emulated::random64() & 1) l.run();
-    else late.push_back(l);
-#endif
-  }
-  // Ends a group.
-  __device__ __forceinline__ void close() {
-#ifndef ULY_EMULATED
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#else
-    group++;
-#endif
-  }
-  // Waits until at most LEFT groups are under way.
-  template <int LEFT> __device__ __forceinline__ void wait() {
-#ifndef ULY_EMULATED
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#else
-    size_t n = 0;
-    for (; n < late.size() && late[n].group < group - LEFT; n++) late[n].run();
-    late.erase(late.begin(), late.begin() + (long)n);
-#endif
-  }
-
- private:
-#ifdef ULY_EMULATED
-  struct Late {
-    float *to;
-    const float *from;
-    int n, group;
-    bool there;
-    void run() const {
-      if (n == 4)
-        *reinterpret_cast<float4 *>(to) = there ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
-      else *to = there ? *from : 0;
-    }
-  };
-  std::vector<Late> late;
-  int group = 0;
-#endif
-};
-
-// load_rows brings rows row .. row+n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP
-// floats. Up to the next multiple of four, rows and columns that do not exist are zero: products
-// may read them.
+// load_rows copies rows row … row + n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP
+// floats. Missing rows and columns up to the next multiple of four are zero, because products read
+// them.
 template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &copies, float *to,
                                                                         const AttentionView &x, int64_t row,
                                                                         int64_t head, int n) {
@@ -101,7 +42,7 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &
     const __nv_bfloat16 *from = p + base + r * x.token;
     float4 y = make_float4(0, 0, 0, 0);
     if (r < n && x.wide) {
-      const uint2 u = *reinterpret_cast<const uint2 *>(from); // bf16 is the upper half of f32
+      const uint2 u = *reinterpret_cast<const uint2 *>(from); // BF16 is the upper half of F32
       y = make_float4(__uint_as_float(u.x << 16), __uint_as_float(u.x & 0xffff0000u), __uint_as_float(u.y << 16),
                       __uint_as_float(u.y & 0xffff0000u));
     } else if (r < n) {
@@ -114,7 +55,7 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &
   }
 }
 
-// store_four writes features c .. c+3 of a row, as far as they exist.
+// store_four writes those of features c … c + 3 of a row that exist.
 __device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, int64_t head, int c, float4 y) {
   if (c >= x.width) return;
   const int64_t at = row * x.token + head * x.head + c;
@@ -169,12 +110,12 @@ __device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const
   }
 }
 
-// weights writes a thread's part of a product to a tile of rows of COLUMNS + ATTENTION_GAP; the
-// rows of a warp are read by that warp alone.
+// weights writes a thread's results of a product to a tile of rows of COLUMNS + ATTENTION_GAP
+// floats. Only the warp that writes a row reads it.
 template <int RT, int CT> __device__ __forceinline__ void weights(float *p, const float (&s)[RT][CT]) {
   constexpr int W = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * W + threadIdx.x % 16;
-  __syncwarp(); // its lanes have read what was there
+  __syncwarp(); // the lanes have read the previous tile
 #pragma unroll
   for (int i = 0; i < RT; i++)
 #pragma unroll
@@ -183,8 +124,8 @@ template <int RT, int CT> __device__ __forceinline__ void weights(float *p, cons
 }
 
 // accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n
-// rounded up to four, for groups g < G. Where heads differ most, features beyond `width` are left
-// out.
+// rounded up to four, for groups g < G. With HEAD 256, groups of features beyond `width` are
+// skipped.
 template <int HEAD, int G, int RT, int CT>
 __device__ __forceinline__ void accumulate(float (&o)[RT][4 * G], const float *p, const float *b, int n, int width) {
   constexpr int W = HEAD + ATTENTION_GAP, PW = 16 * CT + ATTENTION_GAP;
@@ -221,8 +162,9 @@ template <int RT, int N> __device__ __forceinline__ void clear(float (&o)[RT][N]
     for (int c = 0; c < N; c++) o[i][c] = 0;
 }
 
-// add_tile adds the product of a tile that was summed on its own: in one chain through thousands of
-// tokens roundings would add up. Of the widest heads, 64 features at a time: registers are few.
+// add_tile adds the product of a tile after summing it separately: in one chain over thousands of
+// tokens, rounding errors would grow. With HEAD 256 it computes 64 features at a time, to save
+// registers.
 template <int HEAD, int RT, int CT>
 __device__ __forceinline__ void add_tile(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
   constexpr int G = HEAD == 256 ? 1 : HEAD / 64;

@@ -1,5 +1,5 @@
-// Checks of arguments: what memory safety needs (types, shapes, dense last axes, device memory),
-// told in sentences. Plans have settled the rest before.
+// Argument checks of the operations. They cover what memory safety needs: types, shapes, dense last
+// axes, device memory, alignment. The Go side has checked the meaning of arguments before.
 #pragma once
 
 #include <stdarg.h>
@@ -21,7 +21,7 @@ inline const char *name_of(int dtype) {
   return dtype >= 0 && dtype <= ULY_U8 ? names[dtype] : "unknown type";
 }
 
-// text_of is a tensor as tensor.String has it: "F32[4, 8]", with strides unless row-major.
+// text_of formats a tensor as Go's tensor.String does: "F32[4, 8]", with strides unless row-major.
 inline std::string text_of(const uly_tensor &t) {
   if (t.dtype == 0) return "nil";
   std::string s = name_of(t.dtype) + list_of(t.shape, t.ndim);
@@ -30,7 +30,7 @@ inline std::string text_of(const uly_tensor &t) {
   return s;
 }
 
-// Shape is a wanted shape; an extent of -1 stands for every extent.
+// Shape is a required shape; an extent of -1 accepts any extent.
 struct Shape {
   int n = 0;
   int64_t extent[8];
@@ -43,8 +43,8 @@ struct Shape {
   }
 };
 
-// misaligned says that elements of this type cannot lie there. A GPU stops at such an address, and
-// its context is lost.
+// misaligned reports whether p is no multiple of the type's size. An access there is a sticky CUDA
+// error: the process loses its GPU context.
 inline bool misaligned(const void *p, int dtype) {
   return size_of(dtype) > 0 && (uintptr_t)p % (uintptr_t)size_of(dtype) != 0;
 }
@@ -55,7 +55,8 @@ inline bool same_shape(const uly_tensor &a, const uly_tensor &b) {
   return ok;
 }
 
-// Check looks at the arguments of one operation and keeps the first fault.
+// Check checks the arguments of one operation. `code` is the first failure's, with the message in the
+// device; later checks then do nothing.
 class Check {
  public:
   Check(uly_device *device, const char *operation) : d(device), op(operation) {}
@@ -72,7 +73,7 @@ class Check {
     code = fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: %s", op, text);
   }
 
-  // shape wants device memory of a type and shape.
+  // shape requires device memory of a type and shape.
   void shape(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     bool ok = t.dtype == dtype && t.where == ULY_CUDA && t.ndim == want.n;
     for (int i = 0; ok && i < want.n; i++) ok = want.extent[i] < 0 ? t.shape[i] >= 0 : t.shape[i] == want.extent[i];
@@ -86,20 +87,20 @@ class Check {
              (long long)size_of(dtype));
   }
 
-  // rows wants a shape whose last axis is dense.
+  // rows requires a shape, and a dense last axis.
   void rows(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     shape(name, t, dtype, want);
     if (t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1)
       refuse("%s is %s: its last axis must be dense", name, text_of(t).c_str());
   }
 
-  // dense wants a shape without gaps.
+  // dense requires a shape in row-major order without gaps.
   void dense(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     shape(name, t, dtype, want);
     if (!contiguous(t)) refuse("%s is %s: it must be dense", name, text_of(t).c_str());
   }
 
-  // documents wants a list of them (host memory) that covers the rows.
+  // documents requires the cumulative lengths of a list of documents (host memory), from 0 to `rows`.
   void documents(const char *name, const uly_list &cu, int64_t rows) {
     const int64_t count = cu.documents();
     if (!cu || count < 0 || cu[0] != 0 || cu[count] != rows)
@@ -111,7 +112,7 @@ class Check {
                       (long long)cu[i]);
   }
 
-  // compute wants a type that activations have, and returns it.
+  // compute requires F32 or BF16 and returns the type.
   int compute(const char *name, const uly_tensor &t) {
     if (t.dtype != ULY_F32 && t.dtype != ULY_BF16) refuse("%s is %s: want F32 or BF16", name, text_of(t).c_str());
     return t.dtype;

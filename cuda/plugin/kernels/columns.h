@@ -1,17 +1,17 @@
-// Sums over rows, one for each column: the gradients of biases and of norms' weights. In two steps,
-// so that many blocks have work and the order of additions is that of shapes: parts of the rows
-// leave partial sums in scratch [parts, n], and a fold adds those to the result.
+// Column sums over rows: the gradients of biases and of norm weights. The rows are divided into parts,
+// the parts' sums go to scratch [parts, n], and a second kernel adds those to the result. Shapes alone
+// decide the parts, so the order of additions does not depend on the GPU.
 #pragma once
 
 #include "values.h"
 
 constexpr int COLUMN_WARPS = 8, FOLD_WARPS = 32;
-constexpr int64_t COLUMN_WORTH = 64; // rows of a part, at least
+constexpr int64_t COLUMN_WORTH = 64; // minimum rows of a part
 
-// column_part sums a part of the rows of n columns: a block has 32 lanes of K columns, its warps
-// take rows in turn. S is where values come from: S::row(r) is asked for each row, S::get<ALIGNED,
-// K>(row, column, left, x) for K values of it. Three blocks to a multiprocessor at least: the
-// compiler, left alone, spills to have more.
+// column_part writes the sums of a part of the rows for 32·K columns a block: a lane has K columns, and
+// warp w has rows w, w + COLUMN_WARPS, …. S supplies the values: S::get<ALIGNED, K>(row, column, left, x)
+// writes K of them to x. The launch bound of three blocks a multiprocessor keeps the compiler from
+// spilling registers for a higher occupancy.
 template <typename S, bool ALIGNED> __global__ void __launch_bounds__(COLUMN_WARPS * 32, 3)
     column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
   constexpr int K = S::K;
@@ -43,7 +43,7 @@ template <typename S, bool ALIGNED> __global__ void __launch_bounds__(COLUMN_WAR
   }
 }
 
-// column_fold adds the parts to dst [n]: lanes are columns, warps take runs of parts.
+// column_fold adds the parts' sums to dst [n]: a lane has a column, a warp a range of the parts.
 static __global__ void __launch_bounds__(FOLD_WARPS * 32)
     column_fold(float *dst, const float *partial, int64_t n, int64_t parts) {
   __shared__ float room[FOLD_WARPS][32];
@@ -65,13 +65,13 @@ static __global__ void __launch_bounds__(FOLD_WARPS * 32)
   }
 }
 
-// start_fold takes parts from the scratch, `at` floats on.
+// start_fold launches column_fold on partial sums that begin `at` floats into the stream's scratch.
 inline void start_fold(uly_stream *s, float *dst, int64_t n, int64_t parts, int64_t at = 0) {
   LAUNCH(column_fold, blocks_for(n, 32), FOLD_WARPS * 32, 0, s, dst, (const float *)s->scratch + at, n, parts);
 }
 
-// start_columns adds the sum over rows to dst [n]. Columns go in bands whose partial sums fit into
-// the scratch.
+// start_columns adds the column sums to dst [n], for groups of columns whose partial sums fit into the
+// stream's scratch.
 template <typename S> void start_columns(uly_stream *s, S source, bool aligned, int64_t rows, int64_t n, float *dst) {
   constexpr int64_t WIDTH = 32 * S::K;
   const int64_t room = s->scratch_bytes / 4, parts = parts_of(rows, least(n, room), COLUMN_WORTH, room);

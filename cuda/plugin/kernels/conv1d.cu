@@ -1,6 +1,7 @@
-// The convolution of linear attention, forward and backward: causal, along the tokens of each
-// document, channel by channel, then SiLU. A lane has four channels and goes down a run of rows;
-// what a row of the usual width needs of those before it stays in registers.
+// The short convolution of linear attention: causal along the tokens of each document, depthwise
+// (channel by channel), followed by SiLU. x, y [T, N], w [N, width], `before` [width - 1, N] the
+// rows before the first document. A lane has four channels and loops over a run of rows; for the
+// usual widths the preceding rows stay in registers.
 #include "check.h"
 #include "columns.h"
 #include "conv1d_index.h"
@@ -11,11 +12,10 @@ namespace {
 constexpr int BLOCK = 32 * CONV_WARPS, K = CONV_LANES, USUAL = 4;
 
 template <typename T> struct Conv {
-  const T *x, *w, *before; // before: or NULL
+  const T *x, *w, *before; // before may be NULL
   int64_t x_row, before_row, n, width;
 
-  // row reads row r for a document that begins at `begin`, of which r may be up to width - 1 rows
-  // before.
+  // row loads row r for a document that begins at `begin`; r may be up to width - 1 rows before it.
   template <bool ALIGNED>
   __device__ __forceinline__ void row(int64_t r, int64_t begin, int64_t c, float (&v)[K]) const {
     const bool inside = r >= begin, early = !inside && begin == 0 && before != nullptr;
@@ -26,7 +26,7 @@ template <typename T> struct Conv {
 #pragma unroll
     for (int k = 0; k < K; k++) v[k] = c + k < n ? widen(w[(c + k) * width + i]) : 0.0f;
   }
-  // sum is what the activation gets, of any width.
+  // sum returns the argument of the activation, for any width.
   __device__ __forceinline__ void sum(int64_t t, int64_t begin, int64_t c, float (&s)[K]) const {
 #pragma unroll
     for (int k = 0; k < K; k++) s[k] = 0;
@@ -50,7 +50,7 @@ template <int W> __device__ __forceinline__ void shift(float (&x)[W][K]) {
     for (int k = 0; k < K; k++) x[i - 1][k] = x[i][k];
 }
 
-// conv_forward: W is the width, or 0 for any.
+// conv_forward: W is the width, 0 for any.
 template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 2)
     conv_forward(Conv<T> a, Documents documents, T *y, int64_t y_row) {
   constexpr int AHEAD = 4, KEPT = W ? W : 1;
@@ -106,11 +106,11 @@ template <typename T> struct Gradient {
   const T *dy;
   T *dx;
   int64_t dy_row, dx_row;
-  T *behind;      // [runs, width - 1, n]: dy behind each run, where dx is dy; else NULL
+  T *behind;      // [runs, width - 1, n]: dy after each run, where dx is dy; else NULL
   float *partial; // [parts, n, width]
   int64_t parts, runs;
 
-  // row reads dy of row t for the run that ends at `last`.
+  // row loads dy of row t for the run that ends at `last`.
   template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t,
                                                               int64_t c, float (&v)[K]) const {
     const T *p = t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
@@ -118,7 +118,7 @@ template <typename T> struct Gradient {
   }
 };
 
-// bounds are the rows of a run.
+// bounds returns the rows of a run.
 template <typename T> __device__ __forceinline__ void bounds(const Documents &d, const Gradient<T> &g, int64_t run,
                                                              int64_t *first, int64_t *last) {
   *first = d.from + part_at(d.to - d.from, g.runs, run);
@@ -140,7 +140,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// conv_backward, of width W: the rows of dx of a part's runs, and the part's sums for the weights.
+// conv_backward, for width W: dx of the rows of a part's runs, and the part's sums for the weights.
 template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
     conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
   __shared__ float room[CONV_WARPS][CONV_TILE * W];
@@ -149,7 +149,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
     const int64_t part = b / across, run = part * CONV_WARPS + warp, tile = (b - part * across) * CONV_TILE,
                   c = tile + lane * K;
-    float w[W][K], dw[W][K], x[W][K], ds[W][K]; // ds: gradients of sums, of the last W rows
+    float w[W][K], dw[W][K], x[W][K], ds[W][K]; // ds: gradients of the last W rows' sums
 #pragma unroll
     for (int i = 0; i < W; i++) {
       a.weights(i, c, w[i]);
@@ -167,7 +167,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
 #pragma unroll
         for (int k = 0; k < K; k++) ds[i][k] = 0;
       }
-      // the last rows are behind the run or the document: those before them need their ds
+      // the last rows are after the run or the document: the rows before them need their ds
       for (int64_t t = from; t < stop + W - 1; t++) {
         shift(x);
         shift(ds);
@@ -207,9 +207,9 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
   }
 }
 
-// Other widths compute the gradients of sums as often as they need them.
+// The kernels for other widths compute the gradient of a sum each time they need it.
 
-// conv_dx is dx of any width.
+// conv_dx computes dx for any width.
 template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a, Documents documents, Gradient<T> g) {
   const int64_t across = ceil_div(a.n, CONV_TILE);
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
@@ -235,7 +235,7 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a
   }
 }
 
-// one_ds is the gradient of the sum of one channel.
+// one_ds returns the gradient of the sum of one channel.
 template <typename T>
 __device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t begin, int64_t c, float dy) {
   float s = 0;
@@ -248,7 +248,8 @@ __device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t beg
   return dy * silu_slope(s, sigmoid<T>(s));
 }
 
-// conv_dw is the sums of parts for weights of any width: lanes are taps of channels, warps do runs.
+// conv_dw computes the parts' sums for the weights, for any width: a lane has a tap of a channel, a
+// warp a run of rows.
 template <typename T> __global__ void __launch_bounds__(BLOCK, 2)
     conv_dw(Conv<T> a, Documents documents, Gradient<T> g) {
   __shared__ float room[CONV_WARPS][32];
@@ -279,7 +280,7 @@ template <typename T> __global__ void __launch_bounds__(BLOCK, 2)
   }
 }
 
-// conv_before is the gradient of the rows before the first document, which has `rows`.
+// conv_before computes the gradient of the rows before the first document, which has `rows` rows.
 template <typename T> __global__ void __launch_bounds__(BLOCK)
     conv_before(Conv<T> a, int64_t rows, const T *dy, int64_t dy_row, T *dbefore, int64_t dbefore_row) {
   for (int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x; e < (a.width - 1) * a.n;
@@ -297,7 +298,7 @@ template <typename T> bool aligned_packs(const void *p, int64_t row) {
 }
 
 template <typename T> Conv<T> conv_of(const uly_conv1d &p) {
-  // What is before the first document is of use to it alone, and it may have no rows.
+  // Only the first document uses the rows before it, and it may have no rows.
   const bool before = p.before.data && p.cu.documents() > 0 && p.cu[1] > 0;
   return {(const T *)p.x.data, (const T *)p.w.data, before ? (const T *)p.before.data : nullptr,
           p.x.stride[0],       p.before.stride[0],  p.x.shape[1],
@@ -323,7 +324,7 @@ template <typename T> void forward_of(uly_stream *s, const uly_conv1d *p) {
   }
 }
 
-// conv_shape checks what forward and backward share.
+// conv_shape checks the arguments that forward and backward share.
 int conv_shape(Check &c, const uly_conv1d &a) {
   const int type = c.compute("x", a.x);
   c.rows("x", a.x, type, {-1, -1});
@@ -345,7 +346,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.Conv1dForward");
 }
 
-// A band of channels, on the documents at hand.
+// Launches for a group of channels, on one set of documents.
 template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const Documents &documents,
                                           const Gradient<T> &g, bool aligned, float *dw) {
   const int64_t n = a.n * a.width;
@@ -359,7 +360,7 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
     if (aligned) LAUNCH((conv_backward<T, USUAL, true>), grid, BLOCK, 0, s, a, documents, g);
     else LAUNCH((conv_backward<T, USUAL, false>), grid, BLOCK, 0, s, a, documents, g);
   } else {
-    // before dx, which may be dy
+    // The sums read dy, so they come before dx, which may be the same memory.
     LAUNCH(conv_dw<T>, blocks_for(ceil_div(n, 32) * g.parts, 1), BLOCK, 0, s, a, documents, g);
     LAUNCH(conv_dx<T>, grid, BLOCK, 0, s, a, documents, g);
   }
@@ -411,8 +412,7 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row conv1d_rows[] = {
-    {ULY_OP_CONV1D_FORWARD, "own", forward, nullptr},
-    {ULY_OP_CONV1D_BACKWARD, "own", backward, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_CONV1D_FORWARD, "own", forward},
+    {ULY_OP_CONV1D_BACKWARD, "own", backward},
+});

@@ -1,21 +1,20 @@
-// Index arithmetic of the convolution: documents as its kernels are given them, and how its
-// backward pass is cut. No CUDA in here: kernels and a host program (conv1d_index_test.cpp) include
-// it alike.
+// Index arithmetic of the causal convolution: the documents that one launch gets, and the division of
+// the backward pass. The file includes no CUDA; conv1d_index_test.cpp tests it on the host.
 #pragma once
 
 #include "index.h"
 
 enum { ULY_DOCUMENTS = 240 }; // a kernel's arguments are at most 4096 bytes
 
-// Documents are some of a call's, which lie one behind the other in its rows. Those without rows
-// are left out.
+// Documents is up to ULY_DOCUMENTS consecutive documents of a call and their rows [from, to). Documents
+// without rows are left out.
 struct Documents {
   int64_t from = 0, to = 0; // rows
   int32_t count = 0;
   int64_t start[ULY_DOCUMENTS];
 
-  // next takes those that come now: *used of the list are behind it and are counted on. It says
-  // whether there were any.
+  // next advances to the following documents of the list, of which earlier calls have consumed *used. It
+  // returns false where none is left.
   bool next(const int64_t *cu, int64_t documents, int64_t *used) {
     count = 0;
     for (; *used < documents && count < ULY_DOCUMENTS; ++*used)
@@ -24,9 +23,9 @@ struct Documents {
     from = start[0], to = cu[*used];
     return true;
   }
-  // at is the document of a row, end the row behind it.
+  // at returns the document of a row, end the first row after a document.
   ULY_BOTH int32_t at(int64_t row) const {
-    int32_t lo = 0, hi = count; // documents from hi on begin behind the row
+    int32_t lo = 0, hi = count; // documents from hi on begin after the row
     while (hi - lo > 1) {
       const int32_t mid = (lo + hi) / 2;
       if (start[mid] <= row) lo = mid;
@@ -37,19 +36,19 @@ struct Documents {
   ULY_BOTH int64_t end(int32_t document) const { return document + 1 < count ? start[document + 1] : to; }
 };
 
-// A block of 8 warps does 8 runs of rows, which are a part of a sum, on 128 channels: four to a
-// lane.
+// A block of CONV_WARPS warps computes CONV_WARPS runs of rows, which form a part of the weights' sums,
+// for CONV_TILE channels: CONV_LANES a lane. A run has at least CONV_RUN rows where there are enough.
 enum : int64_t { CONV_WARPS = 8, CONV_LANES = 4, CONV_TILE = 32 * CONV_LANES, CONV_RUN = 64 };
 
-// ConvCut is how the backward pass divides rows into parts, and channels into bands whose scratch
-// fits: for each channel, of every part the sums for the weights, of every run the width - 1 rows
-// of dy behind it. Parts are a matter of rows and width alone: a channel's sums are the same beside
-// however many others.
+// ConvCut is the division of the backward pass: rows into parts, and channels into groups (band) whose
+// scratch fits. The scratch of a channel is the weights' sums of every part and, for every run, the
+// width - 1 rows of dy after it. Rows and width alone decide the parts, so a channel's sums do not
+// depend on the other channels.
 struct ConvCut {
   int64_t parts, runs, band;
-  int64_t behind; // where the rows behind runs are in the scratch, in bytes
+  int64_t behind; // byte offset in the scratch of the rows after runs
 
-  // of a channel in one part
+  // bytes of a channel in one part
   static int64_t bytes(int64_t width, int64_t size) { return 4 * width + CONV_WARPS * (width - 1) * size; }
   static bool fits(int64_t width, int64_t size, int64_t scratch) {
     return width <= scratch && CONV_TILE * bytes(width, size) <= scratch;

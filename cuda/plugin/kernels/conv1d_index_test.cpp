@@ -1,19 +1,9 @@
 // The arithmetic of conv1d_index.h against its definitions. A Go test compiles and runs this.
 #include "conv1d_index.h"
 
-#include <stdio.h>
+#include "host_test.h"
 
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
-  } while (0)
 
 typedef long long ll;
 
@@ -75,5 +65,5 @@ int main() {
   }
   documents(std::vector<int64_t>(3 * ULY_DOCUMENTS, 0));
   cuts();
-  return failures != 0;
+  return test_status();
 }

@@ -1,6 +1,7 @@
-// Copy: any strides, any axes, casts. Dense runs go in units of up to 16 bytes, transposes by tiles
-// through shared memory, anything else element by element. Host memory is dense; what must also be
-// cast or scattered goes through the stream's scratch, piece by piece.
+// Copy: dst = src for tensors of one shape, any strides, with a cast between some types. Dense axes are
+// copied in units of up to 16 bytes, transposes in tiles through shared memory, all else element by
+// element. One side may be host memory, which is dense; a host copy that also casts or scatters goes
+// through the stream's scratch.
 #include "check.h"
 #include "values.h"
 
@@ -8,7 +9,7 @@ namespace {
 
 constexpr int BLOCK = 256, UNROLL = 2;
 
-// Moves say what becomes of one unit.
+// Same, Cast, Double, Halve and Half convert one unit of K elements of From to To.
 template <typename U> struct Same {
   typedef U To;
   typedef U From;
@@ -44,7 +45,7 @@ struct Half {
   static __device__ __forceinline__ void move(To *dst, const From *src) { *dst = __half2float(*src); }
 };
 
-// copy_units moves units [first, first + units) of a plane; operand 0 is dst.
+// copy_units copies units [first, first + units) of a plane; operand 0 is dst.
 template <typename M, bool NARROW> __global__ void __launch_bounds__(BLOCK)
     copy_units(Walk<2> w, int64_t first, int64_t units, typename M::To *dst, const typename M::From *src) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK * UNROLL;
@@ -71,9 +72,10 @@ void start_units(uly_stream *s, const Plane &p, int64_t first, int64_t n, void *
   else LAUNCH((copy_units<M, false>), grid, BLOCK, 0, s, w, first / M::K, n / M::K, (To *)dst, (const From *)src);
 }
 
-// copy_turned transposes tiles of EDGE by EDGE: rows of 32 threads read along src's dense axis and
-// write along dst's.
-template <typename U, int EDGE> __global__ void __launch_bounds__(BLOCK) copy_turned(Turn t, U *dst, const U *src) {
+// copy_transposed transposes tiles of EDGE x EDGE: 32 threads read along src's dense axis and write
+// along dst's.
+template <typename U, int EDGE> __global__ void __launch_bounds__(BLOCK)
+    copy_transposed(Transpose t, U *dst, const U *src) {
   __shared__ U tile[EDGE][EDGE + 4 / (sizeof(U) < 4 ? sizeof(U) : 4)];
   const int column = threadIdx.x % 32, row = threadIdx.x / 32;
   for (int64_t i = blockIdx.x; i < t.tiles; i += gridDim.x) {
@@ -90,20 +92,20 @@ template <typename U, int EDGE> __global__ void __launch_bounds__(BLOCK) copy_tu
   }
 }
 
-template <typename U, int EDGE> void start_turned(uly_stream *s, const Plane &p, void *dst, const void *src) {
-  Turn t(p, EDGE);
-  LAUNCH((copy_turned<U, EDGE>), blocks_for(t.tiles, 1), BLOCK, 0, s, t, (U *)dst, (const U *)src);
+template <typename U, int EDGE> void start_transposed(uly_stream *s, const Plane &p, void *dst, const void *src) {
+  Transpose t(p, EDGE);
+  LAUNCH((copy_transposed<U, EDGE>), blocks_for(t.tiles, 1), BLOCK, 0, s, t, (U *)dst, (const U *)src);
 }
 
-// start_same moves elements of `size` bytes as they are: [first, first + n) of the plane's.
+// start_same copies elements [first, first + n) of the plane, of `size` bytes each, without a cast.
 void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int64_t n, void *dst, const void *src) {
   const bool all = n == p.elements();
-  if (all && Turn::fits(p, 16)) {
+  if (all && Transpose::fits(p, 16)) {
     switch (size) {
-      case 1: return start_turned<uint8_t, 64>(s, p, dst, src);
-      case 2: return start_turned<uint16_t, 64>(s, p, dst, src);
-      case 4: return start_turned<uint32_t, 32>(s, p, dst, src);
-      default: return start_turned<uint64_t, 32>(s, p, dst, src);
+      case 1: return start_transposed<uint8_t, 64>(s, p, dst, src);
+      case 2: return start_transposed<uint16_t, 64>(s, p, dst, src);
+      case 4: return start_transposed<uint32_t, 32>(s, p, dst, src);
+      default: return start_transposed<uint64_t, 32>(s, p, dst, src);
     }
   }
   const void *data[] = {dst, src};
@@ -120,11 +122,11 @@ void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int6
   }
 }
 
-// Kinds of copies: to and from one type, or a cast of this table.
+// The casts, for single elements and for four dense elements at a time.
 typedef void (*start_cast)(uly_stream *, const Plane &, int64_t first, int64_t n, void *dst, const void *src);
 struct Kind {
   int from, to;
-  start_cast one, four; // by elements, and by fours of dense runs
+  start_cast one, four; // four: NULL for casts that have no such kernel
 };
 const Kind casts[] = {
     {ULY_F32, ULY_BF16, start_units<Cast<bf16, float, 1>>, start_units<Cast<bf16, float, 4>>},
@@ -140,7 +142,7 @@ const Kind *cast_of(int from, int to) {
   return nullptr;
 }
 
-// start moves elements [first, first + n) of a plane on the device.
+// start copies elements [first, first + n) of a plane whose operands are both in device memory.
 void start(uly_stream *s, const Plane &p, int from, int to, int64_t first, int64_t n, void *dst, const void *src) {
   if (n == 0) return;
   const int64_t sizes[] = {size_of(to), size_of(from)};
@@ -151,8 +153,8 @@ void start(uly_stream *s, const Plane &p, int from, int to, int64_t first, int64
   (fours ? k->four : k->one)(s, p, first, n, dst, src);
 }
 
-// staged copies between host memory, which is dense, and device memory that has other strides or
-// another type: pieces of the scratch hold the host's bytes, in the host's order and type.
+// staged copies between dense host memory and device memory with other strides or another type. The
+// stream's scratch holds as many of the host's elements at a time as fit, in the host's order and type.
 int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) {
   const uly_tensor &host = to_device ? a->src : a->dst, &there = to_device ? a->dst : a->src;
   const uly_tensor *operands[] = {&a->dst, &a->src};
@@ -163,7 +165,7 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
     char *mine = (char *)host.data + at * size;
     if (to_device)
       TRY(check(d, cudaMemcpyAsync(s->scratch, mine, n * size, cudaMemcpyHostToDevice, s->s), "cuda.Copy"));
-    if (p.rank <= 1 && contiguous(there)) { // a piece is a dense array itself
+    if (p.rank <= 1 && contiguous(there)) { // n consecutive elements are dense on the device too
       Plane part = p;
       if (p.rank) part.shape[0] = n;
       char *those = (char *)there.data + at * size_of(there.dtype);
@@ -217,4 +219,4 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row copy_rows[] = {{ULY_OP_COPY, "own", copy, nullptr}, {0, nullptr, nullptr, nullptr}};
+static const RegisterRows registered({{ULY_OP_COPY, "own", copy}});

@@ -1,5 +1,5 @@
-// The gated delta rule: arguments, sizes, and the kernels' order. Kernels are in delta_forward.cu
-// and delta_backward.cu, what they compute is in delta.h.
+// The gated delta rule: argument checks, workspace sizes and launches. The kernels are in
+// delta_forward.cu and delta_backward.cu; delta.h has the formulas.
 #include "delta.h"
 
 #include <atomic>
@@ -9,15 +9,7 @@
 
 namespace {
 
-// Blocks of a grid at most: what is more, blocks take one after another. Emulated it is few, so
-// that tests see them do so.
-#ifdef ULY_EMULATED
-enum : int64_t { GRID = 5 };
-#else
-enum : int64_t { GRID = INT32_MAX };
-#endif
-
-// Operands are those of any of the operations; what one lacks is nil.
+// Operands is the operands of all four operations; those that an operation does not have are nil.
 struct Operands {
   const char *op;
   DeltaPass pass;
@@ -35,7 +27,7 @@ struct Operands {
 
 bool given(const uly_tensor &t) { return t.dtype != 0; }
 
-// check_heads looks at what sizes are made of; values: v, or dout where there are no values.
+// check_heads checks the heads of k and of the values: v, or dout where there is no v.
 void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const int64_t *key_head) {
   if (k.ndim != 3 || values.ndim != 3)
     return c.refuse("k is %s, values are %s: want [tokens, heads, features]", text_of(k).c_str(),
@@ -52,7 +44,7 @@ void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const 
                       (long long)key_head[h], (long long)hk);
 }
 
-// states wants [n, Hv, Dk, Dv] of at most as many as there are documents, and returns n.
+// check_states requires [n, Hv, Dk, Dv] with n at most the number of documents, and returns n.
 int64_t check_states(Check &c, const char *name, const uly_tensor &t, const DeltaShape &s, int64_t documents) {
   if (!given(t)) return 0;
   c.dense(name, t, ULY_F32, {-1, s.value_heads, s.dk, s.dv});
@@ -72,11 +64,11 @@ DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
 }
 
-// start starts a kernel on `work` items. A GPU is told once that a kernel's blocks have more shared
-// memory than others.
+// start launches a kernel on `work` items. `configured` has a bit for each GPU on which
+// cudaFuncSetAttribute has allowed the kernel its shared memory.
 struct Kernel {
   const DeltaKernel *of;
-  std::atomic<uint64_t> told[2];
+  std::atomic<uint64_t> configured[2];
 };
 Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
        scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}};
@@ -85,19 +77,19 @@ int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bo
               const DeltaCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (shared > 0 && (!(kernel.told[bf16].load() & gpu) || gpu == 0)) {
+  if (shared > 0 && (!(kernel.configured[bf16].load() & gpu) || gpu == 0)) {
     TRY(check(d,
               cudaFuncSetAttribute((const void *)kernel.of[bf16], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    d->shared_limit),
               what));
-    kernel.told[bf16].fetch_or(gpu);
+    kernel.configured[bf16].fetch_or(gpu);
   }
-  LAUNCH(kernel.of[bf16], (unsigned)least(work, GRID), DELTA_THREADS, (size_t)shared, s, call);
+  LAUNCH(kernel.of[bf16], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
   return started(d, what);
 }
 
-// pass_on gives the documents without tokens, about which kernels are not told, the states that
-// they hand on: to[i] of the call's last or first documents is from[…], or zero.
+// pass_on copies states through documents without tokens, which the kernels do not get: to[i] of
+// the call's last (forward) or first (backward) documents becomes from[…], or zero.
 int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in,
                 int64_t out) {
   const uly_tensor &from = forward ? a.state_in : a.dstate_out, &to = forward ? a.state_out : a.dstate_in;
@@ -155,7 +147,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
-  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // T
+  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // the matrices T (delta.h)
     c.dense("saved", a.saved, ULY_U8, {-1});
     if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
       c.refuse("saved %s: GatedDeltaSizes asks for %lld bytes", text_of(a.saved).c_str(),
@@ -218,7 +210,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     call.head0 = h.lo, call.heads = h.hi - h.lo, call.key0 = h.key_lo, call.keys = h.key_hi - h.key_lo;
     call.solve = given(a.saved) ? (float *)a.saved.data + h.lo * tokens * shape.chunk : floats(l.solve);
     TRY(start(d, s, a.op, prepare, bf16, DELTA_PREPARE, chunks * call.heads, call));
-    // Of DeltaStateGrad only the way back is asked.
+    // DeltaStateGrad has no values and needs the backward scan alone.
     if (has_v) {
       DeltaCall forward = call;
       if (backward) forward.state_out = nullptr, forward.states_out = 0;
@@ -260,8 +252,8 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   return run(d, s, x);
 }
 
-// stretch is a state's way over one document of as many tokens as there are keys; its result [Hv,
-// Dk, Dv] is a list of one.
+// one returns [Hv, Dk, Dv] as [1, Hv, Dk, Dv]: DeltaState and DeltaStateGrad treat all tokens as
+// one document with one state.
 uly_tensor one(uly_tensor t) {
   if (t.ndim < 0 || t.ndim > 7) return t;
   for (int i = t.ndim; i > 0; i--) t.shape[i] = t.shape[i - 1], t.stride[i] = t.stride[i - 1];
@@ -303,10 +295,9 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   return ULY_OK;
 }
 
-const uly_row delta_rows[] = {
-    {ULY_OP_GATED_DELTA_FORWARD, "own", forward, nullptr},
-    {ULY_OP_GATED_DELTA_BACKWARD, "own", backward, nullptr},
-    {ULY_OP_DELTA_STATE, "own", state, nullptr},
-    {ULY_OP_DELTA_STATE_GRAD, "own", state_grad, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_GATED_DELTA_FORWARD, "own", forward},
+    {ULY_OP_GATED_DELTA_BACKWARD, "own", backward},
+    {ULY_OP_DELTA_STATE, "own", state},
+    {ULY_OP_DELTA_STATE_GRAD, "own", state_grad},
+});

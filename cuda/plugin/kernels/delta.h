@@ -1,26 +1,27 @@
-// What the files of the gated delta rule share: a call as its kernels see it, and tiles of words in
-// shared memory (mma.h).
+// The gated delta rule (Gated DeltaNet, section 3.3 of arXiv:2412.06464, with the solve kept as a
+// factor of X): formulas, kernel arguments, and tiles of words in shared memory (mma.h).
 //
 // Per chunk of a value head, with G the sum of g from the chunk's start, E = exp(G), F = exp(Gend -
-// G), M = exp(Gi - Gj) for j <= i, S the state before the chunk and k, q normalised where that is
-// asked (section 3.3 of arXiv:2412.06464, with the solve left as a factor of X alone):
+// G), M = exp(Gi - Gj) for j <= i, S the state before the chunk, and k, q normalized if the call
+// says so:
 //
 //   B = (k·kᵀ)·M below the diagonal,  T = (1 + beta·B)⁻¹,  P = scale·(q·kᵀ)·M up to the diagonal
 //   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
 //
-// Chunks are prepared (B, T, P) and finished (out, gradients) all at once; between, blocks go along
-// the chunks of a document with a slice of the state's columns, forward with S, backward with its
-// gradient. Everything between is F32, what is multiplied is as mma.h says, transitions too.
+// All chunks are prepared (B, T, P) and finished (out, gradients) in parallel. Between the two, a
+// block loops over the chunks of a document with a slice of the state's columns: forward with S,
+// backward with its gradient. Intermediate results are F32; mma.h describes the precision of
+// products, also with the transition.
 //
-// Saved is T; backward makes S and X again. A NaN in a row of v, k or q reaches the other rows of
-// its chunk, earlier ones too: 0·NaN is NaN.
+// The forward pass saves T; the backward pass recomputes S and X. A NaN in a row of v, k or q also
+// reaches the earlier rows of its chunk: 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"
 #include "mma.h"
 
-// DeltaView is a tensor [tokens, heads, width]: strides in elements; wide: four elements may be
-// moved as one.
+// DeltaView is a tensor [tokens, heads, width]; token and head are strides in elements. wide: four
+// elements may be accessed as one vector.
 struct DeltaView {
   void *data;
   int64_t token, head;
@@ -32,15 +33,16 @@ struct DeltaGate {
   int64_t token, head;
 }; // [tokens, heads] F32
 
-// DeltaCall is what kernels are given: arrays of heads begin at this pass's first, head0; heads in
-// them are counted from there.
+// DeltaCall is the arguments of the kernels. Arrays of heads begin at this pass's first head,
+// head0, and are indexed from there.
 struct DeltaCall {
   DeltaView q, k, v, out, dout, dq, dk, dv;
   DeltaGate g, beta, dg, dbeta;
   int64_t tokens, value_heads, head0, heads, key0, keys, documents, chunks, seams;
   int dim_k, dim_v, chunk;
   const int64_t *start, *chunks_before, *document, *key_head, *value_first;
-  // documents from the front, and from the back, that have states
+  // states_in: documents from the first on that have an initial state; states_out: documents up to
+  // the last that have a final state
   int64_t states_in, states_out, all_documents;
   const float *state_in, *dstate_out;
   float *state_out, *dstate_in, *transition;
@@ -62,10 +64,10 @@ typedef void (*DeltaKernel)(DeltaCall);
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2],
     delta_gradients[2], delta_finish[2];
 
-// Fetched is four columns of some rows of a tile, in registers: from global memory (rows [0, rows)
-// of `width` elements, counted from `from`; none if negative; beyond them zeros) to a tile of
-// COLUMNS columns, by all of a block's threads. What is fetched before anything is put is under way
-// at once: writing to shared memory between would make each wait for the one before.
+// Fetched is four columns of some rows of a tile in registers, on their way from global memory to a
+// tile of COLUMNS columns. The source is rows [0, rows) of `width` elements, NULL or beyond its
+// rows zeros; all threads of the block take part. Loads that are issued before the first put
+// overlap: a write to shared memory between them would make each wait for the one before.
 template <int COLUMNS> struct Fetched {
   enum { LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1 };
   float x[BATCH][4];
@@ -95,7 +97,7 @@ template <int COLUMNS> struct Fetched {
   }
 };
 
-// fill brings a tile at once. made(row, column, x) may change four neighbours in a row.
+// fill fetches and puts a tile. made(row, column, x) may change four neighbours of a row.
 template <typename T, int COLUMNS, typename E, typename F>
 __device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows,
                                      int all, F made) {
@@ -109,8 +111,8 @@ struct AsItIs {
   __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
 };
 
-// fill_view is fill of a chunk's rows of a tensor, columns from c0 on; fill_rows of rows that this
-// operation has made, or of a state.
+// fill_view is fill for the chunk's rows of a tensor, columns from c0 on; fill_rows is fill for
+// rows of an intermediate result or of a state.
 template <typename T, int COLUMNS, typename F>
 __device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0,
                                           int rows, int all, F made) {
@@ -124,8 +126,8 @@ __device__ __forceinline__ void fill_rows(Word *to, int step, const float *from,
                    made);
 }
 
-// fill_chunk brings all columns of a chunk's keys or queries, times by(row), and its rows of a
-// square, T or P.
+// fill_chunk fills a tile with all columns of a chunk's keys or queries, times by(row), and another
+// with its rows of a square matrix, T or P.
 template <typename T, typename F>
 __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
                                            const DeltaView &x, int64_t key, const float *from, int64_t head,
@@ -133,7 +135,8 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
   const T *data = (const T *)x.data + c.token * x.token + key * x.head;
   const float *squares = from + a.row(head, c.token) * a.chunk;
   const int columns = up32(a.dim_k);
-  // two halves of the keys, as wide as they are with such chunks, and the square at once
+  // The keys in two halves, whose width fits chunks of this size, and the square matrix in one
+  // pass.
   if (a.chunk == DELTA_CHUNK) {
     Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows),
         s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
@@ -159,8 +162,8 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
     fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
 }
 
-// load_two and store_two move a lane's two neighbouring columns, as far as they exist: of a tensor,
-// and of dense rows of `width` floats.
+// load_two and store_two move those of a lane's two neighbouring columns that exist, of a tensor or
+// of dense rows of `width` floats.
 template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) {
   load_flat<2>(p, left, wide, x);
 }
@@ -171,7 +174,7 @@ template <typename E> __device__ __forceinline__ void store_two(E *p, int left, 
 __device__ __forceinline__ bool even(const float *p, int width) { return width % 2 == 0 && (uintptr_t)p % 8 == 0; }
 
 // DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers:
-// rows 16(warp + 8i) .. are a warp's.
+// warp w has rows 16(w + 8i) … 16(w + 8i) + 15.
 struct DeltaSlice {
   float c[2][4][4];
   int rows, width, c0;
@@ -180,10 +183,10 @@ struct DeltaSlice {
     zero(c[0]);
     zero(c[1]);
   }
-  // first is the first of rows i, which a warp has if they begin before the last row.
+  // first returns the first of rows i, which exist if they begin before the last row.
   __device__ __forceinline__ int first(int i) const { return ((int)threadIdx.x / 32 + 8 * i) * 16; }
 
-  // each calls f with the pairs of elements that exist, and where they are in the state.
+  // each calls f for the pairs of elements that exist, with their offset in the state.
   template <typename F> __device__ __forceinline__ void each(F f) {
     const Lane lane;
 #pragma unroll
@@ -222,8 +225,8 @@ struct DeltaSlice {
           for (int e = 0; e < 4; e++)
             to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
   }
-  // add scales the slice and adds keysᵀ·values, tiles of `depth` rows (KEYS, VALUES: exact ones):
-  // summed on their own, so that the state is rounded once.
+  // add scales the slice and adds keysᵀ·values of two tiles of `depth` rows (KEYS, VALUES: whether
+  // they are EXACT). The products are summed separately, so that the state is rounded once.
   template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys,
                                                                                     int step, const Word *values,
                                                                                     int values_step, int depth) {

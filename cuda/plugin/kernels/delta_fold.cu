@@ -1,16 +1,17 @@
-// DeltaFold: products of states with transitions, head by head, in f32.
+// DeltaFold: y[h] = M[h] · x[h] + e[h], F32, for transitions M [H, K, K] (or their transposes) and
+// states x, e, y [H, K, N]. e is optional.
 #include "check.h"
 #include "values.h"
 
 namespace {
 
-// a thread has four neighbours of a row
+// A block computes a tile of EDGE x EDGE; a thread has LANES neighbours of a row.
 constexpr int BLOCK = 256, EDGE = 32, LANES = EDGE * EDGE / BLOCK;
 
 struct Fold {
   const float *m, *x, *e;
   float *y;
-  int64_t heads, k, n, down, across; // tiles of a head's result
+  int64_t heads, k, n, down, across; // down, across: tiles of a head's result
   bool transpose;
 };
 
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(BLOCK) delta_fold(Fold f) {
     float sum[LANES] = {0, 0, 0, 0};
     for (int64_t k0 = 0; k0 < f.k; k0 += EDGE) {
 #pragma unroll
-      for (int i = 0; i < LANES; i++) { // lanes go along what is dense in memory
+      for (int i = 0; i < LANES; i++) { // the 32 lanes of a warp read along the dense axis
         const int line = warp + i * (BLOCK / EDGE);
         if (f.transpose) m[lane][line] = k0 + line < f.k && r0 + lane < f.k ? hm[(k0 + line) * f.k + r0 + lane] : 0.0f;
         else m[line][lane] = r0 + line < f.k && k0 + lane < f.k ? hm[(r0 + line) * f.k + k0 + lane] : 0.0f;
@@ -73,7 +74,6 @@ int32_t fold(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row delta_fold_rows[] = {
-    {ULY_OP_DELTA_FOLD, "own", fold, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_DELTA_FOLD, "own", fold},
+});

@@ -1,8 +1,8 @@
-// The gated delta rule forward (delta.h says what is computed), and the way of states over a
-// stretch.
+// The gated delta rule forward (formulas in delta.h), and the transfer of a state over a sequence
+// shard (DeltaState).
 #include "delta.h"
 
-// Factors that make rows of keys and queries of length one: a warp has a row.
+// delta_norms computes the factors 1 / |row| of keys and queries. A warp has a row.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_norms_kernel(DeltaCall a) {
   const int lane = (int)threadIdx.x % 32;
   const int64_t rows = a.keys * a.tokens, all = a.q.data ? 2 * rows : rows;
@@ -21,12 +21,11 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_nor
   }
 }
 
-// lowest is what a decay is taken for when it is lower: exp of it is zero, and sums of it are
-// finite. A NaN stays.
+// lowest replaces decays below it: their exp is zero, and their sums stay finite. A NaN stays.
 constexpr float DELTA_LOWEST = -256;
 
-// gates sums up the decays of a chunk, in float64 by the first warp: what differences of the sums
-// lose would be an error of the decay itself.
+// gates sums the decays of a chunk, in F64 by the first warp: rounding errors of the sums would
+// become errors of their differences, the decays.
 static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const DeltaChunk &c, int64_t head, float2 *sums,
                                                    float *beta) {
   const int lane = (int)threadIdx.x;
@@ -56,9 +55,9 @@ static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const Del
   }
 }
 
-// invert makes T of 1 + A, A [64][DELTA_WIDE] strictly lower: 16 rows at a time, first what the
-// rows above leave of the identity, then a column in a thread. `rows` is a multiple of 16; of T,
-// what is above the diagonal blocks is not written.
+// invert computes T = (1 + A)⁻¹ for A [64][DELTA_WIDE] strictly lower triangular: 16 rows at a
+// time, first the contribution of the rows above, then one column a thread. `rows` is a multiple of
+// 16. Elements of T above the diagonal blocks are not written.
 static __device__ __forceinline__ void delta_invert(const float *m, float *t, int rows) {
   const int r = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
   for (int b = 0; b < rows; b += 16) {
@@ -84,7 +83,7 @@ static __device__ __forceinline__ void delta_invert(const float *m, float *t, in
   }
 }
 
-// B, T and P of a chunk of a head, as far as they are asked for.
+// delta_prepare computes those of B, T and P of a chunk and head that the pass needs.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_prepare_kernel(DeltaCall a) {
   SHARED(Word, shared);
   Word *ks = shared, *qs = ks + DELTA_CHUNK * DELTA_WIDE;
@@ -146,16 +145,17 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   }
 }
 
-// The state along the chunks of a document, a slice of its columns in a block: seams and X. Behind
-// the slices of the values are those of the transition: its state begins as the identity, and its
-// values are zero.
+// delta_scan: a block has a slice of the state's columns and loops over the chunks of a document;
+// it writes the states at seams and X. The slices after those of the values are the transition's:
+// its initial state is the identity, and its values are zero.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
   SHARED(Word, shared);
   Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square,
        *xs = rs + a.chunk * STEP;
-  // Keys are left as they are, in BF16 exact: their norms are with what they meet.
+  // Keys stay unnormalized, because BF16 represents them exactly; their norms are in the factors
+  // they meet.
   float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
@@ -175,7 +175,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
       const int rows = up16(c.rows);
       if (i > 0 && a.states) s.store(a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v);
-      __syncthreads(); // the chunk before has been read
+      __syncthreads(); // all threads have read the previous chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const bool there = r < c.rows;
@@ -236,7 +236,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   }
 }
 
-// out of a chunk, a head and 64 columns.
+// delta_out computes out of a chunk, a head and 64 columns.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_out_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_CHUNK + 4;
   SHARED(Word, shared);

@@ -1,10 +1,10 @@
-// Index arithmetic of the gated delta rule: chunks of documents, heads that are done at a time, and
-// where things lie in the workspace. No CUDA in here: kernels and a host program
-// (delta_index_test.cpp) include it alike.
+// Index arithmetic of the gated delta rule: chunks of documents, groups of heads, and the layout of
+// the workspace. The file includes no CUDA; delta_index_test.cpp tests it on the host.
 //
-// A document is cut into chunks from its start; all but its last are full. Between two chunks is a
-// seam: states are kept at seams alone, since those at a document's ends are given. However short
-// documents are, there are thus at most T / chunk states.
+// A document is divided into chunks from its start; all but its last are full. A seam is the
+// boundary between two chunks of a document. Kernels store states at seams only, because the states
+// at a document's ends are arguments. There are thus at most T / chunk stored states, however short
+// the documents are.
 #pragma once
 
 #include "index.h"
@@ -14,10 +14,10 @@ enum : int { DELTA_HEAD = ULY_DELTA_HEAD, DELTA_CHUNK = 64, DELTA_THREADS = 256,
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 
-constexpr float DELTA_EPS = 1e-6f; // under the root of a norm of q and k
+constexpr float DELTA_EPS = 1e-6f; // added under the square root of the L2 norm of q and k
 
-// Bytes of shared memory: less than the 99 KiB that the GPUs with the least of it give a block.
-// rows of dense tiles of 64 and 32
+// Bytes of shared memory, less than 99 KiB, the smallest limit of any GPU for a block. DELTA_WIDE
+// and DELTA_NARROW: padded rows of dense tiles of 64 and 32 columns.
 constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8;
 constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
 constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
@@ -28,15 +28,7 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
               2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
 
-// DELTA_ROOM is the bytes that heads done at a time may take, as long as it is more than one key
-// head's. Little when emulated, so that tests see heads go on.
-#ifdef ULY_EMULATED
-enum : int64_t { DELTA_ROOM = 1 << 16 };
-#else
-enum : int64_t { DELTA_ROOM = 2ll << 30 };
-#endif
-
-// DeltaShape is what sizes depend on.
+// DeltaShape is the extents that sizes depend on.
 struct DeltaShape {
   int64_t tokens, key_heads, value_heads, dk, dv;
   int64_t chunk;           // tokens of a chunk, a multiple of 16
@@ -47,8 +39,9 @@ struct DeltaShape {
   int64_t seams() const { return tokens / chunk; }
 };
 
-// delta_chunk is the chunk's tokens where at most `asked` are wanted, 0 = any: of wide keys fewer,
-// so that a chunk of them and a slice of the state fit into the shared memory of any GPU.
+// delta_chunk returns the tokens of a chunk where at most `asked` are wanted (0: any). Chunks of
+// wide keys are shorter, so that a chunk and a slice of the state fit into the shared memory of any
+// GPU.
 inline int64_t delta_chunk(int64_t asked, int64_t dk) {
   const int64_t full = dk > 128 ? 32 : DELTA_CHUNK;
   return asked <= 0 || asked >= full ? full : asked / 16 * 16;
@@ -68,16 +61,16 @@ inline int64_t delta_saved(const DeltaShape &s) { return ceil_div(s.value_heads 
 
 enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 
-// DeltaLayout is a workspace, in bytes from its start: tables (int64), the factors of L2 norms, and
-// then what `heads` value heads need at a time, each head's one after another: rows of tokens, but
-// states.
+// DeltaLayout is the layout of a workspace, as byte offsets: tables (int64), the factors of the L2
+// norms, and the intermediate results of `heads` value heads, head by head. All but states have a
+// row for each token.
 struct DeltaLayout {
-  // [documents + 1] first token; chunks in the documents before; [documents] which of the call's it
-  // is
+  // start [documents + 1]: first token; chunks [documents + 1]: chunks in the preceding documents;
+  // document [documents]: index in the call's list
   int64_t start, chunks, document;
   int64_t key_head, first;     // [value heads] key head; [key heads + 1] first value head
   int64_t unit_q, unit_k;      // [key heads][T] F32, with L2Norm
-  int64_t heads;               // value heads at a time
+  int64_t heads;               // value heads of a pass
   int64_t decay;               // [heads][T] float4
   int64_t solve, scores, keys; // [heads][T][chunk] F32
   int64_t x, y;                // [heads][T][dv] F32
@@ -86,7 +79,7 @@ struct DeltaLayout {
   int64_t bytes;
 };
 
-// delta_layout: documents are those with tokens. Only the tables depend on them.
+// delta_layout: `documents` counts those with tokens; only the tables depend on it.
 inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass) {
   DeltaLayout l = {};
   auto take = [&](int64_t n, int64_t size) {
@@ -118,21 +111,21 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
     l.dstates = take(n * s.seams() * s.dk * s.dv, 4);
   };
   heads(1);
-  l.heads = least(s.value_heads, most(s.group, DELTA_ROOM / most(l.bytes - front, 1)));
+  l.heads = least(s.value_heads, most(s.group, DELTA_GROUP_BYTES / most(l.bytes - front, 1)));
   heads(l.heads);
-  // fewer tokens, of which more heads fit, need no more than many
-  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_ROOM);
+  // Fewer tokens, with which more heads fit, must not need more bytes than many.
+  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_GROUP_BYTES);
   return l;
 }
 
-// DeltaHeads are the value heads [lo, hi) that are done at a time, and the key heads that end with
-// them: all of a key head's value heads, and the key heads without any on the way.
+// DeltaHeads is a group of value heads [lo, hi) that one pass computes, and the key heads that end
+// in it: all value heads of a key head are in one group, with the key heads without value heads
+// between them.
 struct DeltaHeads {
   int64_t lo, hi, key_lo, key_hi;
 };
 
-// delta_heads is the heads after those of `before`; empty when there are none. The first call has
-// {}.
+// delta_heads returns the group after `before`, empty when there is none. The first call passes {}.
 inline DeltaHeads delta_heads(const DeltaShape &s, const DeltaLayout &l, const DeltaHeads &before) {
   DeltaHeads x = {before.hi, least(before.hi + l.heads, s.value_heads), before.key_hi, s.key_heads};
   if (x.hi == s.value_heads) return x;
@@ -148,8 +141,8 @@ inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tok
   return n;
 }
 
-// delta_tables calls put(byte, value) for every entry of the tables, and returns the chunks of all
-// documents. Of those without tokens nothing is said, unless `all`.
+// delta_tables calls put(byte, value) for every entry of the tables, and returns the number of
+// chunks of all documents. Documents without tokens are left out unless `all` is true.
 template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu,
                                           int64_t documents, bool all, Put put) {
   int64_t n = 0, chunks = 0;
@@ -171,15 +164,15 @@ template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout
   return chunks;
 }
 
-// DeltaChunk is one chunk: rows tokens from `token` on. The seam before it is seam - 1 (none for
-// the first of a document), the one behind it is seam (none for the last).
+// DeltaChunk is one chunk: `rows` tokens from `token` on. The seam before it is seam - 1 (none for
+// a document's first chunk), the seam after it is seam (none for the last).
 struct DeltaChunk {
-  int64_t document, token, seam; // document: among those with tokens
+  int64_t document, token, seam; // document: its index among those with tokens
   int rows;
   bool first, last;
 };
 
-// delta_chunk_at is chunk i of a document.
+// delta_chunk_at returns chunk i of a document.
 ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, int64_t document, int64_t i,
                                    int chunk) {
   DeltaChunk c;
@@ -192,7 +185,7 @@ ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, 
   return c;
 }
 
-// delta_find is chunk n of all.
+// delta_find returns chunk n of all.
 ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int64_t documents, int64_t n, int chunk) {
   int64_t lo = 0, hi = documents; // chunks[lo] <= n < chunks[hi]
   while (hi - lo > 1) {

@@ -1,8 +1,10 @@
-// Fill, Add, Scale: one pass, element by element, in vectors of 16 bytes where memory allows.
+// Fill: dst = value, of any type but F16 and any strides. Add: dst = a + b, F32 or BF16 with dense last
+// axes. Scale: x *= f, F32 or BF16 and dense. One pass over memory, in vectors of 16 bytes where
+// addresses and strides allow.
 #include <string.h>
 
 #include "check.h"
-#include "values.h"
+#include "elementwise.h"
 
 namespace {
 
@@ -65,38 +67,11 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.Fill");
 }
 
-// dst may be a or b: a unit is read before it is written, by the same thread.
-template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
-    add_units(Walk<3> w, T *dst, const T *a, const T *b) {
-  const int64_t stride = (int64_t)gridDim.x * BLOCK;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
-    int64_t o[3];
-    float x[K], y[K];
-    w.template at<NARROW>(i, o);
-    load<K>(a + o[1], x);
-    load<K>(b + o[2], y);
-#pragma unroll
-    for (int j = 0; j < K; j++) x[j] += y[j];
-    store<K>(dst + o[0], x);
-  }
-}
-
-template <typename T, int K> void start_add(uly_stream *s, const Plane &p, const uly_add *a) {
-  const Walk<3> w(p, K);
-  T *dst = (T *)a->dst.data;
-  const T *x = (const T *)a->a.data, *y = (const T *)a->b.data;
-  if (w.narrow) LAUNCH((add_units<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dst, x, y);
-  else LAUNCH((add_units<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dst, x, y);
-}
-
-template <typename T> void add_of(uly_stream *s, const uly_add *a) {
-  const uly_tensor *operands[] = {&a->dst, &a->a, &a->b};
-  const Plane p = plane_of(operands, 3, 0);
-  const void *data[] = {a->dst.data, a->a.data, a->b.data};
-  const int64_t sizes[] = {sizeof(T), sizeof(T), sizeof(T)};
-  if (fits_unit(p, data, sizes, Wide<T>::LANES)) start_add<T, Wide<T>::LANES>(s, p, a);
-  else start_add<T, 1>(s, p, a);
-}
+// dst, a, b. dst may be a or b.
+template <typename T> struct Add {
+  enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
+  __device__ static void apply(float (&x)[3]) { x[0] = x[1] + x[2]; }
+};
 
 int32_t add(uly_device *d, uly_stream *s, const void *args) {
   const uly_add *a = (const uly_add *)args;
@@ -106,8 +81,7 @@ int32_t add(uly_device *d, uly_stream *s, const void *args) {
   c.rows("a", a->a, type, Shape(a->dst));
   c.rows("b", a->b, type, Shape(a->dst));
   if (c.failed() || elements(a->dst) == 0) return c.code;
-  if (type == ULY_F32) add_of<float>(s, a);
-  else add_of<bf16>(s, a);
+  launch_elementwise<Add>(s, type, {&a->dst, &a->a, &a->b});
   return started(d, "cuda.Add");
 }
 
@@ -142,9 +116,8 @@ int32_t scale(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row elementwise_rows[] = {
-    {ULY_OP_FILL, "own", fill, nullptr},
-    {ULY_OP_ADD, "own", add, nullptr},
-    {ULY_OP_SCALE, "own", scale, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_FILL, "own", fill},
+    {ULY_OP_ADD, "own", add},
+    {ULY_OP_SCALE, "own", scale},
+});

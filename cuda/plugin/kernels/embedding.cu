@@ -1,12 +1,13 @@
-// Embedding, forward and backward. The backward adds the gradients of a row's tokens in their
-// order: each row of the table has one owner, which looks through all ids.
+// Embedding: y[t] = table[ids[t]] for table [V, N] and ids [T]; backward: dtable[ids[t]] += dy[t], F32.
+// The backward pass adds the gradients of a row's tokens in the order of the tokens: each row of the
+// table has one owner, a block that reads all ids. An id outside of the table is reported (faults.h).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
 
 namespace {
 
-// ids that an owner looks at between barriers
+// CHUNK: the ids that an owner reads between barriers.
 constexpr int BLOCK = 256, STEPS = 8, CHUNK = BLOCK * STEPS;
 
 // embed_rows copies rows of units U.
@@ -29,7 +30,7 @@ template <typename U> void start_rows(uly_stream *s, const uly_embedding *a, int
          Divider(each), is_narrow(units), s->fault);
 }
 
-// one_row makes the stride of an axis of extent 1 harmless.
+// one_row sets the stride of an axis of extent 1, which may have any value, to 0.
 void one_row(uly_tensor &t) {
   if (t.shape[0] <= 1) t.stride[0] = 0;
 }
@@ -56,22 +57,22 @@ template <typename T> struct Gradient {
   const int32_t *ids;
   const T *dy;
   float *dtable;
-  int64_t tokens, n, vocabulary, dy_row, table_row, owners, bands; // bands: of BLOCK·K columns
+  int64_t tokens, n, vocabulary, dy_row, table_row, owners, bands; // bands: groups of BLOCK·K columns
   uly_fault *fault;
 };
 
-// embed_backward: a block is the owner of some rows in one band of columns. It lists the tokens of
-// its rows chunk by chunk, in order, and adds their gradients in that order; the row at hand stays
-// in registers until another follows.
+// embed_backward: a block owns some rows in one group of columns. For each chunk of ids it lists the
+// tokens of its rows in order and adds their gradients in that order. The current row's sum stays in
+// registers until a token of another row follows.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) embed_backward(Gradient<T> a) {
   constexpr int K = Wide<T>::LANES, AHEAD = 4;
-  // what is listed: the token within the chunk, and its row
+  // the list: token within the chunk, and row of the table
   __shared__ int32_t token[CHUNK], row[CHUNK];
   __shared__ int found[STEPS][BLOCK / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t owner = blockIdx.x / a.bands, band = blockIdx.x - owner * a.bands;
   const int64_t column = (band * BLOCK + threadIdx.x) * K, left = a.n - column;
-  int32_t at = -1; // the row at hand
+  int32_t at = -1; // the current row
   float sum[K];
   for (int64_t base = 0; base < a.tokens; base += CHUNK) {
     int32_t id[STEPS];
@@ -85,7 +86,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
       if (there && inside && (id[j] & (a.owners - 1)) == owner) mine |= 1u << j;
       if (there && !inside && blockIdx.x == 0) report(a.fault, ULY_OP_EMBEDDING_BACKWARD, id[j], t);
     }
-    // this barrier also lets nobody list before all have added
+    // The barrier also separates this chunk's list from the additions of the chunk before.
     if (!__syncthreads_or(mine != 0)) continue;
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
@@ -93,7 +94,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
       if (lane == 0) found[j][warp] = __popc(votes);
     }
     __syncthreads();
-    int listed = 0; // of the steps before, then of all
+    int listed = 0; // tokens in the list so far
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
       const unsigned votes = __ballot_sync(0xffffffffu, mine >> j & 1);
@@ -103,9 +104,9 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
         listed += found[j][w];
       }
       if (mine >> j & 1) {
-        const int place = before + __popc(votes & ((1u << lane) - 1));
-        token[place] = j * BLOCK + (int)threadIdx.x;
-        row[place] = id[j];
+        const int entry = before + __popc(votes & ((1u << lane) - 1));
+        token[entry] = j * BLOCK + (int)threadIdx.x;
+        row[entry] = id[j];
       }
     }
     __syncthreads();
@@ -183,8 +184,7 @@ int32_t found(uly_device *d, uly_fault *fault) {
               f.op == 1 + ULY_OP_EMBEDDING_FORWARD ? "EmbeddingForward" : "EmbeddingBackward", f.id, (long long)f.at);
 }
 
-const uly_row embedding_rows[] = {
-    {ULY_OP_EMBEDDING_FORWARD, "own", forward, nullptr},
-    {ULY_OP_EMBEDDING_BACKWARD, "own", backward, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_EMBEDDING_FORWARD, "own", forward},
+    {ULY_OP_EMBEDDING_BACKWARD, "own", backward},
+});

@@ -1,9 +1,9 @@
-// How a kernel tells what it found.
+// Reporting invalid ids and targets from a kernel.
 #pragma once
 
 #include "plugin.h"
 
-// report leaves a fault: one store, so that two that meet leave one of them whole.
+// report writes a fault with a single store: of two concurrent reports one remains complete.
 __device__ __forceinline__ void report(uly_fault *fault, int op, int32_t id, int64_t at) {
   static_assert(sizeof(uly_fault) == sizeof(uint4), "a fault is stored as one");
   *reinterpret_cast<uint4 *>(fault) =

@@ -1,5 +1,7 @@
-// The gated RMSNorm of linear attention, forward and backward: y = x·rstd·w·silu(gate). A row is
-// held in registers by 16 or 32 threads (a group); a longer one is a block's, which reads it again.
+// The gated RMSNorm of linear attention (Gated DeltaNet, arXiv:2412.06464):
+// y = x · rstd · w · silu(gate) over the last axis of x [T, N] or [T, H, N],
+// rstd = 1 / sqrt(mean(x²) + eps). A group of 16 or 32 threads keeps a row in registers; a block computes
+// a longer row and reads it twice.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -17,14 +19,15 @@ template <typename T> struct Forward {
   float eps;
 };
 
-// gated_forward: a thread of a small group has one pack of the row, one of a block any number.
+// gated_forward: a thread of a group of 16 or 32 has one pack of the row; a thread of a block has any
+// number.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? a.n : 0; // no row: this group only keeps step
+    const int64_t n = r < a.rows.rows ? a.n : 0; // 0: this group has no row and only meets barriers
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0],
@@ -60,7 +63,7 @@ template <typename T> struct Backward {
   int64_t n, parts;
 };
 
-// Row is one row's operands.
+// Row is the addresses of one row's operands.
 template <typename T> struct Row {
   const T *x, *gate, *dy;
   T *dx, *dgate;
@@ -73,11 +76,11 @@ template <typename T> struct Row {
   }
 };
 
-// Unit is a pack of a row: x, the gradient of what the gate multiplies, and that of the gate.
+// Unit is a pack of a row: x, the gradient of the normed row (before the gate), and the gate's gradient.
 template <typename T, bool ALIGNED> struct Unit {
   enum { K = Wide<T>::LANES };
   float x[K], dnorm[K], dgate[K], w[K];
-  // take returns Σ dnorm·w·x.
+  // take loads the pack, computes its gradients and returns Σ dnorm·w·x.
   __device__ __forceinline__ float take(const Backward<T> &a, const Row<T> &row, int64_t c, int64_t n, float rstd) {
     float g[K], d[K], sum = 0;
     load_some<ALIGNED, K>(row.x + c, n - c, x);
@@ -101,8 +104,8 @@ template <typename T, bool ALIGNED> struct Unit {
   }
 };
 
-// gated_backward does a part of the rows: groups take rows in turn, each thread sums the weight's
-// gradient for its own columns.
+// gated_backward computes a part of the rows: group g of a block has rows g, g + GROUPS, …, and each
+// thread sums the weight's gradient of its own columns.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float sums[GROUPS][G * K];
@@ -135,8 +138,8 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
   }
 }
 
-// gated_backward_long writes dx and dgate of rows that a group does not hold; their weight's
-// gradient is a sum over columns.
+// gated_backward_long writes dx and dgate of rows longer than a group's. The gradient of their weight is
+// a column sum (columns.h).
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -155,7 +158,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gat
   }
 }
 
-// GatedRows are the rows dnorm·x·rstd, whose sum is the weight's gradient.
+// GatedRows supplies the rows dnorm·x·rstd, whose column sum is the weight's gradient.
 template <typename T> struct GatedRows {
   enum { K = Wide<T>::LANES };
   Backward<T> a;
@@ -177,7 +180,7 @@ template <typename T> struct GatedRows {
   }
 };
 
-// norm_shape checks what forward and backward share.
+// norm_shape checks the arguments that forward and backward share.
 int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_tensor &w, const uly_tensor &rstd) {
   const int type = c.compute("x", x);
   if (x.ndim != 2 && x.ndim != 3) {
@@ -195,7 +198,7 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_
   return type;
 }
 
-// aligned_rows says that all rows of the operands begin at multiples of 16 bytes, and end there.
+// aligned_rows reports whether all rows of the operands begin and end at multiples of 16 bytes.
 template <typename T>
 bool aligned_rows(const Rows &rows, std::initializer_list<const void *> operands, const void *w, int64_t n) {
   bool ok = n % Wide<T>::LANES == 0 && aligned16(w, sizeof(T));
@@ -252,7 +255,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_gated_rmsnorm_gr
   float *dw = (float *)p->dw.data;
   if (packs <= 16) return start_backward<T, 16>(s, a, dw, aligned);
   if (packs <= 32) return start_backward<T, 32>(s, a, dw, aligned);
-  // before dx and dgate, which may be dy and gate
+  // The column sums read dy and gate, so they come before dx and dgate, which may be the same memory.
   start_columns(s, GatedRows<T>{a}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((gated_backward_long<T, true>), grid, BLOCK, 0, s, a);
@@ -286,8 +289,7 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row gated_norm_rows[] = {
-    {ULY_OP_GATED_RMSNORM_FORWARD, "own", forward, nullptr},
-    {ULY_OP_GATED_RMSNORM_BACKWARD, "own", backward, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_GATED_RMSNORM_FORWARD, "own", forward},
+    {ULY_OP_GATED_RMSNORM_BACKWARD, "own", backward},
+});

@@ -1,14 +1,15 @@
-// Gates of linear attention and of gated softmax attention, forward and backward: decays and betas
-// of tokens, and x·sigmoid(gate).
+// Gates of linear attention and of gated softmax attention. DeltaGates (Gated DeltaNet,
+// arXiv:2412.06464), for a, b [T, H]: g = -exp(a_log) · softplus(a + dt_bias), beta = sigmoid(b), both F32.
+// SigmoidGate: y = x · sigmoid(gate), element by element.
 #include "check.h"
 #include "columns.h"
-#include "values.h"
+#include "elementwise.h"
 
 namespace {
 
 constexpr int BLOCK = 256, WARPS = BLOCK / 32;
 
-// Parameters are of the compute type or F32, whatever the other's.
+// A Parameter is of the activations' type T, or F32 (wide).
 struct Parameter {
   const void *p;
   bool wide;
@@ -17,7 +18,7 @@ struct Parameter {
   }
 };
 
-// softplus is log(1 + eˣ); a NaN stays one.
+// softplus returns log(1 + eˣ); a NaN stays a NaN.
 __device__ __forceinline__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
 template <typename T> struct Gates {
@@ -45,8 +46,8 @@ template <typename T> struct GatesGradient {
   int64_t rows, parts;
 };
 
-// gates_backward does a part of the rows: lanes are heads, warps take rows in turn. da, db may be
-// a, b: each is read before it is written.
+// gates_backward computes a part of the rows: a lane has a head, and warp w has rows w, w + WARPS, ….
+// da and db may be a and b: a thread reads each element before it writes it.
 template <typename T> __global__ void __launch_bounds__(BLOCK) gates_backward(Gates<T> p, GatesGradient<T> g) {
   __shared__ float room[2][WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -96,8 +97,8 @@ template <typename T> void gates_forward_of(uly_stream *s, const uly_delta_gates
          Divider(heads), is_narrow(n), (float *)a->g.data, (float *)a->beta.data, a->g.stride[0], a->beta.stride[0]);
 }
 
-// Heads go in bands whose partial sums fit into the scratch. The parts do not depend on how many
-// there are: a head's sums are the same beside any.
+// gates_backward_of launches a kernel for each group of heads whose partial sums fit into the scratch.
+// The parts do not depend on the number of heads, so a head's sums do not either.
 template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gates_grad *a) {
   const Gates<T> all = gates_of<T>(a->a, a->b, a->a_log, a->dt_bias);
   const int64_t rows = a->a.shape[0], room = s->scratch_bytes / 4;
@@ -125,7 +126,7 @@ template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gate
   }
 }
 
-// gates_shape checks what forward and backward share.
+// gates_shape checks the arguments that forward and backward share.
 int gates_shape(Check &c, const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log,
                 const uly_tensor &dt_bias) {
   const int type = c.compute("a", a);
@@ -164,79 +165,23 @@ int32_t delta_backward(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.DeltaGatesBackward");
 }
 
-template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
-    sigmoid_forward(Walk<3> w, T *y, const T *x, const T *gate) {
-  const int64_t stride = (int64_t)gridDim.x * BLOCK;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
-    int64_t o[3];
-    float v[K], g[K];
-    w.template at<NARROW>(i, o);
-    load<K>(x + o[1], v);
-    load<K>(gate + o[2], g);
-#pragma unroll
-    for (int j = 0; j < K; j++) v[j] *= sigmoid<T>(g[j]);
-    store<K>(y + o[0], v);
+// y, x, gate
+template <typename T> struct SigmoidForward {
+  enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
+  __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[2]); }
+};
+
+// dx, dgate, x, gate, dy. dx and dgate may be dy and gate.
+template <typename T> struct SigmoidBackward {
+  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
+  __device__ static void apply(float (&x)[5]) {
+    const float s = sigmoid<T>(x[3]);
+    x[0] = x[4] * s;
+    x[1] = x[0] * x[2] * (1.0f - s);
   }
-}
+};
 
-// dx, dgate may be dy, gate: a unit is read before it is written, by the same thread.
-template <typename T, int K, bool NARROW> __global__ void __launch_bounds__(BLOCK)
-    sigmoid_backward(Walk<5> w, T *dx, T *dgate, const T *x, const T *gate, const T *dy) {
-  const int64_t stride = (int64_t)gridDim.x * BLOCK;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < w.units; i += stride) {
-    int64_t o[5];
-    float v[K], g[K], d[K];
-    w.template at<NARROW>(i, o);
-    load<K>(x + o[2], v);
-    load<K>(gate + o[3], g);
-    load<K>(dy + o[4], d);
-#pragma unroll
-    for (int j = 0; j < K; j++) {
-      const float s = sigmoid<T>(g[j]);
-      d[j] *= s;
-      g[j] = d[j] * v[j] * (1.0f - s);
-    }
-    store<K>(dx + o[0], d);
-    store<K>(dgate + o[1], g);
-  }
-}
-
-template <typename T, int K> void start_forward(uly_stream *s, const Plane &p, const uly_sigmoid_gate *a) {
-  const Walk<3> w(p, K);
-  T *y = (T *)a->y.data;
-  const T *x = (const T *)a->x.data, *gate = (const T *)a->gate.data;
-  if (w.narrow) LAUNCH((sigmoid_forward<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, y, x, gate);
-  else LAUNCH((sigmoid_forward<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, y, x, gate);
-}
-
-template <typename T, int K> void start_backward(uly_stream *s, const Plane &p, const uly_sigmoid_gate_grad *a) {
-  const Walk<5> w(p, K);
-  T *dx = (T *)a->dx.data, *dgate = (T *)a->dgate.data;
-  const T *x = (const T *)a->x.data, *gate = (const T *)a->gate.data, *dy = (const T *)a->dy.data;
-  if (w.narrow)
-    LAUNCH((sigmoid_backward<T, K, true>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dx, dgate, x, gate, dy);
-  else LAUNCH((sigmoid_backward<T, K, false>), blocks_for(w.units, BLOCK), BLOCK, 0, s, w, dx, dgate, x, gate, dy);
-}
-
-template <typename T> void forward_of(uly_stream *s, const uly_sigmoid_gate *a) {
-  const uly_tensor *operands[] = {&a->y, &a->x, &a->gate};
-  const Plane p = plane_of(operands, 3, 0);
-  const void *data[] = {a->y.data, a->x.data, a->gate.data};
-  const int64_t sizes[] = {sizeof(T), sizeof(T), sizeof(T)};
-  if (fits_unit(p, data, sizes, Wide<T>::LANES)) start_forward<T, Wide<T>::LANES>(s, p, a);
-  else start_forward<T, 1>(s, p, a);
-}
-
-template <typename T> void backward_of(uly_stream *s, const uly_sigmoid_gate_grad *a) {
-  const uly_tensor *operands[] = {&a->dx, &a->dgate, &a->x, &a->gate, &a->dy};
-  const Plane p = plane_of(operands, 5, 0);
-  const void *data[] = {a->dx.data, a->dgate.data, a->x.data, a->gate.data, a->dy.data};
-  const int64_t sizes[] = {sizeof(T), sizeof(T), sizeof(T), sizeof(T), sizeof(T)};
-  if (fits_unit(p, data, sizes, Wide<T>::LANES)) start_backward<T, Wide<T>::LANES>(s, p, a);
-  else start_backward<T, 1>(s, p, a);
-}
-
-// heads_or_rows wants [T, N] or [T, H, N].
+// heads_or_rows requires [T, N] or [T, H, N].
 void heads_or_rows(Check &c, const uly_tensor &x) {
   if (x.ndim != 2 && x.ndim != 3) c.refuse("x is %s: want [T, N] or [T, H, N]", text_of(x).c_str());
 }
@@ -250,8 +195,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("gate", a->gate, type, Shape(a->x));
   c.rows("y", a->y, type, Shape(a->x));
   if (c.failed() || elements(a->x) == 0) return c.code;
-  if (type == ULY_F32) forward_of<float>(s, a);
-  else forward_of<bf16>(s, a);
+  launch_elementwise<SigmoidForward>(s, type, {&a->y, &a->x, &a->gate});
   return started(d, "cuda.SigmoidGateForward");
 }
 
@@ -266,17 +210,15 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dx", a->dx, type, Shape(a->x));
   c.rows("dgate", a->dgate, type, Shape(a->x));
   if (c.failed() || elements(a->x) == 0) return c.code;
-  if (type == ULY_F32) backward_of<float>(s, a);
-  else backward_of<bf16>(s, a);
+  launch_elementwise<SigmoidBackward>(s, type, {&a->dx, &a->dgate, &a->x, &a->gate, &a->dy});
   return started(d, "cuda.SigmoidGateBackward");
 }
 
 } // namespace
 
-const uly_row gate_rows[] = {
-    {ULY_OP_DELTA_GATES_FORWARD, "own", delta_forward, nullptr},
-    {ULY_OP_DELTA_GATES_BACKWARD, "own", delta_backward, nullptr},
-    {ULY_OP_SIGMOID_GATE_FORWARD, "own", forward, nullptr},
-    {ULY_OP_SIGMOID_GATE_BACKWARD, "own", backward, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_DELTA_GATES_FORWARD, "own", delta_forward},
+    {ULY_OP_DELTA_GATES_BACKWARD, "own", delta_backward},
+    {ULY_OP_SIGMOID_GATE_FORWARD, "own", forward},
+    {ULY_OP_SIGMOID_GATE_BACKWARD, "own", backward},
+});

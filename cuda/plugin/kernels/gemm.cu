@@ -1,23 +1,16 @@
-// Matrix products. Rows: "cublaslt" where the library is found, and "naive": tiles in shared memory
-// and FMAs in f32, in the order of k.
+// GEMM: C [M, N] = A [M, K] · B [K, N] (+ bias [N], or + C), F32 or BF16, any strides with one
+// dense axis. "naive" multiplies tiles in shared memory with F32 fused multiply-adds, in the order
+// of k. cuBLASLt's row is in libraries/gemm_rows.cu.
+#include "gemm.h"
 #include "check.h"
-#include "libraries/gemm_layout.h"
 #include "values.h"
 
-#ifndef ULY_EMULATED
-#include "libraries/gemm_cublaslt.h"
-#endif
-
-namespace {
-
-gemm_view view_of(const uly_tensor &t) { return {t.shape[0], t.shape[1], t.stride[0], t.stride[1]}; }
-
-bool matrix(const uly_tensor &t, int64_t rows, int64_t columns) {
+static bool matrix(const uly_tensor &t, int64_t rows, int64_t columns) {
   return t.where == ULY_CUDA && t.ndim == 2 && t.shape[0] == rows && t.shape[1] == columns;
 }
 
-// refusal is what memory safety forbids, or nothing.
-std::string refusal(const uly_gemm &g) {
+// gemm_refusal checks what memory safety needs.
+std::string gemm_refusal(const uly_gemm &g) {
   int64_t m = g.a.shape[0], k = g.a.shape[1], n = g.b.shape[1];
   std::string product = text_of(g.a) + " · " + text_of(g.b) + " -> " + text_of(g.c) + ": ";
   bool types = (g.a.dtype == ULY_F32 || g.a.dtype == ULY_BF16) && g.b.dtype == g.a.dtype &&
@@ -29,7 +22,7 @@ std::string refusal(const uly_gemm &g) {
                     bias.shape[0] != n || (n > 1 && bias.stride[0] != 1)))
     return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias is dense, [" +
            std::to_string(n) + "], of B's type, and excludes accumulation";
-  if (gemm_unit(view_of(g.a)) < 0 || gemm_unit(view_of(g.b)) < 0 || (n > 1 && g.c.stride[1] != 1))
+  if (gemm_unit(gemm_view_of(g.a)) < 0 || gemm_unit(gemm_view_of(g.b)) < 0 || (n > 1 && g.c.stride[1] != 1))
     return product + "A and B need an axis of stride 1, C a last axis of stride 1";
   for (const uly_tensor *t : {&g.a, &g.b, &g.c})
     if (t->data == nullptr && elements(*t) > 0) return product + "a matrix without memory";
@@ -38,15 +31,14 @@ std::string refusal(const uly_gemm &g) {
   return "";
 }
 
-// --- naive
-// ------------------------------------------------------------------------------------------------------------------------------
+namespace {
 
-// a thread has SIDE × SIDE results
+// A thread computes SIDE x SIDE elements of C.
 enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, PITCH = TILE + 4 };
 
-// fetch brings a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k into shared
-// memory, zeros beyond the matrix. Threads that follow one another read along the axis that is
-// dense in memory.
+// fetch copies a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k into shared
+// memory, with zeros beyond the matrix. Consecutive threads read along the axis that is dense in
+// memory.
 template <class T> __device__ __forceinline__ void fetch(float (*tile)[PITCH], const T *x, int64_t line0, int64_t lines,
                                                          int64_t by_line, int64_t k0, int64_t depth, int64_t by_k) {
   for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
@@ -58,7 +50,7 @@ template <class T> __device__ __forceinline__ void fetch(float (*tile)[PITCH], c
 
 struct naive_args {
   gemm_view a, b, c;
-  int64_t across, tiles; // tiles of C in a row of tiles, and in all
+  int64_t across, tiles; // tiles of C: in a row of tiles, in all
   const void *pa, *pb, *bias;
   void *pc;
   int accumulate;
@@ -106,15 +98,15 @@ template <class T, class C> __global__ void __launch_bounds__(THREADS) naive_gem
 
 int32_t naive(uly_device *d, uly_stream *s, const void *args) {
   const uly_gemm &g = *static_cast<const uly_gemm *>(args);
-  std::string no = refusal(g);
+  std::string no = gemm_refusal(g);
   if (!no.empty()) return fail(d, ULY_INVALID_ARGUMENT, "cuda.Gemm: %s", no.c_str());
-  naive_args n = {view_of(g.a), view_of(g.b), view_of(g.c), 0,        0,
-                  g.a.data,     g.b.data,     g.bias.data,  g.c.data, g.accumulate};
+  naive_args n = {gemm_view_of(g.a), gemm_view_of(g.b), gemm_view_of(g.c), 0,        0,
+                  g.a.data,          g.b.data,          g.bias.data,       g.c.data, g.accumulate};
   n.across = (n.c.columns + TILE - 1) / TILE;
   n.tiles = n.across * ((n.c.rows + TILE - 1) / TILE);
   if (n.tiles == 0) return ULY_OK;
-  // Strides along axes of one element may be anything; along a dense axis they are 1, which fetch
-  // relies on.
+  // The stride of an axis of extent 1 may have any value; fetch needs a stride of 1 only along a
+  // dense axis.
   const int blocks = static_cast<int>(n.tiles < 1 << 30 ? n.tiles : 1 << 30);
   if (g.a.dtype == ULY_F32) {
     LAUNCH((naive_gemm<float, float>), blocks, THREADS, 0, s, n);
@@ -126,40 +118,8 @@ int32_t naive(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "Gemm");
 }
 
-#ifndef ULY_EMULATED
-// C's rows become the bias, for a library that adds biases of C's type alone: it then accumulates.
-__global__ void __launch_bounds__(THREADS) spread_bias(gemm_view c, float *pc, const bf16 *bias) {
-  const int64_t n = c.rows * c.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step)
-    pc[i / c.columns * c.row + i % c.columns] = widen(bias[i % c.columns]);
-}
-
-bool cublaslt_fits(uly_device *d, const void *args) {
-  const uly_gemm &g = *static_cast<const uly_gemm *>(args);
-  return refusal(g).empty() && gemm_cublaslt_fits(d, g);
-}
-
-int32_t cublaslt(uly_device *d, uly_stream *s, const void *args) {
-  const uly_gemm &g = *static_cast<const uly_gemm *>(args);
-  if (g.bias.data && g.bias.dtype != g.c.dtype) {
-    uly_gemm spread = g;
-    LAUNCH(spread_bias, blocks_for(g.c.shape[0] * g.c.shape[1], THREADS), THREADS, 0, s, view_of(g.c),
-           static_cast<float *>(g.c.data), static_cast<const bf16 *>(g.bias.data));
-    TRY(started(d, "Gemm"));
-    spread.bias = {};
-    spread.accumulate = 1;
-    return gemm_cublaslt(d, s, spread);
-  }
-  return gemm_cublaslt(d, s, g);
-}
-#endif
-
 } // namespace
 
-extern const uly_row gemm_rows[] = {
-#ifndef ULY_EMULATED
-    {ULY_OP_GEMM, "cublaslt", cublaslt, cublaslt_fits},
-#endif
-    {ULY_OP_GEMM, "naive", naive, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_GEMM, "naive", naive},
+});

@@ -1,14 +1,14 @@
-// Index arithmetic of the operations: how shapes are merged, walked, cut into tiles, parts and
-// ranges. No CUDA in here: the kernels include this file, and so does a program that the host runs
-// (index_test.cpp), with extents that no memory has.
+// Index arithmetic of the operations: merging axes, offsets of elements, tiles, and the parts of sums.
+// The file includes no CUDA, so that index_test.cpp can test it on the host with extents larger than
+// any memory.
 #pragma once
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "../../kernels.h"
+#include "build.h"
 
 #ifdef __CUDACC__
 #define ULY_BOTH __host__ __device__ __forceinline__
@@ -27,7 +27,7 @@ inline int64_t size_of(int dtype) {
   return dtype >= 0 && dtype <= ULY_U8 ? sizes[dtype] : 0;
 }
 
-// bf16_bits rounds to nearest even; a NaN stays a NaN.
+// bf16_bits returns f as BF16, rounded to nearest even; a NaN stays a NaN.
 inline uint16_t bf16_bits(float f) {
   uint32_t u;
   memcpy(&u, &f, 4);
@@ -40,7 +40,7 @@ inline int64_t elements(const uly_tensor &t) {
   return n;
 }
 
-// contiguous is row-major order without gaps; axes of extent 1 may have any stride.
+// contiguous reports row-major order without gaps; axes of extent 1 may have any stride.
 inline bool contiguous(const uly_tensor &t) {
   int64_t step = 1;
   for (int i = t.ndim - 1; i >= 0; i--) {
@@ -50,21 +50,16 @@ inline bool contiguous(const uly_tensor &t) {
   return true;
 }
 
-// is_narrow says that n things can be numbered in 31 bits, and so be found by a Divider. Tests of
-// the emulated plug-in make it say no.
-inline bool is_narrow(int64_t n) {
-#ifdef ULY_EMULATED
-  if (getenv("ULYSSES_EMULATED_WIDE")) return false;
-#endif
-  return n <= INT32_MAX;
-}
+// is_narrow reports whether n items can be numbered in 31 bits, so that a Divider applies.
+inline bool is_narrow(int64_t n) { return n <= INT32_MAX && narrow_allowed(); }
 
-// Divider divides numbers below 2^31 by a multiplication (Granlund & Montgomery 1994).
+// Divider divides numbers below 2^31 by multiplying with a constant (Granlund and Montgomery 1994,
+// "Division by invariant integers using multiplication").
 struct Divider {
   uint32_t divisor = 1, magic = 1, shift = 0;
   Divider() = default;
   explicit Divider(int64_t d) {
-    if (d < 1 || d > INT32_MAX) return; // never asked: what it would divide is not narrow
+    if (d < 1 || d > INT32_MAX) return; // the walk is not narrow and uses no Divider
     divisor = (uint32_t)d;
     while ((1ull << shift) < divisor) shift++;
     magic = (uint32_t)((1ull << 32) * ((1ull << shift) - divisor) / divisor + 1);
@@ -72,8 +67,8 @@ struct Divider {
   ULY_BOTH uint32_t operator()(uint32_t n) const { return ((uint32_t)((uint64_t)n * magic >> 32) + n) >> shift; }
 };
 
-// Plane is a shape with the strides of several operands: axes of extent 1 dropped, axes that lie as
-// one merged, outermost first in the order of one of the operands.
+// Plane is a shape with the strides of several operands. Axes of extent 1 are dropped, axes that are
+// contiguous in every operand are merged, and the order of axes is one operand's, largest stride first.
 struct Plane {
   int rank = 0, count = 0;
   int64_t shape[ULY_AXES];
@@ -86,7 +81,7 @@ struct Plane {
   }
 };
 
-// plane_of makes the plane of operands of one shape, ordered by operands[by].
+// plane_of returns the plane of operands of one shape, in the order of operands[by].
 inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   Plane p;
   p.count = count;
@@ -110,8 +105,8 @@ inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   return p;
 }
 
-// fits_unit says that k elements can be one unit: the innermost axis is dense in every operand and
-// a multiple of k, and every unit begins at a multiple of its size.
+// fits_unit reports whether k elements can be accessed as one unit: the innermost axis is dense in every
+// operand and a multiple of k long, and every unit's address is a multiple of its size.
 inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *sizes, int64_t k) {
   if (k == 1) return true;
   if (p.rank == 0 || p.shape[p.rank - 1] % k != 0) return false;
@@ -123,7 +118,7 @@ inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *si
   return true;
 }
 
-// units_of is the plane of units of k elements, in units.
+// units_of returns the plane with units of k elements as its elements.
 inline Plane units_of(Plane p, int64_t k) {
   if (k == 1) return p;
   p.shape[p.rank - 1] /= k;
@@ -132,8 +127,8 @@ inline Plane units_of(Plane p, int64_t k) {
   return p;
 }
 
-// Walk finds the offsets, in elements, of the i-th unit of a plane in N operands. Narrow walks have
-// fewer than 2^31 units and divide by multiplication; offsets are in 64 bits either way.
+// Walk computes the offsets, in elements, of unit i of a plane in N operands. A narrow walk has fewer
+// than 2^31 units and divides by multiplication; offsets have 64 bits either way.
 template <int N> struct Walk {
   int rank = 0;
   bool narrow = true;
@@ -167,10 +162,10 @@ template <int N> struct Walk {
   }
 };
 
-// Turn is a transpose: dst is dense along axis x, src along axis y. It is done by square tiles of
-// `edge`, in the order of the plane's other axes, then y, then x.
-struct Turn {
-  int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0; // extents; strides along the other's dense axis
+// Transpose describes a copy whose dst is dense along axis x and whose src is dense along axis y. The
+// copy uses square tiles of `edge`, in the order of the plane's other axes, then y, then x.
+struct Transpose {
+  int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0; // extents; strides along the other operand's dense axis
   int64_t across = 0, down = 0, tiles = 0;
   Walk<2> outer;
 
@@ -178,7 +173,7 @@ struct Turn {
     const int y = dense_axis(p);
     return y >= 0 && p.shape[p.rank - 1] >= worth && p.shape[y] >= worth;
   }
-  Turn(const Plane &p, int64_t edge) {
+  Transpose(const Plane &p, int64_t edge) {
     const int x = p.rank - 1, y = dense_axis(p);
     nx = p.shape[x], ny = p.shape[y], dst_y = p.stride[0][y], src_x = p.stride[1][x];
     across = ceil_div(nx, edge), down = ceil_div(ny, edge);
@@ -193,7 +188,7 @@ struct Turn {
     outer = Walk<2>(rest, 1);
     tiles = outer.units * across * down;
   }
-  // tile gives the first element of a tile along x and y, and the offsets of its plane.
+  // tile returns the first element of tile i along x and y, and the offsets of its other axes.
   ULY_BOTH void tile(int64_t i, int64_t edge, int64_t *x, int64_t *y, int64_t (&offset)[2]) const {
     const int64_t row = i / across;
     *x = (i - row * across) * edge;
@@ -210,8 +205,8 @@ struct Turn {
   }
 };
 
-// Rows are the leading axes of [N], [T, N] or [T, H, N] in up to five operands: row r is head r %
-// heads of token r / heads.
+// Rows is the leading axes of [N], [T, N] or [T, H, N] in up to ULY_OPERANDS operands: row r is head
+// r % heads of token r / heads.
 struct Rows {
   int64_t rows = 1, heads = 1;
   int64_t token[ULY_OPERANDS] = {}, head[ULY_OPERANDS] = {};
@@ -237,51 +232,51 @@ struct Rows {
   }
 };
 
-// Sums over many rows or elements are made in parts: shapes alone say how many there are and what
-// each holds, so that the order of additions does not depend on the GPU.
+// Sums over many rows or elements are divided into parts. Shapes alone decide the number of parts and
+// their bounds, so the order of additions does not depend on the GPU.
 enum : int64_t { ULY_MAX_PARTS = 1024 };
 
-// parts_of is the number of parts of a sum over rows, each of at least `worth` rows and of n values
-// that lie in scratch side by side.
+// parts_of returns the number of parts of a sum over rows: each has at least `worth` rows, and the n
+// partial sums of all parts fit into `scratch` values.
 ULY_BOTH int64_t parts_of(int64_t rows, int64_t n, int64_t worth, int64_t scratch) {
   return most(1, least(least(ceil_div(rows, worth), ULY_MAX_PARTS), scratch / most(n, 1)));
 }
-// part_at is the first of `all` things that part p of `parts` holds; part_at(p + 1) ends it.
+// part_at returns the first of `all` items in part p of `parts`; the part ends at part_at(p + 1).
 ULY_BOTH int64_t part_at(int64_t all, int64_t parts, int64_t p) { return all / parts * p + least(p, all % parts); }
 
-// sum_piece is the elements of one part of a sum over a flat array: a multiple of 1024, so that
-// vectors do not straddle.
+// sum_piece returns the elements of one part of a sum over a flat array: a multiple of 1024, so that no
+// vector crosses a boundary.
 ULY_BOTH int64_t sum_piece(int64_t n) { return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024); }
 
-// vocabulary_owners is the number of owners that share the rows of a table in the backward of an
-// embedding: a power of two, at most 1024. Row id belongs to owner id & (owners - 1): frequent
-// tokens are often neighbours, and should not all be one block's.
+// vocabulary_owners returns the number of owners among which the backward pass of an embedding
+// distributes the table's rows: a power of two, at most 1024. Row `id` belongs to owner
+// id & (owners - 1), because frequent tokens often have neighbouring ids.
 ULY_BOTH int64_t vocabulary_owners(int64_t vocabulary) {
   int64_t n = 1;
   while (n < 1024 && 2 * n <= vocabulary) n *= 2;
   return n;
 }
 
-// Ranges are some of the stretches in which weights decay, as a kernel is given them, and the
-// elements [from, to) that it does.
+// Ranges is what one launch of an optimizer gets: the elements [from, to) to update, and up to
+// ULY_RANGES index ranges within which weights decay.
 enum { ULY_RANGES = 64 };
 struct Ranges {
   int64_t from = 0, to = 0;
   int32_t everywhere = 0, count = 0;
   uly_range range[ULY_RANGES];
 
-  // next makes the piece behind [.., at) of n elements; *used ranges of the list are behind it and
-  // are counted on.
+  // next advances to the following elements of n in all. *used counts the ranges of the list that
+  // earlier calls have consumed.
   void next(const uly_range *list, int64_t ranges, int64_t n, int64_t *used) {
     from = to, to = n, count = 0, everywhere = list == nullptr;
     if (everywhere) return;
     for (; *used < ranges && count < ULY_RANGES; ++*used) range[count++] = list[*used];
     if (*used < ranges) to = range[count - 1].hi;
   }
-  // decays says whether element i does, and up to where its neighbours do as it does.
+  // decays reports whether element i decays; the answer holds for elements [i, *upto).
   ULY_BOTH bool decays(int64_t i, int64_t *upto) const {
     if (everywhere) return *upto = to, true;
-    int lo = 0, hi = count; // ranges before lo begin at or before i, those from hi on behind it
+    int lo = 0, hi = count; // ranges before lo begin at or before i, ranges from hi on begin after it
     while (lo < hi) {
       const int mid = (lo + hi) / 2;
       if (range[mid].lo <= i) lo = mid + 1;
@@ -293,10 +288,10 @@ struct Ranges {
   }
 };
 
-// turn_by is the sine and cosine of an angle of any size that positions have, to 1e-15 for |angle|
-// < 2^31: π/2 is taken off in three pieces, each product exact in fma's, and the rest is Taylor's
-// series on [-π/4, π/4]. The library's own has a path for huge angles that needs local memory.
-ULY_BOTH void turn_by(double angle, double *sine, double *cosine) {
+// sine_cosine computes the sine and cosine of an angle with an error of 1e-15 for |angle| < 2^31. It
+// subtracts multiples of π/2 in three steps of fused multiply-adds (Cody and Waite 1980) and evaluates
+// Taylor series on [-π/4, π/4]. CUDA's sincos has a path for huge angles that uses local memory.
+ULY_BOTH void sine_cosine(double angle, double *sine, double *cosine) {
   const double turns = rint(angle * 0.63661977236758134308);
   double x = fma(-turns, 1.57079632679489655800e+00, angle);
   x = fma(-turns, 6.12323399573676603587e-17, x);

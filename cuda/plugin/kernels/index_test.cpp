@@ -2,21 +2,10 @@
 // extents that no memory has. A Go test compiles and runs this.
 #include "index.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "host_test.h"
 
 #include <set>
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
-  } while (0)
 
 typedef long long ll;
 static uint64_t state = 1;
@@ -115,9 +104,9 @@ static void planes() {
     }
 
     // Tiles of a transpose cover the plane, too.
-    if (c % 2 == 0 && Turn::fits(p, 2)) {
+    if (c % 2 == 0 && Transpose::fits(p, 2)) {
       const int64_t edge = 3;
-      const Turn t(p, edge);
+      const Transpose t(p, edge);
       std::set<std::pair<int64_t, int64_t>> seen;
       for (int64_t i = 0; i < t.tiles; i++) {
         int64_t x0, y0, o[2];
@@ -166,7 +155,7 @@ static void large() {
   const int64_t side = 3ll << 30;
   const uly_tensor m = tensor({side, side / 4}, {side / 4, 1}), turned = tensor({side, side / 4}, {1, side});
   const uly_tensor *pair[] = {&m, &turned};
-  const Turn t(plane_of(pair, 2, 0), 32);
+  const Transpose t(plane_of(pair, 2, 0), 32);
   for (int c = 0; c < 100000; c++) {
     const int64_t i = below(t.tiles);
     int64_t x, y, o[2];
@@ -279,14 +268,14 @@ static void angles() {
     const double f = 1.0 / (1 + (double)below(1 << 20)),
                  angle = (double)(float)f * (double)(c % 2 ? below(1ll << 31) : below(1 << 12)) * (c % 7 ? 1 : -1);
     double s, k;
-    turn_by(angle, &s, &k);
+    sine_cosine(angle, &s, &k);
     if (!(fabs(s - sin(angle)) < 1e-15 * 4 && fabs(k - cos(angle)) < 1e-15 * 4))
       CHECK(false, "an angle of %.17g: %.17g, %.17g", angle, s, k);
   }
   double s, c;
-  turn_by(NAN, &s, &c);
+  sine_cosine(NAN, &s, &c);
   CHECK(s != s && c != c, "the angle NaN has sine %g", s);
-  turn_by(0, &s, &c);
+  sine_cosine(0, &s, &c);
   CHECK(s == 0 && c == 1, "the angle 0 has sine %g, cosine %g", s, c);
 }
 
@@ -307,6 +296,5 @@ int main() {
   ranges();
   angles();
   roundings();
-  if (failures == 0) printf("ok\n");
-  return failures != 0;
+  return test_status();
 }

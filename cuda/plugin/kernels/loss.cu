@@ -1,5 +1,8 @@
-// Cross-entropy of rows of logits in F32, and its gradient. A block has a row: one pass finds the
-// maximum and the sum of exponentials together, a second writes the gradient.
+// Cross-entropy of rows of F32 logits [T, V] and targets [T]: nll[t] = log Σ e^x - x[target], and the
+// gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row: the first pass finds the
+// maximum and the sum of exponentials together (online softmax, Milakov and Gimelshein 2018), the second
+// writes the gradient. Target -100 gives a loss and gradients of 0; other targets outside of the row are
+// reported (faults.h).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
@@ -8,8 +11,8 @@ namespace {
 
 constexpr int BLOCK = 256, K = 4, IGNORED = -100;
 
-// Tail is the sum of e^(x - top) over some logits and their maximum; -inf and 0 of none. A NaN
-// among them makes the sum NaN.
+// Tail is the maximum `top` of some logits and Σ e^(x - top); of no logits, -inf and 0. A NaN among them
+// makes the sum NaN.
 struct Tail {
   float top, sum;
 };
@@ -18,7 +21,7 @@ __device__ __forceinline__ Tail joined(Tail a, Tail b) {
   const float top = fmaxf(a.top, b.top);
   return {top, a.sum * weight(a.top, top) + b.sum * weight(b.top, top)};
 }
-// base is what is taken off before exp: never -inf, so that e^(-inf - base) is 0.
+// base_of returns what is subtracted before exp: never -inf, so that e^(-inf - base) is 0.
 __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
 template <typename D> struct Loss {
@@ -76,7 +79,7 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
     __syncthreads();
     all = {tops[0], sums[0]};
     for (int w = 1; w < BLOCK / 32; w++) all = joined(all, {tops[w], sums[w]});
-    __syncthreads(); // room is used again
+    __syncthreads(); // before the next row writes tops and sums
 
     if (threadIdx.x == 0) a.nll[r] = logf(all.sum) - (own - all.top);
     if (!d) continue;
@@ -129,4 +132,4 @@ int32_t loss(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row loss_rows[] = {{ULY_OP_CROSS_ENTROPY, "own", loss, nullptr}, {0, nullptr, nullptr, nullptr}};
+static const RegisterRows registered({{ULY_OP_CROSS_ENTROPY, "own", loss}});

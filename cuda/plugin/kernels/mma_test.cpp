@@ -4,24 +4,12 @@
 #define ULY_EMULATED
 #include "mma.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "host_test.h"
 
 #include <vector>
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
-
-static int faults;
-#define WANT(condition, ...) \
-  do {                       \
-    if (!(condition)) {      \
-      if (faults++ < 10) {   \
-        printf(__VA_ARGS__); \
-        printf("\n");        \
-      }                      \
-    }                        \
-  } while (0)
 
 // half_of is the value in the lower (0) or upper (1) 16 bits of a register.
 static float half_of(uint32_t r, int upper) { return upper ? word_lo(r) : word_hi(r); }
@@ -79,14 +67,14 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
   for (int m = 0; m < 16; m++)
     for (int n = 0; n < COLUMNS; n++) {
       const double want = ref[m * COLUMNS + n];
-      WANT(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
-           depth, m, n, sum[m * COLUMNS + n], want);
+      CHECK(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
+            depth, m, n, sum[m * COLUMNS + n], want);
       // c_i of a lane is row groupID (+ 8 for i >= 2) and column threadID_in_group * 2 + (i & 1).
       // lo·lo is left out: less than 1 of each product of up to 60000.
       const int lane = m % 8 * 4 + n % 8 / 2, i = m / 8 * 2 + n % 2;
       const double got = lanes[lane][n / 8][i];
-      WANT(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
-           depth, m, n, got, want);
+      CHECK(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
+            depth, m, n, got, want);
     }
 }
 
@@ -116,15 +104,15 @@ static void layouts() {
     const Lane at;
     for (int v = 0; v < 8; v++) {
       const float got = half_of(x.hi[v / 2], v & 1) + half_of(x.lo[v / 2], v & 1);
-      WANT(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v,
-           of_a(l, v));
+      CHECK(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v,
+            of_a(l, v));
     }
     for (int v = 0; v < 4; v++) {
       const float got = half_of(y.hi[v / 2], v & 1) + half_of(y.lo[v / 2], v & 1);
-      WANT(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v,
-           of_b(l, v));
+      CHECK(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v,
+            of_b(l, v));
       const int place = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
-      WANT(place == of_c(l, v), "C: lane %d has place %d as its value %d, want %d", l, place, v, of_c(l, v));
+      CHECK(place == of_c(l, v), "C: lane %d has place %d as its value %d, want %d", l, place, v, of_c(l, v));
     }
   }
 }
@@ -137,7 +125,7 @@ static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool tra
   for (int l = 0; l < 32; l++) {
     threadIdx.x = (unsigned)(96 + l);
     at[l] = quarters(step);
-    WANT(at[l] % 8 == 0, "lane %d: a row of a matrix begins at element %d, not at 16 bytes", l, at[l]);
+    CHECK(at[l] % 8 == 0, "lane %d: a row of a matrix begins at element %d, not at 16 bytes", l, at[l]);
   }
   for (int matrix = 0; matrix < 4; matrix++)
     for (int l = 0; l < 32; l++) {
@@ -163,7 +151,7 @@ static void plain() {
       rows[i * STEP + j] = p[i * STEP + j];
     }
   auto want = [&](const char *what, uint32_t got, uint32_t want, int lane, int i) {
-    WANT(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want);
+    CHECK(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want);
   };
   matrices(p, quarters_down, STEP, false, r);
   for (int l = 0; l < 32; l++) {
@@ -194,13 +182,13 @@ static void words() {
   for (int i = 0; i < 100000; i++) {
     const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30),
                 back = of_word<bf16>(to_word<bf16>(x));
-    WANT(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
+    CHECK(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
     const float low = word_hi(to_word<bf16>(x)); // of BF16: exact, and without a second part
-    WANT(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);
-    WANT(of_word<float>(to_word<float>(x)) == x, "%.9g is not kept", x);
+    CHECK(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);
+    CHECK(of_word<float>(to_word<float>(x)) == x, "%.9g is not kept", x);
   }
   const float nan = of_word<bf16>(to_word<bf16>(NAN));
-  WANT(nan != nan, "a NaN becomes %g", nan);
+  CHECK(nan != nan, "a NaN becomes %g", nan);
 }
 
 int main() {
@@ -213,6 +201,5 @@ int main() {
     fragments<false, true>(depth);
     fragments<false, false>(depth);
   }
-  if (faults) printf("%d faults\n", faults);
-  return faults != 0;
+  return test_status();
 }

@@ -1,7 +1,7 @@
-// RMSNorm, forward and backward (Zhang & Sennrich 2019), of weights that are stored as they are or
-// as their distance from a centre. A row is held in registers by 16, 32 or 256 threads (a group);
-// what is longer is read again. The gradient of the weight is summed by each block over its part of
-// the rows, and folded.
+// RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis of x [N], [T, N] or [T, H, N]:
+// rstd = 1 / sqrt(mean(x²) + eps), y = x · rstd · (w + centre). A group of 16, 32 or 256 threads keeps a
+// row in registers; longer rows are read twice. Each block sums the weight's gradient over its part of
+// the rows, and a second kernel adds the parts.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -19,8 +19,9 @@ template <typename T> struct Forward {
   float eps, centre;
 };
 
-// A thread has M packs of the row; M = 0: any number, read again for the result, in kernels of
-// which four blocks go to a multiprocessor: the compiler, left alone, spills to have more.
+// norm_forward: a thread keeps M packs of its row in registers. M = 0: the row has any length and is
+// read twice; the launch bound of four blocks a multiprocessor keeps the compiler from spilling
+// registers for a higher occupancy.
 template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4)
     norm_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
@@ -28,7 +29,7 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? a.n : 0; // no row: this group only keeps step
+    const int64_t n = r < a.rows.rows ? a.n : 0; // 0: this group has no row and only meets barriers
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
@@ -85,8 +86,8 @@ template <typename T> struct Backward {
   bool add;
 };
 
-// norm_gradient: dx = rstd·dy·w - x·rstd³·mean(dy·w·x) (+ was, with add), of one pack; w is the
-// weight and the centre.
+// norm_gradient writes dx = rstd·dy·w - x·rstd³·mean(dy·w·x) of one pack, plus `was` with add. w stands
+// for weight + centre; mean is rstd³·mean(dy·w·x).
 template <typename T, bool ALIGNED>
 __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy,
                                               const Pack<T, Wide<T>::LANES> &was, const T *w, T *dx, int64_t left,
@@ -103,7 +104,7 @@ __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, 
   store_some<ALIGNED, K>(dx, left, v);
 }
 
-// norm_dot adds Σ dy·w·x of one pack.
+// norm_dot returns Σ dy·w·x of one pack.
 template <typename T, bool ALIGNED> __device__ __forceinline__ float norm_dot(const Pack<T, Wide<T>::LANES> &x,
                                                                               const Pack<T, Wide<T>::LANES> &dy,
                                                                               const T *w, int64_t left, float centre) {
@@ -115,9 +116,9 @@ template <typename T, bool ALIGNED> __device__ __forceinline__ float norm_dot(co
   return sum;
 }
 
-// norm_backward does a part of the rows: a block's groups take rows in turn, each thread sums the
-// weight's gradient for its own columns. Of aligned rows everything is asked for before the sum
-// over the row, what dx is added to as well: memory answers once a row.
+// norm_backward computes a part of the rows: group g of a block has rows g, g + GROUPS, …, and each
+// thread sums the weight's gradient of its own columns. Loads of aligned rows, also of the dx that is
+// added to, are issued before the sum over the row, so that a row waits for memory once.
 template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M > 2 ? 1 : 2)
     norm_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
@@ -188,8 +189,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   }
 }
 
-// norm_backward_long writes dx of rows that registers do not hold; their weight's gradient is a sum
-// over columns.
+// norm_backward_long writes dx of rows too long for registers. The gradient of their weight is a column
+// sum (columns.h).
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 4) norm_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -217,7 +218,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 4) 
   }
 }
 
-// NormRows are the rows dy·x·rstd, whose sum is the weight's gradient.
+// NormRows supplies the rows dy·x·rstd, whose column sum is the weight's gradient.
 template <typename T> struct NormRows {
   enum { K = Wide<T>::LANES };
   Rows rows;
@@ -237,7 +238,7 @@ template <typename T> struct NormRows {
   }
 };
 
-// norm_shape checks what forward and backward share.
+// norm_shape checks the arguments that forward and backward share.
 int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_tensor &rstd) {
   const int type = c.compute("x", x);
   if (x.ndim < 1 || x.ndim > 3) {
@@ -330,7 +331,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   if (packs <= 512) return start_backward<T, 256, 2>(s, a, dw, aligned);
   if (packs <= 768) return start_backward<T, 256, 3>(s, a, dw, aligned);
   if (packs <= 1024) return start_backward<T, 256, 4>(s, a, dw, aligned);
-  // before dx, which may be dy
+  // The column sums read dy, so they come before dx, which may be the same memory.
   start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((norm_backward_long<T, true>), grid, BLOCK, 0, s, a);
@@ -352,8 +353,7 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row norm_rows[] = {
-    {ULY_OP_RMSNORM_FORWARD, "own", forward, nullptr},
-    {ULY_OP_RMSNORM_BACKWARD, "own", backward, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_RMSNORM_FORWARD, "own", forward},
+    {ULY_OP_RMSNORM_BACKWARD, "own", backward},
+});

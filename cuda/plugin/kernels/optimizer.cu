@@ -1,5 +1,6 @@
-// AdamW and SGD: one pass over a flat array in which many parameters lie; where weights decay is
-// looked up.
+// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and SGD: one pass over flat F32 arrays w, g (and
+// m, v) that hold many parameters. `low`, if given, receives w as BF16. Index ranges say where weights
+// decay.
 #include <math.h>
 
 #include "check.h"
@@ -9,7 +10,8 @@ namespace {
 
 constexpr int BLOCK = 256, K = 4;
 
-// A Step is what an optimizer does to one element; Step::STATE is its floats beside the weight.
+// An optimizer is a struct with step, which updates one element and returns the new weight, and STATE,
+// the number of its F32 state arrays.
 struct AdamW {
   enum { STATE = 2 };
   // GradScale, 1 - β₁, β₂, 1 - β₂, lr/(1-β₁ᵗ), sqrt(1-β₂ᵗ)
@@ -38,7 +40,7 @@ struct Flat {
   bool aligned;
 };
 
-// update does the elements [from, to) of the ranges, by fours that begin at multiples of four.
+// update updates elements [from, to) of the ranges, in groups of K that begin at multiples of K.
 template <typename S> __global__ void __launch_bounds__(BLOCK) update(S rule, Flat a, Ranges ranges) {
   constexpr int STATE = S::STATE, KEPT = STATE ? STATE : 1;
   const int64_t stride = (int64_t)gridDim.x * BLOCK * K, start = ranges.from / K * K;
@@ -82,7 +84,7 @@ template <typename S> __global__ void __launch_bounds__(BLOCK) update(S rule, Fl
   }
 }
 
-// start_update launches once for every ULY_RANGES ranges.
+// start_update launches a kernel for every ULY_RANGES ranges.
 template <typename S> void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_ranges &decay) {
   a.aligned = aligned16(a.w, 4) && aligned16(a.g, 4) && (uintptr_t)a.low % (K * sizeof(bf16)) == 0;
   for (int k = 0; k < S::STATE; k++) a.aligned = a.aligned && aligned16(a.state[k], 4);
@@ -94,7 +96,7 @@ template <typename S> void start_update(uly_stream *s, const S &rule, Flat a, in
   }
 }
 
-// check_update looks at what both optimizers have beside the state.
+// check_update checks the arguments that both optimizers share.
 void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_tensor &low, const uly_ranges &ranges) {
   const uly_range *decay = ranges.data;
   c.dense("w", w, ULY_F32, Shape(w));
@@ -154,8 +156,7 @@ int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row optimizer_rows[] = {
-    {ULY_OP_ADAMW, "own", adamw, nullptr},
-    {ULY_OP_SGD, "own", sgd, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_ADAMW, "own", adamw},
+    {ULY_OP_SGD, "own", sgd},
+});

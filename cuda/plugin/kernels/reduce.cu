@@ -1,5 +1,6 @@
-// ColumnSum, Sum, SumSquares, and the sum over ranks whose memory is mapped. All add in an order
-// that shapes decide.
+// Sums. ColumnSum: dst [N] += Σ over rows of x [T, N]; dst F32. Sum: out = Σ x in F64, of dense F32 x.
+// SumSquares: out += Σ x². RankSum: element-wise sum, maximum or minimum over arrays of several ranks
+// that are mapped into this process. Shapes alone decide the order of additions.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -37,8 +38,8 @@ int32_t column_sum(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.ColumnSum");
 }
 
-// sum_part leaves the sum of a piece of x in partial. Element i belongs to the same thread and
-// chain whether x is aligned or not.
+// sum_part writes the sum of block b's `piece` elements of x to partial[b]. The thread and the partial
+// sum that element i belongs to do not depend on alignment.
 template <bool SQUARES> __global__ void __launch_bounds__(BLOCK)
     sum_part(const float *x, int64_t n, int64_t piece, bool aligned, double *partial) {
   __shared__ double room[BLOCK / 32];
@@ -55,7 +56,7 @@ template <bool SQUARES> __global__ void __launch_bounds__(BLOCK)
   if (threadIdx.x == 0) partial[blockIdx.x] = all;
 }
 
-// sum_fold writes the sum of the parts, or adds it.
+// sum_fold writes the sum of the parts to out, or adds it to out.
 __global__ void __launch_bounds__(BLOCK) sum_fold(const double *partial, int64_t parts, double *out, bool add) {
   __shared__ double room[BLOCK / 32];
   double sum = 0;
@@ -93,7 +94,7 @@ struct Ranks {
   const void *src[ULY_MAX_RANKS];
 };
 
-// What ranks' values are added in.
+// Sums<T>::In is the type in which values of T are added.
 template <typename T> struct Sums {
   typedef T In;
 };
@@ -111,8 +112,7 @@ template <int HOW, typename A> __device__ __forceinline__ A joined(A x, A v) {
   return (HOW == MAX ? v > x : v < x) || v != v ? v : x; // a NaN stays
 }
 
-// rank_sum_flat: dst may be one of src, so that a thread reads all values of an element before it
-// writes.
+// rank_sum_flat: dst may be one of src; a thread reads an element of every rank before it writes.
 template <typename T, int HOW, int K> __global__ void __launch_bounds__(BLOCK)
     rank_sum_flat(T *dst, Ranks r, int ranks, int64_t units) {
   typedef typename Sums<T>::In A;
@@ -183,10 +183,9 @@ int32_t rank_sum(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row reduce_rows[] = {
-    {ULY_OP_COLUMN_SUM, "own", column_sum, nullptr},
-    {ULY_OP_SUM, "own", sum, nullptr},
-    {ULY_OP_SUM_SQUARES, "own", sum_squares, nullptr},
-    {ULY_OP_RANK_SUM, "own", rank_sum, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_COLUMN_SUM, "own", column_sum},
+    {ULY_OP_SUM, "own", sum},
+    {ULY_OP_SUM_SQUARES, "own", sum_squares},
+    {ULY_OP_RANK_SUM, "own", rank_sum},
+});

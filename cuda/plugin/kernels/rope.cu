@@ -1,5 +1,6 @@
-// Rotary embeddings (Su et al. 2021): the table of angles, and the rotation of heads by it, which
-// may be normalized before.
+// Rotary embeddings (Su et al. 2021, arXiv:2104.09864). RopeTable: cos and sin [T, half] of
+// positions [T] · freq [half], times scale. Rope: y = x [T, H, D] with features i and half + i rotated by
+// angle i of the token, and features from 2·half on copied; with w, RMSNorm of each head comes first.
 #include "check.h"
 #include "values.h"
 
@@ -7,8 +8,8 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-// rope_table: the angle and its sine and cosine are in double precision: at position 10⁶ a float
-// angle is wrong by 0.06.
+// rope_table computes angles, sines and cosines in double precision: at position 10⁶ the error of a
+// float angle is 0.06.
 __global__ void __launch_bounds__(BLOCK)
     rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half,
                Divider by, bool narrow, double scale) {
@@ -16,7 +17,7 @@ __global__ void __launch_bounds__(BLOCK)
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += stride) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / half;
     double s, c;
-    turn_by((double)positions[t] * (double)freq[i - t * half], &s, &c);
+    sine_cosine((double)positions[t] * (double)freq[i - t * half], &s, &c);
     cosine[i] = (float)(c * scale);
     sine[i] = (float)(s * scale);
   }
@@ -37,21 +38,21 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   return started(d, "cuda.RopeTable");
 }
 
-template <typename T> struct Turned {
+template <typename T> struct RopeArgs {
   Rows rows; // x, y: heads of tokens
   const T *x;
   T *y;
   const float *cosine, *sine;
-  // pairs: units of a head that are pairs; each: all its units; units: of all heads
+  // pairs: the units of pairs of a head; each: all units of a head; units: those of all heads
   int64_t half, pairs, each, units;
   Divider by;
   bool narrow;
   float sign;
 };
 
-// turn_pairs turns K pairs by their angles.
-template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine, const float *sine, float sign,
-                                                            float (&p)[K], float (&q)[K]) {
+// rotate_pairs rotates K pairs (p, q) by their angles.
+template <int K> __device__ __forceinline__ void rotate_pairs(const float *cosine, const float *sine, float sign,
+                                                              float (&p)[K], float (&q)[K]) {
   float c[K], s[K];
   load<K>(cosine, c);
   load<K>(sine, s);
@@ -63,9 +64,9 @@ template <int K> __device__ __forceinline__ void turn_pairs(const float *cosine,
   }
 }
 
-// rope_units: a unit is K pairs of a head, or K of the features that are copied. y may be x: a pair
-// is read before it is written.
-template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(Turned<T> a) {
+// rope_units: a unit is K pairs of a head, or K of the copied features. y may be x: a thread reads a
+// pair before it writes it.
+template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(RopeArgs<T> a) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < a.units; i += stride) {
     const int64_t r = a.narrow ? (int64_t)a.by((uint32_t)i) : i / a.each, u = i - r * a.each;
@@ -75,32 +76,32 @@ template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units
     T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1] + u * K;
     float p[K], q[K];
     load<K>(x + a.half, q);
-    if (u >= a.pairs) { // behind both halves of the pairs
+    if (u >= a.pairs) { // features from 2·half on
       store<K>(y + a.half, q);
       continue;
     }
     load<K>(x, p);
-    turn_pairs<K>(a.cosine + t * a.half + u * K, a.sine + t * a.half + u * K, a.sign, p, q);
+    rotate_pairs<K>(a.cosine + t * a.half + u * K, a.sine + t * a.half + u * K, a.sign, p, q);
     store<K>(y, p);
     store<K>(y + a.half, q);
   }
 }
 
-template <typename T> struct Normed {
+template <typename T> struct NormArgs {
   const T *w; // NULL = no norm
   float *rstd;
   int64_t n, token; // features of a head; stride of rstd
   float eps, centre;
 };
 
-// rope_normed: RMSNorm of a head by a group of threads, which then turn it; what they read again is
-// near. y may be x.
-template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(Turned<T> a, Normed<T> b) {
+// rope_normed: a group of G threads normalizes a head and then rotates it; its second read of the head
+// hits the cache. y may be x.
+template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(RopeArgs<T> a, NormArgs<T> b) {
   constexpr int G = 16, GROUPS = BLOCK / G;
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? b.n : 0; // no head: this group only keeps step
+    const int64_t n = r < a.rows.rows ? b.n : 0; // 0: this group has no head and only meets shuffles
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
@@ -129,14 +130,14 @@ template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_norme
         continue;
       }
       get(i, p);
-      turn_pairs<K>(a.cosine + t * a.half + i, a.sine + t * a.half + i, a.sign, p, q);
+      rotate_pairs<K>(a.cosine + t * a.half + i, a.sine + t * a.half + i, a.sign, p, q);
       store<K>(y + i, p);
       store<K>(y + a.half + i, q);
     }
   }
 }
 
-template <typename T, int K> void start_rope(uly_stream *s, Turned<T> a, const Normed<T> &b, int64_t copied) {
+template <typename T, int K> void start_rope(uly_stream *s, RopeArgs<T> a, const NormArgs<T> &b, int64_t copied) {
   a.pairs = a.half / K;
   a.each = a.pairs + copied / K;
   if (b.w) {
@@ -153,14 +154,14 @@ template <typename T, int K> void start_rope(uly_stream *s, Turned<T> a, const N
 template <typename T> void rope_of(uly_stream *s, const uly_rope *p) {
   constexpr int K = Wide<T>::LANES;
   const uly_tensor *operands[] = {&p->x, &p->y};
-  Turned<T> a = {};
+  RopeArgs<T> a = {};
   a.rows = Rows(operands, 2);
   a.x = (const T *)p->x.data, a.y = (T *)p->y.data;
   a.cosine = (const float *)p->cos.data, a.sine = (const float *)p->sin.data;
   a.half = p->cos.shape[1];
   a.sign = p->inverse ? -1.0f : 1.0f;
-  const Normed<T> b = {(const T *)p->w.data, (float *)p->rstd.data, p->x.shape[2],
-                       p->rstd.stride[0],    (float)p->eps,         (float)p->centre};
+  const NormArgs<T> b = {(const T *)p->w.data, (float *)p->rstd.data, p->x.shape[2],
+                         p->rstd.stride[0],    (float)p->eps,         (float)p->centre};
   const int64_t copied = p->x.data == p->y.data && !b.w ? 0 : p->x.shape[2] - 2 * a.half;
   const bool table = (uintptr_t)a.cosine % (4 * K) == 0 && (uintptr_t)a.sine % (4 * K) == 0;
   const bool aligned = a.half % K == 0 && copied % K == 0 && table &&
@@ -193,8 +194,7 @@ int32_t rope(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-const uly_row rope_rows[] = {
-    {ULY_OP_ROPE_TABLE, "own", table, nullptr},
-    {ULY_OP_ROPE, "own", rope, nullptr},
-    {0, nullptr, nullptr, nullptr},
-};
+static const RegisterRows registered({
+    {ULY_OP_ROPE_TABLE, "own", table},
+    {ULY_OP_ROPE, "own", rope},
+});

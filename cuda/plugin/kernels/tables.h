@@ -1,6 +1,5 @@
-// Tables of documents and heads, int64, on their way from the host into a workspace: in the order
-// of the stream, and as arguments of kernels, so that no host memory is needed when the call has
-// returned.
+// Writing int64 tables of documents and heads from the host into a workspace. The values travel as
+// kernel arguments, in stream order, so the caller may free its arrays when the call returns.
 #pragma once
 
 #include "plugin.h"
@@ -15,7 +14,8 @@ static __global__ void tables_put(TableEntries e) {
   if ((int)threadIdx.x < e.n) *(int64_t *)(e.to + e.at[threadIdx.x]) = e.value[threadIdx.x];
 }
 
-// Tables takes entries by their byte, and is done with end.
+// Tables collects entries (byte offset and value), launches a kernel for every TABLE_ENTRIES of them,
+// and launches the rest in end.
 class Tables {
  public:
   Tables(uly_device *device, uly_stream *stream, const char *what, void *to) : d(device), s(stream), what(what) {

@@ -1,5 +1,5 @@
-// Values in kernels: F32 and BF16 alike as float, in vectors of 16 bytes where memory allows, and
-// sums over a warp or a block in a fixed order.
+// Loads, stores and sums for kernels. F32 and BF16 memory is read into float, in vectors of 16 bytes
+// where addresses and strides allow. Sums over a warp or a block add in a fixed order.
 #pragma once
 
 #include "index.h"
@@ -13,14 +13,7 @@ template <typename T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow<bf16>(float x) { return __float2bfloat16(x); }
 
-#if defined(ULY_EMULATED) && !defined(__FMA__)
-// A host without the instruction has two roundings: its fmaf is slow.
-inline float madd(float a, float b, float c) { return a * b + c; }
-#else
-__device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
-#endif
-
-// LANES is the elements of a vector of 16 bytes.
+// Wide<T>::LANES is the number of elements in a vector of 16 bytes.
 template <typename T> struct Wide {
   enum { LANES = 16 / sizeof(T) };
 };
@@ -29,7 +22,7 @@ template <typename T, int K> struct alignas(sizeof(T) * K) Pack {
   T v[K];
 };
 
-// Vector is what BYTES are stored as at once.
+// Vector<BYTES> is the type that one store instruction of BYTES writes.
 template <int BYTES> struct Vector;
 template <> struct Vector<16> {
   typedef uint4 type;
@@ -44,8 +37,8 @@ template <> struct Vector<2> {
   typedef uint16_t type;
 };
 
-// load and store move K elements as one; the address is a multiple of their size, and what is
-// stored to is no shared memory.
+// load reads K elements with one instruction, store writes them with as few as possible. The address
+// is a multiple of the K elements' size, at most 16 bytes. store takes global memory only.
 template <int K, typename T> __device__ __forceinline__ void load(const T *p, float (&x)[K]) {
   const Pack<T, K> a = *reinterpret_cast<const Pack<T, K> *>(p);
 #pragma unroll
@@ -60,14 +53,13 @@ template <int K, typename T> __device__ __forceinline__ void store(T *p, const f
     for (int i = 0; i < N; i++) a.v[i] = narrow<T>(x[at + i]);
     typename Vector<sizeof a>::type w;
     memcpy(&w, &a, sizeof w);
-    // an instruction: what is assigned the compiler may take apart
+    // __stwb is one instruction; the compiler may split an assignment into smaller stores.
     if constexpr (sizeof w >= 8) __stwb(reinterpret_cast<decltype(w) *>(p + at), w);
     else *reinterpret_cast<decltype(w) *>(p + at) = w;
   }
 }
 
-// load_raw is load_some without widening: what is kept in registers takes no more of them than
-// memory.
+// load_raw is load_some without conversion to float: BF16 rows kept in registers need half as many.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
   if (ALIGNED && n > 0) {
@@ -78,9 +70,9 @@ __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
   }
 }
 
-// load_some and store_some move up to n of K elements (n may be negative): as one when ALIGNED,
-// which also says that n is K or nothing; else one by one. What is missing reads as 0. The owner of
-// an element is thus the same whatever the alignment, and so are sums.
+// load_some and store_some move the first n of K elements; n may be negative or greater than K.
+// Missing elements read as 0. ALIGNED: one vector access, and n is K or at most 0; otherwise elements
+// move one by one. A thread owns the same elements either way, so sums do not depend on alignment.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_some(const T *p, int64_t n, float (&x)[K]) {
   if (ALIGNED) {
@@ -106,8 +98,8 @@ __device__ __forceinline__ void store_some(T *p, int64_t n, const float (&x)[K])
   }
 }
 
-// load_flat and store_flat move up to K elements of an array that ends after n more, as one where
-// they are aligned and all there.
+// load_flat and store_flat move up to K of the n elements that remain of an array: with one vector
+// access where the array is aligned and at least K elements remain.
 template <int K, typename T>
 __device__ __forceinline__ void load_flat(const T *p, int64_t n, bool aligned, float (&x)[K]) {
   if (aligned && n >= K) load<K>(p, x);
@@ -119,15 +111,15 @@ __device__ __forceinline__ void store_flat(T *p, int64_t n, bool aligned, const 
   else store_some<false, K>(p, n, x);
 }
 
-// warp_sum is the sum over a warp, in every lane, by halves.
+// warp_sum returns the sum over a warp in every lane, added as a tree.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
 }
 
-// block_sum is the sum over a block, in every thread, warps in order. `room` is shared, one value
-// for each warp; the caller lets a barrier pass before room is used again.
+// block_sum returns the sum over a block in every thread, adding the warps' sums in order. `room` is
+// shared memory of one value for each warp; a barrier must come before its next use.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
@@ -137,8 +129,8 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
   return sum;
 }
 
-// group_sum is the sum over a group of G threads, in each of them: 16, 32, or more, which are the
-// block; then `room` is as block_sum's.
+// group_sum returns the sum over a group of G threads in each of them. G is 16, 32, or the block's
+// threads; in the last case `room` is block_sum's.
 template <int G> __device__ __forceinline__ float group_sum(float x, float *room) {
   if constexpr (G > 32) {
     return block_sum(x, room);
@@ -149,30 +141,25 @@ template <int G> __device__ __forceinline__ float group_sum(float x, float *room
   }
 }
 
-// sigmoid is for values of type T. BF16 keeps 8 bits: quick functions, wrong by some units of 2⁻²²,
-// spare it some twenty instructions a value, for which there is no time between two reads of
-// memory.
+// sigmoid returns 1 / (1 + e^-x) for a result that is stored as T. BF16 keeps 8 bits of mantissa, so
+// the approximate functions, with errors of a few units of 2⁻²², suffice; they save about twenty
+// instructions a value in kernels that memory bandwidth limits.
 template <typename T> __device__ __forceinline__ float sigmoid(float x) {
   if constexpr (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-x));
   else return 1.0f / (1.0f + expf(-x));
 }
-// silu_slope is the derivative of x·s where s is sigmoid(x).
+// silu_slope returns the derivative of x·sigmoid(x); s is sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// aligned16 says that vectors of 16 bytes (of elements of `size` bytes) may be used on memory with
-// these strides.
+// aligned16 reports whether every row of memory at p starts at a multiple of 16 bytes: elements have
+// `size` bytes, and rows are stride_a and stride_b elements apart.
 inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
   const int64_t lanes = 16 / size;
   return (uintptr_t)p % 16 == 0 && stride_a % lanes == 0 && stride_b % lanes == 0;
 }
 
-// blocks_for is a grid for n things, `per_block` of them in a block at a time: kernels go on by
-// whole grids. Few blocks do in the emulated plug-in, so that its tests see blocks go on.
+// blocks_for returns the number of blocks for n items, per_block of them a block. The number has a
+// limit; a kernel loops over its items with the grid's size as stride.
 inline unsigned blocks_for(int64_t n, int64_t per_block) {
-#ifdef ULY_EMULATED
-  constexpr int64_t limit = 7;
-#else
-  constexpr int64_t limit = 1 << 20;
-#endif
-  return (unsigned)most(1, least(ceil_div(n, per_block), limit));
+  return (unsigned)most(1, least(ceil_div(n, per_block), ELEMENTWISE_GRID_LIMIT));
 }

@@ -4,7 +4,7 @@
 // `failure` before. A library without a function that is `needed` counts as missing.
 #pragma once
 
-#include "library.h"
+#include "libraries.h"
 
 struct forward {
   // enters the function in its library's list

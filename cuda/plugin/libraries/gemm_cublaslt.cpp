@@ -115,7 +115,7 @@ product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
   };
   const cublasOperation_t op[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
   const cublasLtEpilogue_t epilogue = k.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-  const uint64_t workspace = ULY_SCRATCH;
+  const uint64_t workspace = STREAM_SCRATCH;
   // parts of k are added in f32, never in C's type
   const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   bool told = cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&

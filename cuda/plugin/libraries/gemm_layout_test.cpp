@@ -2,20 +2,9 @@
 // with the definition. A Go test compiles and runs this.
 #include "gemm_layout.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "host_test.h"
 
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)              \
-  do {                              \
-    if (!(ok)) {                    \
-      printf(__VA_ARGS__);          \
-      printf("\n");                 \
-      if (++failures > 20) exit(1); \
-    }                               \
-  } while (0)
 
 // The library: every element at column·ld + row, nothing else is known of memory.
 static void column_major(const gemm_plan &p, const double *first, const double *second, double *c, double beta,
@@ -105,6 +94,5 @@ int main() {
   CHECK(gemm_alignment(memory) == 256 && gemm_alignment(memory + 16) == 16 && gemm_alignment(memory + 2) == 2 &&
             gemm_alignment(memory + 3) == 1,
         "alignment");
-  if (!failures) printf("ok\n");
-  return failures != 0;
+  return test_status();
 }

@@ -3,28 +3,6 @@
 // abort from another thread ends the wait.
 #include "libraries.h"
 
-#ifdef ULY_EMULATED
-
-static int32_t none(uly_device *d) { return fail(d, ULY_UNSUPPORTED, "cuda: no NCCL in the emulated plug-in"); }
-
-int32_t nccl_id(uly_device *d, char *) { return none(d); }
-int32_t nccl_init(uly_device *d, const char *, int32_t, int32_t, uly_nccl **) { return none(d); }
-int32_t nccl_close(uly_device *, uly_nccl *) { return ULY_OK; }
-int32_t nccl_abort(uly_device *, uly_nccl *) { return ULY_OK; }
-int32_t nccl_error(uly_device *d, uly_nccl *, char *, int64_t) { return none(d); }
-int32_t nccl_all_to_all(uly_device *d, uly_nccl *, uly_stream *, void *, const int64_t *, const int64_t *, const void *,
-                        const int64_t *, const int64_t *) {
-  return none(d);
-}
-int32_t nccl_all_reduce(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, int32_t) { return none(d); }
-int32_t nccl_broadcast(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t) { return none(d); }
-int32_t nccl_send_recv(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, const void *, int64_t,
-                       int32_t) {
-  return none(d);
-}
-
-#else
-
 #include <nccl.h>
 #include <stdlib.h>
 
@@ -329,5 +307,3 @@ int32_t nccl_send_recv(uly_device *d, uly_nccl *n, uly_stream *s, void *recv, in
     });
   });
 }
-
-#endif

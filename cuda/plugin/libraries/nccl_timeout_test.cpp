@@ -1,19 +1,11 @@
 // Tests of nccl_timeout.h, which a Go test compiles and runs.
 #include "nccl_timeout.h"
 
+#include "host_test.h"
+
 #include <math.h>
-#include <stdio.h>
 
 #include <initializer_list>
-
-static int failures;
-#define CHECK(ok)                                     \
-  do {                                                \
-    if (!(ok)) {                                      \
-      printf("line %d: not so: %s\n", __LINE__, #ok); \
-      failures++;                                     \
-    }                                                 \
-  } while (0)
 
 int main() {
   auto near = [](double x, double y) { return fabs(x - y) < 1e-9; };
@@ -45,6 +37,5 @@ int main() {
   CHECK(marks == 2);
   Exchange<int> again = x.take("third");
   CHECK(again.before && again.after && !strcmp(again.what, "third"));
-  if (!failures) printf("ok\n");
-  return failures != 0;
+  return test_status();
 }

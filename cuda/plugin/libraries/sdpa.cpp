@@ -262,7 +262,7 @@ int32_t execute(uly_device *d, uly_stream *stream, const part &x, const Attentio
 
 } // namespace
 
-int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &a) {
+static int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &a) {
   const char *op = a.backward ? "AttentionBackward" : "AttentionForward";
   const std::vector<part> parts = serving(d, a);
   if (parts.empty()) return ULY_UNSUPPORTED; // with the reason
@@ -312,3 +312,23 @@ bool sdpa_plan(const sdpa_shape &shape, const std::string &properties, int sm, i
     return false;
   }
 }
+
+namespace {
+
+bool fits(uly_device *d, const AttentionArgs &a) {
+  return a.q.ndim == 3 && a.k.ndim == 3 && a.v.ndim == 3 && sdpa_fits(d, a);
+}
+bool fits_forward(uly_device *d, const void *args) { return fits(d, attention_args(args, false)); }
+bool fits_backward(uly_device *d, const void *args) { return fits(d, attention_args(args, true)); }
+int32_t checked(uly_device *d, uly_stream *s, const AttentionArgs &a) {
+  TRY(attention_check(d, a));
+  return sdpa_run(d, s, a);
+}
+int32_t forward(uly_device *d, uly_stream *s, const void *args) { return checked(d, s, attention_args(args, false)); }
+int32_t backward(uly_device *d, uly_stream *s, const void *args) { return checked(d, s, attention_args(args, true)); }
+
+} // namespace
+
+static const RegisterRows registered({{ULY_OP_ATTENTION_FORWARD, "cudnn", forward, fits_forward},
+                                      {ULY_OP_ATTENTION_BACKWARD, "cudnn", backward, fits_backward}},
+                                     true);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/attention.h"
-#include "library.h"
+#include "libraries.h"
 #include "sdpa_parts.h"
 #include "sdpa_shape.h"
 

@@ -3,22 +3,11 @@
 // plug-in, whose own kernels take the place of cuDNN's.
 #include "sdpa_parts.h"
 
+#include "host_test.h"
+
 #include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
 
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)               \
-  do {                               \
-    if (!(ok)) {                     \
-      printf("line %d: ", __LINE__); \
-      printf(__VA_ARGS__);           \
-      printf("\n");                  \
-      if (++failures > 20) exit(1);  \
-    }                                \
-  } while (0)
 
 typedef long long ll;
 typedef std::vector<int64_t> List;
@@ -260,5 +249,5 @@ int main(int argc, char **argv) {
   refusals();
   begin(argv[1]);
   runs();
-  return failures != 0;
+  return test_status();
 }

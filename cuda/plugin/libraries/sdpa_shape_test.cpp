@@ -2,22 +2,10 @@
 // the same keys. A Go test compiles and runs this.
 #include "sdpa_shape.h"
 
-#include <stdio.h>
-#include <stdlib.h>
+#include "host_test.h"
 
 #include <string>
 #include <vector>
-
-static int failures;
-#define CHECK(ok, ...)               \
-  do {                               \
-    if (!(ok)) {                     \
-      printf("line %d: ", __LINE__); \
-      printf(__VA_ARGS__);           \
-      printf("\n");                  \
-      if (++failures > 20) exit(1);  \
-    }                                \
-  } while (0)
 
 // A call whose tensors lie token by token, with `gap` elements after each token.
 struct call {
@@ -261,6 +249,5 @@ int main() {
   aligned();
   refusals();
   questions();
-  if (!failures) printf("ok\n");
-  return failures != 0;
+  return test_status();
 }

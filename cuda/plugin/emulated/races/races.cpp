@@ -10,7 +10,7 @@
 
 #include <unordered_map>
 
-#include "../internal.h"
+#include "../blocks.h"
 
 namespace uly_emulated {
 namespace {

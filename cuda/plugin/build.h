@@ -1,0 +1,36 @@
+// What differs between the two builds of the plug-in: nvcc compiles the sources for GPUs, g++ compiles
+// them with -DULY_EMULATED for the host. This is the only file that tests ULY_EMULATED; it includes no
+// CUDA, so that headers of index arithmetic and their host tests can include it.
+//
+// ULY_CUDA_HEADER is the header that supplies the CUDA language and runtime, LAUNCH, SHARED and the functions
+// over GPU instructions that kernels call: gpu/cuda.h or emulated/cuda.h.
+//
+// The emulated limits are small, so that tests with small tensors reach the code that handles more work
+// than one grid, one scratch allocation or one group of heads.
+#pragma once
+
+#include <stdint.h>
+#include <stdlib.h>
+
+#ifdef ULY_EMULATED
+
+#define ULY_CUDA_HEADER "emulated/cuda.h"
+constexpr bool emulated = true;
+constexpr int64_t GRID_LIMIT = 5;              // blocks of attention and the delta rule
+constexpr int64_t ELEMENTWISE_GRID_LIMIT = 7;  // blocks of blocks_for
+constexpr int64_t STREAM_SCRATCH = 1 << 20;    // bytes of a stream's scratch
+constexpr int64_t DELTA_GROUP_BYTES = 1 << 16; // workspace for the heads of one pass (delta_index.h)
+// Tests set the variable to make every index 64-bit.
+inline bool narrow_allowed() { return getenv("ULYSSES_EMULATED_WIDE") == nullptr; }
+
+#else
+
+#define ULY_CUDA_HEADER "gpu/cuda.h"
+constexpr bool emulated = false;
+constexpr int64_t GRID_LIMIT = INT32_MAX;
+constexpr int64_t ELEMENTWISE_GRID_LIMIT = 1 << 20;
+constexpr int64_t STREAM_SCRATCH = 64 << 20;
+constexpr int64_t DELTA_GROUP_BYTES = 2ll << 30;
+inline bool narrow_allowed() { return true; }
+
+#endif

@@ -1,0 +1,80 @@
+// The device as the sources of the plug-in's table see it, and the guards around the table's functions.
+#pragma once
+
+#include <exception>
+#include <map>
+#include <new>
+
+#include "plugin.h"
+
+struct Device : uly_device {
+  char name[128] = "";
+  char uuid[40] = "";
+  int64_t bytes = 0;
+  cudaStream_t setup = nullptr;     // zeroes new allocations
+  std::map<char *, int64_t> memory; // the device's allocations and their bytes
+  const uly_row *pin[ULY_OPS] = {}; // the kernels that ULYSSES_KERNEL names
+  std::string broken;               // the first error after which CUDA fails every call (errors.cu)
+};
+inline Device *of(uly_device *d) { return static_cast<Device *>(d); }
+
+// enter makes the device's GPU the current one of the calling thread. It fails for an absent GPU and
+// for one whose context is lost.
+int32_t enter(uly_device *d);
+
+// caught turns exceptions of f into codes: none may cross the C interface.
+template <class F> int32_t caught(uly_device *d, F f) {
+  try {
+    return f();
+  } catch (const std::bad_alloc &) {
+    return fail(d, ULY_OUT_OF_MEMORY, "the plug-in: no host memory");
+  } catch (const std::exception &e) { return fail(d, ULY_INTERNAL, "the plug-in: %s", e.what()); } catch (...) {
+    return fail(d, ULY_INTERNAL, "the plug-in: an unknown exception");
+  }
+}
+
+// guarded calls f after enter; every function of the table that takes a device uses it.
+template <class F> int32_t guarded(uly_device *d, F f) {
+  return caught(d, [&] {
+    TRY(enter(d));
+    return f();
+  });
+}
+
+// guarded_or_absent is guarded for functions that also serve an absent GPU.
+template <class F> int32_t guarded_or_absent(uly_device *d, F f) { return d->absent ? caught(d, f) : guarded(d, f); }
+
+// read_pins parses ULYSSES_KERNEL, "operation=row, …", into d->pin.
+int32_t read_pins(Device *d);
+
+// allocate allocates device memory of at least one byte; `what` names the use in messages.
+int32_t allocate(Device *d, int64_t bytes, const char *what, void **out);
+
+// The functions of uly_cuda_api (kernels.h), by file. The functions of guest.h, processes.h, probe.h
+// and libraries.h stand in the table too.
+// device.cu
+int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text_bytes);
+void api_close(uly_device *d);
+const char *api_error(uly_device *d);
+int32_t api_info(uly_device *d, uly_info *out);
+// memory.cu
+int32_t api_alloc(uly_device *d, int64_t bytes, void **out);
+int32_t api_free(uly_device *d, void *p);
+int32_t api_alloc_host(uly_device *d, int64_t bytes, void **out);
+int32_t api_free_host(uly_device *d, void *p);
+// streams.cu
+int32_t api_stream_create(uly_device *d, uly_stream **out);
+int32_t api_stream_destroy(uly_device *d, uly_stream *s);
+int32_t api_stream_sync(uly_device *d, uly_stream *s);
+int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done);
+int32_t api_stream_wait(uly_device *d, uly_stream *s, uly_event *e);
+int32_t api_event_create(uly_device *d, int32_t shared, uly_event **out);
+int32_t api_event_destroy(uly_device *d, uly_event *e);
+int32_t api_event_record(uly_device *d, uly_event *e, uly_stream *s);
+int32_t api_event_sync(uly_device *d, uly_event *e);
+int32_t api_event_query(uly_device *d, uly_event *e, int32_t *done);
+// operations.cu
+int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, int64_t args_bytes);
+int32_t api_workspace(uly_device *d, const uly_attention *a, int32_t backward, int64_t *bytes);
+int32_t api_delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out);
+int32_t api_kernel_of(uly_device *d, int32_t op, const void *args, const char **name);

@@ -1,0 +1,75 @@
+// Kernel launches: a launch is checked and enqueued here, and runs in blocks.cpp.
+#include <map>
+
+#include "errors.h"
+#include "heap.h"
+#include "limits.h"
+#include "settings.h"
+#include "streams.h"
+
+#include "blocks.h" // after all standard headers: cuda.h defines __noinline__
+
+using namespace uly_emulated;
+
+static std::map<const void *, int> allowed_shared; // by kernel, what cudaFuncSetAttribute allowed
+
+void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+                          const void *const *pointers, int n, std::function<void()> body) {
+  std::unique_lock<std::mutex> held(lock);
+  if (!known(stream)) {
+    last(cudaErrorInvalidResourceHandle);
+    return;
+  }
+  CUstream_st *s = own(stream);
+  uint64_t threads = (uint64_t)block.x * block.y * block.z;
+  auto allowed = allowed_shared.find(kernel.address);
+  size_t limit = (size_t)(allowed == allowed_shared.end() ? (int)DEFAULT_SHARED : allowed->second);
+  std::string why;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0) why = "an empty grid or block";
+  else if (grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535)
+    why = format("a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
+  else if (threads > 1024 || block.z > 64) why = format("a block of %llu threads", (unsigned long long)threads);
+  else if (threads % 32)
+    why = format("a block of %llu threads, which is no multiple of 32", (unsigned long long)threads);
+  else if (shared > limit)
+    why = format("%zu bytes of dynamic shared memory, where %zu are allowed (cudaFuncSetAttribute)", shared, limit);
+  for (int i = 0; i < n; i++)
+    if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
+      last(cudaErrorInvalidDevicePointer,
+           format("kernel %s (%s:%d) is started with a pointer to host memory, which no GPU reaches", kernel.name,
+                  kernel.file, kernel.line));
+      return;
+    }
+  if (!why.empty()) {
+    last(cudaErrorInvalidConfiguration,
+         format("kernel %s (%s:%d) is started with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
+    return;
+  }
+  if (s->failure) {
+    last(s->failure);
+    return;
+  }
+  s->queue.push_back({[=, body = std::move(body)]() -> Failure {
+                        std::string text = check_red_zones();
+                        if (!text.empty())
+                          return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d) somebody %s", kernel.name,
+                                                                  kernel.file, kernel.line, text.c_str())};
+                        text = run_grid(kernel, grid, block, shared, body);
+                        if (!text.empty()) return {cudaErrorLaunchFailure, text};
+                        text = check_red_zones();
+                        if (!text.empty())
+                          return {cudaErrorIllegalAddress,
+                                  format("kernel %s (%s:%d) %s", kernel.name, kernel.file, kernel.line, text.c_str())};
+                        return {};
+                      },
+                      nullptr, nullptr});
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value) {
+  std::lock_guard<std::mutex> held(lock);
+  if (what == cudaFuncAttributeMaxDynamicSharedMemorySize) {
+    if (value < 0 || value > MOST_SHARED) return last(cudaErrorInvalidValue);
+    allowed_shared[kernel] = value;
+  }
+  return cudaSuccess;
+}

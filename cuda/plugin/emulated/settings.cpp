@@ -1,0 +1,40 @@
+#include "settings.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <numeric>
+
+namespace uly_emulated {
+
+int64_t setting(const char *name, int64_t otherwise) {
+  const char *v = getenv(name);
+  return v && *v ? strtoll(v, nullptr, 10) : otherwise;
+}
+
+uint64_t random64() { // splitmix64
+  static uint64_t state = (uint64_t)setting("ULYSSES_EMULATED_SEED", 1) * 0x9e3779b97f4a7c15u;
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+Steps::Steps(uint64_t n) : n(n) {
+  if (n < 2) return;
+  start = below(n);
+  do step = 1 + below(n - 1);
+  while (std::gcd(step, n) != 1);
+}
+
+std::string format(const char *f, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, f);
+  vsnprintf(text, sizeof text, f, args);
+  va_end(args);
+  return text;
+}
+
+} // namespace uly_emulated

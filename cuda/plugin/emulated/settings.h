@@ -1,0 +1,32 @@
+// Settings from the environment, random numbers in a fixed sequence, and formatted text.
+#pragma once
+
+#include <stdint.h>
+
+#include <string>
+
+namespace uly_emulated {
+
+// setting returns a number from the environment, `otherwise` where the variable is not set.
+int64_t setting(const char *name, int64_t otherwise);
+
+// random64 returns the next number of the sequence that ULYSSES_EMULATED_SEED chooses. The caller holds
+// the lock.
+uint64_t random64();
+// below returns a random number in [0, n).
+inline uint64_t below(uint64_t n) { return (uint64_t)((unsigned __int128)random64() * n >> 64); }
+
+// Steps is the order 0 … n-1 shuffled cheaply: start + i·step mod n, where step and n have no common
+// factor.
+struct Steps {
+  uint64_t n = 1, start = 0, step = 1;
+  Steps() = default;
+  explicit Steps(uint64_t n);
+  uint64_t operator()(uint64_t i) const {
+    return n >> 32 ? (uint64_t)((start + (unsigned __int128)i * step) % n) : (start + i * step) % n;
+  }
+};
+
+std::string format(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+} // namespace uly_emulated

@@ -1,0 +1,17 @@
+// The GPU build's side of ULY_CUDA_HEADER (build.h): CUDA's headers, LAUNCH and SHARED, and functions over PTX
+// instructions. emulated/cuda.h and emulated/instructions.h have the same names in plain C++.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#define LAUNCH(kernel, grid, block, shared, stream, ...) \
+  (kernel)<<<(grid), (block), (shared), (stream)->s>>>(__VA_ARGS__)
+#define SHARED(type, name)                                    \
+  extern __shared__ __align__(16) unsigned char uly_shared[]; \
+  type *name = reinterpret_cast<type *>(uly_shared)
+
+#ifdef __CUDACC__ // g++ compiles the host sources that call cuBLASLt and cuDNN
+#include "gpu/instructions.h"
+#endif

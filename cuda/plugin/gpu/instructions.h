@@ -1,0 +1,65 @@
+// Functions over single PTX instructions that CUDA C++ has no name for (PTX ISA 8.7).
+// emulated/instructions.h has the same functions in plain C++.
+#pragma once
+
+#include <stdint.h>
+
+// madd returns a·b + c with one rounding.
+__device__ __forceinline__ float madd(float a, float b, float c) { return fmaf(a, b, c); }
+
+// exp2_approx returns 2^x with an error of up to 2 units of 2^-23, and 0 where the result would be
+// denormal.
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Copies issues a thread's asynchronous copies from global to shared memory (cp.async). Copies form
+// groups that complete in order. After wait a thread sees its own copies; the other threads see them
+// after a barrier.
+class Copies {
+ public:
+  // copy copies N floats, 4 or 1, or writes N zeros and reads nothing where `present` is false.
+  template <int N> __device__ __forceinline__ void copy(float *to, const float *from, bool present) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to), bytes = present ? 4 * N : 0;
+    if (N == 4)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+  }
+  // close ends a group.
+  __device__ __forceinline__ void close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  // wait returns when at most PENDING groups have not completed.
+  template <int PENDING> __device__ __forceinline__ void wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  }
+};
+
+// ldmatrix loads four matrices of 8 x 8 16-bit elements from shared memory, one register each. Lane l
+// supplies the address of row l % 8 of matrix l / 8.
+template <bool TRANSPOSED> __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
+  if (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+// mma adds A [16 x 16] · B [16 x 8] of BF16 to c [16 x 8] of F32, on tensor cores.
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// mma_pair multiplies A by the two halves of B [16 x 16] and adds to c0 and c1.
+__device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4],
+                                         const uint32_t (&b)[4]) {
+  mma(c0, a, {b[0], b[1]});
+  mma(c1, a, {b[2], b[3]});
+}

@@ -1,0 +1,127 @@
+// Operations: their names, the kernels that are registered for each, and the choice between them.
+#include <string.h>
+
+#include <vector>
+
+#include "device.h"
+
+namespace {
+
+struct Operation {
+  const char *name;
+  int64_t bytes;
+};
+#define OPERATION(op, name, args) {#name, sizeof(args)},
+const Operation operations[ULY_OPS] = {ULY_ALL_OPERATIONS(OPERATION)};
+#undef OPERATION
+
+// rows_for returns the rows of an operation in the order in which they are tried.
+std::vector<uly_row> &rows_for(int32_t op) {
+  static std::vector<uly_row> rows[ULY_OPS]; // made by the first RegisterRows, before main
+  return rows[op];
+}
+
+std::string row_names(int32_t op) {
+  std::string s;
+  for (const uly_row &r : rows_for(op)) s += (s.empty() ? "" : ", ") + std::string(r.name);
+  return s;
+}
+
+// choose finds the row that serves; null: none does.
+const uly_row *choose(Device *d, int32_t op, const void *args) {
+  if (const uly_row *pin = d->pin[op]) return !pin->fits || pin->fits(d, args) ? pin : nullptr;
+  for (const uly_row &r : rows_for(op))
+    if (!r.fits || r.fits(d, args)) return &r;
+  return nullptr;
+}
+
+// unserved is the error of an operation that no row serves; the device's text is what the rows said
+// of it.
+int32_t unserved(Device *d, int32_t op) {
+  const std::string why = d->text.empty() ? "" : ": " + d->text;
+  if (d->pin[op])
+    return fail(d, ULY_UNSUPPORTED,
+                "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s",
+                operations[op].name, d->pin[op]->name, why.c_str(), row_names(op).c_str());
+  return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", operations[op].name,
+              why.c_str(), row_names(op).c_str());
+}
+
+} // namespace
+
+RegisterRows::RegisterRows(std::initializer_list<uly_row> rows, bool first) {
+  for (const uly_row &r : rows) {
+    std::vector<uly_row> &all = rows_for(r.op);
+    all.insert(first ? all.begin() : all.end(), r);
+  }
+}
+
+// read_pins parses ULYSSES_KERNEL: operation=row, …
+int32_t read_pins(Device *d) {
+  size_t at = 0;
+  while (at < d->pins.size()) {
+    size_t end = d->pins.find(',', at);
+    if (end == std::string::npos) end = d->pins.size();
+    std::string pin = d->pins.substr(at, end - at);
+    at = end + 1;
+    if (pin.empty()) continue;
+    size_t is = pin.find('=');
+    std::string name = pin.substr(0, is), row = is == std::string::npos ? "" : pin.substr(is + 1), names;
+    int32_t op = -1;
+    for (int32_t i = 0; i < ULY_OPS; i++) {
+      if (name == operations[i].name) op = i;
+      names += (i ? ", " : "") + std::string(operations[i].name);
+    }
+    if (op < 0)
+      return fail(d, ULY_INVALID_ARGUMENT,
+                  "ULYSSES_KERNEL: '%s' names no operation (say operation=row); operations are %s", pin.c_str(),
+                  names.c_str());
+    for (const uly_row &r : rows_for(op))
+      if (row == r.name) d->pin[op] = &r;
+    if (!d->pin[op])
+      return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: %s has no row '%s'; it has %s", name.c_str(), row.c_str(),
+                  row_names(op).c_str());
+  }
+  return ULY_OK;
+}
+
+int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, int64_t args_bytes) {
+  return guarded(d, [&] {
+    if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
+    const Operation &o = operations[op];
+    if (s->wrapped)
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: on a stream of the program's own, which is for order alone", o.name);
+    if (args_bytes != o.bytes)
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes,
+                  (long long)o.bytes);
+    d->text.clear();
+    const uly_row *row = choose(of(d), op, args);
+    return row ? row->run(d, s, args) : unserved(of(d), op);
+  });
+}
+
+int32_t api_workspace(uly_device *d, const uly_attention *a, int32_t backward, int64_t *bytes) {
+  return guarded_or_absent(d, [&] {
+    *bytes = attention_workspace(d, a, backward != 0);
+    return (int32_t)ULY_OK;
+  });
+}
+
+int32_t api_delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *out) {
+  return guarded_or_absent(d, [&] {
+    *out = {};
+    return delta_sizes(d, a, out);
+  });
+}
+
+int32_t api_kernel_of(uly_device *d, int32_t op, const void *args, const char **name) {
+  return guarded_or_absent(d, [&] {
+    *name = "";
+    if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
+    d->text.clear();
+    const uly_row *row = choose(of(d), op, args);
+    if (!row) return unserved(of(d), op);
+    *name = row->name;
+    return (int32_t)ULY_OK;
+  });
+}

@@ -1,0 +1,96 @@
+// Streams, with their scratch memory and fault record, and events.
+#include <string.h>
+
+#include "device.h"
+
+static void destroy(uly_stream *s) {
+  if (s->s && !s->wrapped) cudaStreamSynchronize(s->s), cudaStreamDestroy(s->s);
+  if (s->scratch) cudaFree(s->scratch);
+  if (s->fault) cudaFreeHost(s->fault);
+  cudaGetLastError();
+  delete s;
+}
+
+int32_t api_stream_create(uly_device *d, uly_stream **out) {
+  return guarded(d, [&] {
+    *out = nullptr;
+    auto *s = new uly_stream;
+    auto make = [&]() -> int32_t {
+      TRY(check(d, cudaStreamCreateWithFlags(&s->s, cudaStreamNonBlocking), "creating a stream"));
+      s->scratch_bytes = STREAM_SCRATCH;
+      void *scratch = nullptr, *fault = nullptr;
+      TRY(allocate(of(d), s->scratch_bytes, "the scratch of a stream", &scratch));
+      s->scratch = static_cast<char *>(scratch);
+      TRY(check(d, cudaHostAlloc(&fault, sizeof *s->fault, cudaHostAllocPortable), "creating a stream"));
+      s->fault = static_cast<uly_fault *>(fault);
+      memset(s->fault, 0, sizeof *s->fault);
+      return ULY_OK;
+    };
+    int32_t code = make();
+    if (code == ULY_OK) *out = s;
+    else destroy(s);
+    return code;
+  });
+}
+
+int32_t api_stream_destroy(uly_device *d, uly_stream *s) {
+  if (!s) return ULY_OK;
+  cudaSetDevice(d->ordinal);
+  destroy(s);
+  return ULY_OK;
+}
+
+int32_t api_stream_sync(uly_device *d, uly_stream *s) {
+  return guarded(d, [&] {
+    TRY(check(d, cudaStreamSynchronize(s->s), "Sync"));
+    return s->wrapped ? (int32_t)ULY_OK : found(d, s->fault);
+  });
+}
+
+static int32_t is_done(uly_device *d, cudaError_t e, int32_t *done, const char *what) {
+  *done = e == cudaSuccess;
+  if (e != cudaErrorNotReady) return check(d, e, what);
+  cudaGetLastError();
+  return ULY_OK;
+}
+
+int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done) {
+  return guarded(d, [&] { return is_done(d, cudaStreamQuery(s->s), done, "asking a stream"); });
+}
+
+int32_t api_stream_wait(uly_device *d, uly_stream *s, uly_event *e) {
+  return guarded(d, [&] { return check(d, cudaStreamWaitEvent(s->s, e->e, 0), "Wait"); });
+}
+
+int32_t api_event_create(uly_device *d, int32_t shared, uly_event **out) {
+  return guarded(d, [&] {
+    *out = nullptr;
+    auto *e = new uly_event;
+    int32_t code = check(d,
+                         cudaEventCreateWithFlags(
+                             &e->e, shared ? cudaEventDisableTiming | cudaEventInterprocess : cudaEventDisableTiming),
+                         "creating an event");
+    if (code == ULY_OK) *out = e;
+    else delete e;
+    return code;
+  });
+}
+
+int32_t api_event_destroy(uly_device *d, uly_event *e) {
+  if (!e) return ULY_OK;
+  cudaSetDevice(d->ordinal);
+  cudaEventDestroy(e->e);
+  cudaGetLastError();
+  delete e;
+  return ULY_OK;
+}
+
+int32_t api_event_record(uly_device *d, uly_event *e, uly_stream *s) {
+  return guarded(d, [&] { return check(d, cudaEventRecord(e->e, s->s), "Record"); });
+}
+int32_t api_event_sync(uly_device *d, uly_event *e) {
+  return guarded(d, [&] { return check(d, cudaEventSynchronize(e->e), "waiting for an event"); });
+}
+int32_t api_event_query(uly_device *d, uly_event *e, int32_t *done) {
+  return guarded(d, [&] { return is_done(d, cudaEventQuery(e->e), done, "asking an event"); });
+}
