@@ -1,29 +1,29 @@
 package data
 
-// The tables of the job file that this package reads. The toml tag is the key. The other tags
-// are the schema that job.Parse holds a file to: min and max are bounds that may be reached, above
-// and below bounds that may not, enum lists the words allowed (separated by spaces), path marks
-// files and folders (glob: patterns of them, inside: a folder in another). Values that are fine one
-// by one but not together are refused in job.
+// The tables of the job file that this package reads. The toml tag is the key. The other tags are
+// the schema by which package job/file checks a file: min and max are inclusive bounds, above and
+// below exclusive ones, enum lists the allowed words (separated by spaces), and path marks files
+// and folders (glob: patterns of them, inside: a folder in another). Rules that involve several
+// keys are checked in package job/file.
 
 // Config is [data].
 type Config struct {
 	// .txt, .jsonl, .bin and .safetensors files, or patterns for them
 	Path []string `toml:"path" path:"glob"`
-	// or a tokenizer.json, or the folder that holds it; auto is settled in job
+	// "bytes", or a tokenizer.json, or the folder that holds one; package job resolves "auto"
 	Tokenizer string `toml:"tokenizer" path:"file" enum:"auto bytes"`
-	// after each document, where the tokenizer has one; bytes has none
+	// append the end mark to each document; the tokenizer "bytes" has none
 	AddEOS    bool   `toml:"add_eos"`
 	TextField string `toml:"text_field"` // of a .jsonl line
-	// global tokens a sequence
+	// tokens of a sequence, over all ranks
 	Sequence int64 `toml:"sequence" min:"1" max:"2147483647"`
-	// sequences a data-parallel replica and micro step
+	// sequences of a data-parallel replica in a micro-batch
 	Batch int64 `toml:"batch" min:"1" max:"1000000"`
-	// micro steps an optimizer step
+	// micro-batches of an optimizer step
 	Accumulate int64 `toml:"accumulate" min:"1" max:"1000000"`
-	// sequences an optimizer step; > 0 sets accumulate
+	// sequences of an optimizer step; > 0 sets accumulate
 	GlobalBatch int64 `toml:"global_batch" min:"0" max:"1000000000"`
-	// tokens a micro step and replica; 0 = batch rows
+	// tokens of a micro-batch and replica; 0 = batch sequences
 	Budget  int64 `toml:"budget" min:"0" max:"2147483647"`
 	Pack    bool  `toml:"pack"`
 	Shuffle bool  `toml:"shuffle"`

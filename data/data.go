@@ -1,3 +1,12 @@
+// Package data reads files of text and tokens into sequences, the same on every rank.
+//
+// Open checks all files of [data] and [eval] and returns a Data with two Sets. A Set has sequences
+// ("rows") in a training order, which is shuffled where data.shuffle asks for it. MicroBatch reads
+// the sequences of one replica and micro-batch. Deal assigns sequences of different lengths to
+// micro-batches by a token budget.
+//
+// Text is tokenized by package data/tokenizer or read as bytes. A file is an index of blocks: a
+// block is decoded again when its sequences are needed, and its checksum must not have changed.
 package data
 
 import (
@@ -10,11 +19,11 @@ import (
 	"ulysses/internal/status"
 )
 
-// Ignore is the target that counts in no loss, as in PyTorch.
+// Ignore is the target of positions that have no loss, as in PyTorch.
 const Ignore = -100
 
-// Data is what a job trains on and evaluates on. Every rank can read all of it; which rows a rank
-// works on is arithmetic.
+// Data is the training set and the evaluation set of a job. Every rank can read all of it; which
+// sequences a rank reads is arithmetic.
 type Data struct {
 	train, eval *Set
 	files       []*tokens
@@ -53,7 +62,7 @@ func (d *Data) Close() error {
 	return first
 }
 
-// source is a part of a set: documents cut into rows, or the rows of one file of tokens.
+// source is a part of a set: documents, or the rows of one file of tokens.
 type source interface {
 	units() int64 // documents, as eval.split counts them; of a tokens file, its rows
 	rows() int64
@@ -66,11 +75,11 @@ type source interface {
 	cut(at func(n int64) int64) (head, tail source, _ error) // cuts the only document in two
 }
 
-// Open opens and checks everything [data] and [eval] name: every token id against the
-// vocabulary, labels, positions. It reads all files once, each rank its share, and keeps where
-// their blocks are; rows are read again when they are needed. An error names the file and the
-// document, line or row in it, and is that of the first fault in the files' order. Empty documents
-// are left out. Collective over o.Comm: all ranks get the same rows, or the same error.
+// Open opens and checks all files of [data] and [eval]: every token id against the vocabulary,
+// labels, positions. It reads all files once, each rank its share, and keeps the index of their
+// blocks; sequences are read again when they are needed. An error names the file and the document,
+// line or row in it, and is that of the first fault in the order of the files. Empty documents are
+// left out. Collective over o.Comm: all ranks get the same sequences, or the same error.
 func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 	data := &Data{}
 	if err := data.open(d, e, o); err != nil {
@@ -124,8 +133,8 @@ func (data *Data) open(d Config, e EvalConfig, o Options) error {
 	return nil
 }
 
-// read opens the files of a key in order. Neighbouring files of documents make one source, so that
-// packing goes on over the files' ends.
+// read opens the files of a key in order. Adjacent files of documents form one source, so packing
+// continues across the ends of files.
 func (data *Data) read(o *opening, key string, patterns []string) ([]source, error) {
 	list, err := listFiles(o, key, patterns)
 	if err = o.agree(err); err != nil {
@@ -172,8 +181,8 @@ func (data *Data) read(o *opening, key string, patterns []string) ([]source, err
 	return sources, nil
 }
 
-// keep holds back the last share of the documents, at least one and not all of them; of a single
-// document, its tail.
+// keep reserves the last share of the documents for evaluation, at least one and not all of them.
+// Of a single document it reserves the tail.
 func keep(all []source, share float64) (train, eval []source, err error) {
 	n := int64(0)
 	for _, s := range all {

@@ -5,15 +5,16 @@ import (
 	"sort"
 )
 
-// Deal puts rows of the given lengths into micro steps of several replicas, none of which holds
-// more than budget tokens: [micro step][replica] rows in increasing order. All replicas have as
-// many micro steps, each of at least one row; there are as few as possible by these rules: rows,
-// the longest first, go where the least cost lies that has room for them, or else where the first
-// room is. No row is longer than budget, and there are at least as many rows as replicas, by a
-// whole number.
+// Deal assigns sequences of the given lengths to micro-batches of several replicas with at most
+// budget tokens each. The result is [micro-batch][replica] the indices of sequences in increasing
+// order. All replicas have equally many micro-batches, each with at least one sequence. There are
+// as few as these rules give: sequences, the longest first, go to the micro-batch of least cost
+// that has room, or else to the first one that has room. No sequence may be longer than budget, and
+// the number of sequences must be a multiple of replicas.
 //
-// It depends on the arguments alone, so that all ranks do the same. Of the micro steps dealt the
-// costliest come first, side by side: replicas wait for each other where they sum gradients.
+// The result depends on the arguments only, so all ranks compute the same. The most expensive
+// micro-batches come first, side by side, because replicas wait for each other when they reduce
+// gradients.
 func Deal(lengths []int64, replicas int, budget int64, cost func(tokens int64) float64) [][][]int64 {
 	order := make([]int, len(lengths))
 	total, large := int64(0), 0
@@ -37,7 +38,7 @@ func Deal(lengths []int64, replicas int, budget int64, cost func(tokens int64) f
 	return arrange(topUp(hands, most*replicas), replicas)
 }
 
-// hand is the rows of a micro step.
+// hand is the sequences of a micro-batch.
 type hand struct {
 	rows   []int64
 	tokens int64
@@ -98,7 +99,7 @@ func (h *hand) add(row int, tokens int64, cost float64) {
 	h.cost += cost
 }
 
-// arrange gives the hands to the replicas, the costliest first, there and back again.
+// arrange assigns the hands to the replicas, the most expensive first, in alternating direction.
 func arrange(hands []hand, replicas int) [][][]int64 {
 	sort.SliceStable(hands, func(a, b int) bool { return hands[a].cost > hands[b].cost })
 	micros := make([][][]int64, 0, len(hands)/replicas)

@@ -52,7 +52,7 @@ type found struct {
 	last int64 // where the last document that starts in it does
 }
 
-// piece is a block, decoded.
+// piece is a decoded block.
 type piece struct {
 	ids    []int32
 	starts []int64 // where documents start, counted from its first token
@@ -88,7 +88,7 @@ func checksum(sums []uint32) (crc uint32) {
 	return crc
 }
 
-// decoder is one worker's files and buffers.
+// decoder is the open files and buffers of one worker.
 type decoder struct {
 	encoder  Tokenizer // nil = bytes
 	addEOS   bool
@@ -155,8 +155,8 @@ func textAt(offset int64, raw []byte) []byte {
 	return raw
 }
 
-// extend makes a slice n elements longer. A large one gets little to spare: a block that is as
-// large as a file should not cost twice.
+// extend makes a slice n elements longer. A large slice gets little spare capacity, so that a block
+// as large as a file does not cost twice its size.
 func extend[T any](s []T, n int) []T {
 	if need := len(s) + n; need > cap(s) {
 		t := make([]T, len(s), max(need, min(2*cap(s), need+need/8+1<<20)))
@@ -214,8 +214,8 @@ func (d *decoder) note(b block, raw []byte, p *piece) {
 	}
 }
 
-// fault is something wrong with the data. Its place becomes known when all that lies before it has
-// been counted.
+// fault is an error in the data. Its line and document are known once everything before it has been
+// counted.
 type fault struct {
 	File int
 	// counted from the unit's first, or none; document -1 is the one that goes on from before the

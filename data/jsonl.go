@@ -18,8 +18,8 @@ import (
 // and its tokens, about ten times as much, and a file of another kind may have no newline.
 const maxLine = 32 << 20
 
-// jsonl is a file with a document a line. Blank lines are none. A block is the lines that start in
-// a unit.
+// jsonl is a file with one document per line. Blank lines are skipped. A block is the lines that
+// start in a unit.
 type jsonl struct {
 	name       string
 	size, step int64

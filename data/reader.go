@@ -2,12 +2,12 @@ package data
 
 import "container/list"
 
-// cacheBytes bounds what is kept of decoded blocks, but for the newest one, whatever its size.
+// cacheBytes limits the decoded blocks that are kept, except for the newest one.
 const cacheBytes = 32 << 20
 
-// reader decodes blocks again when their rows are needed, and keeps the last ones. Each rank
-// decodes all of its row, as its peers of the sequence do: the longest wait is the same as if one
-// did it and sent the tokens on, and no rank waits for another to do so.
+// reader decodes blocks when their sequences are needed, and caches the last ones used. Each rank
+// decodes all of its sequence, as the other ranks of the sequence do. That takes no longer than if
+// one rank decoded it and sent the tokens, and no rank waits for another.
 type reader struct {
 	*decoder
 	limit int64

@@ -9,9 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// MicroBatch is what one data-parallel replica works on in one micro step: whole rows, one behind the
-// other, the same on every rank of its sequence group. Targets are already shifted, over the whole
-// rows: no rank ever needs its neighbour's tokens.
+// MicroBatch is the whole sequences that one data-parallel replica processes in a pass, back to
+// back, the same on every rank of its sequence group. Targets are shifted over the whole sequences,
+// so no rank needs tokens of its neighbour.
 type MicroBatch struct {
 	IDs       []int32 // [tokens]
 	Targets   []int32 // [tokens]; the id that follows, or Ignore
@@ -46,8 +46,8 @@ func newSet(sources []source, shuffle bool, seed uint64) *Set {
 	return s
 }
 
-// Placeholder is a set of one row of so many tokens, a single document, that nobody has: for plans of
-// data that is not looked at.
+// Placeholder returns a set of one sequence of the given number of tokens, a single document
+// without content: for plans that read no data.
 func Placeholder(tokens int64) *Set {
 	return &Set{rows: 1, tokens: tokens, documents: 1, longest: tokens}
 }
@@ -61,12 +61,12 @@ func (s *Set) Tokens() int64 { return s.tokens }
 // Documents is the number of documents; the rows of a tokens file count as one each.
 func (s *Set) Documents() int64 { return s.documents }
 
-// Longest is the number of tokens in the longest row, so that no micro batch has more than batch
-// times as many.
+// Longest returns the tokens of the longest sequence. A micro-batch has at most batch times as
+// many.
 func (s *Set) Longest() int64 { return s.longest }
 
-// Checksum tells sets of other data apart, whose counts may be the same. It is a function of the
-// files, on any number of ranks.
+// Checksum returns a CRC-32C that differs for other data with the same counts. It depends on the
+// files only, not on the number of ranks.
 func (s *Set) Checksum() uint32 {
 	sums := make([]uint32, len(s.sources))
 	for i, x := range s.sources {
@@ -75,8 +75,8 @@ func (s *Set) Checksum() uint32 {
 	return checksum(sums)
 }
 
-// Steps is the number of optimizer steps of so many epochs, rounded up, with globalBatch rows a
-// step.
+// Steps returns the optimizer steps of the given number of epochs, rounded up, with globalBatch
+// sequences per step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
 	n := epochs * float64(s.rows) / float64(globalBatch)
 	// 1.1 epochs of 10 rows are 11 steps, and 11.000000000000002 in F64

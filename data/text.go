@@ -44,8 +44,8 @@ func (d *decoder) end(ids []int32) []int32 {
 	return ids
 }
 
-// encode appends the ids of a text, all inside the vocabulary. Without a tokenizer a byte is a
-// token.
+// encode appends the ids of a text and checks that all are in the vocabulary. Without a tokenizer
+// each byte is a token.
 func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, error) {
 	at := len(ids)
 	if d.encoder != nil {
@@ -70,7 +70,7 @@ func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, er
 	return ids, nil
 }
 
-// openTokenizer opens what data.tokenizer names, nil for bytes.
+// openTokenizer opens the tokenizer of data.tokenizer; nil means bytes.
 func openTokenizer(name string) (Tokenizer, error) {
 	// job has settled what auto is; without a model's folder it is bytes
 	if name == "bytes" || name == "auto" {

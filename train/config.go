@@ -1,10 +1,6 @@
 package train
 
-// The tables of the job file that training itself reads. The toml tag is the key. The other tags
-// are the schema that file.Parse holds a file to: min and max are bounds that may be reached, above
-// and below bounds that may not, enum lists the words allowed (separated by spaces), path marks
-// files and folders (glob: patterns of them, inside: a folder in another). Values that are fine one
-// by one but not together are refused in job.
+// The tables of the job file that this package reads. The tags are explained in data/config.go.
 
 // OptimizerConfig is [optimizer].
 type OptimizerConfig struct {
@@ -20,15 +16,15 @@ type OptimizerConfig struct {
 	Warmup      int64      `toml:"warmup" min:"0"` // optimizer steps
 }
 
-// MemoryConfig is [memory]: what becomes of activations until the backward pass, and limits in GiB.
+// MemoryConfig is [memory]: the policy for each category of saved activations, and limits in GiB.
 type MemoryConfig struct {
 	BlockInput string `toml:"block_input" enum:"auto keep recompute offload"`
 	Attention  string `toml:"attention" enum:"auto keep recompute offload"`
 	QKV        string `toml:"qkv" enum:"auto keep recompute offload"`
 	MLP        string `toml:"mlp" enum:"auto keep recompute offload"`
-	// layers to a block input that is kept or offloaded; 0 = auto
+	// every segment-th block input is kept or offloaded; 0 = auto
 	Segment int64 `toml:"segment" min:"0" max:"1000000"`
-	// in which attention's heads are exchanged; 0 = auto
+	// groups of heads for which attention and its all-to-all run together; 0 = auto
 	HeadGroups int64   `toml:"head_groups" min:"0" max:"1000000"`
 	Device     float64 `toml:"device" min:"0"`
 	Host       float64 `toml:"host" min:"0"`
