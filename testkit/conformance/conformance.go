@@ -12,6 +12,7 @@ package conformance
 
 import (
 	"bytes"
+	"hash/crc64"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -63,6 +64,13 @@ func RunBare(t *testing.T, open Opener, names ...string) {
 	run(t, open, suite{bare: true}, names...)
 }
 
+// RunDigests runs the operations named, or all, and calls digest with the name of each case and a
+// hash of the bytes of its results: two builds of a device's kernels give equal bits if they give
+// equal digests.
+func RunDigests(t *testing.T, open Opener, digest func(name string, hash uint64), names ...string) {
+	run(t, open, suite{repeatable: true, digest: digest}, names...)
+}
+
 func run(t *testing.T, open Opener, how suite, names ...string) {
 	for _, f := range []struct {
 		name string
@@ -104,6 +112,8 @@ type suite struct {
 	few        bool // a part of attention's cases
 	tiled      bool // of attention's cases those in BF16 whose heads are multiples of 16
 	choosing   bool // attention's kernels are chosen by heads and layout
+
+	digest func(name string, hash uint64) // called after each case if not nil
 }
 
 // emulated reports whether the host stands in for a GPU.
@@ -163,6 +173,9 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 	}
 	if wants != nil && len(wants) != len(results) {
 		t.Fatalf("the case has %d results for %d wants", len(results), len(wants))
+	}
+	if s.digest != nil && d == s.one {
+		s.digest(t.Name(), crc64.Checksum(bytes.Join(out, nil), crc64.MakeTable(crc64.ECMA)))
 	}
 	for i, w := range wants {
 		if w.low > 0 {
