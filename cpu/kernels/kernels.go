@@ -4,7 +4,7 @@
 package kernels
 
 /*
-#cgo CFLAGS: -O3
+#cgo CFLAGS: -O3 -g1
 #cgo LDFLAGS: -lm
 #include "kernels.h"
 */

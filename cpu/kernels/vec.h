@@ -133,12 +133,12 @@ AI vf v_sqrt(vf a) {
   UNROLL for (int i = 0; i < VW; i++) a[i] = sqrtf(a[i]);
   return a;
 }
-AI vf v_load_n(const float *p, int64_t n) {
+NOINLINE vf v_load_n(const float *p, int64_t n) {
   vf x = {0};
   for (int i = 0; i < VW && i < n; i++) x[i] = p[i];
   return x;
 }
-AI void v_store_n(float *p, vf x, int64_t n) {
+NOINLINE void v_store_n(float *p, vf x, int64_t n) {
   for (int i = 0; i < VW && i < n; i++) p[i] = x[i];
 }
 AI vf v_fill_below(vf x, int64_t n, float fill) {
