@@ -8,7 +8,6 @@
 #include "thread.h"
 #include "ulysses.h"
 
-#define API __attribute__((visibility("default")))
 // The kinds of handles.go.
 enum { CONTEXT = 1, PLAN = 2, BATCH = 3 };
 
@@ -32,25 +31,6 @@ API const char *ulysses_build_info(void) {
   GO((uly_build_info(info, ULY_INFO), 0));
   return info;
 }
-
-API const char *ulysses_status_string(ulysses_status code) {
-  switch (code) {
-    case ULYSSES_OK: return "ok";
-    case ULYSSES_INVALID_ARGUMENT: return "invalid argument";
-    case ULYSSES_INVALID_CONFIG: return "invalid configuration";
-    case ULYSSES_UNSUPPORTED: return "unsupported";
-    case ULYSSES_OUT_OF_MEMORY: return "out of memory";
-    case ULYSSES_COMM: return "communication";
-    case ULYSSES_DEVICE: return "device";
-    case ULYSSES_IO: return "input/output";
-    case ULYSSES_NUMERIC: return "numeric";
-    case ULYSSES_INTERNAL: return "internal";
-    case ULYSSES_PREEMPTED: return "preempted";
-  }
-  return "unknown status";
-}
-
-API const char *ulysses_last_error(void) { return uly_text(); }
 
 API ulysses_status ulysses_context_create_local(const ulysses_options *o, ulysses_context **out) {
   return GO(uly_context_create_local(P(o), out, uly_fresh()));

@@ -3,6 +3,9 @@
 #define ULYSSES_MESSAGE_H
 #include "ulysses.h"
 
+// API marks a function that the library exports.
+#define API __attribute__((visibility("default")))
+
 // ULY_TEXT is the size of an error message, ULY_INFO of the text of ulysses_build_info.
 enum { ULY_TEXT = 4096, ULY_INFO = 16384 };
 

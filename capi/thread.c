@@ -48,6 +48,25 @@ static struct uly_thread *thread(void) {
 char *uly_text(void) { return thread()->error; }
 char *uly_info(void) { return thread()->info; }
 
+API const char *ulysses_status_string(ulysses_status code) {
+  switch (code) {
+    case ULYSSES_OK: return "ok";
+    case ULYSSES_INVALID_ARGUMENT: return "invalid argument";
+    case ULYSSES_INVALID_CONFIG: return "invalid configuration";
+    case ULYSSES_UNSUPPORTED: return "unsupported";
+    case ULYSSES_OUT_OF_MEMORY: return "out of memory";
+    case ULYSSES_COMM: return "communication";
+    case ULYSSES_DEVICE: return "device";
+    case ULYSSES_IO: return "input/output";
+    case ULYSSES_NUMERIC: return "numeric";
+    case ULYSSES_INTERNAL: return "internal";
+    case ULYSSES_PREEMPTED: return "preempted";
+  }
+  return "unknown status";
+}
+
+API const char *ulysses_last_error(void) { return uly_text(); }
+
 char *uly_fresh(void) {
   char *text = uly_text();
   text[0] = 0;

@@ -5,7 +5,6 @@
 #include "message.h"
 #include "ulysses.h"
 
-#define API __attribute__((visibility("default")))
 enum { MAX_TENSORS = 32, MAX_AXES = 8 };
 
 // One list of tensors and the views of it that a callback sees.
