@@ -59,7 +59,7 @@ func TestTrainingInBF16(t *testing.T) {
 	}
 }
 
-// A job on saved tensors in BF16 writes outputs and gradients in it, near to float64, and the same
+// An operator job in BF16 writes outputs and gradients in it, near to float64, and the same
 // bits on any number of ranks where no key head's queries are on two.
 func TestSavedTensorsInBF16(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))

@@ -53,7 +53,7 @@ ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
 		{name: "verify", words: []string{jobFile}, run: Verify,
 			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
-			long: `Runs the first step of the job (or the whole job on saved tensors) on all ranks and on one rank, and
+			long: `Runs the first step of the job (or the whole operator job) on all ranks and on one rank, and
 compares loss, gradients and outputs. The first line is the verdict: bitwise, within tolerance, or FAIL with
 the tensors that differ by too much.`,
 			example: `mpirun -n 4 ulysses-mpi verify job.toml

@@ -38,7 +38,7 @@ func TestDoctorWithoutPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
-	wants(t, runDoctor(t), " CUDA plug-in cannot be used", path, `so is "auto"`)
+	wants(t, runDoctor(t), " CUDA plug-in cannot be used", path, `"auto" is refused`)
 }
 
 // If the plug-in was built and the program does not find it, doctor prints how to set its path
@@ -75,7 +75,7 @@ func TestDoctorOnGPUs(t *testing.T) {
 	for _, library := range []string{"cuBLASLt", "cuDNN", "NVRTC", "NCCL"} {
 		wants(t, out, "\n "+library+" ")
 		if regexp.MustCompile("\n "+library+" (not|needs) ").MatchString(out) && !regexp.MustCompile(`\n `+library+`: .+\n .+\n`).MatchString(out) {
-			t.Errorf("%s is missing without its costs and remedy in\n%s", library, out)
+			t.Errorf("%s is missing without its costs and fix in\n%s", library, out)
 		}
 	}
 	t.Setenv("ULYSSES_EMULATED_DEVICES", "0") // a real GPU stays

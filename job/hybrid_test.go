@@ -64,7 +64,7 @@ func TestVerifyHybrids(t *testing.T) {
 	}
 }
 
-// Four replicas of one micro step and four ranks on four micro steps see the same tokens: their
+// Four replicas of one micro-batch and four ranks on four micro-batches see the same tokens: their
 // losses are the same within 1e-5.
 func TestReplicasAndSequenceRanks(t *testing.T) {
 	losses := func(sets ...string) (x []float64) {

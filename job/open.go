@@ -149,7 +149,7 @@ func localRank(world comm.Comm) int {
 }
 
 // onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch,
-// one micro step after another.
+// one micro-batch after another.
 func (e *Env) onOneRank() (*Env, error) {
 	j := *e.Job
 	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0

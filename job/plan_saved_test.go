@@ -13,7 +13,7 @@ import (
 	"ulysses/model"
 )
 
-// What a plan says of a job on saved tensors is what each rank's run has: bytes of memory, and
+// What a plan says of an operator job is what each rank's run has: bytes of memory, and
 // bytes sent by its passes. Documents, cross attention, values of another width than keys, states,
 // both strategies and both types; heads and rows that ranks do not divide.
 func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {

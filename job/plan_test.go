@@ -182,7 +182,7 @@ func TestPlanOnAGPU(t *testing.T) {
 	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
 	code, out, errs := call("plan", path, "--set", "device.backend=cuda", "-n", "3")
 	known := code == status.OK // on a GPU whose name says what it does
-	if !known && (code != status.Unsupported || !strings.Contains(errs, "is not known") || !strings.Contains(errs, "--cluster")) {
+	if !known && (code != status.Unsupported || !strings.Contains(errs, "are not known") || !strings.Contains(errs, "--cluster")) {
 		t.Errorf("%v %s%s", code, out, errs)
 	}
 	code, out, errs = call("plan", path, "--set", "device.backend=cuda", "--cluster", cluster)

@@ -23,7 +23,7 @@ func computeOperator(e *Env) (*operator.Report, error) {
 	return r.Do(*output, e.leave)
 }
 
-// runOperator says what was done, its exchanges counted against the formula. Results that are no
+// runOperator says what was done, the bytes of its all-to-alls compared with the formula. Results that are no
 // finite numbers end the job once they are written: they show where to look.
 func runOperator(e *Env) error {
 	if err := e.refuseUsedFile(); err != nil {
@@ -51,7 +51,7 @@ func runOperator(e *Env) error {
 	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
 	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute), e.Device.Info().Kernels)
 	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", units.MiB(r.Bytes))
-	fmt.Fprintf(w, "exchanges\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
+	fmt.Fprintf(w, "all-to-all\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)
 	fmt.Fprintf(w, "output\t%s\n", *output)
 	if err := w.Flush(); err != nil {
 		return err

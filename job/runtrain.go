@@ -127,7 +127,7 @@ func (s *session) save(dir string) error {
 			err = s.parts.Model.Save(dir, s.Job.Model.Path, whole)
 		}
 	}
-	// the others, and rank 0 when the folder cannot be written: nobody is left waiting
+	// the others, and rank 0 when the folder cannot be written: no rank is left waiting
 	for next < groups && lost == nil {
 		whole(next)
 	}

@@ -21,7 +21,7 @@ import (
 var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 
 // Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor:
-// the outputs and gradients of a job on saved tensors; of a training job the loss, the gradients
+// the outputs and gradients of an operator job; of a training job the loss, the gradients
 // and the updated weights of the first step. A difference beyond rounding is a Numeric error.
 func Verify(o Options) error {
 	o.verb = "verify"

@@ -178,7 +178,7 @@ func TestFaultsEndTheJob(t *testing.T) {
 	}
 }
 
-// A loss that is no number ends the job once, with its code, and says where it was first seen.
+// A loss that is NaN or Inf ends the job once, with its code, and says where it was first seen.
 func TestNotANumber(t *testing.T) {
 	code, _, stderr := mpirun(t, "4", nil, small(t.TempDir(), "train.steps=20", "optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0")...)
 	if code != 8 || strings.Count(stderr, "first seen in ") != 1 || !strings.Contains(stderr, "ulysses-mpi: train: step 2: loss ") || !strings.Contains(stderr, "on rank ") {

@@ -40,7 +40,7 @@ func (c Code) String() string {
 	return fmt.Sprintf("status %d", int32(c))
 }
 
-// Error carries a code beside a sentence that names the operation, the values and the remedy.
+// Error carries a code beside a sentence that names the operation, the values and the fix.
 type Error struct {
 	Code   Code
 	Text   string
@@ -51,7 +51,7 @@ type Error struct {
 func (e *Error) Error() string { return e.Text }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf makes an error with a code. The text should read "operation: values: remedy"; %w keeps a
+// Errorf makes an error with a code. The text should read "operation: values; fix"; %w keeps a
 // cause.
 func Errorf(c Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)

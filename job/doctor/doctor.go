@@ -27,7 +27,7 @@ type finding struct {
 	costs, fix  string // "" when nothing is missing
 }
 
-// Doctor prints what this machine offers and what is missing. What is missing is no failure.
+// Print prints what this machine offers and what is missing. What is missing is no failure.
 func Print(w io.Writer) error {
 	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -24,7 +24,7 @@ func gpus() []finding {
 		f := finding{what: "CUDA plug-in", found: "none", costs: onCPU, fix: err.Error()}
 		if !backends.NoPlugin(err) {
 			f.found = "cannot be used"
-			f.costs += `, and so is "auto" as long as the file is there`
+			f.costs += `; "auto" is refused while the file exists`
 		} else if built, err := filepath.Abs(backends.BuiltPlugin); err == nil && exists(built) {
 			f.found = "not found, though " + built + " is built"
 			f.fix = "this program does not look there: set ULYSSES_CUDA_PLUGIN=" + built + ", or copy that file into the folder of the program"
@@ -42,7 +42,7 @@ func gpus() []finding {
 	for i, g := range found.Opened {
 		f := finding{what: fmt.Sprintf("GPU %d", i)}
 		if g.Err != nil {
-			f.found, f.costs, f.fix = "cannot be opened", "ranks that come to it fail", g.Err.Error()
+			f.found, f.costs, f.fix = "cannot be opened", "ranks that are assigned to this GPU fail", g.Err.Error()
 		} else {
 			f.found = fmt.Sprintf("%s, %s free of %s (%s)", g.Name, units.GiB(g.Free), units.GiB(g.Memory), g.Kernels)
 		}

@@ -32,7 +32,7 @@ var missing = []rule{
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
 		"missing: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.Data.Path) == 0 && len(j.Eval.Path) == 0 },
-		"missing, and so is eval.path: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
+		"missing, with no eval.path either: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing: it must be given with model.path, because the default, 1e-3, ruins a fine-tune"},
 	{"attention.input", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Input == "" },
@@ -92,11 +92,11 @@ func badTimeLimit(s string) bool {
 	return s != "auto" && s != "off" && (err != nil || d <= 0)
 }
 
-// onlySaved lists keys that change what a job on saved tensors computes. In a training job a
-// model's config.json decides that, so setting them there would do nothing without a word.
+// onlySaved lists keys that change what an operator job computes. In a training job a
+// model's config.json decides that, so setting them there would silently do nothing.
 var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
-// onlyModels lists keys that would do nothing without a word in a job on saved tensors.
+// onlyModels lists keys that would silently do nothing in an operator job.
 var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups",
 	"memory.device", "memory.host"}
 

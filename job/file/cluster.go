@@ -103,5 +103,5 @@ func nearestOf(key string) string {
 	return ": there are " + strings.Join(all, ", ")
 }
 
-// maxPlanned bounds the ranks of a plan.
+// MaxPlanned bounds the ranks of a plan.
 const MaxPlanned = 1 << 20

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// newConfig is that of a model from scratch.
+// NewConfig is that of a model from scratch.
 func (j *Job) NewConfig() (*model.Config, error) {
 	config, err := model.ConfigFromMap(j.Model.New)
 	if err == nil {
@@ -19,7 +19,7 @@ func (j *Job) NewConfig() (*model.Config, error) {
 	return config, err
 }
 
-// config is the model's, without its weights.
+// ReadConfig is the model's, without its weights.
 func (j *Job) ReadConfig() (c *model.Config, err error) {
 	if j.Model.Path != "" {
 		c, err = model.ReadConfig(j.Model.Path, j.Model.Override)
@@ -29,7 +29,7 @@ func (j *Job) ReadConfig() (c *model.Config, err error) {
 	return c, j.ModelFault(err)
 }
 
-// compute is the type that device.dtype means on a device.
+// ComputeType is the type that device.dtype means on a device.
 func (j *Job) ComputeType(info device.Info) (tensor.DType, error) {
 	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
 	if !ok || !slices.Contains(info.Compute, want) {
@@ -38,7 +38,7 @@ func (j *Job) ComputeType(info device.Info) (tensor.DType, error) {
 	return want, nil
 }
 
-// dtypeName is a type in the words of the job file.
+// DTypeName is a type in the words of the job file.
 func DTypeName(d tensor.DType) string { return strings.ToLower(d.String()) }
 
 func DTypeNames(ds []tensor.DType) string {

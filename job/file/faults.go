@@ -31,7 +31,7 @@ func (o origin) String() string {
 	return fmt.Sprintf("%s:%d", o.file, o.line)
 }
 
-// origin of a key that was not set is the line of the nearest table that holds it, else the first
+// Origin of a key that was not set is the line of the nearest table that holds it, else the first
 // line.
 func (j *Job) Origin(key string) origin {
 	for {

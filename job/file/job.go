@@ -76,7 +76,7 @@ type TileTable struct {
 	Loss string `toml:"loss" enum:"auto off" number:"1"`
 }
 
-// tiles are the model's.
+// Tiles are the model's.
 func (t *TileTable) Tiles() model.Tiles {
 	rows := func(s string) int64 {
 		if n, ok := map[string]int64{"auto": model.TileAuto, "off": model.TileOff}[s]; ok {
@@ -163,7 +163,7 @@ const maxGlobalBatch = 1_000_000_000
 func (j *Job) IsSet(key string) bool { _, ok := j.at[key]; return ok }
 
 // Errorf makes an error about a key's value, in the form Parse uses: where it was set, the key,
-// what is wrong and the remedy.
+// what is wrong and the fix.
 func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	var f faults
 	f.add(j.Origin(key), code, "%s: %s", key, fmt.Sprintf(format, args...))
@@ -199,7 +199,7 @@ func (j *Job) Resolve(world int) error {
 		n := m.Replicas * d.Batch
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
-				"%d is not a whole number of micro steps of %d sequences (%d replicas x data.batch %d): use a multiple of %d", g, n, m.Replicas, d.Batch, n)
+				"%d is not a whole number of micro-batches of %d sequences (%d replicas x data.batch %d): use a multiple of %d", g, n, m.Replicas, d.Batch, n)
 		}
 		d.Accumulate = g / n
 	}

@@ -331,7 +331,7 @@ func TestResolve(t *testing.T) {
 		{world: 4, want: Mesh{4, 4, 1, 1, 1}, acc: 1},
 		{world: 1, sets: []string{"parallel.ulysses=1", "data.batch=2", "data.accumulate=3"}, want: Mesh{1, 1, 1, 1, 6}, acc: 3},
 		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=16", "data.batch=2"}, want: Mesh{8, 2, 1, 4, 16}, acc: 2},
-		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=12", "data.batch=2"}, err: "--set data.global_batch=12: data.global_batch: 12 is not a whole number of micro steps of 8 sequences (4 replicas x data.batch 2): use a multiple of 8"},
+		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=12", "data.batch=2"}, err: "--set data.global_batch=12: data.global_batch: 12 is not a whole number of micro-batches of 8 sequences (4 replicas x data.batch 2): use a multiple of 8"},
 		{world: 6, sets: []string{"parallel.ulysses=4"}, err: "--set parallel.ulysses=4: parallel.ulysses: ulysses 4 x ring 1 does not divide the 6 ranks: use parallel.ulysses = 3 or 6"},
 		{world: 2, sets: []string{"parallel.ulysses=4"}, err: "use parallel.ulysses = 2"},
 		{world: 2, sets: []string{"parallel.ulysses=9223372036854775807"}, err: "use parallel.ulysses = 2"},

@@ -19,7 +19,7 @@ var (
 	hubName = regexp.MustCompile(`^\w[\w.-]*/[\w.-]+$`)
 )
 
-// notURL returns the fix for a value that is a URL, or "" for other values. Files are read only
+// NotURL returns the fix for a value that is a URL, or "" for other values. Files are read only
 // from disk.
 func NotURL(key, value string) string {
 	switch m := hubURL.FindStringSubmatch(value); {
@@ -33,7 +33,7 @@ func NotURL(key, value string) string {
 	return "a URL, and files are read from disk: download it and name the file"
 }
 
-// modelFault adds to an error of the model's folder or fields the line of the job file. For a
+// ModelFault adds to an error of the model's folder or fields the line of the job file. For a
 // folder that does not exist, or that holds a checkpoint, it adds how to get a model folder.
 func (j *Job) ModelFault(err error) error {
 	if err == nil {
@@ -54,7 +54,7 @@ func (j *Job) ModelFault(err error) error {
 	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(key), text), Err: err}
 }
 
-// noFolder returns the command that downloads a model whose path looks like a name on the Hugging
+// NoFolder returns the command that downloads a model whose path looks like a name on the Hugging
 // Face hub.
 func (j *Job) NoFolder(dir string) string {
 	name := dir

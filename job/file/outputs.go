@@ -15,7 +15,7 @@ func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, ModelFolder
 
 func (j *Job) CheckpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
-// outputs returns the names in output.dir that the job writes.
+// Outputs returns the names in output.dir that the job writes.
 func (j *Job) Outputs() []string {
 	if j.Kind == "eval" {
 		return []string{MetricsFile, ReportFile, EvalReportFile}

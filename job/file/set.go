@@ -91,7 +91,7 @@ func (l *loader) inside(f *field, path toml.Key, value any, o origin) {
 	}
 }
 
-// completions returns what can follow a partly typed --set argument: the keys that begin with it,
+// Completions returns what can follow a partly typed --set argument: the keys that begin with it,
 // each with "=", or after the "=" the values of a key that takes one of a few words.
 func Completions(typed string) (found []string) {
 	key, _, hasValue := strings.Cut(typed, "=")

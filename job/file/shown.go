@@ -13,7 +13,7 @@ import (
 // is not escaped may contain / and @, so the login ends at the last @ of the word.
 var credentials = regexp.MustCompile(`([A-Za-z][A-Za-z0-9+.-]*:/+)(?:[^\s"'<>/?#:@]*:[^\s"'<>]*|[^\s"'<>/?#]*)@`)
 
-// withoutLogins returns the text with *** for the logins in its URLs.
+// WithoutLogins returns the text with *** for the logins in its URLs.
 func WithoutLogins(text string) string {
 	if !strings.Contains(text, "@") {
 		return text
@@ -50,7 +50,7 @@ func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 	slices.SortStableFunc(j.expansions, func(a, b expansion) int { return cmp.Compare(len(b.is), len(a.is)) })
 }
 
-// shown returns a text for files that users pass on, such as a report. It removes the logins of
+// Shown returns a text for files that users pass on, such as a report. It removes the logins of
 // URLs, and writes the job's paths with their variables, because the value of a variable may be a
 // secret.
 func (j *Job) Shown(text string) string { return WithoutLogins(j.asWritten(text)) }

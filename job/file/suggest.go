@@ -119,7 +119,7 @@ func unknownTable(name string) (text string, code status.Code) {
 	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", ")), code
 }
 
-// nearest is the candidate with the least edit distance, if that is small against the word, else
+// Nearest is the candidate with the least edit distance, if that is small against the word, else
 // "".
 func Nearest(word string, candidates []string) string {
 	best := closest(word, candidates)

@@ -9,7 +9,7 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// tomlValue formats a value for a job file; a table is written inline.
+// TOML formats a value for a job file; a table is written inline.
 func TOML(x any) string {
 	switch v := reflect.ValueOf(x); v.Kind() {
 	case reflect.Map:

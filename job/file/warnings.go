@@ -7,7 +7,7 @@ import (
 	"ulysses/model"
 )
 
-// warnings returns one line for each setting that is allowed but probably not intended: keys
+// Warnings returns one line for each setting that is allowed but probably not intended: keys
 // without an effect, a warmup that never ends, more positions than the model has, tensors that are
 // left out. The model's config is nil for operator jobs, the folder is nil for a model from
 // scratch, and steps is 0 if unknown.

@@ -11,7 +11,7 @@ import (
 
 // Attention runs a job of kind "attention" on the ranks of c: attention of saved tensors, and
 // its gradients if the input has dout, in the compute type; the LSE is F32. With a report beside
-// it, an error is about results that are no finite numbers, and the output is written.
+// it, an error is about results that are NaN or Inf, and the output is written.
 func Attention(d device.Device, c comm.Comm, clk *clock.Clock, compute tensor.DType, t *file.AttentionTable) (*Report, error) {
 	r, err := newAttentionRun(d, c, clk, compute, t, c.Rank() == 0)
 	if err != nil {

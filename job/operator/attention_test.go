@@ -83,7 +83,7 @@ func TestAttentionGoldens(t *testing.T) {
 	}
 }
 
-// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves
+// Each fault is named, with its fix and the right code, on every number of ranks, and leaves
 // nothing behind.
 func TestAttentionFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
@@ -166,7 +166,7 @@ func expectError(t *testing.T, err error, code status.Code, want []string) {
 	}
 }
 
-// A number that is none is found by the rank that reads it and told to all.
+// NaN or Inf is found by the rank that reads it and told to all.
 func TestAttentionRefusesNaN(t *testing.T) {
 	x := make([]float32, 6*2*4)
 	x[(5*2+1)*4+3] = float32(math.NaN())

@@ -13,7 +13,7 @@ import (
 	"ulysses/tensor"
 )
 
-// finite looks for results that are no finite numbers, on rank 0, where all of them come by on
+// finite looks for results that are NaN or Inf, on rank 0, where all of them come by on
 // their way into the output's file.
 type finite struct {
 	// whether a query sees a key; the lse of one that does not is rightly -inf
@@ -21,11 +21,11 @@ type finite struct {
 	found []*unfinite
 }
 
-// unfinite is what is no finite number in one tensor, whose bytes are written to it in order.
+// unfinite is what is NaN or Inf in one tensor, whose bytes are written to it in order.
 type unfinite struct {
 	*finite
 	tensor    *sharded
-	at, count int64 // values seen; of them no finite numbers
+	at, count int64 // values seen; of them NaN or Inf
 	first     int64 // its place, counted row by row
 	value     float32
 }
@@ -49,7 +49,7 @@ func (x *unfinite) Write(bytes []byte) (int, error) {
 		case tensor.BF16:
 			v = tensor.BF16ToF32(binary.LittleEndian.Uint16(b))
 		default:
-			return lo, status.Errorf(status.Internal, "%s is %v: nobody looks at its values", x.tensor.name, dtype)
+			return lo, status.Errorf(status.Internal, "%s is %v: its values cannot be checked", x.tensor.name, dtype)
 		}
 		if v-v != 0 && !x.right(v) { // NaN and the infinities alone
 			if x.count == 0 {
@@ -93,7 +93,7 @@ func (f *finite) err(kind string) error {
 	for _, x := range f.found {
 		if x.count > 0 {
 			shape := x.tensor.shape
-			found = append(found, fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are no finite numbers", x.tensor.name, place(shape, x.first), axes[len(shape)],
+			found = append(found, fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are NaN or Inf", x.tensor.name, place(shape, x.first), axes[len(shape)],
 				x.value, x.count, x.at))
 		}
 	}

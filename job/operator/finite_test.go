@@ -16,7 +16,7 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// Results of finite input that are no finite numbers end the job on any number of ranks, with the
+// Results of finite input that are NaN or Inf end the job on any number of ranks, with the
 // first place and the number of them in each tensor; the output is there to look at. An lse of -inf
 // is among them where the query sees a key, and not where it sees none.
 func TestResultsThatAreNoNumbers(t *testing.T) {
@@ -58,7 +58,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 				t.Errorf("%s, %d ranks: %v", x.name, ranks, err)
 			} else if len(x.want) > 0 {
 				expectError(t, err, status.Numeric, append(x.want, "attention: ", "attention.scale"))
-				if err != nil && strings.Count(err.Error(), "values are no finite numbers") != len(x.want) {
+				if err != nil && strings.Count(err.Error(), "values are NaN or Inf") != len(x.want) {
 					t.Errorf("%s, %d ranks: %v, want %d tensors", x.name, ranks, err, len(x.want))
 				}
 			}

@@ -63,7 +63,7 @@ type gdnRun struct {
 	grads gdn.Grads
 }
 
-// formula is the bytes that this rank's exchanges send.
+// formula is the bytes that this rank sends in all-to-alls.
 func (r *gdnRun) formula() int64 {
 	forward, backward := r.plan.BytesSent(r.batch)
 	stateOut, dstateIn := r.plan.StateBytesSent(r.batch)

@@ -117,7 +117,7 @@ func notDecay(g float32) string {
 }
 
 // A query or key whose squares add up to more than F32 holds has a norm of infinity, and would
-// become 0 without a word.
+// silently become 0.
 func (in *gdnInput) tooLong(x float32) string {
 	if most := math.Sqrt(math.MaxFloat32 / float64(in.dk)); math.Abs(float64(x)) > most {
 		return fmt.Sprintf("gdn.qk_l2norm adds up the squares of %d features, and F32 holds those of %.3g: scale it down, the norm takes the factor out again", in.dk, most)

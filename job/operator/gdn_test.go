@@ -22,7 +22,7 @@ func delta(ranks int, table *file.GDNTable) error {
 	return onRanks(ranks, func(d device.Device, c comm.Comm) (*Report, error) { return GDN(d, c, nil, tensor.F32, table) })
 }
 
-// onRanks runs a job on saved tensors on goroutine ranks and holds what it sends to the formula.
+// onRanks runs an operator job on goroutine ranks and holds what it sends to the formula.
 func onRanks(ranks int, run func(d device.Device, c comm.Comm) (*Report, error)) error {
 	return comm.RunLocal(ranks, func(c comm.Comm) error {
 		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: ranks})
@@ -108,7 +108,7 @@ func sameAs(t *testing.T, what, path, expected string) []byte {
 	return data
 }
 
-// Each fault is named, with its remedy and the right code, on every number of ranks, and leaves
+// Each fault is named, with its fix and the right code, on every number of ranks, and leaves
 // nothing behind.
 func TestGDNFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
@@ -161,7 +161,7 @@ func TestGDNFaults(t *testing.T) {
 	}
 }
 
-// A decay above 0 and a beta that is no number are found by the rank that reads them and told to
+// A decay above 0 and a beta that is NaN are found by the rank that reads them and told to
 // all, before anything is exchanged.
 func TestGDNRefusesValues(t *testing.T) {
 	for _, x := range []struct {

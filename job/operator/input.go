@@ -13,7 +13,7 @@ import (
 	"ulysses/tensor"
 )
 
-// inputFile is the input of a job on saved tensors, "attention" or "gdn": a file whose header is
+// inputFile is the input of an operator job, "attention" or "gdn": a file whose header is
 // being checked.
 type inputFile struct {
 	file *tensor.Safetensors

@@ -57,7 +57,7 @@ func (r *Run) Free() { r.op.base().free() }
 // Tokens is the length of the sequence.
 func (r *Run) Tokens() int64 { return r.op.tokens() }
 
-// Report is the report as far as the run has come.
+// Report is the report; the fields of later phases are 0.
 func (r *Run) Report() *Report { return &r.op.base().report }
 
 // Scratch returns the bytes allocated for the backward pass and for workspace.

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// Report is what a job on saved tensors did, for the table at its end. Times and bytes are
+// Report is what an operator job did, for the table at its end. Times and bytes are
 // this rank's.
 type Report struct {
 	Input    string // shapes, as read
@@ -18,11 +18,11 @@ type Report struct {
 	Backward bool
 	Bytes    int64   // of device memory
 	Seconds  float64 // forward, and backward if there was one
-	Sent     int64   // by the passes' exchanges, as counted
+	Sent     int64   // by the all-to-alls of the passes, as counted
 	Formula  int64   // as the plan has it
 }
 
-// run is a job on saved tensors under way. The communicator serves tensors of the host and of
+// run is an operator job under way. The communicator serves tensors of the host and of
 // the device. Every rank reads its own rows; rank 0 writes the output, whole or not at all. What is
 // here is collective and fails on all ranks alike.
 type run struct {
@@ -34,7 +34,7 @@ type run struct {
 	arena  *device.Arena
 	piece  []float32
 	report Report
-	// the report, once the output is written; it may hold what is no finite number
+	// the report, once the output is written; it may hold what is NaN or Inf
 	done *Report
 }
 

@@ -75,14 +75,14 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (degree int64, tim
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
 func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
-	remedy := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
+	fix := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
-		remedy = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
+		fix = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
 	} else if degree, times, err := better(j, m, x, i.heads); err == nil && degree > 0 {
-		remedy = fmt.Sprintf("set parallel.ulysses = %d (%d replicas), which is expected to process %.1f times the tokens a second", degree, j.Mesh.World/degree, times)
+		fix = fmt.Sprintf("set parallel.ulysses = %d (%d replicas), which is expected to process %.1f times the tokens a second", degree, j.Mesh.World/degree, times)
 	}
 	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the model has %d %s; %s",
-		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, remedy)
+		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, fix)
 }
 
 // WarnIdleRanks returns the warning of a run with ranks that have no head, on rank 0 before the first

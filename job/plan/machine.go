@@ -16,7 +16,7 @@ import (
 	"ulysses/tensor"
 )
 
-// machine is what a plan is for: a rank's share of it.
+// Machine is what a plan is for: a rank's share of it.
 type Machine struct {
 	text  string // what it is, and where its rates come from
 	Info  device.Info
@@ -99,7 +99,7 @@ func (m *Machine) measure(open func() (device.Device, error), x dryrun.Shape, pe
 	var err error
 	m.Rates, err = dryrun.Measure(devices, x)
 	if err != nil {
-		return status.Errorf(status.Of(err), "measuring what this machine does: %w", err)
+		return status.Errorf(status.Of(err), "measuring the rates of this machine: %w", err)
 	}
 	m.Share = share
 	m.Rates = m.Rates.Shared(share)
@@ -118,7 +118,7 @@ func (m *Machine) shareGPUs(perNode int) error {
 	return err
 }
 
-// recognize finds a GPU's rates by its name. One that nobody knows has none.
+// recognize finds a GPU's rates by its name. An unknown GPU has no rates.
 func (m *Machine) recognize(compute tensor.DType, perNode int) {
 	m.text = m.Info.Name
 	for kind, g := range gpuByName {
@@ -133,12 +133,12 @@ func (m *Machine) recognize(compute tensor.DType, perNode int) {
 // ready refuses a machine of which a rate is not known.
 func (m *Machine) ready() error {
 	if err := m.Rates.Check(); err != nil {
-		return status.Errorf(status.Unsupported, "plan: what %s does is not known (%w): give its [rates] in a file with --cluster", m.Info.Name, err)
+		return status.Errorf(status.Unsupported, "plan: the rates of %s are not known (%w); give its [rates] in a file with --cluster", m.Info.Name, err)
 	}
 	return nil
 }
 
-// gpu is what is known of a kind of GPU: published figures to start from, until somebody measures.
+// gpu is what is known of a kind of GPU: published figures to start from, until they are measured.
 type gpu struct {
 	name   string
 	memory int64 // bytes that a program may have

@@ -19,7 +19,7 @@ var (
 	MeasureAllAfter  = 20 * time.Second // tests shorten it
 )
 
-// expected is the planned time of a step.
+// Expected is the planned time of a step.
 type Expected struct {
 	Seconds float64
 	Phases  map[string]float64 // seconds
@@ -32,7 +32,7 @@ type Rank struct {
 	LocalRank int // of this rank on its node
 }
 
-// measure returns this machine with the rates of one rank: no rates after a short run, the rate of
+// Measure returns this machine with the rates of one rank: no rates after a short run, the rate of
 // matrix products after a longer one, and all rates after a long one. The rates of a GPU come from
 // a table by its name. worked is rank 0's seconds in steps. Collective.
 func (r *Rank) Measure(worked float64) (*Machine, error) {
@@ -78,7 +78,7 @@ func (r *Rank) measurePeak(workers int, shape dryrun.Shape) (peak float64, err e
 	return peak / share, nil
 }
 
-// plannedStep returns the planned time of a step on a machine with known rates, otherwise nil. Only
+// PlanStep returns the planned time of a step on a machine with known rates, otherwise nil. Only
 // rank 0 plans.
 func (r *Rank) PlanStep(m *Machine) *Expected {
 	if m.ready() != nil || r.Mesh.World.Rank() > 0 {
@@ -116,7 +116,7 @@ func (r *Rank) machine(x *subject) (*Machine, error) {
 	return m, err
 }
 
-// shareOfPeak returns a rank's model FLOP/s as a share of the peak, and the kind of peak; 0 if the
+// ShareOfPeak returns a rank's model FLOP/s as a share of the peak, and the kind of peak; 0 if the
 // peak is unknown.
 func (m *Machine) ShareOfPeak(flops float64) (share float64, of string) {
 	peak, source := m.Peak, "as measured after the run"

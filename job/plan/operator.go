@@ -11,9 +11,9 @@ import (
 	"ulysses/model"
 )
 
-// rehearseSaved goes through a job on saved tensors, of which the file's header and lists of
+// predictOperator goes through an operator job, of which the file's header and lists of
 // documents are read.
-func (f *Forecast) rehearseSaved() error {
+func (f *Forecast) predictOperator() error {
 	k, err := operator.Open(f.Job, f.Device, f.Mesh, f.Clock, f.Compute, false)
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ import (
 	"ulysses/slurm"
 )
 
-// PlanOptions is what the command line says of a plan.
+// Options is what the command line says of a plan.
 type Options struct {
 	Path    string   // of the job file
 	Sets    []string // table.key=value
@@ -34,8 +34,8 @@ type Options struct {
 	Warn    func(text string)
 }
 
-// Plan predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or
-// of the passes, and whether it fits. It runs nothing; the job's own code is rehearsed on devices
+// Run predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or
+// of the passes, and whether it fits. It runs nothing; the job's own code is dry-run on devices
 // that compute nothing.
 func Run(o Options) error {
 	src, err := file.Read(o.Path)
@@ -108,7 +108,7 @@ func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *Machine, err e
 	return ranks, m, err
 }
 
-// ranksNamed returns the number of ranks of one replica, by the job's degrees.
+// RanksOfReplica returns the number of ranks of one replica, by the job's degrees.
 func RanksOfReplica(j *file.Job) int {
 	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
 }

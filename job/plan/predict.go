@@ -18,7 +18,7 @@ import (
 	"ulysses/train"
 )
 
-// forecast is a job's step on one rank, as it was rehearsed there.
+// Forecast is a job's step on one rank, as the dry run found it.
 type Forecast struct {
 	*assembly.Parts
 	trainer *train.Trainer
@@ -28,7 +28,7 @@ type Forecast struct {
 	device  *dryrun.Device
 	Memory  []model.Component
 	tokens  int64            // of a step, or pass, of all ranks
-	Saved   *operator.Report // of a job on saved tensors
+	Saved   *operator.Report // of an operator job
 }
 
 // subject is what a plan is of: a model, or saved tensors.
@@ -63,7 +63,7 @@ func SubjectOfModel(c *model.Config) *subject {
 	return x
 }
 
-// foresee rehearses a job, resolved, on the ranks of one sequence that may need most, and keeps the
+// Predict dry-runs a resolved job on the ranks of one sequence that may need most, and keeps the
 // one that takes the most memory; the time is the longest of them. A plan that does not fit is an
 // error of kind OutOfMemory. Without timing it is sized alone.
 func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error) {
@@ -94,7 +94,7 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 	return most, nil
 }
 
-// heaviest are the ranks of a sequence such that every other has no more rows and no more heads of
+// Heaviest are the ranks of a sequence such that every other has no more rows and no more heads of
 // any kind than one of them.
 func Heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	var loads [][]int64
@@ -127,7 +127,7 @@ func Heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	return ranks
 }
 
-// rehearse is foresee on one rank.
+// PredictRank is Predict on one rank.
 func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*Forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
 	d, err := dryrun.Open(m.Info, m.Sizes, m.Rates, clk)
@@ -142,7 +142,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, Config: x.config}
 	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
 	if x.config == nil {
-		err = f.rehearseSaved()
+		err = f.predictOperator()
 	} else if err = f.prepare(); err == nil && timing {
 		err = f.time()
 	}
@@ -154,7 +154,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	return f, nil
 }
 
-// meet adds the cost of waiting for other ranks on CPUs. The rehearsal has counted how often the
+// meet adds the cost of waiting for other ranks on CPUs. The dry run has counted how often the
 // ranks wait and how long they compute in between.
 func (f *Forecast) meet(m *Machine) {
 	all := int64(0)
@@ -211,8 +211,8 @@ func (f *Forecast) hostHolds() error {
 	return nil
 }
 
-// time rehearses a step, after one that does not count: memory that layers share is as a step
-// leaves it. Micro steps behind the second are as that one was.
+// time dry-runs a step, after one that does not count: memory that layers share is as a step
+// leaves it. Micro-batches behind the second are as that one was.
 func (f *Forecast) time() error {
 	micros := int64(1)
 	if f.Job.Kind == "train" {

@@ -199,7 +199,7 @@ func printCandidates(out io.Writer, all []candidate, m *Machine) error {
 		if c.why == nil {
 			memory, seconds, rate = fmt.Sprintf("%.2f", float64(c.memory)/(1<<30)), fmt.Sprintf("%.4g", c.seconds), units.Short(c.rate)
 		} else if status.Of(c.why) == status.InvalidConfig {
-			memory = "cannot be"
+			memory = "not possible"
 		}
 		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%s\t%s\t%d\t\n", c.ulysses, c.data, c.zero, memory, seconds, rate, c.longest)
 	}
