@@ -1,22 +1,41 @@
-# make        build bin/ulysses-mpi
-# make run    build, and train a small hybrid on four ranks
-# make test   everything that needs no GPU
-# make figures   run the examples and write the figures that README.md quotes
-# make lib    lib/libulysses.so, for hosts in C, C++, Fortran and Python; check-abi, install PREFIX=…, wheel, test-python
-# make gpu-check   is the plug-in right on this machine's GPU? (gpu-bundle, gpu-bench: see below)
-# make deps   install the packages that build and run need (Debian, Ubuntu; as root or with sudo); make deps-test: the tests' packages.
-#             As root the other targets also install them; for other users they print what is missing.
-# make generate  write device/calls.go and cuda/operations.h from the operations and arguments in package device
-# make cuda   build build/cuda/libulysses_cuda.so, the plug-in for NVIDIA's GPUs (needs none; see cuda/plugin.mk)
+# make             builds bin/ulysses-mpi
+# make run         builds the program and trains a small hybrid model on four ranks
+# make unit        the fast tests, for the edit loop: under two minutes on two cores
+# make lint        gofmt, go vet, staticcheck, clang-format, ruff, mypy and the rules for prose
+# make format      applies gofmt, clang-format and ruff
+# make test        everything that needs no GPU: lint, all Go tests, MPI, Slurm, the Python package
+# make lib         lib/libulysses.so, for hosts in C, C++, Fortran and Python
+# make check-abi   compares the library with capi/ulysses.h
+# make install     the library, its header and pkg-config file, under PREFIX
+# make wheel       the Python package with the library inside, in dist/
+# make dist        the release archive, in dist/ (see CONTRIBUTING.md)
+# make generate    the files that repeat other sources: operations, and capi/ulysses.h
+# make cuda        build/cuda/libulysses_cuda.so, the plug-in for NVIDIA GPUs; needs no GPU
+# make gpu-check   tests the plug-in on this machine's GPU; see also gpu-bundle and gpu-bench
+# make figures     runs the examples and writes the figures that README.md quotes
+# make deps        installs the packages that build and run need, on Debian and Ubuntu, as root or
+#                  with sudo; make deps-test also installs those of the tests. As root the other
+#                  targets install missing packages as well. For other users they print the names.
 
 GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build generate run test unit deps deps-test have-deps have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib check-abi install soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens goldens-check figures bench soak fuzz clean check-go lint-prose
+.PHONY: all build generate run test unit lint lint-prose format notice deps deps-test have-deps \
+  have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib \
+  check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
+  goldens-check figures bench soak fuzz clean
 
-# Open MPI's manners in containers and on machines with fewer cores than ranks: it refuses root and oversubscription without these, and
-# looks for networks that a laptop or a container does not have.
+# Builds do not record the folder of the sources. They are reproducible, and every checkout on a
+# machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112.
+export GOFLAGS := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
+
+# No package needs this long on an idle machine (four minutes). A busy machine may, and then the
+# tests of a package should not be stopped: go test's default is ten minutes.
+TEST_TIMEOUT ?= 40m
+
+# Open MPI in containers and on machines with fewer cores than ranks. Without these variables it
+# refuses to run as root and to oversubscribe, and looks for networks that are not there.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
@@ -28,9 +47,11 @@ MPIRUN := mpirun --oversubscribe --bind-to none
 
 all: build
 
-# The commit that ulysses-mpi --version prints; empty outside of a git checkout.
+# The commit that ulysses-mpi --version, reports and ulysses_build_info name. It is empty outside of
+# a git checkout.
 COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null)
-STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"
+STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)
+STAMP := -ldflags "$(STAMP_FLAGS)"
 
 build: have-deps
 	$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
@@ -50,39 +71,46 @@ deps:
 deps-test: deps
 	@scripts/deps.sh test install
 
-# One build at a time: tests of several packages ask for the plug-in at once.
-PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-directory $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) -f cuda/plugin.mk
+# The lock lets one build of the plug-in run at a time: the tests of several packages start it.
+PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-directory \
+  $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) -f cuda/plugin.mk
 
 cuda:
 	$(PLUGIN) real
 
-# What libulysses.so opens for a host program's MPI: a file for each MPI library, lib/libulysses_mpi_ompi.so or _mpich.so. make mpi-shim
-# MPICC=/opt/mpich/bin/mpicc for another than the first.
+# lib/libulysses_mpi_ompi.so or lib/libulysses_mpi_mpich.so: the calls of one MPI library, which
+# libulysses.so opens in a host program that uses MPI. For an MPI library other than the first on
+# PATH: make mpi-shim MPICC=/opt/mpich/bin/mpicc
 MPICC ?= mpicc
 mpi-shim:
 	@mkdir -p lib
 	@lib=$$($(MPICC) -E -dM comm/mpi_calls.c | sed -n 's/^\#define \(OPEN_MPI\|MPICH_VERSION\) .*/\1/p'); \
-	case "$$lib" in OPEN_MPI) name=ompi;; MPICH_VERSION) name=mpich;; *) echo "mpi-shim: $(MPICC) is of no MPI library that is known here: MPICC=mpicc of Open MPI or MPICH" >&2; exit 1;; esac; \
+	case "$$lib" in OPEN_MPI) name=ompi;; MPICH_VERSION) name=mpich;; *) echo "mpi-shim: $(MPICC) belongs to an unknown MPI library; use MPICC=mpicc of Open MPI or MPICH" >&2; exit 1;; esac; \
 	set -x; $(MPICC) -std=gnu11 -O2 -Wall -fPIC -fvisibility=hidden -shared -o lib/libulysses_mpi_$$name.so comm/mpi_calls.c
 
-# libulysses.so for hosts in C, C++, Fortran and Python: capi/ulysses.h. It links no MPI; lib/libulysses_mpi_*.so is what it opens for a host's.
+# libulysses.so for hosts in C, C++, Fortran and Python; the header is capi/ulysses.h. The library
+# does not link MPI: in a host that uses MPI it opens lib/libulysses_mpi_*.so.
 ABI := 0
 VERSION := $(shell cat internal/version/VERSION)
 lib:
 	@mkdir -p lib
-	CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "-extldflags '-Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)'" \
+	CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS) -extldflags \
+	  '-Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)'" \
 	  -o lib/libulysses.so.$(ABI) ./capi
 	@rm -f lib/libulysses.so.h lib/libulysses.h lib/libulysses.so.$(ABI).h && ln -sf libulysses.so.$(ABI) lib/libulysses.so
-	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else echo "lib: no $(MPICC): libulysses.so works in hosts without MPI alone"; fi
+	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else \
+	  echo "lib: no $(MPICC), so libulysses.so works only in hosts without MPI; make deps installs it"; fi
 
-# Checks that the header compiles alone and keeps the recorded ABI, that the generated files are current, and that the library exports the header's
-# functions and nothing else, links neither MPI nor CUDA, and accepts older structs.
+# Checks that the header compiles alone and keeps the recorded ABI, that the generated files are
+# current, and that the library exports the header's functions and nothing else, links neither MPI
+# nor CUDA, and accepts older structs.
 check-abi: lib
 	scripts/check-abi.sh lib/libulysses.so.$(ABI)
 
 PREFIX ?= /usr/local
 install: lib
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/doc/ulysses
+	install -m 644 LICENSE NOTICE CHANGELOG.md $(DESTDIR)$(PREFIX)/share/doc/ulysses/
 	install -m 644 capi/ulysses.h $(DESTDIR)$(PREFIX)/include/ulysses.h
 	install -m 755 lib/libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/
 	ln -sf libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libulysses.so
@@ -90,95 +118,130 @@ install: lib
 	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so $(DESTDIR)$(PREFIX)/lib/
 	sed -e 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ulysses.pc
 
-# A C host makes 10,000 calls forward and backward under valgrind: its memory must be flat.
+# A C host makes 10,000 calls forward and backward under valgrind. Its memory must not grow.
 soak-c: lib
 	@command -v valgrind >/dev/null || { echo "soak-c: no valgrind: apt-get install valgrind" >&2; exit 1; }
 	$(GO) test ./capi -run TestSoak -count=1 -v -timeout 40m -soak 10000
 
-# Go, C and Python that repeat other sources: the list of operations, and capi/ulysses.h.
+# The Go, C and Python files that repeat other sources: the operations of package device, and
+# capi/ulysses.h.
 generate:
 	$(GO) run ./device/generate
 	$(GO) run ./capi/generate
 
-# The same sources on the host, in place of a GPU, for tests.
+# The plug-in's sources compiled for the host, which stands in for a GPU in tests.
 cuda-emulated:
 	$(PLUGIN) emulated
 
-# Every kernel under the conformance suite, watched for accesses that no barrier orders: an hour. CASES='GatedDelta|Conv1d' for some.
+# The conformance suite on the emulated plug-in, with a check for accesses that no barrier orders.
+# It takes an hour. CASES='GatedDelta|Conv1d' runs only these.
 cuda-races:
 	$(PLUGIN) races
 	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$'
 
-# And stopped where it reads or writes outside of its memory: five minutes.
+# The conformance suite on the emulated plug-in, which stops at accesses outside of an array's
+# memory. It takes five minutes.
 cuda-guards: cuda-emulated
 	ULYSSES_TEST_GUARDS=1 $(GO) test ./cuda -count=1 -timeout 0 -run 'TestGuards$$'
 
-# cuDNN and what it needs, which the plug-in opens at run time, for checks that need no GPU.
+# Fetches cuDNN and the libraries that it needs, for checks that need no GPU. The plug-in opens them
+# at run time.
 cuda-libs:
 	$(PLUGIN) fetch FETCH=--with-libs
 
-# Attention that cuDNN serves, asked without a GPU, against cuda/matrix/expected.md.
+# Compares which attention cuDNN serves with cuda/matrix/expected.md. It needs no GPU.
 cuda-matrix: cuda-libs
 	$(PLUGIN) check-matrix
 
-# For a machine with a GPU and without Go: make gpu-bundle here, carry dist/gpu.tar.gz and this repository there, make gpu-check (gpu-bench) there. On a
-# machine that has both, gpu-check makes the bundle first.
+# For a machine with a GPU and without Go: run make gpu-bundle here, copy dist/gpu.tar.gz and this
+# repository to that machine, and run make gpu-check or make gpu-bench there. On a machine with both,
+# gpu-check makes the bundle first.
 gpu-bundle: have-deps cuda lib
 	scripts/gpu-bundle.sh dist/gpu
 
 dist/gpu.tar.gz:
-	@command -v $(GO) >/dev/null || { echo "gpu-check: no dist/gpu.tar.gz, and no Go to make it: make gpu-bundle elsewhere and bring it along" >&2; exit 3; }
+	@command -v $(GO) >/dev/null || { \
+	  echo "gpu-check: no dist/gpu.tar.gz, and no Go to make it; run make gpu-bundle on another machine and copy the file here" >&2; exit 3; }
 	$(MAKE) gpu-bundle
 
 gpu-check: | dist/gpu.tar.gz
 	scripts/gpu-check.sh dist/gpu.tar.gz
 
-# Beside PyTorch's flash and cuDNN backends: tables and JSON in benchmarks/results. GPU_BENCH='--suites gpu_ops,gpu_layer' runs some.
+# Measures the plug-in beside PyTorch's flash and cuDNN backends, into tables and JSON in
+# benchmarks/results. GPU_BENCH='--suites gpu_ops,gpu_layer' runs only these suites.
 gpu-bench: | dist/gpu.tar.gz
 	benchmarks/gpu.py --python $(or $(PYTHON),python3) $(GPU_BENCH)
 
-# The package for Python, with the library inside, and the CUDA plug-in if make cuda has built it: dist/ulysses-*.whl. PYTHON=... for another interpreter
-# than the tests' own.
+# dist/ulysses-*.whl: the Python package with the library inside, and with the CUDA plug-in where make
+# cuda has built it. PYTHON=... takes another interpreter than the tests' environment.
 wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
-# The package against the library: alone, under mpirun with mpi4py, and with PyTorch and transformers.
-# CI=true or TORCH=1 installs PyTorch and transformers (2.5 minutes, 6 GB). Otherwise the interpreter PYTHON=... may have them.
+# Tests the Python package alone, under mpirun with mpi4py, and with PyTorch and transformers. CI=true
+# or TORCH=1 installs PyTorch and transformers (two minutes, 2 GB). Otherwise the interpreter
+# PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
 test-python: lib cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \
-	  echo "test-python: no PyTorch and transformers here, so their tests are SKIPPED: make test-python TORCH=1 (installs 6 GB), or PYTHON=..." >&2
+	  echo "test-python: no PyTorch and transformers, so their tests are SKIPPED; run make test-python TORCH=1 (installs 2 GB), or give PYTHON=..." >&2
 	PYTHONPATH=python $(or $(PYTHON),.venv/bin/python) -m unittest discover -s python/tests
 
 .venv/hosts: python/tests/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
-.venv/torch: python/tests/torch.txt .venv/hosts
-	.venv/bin/pip install -q --no-cache-dir -r $< && touch $@
+.venv/torch: python/tests/torch.txt scripts/torch-cpu.py .venv/hosts
+	.venv/bin/python scripts/torch-cpu.py $< && touch $@
 
 # CI=true makes a skipped MPI, Slurm, golden, CUDA or PyTorch test a failure.
-test: have-deps have-deps-test build cuda-libs cuda cuda-emulated
-	$(GO) vet ./... && $(GO) vet -tags mpi ./...
-	$(GO) test ./...
-	$(GO) test -tags mpi -count=1 ./comm ./sp ./gdn ./model ./cmd/...
+test: have-deps have-deps-test lint build cuda-libs cuda cuda-emulated
+	$(GO) test -timeout $(TEST_TIMEOUT) ./...
+	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./comm ./sp ./gdn ./model ./cmd/...
 	$(MAKE) --no-print-directory test-python
 
-# The goldens come from PyTorch alone; this program never writes them. Needs Python 3 and, once, the registry.
+# The tests that need a few seconds at most (go test -short), in all packages.
+unit: have-deps
+	$(GO) test -short -timeout $(TEST_TIMEOUT) ./...
+
+# Checks of the sources. The tools are pinned: staticcheck in tools/go.mod, the others in
+# tools/requirements.txt.
+lint: .venv/lint
+	GO=$(GO) scripts/lint.sh check
+
+format: .venv/lint
+	GO=$(GO) scripts/lint.sh format
+
+.venv/lint: tools/requirements.txt
+	python3 -m venv .venv/lint-tools && .venv/lint-tools/bin/pip install -q -r $< && touch $@
+
+# NOTICE: the licenses of everything that the program and the libraries contain.
+notice:
+	$(GO) run ./internal/notice > NOTICE.new && mv NOTICE.new NOTICE && cp NOTICE python/NOTICE
+
+# dist/ulysses-VERSION-linux-MACHINE.tar.gz: the program with and without MPI, the library, the wheel
+# and their licenses. The CUDA plug-in is in it where make cuda has built it.
+dist: have-deps build lib wheel
+	GO=$(GO) scripts/dist.sh
+
+# The goldens come from PyTorch alone; this program never writes them. This needs Python 3 and access
+# to a package index.
 goldens: .venv/goldens
 	.venv/bin/python testdata/goldens/make.py
 
 .venv/goldens: testdata/goldens/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
-# docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs on this machine.
+# docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs on
+# this machine.
 figures: build
 	python3 docs/figures.py $(MPIRUN) -n $(RANKS)
 
-# Weights and logits of a folder that this program wrote, against a folder given: make goldens-check A=out/model B=testdata/goldens/models/llama
+# Compares weights and logits of a folder that this program wrote with another folder:
+# make goldens-check A=out/model B=testdata/goldens/models/llama
 goldens-check: .venv/goldens
 	.venv/bin/python testdata/goldens/check_hf.py $(A) $(B)
 
-# A hundred kills at random moments, of the job and of a rank under mpirun, each resumed: every loss must be that of the undisturbed run.
+# Kills the job and a rank under mpirun at a hundred random moments and resumes each. Every loss must
+# equal the loss of the undisturbed run.
 soak: build
 	ULYSSES_TEST_KILLS=50 $(GO) test ./job -run TestKill -count=1 -v -timeout 30m
 	ULYSSES_TEST_KILLS=50 $(GO) test -tags mpi ./cmd/ulysses-mpi -run TestKillRank -count=1 -v -timeout 60m

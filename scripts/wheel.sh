@@ -10,7 +10,7 @@ fail() { echo "wheel: $*" >&2; exit 1; }
 mkdir -p build "$out"
 work=$(mktemp -d build/wheel.XXXXXX)
 trap 'rm -rf "$work"' EXIT
-cp -rL python/pyproject.toml python/setup.py python/README.md python/LICENSE python/ulysses "$work/"
+cp -rL python/pyproject.toml python/setup.py python/README.md python/LICENSE python/NOTICE python/ulysses "$work/"
 find "$work" -name __pycache__ -prune -exec rm -rf {} +
 for f in lib/libulysses.so lib/libulysses_mpi_*.so; do [ ! -e "$f" ] || cp -L "$f" "$work/ulysses/"; done
 if [ "$plugin" != none ] && [ -e "$plugin" ]; then

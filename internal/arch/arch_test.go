@@ -52,6 +52,7 @@ var may = map[string]string{
 	"testkit/need":        "",
 	"testkit/fake":        "cpu comm device tensor", // in tests alone
 	"testkit/devicetest":  "comm device backends testkit/cudatest testkit/fake",
+	"internal/notice":     "",
 	"internal/arch":       "",
 	"internal/status":     "",
 	"internal/version":    "",

@@ -18,6 +18,8 @@ func TestOneVersion(t *testing.T) {
 	for _, x := range []struct{ file, pattern, want string }{
 		{"capi/ulysses.h", `(?m)^#define ULYSSES_VERSION (\S+)u\s`, fmt.Sprint(major*10000 + minor*100 + patch)},
 		{"python/ulysses/__init__.py", `(?m)^__version__ = "(.*)"$`, String},
+		{"CITATION.cff", `(?m)^version: (.*)$`, String},
+		{"CHANGELOG.md", `(?m)^## (\d+\.\d+\.\d+)`, String},
 		{"python/pyproject.toml", `(?m)^version = "(.*)"$`, String},
 		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
 		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
@@ -36,8 +38,13 @@ func TestOneVersion(t *testing.T) {
 // The Makefile's STAMP sets this package's variable, and the program prints it.
 func TestStamp(t *testing.T) {
 	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil || !strings.Contains(string(makefile), `STAMP := -ldflags "-X ulysses/internal/version.commit=$(COMMIT)"`) {
-		t.Fatal(err, "no STAMP in the Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range []string{`STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)`, `STAMP := -ldflags "$(STAMP_FLAGS)"`, `-ldflags "$(STAMP_FLAGS) -extldflags \`} {
+		if !strings.Contains(string(makefile), line) {
+			t.Errorf("the Makefile has no line with %s", line)
+		}
 	}
 	commit = "0123456789ab+"
 	defer func() { commit = "" }()

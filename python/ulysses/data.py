@@ -173,9 +173,9 @@ def _prepare(
         for k, v in tensors.items()
     }
     arrays = {
-        k: _bytes_ready(_padded(v, cut[k], -v.shape[cut[k]] % size if pad else 0, PAD.get(k, 0)))
+        k: _bytes_ready(_padded(v, dim, -v.shape[dim] % size if pad else 0, PAD.get(k, 0)))
         for k, v in tensors.items()
-        if cut[k] is not None
+        if (dim := cut[k]) is not None
     }
     keys = {
         k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), cut[k] % a.ndim)

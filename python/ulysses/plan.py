@@ -174,6 +174,7 @@ class DeltaPlan(_Planned):
         states: bool,
     ):
         super().__init__(context)
+        self.key: tuple = ()  # the arguments, set by the context
         self.qk_heads, self.v_heads, self.qk_dim, self.v_dim, self.dtype = (
             qk_heads,
             v_heads,
