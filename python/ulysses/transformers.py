@@ -161,7 +161,7 @@ def transformers_attention(
     )
     sequences: Sequences | None
     if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):
-        sequences: Any = forwards.settle(
+        sequences = forwards.settle(
             ctx,
             "ulysses.transformers_attention",
             batch,
