@@ -1,8 +1,6 @@
 package comm
 
 import (
-	"unsafe"
-
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -73,12 +71,6 @@ func sameRows(op string, dst, src tensor.Tensor) error {
 	return nil
 }
 
-// overlap reports memory in common.
-func overlap(a unsafe.Pointer, an int64, b unsafe.Pointer, bn int64) bool {
-	x, y := uintptr(a), uintptr(b)
-	return an > 0 && bn > 0 && x < y+uintptr(bn) && y < x+uintptr(an)
-}
-
 func checkAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int) error {
 	const op = "comm.AllToAll"
 	if err := usableRows(op, "src", src, sendRows, size); err != nil {
@@ -96,9 +88,9 @@ func checkAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int)
 	return nil
 }
 
-// checkParts serves all-gather and reduce-scatter: whole has the rows of all ranks, part those of
+// checkShards serves all-gather and reduce-scatter: whole has the rows of all ranks, part those of
 // this one. The part may be the very place in whole where it belongs; any other overlap is refused.
-func checkParts(op, wholeName, partName string, whole, part tensor.Tensor, rows []int64, rank, size int) error {
+func checkShards(op, wholeName, partName string, whole, part tensor.Tensor, rows []int64, rank, size int) error {
 	if err := usableRows(op, wholeName, whole, rows, size); err != nil {
 		return err
 	}

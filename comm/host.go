@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"unsafe"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -19,15 +18,14 @@ import (
 // host's library to notice. It serves one goroutine at a time together with its duplicates, for the
 // host's calls must come in one order on all ranks.
 type hostComm struct {
-	rank, size int
-	allgather  Allgather
-	alltoallv  Alltoallv
-	end        *hostEnd
-	closed     bool
+	collectives
+	allgather Allgather
+	alltoallv Alltoallv
+	end       *hostEnd
+	closed    bool
 
 	sent, got  []int64 // by rank: bytes of an exchange
-	parts      []unsafe.Pointer
-	out, in    []byte // scratch
+	out, in    []byte  // scratch
 	spare      []*hostRequest
 	flag, wave []byte // of the barrier
 }
@@ -57,8 +55,10 @@ func NewHost(rank, size int, allgather Allgather, alltoallv Alltoallv) (Comm, er
 }
 
 func newHost(rank, size int, allgather Allgather, alltoallv Alltoallv, end *hostEnd) *hostComm {
-	return &hostComm{rank: rank, size: size, allgather: allgather, alltoallv: alltoallv, end: end, sent: make([]int64, size), got: make([]int64, size),
-		parts: make([]unsafe.Pointer, size), flag: make([]byte, 1), wave: make([]byte, size)}
+	h := &hostComm{allgather: allgather, alltoallv: alltoallv, end: end, sent: make([]int64, size), got: make([]int64, size),
+		flag: make([]byte, 1), wave: make([]byte, size)}
+	h.collectives = newCollectives(h, rank, size)
+	return h
 }
 
 func (h *hostComm) Rank() int    { return h.rank }
@@ -122,22 +122,6 @@ func (h *hostComm) exchange(operation string, in, out []byte) error {
 		return status.Errorf(status.Unsupported, "%s: the host program gave no alltoallv: give one to exchange memory of the host", operation)
 	}
 	return h.failed(operation, "alltoallv", h.alltoallv(in, h.sent, out, h.got))
-}
-
-// memory is n bytes at p.
-func memory(p unsafe.Pointer, n int64) []byte {
-	if n <= 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(p), n)
-}
-
-// room is n bytes of scratch.
-func room(scratch *[]byte, n int64) []byte {
-	if int64(len(*scratch)) < n {
-		*scratch = make([]byte, n)
-	}
-	return (*scratch)[:n]
 }
 
 // Split serves colors that are the same on all ranks, or different on all: any other part of the

@@ -9,30 +9,34 @@ import (
 	"ulysses/tensor"
 )
 
-// hostCall is the bytes of one rank's block up to which an all-gather is one call of the host's;
-// tests make it small.
+// hostCall is the limit in bytes of one rank's block up to which an all-gather is one call of the
+// host's allgather. Tests lower it.
 var hostCall int64 = 1 << 30
 
-// hostRound is the bytes of each rank that move at a time through scratch; it is the same on all
-// ranks.
-func (h *hostComm) hostRound() int64 { return max(reduceScratch/int64(h.size)/64*64, 64) }
+// The methods of transport.
 
-func (h *hostComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	const name = "comm.AllGather"
-	if err := cmp.Or(h.open(name), checkParts(name, "dst", "src", dst, src, rows, h.rank, h.size), ready(s)); err != nil {
-		return err
+func (h *hostComm) hasAllToAll() bool { return h.alltoallv != nil }
+
+// allToAll packs the blocks of src, because the host's alltoallv wants them one after another.
+func (h *hostComm) allToAll(operation string, dst, src unsafe.Pointer, l layout) error {
+	in, at := room(&h.in, total(l.sbytes)), int64(0)
+	for j, n := range l.sbytes {
+		at += int64(copy(in[at:], memory(place(src, l.soffsets[j], n), n)))
 	}
-	for j := range h.size {
-		h.got[j] = rows[j] * rowBytes(dst)
-	}
-	return h.gatherv(name, dst.Data, src.Data)
+	copy(h.sent, l.sbytes)
+	copy(h.got, l.rbytes)
+	return h.exchange(operation, in, memory(dst, total(l.rbytes)))
 }
 
-// gatherv brings all ranks' own, of got bytes, to all. own may be its place in all. What is called
-// depends on got alone, which all ranks know.
-func (h *hostComm) gatherv(name string, all, own unsafe.Pointer) error {
-	longest, mine, first := slices.Max(h.got), h.got[h.rank], before(h.got, h.rank)
-	if longest == slices.Min(h.got) && longest <= hostCall {
+func (h *hostComm) allGather(operation string, all, own unsafe.Pointer, n int64) error {
+	return h.gather(operation, memory(own, n), memory(all, n*int64(h.size)))
+}
+
+// allGatherV is one call of the host's allgather if all blocks have one length, and rounds otherwise.
+// The choice depends on bytes alone, which all ranks know.
+func (h *hostComm) allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error {
+	longest, mine, first := slices.Max(bytes), bytes[h.rank], before(bytes, h.rank)
+	if longest == slices.Min(bytes) && longest <= hostCall {
 		if longest == 0 {
 			return nil
 		}
@@ -41,10 +45,10 @@ func (h *hostComm) gatherv(name string, all, own unsafe.Pointer) error {
 			in = room(&h.in, mine)
 			copy(in, memory(own, mine))
 		}
-		return h.gather(name, in, memory(all, mine*int64(h.size)))
+		return h.gather(operation, in, memory(all, mine*int64(h.size)))
 	}
-	round := h.hostRound()
-	// blocks of unequal length travel as long as the longest
+	round := h.roundBytes()
+	// Blocks of unequal length are padded to the longest.
 	for lo := int64(0); lo < longest; lo += round {
 		n := min(round, longest-lo)
 		in, out := room(&h.in, n), room(&h.out, n*int64(h.size))
@@ -52,15 +56,15 @@ func (h *hostComm) gatherv(name string, all, own unsafe.Pointer) error {
 		if k := min(n, mine-lo); k > 0 {
 			copy(in, memory(unsafe.Add(own, lo), k))
 		}
-		if err := h.gather(name, in, out); err != nil {
+		if err := h.gather(operation, in, out); err != nil {
 			return err
 		}
 		at := lo
-		for j, bytes := range h.got {
-			if k := min(n, bytes-lo); k > 0 && j != h.rank {
+		for j, n2 := range bytes {
+			if k := min(n, n2-lo); k > 0 && j != h.rank {
 				copy(memory(unsafe.Add(all, at), k), out[int64(j)*n:])
 			}
-			at += bytes
+			at += n2
 		}
 	}
 	copyBytes(place(all, first, mine), own, mine)
@@ -75,7 +79,7 @@ func (h *hostComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	if h.size == 1 {
 		return nil
 	}
-	round, bytes := h.hostRound(), t.Bytes()
+	round, bytes := h.roundBytes(), t.Bytes()
 	for lo := int64(0); lo < bytes; lo += round {
 		now := memory(unsafe.Add(t.Data, lo), min(round, bytes-lo))
 		if err := h.spread(name, now, root); err != nil {
@@ -110,89 +114,4 @@ func (h *hostComm) spread(name string, data []byte, root int) error {
 		}
 	}
 	return h.exchange(name, in, nil)
-}
-
-func (h *hostComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
-	const name = "comm.AllReduce"
-	if err := cmp.Or(h.open(name), checkReduce(name, t, op), ready(s)); err != nil {
-		return err
-	}
-	bytes, elem := t.Bytes(), t.DType.Size()
-	if h.size == 1 || bytes == 0 {
-		return nil
-	}
-	if h.alltoallv == nil || bytes*int64(h.size) <= smallReduce { // every rank sums everything
-		return h.reduceGathered(name, op, t)
-	}
-	part := func(j int) (at, n int64) {
-		lo, hi := Shard(t.Numel(), h.size, j)
-		return lo * elem, (hi - lo) * elem
-	}
-	at, n := part(h.rank)
-	own := place(t.Data, at, n)
-	if err := h.reduceParts(name, op, t.DType, own, t.Data, part); err != nil {
-		return err
-	}
-	for j := range h.size {
-		_, h.got[j] = part(j)
-	}
-	return h.gatherv(name, t.Data, own)
-}
-
-func (h *hostComm) reduceGathered(name string, op Op, t tensor.Tensor) error {
-	round, bytes := h.hostRound(), t.Bytes()
-	for lo := int64(0); lo < bytes; lo += round {
-		n := min(round, bytes-lo)
-		out, now := room(&h.out, n*int64(h.size)), unsafe.Add(t.Data, lo)
-		if err := h.gather(name, memory(now, n), out); err != nil {
-			return err
-		}
-		h.combine(op, t.DType, now, out, n)
-	}
-	return nil
-}
-
-// combine reduces blocks of n bytes, one of each rank, in rank order.
-func (h *hostComm) combine(op Op, dtype tensor.DType, dst unsafe.Pointer, blocks []byte, n int64) {
-	for j := range h.parts {
-		h.parts[j] = unsafe.Pointer(&blocks[int64(j)*n])
-	}
-	reduce(op, dtype, dst, h.parts, n/dtype.Size())
-}
-
-func (h *hostComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	const name = "comm.ReduceScatter"
-	if err := cmp.Or(h.open(name), checkParts(name, "src", "dst", src, dst, rows, h.rank, h.size), checkReduce(name, src, Sum), ready(s)); err != nil {
-		return err
-	}
-	row := rowBytes(src)
-	return h.reduceParts(name, Sum, src.DType, dst.Data, src.Data, func(j int) (at, n int64) { return before(rows, j) * row, rows[j] * row })
-}
-
-// reduceParts leaves in dst this rank's part of src, combined over the ranks, in rounds of one size
-// on all ranks.
-func (h *hostComm) reduceParts(name string, op Op, dtype tensor.DType, dst, src unsafe.Pointer, part func(rank int) (at, n int64)) error {
-	round, longest := h.hostRound(), int64(0)
-	for j := range h.size {
-		_, n := part(j)
-		longest = max(longest, n)
-	}
-	_, mine := part(h.rank)
-	for lo := int64(0); lo < longest; lo += round {
-		now := max(0, min(round, mine-lo))
-		in, out, used := room(&h.in, min(round, longest)*int64(h.size)), room(&h.out, now*int64(h.size)), int64(0)
-		for j := range h.size {
-			at, n := part(j)
-			h.sent[j], h.got[j] = max(0, min(round, n-lo)), now
-			copy(in[used:], memory(place(src, at+lo, h.sent[j]), h.sent[j]))
-			used += h.sent[j]
-		}
-		if err := h.exchange(name, in[:used], out); err != nil {
-			return err
-		}
-		if now > 0 {
-			h.combine(op, dtype, unsafe.Add(dst, lo), out, now)
-		}
-	}
-	return nil
 }

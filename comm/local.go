@@ -65,6 +65,36 @@ type localCall struct {
 	pairs   localPairs
 }
 
+// localPairs is the state of those copies.
+type localPairs struct {
+	claimed []bool // by receiver*size+sender
+	busy    []int  // by rank: copies under way in its memory
+	pulled  []int  // by rank: blocks that have arrived
+	taken   []int  // by rank: blocks that have been read
+}
+
+func newLocalPairs(n int) localPairs {
+	return localPairs{claimed: make([]bool, n*n), busy: make([]int, n), pulled: make([]int, n), taken: make([]int, n)}
+}
+
+func (p *localPairs) reset() {
+	clear(p.claimed)
+	clear(p.busy)
+	clear(p.pulled)
+	clear(p.taken)
+}
+
+type localRequest struct {
+	c *localComm
+	o *localCall // nil once waited for
+}
+
+// localMessage is a tensor on its way; the receiver copies it out of the sender's memory.
+type localMessage struct {
+	t          tensor.Tensor
+	busy, done bool
+}
+
 // Local makes n goroutine ranks of one process: element i is rank i's. Each communicator serves one
 // goroutine at a time.
 func Local(n int) []Comm {

@@ -9,10 +9,6 @@ import (
 	"ulysses/tensor"
 )
 
-// smallReduce is the bytes, over all ranks, up to which each rank reduces everything itself: one
-// exchange instead of two.
-const smallReduce = 64 << 10
-
 // posted posts a call and waits until every rank has.
 func (c *localComm) posted(name string, p localPost) (*localCall, error) {
 	o, err := c.post(name, p)
@@ -92,7 +88,7 @@ func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error 
 func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.AllGather"
 	n := c.Size()
-	if err := cmp.Or(checkParts(name, "dst", "src", dst, src, rows, c.rank, n), ready(s)); err != nil {
+	if err := cmp.Or(checkShards(name, "dst", "src", dst, src, rows, c.rank, n), ready(s)); err != nil {
 		return err
 	}
 	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})
@@ -114,7 +110,7 @@ func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []in
 func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.ReduceScatter"
 	n := c.Size()
-	if err := cmp.Or(checkParts(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), ready(s)); err != nil {
+	if err := cmp.Or(checkShards(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), ready(s)); err != nil {
 		return err
 	}
 	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})

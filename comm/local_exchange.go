@@ -11,30 +11,6 @@ import (
 // that touch its memory and whose other rank is busy elsewhere, so it waits for nobody's Wait: as
 // with MPI, requests may be waited for in any order.
 
-// localPairs is the state of those copies.
-type localPairs struct {
-	claimed []bool // by receiver*size+sender
-	busy    []int  // by rank: copies under way in its memory
-	pulled  []int  // by rank: blocks that have arrived
-	taken   []int  // by rank: blocks that have been read
-}
-
-func newLocalPairs(n int) localPairs {
-	return localPairs{claimed: make([]bool, n*n), busy: make([]int, n), pulled: make([]int, n), taken: make([]int, n)}
-}
-
-func (p *localPairs) reset() {
-	clear(p.claimed)
-	clear(p.busy)
-	clear(p.pulled)
-	clear(p.taken)
-}
-
-type localRequest struct {
-	c *localComm
-	o *localCall // nil once waited for
-}
-
 func (c *localComm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
 	r, err := c.AllToAllStart(s, dst, src, recvRows, sendRows)
 	if err != nil {

@@ -9,12 +9,6 @@ import (
 	"ulysses/tensor"
 )
 
-// localMessage is a tensor on its way; the receiver copies it out of the sender's memory.
-type localMessage struct {
-	t          tensor.Tensor
-	busy, done bool
-}
-
 func (c *localComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	const name = "comm.SendRecv"
 	n := c.Size()

@@ -19,32 +19,10 @@ import (
 // Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints; tests make the
 // limits small.
 var (
-	mpiPiece int64 = 1 << 30 // longer messages are cut into pieces
+	mpiMessage int64 = 1 << 30 // longer messages are split
 	// collectives whose last byte lies beyond are made of messages instead
 	mpiCall int64 = math.MaxInt32
 )
-
-// layout says where the blocks of an exchange lie: bytes and offsets by rank, in the vectors that C
-// reads.
-type layout struct {
-	soffsets, sbytes, roffsets, rbytes []int64
-}
-
-func (m *mpiComm) layout() layout {
-	n := m.size
-	l := layout{m.longs[:n], m.longs[n : 2*n], m.longs[2*n : 3*n], m.longs[3*n:]}
-	clear(m.longs)
-	return l
-}
-
-// rows lays out blocks that lie one after another.
-func layRows(offsets, bytes []int64, rows []int64, row int64) {
-	at := int64(0)
-	for j, n := range rows {
-		offsets[j], bytes[j] = at, n*row
-		at += n * row
-	}
-}
 
 // fits reports whether all blocks end within reach of one library call.
 func fits(offsets, bytes []int64) bool {
@@ -56,11 +34,11 @@ func fits(offsets, bytes []int64) bool {
 	return true
 }
 
-// exchange moves the blocks of a layout and waits. It is messages between pairs, all posted at
+// allToAll moves the blocks of a layout and waits. It is messages between pairs, all posted at
 // once, and not MPI_Alltoallv: a rank's counts alone do not tell whether they fit the ints of that
 // call on every other rank, so ranks could choose different ways; and on one node it is as fast as
 // MPI_Alltoall and MPI_Alltoallv at every size from 4 KiB to 64 MiB (measured, within the noise).
-func (m *mpiComm) exchange(operation string, send, recv unsafe.Pointer, l layout) error {
+func (m *mpiComm) allToAll(operation string, recv, send unsafe.Pointer, l layout) error {
 	if err := m.start(operation, m.pending, send, recv, l); err != nil {
 		return err
 	}
@@ -74,7 +52,7 @@ func (m *mpiComm) start(operation string, p *C.umpi_pending, send, recv unsafe.P
 	m.seq++
 	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
 	return mpiError(operation, C.umpi_exchange_start(m.c, C.int(m.rank), C.int(m.size), (*C.char)(send), at(l.soffsets), at(l.sbytes),
-		(*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiPiece), p))
+		(*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiMessage), p))
 }
 
 func (m *mpiComm) prepareAllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (layout, error) {
@@ -101,17 +79,7 @@ func (m *mpiComm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	if err != nil {
 		return err
 	}
-	return m.exchange("comm.AllToAll", src.Data, dst.Data, l)
-}
-
-// mpiRequest is an exchange under way. MPI_Ialltoallv would do the same, but was seen to take twice
-// the time at 16 MiB on two ranks.
-type mpiRequest struct {
-	m       *mpiComm
-	pending *C.umpi_pending
-	pins    runtime.Pinner // of Go memory, between start and wait
-	active  bool
-	done    C.int
+	return m.allToAll("comm.AllToAll", dst.Data, src.Data, l)
 }
 
 func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
@@ -199,7 +167,7 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 		return err
 	}
 	return mpiError(name, C.umpi_sendrecv(m.c, (*C.char)(recv.Data), C.int64_t(recv.Bytes()), C.int(from),
-		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiPiece), m.pending))
+		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMessage), m.pending))
 }
 
 // AllToAllLibrary is MPI_Alltoall itself, for blocks of equal bytes: what benchmarks compare

@@ -48,8 +48,8 @@ func TestMPI(t *testing.T) {
 	all("as it is")
 	// Limits so small that everything is cut into pieces, collectives are made of messages and sums
 	// go in many rounds, as beyond 2^31 bytes.
-	defer func(a, b, c int64) { mpiPiece, mpiCall, reduceScratch = a, b, c }(mpiPiece, mpiCall, reduceScratch)
-	mpiPiece, mpiCall, reduceScratch = 5000, 3000, 20000
+	defer func(a, b, c int64) { mpiMessage, mpiCall, reduceScratch = a, b, c }(mpiMessage, mpiCall, reduceScratch)
+	mpiMessage, mpiCall, reduceScratch = 5000, 3000, 20000
 	all("in pieces")
 	mpiRun(t, w, "same bits", mpiSameBits)
 	mpiRun(t, w, "steady state", mpiSteadyState)

@@ -90,19 +90,3 @@ func reduceBF16(op Op, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
 		}
 	}
 }
-
-// place is where n bytes lie at an offset; nil for none, because a pointer behind the end of Go
-// memory may not be kept.
-func place(p unsafe.Pointer, offset, n int64) unsafe.Pointer {
-	if n <= 0 {
-		return nil
-	}
-	return unsafe.Add(p, offset)
-}
-
-// copyBytes moves n bytes between places that are the same or apart.
-func copyBytes(dst, src unsafe.Pointer, n int64) {
-	if n > 0 && dst != src {
-		copy(unsafe.Slice((*byte)(dst), n), unsafe.Slice((*byte)(src), n))
-	}
-}

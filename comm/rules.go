@@ -42,13 +42,13 @@ func CheckAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int)
 
 // CheckAllGather refuses what AllGather must.
 func CheckAllGather(dst, src tensor.Tensor, rows []int64, rank, size int) error {
-	return checkParts("comm.AllGather", "dst", "src", anywhere(dst), anywhere(src), rows, rank, size)
+	return checkShards("comm.AllGather", "dst", "src", anywhere(dst), anywhere(src), rows, rank, size)
 }
 
 // CheckReduceScatter refuses what ReduceScatter must.
 func CheckReduceScatter(dst, src tensor.Tensor, rows []int64, rank, size int) error {
 	const name = "comm.ReduceScatter"
-	if err := checkParts(name, "src", "dst", anywhere(src), anywhere(dst), rows, rank, size); err != nil {
+	if err := checkShards(name, "src", "dst", anywhere(src), anywhere(dst), rows, rank, size); err != nil {
 		return err
 	}
 	return checkReduce(name, anywhere(src), Sum)
