@@ -22,13 +22,13 @@ type chain struct {
 }
 
 // elements are those of e and of M.
-func (p *Plan) elements() (e, m int64) {
+func (p *stateMethod) elements() (e, m int64) {
 	l := p.layer
 	return l.ValueHeads * l.KeyDim * l.ValueDim, l.ValueHeads * l.KeyDim * l.KeyDim
 }
 
 // block is the elements of a map on the wire: M where it is asked for.
-func (p *Plan) block(open bool) int64 {
+func (p *stateMethod) block(open bool) int64 {
 	e, m := p.elements()
 	if open {
 		return e + m
@@ -38,13 +38,13 @@ func (p *Plan) block(open bool) int64 {
 
 // gatherRow is what a place sends and receives for one batch row in the first form, scanRow in the
 // second.
-func (p *Plan) gatherRow(s *stretch, backward bool) (send, recv int64) {
+func (p *stateMethod) gatherRow(s *stretch, backward bool) (send, recv int64) {
 	from, to := s.along(backward)
 	e, m := p.elements()
 	return to * p.block(s.passes()), from*e + max(0, from-1)*m
 }
 
-func (p *Plan) scanRow(s *stretch, backward bool) (send, recv int64) {
+func (p *stateMethod) scanRow(s *stretch, backward bool) (send, recv int64) {
 	from, to := s.along(backward)
 	for step := int64(1); step <= max(from, to); step *= 2 {
 		if to >= step {
@@ -58,7 +58,7 @@ func (p *Plan) scanRow(s *stretch, backward bool) (send, recv int64) {
 }
 
 // chainSent is the elements of states that the rank at a place sends.
-func (p *Plan) chainSent(l *line, at int64, scan, backward bool) (sent int64) {
+func (p *stateMethod) chainSent(l *line, at int64, scan, backward bool) (sent int64) {
 	if at < 0 {
 		return 0
 	}
@@ -75,7 +75,7 @@ func (p *Plan) chainSent(l *line, at int64, scan, backward bool) (sent int64) {
 }
 
 // chainBytes is the memory that an exchange needs.
-func (p *Plan) chainBytes(c *cut, backward bool) (bytes int64) {
+func (p *stateMethod) chainBytes(c *cut, backward bool) (bytes int64) {
 	if c.depth == 0 {
 		return 0
 	}
@@ -92,9 +92,9 @@ func (p *Plan) chainBytes(c *cut, backward bool) (bytes int64) {
 	return bytes * tensor.F32.Size()
 }
 
-// pass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own are
+// chainPass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own are
 // the maps of those from which one goes, M where they pass one on. Collective.
-func (p *Plan) pass(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
+func (p *stateMethod) chainPass(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	if c.depth == 0 {
 		return nil // no rank has one to send
 	}
@@ -106,7 +106,7 @@ func (p *Plan) pass(s device.Stream, c *cut, scratch, own, transition, into tens
 }
 
 // wireBlock is a map on the wire, from an element on.
-func (p *Plan) wireBlock(wire tensor.Tensor, at int64, open bool) (e, m tensor.Tensor) {
+func (p *stateMethod) wireBlock(wire tensor.Tensor, at int64, open bool) (e, m tensor.Tensor) {
 	l, size := p.layer, tensor.F32.Size()
 	e = wire.At(at*size, tensor.F32, l.ValueHeads, l.KeyDim, l.ValueDim)
 	if open {
@@ -116,7 +116,7 @@ func (p *Plan) wireBlock(wire tensor.Tensor, at int64, open bool) (e, m tensor.T
 }
 
 // put writes a map to the wire.
-func (p *Plan) put(s device.Stream, wire tensor.Tensor, at int64, e, m tensor.Tensor, open bool) error {
+func (p *stateMethod) put(s device.Stream, wire tensor.Tensor, at int64, e, m tensor.Tensor, open bool) error {
 	toE, toM := p.wireBlock(wire, at, open)
 	if err := p.dev.Copy(s, toE, e); err != nil || !open {
 		return err
@@ -125,13 +125,13 @@ func (p *Plan) put(s device.Stream, wire tensor.Tensor, at int64, e, m tensor.Te
 }
 
 // apply is y = M·x + e, or Mᵀ·x + e on the way back.
-func (p *Plan) apply(s device.Stream, m, x, e, y tensor.Tensor, transpose bool) error {
+func (p *stateMethod) apply(s device.Stream, m, x, e, y tensor.Tensor, transpose bool) error {
 	p.chain.fold = device.DeltaFold{M: m, X: x, E: e, Y: y, Transpose: transpose}
 	return p.dev.DeltaFold(s, &p.chain.fold)
 }
 
 // swap exchanges the first elements of the wire, behind which come what others sent.
-func (p *Plan) swap(s device.Stream, wire tensor.Tensor) (sent int64, err error) {
+func (p *stateMethod) swap(s device.Stream, wire tensor.Tensor) (sent int64, err error) {
 	x, received := &p.chain, int64(0)
 	for r := range x.send {
 		sent, received = sent+x.send[r], received+x.recv[r]
@@ -141,7 +141,7 @@ func (p *Plan) swap(s device.Stream, wire tensor.Tensor) (sent int64, err error)
 }
 
 // gatherStates is the first form: one exchange.
-func (p *Plan) gatherStates(s device.Stream, c *cut, wire, own, transition, into tensor.Tensor, backward bool) error {
+func (p *stateMethod) gatherStates(s device.Stream, c *cut, wire, own, transition, into tensor.Tensor, backward bool) error {
 	x, at := &p.chain, int64(0)
 	clear(x.send)
 	clear(x.recv)
@@ -189,7 +189,7 @@ func (p *Plan) gatherStates(s device.Stream, c *cut, wire, own, transition, into
 }
 
 // foldFrom applies the maps of one place to what came from those beyond it.
-func (p *Plan) foldFrom(s device.Stream, c *cut, wire tensor.Tensor, at, place int64, into tensor.Tensor, backward bool) (int64, error) {
+func (p *stateMethod) foldFrom(s device.Stream, c *cut, wire tensor.Tensor, at, place int64, into tensor.Tensor, backward bool) (int64, error) {
 	behind := -c.ahead(place, backward)
 	for j := range c.pieces {
 		i := j

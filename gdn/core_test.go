@@ -30,9 +30,7 @@ func prepare(b *bench, k *kase, states, scan bool) *coreRun {
 	var err error
 	r.p, err = NewPlan(b.dev, b.comm, k.layer)
 	must(err)
-	if k.layer.Strategy == State {
-		r.p.scan = scan
-	}
+	setScan(r.p, scan)
 	r.x, err = sp.NewBatch(b.comm, k.batch)
 	must(err)
 	l, n, rows, size := r.p.Layer(), k.batch.Batch, r.x.Rows(), r.p.Sizes(r.x)

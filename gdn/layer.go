@@ -10,71 +10,37 @@ import (
 // nothing.
 func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: !a.Saved.IsNil()}
-	if err := p.admit(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
+	if err := p.Admit.Result(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	l := &p.layer
-	if l.Strategy == Heads {
-		e := &p.exchange
-		q, k, v := p.heads(a.QKV, l.KeyHeads, l.ValueHeads)
-		lo, hi, keyLo, keyHi := p.Heads()
-		toQ, toK, toV := p.heads(f.x, keyHi-keyLo, hi-lo)
-		e.add(l.DType, q, toQ, true)
-		e.add(l.DType, k, toK, true)
-		e.add(l.DType, v, toV, false)
-		e.add(l.DType, a.A, f.a, false)
-		e.add(l.DType, a.B, f.b, false)
-		if err := e.run(p, s, b, scratch, true, false); err != nil {
-			return err
-		}
-	} else {
-		if !kind.keep {
-			f.x, f.a, f.b = a.QKV, a.A, a.B
-		}
-		for _, t := range [...][2]tensor.Tensor{{f.x, a.QKV}, {f.a, a.A}, {f.b, a.B}} {
-			if err := p.keepCopy(s, t[0], t[1], kind); err != nil {
-				return err
-			}
-		}
-		if h := p.haloOf(f.x, f.before, scratch); h != nil {
-			if err := h.Forward(p.dev, p.comm, s, b); err != nil {
-				return err
-			}
-		}
+	p.states = states{}
+	p.layerArgs = *a
+	if err := p.method.enterLayer(s, c, f, &p.layerArgs, kind, scratch); err != nil {
+		return err
 	}
 	if err := p.prepare(s, c, f, a); err != nil {
 		return err
 	}
-	if err := p.sumUp(s, c, f, scratch, &states{}); err != nil {
+	if err := p.method.pass(s, c, f, scratch, &p.states); err != nil {
 		return err
 	}
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, &states{})
-}
-
-// haloOf is the rows across the cut of a call with State; nil where the convolution does not look
-// at any.
-func (p *Plan) haloOf(x, rows, wire tensor.Tensor) *sp.Halo {
-	if p.size == 1 || p.layer.ConvWidth < 2 {
-		return nil
-	}
-	h := &p.halo
-	h.N, h.X, h.Rows, h.Workspace = p.layer.ConvWidth-1, x, rows, wire
-	return h
+	return p.output(s, c, f, &keep, scratch, a.Out, kind, &p.states)
 }
 
 // LayerRecompute writes Out again from Saved and the weights; it reads nothing else. It is
 // collective with Heads; with State it sends nothing.
 func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := call{layer: true, keep: true}
-	if err := p.admit(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
+	if err := p.Admit.Result(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
+	p.states = states{}
 	if err := p.prepare(s, c, f, a); err != nil {
 		return err
 	}
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, &states{})
+	return p.output(s, c, f, &keep, scratch, a.Out, kind, &p.states)
 }
 
 // channels are a run of this rank's features of q|k|v, from lo to hi, and the row of the weights at
@@ -123,7 +89,7 @@ func (p *Plan) describeConv(f *frame, x *piece, part channels, a *LayerArgs) {
 	p.conv.Conv1d = device.Conv1d{X: of(f.x, x).Slice(1, part.lo, part.hi), Y: of(f.y, x).Slice(1, part.lo, part.hi),
 		W: a.Conv.Slice(0, part.row, part.row+n), Cu: x.cu}
 	if x.up > 0 && p.layer.ConvWidth > 1 {
-		p.conv.Before = f.before.Select(0, x.row).Slice(1, part.lo, part.hi)
+		p.conv.Before = f.chain.before.Select(0, x.row).Slice(1, part.lo, part.hi)
 	}
 }
 
@@ -131,59 +97,42 @@ func (p *Plan) describeConv(f *frame, x *piece, part channels, a *LayerArgs) {
 // Collective. It allocates nothing.
 func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *LayerGrads) error {
 	kind := call{layer: true, backward: true, keep: true}
-	if err := p.admit(p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind)); err != nil {
+	if err := p.Admit.Result(p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind)); err != nil {
 		return err
 	}
 	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	l, e := &p.layer, &p.exchange
-	dx := f.dy // of the convolution
-	if l.Strategy == State {
-		f.dout, f.da, f.db, dx = g.DOut, g.DA, g.DB, g.DQKV
-	} else {
-		e.add(l.DType, g.DOut, f.dout, false)
-		if err := e.run(p, s, b, scratch, true, false); err != nil {
-			return err
-		}
+	p.states = states{}
+	p.layerGrads = *g
+	if err := p.method.enterLayerGrads(s, c, f, &p.layerGrads, scratch); err != nil {
+		return err
 	}
 	if err := p.prepare(s, c, f, a); err != nil {
 		return err
 	}
 	// Of a key head whose value heads lie on several ranks each has its part of dq and dk. What is
 	// before them is linear in these: the parts' gradients, of inputs and of weights, add up.
-	if err := p.gradient(s, c, f, &keep, scratch, false, &states{}); err != nil {
+	if err := p.gradient(s, c, f, &keep, scratch, false, &p.states); err != nil {
 		return err
 	}
-	if err := p.prepareGradient(s, c, f, a, g, dx); err != nil {
+	if err := p.prepareGradient(s, c, f, a, g); err != nil {
 		return err
 	}
-	if l.Strategy == State {
-		if h := p.haloOf(g.DQKV, f.dbefore, scratch); h != nil {
-			return h.Backward(p.dev, p.comm, s, b)
-		}
-		return nil
-	}
-	q, k, v := p.heads(g.DQKV, l.KeyHeads, l.ValueHeads)
-	e.add(l.DType, q, f.dq, true)
-	e.add(l.DType, k, f.dk, true)
-	e.add(l.DType, v, f.dv, false)
-	e.add(l.DType, g.DA, f.da, false)
-	e.add(l.DType, g.DB, f.db, false)
-	return e.run(p, s, b, scratch, false, p.keysCut)
+	return p.method.leaveLayerGrads(s, c, f, &p.layerGrads, scratch)
 }
 
 // prepareGradient is the derivative of prepare: from dy, dg and dbeta to dx, which may be dy, da
 // and db, and the weights' gradients.
-func (p *Plan) prepareGradient(s device.Stream, c *cut, f *frame, a *LayerArgs, g *LayerGrads, dx tensor.Tensor) error {
+func (p *Plan) prepareGradient(s device.Stream, c *cut, f *frame, a *LayerArgs, g *LayerGrads) error {
 	lo, hi, _, _ := p.Heads()
 	for i := range c.pieces {
 		x := &c.pieces[i]
 		for _, part := range p.channels {
 			p.describeConv(f, x, part, a)
 			d := &p.conv
-			d.DY, d.DX = of(f.dy, x).Slice(1, part.lo, part.hi), of(dx, x).Slice(1, part.lo, part.hi)
+			d.DY, d.DX = of(f.dy, x).Slice(1, part.lo, part.hi), of(f.dx, x).Slice(1, part.lo, part.hi)
 			d.DW, d.DBefore = g.DConv.Slice(0, part.row, part.row+part.hi-part.lo), tensor.Tensor{}
 			if !d.Before.IsNil() {
-				d.DBefore = f.dbefore.Select(0, x.row).Slice(1, part.lo, part.hi)
+				d.DBefore = f.chain.dbefore.Select(0, x.row).Slice(1, part.lo, part.hi)
 			}
 			if err := p.dev.Conv1dBackward(s, d); err != nil {
 				return err

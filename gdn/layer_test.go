@@ -33,9 +33,7 @@ func prepareLayer(b *bench, k *kase, scan bool) *layerRun {
 	var err error
 	r.p, err = NewPlan(b.dev, b.comm, k.layer)
 	must(err)
-	if k.layer.Strategy == State {
-		r.p.scan = scan
-	}
+	setScan(r.p, scan)
 	r.x, err = sp.NewBatch(b.comm, k.batch)
 	must(err)
 	l, n, rows, size := r.p.Layer(), k.batch.Batch, r.x.Rows(), r.p.LayerSizes(r.x)
@@ -159,7 +157,7 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 		if x.whole {
 			lo = 0
 		}
-		if r.p.keysCut && (x.name == "dqkv" || x.name == "dconv") {
+		if keysCut(r.p) && (x.name == "dqkv" || x.name == "dconv") {
 			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
 				return fmt.Errorf("%s is %.3g from one rank's, of %.3g", x.name, delta, top)
 			}

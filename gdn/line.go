@@ -132,31 +132,5 @@ func (p *Plan) fillCut(c *cut, b *sp.Batch) {
 	c.line.fill(b)
 	l := &c.line
 	c.docs, c.most, c.starts, c.ends, c.depth = int64(len(l.cu)-1), 0, 0, 0, 0
-	if p.layer.Strategy == Heads {
-		c.n, c.at = b.Seq(), 0
-		c.most, c.starts, c.ends = c.docs, c.docs, c.docs
-		if lo, hi, _, _ := p.Heads(); lo < hi {
-			c.pieces = append(c.pieces, piece{row: -1, cu: l.cu, stretch: stretch{docs: c.docs}})
-		}
-		return
-	}
-	c.n, c.at, c.depth = b.Rows(), l.placeOf(p.rank), l.depth()
-	if c.n == 0 {
-		return
-	}
-	for i := range l.batch {
-		x := piece{row: i, stretch: l.stretch(i, c.at)}
-		start := len(c.marks)
-		c.marks = append(c.marks, 0)
-		for d := x.doc; d < x.doc+x.docs; d++ {
-			c.marks = append(c.marks, min(l.cu[d+1]-i*l.seq, l.end[c.at])-l.first[c.at])
-		}
-		x.cu = c.marks[start:len(c.marks):len(c.marks)] // stays where it is if marks grows
-		c.pieces = append(c.pieces, x)
-		c.most = max(c.most, x.docs)
-		_, n := l.within(i, c.at, true)
-		c.starts += n
-		_, n = l.within(i, c.at, false)
-		c.ends += n
-	}
+	p.method.fillCut(c)
 }

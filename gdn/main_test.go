@@ -304,3 +304,16 @@ func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64
 	}
 	return delta, top
 }
+
+// setScan chooses the form in which the states of a plan travel.
+func setScan(p *Plan, scan bool) {
+	if m, ok := p.method.(*stateMethod); ok {
+		m.scan = scan
+	}
+}
+
+// keysCut reports whether the value heads of a key head are on several ranks of a plan by heads.
+func keysCut(p *Plan) bool {
+	m, ok := p.method.(*headsMethod)
+	return ok && m.keysCut
+}

@@ -77,7 +77,7 @@ type Layer struct {
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and
 // every batch, one call at a time.
 type Plan struct {
-	Admit func(error) error // as sp.Plan's
+	Admit sp.Admit
 
 	dev        device.Device
 	comm       comm.Comm
@@ -87,18 +87,20 @@ type Plan struct {
 	tokenMajor bool // local copies have tokens before heads
 	why        string
 
-	ulysses  *sp.Plan   // with Heads: tokens against heads
-	keysCut  bool       // with Heads: the value heads of a key head lie on several ranks
-	keyHead  []int64    // with Heads: local key head of each local value head
+	method   method
+	keyHead  []int64    // local key head of each local value head; nil = all heads are local
 	channels []channels // of a layer
-	scan     bool       // with State: by a prefix scan
 
 	// Of the call under way, kept here so that no call allocates.
 	cut            cut
-	frame          frame
-	exchange       exchange
-	chain          chain
-	halo           sp.Halo
+	frame, sketch  frame         // sketch: of a call that is sized
+	kept, work     device.Allocator // of Saved and of Workspace
+	states         states
+	written        int64 // documents whose states are in f.docs, see method.stateBehind
+	args           Args
+	grads          Grads
+	layerArgs      LayerArgs
+	layerGrads     LayerGrads
 	docRows        []int64
 	delta          device.GatedDelta
 	deltaGrad      device.GatedDeltaGrad
@@ -145,26 +147,48 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		l.Scale = 1 / math.Sqrt(float64(l.KeyDim))
 	}
 	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align), tokenMajor: info.TokenMajor}
-	p.chain.send, p.chain.recv, p.docRows = make([]int64, p.size), make([]int64, p.size), make([]int64, p.size)
-	group := l.ValueHeads / l.KeyHeads
-	for r := range p.size {
-		lo, hi, _, _ := headsOf(l, p.size, r)
-		p.keysCut = p.keysCut || lo < hi && lo%group > 0 // which counts in the choice
+	p.docRows = make([]int64, p.size)
+	return p, p.choose()
+}
+
+// choose settles the strategy by the bytes of all ranks together for a document over all of them.
+// Collective.
+func (p *Plan) choose() error {
+	l := &p.layer
+	tokens := l.Tokens
+	if tokens == 0 {
+		tokens = p.size // a row for each: states do not depend on it
 	}
-	if err := p.choose(); err != nil {
-		return nil, err
+	b, err := sp.SketchBatch(int(p.rank), int(p.size), sp.BatchSpec{Batch: 1, Seq: tokens})
+	if err != nil {
+		return err
 	}
-	p.channels = p.channelsOf()
-	if p.layer.Strategy == State {
-		p.keysCut = false
-		return p, nil
+	c := cut{batch: b}
+	c.line.fill(b)
+	byHeads, byState := newHeadsMethod(p), newStateMethod(p, &c.line)
+	total := func(m method) (sum int64) {
+		for rank := range p.size {
+			for _, backward := range []bool{false, true} {
+				sum += m.sent(&c, rank, call{layer: l.ConvWidth > 0, backward: backward})
+			}
+		}
+		return sum
 	}
-	lo, hi, keyLo, _ := p.Heads()
-	for h := lo; h < hi; h++ {
-		p.keyHead = append(p.keyHead, h/group-keyLo)
+	heads, state := total(byHeads), total(byState)
+	asked := l.Strategy
+	if asked == Auto {
+		l.Strategy = Heads
+		if l.Tokens > 0 && state < heads {
+			l.Strategy = State
+		}
 	}
-	p.ulysses, err = sp.NewPlan(d, c, sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim, VDim: l.ValueDim, DType: l.DType, NoBackward: true})
-	return p, err
+	if l.Strategy == Heads {
+		p.method, err = byHeads, byHeads.open()
+	} else {
+		p.method = byState
+	}
+	p.why, p.channels = p.describe(asked, heads, state), p.channelsOf()
+	return err
 }
 
 func (l Layer) check(info device.Info) error {
@@ -200,14 +224,6 @@ func (l Layer) check(info device.Info) error {
 	return nil
 }
 
-// admit returns the result of Admit on the checks of a call.
-func (p *Plan) admit(err error) error {
-	if p.Admit == nil {
-		return err
-	}
-	return p.Admit(err)
-}
-
 // Layer is what the plan was made for, its type, scale and strategy resolved.
 func (p *Plan) Layer() Layer { return p.layer }
 
@@ -217,11 +233,7 @@ func (p *Plan) Strategy() Strategy { return p.layer.Strategy }
 // Heads gives the value heads [lo, hi) that this rank computes and the key heads [keyLo, keyHi)
 // under them: all with State.
 func (p *Plan) Heads() (lo, hi, keyLo, keyHi int64) {
-	l := p.layer
-	if l.Strategy == State {
-		return 0, l.ValueHeads, 0, l.KeyHeads
-	}
-	return headsOf(l, p.size, p.rank)
+	return p.method.headRange(p.rank)
 }
 
 // headsOf is the value heads of a rank and the key heads under them.

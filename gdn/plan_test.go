@@ -134,7 +134,7 @@ func TestMaxSizesCoverAll(t *testing.T) {
 		}
 		p, err := NewPlan(b.dev, b.comm, k.layer)
 		must(err)
-		p.scan = scan
+		setScan(p, scan)
 		for _, more := range []int64{0, 1, 50} {
 			most, err := p.MaxSizes(k.batch.Batch, k.batch.Seq+more, false)
 			must(err)
@@ -233,16 +233,17 @@ func TestScanOverManyRanks(t *testing.T) {
 	for n, want := range map[int64]bool{2: false, 8: false, 16: true, 100: true} {
 		p := &Plan{layer: with(func(l *Layer) { l.Strategy, l.Scale = State, 1 }), size: n}
 		must(p.choose())
+		m := p.method.(*stateMethod)
 		var l line
 		b, err := sp.SketchBatch(0, int(n), sp.BatchSpec{Batch: 1, Seq: 3 * n})
 		must(err)
 		l.fill(b)
 		var gather, scan int64
 		for at := range n {
-			gather, scan = gather+p.chainSent(&l, at, false, false), scan+p.chainSent(&l, at, true, false)
+			gather, scan = gather+m.chainSent(&l, at, false, false), scan+m.chainSent(&l, at, true, false)
 		}
-		if p.scan != want || want != (gather >= 2*scan) {
-			t.Errorf("%d ranks: scan %v, %d elements against %d", n, p.scan, scan, gather)
+		if m.scan != want || want != (gather >= 2*scan) {
+			t.Errorf("%d ranks: scan %v, %d elements against %d", n, m.scan, scan, gather)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 // place knows the map of the 2^t − 1 places it receives from, its prefix; it gets that of the 2^t
 // places beyond them. Maps that begin where a document starts are e alone, and longer prefixes do
 // not change them.
-func (p *Plan) scanStates(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
+func (p *stateMethod) scanStates(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	l, n := p.layer, int64(len(c.pieces))
 	memory := device.Allocator{Mem: scratch, Align: 1}
 	take := func(last int64) tensor.Tensor { return memory.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, last) }
@@ -47,7 +47,7 @@ func (p *Plan) scanStates(s device.Stream, c *cut, scratch, own, transition, int
 
 // packRound writes the map of each place's prefix and of the place itself for the one that is a
 // step ahead.
-func (p *Plan) packRound(s device.Stream, c *cut, wire tensor.Tensor, step int64, own, transition, prefixE, prefixM tensor.Tensor, backward bool) error {
+func (p *stateMethod) packRound(s device.Stream, c *cut, wire tensor.Tensor, step int64, own, transition, prefixE, prefixM tensor.Tensor, backward bool) error {
 	x, at := &p.chain, int64(0)
 	clear(x.send)
 	clear(x.recv)
@@ -86,7 +86,7 @@ func (p *Plan) packRound(s device.Stream, c *cut, wire tensor.Tensor, step int64
 }
 
 // lengthen puts what came before a prefix; first says that there is none yet.
-func (p *Plan) lengthen(s device.Stream, prefixE, prefixM, longerM, e, m tensor.Tensor, open, first, backward bool) error {
+func (p *stateMethod) lengthen(s device.Stream, prefixE, prefixM, longerM, e, m tensor.Tensor, open, first, backward bool) error {
 	if first {
 		if err := p.dev.Copy(s, prefixE, e); err != nil || !open {
 			return err
@@ -101,7 +101,7 @@ func (p *Plan) lengthen(s device.Stream, prefixE, prefixM, longerM, e, m tensor.
 
 // compose is the M of two maps, first the second: forward x → M1·(M2·x), backward x → M1ᵀ·(M2ᵀ·x) =
 // (M2·M1)ᵀ·x.
-func (p *Plan) compose(s device.Stream, m1, m2, to tensor.Tensor, backward bool) error {
+func (p *stateMethod) compose(s device.Stream, m1, m2, to tensor.Tensor, backward bool) error {
 	if backward {
 		m1, m2 = m2, m1
 	}

@@ -73,16 +73,16 @@ func (p *Plan) sizes(c *cut, kind call) (size Sizes) {
 
 // need is the bytes of one call.
 func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
-	keep, ws := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
-	to := &keep
+	p.kept, p.work = device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
+	keep, ws, f := &p.kept, &p.work, &p.sketch
+	to := keep
 	if !kind.keep {
-		to = &ws
+		to = ws
 	}
-	var f frame
-	p.lay(&f, c, kind, to, &ws)
+	p.lay(f, c, kind, to, ws)
 	var most device.DeltaSizes
 	for i := range c.pieces {
-		size := p.deltaSizes(&f, &c.pieces[i])
+		size := p.deltaSizes(f, &c.pieces[i])
 		if kind.keep {
 			keep.Take(tensor.U8, size.Saved)
 		}
@@ -92,10 +92,8 @@ func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
 	if kind.backward {
 		scratch = most.Backward
 	}
-	if p.layer.Strategy == Heads {
-		scratch = max(scratch, p.wire(c, kind))
-	} else if p.size > 1 {
-		scratch = max(scratch, most.State, p.chainBytes(c, kind.backward), p.haloBytes(c, kind))
+	if p.size > 1 {
+		scratch = max(scratch, p.method.scratch(c, kind, most))
 	}
 	return keep.Used, ws.Padded() + scratch
 }
@@ -103,25 +101,11 @@ func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
 // deltaSizes is what the device needs for a piece, whatever states come and go: the same in all
 // calls, as they share Saved.
 func (p *Plan) deltaSizes(f *frame, x *piece) device.DeltaSizes {
-	p.describe(f, x)
+	p.arguments(f, x)
 	states := tensor.Of(nil, tensor.F32, x.docs, f.v.Shape[2], p.layer.KeyDim, p.layer.ValueDim)
 	states.Where = f.v.Where
 	p.delta.StateIn, p.delta.StateOut = states, states
 	return p.dev.GatedDeltaSizes(&p.delta)
-}
-
-// haloBytes is the wire of the convolution's halo: W−1 rows come; n rows go to the ranks behind
-// that begin less than W rows after them, which are most where those have a row each.
-func (p *Plan) haloBytes(c *cut, kind call) int64 {
-	l := p.layer
-	if !kind.layer || l.ConvWidth < 2 {
-		return 0
-	}
-	rows := l.ConvWidth - 1
-	for d := int64(1); d < min(l.ConvWidth, p.size); d++ {
-		rows += min(c.n, l.ConvWidth-d)
-	}
-	return rows * l.channels() * c.line.batch * l.DType.Size()
 }
 
 // channels is the features of q|k|v.
@@ -136,11 +120,7 @@ func (p *Plan) Reserve(batch, seq int64) error {
 	}
 	var most int64
 	for _, kind := range []call{{}, {backward: true}, {layer: true}, {layer: true, backward: true}} {
-		if p.layer.Strategy == Heads {
-			most = max(most, p.wire(c, kind))
-		} else {
-			most = max(most, p.chainBytes(c, kind.backward), p.haloBytes(c, kind))
-		}
+		most = max(most, p.method.scratch(c, kind, device.DeltaSizes{}))
 	}
 	return comm.Reserve(p.comm, 1, most)
 }

@@ -192,7 +192,7 @@ func tokens(x tensor.Tensor) tensor.Tensor { return x.Flatten(1, 2).Permute(1, 0
 
 // Forward computes Out, and LSE if given, of the batch. Collective. It allocates nothing.
 func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
-	if err := p.admit(p.checkForward(b, a)); err != nil {
+	if err := p.Admit.Result(p.checkForward(b, a)); err != nil {
 		return err
 	}
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
@@ -240,7 +240,7 @@ func (p *Plan) enter(b *Batch, a *Args, x *local) [3]part {
 // Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It
 // allocates nothing.
 func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
-	if err := p.admit(p.checkBackward(b, a, g)); err != nil {
+	if err := p.Admit.Result(p.checkBackward(b, a, g)); err != nil {
 		return err
 	}
 	keep, lse := p.keepers(a)

@@ -13,17 +13,10 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 	if err := p.checkBatch(op, b); err != nil {
 		return err
 	}
-	l, n := p.layer, b.spec.Batch
-	if err := checkTensor(op, "q", a.Q, l.DType, n, b.Rows(), l.Heads, l.Dim); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "k", a.K, l.DType, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "v", a.V, l.DType, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "out", a.Out, l.DType, n, b.Rows(), l.Heads, l.VDim); err != nil {
+	l, n := &p.layer, b.spec.Batch
+	if err := p.checkOperands(op, b, [4]operand{
+		{"q", a.Q, false, l.Dim}, {"k", a.K, true, l.Dim}, {"v", a.V, true, l.VDim}, {"out", a.Out, false, l.VDim},
+	}); err != nil {
 		return err
 	}
 	if !a.LSE.IsNil() {
@@ -31,6 +24,33 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 			return err
 		}
 	}
+	return p.checkMemory(op, b, a)
+}
+
+// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], the rows and heads of keys
+// or of queries.
+type operand struct {
+	name string
+	t    tensor.Tensor
+	keys bool
+	dim  int64
+}
+
+func (p *Plan) checkOperands(op string, b *Batch, xs [4]operand) error {
+	for i := range xs {
+		x, rows, heads := &xs[i], b.Rows(), p.layer.Heads
+		if x.keys {
+			rows, heads = b.KVRows(), p.layer.KVHeads
+		}
+		if err := checkTensor(op, x.name, x.t, p.layer.DType, b.spec.Batch, rows, heads, x.dim); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkMemory checks the tables of angles, the saved memory and the workspace of a call.
+func (p *Plan) checkMemory(op string, b *Batch, a *Args) error {
 	if err := p.checkRotation(op, b, a); err != nil {
 		return err
 	}
@@ -67,26 +87,13 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	if p.layer.NoBackward || a.Saved.IsNil() {
 		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
 	}
-	l, n := p.layer, b.spec.Batch
-	if err := checkTensor(op, "dout", g.DOut, l.DType, n, b.Rows(), l.Heads, l.VDim); err != nil {
+	l := &p.layer
+	if err := p.checkOperands(op, b, [4]operand{
+		{"dout", g.DOut, false, l.VDim}, {"dq", g.DQ, false, l.Dim}, {"dk", g.DK, true, l.Dim}, {"dv", g.DV, true, l.VDim},
+	}); err != nil {
 		return err
 	}
-	if err := checkTensor(op, "dq", g.DQ, l.DType, n, b.Rows(), l.Heads, l.Dim); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "dk", g.DK, l.DType, n, b.KVRows(), l.KVHeads, l.Dim); err != nil {
-		return err
-	}
-	if err := checkTensor(op, "dv", g.DV, l.DType, n, b.KVRows(), l.KVHeads, l.VDim); err != nil {
-		return err
-	}
-	if err := p.checkRotation(op, b, a); err != nil {
-		return err
-	}
-	if err := p.checkSaved(op, b, a); err != nil {
-		return err
-	}
-	return checkBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
+	return p.checkMemory(op, b, a)
 }
 
 // checkRestore is checkForward of a call that has its output and saves its LSE apart.

@@ -18,17 +18,9 @@ type Halo struct {
 	Rows      tensor.Tensor // [B, |N|, W], in the order of the sequence; last axis dense
 	Workspace tensor.Tensor // U8, HaloElements of X's type
 
-	Admit func(error) error // as Plan.Admit
+	Admit Admit
 
 	send, recv []int64
-}
-
-// admit returns the result of Admit on the checks of a call.
-func (h *Halo) admit(err error) error {
-	if h.Admit == nil {
-		return err
-	}
-	return h.Admit(err)
 }
 
 // haloOf is the rows of sequence i that a rank needs from others, and where the first of them lies
@@ -109,7 +101,7 @@ func (h *Halo) check(op string, b *Batch) error {
 // Forward fills Rows, with zeros where the document has none. Collective, one exchange. It
 // allocates nothing but the first time.
 func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
-	if err := h.admit(h.check("sp.Halo.Forward", b)); err != nil {
+	if err := h.Admit.Result(h.check("sp.Halo.Forward", b)); err != nil {
 		return err
 	}
 	if h.Rows.Numel() > 0 {
@@ -130,7 +122,7 @@ func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) 
 // Backward adds to X, a gradient, what other ranks have in their Rows for it: the adjoint of
 // Forward. Collective, one exchange.
 func (h *Halo) Backward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
-	if err := h.admit(h.check("sp.Halo.Backward", b)); err != nil {
+	if err := h.Admit.Result(h.check("sp.Halo.Backward", b)); err != nil {
 		return err
 	}
 	send, recv := h.count(b)

@@ -37,7 +37,7 @@ func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op strin
 	if x.plan != nil {
 		err = status.Errorf(status.InvalidArgument, "%s: the request is under way: wait for it first", op)
 	}
-	if err = p.admit(err); err != nil {
+	if err = p.Admit.Result(err); err != nil {
 		return err
 	}
 	x.stream, x.wire, x.toHeads = s, bytesOf(r.Workspace), toHeads
@@ -46,21 +46,14 @@ func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op strin
 		x.plan = p
 		return nil
 	}
-	if toHeads {
-		x.sent, err = p.packSeq(s, x.wire, x.parts)
-	} else {
-		x.sent, err = p.packHeads(s, x.wire, x.parts)
-	}
-	if err != nil {
+	sent, received := p.count(parts, toHeads)
+	x.sent = sent
+	if err := p.pack(s, x.wire, x.parts, toHeads); err != nil {
 		return err
 	}
 	if p.size > 1 {
 		x.send, x.recv = append(x.send[:0], p.send...), append(x.recv[:0], p.recv...)
-		dtype, received := parts[0].seq.DType, int64(0)
-		for _, n := range x.recv {
-			received += n
-		}
-		src, dst := x.wire.At(0, dtype, x.sent), x.wire.At(x.sent*dtype.Size(), dtype, received)
+		src, dst := onWire(x.wire, parts[0].seq.DType, sent, received)
 		if x.request, err = p.comm.AllToAllStart(s, dst, src, x.recv, x.send); err != nil {
 			return err
 		}
@@ -85,8 +78,5 @@ func (x *Pending) Wait() error {
 	if len(x.parts) == 0 {
 		return nil
 	}
-	if x.toHeads {
-		return p.unpackHeads(x.stream, x.wire, x.sent, x.parts)
-	}
-	return p.unpackSeq(x.stream, x.wire, x.sent, x.parts)
+	return p.unpack(x.stream, x.wire, x.sent, x.parts, x.toHeads)
 }

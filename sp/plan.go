@@ -55,13 +55,23 @@ type Layer struct {
 	Deterministic bool
 }
 
+// Admit gets the result of the checks of a call, before the call's first communication, and returns
+// the error of the call. A caller whose ranks agree on refusals sets it. Where it is nil, each rank
+// checks alone.
+type Admit func(error) error
+
+// Result returns the error of a call whose checks returned err.
+func (f Admit) Result(err error) error {
+	if f == nil {
+		return err
+	}
+	return f(err)
+}
+
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and
 // every batch, one call at a time.
 type Plan struct {
-	// Admit, if not nil, gets the result of the checks of every call, before the call's first
-	// communication, and returns the error of the call. A caller whose ranks agree on refusals sets
-	// it. Without it, each rank checks alone.
-	Admit func(error) error
+	Admit Admit
 
 	dev        device.Device
 	comm       comm.Comm
@@ -183,14 +193,6 @@ func keyHeads(query []span, group int64) (key, owned []span) {
 	return key, owned
 }
 
-// admit returns the result of Admit on the checks of a call.
-func (p *Plan) admit(err error) error {
-	if p.Admit == nil {
-		return err
-	}
-	return p.Admit(err)
-}
-
 // Layer is what the plan was made for, its type and scale resolved.
 func (p *Plan) Layer() Layer { return p.layer }
 
@@ -261,7 +263,7 @@ func (p *Plan) String() string {
 		copies += p.key[j].n()
 		sent += p.query[j].n()*(l.Dim+l.VDim) + p.key[j].n()*(l.Dim+l.VDim)
 	}
-	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", p.size, counts(p.query), counts(p.key))
+	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", p.size, Counts(sizes(p.query)), Counts(sizes(p.key)))
 	if copies > l.KVHeads {
 		s += fmt.Sprintf(" (%d held %d times)", l.KVHeads, copies)
 	}
@@ -269,22 +271,31 @@ func (p *Plan) String() string {
 	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(p.size-1)/float64(p.size))
 }
 
-// counts lists how many heads each rank has, runs shortened: "2×3 1".
-func counts(cut []span) string {
+// Counts returns how many heads each rank has as text, with runs shortened: "2×3 1".
+func Counts(heads []int64) string {
 	var b strings.Builder
-	for i := 0; i < len(cut); {
+	for i := 0; i < len(heads); {
 		j := i
-		for j < len(cut) && cut[j].n() == cut[i].n() {
+		for j < len(heads) && heads[j] == heads[i] {
 			j++
 		}
 		if i > 0 {
 			b.WriteByte(' ')
 		}
-		fmt.Fprintf(&b, "%d", cut[i].n())
+		fmt.Fprintf(&b, "%d", heads[i])
 		if j-i > 1 {
 			fmt.Fprintf(&b, "×%d", j-i)
 		}
 		i = j
 	}
 	return b.String()
+}
+
+// sizes returns the heads of each span.
+func sizes(spans []span) []int64 {
+	n := make([]int64, len(spans))
+	for i, s := range spans {
+		n[i] = s.n()
+	}
+	return n
 }

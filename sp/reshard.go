@@ -33,78 +33,94 @@ func (t *part) mine(heads span) tensor.Tensor {
 	return t.seq.Slice(2, heads.lo, heads.hi).Permute(2, 0, 1, 3)
 }
 
-// wireElements is what an exchange from sequence to heads sends and receives at this rank; the way
-// back is the mirror image.
-func (p *Plan) wireElements(parts []part) (send, recv int64) {
-	for j := range p.size {
-		if j == p.rank {
-			continue
-		}
-		for i := range parts {
-			send += parts[i].block(j, p.rank)
-			recv += parts[i].block(p.rank, j)
-		}
+// rowsOf returns rank j's rows of this rank's heads: [h, B, n_j, D].
+func (t *part) rowsOf(j int64) tensor.Tensor {
+	return t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)
+}
+
+// between returns the elements that this rank sends to rank j on the way to heads, and those that it
+// receives from rank j. The way back sends what the way there receives.
+func (p *Plan) between(parts []part, j int64) (send, recv int64) {
+	if j == p.rank {
+		return 0, 0
+	}
+	for i := range parts {
+		send += parts[i].block(j, p.rank)
+		recv += parts[i].block(p.rank, j)
 	}
 	return send, recv
 }
 
-// A block on the wire, one part after the other, lies like the local tensors: [h, B, n, D] in
-// memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens first [B,
-// n, h, D], which unpacks into B runs. What a rank sends to itself does not pass the wire.
+// wireElements returns what an all-to-all from tokens to heads sends and receives at this rank.
+func (p *Plan) wireElements(parts []part) (send, recv int64) {
+	for j := range p.size {
+		s, r := p.between(parts, j)
+		send, recv = send+s, recv+r
+	}
+	return send, recv
+}
 
-// seqToHeads fills the parts' heads from their seq in one exchange.
+// count fills p.send and p.recv for one all-to-all and returns their sums.
+func (p *Plan) count(parts []part, toHeads bool) (sent, received int64) {
+	for j := range p.size {
+		send, recv := p.between(parts, j)
+		if !toHeads {
+			send, recv = recv, send
+		}
+		p.send[j], p.recv[j] = send, recv
+		sent, received = sent+send, received+recv
+	}
+	return sent, received
+}
+
+// A block on the wire, one tensor after the other, has the layout of the local tensors: [h, B, n, D]
+// in memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens first
+// [B, n, h, D], which unpacks into B runs. A rank's block for itself does not pass the wire.
+
+// seqToHeads fills the heads of parts from their seq in one all-to-all.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
-	sent, err := p.packSeq(s, wire, parts)
-	if err != nil {
-		return err
-	}
-	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
-		return err
-	}
-	return p.unpackHeads(s, wire, sent, parts)
+	return p.reshard(s, wire, parts, true)
 }
 
-// packSeq fills the front of the wire, sent elements, and the counts of the exchange.
-func (p *Plan) packSeq(s device.Stream, wire tensor.Tensor, parts []part) (sent int64, err error) {
-	me := p.rank
-	at := int64(0)
-	for j := range p.size {
-		start := at
-		for i := range parts {
-			t := &parts[i]
-			dst := t.heads.Slice(2, t.rows[me].lo, t.rows[me].hi)
-			if j != me {
-				dst, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
-			}
-			if err := p.turn(s, t, dst, t.split[j], t.mine(t.split[j]), false); err != nil {
-				return 0, err
-			}
-		}
-		p.send[j] = at - start
-	}
-	for j := range p.size {
-		p.recv[j] = 0
-		if j != me {
-			for i := range parts {
-				p.recv[j] += parts[i].block(me, j)
-			}
-		}
-	}
-	return at, nil
+// headsToSeq fills the seq of parts from their heads in one all-to-all: the inverse of seqToHeads,
+// and its adjoint where first is set, which adds the copies of a head in rank order.
+func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) error {
+	return p.reshard(s, wire, parts, false)
 }
 
-// unpackHeads reads what came, which lies from element at on.
-func (p *Plan) unpackHeads(s device.Stream, wire tensor.Tensor, at int64, parts []part) error {
-	me := p.rank
-	for j := range p.size {
-		for i := range parts {
-			t := &parts[i]
-			if j == me {
-				continue
-			}
-			var src tensor.Tensor
-			src, at = p.block(wire, at, t, t.split[me].n(), t.rows[j].n())
-			if err := p.copy(s, t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi), src); err != nil {
+func (p *Plan) reshard(s device.Stream, wire tensor.Tensor, parts []part, toHeads bool) error {
+	sent, received := p.count(parts, toHeads)
+	if err := p.pack(s, wire, parts, toHeads); err != nil {
+		return err
+	}
+	if p.size > 1 {
+		src, dst := onWire(wire, parts[0].seq.DType, sent, received)
+		if err := p.comm.AllToAll(s, dst, src, p.recv, p.send); err != nil {
+			return err
+		}
+	}
+	return p.unpack(s, wire, sent, parts, toHeads)
+}
+
+// onWire returns the sent elements at the front of the wire and the received ones behind them.
+func onWire(wire tensor.Tensor, dtype tensor.DType, sent, received int64) (src, dst tensor.Tensor) {
+	return wire.At(0, dtype, sent), wire.At(sent*dtype.Size(), dtype, received)
+}
+
+// pack fills the front of the wire.
+func (p *Plan) pack(s device.Stream, wire tensor.Tensor, parts []part, toHeads bool) error {
+	return p.walk(s, wire, 0, parts, toHeads, true)
+}
+
+// unpack reads what came, which is on the wire from element at on.
+func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, parts []part, toHeads bool) error {
+	if err := p.walk(s, wire, at, parts, toHeads, false); err != nil || toHeads {
+		return err
+	}
+	for i := range parts {
+		if t := &parts[i]; t.first != nil && !t.cos.IsNil() { // copies of a head are added first
+			all := t.mine(span{0, t.seq.Shape[2]})
+			if err := p.rotate(s, t, all, span{}, all, true); err != nil {
 				return err
 			}
 		}
@@ -112,68 +128,37 @@ func (p *Plan) unpackHeads(s device.Stream, wire tensor.Tensor, at int64, parts 
 	return nil
 }
 
-// headsToSeq fills the parts' seq from their heads in one exchange: the inverse of seqToHeads, and
-// its adjoint where first is set, which adds up the copies of a head in rank order.
-func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) error {
-	sent, err := p.packHeads(s, wire, parts)
-	if err != nil {
-		return err
-	}
-	if err := p.exchange(s, wire, sent, parts[0].seq.DType); err != nil {
-		return err
-	}
-	return p.unpackSeq(s, wire, sent, parts)
-}
-
-// packHeads is packSeq the other way.
-func (p *Plan) packHeads(s device.Stream, wire tensor.Tensor, parts []part) (sent int64, err error) {
-	me := p.rank
-	at := int64(0)
+// walk packs or unpacks the blocks of the wire in order, rank by rank, from element at on. Packing on
+// the way to heads and unpacking on the way back, a block is this rank's rows of another rank's
+// heads; otherwise it is another rank's rows of this rank's heads. The rows and heads that stay on
+// this rank are copied where a block is of the first kind.
+func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, parts []part, toHeads, pack bool) error {
+	ofSeq := toHeads == pack
 	for j := range p.size {
-		start := at
+		heads, rows := p.rank, j
+		if ofSeq {
+			heads, rows = j, p.rank
+		}
 		for i := range parts {
 			t := &parts[i]
-			if j == me {
+			block := t.rowsOf(j) // of heads: its own where j is this rank
+			if j != p.rank {
+				block, at = p.block(wire, at, t, t.split[heads].n(), t.rows[rows].n())
+			} else if !ofSeq {
 				continue
 			}
-			var dst tensor.Tensor
-			dst, at = p.block(wire, at, t, t.split[me].n(), t.rows[j].n())
-			if err := p.copy(s, dst, t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)); err != nil {
-				return 0, err
+			var err error
+			switch {
+			case ofSeq && pack:
+				err = p.rotate(s, t, block, t.split[j], t.mine(t.split[j]), false)
+			case ofSeq:
+				err = p.merge(s, t, j, block)
+			case pack:
+				err = p.copy(s, block, t.rowsOf(j))
+			default:
+				err = p.copy(s, t.rowsOf(j), block)
 			}
-		}
-		p.send[j] = at - start
-	}
-	for j := range p.size {
-		p.recv[j] = 0
-		if j != me {
-			for i := range parts {
-				p.recv[j] += parts[i].block(j, me)
-			}
-		}
-	}
-	return at, nil
-}
-
-// unpackSeq is unpackHeads the other way; the rows that stay on this rank are copied here.
-func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []part) error {
-	me := p.rank
-	for j := range p.size {
-		for i := range parts {
-			t := &parts[i]
-			src := t.heads.Slice(2, t.rows[me].lo, t.rows[me].hi)
-			if j != me {
-				src, at = p.block(wire, at, t, t.split[j].n(), t.rows[me].n())
-			}
-			if err := p.merge(s, t, j, src); err != nil {
-				return err
-			}
-		}
-	}
-	for i := range parts {
-		if t := &parts[i]; t.first != nil && !t.cos.IsNil() { // copies of a head are added first
-			all := t.mine(span{0, t.seq.Shape[2]})
-			if err := p.turn(s, t, all, span{}, all, true); err != nil {
+			if err != nil {
 				return err
 			}
 		}
@@ -186,7 +171,7 @@ func (p *Plan) unpackSeq(s device.Stream, wire tensor.Tensor, at int64, parts []
 func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
-		return p.turn(s, t, t.mine(heads), heads, src, true)
+		return p.rotate(s, t, t.mine(heads), heads, src, true)
 	}
 	if heads == t.first[j] {
 		return p.copy(s, t.mine(heads), src)
@@ -215,9 +200,9 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 	return p.dev.Copy(s, dst, src)
 }
 
-// turn is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D],
+// rotate is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D],
 // n this rank's rows.
-func (p *Plan) turn(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
+func (p *Plan) rotate(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
 	}
@@ -239,20 +224,6 @@ func (p *Plan) turn(s device.Stream, t *part, dst tensor.Tensor, heads span, src
 	return nil
 }
 
-// exchange sends the first elements of the wire by p.send and receives behind them by p.recv.
-func (p *Plan) exchange(s device.Stream, wire tensor.Tensor, sent int64, dtype tensor.DType) error {
-	if p.size == 1 {
-		return nil
-	}
-	received := int64(0)
-	for _, n := range p.recv {
-		received += n
-	}
-	src := wire.At(0, dtype, sent)
-	dst := wire.At(sent*dtype.Size(), dtype, received)
-	return p.comm.AllToAll(s, dst, src, p.recv, p.send)
-}
-
 // Reshard is n tensors that change layout in one exchange.
 type Reshard struct {
 	// Seq are [B, rows, H, ·] with this rank's rows of all heads, Heads [B, S, h, ·] with all rows
@@ -271,7 +242,7 @@ type Reshard struct {
 // inverse, and its adjoint. Collective.
 func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 	parts, err := p.reshardParts("sp.SeqToHeads", b, r, false)
-	if err = p.admit(err); err != nil || len(parts) == 0 {
+	if err = p.Admit.Result(err); err != nil || len(parts) == 0 {
 		return err
 	}
 	return p.seqToHeads(s, bytesOf(r.Workspace), parts)
@@ -280,7 +251,7 @@ func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 // HeadsToSeq is described at SeqToHeads.
 func (p *Plan) HeadsToSeq(s device.Stream, b *Batch, r *Reshard) error {
 	parts, err := p.reshardParts("sp.HeadsToSeq", b, r, true)
-	if err = p.admit(err); err != nil || len(parts) == 0 {
+	if err = p.Admit.Result(err); err != nil || len(parts) == 0 {
 		return err
 	}
 	return p.headsToSeq(s, bytesOf(r.Workspace), parts)

@@ -27,7 +27,7 @@ func (p *Plan) MaxApart(batch, seq, kvSeq int64) (saved, lse int64, err error) {
 // Restore fills Saved from Q, K, V and Out, all as Forward had them or left them, bit for bit as it
 // was. SavedLSE must be as Forward left it. Collective. It allocates nothing.
 func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
-	if err := p.admit(p.checkRestore(b, a)); err != nil {
+	if err := p.Admit.Result(p.checkRestore(b, a)); err != nil {
 		return err
 	}
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
