@@ -93,7 +93,7 @@ type Plan struct {
 
 	// Of the call under way, kept here so that no call allocates.
 	cut            cut
-	frame, sketch  frame         // sketch: of a call that is sized
+	frame, sketch  frame            // sketch: of a call that is sized
 	kept, work     device.Allocator // of Saved and of Workspace
 	states         states
 	written        int64 // documents whose states are in f.docs, see method.stateBehind
