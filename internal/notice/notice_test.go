@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// NOTICE and the copy for the wheel are what make notice writes, and the wheel has the same LICENSE.
+// NOTICE and the copy for the wheel are what make notice writes. The wheel has the same LICENSE.
 func TestNoticeIsCurrent(t *testing.T) {
 	root := filepath.Join("..", "..")
 	want, err := notice(root)
