@@ -1,5 +1,5 @@
-// Package backends opens devices and the communicators that go with them by the names of the job
-// file.
+// Package backends opens devices, and the communicators for their memory, by the names that a job
+// file uses.
 package backends
 
 import (

@@ -80,7 +80,8 @@ func TestLayerGradients(t *testing.T) {
 		}
 		shown := (move(step) - move(-step)) / (2 * step)
 		copy(data[i], keep)
-		if want := dot / norm; !(math.Abs(shown-want) <= 2e-2*math.Max(1, math.Abs(want))) { // NaN fails
+		// NaN fails
+		if want := dot / norm; !(math.Abs(shown-want) <= 2e-2*math.Max(1, math.Abs(want))) {
 			t.Errorf("%s: steps show a slope of %v, the gradient says %v", names[i], shown, want)
 		}
 	}

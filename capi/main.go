@@ -1,8 +1,10 @@
-// Command capi is libulysses.so: the C face of Ulysses (ulysses.h), built with -buildmode=c-shared.
+// Command capi is libulysses.so, the C interface of Ulysses (ulysses.h), built with
+// -buildmode=c-shared.
 //
-// A call passes two doors. gate.c is what the host links: it owns the thread's error text and turns
-// handles into numbers. export.go is where Go begins: it recovers panics and writes the text.
-// Behind it are plain Go bodies that take numbers and pointers, so that tests drive them without C.
+// A call passes two layers. gate.c has the functions that a host links: it clears the thread's
+// error text and turns handles into numbers. export.go has the Go functions that gate.c calls: they
+// recover from panics and write the error text. They call plain Go functions that take numbers and
+// pointers, so tests can call these without C.
 package main
 
 /*

@@ -1,14 +1,17 @@
-// Package checkpoint is training states on disk: a folder a state, which is there whole or not at
-// all.
+// Package checkpoint writes and reads training states. A checkpoint is a folder, which is complete
+// or absent.
 //
-// Each rank writes rank-NNNNN.safetensors, the elements of every parameter that are its own to
-// write, in F32: the weight under the parameter's name and what the optimizer holds under name +
-// ".exp_avg" and ".exp_avg_sq", as flat pieces. Pieces of a name, laid end to end in the order of
-// the ranks, are the tensor. manifest.json says what the run was, which elements lie in which file,
-// every file's length and CRC-32C, and its own SHA-256; it is written last, into a folder with a
-// hidden name that then gets its own. What cuts weights by groups is the same for every number of
-// ranks that wrote and that read, so a state moves between meshes. The folder model in it has the
-// files that a model's folder has beside the weights, so that one can be made of the state alone.
+// Each rank writes rank-NNNNN.safetensors with the elements of every parameter that it owns, in
+// F32: the weights under the parameter's name, and the optimizer's moments under name + ".exp_avg"
+// and ".exp_avg_sq", as flat slices. The slices of a name, concatenated in rank order, are the
+// tensor.
+//
+// manifest.json describes the run, the elements of each file, and the length and CRC-32C of each
+// file. It also has its own SHA-256. It is written last, into a folder with a hidden name, which is
+// then renamed. The rule that shards weights by groups does not depend on the number of ranks, so
+// any number of ranks can read a checkpoint that any number of ranks wrote. The folder model in a
+// checkpoint has the other files of a model folder, so a model folder can be made from the
+// checkpoint alone.
 package checkpoint
 
 import (

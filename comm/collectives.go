@@ -8,8 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// transport moves bytes between processes. All of its calls are collective. MPI and a host program's
-// callbacks implement it; collectives builds the Comm methods that need no more than this.
+// transport moves bytes between processes. All of its calls are collective. MPI and a host
+// program's callbacks implement it; collectives builds the Comm methods that need no more than
+// this.
 type transport interface {
 	Rank() int
 	Size() int
@@ -20,8 +21,8 @@ type transport interface {
 	// allToAll sends the blocks of src that l describes and receives into dst. Received blocks lie
 	// one after another in rank order. A rank's own block is empty.
 	allToAll(operation string, dst, src unsafe.Pointer, l layout) error
-	// allGather collects n bytes of own from every rank, in rank order, into all. own is not part of
-	// all.
+	// allGather collects n bytes of own from every rank, in rank order, into all. own is not part
+	// of all.
 	allGather(operation string, all, own unsafe.Pointer, n int64) error
 	// allGatherV collects bytes[j] bytes from rank j, in rank order, into all. own may be this
 	// rank's position in all.
@@ -44,10 +45,10 @@ const smallReduce = 64 << 10
 
 // collectives implements AllGather, AllReduce and ReduceScatter over a transport.
 //
-// Reductions are an all-to-all and sums of our own (reduce) instead of the library's: the order of a
-// library's sums depends on its algorithm, on sizes and on the placement of ranks. The order here is
-// always rank order, so a job gives the same bits with goroutine ranks, under mpirun and under srun.
-// The volume is that of a reduce-scatter and an all-gather, which is the least possible.
+// Reductions are an all-to-all and sums of our own (reduce) instead of the library's: the order of
+// a library's sums depends on its algorithm, on sizes and on the placement of ranks. The order here
+// is always rank order, so a job gives the same bits with goroutine ranks, under mpirun and under
+// srun. The volume is that of a reduce-scatter and an all-gather, which is the least possible.
 type collectives struct {
 	t          transport
 	rank, size int
@@ -80,8 +81,8 @@ func layRows(offsets, bytes []int64, rows []int64, row int64) {
 	}
 }
 
-// roundBytes returns the bytes of one rank that a round moves through scratch. It is the same on all
-// ranks.
+// roundBytes returns the bytes of one rank that a round moves through scratch. It is the same on
+// all ranks.
 func (c *collectives) roundBytes() int64 { return max(reduceScratch/int64(c.size)/64*64, 64) }
 
 // space returns scratch memory, nil for 0 bytes. It is valid until the next call.

@@ -1,11 +1,14 @@
-// Package comm moves tensors between ranks. The same interface is served by goroutines in one
-// process (Local), by MPI (the program's own, World, or a host program's, FromMPI), by a host
-// program's own collectives (NewHost), and by what a device brings (NCCL, IPC). Everything above
-// talks to a *Counted, which times, counts and watches each call.
+// Package comm provides communicators: collectives that move tensors between ranks.
 //
-// All operations are collective over the communicator unless said otherwise and are called in one
-// order by all ranks. Tensors are dense; rows are slices of the first axis, so a row of a [n, 4, 8]
-// tensor is 32 elements and of a [n] tensor is one.
+// Comm is the interface. Local connects goroutine ranks of one process. World is the program's own
+// MPI, and FromMPI an MPI communicator of a host program. NewHost makes a communicator from a host
+// program's own collectives. A device may bring another one (NCCL, CUDA IPC). Callers use a
+// *Counted, which times each call, counts its bytes and ends the job if a rank is late. Agree and
+// Same compare errors and values of all ranks. NewMesh splits a communicator into axes.
+//
+// Unless a comment says otherwise, an operation is collective over its communicator, and all ranks
+// call operations in the same order. Tensors are dense. Rows are slices of the first axis: a row of
+// a tensor [n, 4, 8] has 32 elements, and a row of a tensor [n] has one.
 package comm
 
 import (

@@ -32,8 +32,8 @@ func (h *hostComm) allGather(operation string, all, own unsafe.Pointer, n int64)
 	return h.gather(operation, memory(own, n), memory(all, n*int64(h.size)))
 }
 
-// allGatherV is one call of the host's allgather if all blocks have one length, and rounds otherwise.
-// The choice depends on bytes alone, which all ranks know.
+// allGatherV is one call of the host's allgather if all blocks have one length, and rounds
+// otherwise. The choice depends on bytes alone, which all ranks know.
 func (h *hostComm) allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error {
 	longest, mine, first := slices.Max(bytes), bytes[h.rank], before(bytes, h.rank)
 	if longest == slices.Min(bytes) && longest <= hostCall {

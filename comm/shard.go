@@ -2,9 +2,9 @@ package comm
 
 import "ulysses/tensor"
 
-// Shard returns the contiguous range [lo, hi) of n elements that belongs to rank when n elements are
-// split over size ranks. The first n mod size ranks have one element more than the others. Tokens,
-// heads and elements of parameters are sharded by this rule.
+// Shard returns the contiguous range [lo, hi) of n elements that belongs to rank when n elements
+// are split over size ranks. The first n mod size ranks have one element more than the others.
+// Tokens, heads and elements of parameters are sharded by this rule.
 func Shard[R int | int64](n int64, size, rank R) (lo, hi int64) {
 	p, r := int64(size), int64(rank)
 	each, more := n/p, n%p

@@ -1,6 +1,6 @@
-// Package cpu is the device that every machine has: C kernels, one source built for several
-// instruction sets, shared out over goroutines. Results are the same to the bit for any number of
-// workers. kernels.h says how a kernel is added.
+// Package cpu implements device.Device on the CPU. C kernels, one source built for several
+// instruction sets, run on a pool of goroutines. Results are bitwise equal for any number of
+// workers. kernels.h describes how to add a kernel.
 package cpu
 
 /*

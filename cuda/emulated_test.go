@@ -43,8 +43,8 @@ func TestEmulator(t *testing.T) {
 	}
 }
 
-// emulatorSources returns the emulator's sources and its tests, without libraries.cpp, which belongs
-// to the plug-in.
+// emulatorSources returns the emulator's sources and its tests, without libraries.cpp, which
+// belongs to the plug-in.
 func emulatorSources(t *testing.T) []string {
 	t.Helper()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")

@@ -32,14 +32,15 @@ func hostProgramWith(t *testing.T, source string, args ...string) {
 	}
 }
 
-// TestIndexArithmetic tests merged axes, walks, tiles and parts, with extents larger than any memory.
+// TestIndexArithmetic tests merged axes, walks, tiles and parts, with extents larger than any
+// memory.
 func TestIndexArithmetic(t *testing.T) { hostProgram(t, "kernels/index_test.cpp") }
 
 // TestAttentionIndex compares masks, tiles and workspaces of attention with their definitions.
 func TestAttentionIndex(t *testing.T) { hostProgram(t, "kernels/attention_index_test.cpp") }
 
-// TestDeltaIndex compares chunks, their boundaries and workspaces of the gated delta rule with their
-// definitions.
+// TestDeltaIndex compares chunks, their boundaries and workspaces of the gated delta rule with
+// their definitions.
 func TestDeltaIndex(t *testing.T) { hostProgram(t, "kernels/delta_index_test.cpp") }
 
 // TestConv1dIndex tests how documents and channels are divided among the convolution's launches.
@@ -49,8 +50,8 @@ func TestConv1dIndex(t *testing.T) { hostProgram(t, "kernels/conv1d_index_test.c
 // the emulated plug-in multiplies without tensor cores.
 func TestFragments(t *testing.T) { hostProgram(t, "kernels/mma_test.cpp") }
 
-// TestGemmLayout multiplies matrices as a column-major library does, with the arguments that cuBLASLt
-// gets.
+// TestGemmLayout multiplies matrices as a column-major library does, with the arguments that
+// cuBLASLt gets.
 func TestGemmLayout(t *testing.T) { hostProgram(t, "libraries/gemm_layout_test.cpp") }
 
 // TestNCCLTimeout compares the plug-in's reading of ULYSSES_TIMEOUT with Go's.
@@ -59,8 +60,8 @@ func TestNCCLTimeout(t *testing.T) { hostProgram(t, "libraries/nccl_timeout_test
 // TestSDPAShape compares the arguments that cuDNN gets with the definition of attention.
 func TestSDPAShape(t *testing.T) { hostProgram(t, "libraries/sdpa_shape_test.cpp") }
 
-// TestSDPAParts divides attention whose heads are grouped unevenly into calls that cuDNN serves, and
-// runs those calls on the plug-in's own kernels.
+// TestSDPAParts divides attention whose heads are grouped unevenly into calls that cuDNN serves,
+// and runs those calls on the plug-in's own kernels.
 func TestSDPAParts(t *testing.T) {
 	hostProgramWith(t, "libraries/sdpa_parts_test.cpp", cudatest.Use(t))
 }

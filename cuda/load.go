@@ -1,6 +1,6 @@
-// Package cuda is the device that the plug-in libulysses_cuda.so makes of a GPU, and the
-// communicators for its memory. The plug-in is a file that is opened at run time: the program
-// builds and runs without it, and without CUDA. kernels.h is all that the two share.
+// Package cuda implements device.Device on an NVIDIA GPU through the plug-in libulysses_cuda.so,
+// and communicators for GPU memory. The plug-in is opened at run time: the program builds and runs
+// without the plug-in and without CUDA. kernels.h is the interface between the two.
 package cuda
 
 /*

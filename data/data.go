@@ -215,8 +215,8 @@ func keep(all []source, share float64) (train, eval []source, err error) {
 	return train, eval, nil
 }
 
-// Identity returns a text that is the same for sets with the same sequences. Manifests of checkpoints
-// hold it and a resumed run compares it, so its format must not change.
+// Identity returns a text that is the same for sets with the same sequences. Manifests of
+// checkpoints hold it and a resumed run compares it, so its format must not change.
 func (s *Set) Identity() string {
 	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens, s.rows, s.longest, s.Checksum())
 }

@@ -10,8 +10,8 @@ import "ulysses/tensor"
 // channel on that channel only, bitwise. Therefore a layer whose heads are sharded has bitwise
 // equal results for every number of ranks.
 type DeltaOps interface {
-	// GatedDeltaSizes returns the bytes of a call's memory. If Cu is nil, it returns a bound for any
-	// documents with as many tokens, and for any number of states in StateIn and StateOut.
+	// GatedDeltaSizes returns the bytes of a call's memory. If Cu is nil, it returns a bound for
+	// any documents with as many tokens, and for any number of states in StateIn and StateOut.
 	GatedDeltaSizes(a *GatedDelta) DeltaSizes
 	GatedDeltaForward(s Stream, a *GatedDelta) error
 	GatedDeltaBackward(s Stream, a *GatedDeltaGrad) error
@@ -61,8 +61,9 @@ type GatedDelta struct {
 	// [j, Hv, Dk, Dv] dense: the states after the last j documents
 	StateOut tensor.Tensor `op:"out,optional"`
 
-	Saved     tensor.Tensor `op:"out,optional"` // U8; for the backward pass, absent if there is none
-	Workspace tensor.Tensor `op:"scratch"`      // U8
+	// U8; for the backward pass, absent if there is none
+	Saved     tensor.Tensor `op:"out,optional"`
+	Workspace tensor.Tensor `op:"scratch"` // U8
 }
 
 // GatedDeltaGrad is the derivative of GatedDelta, with the arguments of the forward pass. Out and
@@ -80,8 +81,8 @@ type GatedDeltaGrad struct {
 	PerHead    bool
 }
 
-// DeltaState summarizes a range of tokens of one document: for a state S before the range, the state
-// after it is Transition·S + State, for each head.
+// DeltaState summarizes a range of tokens of one document: for a state S before the range, the
+// state after it is Transition·S + State, for each head.
 type DeltaState struct {
 	K, V, G, Beta tensor.Tensor `op:"in"` // as in GatedDelta
 	KeyHead       []int64       `op:"heads=V"`
@@ -136,7 +137,8 @@ type Conv1d struct {
 	X tensor.Tensor `op:"in"`  // [T, C], last axis dense
 	Y tensor.Tensor `op:"out"` // [T, C], last axis dense; not X
 	W tensor.Tensor `op:"in"`  // [C, width] dense, width 1 or more
-	// [width−1, C], last axis dense: the rows before the first document, oldest first; absent = zero
+	// [width−1, C], last axis dense: the rows before the first document, oldest first; absent =
+	// zero
 	Before tensor.Tensor `op:"in,optional"`
 	Cu     []int64       `op:"documents"` // as in GatedDelta
 }

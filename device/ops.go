@@ -46,8 +46,8 @@ type Ops interface {
 	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
 	CrossEntropy(s Stream, a *CrossEntropy) error
 
-	// AttentionWorkspace returns the bytes of Attention.Workspace for a call or its gradient. If CuQ
-	// and CuK are nil, it returns a bound for any documents with as many tokens.
+	// AttentionWorkspace returns the bytes of Attention.Workspace for a call or its gradient. If
+	// CuQ and CuK are nil, it returns a bound for any documents with as many tokens.
 	AttentionWorkspace(a *Attention, backward bool) int64
 	AttentionForward(s Stream, a *Attention) error
 	AttentionBackward(s Stream, a *AttentionGrad) error
@@ -142,8 +142,8 @@ type Rope struct {
 	Cos, Sin tensor.Tensor `op:"in"`  // [T, R/2], R <= D
 	Inverse  bool
 
-	// With W, RMSNorm is applied to X before the rotation, and its result is rounded to the type of X
-	// (Qwen3's normalization of queries and keys). Not together with Inverse.
+	// With W, RMSNorm is applied to X before the rotation, and its result is rounded to the type of
+	// X (Qwen3's normalization of queries and keys). Not together with Inverse.
 	W      tensor.Tensor `op:"in,optional"`  // [D]
 	RStd   tensor.Tensor `op:"out,optional"` // [T, H] F32, last axis dense, as RMSNorm.RStd
 	Eps    float64
@@ -222,9 +222,9 @@ type Attention struct {
 // AttentionKernels is a device with several kernels for attention, which names its choice before a
 // call.
 type AttentionKernels interface {
-	// AttentionKernel returns the name of the kernel for attention, or its gradient, of these types,
-	// shapes and masks. CuQ, CuK, the memory of the tensors and Workspace may be absent. The error is
-	// Unsupported, with the reason, if no kernel supports the call.
+	// AttentionKernel returns the name of the kernel for attention, or its gradient, of these
+	// types, shapes and masks. CuQ, CuK, the memory of the tensors and Workspace may be absent. The
+	// error is Unsupported, with the reason, if no kernel supports the call.
 	AttentionKernel(a *Attention, backward bool) (string, error)
 }
 

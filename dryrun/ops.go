@@ -9,7 +9,8 @@ import (
 )
 
 // enqueue charges an operation: device.Calls. It takes as long as its arithmetic or its memory
-// traffic, whichever is longer. cost has the operations that do more than go through their operands.
+// traffic, whichever is longer. cost has the operations that do more than go through their
+// operands.
 func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
 	o := &device.Operations[op]
 	bytes := int64(0)
@@ -23,7 +24,8 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 	}
 	if op == device.OpCopy && d.late() {
 		if a := (*device.Copy)(args); (a.Dst.Where == tensor.Host) != (a.Src.Where == tensor.Host) {
-			return d.take(s, max(d.rates.Launch, float64(a.Dst.Bytes())/d.rates.Copies)) // by the link between them
+			// by the link between them
+			return d.take(s, max(d.rates.Launch, float64(a.Dst.Bytes())/d.rates.Copies))
 		}
 	}
 	return d.take(s, max(d.rates.Launch, c.flops/c.rate, float64(c.bytes)/d.rates.Memory))
@@ -71,7 +73,8 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 		a := (*device.GatedDeltaGrad)(args)
 		c.flops, c.rate = 2.5*deltaFlops(a.K, a.V, a.Chunk), or(r.DeltaBack, r.Delta)
 	},
-	// Two thirds of the rule's forward pass: all but the outputs. The transition is as wide as a key.
+	// Two thirds of the rule's forward pass: all but the outputs. The transition is as wide as a
+	// key.
 	device.OpDeltaState: func(c *cost, r *Rates, args unsafe.Pointer) {
 		a := (*device.DeltaState)(args)
 		c.flops, c.rate = deltaFlops(a.K, a.V, a.Chunk)*2/3, r.Delta

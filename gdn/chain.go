@@ -92,8 +92,8 @@ func (p *stateMethod) chainBytes(c *cut, backward bool) (bytes int64) {
 	return bytes * tensor.F32.Size()
 }
 
-// chainPass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own are
-// the maps of those from which one goes, M where they pass one on. Collective.
+// chainPass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own
+// are the maps of those from which one goes, M where they pass one on. Collective.
 func (p *stateMethod) chainPass(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
 	if c.depth == 0 {
 		return nil // no rank has one to send

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// headsMethod is Ulysses (arXiv:2309.14509): one all-to-all gives each rank all tokens of a slice of
-// the heads, with their gates, and a second one gives the tokens back.
+// headsMethod is Ulysses (arXiv:2309.14509): one all-to-all gives each rank all tokens of a slice
+// of the heads, with their gates, and a second one gives the tokens back.
 type headsMethod struct {
 	*Plan
 	ulysses *sp.Plan // tokens against heads

@@ -1,17 +1,20 @@
-// Package gdn is the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) over ranks
-// that hold slices of the tokens, in two ways behind one plan:
+// Package gdn runs the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) on ranks
+// that hold slices of the tokens. A Plan uses one of two strategies:
 //
-//   - Heads: as in package sp, one all-to-all gives each rank all tokens of a slice of the heads, a second one gives the tokens back. Results
-//     are those of one rank bit for bit. What travels grows with the tokens.
-//   - State: tokens stay. Each rank sums up the document that goes on at the next rank as a state and a transition, one exchange brings
-//     them to the ranks behind it, and each starts from the state before its first token. What travels does not grow with the tokens.
+//   - Heads: as in package sp, one all-to-all gives each rank all tokens of a slice of the heads, and a
+//     second one restores token sharding. Results are bitwise equal to the results of one rank. The
+//     number of bytes sent is proportional to the number of tokens.
+//   - State: tokens stay on their ranks. Each rank describes the document that continues on the next
+//     rank by a recurrent state and a transition matrix. One all-to-all brings these to the ranks that
+//     follow, and each rank starts from the state before its first token. The number of bytes sent does
+//     not depend on the number of tokens.
 //
-// Both are exact on packed documents wherever these begin, for any numbers of heads, rows and
-// ranks. Forward and Backward are the rule alone (the core); LayerForward and LayerBackward have
-// the causal convolution, its SiLU and the gates of Qwen3-Next and Qwen3.5 before it.
+// Both strategies are exact for packed documents with any boundaries, and for any numbers of heads,
+// tokens and ranks. Forward and Backward run the rule alone (the core). LayerForward and
+// LayerBackward also run the causal convolution, its SiLU and the gates of Qwen3-Next and Qwen3.5.
 //
-// As in package sp, NewPlan settles a kind of layer, sp.NewBatch lengths and documents, and calls
-// run in memory of the caller, allocating nothing.
+// NewPlan is called once for a kind of layer, sp.NewBatch once for the lengths and documents of a
+// batch. Calls run in memory of the caller and allocate nothing.
 package gdn
 
 import (

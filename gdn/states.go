@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// stateMethod leaves tokens on their ranks. Each rank computes what its slice of a document does to a
-// recurrent state, the chain brings the state before its first token to each rank, and each starts
-// from there.
+// stateMethod leaves tokens on their ranks. Each rank computes what its slice of a document does to
+// a recurrent state, the chain brings the state before its first token to each rank, and each
+// starts from there.
 type stateMethod struct {
 	*Plan
 	scan  bool // states travel by a prefix scan
@@ -91,8 +91,8 @@ func (p *stateMethod) layBackward(f *frame, c *cut, kind call, ws *device.Alloca
 	}
 }
 
-// layDocs: a rank has all heads of its documents, and one more document at the end or the beginning,
-// for the state of a document that goes on, which is written and not used.
+// layDocs: a rank has all heads of its documents, and one more document at the end or the
+// beginning, for the state of a document that goes on, which is written and not used.
 func (p *stateMethod) layDocs(f *frame, c *cut, ws *device.Allocator) (in, out, starts, ends int64) {
 	l := p.layer
 	f.chain.spareState = ws.Take(tensor.F32, l.ValueHeads, l.KeyDim, l.ValueDim)

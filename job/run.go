@@ -1,5 +1,5 @@
-// Package job runs a job: it starts the ranks, parses the job file, opens devices and communicators,
-// runs the kind of job that the file names, and reports.
+// Package job runs a job: it starts the ranks, parses the job file, opens devices and
+// communicators, runs the kind of job that the file names, and reports.
 package job
 
 import (

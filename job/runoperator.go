@@ -23,8 +23,8 @@ func computeOperator(e *Env) (*operator.Report, error) {
 	return r.Do(*output, e.leave)
 }
 
-// runOperator says what was done, the bytes of its all-to-alls compared with the formula. Results that are no
-// finite numbers end the job once they are written: they show where to look.
+// runOperator says what was done, the bytes of its all-to-alls compared with the formula. Results
+// that are no finite numbers end the job once they are written: they show where to look.
 func runOperator(e *Env) error {
 	if err := e.refuseUsedFile(); err != nil {
 		return err

@@ -148,8 +148,8 @@ func TestActivationsMemory(t *testing.T) {
 	})
 }
 
-// What a layer keeps is what the categories say, in bytes a token: nothing of a layer but its input,
-// with everything recomputed; of every other layer in segments of two.
+// What a layer keeps is what the categories say, in bytes a token: nothing of a layer but its
+// input, with everything recomputed; of every other layer in segments of two.
 func TestActivationsBytes(t *testing.T) {
 	base := configs(t)["llama"]
 	const tokens = 64 * 48 // so that nothing is padded

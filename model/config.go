@@ -1,6 +1,6 @@
-// Package model is what is trained: Llama, Qwen2, Qwen3 and Qwen3.5 decoders with explicit forward
-// and backward passes over one rank's shard of a flat sequence of tokens. Tokens meet in the mixer
-// alone; everything else is local to a token.
+// Package model implements Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 decoders, with explicit forward
+// and backward passes over one rank's shard of the tokens. Tokens interact only in the token mixer
+// (attention or linear attention). All other parts are local to a token.
 package model
 
 import (

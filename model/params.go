@@ -30,7 +30,8 @@ type Param struct {
 type Part struct {
 	Lo, Hi int64
 	Value  tensor.Tensor // [Hi - Lo] of the compute type
-	Master tensor.Tensor // [Hi - Lo] F32, of which Value is the rounded copy; nil when training in F32
+	// [Hi - Lo] F32, of which Value is the rounded copy; nil when training in F32
+	Master tensor.Tensor
 }
 
 // Full returns the F32 master if there is one, otherwise the values.
@@ -87,8 +88,8 @@ func (g *Group) Numel() int64 {
 }
 
 // Bind calls Attach and Own for the whole group: values [Numel] of the compute type, masters and
-// grads [Numel] F32, all dense. Masters are for training in another type than F32. Evaluation passes
-// nil for grads.
+// grads [Numel] F32, all dense. Masters are for training in another type than F32. Evaluation
+// passes nil for grads.
 func (g *Group) Bind(values, masters, grads tensor.Tensor) {
 	g.Attach(values, grads)
 	g.Own(0, values, masters)

@@ -1,5 +1,5 @@
-// Package slurm knows what the launcher of a job tells its processes: how many they are, who each
-// one is, where it runs.
+// Package slurm reads what a launcher (Slurm, Open MPI, MPICH) tells its processes in the
+// environment: the number of processes, the rank of this process, and its node.
 package slurm
 
 import (

@@ -71,8 +71,8 @@ func (p *Plan) take(c *device.Allocator, dtype tensor.DType, heads, batch, rows,
 	return c.Take(dtype, heads, batch, rows, dim)
 }
 
-// inputs allocates what the forward pass leaves for the backward pass, the LSE from an allocator of its
-// own if it has one.
+// inputs allocates what the forward pass leaves for the backward pass, the LSE from an allocator of
+// its own if it has one.
 func (p *Plan) inputs(b *Batch, c, lse *device.Allocator) local {
 	x := p.qkvOut(b, c)
 	if lse == nil {

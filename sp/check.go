@@ -27,8 +27,8 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 	return p.checkMemory(op, b, a)
 }
 
-// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], the rows and heads of keys
-// or of queries.
+// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], the rows and heads of
+// keys or of queries.
 type operand struct {
 	name string
 	t    tensor.Tensor

@@ -1,16 +1,18 @@
-// Package sp is Ulysses sequence parallelism (Jacobs et al. 2023): every rank holds a slice of the
-// tokens of all heads; one all-to-all turns that into all tokens of a slice of the heads, any local
-// attention runs there, a second all-to-all turns it back.
+// Package sp implements Ulysses sequence parallelism (Jacobs et al. 2023, arXiv:2309.14509). Each
+// rank holds a slice of the tokens of all heads. One all-to-all re-shards q, k and v to all tokens
+// of a slice of the heads. Any local attention runs there. A second all-to-all restores token
+// sharding.
 //
-// Three steps: NewPlan settles a kind of layer, NewBatch settles the lengths and documents of a
-// batch, and Forward and Backward run with caller-owned memory, allocating nothing. Numbers of
-// heads, tokens and ranks need not divide each other: a rank may hold fewer heads or rows than its
-// neighbour, or none, and still takes part in every exchange. Key heads whose query heads lie on
-// several ranks are sent to each of them, and their gradients are summed in rank order.
+// NewPlan is called once for a kind of layer, NewBatch once for the lengths and documents of a
+// batch. Forward and Backward run in memory of the caller and allocate nothing. The numbers of
+// heads, tokens and ranks are arbitrary: a rank may hold fewer heads or tokens than its neighbor,
+// or none, and still takes part in every all-to-all. Key heads whose query heads lie on several
+// ranks are sent to each of these ranks, and their gradients are summed in rank order.
 //
-// A head's attention runs over the whole sequence on one rank, so results are those of one rank bit
-// for bit, except dk and dv of a key head whose query heads are split over ranks: those are the
-// ranks' partial gradients summed in rank order, repeatable, and within rounding of one rank's.
+// The attention of a head runs over the whole sequence on one rank, so results are bitwise equal to
+// the results of one rank. The exceptions are dk and dv of a key head whose query heads lie on
+// several ranks: they are sums of the ranks' partial gradients in rank order, bitwise reproducible,
+// and equal to one rank's gradients within rounding.
 package sp
 
 import (

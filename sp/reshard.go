@@ -38,8 +38,8 @@ func (t *part) rowsOf(j int64) tensor.Tensor {
 	return t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)
 }
 
-// between returns the elements that this rank sends to rank j on the way to heads, and those that it
-// receives from rank j. The way back sends what the way there receives.
+// between returns the elements that this rank sends to rank j on the way to heads, and those that
+// it receives from rank j. The way back sends what the way there receives.
 func (p *Plan) between(parts []part, j int64) (send, recv int64) {
 	if j == p.rank {
 		return 0, 0
@@ -73,9 +73,9 @@ func (p *Plan) count(parts []part, toHeads bool) (sent, received int64) {
 	return sent, received
 }
 
-// A block on the wire, one tensor after the other, has the layout of the local tensors: [h, B, n, D]
-// in memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens first
-// [B, n, h, D], which unpacks into B runs. A rank's block for itself does not pass the wire.
+// A block on the wire, one tensor after the other, has the layout of the local tensors: [h, B, n,
+// D] in memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens
+// first [B, n, h, D], which unpacks into B runs. A rank's block for itself does not pass the wire.
 
 // seqToHeads fills the heads of parts from their seq in one all-to-all.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
@@ -128,8 +128,8 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, parts []par
 	return nil
 }
 
-// walk packs or unpacks the blocks of the wire in order, rank by rank, from element at on. Packing on
-// the way to heads and unpacking on the way back, a block is this rank's rows of another rank's
+// walk packs or unpacks the blocks of the wire in order, rank by rank, from element at on. Packing
+// on the way to heads and unpacking on the way back, a block is this rank's rows of another rank's
 // heads; otherwise it is another rank's rows of this rank's heads. The rows and heads that stay on
 // this rank are copied where a block is of the first kind.
 func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, parts []part, toHeads, pack bool) error {
@@ -200,8 +200,8 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 	return p.dev.Copy(s, dst, src)
 }
 
-// rotate is copy of these heads with the rotation of the part, if it has one: both are [h, B, n, D],
-// n this rank's rows.
+// rotate is copy of these heads with the rotation of the part, if it has one: both are [h, B, n,
+// D], n this rank's rows.
 func (p *Plan) rotate(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)

@@ -1,5 +1,5 @@
-// Package tensor describes memory: where an array lies, its type, extents and strides. A Tensor is
-// a value; it owns nothing.
+// Package tensor describes arrays in memory: address, element type, extents and strides. A Tensor
+// is a value and owns no memory. The package also reads and writes safetensors files.
 package tensor
 
 import "math"

@@ -1,6 +1,7 @@
-// Package tile computes what is local to a row tile by tile: forward keeps nothing from inside a
-// tile, backward computes it again. The rows of a layer may then be many more than its inner
-// activations would leave room for.
+// Package tile computes functions of single rows in tiles of rows (Arctic Long Sequence Training,
+// arXiv:2506.13996). The forward pass keeps nothing from inside a tile, and the backward pass
+// computes it again. The memory for inner activations therefore depends on the size of a tile and
+// not on the number of rows.
 package tile
 
 import (

@@ -25,8 +25,8 @@ func components(plan []planned) (c []model.Component) {
 	return c
 }
 
-// allocate allocates the buffers and sets their tensors. The caller frees what it returns, also after
-// an error.
+// allocate allocates the buffers and sets their tensors. The caller frees what it returns, also
+// after an error.
 func allocate(d device.Device, plan []planned) (buffers []*device.Arena, err error) {
 	for _, b := range plan {
 		a, err := device.NewArena(d, b.name, b.numel*b.dtype.Size())

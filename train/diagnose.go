@@ -11,10 +11,10 @@ import (
 	"ulysses/tensor"
 )
 
-// All ranks know alike that a loss or a gradient norm is NaN or Inf, but not where it comes from. They
-// then search together: the weights, the tensors of the passes, which are run once more, in order of
-// execution, and the reduced gradients. Each rank keeps its first tensor that is not finite, and the
-// earliest of all ranks is reported. Steps whose values are finite cost nothing.
+// All ranks know alike that a loss or a gradient norm is NaN or Inf, but not where it comes from.
+// They then search together: the weights, the tensors of the passes, which are run once more, in
+// order of execution, and the reduced gradients. Each rank keeps its first tensor that is not
+// finite, and the earliest of all ranks is reported. Steps whose values are finite cost nothing.
 
 // finding is a rank's first tensor with a value that is NaN or Inf.
 type finding struct {
@@ -34,8 +34,8 @@ type diagnosis struct {
 }
 
 // diagnose searches, and returns where NaN or Inf was first seen and the fix. again runs the passes
-// once more. gradients says that the passes computed gradients, which are then searched too. An error
-// is one of the search itself. Collective.
+// once more. gradients says that the passes computed gradients, which are then searched too. An
+// error is one of the search itself. Collective.
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, fix string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()

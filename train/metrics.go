@@ -15,8 +15,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Record is a step's line of metrics.jsonl. Times are those of rank 0, PeakBytes is the maximum over
-// the ranks, and everything else is of the whole job.
+// Record is a step's line of metrics.jsonl. Times are those of rank 0, PeakBytes is the maximum
+// over the ranks, and everything else is of the whole job.
 type Record struct {
 	Step            int64   `json:"step"` // from 1
 	Loss            Float   `json:"loss"` // nats per target token
@@ -64,8 +64,8 @@ func (m *Metrics) BesideRun() bool { return m != nil && m.beside }
 // CreateMetrics creates or truncates the file.
 func CreateMetrics(path string) (*Metrics, error) { return openMetrics(path, os.O_TRUNC) }
 
-// ResumeMetrics opens the file of a run that resumes after a step. It drops the lines of later steps,
-// which will be written again.
+// ResumeMetrics opens the file of a run that resumes after a step. It drops the lines of later
+// steps, which will be written again.
 func ResumeMetrics(path string, step int64) (*Metrics, error) {
 	return reopenMetrics(path, func(s int64, _ bool) bool { return s <= step })
 }
@@ -73,8 +73,8 @@ func ResumeMetrics(path string, step int64) (*Metrics, error) {
 // EvaluationStep is the step in the line of an evaluation job. No line of a training run has it.
 const EvaluationStep = 0
 
-// EvaluationMetrics opens the file for the line of an evaluation job. It drops the line of an earlier
-// evaluation job and keeps all others.
+// EvaluationMetrics opens the file for the line of an evaluation job. It drops the line of an
+// earlier evaluation job and keeps all others.
 func EvaluationMetrics(path string) (*Metrics, error) {
 	m, err := reopenMetrics(path, func(s int64, evaluation bool) bool { return !evaluation || s != EvaluationStep })
 	if err == nil {

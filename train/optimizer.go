@@ -8,9 +8,9 @@ import (
 )
 
 // Rate returns the learning rate of step s, counted from 0, of a run of the given number of steps.
-// A linear warmup lr·(s+1)/warmup comes first. Then the rate is constant, or falls on a line or half
-// a cosine from lr at the first step after warmup to min_lr at the last step (Loshchilov & Hutter
-// 2017, without restarts).
+// A linear warmup lr·(s+1)/warmup comes first. Then the rate is constant, or falls on a line or
+// half a cosine from lr at the first step after warmup to min_lr at the last step (Loshchilov &
+// Hutter 2017, without restarts).
 func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	if s < o.Warmup {
 		return o.LR * float64(s+1) / float64(o.Warmup)

@@ -189,8 +189,8 @@ func (p *planner) limits() limits {
 	return l
 }
 
-// choices returns the choices that [memory] and [tile] leave open, the simplest first. Offloading is
-// among them if a key asks for it, if the device has memory of its own, or if memory.host sets a
+// choices returns the choices that [memory] and [tile] leave open, the simplest first. Offloading
+// is among them if a key asks for it, if the device has memory of its own, or if memory.host sets a
 // limit.
 func (p *planner) choices() (all []Choice) {
 	w, layers := p.Memory.Config, p.Model.Config.NumHiddenLayers
@@ -231,7 +231,8 @@ func (p *planner) choices() (all []Choice) {
 	return all
 }
 
-// blockInput is a policy for the inputs of blocks; only every segment-th input is kept or offloaded.
+// blockInput is a policy for the inputs of blocks; only every segment-th input is kept or
+// offloaded.
 type blockInput struct {
 	policy  model.Policy
 	segment int64

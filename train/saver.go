@@ -225,7 +225,8 @@ func (s *saver) finish() error {
 	world := s.mesh.World
 	if err := agree(world, w.err); err != nil {
 		if world.Rank() == 0 {
-			checkpoint.Dir(s.Dir).Clean() // what cannot be removed does not have a checkpoint's name
+			// what cannot be removed does not have a checkpoint's name
+			checkpoint.Dir(s.Dir).Clean()
 		}
 		return err
 	}

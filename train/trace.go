@@ -10,8 +10,8 @@ import (
 	"ulysses/model"
 )
 
-// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing. Recording
-// allocates nothing.
+// Trace records the steps from First to Last, counted from 1. A nil Trace records nothing.
+// Recording allocates nothing.
 type Trace struct {
 	First, Last int64
 	Recorder    *trace.Recorder
@@ -42,7 +42,8 @@ func (t *Trace) align(to *Aligned) (err error) {
 	return err
 }
 
-// before is called before each step and starts recording before the first step to record. Collective.
+// before is called before each step and starts recording before the first step to record.
+// Collective.
 func (t *Trace) before(step int64) error {
 	if t == nil || step < t.First || step > t.Last || t.Recorder.On() {
 		return nil
@@ -56,8 +57,8 @@ func (t *Trace) before(step int64) error {
 	return nil
 }
 
-// after is called after each step, which began at the given time, and stops recording after the last
-// step to record. Collective.
+// after is called after each step, which began at the given time, and stops recording after the
+// last step to record. Collective.
 func (t *Trace) after(step int64, began time.Time) error {
 	if t == nil || !t.Recorder.On() {
 		return nil

@@ -31,10 +31,11 @@ type Trainer struct {
 	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
-	agreed    agreed // after the last step
-	saver     *saver // nil = no checkpoints
-	stopped   bool
-	inspect   func(at string, x tensor.Tensor) error // is called with every tensor of a pass; nil = none
+	agreed  agreed // after the last step
+	saver   *saver // nil = no checkpoints
+	stopped bool
+	// is called with every tensor of a pass; nil = none
+	inspect   func(at string, x tensor.Tensor) error
 	diagnosed bool
 	updates   int64 // steps in which the optimizer updated the weights
 	whole     int64 // a rank evaluates sequences of up to so many tokens alone

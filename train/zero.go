@@ -16,10 +16,10 @@ func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 	return NewZeRO(d, world, groups, compute, opt, stage)
 }
 
-// ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et al.
-// 2019, arXiv:1910.02054, section 5): of a group's elements rank r owns sp.Shard(numel, ranks, r).
-// Stage 1 shards the optimizer's state, which is the moments and the F32 master weights. Stage 2
-// also shards the gradients, stage 3 also the values.
+// ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et
+// al. 2019, arXiv:1910.02054, section 5): of a group's elements rank r owns sp.Shard(numel, ranks,
+// r). Stage 1 shards the optimizer's state, which is the moments and the F32 master weights. Stage
+// 2 also shards the gradients, stage 3 also the values.
 //
 // During a use of a group its values and gradients are whole, in one of two slots each. A
 // communication stream gathers the values of the next group while the current one computes, and

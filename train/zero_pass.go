@@ -47,7 +47,8 @@ func (w *ZeRO) Gather(group int, s device.Stream) error {
 		}
 		w.reduced.slots[i].users++
 		grads = w.reduced.all[i].mem.Slice(0, 0, g.numel)
-		if err := s.Wait(w.reduced.all[i].filled); err != nil { // until the slot's last gradients are reduced
+		// until the slot's last gradients are reduced
+		if err := s.Wait(w.reduced.all[i].filled); err != nil {
 			return err
 		}
 		if err := w.dev.Fill(s, grads, 0); err != nil {

@@ -16,10 +16,10 @@ func (x *expected) open(groups int) {
 	x.gathers, x.reductions, x.wholes = make([]int64, groups), make([]int64, groups), make([]int64, groups)
 }
 
-// pass counts the operations of a pass. numel is the elements of each group, now the groups that are
-// in the slots for values. In this count a use ends before the next one begins. In a pass two uses may
-// overlap; the next group then finds no free slot and is gathered when its own use begins. That
-// changes when it is gathered, not how often.
+// pass counts the operations of a pass. numel is the elements of each group, now the groups that
+// are in the slots for values. In this count a use ends before the next one begins. In a pass two
+// uses may overlap; the next group then finds no free slot and is gathered when its own use begins.
+// That changes when it is gathered, not how often.
 func (x *expected) pass(order []model.Use, numel []int64, stage int, now *residency) {
 	x.cache.slots, x.cache.filled = append(x.cache.slots[:0], now.slots...), now.filled
 	gather := func(u model.Use) int {

@@ -42,7 +42,8 @@ func files() map[string][]byte {
 type method struct {
 	name string
 	args reflect.Type
-	// byValue: the method takes the fields of args one by one, in their order, not a pointer to args.
+	// byValue: the method takes the fields of args one by one, in their order, not a pointer to
+	// args.
 	byValue bool
 }
 

@@ -1,6 +1,6 @@
-// Package assembly makes what a job of kind "train" or "eval" consists of: the model, the storage of
-// its weights and the trainer's setup. A run and a plan assemble the same Parts, the plan on a device
-// that computes nothing. The package also prints the tables of planned memory.
+// Package assembly makes what a job of kind "train" or "eval" consists of: the model, the storage
+// of its weights and the trainer's setup. A run and a plan assemble the same Parts, the plan on a
+// device that computes nothing. The package also prints the tables of planned memory.
 package assembly
 
 import (

@@ -1,8 +1,8 @@
-// Package file is the language of job files: Parse turns the bytes of a file and the --set arguments
-// into a Job and reports every fault at once, each with its line; Resolve then settles what depends
-// on the number of ranks. A Job also knows the names of its outputs, the settings that have no
-// effect, and how to write itself without secrets. ReadCluster reads the file of plan --cluster by
-// the same rules.
+// Package file is the language of job files: Parse turns the bytes of a file and the --set
+// arguments into a Job and reports every fault at once, each with its line; Resolve then settles
+// what depends on the number of ranks. A Job also knows the names of its outputs, the settings that
+// have no effect, and how to write itself without secrets. ReadCluster reads the file of plan
+// --cluster by the same rules.
 package file
 
 import (

@@ -1,7 +1,7 @@
-// Package operator runs jobs of kind "attention" and "gdn": an operator applied to tensors of a file,
-// with its gradients if the file has dout. Open checks the input and plans the operator over the
-// ranks; Do reads, computes and writes. Each rank reads its own rows; rank 0 writes the output, in
-// which NaN and Inf are errors.
+// Package operator runs jobs of kind "attention" and "gdn": an operator applied to tensors of a
+// file, with its gradients if the file has dout. Open checks the input and plans the operator over
+// the ranks; Do reads, computes and writes. Each rank reads its own rows; rank 0 writes the output,
+// in which NaN and Inf are errors.
 package operator
 
 import (
@@ -13,8 +13,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Run is an operator job on one rank, in the order of its life: Open, then Do; or, for a plan, Open,
-// Allocate, Compute and Free.
+// Run is an operator job on one rank, in the order of its life: Open, then Do; or, for a plan,
+// Open, Allocate, Compute and Free.
 type Run struct{ op operation }
 
 // Open checks the input of a job of kind "attention" or "gdn" on this rank and plans the operator
@@ -38,9 +38,9 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 	return &Run{op}, nil
 }
 
-// Do reads the input, computes and writes the output. It calls leave at the end, before it frees the
-// memory that ranks exchanged. With a report beside it, an error is about results that are NaN or
-// Inf, and the output is written. Collective.
+// Do reads the input, computes and writes the output. It calls leave at the end, before it frees
+// the memory that ranks exchanged. With a report beside it, an error is about results that are NaN
+// or Inf, and the output is written. Collective.
 func (r *Run) Do(output string, leave func(error) error) (*Report, error) {
 	return do(r.op, output, leave)
 }

@@ -85,9 +85,9 @@ func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
 		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, fix)
 }
 
-// WarnIdleRanks returns the warning of a run with ranks that have no head, on rank 0 before the first
-// step, otherwise "". On a CPU, whose rates are measured, it takes half a second; it takes no time if
-// every rank has a head.
+// WarnIdleRanks returns the warning of a run with ranks that have no head, on rank 0 before the
+// first step, otherwise "". On a CPU, whose rates are measured, it takes half a second; it takes no
+// time if every rank has a head.
 func (r *Rank) WarnIdleRanks() string {
 	i := findIdleRanks(r.Job, r.Config, r.Model.Linear())
 	if i == nil || r.Mesh.World.Rank() > 0 {

@@ -1,5 +1,6 @@
 // Package plan predicts the memory, the communication and the time of a job. It executes the job's
-// own code on package dryrun's device, which computes nothing and adds up what each operation takes.
+// own code on package dryrun's device, which computes nothing and adds up what each operation
+// takes.
 //
 // A Machine has the rates of a rank's device and links: measured here, published for a GPU, or read
 // from a file of --cluster. Predict plans one job on a Machine; Run is the verb plan; Rank measures

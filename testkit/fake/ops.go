@@ -29,8 +29,8 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v: memory of the host must be dense", o.Name, p.Name, *t)
 		case p.Host && t.Where == tensor.Host:
 			if p.Out && t.Numel() > 0 {
-				// Until the stream comes to the operation, the destination holds values that must not be
-				// read.
+				// Until the stream comes to the operation, the destination holds values that must
+				// not be read.
 				for i, raw := 0, t.RawBytes(); i < len(raw); i++ {
 					raw[i] = 0xff
 				}

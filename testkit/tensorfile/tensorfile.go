@@ -30,7 +30,8 @@ func Read(t *testing.T, path, name string) ([]float32, []int64) {
 	return x, e.Shape
 }
 
-// Relative returns max|got-want| / max|want|. Infinities must agree, and NaN on either side gives NaN.
+// Relative returns max|got-want| / max|want|. Infinities must agree, and NaN on either side gives
+// NaN.
 func Relative(got, want []float32) float64 {
 	delta, largest := 0.0, 0.0
 	for i, w := range want {
