@@ -14,7 +14,7 @@
 # make gpu-check   tests the plug-in on this machine's GPU; see also gpu-bundle and gpu-bench
 # make figures     runs the examples and writes the figures that README.md quotes
 # make deps        installs the packages that build and run need, on Debian and Ubuntu, as root or
-#                  with sudo; make deps-test also installs those of the tests. As root the other
+#                  with sudo; make deps-test also installs the tests' packages. As root the other
 #                  targets install missing packages as well. For other users they print the names.
 
 GO      ?= go
@@ -154,8 +154,8 @@ cuda-matrix: cuda-libs
 	$(PLUGIN) check-matrix
 
 # For a machine with a GPU and without Go: run make gpu-bundle here, copy dist/gpu.tar.gz and this
-# repository to that machine, and run make gpu-check or make gpu-bench there. On a machine with both,
-# gpu-check makes the bundle first.
+# repository to that machine, and run make gpu-check or make gpu-bench there. On a machine with
+# both, gpu-check makes the bundle first.
 gpu-bundle: have-deps cuda lib
 	scripts/gpu-bundle.sh dist/gpu
 
@@ -172,14 +172,14 @@ gpu-check: | dist/gpu.tar.gz
 gpu-bench: | dist/gpu.tar.gz
 	benchmarks/gpu.py --python $(or $(PYTHON),python3) $(GPU_BENCH)
 
-# dist/ulysses-*.whl: the Python package with the library inside, and with the CUDA plug-in where make
-# cuda has built it. PYTHON=... takes another interpreter than the tests' environment.
+# dist/ulysses-*.whl: the Python package with the library inside, and with the CUDA plug-in where
+# make cuda has built it. PYTHON=... takes another interpreter than the tests' environment.
 wheel: lib .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
-# Tests the Python package alone, under mpirun with mpi4py, and with PyTorch and transformers. CI=true
-# or TORCH=1 installs PyTorch and transformers (two minutes, 2 GB). Otherwise the interpreter
-# PYTHON=... may have them.
+# Tests the Python package alone, under mpirun with mpi4py, and with PyTorch and transformers.
+# CI=true or TORCH=1 installs PyTorch and transformers (two minutes, 2 GB). Otherwise the
+# interpreter PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
 test-python: lib cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \
@@ -217,21 +217,21 @@ format: .venv/lint
 notice:
 	$(GO) run ./internal/notice > NOTICE.new && mv NOTICE.new NOTICE && cp NOTICE python/NOTICE
 
-# dist/ulysses-VERSION-linux-MACHINE.tar.gz: the program with and without MPI, the library, the wheel
-# and their licenses. The CUDA plug-in is in it where make cuda has built it.
+# dist/ulysses-VERSION-linux-MACHINE.tar.gz: the program with and without MPI, the library, the
+# wheel and their licenses. The CUDA plug-in is in it where make cuda has built it.
 dist: have-deps build lib wheel
 	GO=$(GO) scripts/dist.sh
 
-# The goldens come from PyTorch alone; this program never writes them. This needs Python 3 and access
-# to a package index.
+# The goldens come from PyTorch alone; this program never writes them. This needs Python 3 and
+# access to a package index.
 goldens: .venv/goldens
 	.venv/bin/python testdata/goldens/make.py
 
 .venv/goldens: testdata/goldens/requirements.txt
 	python3 -m venv .venv && .venv/bin/pip install -q -r $< && touch $@
 
-# docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs on
-# this machine.
+# docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs
+# on this machine.
 figures: build
 	python3 docs/figures.py $(MPIRUN) -n $(RANKS)
 
@@ -240,8 +240,8 @@ figures: build
 goldens-check: .venv/goldens
 	.venv/bin/python testdata/goldens/check_hf.py $(A) $(B)
 
-# Kills the job and a rank under mpirun at a hundred random moments and resumes each. Every loss must
-# equal the loss of the undisturbed run.
+# Kills the job and a rank under mpirun at a hundred random moments and resumes each. Every loss
+# must equal the loss of the undisturbed run.
 soak: build
 	ULYSSES_TEST_KILLS=50 $(GO) test ./job -run TestKill -count=1 -v -timeout 30m
 	ULYSSES_TEST_KILLS=50 $(GO) test -tags mpi ./cmd/ulysses-mpi -run TestKillRank -count=1 -v -timeout 60m
@@ -265,7 +265,7 @@ fuzz:
 
 # Lines that do not follow the rules for prose yet, in folders where they are not enforced yet.
 lint-prose:
-	ULYSSES_LINT=1 $(GO) test ./internal/arch -count=1 -v -run 'TestProse$$|TestComparisonsRefuseNaN'
+	ULYSSES_LINT=1 $(GO) test ./internal/arch -count=1 -v -run 'TestProse$$'
 
 clean:
 	rm -rf bin build out examples/out

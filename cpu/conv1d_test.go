@@ -1,12 +1,14 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 	"ulysses/testkit/ref"
 )
 
@@ -31,8 +33,8 @@ func TestConv1dOfGreatWidth(t *testing.T) {
 	}
 	g := &ref.Conv1d{C: channels, Width: width, Cu: a.Cu}
 	for i, want := range ref.Conv1dForward(g, wide(x), wide(w), wide(before)) {
-		if math.Abs(want-float64(y[i])) > 1e-5 {
-			t.Fatalf("y[%d] = %v, want %v", i, y[i], want)
+		if !near.Value(t, fmt.Sprintf("y[%d]", i), y[i], want, 1e-5) {
+			t.FailNow()
 		}
 	}
 	dx, dw, dbefore := make([]float32, len(x)), make([]float32, len(w)), make([]float32, len(before))

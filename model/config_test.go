@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"reflect"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 	"ulysses/testkit/ref"
 )
 
@@ -331,9 +333,7 @@ func TestFrequencies(t *testing.T) {
 			smooth := (8192/wave - 1) / (4 - 1)
 			want = (1-smooth)*f/32 + smooth*f
 		}
-		if math.Abs(float64(got[i])-want) > 1e-7*want {
-			t.Errorf("pair %d: %v, want %v", i, got[i], want)
-		}
+		near.Value(t, fmt.Sprintf("frequency of pair %d", i), got[i], want, 1e-7*want)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/mpitest"
+	"ulysses/testkit/near"
 	"ulysses/testkit/ref"
 )
 
@@ -34,7 +35,7 @@ func TestGradients(t *testing.T) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
 		r := newReference(t, cfg)
 		o := train(t, 1, cfg, s, nil)
-		if want := r.loss(s); math.Abs(o.Sum-want) > 2e-6*want || o.Tokens != s.valid() {
+		if want := r.loss(s); !(math.Abs(o.Sum-want) <= 2e-6*want) || o.Tokens != s.valid() {
 			t.Errorf("loss %v of %d tokens, want %v of %d", o.Sum, o.Tokens, want, s.valid())
 		}
 		random := rand.New(rand.NewPCG(3, 4))
@@ -68,7 +69,7 @@ func TestRanks(t *testing.T) {
 			one := train(t, 1, cfg, s, nil)
 			for _, n := range mpitest.Sizes() {
 				o := train(t, n, cfg, s, nil)
-				if math.Abs(o.Sum-one.Sum) > 1e-6*math.Abs(one.Sum) || o.Tokens != one.Tokens {
+				if !(math.Abs(o.Sum-one.Sum) <= 1e-6*math.Abs(one.Sum)) || o.Tokens != one.Tokens {
 					t.Errorf("%d ranks, %d tokens: %v, one rank has %v", n, len(s.ids), o.Loss, one.Loss)
 				}
 				for name, g := range o.grads {
@@ -98,7 +99,7 @@ func TestDocumentsAreAlone(t *testing.T) {
 				add(grads[name], g)
 			}
 		}
-		if math.Abs(all.Sum-sum) > 1e-6*sum || all.Tokens != tokens {
+		if !(math.Abs(all.Sum-sum) <= 1e-6*sum) || all.Tokens != tokens {
 			t.Errorf("%v, documents alone have %v of %d", all.Loss, sum, tokens)
 		}
 		for name, g := range all.grads {
@@ -348,16 +349,13 @@ func TestInit(t *testing.T) {
 	}
 	x := ref.Convert[float64](slices.Concat(q, a["model.embed_tokens.weight"], a["model.layers.0.mlp.up_proj.weight"]))
 	mean, deviation := ref.Sum(x)/float64(len(x)), norm2(x)/math.Sqrt(float64(len(x)))
-	if math.Abs(mean) > 0.03 || math.Abs(deviation-0.3) > 0.02 {
-		t.Errorf("mean %v, deviation %v of %d values, want 0 and 0.3", mean, deviation, len(x))
-	}
+	near.Value(t, "mean of the initial weights", mean, 0.0, 0.03)
+	near.Value(t, "deviation of the initial weights", deviation, 0.3, 0.02)
 	fourth := 0.0
 	for _, v := range x {
 		fourth += math.Pow(v/0.3, 4) / float64(len(x))
 	}
-	if math.Abs(fourth-3) > 0.5 {
-		t.Errorf("fourth moment %v, a normal distribution has 3", fourth)
-	}
+	near.Value(t, "fourth moment, which is 3 for a normal distribution", fourth, 3.0, 0.5)
 }
 
 // A hybrid starts as transformers' does: decays ln of uniform(0.01, 16), their offsets 1, norms
@@ -378,7 +376,7 @@ func TestInitHybrid(t *testing.T) {
 						a := math.Exp(float64(v))
 						sum, least, most = sum+a, min(least, a), max(most, a)
 					}
-					if mean := sum / float64(len(x)); math.Abs(mean-8) > 0.5 || least < 0.0099 || least > 0.2 || most > 16.001 || most < 15.8 {
+					if mean := sum / float64(len(x)); !(math.Abs(mean-8) <= 0.5) || least < 0.0099 || least > 0.2 || most > 16.001 || most < 15.8 {
 						t.Errorf("%s: exp has mean %g, from %g to %g", p.Name, mean, least, most)
 					}
 				case strings.HasSuffix(p.Name, "dt_bias") || strings.HasSuffix(p.Name, "linear_attn.norm.weight"):
@@ -390,7 +388,7 @@ func TestInitHybrid(t *testing.T) {
 						t.Errorf("%s does not start at 0", p.Name)
 					}
 				case strings.HasSuffix(p.Name, "conv1d.weight"):
-					if d := norm2(ref.Convert[float64](x)) / math.Sqrt(float64(len(x))); math.Abs(d-cfg.InitializerRange) > 0.02 {
+					if d := norm2(ref.Convert[float64](x)) / math.Sqrt(float64(len(x))); !(math.Abs(d-cfg.InitializerRange) <= 0.02) {
 						t.Errorf("%s: deviation %g", p.Name, d)
 					}
 				}

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# deps.sh build|test [install] checks for the packages that the build needs (Open MPI, gcc, pkg-config; Go must be installed), or
-# that the tests need (also Slurm, g++, gfortran, and venv for the CUDA compiler and the tests of python/).
+# deps.sh build|test [install]: checks for the packages that the build needs (Open MPI, gcc,
+# pkg-config; Go must be installed), or that the tests need (also Slurm, g++, gfortran, and venv for
+# the CUDA compiler, the linters and the tests of python/).
 #
-# Root installs missing packages, as in a container. For other users `install` (make deps, make deps-test) installs them with sudo;
-# without it the script prints the packages and the command. Missing packages of the build are an error; tests skip what they cannot run.
+# For root, as in a container, the script installs missing packages. For other users it installs them
+# with sudo if the second argument is install (make deps, make deps-test); otherwise it prints the
+# packages and the command. A missing package of the build is an error. Tests skip what they cannot
+# run.
 set -euo pipefail
 what=${1:-build} install=${2:-}
 
@@ -33,7 +36,7 @@ if [ "$what" = test ]; then
 fi
 [ ${#packages[@]} -eq 0 ] && exit 0
 
-give_up() {
+refuse() {
   echo "ulysses: $*" >&2
   [ "$what" = test ] && [ -z "$install" ] && exit 0
   exit 1
@@ -42,13 +45,13 @@ target=deps
 [ "$what" = test ] && target=deps-test
 apt="apt-get install --no-install-recommends ${packages[*]}"
 command -v apt-get >/dev/null ||
-  give_up "missing: ${packages[*]} (names of Debian's packages); install the same with this system's package manager, then run make again"
+  refuse "missing: ${packages[*]} (names of Debian's packages); install the same with this system's package manager, then run make again"
 if [ "$(id -u)" = 0 ]; then root=(env)
 elif [ -z "$install" ]; then
-  give_up "missing: ${packages[*]}; run \`make $target\` (which runs: sudo $apt), then run make again"
+  refuse "missing: ${packages[*]}; run \`make $target\` (which runs: sudo $apt), then run make again"
 elif command -v sudo >/dev/null; then root=(sudo)
 else
-  give_up "missing: ${packages[*]}, and there is no sudo; as root, run: $apt"
+  refuse "missing: ${packages[*]}, and there is no sudo; as root, run: $apt"
 fi
 echo "ulysses: installing ${packages[*]}"
 log=$(mktemp)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# openmpi-tree.sh DEST: copies the Open MPI 4 that is installed here (Debian, Ubuntu) into a folder that can be unpacked anywhere and needs
-# no root: `. DEST/env.sh && mpirun …`. For GPU nodes without MPI. Network stacks that need drivers stay behind: ranks on one node talk
-# through shared memory, nodes through TCP.
+# openmpi-tree.sh DEST: copies the installed Open MPI 4 (Debian, Ubuntu) into a folder that works at
+# any path and needs no root: `. DEST/env.sh && mpirun …`. It is for GPU nodes without MPI. Network
+# stacks that need drivers are left out: ranks on one node communicate through shared memory, nodes
+# through TCP.
 set -euo pipefail
 dest=${1:?usage: openmpi-tree.sh DEST}
 path() { ompi_info --parsable --path "$1" | sed -n "s/^path:$1://p" | head -1; }

@@ -48,7 +48,7 @@ func TestBudget(t *testing.T) {
 	want := trained(1, 1, 0, 0)
 	for _, c := range [][4]int{{1, 1, 0, 64}, {1, 1, 0, 1000}, {2, 1, 0, 64}, {4, 2, 0, 100}, {4, 2, 3, 130}, {4, 1, 2, 64}, {3, 1, 3, 90}, {4, 4, 1, 70}} {
 		got := trained(c[0], c[1], c[2], int64(c[3]))
-		if e := worst(got.losses, want.losses); e > 2e-6 {
+		if e := worst(got.losses, want.losses); !(e <= 2e-6) {
 			t.Errorf("%v: losses %v, want %v", c, got.losses, want.losses)
 		}
 		most, off := 0.0, 0.0
