@@ -35,7 +35,7 @@ tag=$(scripts/wheel-tag.sh lib/libulysses.so.0)
 cat >"$work/README.txt" <<T
 Ulysses $version (commit ${commit:-not recorded}), for Linux on $(uname -m), ${tag%_"$(uname -m)"}
 
-bin/ulysses-mpi    the program for Open MPI 4 (libmpi.so.40): mpirun -n 4 bin/ulysses-mpi train job.toml
+bin/ulysses-mpi    the program for Open MPI 4 (libmpi.so.40): mpirun -n 4 bin/ulysses-mpi job.toml
 bin/ulysses-local  the same program without MPI; its ranks are threads of one process
 lib/, include/     libulysses for C, C++, Fortran: PKG_CONFIG_PATH=lib/pkgconfig pkg-config --cflags --libs ulysses
 lib/libulysses_mpi_*.so   what libulysses opens in a host that uses MPI
