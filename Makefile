@@ -198,9 +198,10 @@ test: have-deps have-deps-test lint build cuda-libs cuda cuda-emulated
 	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./comm ./sp ./gdn ./model ./cmd/...
 	$(MAKE) --no-print-directory test-python
 
-# The tests that need a few seconds at most (go test -short), in all packages.
+# All packages, without the tests that testkit/slow-tests.txt lists.
 unit: have-deps
-	$(GO) test -short -timeout $(TEST_TIMEOUT) ./...
+	@$(GO) test -short -timeout $(TEST_TIMEOUT) ./... \
+	  -skip '^($(shell grep -v '^\#' testkit/slow-tests.txt | paste -sd'|'))$$'
 
 # Checks of the sources. The tools are pinned: staticcheck in tools/go.mod, the others in
 # tools/requirements.txt.
