@@ -45,14 +45,60 @@ var words = []struct{ not, but string }{
 	{`manners`, "behavior"},
 }
 
-// clean are the folders, by the start of a path, in which every line follows the rule. Elsewhere
-// the lines are only counted.
-var clean = []string{
-	"Makefile", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "packaging/", ".github/", ".ci/", "internal/arch/", "internal/notice/", "internal/version/", "testkit/near/", "testkit/need/",
+// pending are the folders whose lines are counted and do not fail the test, because older sentences
+// remain there. A folder does not stand for the folders below it. Do not add one.
+var pending = []string{
+	"backends",
+	"benchmarks",
+	"benchmarks/peers",
+	"capi",
+	"capi/generate",
+	"capi/testdata",
+	"checkpoint",
+	"cmd/ulysses-mpi",
+	"comm",
+	"cpu",
+	"cpu/kernels",
+	"cuda",
+	"cuda/matrix",
+	"cuda/plugin",
+	"cuda/plugin/emulated",
+	"cuda/plugin/gpu",
+	"cuda/plugin/kernels",
+	"cuda/plugin/libraries",
+	"data",
+	"data/tokenizer",
+	"device",
+	"device/generate",
+	"docs",
+	"dryrun",
+	"examples/c",
+	"examples/python",
+	"gdn",
+	"internal/outdir",
+	"internal/trace",
+	"job",
+	"job/file",
+	"job/init",
+	"job/operator",
+	"model",
+	"python",
+	"python/tests",
+	"python/ulysses",
+	"scripts",
+	"slurm",
+	"sp",
+	"tensor",
+	"testkit/conformance",
+	"testkit/devicetest",
+	"testkit/fake",
+	"testkit/ref",
+	"tile",
+	"train",
 }
 
 // Comments, messages and pages have lines of at most 100 columns and use the project's words.
-// ULYSSES_LINT=1 (make lint-prose) also names the lines of the folders that are not clean yet.
+// ULYSSES_LINT=1 (make lint-prose) also names the lines of the pending folders.
 func TestProse(t *testing.T) {
 	var not []string
 	for _, w := range words {
@@ -68,7 +114,7 @@ func TestProse(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		enforced := slices.ContainsFunc(clean, func(start string) bool { return strings.HasPrefix(path, start) })
+		enforced := !slices.Contains(pending, filepath.Dir(path))
 		say := func(l line, text string) {
 			if enforced || os.Getenv("ULYSSES_LINT") != "" {
 				t.Errorf("%s:%d: %s", l.path, l.number, text)
