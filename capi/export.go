@@ -22,10 +22,10 @@ type handle = C.uintptr_t
 type pointer = unsafe.Pointer
 type text = *C.char
 
-// uly_first registers a thread of the host with the Go runtime.
+// uly_register_thread registers a thread of the host with the Go runtime.
 //
-//export uly_first
-func uly_first() {}
+//export uly_register_thread
+func uly_register_thread() {}
 
 //export uly_context_create_local
 func uly_context_create_local(opts, out pointer, t text) C.int32_t {

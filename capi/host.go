@@ -7,7 +7,7 @@ package main
 #include "ulysses.h"
 
 // HOST runs code of the host with the host's signal mask.
-#define HOST(call) ({ sigset_t inside; uly_outside(&inside); __auto_type result = (call); uly_inside(&inside); result; })
+#define HOST(call) ({ sigset_t inside; uly_enter_host(&inside); __auto_type result = (call); uly_leave_host(&inside); result; })
 
 static int mask_cores(void) {
 	cpu_set_t mask;
@@ -23,8 +23,8 @@ static int32_t call_alltoallv(const ulysses_host_comm *h, const void *in, const 
 static void call_log(void *f, void *user, int32_t level, const char *line) {
 	HOST((((void (*)(void *, int32_t, const char *))f)(user, level, line), 0));
 }
-static void *outside(void) { return uly_outside; }
-static void *inside(void) { return uly_inside; }
+static void *outside(void) { return uly_enter_host; }
+static void *inside(void) { return uly_leave_host; }
 */
 import "C"
 

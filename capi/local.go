@@ -7,9 +7,9 @@ package main
 
 static int32_t call_local(void *f, void *user, const ulysses_local_call *a) {
 	sigset_t inside;
-	uly_outside(&inside);
+	uly_enter_host(&inside);
 	int32_t code = ((ulysses_local_attention)f)(user, a);
-	uly_inside(&inside);
+	uly_leave_host(&inside);
 	return code;
 }
 */

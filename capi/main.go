@@ -49,7 +49,7 @@ func guarded(f func() error) (err error) {
 }
 
 // errorBytes is the size of a thread's error message.
-const errorBytes = C.ULY_TEXT
+const errorBytes = C.ULY_ERROR_BYTES
 
 // internal are functions of packages below, by which their errors begin.
 var internal = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)

@@ -1,4 +1,5 @@
-// The error message of a thread of the host. thread.c allocates it.
+// The buffers of a thread of the host: its error message, and the text of ulysses_build_info.
+// thread.c allocates them.
 #ifndef ULYSSES_MESSAGE_H
 #define ULYSSES_MESSAGE_H
 #include "ulysses.h"
@@ -6,22 +7,22 @@
 // API marks a function that the library exports.
 #define API __attribute__((visibility("default")))
 
-// ULY_TEXT is the size of an error message, ULY_INFO of the text of ulysses_build_info.
-enum { ULY_TEXT = 4096, ULY_INFO = 16384 };
+// Bytes of an error message and of the text of ulysses_build_info, each with its final 0.
+enum { ULY_ERROR_BYTES = 4096, ULY_INFO_BYTES = 16384 };
 
 #pragma GCC visibility push(hidden)
-// uly_text and uly_info return the calling thread's buffers. uly_fresh clears the message and
-// returns uly_text.
-char *uly_text(void);
-char *uly_fresh(void);
-char *uly_info(void);
+// uly_error_buffer and uly_info_buffer return the calling thread's buffers. uly_clear_error sets the
+// error message to "" and returns its buffer.
+char *uly_error_buffer(void);
+char *uly_clear_error(void);
+char *uly_info_buffer(void);
 
-// uly_fail writes a message and returns the status, for the C code of the library.
-ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a,
-                        long long b);
+// uly_fail writes the error message of a call that C code refuses, and returns the status.
+__attribute__((format(printf, 2, 3))) ulysses_status uly_fail(ulysses_status, const char *format,
+                                                              ...);
 
-// uly_stopped is uly_fail for a callback that returned a status. The message that a call inside the
-// callback has left is appended.
-ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles);
+// uly_callback_failed writes the error message of a walk over tiles whose callback returned a
+// status, and returns the status. It appends the message of a call that failed inside the callback.
+ulysses_status uly_callback_failed(ulysses_status, const char *op, long long tile, long long tiles);
 #pragma GCC visibility pop
 #endif

@@ -1,17 +1,20 @@
-// Signals of the host. Go code runs on the stacks of goroutines, a few kilobytes in Go's heap. The
-// kernel runs a handler that was installed without SA_ONSTACK on the thread's current stack, where
-// the handler would overwrite the heap. Therefore
+// Signals of the host. Go code runs on the stacks of goroutines, which are a few kilobytes in Go's
+// heap. The kernel runs a handler that was installed without SA_ONSTACK on the thread's current
+// stack, where the handler would overwrite the heap. Therefore:
 //
-//   - a thread that runs Go code blocks the host's signals (uly_hold). They arrive when the call returns, or while it runs code of the host or of MPI;
-//   - threads that Go starts block them always: they inherit the mask of the thread that loads the library, which blocks signals meanwhile;
-//   - a thread without an alternate stack gets one of 512 KiB for handlers with SA_ONSTACK, before Go gives it one of 32 KiB, in its heap as well.
+//   - A thread that runs Go code blocks the host's signals (uly_block_signals). The signals arrive
+//     when the call returns, or while the call runs code of the host or of MPI.
+//   - Threads that Go starts always block them. These threads inherit the mask of the thread that
+//     loads the library, which blocks signals while Go starts.
+//   - A thread without an alternate signal stack gets one of 512 KiB for handlers with SA_ONSTACK.
+//     Otherwise Go would give it one of 32 KiB, which is in Go's heap.
 //
 // Signals of a fault (such as SIGSEGV) are never blocked. Go handles them, because a fault in Go
 // code becomes a status. For a fault in C code, Go would print its goroutines and end the process
 // with SIGQUIT. Therefore the library installs a handler before Go starts. Go forwards a fault in C
-// code to this handler, which restores the default action, and the process dies as any C program
-// does. A handler that the host has already installed stays in place, and a handler that the host
-// installs later replaces Go's.
+// code to this handler, which restores the default action, so the signal ends the process as it
+// ends any C program. A handler that the host has already installed stays in place. A handler that
+// the host installs later replaces Go's.
 #define _GNU_SOURCE
 #include "signals.h"
 
@@ -19,75 +22,76 @@
 #include <stddef.h>
 #include <sys/mman.h>
 
-// never are the signals that are not blocked: faults, and the signal with which Go stops threads
-// for its garbage collector.
-static const int never[] = {SIGSEGV, SIGBUS,  SIGFPE,  SIGILL,  SIGTRAP, SIGSYS, SIGABRT,
-                            SIGURG,  SIGKILL, SIGSTOP, SIGTTIN, SIGTTOU, SIGCONT};
+// Signals that are never blocked: faults, SIGURG, with which Go stops threads for its garbage
+// collector, and job control.
+static const int never_blocked[] = {SIGSEGV, SIGBUS,  SIGFPE,  SIGILL,  SIGTRAP, SIGSYS, SIGABRT,
+                                    SIGURG,  SIGKILL, SIGSTOP, SIGTTIN, SIGTTOU, SIGCONT};
 
-// ends are the signals with which users end or stop a process. If their action is the default, they
-// take effect during a call.
-static const int ends[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
+// Signals with which users end or stop a process. They take effect during a call if their action is
+// the default or SIG_IGN.
+static const int user_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP};
 
-static sigset_t hosts; // all but never
+static sigset_t host_signals; // all except never_blocked
 
-static void fault(int sig, siginfo_t *info, void *context) {
+static void handle_fault(int sig, siginfo_t *info, void *context) {
   (void)info, (void)context;
   struct sigaction s = {.sa_handler = SIG_DFL};
   sigaction(sig, &s, NULL); // the instruction runs again and faults
 }
 
-static sigset_t loading; // mask of the thread that loads the library
+static sigset_t loader_mask; // of the thread that loads the library
 
-// before runs before Go's constructor, which starts Go's first thread, and after runs after it:
-// constructors with a priority run first.
-__attribute__((constructor(101))) static void before(void) {
+// before_go runs before Go's constructor, which starts Go's first thread, and after_go runs after
+// it: constructors with a priority run first.
+__attribute__((constructor(101))) static void before_go(void) {
   static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
   for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
-    struct sigaction there,
-        ours = {.sa_sigaction = fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
-    if (sigaction(faults[i], NULL, &there) == 0 && !(there.sa_flags & SA_SIGINFO) &&
-        there.sa_handler == SIG_DFL)
+    struct sigaction current,
+        ours = {.sa_sigaction = handle_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
+    if (sigaction(faults[i], NULL, &current) == 0 && !(current.sa_flags & SA_SIGINFO) &&
+        current.sa_handler == SIG_DFL)
       sigaction(faults[i], &ours, NULL);
   }
-  sigfillset(&hosts);
-  for (size_t i = 0; i < sizeof never / sizeof *never; i++) sigdelset(&hosts, never[i]);
-  pthread_sigmask(SIG_BLOCK, &hosts, &loading);
+  sigfillset(&host_signals);
+  for (size_t i = 0; i < sizeof never_blocked / sizeof *never_blocked; i++)
+    sigdelset(&host_signals, never_blocked[i]);
+  pthread_sigmask(SIG_BLOCK, &host_signals, &loader_mask);
 }
 
-__attribute__((constructor)) static void after(void) {
-  pthread_sigmask(SIG_SETMASK, &loading, NULL);
+__attribute__((constructor)) static void after_go(void) {
+  pthread_sigmask(SIG_SETMASK, &loader_mask, NULL);
 }
 
-void uly_hold(sigset_t *old) {
-  sigset_t set = hosts;
-  for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+void uly_block_signals(sigset_t *old) {
+  sigset_t set = host_signals;
+  for (size_t i = 0; i < sizeof user_signals / sizeof *user_signals; i++) {
     struct sigaction s;
-    if (sigaction(ends[i], NULL, &s) == 0 && !(s.sa_flags & SA_SIGINFO) &&
+    if (sigaction(user_signals[i], NULL, &s) == 0 && !(s.sa_flags & SA_SIGINFO) &&
         (s.sa_handler == SIG_DFL || s.sa_handler == SIG_IGN))
-      sigdelset(&set, ends[i]);
+      sigdelset(&set, user_signals[i]);
   }
   pthread_sigmask(SIG_BLOCK, &set, old);
 }
 
-void uly_free(const sigset_t *old) { pthread_sigmask(SIG_SETMASK, old, NULL); }
+void uly_restore_signals(const sigset_t *old) { pthread_sigmask(SIG_SETMASK, old, NULL); }
 
-enum { ALTERNATE = 512 << 10 };
+enum { SIGNAL_STACK_BYTES = 512 << 10 };
 
-void *uly_alternate(void) {
+void *uly_add_signal_stack(void) {
   stack_t s;
   if (sigaltstack(NULL, &s) != 0 || !(s.ss_flags & SS_DISABLE)) return NULL;
-  void *p = mmap(NULL, ALTERNATE, PROT_READ | PROT_WRITE,
+  void *p = mmap(NULL, SIGNAL_STACK_BYTES, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (p == MAP_FAILED) return NULL;
-  stack_t ours = {.ss_sp = p, .ss_size = ALTERNATE};
+  stack_t ours = {.ss_sp = p, .ss_size = SIGNAL_STACK_BYTES};
   if (sigaltstack(&ours, NULL) == 0) return p;
-  munmap(p, ALTERNATE);
+  munmap(p, SIGNAL_STACK_BYTES);
   return NULL;
 }
 
-void uly_no_alternate(void *stack) {
+void uly_remove_signal_stack(void *stack) {
   if (stack == NULL) return;
   stack_t s, none = {.ss_flags = SS_DISABLE};
   if (sigaltstack(NULL, &s) == 0 && s.ss_sp == stack) sigaltstack(&none, NULL);
-  munmap(stack, ALTERNATE);
+  munmap(stack, SIGNAL_STACK_BYTES);
 }

@@ -1,17 +1,18 @@
-// Signals of the host around Go code; signals.c has the reasons.
+// Blocks the host's signals around Go code. signals.c gives the reasons.
 #ifndef ULYSSES_SIGNALS_H
 #define ULYSSES_SIGNALS_H
 #include <signal.h>
 
 #pragma GCC visibility push(hidden)
-// uly_hold blocks the host's signals on the calling thread and leaves the thread's mask in *old,
-// for uly_free.
-void uly_hold(sigset_t *old);
-void uly_free(const sigset_t *old);
+// uly_block_signals blocks the host's signals on the calling thread and writes the previous mask to
+// *old. uly_restore_signals sets the mask to *old.
+void uly_block_signals(sigset_t *old);
+void uly_restore_signals(const sigset_t *old);
 
-// uly_alternate installs an alternate signal stack of the library on a thread that has none, and
-// returns it; uly_no_alternate removes it.
-void *uly_alternate(void);
-void uly_no_alternate(void *stack);
+// uly_add_signal_stack installs an alternate signal stack on the calling thread and returns it. It
+// returns NULL if the thread has one, or if there is no memory. uly_remove_signal_stack frees a
+// stack that it returned; NULL is allowed.
+void *uly_add_signal_stack(void);
+void uly_remove_signal_stack(void *stack);
 #pragma GCC visibility pop
 #endif

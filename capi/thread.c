@@ -1,6 +1,7 @@
 #include "thread.h"
 
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,44 +10,47 @@
 #include "message.h"
 #include "signals.h"
 
-// A thread's buffers are on the heap, allocated at its first call and freed at its end. Go's runtime
-// makes all thread-local storage of this library static, and a process may have only a few hundred
-// bytes of static storage left when it opens the library.
+// A thread's buffers are on the heap. They are allocated at the thread's first call and freed when
+// the thread ends. They are not thread-local storage: Go's runtime makes all thread-local storage of
+// this library static, and a process may have only a few hundred bytes of static storage left when
+// it opens the library.
 struct uly_thread {
-  char error[ULY_TEXT], info[ULY_INFO];
-  sigset_t *host; // the mask from before the current call; NULL outside of calls
+  char error[ULY_ERROR_BYTES], info[ULY_INFO_BYTES];
+  sigset_t *host; // the signal mask from before the current call; NULL outside of calls
   void *stack;    // the alternate signal stack that the library installed, or NULL
-  int known, rounds;
+  int registered; // with the Go runtime
+  int destructor_runs;
 };
 static _Thread_local struct uly_thread *own;
-static struct uly_thread shared; // for threads for which there is no memory
-static pthread_key_t ending;
+static struct uly_thread shared; // for all threads whose buffers could not be allocated
+static pthread_key_t key;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-// end runs at a thread's end. Go has such a destructor as well, during which signals may still
-// arrive. end therefore postpones itself twice, so that it runs after Go's.
-static void end(void *p) {
+// destroy runs when a thread ends. The Go runtime has a destructor as well, during which signals
+// may still arrive. destroy therefore postpones itself twice, so that it runs after Go's.
+static void destroy(void *p) {
   struct uly_thread *t = p;
-  if (t->rounds++ < 2 && pthread_setspecific(ending, t) == 0) return;
-  uly_no_alternate(t->stack);
+  if (t->destructor_runs++ < 2 && pthread_setspecific(key, t) == 0) return;
+  uly_remove_signal_stack(t->stack);
   if (own == t) own = NULL;
   free(t);
 }
 
-static void make_key(void) { pthread_key_create(&ending, end); }
+static void make_key(void) { pthread_key_create(&key, destroy); }
 
+// thread returns the calling thread's data. It allocates the data at the thread's first call.
 static struct uly_thread *thread(void) {
   if (own == NULL) {
     pthread_once(&once, make_key);
     own = calloc(1, sizeof *own);
     if (own == NULL) return &shared;
-    pthread_setspecific(ending, own);
+    pthread_setspecific(key, own);
   }
   return own;
 }
 
-char *uly_text(void) { return thread()->error; }
-char *uly_info(void) { return thread()->info; }
+char *uly_error_buffer(void) { return thread()->error; }
+char *uly_info_buffer(void) { return thread()->info; }
 
 API const char *ulysses_status_string(ulysses_status code) {
   switch (code) {
@@ -65,54 +69,57 @@ API const char *ulysses_status_string(ulysses_status code) {
   return "unknown status";
 }
 
-API const char *ulysses_last_error(void) { return uly_text(); }
+API const char *ulysses_last_error(void) { return uly_error_buffer(); }
 
-char *uly_fresh(void) {
-  char *text = uly_text();
+char *uly_clear_error(void) {
+  char *text = uly_error_buffer();
   text[0] = 0;
   return text;
 }
 
-ulysses_status uly_fail(ulysses_status code, const char *format, const char *op, long long a,
-                        long long b) {
-  snprintf(uly_text(), ULY_TEXT, format, op, a, b);
+ulysses_status uly_fail(ulysses_status code, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(uly_error_buffer(), ULY_ERROR_BYTES, format, args);
+  va_end(args);
   return code;
 }
 
-ulysses_status uly_stopped(ulysses_status code, const char *op, long long tile, long long tiles) {
-  char why[ULY_TEXT], *text = uly_text();
-  memcpy(why, text, ULY_TEXT);
-  snprintf(text, ULY_TEXT, "%s: the callback returned status %d (%s) at tile %lld of %lld%s%s", op,
-           (int)code, ulysses_status_string(code), tile, tiles, why[0] ? ": " : "", why);
+ulysses_status uly_callback_failed(ulysses_status code, const char *op, long long tile,
+                                   long long tiles) {
+  char why[ULY_ERROR_BYTES], *text = uly_error_buffer();
+  memcpy(why, text, ULY_ERROR_BYTES);
+  snprintf(text, ULY_ERROR_BYTES,
+           "%s: the callback returned status %d (%s) at tile %lld of %lld%s%s", op, (int)code,
+           ulysses_status_string(code), tile, tiles, why[0] ? ": " : "", why);
   return code;
 }
 
-// At a thread's first call, Go registers the thread and changes the mask of some signals (SIGCHLD,
-// SIGPROF). The registration is therefore a call of its own, after which the signals are blocked
-// again.
-void uly_enter(struct uly_held *h) {
-  uly_hold(&h->old);
-  struct uly_thread *t = h->thread = thread();
+// At a thread's first call, the Go runtime registers the thread and unblocks SIGCHLD and SIGPROF.
+// The registration is therefore a call of its own, after which the signals are blocked again.
+void uly_enter_go(struct uly_go_call *call) {
+  uly_block_signals(&call->mask);
+  struct uly_thread *t = call->thread = thread();
   if (t == &shared) return;
-  if (!t->known) {
-    sigset_t first;
-    t->known = 1, t->stack = uly_alternate();
-    uly_first();
-    uly_hold(&first);
+  if (!t->registered) {
+    sigset_t ignored;
+    t->registered = 1, t->stack = uly_add_signal_stack();
+    uly_register_thread();
+    uly_block_signals(&ignored);
   }
-  h->outer = t->host;
-  t->host = &h->old;
+  call->outer = t->host;
+  t->host = &call->mask;
 }
 
-void uly_leave(struct uly_held *h) {
-  if (h->thread != &shared) h->thread->host = h->outer;
-  uly_free(&h->old);
+void uly_leave_go(struct uly_go_call *call) {
+  if (call->thread != &shared) call->thread->host = call->outer;
+  uly_restore_signals(&call->mask);
 }
 
-void uly_outside(void *inside) {
-  if (own != NULL && own->host != NULL) pthread_sigmask(SIG_SETMASK, own->host, inside);
+void uly_enter_host(void *mask) {
+  if (own != NULL && own->host != NULL) pthread_sigmask(SIG_SETMASK, own->host, mask);
 }
 
-void uly_inside(const void *inside) {
-  if (own != NULL && own->host != NULL) uly_free(inside);
+void uly_leave_host(const void *mask) {
+  if (own != NULL && own->host != NULL) uly_restore_signals(mask);
 }

@@ -4,18 +4,19 @@
 #include <signal.h>
 
 #pragma GCC visibility push(hidden)
-// A call of Go code on the calling thread. uly_enter blocks the host's signals and prepares a thread
-// at its first call; uly_leave restores the mask.
-struct uly_held {
-  sigset_t old, *outer;
+// A call of Go code by the calling thread. uly_enter_go blocks the host's signals, and prepares the
+// thread at its first call. uly_leave_go restores the signal mask from before the call.
+struct uly_go_call {
+  sigset_t mask, *outer; // the mask before this call, and that of the call around it, or NULL
   struct uly_thread *thread;
 };
-void uly_enter(struct uly_held *);
-void uly_leave(struct uly_held *);
+void uly_enter_go(struct uly_go_call *);
+void uly_leave_go(struct uly_go_call *);
 
-// uly_outside restores the thread's mask from before the current call while code of the host or of
-// MPI runs inside the call; uly_inside reverts this. *inside has room for a sigset_t.
-void uly_outside(void *inside);
-void uly_inside(const void *inside);
+// While code of the host or of MPI runs inside a call, the thread has the signal mask from before
+// the call: uly_enter_host sets it and writes the mask of the call to *mask, a sigset_t.
+// uly_leave_host restores the mask of the call.
+void uly_enter_host(void *mask);
+void uly_leave_host(const void *mask);
 #pragma GCC visibility pop
 #endif
