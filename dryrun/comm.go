@@ -10,16 +10,18 @@ import (
 	"ulysses/tensor"
 )
 
-// Comm is one rank's view of a group in which everybody else does and says the same: what ranks
-// compare is the same, what they gather is this rank's own over again, maxima are its own.
+// Comm is the communicator of one rank in a group whose other ranks are assumed to hold the same
+// values: comparisons succeed, AllGather returns this rank's rows for every rank, and AllReduce
+// leaves this rank's values unchanged. Only time and traffic are counted.
 type Comm struct {
 	d       *Device
-	members []int // ranks of the world
-	rank    int
+	members []int // world ranks of the group, in the group's order
+	rank    int   // of this rank in the group
 }
 
-// NewMesh is comm.NewMesh for rank of size ranks, ulysses to a sequence, of which size is a
-// multiple.
+// NewMesh returns the mesh that comm.NewMesh makes on a rank of a world of size ranks. ulysses is
+// the number of ranks that share a sequence; it must divide size. The communicators record their
+// traffic in l and their time in c.
 func NewMesh(d *Device, rank, size, ulysses int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
 	m := &comm.Mesh{Ulysses: ulysses, Ring: 1, Replica: rank / ulysses, Replicas: size / ulysses}
 	counted := func(axis string, first, step, n, rank int) *comm.Counted {
@@ -42,14 +44,15 @@ func (c *Comm) Close() error { return nil }
 
 func (c *Comm) Abort(status.Code, string) {}
 
-// Split is refused: who else has this color nobody knows here.
+// Split returns an error, because the colors of the other ranks are not known.
 func (c *Comm) Split(int, int) (comm.Comm, error) {
-	return nil, status.Errorf(status.Unsupported, "dryrun.Split: make the groups with NewMesh")
+	return nil, status.Errorf(status.Unsupported, "dryrun.Split: a dry run has one rank, so the groups are unknown; use NewMesh")
 }
 
 func (c *Comm) node(rank int) int { return c.members[rank] / c.d.rates.PerNode }
 
-// nodes is how many ranks of the group are on this one's node, and whether there are others.
+// nodes returns how many ranks of the group are on this rank's node, and whether some are on other
+// nodes.
 func (c *Comm) nodes() (here int, others bool) {
 	for r := range c.members {
 		if c.node(r) == c.node(c.rank) {
@@ -61,10 +64,11 @@ func (c *Comm) nodes() (here int, others bool) {
 	return here, others
 }
 
-// traffic is bytes between this rank and others: of its node, and of other nodes.
+// traffic is the number of bytes between this rank and ranks of its node, and of other nodes.
 type traffic struct{ node, network int64 }
 
-// add counts what is exchanged with a rank.
+// add counts bytes to or from a rank of the group. Bytes to this rank itself, or to no rank (below
+// 0), do not count.
 func (t *traffic) add(c *Comm, rank int, bytes int64) {
 	switch {
 	case rank < 0 || rank == c.rank:
@@ -75,24 +79,26 @@ func (t *traffic) add(c *Comm, rank int, bytes int64) {
 	}
 }
 
-// exchange takes as long as the busiest direction of both links, which work side by side.
-func (c *Comm) exchange(s device.Stream, sent, received traffic) error {
+// communicate charges one communication to a stream, or to the host if s is nil. All links work at
+// the same time, in both directions: the time is that of the slowest. The latency grows with the
+// logarithm of the number of ranks. Only the traffic of streams is added to the account.
+func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	if c.Size() == 1 {
 		return nil
 	}
-	c.d.spent.Meetings[c.d.clock.Current()]++
+	c.d.spent.Waits[c.d.clock.Current()]++ // every communication waits for other ranks
 	if s != nil {
 		c.d.spent.Node += sent.node
 		c.d.spent.Network += sent.network
 	}
 	r := &c.d.rates
 	node, network := float64(max(sent.node, received.node)), float64(max(sent.network, received.network))
-	return c.d.take(s, max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node/r.Node, network/r.Network))
+	return c.d.charge(s, max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node/r.Node, network/r.Network))
 }
 
-// along is what a ring over the group takes that passes so many bytes by each rank: between nodes
-// it has the links of all ranks on a node.
-func (c *Comm) along(s device.Stream, bytes int64) error {
+// ring charges a ring algorithm over the group in which each rank sends and receives bytes. Ranks
+// of a node share the traffic between nodes, because each of them has a link.
+func (c *Comm) ring(s device.Stream, bytes int64) error {
 	here, others := c.nodes()
 	by := traffic{node: bytes}
 	if others {
@@ -101,10 +107,10 @@ func (c *Comm) along(s device.Stream, bytes int64) error {
 			by.node = 0
 		}
 	}
-	return c.exchange(s, by, by)
+	return c.communicate(s, by, by)
 }
 
-func (c *Comm) Barrier() error { return c.exchange(nil, traffic{}, traffic{}) }
+func (c *Comm) Barrier() error { return c.communicate(nil, traffic{}, traffic{}) }
 
 func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
 	var sent, received traffic
@@ -112,23 +118,25 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 		sent.add(c, r, sendRows[r]*comm.RowBytes(src))
 		received.add(c, r, recvRows[r]*comm.RowBytes(dst))
 	}
-	return c.exchange(s, sent, received)
+	return c.communicate(s, sent, received)
 }
 
 type done struct{}
 
 func (done) Wait() error { return nil }
 
-// AllToAllStart is not hidden behind anything: what hides it is on other streams.
+// AllToAllStart charges the whole all-to-all to its stream. It overlaps with the operations of
+// other streams.
 func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	return done{}, c.AllToAll(s, dst, src, recvRows, sendRows)
 }
 
 func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, _ comm.Op) error {
-	return c.along(s, comm.AllReduceBytes(c.rank, c.Size(), t.Numel(), t.DType.Size()))
+	return c.ring(s, comm.AllReduceBytes(c.rank, c.Size(), t.Numel(), t.DType.Size()))
 }
 
-// AllGather of the host's tensors repeats this rank's rows where others have as many.
+// AllGather charges the communication. For tensors in host memory it also copies this rank's rows
+// to the block of every rank that has as many rows; other blocks keep their content.
 func (c *Comm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	if s == nil && dst.Where == tensor.Host {
 		n, at := rows[c.rank]*comm.RowBytes(dst), int64(0)
@@ -139,20 +147,20 @@ func (c *Comm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) 
 			at += rows[r] * comm.RowBytes(dst)
 		}
 	}
-	return c.along(s, comm.AllGatherBytes(c.rank, rows, comm.RowBytes(dst)))
+	return c.ring(s, comm.AllGatherBytes(c.rank, rows, comm.RowBytes(dst)))
 }
 
 func (c *Comm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	return c.along(s, comm.ReduceScatterBytes(c.rank, rows, comm.RowBytes(src)))
+	return c.ring(s, comm.ReduceScatterBytes(c.rank, rows, comm.RowBytes(src)))
 }
 
-func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, _ int) error { return c.along(s, t.Bytes()) }
+func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, _ int) error { return c.ring(s, t.Bytes()) }
 
 func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	var sent, received traffic
 	sent.add(c, to, send.Bytes())
 	received.add(c, from, recv.Bytes())
-	return c.exchange(s, sent, received)
+	return c.communicate(s, sent, received)
 }
 
 var _ comm.Comm = (*Comm)(nil)

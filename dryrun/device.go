@@ -17,8 +17,9 @@ type Sizes interface {
 	GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes
 }
 
-// Device stands for a device that info describes. It runs no operation and adds up time. With host
-// memory, an operation ends before the call returns; otherwise it is enqueued.
+// Device is a device.Device that executes no operation and adds up time. It describes itself by the
+// device.Info that Open is given. If that device has host memory, an operation ends before the call
+// returns; otherwise it is enqueued. A Device serves one goroutine.
 type Device struct {
 	Sizes
 	device.Calls
@@ -26,33 +27,33 @@ type Device struct {
 	rates Rates
 	clock *clock.Clock
 	now   float64 // seconds on the host's clock
-	ends  float64 // of the work that ends last
+	ends  float64 // seconds on the same clock at which the last enqueued operation ends
 	spent Account
 }
 
-// Account is the time and the traffic so far.
+// Account is the time and the traffic of the operations so far.
 type Account struct {
-	Seconds float64 // until everything is done
-	// seconds of operations and exchanges, those that others hide included, by the clock's phase
-	Phases   map[string]float64
-	Meetings map[string]int64 // waits for other ranks, by phase
-	// bytes sent to ranks of the same node and of others, but for what hosts settle among
-	// themselves
+	Seconds float64 // from the first operation to the end of the last
+	// seconds of operations and communication, by the clock's phase; operations that overlap count
+	// in full
+	Phases map[string]float64
+	Waits  map[string]int64 // communications, in which a rank may wait for others, by phase
+	// bytes that streams send to ranks of the same node, and to ranks of other nodes
 	Node, Network int64
 }
 
-// Open makes a device. What operations take is charged to the phase that the clock is in when they
-// are called; it may be nil.
+// Open returns a Device. The time of an operation is charged to the phase that c is in when the
+// operation is called; c may be nil. Open returns an error if a rate is missing (Rates.Check).
 func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, error) {
 	if err := rates.Check(); err != nil {
 		return nil, err
 	}
-	d := &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Meetings: map[string]int64{}}}
+	d := &Device{Sizes: sizes, info: info, rates: rates, clock: c, spent: Account{Phases: map[string]float64{}, Waits: map[string]int64{}}}
 	d.Calls = device.NewCalls(d.enqueue)
 	return d, nil
 }
 
-// Info describes the device that is planned for.
+// Info returns the description that Open was given.
 func (d *Device) Info() device.Info { return d.info }
 func (d *Device) Close()            {}
 
@@ -60,16 +61,16 @@ func (d *Device) Close()            {}
 func (d *Device) Spent() Account {
 	d.now = max(d.now, d.ends)
 	x := d.spent
-	x.Seconds, x.Phases, x.Meetings = d.now, maps.Clone(d.spent.Phases), maps.Clone(d.spent.Meetings)
+	x.Seconds, x.Phases, x.Waits = d.now, maps.Clone(d.spent.Phases), maps.Clone(d.spent.Waits)
 	return x
 }
 
 // Plus returns x plus y multiplied by times.
 func (x Account) Plus(y Account, times int64) Account {
 	n := float64(times)
-	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Meetings), x.Node + times*y.Node, x.Network + times*y.Network}
-	for name, meetings := range y.Meetings {
-		sum.Meetings[name] += times * meetings
+	sum := Account{x.Seconds + n*y.Seconds, maps.Clone(x.Phases), maps.Clone(x.Waits), x.Node + times*y.Node, x.Network + times*y.Network}
+	for name, meetings := range y.Waits {
+		sum.Waits[name] += times * meetings
 	}
 	for name, seconds := range y.Phases {
 		sum.Phases[name] += n * seconds
@@ -77,20 +78,20 @@ func (x Account) Plus(y Account, times int64) Account {
 	return sum
 }
 
-// late says that operations return before they are done.
-func (d *Device) late() bool { return d.info.Place != tensor.Host }
+// asynchronous reports whether operations return before they end.
+func (d *Device) asynchronous() bool { return d.info.Place != tensor.Host }
 
-// take charges seconds to a stream, or to the host if s is nil.
-func (d *Device) take(s device.Stream, seconds float64) error {
+// charge adds seconds to a stream, or to the host if s is nil, and to the current phase.
+func (d *Device) charge(s device.Stream, seconds float64) error {
 	d.spent.Phases[d.clock.Current()] += seconds
 	x, ok := s.(*stream)
 	switch {
-	case s == nil, !d.late():
+	case s == nil, !d.asynchronous():
 		d.now += seconds
 		d.ends = max(d.ends, d.now)
 		return nil
 	case !ok || x.d != d:
-		return status.Errorf(status.InvalidArgument, "dryrun: a stream of another device")
+		return status.Errorf(status.InvalidArgument, "dryrun: the stream is one of another device (%T); use this device's NewStream", s)
 	}
 	x.at = max(x.at, d.now) + seconds
 	d.ends = max(d.ends, x.at)
@@ -99,7 +100,7 @@ func (d *Device) take(s device.Stream, seconds float64) error {
 
 type stream struct {
 	d  *Device
-	at float64 // when what it holds is done
+	at float64 // seconds on the host's clock at which its operations end
 }
 
 type event struct {
@@ -120,7 +121,7 @@ func (s *stream) Record(e device.Event) error {
 		x.at = max(s.at, s.d.now)
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "dryrun.Record: an event of another device")
+	return status.Errorf(status.InvalidArgument, "dryrun.Record: the event is one of another device (%T); use this device's NewEvent", e)
 }
 
 func (s *stream) Wait(e device.Event) error {
@@ -128,7 +129,7 @@ func (s *stream) Wait(e device.Event) error {
 		s.at = max(s.at, x.at)
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "dryrun.Wait: an event of another device")
+	return status.Errorf(status.InvalidArgument, "dryrun.Wait: the event is one of another device (%T); use this device's NewEvent", e)
 }
 
 func (s *stream) Close() {}
@@ -140,14 +141,15 @@ func (e *event) Sync() error {
 
 func (e *event) Close() {}
 
-// buffer is addresses of zeros, which may be read and take no memory until they are.
+// buffer is a range of addresses that reads as zeros. It occupies no physical memory until it is
+// read, and it cannot be written.
 type buffer []byte
 
-// Alloc finds addresses; there is no limit but theirs.
+// Alloc reserves addresses. Only the address space limits the size.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	b, err := syscall.Mmap(-1, 0, int(max(bytes, 1)), syscall.PROT_READ, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
 	if err != nil {
-		return nil, status.Errorf(status.OutOfMemory, "dryrun.Alloc: %d bytes of addresses: %w", bytes, err)
+		return nil, status.Errorf(status.OutOfMemory, "dryrun.Alloc: %d bytes of address space: %w; raise the limit of virtual memory (ulimit -v)", bytes, err)
 	}
 	return buffer(b), nil
 }

@@ -15,7 +15,7 @@ type noSizes struct{}
 func (noSizes) AttentionWorkspace(*device.Attention, bool) int64            { return 0 }
 func (noSizes) GatedDeltaSizes(*device.GatedDelta) (none device.DeltaSizes) { return none }
 
-// slow does a FLOP, a byte of memory, ... a second, but for what a test is about.
+// slow has a rate of 1 per second for each kind of work.
 var slow = Rates{Products: 1, Attention: 1, Gradient: 1, Delta: 1, Memory: 1, Copies: 1, Node: 1, Network: 1, PerNode: 2}
 
 func open(t *testing.T, place tensor.Place, rates Rates, c *clock.Clock) *Device {
@@ -33,8 +33,8 @@ func of(place tensor.Place, shape ...int64) tensor.Tensor {
 	return t
 }
 
-// Pairs of a query with a key that it sees, against counting them.
-func TestSeen(t *testing.T) {
+// visiblePairs returns the number that counting the pairs gives.
+func TestVisiblePairs(t *testing.T) {
 	for sq := int64(0); sq <= 7; sq++ {
 		for sk := int64(0); sk <= 7; sk++ {
 			for left := int64(-1); left <= 4; left++ {
@@ -50,7 +50,7 @@ func TestSeen(t *testing.T) {
 							}
 						}
 						a := device.Attention{Causal: causal, Window: &device.Window{Left: left, Right: right}}
-						if got := seen(&a, sq, sk); got != want {
+						if got := visiblePairs(&a, sq, sk); got != want {
 							t.Errorf("%d queries, %d keys, window [%d, %d], causal %v: %v pairs, want %v", sq, sk, left, right, causal, got, want)
 						}
 					}
@@ -59,12 +59,12 @@ func TestSeen(t *testing.T) {
 		}
 	}
 	a := device.Attention{Causal: true}
-	if n := int64(1) << 31; seen(&a, n, n) != float64(n)*float64(n+1)/2 {
-		t.Errorf("%v pairs of 2^31 tokens", seen(&a, n, n))
+	if n := int64(1) << 31; visiblePairs(&a, n, n) != float64(n)*float64(n+1)/2 {
+		t.Errorf("%v pairs of 2^31 tokens", visiblePairs(&a, n, n))
 	}
 }
 
-// Work takes the longest of its arithmetic, its bytes and a least time.
+// An operation takes the longest of its arithmetic, its memory traffic and the minimum time.
 func TestWork(t *testing.T) {
 	spent := func(rates Rates, call func(d *Device, s device.Stream) error) float64 {
 		d := open(t, tensor.CUDA, rates, nil)
@@ -107,8 +107,8 @@ func TestWork(t *testing.T) {
 	}
 }
 
-// Streams of a late device work side by side but for events; a device with the host's memory does
-// one thing after the other.
+// Streams of an asynchronous device overlap, except for events. A device with host memory executes
+// one operation after the other.
 func TestStreams(t *testing.T) {
 	for place, want := range map[tensor.Place]float64{tensor.CUDA: 4 + 40 + 400, tensor.Host: 4 + 40 + 400 + 80 + 12} {
 		c := clock.New()
@@ -122,13 +122,13 @@ func TestStreams(t *testing.T) {
 		c.Push("more")
 		_ = d.Fill(a, of(place, 10), 0)
 		_ = a.Record(e)
-		_ = d.Fill(a, of(place, 3), 0) // after the mark: nobody waits for it
+		_ = d.Fill(a, of(place, 3), 0) // after the event, so b does not wait for it
 		_ = b.Wait(e)
 		_ = d.Fill(b, of(place, 100), 0)
 		c.Pop()
 		c.Pop()
 		if place == tensor.CUDA {
-			want = max(44, 80) + 400 // b was busy longer than the mark took to come
+			want = max(44, 80) + 400 // b was busy for longer than the event took
 		}
 		x := d.Spent()
 		if x.Seconds != want || x.Phases["work"] != 84 || x.Phases["more"] != 452 {
@@ -141,8 +141,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// Exchanges go by the links between nodes and inside them, and what ranks compare or gather is
-// everywhere as it is here.
+// Communication takes the time of the links between nodes and in a node. Comparisons succeed, and
+// gathered values are this rank's.
 func TestMesh(t *testing.T) {
 	rates := slow
 	rates.Network = 0.5
@@ -157,11 +157,11 @@ func TestMesh(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := d.Spent()
-	// 7 rows to the other node set the pace
+	// the 7 rows to the other node take longest
 	if x.Seconds != 4*7/0.5 || x.Node != 20 || x.Network != 28 {
 		t.Errorf("all-to-all: %+v", x)
 	}
-	// of two ranks on two nodes: all of it once, by the network
+	// two ranks on two nodes: each sends the tensor once over the network
 	if err := m.Data.AllReduce(s, of(tensor.CUDA, 6), comm.Sum); err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func TestMesh(t *testing.T) {
 		t.Errorf("gathered %q, %v", all, err)
 	}
 	if y := d.Spent(); y.Node != before.Node || y.Network != before.Network {
-		t.Errorf("what hosts settle is counted: %+v", y)
+		t.Errorf("traffic of host collectives is counted: %+v", y)
 	}
 	for _, e := range l.Entries() {
 		if e.Op == comm.OpAllToAll && (e.Bytes != 48 || e.Axis != "sequence") {

@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// enqueue charges an operation: device.Calls. It takes as long as its arithmetic or its memory
-// traffic, whichever is longer. cost has the operations that do more than go through their
-// operands.
+// enqueue charges the time of an operation; device.Calls calls it for all of them. The time is that
+// of the arithmetic or of the memory traffic, whichever is longer, and at least Rates.Launch. By
+// default the traffic is one pass over each operand; costs has the exceptions.
 func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
 	o := &device.Operations[op]
 	bytes := int64(0)
@@ -22,19 +22,19 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 	if f := costs[op]; f != nil {
 		f(&c, &d.rates, args)
 	}
-	if op == device.OpCopy && d.late() {
+	if op == device.OpCopy && d.asynchronous() {
 		if a := (*device.Copy)(args); (a.Dst.Where == tensor.Host) != (a.Src.Where == tensor.Host) {
-			// by the link between them
-			return d.take(s, max(d.rates.Launch, float64(a.Dst.Bytes())/d.rates.Copies))
+			// the link between host and device sets the time
+			return d.charge(s, max(d.rates.Launch, float64(a.Dst.Bytes())/d.rates.Copies))
 		}
 	}
-	return d.take(s, max(d.rates.Launch, c.flops/c.rate, float64(c.bytes)/d.rates.Memory))
+	return d.charge(s, max(d.rates.Launch, c.flops/c.rate, float64(c.bytes)/d.rates.Memory))
 }
 
-// cost is what an operation takes.
+// cost is the work of one operation.
 type cost struct {
-	flops, rate float64 // operations, and operations a second
-	bytes       int64   // of memory traffic; beforehand, of each operand once a pass
+	flops, rate float64 // arithmetic in FLOP, and its rate in FLOP/s
+	bytes       int64   // memory traffic
 }
 
 // costs changes the cost of operations whose time memory traffic over their operands does not
@@ -50,7 +50,7 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 	device.OpAttentionBackward: func(c *cost, r *Rates, args unsafe.Pointer) {
 		c.flops, c.rate = 2.5*attentionFlops(&(*device.AttentionGrad)(args).Attention), r.Gradient
 	},
-	// A row of the table is read, or added to, for each token; the others stay.
+	// Only the rows of the table that the tokens use are read or added to.
 	device.OpEmbeddingForward: func(c *cost, r *Rates, args unsafe.Pointer) {
 		a := (*device.Embedding)(args)
 		c.bytes = a.IDs.Bytes() + 2*a.Y.Bytes()
@@ -73,8 +73,8 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 		a := (*device.GatedDeltaGrad)(args)
 		c.flops, c.rate = 2.5*deltaFlops(a.K, a.V, a.Chunk), or(r.DeltaBack, r.Delta)
 	},
-	// Two thirds of the rule's forward pass: all but the outputs. The transition is as wide as a
-	// key.
+	// Two thirds of the rule's forward pass, because no outputs are computed. The transition matrix
+	// [Dk, Dk] counts as much as the state.
 	device.OpDeltaState: func(c *cost, r *Rates, args unsafe.Pointer) {
 		a := (*device.DeltaState)(args)
 		c.flops, c.rate = deltaFlops(a.K, a.V, a.Chunk)*2/3, r.Delta
@@ -96,17 +96,18 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 	device.OpConv1dBackward:     stencil,
 }
 
-// stencil is the cost of operations whose time on a CPU is set by arithmetic on each token and its
-// neighbours. It is measured in bytes a second.
+// stencil sets the cost of operations whose time on a CPU is that of arithmetic on each token and
+// its neighbours. Their rate is measured in bytes/s of the operands.
 func stencil(c *cost, r *Rates, _ unsafe.Pointer) {
 	c.flops, c.rate = float64(c.bytes), or(r.Stencil, r.Memory)
 }
 
-// chunk is the number of tokens of a chunk where a call leaves the choice to the device.
+// chunk is the assumed number of tokens of a chunk if the call leaves the choice to the device.
 const chunk = 64
 
-// deltaFlops is the arithmetic of the gated delta rule's forward pass over k and v: products with
-// the state, and within a chunk.
+// deltaFlops returns the FLOP of the gated delta rule's forward pass for k [T, Hk, Dk] and
+// v [T, Hv, Dv], in chunks of that many tokens: products with the state and products within a
+// chunk.
 func deltaFlops(k, v tensor.Tensor, tokens int64) float64 {
 	dk, dv := float64(k.Shape[2]), float64(v.Shape[2])
 	c := float64(cmp.Or(tokens, chunk))
@@ -121,21 +122,23 @@ func or(rate, other float64) float64 {
 	return other
 }
 
-// attentionFlops is of the pairs of a query with a key that it sees.
+// attentionFlops returns the FLOP of attention's forward pass: two products for each pair of a
+// query with a visible key.
 func attentionFlops(a *device.Attention) float64 {
 	pairs := 0.0
 	if a.CuQ == nil {
-		pairs = seen(a, a.Q.Shape[0], a.K.Shape[0])
+		pairs = visiblePairs(a, a.Q.Shape[0], a.K.Shape[0])
 	}
 	for i := 1; i < len(a.CuQ); i++ {
-		pairs += seen(a, a.CuQ[i]-a.CuQ[i-1], a.CuK[i]-a.CuK[i-1])
+		pairs += visiblePairs(a, a.CuQ[i]-a.CuQ[i-1], a.CuK[i]-a.CuK[i-1])
 	}
 	return 2 * pairs * float64(a.Q.Shape[1]) * float64(a.Q.Shape[2]+a.V.Shape[2])
 }
 
-// seen is the pairs of a document of sq queries and sk keys: those of a full product, less the keys
-// behind the last and before the first that each query sees.
-func seen(a *device.Attention, sq, sk int64) float64 {
+// visiblePairs returns the number of pairs of a query with a visible key in a document of sq
+// queries and sk keys: all sq·sk pairs, minus the keys after the last and before the first visible
+// key of each query.
+func visiblePairs(a *device.Attention, sq, sk int64) float64 {
 	left, right := int64(-1), int64(-1)
 	if w := a.Window; w != nil {
 		left, right = w.Left, w.Right
@@ -144,16 +147,16 @@ func seen(a *device.Attention, sq, sk int64) float64 {
 		right = 0
 	}
 	pairs := float64(sq) * float64(sk)
-	if right >= 0 { // query i misses the keys from i + sk - sq + right + 1 on
+	if right >= 0 { // keys from i + sk - sq + right + 1 on are not visible to query i
 		pairs -= triangle(sq, sk, sq-right-1)
 	}
-	if left >= 0 { // the mirror image: counted from the last query and the last key
+	if left >= 0 { // the same, counted from the last query and the last key
 		pairs -= triangle(sq, sk, sk-left-1)
 	}
 	return max(0, pairs)
 }
 
-// triangle is Σ min(sk, max(0, most - i)) over sq queries i.
+// triangle returns Σ min(sk, max(0, most - i)) over the queries i < sq.
 func triangle(sq, sk, most int64) float64 {
 	whole := min(sq, max(0, most-sk)) // queries with all sk keys
 	rest := min(sq, max(0, most)) - whole

@@ -1,35 +1,42 @@
-// Package dryrun is a device and communicators on which nothing is computed and nothing moves:
-// operations are taken at their word, and what they would take is added up. The program itself, run
-// on them, tells the time and the traffic of a step for any rank of any number of them, on a
-// machine that need not be there.
+// Package dryrun predicts the time and traffic of a step without computing anything. It has a
+// Device and a Comm that execute no operation and move no data; they add up the time that each
+// operation would need. When the program runs on them, the sums are the time and the traffic of one
+// rank of a job of any size, on this machine or on a described cluster.
 //
-// An operation takes the longest of its arithmetic, its bytes and a least time; what a stream holds
-// takes place one after the other, and streams wait for each other by events alone, as
-// device.Device has it. Ranks are in step: nobody waits for a peer that is late.
+// Measure gives the Rates of a device, Open a Device with these rates, and NewMesh the
+// communicators of one rank. After the job's code has run, Device.Spent returns the Account.
+//
+// The model: an operation takes the longest of its arithmetic, its memory traffic and a minimum
+// time. Operations of a stream run one after the other, and streams wait for each other by events
+// alone, as device.Device specifies. All ranks are assumed to have the same speed: no rank waits
+// for a late peer. WaitCost adds such waits afterwards.
 package dryrun
 
 import "ulysses/internal/status"
 
-// Rates is what one rank gets done of each kind of work while all ranks of its node are at work.
+// Rates are the speeds of one rank for each kind of work while all ranks of its node work.
 type Rates struct {
 	Products float64 // FLOP/s of matrix products in the compute type
-	// FLOP/s of attention forward: 2·(Dk + Dv) per query head and pair of a query with a key that
-	// it sees
+	// FLOP/s of attention's forward pass: 2·(Dk + Dv) for each query head and each pair of a query
+	// with a visible key
 	Attention float64
-	Gradient  float64 // FLOP/s of its backward, counted as 2.5 times forward (Dao 2023)
-	Delta     float64 // FLOP/s of the gated delta rule
-	DeltaBack float64 // FLOP/s of its backward, counted as 2.5 times forward; 0 = as forward
-	Stencil   float64 // bytes/s of the convolution and the gates around it; 0 = as everything else
-	Memory    float64 // bytes/s read or written by everything else
-	Copies    float64 // bytes/s between the host's memory and a device's, which run beside the work
+	// FLOP/s of attention's backward pass, counted as 2.5 times the forward pass (Dao 2023)
+	Gradient float64
+	Delta    float64 // FLOP/s of the gated delta rule's forward pass
+	// FLOP/s of the gated delta rule's backward pass, counted as 2.5 times the forward pass; 0 =
+	// the rate of the forward pass
+	DeltaBack float64
+	Stencil   float64 // bytes/s of the convolution and the gates around it; 0 = Memory
+	Memory    float64 // bytes/s read or written by all other operations
+	Copies    float64 // bytes/s between host and device memory; copies overlap with operations
 	Node      float64 // bytes/s that a rank sends to ranks of its node
-	Network   float64 // bytes/s that it sends to those of other nodes
-	Launch    float64 // seconds that an operation takes at least
-	Latency   float64 // seconds that an exchange takes at least
+	Network   float64 // bytes/s that a rank sends to ranks of other nodes
+	Launch    float64 // shortest time of an operation in seconds
+	Latency   float64 // shortest time of a communication over one hop, in seconds
 	PerNode   int     // ranks of a node
 }
 
-// Check refuses rates of which one is not known.
+// Check returns an error if a rate that has no default is not above 0.
 func (r *Rates) Check() error {
 	for _, x := range []struct {
 		name string
@@ -37,21 +44,21 @@ func (r *Rates) Check() error {
 	}{{"products", r.Products}, {"attention", r.Attention}, {"gradient", r.Gradient}, {"delta", r.Delta}, {"memory", r.Memory}, {"copies", r.Copies},
 		{"node", r.Node}, {"network", r.Network}} {
 		if !(x.rate > 0) {
-			return status.Errorf(status.InvalidArgument, "the rate of %s is %v: it must be above 0", x.name, x.rate)
+			return status.Errorf(status.InvalidArgument, "dryrun: the rate of %s is %v; give a rate above 0", x.name, x.rate)
 		}
 	}
 	if r.PerNode < 1 {
-		return status.Errorf(status.InvalidArgument, "dryrun: %d ranks of a node: give 1 or more", r.PerNode)
+		return status.Errorf(status.InvalidArgument, "dryrun: %d ranks per node; give 1 or more", r.PerNode)
 	}
 	return nil
 }
 
-// Shared is what is left to each of so many that take turns: arithmetic, memory and copies; 1 and
-// less leave all.
-func (r Rates) Shared(among float64) Rates {
-	if among > 1 {
+// Shared returns the rates of one rank if that many ranks share its cores: each rate divided by
+// ranks. Launch, Latency and PerNode stay. With one rank or fewer to a core nothing changes.
+func (r Rates) Shared(ranks float64) Rates {
+	if ranks > 1 {
 		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Node, &r.Network} {
-			*x /= among
+			*x /= ranks
 		}
 	}
 	return r

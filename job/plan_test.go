@@ -265,11 +265,11 @@ func TestMeetingsOfAPlan(t *testing.T) {
 		}
 		without, with := plan(0), plan(3)
 		all := int64(0)
-		for _, n := range without.Meetings {
+		for _, n := range without.Waits {
 			all += n
 		}
-		each := dryrun.MeetingCost(without.Seconds/float64(all), 3)
-		for phase, n := range without.Meetings {
+		each := dryrun.WaitCost(without.Seconds/float64(all), 3)
+		for phase, n := range without.Waits {
 			if more := with.Phases[phase] - without.Phases[phase]; n == 0 || !(math.Abs(more-each*float64(n)) <= 1e-9) {
 				t.Errorf("%s: %d meetings, %v s longer", phase, n, more)
 			}

@@ -71,7 +71,6 @@ var pending = []string{
 	"device",
 	"device/generate",
 	"docs",
-	"dryrun",
 	"examples/c",
 	"examples/python",
 	"gdn",

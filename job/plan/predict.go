@@ -158,14 +158,14 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 // ranks wait and how long they compute in between.
 func (f *Forecast) meet(m *Machine) {
 	all := int64(0)
-	for _, n := range f.Meetings {
+	for _, n := range f.Waits {
 		all += n
 	}
 	if all == 0 || m.Share == 0 {
 		return
 	}
-	each := dryrun.MeetingCost(f.Seconds/float64(all), m.Share)
-	for phase, n := range f.Meetings {
+	each := dryrun.WaitCost(f.Seconds/float64(all), m.Share)
+	for phase, n := range f.Waits {
 		f.Phases[phase] += float64(n) * each
 		f.Seconds += float64(n) * each
 	}
