@@ -259,7 +259,7 @@ fuzz:
 	$(GO) test ./job/file -run '^$$' -fuzz FuzzParse -fuzztime 60s
 	$(GO) test ./data -run '^$$' -fuzz FuzzJSONL -fuzztime 60s
 	$(GO) test ./data -run '^$$' -fuzz FuzzMegatron -fuzztime 60s
-	$(GO) test ./data -run '^$$' -fuzz FuzzQuickField -fuzztime 60s
+	$(GO) test ./data -run '^$$' -fuzz FuzzFastTextField -fuzztime 60s
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 	$(GO) test ./capi -run '^$$' -fuzz FuzzDescriptors -fuzztime 60s
 	$(GO) test ./capi -run TestTiledDescriptors -count=1 -v -tiledfuzz 60s

@@ -1,18 +1,18 @@
 package data
 
-// The tables of the job file that this package reads. The toml tag is the key. The other tags are
-// the schema by which package job/file checks a file: min and max are inclusive bounds, above and
-// below exclusive ones, enum lists the allowed words (separated by spaces), and path marks files
-// and folders (glob: patterns of them, inside: a folder in another). Rules that involve several
-// keys are checked in package job/file.
+// This file has the tables of the job file that this package reads. The toml tag is the key. The
+// other tags are the schema by which package job/file checks a job file: min and max are inclusive
+// bounds, above and below are exclusive bounds, enum lists the allowed words (separated by spaces),
+// and path marks files and folders (glob: patterns of them, inside: a folder in another). Package
+// job/file checks rules that involve several keys.
 
 // Config is [data].
 type Config struct {
-	// .txt, .jsonl, .bin and .safetensors files, or patterns for them
+	// .txt, .jsonl, .bin and .safetensors files, or patterns of their names
 	Path []string `toml:"path" path:"glob"`
-	// "bytes", or a tokenizer.json, or the folder that holds one; package job resolves "auto"
+	// "bytes", or a tokenizer.json, or the folder that has one; package job resolves "auto"
 	Tokenizer string `toml:"tokenizer" path:"file" enum:"auto bytes"`
-	// append the end mark to each document; the tokenizer "bytes" has none
+	// append the tokenizer's EOS id to each document; the tokenizer "bytes" has none
 	AddEOS    bool   `toml:"add_eos"`
 	TextField string `toml:"text_field"` // of a .jsonl line
 	// tokens of a sequence, over all ranks
@@ -23,7 +23,7 @@ type Config struct {
 	Accumulate int64 `toml:"accumulate" min:"1" max:"1000000"`
 	// sequences of an optimizer step; > 0 sets accumulate
 	GlobalBatch int64 `toml:"global_batch" min:"0" max:"1000000000"`
-	// tokens of a micro-batch and replica; 0 = batch sequences
+	// tokens of a micro-batch of a replica; 0 = batch sequences
 	Budget  int64 `toml:"budget" min:"0" max:"2147483647"`
 	Pack    bool  `toml:"pack"`
 	Shuffle bool  `toml:"shuffle"`
@@ -32,6 +32,6 @@ type Config struct {
 // EvalConfig is [eval].
 type EvalConfig struct {
 	Path  []string `toml:"path" path:"glob"`
-	Split float64  `toml:"split" min:"0" below:"1"` // share of the documents kept from training
-	Every int64    `toml:"every" min:"0"`           // optimizer steps; 0 = at the end only
+	Split float64  `toml:"split" min:"0" below:"1"` // share of the documents, not used for training
+	Every int64    `toml:"every" min:"0"`           // optimizer steps; 0 = only after the last step
 }

@@ -1,12 +1,13 @@
 // Package data reads files of text and tokens into sequences, the same on every rank.
 //
-// Open checks all files of [data] and [eval] and returns a Data with two Sets. A Set has sequences
-// ("rows") in a training order, which is shuffled where data.shuffle asks for it. MicroBatch reads
-// the sequences of one replica and micro-batch. Deal assigns sequences of different lengths to
+// Open checks all files of [data] and [eval] and returns a Data with two Sets. A Set is a list of
+// sequences with a training order, which is shuffled if data.shuffle is set. Set.MicroBatch reads
+// the sequences of one replica and micro-batch. Balance assigns sequences of different lengths to
 // micro-batches by a token budget.
 //
-// Text is tokenized by package data/tokenizer or read as bytes. A file is an index of blocks: a
-// block is decoded again when its sequences are needed, and its checksum must not have changed.
+// Package data/tokenizer tokenizes text; without a tokenizer each byte is a token. Open reads each
+// file once and keeps an index of blocks. When a sequence is needed, its blocks are decoded again,
+// and an error is returned if their checksums have changed.
 package data
 
 import (
@@ -15,43 +16,26 @@ import (
 	"math"
 	"strings"
 
-	"ulysses/comm"
 	"ulysses/internal/status"
 )
 
-// Ignore is the target of positions that have no loss, as in PyTorch.
-const Ignore = -100
-
-// Data is the training set and the evaluation set of a job. Every rank can read all of it; which
-// sequences a rank reads is arithmetic.
+// Data is the training set and the evaluation set of a job. Every rank can read all sequences.
 type Data struct {
 	train, eval *Set
-	files       []*tokens
-	reader      *reader
+	files       []*tokenFile
+	cache       *blockCache
 }
 
-// Options is what Open needs beside the tables of the job file.
-type Options struct {
-	Vocab     int64     // the model's: no id lies outside it
-	Seed      uint64    // decides the order of the rows where data.shuffle asks for one
-	Tokenizer Tokenizer // nil = what data.tokenizer says
-	Comm      comm.Comm // shares the pass over the files out; nil = this rank is alone
-	Workers   int       // goroutines of this rank in that pass; 0 = one
-
-	// for tests: bytes of a block, bytes of blocks that are kept; 0 = as it should be
-	block, cache int64
-}
-
-// Train is the training set, nil without data.path.
+// Train returns the training set; nil without data.path.
 func (d *Data) Train() *Set { return d.train }
 
-// Eval is the evaluation set, nil when there is none.
+// Eval returns the evaluation set; nil if there is none.
 func (d *Data) Eval() *Set { return d.eval }
 
 // Close closes the files.
 func (d *Data) Close() error {
-	if d.reader != nil {
-		d.reader.close()
+	if d.cache != nil {
+		d.cache.close()
 	}
 	var first error
 	for _, f := range d.files {
@@ -62,24 +46,25 @@ func (d *Data) Close() error {
 	return first
 }
 
-// source is a part of a set: documents, or the rows of one file of tokens.
-type source interface {
-	units() int64 // documents, as eval.split counts them; of a tokens file, its rows
-	rows() int64
-	tokens() int64
-	longest() int64   // tokens of the longest row
-	checksum() uint32 // of the files behind it, all of their documents or rows
-	length(row int64) (int64, error)
-	appendRow(m *MicroBatch, row int64) error                // adds a row to a micro batch
-	split(unit int64) (before, after source, _ error)        // cuts between documents
-	cut(at func(n int64) int64) (head, tail source, _ error) // cuts the only document in two
+// Tokenizer describes the tokenizer: its digest and the id that ends documents. It returns "" for
+// bytes. Manifests of checkpoints contain this text, so its format must not change.
+func (d *Data) Tokenizer() string {
+	t := d.cache.tokenizer
+	if t == nil {
+		return ""
+	}
+	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
+	if id, ok := t.EOS(); ok && d.cache.addEOS {
+		s += fmt.Sprintf(" with end mark %d", id)
+	}
+	return s
 }
 
 // Open opens and checks all files of [data] and [eval]: every token id against the vocabulary,
-// labels, positions. It reads all files once, each rank its share, and keeps the index of their
-// blocks; sequences are read again when they are needed. An error names the file and the document,
-// line or row in it, and is that of the first fault in the order of the files. Empty documents are
-// left out. Collective over o.Comm: all ranks get the same sequences, or the same error.
+// labels, and position ids. Each file is read once; each rank reads a share. Sequences are read
+// again when they are needed. Empty documents are left out. An error names the file and the
+// document, line or sequence in it; of several faults it reports the first in the order of the
+// files. All ranks get the same sequences, or the same error. Collective over o.Comm.
 func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 	data := &Data{}
 	if err := data.open(d, e, o); err != nil {
@@ -89,38 +74,38 @@ func Open(d Config, e EvalConfig, o Options) (*Data, error) {
 	return data, nil
 }
 
-func (data *Data) open(d Config, e EvalConfig, o Options) error {
+func (data *Data) open(d Config, e EvalConfig, options Options) error {
 	var err error
-	if d.Sequence < 1 || d.Sequence > math.MaxInt32 || o.Vocab < 1 {
-		err = status.Errorf(status.InvalidArgument, "data.Open: data.sequence %d, vocabulary %d: both must be positive, the first below 2^31", d.Sequence, o.Vocab)
-	} else if o.Tokenizer == nil {
-		o.Tokenizer, err = openTokenizer(d.Tokenizer)
+	if d.Sequence < 1 || d.Sequence > math.MaxInt32 || options.Vocab < 1 {
+		err = status.Errorf(status.InvalidArgument, "data.Open: data.sequence %d, vocabulary %d: both must be positive and data.sequence below 2^31", d.Sequence, options.Vocab)
+	} else if options.Tokenizer == nil {
+		options.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
-	s := &opening{Options: o, config: d}
-	if err = s.agree(err); err != nil {
+	o := &opener{Options: options, config: d}
+	if err = o.agree(err); err != nil {
 		return err
 	}
-	if err = s.sameTokenizer(); err == nil {
+	if err = checkTokenizerFiles(o.Comm, o.Tokenizer); err == nil {
 		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS) // the same on all ranks
 	}
 	if err != nil {
 		return err
 	}
-	data.reader = newReader(s.decoder(), cmp.Or(o.cache, cacheBytes))
+	data.cache = newBlockCache(o.decoder(), cmp.Or(o.cache, cacheBytes))
 	var train, eval []source
 	if len(d.Path) > 0 {
-		if train, err = data.read(s, "data.path", d.Path); err != nil {
+		if train, err = data.read(o, "data.path", d.Path); err != nil {
 			return err
 		}
 	}
 	switch {
 	case len(e.Path) > 0:
-		if eval, err = data.read(s, "eval.path", e.Path); err != nil {
+		if eval, err = data.read(o, "eval.path", e.Path); err != nil {
 			return err
 		}
 	case e.Split > 0 && len(train) > 0:
-		train, eval, err = keep(train, e.Split)
-		if err = s.agree(err); err != nil {
+		train, eval, err = splitForEval(train, e.Split)
+		if err = o.agree(err); err != nil {
 			return err
 		}
 	}
@@ -133,90 +118,84 @@ func (data *Data) open(d Config, e EvalConfig, o Options) error {
 	return nil
 }
 
-// read opens the files of a key in order. Adjacent files of documents form one source, so packing
-// continues across the ends of files.
-func (data *Data) read(o *opening, key string, patterns []string) ([]source, error) {
+// read opens the files of a key in order. Adjacent files of documents form one source, so a packed
+// sequence may have documents of several files. Collective.
+func (data *Data) read(o *opener, key string, patterns []string) ([]source, error) {
 	list, err := listFiles(o, key, patterns)
 	if err = o.agree(err); err != nil {
 		return nil, err
 	}
-	if err = o.same(key, list); err != nil {
+	if err = checkSameFiles(o.Comm, key, list); err != nil {
 		return nil, err
 	}
 	var sources []source
 	for len(list) > 0 {
-		var run []format
+		var adjacent []format
 		for len(list) > 0 && list[0].formats != nil {
-			run, list = append(run, list[0].formats...), list[1:]
+			adjacent, list = append(adjacent, list[0].formats...), list[1:]
 		}
-		if len(run) > 0 {
-			found, err := o.survey(run)
+		if len(adjacent) > 0 {
+			found, err := o.scan(adjacent)
 			if err != nil {
 				return nil, err
 			}
-			x := newIndex(run, found, o.config.Sequence, data.reader)
-			d := &documents{index: x, hi: x.tokens, count: x.docs, sequence: o.config.Sequence, pack: o.config.Pack}
+			x := newIndex(adjacent, found, o.config.Sequence, data.cache)
+			d := &documentRange{index: x, hi: x.tokens, count: x.docs, maxLength: o.config.Sequence, pack: o.config.Pack}
 			if err := o.agree(d.measure()); err != nil {
 				return nil, err
 			}
-			if d.rows() > 0 {
+			if d.sequences() > 0 {
 				sources = append(sources, d)
 			}
 			continue
 		}
-		t, err := openTokens(o, list[0].path)
+		t, err := openTokenFile(o, list[0].path)
 		if err != nil {
 			return nil, err
 		}
 		list = list[1:]
 		data.files = append(data.files, t)
-		if t.rows() > 0 {
+		if t.sequences() > 0 {
 			sources = append(sources, t)
 		}
 	}
 	if len(sources) == 0 {
 		paths, _ := glob(key, patterns)
-		return nil, status.Errorf(status.InvalidConfig, "%s: %s: no text and no tokens in it: give files that are not empty", key, strings.Join(paths, ", "))
+		return nil, status.Errorf(status.InvalidConfig, "%s: %s: the files have no text and no tokens; name files that are not empty", key, strings.Join(paths, ", "))
 	}
 	return sources, nil
 }
 
-// keep reserves the last share of the documents for evaluation, at least one and not all of them.
-// Of a single document it reserves the tail.
-func keep(all []source, share float64) (train, eval []source, err error) {
+// splitForEval reserves the given share of the documents for evaluation, from the end: at least one
+// document and not all. If there is only one document, it reserves the end of it.
+func splitForEval(all []source, share float64) (train, eval []source, err error) {
 	n := int64(0)
 	for _, s := range all {
-		n += s.units()
+		n += s.documents()
 	}
-	part := func(n int64) int64 { return n - min(max(int64(math.Round(share*float64(n))), 1), n-1) }
+	trained := func(n int64) int64 { return n - min(max(int64(math.Round(share*float64(n))), 1), n-1) }
 	if n == 1 {
-		head, tail, err := all[0].cut(part)
+		head, tail, err := all[0].splitDocument(trained)
 		if err != nil {
 			return nil, nil, err
 		}
 		return []source{head}, []source{tail}, nil
 	}
-	first := part(n)
+	left := trained(n)
 	for _, s := range all {
-		switch u := s.units(); {
-		case u <= first:
+		switch docs := s.documents(); {
+		case docs <= left:
 			train = append(train, s)
-			first -= u
-		case first <= 0:
+			left -= docs
+		case left <= 0:
 			eval = append(eval, s)
 		default:
-			before, after, err := s.split(first)
+			before, after, err := s.split(left)
 			if err != nil {
 				return nil, nil, err
 			}
-			train, eval, first = append(train, before), append(eval, after), 0
+			train, eval, left = append(train, before), append(eval, after), 0
 		}
 	}
 	return train, eval, nil
-}
-
-// Identity returns a text that is the same for sets with the same sequences. Manifests of
-// checkpoints hold it and a resumed run compares it, so its format must not change.
-func (s *Set) Identity() string {
-	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens, s.rows, s.longest, s.Checksum())
 }

@@ -20,7 +20,7 @@ func file(t testing.TB, dir, name, content string) string {
 	return path
 }
 
-func tokensFile(t testing.TB, dir, name string, rows, width int64, items map[string][]int64) string {
+func tokensFile(t testing.TB, dir, name string, sequences, width int64, items map[string][]int64) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	var list []tensor.Item
@@ -32,7 +32,7 @@ func tokensFile(t testing.TB, dir, name string, rows, width int64, items map[str
 		for i, v := range items[n] {
 			x[i] = int32(v)
 		}
-		list = append(list, tensor.Item{Name: n, Tensor: tensor.OfInt32(x, rows, width)})
+		list = append(list, tensor.Item{Name: n, Tensor: tensor.OfInt32(x, sequences, width)})
 	}
 	if err := tensor.WriteSafetensors(path, nil, list); err != nil {
 		t.Fatal(err)
@@ -54,11 +54,11 @@ func open(t testing.TB, d Config, e EvalConfig, vocab int64) *Data {
 	return data
 }
 
-// whole is all rows of a set, a micro batch each.
+// whole returns all sequences of a set, each as a micro-batch.
 func whole(t testing.TB, s *Set) []MicroBatch {
 	t.Helper()
 	var all []MicroBatch
-	for r := range s.Rows() {
+	for r := range s.Sequences() {
 		m, err := s.Range(r, r+1, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -93,13 +93,13 @@ func TestPacking(t *testing.T) {
 	if got := whole(t, single); !reflect.DeepEqual(got, want) {
 		t.Errorf("not packed\ngot  %v\nwant %v", got, want)
 	}
-	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 || (&Set{rows: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
+	if packed.Tokens() != 11 || single.Tokens() != 10 || packed.Documents() != 4 || single.Longest() != 4 || packed.Steps(1, 2) != 2 || (&Set{sequences: 10}).Steps(1.1, 1) != 11 || packed.Steps(0.1, 8) != 1 {
 		t.Error(packed, single)
 	}
 }
 
-// The fixture of DeepSpeed's own test: shifted once, over the whole sequence, before any rank takes
-// its half.
+// This is the example of DeepSpeed's own test: targets are shifted once, over the whole sequence,
+// before it is sharded.
 func TestShiftFixture(t *testing.T) {
 	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 6, map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
 	m := whole(t, open(t, config(6, path), EvalConfig{}, 11).Train())[0]
@@ -126,8 +126,7 @@ func TestTokens(t *testing.T) {
 	}
 }
 
-// join is a step's whole global batch in the order of the loss: micro step by micro step, replica
-// by replica.
+// join returns the global batch of a step, ordered by micro-batch and then by replica.
 func join(t *testing.T, s *Set, step, replicas, batch, accumulate int64) (ids []int32, valid int64) {
 	t.Helper()
 	var m *MicroBatch
@@ -146,8 +145,8 @@ func join(t *testing.T, s *Set, step, replicas, batch, accumulate int64) (ids []
 	return ids, valid
 }
 
-// Every mesh sees the same rows in the same order, over several epochs, shuffled or not.
-func TestOrderIsTheMeshsBusinessNot(t *testing.T) {
+// Every mesh reads the same sequences in the same order, over several epochs, shuffled or not.
+func TestOrderOnAnyMesh(t *testing.T) {
 	dir := t.TempDir()
 	text := ""
 	for i := range 23 {
@@ -173,13 +172,13 @@ func TestOrderIsTheMeshsBusinessNot(t *testing.T) {
 				t.Fatalf("step %d begins with %s", step, first)
 			}
 		}
-		for row, n := range seen { // 46 steps of 4 rows are 8 epochs
+		for sequence, n := range seen { // 46 steps of 4 sequences are 8 epochs
 			if n != 8 {
-				t.Errorf("shuffle %v: row %s came %d times", shuffle, row, n)
+				t.Errorf("shuffle %v: sequence %s was read %d times", shuffle, sequence, n)
 			}
 		}
 		if len(seen) != 23 {
-			t.Errorf("%d different rows", len(seen))
+			t.Errorf("%d different sequences", len(seen))
 		}
 	}
 }
@@ -207,7 +206,7 @@ func TestPermute(t *testing.T) {
 		}
 	}
 	if permute(3, 1000, 1, 0) == permute(3, 1000, 2, 0) && permute(4, 1000, 1, 0) == permute(4, 1000, 2, 0) {
-		t.Error("the seed does nothing")
+		t.Error("the seed has no effect")
 	}
 }
 
@@ -246,18 +245,18 @@ func TestEvalSplit(t *testing.T) {
 		t.Error(data.Train(), data.Eval())
 	}
 	if only := open(t, config(2), EvalConfig{Path: []string{book}}, 256); only.Train() != nil || only.Eval() == nil {
-		t.Error("evaluation alone")
+		t.Error("only evaluation data")
 	}
 	if m, err := data.Eval().Range(3, 5, nil); err != nil || fmt.Sprint(m.IDs) != "[54 55 56 57]" {
 		t.Error(m, err)
 	}
 	if _, err := data.Eval().Range(3, 6, nil); err == nil {
-		t.Error("a range behind the end")
+		t.Error("a range after the end was accepted")
 	}
 }
 
-// A buffer that is handed back costs nothing more.
-func TestMicroReuse(t *testing.T) {
+// A MicroBatch that is passed again is reused without an allocation.
+func TestMicroBatchReuse(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, config(64, file(t, dir, "a.txt", string(make([]byte, 1000)))), EvalConfig{}, 256).Train()
 	m, err := s.MicroBatch(0, 0, 0, 1, 4, 1, nil)

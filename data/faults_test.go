@@ -47,29 +47,29 @@ func TestDataFaults(t *testing.T) {
 		{filepath.Join(dir, "no.txt"), 256, status.IO, []string{"data.path", "no.txt: no such file"}},
 		{filepath.Join(dir, "*.nope"), 256, status.IO, []string{"data.path: no file matches", "*.nope"}},
 		{filepath.Join(dir, `no\[1].txt`), 256, status.IO, []string{"data.path", "no[1].txt: no such file"}},
-		{filepath.Join(dir, "[.txt"), 256, status.InvalidConfig, []string{"is not a pattern"}},
+		{filepath.Join(dir, "[.txt"), 256, status.InvalidConfig, []string{"is not a valid pattern"}},
 		{dir, 256, status.IO, []string{"is a folder"}},
 		{file(t, dir, "x.csv", "a"), 256, status.InvalidConfig, []string{"x.csv", `".csv"`, ".jsonl"}},
-		{file(t, dir, "empty.txt", ""), 256, status.InvalidConfig, []string{"empty.txt", "no text and no tokens"}},
-		{file(t, dir, "empty.jsonl", "\n{\"text\":\"\"}\n"), 256, status.InvalidConfig, []string{"empty.jsonl", "no text and no tokens"}},
+		{file(t, dir, "empty.txt", ""), 256, status.InvalidConfig, []string{"empty.txt", "have no text and no tokens"}},
+		{file(t, dir, "empty.jsonl", "\n{\"text\":\"\"}\n"), 256, status.InvalidConfig, []string{"empty.jsonl", "have no text and no tokens"}},
 		{file(t, dir, "high.txt", "ab\x80"), 128, status.InvalidConfig, []string{"high.txt (document 0), position 2: token id 128 is outside the model's vocabulary of 128"}},
 		{file(t, dir, "high.jsonl", "{\"text\":\"ok\"}\n{\"text\":\"o\u00fc\"}\n"), 128, status.InvalidConfig, []string{"high.jsonl:2 (document 1), position 1: token id 195"}},
-		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: not JSON at byte"}},
-		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: not a JSON object"}},
-		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: no field "text" among "body", "id": set data.text_field`}},
+		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: the line is not JSON at byte"}},
+		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: the line is not a JSON object"}},
+		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: there is no field "text" among "body", "id"; set data.text_field`}},
 		{file(t, dir, "type.jsonl", "{\"text\":3}\n"), 256, status.InvalidConfig, []string{`type.jsonl:1: field "text" is not a string`}},
 		{file(t, dir, "latin.jsonl", "{\"text\":\"ok\",\"author\":\"J\xf6rg\"}\n{\"text\":\"J\xf6rg\"}\n"), 256, status.InvalidConfig, []string{`latin.jsonl:2: field "text" is not UTF-8`}},
 		{file(t, dir, "null.jsonl", "{\"text\":null}\n"), 256, status.InvalidConfig, []string{`null.jsonl:1: field "text" is not a string`}},
-		{floats, 256, status.InvalidConfig, []string{"floats.safetensors: input_ids is F32: I32 or I64"}},
+		{floats, 256, status.InvalidConfig, []string{"floats.safetensors: input_ids has the type F32; convert it to I32 or I64"}},
 		{odd, 256, status.InvalidConfig, []string{"labels I32[3, 2] and input_ids I32[2, 3] have different shapes"}},
 		{flat, 256, status.InvalidConfig, []string{"1 dimensions"}},
 		{mask, 256, status.Unsupported, []string{`"attention_mask"`}},
-		{none, 256, status.InvalidConfig, []string{"no text and no tokens"}},
-		{toks("labels.safetensors", map[string][]int64{"labels": ids}), 256, status.InvalidConfig, []string{"labels.safetensors: no tensor input_ids"}},
-		{toks("id.safetensors", map[string][]int64{"input_ids": ids}), 6, status.InvalidConfig, []string{"id.safetensors: input_ids, document (row) 1, position 2: token id 6 is outside the model's vocabulary of 6"}},
-		{toks("neg.safetensors", map[string][]int64{"input_ids": {0, -1, 0, 0, 0, 0}}), 6, status.InvalidConfig, []string{"row) 0, position 1: token id -1"}},
-		{toks("label.safetensors", map[string][]int64{"input_ids": ids, "labels": {0, 0, 0, -100, -99, 0}}), 9, status.InvalidConfig, []string{"labels (-100 = ignored), document (row) 1, position 1: token id -99"}},
-		{toks("pos.safetensors", map[string][]int64{"input_ids": ids, "position_ids": {0, 1, -2, 0, 1, 2}}), 9, status.InvalidConfig, []string{"position_ids, row 0, position 2: -2 is not a position"}},
+		{none, 256, status.InvalidConfig, []string{"have no text and no tokens"}},
+		{toks("labels.safetensors", map[string][]int64{"labels": ids}), 256, status.InvalidConfig, []string{"labels.safetensors: there is no tensor input_ids"}},
+		{toks("id.safetensors", map[string][]int64{"input_ids": ids}), 6, status.InvalidConfig, []string{"id.safetensors: input_ids, sequence 1, position 2: token id 6 is outside the model's vocabulary of 6"}},
+		{toks("neg.safetensors", map[string][]int64{"input_ids": {0, -1, 0, 0, 0, 0}}), 6, status.InvalidConfig, []string{"sequence 0, position 1: token id -1"}},
+		{toks("label.safetensors", map[string][]int64{"input_ids": ids, "labels": {0, 0, 0, -100, -99, 0}}), 9, status.InvalidConfig, []string{"labels (-100 = ignored), sequence 1, position 1: token id -99"}},
+		{toks("pos.safetensors", map[string][]int64{"input_ids": ids, "position_ids": {0, 1, -2, 0, 1, 2}}), 9, status.InvalidConfig, []string{"position_ids, sequence 0, position 2: -2 is out of range"}},
 		{file(t, dir, "cut.safetensors", "\xff\x00"), 9, status.InvalidConfig, []string{"cut.safetensors: not a usable safetensors file"}},
 	} {
 		_, err := Open(config(3, c.path), EvalConfig{}, Options{Vocab: c.vocab, Seed: 1})
@@ -84,7 +84,7 @@ func TestDataFaults(t *testing.T) {
 		}
 	}
 	wide := toks("wide.safetensors", map[string][]int64{"input_ids": ids})
-	if _, err := Open(config(4, wide), EvalConfig{}, Options{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "3 tokens wide, data.sequence is 4: set data.sequence = 3") {
+	if _, err := Open(config(4, wide), EvalConfig{}, Options{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "have 3 tokens, data.sequence is 4; set data.sequence = 3") {
 		t.Error(err)
 	}
 	for _, single := range []string{tokensFile(t, dir, "single.safetensors", 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
@@ -97,8 +97,8 @@ func TestDataFaults(t *testing.T) {
 	}
 }
 
-// A file that changes while it is read must not get an id outside the vocabulary past the check.
-func TestTokensChangedUnderneath(t *testing.T) {
+// An id outside the vocabulary is refused also if the file changed after it was opened.
+func TestTokenFileChanged(t *testing.T) {
 	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 2, map[string][]int64{"input_ids": {1, 2}})
 	s := open(t, config(2, path), EvalConfig{}, 3).Train()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -118,22 +118,22 @@ func TestTokensChangedUnderneath(t *testing.T) {
 func TestLongLine(t *testing.T) {
 	line := `{"text":"` + strings.Repeat("x", 1000) + `"}` + "\n"
 	path := file(t, t.TempDir(), "a.jsonl", line+line)
-	for _, step := range []int64{7, 1000, 1010, 1 << 16} {
-		for limit, want := range map[int64]string{int64(len(line)): "", int64(len(line)) - 1: "a.jsonl:1: a line longer than"} {
-			o := opening{Options: Options{Vocab: 256}, config: config(3)}
-			found, err := o.survey([]format{&jsonl{path, int64(2 * len(line)), step, "text", limit}})
+	for _, unit := range []int64{7, 1000, 1010, 1 << 16} {
+		for limit, want := range map[int64]string{int64(len(line)): "", int64(len(line)) - 1: "a.jsonl:1: the line is longer than"} {
+			o := opener{Options: Options{Vocab: 256}, config: config(3)}
+			found, err := o.scan([]format{&jsonl{path, int64(2 * len(line)), unit, "text", limit}})
 			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
-				t.Fatal(step, limit, err)
+				t.Fatal(unit, limit, err)
 			}
 			if n := newIndex(nil, found, 3, nil).docs; want == "" && n != 2 {
-				t.Fatal(step, n)
+				t.Fatal(unit, n)
 			}
 		}
 	}
 }
 
-// A line that is longer than the limit is refused by file and line, before much of it is read into
-// memory.
+// The error for a line that is longer than the limit names the file and the line. Only a small part
+// of the line is read into memory.
 func TestLineWithoutEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a.jsonl")
 	if err := os.WriteFile(path, []byte("{\"text\":\"a\"}\n{\"text\":\""), 0o600); err != nil {
@@ -146,7 +146,7 @@ func TestLineWithoutEnd(t *testing.T) {
 	runtime.ReadMemStats(&before)
 	_, err := Open(config(8, path), EvalConfig{}, Options{Vocab: 256, Seed: 7})
 	runtime.ReadMemStats(&after)
-	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), path+":2: a line longer than 33554432 bytes") || !strings.Contains(err.Error(), ".txt file of its own") {
+	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), path+":2: the line is longer than 33554432 bytes") || !strings.Contains(err.Error(), ".txt file of its own") {
 		t.Error(err)
 	}
 	if n := after.TotalAlloc - before.TotalAlloc; n > 400<<20 {
@@ -154,8 +154,8 @@ func TestLineWithoutEnd(t *testing.T) {
 	}
 }
 
-// FuzzJSONL opens anything as a .jsonl file, cut into blocks of any size: it is refused, or all of
-// it can be read.
+// FuzzJSONL opens any bytes as a .jsonl file, with blocks of any size. The file is refused, or all
+// of it can be read.
 func FuzzJSONL(f *testing.F) {
 	for _, s := range []string{"", "{}", "{\"text\":\"a\"}\n{\"text\":\"\\ud800\"}", "[", "{\"text\":\"a\"} x", "\x00", "{\"text\":{\"text\":\"\"}}", "{\"text\":\"" + strings.Repeat("é", 50) + "\"}\n\n"} {
 		f.Add(s, int64(3), uint8(9), true)
@@ -170,7 +170,7 @@ func FuzzJSONL(f *testing.F) {
 			t.Fatalf("in blocks of %d: %v, in one: %v", block+1, err, e)
 		}
 		if err != nil {
-			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), path+":") && !strings.Contains(err.Error(), "no text and no tokens") {
+			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), path+":") && !strings.Contains(err.Error(), "have no text and no tokens") {
 				t.Fatal(err)
 			}
 			return
@@ -178,7 +178,7 @@ func FuzzJSONL(f *testing.F) {
 		defer data.Close()
 		defer whole.Close()
 		set, n := data.Train(), int64(0)
-		for r := range set.Rows() {
+		for r := range set.Sequences() {
 			m, err := set.Range(r, r+1, nil)
 			if err != nil || int64(len(m.IDs)) > d.Sequence || len(m.IDs) == 0 || m.Valid != int64(len(m.IDs)-len(m.CuSeqlens)+1) {
 				t.Fatal(m, err)

@@ -13,70 +13,71 @@ import (
 	"ulysses/internal/status"
 )
 
-// listed is a file that a key names.
-type listed struct {
+// dataFile is a file of data.path or eval.path.
+type dataFile struct {
 	path    string
-	paths   []string // all files of it: a Megatron dataset has two
+	paths   []string // path, or the two files of a Megatron dataset
 	size    int64
-	formats []format // how its documents are read; nil for a .safetensors file
+	formats []format // nil for a .safetensors file
 }
 
-// listFiles finds the files of a key in order and says how each is read.
-func listFiles(o *opening, key string, patterns []string) ([]listed, error) {
+// listFiles returns the files of a key in order, with their formats.
+func listFiles(o *opener, key string, patterns []string) ([]dataFile, error) {
 	paths, err := glob(key, patterns)
 	if err != nil {
 		return nil, err
 	}
-	files := make([]listed, len(paths))
+	files := make([]dataFile, len(paths))
 	total := int64(0)
 	for i, path := range paths {
 		info, err := input.Stat(path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}
-		files[i] = listed{path: path, paths: []string{path}, size: info.Size()}
+		files[i] = dataFile{path: path, paths: []string{path}, size: info.Size()}
 		total += info.Size()
 	}
-	step := cmp.Or(o.block, blockBytes(total))
+	unit := cmp.Or(o.block, unitBytes(total))
 	kept := files[:0]
 	for i, f := range files {
 		switch ext := strings.ToLower(filepath.Ext(f.path)); ext {
 		case ".txt":
-			if f.formats = []format{&txtBytes{f.path, f.size, max(step, int64(len(input.BOM)+1))}}; o.Tokenizer != nil {
-				f.formats[0] = &txtTokens{f.path, f.size, step}
+			if f.formats = []format{&txtBytes{f.path, f.size, max(unit, int64(len(input.BOM)+1))}}; o.Tokenizer != nil {
+				f.formats[0] = &txtTokens{f.path, f.size, unit}
 			}
 		case ".jsonl":
-			f.formats = []format{&jsonl{f.path, f.size, step, o.config.TextField, maxLine}}
+			f.formats = []format{&jsonl{f.path, f.size, unit, o.config.TextField, maxLine}}
 		case ".bin", ".idx":
-			m, err := openMegatron(f.path, max(step, 64))
+			m, err := openMegatron(f.path, max(unit, 64))
 			if err != nil {
 				return nil, err
 			}
 			if i > 0 && f.path != paths[i-1] && (m.idx == paths[i-1] || m.bin == paths[i-1]) {
-				continue // a pattern, or a careful author, names both files
+				continue // the key names both files of the dataset
 			}
 			f.paths = []string{m.idx, m.bin}
 			f.formats = []format{megatronIndex{m}, megatronTokens{m}}
 		case ".safetensors":
 		default:
-			return nil, status.Errorf(status.InvalidConfig, "%s: %s: unknown kind of data file %q: use .txt, .jsonl, .bin with .idx, or .safetensors", key, f.path, ext)
+			return nil, status.Errorf(status.InvalidConfig, "%s: %s: the extension %q is not supported; use .txt, .jsonl, .bin with .idx, or .safetensors", key, f.path, ext)
 		}
 		kept = append(kept, f)
 	}
 	return kept, nil
 }
 
-// blockBytes is the size of a block: small, because a row costs the decoding of whole blocks, but
-// such that of any amount of data there are no more than a million, whose index takes about 64 MiB.
-// It is a power of two, so that no token of a .bin is cut.
-func blockBytes(total int64) int64 {
+// unitBytes returns the bytes of a unit, which is about the size of a block, for the given bytes of
+// data. Blocks are small, because to read a sequence whole blocks are decoded. There are at most
+// about a million, whose index needs about 64 MiB. The result is a power of two, so that all bytes
+// of a token of a .bin are in the same block.
+func unitBytes(total int64) int64 {
 	return max(32<<10, int64(1)<<bits.Len64(uint64(total>>20)))
 }
 
-// same refuses files that differ between the ranks, because a rank reads blocks that another rank
-// may have checked.
-func (o *opening) same(key string, files []listed) error {
-	if o.Comm == nil {
+// checkSameFiles returns an error if the files differ between ranks, because a rank reads blocks
+// that other ranks have checked. nil c = one rank. Collective.
+func checkSameFiles(c comm.Comm, key string, files []dataFile) error {
+	if c == nil {
 		return nil
 	}
 	var all []comm.File
@@ -85,13 +86,14 @@ func (o *opening) same(key string, files []listed) error {
 			all = append(all, comm.File{Name: path, Path: path})
 		}
 	}
-	return comm.SameFiles(o.Comm, key, all)
+	return comm.SameFiles(c, key, all)
 }
 
-// wildcards are the characters that make a name a pattern.
+// wildcards are the special characters of patterns.
 const wildcards = `*?[`
 
-// glob expands patterns, the files of each in order. A name that exists is taken literally.
+// glob returns the files that match the patterns, sorted for each pattern. A pattern that is the
+// name of an existing file stands for this file.
 func glob(key string, patterns []string) ([]string, error) {
 	var paths []string
 	for _, p := range patterns {
@@ -104,10 +106,10 @@ func glob(key string, patterns []string) ([]string, error) {
 		found := []string{p}
 		switch {
 		case err == nil && info.IsDir():
-			return nil, status.Errorf(status.IO, "%s: %s is a folder: name its files, such as %s", key, p, filepath.Join(p, "*.txt"))
+			return nil, status.Errorf(status.IO, "%s: %s is a folder; name its files, such as %s", key, p, filepath.Join(p, "*.txt"))
 		case err != nil && strings.ContainsAny(p, wildcards) && !plain:
 			if found, err = filepath.Glob(p); err != nil {
-				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a pattern: %w", key, p, err)
+				return nil, status.Errorf(status.InvalidConfig, "%s: %q is not a valid pattern: %w", key, p, err)
 			}
 			if len(found) == 0 {
 				return nil, status.Errorf(status.IO, "%s: no file matches %q", key, p)

@@ -6,43 +6,44 @@ import (
 	"ulysses/internal/status"
 )
 
-// index is documents one behind the other, in files that follow one another: what is held in memory
-// is where their blocks are.
+// index locates the blocks of consecutive files. The documents of all files form one list of
+// tokens, in the order of the files.
 type index struct {
 	files  []format
-	blocks []block // each with a token
+	blocks []block // each has at least one token
 	tokens int64
 	docs   int64
-	reader *reader
+	cache  *blockCache
 }
 
-// newIndex puts blocks together that were found in this order.
-func newIndex(files []format, blocks []found, sequence int64, r *reader) *index {
-	x := &index{files: files, reader: r}
+// newIndex makes an index of the blocks that a scan found, in their order. sequence is
+// data.sequence.
+func newIndex(files []format, found []foundBlock, sequence int64, cache *blockCache) *index {
+	x := &index{files: files, cache: cache}
 	n := 0
-	for _, f := range blocks {
+	for _, f := range found {
 		if f.token > 0 {
 			n++
 		}
 	}
 	x.blocks = make([]block, 0, n)
-	// the block where the document starts that is open, and its tokens so far
-	starter, length := -1, int64(0)
+	// the block in which the current document starts, -1 = none, and the document's tokens so far
+	first, length := -1, int64(0)
 	end := func() {
-		if starter >= 0 {
-			b := &x.blocks[starter]
-			b.cut += min(length, sequence)
+		if first >= 0 {
+			b := &x.blocks[first]
+			b.unpacked += min(length, sequence)
 			b.longest = max(b.longest, min(length, sequence))
 		}
 	}
-	for _, f := range blocks {
+	for _, f := range found {
 		if f.token == 0 {
 			continue
 		}
 		length += f.head
 		if f.doc > 0 {
 			end()
-			starter, length = len(x.blocks), f.token-f.last
+			first, length = len(x.blocks), f.token-f.last
 		}
 		b := f.block
 		b.token, b.doc = x.tokens, x.docs
@@ -54,20 +55,20 @@ func newIndex(files []format, blocks []found, sequence int64, r *reader) *index 
 	return x
 }
 
-// find is the block that holds a token.
+// find returns the block that contains a token.
 func (x *index) find(token int64) int {
 	return sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].token > token }) - 1
 }
 
-// until is the number of tokens before the end of a block.
-func (x *index) until(b int) int64 {
+// tokensUntil returns the number of tokens before the end of a block.
+func (x *index) tokensUntil(b int) int64 {
 	if b+1 < len(x.blocks) {
 		return x.blocks[b+1].token
 	}
 	return x.tokens
 }
 
-// docsUntil is the number of documents that start before the end of a block.
+// docsUntil returns the number of documents that start before the end of a block.
 func (x *index) docsUntil(b int) int64 {
 	if b+1 < len(x.blocks) {
 		return x.blocks[b+1].doc
@@ -75,23 +76,29 @@ func (x *index) docsUntil(b int) int64 {
 	return x.docs
 }
 
-// start is the first token of a document, or the end of the last one.
+// start returns the first token of a document, or the number of tokens if doc is the number of
+// documents.
 func (x *index) start(doc int64) (int64, error) {
 	if doc >= x.docs {
 		return x.tokens, nil
 	}
-	// Blocks in which no document starts have the number of the next one, so it starts in the last
-	// block that does not lie behind it.
+	// A block in which no document starts has the number of the next document. So the document
+	// starts in the last block whose number is not greater.
 	b := sort.Search(len(x.blocks), func(i int) bool { return x.blocks[i].doc > doc }) - 1
-	p, err := x.reader.piece(x, b)
+	p, err := x.decoded(b)
 	if err != nil {
 		return 0, err
 	}
 	return x.blocks[b].token + p.starts[doc-x.blocks[b].doc], nil
 }
 
-// load reads a block again and refuses other data than the opening pass has seen.
-func (x *index) load(d *decoder, b int, p *piece) error {
+// decoded returns the content of a block, which is valid until the next call.
+func (x *index) decoded(b int) (*decodedBlock, error) {
+	return x.cache.get(&x.blocks[b], func(d *decoder, p *decodedBlock) error { return x.load(d, b, p) })
+}
+
+// load decodes a block again. It returns an error if the content has changed since the scan.
+func (x *index) load(d *decoder, b int, p *decodedBlock) error {
 	at := &x.blocks[b]
 	f := x.files[at.file]
 	var err error
@@ -101,9 +108,9 @@ func (x *index) load(d *decoder, b int, p *piece) error {
 	p.reset()
 	err = f.decode(d, at, d.raw, p)
 	p.sum(d.raw)
-	d.shrink()
-	if err != nil || p.crc != at.crc || int64(len(p.ids)) != x.until(b)-at.token || int64(len(p.starts)) != x.docsUntil(b)-at.doc {
-		return status.Errorf(status.IO, "%s: bytes %d to %d are not those that were there when the job began: leave the files of data.path and eval.path alone while a job runs; start it again",
+	d.releaseLarge()
+	if err != nil || p.crc != at.crc || int64(len(p.ids)) != x.tokensUntil(b)-at.token || int64(len(p.starts)) != x.docsUntil(b)-at.doc {
+		return status.Errorf(status.IO, "%s: bytes %d to %d have changed since the job began; start the job again, and do not change the files of data.path and eval.path while a job runs",
 			f.path(), at.offset, at.offset+at.size)
 	}
 	return nil

@@ -6,67 +6,68 @@ import (
 	"unicode/utf8"
 )
 
-// quickField is the text of a JSON object, appended to dst, for lines of the usual kind: it reads
-// once what encoding/json reads four times. Whatever is out of the ordinary, right or wrong, is not
-// ok, and is textField's to read or to refuse: a test holds the two to the same answers.
-func quickField(dst, doc []byte, field string) (text []byte, ok bool) {
-	q := quick{in: doc}
+// fastTextField appends the value of a field of a JSON object to dst, for usual lines. It reads the
+// line once, where textField reads it four times. If the line is unusual or wrong it returns false,
+// and the caller calls textField. A test checks that both return the same text.
+func fastTextField(dst, doc []byte, field string) (text []byte, ok bool) {
+	r := jsonReader{in: doc}
 	found := false
 	at := len(dst)
-	if !q.eat('{') || q.eat('}') {
+	if !r.accept('{') || r.accept('}') {
 		return dst, false
 	}
 	for {
-		if !q.key(0) || !q.eat(':') {
+		if !r.key(0) || !r.accept(':') {
 			return dst, false
 		}
-		if string(q.keys[q.known-1]) == field {
-			if dst, ok = q.text(dst[:at]); !ok {
+		if string(r.keys[r.known-1]) == field {
+			if dst, ok = r.escapedString(dst[:at]); !ok {
 				return dst, false
 			}
 			found = true
-		} else if !q.skip(0) {
+		} else if !r.skipValue(0) {
 			return dst, false
 		}
-		if q.eat(',') {
+		if r.accept(',') {
 			continue
 		}
-		return dst, q.eat('}') && q.at == len(q.in) && found
+		return dst, r.accept('}') && r.at == len(r.in) && found
 	}
 }
 
-// quick reads JSON from a place on.
-type quick struct {
+// jsonReader reads JSON. Its methods read one element, from in[at] on. They return false if the
+// element is wrong or unusual.
+type jsonReader struct {
 	in []byte
 	at int
 
-	keys  [32][]byte // of the objects that have begun, the outermost first
-	known int
+	keys  [32][]byte // keys of the objects that contain in[at], the outermost object first
+	known int        // number of keys
 }
 
-// key reads a key without escapes. It fails if the object, whose keys start at first, already has
-// the key.
-func (q *quick) key(first int) bool {
-	key, plain := q.str()
-	if !plain || q.known == len(q.keys) {
+// key reads a key without escapes. It returns false if the object, whose keys start at keys[first],
+// has the key already.
+func (r *jsonReader) key(first int) bool {
+	key, plain := r.plainString()
+	if !plain || r.known == len(r.keys) {
 		return false
 	}
-	for _, k := range q.keys[first:q.known] {
+	for _, k := range r.keys[first:r.known] {
 		if bytes.Equal(k, key) {
 			return false
 		}
 	}
-	q.keys[q.known] = key
-	q.known++
+	r.keys[r.known] = key
+	r.known++
 	return true
 }
 
-// next is the next byte that is no space, or 0.
-func (q *quick) next() byte {
-	for q.at < len(q.in) {
-		switch c := q.in[q.at]; c {
+// peek skips whitespace and returns the next byte without reading it; 0 at the end.
+func (r *jsonReader) peek() byte {
+	for r.at < len(r.in) {
+		switch c := r.in[r.at]; c {
 		case ' ', '\t', '\r', '\n':
-			q.at++
+			r.at++
 		default:
 			return c
 		}
@@ -74,17 +75,17 @@ func (q *quick) next() byte {
 	return 0
 }
 
-// eat takes a byte if it is the next, and the spaces around it.
-func (q *quick) eat(c byte) bool {
-	if q.next() != c || c == 0 {
+// accept reads c and the whitespace around it, if c is the next byte.
+func (r *jsonReader) accept(c byte) bool {
+	if r.peek() != c || c == 0 {
 		return false
 	}
-	q.at++
-	q.next()
+	r.at++
+	r.peek()
 	return true
 }
 
-// special are the bytes at which a string's plain run ends.
+// special has the bytes that end a run of plain bytes of a string.
 var special = func() (t [256]bool) {
 	for c := range 32 {
 		t[c] = true
@@ -93,47 +94,47 @@ var special = func() (t [256]bool) {
 	return t
 }()
 
-// run is the bytes up to the next special one.
-func (q *quick) run() []byte {
-	from := q.at
-	for q.at < len(q.in) && !special[q.in[q.at]] {
-		q.at++
+// plainBytes reads up to the next special byte.
+func (r *jsonReader) plainBytes() []byte {
+	from := r.at
+	for r.at < len(r.in) && !special[r.in[r.at]] {
+		r.at++
 	}
-	return q.in[from:q.at]
+	return r.in[from:r.at]
 }
 
-// str takes a string without escapes.
-func (q *quick) str() (s []byte, ok bool) {
-	if q.next() != '"' {
+// plainString reads a string without escapes.
+func (r *jsonReader) plainString() (s []byte, ok bool) {
+	if r.peek() != '"' {
 		return nil, false
 	}
-	q.at++
-	s = q.run()
-	if q.at == len(q.in) || q.in[q.at] != '"' {
+	r.at++
+	s = r.plainBytes()
+	if r.at == len(r.in) || r.in[r.at] != '"' {
 		return nil, false
 	}
-	q.at++
+	r.at++
 	return s, utf8.Valid(s)
 }
 
-// text takes a string with its escapes undone.
-func (q *quick) text(dst []byte) ([]byte, bool) {
-	if q.next() != '"' {
+// escapedString reads a string and appends its decoded value to dst.
+func (r *jsonReader) escapedString(dst []byte) ([]byte, bool) {
+	if r.peek() != '"' {
 		return dst, false
 	}
 	from := len(dst)
-	for q.at++; ; {
-		dst = append(dst, q.run()...)
-		if q.at == len(q.in) {
+	for r.at++; ; {
+		dst = append(dst, r.plainBytes()...)
+		if r.at == len(r.in) {
 			return dst, false
 		}
-		switch q.in[q.at] {
+		switch r.in[r.at] {
 		case '"':
-			q.at++
+			r.at++
 			return dst, utf8.Valid(dst[from:])
 		case '\\':
 			var ok bool
-			if dst, ok = q.escape(dst); !ok {
+			if dst, ok = r.escape(dst); !ok {
 				return dst, false
 			}
 		default:
@@ -142,61 +143,62 @@ func (q *quick) text(dst []byte) ([]byte, bool) {
 	}
 }
 
-// escapes are what stands behind a backslash, but for u.
+// escapes maps the byte after a backslash to the byte that it stands for, except for \u.
 var escapes = map[byte]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-func (q *quick) escape(dst []byte) ([]byte, bool) {
-	if q.at+1 >= len(q.in) {
+// escape reads an escape sequence and appends the character to dst.
+func (r *jsonReader) escape(dst []byte) ([]byte, bool) {
+	if r.at+1 >= len(r.in) {
 		return dst, false
 	}
-	c := q.in[q.at+1]
+	c := r.in[r.at+1]
 	if c != 'u' {
 		v, ok := escapes[c]
-		q.at += 2
+		r.at += 2
 		return append(dst, v), ok
 	}
-	r, ok := q.unit()
-	if ok && utf16.IsSurrogate(r) {
+	x, ok := r.unicodeEscape()
+	if ok && utf16.IsSurrogate(x) {
 		var low rune
-		if low, ok = q.unit(); ok {
-			r = utf16.DecodeRune(r, low)
-			ok = r != utf8.RuneError
+		if low, ok = r.unicodeEscape(); ok {
+			x = utf16.DecodeRune(x, low)
+			ok = x != utf8.RuneError
 		}
 	}
-	return utf8.AppendRune(dst, r), ok
+	return utf8.AppendRune(dst, x), ok
 }
 
-// unit takes \uXXXX.
-func (q *quick) unit() (r rune, ok bool) {
-	if q.at+6 > len(q.in) || q.in[q.at] != '\\' || q.in[q.at+1] != 'u' {
+// unicodeEscape reads \uXXXX.
+func (r *jsonReader) unicodeEscape() (x rune, ok bool) {
+	if r.at+6 > len(r.in) || r.in[r.at] != '\\' || r.in[r.at+1] != 'u' {
 		return 0, false
 	}
-	for _, c := range q.in[q.at+2 : q.at+6] {
+	for _, c := range r.in[r.at+2 : r.at+6] {
 		v := bytes.IndexByte([]byte("0123456789abcdef"), c|0x20)
 		if v < 0 || c < '0' {
 			return 0, false
 		}
-		r = r<<4 | rune(v)
+		x = x<<4 | rune(v)
 	}
-	q.at += 6
-	return r, true
+	r.at += 6
+	return x, true
 }
 
-// skip takes a value of any kind.
-func (q *quick) skip(depth int) bool {
-	switch c := q.next(); c {
+// skipValue reads a value of any type.
+func (r *jsonReader) skipValue(depth int) bool {
+	switch c := r.peek(); c {
 	case '"':
-		for q.at++; ; {
-			q.run()
-			if q.at == len(q.in) || q.in[q.at] < 32 {
+		for r.at++; ; {
+			r.plainBytes()
+			if r.at == len(r.in) || r.in[r.at] < 32 {
 				return false
 			}
-			if q.in[q.at] == '"' {
-				q.at++
+			if r.in[r.at] == '"' {
+				r.at++
 				return true
 			}
-			var none [4]byte
-			if _, ok := q.escape(none[:0]); !ok {
+			var unused [4]byte
+			if _, ok := r.escape(unused[:0]); !ok {
 				return false
 			}
 		}
@@ -205,71 +207,72 @@ func (q *quick) skip(depth int) bool {
 			return false
 		}
 		end := c + 2
-		q.at++
-		if q.eat(end) {
+		r.at++
+		if r.accept(end) {
 			return true
 		}
-		first := q.known
+		first := r.known
 		for {
-			if c == '{' && (!q.key(first) || !q.eat(':')) {
+			if c == '{' && (!r.key(first) || !r.accept(':')) {
 				return false
 			}
-			if !q.skip(depth + 1) {
+			if !r.skipValue(depth + 1) {
 				return false
 			}
-			if !q.eat(',') {
-				q.known = first
-				return q.eat(end)
+			if !r.accept(',') {
+				r.known = first
+				return r.accept(end)
 			}
 		}
 	case 't':
-		return q.word("true")
+		return r.literal("true")
 	case 'f':
-		return q.word("false")
+		return r.literal("false")
 	case 'n':
-		return q.word("null")
+		return r.literal("null")
 	}
-	return q.number()
+	return r.number()
 }
 
-func (q *quick) word(w string) bool {
-	ok := bytes.HasPrefix(q.in[q.at:], []byte(w))
-	q.at += len(w)
+// literal reads the given bytes.
+func (r *jsonReader) literal(w string) bool {
+	ok := bytes.HasPrefix(r.in[r.at:], []byte(w))
+	r.at += len(w)
 	return ok
 }
 
-// number takes -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?
-func (q *quick) number() bool {
+// number reads -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?
+func (r *jsonReader) number() bool {
 	peek := func() byte {
-		if q.at < len(q.in) {
-			return q.in[q.at]
+		if r.at < len(r.in) {
+			return r.in[r.at]
 		}
 		return 0
 	}
 	digits := func() bool {
-		from := q.at
+		from := r.at
 		for c := peek(); '0' <= c && c <= '9'; c = peek() {
-			q.at++
+			r.at++
 		}
-		return q.at > from
+		return r.at > from
 	}
 	if peek() == '-' {
-		q.at++
+		r.at++
 	}
 	if peek() == '0' {
-		q.at++
+		r.at++
 	} else if !digits() {
 		return false
 	}
 	if peek() == '.' {
-		if q.at++; !digits() {
+		if r.at++; !digits() {
 			return false
 		}
 	}
 	if c := peek(); c == 'e' || c == 'E' {
-		q.at++
+		r.at++
 		if c := peek(); c == '+' || c == '-' {
-			q.at++
+			r.at++
 		}
 		return digits()
 	}

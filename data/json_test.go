@@ -5,15 +5,16 @@ import (
 	"testing"
 )
 
-// quick must say what encoding/json says, or nothing.
-func sameField(t *testing.T, line string) (quick bool) {
+// sameField reports whether fastTextField reads a line. It checks that the text is that of
+// encoding/json.
+func sameField(t *testing.T, line string) (fast bool) {
 	t.Helper()
-	got, ok := quickField([]byte("x"), []byte(line), "text")
+	got, ok := fastTextField([]byte("x"), []byte(line), "text")
 	if !ok {
 		return false
 	}
 	if want, err := textField([]byte(line), "text"); err != nil || string(got) != "x"+want {
-		t.Errorf("%q: %q, encoding/json says %q, %v", line, got, want, err)
+		t.Errorf("%q: %q, encoding/json reads %q, %v", line, got, want, err)
 	}
 	return true
 }
@@ -23,10 +24,10 @@ var fields = []string{
 	`{"text":""}`, `{"text":"a","b":{"text":1,"c":{"text":2}},"c":[{"text":1},{"text":2}]}`, `{"n":0.1E-9,"text":"z"}`,
 }
 
-func TestQuickField(t *testing.T) {
+func TestFastTextField(t *testing.T) {
 	for _, s := range fields {
 		if !sameField(t, s) {
-			t.Errorf("%q is usual, and was not read", s)
+			t.Errorf("%q is a usual line and was not read", s)
 		}
 	}
 	for _, s := range []string{`{"text":"first","text":"second"}`, `{"a":1,"text":"t","a":2}`, `{"m":{"a":1,"a":1},"text":"t"}`, `{"text":"\ud800"}`, "{\"text\":\"\xff\"}", "{\"text\":\"a\nb\"}", `{"text":3}`, `{"text":null}`, `{"text":"a"`, `{"text":"a"}}`, `{"text":"a",}`, `{"text":"a"} x`, `{"text" "a"}`, `{}`, `[]`, `{"n":01,"text":"a"}`, `{"n":1.,"text":"a"}`,
@@ -51,7 +52,7 @@ func TestQuickField(t *testing.T) {
 	}
 }
 
-func FuzzQuickField(f *testing.F) {
+func FuzzFastTextField(f *testing.F) {
 	for _, s := range fields {
 		f.Add(s)
 	}
@@ -64,11 +65,11 @@ func BenchmarkField(b *testing.B) {
 		text = append(text, "light colour the of refraction \"prism\" é blue\n"...)
 	}
 	line, _ := json.Marshal(map[string]any{"id": 12345, "text": string(text)})
-	b.Run("quick", func(b *testing.B) {
+	b.Run("fast", func(b *testing.B) {
 		b.SetBytes(int64(len(line)))
 		var dst []byte
 		for b.Loop() {
-			dst, _ = quickField(dst[:0], line, "text")
+			dst, _ = fastTextField(dst[:0], line, "text")
 		}
 	})
 	b.Run("encoding/json", func(b *testing.B) {

@@ -14,25 +14,27 @@ import (
 	"ulysses/internal/status"
 )
 
-// maxLine is the largest line of a .jsonl file in bytes. A worker holds the whole line, its text
-// and its tokens, about ten times as much, and a file of another kind may have no newline.
+// maxLine is the largest line of a .jsonl file, in bytes. A goroutine has the line, its text and
+// its tokens in memory, which together are about ten times as large. A file of another kind may
+// have no newline.
 const maxLine = 32 << 20
 
-// jsonl is a file with one document per line. Blank lines are skipped. A block is the lines that
-// start in a unit.
+// jsonl is a .jsonl file: each line is a JSON object with a document in one of its fields. Blank
+// lines are skipped. The lines that start in a unit are a block.
 type jsonl struct {
-	name       string
-	size, step int64
-	field      string
-	limit      int64 // bytes of a line
+	name      string
+	size      int64 // bytes of the file
+	unitBytes int64
+	field     string // data.text_field
+	limit     int64  // bytes of a line
 }
 
 func (f *jsonl) path() string { return f.name }
 func (f *jsonl) work() int64  { return f.size }
-func (f *jsonl) unit() int64  { return f.step }
+func (f *jsonl) unit() int64  { return f.unitBytes }
 
 func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
-	from := max(lo-1, 0) // a line starts behind a newline, which may be the byte before
+	from := max(lo-1, 0) // the byte before the unit may be the newline before a line
 	if d.raw, err = d.read(f.name, from, hi-from, d.raw[:0]); err != nil {
 		return err
 	}
@@ -40,12 +42,12 @@ func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
 	if lo > 0 {
 		n := bytes.IndexByte(d.raw, '\n') + 1
 		if n == 0 || n == len(d.raw) {
-			return nil // the unit is the middle of a line, or its end
+			return nil // no line starts in the unit
 		}
 		skip = int64(n)
 	}
-	// The last line goes on behind the unit. What is read to find its end grows, so that a line of
-	// any length costs about its length.
+	// The last line may end after the unit. The size of the reads that look for its end doubles, so
+	// that they take time proportional to the length of the line.
 	open := int64(len(d.raw) - 1 - bytes.LastIndexByte(d.raw, '\n'))
 	for more := int64(1 << 12); open > 0 && open <= f.limit && from+int64(len(d.raw)) < f.size; more *= 2 {
 		at := len(d.raw)
@@ -59,10 +61,10 @@ func (f *jsonl) scan(d *decoder, lo, hi int64) (err error) {
 			open += more
 		}
 	}
-	return d.emit(f, block{offset: from + skip}, d.raw[skip:])
+	return d.scanBlock(f, block{offset: from + skip}, d.raw[skip:])
 }
 
-func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
+func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *decodedBlock) error {
 	for len(raw) > 0 {
 		n := bytes.IndexByte(raw, '\n') + 1
 		ended := n > 0
@@ -71,19 +73,19 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 		}
 		if int64(n) > f.limit {
 			return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig,
-				Rest: fmt.Sprintf(": a line longer than %d bytes: a .jsonl file has one JSON object a line; write a longer document as a .txt file of its own, or as tokens in a .bin file", f.limit)}
+				Text: fmt.Sprintf(": the line is longer than %d bytes; write the document to a .txt file of its own", f.limit)}
 		}
-		// A byte order mark is in the middle where files were put one behind another.
+		// Concatenated files may have a byte order mark on any line.
 		if doc := bytes.TrimSpace(input.TrimBOM(raw[:n])); len(doc) > 0 {
-			text, ok := quickField(d.side[:0], doc, f.field)
-			if d.side = text[:0]; !ok {
+			text, ok := fastTextField(d.text[:0], doc, f.field)
+			if d.text = text[:0]; !ok {
 				s, err := textField(doc, f.field)
 				if err != nil {
-					return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Rest: ": " + err.Error()}
+					return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Text: ": " + err.Error()}
 				}
 				text = []byte(s)
 			}
-			if err := d.add(p, text, p.lines); err != nil {
+			if err := d.appendDocument(p, text, p.lines); err != nil {
 				return err
 			}
 		}
@@ -95,15 +97,15 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *piece) error {
 	return nil
 }
 
-// textField is the text of a JSON object.
+// textField returns the value of a field of a JSON object, which must be a string.
 func textField(doc []byte, field string) (string, error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(doc, &object); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return "", fmt.Errorf("not JSON at byte %d of the line: %w", syntax.Offset, err)
+			return "", fmt.Errorf("the line is not JSON at byte %d: %w", syntax.Offset, err)
 		}
-		return "", errors.New("not a JSON object: a .jsonl file has one object a line")
+		return "", errors.New("the line is not a JSON object; write each document as an object on a line of its own")
 	}
 	if err := input.Once(doc); err != nil {
 		return "", err
@@ -120,14 +122,14 @@ func textField(doc []byte, field string) (string, error) {
 			names = append(names, input.Quote(name))
 		}
 		sort.Strings(names)
-		return "", fmt.Errorf("no field %q among %s: set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))
+		return "", fmt.Errorf("there is no field %q among %s; set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))
 	}
-	if !utf8.Valid(raw) { // encoding/json would put U+FFFD in its place
-		return "", fmt.Errorf("field %q is not UTF-8, as JSON must be: convert the file", field)
+	if !utf8.Valid(raw) { // encoding/json would replace the invalid bytes by U+FFFD
+		return "", fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", field)
 	}
 	var s *string
 	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
-		return "", fmt.Errorf("field %q is not a string: set data.text_field to the one that holds the text", field)
+		return "", fmt.Errorf("field %q is not a string; set data.text_field to the field that has the text", field)
 	}
 	return *s, nil
 }

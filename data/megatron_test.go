@@ -16,7 +16,8 @@ import (
 
 const megatronGoldens = "../testdata/goldens/megatron"
 
-// megatronDocuments is what the goldens hold: documents of sequences.
+// megatronDocuments returns the documents of the goldens by name of the dataset:
+// [document][sequence] ids.
 func megatronDocuments(t *testing.T) map[string][][][]int32 {
 	t.Helper()
 	var sets map[string][][][]int32
@@ -30,8 +31,8 @@ func megatronDocuments(t *testing.T) map[string][][][]int32 {
 	return sets
 }
 
-// Datasets that another program wrote, of each type of id, have the rows of their documents, for
-// any blocks and ranks, alone and between text.
+// Datasets of each type of id, which Megatron-LM wrote, give the sequences of their documents for
+// any blocks and ranks, also between text files.
 func TestMegatron(t *testing.T) {
 	dir := t.TempDir()
 	text := file(t, dir, "a.txt", "abc")
@@ -59,7 +60,7 @@ func TestMegatron(t *testing.T) {
 						}
 						defer data.Close()
 						abc := []int32{'a', 'b', 'c'}
-						want := plainRows(slices.Concat([][]int32{abc}, docs, [][]int32{abc}), 16, pack)
+						want := plainSequences(slices.Concat([][]int32{abc}, docs, [][]int32{abc}), 16, pack)
 						if got := whole(t, data.Train()); !reflect.DeepEqual(got, want) {
 							t.Errorf("%s, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", name, pack, block, ranks, got, want)
 						}
@@ -111,32 +112,32 @@ func TestMegatronFaults(t *testing.T) {
 		code   status.Code
 		want   string
 	}{
-		{put(0, 'X', 1), status.InvalidConfig, "not the index of a Megatron dataset"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, status.InvalidConfig, "not the index of a Megatron dataset"},
-		{func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, status.InvalidConfig, "not the index of a Megatron dataset"},
-		{put(9, 2, 8), status.InvalidConfig, "version 2 of Megatron's index"},
-		{put(17, 9, 1), status.InvalidConfig, "type code 9"},
-		{put(17, 6, 1), status.InvalidConfig, "its ids are float64: integers are needed"},
+		{put(0, 'X', 1), status.InvalidConfig, "is not the index of a Megatron dataset"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin }, status.InvalidConfig, "is not the index of a Megatron dataset"},
+		{func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, status.InvalidConfig, "is not the index of a Megatron dataset"},
+		{put(9, 2, 8), status.InvalidConfig, "version 2 of the index format"},
+		{put(17, 9, 1), status.InvalidConfig, "the type code 9"},
+		{put(17, 6, 1), status.InvalidConfig, "the ids are float64; write them as integers"},
 		{put(18, 1<<63, 8), status.InvalidConfig, "9223372036854775808 sequences and"},
-		{put(18, uint64(n+1), 8), status.InvalidConfig, "it is cut short or damaged"},
+		{put(18, uint64(n+1), 8), status.InvalidConfig, "it is truncated or damaged"},
 		{put(26, 1<<40, 8), status.InvalidConfig, "1099511627776 documents"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-8], bin }, status.InvalidConfig, "it is cut short or damaged"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-3] }, status.InvalidConfig, "is no whole number of int32"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-4] }, status.InvalidConfig, "does not lie in"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0, 0, 0) }, status.InvalidConfig, "goes on behind the last sequence"},
-		{func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, status.InvalidConfig, "does not lie in"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx[:len(idx)-8], bin }, status.InvalidConfig, "it is truncated or damaged"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-3] }, status.InvalidConfig, "is not a multiple of the size of int32"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, bin[:len(bin)-4] }, status.InvalidConfig, "is not in x.bin"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, append(bin, 0, 0, 0, 0) }, status.InvalidConfig, "has data after the last sequence"},
+		{func(idx, bin []byte) ([]byte, []byte) { return idx, nil }, status.InvalidConfig, "is not in x.bin"},
 		{put(lengths+8, 1<<32-1, 4), status.InvalidConfig, "sequence 2 has -1 tokens"},
-		{put(lengths+8, 1, 4), status.InvalidConfig, "sequences that do not follow one another"},
+		{put(lengths+8, 1, 4), status.InvalidConfig, "only adjacent sequences are supported"},
 		{put(begins, 4, 8), status.InvalidConfig, "sequence 0 begins at byte 4"},
-		{put(begins+8*(n-1), 1<<62, 8), status.InvalidConfig, "sequences that do not follow one another"},
-		{put(docs, 1, 8), status.InvalidConfig, "its first document begins with sequence 1"},
+		{put(begins+8*(n-1), 1<<62, 8), status.InvalidConfig, "only adjacent sequences are supported"},
+		{put(docs, 1, 8), status.InvalidConfig, "the first document begins with sequence 1"},
 		{put(docs+8*(m-1), uint64(n-1), 8), status.InvalidConfig, "and ends before sequence"},
 		{func(idx, bin []byte) ([]byte, []byte) {
 			copy(idx[docs+8*(m-2):], idx[docs+8*(m-3):docs+8*(m-2)])
 			return put(docs+8*(m-1), binary.LittleEndian.Uint64(idx[docs+8*(m-2):]), 8)(idx, bin)
 		},
-			status.InvalidConfig, "its list of documents ends with sequence"},
-		{put(docs+8*5, 1<<63, 8), status.InvalidConfig, "it is damaged"},
+			status.InvalidConfig, "the list of documents ends with sequence"},
+		{put(docs+8*5, 1<<63, 8), status.InvalidConfig, "the file is damaged"},
 		{put(docs+8*5, uint64(n), 8), status.InvalidConfig, "document 5 begins with sequence"},
 		{func(idx, bin []byte) ([]byte, []byte) {
 			binary.LittleEndian.PutUint32(bin[len(bin)-4:], 70000)
@@ -159,15 +160,15 @@ func TestMegatronFaults(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]string{
-		filepath.Join(megatronGoldens, "float32.bin"): "its ids are float32: integers are needed",
-		filepath.Join(megatronGoldens, "none.bin"):    "no text and no tokens in it",
-		file(t, dir, "alone.bin", "ab"):               "a Megatron dataset is two files, alone.bin and alone.idx",
+		filepath.Join(megatronGoldens, "float32.bin"): "the ids are float32; write them as integers",
+		filepath.Join(megatronGoldens, "none.bin"):    "have no text and no tokens",
+		file(t, dir, "alone.bin", "ab"):               "a Megatron dataset needs both files, alone.bin and alone.idx",
 	} {
 		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 60000}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", path, err, want)
 		}
 	}
-	// The place of an id in its document is told from any block.
+	// The error has the position of an id in its document, for any blocks.
 	path := copyMegatron(t, dir, "one", "long", func(idx, bin []byte) ([]byte, []byte) { return idx, bin })
 	for _, block := range []int64{64, 0} {
 		if _, err := Open(config(16, path), EvalConfig{}, Options{Vocab: 10, block: block}); err == nil || !strings.HasPrefix(err.Error(), path+" (document 0), position 5: token id 10") {
@@ -176,8 +177,7 @@ func TestMegatronFaults(t *testing.T) {
 	}
 }
 
-// FuzzMegatron opens anything as an index: it is refused, or all of its rows can be read, whatever
-// the blocks.
+// FuzzMegatron opens any bytes as a dataset. It is refused, or all of its sequences can be read.
 func FuzzMegatron(f *testing.F) {
 	for _, name := range []string{"one", "none"} {
 		idx, err := os.ReadFile(filepath.Join(megatronGoldens, name+".idx"))
@@ -211,14 +211,14 @@ func FuzzMegatron(f *testing.F) {
 		d.Pack = pack
 		data, err := Open(d, EvalConfig{}, Options{Vocab: 1 << 40, block: 64, cache: 64})
 		if err != nil {
-			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), filepath.Join(dir, "x.")) && !strings.Contains(err.Error(), "no text and no tokens") {
+			if status.Of(err) != status.InvalidConfig || !strings.HasPrefix(err.Error(), filepath.Join(dir, "x.")) && !strings.Contains(err.Error(), "have no text and no tokens") {
 				t.Fatal(err)
 			}
 			return
 		}
 		defer data.Close()
 		n := int64(0)
-		for r := range data.Train().Rows() {
+		for r := range data.Train().Sequences() {
 			m, err := data.Train().Range(r, r+1, nil)
 			if err != nil || len(m.IDs) == 0 || m.Valid != int64(len(m.IDs)-len(m.CuSeqlens)+1) {
 				t.Fatal(m, err)

@@ -15,12 +15,12 @@ import (
 	"time"
 )
 
-// resident is the resident size of this process, in bytes.
+// resident returns the resident memory of this process in bytes.
 func resident(t testing.TB) int64 {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		t.Skip("this system does not tell the resident size")
+		t.Skip("this system does not report the resident memory")
 	}
 	for _, line := range strings.Split(string(b), "\n") {
 		if rest, ok := strings.CutPrefix(line, "VmRSS:"); ok {
@@ -71,9 +71,9 @@ func writeLines(t testing.TB, path string, size int64) (docs int64) {
 	return docs
 }
 
-// Memory is flat, however large the file: 200 MB, or ULYSSES_TEST_DATA_MB of them. (Figures of
-// larger ones: benchmarks/results/data.md.)
-func TestMemoryIsFlat(t *testing.T) {
+// The memory does not depend on the size of the file: 200 MB, or ULYSSES_TEST_DATA_MB.
+// benchmarks/results/data.md has figures of larger files.
+func TestMemory(t *testing.T) {
 	size := int64(200)
 	if s := os.Getenv("ULYSSES_TEST_DATA_MB"); s != "" {
 		var err error
@@ -122,20 +122,20 @@ func TestMemoryIsFlat(t *testing.T) {
 		for _, id := range m.IDs[:8] {
 			number = 10*number + int64(id-'0')
 		}
-		if number != data.Train().row(step) {
-			t.Fatalf("row %d is document %d", data.Train().row(step), number)
+		if number != data.Train().sequence(step) {
+			t.Fatalf("sequence %d is document %d", data.Train().sequence(step), number)
 		}
 	}
 	read := time.Since(begin)
 	close(stop)
 	<-stopped
-	t.Logf("%d MB in %d documents: opened in %.1f s (%.0f MB/s), %d shuffled rows in %.2f s (%.0f a second, %.1f million tokens a second); %.0f MiB resident more at most, index %.1f MiB",
+	t.Logf("%d MB in %d documents: opened in %.1f s (%.0f MB/s), %d shuffled sequences in %.2f s (%.0f a second, %.1f million tokens a second); at most %.0f MiB more resident memory, index %.1f MiB",
 		size, docs, opened.Seconds(), float64(size)/opened.Seconds(), 3000, read.Seconds(), 3000/read.Seconds(), float64(tokens)/read.Seconds()/1e6,
-		float64(most.Load()-before)/(1<<20), float64(64*len(data.train.sources[0].(*documents).blocks))/(1<<20))
+		float64(most.Load()-before)/(1<<20), float64(64*len(data.train.sources[0].(*documentRange).blocks))/(1<<20))
 	if data.Train().Documents()+data.Eval().Documents() != docs {
 		t.Errorf("%d and %d documents of %d", data.Train().Documents(), data.Eval().Documents(), docs)
 	}
 	if more := most.Load() - before; more > 120<<20 {
-		t.Errorf("%d MiB more are resident", more>>20)
+		t.Errorf("the resident memory grew by %d MiB", more>>20)
 	}
 }

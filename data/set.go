@@ -1,32 +1,20 @@
 package data
 
 import (
+	"fmt"
 	"math"
 	"math/bits"
-	"slices"
 	"sort"
 
 	"ulysses/internal/status"
 )
 
-// MicroBatch is the whole sequences that one data-parallel replica processes in a pass, back to
-// back, the same on every rank of its sequence group. Targets are shifted over the whole sequences,
-// so no rank needs tokens of its neighbour.
-type MicroBatch struct {
-	IDs       []int32 // [tokens]
-	Targets   []int32 // [tokens]; the id that follows, or Ignore
-	Positions []int32 // [tokens]; as RoPE takes them
-	CuSeqlens []int64 // [documents+1]; first token of each document, then the number of tokens
-	Valid     int64   // targets that are not Ignore
-
-	scratch [3][]int64
-}
-
-// Set is a list of rows with an order.
+// Set is a list of sequences and the order in which training reads them. Its methods may not be
+// called at the same time from several goroutines, because they share the cache of a Data.
 type Set struct {
 	sources   []source
-	ends      []int64 // [sources] rows up to and with each source
-	rows      int64
+	ends      []int64 // [sources] number of sequences up to the end of each source
+	sequences int64
 	tokens    int64
 	documents int64
 	longest   int64
@@ -37,28 +25,28 @@ type Set struct {
 func newSet(sources []source, shuffle bool, seed uint64) *Set {
 	s := &Set{sources: sources, shuffle: shuffle, seed: seed}
 	for _, x := range sources {
-		s.rows += x.rows()
+		s.sequences += x.sequences()
 		s.tokens += x.tokens()
-		s.documents += x.units()
+		s.documents += x.documents()
 		s.longest = max(s.longest, x.longest())
-		s.ends = append(s.ends, s.rows)
+		s.ends = append(s.ends, s.sequences)
 	}
 	return s
 }
 
-// Placeholder returns a set of one sequence of the given number of tokens, a single document
-// without content: for plans that read no data.
+// Placeholder returns a set of one sequence of the given number of tokens, which is a single
+// document without content. It is for plans, which read no data.
 func Placeholder(tokens int64) *Set {
-	return &Set{rows: 1, tokens: tokens, documents: 1, longest: tokens}
+	return &Set{sequences: 1, tokens: tokens, documents: 1, longest: tokens}
 }
 
-// Rows is the number of rows: the size of an epoch.
-func (s *Set) Rows() int64 { return s.rows }
+// Sequences returns the number of sequences, which is the size of an epoch.
+func (s *Set) Sequences() int64 { return s.sequences }
 
-// Tokens is the number of tokens in them.
+// Tokens returns the number of tokens in all sequences.
 func (s *Set) Tokens() int64 { return s.tokens }
 
-// Documents is the number of documents; the rows of a tokens file count as one each.
+// Documents returns the number of documents. Each sequence of a .safetensors file counts as one.
 func (s *Set) Documents() int64 { return s.documents }
 
 // Longest returns the tokens of the longest sequence. A micro-batch has at most batch times as
@@ -75,74 +63,68 @@ func (s *Set) Checksum() uint32 {
 	return checksum(sums)
 }
 
+// Identity returns a text that is the same for sets with the same sequences. Manifests of
+// checkpoints contain this text and a resumed run compares it, so its format must not change. In
+// this text, "rows" are sequences.
+func (s *Set) Identity() string {
+	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens, s.sequences, s.longest, s.Checksum())
+}
+
 // Steps returns the optimizer steps of the given number of epochs, rounded up, with globalBatch
 // sequences per step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
-	n := epochs * float64(s.rows) / float64(globalBatch)
-	// 1.1 epochs of 10 rows are 11 steps, and 11.000000000000002 in F64
+	n := epochs * float64(s.sequences) / float64(globalBatch)
+	// 1.1 epochs of 10 sequences are 11 steps, but 11.000000000000002 in F64.
 	if whole := math.Round(n); math.Abs(n-whole) < 1e-9*whole {
 		n = whole
 	}
 	return max(1, int64(math.Ceil(n)))
 }
 
-// row is the row that number g of an endless training order stands for.
-func (s *Set) row(g int64) int64 {
-	epoch, i := g/s.rows, g%s.rows
-	if s.shuffle {
-		i = permute(i, s.rows, s.seed, uint64(epoch))
+// MicroBatch reads one micro-batch of one replica. step and microBatch count from 0. The global
+// batch of a step is the G = replicas·batch·accumulate sequences from number step·G of the training
+// order on; this micro-batch is the batch sequences of it from microBatch·replicas·batch +
+// replica·batch on. After the last sequence a new epoch begins. The result is stored in buf, or in
+// a new MicroBatch if buf is nil.
+func (s *Set) MicroBatch(step, microBatch, replica, replicas, batch, accumulate int64, buf *MicroBatch) (*MicroBatch, error) {
+	if step < 0 || microBatch < 0 || microBatch >= accumulate || replica < 0 || replica >= replicas || batch < 1 {
+		return nil, status.Errorf(status.InvalidArgument, "data.Set.MicroBatch: step %d, micro-batch %d of %d, replica %d of %d, batch %d: out of range",
+			step, microBatch, accumulate, replica, replicas, batch)
 	}
-	return i
+	first := step*(replicas*batch*accumulate) + (microBatch*replicas+replica)*batch
+	return s.read(first, first+batch, s.sequence, buf)
 }
 
-func (s *Set) locate(row int64) (source, int64) {
-	k := sort.Search(len(s.ends), func(k int) bool { return s.ends[k] > row })
-	if k > 0 {
-		row -= s.ends[k-1]
-	}
-	return s.sources[k], row
-}
-
-// MicroBatch gathers micro step micro of optimizer step step (both from 0) for one replica: of the
-// step's global batch of G = replicas·batch·accumulate rows, which begins at row step·G of the
-// order, those from micro·replicas·batch + replica·batch on. The order begins anew behind the last
-// row. It fills and returns buf, or a new MicroBatch for nil.
-func (s *Set) MicroBatch(step, micro, replica, replicas, batch, accumulate int64, buf *MicroBatch) (*MicroBatch, error) {
-	if step < 0 || micro < 0 || micro >= accumulate || replica < 0 || replica >= replicas || batch < 1 {
-		return nil, status.Errorf(status.InvalidArgument, "data.Set.MicroBatch: step %d, micro step %d of %d, replica %d of %d, batch %d: out of range",
-			step, micro, accumulate, replica, replicas, batch)
-	}
-	first := step*(replicas*batch*accumulate) + (micro*replicas+replica)*batch
-	return s.gather(first, first+batch, s.row, buf)
-}
-
-// Length is the number of tokens of the row that number g of the training order stands for.
-func (s *Set) Length(g int64) (int64, error) {
-	src, i := s.locate(s.row(g))
+// Length returns the number of tokens of the sequence with the given number in the training order.
+func (s *Set) Length(number int64) (int64, error) {
+	src, i := s.locate(s.sequence(number))
 	return src.length(i)
 }
 
-// Gather gathers rows of the training order by their numbers, as MicroBatch does.
+// Gather reads the sequences with the given numbers of the training order into buf, or into a new
+// MicroBatch if buf is nil.
 func (s *Set) Gather(numbers []int64, buf *MicroBatch) (*MicroBatch, error) {
-	return s.gather(0, int64(len(numbers)), func(i int64) int64 { return s.row(numbers[i]) }, buf)
+	return s.read(0, int64(len(numbers)), func(i int64) int64 { return s.sequence(numbers[i]) }, buf)
 }
 
-// Range gathers rows [lo, hi) in the order of the files: what an evaluation reads, each row once.
+// Range reads sequences [lo, hi) in the order of the files into buf, or into a new MicroBatch if
+// buf is nil.
 func (s *Set) Range(lo, hi int64, buf *MicroBatch) (*MicroBatch, error) {
-	if lo < 0 || hi <= lo || hi > s.rows {
-		return nil, status.Errorf(status.InvalidArgument, "data.Set.Range: rows [%d, %d) of %d: out of range", lo, hi, s.rows)
+	if lo < 0 || hi <= lo || hi > s.sequences {
+		return nil, status.Errorf(status.InvalidArgument, "data.Set.Range: sequences [%d, %d) of %d: out of range", lo, hi, s.sequences)
 	}
-	return s.gather(lo, hi, func(g int64) int64 { return g }, buf)
+	return s.read(lo, hi, func(g int64) int64 { return g }, buf)
 }
 
-func (s *Set) gather(lo, hi int64, row func(int64) int64, m *MicroBatch) (*MicroBatch, error) {
+// read reads sequence(lo) … sequence(hi-1) into m, or into a new MicroBatch if m is nil.
+func (s *Set) read(lo, hi int64, sequence func(int64) int64, m *MicroBatch) (*MicroBatch, error) {
 	if m == nil {
 		m = &MicroBatch{}
 	}
-	m.IDs, m.Targets, m.Positions, m.CuSeqlens, m.Valid = m.IDs[:0], m.Targets[:0], m.Positions[:0], append(m.CuSeqlens[:0], 0), 0
+	m.reset()
 	for g := lo; g < hi; g++ {
-		src, i := s.locate(row(g))
-		if err := src.appendRow(m, i); err != nil {
+		src, i := s.locate(sequence(g))
+		if err := src.appendSequence(m, i); err != nil {
 			return nil, err
 		}
 	}
@@ -154,19 +136,28 @@ func (s *Set) gather(lo, hi int64, row func(int64) int64, m *MicroBatch) (*Micro
 	return m, nil
 }
 
-// grow makes room for n more tokens and returns where they go.
-func (m *MicroBatch) grow(n int64) (ids, targets, positions []int32) {
-	more := func(s *[]int32) []int32 {
-		at := len(*s)
-		*s = slices.Grow(*s, int(n))[:at+int(n)]
-		return (*s)[at:]
+// sequence returns the sequence with the given number in the training order, which has no end: each
+// epoch contains all sequences, in an order of its own if the set is shuffled.
+func (s *Set) sequence(number int64) int64 {
+	epoch, i := number/s.sequences, number%s.sequences
+	if s.shuffle {
+		i = permute(i, s.sequences, s.seed, uint64(epoch))
 	}
-	return more(&m.IDs), more(&m.Targets), more(&m.Positions)
+	return i
 }
 
-// permute is a permutation of 0 … n−1 that needs no table: a Feistel network on the next even
-// number of bits (Luby & Rackoff 1988), walked until it falls inside. It depends on its arguments
-// alone, so all ranks have the same order on every mesh.
+// locate returns the source that has a sequence, and the sequence's index in this source.
+func (s *Set) locate(sequence int64) (source, int64) {
+	k := sort.Search(len(s.ends), func(k int) bool { return s.ends[k] > sequence })
+	if k > 0 {
+		sequence -= s.ends[k-1]
+	}
+	return s.sources[k], sequence
+}
+
+// permute returns the image of i under a permutation of 0 … n−1 that needs no table: a Feistel
+// network on the next even number of bits (Luby & Rackoff 1988), repeated until the result is less
+// than n. It depends on its arguments alone, so all ranks have the same order on every mesh.
 func permute(i, n int64, seed, epoch uint64) int64 {
 	half := uint((bits.Len64(uint64(n-1)) + 1) / 2)
 	mask := uint64(1)<<half - 1

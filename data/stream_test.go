@@ -16,8 +16,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// plainRows is what rows mean, in the plainest way: all documents in memory.
-func plainRows(docs [][]int32, sequence int64, pack bool) (rows []MicroBatch) {
+// plainSequences makes sequences of documents in memory, without blocks.
+func plainSequences(docs [][]int32, length int64, pack bool) (sequences []MicroBatch) {
 	var ids []int32
 	var starts []bool
 	add := func() {
@@ -35,12 +35,12 @@ func plainRows(docs [][]int32, sequence int64, pack bool) (rows []MicroBatch) {
 			m.IDs, m.Targets, m.Positions = append(m.IDs, id), append(m.Targets, target), append(m.Positions, int32(int64(i)-m.CuSeqlens[len(m.CuSeqlens)-1]))
 		}
 		m.CuSeqlens = append(m.CuSeqlens, int64(len(ids)))
-		rows = append(rows, m)
+		sequences = append(sequences, m)
 		ids, starts = nil, nil
 	}
 	for _, doc := range docs {
 		for i, id := range doc {
-			if ids, starts = append(ids, id), append(starts, i == 0); pack && int64(len(ids)) == sequence || !pack && (int64(len(ids)) == sequence || i == len(doc)-1) {
+			if ids, starts = append(ids, id), append(starts, i == 0); pack && int64(len(ids)) == length || !pack && (int64(len(ids)) == length || i == len(doc)-1) {
 				add()
 				if !pack {
 					break
@@ -51,10 +51,10 @@ func plainRows(docs [][]int32, sequence int64, pack bool) (rows []MicroBatch) {
 	if len(ids) > 0 {
 		add()
 	}
-	return rows
+	return sequences
 }
 
-// corpus writes files of all kinds of documents and returns them with the documents' tokens.
+// corpus writes .txt and .jsonl files and returns their paths and the tokens of their documents.
 func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 	t.Helper()
 	dir, r := t.TempDir(), rand.New(rand.NewSource(seed))
@@ -75,7 +75,7 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 		}
 	}
 	for k := range 7 {
-		mark := []string{"", input.BOM}[(int64(k)+seed)%2] // no part of a text
+		mark := []string{"", input.BOM}[(int64(k)+seed)%2] // a byte order mark is not text
 		if k%3 == 1 {
 			s := text(r.Intn(60))
 			add(s)
@@ -100,9 +100,9 @@ func corpus(t testing.TB, seed int64) (paths []string, docs [][]int32) {
 	return paths, docs
 }
 
-// Rows are those of the plainest reading, whatever the blocks' size, the cache and the number of
-// ranks and workers; with a part kept for evaluation, too.
-func TestStreaming(t *testing.T) {
+// Sequences equal the result of plainSequences for any size of the blocks and of the cache and any
+// number of ranks and goroutines, also if eval.split reserves documents.
+func TestSequences(t *testing.T) {
 	for seed := range int64(12) {
 		paths, docs := corpus(t, seed)
 		if len(docs) < 3 {
@@ -133,7 +133,7 @@ func TestStreaming(t *testing.T) {
 							if x.docs == nil {
 								continue
 							}
-							want := plainRows(x.docs, d.Sequence, pack)
+							want := plainSequences(x.docs, d.Sequence, pack)
 							if got := whole(t, x.set); !reflect.DeepEqual(got, want) {
 								t.Errorf("seed %d, pack %v, blocks of %d, %d ranks:\ngot  %v\nwant %v", seed, pack, block, ranks, got, want)
 							}
@@ -152,7 +152,7 @@ func TestStreaming(t *testing.T) {
 	}
 }
 
-// onRanks runs a body on goroutine ranks; among one it has no communicator.
+// onRanks runs body on goroutine ranks. A single rank gets a nil communicator.
 func onRanks(t testing.TB, ranks int, body func(c comm.Comm)) {
 	t.Helper()
 	if ranks == 1 {
@@ -166,7 +166,7 @@ func onRanks(t testing.TB, ranks int, body func(c comm.Comm)) {
 	wg.Wait()
 }
 
-// The error is that of the first fault in the files' order, on every rank, whoever finds it.
+// Every rank returns the error of the first fault in the order of the files.
 func TestFirstFault(t *testing.T) {
 	dir := t.TempDir()
 	ok := strings.Repeat("{\"text\":\"abcdefgh\"}\n", 40)
@@ -178,7 +178,7 @@ func TestFirstFault(t *testing.T) {
 		vocab int64
 		want  string
 	}{
-		{[]string{a, b, txt}, 256, b + ":83: not JSON at byte 1"},
+		{[]string{a, b, txt}, 256, b + ":83: the line is not JSON at byte 1"},
 		{[]string{a, b, txt}, 128, b + ":42 (document 80), position 1: token id 239"},
 		{[]string{a, txt, b}, 128, txt + " (document 40), position 200: token id 240"},
 	} {
@@ -195,15 +195,15 @@ func TestFirstFault(t *testing.T) {
 	}
 }
 
-// Files that change under a run are an error, never other data: written over, cut short, gone.
-func TestFilesChangedUnderneath(t *testing.T) {
+// A file that is overwritten, truncated or removed while a job runs is an error.
+func TestFilesChanged(t *testing.T) {
 	line := "{\"text\":\"abcdefgh\"}\n"
 	for name, content := range map[string]string{"a.jsonl": strings.Repeat(line, 9), "a.txt": strings.Repeat("abcdefgh", 9)} {
 		path := file(t, t.TempDir(), name, content)
 		for what, change := range map[string]func() error{
-			"those that were there": func() error { return os.WriteFile(path, []byte(strings.ReplaceAll(content, "d", "e")), 0o600) },
-			"it became shorter":     func() error { return os.Truncate(path, int64(len(content)/2)) },
-			"cannot be opened":      func() error { return os.Remove(path) },
+			"have changed since": func() error { return os.WriteFile(path, []byte(strings.ReplaceAll(content, "d", "e")), 0o600) },
+			"it became shorter":  func() error { return os.Truncate(path, int64(len(content)/2)) },
+			"cannot be opened":   func() error { return os.Remove(path) },
 		} {
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
@@ -215,7 +215,7 @@ func TestFilesChangedUnderneath(t *testing.T) {
 			if _, err := data.Train().Range(0, 1, nil); err != nil {
 				t.Fatal(err)
 			}
-			data.reader.close()
+			data.cache.close()
 			if err := change(); err != nil {
 				t.Fatal(err)
 			}
@@ -226,8 +226,8 @@ func TestFilesChangedUnderneath(t *testing.T) {
 	}
 }
 
-// Ranks that see other files end together.
-func TestOtherFiles(t *testing.T) {
+// If the files differ between ranks, all ranks return an error.
+func TestFilesDiffer(t *testing.T) {
 	dir := t.TempDir()
 	a, b := file(t, dir, "a.txt", "abc"), file(t, dir, "b.txt", "abcd")
 	onRanks(t, 2, func(c comm.Comm) {
@@ -244,7 +244,7 @@ func TestOtherFiles(t *testing.T) {
 	})
 }
 
-// The cache holds what it may, and drops what was not used for longest.
+// The cache does not exceed its limit, and its list and map have the same blocks.
 func TestCache(t *testing.T) {
 	path := file(t, t.TempDir(), "a.txt", strings.Repeat("0123456789", 1000))
 	data, err := Open(config(10, path), EvalConfig{}, Options{Vocab: 256, block: 100, cache: 5000})
@@ -253,18 +253,18 @@ func TestCache(t *testing.T) {
 	}
 	defer data.Close()
 	var m *MicroBatch
-	for _, row := range rand.New(rand.NewSource(1)).Perm(1000) {
-		if m, err = data.Train().Range(int64(row), int64(row)+1, m); err != nil || !slices.Equal(m.IDs, []int32{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}) {
+	for _, i := range rand.New(rand.NewSource(1)).Perm(1000) {
+		if m, err = data.Train().Range(int64(i), int64(i)+1, m); err != nil || !slices.Equal(m.IDs, []int32{'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}) {
 			t.Fatal(m, err)
 		}
-		if r := data.reader; r.bytes > r.limit || len(r.kept) != r.order.Len() || len(r.kept) == 0 {
+		if r := data.cache; r.bytes > r.limit || len(r.kept) != r.order.Len() || len(r.kept) == 0 {
 			t.Fatalf("%d bytes in %d blocks, %d listed; at most %d bytes", r.bytes, len(r.kept), r.order.Len(), r.limit)
 		}
 	}
 }
 
-// A run that is resumed reads on exactly where it was: the rows of a step are arithmetic, whatever
-// was read before.
+// A resumed run reads the same sequences: the sequences of a step do not depend on what was read
+// before.
 func TestResumedPosition(t *testing.T) {
 	paths, _ := corpus(t, 3)
 	for _, pack := range []bool{true, false} {

@@ -2,42 +2,45 @@ package data
 
 import "slices"
 
-// txtBytes is a .txt file, one document, where a byte is a token: a block is a unit.
+// txtBytes is a .txt file without a tokenizer. The file is one document, each byte is a token, and
+// each unit is a block.
 type txtBytes struct {
 	name       string
-	size, step int64
+	size       int64 // bytes of the file
+	blockBytes int64
 }
 
 func (f *txtBytes) path() string { return f.name }
 func (f *txtBytes) work() int64  { return f.size }
-func (f *txtBytes) unit() int64  { return f.step }
+func (f *txtBytes) unit() int64  { return f.blockBytes }
 
 func (f *txtBytes) scan(d *decoder, lo, hi int64) (err error) {
 	if d.raw, err = d.read(f.name, lo, hi-lo, d.raw[:0]); err != nil {
 		return err
 	}
-	return d.emit(f, block{offset: lo}, d.raw)
+	return d.scanBlock(f, block{offset: lo}, d.raw)
 }
 
-func (f *txtBytes) decode(d *decoder, b *block, raw []byte, p *piece) (err error) {
+func (f *txtBytes) decode(d *decoder, b *block, raw []byte, p *decodedBlock) (err error) {
 	doc := int64(-1)
 	if b.offset == 0 {
 		p.starts, doc = append(p.starts, 0), 0
 	}
-	d.before = b.offset
+	d.tokensBefore = b.offset
 	p.ids, err = d.encode(p.ids, textAt(b.offset, raw), none, doc)
-	d.before = 0
+	d.tokensBefore = 0
 	return err
 }
 
-// txtTokens is a .txt file, one document, with a tokenizer. What the tokens of a piece are may
-// depend on what surrounds it, so the opening pass has the whole file encoded. Then it looks for
-// cuts behind newlines that change nothing: those where the pieces alone give the tokens that they
-// have in the whole. Where there are such cuts, pieces between them are blocks; else the file is
-// one, held while it is read.
+// txtTokens is a .txt file with a tokenizer. The file is one document and one unit.
+//
+// The tokens of a part of a text may depend on the text around it. So scan encodes the whole file,
+// and then divides it after newlines into blocks which, encoded alone, give the same tokens. If
+// there is no such division, the whole file is one block.
 type txtTokens struct {
 	name       string
-	size, step int64
+	size       int64 // bytes of the file
+	blockBytes int64 // smallest limit of a block
 }
 
 func (f *txtTokens) path() string { return f.name }
@@ -53,38 +56,39 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 		return err
 	}
 	before := len(d.blocks)
-	at, left := int64(0), whole
+	at, rest := int64(0), whole
 	for at < f.size {
-		end, err := f.piece(d, at, left)
+		end, err := f.decodeNext(d, at, rest)
 		if err != nil {
 			return err
 		}
-		if end == at { // nothing fits here: the file is one block
+		if end == at { // no division is possible: the file is one block
 			d.blocks = d.blocks[:before]
-			d.piece.reset()
-			d.piece.ids = append(d.piece.ids, whole...)
-			at, left, end = 0, whole, f.size
+			d.decoded.reset()
+			d.decoded.ids = append(d.decoded.ids, whole...)
+			at, rest, end = 0, whole, f.size
 		}
-		left = left[len(d.piece.ids):]
-		f.finish(d, at, end, &d.piece)
-		d.note(block{offset: at}, d.raw[at:end], &d.piece)
+		rest = rest[len(d.decoded.ids):]
+		f.markDocument(d, at, end, &d.decoded)
+		d.record(block{offset: at}, d.raw[at:end], &d.decoded)
 		at = end
 	}
 	return nil
 }
 
-// piece decodes a piece of the text from a place on, whose tokens are the first of those that are
-// left. It returns its end, or the place itself if no such piece was found soon.
-func (f *txtTokens) piece(d *decoder, at int64, left []int32) (end int64, err error) {
-	p := &d.piece
-	for step := f.step; step <= 8*f.step; step *= 2 {
-		end = cutText(d.raw, at, step)
+// decodeNext decodes the block that starts at an offset of the text, and returns its end. rest is
+// the tokens of the text from there on; the block's tokens are the first of them. It returns at if
+// no block of at most 8·blockBytes has these tokens.
+func (f *txtTokens) decodeNext(d *decoder, at int64, rest []int32) (end int64, err error) {
+	p := &d.decoded
+	for limit := f.blockBytes; limit <= 8*f.blockBytes; limit *= 2 {
+		end = blockEnd(d.raw, at, limit)
 		p.reset()
 		if p.ids, err = d.encode(p.ids, textAt(at, d.raw[at:end]), none, 0); err != nil {
 			return at, err
 		}
 		n := len(p.ids)
-		if n <= len(left) && slices.Equal(p.ids, left[:n]) && (end < f.size || n == len(left)) {
+		if n <= len(rest) && slices.Equal(p.ids, rest[:n]) && (end < f.size || n == len(rest)) {
 			return end, nil
 		}
 		if end == f.size {
@@ -94,13 +98,13 @@ func (f *txtTokens) piece(d *decoder, at int64, left []int32) (end int64, err er
 	return at, nil
 }
 
-// cutText is the place behind the last newline of a step of the text that no further space follows,
-// or the end of the text.
-func cutText(text []byte, at, step int64) int64 {
-	if at+step >= int64(len(text)) {
+// blockEnd returns the position after the last newline in text[at:at+limit] that is not followed by
+// whitespace, or the end of the text.
+func blockEnd(text []byte, at, limit int64) int64 {
+	if at+limit >= int64(len(text)) {
 		return int64(len(text))
 	}
-	for i := at + step - 1; i > at; i-- {
+	for i := at + limit - 1; i > at; i-- {
 		if text[i-1] == '\n' && text[i] > ' ' {
 			return i
 		}
@@ -108,18 +112,19 @@ func cutText(text []byte, at, step int64) int64 {
 	return int64(len(text))
 }
 
-func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *piece) (err error) {
+func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *decodedBlock) (err error) {
 	p.ids, err = d.encode(p.ids, textAt(b.offset, raw), none, 0)
-	f.finish(d, b.offset, b.offset+int64(len(raw)), p)
+	f.markDocument(d, b.offset, b.offset+int64(len(raw)), p)
 	return err
 }
 
-// finish says where the document starts, and ends it.
-func (f *txtTokens) finish(d *decoder, at, end int64, p *piece) {
+// markDocument records the start of the document in the first block, and appends the EOS id to the
+// last block.
+func (f *txtTokens) markDocument(d *decoder, at, end int64, p *decodedBlock) {
 	if at == 0 {
 		p.starts = append(p.starts, 0)
 	}
 	if end == f.size {
-		p.ids = d.end(p.ids)
+		p.ids = d.appendEOS(p.ids)
 	}
 }

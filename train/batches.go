@@ -59,7 +59,7 @@ func (t *Trainer) readDealt(s int64) (err error) {
 		return err
 	}
 	cost := func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) }
-	dealt := data.Deal(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
+	dealt := data.Balance(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
 	t.microBatches = slices.Grow(t.microBatches[:0], len(dealt))[:len(dealt)]
 	for a, replicas := range dealt {
 		numbers := replicas[t.Mesh.Replica]

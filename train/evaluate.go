@@ -75,7 +75,7 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 // evalNumbers returns the numbers of the sequences that a rank can take alone (short), and of the
 // others.
 func (t *Trainer) evalNumbers() (long, short []int64, err error) {
-	for i := range t.Data.Eval.Rows() {
+	for i := range t.Data.Eval.Sequences() {
 		n := int64(0)
 		if t.whole > 0 {
 			if n, err = t.Data.Eval.Length(i); err != nil {

@@ -86,7 +86,7 @@ func (s *Setup) globalBatch() int64 {
 // training, or as many of the longest length as data.budget allows.
 func (s *Setup) evalBatch() int64 {
 	if budget := s.Data.Config.Budget; budget > 0 {
-		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Rows())
+		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Sequences())
 	}
 	return s.Data.Config.Batch
 }

@@ -16,9 +16,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// A text's tokens are those of the whole document, with the end mark, whatever the blocks: by a
-// tokenizer that cuts at words, by ones that mark the beginning of a text or merge over newlines,
-// and by one that reads a text as one piece.
+// The tokens of a text equal the tokens of the whole document and the EOS id, for any size of the
+// blocks. The tokenizers split text into words (qwen2, llama3), mark the beginning of a text, merge
+// over newlines (gemma), or encode a text as one word (llama2).
 func TestTokenizers(t *testing.T) {
 	dir := t.TempDir()
 	book, err := os.ReadFile("../examples/data/opticks.txt")
@@ -64,7 +64,7 @@ func TestTokenizers(t *testing.T) {
 				docs = append(docs, ids)
 			}
 			for _, pack := range []bool{true, false} {
-				want := plainRows(docs, 100, pack)
+				want := plainSequences(docs, 100, pack)
 				for _, block := range []int64{100, 1000, 0} {
 					for _, ranks := range []int{1, 3} {
 						onRanks(t, ranks, func(c comm.Comm) {
@@ -77,11 +77,11 @@ func TestTokenizers(t *testing.T) {
 							}
 							defer data.Close()
 							if got := whole(t, data.Train()); !reflect.DeepEqual(got, want) {
-								t.Errorf("%s, end mark %v, pack %v, blocks of %d: other rows", name, eos, pack, block)
+								t.Errorf("%s, EOS %v, pack %v, blocks of %d: the sequences differ", name, eos, pack, block)
 							}
-							n := len(data.train.sources[0].(*documents).blocks)
-							if cuts := name != "llama2"; block == 1000 && cuts != (n >= 6) {
-								t.Errorf("%s: the files are %d blocks", name, n)
+							n := len(data.train.sources[0].(*documentRange).blocks)
+							if divisible := name != "llama2"; block == 1000 && divisible != (n >= 6) {
+								t.Errorf("%s: the files have %d blocks", name, n)
 							}
 							if s := data.Tokenizer(); !strings.Contains(s, tok.Digest()[:16]) || strings.Contains(s, "end mark 7") != eos {
 								t.Error(s)
@@ -93,7 +93,7 @@ func TestTokenizers(t *testing.T) {
 		}
 		d := config(100, paths...)
 		d.Tokenizer = folder
-		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("it has %d ids", tok.Size())) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("the tokenizer has %d ids", tok.Size())) {
 			t.Error(err)
 		}
 	}
@@ -104,14 +104,14 @@ func TestTokenizers(t *testing.T) {
 	}
 }
 
-// forgetful gives a text the tokens of its words, a newline's by how many stand together, and fails
-// where it is told to.
-type forgetful struct {
-	fail string
-	none bool
+// testTokenizer encodes each byte as a token, and each run of newlines as one token that depends on
+// its length.
+type testTokenizer struct {
+	fail string // Encode returns an error for texts that contain fail; "" = never
+	none bool   // Encode returns no tokens
 }
 
-func (f forgetful) Encode(dst []int32, text []byte) ([]int32, error) {
+func (f testTokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 	if f.fail != "" && bytes.Contains(text, []byte(f.fail)) {
 		return dst, status.Errorf(status.Unsupported, "no tokens for %q", f.fail)
 	}
@@ -124,23 +124,23 @@ func (f forgetful) Encode(dst []int32, text []byte) ([]int32, error) {
 	}
 	return dst, nil
 }
-func (f forgetful) EOS() (int32, bool) { return 300, true }
-func (f forgetful) Size() int64        { return 301 }
-func (f forgetful) Digest() string     { return "forgetful" }
+func (f testTokenizer) EOS() (int32, bool) { return 300, true }
+func (f testTokenizer) Size() int64        { return 301 }
+func (f testTokenizer) Digest() string     { return "testTokenizer" }
 
 func TestTokenizerFaults(t *testing.T) {
 	dir := t.TempDir()
 	txt, lines := file(t, dir, "a.txt", "good"), file(t, dir, "a.jsonl", "{\"text\":\"good\"}\n\n{\"text\":\"so bad\"}\n")
 	for _, c := range []struct {
 		path  string
-		tok   forgetful
+		tok   testTokenizer
 		vocab int64
 		want  string
 	}{
-		{lines, forgetful{fail: "bad"}, 301, lines + ":3 (document 1): data.tokenizer: no tokens for \"bad\""},
-		{txt, forgetful{fail: "oo"}, 301, txt + " (document 0): data.tokenizer: no tokens for \"oo\""},
-		{txt, forgetful{none: true}, 301, "no text and no tokens"},
-		{txt, forgetful{}, 300, "it has 301 ids"},
+		{lines, testTokenizer{fail: "bad"}, 301, lines + ":3 (document 1): data.tokenizer: no tokens for \"bad\""},
+		{txt, testTokenizer{fail: "oo"}, 301, txt + " (document 0): data.tokenizer: no tokens for \"oo\""},
+		{txt, testTokenizer{none: true}, 301, "no text and no tokens"},
+		{txt, testTokenizer{}, 300, "the tokenizer has 301 ids"},
 	} {
 		d := config(9, c.path)
 		d.AddEOS = true

@@ -1,0 +1,214 @@
+package data
+
+import (
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"ulysses/internal/status"
+)
+
+// scan finds the blocks of consecutive files. The ranks divide the bytes of the files, and the
+// goroutines of a rank divide the units. The blocks depend on the files and the size of the units.
+// The sequences made from them depend on the files alone.
+type scan struct {
+	*opener
+	files  []format
+	lo, hi int64 // this rank scans the units that start in bytes [lo, hi) of all files
+
+	mu     sync.Mutex
+	file   int   // of the next unit
+	at     int64 // start of the next unit in its file
+	base   int64 // bytes of the files before this file
+	next   int64 // number of the next unit of this rank
+	found  []unitBlocks
+	fault  *fault // of the first unit that has one; nil = none
+	failed int64  // number of this unit
+}
+
+// unitBlocks are the blocks of one unit.
+type unitBlocks struct {
+	number int64
+	blocks []foundBlock
+}
+
+// roundTime limits the time between two collective calls of a scan. A rank that waits longer than
+// the limit of its communicator would end the job.
+const roundTime = 20 * time.Second
+
+// maxWorkers limits the goroutines of a rank, and thereby the memory of their buffers.
+const maxWorkers = 16
+
+// scan finds the blocks of all files. All ranks get the same blocks, or the same error. Collective.
+func (o *opener) scan(files []format) ([]foundBlock, error) {
+	s := &scan{opener: o, files: files}
+	total := int64(0)
+	for _, f := range files {
+		total += f.work()
+	}
+	rank, size := o.rank()
+	share := func(r int64) int64 { return total/size*r + total%size*r/size }
+	s.lo, s.hi = share(rank), share(rank+1)
+	workers := make([]*decoder, max(1, min(o.Workers, maxWorkers)))
+	for i := range workers {
+		workers[i] = o.decoder()
+		defer workers[i].close()
+	}
+	for {
+		more := s.round(workers)
+		done, err := s.done(more)
+		if err != nil {
+			return nil, err
+		}
+		if done {
+			return s.gatherBlocks()
+		}
+	}
+}
+
+// round scans units until none is left or roundTime is over. It reports whether units are left.
+func (s *scan) round(workers []*decoder) (more bool) {
+	end := time.Now().Add(roundTime)
+	var wg sync.WaitGroup
+	for _, d := range workers {
+		wg.Go(func() {
+			for time.Now().Before(end) && s.scanUnit(d) {
+			}
+		})
+	}
+	wg.Wait()
+	_, _, _, more = s.nextUnit()
+	return more
+}
+
+// nextUnit returns the bytes [lo, hi) of a file that the next unit has; false if none is left.
+func (s *scan) nextUnit() (file int, lo, hi int64, ok bool) {
+	for s.fault == nil && s.file < len(s.files) && s.base+s.at < s.hi {
+		f := s.files[s.file]
+		switch {
+		case s.at >= f.work():
+			s.base, s.file, s.at = s.base+f.work(), s.file+1, 0
+		case s.base+s.at < s.lo: // a lower rank scans this unit
+			s.at = min(f.work(), (s.lo-s.base+f.unit()-1)/f.unit()*f.unit())
+		default:
+			return s.file, s.at, min(s.at+f.unit(), f.work()), true
+		}
+	}
+	return 0, 0, 0, false
+}
+
+// scanUnit scans the next unit. It returns false if there is none or if the unit has a fault.
+func (s *scan) scanUnit(d *decoder) bool {
+	s.mu.Lock()
+	file, lo, hi, ok := s.nextUnit()
+	number := s.next
+	if ok {
+		s.at, s.next = hi, number+1
+	}
+	s.mu.Unlock()
+	if !ok {
+		return false
+	}
+	d.blocks = d.blocks[:0]
+	err := s.files[file].scan(d, lo, hi)
+	d.releaseLarge()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		if s.fault == nil || number < s.failed {
+			s.fault, s.failed = faultOf(err, file), number
+		}
+		return false
+	}
+	for i := range d.blocks {
+		d.blocks[i].file = int32(file)
+	}
+	if len(d.blocks) > 0 {
+		s.found = append(s.found, unitBlocks{number, slices.Clone(d.blocks)})
+	}
+	return true
+}
+
+// done reports whether the scan is complete: no rank has units left, except ranks above one that
+// has found a fault. Collective.
+func (s *scan) done(more bool) (done bool, err error) {
+	const finished, faulty, unfinished = 'd', 'f', 'm'
+	state := []byte{finished}
+	if s.fault != nil {
+		state[0] = faulty
+	} else if more {
+		state[0] = unfinished
+	}
+	all, err := s.gather(state)
+	if err != nil {
+		return false, err
+	}
+	rank, _ := s.rank()
+	done = true
+	for r, b := range all {
+		if b[0] == faulty {
+			if rank > int64(r) {
+				s.hi = s.lo
+			}
+			return done, nil
+		}
+		done = done && b[0] == finished
+	}
+	return done, nil
+}
+
+// gatherBlocks returns the blocks of all ranks in the order of the files, or the error of the first
+// fault. Collective.
+func (s *scan) gatherBlocks() ([]foundBlock, error) {
+	slices.SortFunc(s.found, func(a, b unitBlocks) int { return int(a.number - b.number) })
+	var own []foundBlock
+	for _, u := range s.found {
+		if s.fault == nil || u.number < s.failed {
+			own = append(own, u.blocks...)
+		}
+	}
+	s.found = nil
+	text, _ := json.Marshal(s.fault)
+	faults, err := s.gather(text)
+	if err != nil {
+		return nil, err
+	}
+	blocks, err := s.gather(bytesOf(own))
+	if err != nil {
+		return nil, err
+	}
+	var all []foundBlock
+	for r, b := range blocks {
+		all = append(all, blocksOf(b)...)
+		var f *fault
+		if err := json.Unmarshal(faults[r], &f); err != nil {
+			return nil, status.Errorf(status.Internal, "data.Open: the error of rank %d cannot be decoded: %w", r, err)
+		}
+		if f == nil {
+			continue
+		}
+		lines, docs := int64(0), int64(0)
+		for _, x := range all {
+			docs += x.doc
+			if int(x.file) == f.File {
+				lines += x.lines
+			}
+		}
+		return nil, f.located(s.files[f.File].path(), lines, docs)
+	}
+	return all, nil
+}
+
+// bytesOf and blocksOf convert blocks to and from bytes in the layout of this machine's memory. All
+// ranks run the same program.
+func bytesOf(blocks []foundBlock) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(blocks))), len(blocks)*int(unsafe.Sizeof(foundBlock{})))
+}
+
+func blocksOf(b []byte) []foundBlock {
+	blocks := make([]foundBlock, len(b)/int(unsafe.Sizeof(foundBlock{})))
+	copy(bytesOf(blocks), b)
+	return blocks
+}

@@ -1,0 +1,62 @@
+package data
+
+import (
+	"path/filepath"
+
+	"ulysses/comm"
+	"ulysses/data/tokenizer"
+	"ulysses/internal/status"
+)
+
+// Tokenizer turns text into token ids. Several goroutines may call it at the same time.
+type Tokenizer interface {
+	// Encode appends the ids of a text to dst.
+	Encode(dst []int32, text []byte) ([]int32, error)
+	// EOS returns the id that ends a document; false if there is none.
+	EOS() (int32, bool)
+	// Size is greater than every id.
+	Size() int64
+	// Digest differs for tokenizers that encode differently. A resumed run compares it.
+	Digest() string
+}
+
+// openTokenizer opens the tokenizer that data.tokenizer names. It returns nil for "bytes".
+func openTokenizer(name string) (Tokenizer, error) {
+	// Package job replaces "auto" by the tokenizer in the model's folder, if there is one.
+	if name == "bytes" || name == "auto" {
+		return nil, nil
+	}
+	t, err := tokenizer.Open(name)
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "data.%w", err)
+	}
+	return t, nil
+}
+
+// checkTokenizerFiles returns an error if the files of the tokenizer differ between ranks; nil c =
+// one rank. Collective.
+func checkTokenizerFiles(c comm.Comm, of Tokenizer) error {
+	t, ok := of.(*tokenizer.Tokenizer)
+	if !ok || c == nil {
+		return nil
+	}
+	var files []comm.File
+	for _, path := range t.Files() {
+		files = append(files, comm.File{Name: filepath.Base(path), Path: path})
+	}
+	return comm.SameFiles(c, "data.tokenizer", files)
+}
+
+// checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary.
+func checkTokenizer(t Tokenizer, vocab int64, addEOS bool) error {
+	if t == nil {
+		return nil
+	}
+	if n := t.Size(); n > vocab {
+		return status.Errorf(status.InvalidConfig, "data.tokenizer: the tokenizer has %d ids, the model's vocab_size is %d; use the tokenizer of the model", n, vocab)
+	}
+	if id, ok := t.EOS(); ok && addEOS && (id < 0 || int64(id) >= vocab) {
+		return status.Errorf(status.InvalidConfig, "data.tokenizer: the id %d that ends a document is outside the model's vocabulary of %d; set data.add_eos = false", id, vocab)
+	}
+	return nil
+}
