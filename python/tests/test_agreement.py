@@ -288,7 +288,7 @@ class OneRankAtFault(unittest.TestCase):
             f(q=(1, 37, 4, 8), k=(1, 37, 4, 8))(ctx)
             n = 37 if ctx.rank == 0 else 35
             with self.assertRaisesRegex(
-                ulysses.InvalidArgument, "rank 0 of 2 brings 37 rows: of 72 it holds 36"
+                ulysses.InvalidArgument, "rank 0 of 2 has 37 rows, its shard of 72 has 36"
             ):
                 f(q=(1, n, 4, 8), k=(1, n, 4, 8))(ctx)
             f(q=(1, 37, 4, 8), k=(1, 37, 4, 8))(ctx)

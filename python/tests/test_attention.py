@@ -241,7 +241,7 @@ class Faults(unittest.TestCase):
                         ulysses.attention_forward(q, q, q, save=False, context=ctx)[2], q
                     ),
                 ),
-                ("no array", lambda: ulysses.attention([1], q, q, context=ctx)),
+                ("not an array", lambda: ulysses.attention([1], q, q, context=ctx)),
             ):
                 with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:
                     call()

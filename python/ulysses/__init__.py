@@ -1,10 +1,25 @@
-"""Ulysses: attention over sequences that are cut across ranks, from NumPy, PyTorch and transformers.
+"""Sequence-parallel attention and gated delta rule for NumPy, PyTorch and transformers.
 
-    ctx = ulysses.Context(MPI.COMM_WORLD)          # mpi4py, torch.distributed's gloo, a host's own functions, or nothing: one rank
+Each sequence is sharded over the ranks of a group: a rank holds `rows` tokens of each sequence.
+Before attention, an all-to-all re-shards Q, K and V from tokens to heads, so each rank computes on
+the whole sequence for a subset of the heads. A second all-to-all restores token sharding (Jacobs et
+al. 2023, arXiv:2309.14509).
+
+    ctx = ulysses.Context(MPI.COMM_WORLD)  # or a torch.distributed group, or None for one rank
     ulysses.use(ctx)
-    out = ulysses.attention(q, k, v, causal=True)  # [B, rows, H, D], each rank its rows
+    out = ulysses.attention(q, k, v, causal=True)  # [B, rows, H, D] on each rank
 
-The package is ctypes around libulysses.so; docs are in each function. Nothing is printed; failures are exceptions with a sentence.
+The following holds for every function:
+
+* Collective functions must be called by all ranks of the context, in the same order. Before data is
+  sent, the ranks compare the arguments. If one rank finds an invalid argument, or if arguments that
+  must be equal differ, then every rank raises an exception.
+* Arrays are NumPy arrays or PyTorch tensors, all of one library. Results are of the same library
+  and on the same device. The last axis must be dense, other axes may have any strides.
+* Functions that are "differentiable in PyTorch" join their result to autograd's graph.
+* Failures are exceptions derived from UlyssesError. Nothing is printed.
+
+The package calls libulysses.so with ctypes, when the first function is called.
 """
 
 from ._library import build_info, version

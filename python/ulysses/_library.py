@@ -1,7 +1,8 @@
-"""Finds libulysses.so, opens it, and turns statuses into exceptions.
+"""Finds and opens libulysses.so, and converts statuses to exceptions.
 
-The library is opened at the first call, not at import, with RTLD_LOCAL: nothing of it becomes visible to other libraries. It holds a Go
-runtime, whose threads do not survive fork(): a forked child (a DataLoader's worker) lives on, but its calls are refused here.
+The library is opened at the first call, not at import. RTLD_LOCAL hides its symbols from other
+libraries. The library contains a Go runtime, whose threads do not survive fork(). A forked child,
+such as a DataLoader worker, may continue, but `library` refuses its calls.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from .errors import DeviceError, InternalError, error_of
 NAME = "libulysses.so"
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
-_pid = 0  # of the process that opened it
+_pid = 0  # of the process that opened the library; 0 = not opened
 
 
 def candidates() -> list[str]:
-    """Where the library is looked for, in order: ULYSSES_LIBRARY (a file or a folder, and then nothing else), beside the package,
-    lib/ of the source tree, the loader's own path."""
+    """Returns the paths at which the library is searched, in order.
+
+    ULYSSES_LIBRARY, a file or a folder, is the only one if it is set. Otherwise: the folder of the
+    package, lib/ of the source tree, and the search path of the dynamic linker.
+    """
     given = os.environ.get("ULYSSES_LIBRARY")
     if given:
         return [os.path.join(given, NAME) if os.path.isdir(given) else given]
@@ -33,13 +37,17 @@ def candidates() -> list[str]:
 
 
 def check_version(found: int) -> None:
-    """Refuses a library whose structs may differ from this package's."""
+    """Raises DeviceError if the structs of a library may differ from those in _struct.py.
+
+    found is the library's version: major * 10000 + minor * 100 + patch.
+    """
     major, minor = found // 10000, found // 100 % 100
     ours = _struct.VERSION
     if major != ours // 10000 or minor < ours // 100 % 100:
         raise DeviceError(
-            f"ulysses: the library has version {major}.{minor}, this package needs {ours // 10000}.{ours // 100 % 100} or newer of "
-            f"that major: install both from one source, or set ULYSSES_LIBRARY"
+            f"ulysses: libulysses.so has version {major}.{minor}, this package needs "
+            f"{ours // 10000}.{ours // 100 % 100} or a newer minor version; install both from one "
+            "source, or set ULYSSES_LIBRARY"
         )
 
 
@@ -57,9 +65,8 @@ def _open() -> ctypes.CDLL:
         check_version(lib.ulysses_version())
         return lib
     raise DeviceError(
-        "ulysses: no libulysses.so: "
-        + "; ".join(tried)
-        + ": build it (make lib), or set ULYSSES_LIBRARY to the file"
+        f"ulysses: libulysses.so was not found: {', '.join(tried)}; run make lib in the source "
+        "tree, or set ULYSSES_LIBRARY to the file"
     )
 
 
@@ -68,22 +75,28 @@ def _symbol(lib: ctypes.CDLL, name: str, path: str) -> Any:
         return getattr(lib, name)
     except AttributeError:
         raise DeviceError(
-            f"ulysses: {path} has no {name}: it is older than this package; build or install both from one source"
+            f"ulysses: {path} has no function {name}, so it is older than this package; install "
+            "both from one source"
         ) from None
 
 
 def usable() -> bool:
-    """Whether calls may be made here: false in a child forked after the library was opened."""
+    """Reports whether this process may call: false in a child forked after the library opened."""
     return _pid in (0, os.getpid())
 
 
 def library() -> ctypes.CDLL:
-    """The library, opened at the first call."""
+    """Returns the library, which the first call opens.
+
+    Raises:
+        DeviceError: the library was not found, or its version does not match
+        InternalError: this process was forked after the library was opened
+    """
     global _library, _pid
     if not usable():
         raise InternalError(
-            f"ulysses: called in a process forked from {_pid}, whose library does not survive fork: call in the parent, or start "
-            "workers by spawn"
+            f"ulysses: this process was forked from process {_pid} after it opened libulysses.so, "
+            "which does not survive fork; call in the parent, or start workers with spawn"
         )
     if _library is None:
         with _lock:
@@ -93,7 +106,11 @@ def library() -> ctypes.CDLL:
 
 
 def call(name: str, *args: Any) -> None:
-    """Calls a function that returns a status; raises what it says unless it is OK."""
+    """Calls a function of the library that returns a status.
+
+    Raises:
+        UlyssesError: the subclass for a status other than OK, with the library's message
+    """
     lib = library()
     status = getattr(lib, name)(*args)
     if status:
@@ -102,13 +119,18 @@ def call(name: str, *args: Any) -> None:
 
 
 def version() -> str:
-    """The library's version, "major.minor.patch"."""
+    """Returns the version of libulysses.so as "major.minor.patch"."""
     n = library().ulysses_version()
     return f"{n // 10000}.{n // 100 % 100}.{n % 100}"
 
 
 def build_info() -> dict:
-    """What the library was built with: devices, MPI."""
+    """Returns a dictionary that describes libulysses.so.
+
+    Its keys include `version`, `commit`, `built` (devices it was built with), `devices` (devices
+    that can be used here), `unusable` (reasons for the others), `cuda` (path of the CUDA plug-in),
+    `mpi`, and `unbuilt` (options of the interface that are refused).
+    """
     import json
 
     return json.loads(library().ulysses_build_info() or b"{}")

@@ -1,9 +1,10 @@
 """Collective calls agree on their arguments before they communicate.
 
-Each rank first checks its own arguments without communicating. One allgather of 64 bytes follows: it
-carries whether the check failed, a digest of the arguments that must be equal, and the rank's number
-of rows. If a check fails on one rank, or the arguments differ, the call raises on every rank. Without
-this, the other ranks would wait in the collective for a rank that has already raised.
+Each rank first checks its own arguments without communicating. One allgather of 64 bytes a rank
+follows. It carries whether the check failed, a digest of the arguments that must be equal, and the
+rank's numbers of tokens. If a check fails on one rank, or the arguments differ, the call raises on
+every rank. Without this, the other ranks would wait in the collective for a rank that has already
+raised.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from . import errors
 from .communicator import Communicator, gather_objects
 from .errors import CommError, InvalidArgument, UlyssesError
 
-_MESSAGE = struct.Struct("<q16s5q")  # 1 = a fault, digest, counts
-_MOST = 5  # counts of a message
+_MESSAGE = struct.Struct("<q16s5q")  # 1 if the check failed, digest of the arguments, counts
+_COUNTS = 5  # counts in a message
 T = TypeVar("T")
 
 
@@ -29,11 +30,20 @@ def agree(
 ) -> tuple[T, list[tuple[int, ...]]]:
     """Runs `prepare` on each rank and compares the results. Collective: one allgather.
 
-    prepare returns (arguments by name that must be equal on all ranks, up to 5 counts that may
-    differ, any result). It must not communicate. agree returns that result and the counts of all
-    ranks in rank order. If prepare raises on a rank, this rank raises the same exception; the other
-    ranks raise an exception of the same class that names the rank. If arguments differ, every rank
-    raises InvalidArgument, which names the first one that differs.
+    Args:
+        comm: the ranks
+        operation: the name of the call, for messages
+        prepare: checks this rank's arguments without communicating. It returns the arguments by
+            name that must be equal on all ranks, up to 5 counts that may differ, and any result
+
+    Returns:
+        The result of prepare, and the counts of all ranks in rank order.
+
+    Raises:
+        UlyssesError: prepare raised on a rank. That rank raises the same exception; the other ranks
+            raise one of the same class, which names the rank
+        InvalidArgument: arguments differ. The message names the first one and two ranks
+        CommError: the communicator failed
     """
     error: BaseException | None = None
     same: Mapping[str, Any] = {}
@@ -49,48 +59,49 @@ def agree(
         return result, [tuple(counts)]
     text = repr((operation, sorted(same.items())))
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-    send = _MESSAGE.pack(error is not None, digest, *counts, *(0,) * (_MOST - len(counts)))
+    send = _MESSAGE.pack(error is not None, digest, *counts, *(0,) * (_COUNTS - len(counts)))
     receive = bytearray(len(send) * comm.size)
     try:
         comm.allgather(memoryview(bytearray(send)), memoryview(receive))
     except UlyssesError:
         raise
     except Exception as e:
-        raise CommError(f"{operation}: the communicator failed: {type(e).__name__}: {e}") from e
+        raise CommError(f"{operation}: allgather failed: {type(e).__name__}: {e}") from e
     each = [_MESSAGE.unpack_from(receive, rank * len(send)) for rank in range(comm.size)]
     if any(fault for fault, *_ in each) or len({other for _, other, *_ in each}) > 1:
         _refuse(comm, operation, same, error)
-    return result, [row[2 : 2 + len(counts)] for row in each]
+    return result, [message[2 : 2 + len(counts)] for message in each]
 
 
 def _refuse(
     comm: Communicator, operation: str, same: Mapping[str, Any], error: BaseException | None
 ) -> None:
-    """Raises on every rank. Collective."""
-    mine = None if error is None else (type(error).__name__, str(error))
-    all_ = gather_objects(
-        comm, (mine, operation, {name: repr(value) for name, value in same.items()})
-    )
+    """Raises the failure of a rank, or the difference of arguments, on every rank. Collective."""
+    failure = None if error is None else (type(error).__name__, str(error))
+    arguments = {name: repr(value) for name, value in same.items()}
+    each = gather_objects(comm, (failure, operation, arguments))
     if error is not None:
         raise error
-    for rank, (fault, *_) in enumerate(all_):
-        if fault is not None:
-            cls = getattr(errors, fault[0], CommError)
+    for rank, (failure, *_) in enumerate(each):
+        if failure is not None:
+            cls = getattr(errors, failure[0], CommError)
             cls = cls if isinstance(cls, type) and issubclass(cls, UlyssesError) else CommError
-            raise cls(f"{operation}: rank {rank} of {comm.size} refused the call: {fault[1]}")
-    first = all_[0]
-    for rank, (_, other, theirs) in enumerate(all_):
-        if other != first[1]:
+            raise cls(f"{operation}: rank {rank} of {comm.size} refused the call: {failure[1]}")
+    _, first_operation, first = each[0]
+    for rank, (_, other_operation, other) in enumerate(each):
+        if other_operation != first_operation:
             raise InvalidArgument(
-                f"{operation}: rank 0 calls {first[1]}, rank {rank} {other}: make the same calls in the same order on all ranks"
+                f"{operation}: rank 0 calls {first_operation}, rank {rank} calls "
+                f"{other_operation}; make the same calls in the same order on all ranks"
             )
-        for name in [*first[2], *theirs]:
-            a, b = first[2].get(name, "not given"), theirs.get(name, "not given")
+        for name in [*first, *other]:
+            a, b = first.get(name, "not given"), other.get(name, "not given")
             if a != b:
                 raise InvalidArgument(
-                    f"{operation}: {name} is {_short(a)} on rank 0 and {_short(b)} on rank {rank}: give the same on all ranks"
+                    f"{operation}: {name} is {_short(a)} on rank 0 and {_short(b)} on rank {rank}; "
+                    "give the same on all ranks"
                 )
-    raise InvalidArgument(f"{operation}: the ranks' arguments differ: give the same on all ranks")
+    raise InvalidArgument(f"{operation}: the ranks' arguments differ; give the same on all ranks")
 
 
 def _short(text: str) -> str:
@@ -98,9 +109,10 @@ def _short(text: str) -> str:
 
 
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:
-    """Type, device and shape of an array, without the extents of the axes in `free`; None for None.
+    """Returns the dtype, device and shape of an array, which ranks compare; None for None.
 
-    Ranks compare these."""
+    The extents of the axes in `free` may differ between ranks, so "rows" replaces them.
+    """
     if x is None:
         return None
     shape = tuple(getattr(x, "shape", ()))

@@ -1,14 +1,19 @@
-"""Attention over sequences that are cut across ranks (Ulysses: Jacobs et al. 2023, arXiv:2309.14509).
+"""Attention over sequences that are sharded over ranks.
 
-Each rank holds its rows of all heads. The library's one all-to-all gives it all rows of its heads, attention runs there, a second gives
-the rows back. Heads, key heads, rows and ranks need not divide each other.
+Before attention, one all-to-all re-shards q, k and v from tokens to heads, so each rank computes on
+the whole sequence for a subset of the heads. A second all-to-all restores token sharding. Heads, key
+heads and tokens need not be multiples of the number of ranks.
+
+Source: DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from . import _struct
@@ -29,59 +34,71 @@ from .tensors import (
     without_zero_strides,
 )
 
-# Axes of each layout, by their place in [B, S, H, D].
+# For each layout, the axes of an array in the order B, S, H, D.
 LAYOUTS = {"BSHD": (0, 1, 2, 3), "SBHD": (1, 0, 2, 3), "BHSD": (0, 2, 1, 3), "THD": (0, 1, 2)}
 
 
 @dataclass
 class Call:
-    """What a forward pass leaves for its backward pass."""
+    """The result of a forward pass that its backward pass needs.
+
+    Attributes:
+        plan, batch: the plan and the batch of the call
+        layout: the order of the axes
+        saved: saved activations as plain bytes. The caller may move or offload them before backward;
+            None if the forward pass had save=False
+        shapes: the shapes of q, k and v
+    """
 
     plan: Plan
     batch: Batch
     layout: str
-    saved: Any  # plain bytes, free to be moved and offloaded in between
-    shapes: tuple[tuple[int, ...], ...]  # of q, k, v
+    saved: Any
+    shapes: tuple[tuple[int, ...], ...]
 
 
-def settle(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    causal: bool = False,
-    window: tuple[int, int] | None = None,
-    scale: float | None = None,
-    seq: int | None = None,
-    kv_seq: int | None = None,
-    cu_seqlens: Sequence[int] | None = None,
-    kv_cu_seqlens: Sequence[int] | None = None,
-    layout: str = "BSHD",
-    deterministic: bool = False,
-    context: Context | None = None,
-    operation: str = "ulysses.attention",
-    save: bool = True,
+def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns keyword arguments of `attention`, with its defaults for those that are not given."""
+    bound = inspect.signature(attention).bind_partial(**options)
+    bound.apply_defaults()
+    return SimpleNamespace(**bound.arguments)
+
+
+def plan_and_batch(
+    operation: str, q: Any, k: Any, v: Any, *, save: bool, options: Mapping[str, Any]
 ) -> tuple[Plan, Batch]:
-    """The plan and the batch of a call. Collective; the context keeps both."""
-    ctx = current(context)
+    """Checks the arguments of a call, and returns its plan and its batch. Collective.
+
+    Args:
+        operation: the name of the call, for messages
+        save: whether the call saves activations
+        options: keyword arguments of `attention`
+    """
+    o = _with_defaults(options)
+    ctx, layout = current(o.context), o.layout
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
         if layout not in LAYOUTS:
-            raise InvalidArgument(f"ulysses: layout {layout!r}: give one of {', '.join(LAYOUTS)}")
+            raise InvalidArgument(
+                f"{operation}: layout {layout!r}; give one of {', '.join(LAYOUTS)}"
+            )
         for x in (q, k, v):
             if not hasattr(x, "shape"):
                 raise InvalidArgument(
-                    f"ulysses: {type(x).__name__} is no array: give NumPy arrays or PyTorch tensors"
+                    f"{operation}: {type(x).__name__} is not an array; give NumPy arrays or "
+                    "PyTorch tensors"
                 )
         one_library(q=q, k=k, v=v)
+        window = o.window
         if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
             raise InvalidArgument(
-                f"ulysses: window {window!r}: give (left, right), keys on either side, -1 = unbounded"
+                f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
             )
         shapes = [tuple(x.shape) for x in (q, k, v)]
         if any(len(s) != len(layout) for s in shapes):
             raise InvalidArgument(
-                f"ulysses: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}: each needs {len(layout)} axes"
+                f"{operation}: q {shapes[0]}, k {shapes[1]}, v {shapes[2]} in layout {layout}; "
+                f"give arrays of {len(layout)} axes"
             )
         axis = {name: layout.index(name) for name in layout}
         rows_axis = axis["T"] if layout == "THD" else axis["S"]
@@ -89,20 +106,22 @@ def settle(
         rows, kv_rows = shapes[0][rows_axis], shapes[1][rows_axis]
         if kv_rows != shapes[2][rows_axis]:
             raise InvalidArgument(
-                f"ulysses: k {shapes[1]}, v {shapes[2]} in layout {layout}: {kv_rows} rows of keys and {shapes[2][rows_axis]} of values: "
-                "each key has its value"
+                f"{operation}: k {shapes[1]}, v {shapes[2]} in layout {layout}: {kv_rows} rows of "
+                f"keys and {shapes[2][rows_axis]} rows of values; give as many values as keys"
             )
-        lengths = Lengths.of(ctx, batch, rows, kv_rows, seq, kv_seq, cu_seqlens, kv_cu_seqlens)
+        lengths = Lengths.of(
+            ctx, batch, rows, kv_rows, o.seq, o.kv_seq, o.cu_seqlens, o.kv_cu_seqlens
+        )
         planned = dict(
             heads=shapes[0][axis["H"]],
             kv_heads=shapes[1][axis["H"]],
             head_dim=shapes[0][-1],
             v_dim=shapes[2][-1],
             dtype=dtype_of(q),
-            causal=bool(causal),
+            causal=bool(o.causal),
             window=None if window is None else tuple(int(n) for n in window),
-            scale=None if scale is None else float(scale),
-            deterministic=bool(deterministic),
+            scale=None if o.scale is None else float(o.scale),
+            deterministic=bool(o.deterministic),
         )
         same = {
             **planned,
@@ -114,25 +133,27 @@ def settle(
         return same, lengths.counts(), (planned, lengths)
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
-    sequences = lengths.settle(counts)
+    sequences = lengths.sequences(operation, counts)
     plan = ctx._plan(**planned, cross=sequences.kv_seq is not None)
     return plan, ctx._batch(sequences)
 
 
 def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...]) -> None:
-    """Raises on every rank if one cannot go backward. Collective.
+    """Raises on every rank if the backward pass is impossible on one rank. Collective.
 
-    A rank needs the memory that forward saved and a gradient of the output's shape and type."""
+    A backward pass needs saved activations, and a gradient with the shape and dtype of the output.
+    """
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if call.saved is None:
             raise InvalidArgument(
-                f"{operation}: the forward was called with save=False: keep what it saves"
+                f"{operation}: the forward pass had save=False; call it with save=True"
             )
         if tuple(getattr(dout, "shape", ())) != shape or dtype_of(dout) != call.plan.dtype:
             raise InvalidArgument(
-                f"{operation}: a gradient of shape {tuple(getattr(dout, 'shape', ()))} and type {getattr(dout, 'dtype', type(dout).__name__)}: give one "
-                f"of {shape} and {NAMES[call.plan.dtype]}, as the result has"
+                f"{operation}: the gradient has shape {tuple(getattr(dout, 'shape', ()))} and "
+                f"dtype {getattr(dout, 'dtype', type(dout).__name__)}; give shape {shape} and "
+                f"dtype {NAMES[call.plan.dtype]}, as the output has"
             )
         return (
             {"plan": call.plan.key, "lengths": call.batch.sequences, "device": describe(dout)[1]},
@@ -153,36 +174,37 @@ def attention_forward(
     layout: str = "BSHD",
     **options: Any,
 ) -> tuple[Any, Any, Call]:
-    """Attention, and what its backward needs. Collective.
+    """Computes attention, and returns what the backward pass needs. Collective.
 
-    q        [B, rows, H, D], this rank's rows: F32, or BF16 where the device computes in it; NumPy or PyTorch, any strides, last axis dense
-    k, v     [B, rows, Hkv, D], [B, rows, Hkv, Dv]; Hkv divides H
-    save     keep what attention_backward needs
-    lse      also return the logarithm of the sum of exponents, natural, F32 [B, rows, H]: its bytes travel
-    layout   order of the axes of q, k, v and out: BSHD, SBHD, BHSD, or THD for one row of packed documents
-    options  those of `attention`
+    Args:
+        q, k, v: as in `attention`
+        save (bool): save the activations that `attention_backward` needs. Default: True
+        lse (bool): also return the logarithm of the sum of exponentials of each query. This adds
+            its bytes to the second all-to-all. Default: False
+        layout (str): order of the axes, as in `attention`. Default: "BSHD"
+        options: the other keyword arguments of `attention`
 
-    Returns (out, lse or None, Call). out is [B, rows, H, Dv] in the layout of q. A row that sees no key is 0, its lse -inf.
-    Errors: InvalidArgument, Unsupported, CommError.
+    Returns:
+        (out, lse, call): out [B, rows, H, Dv] in the layout of q; lse [B, rows, H], float32, natural
+        logarithm, or None; the `Call` for `attention_backward`. For a query that sees no key, out is
+        0 and lse is -inf.
+
+    Raises:
+        InvalidArgument, Unsupported, CommError: as in `attention`
     """
-    plan, batch = settle(q, k, v, layout=layout, save=bool(save), **options)
+    plan, batch = plan_and_batch(
+        "ulysses.attention", q, k, v, save=bool(save), options={**options, "layout": layout}
+    )
     ctx = plan.context
     axes = LAYOUTS[layout]
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,))
-    table = (
-        empty(
-            q,
-            ((1,) if layout == "THD" else (batch.sequences.batch,)) + (batch.rows, plan.heads),
-            _struct.F32,
-        )
-        if lse
-        else None
-    )
-    sizes = plan.sizes(batch)
-    saved = (
-        block(q, max(sizes.saved, 64)) if save else None
-    )  # a rank without heads saves nothing, and says by memory that it will go backward
+    sums = empty(q, (batch.sequences.batch, batch.rows, plan.heads), _struct.F32) if lse else None
+    if sums is not None and layout == "THD":
+        sums = sums[0]
+    # A rank without heads saves nothing, but memory tells the library that backward will follow.
+    saved_bytes = max(plan.sizes(batch).saved, 64)
+    saved = block(q, saved_bytes) if save else None
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
     args = _struct.AttentionArgs(
         q=views[0].pointer(),
@@ -191,20 +213,30 @@ def attention_forward(
         out=views[3].pointer(),
         stream=stream_of(q),
     )
-    if table is not None:
-        lse_view = view(table if layout != "THD" else table[0])
+    if sums is not None:
+        lse_view = view(sums)
         args.lse = lse_view.pointer()
     if save:
-        args.saved, args.saved_bytes = _address(saved), max(sizes.saved, 64)
+        args.saved, args.saved_bytes = view(saved).data, saved_bytes
     ctx._call("ulysses_attention_forward", plan.handle, batch.handle, ctypes.byref(args))
     call = Call(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
-    if table is not None and layout == "THD":
-        table = table[0]
-    return out, table, call
+    return out, sums, call
 
 
 def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
-    """Gradients of q, k and v, in their layout, from the gradient of out [.., Dv]. Collective. An expanded gradient is copied first."""
+    """Returns the gradients of q, k and v. Collective.
+
+    Args:
+        call: the result of `attention_forward`
+        dout: gradient of out, [B, rows, H, Dv] in the layout of q, with the dtype of q
+
+    Returns:
+        (dq, dk, dv) with the shapes, layout and dtype of q, k and v.
+
+    Raises:
+        InvalidArgument: the forward pass had save=False, or dout has another shape or dtype than out
+        CommError: the communicator failed
+    """
     check_gradient(
         "ulysses.attention_backward", call, dout, tuple(call.shapes[0][:-1]) + (call.plan.v_dim,)
     )
@@ -213,7 +245,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
     grads = [empty(dout, shape) for shape in call.shapes]
     views: list[View] = [view(x).permute(*axes) for x in (dout, *grads)]
     args = _struct.AttentionArgs(
-        saved=_address(call.saved), saved_bytes=call.saved.shape[0], stream=stream_of(dout)
+        saved=view(call.saved).data, saved_bytes=call.saved.shape[0], stream=stream_of(dout)
     )
     g = _struct.AttentionGrads(
         dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer()
@@ -240,34 +272,53 @@ def attention(
     deterministic: bool = False,
     context: Context | None = None,
 ) -> Any:
-    """softmax(scale * q k^T) v over the whole sequence, of which each rank brings its rows. Collective; differentiable for PyTorch.
+    """Computes softmax(scale * q k^T) v over whole sequences that are sharded over ranks.
 
-    q          [B, rows, H, D]; k [B, rows, Hkv, D]; v [B, rows, Hkv, Dv]: this rank's rows, in `layout`
-    causal     the last query of a document sees its last key
-    window     (left, right) keys around the key aligned to a query, -1 = unbounded
-    scale      of q k^T; None = 1/sqrt(D)
-    seq        tokens of the whole sequence; None = what Context.use set, else the sum of the ranks' rows. Uneven: the first seq mod ranks
-               hold one row more
-    kv_seq     the same of the keys, for cross-attention
-    cu_seqlens document starts over B*seq tokens, from 0, then B*seq; the same on all ranks. Documents do not see each other
-    deterministic  gradients repeat to the bit on a GPU too, as they do on the CPU: slower there. Unsupported where no such kernel serves the heads
-    context    None = what ulysses.use set
+    Collective; differentiable in PyTorch. Results are bitwise equal to those of one rank, except the
+    gradients of a key head whose query heads lie on several ranks.
 
-    Returns out [B, rows, H, Dv] in the layout of q. Errors: InvalidArgument, Unsupported, CommError. Source: Jacobs et al. 2023,
-    arXiv:2309.14509. Results are those of one rank bit for bit, except gradients of a key head whose query heads lie on several ranks.
+    Args:
+        q: [B, rows, H, D], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        k: [B, kv_rows, Hkv, D]; H must be a multiple of Hkv
+        v: [B, kv_rows, Hkv, Dv]
+        causal (bool): a query sees the keys up to its own position. The last query of a document is
+            aligned with its last key. Default: False
+        window (tuple of int, optional): (left, right), the number of keys that a query sees before
+            and after its own position; -1 = unbounded. Default: None, all keys
+        scale (float, optional): Default: 1/sqrt(D)
+        seq (int, optional): tokens of each sequence over all ranks. If it is not a multiple of the
+            ranks, the first seq mod ranks hold one token more (see `shard_rows`). Default: the
+            length that Context.use has set, else the sum of the ranks' rows
+        kv_seq (int, optional): the same for the keys, for cross-attention. Default: None
+        cu_seqlens (sequence of int, optional): the start of each document over B*seq tokens, then
+            B*seq; equal on all ranks. Attention does not cross documents. Default: None, each
+            sequence is one document
+        kv_cu_seqlens (sequence of int, optional): the same for the keys. Default: None
+        layout (str): order of the axes of q, k, v and out: "BSHD", "SBHD", "BHSD", or "THD" for one
+            sequence of packed documents without the axis B. Default: "BSHD"
+        deterministic (bool): gradients on a GPU are bitwise reproducible, as they are on the CPU.
+            This is slower. Default: False
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        out [B, rows, H, Dv] in the layout, dtype and library of q.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: no kernel of the device has these sizes or options
+        CommError: the communicator failed
+
+    Source: Jacobs et al. 2023, arXiv:2309.14509.
+
+    Example::
+
+        >>> ctx = ulysses.Context(MPI.COMM_WORLD)
+        >>> lo, hi = ulysses.shard_rows(4096, ctx.size, ctx.rank)
+        >>> q, k, v = (np.ones((1, hi - lo, heads, 64), np.float32) for heads in (8, 2, 2))
+        >>> out = ulysses.attention(q, k, v, causal=True, context=ctx)  # [1, hi - lo, 8, 64]
     """
-    options: dict[str, Any] = dict(
-        causal=causal,
-        window=window,
-        scale=scale,
-        seq=seq,
-        kv_seq=kv_seq,
-        cu_seqlens=cu_seqlens,
-        kv_cu_seqlens=kv_cu_seqlens,
-        layout=layout,
-        deterministic=deterministic,
-        context=context,
-    )
+    # All keyword arguments, which attention_forward checks.
+    options = {name: value for name, value in locals().items() if name not in ("q", "k", "v")}
     if is_torch(q):
         from ._torch import differentiable, wants_gradient
 
@@ -279,7 +330,3 @@ def attention(
         if wants_gradient(q, k, v):
             return differentiable(run, q, k, v)
     return attention_forward(q, k, v, save=False, **options)[0]
-
-
-def _address(memory: Any) -> int:
-    return view(memory).data

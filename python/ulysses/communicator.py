@@ -1,31 +1,49 @@
-"""Who the ranks are, and how bytes travel between them: mpi4py, torch.distributed, a host's own functions, or one rank alone.
+"""Communicators: the ranks of a group, and how bytes move between them.
 
-A communicator has `rank`, `size`, and two collectives over bytes in host memory, blocks dense in rank order:
+A communicator has `rank`, `size` and two collectives over bytes in host memory. Blocks are dense
+and in rank order:
 
-    allgather(send, receive)                               receive = every rank's send, one after the other
-    alltoallv(send, send_bytes, receive, receive_bytes)    block j of send goes to rank j; lists of sizes in bytes
+    allgather(send, receive)
+        receive is the concatenation of all ranks' send buffers, which have the same size
+    alltoallv(send, send_bytes, receive, receive_bytes)
+        block j of send goes to rank j; both lists hold the size of each block in bytes
 
-The library makes all its exchanges from these two where it has no MPI of its own to use, and `ulysses.shard` makes its own from them.
+A context whose MPI library cannot be used directly makes all its communication from these two, and
+so does `ulysses.shard`.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol, runtime_checkable
 
-from .errors import CommError, InvalidArgument
+from .errors import InvalidArgument
 from .tensors import torch_or_none
 
 
 @runtime_checkable
 class Communicator(Protocol):
-    """What a host's own launcher brings. Failures are exceptions."""
+    """The interface that a communicator of the caller must have.
+
+    Failures are exceptions. The receive buffers are allocated by the caller of the methods.
+
+    Attributes:
+        rank: index of this process, from 0
+        size: number of ranks
+    """
 
     rank: int
     size: int
 
-    def allgather(self, send: memoryview, receive: memoryview) -> None: ...
+    def allgather(self, send: memoryview, receive: memoryview) -> None:
+        """Gathers the send buffers of all ranks into receive, in rank order. Collective.
+
+        Args:
+            send: n bytes, the same n on all ranks
+            receive: size * n bytes
+        """
 
     def alltoallv(
         self,
@@ -33,11 +51,19 @@ class Communicator(Protocol):
         send_bytes: Sequence[int],
         receive: memoryview,
         receive_bytes: Sequence[int],
-    ) -> None: ...
+    ) -> None:
+        """Sends block j of send to rank j, and receives one block from each rank. Collective.
+
+        Args:
+            send: the blocks for all ranks, dense and in rank order
+            send_bytes: the size of each block of send
+            receive: memory for the blocks from all ranks, dense and in rank order
+            receive_bytes: the size of each block of receive
+        """
 
 
 class Alone:
-    """One rank."""
+    """The communicator of one rank."""
 
     rank, size = 0, 1
 
@@ -55,24 +81,43 @@ class Alone:
 
 
 class Callbacks:
-    """A host's own two functions, with the signatures of Communicator's."""
+    """A communicator that calls two functions of the caller.
+
+    Args:
+        rank: index of this process, from 0
+        size: number of ranks
+        allgather: a function with the arguments of `Communicator.allgather`
+        alltoallv: a function with the arguments of `Communicator.alltoallv`
+
+    Raises:
+        InvalidArgument: rank is not in [0, size)
+    """
 
     def __init__(
         self, rank: int, size: int, allgather: Callable[..., None], alltoallv: Callable[..., None]
     ):
         if not 0 <= rank < size:
-            raise InvalidArgument(f"ulysses: rank {rank} of {size}: ranks count from 0")
+            raise InvalidArgument(
+                f"ulysses.Callbacks: rank {rank} of {size}; give 0 <= rank < size"
+            )
         self.rank, self.size, self.allgather, self.alltoallv = rank, size, allgather, alltoallv
 
 
 class MPI:
-    """An mpi4py communicator. Counts are MPI's 32-bit ones: at most 2 GiB - 1 from one rank to one other here."""
+    """An mpi4py communicator.
+
+    MPI's counts have 32 bits here, so one rank can send at most 2 GiB - 1 bytes to another in one
+    call.
+
+    Args:
+        comm: an mpi4py.MPI.Comm
+    """
 
     def __init__(self, comm: Any):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
 
     def allgather(self, send: memoryview, receive: memoryview) -> None:
-        self.comm.Allgather(_bytes(send), _bytes(receive))
+        self.comm.Allgather(_mpi_buffer(send), _mpi_buffer(receive))
 
     def alltoallv(
         self,
@@ -84,13 +129,20 @@ class MPI:
         from mpi4py import MPI as mpi
 
         self.comm.Alltoallv(
-            [_bytes(send), (send_bytes, _starts(send_bytes)), mpi.BYTE],
-            [_bytes(receive), (receive_bytes, _starts(receive_bytes)), mpi.BYTE],
+            [_mpi_buffer(send), (send_bytes, _offsets(send_bytes)), mpi.BYTE],
+            [_mpi_buffer(receive), (receive_bytes, _offsets(receive_bytes)), mpi.BYTE],
         )
 
 
 class TorchGroup:
-    """A torch.distributed process group that carries host memory (gloo); None = the default group."""
+    """A torch.distributed process group whose backend communicates host memory (gloo or MPI).
+
+    Args:
+        group: a torch.distributed.ProcessGroup. Default: None, the default group
+
+    Raises:
+        InvalidArgument: the backend cannot communicate host memory, or this process is not a member
+    """
 
     def __init__(self, group: Any = None):
         import torch.distributed as dist
@@ -98,12 +150,14 @@ class TorchGroup:
         backend = dist.get_backend(group)
         if "gloo" not in backend and "mpi" not in backend:
             raise InvalidArgument(
-                f"ulysses: a process group of {backend} carries no host memory: give torch.distributed.new_group(ranks, backend='gloo')"
+                f"ulysses.TorchGroup: a process group with backend {backend} cannot communicate "
+                "host memory; give torch.distributed.new_group(ranks, backend='gloo')"
             )
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise InvalidArgument(
-                "ulysses: this process is not in the process group: call on its members alone"
+                "ulysses.TorchGroup: this process is not a member of the process group; call it "
+                "only on members"
             )
 
     def allgather(self, send: memoryview, receive: memoryview) -> None:
@@ -137,21 +191,25 @@ def _tensor(m: memoryview) -> Any:
     return torch.frombuffer(m, dtype=torch.uint8) if len(m) else torch.empty(0, dtype=torch.uint8)
 
 
-def _bytes(m: memoryview) -> Any:
-    """mpi4py refuses an empty memoryview over no memory."""
+def _mpi_buffer(m: memoryview) -> Any:
+    """Returns m, or an empty bytearray: mpi4py refuses an empty memoryview without an address."""
     return m if len(m) else bytearray(0)
 
 
-def _starts(sizes: Sequence[int]) -> list[int]:
-    starts, at = [], 0
-    for n in sizes:
-        starts.append(at)
-        at += n
-    return starts
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(sizes, initial=0))[:-1]
 
 
 def communicator(comm: Any) -> Communicator:
-    """What `comm` is: None (alone), a Context, an mpi4py communicator, a torch.distributed process group, or a Communicator."""
+    """Returns the communicator for an object of mpi4py, torch.distributed or this package.
+
+    Args:
+        comm: None (one rank), a Context, an mpi4py communicator, a torch.distributed process group,
+            or a Communicator
+
+    Raises:
+        InvalidArgument: comm is none of these
+    """
     if comm is None:
         return Alone()
     if isinstance(getattr(comm, "communicator", None), Communicator):  # a Context
@@ -168,28 +226,22 @@ def communicator(comm: Any) -> Communicator:
     if isinstance(comm, Communicator):
         return comm
     raise InvalidArgument(
-        f"ulysses: {type(comm).__name__} is no communicator: give an mpi4py communicator, a torch.distributed process group, or "
-        "an object with rank, size, allgather and alltoallv"
+        f"ulysses.communicator: {type(comm).__name__} is not a communicator; give an mpi4py "
+        "communicator, a torch.distributed process group, or an object with rank, size, allgather "
+        "and alltoallv"
     )
 
 
 def gather_objects(comm: Communicator, value: Any) -> list[Any]:
-    """Every rank's value, in rank order, pickled. Collective. Ranks of one job trust each other."""
+    """Returns the values of all ranks in rank order. Collective.
+
+    The values are pickled, so the ranks must trust each other.
+    """
     data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     sizes = bytearray(8 * comm.size)
     comm.allgather(memoryview(bytearray(len(data).to_bytes(8, "little"))), memoryview(sizes))
     each = [int.from_bytes(sizes[8 * i : 8 * i + 8], "little") for i in range(comm.size)]
     most = max(each)
-    all_ = bytearray(most * comm.size)
-    comm.allgather(memoryview(bytearray(data.ljust(most, b"\0"))), memoryview(all_))
-    return [pickle.loads(all_[i * most : i * most + each[i]]) for i in range(comm.size)]
-
-
-def raise_together(comm: Communicator, what: str, error: BaseException | None) -> None:
-    """One rank's failure is every rank's: raises it where it happened, and CommError that names it elsewhere. Collective."""
-    texts = gather_objects(comm, None if error is None else f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, text in enumerate(texts):
-        if text is not None:
-            raise CommError(f"{what}: rank {rank} failed: {text}")
+    pickled = bytearray(most * comm.size)
+    comm.allgather(memoryview(bytearray(data.ljust(most, b"\0"))), memoryview(pickled))
+    return [pickle.loads(pickled[i * most : i * most + each[i]]) for i in range(comm.size)]

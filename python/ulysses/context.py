@@ -1,4 +1,4 @@
-"""Contexts: one rank of one sequence-parallel group, with the plans and batches made on it."""
+"""Contexts: one rank of one sequence-parallel group, with its plans and batches."""
 
 from __future__ import annotations
 
@@ -13,38 +13,64 @@ from .agreement import agree
 from .communicator import Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
 from .library_ranks import LibraryRanks
-from .plan import Batch, DeltaPlan, Plan, Sequences
+from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan, Sequences
 from .tensors import current_gpu
 
 DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
-WAYS = {
+TRANSPORTS = {
     "auto": _struct.COMM_AUTO,
     "host": _struct.COMM_HOST,
     "nccl": _struct.COMM_NCCL,
     "ipc": _struct.COMM_IPC,
 }
-BATCHES = 64  # lengths and documents remembered; the same on all ranks, as making one is collective
+# Batches that a context keeps. The number is the same on all ranks, because making a batch is
+# collective.
+BATCHES = 64
 _current: Context | None = None
 
 
 class Context:
-    """One rank of one sequence-parallel group. Collective: all ranks of `comm` make it, and close it.
+    """One rank of one sequence-parallel group, on one device.
 
-    comm     None = this process alone; an mpi4py communicator (duplicated by the library, no callbacks); a torch.distributed process group
-             of gloo; any object with rank, size, allgather and alltoallv (ulysses.Communicator)
-    device   "cpu" or "cuda"; ordinal which GPU, None = PyTorch's current one where it is imported, else 0
-    way      how tensors of a GPU travel: "auto", "host" (through host memory), "nccl", "ipc" (each other's memory, on one machine)
-    threads  of the CPU's kernels, 0 = the cores that this process may use
-    ulysses, ring  the mesh: their product is the ranks; 0 = the library chooses
-    timeout  seconds until a late peer is an error; 0 = wait as the communicator does. Others are refused by libraries that have it not built
-    callbacks  True = use an mpi4py communicator through callbacks, for an MPI that the library was not built for
+    Collective: all ranks of `comm` make the context and close it.
 
-    Errors: InvalidArgument, Unsupported (named), CommError (ranks disagree: all of them get it).
+    Args:
+        comm: the ranks. None = one rank; an mpi4py communicator, which the library duplicates; a
+            torch.distributed process group with gloo; or a `Communicator`. Default: None
+        device (str): "cpu" or "cuda". Default: "cpu"
+        ordinal (int, optional): index of the GPU. Default: PyTorch's current GPU if the program has
+            imported PyTorch, else 0
+        way (str): the transport of tensors in GPU memory: "host" (staged through host memory),
+            "nccl", "ipc" (CUDA IPC between the processes of one machine), or "auto". Default: "auto"
+        threads (int): threads of the CPU kernels; 0 = the cores that this process may use.
+            Default: 0
+        ulysses (int), ring (int): the mesh. Their product is the number of ranks; 0 = the library
+            chooses. Default: 0
+        timeout (int): seconds until a late rank is an error; 0 = no limit other than the
+            communicator's. Other values are not implemented. Default: 0
+        callbacks (bool): use an mpi4py communicator through callbacks. Necessary if mpi4py uses an
+            MPI library that libulysses.so was not built for. Default: False
+        log (callable, optional): log(level, line) receives the log lines of the library
 
-        with ulysses.Context(MPI.COMM_WORLD) as ctx:
-            out = ulysses.attention(q, k, v, causal=True, seq=4096, context=ctx)
+    Attributes:
+        rank, size: index of this rank, and number of ranks
+        ulysses, ring: the mesh that was chosen
+        device, ordinal: "cpu" or "cuda", and the index of the GPU
+        communicator: the `Communicator` over the ranks
+        sequences: the lengths and documents that `use` has set, or None
 
-    One thread at a time calls with a context. Not usable in a forked child.
+    Raises:
+        InvalidArgument: a wrong argument
+        Unsupported: an option is not implemented; the message names it
+        CommError: the communicator failed
+        DeviceError: libulysses.so, the CUDA plug-in or the GPU was not found
+
+    Only one thread at a time may call with a context. A forked child must not call.
+
+    Example::
+
+        >>> with ulysses.Context(MPI.COMM_WORLD) as ctx:
+        ...     out = ulysses.attention(q, k, v, causal=True, seq=4096, context=ctx)
     """
 
     def __init__(
@@ -66,52 +92,35 @@ class Context:
 
         def prepare() -> tuple[dict[str, Any], tuple[int, ...], _struct.Options]:
             if device not in DEVICES:
-                raise InvalidArgument(f"ulysses.Context: device {device!r}: give 'cpu' or 'cuda'")
-            if way not in WAYS:
+                raise InvalidArgument(f"ulysses.Context: device {device!r}; give 'cpu' or 'cuda'")
+            if way not in TRANSPORTS:
                 raise InvalidArgument(
-                    f"ulysses.Context: way {way!r}: give one of {', '.join(WAYS)}"
+                    f"ulysses.Context: way {way!r}; give one of {', '.join(TRANSPORTS)}"
                 )
             gpu = ordinal if ordinal is not None else current_gpu() if device == "cuda" else 0
-            made = _struct.Options(
-                device=DEVICES[device],
-                ordinal=gpu,
-                threads=threads,
-                ulysses=ulysses,
-                ring=ring,
-                timeout=timeout,
-                comm=WAYS[way],
+            same = dict(ulysses=ulysses, ring=ring, timeout=timeout)
+            options = _struct.Options(
+                device=DEVICES[device], ordinal=gpu, threads=threads, comm=TRANSPORTS[way], **same
             )
             _library.library()
-            return (
-                {
-                    "device": device,
-                    "way": way,
-                    "ulysses": ulysses,
-                    "ring": ring,
-                    "timeout": timeout,
-                },
-                (),
-                made,
-            )
+            return {"device": device, "way": way, **same}, (), options
 
-        # The communicator of MPI_COMM_WORLD is not there before the library has made it.
+        # MPI_COMM_WORLD without mpi4py: its communicator exists only after the library has made the
+        # context, so the ranks cannot agree before.
         options = (
             prepare()[2]
             if isinstance(comm, _World)
             else agree(self.communicator, "ulysses.Context", prepare)[0]
         )
         self._lock = threading.RLock()
-        self._failure: BaseException | None = (
-            None  # of a callback, to be the cause of the call's error
-        )
-        self._plans: dict[
-            Any, Any
-        ] = {}  # by what they were made of: the sixth value is a bool for attention, text for the gated delta rule
-        self._batches: collections.OrderedDict[Any, Batch] = collections.OrderedDict()
-        self._pending: dict[int, Any] = {}  # memory of requests under way
-        self._made: weakref.WeakSet = weakref.WeakSet()
-        self.sequences: Sequences | None = None  # what `use` set
-        self._keep: list[Any] = [options]
+        # The exception of a callback, which becomes the cause of the call's exception.
+        self._failure: BaseException | None = None
+        self._plans: dict[AttentionOptions | DeltaOptions, Any] = {}
+        self._batches: collections.OrderedDict[Sequences, Batch] = collections.OrderedDict()
+        self._pending: dict[int, Any] = {}  # the memory of requests in progress
+        self._owned: weakref.WeakSet = weakref.WeakSet()  # plans and batches, closed by `close`
+        self.sequences: Sequences | None = None
+        self._keep: list[Any] = [options]  # what the library points to
         if log is not None:
             options.log = _struct.Log(
                 lambda user, level, line: log(level, (line or b"").decode(errors="replace"))
@@ -122,35 +131,44 @@ class Context:
         elif hasattr(comm, "py2f") and not callbacks:
             self._call("ulysses_context_create_mpi", comm.py2f(), ctypes.byref(options), out)
         else:
-            host = self._host()
+            host = self._host_comm()
             self._call(
                 "ulysses_context_create_host", ctypes.byref(host), ctypes.byref(options), out
             )
         info = _struct.ContextInfo()
         self._call("ulysses_context_query", self._handle, ctypes.byref(info))
-        self.rank, self.size, self.ulysses, self.ring = (
-            info.rank,
-            info.size,
-            info.ulysses,
-            info.ring,
-        )
+        self.rank, self.size = info.rank, info.size
+        self.ulysses, self.ring = info.ulysses, info.ring
         self.device = "cuda" if info.device == _struct.CUDA else "cpu"
         self.ordinal = info.ordinal
 
     @classmethod
     def torch(cls, group: Any = None, **options: Any) -> Context:
-        """A context on a torch.distributed process group; None = the default group."""
+        """Returns a context over a torch.distributed process group. Collective.
+
+        Args:
+            group: a process group whose backend communicates host memory (gloo). Default: None, the
+                default group
+            options: keyword arguments of `Context`
+        """
         return cls(TorchGroup(group), **options)
 
     @classmethod
     def world(cls, **options: Any) -> Context:
-        """A context on MPI_COMM_WORLD without mpi4py: the library initialises MPI if nobody did, and finalises it then."""
+        """Returns a context over MPI_COMM_WORLD without mpi4py. Collective.
+
+        If MPI is not initialized, the library initializes it, and finalizes it at exit.
+
+        Args:
+            options: keyword arguments of `Context`
+        """
         self = cls.__new__(cls)
         Context.__init__(self, _World(), **options)
         self.communicator = LibraryRanks(self) if self.size > 1 else Alone()
         return self
 
-    def _host(self) -> _struct.HostComm:
+    def _host_comm(self) -> _struct.HostComm:
+        """Returns the callbacks by which the library calls the communicator."""
         comm = self.communicator
 
         def guarded(f: Callable[..., None]) -> Callable[..., int]:
@@ -158,7 +176,7 @@ class Context:
                 try:
                     f(*args)
                     return 0
-                except BaseException as e:  # it must not cross C
+                except BaseException as e:  # an exception must not pass through C
                     self._failure = e
                     return 1
 
@@ -170,11 +188,10 @@ class Context:
         def alltoallv(
             user: int, send: int, send_bytes: Any, receive: int, receive_bytes: Any
         ) -> None:
-            out, back = (
-                [send_bytes[i] for i in range(comm.size)],
-                [receive_bytes[i] for i in range(comm.size)],
+            sends, receives = send_bytes[: comm.size], receive_bytes[: comm.size]
+            comm.alltoallv(
+                _memory(send, sum(sends)), sends, _memory(receive, sum(receives)), receives
             )
-            comm.alltoallv(_memory(send, sum(out)), out, _memory(receive, sum(back)), back)
 
         host = _struct.HostComm(
             rank=comm.rank,
@@ -186,6 +203,7 @@ class Context:
         return host
 
     def _call(self, name: str, *args: Any) -> None:
+        """Calls a function of the library that returns a status. Raises UlyssesError."""
         with self._lock:
             self._failure = None
             try:
@@ -197,143 +215,150 @@ class Context:
 
     @property
     def handle(self) -> ctypes.c_void_p:
+        """The library's handle. Raises InvalidArgument if the context is closed."""
         if not self._handle:
-            raise InvalidArgument("ulysses: the context is closed: make another")
+            raise InvalidArgument("ulysses.Context: the context is closed; make another context")
         return self._handle
 
     def plan(self, **options: Any) -> Plan:
-        """The plan for a kind of layer. Collective; made at the first call with these options, and kept.
+        """Returns the plan for one kind of attention layer. Collective.
 
-        heads, head_dim, kv_heads (0 = heads), v_dim (0 = head_dim), dtype, causal, scale, cross and
-        softcap mean what they mean in attention; window = (left, right) keys, -1 unbounded; deterministic =
-        gradients are bitwise reproducible on a GPU too, or the plan is refused (Unsupported)."""
+        The first call with these options makes the plan, and the context keeps it.
+
+        Args:
+            heads (int), kv_heads (int): query heads and key heads; kv_heads 0 = heads. Default: 0
+            head_dim (int), v_dim (int): features of a key and of a value; v_dim 0 = head_dim.
+                Default: 0
+            dtype (int): a type number of ulysses._struct. Default: F32
+            causal, window, scale: as in `attention`
+            cross (bool): queries and keys have different lengths. Default: False
+            softcap (float): not implemented, must be 0. Default: 0
+            deterministic (bool): gradients are bitwise reproducible on a GPU. Default: False
+
+        Raises:
+            InvalidArgument: the options are wrong, or differ between ranks
+            Unsupported: no kernel has these options; the message names them
+        """
         self.agree("ulysses.Context.plan", lambda: (options, (), None))
         return self._plan(**options)
 
     def delta_plan(self, **options: Any) -> DeltaPlan:
-        """The plan for a kind of layer of the gated delta rule. Collective; made at the first call
-        with these options, and kept.
+        """Returns the plan for one kind of gated delta rule layer. Collective.
 
-        qk_heads, v_heads, qk_dim, v_dim, dtype, strategy and scale mean what they mean in
-        chunk_gated_delta_rule; tokens = of a batch in all, by which "auto" chooses; l2norm; chunk 0 =
-        the device's choice; states = calls may bring states and want them."""
+        The first call with these options makes the plan, and the context keeps it.
+
+        Args:
+            qk_heads (int), v_heads (int): key heads and value heads
+            qk_dim (int), v_dim (int): features of a key and of a value
+            dtype (int): a type number of ulysses._struct. Default: F32
+            strategy (str), scale (float, optional): as in `chunk_gated_delta_rule`
+            tokens (int): tokens of a batch over all ranks, for which strategy "auto" chooses.
+                Default: 0
+            l2norm (bool): normalize q and k. Default: False
+            chunk (int): tokens of a chunk at most; 0 = the device chooses. Default: 0
+            states (bool): calls may have initial states and return final states. Default: False
+
+        Raises:
+            InvalidArgument: the options are wrong, or differ between ranks
+            Unsupported: no kernel has these options; the message names them
+        """
         self.agree("ulysses.Context.delta_plan", lambda: (options, (), None))
         return self._delta_plan(**options)
 
     def batch(self, sequences: Sequences) -> Batch:
-        """The batch for lengths and documents. Collective; the last 64 are kept."""
+        """Returns the batch for lengths and documents. Collective.
+
+        The context keeps the 64 batches that were used last.
+
+        Args:
+            sequences: the lengths and documents, equal on all ranks
+
+        Raises:
+            InvalidArgument: the lengths are wrong, or differ between ranks
+        """
         self.agree("ulysses.Context.batch", lambda: ({"sequences": sequences}, (), None))
         return self._batch(sequences)
 
-    # What calls use that have agreed on their arguments.
+    # The following three are for calls whose ranks have already agreed on the arguments.
 
-    def _plan(
-        self,
-        *,
-        heads: int,
-        head_dim: int,
-        kv_heads: int = 0,
-        v_dim: int = 0,
-        dtype: int = _struct.F32,
-        causal: bool = False,
-        window: tuple[int, int] | None = None,
-        scale: float | None = None,
-        cross: bool = False,
-        softcap: float = 0.0,
-        deterministic: bool = False,
-    ) -> Plan:
-        key = (
-            heads,
-            head_dim,
-            kv_heads or heads,
-            v_dim or head_dim,
-            dtype,
-            causal,
-            window,
-            scale,
-            cross,
-            softcap,
-            deterministic,
-        )
-        return self._planned(Plan, key)
+    def _plan(self, **options: Any) -> Plan:
+        return self._kept(Plan, AttentionOptions(**options))
 
-    def _delta_plan(
-        self,
-        *,
-        qk_heads: int,
-        v_heads: int,
-        qk_dim: int,
-        v_dim: int,
-        dtype: int = _struct.F32,
-        strategy: str = "auto",
-        tokens: int = 0,
-        scale: float | None = None,
-        l2norm: bool = False,
-        chunk: int = 0,
-        states: bool = False,
-    ) -> DeltaPlan:
-        key = (
-            qk_heads,
-            v_heads,
-            qk_dim,
-            v_dim,
-            dtype,
-            strategy,
-            tokens,
-            scale,
-            l2norm,
-            chunk,
-            states,
-        )
-        return self._planned(DeltaPlan, key)
-
-    def _planned(self, kind: type, key: tuple) -> Any:
-        if key not in self._plans:
-            self._plans[key] = kind(self, *key)
-            self._plans[key].key = key
-        return self._plans[key]
+    def _delta_plan(self, **options: Any) -> DeltaPlan:
+        return self._kept(DeltaPlan, DeltaOptions(**options))
 
     def _batch(self, sequences: Sequences) -> Batch:
         found = self._batches.get(sequences)
         if found is None:
             found = self._batches[sequences] = Batch(self, sequences)
             if len(self._batches) > BATCHES:
-                self._batches.popitem(last=False)  # destroyed when no backward needs it
+                self._batches.popitem(
+                    last=False
+                )  # calls that still need their backward pass own it
         else:
             self._batches.move_to_end(sequences)
         return found
 
+    def _kept(self, kind: Callable[..., Any], options: AttentionOptions | DeltaOptions) -> Any:
+        if options not in self._plans:
+            self._plans[options] = kind(self, options)
+        return self._plans[options]
+
     def agree(self, operation: str, prepare: Callable[[], Any]) -> Any:
-        """agreement.agree over the ranks of this context. Collective."""
-        (
-            self.handle,
-            _library.library(),
-        )  # a closed context and a forked child are refused before they communicate
+        """Runs `prepare` on each rank and compares the results. Collective.
+
+        See `ulysses.agreement.agree`. A closed context and a forked child raise before they
+        communicate.
+        """
+        self.handle  # noqa: B018
+        _library.library()
         return agree(self.communicator, operation, prepare)
 
     def use(self, sequences: Sequences | None) -> None:
-        """Sets the lengths and documents of calls that name none: the transformers attention, attention without seq. `shard` does this."""
+        """Sets the lengths and documents of calls that give none. Not collective.
+
+        `shard` and `loader` call this for each micro-batch. Attention in transformers models uses
+        these lengths as well.
+
+        Args:
+            sequences: the lengths and documents, equal on all ranks; None = no default
+        """
         self.sequences = sequences
 
     def check(self) -> None:
-        """Raises what has gone wrong on the GPU after a call had returned (DeviceError, CommError). It does not wait, and is sticky."""
+        """Raises the error of an asynchronous call on the GPU, if there is one. Not collective.
+
+        check does not wait for the GPU. The error stays: later calls of check raise it again.
+
+        Raises:
+            DeviceError, CommError: a call that had already returned failed on the GPU
+        """
         self._call("ulysses_context_async_error", self.handle)
 
     def abort(self, status: int) -> None:
-        """Tells the peers that this rank failed alone. Over MPI this ends the job."""
+        """Tells the other ranks that this rank has failed. Not collective.
+
+        Over MPI, this ends the job.
+
+        Args:
+            status: a `Status`
+        """
         with self._lock:
             _library.library().ulysses_context_abort(self.handle, int(status))
 
     def close(self) -> None:
-        """Destroys plans, batches and the context. Collective. Calls afterwards raise InvalidArgument."""
+        """Destroys the context with its plans and batches. Collective.
+
+        Later calls with this context raise InvalidArgument. Closing again does nothing.
+        """
         global _current
         if _current is self:
             _current = None
         if not self._handle or not _library.usable():
             return
         with self._lock:
-            for made in list(self._made):
-                made.close()
+            for owned in list(self._owned):
+                owned.close()
             self._plans.clear()
             self._batches.clear()
             self._pending.clear()
@@ -351,7 +376,7 @@ class Context:
 
 
 class _World:
-    """Stands for MPI_COMM_WORLD where no mpi4py is."""
+    """Represents MPI_COMM_WORLD without mpi4py. It has the methods that `Context` calls."""
 
     rank, size = 0, 0
 
@@ -372,16 +397,24 @@ def _memory(address: int | None, n: int) -> memoryview:
 
 
 def use(context: Context | None) -> None:
-    """Makes a context the one that calls use where none is given."""
+    """Sets the context of calls that give none. Not collective.
+
+    Args:
+        context: the context; None = no default
+    """
     global _current
     _current = context
 
 
 def current(context: Context | None = None) -> Context:
-    """`context`, or what `use` set; InvalidArgument where there is neither."""
+    """Returns `context`, or the context that `use` has set if `context` is None.
+
+    Raises:
+        InvalidArgument: there is neither
+    """
     found = context if context is not None else _current
     if found is None:
         raise InvalidArgument(
-            "ulysses: no context: give context=, or set one for all calls with ulysses.use(ulysses.Context(comm))"
+            "ulysses: no context; give context=, or call ulysses.use(ulysses.Context(comm)) once"
         )
     return found

@@ -1,7 +1,11 @@
-"""The gated delta rule over sequences that are cut across ranks (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464).
+"""The gated delta rule over sequences that are sharded over ranks.
 
-Two ways: "heads", one exchange to all rows of this rank's heads and one back, with the bits of one rank; and "state", where rows stay and states travel
-from rank to rank, a number of bytes that does not grow with the sequence. "auto" takes the one that sends fewer.
+There are two strategies. "heads" re-shards from tokens to heads by an all-to-all, and back by a
+second one; its results are bitwise equal to those of one rank. "state" keeps the tokens on their
+ranks and passes recurrent states between ranks; the number of bytes does not depend on the length of
+the sequence. "auto" chooses the strategy that sends fewer bytes.
+
+Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
 """
 
 from __future__ import annotations
@@ -34,16 +38,23 @@ from .tensors import (
 
 @dataclass
 class DeltaCall:
-    """What a forward pass leaves for its backward pass."""
+    """The result of a forward pass that its backward pass needs.
+
+    Attributes:
+        plan, batch: the plan and the batch of the call
+        saved: saved activations as plain bytes. The caller may move or offload them before backward;
+            None if the forward pass had save=False
+        initial_state: the initial states of the call in float32, or None
+    """
 
     plan: DeltaPlan
     batch: Batch
-    saved: Any  # plain bytes, free to be moved and offloaded in between
-    initial_state: Any  # as it was given
+    saved: Any
+    initial_state: Any
 
 
 def _float32(x: Any) -> Any:
-    """x in F32, dense."""
+    """Returns x as a row-major float32 array."""
     return (
         x.to(torch_or_none().float32).contiguous()
         if is_torch(x)
@@ -69,9 +80,21 @@ def gated_delta_rule_forward(
     save: bool = True,
     context: Context | None = None,
 ) -> tuple[Any, Any, DeltaCall]:
-    """The rule, and what its backward needs. Collective. Arguments are those of `chunk_gated_delta_rule`; save = keep what
-    gated_delta_rule_backward needs. Returns (o, final_state or None, DeltaCall). Errors: InvalidArgument, Unsupported, CommError."""
-    ctx = current(context)
+    """Computes the gated delta rule, and returns what the backward pass needs. Collective.
+
+    Args:
+        save (bool): save the activations that `gated_delta_rule_backward` needs. Default: True
+
+    The other arguments are those of `chunk_gated_delta_rule`.
+
+    Returns:
+        (o, final_state, call): o and final_state as in `chunk_gated_delta_rule`, and the `DeltaCall`
+        for `gated_delta_rule_backward`.
+
+    Raises:
+        InvalidArgument, Unsupported, CommError: as in `chunk_gated_delta_rule`
+    """
+    ctx, operation = current(context), "ulysses.chunk_gated_delta_rule"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
         for name, x, axes in (
@@ -83,8 +106,8 @@ def gated_delta_rule_forward(
         ):
             if not hasattr(x, "shape") or len(x.shape) != axes:
                 raise InvalidArgument(
-                    f"ulysses: {name} is {tuple(getattr(x, 'shape', ()))}: it must be an array of {axes} axes, "
-                    f"[B, rows, heads{', features' if axes == 4 else ''}]"
+                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))}; give an array "
+                    f"of {axes} axes, [B, rows, heads{', features' if axes == 4 else ''}]"
                 )
         one_library(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
         rows = {
@@ -92,11 +115,11 @@ def gated_delta_rule_forward(
         }
         if len(set(rows.values())) > 1:
             raise InvalidArgument(
-                f"ulysses.chunk_gated_delta_rule: rows of {rows}: all inputs have as many"
+                f"{operation}: numbers of rows {rows}; give the same number in all inputs"
             )
-        lengths = Lengths.of(ctx, q.shape[0], q.shape[1], None, seq, None, cu_seqlens)
-        if lengths.given is not None and lengths.given.kv_seq is not None:
-            lengths = replace(lengths, given=None)
+        lengths = Lengths.of(
+            ctx, q.shape[0], q.shape[1], seq=seq, cu_seqlens=cu_seqlens, ignore_cross=True
+        )
         planned = dict(
             qk_heads=q.shape[2],
             v_heads=v.shape[2],
@@ -122,12 +145,10 @@ def gated_delta_rule_forward(
         }
         return same, lengths.counts(), (planned, lengths)
 
-    (planned, lengths), counts = ctx.agree("ulysses.chunk_gated_delta_rule", prepare)
-    sequences = lengths.settle(counts)
-    plan, batch = (
-        ctx._delta_plan(**planned, tokens=sequences.batch * sequences.seq),
-        ctx._batch(sequences),
-    )
+    (planned, lengths), counts = ctx.agree(operation, prepare)
+    sequences = lengths.sequences(operation, counts)
+    plan = ctx._delta_plan(**planned, tokens=sequences.batch * sequences.seq)
+    batch = ctx._batch(sequences)
     rows, hv, dk, dv = q.shape[1], plan.v_heads, plan.qk_dim, plan.v_dim
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     g, beta = _float32(g), _float32(beta)
@@ -136,14 +157,10 @@ def gated_delta_rule_forward(
     final = empty(q, (batch.info.docs, hv, dk, dv), _struct.F32) if output_final_state else None
     sizes = plan.sizes(batch)
     saved = block(q, sizes.saved) if save else None
-    views = [
-        None if x is None else view(x) for x in (q, k, v, g, beta, initial_state, out, final)
-    ]  # keep what the struct points to
-    names = ("q", "k", "v", "g", "beta", "state_in", "out", "state_out")
-    args = _struct.GDNArgs(
-        stream=stream_of(q),
-        **{name: None if x is None else x.pointer() for name, x in zip(names, views)},
-    )
+    tensors = dict(q=q, k=k, v=v, g=g, beta=beta, state_in=initial_state, out=out, state_out=final)
+    # The views keep the memory that the struct points to.
+    views = {name: view(x) for name, x in tensors.items() if x is not None}
+    args = _struct.GDNArgs(stream=stream_of(q), **{name: x.pointer() for name, x in views.items()})
     if save:
         args.saved, args.saved_bytes = view(saved).data, sizes.saved
     ctx._call("ulysses_gdn_forward", plan.handle, batch.handle, ctypes.byref(args))
@@ -153,15 +170,30 @@ def gated_delta_rule_forward(
 def gated_delta_rule_backward(
     call: DeltaCall, do: Any, dfinal_state: Any = None
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
-    """(dq, dk, dv, dg, dbeta, dinitial_state) from the gradients of o and, where one was returned, of the final state, the same on every rank. dg and dbeta
-    are F32; the last is whole on every rank, None where no initial state was given. Collective."""
-    plan, batch = call.plan, call.batch
+    """Returns the gradients of the inputs. Collective.
+
+    Args:
+        call: the result of `gated_delta_rule_forward`
+        do: gradient of o, [B, rows, HV, V], with the dtype of q
+        dfinal_state (optional): gradient of the final states, [N, HV, K, V], equal on all ranks.
+            Default: None, no gradient
+
+    Returns:
+        (dq, dk, dv, dg, dbeta, dinitial_state) with the shapes of the inputs. dq, dk and dv have the
+        dtype of q, the others are float32. dinitial_state is complete on every rank; None if there
+        was no initial state.
+
+    Raises:
+        InvalidArgument: the forward pass had save=False, or a gradient has a wrong shape or dtype
+        CommError: the communicator failed
+    """
+    plan, batch, operation = call.plan, call.batch, "ulysses.gated_delta_rule_backward"
     states = (batch.info.docs, plan.v_heads, plan.qk_dim, plan.v_dim)
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if call.saved is None:
             raise InvalidArgument(
-                "ulysses.gated_delta_rule_backward: the forward was called with save=False: keep what it saves"
+                f"{operation}: the forward pass had save=False; call it with save=True"
             )
         for name, x, shape, dtype in (
             ("do", do, (batch.sequences.batch, batch.rows, plan.v_heads, plan.v_dim), plan.dtype),
@@ -170,9 +202,10 @@ def gated_delta_rule_backward(
             if (x is not None or name == "do") and (
                 tuple(getattr(x, "shape", ())) != shape or (dtype or dtype_of(x)) != dtype_of(x)
             ):
+                want = f"shape {shape}" + (f" and dtype {NAMES[dtype]}" if dtype else "")
                 raise InvalidArgument(
-                    f"ulysses.gated_delta_rule_backward: {name} of shape {tuple(getattr(x, 'shape', ()))} and type {getattr(x, 'dtype', type(x).__name__)}: "
-                    f"give one of {shape}" + (f" and {NAMES[dtype]}" if dtype else "")
+                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))} and dtype "
+                    f"{getattr(x, 'dtype', type(x).__name__)}; give {want}"
                 )
         same = {
             "plan": plan.key,
@@ -183,7 +216,7 @@ def gated_delta_rule_backward(
         }
         return same, (), None
 
-    plan.context.agree("ulysses.gated_delta_rule_backward", prepare)
+    plan.context.agree(operation, prepare)
     do = without_zero_strides(do)
     b, rows = do.shape[:2]
     keys, values, gates = (
@@ -242,34 +275,57 @@ def chunk_gated_delta_rule(
     chunk_size: int = 0,
     context: Context | None = None,
 ) -> tuple[Any, Any]:
-    """The gated delta rule over the whole sequence, of which each rank brings its rows. Collective; differentiable for PyTorch. Per value head, token after
-    token of a document:  S = exp(g) S;  u = beta (v - S^T k);  S = S + k u^T;  o = scale S^T q.  Argument names are FLA's (fla.ops.gated_delta_rule).
+    """Computes the gated delta rule over whole sequences that are sharded over ranks.
 
-    q, k       [B, rows, H, K], this rank's rows; F32, or BF16 where the device computes in it; NumPy or PyTorch, last axis dense
-    v          [B, rows, HV, V]; H divides HV
-    g, beta    [B, rows, HV]; g is the natural logarithm of the decay, at most 0. Other types than F32 are turned into it
-    scale      of q; None = 1/sqrt(K)
-    initial_state  [N, HV, K, V], one for each of the N documents, whole on every rank; None = zeros
-    output_final_state  also return the states behind the documents, [N, HV, K, V] F32, whole on every rank
-    use_qk_l2norm_in_kernel  q and k are divided by sqrt(sum of squares + 1e-6)
-    cu_seqlens document starts over B*seq tokens of all ranks, from 0, then B*seq; the same on all ranks; None = one document a sequence
-    seq        tokens of the whole sequence; None = what Context.use set, else the sum of the ranks' rows. Uneven: the first seq mod ranks hold one row more
-    strategy   "heads", "state", or "auto"
-    chunk_size at most so many tokens a chunk, 16 or more; 0 = the device's choice
+    Collective; differentiable in PyTorch. For each value head, the recurrent state S [K, V] of a
+    document is updated token by token::
 
-    Returns (o [B, rows, HV, V], final_state or None). What is computed from final_state must be the same on every rank, and so its gradient; the gradient of
-    initial_state is whole on every rank. Errors: InvalidArgument, Unsupported, CommError. Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
+        S = exp(g) S;  u = beta (v - S^T k);  S = S + k u^T;  o = scale S^T q
+
+    The names of the arguments are those of flash-linear-attention (fla.ops.gated_delta_rule).
+
+    Args:
+        q, k: [B, rows, H, K], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        v: [B, rows, HV, V]; HV must be a multiple of H
+        g: [B, rows, HV], natural logarithm of the decay, at most 0. Converted to float32
+        beta: [B, rows, HV]. Converted to float32
+        scale (float, optional): factor of q. Default: 1/sqrt(K)
+        initial_state (optional): [N, HV, K, V], one state for each of the N documents, the same on
+            all ranks. Default: None, zeros
+        output_final_state (bool): also return the states after the last token of each document.
+            Default: False
+        use_qk_l2norm_in_kernel (bool): divide q and k by sqrt(sum of squares + 1e-6) of each head.
+            Default: False
+        cu_seqlens (sequence of int, optional): the start of each document over B*seq tokens of all
+            ranks, then B*seq; equal on all ranks. Default: None, each sequence is one document
+        seq (int, optional): tokens of each sequence over all ranks. If it is not a multiple of the
+            ranks, the first seq mod ranks hold one token more (see `shard_rows`). Default: the
+            length that Context.use has set, else the sum of the ranks' rows
+        strategy (str): "heads" (all-to-all), "state" (recurrent states are passed between ranks) or
+            "auto" (the one that sends fewer bytes). Default: "auto"
+        chunk_size (int): tokens of a chunk at most, 16 or more; 0 = the device chooses. Default: 0
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        (o, final_state): o [B, rows, HV, V] with the dtype of q; final_state [N, HV, K, V], float32
+        and equal on all ranks, or None.
+
+        Whatever is computed from final_state must be equal on all ranks, because its gradient must
+        be. The gradient of initial_state is complete on every rank.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: no kernel of the device has these sizes or options
+        CommError: the communicator failed
+
+    Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
     """
-    options: dict[str, Any] = dict(
-        scale=scale,
-        output_final_state=output_final_state,
-        use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
-        cu_seqlens=cu_seqlens,
-        seq=seq,
-        strategy=strategy,
-        chunk_size=chunk_size,
-        context=context,
-    )
+    # The arguments without tensors, which gated_delta_rule_forward checks.
+    options: dict[str, Any] = {
+        name: value
+        for name, value in locals().items()
+        if name not in ("q", "k", "v", "g", "beta", "initial_state")
+    }
     if is_torch(q):
         from ._torch import differentiable, wants_gradient
 

@@ -1,4 +1,4 @@
-"""Rows of neighbour ranks, and the causal convolution over documents."""
+"""Halos, the tokens of neighbouring ranks, and the causal convolution over documents."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from .tensors import (
 ACTIVATIONS = (None, "silu", "swish")
 
 
-def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward: bool) -> None:
-    """Moves rows between x [B, rows, ...] and a halo [B, |n|, ...], both dense. Collective.
+def _copy_halo(context: Context, batch: Batch, x: Any, halo: Any, n: int, forward: bool) -> None:
+    """Copies tokens between x [B, rows, ...] and a halo [B, |n|, ...], both row-major. Collective.
 
-    forward writes the halo; backward adds the halo to x on the ranks where the rows came from."""
-    views = view(x), view(rows)
+    Forward writes the halo from the x of other ranks. Backward adds the halo to the x of the ranks
+    that the tokens came from.
+    """
+    views = view(x), view(halo)
     args = _struct.HaloArgs(n=n, x=views[0].pointer(), halo=views[1].pointer(), stream=stream_of(x))
     need = ctypes.c_uint64()
     context._call(
@@ -53,44 +55,48 @@ def exchange(context: Context, batch: Batch, x: Any, rows: Any, n: int, forward:
     )
 
 
-def settle(
+def _agreed_batch(
     operation: str,
     x: Any,
     n: int,
     seq: int | None,
     cu_seqlens: Sequence[int] | None,
     context: Context | None,
-    beside: dict[str, Any] | None = None,
+    others: dict[str, Any] | None = None,
     check: Any = None,
 ) -> tuple[Context, Batch]:
-    """The batch of a call. Collective.
+    """Checks the arguments of a call, and returns its context and batch. Collective.
 
-    `beside` are arrays with the same shape on all ranks; `check` raises if another argument is wrong."""
+    `others` are arrays by name with the same shape on all ranks. `check` raises if an argument is
+    wrong on this rank.
+    """
     ctx = current(context)
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], Lengths]:
         if not hasattr(x, "shape") or len(x.shape) < 2 or not n:
             raise InvalidArgument(
-                f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}: give an array [B, rows, ...], and n > 0 for rows before or n < 0 for rows after"
+                f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}; give an array "
+                "[B, rows, ...], and n > 0 for the tokens before this rank's or n < 0 for those "
+                "after them"
             )
-        one_library(x=x, **(beside or {}))
+        one_library(x=x, **(others or {}))
         if check is not None:
             check()
-        lengths = Lengths.of(ctx, x.shape[0], x.shape[1], None, seq, None, cu_seqlens)
+        lengths = Lengths.of(ctx, x.shape[0], x.shape[1], seq=seq, cu_seqlens=cu_seqlens)
         dtype_of(x)
         return (
             {
                 "x": describe(x, free=(1,)),
                 "n": n,
                 **lengths.same(),
-                **{name: describe(t) for name, t in (beside or {}).items()},
+                **{name: describe(t) for name, t in (others or {}).items()},
             },
             lengths.counts(),
             lengths,
         )
 
     lengths, counts = ctx.agree(operation, prepare)
-    return ctx, ctx._batch(lengths.settle(counts))
+    return ctx, ctx._batch(lengths.sequences(operation, counts))
 
 
 def halo(
@@ -101,34 +107,47 @@ def halo(
     cu_seqlens: Sequence[int] | None = None,
     context: Context | None = None,
 ) -> Any:
-    """The n rows before this rank's (n > 0), or the -n rows after them (n < 0), in each sequence. Collective; differentiable for PyTorch.
+    """Returns the tokens of neighbouring ranks: the last n before this rank's tokens, or the first
+    -n after them.
 
-    x          [B, rows, ...], this rank's rows: F32, or BF16 where the device computes in it
-    seq, cu_seqlens  lengths and documents, as for `attention`
+    Collective; differentiable in PyTorch.
 
-    Returns [B, |n|, ...]. A row is zero if it lies outside the sequence or in another document than
-    this rank's nearest row. n may exceed a neighbour's rows.
+    Args:
+        x: [B, rows, ...], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        n (int): n > 0: the n tokens of each sequence before this rank's. n < 0: the -n tokens after
+            them. |n| may exceed the rows of a neighbour
+        seq, cu_seqlens, context: as in `attention`
 
-    If each sequence is one document, a causal convolution of width W over the sequence is the local
-    convolution of concatenate([halo(x, W - 1), x], 1). If a sequence has several documents, it is
-    not: that convolution mixes the end of a document into the start of the next one on the same rank.
-    Use `causal_conv1d`, which keeps documents apart. Errors: InvalidArgument, Unsupported, CommError.
+    Returns:
+        [B, |n|, ...], with the dtype of x. A token is zero if it lies outside the sequence, or in
+        another document than the nearest token of this rank.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: the dtype is not implemented on the device
+        CommError: the communicator failed
+
+    .. note::
+        If each sequence is one document, a causal convolution of width W is the local convolution of
+        concatenate([halo(x, W - 1), x], 1). If a sequence has several documents, that convolution
+        mixes the end of a document into the start of the next one on the same rank. Use
+        `causal_conv1d`, which keeps documents apart.
     """
-    ctx, batch = settle("ulysses.halo", x, n, seq, cu_seqlens, context)
-    return _settled_halo(x, n, ctx, batch)
+    ctx, batch = _agreed_batch("ulysses.halo", x, n, seq, cu_seqlens, context)
+    return _halo(x, n, ctx, batch)
 
 
-def _settled_halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
-    """`halo` on a batch that the ranks have agreed on."""
+def _halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
+    """`halo` after the ranks have agreed on the batch. Collective."""
 
     def run(x: Any) -> tuple[Any, tuple, Any]:
         shape = x.shape
         out = empty(x, (shape[0], abs(n), *shape[2:]))
-        exchange(ctx, batch, dense(x), out, n, True)
+        _copy_halo(ctx, batch, dense(x), out, n, True)
 
         def back(saved: tuple, dhalo: Any) -> tuple:
             dx = dhalo.new_zeros(shape)
-            exchange(ctx, batch, dx, dense(dhalo), n, False)
+            _copy_halo(ctx, batch, dx, dense(dhalo), n, False)
             return (dx,)
 
         return out, (), back
@@ -149,24 +168,40 @@ def halo_backward(
     cu_seqlens: Sequence[int] | None = None,
     context: Context | None = None,
 ) -> None:
-    """Adds the gradient of a halo to dx [B, rows, ...], dense, on the ranks where the rows came from. Collective."""
+    """Adds the gradient of a halo to the gradients of the tokens that it was copied from.
+
+    Collective. Each rank receives the gradients of its tokens from the other ranks' dhalo.
+
+    Args:
+        dhalo: [B, |n|, ...], gradient of the result of `halo`
+        n, seq, cu_seqlens, context: as in the call of `halo`
+        dx: [B, rows, ...], row-major; the gradients are added to it
+
+    Raises:
+        InvalidArgument: a shape or dtype is wrong, dx is not row-major, or arguments differ between
+            ranks
+        CommError: the communicator failed
+    """
 
     def check() -> None:
         want = (dx.shape[0], abs(n), *dx.shape[2:])
         if tuple(dhalo.shape) != tuple(want) or dtype_of(dhalo) != dtype_of(dx):
             raise InvalidArgument(
-                f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} for dx {tuple(dx.shape)} {dx.dtype} and n {n}: give {tuple(want)} of dx's type"
+                f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} with dx "
+                f"{tuple(dx.shape)} {dx.dtype} and n {n}; give shape {tuple(want)} and the dtype "
+                "of dx"
             )
-        strides = view(dx)
-        if strides.strides != tuple(dense_strides(strides.shape)):
+        found = view(dx)
+        if found.strides != tuple(dense_strides(found.shape)):
             raise InvalidArgument(
-                "ulysses.halo_backward: dx is not dense: give a contiguous array, which the gradient is added to"
+                f"ulysses.halo_backward: dx has strides {found.strides}; give a contiguous array, "
+                "to which the gradients are added"
             )
 
-    ctx, batch = settle(
+    ctx, batch = _agreed_batch(
         "ulysses.halo_backward", dx, n, seq, cu_seqlens, context, {"dhalo": dhalo}, check
     )
-    exchange(ctx, batch, dx, dense(dhalo), n, False)
+    _copy_halo(ctx, batch, dx, dense(dhalo), n, False)
 
 
 def causal_conv1d(
@@ -179,21 +214,33 @@ def causal_conv1d(
     cu_seqlens: Sequence[int] | None = None,
     context: Context | None = None,
 ) -> Any:
-    """A causal depthwise convolution over documents. Collective; differentiable for PyTorch.
+    """Computes a causal depthwise convolution over documents that are sharded over ranks.
 
-    y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c]), over the tokens
-    t-j of the document of t.
+    Collective; differentiable in PyTorch. For token t and channel c::
 
-    x          [B, rows, C], this rank's rows: F32, or BF16 where the device computes in it
-    weight     [C, W]; the last column multiplies the token itself, as in torch.nn.Conv1d
-    bias       [C], or None
-    activation None, "silu" or "swish" (the same)
-    seq, cu_seqlens  lengths and documents, as for `attention`
+        y[t, c] = activation(bias[c] + sum over j < W of weight[c, W-1-j] * x[t-j, c])
 
-    Returns y [B, rows, C]. Forward receives W - 1 rows from the ranks before, backward returns their
-    gradients. Documents may be shorter than W - 1 tokens and may lie on any ranks. Gradients of weight
-    and bias are this rank's share: sum them over the ranks. Errors: InvalidArgument, Unsupported,
-    CommError.
+    The sum is over the tokens t-j in the document of t. A document may have fewer than W tokens and
+    may lie on several ranks.
+
+    Args:
+        x: [B, rows, C], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        weight: [C, W]; the last column multiplies the token itself, as in torch.nn.Conv1d
+        bias (optional): [C]. Default: None
+        activation (str, optional): "silu" or "swish", which is the same. Default: None
+        seq, cu_seqlens, context: as in `attention`
+
+    Returns:
+        y [B, rows, C], with the dtype of x.
+
+        The gradients of weight and bias are this rank's share: their sum over the ranks is the
+        gradient. Forward receives W - 1 tokens from the previous ranks, backward returns their
+        gradients.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: the dtype is not implemented on the device
+        CommError: the communicator failed
     """
 
     def check() -> None:
@@ -204,34 +251,36 @@ def causal_conv1d(
             or weight.shape[1] < 1
         ):
             raise InvalidArgument(
-                f"ulysses.causal_conv1d: x {tuple(x.shape)}, weight {tuple(getattr(weight, 'shape', ()))}: give x [B, rows, C] and weight [C, W]"
+                f"ulysses.causal_conv1d: x {tuple(x.shape)}, weight "
+                f"{tuple(getattr(weight, 'shape', ()))}; give x [B, rows, C] and weight [C, W]"
             )
         if bias is not None and tuple(bias.shape) != (x.shape[2],):
             raise InvalidArgument(
-                f"ulysses.causal_conv1d: bias {tuple(bias.shape)} for {x.shape[2]} channels: give [C], or None"
+                f"ulysses.causal_conv1d: bias {tuple(bias.shape)} for {x.shape[2]} channels; give "
+                f"[{x.shape[2]}], or None"
             )
         if activation not in ACTIVATIONS:
             raise InvalidArgument(
-                f"ulysses.causal_conv1d: activation {activation!r}: give one of {', '.join(map(repr, ACTIVATIONS))}"
+                f"ulysses.causal_conv1d: activation {activation!r}; give one of "
+                f"{', '.join(map(repr, ACTIVATIONS))}"
             )
 
     operation = f"ulysses.causal_conv1d with activation {activation!r}"
-    ctx, batch = settle(
+    ctx, batch = _agreed_batch(
         operation, x, 1, seq, cu_seqlens, context, {"weight": weight, "bias": bias}, check
     )
     width = weight.shape[1]
     if is_torch(x):
         return _convolve_torch(x, weight, bias, activation, ctx, batch)
     x = dense(x)
-    before = _settled_halo(x, width - 1, ctx, batch) if width > 1 else x[:, :0]
-    longer, rows = np.concatenate([before, x], 1), x.shape[1]
-    at = np.asarray(batch.positions(), np.int64).reshape(x.shape[0], rows, 1)  # inside its document
+    before = _halo(x, width - 1, ctx, batch) if width > 1 else x[:, :0]
+    extended, rows = np.concatenate([before, x], 1), x.shape[1]
+    # Positions in the documents: token t - j is in the document of t if the position is at least j.
+    position = np.asarray(batch.positions(), np.int64).reshape(x.shape[0], rows, 1)
     y = np.zeros_like(x)
     for j in range(width):
-        y += (
-            np.where(at >= j, longer[:, width - 1 - j : width - 1 - j + rows], 0)
-            * weight[:, width - 1 - j]
-        )
+        shifted = extended[:, width - 1 - j : width - 1 - j + rows]
+        y += np.where(position >= j, shifted, 0) * weight[:, width - 1 - j]
     y = y if bias is None else y + bias
     return y if activation is None else y / (1 + np.exp(-y))
 
@@ -239,26 +288,24 @@ def causal_conv1d(
 def _convolve_torch(
     x: Any, weight: Any, bias: Any, activation: str | None, ctx: Context, batch: Batch
 ) -> Any:
-    """causal_conv1d of PyTorch tensors on a batch that the ranks have agreed on."""
+    """`causal_conv1d` of PyTorch tensors, after the ranks have agreed on the batch. Collective."""
     import torch
 
     width, rows = weight.shape[1], x.shape[1]
-    longer = torch.cat([_settled_halo(x, width - 1, ctx, batch), x], 1) if width > 1 else x
-    at = torch.tensor(batch.positions(), dtype=torch.int64).reshape(
-        x.shape[0], rows
-    )  # inside its document
-    # The halo is already zero before the document of the first row. Only documents that start at a
-    # later row need a mask.
+    extended = torch.cat([_halo(x, width - 1, ctx, batch), x], 1) if width > 1 else x
+    position = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)
+    # The halo is already zero outside the document of this rank's first token. A mask is necessary
+    # only if a document starts at a later token.
     if rows == 0:
         y = x * 1
-    elif bool((at[:, 1:] >= 1).all()):
+    elif bool((position[:, 1:] >= 1).all()):
         y = torch.nn.functional.conv1d(
-            longer.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
+            extended.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
         ).transpose(1, 2)
     else:
-        at = at.to(x.device)[:, :, None]
+        position = position.to(x.device)[:, :, None]
         y = sum(
-            torch.where(at >= j, longer[:, width - 1 - j : width - 1 - j + rows], 0)
+            torch.where(position >= j, extended[:, width - 1 - j : width - 1 - j + rows], 0)
             * weight[:, width - 1 - j].to(x.dtype)
             for j in range(width)
         )

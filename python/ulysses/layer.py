@@ -1,4 +1,4 @@
-"""A whole attention layer over ranks, and a caller's own attention between the two exchanges."""
+"""Whole attention layers, and a caller's own attention between the two all-to-alls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from .agreement import describe
-from .attention import LAYOUTS, check_gradient, settle
+from .attention import LAYOUTS, check_gradient, plan_and_batch
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, Lengths, Plan
@@ -34,18 +34,26 @@ INPUTS = ("x", *WEIGHTS, "cos", "sin")
 
 @dataclass
 class LayerCall:
-    """What a layer's forward pass leaves for its backward pass."""
+    """The result of a layer's forward pass that its backward pass needs.
+
+    Attributes:
+        plan, batch: the plan and the batch of the call
+        saved: saved activations as plain bytes; None if the forward pass had save=False
+        inputs: x, the weights, cos and sin by name
+        eps: the constant of the RMS norms
+    """
 
     plan: Plan
     batch: Batch
     saved: Any
-    inputs: dict[str, Any]  # x, the weights, cos and sin
+    inputs: dict[str, Any]
     eps: float
 
 
 def _args(
-    plan: Plan, inputs: dict[str, Any], eps: float
-) -> tuple[_struct.AttentionLayerArgs, list[Any]]:
+    plan: Plan, batch: Batch, inputs: dict[str, Any], eps: float
+) -> tuple[_struct.AttentionLayerArgs, _struct.Sizes, list[Any]]:
+    """Returns the arguments of a call, the sizes of its memory, and the views to keep alive."""
     views = {name: view(x) for name, x in inputs.items() if x is not None}
     args = _struct.AttentionLayerArgs(
         hidden=inputs["x"].shape[2],
@@ -53,7 +61,15 @@ def _args(
         stream=stream_of(inputs["x"]),
         **{name: v.pointer() for name, v in views.items()},
     )
-    return args, list(views.values())
+    sizes = _struct.Sizes()
+    plan.context._call(
+        "ulysses_attention_layer_sizes",
+        plan.handle,
+        batch.handle,
+        ctypes.byref(args),
+        ctypes.byref(sizes),
+    )
+    return args, sizes, list(views.values())
 
 
 def attention_layer_forward(
@@ -83,8 +99,20 @@ def attention_layer_forward(
     save: bool = True,
     context: Context | None = None,
 ) -> tuple[Any, LayerCall]:
-    """The layer, and what its backward needs. Collective. Arguments are those of `attention_layer`. Returns (y, LayerCall)."""
-    ctx = current(context)
+    """Computes an attention layer, and returns what the backward pass needs. Collective.
+
+    Args:
+        save (bool): save the activations that `attention_layer_backward` needs. Default: True
+
+    The other arguments are those of `attention_layer`.
+
+    Returns:
+        (y, call): y [B, rows, hidden], and the `LayerCall` for `attention_layer_backward`.
+
+    Raises:
+        InvalidArgument, Unsupported, CommError: as in `attention_layer`
+    """
+    ctx, operation = current(context), "ulysses.attention_layer"
     given = dict(
         x=x,
         wq=wq,
@@ -105,18 +133,20 @@ def attention_layer_forward(
         for name in ("x", *WEIGHTS[:4]):
             if not hasattr(given[name], "shape"):
                 raise InvalidArgument(
-                    f"ulysses.attention_layer: {name} is {type(given[name]).__name__}, no array: give NumPy arrays or PyTorch tensors"
+                    f"{operation}: {name} is {type(given[name]).__name__}, not an array; give NumPy "
+                    "arrays or PyTorch tensors"
                 )
         one_library(**given)
         if len(x.shape) != 3 or heads < 1 or len(wq.shape) != 2 or len(wv.shape) != 2:
             raise InvalidArgument(
-                f"ulysses.attention_layer: x {tuple(x.shape)}, wq {tuple(wq.shape)}, wv {tuple(wv.shape)}, {heads} heads: x is [B, rows, hidden], weights are "
-                "[heads * features, hidden]"
+                f"{operation}: x {tuple(x.shape)}, wq {tuple(wq.shape)}, wv {tuple(wv.shape)}, "
+                f"{heads} heads; give x [B, rows, hidden] and weights [heads * features, hidden]"
             )
         kv = kv_heads or heads
         if wq.shape[0] % heads or wv.shape[0] % kv:
             raise InvalidArgument(
-                f"ulysses.attention_layer: wq of {wq.shape[0]} and wv of {wv.shape[0]} rows for {heads} and {kv} heads: each head has as many"
+                f"{operation}: wq has {wq.shape[0]} rows for {heads} heads, wv has {wv.shape[0]} "
+                f"rows for {kv} key heads; give a multiple of the heads"
             )
         tokens = x.shape[0] * x.shape[1]
         for name in ("cos", "sin"):
@@ -124,11 +154,12 @@ def attention_layer_forward(
                 len(given[name].shape) != 2 or given[name].shape[0] != tokens
             ):
                 raise InvalidArgument(
-                    f"ulysses.attention_layer: {name} of shape {tuple(given[name].shape)}: give [{tokens}, rotary/2], a row for each of this rank's tokens"
+                    f"{operation}: {name} has shape {tuple(given[name].shape)}; give "
+                    f"[{tokens}, rotary/2], a row for each token of this rank"
                 )
-        lengths = Lengths.of(ctx, x.shape[0], x.shape[1], None, seq, None, cu_seqlens)
-        if lengths.given is not None and lengths.given.kv_seq is not None:
-            lengths = replace(lengths, given=None)
+        lengths = Lengths.of(
+            ctx, x.shape[0], x.shape[1], seq=seq, cu_seqlens=cu_seqlens, ignore_cross=True
+        )
         planned = dict(
             heads=heads,
             kv_heads=kv,
@@ -150,21 +181,13 @@ def attention_layer_forward(
         }
         return same, lengths.counts(), (planned, lengths)
 
-    (planned, lengths), counts = ctx.agree("ulysses.attention_layer", prepare)
-    sequences = lengths.settle(counts)
-    plan, batch = ctx._plan(**planned), ctx._batch(sequences)
+    (planned, lengths), counts = ctx.agree(operation, prepare)
+    plan, batch = ctx._plan(**planned), ctx._batch(lengths.sequences(operation, counts))
     inputs = {name: None if t is None else dense(t) for name, t in given.items()}
     y = empty(x, x.shape)
-    args, keep = _args(plan, inputs, eps)
-    out, sizes = view(y), _struct.Sizes()
+    args, sizes, keep = _args(plan, batch, inputs, eps)
+    out = view(y)
     args.y = out.pointer()
-    ctx._call(
-        "ulysses_attention_layer_sizes",
-        plan.handle,
-        batch.handle,
-        ctypes.byref(args),
-        ctypes.byref(sizes),
-    )
     saved, workspace = block(x, max(sizes.saved, 64)) if save else None, block(x, sizes.workspace)
     args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
     if save:
@@ -174,25 +197,30 @@ def attention_layer_forward(
 
 
 def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
-    """The gradients by name: "x", and F32 ones of every weight that was given, this rank's share: their sum over the ranks is the gradient. Collective."""
+    """Returns the gradients of the inputs by name. Collective.
+
+    Args:
+        call: the result of `attention_layer_forward`
+        dy: gradient of y, [B, rows, hidden], with the dtype of x
+
+    Returns:
+        A dictionary: "x" [B, rows, hidden] with the dtype of x, and a float32 gradient for each
+        weight, bias and norm that was given. The latter are this rank's share: their sum over the
+        ranks is the gradient.
+
+    Raises:
+        InvalidArgument: the forward pass had save=False, or dy has another shape or dtype than y
+        CommError: the communicator failed
+    """
     check_gradient("ulysses.attention_layer_backward", call, dy, tuple(call.inputs["x"].shape))
     plan, batch, ctx = call.plan, call.batch, call.plan.context
-    dy = without_zero_strides(dy)
     dy = dense(dy)
     grads = {"x": empty(dy, call.inputs["x"].shape)}
     for name in WEIGHTS:
         if call.inputs[name] is not None:
             grads[name] = empty(dy, call.inputs[name].shape, _struct.F32)
             grads[name][...] = 0
-    args, keep = _args(plan, call.inputs, call.eps)
-    sizes = _struct.Sizes()
-    ctx._call(
-        "ulysses_attention_layer_sizes",
-        plan.handle,
-        batch.handle,
-        ctypes.byref(args),
-        ctypes.byref(sizes),
-    )
+    args, sizes, keep = _args(plan, batch, call.inputs, call.eps)
     workspace = block(dy, sizes.workspace)
     args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
     args.saved, args.saved_bytes = view(call.saved).data, call.saved.shape[0]
@@ -211,17 +239,37 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
 
 
 def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) -> Any:
-    """y = attention(rope(norm(x wq^T + bq)), rope(norm(x wk^T + bk)), x wv^T + bv) wo^T + bo. Collective; differentiable for PyTorch.
+    """Computes a whole attention layer over sequences that are sharded over ranks.
 
-    x          [B, rows, hidden], this rank's rows; F32, or BF16 where the device computes in it
-    wq, wk, wv, wo  [H*D, hidden], [Hkv*D, hidden], [Hkv*Dv, hidden], [hidden, H*Dv], as torch.nn.Linear has them, of x's type
-    heads, kv_heads  H and Hkv; Hkv divides H, 0 = H
-    bq, bk, bv, bo   biases; None = none
-    q_norm, k_norm   [D], RMS norms of heads with `eps` (0 = 1e-6); both or neither
-    cos, sin   [B*rows, rotary/2] F32 of this rank's positions, halves paired i, i + rotary/2; both or neither
-    causal, window, scale, seq, cu_seqlens, deterministic, context  as for `attention`
+    Collective; differentiable in PyTorch. The layer has projections, optional biases, optional RMS
+    norms of heads, optional rotary embeddings, and attention::
 
-    Returns y [B, rows, hidden]. Gradients of weights are this rank's share: sum them over the ranks. Errors: InvalidArgument, Unsupported, CommError.
+        q = rope(norm(x wq^T + bq)); k = rope(norm(x wk^T + bk)); v = x wv^T + bv
+        y = attention(q, k, v) wo^T + bo
+
+    Args:
+        x: [B, rows, hidden], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        wq, wk, wv, wo: [H*D, hidden], [Hkv*D, hidden], [Hkv*Dv, hidden] and [hidden, H*Dv], as in
+            torch.nn.Linear, with the dtype of x
+        heads (int): H
+        kv_heads (int): Hkv; H must be a multiple of it; 0 = H. Default: 0
+        bq, bk, bv, bo (optional): [H*D], [Hkv*D], [Hkv*Dv] and [hidden]. Default: None
+        q_norm, k_norm (optional): [D], weights of the RMS norms; both or neither. Default: None
+        cos, sin (optional): [B*rows, rotary/2], float32, for the positions of this rank's tokens;
+            feature i is rotated with feature i + rotary/2; both or neither. Default: None
+        eps (float): constant of the RMS norms; 0 = 1e-6. Default: 0
+        causal, window, scale, seq, cu_seqlens, deterministic, context: as in `attention`
+
+    Returns:
+        y [B, rows, hidden], with the dtype of x.
+
+        The gradients of weights, biases and norms are this rank's share: their sum over the ranks is
+        the gradient.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: no kernel of the device has these sizes or options
+        CommError: the communicator failed
     """
     names = [n for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None]
     tensors = dict(zip(INPUTS, (x, wq, wk, wv, wo))) | {n: options.pop(n) for n in names}
@@ -250,10 +298,19 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
 
 @dataclass
 class LocalTensors:
-    """What a caller's own attention works on: all rows of this rank's heads, views of the library's memory that live for the call.
+    """The arguments of a caller's own attention: the whole sequences, for this rank's heads.
 
-    q, out are [B, seq, h, D], k, v [B, kv_seq, hkv, D]; heads and kv_heads are the ranges of these among all heads. Backward has dout as well, and writes
-    dq, dk, dv; forward writes out."""
+    The arrays are views of the library's memory, which is valid only during the call.
+
+    Attributes:
+        q: [B, seq, h, D]
+        k: [B, kv_seq, hkv, D]
+        v: [B, kv_seq, hkv, Dv]
+        out: [B, seq, h, Dv]; the forward function writes it
+        heads, kv_heads: the ranges [lo, hi) of these heads among all heads
+        dout: [B, seq, h, Dv], gradient of out; backward only
+        dq, dk, dv: gradients of q, k and v; the backward function writes them
+    """
 
     q: Any
     k: Any
@@ -267,8 +324,8 @@ class LocalTensors:
     dv: Any = None
 
 
-def _seen(pointer: Any, torch: Any) -> Any:
-    """A tensor of the library's as an array over the same memory."""
+def _array(pointer: Any, torch: Any) -> Any:
+    """Returns an array over the memory of a ulysses_tensor: NumPy if torch is None, else PyTorch."""
     if not pointer:
         return None
     t = pointer.contents
@@ -286,8 +343,7 @@ def _seen(pointer: Any, torch: Any) -> Any:
     )
 
 
-def _run(
-    ctx: Context,
+def _call_local(
     name: str,
     plan: Plan,
     batch: Batch,
@@ -296,21 +352,26 @@ def _run(
     function: Callable[[LocalTensors], None],
     torch: Any,
 ) -> None:
+    """Calls a function of the library that calls `function` between its two all-to-alls.
+
+    Collective. If `function` raises on a rank, every rank raises InvalidArgument.
+    """
     failed: list[BaseException] = []
 
     def call(user: Any, pointer: Any) -> int:
         try:
             c = pointer.contents
             names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-            arrays = {name: _seen(getattr(c, name), torch) for name in names}
+            arrays = {name: _array(getattr(c, name), torch) for name in names}
             heads, kv_heads = (c.head_lo, c.head_hi), (c.kv_head_lo, c.kv_head_hi)
             function(LocalTensors(heads=heads, kv_heads=kv_heads, **arrays))
             return 0
-        except BaseException as e:  # it must not cross C
+        except BaseException as e:  # an exception must not pass through C
             failed.append(e)
-            return 0  # the peers wait for the second exchange: the failure is every rank's after it
+            # The other ranks wait in the second all-to-all, so the failure is raised after it.
+            return 0
 
-    ctx._call(
+    plan.context._call(
         name,
         plan.handle,
         batch.handle,
@@ -323,16 +384,23 @@ def _run(
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if failed:
             raise InvalidArgument(
-                f"{name}: the function failed: {type(failed[0]).__name__}: {failed[0]}"
+                f"{name}: the function raised {type(failed[0]).__name__}: {failed[0]}"
             ) from failed[0]
         return {}, (), None
 
-    ctx.agree(name, prepare)
+    plan.context.agree(name, prepare)
 
 
 @dataclass
 class LocalCall:
-    """What the forward pass around a caller's own attention leaves for its backward pass."""
+    """The result of `local_attention_forward` that the backward pass needs.
+
+    Attributes:
+        plan, batch: the plan and the batch of the call
+        layout: the order of the axes
+        saved: saved activations as plain bytes; None if the forward pass had save=False
+        shapes: the shapes of q, k and v
+    """
 
     plan: Plan
     batch: Batch
@@ -351,14 +419,39 @@ def local_attention_forward(
     layout: str = "BSHD",
     **options: Any,
 ) -> tuple[Any, LocalCall]:
-    """A caller's own attention between the library's two exchanges. Collective. q, k, v, layout and lengths are those of `attention`; masks, documents and scale
-    are the function's business, which writes `out` of its argument. A rank without heads does not call it. On the CPU. Returns (out, LocalCall)."""
-    plan, batch = settle(
-        q, k, v, layout=layout, operation="ulysses.local_attention", save=bool(save), **options
+    """Calls a caller's own attention between the two all-to-alls. Collective.
+
+    Args:
+        q, k, v: as in `attention`, on the CPU
+        function: function(tensors) with `LocalTensors` computes attention of tensors.q, tensors.k
+            and tensors.v, and writes tensors.out. Masks, documents and scale are up to it. It is not
+            called on a rank without heads
+        save (bool): save the activations that `local_attention_backward` needs. Default: True
+        layout (str): order of the axes, as in `attention`. Default: "BSHD"
+        options: seq, kv_seq and context, as in `attention`
+
+    Returns:
+        (out, call): out [B, rows, H, Dv] in the layout of q, and the `LocalCall` for
+        `local_attention_backward`.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, arguments differ between ranks, or
+            function raised on a rank
+        Unsupported: the tensors are on a GPU
+        CommError: the communicator failed
+    """
+    plan, batch = plan_and_batch(
+        "ulysses.local_attention",
+        q,
+        k,
+        v,
+        save=bool(save),
+        options={**options, "layout": layout},
     )
     if is_torch(q) and q.is_cuda:
         raise Unsupported(
-            "ulysses.local_attention: tensors on CUDA: the callback's memory is shown as the host's here: call ulysses_local_forward from C"
+            "ulysses.local_attention: tensors on a GPU are not implemented in Python; call "
+            "ulysses_local_forward from C"
         )
     axes, torch = LAYOUTS[layout], torch_or_none() if is_torch(q) else None
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
@@ -373,14 +466,29 @@ def local_attention_forward(
     )
     if save:
         args.saved, args.saved_bytes = view(saved).data, max(sizes.saved, 64)
-    _run(plan.context, "ulysses_local_forward", plan, batch, args, (), function, torch)
+    _call_local("ulysses_local_forward", plan, batch, args, (), function, torch)
     return out, LocalCall(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
 
 
 def local_attention_backward(
     call: LocalCall, dout: Any, function: Callable[[LocalTensors], None]
 ) -> tuple[Any, Any, Any]:
-    """(dq, dk, dv); the function writes dq, dk, dv of its argument from q, k, v, out and dout of it. Collective."""
+    """Returns the gradients of q, k and v of `local_attention_forward`. Collective.
+
+    Args:
+        call: the result of `local_attention_forward`
+        dout: gradient of out, [B, rows, H, Dv] in the layout of q, with the dtype of q
+        function: function(tensors) with `LocalTensors` reads q, k, v, out and dout, and writes dq,
+            dk and dv. It is not called on a rank without heads
+
+    Returns:
+        (dq, dk, dv) with the shapes and layout of q, k and v.
+
+    Raises:
+        InvalidArgument: the forward pass had save=False, dout has another shape or dtype than out,
+            or function raised on a rank
+        CommError: the communicator failed
+    """
     check_gradient(
         "ulysses.local_attention_backward",
         call,
@@ -401,8 +509,7 @@ def local_attention_backward(
     g = _struct.AttentionGrads(
         **{name: x.pointer() for name, x in zip(("dout", "dq", "dk", "dv"), views)}
     )
-    _run(
-        plan.context,
+    _call_local(
         "ulysses_local_backward",
         plan,
         batch,
@@ -417,14 +524,27 @@ def local_attention_backward(
 def local_attention(
     q: Any, k: Any, v: Any, function: Callable[[Any, Any, Any], Any], **options: Any
 ) -> Any:
-    """function(q, k, v) on all rows of this rank's heads, between the library's two exchanges. Collective; differentiable for PyTorch.
+    """Calls function(q, k, v) on whole sequences for this rank's heads, between two all-to-alls.
 
-    q, k, v    this rank's rows of all heads, as for `attention`, with its layout, seq, kv_seq and context
-    function   gets q [B, seq, h, D], k [B, kv_seq, hkv, D], v [B, kv_seq, hkv, Dv], this rank's heads and the key heads under them, and returns
-               out [B, seq, h, Dv]. With PyTorch it is differentiated by q, k and v, by calling it again in backward; other tensors that need a
-               gradient are an error there. Masks, documents and scale are its business
+    Collective; differentiable in PyTorch.
 
-    Returns out [B, rows, H, Dv] in the layout of q. A rank without heads does not call it. Errors: InvalidArgument, Unsupported (CUDA), CommError.
+    Args:
+        q, k, v: as in `attention`, on the CPU
+        function: function(q, k, v) receives q [B, seq, h, D], k [B, kv_seq, hkv, D] and
+            v [B, kv_seq, hkv, Dv]: this rank's query heads, and their key heads. It returns
+            out [B, seq, h, Dv]. Masks, documents and scale are up to it. It is not called on a rank
+            without heads. With PyTorch, the backward pass calls it again, and differentiates it with
+            respect to q, k and v; it must not use other tensors that need a gradient
+        options: layout, seq, kv_seq and context, as in `attention`
+
+    Returns:
+        out [B, rows, H, Dv] in the layout of q.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, arguments differ between ranks, or
+            function raised on a rank
+        Unsupported: the tensors are on a GPU
+        CommError: the communicator failed
     """
     if is_torch(q):
         return _local_torch(q, k, v, function, options)
@@ -436,7 +556,7 @@ def local_attention(
 
 
 def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: dict) -> Any:
-    """`local_attention` of PyTorch tensors. Backward calls the function again and differentiates it."""
+    """`local_attention` of PyTorch tensors. Backward calls the function again, to differentiate it."""
     import torch
 
     from ._tiled import leaves
@@ -450,14 +570,15 @@ def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: 
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in (t.q, t.k, t.v)]
             out = function(*inputs)
-            lost = [tuple(x.shape) for x in leaves(out, 0) if all(x is not own for own in inputs)]
-            if lost:
+            others = [tuple(x.shape) for x in leaves(out, 0) if all(x is not y for y in inputs)]
+            if others:
                 raise InvalidArgument(
-                    f"ulysses.local_attention: the function uses tensors of shapes {lost} that need a gradient; only q, k and v get one: detach the others"
+                    f"ulysses.local_attention: the function uses tensors of shapes {others} that "
+                    "need a gradient, but only q, k and v get one; detach the others"
                 )
             grads = torch.autograd.grad(out, inputs, t.dout, allow_unused=True)
-        for to, grad in zip((t.dq, t.dk, t.dv), grads):
-            to.zero_() if grad is None else to.copy_(grad)
+        for target, grad in zip((t.dq, t.dk, t.dv), grads):
+            target.zero_() if grad is None else target.copy_(grad)
 
     def run(q: Any, k: Any, v: Any) -> tuple[Any, tuple, Any]:
         out, call = local_attention_forward(q, k, v, write, **options)

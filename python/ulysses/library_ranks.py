@@ -1,4 +1,4 @@
-"""A communicator for Context.world(), where Python has none: the library moves the bytes."""
+"""The communicator of Context.world(), for which there is no mpi4py: the library communicates."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from .tensors import view
 
 
 class LibraryRanks:
-    """A Communicator over the ranks of a context.
+    """A Communicator over the ranks of a context, made of two functions of the library.
 
-    A context on a GPU reshards GPU memory only. There, allgather adds up numbers instead, and
-    alltoallv is refused."""
+    On the CPU, both collectives are reshards. A context on a GPU reshards only GPU memory: there,
+    allgather is a series of sums, and alltoallv raises Unsupported.
+    """
 
     def __init__(self, context: Any):
         self._context, self.rank, self.size = context, context.rank, context.size
 
-    def _swap(self, blocks: np.ndarray) -> np.ndarray:
-        """Sends block j of [P, n] to rank j; returns the blocks that arrive, [P, n].
+    def _alltoall(self, blocks: np.ndarray) -> np.ndarray:
+        """Sends row j of blocks [P, n] to rank j, and returns the received rows [P, n]. Collective.
 
-        n is the same on all ranks. The call is a reshard of P rows, one a rank, and P heads."""
+        n is the same on all ranks. The call is a reshard of a sequence of P tokens, one on each
+        rank, and P heads of n bytes.
+        """
         ctx, (size, n) = self._context, blocks.shape
         if ctx.device != "cpu":
             raise Unsupported(
-                "ulysses: Context.world() on a GPU gives Python no communicator: make the context from an mpi4py communicator"
+                "ulysses.Context.world: a context on a GPU has no communicator for host memory; make "
+                "the context from an mpi4py communicator"
             )
-        plan, batch = (
-            ctx._plan(heads=size, head_dim=1, dtype=_struct.F32),
-            ctx._batch(Sequences(1, size)),
-        )
-        x, out = (
-            np.ascontiguousarray(blocks).reshape(1, 1, size, n),
-            np.empty((1, size, 1, n), np.uint8),
-        )
+        plan = ctx._plan(heads=size, head_dim=1, dtype=_struct.F32)
+        batch = ctx._batch(Sequences(1, size))
+        x = np.ascontiguousarray(blocks).reshape(1, 1, size, n)
+        out = np.empty((1, size, 1, n), np.uint8)
         views, pointers = (view(x), view(out)), ctypes.POINTER(_struct.Tensor) * 1
         args = _struct.ReshardArgs(n=1)
         ins, args.out = pointers(views[0].pointer()), pointers(views[1].pointer())
@@ -47,15 +47,17 @@ class LibraryRanks:
         ctx._call("ulysses_seq_to_heads", plan.handle, batch.handle, ctypes.byref(args))
         return out.reshape(size, n)
 
-    def _sums(self, send: bytes) -> bytes:
-        """An allgather of short messages by loss_reduce, to which all ranks but one add 0.
+    def _allgather_by_sums(self, send: bytes) -> bytes:
+        """Gathers the bytes of all ranks with ulysses_loss_reduce. Collective; for short messages.
 
-        A call carries 12 bytes of one rank: whole numbers below 2^48 are exact in its sum and count."""
+        Each call carries 12 bytes of one rank, to which the other ranks add 0: the sum and the count
+        of the call hold whole numbers below 2^48 exactly.
+        """
         out = []
         for rank in range(self.size):
             for at in range(0, len(send), 12):
-                own = send[at : at + 12].ljust(12, b"\0") if rank == self.rank else bytes(12)
-                low, high = int.from_bytes(own[:6], "little"), int.from_bytes(own[6:], "little")
+                word = send[at : at + 12].ljust(12, b"\0") if rank == self.rank else bytes(12)
+                low, high = int.from_bytes(word[:6], "little"), int.from_bytes(word[6:], "little")
                 total, count, mean = ctypes.c_double(low), ctypes.c_int64(high), ctypes.c_double()
                 self._context._call(
                     "ulysses_loss_reduce",
@@ -64,18 +66,15 @@ class LibraryRanks:
                     ctypes.byref(count),
                     ctypes.byref(mean),
                 )
-                out.append(
-                    (int(total.value).to_bytes(6, "little") + count.value.to_bytes(6, "little"))[
-                        : len(send) - at
-                    ]
-                )
+                word = int(total.value).to_bytes(6, "little") + count.value.to_bytes(6, "little")
+                out.append(word[: len(send) - at])
         return b"".join(out)
 
     def allgather(self, send: memoryview, receive: memoryview) -> None:
         if len(send) and self._context.device != "cpu":
-            receive[:] = self._sums(bytes(send))
+            receive[:] = self._allgather_by_sums(bytes(send))
         elif len(send):
-            receive[:] = self._swap(
+            receive[:] = self._alltoall(
                 np.broadcast_to(np.frombuffer(send, np.uint8), (self.size, len(send)))
             ).tobytes()
 
@@ -86,16 +85,17 @@ class LibraryRanks:
         receive: memoryview,
         receive_bytes: Sequence[int],
     ) -> None:
-        most = bytearray(8 * self.size)
+        # The blocks of an alltoall have one size: that of the largest block of any rank.
+        largest = bytearray(8 * self.size)
         self.allgather(
-            memoryview(bytearray(max(send_bytes).to_bytes(8, "little"))), memoryview(most)
+            memoryview(bytearray(max(send_bytes).to_bytes(8, "little"))), memoryview(largest)
         )
-        blocks = np.zeros((self.size, int(np.frombuffer(most, np.int64).max())), np.uint8)
+        blocks = np.zeros((self.size, int(np.frombuffer(largest, np.int64).max())), np.uint8)
         at = 0
         for rank, n in enumerate(send_bytes):
             blocks[rank, :n] = np.frombuffer(send[at : at + n], np.uint8)
             at += n
         if blocks.shape[1]:
             receive[:] = b"".join(
-                row[:n].tobytes() for row, n in zip(self._swap(blocks), receive_bytes)
+                row[:n].tobytes() for row, n in zip(self._alltoall(blocks), receive_bytes)
             )

@@ -1,4 +1,8 @@
-"""Plans, a kind of layer settled for the ranks of a context, and batches, lengths and documents settled for them."""
+"""Plans and batches of a context, and the checks of a call's lengths and documents.
+
+A plan is what is fixed for a kind of layer: heads, sizes, type and mask. A batch is what is fixed for
+the lengths and documents of sequences. A call needs one of each. The context makes and keeps both.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,15 @@ from .errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Sequences:
-    """Lengths and documents of a batch, the same on all ranks.
+    """Lengths and documents of the sequences of a batch, equal on all ranks.
 
-    batch       sequences
-    seq         tokens of each, over all ranks
-    kv_seq      keys of each, for cross-attention; None = seq
-    cu_seqlens  document starts over batch*seq tokens, then batch*seq; None = one document a sequence
-    kv_cu_seqlens  the same over the keys
+    Attributes:
+        batch: number of sequences
+        seq: tokens of each sequence, over all ranks
+        kv_seq: keys of each sequence, for cross-attention; None = seq
+        cu_seqlens: the start of each document over batch*seq tokens, then batch*seq;
+            None = each sequence is one document
+        kv_cu_seqlens: the same for the keys
     """
 
     batch: int
@@ -32,12 +38,17 @@ class Sequences:
     kv_cu_seqlens: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
-        """Lengths and documents in a line: of many documents the first 8, the number and a digest."""
+        """Describes lengths and documents in one line.
+
+        Of many documents it has the first 8 starts, their number and a digest, so that ranks can
+        compare the texts.
+        """
 
         def short(cu: tuple[int, ...] | None) -> str:
             if cu is None or len(cu) <= 9:
                 return repr(cu)
-            return f"({', '.join(map(str, cu[:8]))}, ... {len(cu)} in all, {hashlib.blake2b(repr(cu).encode(), digest_size=8).hexdigest()})"
+            digest = hashlib.blake2b(repr(cu).encode(), digest_size=8).hexdigest()
+            return f"({', '.join(map(str, cu[:8]))}, ... {len(cu)} in all, {digest})"
 
         if "_text" not in self.__dict__:
             text = (
@@ -50,24 +61,31 @@ class Sequences:
         return self.__dict__["_text"]
 
 
-class _Made:
-    """A plan or a batch on a Context: destroyed, which is local, when nobody holds it."""
+class _Owned:
+    """A plan or a batch of a Context: one handle of the library.
 
-    _destroy = ""
+    The handle is destroyed when the object is deleted or the context is closed. Destroying is not
+    collective.
+    """
+
+    _destroy = ""  # the library's function
 
     def __init__(self, context: Any):
         self.context, self._handle = context, ctypes.c_void_p()
-        context._made.add(self)
+        context._owned.add(self)
 
     @property
     def handle(self) -> ctypes.c_void_p:
+        """The library's handle. Raises InvalidArgument if the context is closed."""
         if not self._handle:
+            kind = type(self).__name__
             raise InvalidArgument(
-                f"ulysses: the {type(self).__name__.lower()} is closed with its context: make another"
+                f"ulysses.{kind}: the context of this {kind} is closed; make another context"
             )
         return self._handle
 
     def close(self) -> None:
+        """Destroys the handle. Not collective."""
         if self._handle and _library.usable():
             getattr(_library.library(), self._destroy)(self._handle)
         self._handle = ctypes.c_void_p()
@@ -76,16 +94,82 @@ class _Made:
         try:
             with self.context._lock:
                 self.close()
-        except Exception:  # the interpreter is going
+        except Exception:  # the interpreter is shutting down
             pass
 
 
-class _Planned(_Made):
+@dataclass(frozen=True)
+class AttentionOptions:
+    """The options of a Plan. Equal options give the same plan.
+
+    Attributes:
+        heads, kv_heads: query heads and key heads; kv_heads 0 = heads
+        head_dim, v_dim: features of a key and of a value; v_dim 0 = head_dim
+        dtype: a type number of _struct
+        causal, window, scale, deterministic: as in `attention`
+        cross: queries and keys have different lengths
+        softcap: not implemented, must be 0
+    """
+
+    heads: int
+    head_dim: int
+    kv_heads: int = 0
+    v_dim: int = 0
+    dtype: int = _struct.F32
+    causal: bool = False
+    window: tuple[int, int] | None = None
+    scale: float | None = None
+    cross: bool = False
+    softcap: float = 0.0
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "v_dim", self.v_dim or self.head_dim)
+
+
+@dataclass(frozen=True)
+class DeltaOptions:
+    """The options of a DeltaPlan. Equal options give the same plan.
+
+    Attributes:
+        qk_heads, v_heads: key heads and value heads
+        qk_dim, v_dim: features of a key and of a value
+        dtype: a type number of _struct
+        strategy, scale: as in `chunk_gated_delta_rule`
+        tokens: tokens of a batch over all ranks; "auto" compares the strategies for this number
+        l2norm: normalize q and k
+        chunk: tokens of a chunk at most; 0 = the device chooses
+        states: calls may have initial states and return final states
+    """
+
+    qk_heads: int
+    v_heads: int
+    qk_dim: int
+    v_dim: int
+    dtype: int = _struct.F32
+    strategy: str = "auto"
+    tokens: int = 0
+    scale: float | None = None
+    l2norm: bool = False
+    chunk: int = 0
+    states: bool = False
+
+
+class _AnyPlan(_Owned):
     _destroy = "ulysses_plan_destroy"
-    key: tuple  # the options that it was made from
+    key: Any  # the options that the plan was made from
 
     def sizes(self, batch: Batch | None = None) -> _struct.Sizes:
-        """Bytes of saved and workspace memory, and the heads [head_lo, head_hi) and key heads [shared_lo, shared_hi) of this rank."""
+        """Returns the memory that a call needs, and the heads of this rank. Not collective.
+
+        Args:
+            batch: the lengths of the call. Default: None, and then the heads alone are valid
+
+        Returns:
+            A struct with `saved` and `workspace` in bytes, the query heads [head_lo, head_hi) and
+            the key heads [shared_lo, shared_hi).
+        """
         sizes = _struct.Sizes()
         self.context._call(
             "ulysses_plan_sizes", self.handle, batch.handle if batch else None, ctypes.byref(sizes)
@@ -93,57 +177,44 @@ class _Planned(_Made):
         return sizes
 
     def describe(self) -> dict:
-        """How the plan works: strategy, head split, kernels, bytes sent, and why."""
+        """Returns a dictionary with the strategy, the head split, the kernels and the bytes sent,
+        and the reasons for these choices. Not collective."""
         return json.loads(_library.library().ulysses_plan_json(self.handle) or b"{}")
 
 
-class Plan(_Planned):
-    """A kind of attention layer on the ranks of a context. Made by Context.plan."""
+class Plan(_AnyPlan):
+    """The plan for one kind of attention layer. Made by Context.plan, which is collective.
 
-    def __init__(
-        self,
-        context: Any,
-        heads: int,
-        head_dim: int,
-        kv_heads: int,
-        v_dim: int,
-        dtype: int,
-        causal: bool,
-        window: tuple[int, int] | None,
-        scale: float | None,
-        cross: bool,
-        softcap: float,
-        deterministic: bool,
-    ):
+    Attributes:
+        heads, kv_heads: query heads and key heads, over all ranks
+        head_dim, v_dim: features of a key and of a value
+        dtype: a type number of ulysses._struct
+        cross: queries and keys have different lengths
+    """
+
+    def __init__(self, context: Any, options: AttentionOptions):
         super().__init__(context)
-        self.heads, self.head_dim, self.kv_heads, self.v_dim, self.dtype, self.cross = (
-            heads,
-            head_dim,
-            kv_heads,
-            v_dim,
-            dtype,
-            cross,
+        self.key = o = options
+        self.heads, self.kv_heads, self.head_dim, self.v_dim = (
+            o.heads,
+            o.kv_heads,
+            o.head_dim,
+            o.v_dim,
         )
-        flags = (
-            _struct.CAUSAL * bool(causal)
-            | _struct.WINDOW * (window is not None)
-            | _struct.CROSS * bool(cross)
-            | _struct.DETERMINISTIC * bool(deterministic)
-        )
-        left, right = window if window is not None else (0, 0)
-        if scale is not None and scale == 0:
-            raise InvalidArgument(
-                "ulysses: scale 0: give another number, or None for 1/sqrt(head_dim)"
-            )
+        self.dtype, self.cross = o.dtype, o.cross
+        left, right = o.window or (0, 0)
         desc = _struct.AttentionDesc(
-            dtype=dtype,
-            flags=flags,
-            scale=scale or 0.0,
-            softcap=softcap,
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            v_dim=v_dim,
+            dtype=o.dtype,
+            flags=_struct.CAUSAL * bool(o.causal)
+            | _struct.WINDOW * (o.window is not None)
+            | _struct.CROSS * bool(o.cross)
+            | _struct.DETERMINISTIC * bool(o.deterministic),
+            scale=_scale(o.scale, "head_dim"),
+            softcap=o.softcap,
+            heads=o.heads,
+            kv_heads=o.kv_heads,
+            head_dim=o.head_dim,
+            v_dim=o.v_dim,
             window_left=left,
             window_right=right,
         )
@@ -155,60 +226,63 @@ class Plan(_Planned):
 STRATEGIES = {"auto": _struct.GDN_AUTO, "heads": _struct.GDN_HEADS, "state": _struct.GDN_STATE}
 
 
-class DeltaPlan(_Planned):
-    """A kind of layer of the gated delta rule on the ranks of a context. Made by Context.delta_plan."""
+class DeltaPlan(_AnyPlan):
+    """The plan for one kind of gated delta rule layer. Made by Context.delta_plan, which is
+    collective.
 
-    def __init__(
-        self,
-        context: Any,
-        qk_heads: int,
-        v_heads: int,
-        qk_dim: int,
-        v_dim: int,
-        dtype: int,
-        strategy: str,
-        tokens: int,
-        scale: float | None,
-        l2norm: bool,
-        chunk: int,
-        states: bool,
-    ):
+    Attributes:
+        qk_heads, v_heads: key heads and value heads, over all ranks
+        qk_dim, v_dim: features of a key and of a value
+        dtype: a type number of ulysses._struct
+    """
+
+    def __init__(self, context: Any, options: DeltaOptions):
         super().__init__(context)
-        self.key: tuple = ()  # the arguments, set by the context
-        self.qk_heads, self.v_heads, self.qk_dim, self.v_dim, self.dtype = (
-            qk_heads,
-            v_heads,
-            qk_dim,
-            v_dim,
-            dtype,
+        self.key = o = options
+        self.qk_heads, self.v_heads, self.qk_dim, self.v_dim = (
+            o.qk_heads,
+            o.v_heads,
+            o.qk_dim,
+            o.v_dim,
         )
-        if strategy not in STRATEGIES:
+        self.dtype = o.dtype
+        if o.strategy not in STRATEGIES:
             raise InvalidArgument(
-                f"ulysses: strategy {strategy!r}: give one of {', '.join(STRATEGIES)}"
-            )
-        if scale is not None and scale == 0:
-            raise InvalidArgument(
-                "ulysses: scale 0: give another number, or None for 1/sqrt(features of a key)"
+                f"ulysses.DeltaPlan: strategy {o.strategy!r}; give one of {', '.join(STRATEGIES)}"
             )
         desc = _struct.GDNDesc(
-            dtype=dtype,
-            flags=_struct.QK_L2NORM * bool(l2norm) | _struct.STATES * bool(states),
-            strategy=STRATEGIES[strategy],
-            chunk=chunk,
-            scale=scale or 0.0,
-            qk_heads=qk_heads,
-            v_heads=v_heads,
-            qk_dim=qk_dim,
-            v_dim=v_dim,
-            max_tokens=tokens,
+            dtype=o.dtype,
+            flags=_struct.QK_L2NORM * bool(o.l2norm) | _struct.STATES * bool(o.states),
+            strategy=STRATEGIES[o.strategy],
+            chunk=o.chunk,
+            scale=_scale(o.scale, "qk_dim"),
+            qk_heads=o.qk_heads,
+            v_heads=o.v_heads,
+            qk_dim=o.qk_dim,
+            v_dim=o.v_dim,
+            max_tokens=o.tokens,
         )
         context._call(
             "ulysses_gdn_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle)
         )
 
 
-class Batch(_Made):
-    """Lengths and documents settled for the ranks of a context. Made by Context.batch."""
+def _scale(scale: float | None, dim: str) -> float:
+    """Returns the scale as the library takes it, where 0 means the default."""
+    if scale == 0:
+        raise InvalidArgument(f"ulysses: scale 0; give another number, or None for 1/sqrt({dim})")
+    return scale or 0.0
+
+
+class Batch(_Owned):
+    """Lengths and documents on the ranks of a context. Made by Context.batch, which is collective.
+
+    Attributes:
+        sequences: the lengths and documents
+        rows: tokens of each sequence on this rank
+        kv_rows: keys of each sequence on this rank
+        lo, hi: this rank's range of tokens of each sequence, [lo, hi)
+    """
 
     _destroy = "ulysses_batch_destroy"
 
@@ -216,9 +290,9 @@ class Batch(_Made):
         super().__init__(context)
         s, self.sequences = sequences, sequences
         cu, kv_cu = _int64s(s.cu_seqlens), _int64s(s.kv_cu_seqlens)
-        if s.seq < 1:  # 0 would mean "add up the ranks' rows" to the library
+        if s.seq < 1:  # 0 means to the library: add up the rows of the ranks
             raise InvalidArgument(
-                f"ulysses: a batch of {s.batch} sequences of {s.seq} tokens: each must be 1 or more"
+                f"ulysses.Batch: {s.batch} sequences of {s.seq} tokens; give 1 or more of each"
             )
         desc = _struct.BatchDesc(
             batch=s.batch,
@@ -237,32 +311,41 @@ class Batch(_Made):
         self.kv_rows = self.info.kv_rows if s.kv_seq else self.info.rows
 
     def positions(self) -> list[int]:
-        """[batch * rows] positions of this rank's tokens inside their documents, for rotary embeddings."""
+        """Returns the position of each of this rank's tokens in its document, for rotary embeddings.
+
+        The list has batch * rows elements. Not collective.
+        """
         out = (ctypes.c_int64 * (self.sequences.batch * self.rows))()
         self.context._call("ulysses_batch_positions", self.handle, out)
         return list(out)
 
 
-def documents(name: str, starts: Sequence[int] | None, batch: int) -> tuple[int, ...] | None:
-    """Document starts over `batch` sequences, then the end of all, as whole numbers: what has a fraction would be another document's start."""
-    if starts is None:
+def _cu_seqlens(name: str, given: Sequence[int] | None, batch: int) -> tuple[int, ...] | None:
+    """Returns document starts as a tuple of whole numbers.
+
+    Raises InvalidArgument for fractions, which would otherwise be rounded to the start of another
+    document, and for a length that is not a multiple of batch.
+    """
+    if given is None:
         return None
     try:
-        cu = tuple(operator.index(x) for x in starts)
+        cu = tuple(operator.index(x) for x in given)
     except TypeError:
         cu = ()
     if len(cu) < 2 or cu[-1] % max(1, batch):
         raise InvalidArgument(
-            f"ulysses: {name} {starts!r} of {batch} sequences: give whole numbers, from 0 to the tokens of all sequences, which are equally long"
+            f"ulysses: {name} {given!r} of {batch} sequences; give whole numbers from 0 to the "
+            "tokens of all sequences, which have equal lengths"
         )
     return cu
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """This rank's rows, and what a call says about the whole sequences.
+    """This rank's rows, and the lengths and documents that a call gives.
 
-    A length that the call leaves out is the sum of the ranks' rows."""
+    A length that the call does not give is the sum of the ranks' rows.
+    """
 
     batch: int
     rows: int
@@ -271,7 +354,7 @@ class Lengths:
     kv_seq: int | None
     cu_seqlens: tuple[int, ...] | None
     kv_cu_seqlens: tuple[int, ...] | None
-    given: Sequences | None  # of Context.use, where the call names no lengths
+    default: Sequences | None  # set by Context.use, if the call gives no lengths
 
     @classmethod
     def of(
@@ -284,48 +367,54 @@ class Lengths:
         kv_seq: int | None = None,
         cu_seqlens: Sequence[int] | None = None,
         kv_cu_seqlens: Sequence[int] | None = None,
+        *,
+        ignore_cross: bool = False,
     ) -> Lengths:
-        given = context.sequences
-        if (
-            seq is not None
-            or cu_seqlens is not None
-            or kv_seq is not None
-            or kv_cu_seqlens is not None
-            or given is None
-            or given.batch != batch
-        ):
-            given = None
+        """Checks the lengths of a call without communicating.
+
+        kv_rows None = rows. ignore_cross: if Context.use has set lengths for cross-attention, they
+        do not apply to this call.
+        """
+        default = context.sequences
+        given = any(x is not None for x in (seq, kv_seq, cu_seqlens, kv_cu_seqlens))
+        if given or default is None or default.batch != batch:
+            default = None
+        elif ignore_cross and default.kv_seq is not None:
+            default = None
         return cls(
             batch,
             rows,
             rows if kv_rows is None else kv_rows,
             seq,
             kv_seq,
-            documents("cu_seqlens", cu_seqlens, batch),
-            documents("kv_cu_seqlens", kv_cu_seqlens, batch),
-            given,
+            _cu_seqlens("cu_seqlens", cu_seqlens, batch),
+            _cu_seqlens("kv_cu_seqlens", kv_cu_seqlens, batch),
+            default,
         )
 
     def same(self) -> dict[str, Any]:
-        """What must be equal on all ranks."""
+        """Returns the arguments, by name, that must be equal on all ranks."""
         return {
             "batch": self.batch,
             "seq": self.seq,
             "kv_seq": self.kv_seq,
             "cu_seqlens": self.cu_seqlens,
             "kv_cu_seqlens": self.kv_cu_seqlens,
-            "Context.use": self.given,
+            "Context.use": self.default,
         }
 
     def counts(self) -> tuple[int, int]:
+        """Returns the arguments that may differ between ranks."""
         return self.rows, self.kv_rows
 
-    def settle(self, counts: Sequence[tuple[int, ...]]) -> Sequences:
-        """The lengths of the whole sequences, from all ranks' counts.
+    def sequences(self, operation: str, counts: Sequence[tuple[int, ...]]) -> Sequences:
+        """Returns the lengths of the whole sequences, from the counts of all ranks.
 
-        The result, or the exception for rows that are sharded otherwise, is the same on all ranks."""
+        The result is the same on all ranks. So is the InvalidArgument that it raises if a rank has
+        other rows than its shard.
+        """
         rows, kv_rows = [c[0] for c in counts], [c[1] for c in counts]
-        found = self.given
+        found = self.default
         if found is None:
             ends, kv_ends = (
                 cu[-1] // max(1, self.batch) if cu else None
@@ -345,8 +434,9 @@ class Lengths:
                 lo, hi = shard_rows(total, size, rank)
                 if n != hi - lo:
                     raise InvalidArgument(
-                        f"ulysses: rank {rank} of {size} brings {n} {what}: of {total} it holds {hi - lo}: the first {total} mod {size} ranks hold "
-                        "one more than the others; cut by ulysses.shard_rows, and name another length by seq="
+                        f"{operation}: rank {rank} of {size} has {n} {what}, its shard of {total} "
+                        f"has {hi - lo}; shard sequences with ulysses.shard_rows, and give another "
+                        "total length as seq="
                     )
         return found
 
@@ -360,7 +450,20 @@ def _int64s(values: Sequence[int] | None) -> Any:
 
 
 def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
-    """The rows [lo, hi) of n that a rank holds: the first n mod size ranks hold one more."""
+    """Returns the range [lo, hi) of n tokens (or heads) that a rank holds.
+
+    The first n mod size ranks hold one more than the others. Not collective.
+
+    Args:
+        n: tokens over all ranks
+        size: number of ranks
+        rank: index of the rank, from 0
+
+    Example::
+
+        >>> [ulysses.shard_rows(10, 4, rank) for rank in range(4)]
+        [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
     rows, more = divmod(n, size)
     lo = rank * rows + min(rank, more)
     return lo, lo + rows + (rank < more)

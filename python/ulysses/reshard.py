@@ -1,4 +1,7 @@
-"""Sequence to heads and back on any tensor, and the loss of a sequence group. Names and shapes are VeOmni's (ByteDance-Seed/VeOmni)."""
+"""Resharding of any tensor from tokens to heads and back, and the loss of a sequence group.
+
+Names and shapes are those of VeOmni (ByteDance-Seed/VeOmni).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Plan, Sequences, shard_rows
-from .tensors import block, dtype_of, empty, is_torch, stream_of, view
+from .tensors import block, dense, dtype_of, empty, is_torch, stream_of, view
 
 
 def _ceil(n: int, size: int) -> int:
@@ -22,83 +25,104 @@ def _ceil(n: int, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Move:
-    """A reshard of a tensor whose axes lie anywhere: its axes are reordered to [others before, rows, heads, others behind]."""
+class Reshard:
+    """A reshard of a tensor with tokens and heads on any two axes.
+
+    The library reshards arrays [sequences, rows, heads, features]. `start` reorders the axes of the
+    tensor to [leading axes, rows, heads, other axes], and merges the leading and the other axes.
+
+    Attributes:
+        to_heads: from tokens to heads, else from heads to tokens
+        seq_dim, head_dim: the axes of tokens and of heads
+        heads: heads of all ranks
+        seq: tokens of all ranks, including padding
+        unpadded: tokens of all ranks without padding
+    """
 
     context: Context
     to_heads: bool
     seq_dim: int
     head_dim: int
-    heads: int  # of the whole group
-    seq: int  # rows of the whole group, with padding
-    unpadded: int  # rows without
+    heads: int
+    seq: int
+    unpadded: int
 
     @property
-    def chunk(self) -> int:
-        """Heads that always travel together: they are handed over as one, so that longer runs are copied."""
-        return (
-            self.heads // self.context.size
-            if self.heads % self.context.size == 0 and self.heads
-            else 1
-        )
+    def merged(self) -> int:
+        """How many heads are passed to the library as one.
 
-    def back(self) -> Move:
+        If the number of heads is a multiple of the ranks, the heads of a rank are one, so that
+        longer contiguous ranges are copied.
+        """
+        divides = self.heads and self.heads % self.context.size == 0
+        return self.heads // self.context.size if divides else 1
+
+    def inverse(self) -> Reshard:
         return replace(self, to_heads=not self.to_heads)
 
-    def settle(self, x: Any) -> tuple[Plan, Batch, tuple[int, ...], int]:
-        """Plan, batch, the axes of x as [before, rows, heads, behind], and how many are before."""
+    def plan_and_batch(self, x: Any) -> tuple[Plan, Batch, tuple[int, ...], int]:
+        """Returns plan, batch, the new order of the axes of x, and the number of leading axes."""
         n = x.ndim
-        before = [i for i in range(n) if i < min(self.seq_dim, self.head_dim)]
-        behind = [i for i in range(n) if i not in before and i not in (self.seq_dim, self.head_dim)]
-        lead = math.prod(x.shape[i] for i in before)
-        if lead == 0:
+        leading = [i for i in range(n) if i < min(self.seq_dim, self.head_dim)]
+        others = [i for i in range(n) if i not in (*leading, self.seq_dim, self.head_dim)]
+        sequences = math.prod(x.shape[i] for i in leading)
+        if sequences == 0:
             raise InvalidArgument(
-                f"ulysses: a tensor of shape {tuple(x.shape)}: its leading axes must not be empty"
+                f"ulysses: a tensor of shape {tuple(x.shape)}; the axes before tokens and heads must "
+                "not be empty"
             )
-        plan = self.context._plan(heads=self.heads // self.chunk, head_dim=1, dtype=_struct.F32)
-        batch = self.context._batch(Sequences(lead, self.seq))
-        return plan, batch, (*before, self.seq_dim, self.head_dim, *behind), len(before)
+        plan = self.context._plan(heads=self.heads // self.merged, head_dim=1, dtype=_struct.F32)
+        batch = self.context._batch(Sequences(sequences, self.seq))
+        return plan, batch, (*leading, self.seq_dim, self.head_dim, *others), len(leading)
 
     def run(self, x: Any) -> Any:
+        """Returns the resharded x. Collective."""
         return self.start(x, blocking=True).wait()
 
     def start(self, x: Any, blocking: bool = False) -> Request:
+        """Starts the reshard of x. Collective. The request's `wait` returns the result."""
         ctx = self.context
         if not self.to_heads:
             x = _pad(x, self.seq_dim, self.seq - x.shape[self.seq_dim])
-        plan, batch, axes, lead = self.settle(x)
-        moved = _permute(x, axes)
-        shape = tuple(moved.shape)
+        plan, batch, axes, lead = self.plan_and_batch(x)
+        reordered = _permute(x, axes)
+        shape = tuple(reordered.shape)
         rows_in, heads_in = shape[lead], shape[lead + 1]
         sizes = plan.sizes(batch)
-        mine = (sizes.head_hi - sizes.head_lo) * self.chunk
-        want = (batch.rows, self.heads) if self.to_heads else (self.seq, mine)
+        local_heads = (sizes.head_hi - sizes.head_lo) * self.merged
+        by_tokens, by_heads = (batch.rows, self.heads), (self.seq, local_heads)
+        want, (rows_out, heads_out) = (
+            (by_tokens, by_heads) if self.to_heads else (by_heads, by_tokens)
+        )
         if (rows_in, heads_in) != want:
             raise InvalidArgument(
-                f"ulysses: rank {ctx.rank} of {ctx.size} brings {rows_in} rows of {heads_in} heads: of {self.seq} rows and {self.heads} heads "
-                f"{'before' if self.to_heads else 'after'} the exchange it holds {want[0]} rows of {want[1]} heads"
+                f"ulysses: rank {ctx.rank} of {ctx.size} has {rows_in} tokens and {heads_in} heads; "
+                f"give its shard of {self.seq} tokens and {self.heads} heads, {want[0]} tokens and "
+                f"{want[1]} heads"
             )
-        rows_out, heads_out = (self.seq, mine) if self.to_heads else (batch.rows, self.heads)
-        flat = _dense(moved).reshape(
+        flat = dense(reordered).reshape(
             math.prod(shape[:lead]),
             rows_in,
-            heads_in // self.chunk,
-            self.chunk * math.prod(shape[lead + 2 :]),
+            heads_in // self.merged,
+            self.merged * math.prod(shape[lead + 2 :]),
         )
-        out = empty(x, (flat.shape[0], rows_out, heads_out // self.chunk, flat.shape[3]))
+        out = empty(x, (flat.shape[0], rows_out, heads_out // self.merged, flat.shape[3]))
         result = shape[:lead] + (rows_out, heads_out) + shape[lead + 2 :]
-        back = tuple(int(i) for i in np.argsort(axes))
-        trim = self.unpadded if self.to_heads else None
+        original = tuple(int(i) for i in np.argsort(axes))
 
         def finish() -> Any:
-            y = _permute(out.reshape(result), back)
-            return _narrow(y, self.seq_dim, trim) if trim is not None and trim < self.seq else y
+            y = _permute(out.reshape(result), original)
+            padded = self.to_heads and self.unpadded < self.seq
+            return _narrow(y, self.seq_dim, self.unpadded) if padded else y
 
         return Request(ctx, plan, batch, self.to_heads, flat, out, finish, blocking)
 
 
 class Request:
-    """An exchange under way. `wait()` gives its result; requests of a context are waited for in the order of their start, on every rank."""
+    """A reshard in progress. `wait` returns its result.
+
+    All ranks must wait for the requests of a context in the order in which they were started.
+    """
 
     def __init__(
         self,
@@ -113,7 +137,7 @@ class Request:
     ):
         self._context, self._handle, self._done = context, ctypes.c_void_p(), False
         self._finish: Callable[[], Any] | None = finish
-        self._keep: Any = None  # memory of the call, until the wait
+        self._keep: Any = None  # the memory of the call, until `wait`
         self._result: Any = None
         views = view(x), view(out)
         tensor_p = ctypes.POINTER(_struct.Tensor)
@@ -146,12 +170,11 @@ class Request:
                 ctypes.byref(args),
                 ctypes.byref(self._handle),
             )
-            context._pending[id(self._keep)] = (
-                self._keep
-            )  # a request that is dropped still receives into this memory
+            # Other ranks write to this memory even if the caller drops the request.
+            context._pending[id(self._keep)] = self._keep
 
     def wait(self) -> Any:
-        """The result, at the first call and every later one. Collective."""
+        """Returns the result. The first call is collective; later calls return the same object."""
         if not self._done:
             self._done = True
             self._context._pending.pop(id(self._keep), None)
@@ -164,48 +187,65 @@ class Request:
 
 
 class Pending:
-    """A started reshard of a PyTorch tensor: `wait()` joins the result to the graph."""
+    """A reshard of a PyTorch tensor in progress. `wait` returns the result, joined to the graph."""
 
-    def __init__(self, x: Any, move: Move, request: Request):
-        self._x, self._move, self._request, self._result = x, move, request, None
+    def __init__(self, x: Any, reshard: Reshard, request: Request):
+        self._x, self._reshard, self._request, self._result = x, reshard, request, None
 
     def wait(self) -> Any:
+        """Returns the result. The first call is collective; later calls return the same tensor."""
         if self._result is None:
-            self._result = _joined(self._x, self._move, lambda x: self._request.wait())
+            self._result = _differentiable(self._x, self._reshard, lambda x: self._request.wait())
             self._x = None
         return self._result
 
     __call__ = wait
 
 
-def _go(x: Any, move: Move, async_op: bool) -> Any:
+def _run(x: Any, reshard: Reshard, async_op: bool) -> Any:
     if async_op:
-        request = move.start(x.detach() if is_torch(x) else x)
-        return Pending(x, move, request) if is_torch(x) else request
-    return _joined(x, move, move.run) if is_torch(x) else move.run(x)
+        request = reshard.start(x.detach() if is_torch(x) else x)
+        return Pending(x, reshard, request) if is_torch(x) else request
+    return _differentiable(x, reshard, reshard.run) if is_torch(x) else reshard.run(x)
 
 
-def _joined(x: Any, move: Move, forward: Callable[[Any], Any]) -> Any:
-    """forward(x), the result of a move, joined to the graph of x: the reverse move is its backward."""
+def _differentiable(x: Any, reshard: Reshard, forward: Callable[[Any], Any]) -> Any:
+    """Returns forward(x), the result of a reshard, joined to the graph of x.
+
+    The backward pass of a reshard is the inverse reshard.
+    """
     from ._torch import differentiable
 
     return differentiable(
-        lambda x: (forward(x), (), lambda saved, dout: (move.back().run(dout),)), x
+        lambda x: (forward(x), (), lambda saved, dout: (reshard.inverse().run(dout),)), x
     )
 
 
-def _axes(x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
+def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
+    """Returns seq_dim and head_dim as numbers from 0. Raises for wrong axes or a wrong x."""
     if not hasattr(x, "ndim"):
         raise InvalidArgument(
-            f"ulysses: {type(x).__name__} is no array: give a NumPy array or a PyTorch tensor"
+            f"{operation}: {type(x).__name__} is not an array; give a NumPy array or a PyTorch tensor"
         )
     dtype_of(x)
     seq, head = (d + x.ndim if d < 0 else d for d in (seq_dim, head_dim))
     if not (0 <= seq < x.ndim and 0 <= head < x.ndim) or seq == head:
         raise InvalidArgument(
-            f"ulysses: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes: give two different ones"
+            f"{operation}: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes; "
+            "give two different axes"
         )
     return seq, head
+
+
+def _check_shards(operation: str, what: str, each: list[int], total: int) -> None:
+    """Raises InvalidArgument if the ranks do not hold the shards of `total` tokens or heads."""
+    size = len(each)
+    want = [hi - lo for lo, hi in (shard_rows(total, size, rank) for rank in range(size))]
+    if each != want:
+        raise InvalidArgument(
+            f"{operation}: {each} {what} on the ranks; give {want}, the shards of {total} "
+            f"(ulysses.shard_rows)"
+        )
 
 
 def gather_seq_scatter_heads(
@@ -218,23 +258,40 @@ def gather_seq_scatter_heads(
     padded: bool = True,
     context: Context | None = None,
 ) -> Any:
-    """[.., rows, .., H, ..] to [.., S, .., this rank's heads, ..]. Collective; differentiable for PyTorch.
+    """Re-shards a tensor from tokens to heads by one all-to-all.
 
-    x          this rank's rows along seq_dim, all heads along head_dim; any of the library's types
-    unpadded_dim_size  S without the padding at its end, which is cut off; 0 = no padding, S = rows * ranks
-    padded     True: every rank has ceil(S / ranks) rows, the last ones padding (as gather_heads_scatter_seq makes them).
-               False: no padding; the first S mod ranks have one row more, and unpadded_dim_size says S
-    async_op   return an object whose wait() gives the result; waits in the order of starting. x may not change before
+    Collective; differentiable in PyTorch. The result has all S tokens and this rank's heads. The
+    heads of a rank are contiguous; the first H mod ranks hold one head more.
 
-    The heads of a rank are contiguous; the first H mod ranks have one head more. Errors: InvalidArgument, CommError.
+    Args:
+        x: [.., rows, .., H, ..], this rank's tokens of all heads; float32, float16, bfloat16, int32,
+            int64 or uint8
+        seq_dim (int): the axis of tokens
+        head_dim (int): the axis of heads
+        unpadded_dim_size (int): S. Padding after the first S tokens is removed from the result.
+            0 = there is no padding, S = rows * ranks. Default: 0
+        async_op (bool): return a request whose wait() returns the result. All ranks must wait in the
+            order in which the requests were started, and must not change x before. Default: False
+        padded (bool): True: every rank has ceil(S / ranks) rows, and the last ones may be padding,
+            as `gather_heads_scatter_seq` makes it. False: there is no padding, the first S mod ranks
+            hold one token more, and unpadded_dim_size is S. Default: True
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        [.., S, .., heads of this rank, ..], or a request.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        CommError: the communicator failed
     """
     ctx, operation = current(context), "ulysses.gather_seq_scatter_heads"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
-        seq, head = _axes(x, seq_dim, head_dim)
+        seq, head = _axes(operation, x, seq_dim, head_dim)
         if not padded and not unpadded_dim_size:
             raise InvalidArgument(
-                f"{operation}: padded=False: say the length of the whole sequence by unpadded_dim_size"
+                f"{operation}: padded=False without unpadded_dim_size; give the tokens of the whole "
+                "sequence as unpadded_dim_size"
             )
         return (
             {
@@ -255,15 +312,14 @@ def gather_seq_scatter_heads(
     unpadded = unpadded_dim_size or seq
     if padded and (len(set(each)) > 1 or _ceil(unpadded, ctx.size) != each[0]):
         raise InvalidArgument(
-            f"{operation}: {each} rows on the ranks for unpadded_dim_size {unpadded}: each must have ceil({unpadded} / {ctx.size}) = "
-            f"{_ceil(unpadded, ctx.size)} rows, or padded=False where nothing is padded"
+            f"{operation}: {each} tokens on the ranks with unpadded_dim_size {unpadded}; give "
+            f"ceil({unpadded} / {ctx.size}) = {_ceil(unpadded, ctx.size)} tokens on each rank, or "
+            "padded=False without padding"
         )
-    want = [hi - lo for lo, hi in (shard_rows(seq, ctx.size, rank) for rank in range(ctx.size))]
-    if each != want:
-        raise InvalidArgument(
-            f"{operation}: {each} rows on the ranks: of {seq} they hold {want}: cut by ulysses.shard_rows"
-        )
-    return _go(x, Move(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op)
+    _check_shards(operation, "tokens", each, seq)
+    return _run(
+        x, Reshard(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op
+    )
 
 
 def gather_heads_scatter_seq(
@@ -276,16 +332,32 @@ def gather_heads_scatter_seq(
     padded: bool = True,
     context: Context | None = None,
 ) -> Any:
-    """[.., S, .., this rank's heads, ..] to [.., rows, .., H, ..]: the inverse, and the backward, of gather_seq_scatter_heads. Collective.
+    """Re-shards a tensor from heads to tokens by one all-to-all.
 
-    x        all rows along seq_dim, this rank's heads along head_dim
-    heads    H; 0 = the sum of the ranks' heads
-    padded   True: zeros are put behind S until ranks divide it. False: nothing is padded, the first S mod ranks get one row more
+    Collective; differentiable in PyTorch. It is the inverse, and the backward pass, of
+    `gather_seq_scatter_heads`.
+
+    Args:
+        x: [.., S, .., heads of this rank, ..], all tokens of this rank's heads
+        head_dim (int): the axis of heads
+        seq_dim (int): the axis of tokens
+        async_op (bool): return a request, as in `gather_seq_scatter_heads`. Default: False
+        heads (int): H; 0 = the sum of the ranks' heads. Default: 0
+        padded (bool): True: zeros are appended to S up to a multiple of the ranks. False: there is
+            no padding, and the first S mod ranks receive one token more. Default: True
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        [.., rows, .., H, ..], or a request.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        CommError: the communicator failed
     """
     ctx, operation = current(context), "ulysses.gather_heads_scatter_seq"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
-        seq, head = _axes(x, seq_dim, head_dim)
+        seq, head = _axes(operation, x, seq_dim, head_dim)
         return (
             {
                 "x": describe(x, free=(head,)),
@@ -300,81 +372,82 @@ def gather_heads_scatter_seq(
         )
 
     (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
-    each = [own for (own,) in counts]
+    each = [count for (count,) in counts]
     total = heads or sum(each)
-    want = [hi - lo for lo, hi in (shard_rows(total, ctx.size, rank) for rank in range(ctx.size))]
-    if each != want:
-        raise InvalidArgument(
-            f"{operation}: {each} heads on the ranks: of {total} they hold {want}: the first {total} mod {ctx.size} ranks hold one more than the others"
-        )
+    _check_shards(operation, "heads", each, total)
     n = x.shape[seq_dim]
     seq = _ceil(n, ctx.size) * ctx.size if padded else n
-    return _go(x, Move(ctx, False, seq_dim, head_dim, total, seq, n), async_op)
+    return _run(x, Reshard(ctx, False, seq_dim, head_dim, total, seq, n), async_op)
 
 
-def reduce_loss(mean: float, count: int, context: Context | None) -> tuple[float, int, int]:
-    """(mean over the group's valid tokens, this rank's count, the group's count). The sum and the count travel. Collective."""
-    ctx = current(context)
-    own = count
-    total, n, out = (
-        ctypes.c_double(mean * count if count else 0.0),
-        ctypes.c_int64(count),
-        ctypes.c_double(),
-    )
+def _reduce_loss(mean: float, count: int, ctx: Context) -> tuple[float, int]:
+    """Returns the mean over the valid tokens of all ranks, and their number. Collective."""
+    total = ctypes.c_double(mean * count if count else 0.0)
+    n, out = ctypes.c_int64(count), ctypes.c_double()
     ctx._call(
         "ulysses_loss_reduce", ctx.handle, ctypes.byref(total), ctypes.byref(n), ctypes.byref(out)
     )
-    return out.value, own, n.value
+    return out.value, n.value
 
 
 def reduce_sequence_parallel_loss(
     loss: Any, num_valid_tokens: Any, *, gradients: str = "averaged", context: Context | None = None
 ) -> Any:
-    """The mean loss over the valid tokens of all ranks, the same number on each. Collective; differentiable for PyTorch.
+    """Returns the mean loss over the valid tokens of all ranks.
 
-    loss              this rank's mean over its valid tokens; whatever it is (NaN too) where it has none
-    num_valid_tokens  how many those are
-    gradients         how the caller then combines the weights' gradients over the group: "averaged" (DDP, FSDP and ZeRO take the mean), and
-                      the gradient of `loss` is ranks * n / N; or "summed", and it is n / N. n is this rank's count, N the group's
+    Collective; differentiable in PyTorch. The semantics are those of VeOmni's function of this name.
 
-    0 where no rank has a valid token. Semantics: VeOmni's function of this name.
+    Args:
+        loss: the mean loss over this rank's valid tokens. Without valid tokens, its value does not
+            matter, and may be NaN
+        num_valid_tokens: the number n of this rank's valid tokens
+        gradients (str): how the caller combines the gradients of weights over the ranks. "averaged"
+            (as DDP, FSDP and ZeRO do): the gradient of loss is ranks * n / N. "summed": it is n / N.
+            N is the sum of n over the ranks. Default: "averaged"
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        The mean, equal on all ranks: a tensor if loss is a tensor, else a float. It is 0 if no rank
+        has a valid token.
+
+    Raises:
+        InvalidArgument: a value is wrong, or arguments differ between ranks
+        CommError: the communicator failed
     """
-    ctx = current(context)
+    ctx, operation = current(context), "ulysses.reduce_sequence_parallel_loss"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if gradients not in ("averaged", "summed"):
             raise InvalidArgument(
-                f"ulysses.reduce_sequence_parallel_loss: gradients {gradients!r}: 'averaged' or 'summed'"
+                f"{operation}: gradients {gradients!r}; give 'averaged' or 'summed'"
             )
         try:
             float(loss.detach() if is_torch(loss) else loss), int(num_valid_tokens)
         except (TypeError, ValueError, RuntimeError) as e:
             raise InvalidArgument(
-                f"ulysses.reduce_sequence_parallel_loss: loss {loss!r} and num_valid_tokens {num_valid_tokens!r}: give one number each"
+                f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one number "
+                "for each"
             ) from e
         return {"gradients": gradients}, (), None
 
-    ctx.agree("ulysses.reduce_sequence_parallel_loss", prepare)
+    ctx.agree(operation, prepare)
+    count = int(num_valid_tokens)
     if is_torch(loss):
         from ._torch import differentiable
 
         factor = float(ctx.size if gradients == "averaged" else 1)
 
         def run(loss: Any) -> tuple[Any, tuple, Any]:
-            mean, own, total = reduce_loss(float(loss.detach()), int(num_valid_tokens), ctx)
-            scale = factor * own / max(total, 1)
+            mean, total = _reduce_loss(float(loss.detach()), count, ctx)
+            scale = factor * count / max(total, 1)
             return loss.new_tensor(mean), (), lambda saved, grad: (grad * scale,)
 
         return differentiable(run, loss)
-    return reduce_loss(float(loss), int(num_valid_tokens), ctx)[0]
+    return _reduce_loss(float(loss), count, ctx)[0]
 
 
 def _permute(x: Any, axes: tuple[int, ...]) -> Any:
     return x.permute(axes) if is_torch(x) else x.transpose(axes)
-
-
-def _dense(x: Any) -> Any:
-    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
 
 
 def _narrow(x: Any, dim: int, n: int) -> Any:
@@ -382,7 +455,7 @@ def _narrow(x: Any, dim: int, n: int) -> Any:
 
 
 def _pad(x: Any, dim: int, more: int) -> Any:
-    """x with `more` zero rows behind dim."""
+    """Returns x with `more` zeros appended along axis dim."""
     if more == 0:
         return x
     shape = list(x.shape)

@@ -1,6 +1,8 @@
-"""Arrays of NumPy, PyTorch and any library with DLPack, seen by the library without a copy.
+"""Passes arrays of NumPy, PyTorch and other libraries to libulysses.so without copying them.
 
-A `View` is a pointer, a shape and strides in elements; its axes can be reordered like an array's, whatever library made it.
+`view` returns a `View` of an array: its address, shape and strides. `empty` and `block` allocate
+results and memory on the device of another array. The other functions hide the differences between
+NumPy and PyTorch.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ NAMES = {code: name for name, code in _NUMPY.items()}
 
 
 def torch_or_none() -> Any:
-    """PyTorch if the host has imported it; it is never imported here."""
+    """Returns the module torch if the program has imported it, else None. Imports nothing."""
     return sys.modules.get("torch")
 
 
@@ -37,17 +39,32 @@ def is_torch(x: Any) -> bool:
 
 
 def one_library(**arrays: Any) -> None:
-    """Refuses PyTorch's tensors beside arrays of others: autograd would see a part of the inputs alone, and leave gradients out without a word."""
+    """Raises InvalidArgument if some arrays are PyTorch tensors and others are not.
+
+    Autograd would see only the tensors, and the gradients of the other arrays would be lost.
+    """
     torch = [name for name, x in arrays.items() if is_torch(x)]
     others = [name for name, x in arrays.items() if x is not None and name not in torch]
     if torch and others:
         raise InvalidArgument(
-            f"ulysses: {', '.join(torch)} of PyTorch beside {', '.join(others)} of another library: give all of one, by torch.as_tensor or .numpy()"
+            f"ulysses: PyTorch tensors ({', '.join(torch)}) together with arrays of another library "
+            f"({', '.join(others)}); convert all of them with torch.as_tensor or .numpy()"
         )
 
 
 class View:
-    """A tensor as the library takes it. Keeps the array alive, and the shape and strides that the C struct points to."""
+    """Address, shape and strides of an array, for the C struct ulysses_tensor.
+
+    A view owns no elements. It keeps the array alive, and the shape and strides that the C struct
+    points to, so it must live as long as the library uses the pointer.
+
+    Attributes:
+        owner: the array
+        data: address of the first element
+        device, ordinal: where the memory is: a device number of _struct, and the index of the GPU
+        dtype: a type number of _struct
+        shape, strides: in elements
+    """
 
     __slots__ = ("owner", "data", "device", "ordinal", "dtype", "shape", "strides", "_c")
 
@@ -69,13 +86,12 @@ class View:
             dtype,
         )
         self.shape = tuple(shape)
-        self._c: Any = None  # what pointer() returns, and what it points to
-        self.strides = (
-            tuple(strides) if 0 not in self.shape else tuple(dense_strides(self.shape))
-        )  # NumPy gives empty arrays strides of 0
+        self._c: Any = None  # the result of pointer(), and the memory that it points to
+        # NumPy gives empty arrays strides of 0, which the library refuses.
+        self.strides = tuple(dense_strides(self.shape) if 0 in self.shape else strides)
 
     def permute(self, *axes: int) -> View:
-        """The same memory with its axes in another order."""
+        """Returns a view of the same memory with the axes in the given order."""
         return View(
             self.owner,
             self.data,
@@ -87,7 +103,7 @@ class View:
         )
 
     def pointer(self) -> Any:
-        """A ulysses_tensor* that lives as long as the view."""
+        """Returns a ulysses_tensor*, which is valid as long as the view lives."""
         if self._c is None:
             n = len(self.shape)
             shape, strides = (ctypes.c_int64 * n)(*self.shape), (ctypes.c_int64 * n)(*self.strides)
@@ -106,39 +122,40 @@ class View:
         return self._c[0]
 
 
-class _Managed(ctypes.Structure):  # DLPack's DLManagedTensor, the part that is read
+class _Managed(ctypes.Structure):
+    """The first field of DLPack's DLManagedTensor."""
+
     _fields_ = [("tensor", _struct.Tensor)]
 
 
 def dtype_of(x: Any) -> int:
-    """The library's number for an array's type; InvalidArgument where it has none."""
+    """Returns the type number of an array's dtype. Raises Unsupported if there is none."""
     name = str(x.dtype).removeprefix("torch.")
     if name not in _NUMPY:
-        raise Unsupported(f"ulysses: dtype {name}: give one of {', '.join(_NUMPY)}")
+        raise Unsupported(f"ulysses: dtype {name}; give one of {', '.join(_NUMPY)}")
     return _NUMPY[name]
 
 
 def view(x: Any) -> View:
-    """A view of a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or anything with __dlpack__ or __cuda_array_interface__. Nothing is copied."""
+    """Returns a view of an array. Copies nothing.
+
+    Args:
+        x: a NumPy array, a PyTorch tensor on the CPU or a CUDA device, or an object with __dlpack__
+            or __cuda_array_interface__
+
+    Raises:
+        InvalidArgument: x is no array, or its strides are not multiples of the element size
+        Unsupported: its dtype, layout or device
+    """
     if isinstance(x, np.ndarray):
-        if any(s % x.itemsize for s in x.strides):
-            raise InvalidArgument(
-                f"ulysses: an array with strides of {x.strides} bytes and elements of {x.itemsize}: copy it first"
-            )
-        return View(
-            x,
-            x.ctypes.data,
-            _struct.CPU,
-            0,
-            dtype_of(x),
-            x.shape,
-            [s // x.itemsize for s in x.strides],
-        )
+        strides = _in_elements(x.strides, x.itemsize)
+        return View(x, x.ctypes.data, _struct.CPU, 0, dtype_of(x), x.shape, strides)
     if is_torch(x):
         device = {"cpu": _struct.CPU, "cuda": _struct.CUDA}.get(x.device.type)
         if device is None or x.layout is not torch_or_none().strided:
             raise Unsupported(
-                f"ulysses: a tensor on {x.device} with layout {x.layout}: bring a strided one on the CPU or a CUDA device"
+                f"ulysses: a tensor on {x.device} with layout {x.layout}; give a strided tensor on "
+                "the CPU or a CUDA device"
             )
         return View(x, x.data_ptr(), device, x.device.index or 0, dtype_of(x), x.shape, x.stride())
     if hasattr(x, "__dlpack__"):
@@ -146,8 +163,19 @@ def view(x: Any) -> View:
     if hasattr(x, "__cuda_array_interface__"):
         return _from_cuda(x)
     raise InvalidArgument(
-        f"ulysses: {type(x).__name__} is no array: give a NumPy array, a PyTorch tensor or an object with __dlpack__"
+        f"ulysses: {type(x).__name__} is not an array; give a NumPy array, a PyTorch tensor or an "
+        "object with __dlpack__"
     )
+
+
+def _in_elements(strides: Sequence[int], size: int) -> list[int]:
+    """Converts strides in bytes to strides in elements of `size` bytes."""
+    if any(s % size for s in strides):
+        raise InvalidArgument(
+            f"ulysses: an array with strides of {tuple(strides)} bytes and elements of {size} "
+            "bytes; copy it first"
+        )
+    return [s // size for s in strides]
 
 
 _TYPESTR = {
@@ -160,20 +188,23 @@ _TYPESTR = {
 
 
 def _from_cuda(x: Any) -> View:
-    """The CUDA array interface does not name the GPU: it is the current one, and the library refuses memory of another."""
+    """Returns a view of an object with __cuda_array_interface__.
+
+    The interface does not name the GPU, so the view names the current one. The library refuses
+    memory of another GPU.
+    """
     a = x.__cuda_array_interface__
     dtype, strides = _TYPESTR.get(a["typestr"]), a.get("strides")
     if dtype is None:
         raise Unsupported(
-            f"ulysses: __cuda_array_interface__ of type {a['typestr']}: give one of {', '.join(_TYPESTR)}"
+            f"ulysses: __cuda_array_interface__ of type {a['typestr']}; give one of "
+            f"{', '.join(_TYPESTR)}"
         )
-    size = int(a["typestr"][2:])
-    if strides is not None and any(s % size for s in strides):
-        raise InvalidArgument(
-            f"ulysses: an array with strides of {strides} bytes and elements of {size}: copy it first"
-        )
-    steps = dense_strides(a["shape"]) if strides is None else [s // size for s in strides]
-    return View(x, a["data"][0], _struct.CUDA, current_gpu(), dtype, a["shape"], steps)
+    if strides is None:
+        strides = dense_strides(a["shape"])
+    else:
+        strides = _in_elements(strides, int(a["typestr"][2:]))
+    return View(x, a["data"][0], _struct.CUDA, current_gpu(), dtype, a["shape"], strides)
 
 
 def _from_dlpack(x: Any) -> View:
@@ -183,7 +214,7 @@ def _from_dlpack(x: Any) -> View:
     t = _Managed.from_address(get(capsule, b"dltensor")).tensor
     shape = [t.shape[i] for i in range(t.ndim)]
     strides = [t.strides[i] for i in range(t.ndim)] if t.strides else dense_strides(shape)
-    # The capsule, which was not consumed, frees the tensor when the view goes.
+    # The capsule is not consumed, so it frees the tensor when the view is deleted.
     return View(
         (x, capsule),
         (t.data or 0) + t.byte_offset,
@@ -196,7 +227,7 @@ def _from_dlpack(x: Any) -> View:
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:
-    """The row-major strides of a shape, in elements."""
+    """Returns the row-major strides of a shape, in elements."""
     strides, n = [0] * len(shape), 1
     for i in reversed(range(len(shape))):
         strides[i], n = n, n * max(1, shape[i])
@@ -204,12 +235,16 @@ def dense_strides(shape: Sequence[int]) -> list[int]:
 
 
 def dense(x: Any) -> Any:
-    """x, or a row-major copy if x is not row-major."""
+    """Returns x, or a row-major copy if x is not row-major."""
     return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
 
 
 def without_zero_strides(x: Any) -> Any:
-    """x, or a copy where it repeats elements (stride 0, as the gradient of sum() does), runs backwards or its last axis is not dense. The library refuses them."""
+    """Returns x, or a row-major copy if the library would refuse its strides.
+
+    The library refuses zero strides (such as those of the gradient of sum()), negative strides, and
+    a last axis that is not dense.
+    """
     v = x if isinstance(x, View) else view(x)
     refused = any(s <= 0 and n > 1 for n, s in zip(v.shape, v.strides))
     if not refused and (v.shape[-1:] in ((), (0,), (1,)) or v.strides[-1] == 1):
@@ -218,7 +253,10 @@ def without_zero_strides(x: Any) -> Any:
 
 
 def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
-    """An array of like's library and device, not filled. dtype is one of the library's numbers; None = like's."""
+    """Returns an uninitialized array of the library and device of `like`.
+
+    dtype is a type number of _struct; None = the dtype of `like`.
+    """
     if is_torch(like):
         torch = torch_or_none()
         return torch.empty(
@@ -233,12 +271,16 @@ def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
 def _host_only(like: Any) -> None:
     if not isinstance(like, np.ndarray) and view(like).device != _struct.CPU:
         raise Unsupported(
-            f"ulysses: {type(like).__name__} lies on a GPU, where results are made for PyTorch alone: give torch.as_tensor of it"
+            f"ulysses: {type(like).__name__} on a GPU: results on a GPU are PyTorch tensors; convert "
+            "it with torch.as_tensor"
         )
 
 
 def block(like: Any, size: int) -> Any:
-    """size bytes where like lives, aligned to 64 bytes on the CPU (256 on CUDA, by PyTorch's allocator)."""
+    """Returns `size` uninitialized bytes on the device of `like`.
+
+    The memory is aligned to 64 bytes on the CPU, and to 256 bytes on CUDA, by PyTorch's allocator.
+    """
     if is_torch(like):
         return torch_or_none().empty(size, dtype=torch_or_none().uint8, device=like.device)
     _host_only(like)
@@ -248,13 +290,13 @@ def block(like: Any, size: int) -> Any:
 
 
 def stream_of(x: Any) -> int | None:
-    """PyTorch's current stream on a CUDA tensor's device: the library enqueues there. None on the CPU."""
+    """Returns PyTorch's current stream on the device of a CUDA tensor; None for other arrays."""
     if is_torch(x) and x.is_cuda:
         return torch_or_none().cuda.current_stream(x.device).cuda_stream
     return None
 
 
 def current_gpu() -> int:
-    """PyTorch's current GPU in this thread; 0 without PyTorch."""
+    """Returns the index of PyTorch's current GPU in this thread; 0 without PyTorch."""
     torch = torch_or_none()
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
