@@ -2,64 +2,67 @@ package gdn
 
 import "ulysses/tensor"
 
-// Args are the tensors of one call of the core. q, k, v and out have the layer's type; decays,
-// betas and states are F32. Forward reads Q, K, V, G, Beta and StateIn and writes Out, StateOut and
-// Saved; Backward reads Saved and StateIn, and looks at no other. Strides are free but for a dense
-// last axis; G and Beta have any.
+// Args are the tensors of a call of the core. n is the number of tokens of a sequence on this rank,
+// B the number of sequences, Hk and Hv the numbers of key and value heads of the layer. Q, K, V and
+// Out have the layer's type; gates and states are F32. Forward reads Q, K, V, G, Beta and StateIn,
+// and writes Out, StateOut and Saved. Backward reads only Saved and StateIn. The last axis of Q, K,
+// V and Out is dense, all other strides are arbitrary. The memory belongs to the caller.
 type Args struct {
-	Q, K    tensor.Tensor // [B, rows, Hk, Dk]
-	V, Out  tensor.Tensor // [B, rows, Hv, Dv]
-	G, Beta tensor.Tensor // [B, rows, Hv] F32; g is the natural logarithm of the decay, at most 0
+	Q, K    tensor.Tensor // [B, n, Hk, Dk]
+	V, Out  tensor.Tensor // [B, n, Hv, Dv]
+	G, Beta tensor.Tensor // [B, n, Hv] F32; G is the natural logarithm of the decay, at most 0
 
-	// States are whole on every rank, dense, one for each document of the batch, and optional:
-	// before its first token (nil = zero), and behind its last one. StateOut costs StateBytesSent.
+	// Optional states before the first token of each document (nil = zero) and after the last
+	// token. Dense, with the states of all documents of the batch on every rank. StateOut costs the
+	// communication that StateBytesSent returns.
 	StateIn, StateOut tensor.Tensor // [docs, Hv, Dk, Dv] F32
 
-	// U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
+	// U8, Sizes.Saved bytes, aligned to Info.Align; nil = Backward will not be called
 	Saved tensor.Tensor
-	// U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
+	// U8, Sizes.Workspace bytes, aligned to Info.Align; its content has no meaning between calls
 	Workspace tensor.Tensor
 }
 
-// Grads are the gradients of the core: DOut and DStateOut are read, the others are written. Strides
-// as those of Args.
+// Grads are the gradients of the core. DOut and DStateOut are read, the others are written. Strides
+// are as in Args.
 type Grads struct {
-	DOut      tensor.Tensor // [B, rows, Hv, Dv]
-	DStateOut tensor.Tensor // [docs, Hv, Dk, Dv] F32, optional: nil = zero. The same on every rank
-	DQ, DK    tensor.Tensor // [B, rows, Hk, Dk]
-	DV        tensor.Tensor // [B, rows, Hv, Dv]
-	DG, DBeta tensor.Tensor // [B, rows, Hv] F32
-	// [docs, Hv, Dk, Dv] F32, optional, whole on every rank; only with StateIn. It costs
-	// StateBytesSent
+	DOut      tensor.Tensor // [B, n, Hv, Dv]
+	DStateOut tensor.Tensor // [docs, Hv, Dk, Dv] F32, optional: nil = zero. Equal on all ranks
+	DQ, DK    tensor.Tensor // [B, n, Hk, Dk]
+	DV        tensor.Tensor // [B, n, Hv, Dv]
+	DG, DBeta tensor.Tensor // [B, n, Hv] F32
+	// [docs, Hv, Dk, Dv] F32, optional, only with StateIn: the gradients of all documents' states
+	// on every rank. It costs the communication that StateBytesSent returns.
 	DStateIn tensor.Tensor
 }
 
-// LayerArgs are the tensors of one call of a layer: convolution and SiLU of q|k|v, gates, and the
-// rule; all of the layer's type, but ALog and DtBias may be F32. LayerForward reads QKV, A, B and
-// the weights; LayerBackward reads Saved and the weights. Activations have free strides but for a
-// dense last axis, weights are dense.
+// LayerArgs are the tensors of a call of a layer: the convolution and SiLU of q|k|v, the gates, and
+// the rule. All have the layer's type, but ALog and DtBias may be F32. LayerForward reads QKV, A, B
+// and the weights. LayerBackward reads only Saved and the weights. The last axis of activations is
+// dense, their other strides are arbitrary. Weights are dense.
 type LayerArgs struct {
-	QKV tensor.Tensor // [B, rows, 2·Hk·Dk + Hv·Dv]: q|k|v before the convolution
-	// [B, rows, Hv]: g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b)
+	QKV tensor.Tensor // [B, n, 2·Hk·Dk + Hv·Dv]: q|k|v before the convolution
+	// [B, n, Hv]: g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b)
 	A, B         tensor.Tensor
 	Conv         tensor.Tensor // [2·Hk·Dk + Hv·Dv, ConvWidth]
 	ALog, DtBias tensor.Tensor // [Hv]
-	Out          tensor.Tensor // [B, rows, Hv, Dv]
+	Out          tensor.Tensor // [B, n, Hv, Dv]
 
-	// U8, LayerSizes.Saved bytes, aligned to Info.Align; nil = there will be no LayerBackward
-	Saved     tensor.Tensor
-	Workspace tensor.Tensor // U8, LayerSizes.Workspace bytes, likewise
+	// U8, LayerSizes.Saved bytes, aligned to Info.Align; nil = LayerBackward will not be called
+	Saved tensor.Tensor
+	// U8, LayerSizes.Workspace bytes, aligned to Info.Align
+	Workspace tensor.Tensor
 }
 
-// LayerGrads are the gradients of a layer: DOut is read; those of activations are written; those of
-// weights are added to, and are this rank's part: their sum over the ranks is the gradient.
+// LayerGrads are the gradients of a layer. DOut is read. Gradients of activations are written.
+// Gradients of weights are added to: the gradient of a weight is the sum over the ranks.
 type LayerGrads struct {
-	DOut           tensor.Tensor // [B, rows, Hv, Dv]
-	DQKV           tensor.Tensor // [B, rows, 2·Hk·Dk + Hv·Dv]
-	DA, DB         tensor.Tensor // [B, rows, Hv]
+	DOut           tensor.Tensor // [B, n, Hv, Dv]
+	DQKV           tensor.Tensor // [B, n, 2·Hk·Dk + Hv·Dv]
+	DA, DB         tensor.Tensor // [B, n, Hv]
 	DConv          tensor.Tensor // [2·Hk·Dk + Hv·Dv, ConvWidth] F32
 	DALog, DDtBias tensor.Tensor // [Hv] F32
 }
 
-// Sizes are bytes of Saved and Workspace.
+// Sizes are the bytes of Saved and of Workspace.
 type Sizes struct{ Saved, Workspace int64 }

@@ -1,68 +1,50 @@
 package gdn
 
 import (
-	"fmt"
-
 	"ulysses/sp"
+	"ulysses/tensor"
 )
 
-// BytesSent is what this rank sends to others in one Forward and one Backward of the core. With
-// Heads, n being a rank's rows and hv, hk its value heads and the key heads under them,
+// BytesSent returns the bytes that this rank r sends to others in one Forward and one Backward of
+// the core. With Heads these are
 //
 //	forward   B·Σ_{j≠r} [ n_r·(hk_j·2Dk + hv_j·(Dv + gates)) + n_j·hv_r·Dv ]
 //	backward  B·Σ_{j≠r} [ n_r·hv_j·Dv + n_j·(hk_r·2Dk + hv_r·(Dv + gates)) ]
 //
-// elements, the gates being two of F32; where a key head's value heads lie on several ranks, dq and
-// dk travel with each of these, hv_r·2Dk. With State it is for each batch row and each rank behind
-// this one that holds rows of its last document (backward: before it, of its first) Hv·Dk·Dv F32,
-// and Hv·Dk·Dk more where the document fills this rank's rows and comes from and goes on to others;
-// over many ranks a prefix scan sends fewer.
+// elements, where n_j is the number of tokens of a sequence on rank j, hv_j of its value heads and
+// hk_j of the key heads that these use, and gates is the size of two F32. Where the value heads of
+// a key head are on several ranks, dq and dk of each value head are sent: hv_r·2Dk.
+//
+// With State this rank sends Hv·Dk·Dv F32 for each sequence and each following rank that has tokens
+// of the sequence's last document on this rank; backward, for each preceding rank that has tokens
+// of the first document. It also sends Hv·Dk·Dk F32 if one document begins before this rank's
+// tokens and ends after them. Over many ranks, a prefix scan sends fewer bytes.
 func (p *Plan) BytesSent(b *sp.Batch) (forward, backward int64) {
-	c := p.cutOf(b)
-	return p.method.sent(c, p.rank, call{}), p.method.sent(c, p.rank, call{backward: true})
+	return p.bytesSent(b, callKind{}), p.bytesSent(b, callKind{backward: true})
 }
 
-// LayerBytesSent is the same for LayerForward and LayerBackward: with Heads the gates are two
-// elements of the layer's type, and dq and dk always those of key heads; with State B·(ConvWidth −
-// 1) rows of q|k|v to the ranks behind come on top, fewer at the start of a document, and their
-// gradients on the way back.
+// LayerBytesSent is BytesSent for LayerForward and LayerBackward. With Heads the gates are two
+// elements of the layer's type, and only dq and dk of key heads are sent. With State, B·(ConvWidth
+// − 1) tokens of q|k|v also go to the following ranks, fewer at the start of a document, and their
+// gradients go back.
 func (p *Plan) LayerBytesSent(b *sp.Batch) (forward, backward int64) {
-	c := p.cutOf(b)
-	return p.method.sent(c, p.rank, call{layer: true}), p.method.sent(c, p.rank, call{layer: true, backward: true})
+	return p.bytesSent(b, callKind{layer: true}), p.bytesSent(b, callKind{layer: true, backward: true})
 }
 
-// RecomputeBytesSent is what this rank sends in one Recompute or LayerRecompute: nothing with
-// State.
+// RecomputeBytesSent returns the bytes that this rank sends in one Recompute or LayerRecompute: 0
+// with State.
 func (p *Plan) RecomputeBytesSent(b *sp.Batch) int64 {
-	return p.method.recomputeSent(b)
+	return p.bytesSent(b, callKind{recompute: true})
 }
 
-// StateBytesSent is what this rank sends on top in a Forward that is asked for StateOut, and in a
-// Backward that is asked for DStateIn.
+func (p *Plan) bytesSent(b *sp.Batch, kind callKind) int64 {
+	return p.method.bytesSent(p.layoutOf(b), p.rank, kind)
+}
+
+// StateBytesSent returns the bytes that this rank sends in addition in a Forward with StateOut, and
+// in a Backward with DStateIn.
 func (p *Plan) StateBytesSent(b *sp.Batch) (forward, backward int64) {
-	c := p.cutOf(b)
-	bytes := p.method.docSent(c)
-	return c.ends * bytes, c.starts * bytes
-}
-
-// describe returns the plan in one line: the strategy that was asked for, and the bytes that both
-// send.
-func (p *Plan) describe(asked Strategy, heads, state int64) string {
-	l := p.layer
-	s := fmt.Sprintf("gated delta rule over %d ranks by %v%s", p.size, l.Strategy, p.method.describe())
-	if p.size == 1 {
-		return s + ", sends nothing"
-	}
-	if l.Tokens == 0 {
-		s += ", " + p.method.describeSent(map[Strategy]int64{Heads: heads, State: state}[l.Strategy]) + " forward and backward, all ranks together"
-	} else {
-		s += fmt.Sprintf(", %d tokens forward and backward send %d bytes by heads and %d by state, all ranks together", l.Tokens, heads, state)
-	}
-	switch {
-	case asked != Auto:
-		return s + "; as asked for"
-	case l.Tokens == 0:
-		return s + "; auto, the tokens of a batch not being known"
-	}
-	return s + "; auto, which is the lesser"
+	l := p.layoutOf(b)
+	document := p.method.heads(p.rank).values() * p.layer.KeyDim * p.layer.ValueDim * tensor.F32.Size()
+	return (p.size - 1) * l.ends * document, (p.size - 1) * l.starts * document
 }

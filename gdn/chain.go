@@ -7,230 +7,153 @@ import (
 	"ulysses/tensor"
 )
 
-// States travel along the places of a line, forward from where a document starts, backward (their
-// gradients) from where it ends. What a place does to the state that comes to it is a map x → M·x +
-// e, with e [Hv, Dk, Dv] and M [Hv, Dk, Dk]; of a place where a document starts it is e alone. Two
-// forms: each place sends its own map to all that need it, and these apply one after the other
-// (gather), or maps of growing stretches are put together in log2 of the places' number of rounds
-// (scan), which sends less and waits longer.
-
-// chain is an exchange of states under way.
+// chain sends recurrent states along the positions of a batch: forward from the start of a document
+// on, backward (their gradients) from its end on. The tokens of a position map the state x that
+// comes in to M·x + e, with e [Hv, Dk, Dv] and M [Hv, Dk, Dk]. Where the document starts, the map
+// is e alone. There are two algorithms. Gather (gather.go): each position sends its map to all
+// positions that need it, and each receiver applies the maps one after the other. Scan (scan.go):
+// maps of growing ranges of positions are composed in log2(positions) rounds; it sends fewer bytes
+// over many ranks and has more rounds.
 type chain struct {
+	*base
+	scan       bool
 	send, recv []int64         // elements to and from each rank
-	running    []tensor.Tensor // of each piece: what has been put together so far
+	running    []tensor.Tensor // of each segment: the state that the maps applied so far have given
 	fold       device.DeltaFold
+	transfer
 }
 
-// elements are those of e and of M.
-func (p *stateMethod) elements() (e, m int64) {
-	l := p.layer
+// transfer has the arguments of one pass of states.
+type transfer struct {
+	stream   device.Stream
+	layout   *layout
+	scratch  tensor.Tensor
+	backward bool
+	// maps of this rank's tokens: e [B, Hv, Dk, Dv], and M [B, Hv, Dk, Dk] where one is sent
+	own, transition tensor.Tensor
+	into            tensor.Tensor // [B, Hv, Dk, Dv]: the states that come to this rank's segments
+}
+
+// newChain chooses the algorithm by the bytes that all ranks send for a document over all ranks.
+func newChain(p *base, t *tokenShards) chain {
+	c := chain{base: p, send: make([]int64, p.size), recv: make([]int64, p.size)}
+	var gather, scan int64
+	for position := range int64(len(t.ranks)) {
+		gather += c.elementsSent(t, position, false, false)
+		scan += c.elementsSent(t, position, true, false)
+	}
+	c.scan = gather >= 2*scan && scan > 0
+	return c
+}
+
+// mapElements returns the elements of e and of M.
+func (c *chain) mapElements() (e, m int64) {
+	l := &c.layer
 	return l.ValueHeads * l.KeyDim * l.ValueDim, l.ValueHeads * l.KeyDim * l.KeyDim
 }
 
-// block is the elements of a map on the wire: M where it is asked for.
-func (p *stateMethod) block(open bool) int64 {
-	e, m := p.elements()
-	if open {
+// blockElements returns the elements of a map as it is sent, with M or without.
+func (c *chain) blockElements(withM bool) int64 {
+	e, m := c.mapElements()
+	if withM {
 		return e + m
 	}
 	return e
 }
 
-// gatherRow is what a place sends and receives for one batch row in the first form, scanRow in the
-// second.
-func (p *stateMethod) gatherRow(s *stretch, backward bool) (send, recv int64) {
-	from, to := s.along(backward)
-	e, m := p.elements()
-	return to * p.block(s.passes()), from*e + max(0, from-1)*m
+// gatherElements returns the elements that a position sends and receives for a segment by gather.
+func (c *chain) gatherElements(x *segment, backward bool) (send, recv int64) {
+	sources, targets := x.peers(backward)
+	e, m := c.mapElements()
+	return targets * c.blockElements(x.interior()), sources*e + max(0, sources-1)*m
 }
 
-func (p *stateMethod) scanRow(s *stretch, backward bool) (send, recv int64) {
-	from, to := s.along(backward)
-	for step := int64(1); step <= max(from, to); step *= 2 {
-		if to >= step {
-			send += p.block(s.passes() && from >= step)
-		}
-		if from >= step {
-			recv += p.block(from >= 2*step)
-		}
+// scanElements returns the elements that a position sends for a segment by scan.
+func (c *chain) scanElements(x *segment, backward bool) (send int64) {
+	sources, targets := x.peers(backward)
+	for step := int64(1); step <= targets; step *= 2 {
+		send += c.blockElements(x.interior() && sources >= step)
 	}
-	return send, recv
+	return send
 }
 
-// chainSent is the elements of states that the rank at a place sends.
-func (p *stateMethod) chainSent(l *line, at int64, scan, backward bool) (sent int64) {
-	if at < 0 {
+// elementsSent returns the elements of states that the rank at a position sends.
+func (c *chain) elementsSent(t *tokenShards, position int64, scan, backward bool) (sent int64) {
+	if position < 0 {
 		return 0
 	}
-	for i := range l.batch {
-		s, send := l.stretch(i, at), int64(0)
+	for i := range t.batch {
+		x := t.segment(i, position)
 		if scan {
-			send, _ = p.scanRow(&s, backward)
+			sent += c.scanElements(&x, backward)
 		} else {
-			send, _ = p.gatherRow(&s, backward)
+			send, _ := c.gatherElements(&x, backward)
+			sent += send
 		}
-		sent += send
 	}
 	return sent
 }
 
-// chainBytes is the memory that an exchange needs.
-func (p *stateMethod) chainBytes(c *cut, backward bool) (bytes int64) {
-	if c.depth == 0 {
+// scratchBytes returns the memory of one pass of states.
+func (c *chain) scratchBytes(l *layout, backward bool) (bytes int64) {
+	if l.maxSources == 0 {
 		return 0
 	}
-	for i := range c.pieces {
-		x := &c.pieces[i]
-		if p.scan { // a block each way, and two M
-			e, m := p.elements()
+	for i := range l.segments {
+		if c.scan { // a map sent, a map received, and two M
+			e, m := c.mapElements()
 			bytes += 2*e + 4*m
 			continue
 		}
-		send, recv := p.gatherRow(&x.stretch, backward)
+		send, recv := c.gatherElements(&l.segments[i], backward)
 		bytes += send + recv
 	}
 	return bytes * tensor.F32.Size()
 }
 
-// chainPass brings each piece the state that comes to it, into [B, Hv, Dk, Dv], where one does; own
-// are the maps of those from which one goes, M where they pass one on. Collective.
-func (p *stateMethod) chainPass(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
-	if c.depth == 0 {
-		return nil // no rank has one to send
-	}
-	p.chain.running = slices.Grow(p.chain.running[:0], len(c.pieces))[:len(c.pieces)]
-	if p.scan {
-		return p.scanStates(s, c, scratch, own, transition, into, backward)
-	}
-	return p.gatherStates(s, c, scratch, own, transition, into, backward)
+// begin prepares a transfer.
+func (c *chain) begin(t transfer) {
+	c.transfer = t
+	c.running = slices.Grow(c.running[:0], len(t.layout.segments))[:len(t.layout.segments)]
 }
 
-// wireBlock is a map on the wire, from an element on.
-func (p *stateMethod) wireBlock(wire tensor.Tensor, at int64, open bool) (e, m tensor.Tensor) {
-	l, size := p.layer, tensor.F32.Size()
+// block returns the map that is sent or received at an element of wire.
+func (c *chain) block(wire tensor.Tensor, at int64, withM bool) (e, m tensor.Tensor) {
+	l, size := &c.layer, tensor.F32.Size()
 	e = wire.At(at*size, tensor.F32, l.ValueHeads, l.KeyDim, l.ValueDim)
-	if open {
+	if withM {
 		m = wire.At(at*size+e.Bytes(), tensor.F32, l.ValueHeads, l.KeyDim, l.KeyDim)
 	}
 	return e, m
 }
 
-// put writes a map to the wire.
-func (p *stateMethod) put(s device.Stream, wire tensor.Tensor, at int64, e, m tensor.Tensor, open bool) error {
-	toE, toM := p.wireBlock(wire, at, open)
-	if err := p.dev.Copy(s, toE, e); err != nil || !open {
+// pack copies the map of a segment to an element of wire.
+func (c *chain) pack(wire tensor.Tensor, at int64, x *segment, withM bool) error {
+	toE, toM := c.block(wire, at, withM)
+	if err := c.dev.Copy(c.stream, toE, c.own.Select(0, x.sequence)); err != nil || !withM {
 		return err
 	}
-	return p.dev.Copy(s, toM, m)
+	return c.dev.Copy(c.stream, toM, c.transition.Select(0, x.sequence))
 }
 
-// apply is y = M·x + e, or Mᵀ·x + e on the way back.
-func (p *stateMethod) apply(s device.Stream, m, x, e, y tensor.Tensor, transpose bool) error {
-	p.chain.fold = device.DeltaFold{M: m, X: x, E: e, Y: y, Transpose: transpose}
-	return p.dev.DeltaFold(s, &p.chain.fold)
+// apply computes y = M·x + e, or y = Mᵀ·x + e in a backward transfer.
+func (c *chain) apply(m, x, e, y tensor.Tensor) error {
+	return c.multiply(c.stream, m, x, e, y, c.backward)
 }
 
-// swap exchanges the first elements of the wire, behind which come what others sent.
-func (p *stateMethod) swap(s device.Stream, wire tensor.Tensor) (sent int64, err error) {
-	x, received := &p.chain, int64(0)
-	for r := range x.send {
-		sent, received = sent+x.send[r], received+x.recv[r]
+// multiply computes y = M·x + e, or with transpose y = Mᵀ·x + e.
+func (c *chain) multiply(s device.Stream, m, x, e, y tensor.Tensor, transpose bool) error {
+	c.fold = device.DeltaFold{M: m, X: x, E: e, Y: y, Transpose: transpose}
+	return c.dev.DeltaFold(s, &c.fold)
+}
+
+// allToAll sends the elements at the start of wire and receives others behind them. It returns the
+// number of elements sent, where the received elements begin.
+func (c *chain) allToAll(wire tensor.Tensor) (sent int64, err error) {
+	var received int64
+	for r := range c.send {
+		sent, received = sent+c.send[r], received+c.recv[r]
 	}
 	src, dst := wire.At(0, tensor.F32, sent), wire.At(sent*tensor.F32.Size(), tensor.F32, received)
-	return sent, p.comm.AllToAll(s, dst, src, x.recv, x.send)
-}
-
-// gatherStates is the first form: one exchange.
-func (p *stateMethod) gatherStates(s device.Stream, c *cut, wire, own, transition, into tensor.Tensor, backward bool) error {
-	x, at := &p.chain, int64(0)
-	clear(x.send)
-	clear(x.recv)
-	for place, rank := range c.line.ranks {
-		ahead := c.ahead(int64(place), backward)
-		start := at
-		for i := range c.pieces {
-			piece := &c.pieces[i]
-			from, to := piece.along(backward)
-			if ahead > 0 && ahead <= to {
-				open := piece.passes()
-				if err := p.put(s, wire, at, own.Select(0, piece.row), transition.Select(0, piece.row), open); err != nil {
-					return err
-				}
-				at += p.block(open)
-			}
-			if -ahead > 0 && -ahead <= from {
-				x.recv[rank] += p.block(-ahead < from)
-			}
-		}
-		x.send[rank] = at - start
-	}
-	at, err := p.swap(s, wire)
-	if err != nil {
-		return err
-	}
-	// Maps apply from the farthest place on: in the order of the wire, or against it.
-	places, total := int64(len(c.line.ranks)), at
-	for _, n := range x.recv {
-		total += n
-	}
-	if backward {
-		at = total
-	}
-	for j := range places {
-		place := j
-		if backward {
-			place = places - 1 - j
-		}
-		if at, err = p.foldFrom(s, c, wire, at, place, into, backward); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// foldFrom applies the maps of one place to what came from those beyond it.
-func (p *stateMethod) foldFrom(s device.Stream, c *cut, wire tensor.Tensor, at, place int64, into tensor.Tensor, backward bool) (int64, error) {
-	behind := -c.ahead(place, backward)
-	for j := range c.pieces {
-		i := j
-		if backward {
-			i = len(c.pieces) - 1 - j
-		}
-		piece := &c.pieces[i]
-		from, _ := piece.along(backward)
-		if behind <= 0 || behind > from {
-			continue
-		}
-		open := behind < from
-		if backward {
-			at -= p.block(open)
-		}
-		e, m := p.wireBlock(wire, at, open)
-		if !backward {
-			at += p.block(open)
-		}
-		y := e
-		if behind == 1 {
-			y = into.Select(0, piece.row)
-		}
-		var err error
-		if open {
-			err = p.apply(s, m, p.chain.running[i], e, y, backward)
-		} else if behind == 1 {
-			err = p.dev.Copy(s, y, e)
-		}
-		if err != nil {
-			return at, err
-		}
-		p.chain.running[i] = y
-	}
-	return at, nil
-}
-
-// ahead is how far a place lies ahead in the direction in which states travel.
-func (c *cut) ahead(place int64, backward bool) int64 {
-	if backward {
-		return c.at - place
-	}
-	return place - c.at
+	return sent, c.comm.AllToAll(c.stream, dst, src, c.recv, c.send)
 }

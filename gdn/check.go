@@ -6,16 +6,15 @@ import (
 	"ulysses/tensor"
 )
 
-// What is checked at each call is what memory safety needs; all else was settled in NewPlan and
-// sp.NewBatch.
+// Calls check what memory safety needs. NewPlan and sp.NewBatch have checked everything else.
 
-// operand is a tensor of a call and what it must be.
+// operand is a tensor of a call and its required type, shape and strides. The last axis is dense.
 type operand struct {
 	name     string
 	t        tensor.Tensor
 	dtype    tensor.DType
-	dense    bool // all of it, not the last axis alone
-	anyLast  bool // not even that
+	dense    bool // all axes are dense
+	anyLast  bool // any stride of the last axis is allowed
 	optional bool
 	shape    [4]int64
 	dims     int
@@ -27,19 +26,20 @@ func (o *operand) check(op string) error {
 	}
 	want := tensor.Of(nil, o.dtype, o.shape[:o.dims]...)
 	if o.t.DType != o.dtype || o.t.NDim != want.NDim || o.t.Shape != want.Shape {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be %v", op, o.name, o.t, want)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be %v", op, o.name, o.t, want)
 	}
 	if o.dense && !o.t.Contiguous() {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be dense", op, o.name, o.t)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be dense", op, o.name, o.t)
 	}
 	if !o.anyLast && o.t.Dim(-1) > 1 && o.t.Stride[o.t.NDim-1] != 1 {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: its last axis must be dense", op, o.name, o.t)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; its last axis must be dense", op, o.name, o.t)
 	}
 	return nil
 }
 
-// operands of a batch: shapes are filled in from the plan.
-type shapes struct {
+// checker checks the tensors of a call, whose shapes follow from the plan and the batch. err is the
+// first error.
+type checker struct {
 	p    *Plan
 	b    *sp.Batch
 	op   string
@@ -47,52 +47,53 @@ type shapes struct {
 	err  error
 }
 
-func (x *shapes) hold(o operand) {
+func (x *checker) check(o operand) {
 	if x.err == nil {
 		x.err = o.check(x.op)
 	}
 }
 
-func (x *shapes) keys(name string, t tensor.Tensor) {
+func (x *checker) keys(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.hold(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.KeyHeads, l.KeyDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.KeyHeads, l.KeyDim}, dims: 4})
 }
 
-func (x *shapes) values(name string, t tensor.Tensor) {
+func (x *checker) values(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.hold(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.ValueHeads, l.ValueDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: l.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), l.ValueHeads, l.ValueDim}, dims: 4})
 }
 
-func (x *shapes) gate(name string, t tensor.Tensor) {
-	x.hold(operand{name: name, t: t, dtype: tensor.F32, anyLast: true, shape: [4]int64{x.b.Batch(), x.b.Rows(), x.p.layer.ValueHeads}, dims: 3})
+func (x *checker) gate(name string, t tensor.Tensor) {
+	x.check(operand{name: name, t: t, dtype: tensor.F32, anyLast: true, shape: [4]int64{x.b.Batch(), x.b.Rows(), x.p.layer.ValueHeads}, dims: 3})
 }
 
-func (x *shapes) state(name string, t tensor.Tensor) {
+func (x *checker) state(name string, t tensor.Tensor) {
 	l := &x.p.layer
-	x.hold(operand{name: name, t: t, dtype: tensor.F32, dense: true, optional: true, shape: [4]int64{x.docs, l.ValueHeads, l.KeyDim, l.ValueDim}, dims: 4})
+	x.check(operand{name: name, t: t, dtype: tensor.F32, dense: true, optional: true, shape: [4]int64{x.docs, l.ValueHeads, l.KeyDim, l.ValueDim}, dims: 4})
 }
 
-// local is a layer's activation, of n features.
-func (x *shapes) local(name string, t tensor.Tensor, n int64) {
-	x.hold(operand{name: name, t: t, dtype: x.p.layer.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), n}, dims: 3})
+// activation checks an activation of a layer, with n features.
+func (x *checker) activation(name string, t tensor.Tensor, n int64) {
+	x.check(operand{name: name, t: t, dtype: x.p.layer.DType, shape: [4]int64{x.b.Batch(), x.b.Rows(), n}, dims: 3})
 }
 
-// weight is a layer's, or its gradient; the gates' may be F32 among BF16.
-func (x *shapes) weight(name string, t tensor.Tensor, dtype tensor.DType, either bool, shape ...int64) {
+// weight checks a weight of a layer, or its gradient. With either, F32 is allowed in place of
+// dtype.
+func (x *checker) weight(name string, t tensor.Tensor, dtype tensor.DType, either bool, shape ...int64) {
 	if either && t.DType == tensor.F32 {
 		dtype = tensor.F32
 	}
 	o := operand{name: name, t: t, dtype: dtype, dense: true, dims: len(shape)}
 	copy(o.shape[:], shape)
-	x.hold(o)
+	x.check(o)
 }
 
-// memory holds Saved and Workspace to what a call needs.
-func (x *shapes) memory(kind call, saved, workspace tensor.Tensor) {
+// memory checks the sizes of Saved and Workspace.
+func (x *checker) memory(kind callKind, saved, workspace tensor.Tensor) {
 	if x.err != nil {
 		return
 	}
-	needSaved, needWorkspace := x.p.need(x.p.cutOf(x.b), kind)
+	needSaved, needWorkspace := x.p.callBytes(x.p.layoutOf(x.b), kind)
 	if kind.keep {
 		x.err = checkBytes(x.op, "saved", saved, needSaved)
 	}
@@ -106,21 +107,22 @@ func checkBytes(op, name string, t tensor.Tensor, need int64) error {
 		return nil
 	}
 	if t.DType != tensor.U8 || t.Numel() < need || !t.Contiguous() {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be U8 of %d bytes or more, as the plan's sizes say", op, name, t, need)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be U8 of at least %d bytes, see the plan's sizes", op, name, t, need)
 	}
 	return nil
 }
 
-// shapesOf refuses a batch of other ranks, and one with keys of their own.
-func (p *Plan) shapesOf(op string, b *sp.Batch) (x shapes) {
-	x = shapes{p: p, b: b, op: op}
+// newChecker returns a checker of a call. Its error is set if the batch is of other ranks, or its
+// keys differ from its queries.
+func (p *Plan) newChecker(op string, b *sp.Batch) (x checker) {
+	x = checker{p: p, b: b, op: op}
 	if int64(b.Rank()) != p.rank || int64(b.Size()) != p.size {
-		x.err = status.Errorf(status.InvalidArgument, "%s: a batch of rank %d of %d with a plan of rank %d of %d: make both on one communicator",
+		x.err = status.Errorf(status.InvalidArgument, "%s: the batch is of rank %d of %d, the plan of rank %d of %d; make both with one communicator",
 			op, b.Rank(), b.Size(), p.rank, p.size)
 		return x
 	}
 	if b.Mixed() {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the batch has keys that are not its queries: make one without kv_seq, kv_rows and cu_seqlens_k", op)
+		x.err = status.Errorf(status.InvalidArgument, "%s: the batch has other keys than queries; make one without kv_seq, kv_rows and cu_seqlens_k", op)
 		return x
 	}
 	cu, _ := b.Documents()
@@ -128,8 +130,8 @@ func (p *Plan) shapesOf(op string, b *sp.Batch) (x shapes) {
 	return x
 }
 
-func (p *Plan) checkForward(op string, b *sp.Batch, a *Args, kind call) error {
-	x := p.shapesOf(op, b)
+func (p *Plan) checkForward(op string, b *sp.Batch, a *Args, kind callKind) error {
+	x := p.newChecker(op, b)
 	if x.err != nil {
 		return x.err
 	}
@@ -145,16 +147,16 @@ func (p *Plan) checkForward(op string, b *sp.Batch, a *Args, kind call) error {
 	return x.err
 }
 
-// kept refuses a backward pass where nothing was saved.
-func (x *shapes) kept(saved tensor.Tensor) {
+// requireSaved sets the error if there are no saved activations.
+func (x *checker) requireSaved(saved tensor.Tensor) {
 	if x.err == nil && (x.p.layer.NoBackward || saved.IsNil()) {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", x.op)
+		x.err = status.Errorf(status.InvalidArgument, "%s: the plan or the forward call was made without a backward pass; plan with no_backward = false and give saved to forward", x.op)
 	}
 }
 
-func (p *Plan) checkRecompute(op string, b *sp.Batch, a *Args, kind call) error {
-	x := p.shapesOf(op, b)
-	x.kept(a.Saved)
+func (p *Plan) checkRecompute(op string, b *sp.Batch, a *Args, kind callKind) error {
+	x := p.newChecker(op, b)
+	x.requireSaved(a.Saved)
 	if x.err != nil {
 		return x.err
 	}
@@ -164,9 +166,9 @@ func (p *Plan) checkRecompute(op string, b *sp.Batch, a *Args, kind call) error 
 	return x.err
 }
 
-func (p *Plan) checkBackward(op string, b *sp.Batch, a *Args, g *Grads, kind call) error {
-	x := p.shapesOf(op, b)
-	x.kept(a.Saved)
+func (p *Plan) checkBackward(op string, b *sp.Batch, a *Args, g *Grads, kind callKind) error {
+	x := p.newChecker(op, b)
+	x.requireSaved(a.Saved)
 	if x.err != nil {
 		return x.err
 	}
@@ -180,45 +182,45 @@ func (p *Plan) checkBackward(op string, b *sp.Batch, a *Args, g *Grads, kind cal
 	x.state("dstate_out", g.DStateOut)
 	x.state("dstate_in", g.DStateIn)
 	if x.err == nil && !g.DStateIn.IsNil() && a.StateIn.IsNil() {
-		x.err = status.Errorf(status.InvalidArgument, "%s: dstate_in without state_in: give the states that forward started from", op)
+		x.err = status.Errorf(status.InvalidArgument, "%s: dstate_in without state_in; pass the state_in of the forward call", op)
 	}
 	x.memory(kind, a.Saved, a.Workspace)
 	return x.err
 }
 
-// layerOf is shapesOf for a plan of a layer.
-func (p *Plan) layerOf(op string, b *sp.Batch) shapes {
-	x := p.shapesOf(op, b)
+// newLayerChecker is newChecker for calls of a layer.
+func (p *Plan) newLayerChecker(op string, b *sp.Batch) checker {
+	x := p.newChecker(op, b)
 	if x.err == nil && p.layer.ConvWidth == 0 {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the layer was planned without a convolution: set conv_width", op)
+		x.err = status.Errorf(status.InvalidArgument, "%s: the plan was made without a convolution; set conv_width", op)
 	}
 	return x
 }
 
-func (x *shapes) weights(a *LayerArgs) {
+func (x *checker) weights(a *LayerArgs) {
 	l := &x.p.layer
 	x.weight("conv", a.Conv, l.DType, false, l.channels(), l.ConvWidth)
 	x.weight("a_log", a.ALog, l.DType, true, l.ValueHeads)
 	x.weight("dt_bias", a.DtBias, l.DType, true, l.ValueHeads)
 }
 
-func (p *Plan) checkLayerForward(op string, b *sp.Batch, a *LayerArgs, kind call) error {
-	x := p.layerOf(op, b)
+func (p *Plan) checkLayerForward(op string, b *sp.Batch, a *LayerArgs, kind callKind) error {
+	x := p.newLayerChecker(op, b)
 	if x.err != nil {
 		return x.err
 	}
-	x.local("qkv", a.QKV, p.layer.channels())
-	x.local("a", a.A, p.layer.ValueHeads)
-	x.local("b", a.B, p.layer.ValueHeads)
+	x.activation("qkv", a.QKV, p.layer.channels())
+	x.activation("a", a.A, p.layer.ValueHeads)
+	x.activation("b", a.B, p.layer.ValueHeads)
 	x.weights(a)
 	x.values("out", a.Out)
 	x.memory(kind, a.Saved, a.Workspace)
 	return x.err
 }
 
-func (p *Plan) checkLayerRecompute(op string, b *sp.Batch, a *LayerArgs, kind call) error {
-	x := p.layerOf(op, b)
-	x.kept(a.Saved)
+func (p *Plan) checkLayerRecompute(op string, b *sp.Batch, a *LayerArgs, kind callKind) error {
+	x := p.newLayerChecker(op, b)
+	x.requireSaved(a.Saved)
 	if x.err != nil {
 		return x.err
 	}
@@ -228,18 +230,18 @@ func (p *Plan) checkLayerRecompute(op string, b *sp.Batch, a *LayerArgs, kind ca
 	return x.err
 }
 
-func (p *Plan) checkLayerBackward(op string, b *sp.Batch, a *LayerArgs, g *LayerGrads, kind call) error {
-	x := p.layerOf(op, b)
-	x.kept(a.Saved)
+func (p *Plan) checkLayerBackward(op string, b *sp.Batch, a *LayerArgs, g *LayerGrads, kind callKind) error {
+	x := p.newLayerChecker(op, b)
+	x.requireSaved(a.Saved)
 	if x.err != nil {
 		return x.err
 	}
 	l := &p.layer
 	x.weights(a)
 	x.values("dout", g.DOut)
-	x.local("dqkv", g.DQKV, l.channels())
-	x.local("da", g.DA, l.ValueHeads)
-	x.local("db", g.DB, l.ValueHeads)
+	x.activation("dqkv", g.DQKV, l.channels())
+	x.activation("da", g.DA, l.ValueHeads)
+	x.activation("db", g.DB, l.ValueHeads)
 	x.weight("dconv", g.DConv, tensor.F32, false, l.channels(), l.ConvWidth)
 	x.weight("da_log", g.DALog, tensor.F32, false, l.ValueHeads)
 	x.weight("ddt_bias", g.DDtBias, tensor.F32, false, l.ValueHeads)

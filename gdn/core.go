@@ -6,30 +6,17 @@ import (
 	"ulysses/tensor"
 )
 
-// states are those of documents in a call; each may be absent.
-type states struct{ in, out, dout, din tensor.Tensor }
-
-func (x *states) any() bool {
-	return !x.in.IsNil() || !x.out.IsNil() || !x.dout.IsNil() || !x.din.IsNil()
+// begin prepares a call that has passed its checks, and allocates its buffers.
+func (p *Plan) begin(s device.Stream, b *sp.Batch, kind callKind, saved, workspace tensor.Tensor) *call {
+	p.allocate(p.layoutOf(b), kind, p.orEmpty(saved), p.orEmpty(workspace))
+	c := &p.call
+	c.stream, c.scratch = s, c.workspace.Rest()
+	return c
 }
 
-// begin cuts up the memory of a call that has passed its checks: keep is the Carver of Saved,
-// behind what the frame took of it.
-func (p *Plan) begin(b *sp.Batch, kind call, saved, workspace tensor.Tensor) (c *cut, f *frame, keep device.Allocator, scratch tensor.Tensor) {
-	c, f = p.cutOf(b), &p.frame
-	p.work = device.Allocator{Mem: p.bytesOf(workspace), Align: p.align}
-	p.kept = device.Allocator{Mem: p.bytesOf(saved), Align: p.align}
-	to := &p.kept
-	if !kind.keep {
-		to = &p.work
-	}
-	p.lay(f, c, kind, to, &p.work)
-	return c, f, p.kept, p.work.Rest()
-}
-
-// bytesOf makes absent memory an empty block of the device's, so that a rank without rows meets the
-// others in the same exchanges.
-func (p *Plan) bytesOf(t tensor.Tensor) tensor.Tensor {
+// orEmpty replaces an absent tensor by one of no bytes on the device, so that a rank without tokens
+// can take part in collectives.
+func (p *Plan) orEmpty(t tensor.Tensor) tensor.Tensor {
 	if t.IsNil() {
 		t = tensor.Of(nil, tensor.U8, 0)
 		t.Where = p.dev.Info().Place
@@ -37,167 +24,116 @@ func (p *Plan) bytesOf(t tensor.Tensor) tensor.Tensor {
 	return t
 }
 
-// Forward computes Out, and StateOut if given, of the batch. Collective. It allocates nothing.
+// Forward computes Out, and StateOut if it is given. Collective.
 func (p *Plan) Forward(s device.Stream, b *sp.Batch, a *Args) error {
-	p.states = states{in: a.StateIn, out: a.StateOut}
-	x := &p.states
-	kind := call{keep: !a.Saved.IsNil(), states: x.any()}
+	states := documentStates{in: a.StateIn, out: a.StateOut}
+	kind := callKind{keep: !a.Saved.IsNil(), withStates: states.any()}
 	if err := p.Admit.Result(p.checkForward("gdn.Forward", b, a, kind)); err != nil {
 		return err
 	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	p.args = *a
-	if err := p.method.enter(s, c, f, &p.args, kind, scratch); err != nil {
+	c := p.begin(s, b, kind, a.Saved, a.Workspace)
+	c.args, c.states = *a, states
+	if err := p.method.enter(c); err != nil {
 		return err
 	}
-	if err := p.method.pass(s, c, f, scratch, x); err != nil {
-		return err
-	}
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, x)
+	return p.computeOutput(c)
 }
 
-// Recompute writes Out again from Saved and StateIn; it reads nothing else. It is collective with
-// Heads; with State it sends nothing.
+// Recompute computes Out again from Saved and StateIn, and reads nothing else. With Heads it is
+// collective; with State it sends nothing.
 func (p *Plan) Recompute(s device.Stream, b *sp.Batch, a *Args) error {
-	p.states = states{in: a.StateIn}
-	x := &p.states
-	kind := call{keep: true, states: x.any()}
+	states := documentStates{in: a.StateIn}
+	kind := callKind{keep: true, withStates: states.any(), recompute: true}
 	if err := p.Admit.Result(p.checkRecompute("gdn.Recompute", b, a, kind)); err != nil {
 		return err
 	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, x)
-}
-
-// output runs the rule on the frame's q, k, v, gates and states and brings its output to out, and
-// the documents' states to x.out.
-func (p *Plan) output(s device.Stream, c *cut, f *frame, keep *device.Allocator, scratch, out tensor.Tensor, kind call, x *states) error {
-	if err := p.method.beginOutput(s, f, out, x); err != nil {
+	c := p.begin(s, b, kind, a.Saved, a.Workspace)
+	c.args, c.states = *a, states
+	if err := p.method.enter(c); err != nil {
 		return err
 	}
-	p.written = 0
-	for i := range c.pieces {
-		piece := &c.pieces[i]
-		saved := tensor.Tensor{}
-		if kind.keep {
-			saved = keep.Take(tensor.U8, p.deltaSizes(f, piece).Saved)
-		}
-		p.arguments(f, piece)
-		d := &p.delta
-		d.Saved, d.Workspace, d.Out = saved, scratch, of(f.out, piece)
-		var err error
-		if d.StateIn, err = p.method.stateBefore(s, f, piece, x.in); err != nil {
-			return err
-		}
-		if !x.out.IsNil() {
-			d.StateOut = p.method.stateBehind(f, piece, x.out, &p.written)
-		}
-		if err := p.dev.GatedDeltaForward(s, d); err != nil {
-			return err
-		}
-	}
-	if err := p.method.endOutput(s, c, f, scratch, out); err != nil {
-		return err
-	}
-	if x.out.IsNil() {
-		return nil
-	}
-	return p.gatherDocs(s, c, f.docs.out, f.docs.gathered, x.out, false)
+	return p.computeOutput(c)
 }
 
-// arguments fills the arguments of the device's operation, but for states, Saved and Workspace.
-func (p *Plan) arguments(f *frame, x *piece) {
-	l := &p.layer
-	p.delta = device.GatedDelta{Q: of(f.q, x), K: of(f.k, x), V: of(f.v, x), Out: of(f.v, x), G: of(f.g, x), Beta: of(f.beta, x),
-		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk}
-}
-
-// Backward computes the gradients from DOut, DStateOut and what Forward left in Saved. Collective.
-// It allocates nothing.
+// Backward computes the gradients from DOut, DStateOut and the Saved of Forward. Collective.
 func (p *Plan) Backward(s device.Stream, b *sp.Batch, a *Args, g *Grads) error {
-	p.states = states{in: a.StateIn, dout: g.DStateOut, din: g.DStateIn}
-	x := &p.states
-	kind := call{keep: true, backward: true, states: x.any()}
+	states := documentStates{in: a.StateIn, dout: g.DStateOut, din: g.DStateIn}
+	kind := callKind{keep: true, backward: true, withStates: states.any()}
 	if err := p.Admit.Result(p.checkBackward("gdn.Backward", b, a, g, kind)); err != nil {
 		return err
 	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	p.grads = *g
-	if err := p.method.enterGrads(s, c, f, &p.grads, scratch); err != nil {
+	c := p.begin(s, b, kind, a.Saved, a.Workspace)
+	c.args, c.grads, c.states = *a, *g, states
+	if err := p.method.enter(c); err != nil {
 		return err
 	}
-	if err := p.gradient(s, c, f, &keep, scratch, p.method.perHead(), x); err != nil {
+	if err := p.computeGrads(c); err != nil {
 		return err
 	}
-	if err := p.method.leaveGrads(s, c, f, &p.grads, scratch); err != nil {
+	if err := p.method.leave(c); err != nil {
 		return err
 	}
-	if x.din.IsNil() {
+	if states.din.IsNil() {
 		return nil
 	}
-	return p.gatherDocs(s, c, f.docs.din, f.docs.gathered, x.din, true)
+	return p.method.gatherDocs(c, c.buffers.docs.din, states.din, true)
 }
 
-// gradient runs the rule's derivative on the frame.
-func (p *Plan) gradient(s device.Stream, c *cut, f *frame, keep *device.Allocator, scratch tensor.Tensor, perHead bool, x *states) error {
-	if err := p.method.passGrad(s, c, f, scratch, x); err != nil {
+// computeOutput runs the rule on the call's q, k, v, gates and states, and brings the output and
+// the states after documents to the caller.
+func (p *Plan) computeOutput(c *call) error {
+	if err := p.method.passStates(c); err != nil {
 		return err
 	}
-	saved := keep.Padded()
-	for i := range c.pieces {
-		saved = p.savedBehind(saved, f, &c.pieces[i])
+	for i := range c.layout.segments {
+		x := &c.layout.segments[i]
+		saved := tensor.Tensor{}
+		if c.keep {
+			saved = c.saved.Take(tensor.U8, p.ruleSizes(x).Saved)
+		}
+		states, err := p.method.segmentStates(c, x)
+		if err != nil {
+			return err
+		}
+		p.setRuleArgs(x)
+		d := &p.delta
+		d.Saved, d.Workspace, d.Out = saved, c.scratch, x.view(c.buffers.out)
+		d.StateIn, d.StateOut = states.in, states.out
+		if err := p.dev.GatedDeltaForward(c.stream, d); err != nil {
+			return err
+		}
 	}
-	p.written = c.starts + 1                  // states are written from the end on, see gradBefore
-	for i := len(c.pieces) - 1; i >= 0; i-- { // the last first
-		piece := &c.pieces[i]
-		n := p.deltaSizes(f, piece).Saved
-		saved -= device.Padded(p.dev, n)
-		p.arguments(f, piece)
-		p.delta.Saved, p.delta.Workspace = keep.Mem.At(saved, tensor.U8, n), scratch
-		var err error
-		if p.delta.StateIn, err = p.method.stateBefore(s, f, piece, x.in); err != nil {
+	if err := p.method.leave(c); err != nil || c.states.out.IsNil() {
+		return err
+	}
+	return p.method.gatherDocs(c, c.buffers.docs.out, c.states.out, false)
+}
+
+// computeGrads runs the derivative of the rule, from the last segment to the first.
+func (p *Plan) computeGrads(c *call) error {
+	if err := p.method.passStates(c); err != nil {
+		return err
+	}
+	offset, segments := c.saved.Padded(), c.layout.segments // in Saved
+	for i := range segments {
+		offset += device.Padded(p.dev, p.ruleSizes(&segments[i]).Saved)
+	}
+	for i := len(segments) - 1; i >= 0; i-- {
+		x, f := &segments[i], &c.buffers
+		size := p.ruleSizes(x).Saved
+		offset -= device.Padded(p.dev, size)
+		states, err := p.method.segmentStates(c, x)
+		if err != nil {
 			return err
 		}
-		d := &p.deltaGrad
-		*d = device.GatedDeltaGrad{GatedDelta: p.delta, DOut: of(f.dout, piece), DQ: of(f.dq, piece), DK: of(f.dk, piece), DV: of(f.dv, piece),
-			DG: of(f.dg, piece), DBeta: of(f.dbeta, piece), PerHead: perHead}
-		if d.DStateOut, err = p.method.gradBehind(s, f, piece, x.dout); err != nil {
-			return err
-		}
-		if !x.din.IsNil() {
-			d.DStateIn = p.method.gradBefore(f, piece, x.din, &p.written)
-		}
-		if err := p.dev.GatedDeltaBackward(s, d); err != nil {
+		p.setRuleArgs(x)
+		p.delta.Saved, p.delta.Workspace, p.delta.StateIn = c.saved.Mem.At(offset, tensor.U8, size), c.scratch, states.in
+		p.deltaGrad = device.GatedDeltaGrad{GatedDelta: p.delta, DOut: x.view(f.dout), DStateOut: states.dout,
+			DQ: x.view(f.dq), DK: x.view(f.dk), DV: x.view(f.dv), DG: x.view(f.dg), DBeta: x.view(f.dbeta),
+			DStateIn: states.din, PerHead: f.perValueHead}
+		if err := p.dev.GatedDeltaBackward(c.stream, &p.deltaGrad); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// savedBehind is the offset in Saved behind a piece that begins at one.
-func (p *Plan) savedBehind(at int64, f *frame, x *piece) int64 {
-	return at + device.Padded(p.dev, p.deltaSizes(f, x).Saved)
-}
-
-// gatherDocs brings the states of all documents to all ranks: those of documents that end, or with
-// starts begin, at each rank, or each rank's heads of all documents. Collective.
-func (p *Plan) gatherDocs(s device.Stream, c *cut, local, gathered, to tensor.Tensor, starts bool) error {
-	if p.size == 1 {
-		return nil // written in their place
-	}
-	rows := p.docRows
-	clear(rows)
-	local = p.method.docElements(c, rows, local.Flatten(0, 3), starts)
-	if err := p.comm.AllGather(s, gathered, local.Slice(0, 0, rows[p.rank]), rows); err != nil {
-		return err
-	}
-	return p.method.scatterDocs(s, c, gathered, to, starts)
-}
-
-// statesAt views states of documents in flat memory, from an element on.
-func (p *Plan) statesAt(flat tensor.Tensor, at, docs, heads int64) tensor.Tensor {
-	flat = flat.Slice(0, at, flat.Shape[0])
-	t := tensor.Of(flat.Data, tensor.F32, docs, heads, p.layer.KeyDim, p.layer.ValueDim)
-	t.Where = flat.Where
-	return t
 }

@@ -8,286 +8,293 @@ import (
 	"ulysses/tensor"
 )
 
-// headsMethod is Ulysses (arXiv:2309.14509): one all-to-all gives each rank all tokens of a slice
-// of the heads, with their gates, and a second one gives the tokens back.
+// headsMethod is Ulysses (arXiv:2309.14509): an all-to-all gives each rank all tokens of a shard of
+// the heads, with their gates. A second one restores token sharding.
 type headsMethod struct {
-	*Plan
-	ulysses *sp.Plan // tokens against heads
-	keysCut bool     // the value heads of a key head are on several ranks
-	reshard reshard
+	*base
+	ulysses    *sp.Plan // of the all-to-alls
+	sharedKeys bool     // the value heads of a key head are on several ranks
+	reshard    reshard
+	perHead    perHeadBuffers
 }
 
-func newHeadsMethod(p *Plan) *headsMethod {
-	m := &headsMethod{Plan: p}
+// perHeadBuffers are used where the value heads of a key head are on several ranks: dq and dk of
+// each value head go back to its tokens, and are summed there.
+type perHeadBuffers struct {
+	dq, dk    tensor.Tensor // [B, rank's tokens, Hv, Dk]
+	sum, term tensor.Tensor // [B, rank's tokens, Hk, Dk] F32; allocated if dq and dk are BF16
+}
+
+func newHeadsMethod(p *base) *headsMethod {
+	m := &headsMethod{base: p}
 	group := p.layer.ValueHeads / p.layer.KeyHeads
 	for r := range p.size {
-		lo, hi, _, _ := headsOf(p.layer, p.size, r)
-		m.keysCut = m.keysCut || lo < hi && lo%group > 0
+		h := m.heads(r)
+		m.sharedKeys = m.sharedKeys || h.values() > 0 && h.lo%group > 0
 	}
 	return m
 }
 
 // open makes the plan of the all-to-alls. Collective.
 func (m *headsMethod) open() (err error) {
-	l := m.layer
+	l, own := &m.layer, m.heads(m.rank)
 	group := l.ValueHeads / l.KeyHeads
-	lo, hi, keyLo, _ := m.headRange(m.rank)
-	for h := lo; h < hi; h++ {
-		m.keyHead = append(m.keyHead, h/group-keyLo)
+	for h := own.lo; h < own.hi; h++ {
+		m.keyHead = append(m.keyHead, h/group-own.keyLo)
 	}
-	m.ulysses, err = sp.NewPlan(m.dev, m.comm, sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim, VDim: l.ValueDim, DType: l.DType, NoBackward: true})
+	m.ulysses, err = sp.NewPlan(m.dev, m.comm, sp.Layer{Heads: l.ValueHeads, KVHeads: l.KeyHeads, Dim: l.KeyDim,
+		VDim: l.ValueDim, DType: l.DType, NoBackward: true})
 	return err
 }
 
-func (m *headsMethod) headRange(rank int64) (lo, hi, keyLo, keyHi int64) {
-	return headsOf(m.layer, m.size, rank)
-}
+func (m *headsMethod) heads(rank int64) headRange { return m.layer.headShard(m.size, rank) }
 
-func (m *headsMethod) fillCut(c *cut) {
-	c.n, c.at = c.batch.Seq(), 0
-	c.most, c.starts, c.ends = c.docs, c.docs, c.docs
-	if lo, hi, _, _ := m.Heads(); lo < hi {
-		c.pieces = append(c.pieces, piece{row: -1, cu: c.line.cu, stretch: stretch{docs: c.docs}})
+// divide makes one segment of all tokens of the batch.
+func (m *headsMethod) divide(l *layout) {
+	l.tokens, l.position = l.batch.Seq(), 0
+	l.maxDocs, l.starts, l.ends = l.docs, l.docs, l.docs
+	if m.heads(m.rank).values() > 0 {
+		l.segments = append(l.segments, segment{sequence: -1, cu: l.shards.cu, docs: l.docs})
 	}
 }
 
-func (m *headsMethod) layInputs(_ call, keep *device.Allocator) *device.Allocator { return keep }
-
-func (m *headsMethod) layForward(f *frame, c *cut, kind call, _, ws *device.Allocator) {
-	if !kind.backward {
-		lo, hi, _, _ := m.Heads()
-		f.out = m.take(ws, m.layer.DType, c.line.batch, c.n, hi-lo, m.layer.ValueDim)
+func (m *headsMethod) allocate(c *call) {
+	l, f, ws, h := &m.layer, &c.buffers, &c.workspace, m.heads(m.rank)
+	n := m.localSizes(c.layout, h)
+	m.allocateInputs(c, n, c.kept())
+	switch {
+	case !c.backward:
+		f.out = m.allocateHeads(ws, l.DType, n.batch, n.tokens, n.values, l.ValueDim)
+	case c.layer:
+		m.allocateConvGrads(c, n)
+		f.dout = m.allocateHeads(ws, l.DType, n.batch, n.tokens, n.values, l.ValueDim)
+		f.da, f.db = ws.Take(l.DType, n.batch, n.tokens, n.values), ws.Take(l.DType, n.batch, n.tokens, n.values)
+	default:
+		m.allocateGrads(c, n)
+	}
+	if c.withStates && m.size > 1 { // each rank has its heads of all documents
+		docs := c.layout.docs
+		m.allocateDocs(c, n.values, docs, docs, docs, docs)
 	}
 }
 
-func (m *headsMethod) layBackward(f *frame, c *cut, kind call, ws *device.Allocator) {
-	l := m.layer
-	lo, hi, keyLo, keyHi := m.Heads()
-	batch, n, h, k := c.line.batch, c.n, hi-lo, keyHi-keyLo
-	f.dout = m.take(ws, l.DType, batch, n, h, l.ValueDim)
-	if kind.layer {
-		f.da, f.db = ws.Take(l.DType, batch, n, h), ws.Take(l.DType, batch, n, h)
-		return
-	}
-	if m.keysCut {
-		k = h
-		rows, x := c.batch.Rows(), &f.perHead
-		x.dq = m.take(ws, l.DType, batch, rows, l.ValueHeads, l.KeyDim)
-		x.dk = m.take(ws, l.DType, batch, rows, l.ValueHeads, l.KeyDim)
+// allocateGrads allocates the gradients of the core.
+func (m *headsMethod) allocateGrads(c *call, n localSizes) {
+	l, f, ws := &m.layer, &c.buffers, &c.workspace
+	f.dout = m.allocateHeads(ws, l.DType, n.batch, n.tokens, n.values, l.ValueDim)
+	f.perValueHead = m.sharedKeys
+	keys := n.keys
+	if m.sharedKeys {
+		keys = n.values
+		tokens, x := c.layout.batch.Rows(), &m.perHead
+		*x = perHeadBuffers{}
+		x.dq = m.allocateHeads(ws, l.DType, n.batch, tokens, l.ValueHeads, l.KeyDim)
+		x.dk = m.allocateHeads(ws, l.DType, n.batch, tokens, l.ValueHeads, l.KeyDim)
 		if l.DType != tensor.F32 {
-			x.sum, x.term = ws.Take(tensor.F32, batch, rows, l.KeyHeads, l.KeyDim), ws.Take(tensor.F32, batch, rows, l.KeyHeads, l.KeyDim)
+			x.sum = ws.Take(tensor.F32, n.batch, tokens, l.KeyHeads, l.KeyDim)
+			x.term = ws.Take(tensor.F32, n.batch, tokens, l.KeyHeads, l.KeyDim)
 		}
 	}
-	f.dq, f.dk = m.take(ws, l.DType, batch, n, k, l.KeyDim), m.take(ws, l.DType, batch, n, k, l.KeyDim)
-	f.dv = m.take(ws, l.DType, batch, n, h, l.ValueDim)
-	f.dg, f.dbeta = m.take(ws, tensor.F32, batch, n, h, 1).Select(3, 0), m.take(ws, tensor.F32, batch, n, h, 1).Select(3, 0)
+	f.dq = m.allocateHeads(ws, l.DType, n.batch, n.tokens, keys, l.KeyDim)
+	f.dk = m.allocateHeads(ws, l.DType, n.batch, n.tokens, keys, l.KeyDim)
+	f.dv = m.allocateHeads(ws, l.DType, n.batch, n.tokens, n.values, l.ValueDim)
+	f.dg, f.dbeta = m.allocateGate(ws, n.batch, n.tokens, n.values), m.allocateGate(ws, n.batch, n.tokens, n.values)
 }
 
-// layDocs: each rank has its heads of all documents.
-func (m *headsMethod) layDocs(_ *frame, c *cut, _ *device.Allocator) (in, out, starts, ends int64) {
-	return c.docs, c.docs, c.docs, c.docs
+// scratchBytes is the memory of the larger all-to-all of a call: what is sent and what is received.
+func (m *headsMethod) scratchBytes(l *layout, kind callKind, _ device.DeltaSizes) int64 {
+	send, recv := m.allToAllElements(l.batch, m.rank, m.entering(kind))
+	toHeads := send + recv
+	send, recv = m.allToAllElements(l.batch, m.rank, m.leaving(kind))
+	return max(toHeads, send+recv) * m.layer.DType.Size()
 }
 
-func (m *headsMethod) scratch(c *cut, kind call, _ device.DeltaSizes) int64 { return m.wire(c, kind) }
-
-func (m *headsMethod) sent(c *cut, rank int64, kind call) int64 {
-	key, value := m.enters(kind)
-	in, _ := m.exchanged(c.batch, rank, key, value)
-	key, value = m.leaves(kind)
-	_, out := m.exchanged(c.batch, rank, key, value)
-	return (in + out) * m.layer.DType.Size()
+func (m *headsMethod) bytesSent(l *layout, rank int64, kind callKind) (sent int64) {
+	if !kind.recompute {
+		sent, _ = m.allToAllElements(l.batch, rank, m.entering(kind))
+	}
+	_, back := m.allToAllElements(l.batch, rank, m.leaving(kind))
+	return (sent + back) * m.layer.DType.Size()
 }
 
-func (m *headsMethod) recomputeSent(b *sp.Batch) int64 {
-	_, sent := m.exchanged(b, m.rank, 0, m.layer.ValueDim)
-	return sent * m.layer.DType.Size()
-}
-
-func (m *headsMethod) docSent(*cut) int64 {
-	lo, hi, _, _ := m.Heads()
-	return (m.size - 1) * (hi - lo) * m.layer.KeyDim * m.layer.ValueDim * tensor.F32.Size()
-}
-
-func (m *headsMethod) describe() string {
-	value, key := make([]int64, m.size), make([]int64, m.size)
+func (m *headsMethod) describe(sent int64) (details, traffic string) {
+	values, keys := make([]int64, m.size), make([]int64, m.size)
 	for r := range m.size {
-		lo, hi, keyLo, keyHi := m.headRange(r)
-		value[r], key[r] = hi-lo, keyHi-keyLo
+		h := m.heads(r)
+		values[r], keys[r] = h.values(), h.keys()
 	}
-	return ", value heads " + sp.Counts(value) + ", key heads " + sp.Counts(key)
+	return ", value heads " + sp.Counts(values) + ", key heads " + sp.Counts(keys), fmt.Sprintf("%d bytes per token", sent/m.size)
 }
 
-func (m *headsMethod) describeSent(all int64) string {
-	return fmt.Sprintf("sends %d bytes a token", all/m.size)
-}
-
-func (m *headsMethod) enter(s device.Stream, c *cut, f *frame, a *Args, _ call, scratch tensor.Tensor) error {
-	e := &m.reshard
-	e.add(m.layer.DType, a.Q, f.q, true)
-	e.add(m.layer.DType, a.K, f.k, true)
-	e.add(m.layer.DType, a.V, f.v, false)
-	e.add(m.layer.DType, a.G, f.g, false)
-	e.add(m.layer.DType, a.Beta, f.beta, false)
-	return m.toHeads(s, c, scratch)
-}
-
-func (m *headsMethod) enterGrads(s device.Stream, c *cut, f *frame, g *Grads, scratch tensor.Tensor) error {
-	m.reshard.add(m.layer.DType, g.DOut, f.dout, false)
-	return m.toHeads(s, c, scratch)
-}
-
-func (m *headsMethod) leaveGrads(s device.Stream, c *cut, f *frame, g *Grads, scratch tensor.Tensor) error {
-	e, t := &m.reshard, m.layer.DType
-	dq, dk := g.DQ, g.DK
-	if m.keysCut {
-		dq, dk = f.perHead.dq, f.perHead.dk
+func (m *headsMethod) enter(c *call) error {
+	f, x := &c.buffers, &m.reshard
+	switch {
+	case c.recompute:
+		return nil
+	case c.backward:
+		f.dx = f.dy
+		x.add(m.layer.DType, c.dout(), f.dout, false)
+	case c.layer:
+		a, own := &c.layerArgs, m.heads(m.rank)
+		toQ, toK, toV := m.splitHeads(f.x, own.keys(), own.values())
+		m.addLayer([5]tensor.Tensor{toQ, toK, toV, f.a, f.b}, a.QKV, a.A, a.B)
+	default:
+		a := &c.args
+		m.addCore([5]tensor.Tensor{f.q, f.k, f.v, f.g, f.beta}, [5]tensor.Tensor{a.Q, a.K, a.V, a.G, a.Beta}, true)
 	}
-	e.add(t, dq, f.dq, !m.keysCut)
-	e.add(t, dk, f.dk, !m.keysCut)
-	e.add(t, g.DV, f.dv, false)
-	e.add(t, g.DG, f.dg, false)
-	e.add(t, g.DBeta, f.dbeta, false)
-	if err := m.toTokens(s, c, scratch, false); err != nil || !m.keysCut || c.batch.Rows() == 0 {
-		return err
-	}
-	if err := m.sumHeads(s, f, g.DQ, dq); err != nil {
-		return err
-	}
-	return m.sumHeads(s, f, g.DK, dk)
+	return m.toHeads(c)
 }
 
-func (m *headsMethod) enterLayer(s device.Stream, c *cut, f *frame, a *LayerArgs, _ call, scratch tensor.Tensor) error {
-	e, l := &m.reshard, &m.layer
-	q, k, v := m.heads(a.QKV, l.KeyHeads, l.ValueHeads)
-	lo, hi, keyLo, keyHi := m.Heads()
-	toQ, toK, toV := m.heads(f.x, keyHi-keyLo, hi-lo)
-	e.add(l.DType, q, toQ, true)
-	e.add(l.DType, k, toK, true)
-	e.add(l.DType, v, toV, false)
-	e.add(l.DType, a.A, f.a, false)
-	e.add(l.DType, a.B, f.b, false)
-	return m.toHeads(s, c, scratch)
-}
-
-func (m *headsMethod) enterLayerGrads(s device.Stream, c *cut, f *frame, g *LayerGrads, scratch tensor.Tensor) error {
-	f.dx = f.dy
-	m.reshard.add(m.layer.DType, g.DOut, f.dout, false)
-	return m.toHeads(s, c, scratch)
-}
-
-func (m *headsMethod) leaveLayerGrads(s device.Stream, c *cut, f *frame, g *LayerGrads, scratch tensor.Tensor) error {
-	e, l := &m.reshard, &m.layer
-	q, k, v := m.heads(g.DQKV, l.KeyHeads, l.ValueHeads)
-	e.add(l.DType, q, f.dq, true)
-	e.add(l.DType, k, f.dk, true)
-	e.add(l.DType, v, f.dv, false)
-	e.add(l.DType, g.DA, f.da, false)
-	e.add(l.DType, g.DB, f.db, false)
-	return m.toTokens(s, c, scratch, m.keysCut)
-}
-
-// No state passes between ranks: each head sees the whole sequence on one rank.
-func (m *headsMethod) pass(device.Stream, *cut, *frame, tensor.Tensor, *states) error { return nil }
-
-func (m *headsMethod) passGrad(s device.Stream, _ *cut, f *frame, _ tensor.Tensor, x *states) error {
-	return m.ownDocs(s, f, x)
-}
-
-func (m *headsMethod) beginOutput(s device.Stream, f *frame, _ tensor.Tensor, x *states) error {
-	return m.ownDocs(s, f, x)
-}
-
-func (m *headsMethod) endOutput(s device.Stream, c *cut, f *frame, scratch, out tensor.Tensor) error {
-	m.reshard.add(m.layer.DType, out, f.out, false)
-	return m.toTokens(s, c, scratch, false)
-}
-
-func (m *headsMethod) perHead() bool { return m.keysCut }
-
-// ownDocs copies the caller's states of this rank's heads.
-func (m *headsMethod) ownDocs(s device.Stream, f *frame, x *states) error {
-	lo, hi, _, _ := m.Heads()
-	if m.size == 1 || lo == hi {
+// passStates copies the states of this rank's heads. No state is sent: each head has the whole
+// sequence on one rank.
+func (m *headsMethod) passStates(c *call) error {
+	h := m.heads(m.rank)
+	if m.size == 1 || h.values() == 0 {
 		return nil
 	}
-	if !x.in.IsNil() {
-		if err := m.dev.Copy(s, f.docs.in, x.in.Slice(1, lo, hi)); err != nil {
+	if !c.states.in.IsNil() {
+		if err := m.dev.Copy(c.stream, c.buffers.docs.in, c.states.in.Slice(1, h.lo, h.hi)); err != nil {
 			return err
 		}
 	}
-	if x.dout.IsNil() {
+	if c.states.dout.IsNil() {
 		return nil
 	}
-	return m.dev.Copy(s, f.docs.dout, x.dout.Slice(1, lo, hi))
+	return m.dev.Copy(c.stream, c.buffers.docs.dout, c.states.dout.Slice(1, h.lo, h.hi))
 }
 
-// own returns the rank's memory for states of documents, or the caller's own where one rank has all
-// heads or there are no states.
-func (m *headsMethod) own(callers, ranks tensor.Tensor) tensor.Tensor {
-	if callers.IsNil() || m.size == 1 {
-		return callers
+// segmentStates returns the rank's buffers for the states that the caller gave, or the caller's own
+// states if one rank has all heads.
+func (m *headsMethod) segmentStates(c *call, _ *segment) (documentStates, error) {
+	if m.size == 1 {
+		return c.states, nil
 	}
-	return ranks
+	local := func(callers, buffer tensor.Tensor) tensor.Tensor {
+		if callers.IsNil() {
+			return callers
+		}
+		return buffer
+	}
+	x, docs := &c.states, &c.buffers.docs
+	return documentStates{in: local(x.in, docs.in), out: local(x.out, docs.out), dout: local(x.dout, docs.dout), din: local(x.din, docs.din)}, nil
 }
 
-func (m *headsMethod) stateBefore(_ device.Stream, f *frame, _ *piece, in tensor.Tensor) (tensor.Tensor, error) {
-	return m.own(in, f.docs.in), nil
+func (m *headsMethod) leave(c *call) error {
+	f := &c.buffers
+	switch {
+	case !c.backward:
+		m.reshard.add(m.layer.DType, c.out(), f.out, false)
+		return m.toTokens(c, false)
+	case c.layer:
+		g := &c.layerGrads
+		m.addLayer([5]tensor.Tensor{f.dq, f.dk, f.dv, f.da, f.db}, g.DQKV, g.DA, g.DB)
+		return m.toTokens(c, m.sharedKeys)
+	case !m.sharedKeys:
+		g := &c.grads
+		m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{g.DQ, g.DK, g.DV, g.DG, g.DBeta}, true)
+		return m.toTokens(c, false)
+	}
+	g, x := &c.grads, &m.perHead
+	m.addCore([5]tensor.Tensor{f.dq, f.dk, f.dv, f.dg, f.dbeta}, [5]tensor.Tensor{x.dq, x.dk, g.DV, g.DG, g.DBeta}, false)
+	if err := m.toTokens(c, false); err != nil || c.layout.batch.Rows() == 0 {
+		return err
+	}
+	if err := m.sumPerHead(c.stream, g.DQ, x.dq); err != nil {
+		return err
+	}
+	return m.sumPerHead(c.stream, g.DK, x.dk)
 }
 
-func (m *headsMethod) gradBehind(_ device.Stream, f *frame, _ *piece, dout tensor.Tensor) (tensor.Tensor, error) {
-	return m.own(dout, f.docs.dout), nil
+// sumPerHead writes the sum over the value heads of each key head, all [B, n, Hv, Dk], to dst
+// [B, n, Hk, Dk]. As in the device's operation, heads are added in index order and in F32.
+func (m *headsMethod) sumPerHead(s device.Stream, dst, all tensor.Tensor) error {
+	l := &m.layer
+	groups := all.Split(2, l.KeyHeads) // [B, n, Hk, Hv/Hk, Dk]
+	sum := dst
+	if l.DType != tensor.F32 {
+		sum = m.perHead.sum
+	}
+	if err := m.dev.Copy(s, sum, groups.Select(3, 0)); err != nil {
+		return err
+	}
+	for i := int64(1); i < l.ValueHeads/l.KeyHeads; i++ {
+		term := groups.Select(3, i)
+		if l.DType != tensor.F32 {
+			if err := m.dev.Copy(s, m.perHead.term, term); err != nil {
+				return err
+			}
+			term = m.perHead.term
+		}
+		if err := m.dev.Add(s, sum, sum, term); err != nil {
+			return err
+		}
+	}
+	if l.DType == tensor.F32 {
+		return nil
+	}
+	return m.dev.Copy(s, dst, sum)
 }
 
-func (m *headsMethod) stateBehind(f *frame, _ *piece, out tensor.Tensor, _ *int64) tensor.Tensor {
-	return m.own(out, f.docs.out)
-}
-
-func (m *headsMethod) gradBefore(f *frame, _ *piece, din tensor.Tensor, _ *int64) tensor.Tensor {
-	return m.own(din, f.docs.din)
-}
-
-func (m *headsMethod) docElements(c *cut, rows []int64, local tensor.Tensor, _ bool) tensor.Tensor {
+func (m *headsMethod) gatherDocs(c *call, local, to tensor.Tensor, _ bool) error {
+	if m.size == 1 {
+		return nil // the device's operation wrote the caller's tensor
+	}
+	counts, docs := m.reshard.counts[:0], c.layout.docs
 	for r := range m.size {
-		lo, hi, _, _ := m.headRange(r)
-		rows[r] = c.docs * (hi - lo) * m.layer.KeyDim * m.layer.ValueDim
+		counts = append(counts, docs*m.heads(r).values()*m.layer.KeyDim*m.layer.ValueDim)
 	}
-	return local
-}
-
-func (m *headsMethod) scatterDocs(s device.Stream, c *cut, gathered, to tensor.Tensor, _ bool) error {
+	m.reshard.counts = counts
+	gathered := c.buffers.gathered
+	if err := m.comm.AllGather(c.stream, gathered, local.Flatten(0, 3).Slice(0, 0, counts[m.rank]), counts); err != nil {
+		return err
+	}
 	at := int64(0)
 	for r := range m.size {
-		lo, hi, _, _ := m.headRange(r)
-		if hi == lo {
+		h := m.heads(r)
+		if h.values() == 0 {
 			continue
 		}
-		from := m.statesAt(gathered, at, c.docs, hi-lo)
-		if err := m.dev.Copy(s, to.Slice(1, lo, hi), from); err != nil {
+		if err := m.dev.Copy(c.stream, to.Slice(1, h.lo, h.hi), m.statesAt(gathered, at, docs, h.values())); err != nil {
 			return err
 		}
-		at += from.Numel()
+		at += counts[r]
 	}
 	return nil
 }
 
-// reshard is the tensors of one all-to-all between tokens and heads, in both layouts.
+// reshard has the tensors of one all-to-all between tokens and heads, in both layouts.
 type reshard struct {
-	r      sp.Reshard
-	seq    [5]tensor.Tensor // [B, rows, H, ·]
+	args   sp.Reshard
+	seq    [5]tensor.Tensor // [B, rank's tokens, H, ·]
 	heads  [5]tensor.Tensor // [B, S, h, ·]
-	shared [5]bool          // heads are those of keys
+	shared [5]bool          // the heads are key heads
 	n      int
+	counts []int64 // elements of each rank in gatherDocs
 }
 
-// add is a tensor of the reshard; gates without a last axis and of another type travel as words of
-// the layer's.
-func (e *reshard) add(dtype tensor.DType, seq, heads tensor.Tensor, keys bool) {
-	e.seq[e.n], e.heads[e.n], e.shared[e.n] = words(seq, dtype), words(heads, dtype), keys
-	e.n++
+// add adds a tensor in both layouts to the next all-to-all.
+func (x *reshard) add(dtype tensor.DType, seq, heads tensor.Tensor, keys bool) {
+	x.seq[x.n], x.heads[x.n], x.shared[x.n] = as4D(seq, dtype), as4D(heads, dtype), keys
+	x.n++
 }
 
-// words views [B, n, H] as [B, n, H, 1], and an F32 among BF16 as two of those; [B, n, H, D] stays.
-func words(t tensor.Tensor, dtype tensor.DType) tensor.Tensor {
+// addCore adds q, k, v and the gates, or their gradients. keys is false if q and k have value
+// heads.
+func (m *headsMethod) addCore(heads, seq [5]tensor.Tensor, keys bool) {
+	for i := range seq {
+		m.reshard.add(m.layer.DType, seq[i], heads[i], keys && i < 2)
+	}
+}
+
+// addLayer adds q, k, v, a and b of a layer, or their gradients.
+func (m *headsMethod) addLayer(heads [5]tensor.Tensor, qkv, a, b tensor.Tensor) {
+	q, k, v := m.splitHeads(qkv, m.layer.KeyHeads, m.layer.ValueHeads)
+	m.addCore(heads, [5]tensor.Tensor{q, k, v, a, b}, true)
+}
+
+// as4D returns a view [B, n, H, 1] of [B, n, H]; F32 in an all-to-all of BF16 becomes two BF16
+// elements. [B, n, H, D] is returned as it is.
+func as4D(t tensor.Tensor, dtype tensor.DType) tensor.Tensor {
 	if t.NDim == 4 {
 		return t
 	}
@@ -301,111 +308,74 @@ func words(t tensor.Tensor, dtype tensor.DType) tensor.Tensor {
 	return t
 }
 
-// toHeads re-shards the tensors that were added from tokens to heads, and forgets them. Collective.
-func (m *headsMethod) toHeads(s device.Stream, c *cut, wire tensor.Tensor) error {
-	e := &m.reshard
-	e.lay(wire, false)
-	return m.ulysses.SeqToHeads(s, c.batch, &e.r)
+// toHeads reshards the added tensors from tokens to heads, and removes them from the list.
+func (m *headsMethod) toHeads(c *call) error {
+	return m.ulysses.SeqToHeads(c.stream, c.layout.batch, m.reshard.take(c.scratch, false))
 }
 
-// toTokens is the way back. With sum, the copies of a key head are added in rank order. Collective.
-func (m *headsMethod) toTokens(s device.Stream, c *cut, wire tensor.Tensor, sum bool) error {
-	e := &m.reshard
-	e.lay(wire, sum)
-	return m.ulysses.HeadsToSeq(s, c.batch, &e.r)
+// toTokens reshards the added tensors from heads to tokens, and removes them from the list. With
+// sum, the copies of a key head on several ranks are added in rank order.
+func (m *headsMethod) toTokens(c *call, sum bool) error {
+	return m.ulysses.HeadsToSeq(c.stream, c.layout.batch, m.reshard.take(c.scratch, sum))
 }
 
-// lay describes the all-to-all of the tensors that were added.
-func (e *reshard) lay(wire tensor.Tensor, sum bool) {
-	e.r = sp.Reshard{Seq: e.seq[:e.n], Heads: e.heads[:e.n], Shared: e.shared[:e.n], SumCopies: sum, Workspace: wire}
-	e.n = 0
+// take returns the arguments of the all-to-all of the added tensors, and empties the list.
+func (x *reshard) take(scratch tensor.Tensor, sum bool) *sp.Reshard {
+	x.args = sp.Reshard{Seq: x.seq[:x.n], Heads: x.heads[:x.n], Shared: x.shared[:x.n], SumCopies: sum, Workspace: scratch}
+	x.n = 0
+	return &x.args
 }
 
-// Elements of the layer's type that one token has on the wire, by key and by value head: what
-// enters the heads' side, and what leaves it.
+// tokenElements is the number of elements of the layer's type that an all-to-all sends for a token
+// and a key head, and for a token and a value head.
+type tokenElements struct{ key, value int64 }
 
-func (m *headsMethod) enters(kind call) (key, value int64) {
-	l := m.layer
+// entering are the elements of the all-to-all to heads.
+func (m *headsMethod) entering(kind callKind) tokenElements {
 	if kind.backward {
-		return 0, l.ValueDim // dout
+		return tokenElements{0, m.layer.ValueDim} // dout
 	}
-	return 2 * l.KeyDim, l.ValueDim + m.gateWords(kind)
+	return tokenElements{2 * m.layer.KeyDim, m.layer.ValueDim + m.gateElements(kind)}
 }
 
-func (m *headsMethod) leaves(kind call) (key, value int64) {
-	l := m.layer
+// leaving are the elements of the all-to-all to tokens.
+func (m *headsMethod) leaving(kind callKind) tokenElements {
+	l := &m.layer
 	switch {
 	case !kind.backward:
-		return 0, l.ValueDim
-	case m.keysCut && !kind.layer:
-		return 0, 2*l.KeyDim + l.ValueDim + m.gateWords(kind) // each value head's own dq and dk
+		return tokenElements{0, l.ValueDim}
+	case m.sharedKeys && !kind.layer:
+		// dq and dk of each value head
+		return tokenElements{0, 2*l.KeyDim + l.ValueDim + m.gateElements(kind)}
 	}
-	return 2 * l.KeyDim, l.ValueDim + m.gateWords(kind)
+	return tokenElements{2 * l.KeyDim, l.ValueDim + m.gateElements(kind)}
 }
 
-// gateWords is the words of two gates of a head: a and b of the layer's type, or g and beta in F32.
-func (m *headsMethod) gateWords(kind call) int64 {
+// gateElements is the number of elements of a head's two gates: a and b of the layer's type, or g
+// and beta in F32.
+func (m *headsMethod) gateElements(kind callKind) int64 {
 	if kind.layer {
 		return 2
 	}
 	return 2 * tensor.F32.Size() / m.layer.DType.Size()
 }
 
-// exchanged is the elements that a rank sends and receives in one exchange to heads; the way back
-// is the mirror image.
-func (m *headsMethod) exchanged(b *sp.Batch, rank, key, value int64) (send, recv int64) {
+// allToAllElements returns the elements that a rank sends and receives in an all-to-all to heads.
+// In an all-to-all to tokens it sends and receives them the other way round.
+func (m *headsMethod) allToAllElements(b *sp.Batch, rank int64, n tokenElements) (send, recv int64) {
 	width := func(r int64) int64 {
-		lo, hi, keyLo, keyHi := headsOf(m.layer, m.size, r)
-		return (keyHi-keyLo)*key + (hi-lo)*value
+		h := m.heads(r)
+		return h.keys()*n.key + h.values()*n.value
 	}
-	rows := func(r int64) int64 {
+	tokens := func(r int64) int64 {
 		lo, hi := b.RankRows(int(r))
 		return (hi - lo) * b.Batch()
 	}
 	for r := range m.size {
 		if r != rank {
-			send += rows(rank) * width(r)
-			recv += rows(r) * width(rank)
+			send += tokens(rank) * width(r)
+			recv += tokens(r) * width(rank)
 		}
 	}
 	return send, recv
-}
-
-// wire is the bytes of the larger exchange of a call.
-func (m *headsMethod) wire(c *cut, kind call) int64 {
-	key, value := m.enters(kind)
-	inSend, inRecv := m.exchanged(c.batch, m.rank, key, value)
-	key, value = m.leaves(kind)
-	outRecv, outSend := m.exchanged(c.batch, m.rank, key, value)
-	return max(inSend+inRecv, outSend+outRecv) * m.layer.DType.Size()
-}
-
-// sumHeads writes into dst [B, rows, Hk, Dk] the sum of each value head's own gradient all [B,
-// rows, Hv, Dk], in index order and, as the device does, in F32.
-func (m *headsMethod) sumHeads(s device.Stream, f *frame, dst, all tensor.Tensor) error {
-	l := m.layer
-	each := all.Split(2, l.KeyHeads) // [B, rows, Hk, group, Dk]
-	sum := dst
-	if l.DType != tensor.F32 {
-		sum = f.perHead.sum
-	}
-	if err := m.dev.Copy(s, sum, each.Select(3, 0)); err != nil {
-		return err
-	}
-	for i := int64(1); i < l.ValueHeads/l.KeyHeads; i++ {
-		term := each.Select(3, i)
-		if l.DType != tensor.F32 {
-			if err := m.dev.Copy(s, f.perHead.term, term); err != nil {
-				return err
-			}
-			term = f.perHead.term
-		}
-		if err := m.dev.Add(s, sum, sum, term); err != nil {
-			return err
-		}
-	}
-	if l.DType == tensor.F32 {
-		return nil
-	}
-	return m.dev.Copy(s, dst, sum)
 }

@@ -1,148 +1,161 @@
 package gdn
 
 import (
+	"math"
+	"slices"
+	"strconv"
+
+	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/sp"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
-// LayerForward is Forward with the convolution and the gates before it. Collective. It allocates
-// nothing.
-func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
-	kind := call{layer: true, keep: !a.Saved.IsNil()}
-	if err := p.Admit.Result(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
-		return err
+// Strategy is how the ranks divide the work on a sequence.
+type Strategy int
+
+const (
+	Auto  Strategy = iota // the strategy that sends fewer bytes
+	Heads                 // an all-to-all reshards from tokens to heads
+	State                 // tokens stay on their ranks, recurrent states are sent
+)
+
+var strategyNames = [...]string{Auto: "auto", Heads: "heads", State: "state"}
+
+func (s Strategy) known() bool { return s >= 0 && int(s) < len(strategyNames) }
+
+func (s Strategy) String() string {
+	if !s.known() {
+		return "strategy " + strconv.Itoa(int(s))
 	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	p.states = states{}
-	p.layerArgs = *a
-	if err := p.method.enterLayer(s, c, f, &p.layerArgs, kind, scratch); err != nil {
-		return err
-	}
-	if err := p.prepare(s, c, f, a); err != nil {
-		return err
-	}
-	if err := p.method.pass(s, c, f, scratch, &p.states); err != nil {
-		return err
-	}
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, &p.states)
+	return strategyNames[s]
 }
 
-// LayerRecompute writes Out again from Saved and the weights; it reads nothing else. It is
-// collective with Heads; with State it sends nothing.
-func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error {
-	kind := call{layer: true, keep: true}
-	if err := p.Admit.Result(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
-		return err
+// ParseStrategy is the inverse of String.
+func ParseStrategy(name string) (Strategy, error) {
+	if i := slices.Index(strategyNames[:], name); i >= 0 {
+		return Strategy(i), nil
 	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	p.states = states{}
-	if err := p.prepare(s, c, f, a); err != nil {
-		return err
-	}
-	return p.output(s, c, f, &keep, scratch, a.Out, kind, &p.states)
+	return Auto, status.Errorf(status.InvalidArgument, "strategy %q: unknown; use one of %q", name, strategyNames)
 }
 
-// channels are a run of this rank's features of q|k|v, from lo to hi, and the row of the weights at
-// which they start.
-type channels struct{ lo, hi, row int64 }
+// Layer is a kind of layer.
+type Layer struct {
+	// numbers of heads of q and k, and of v. ValueHeads is a multiple of KeyHeads; key head j
+	// serves the value heads [j·Hv/Hk, (j+1)·Hv/Hk)
+	KeyHeads, ValueHeads int64
+	KeyDim, ValueDim     int64 // features of a head
+	// type of activations: F32, or BF16 where the device computes in it; 0 = F32. Gates and states
+	// are F32
+	DType  tensor.DType
+	Scale  float64 // factor of q; 0 = 1/sqrt(KeyDim)
+	L2Norm bool    // normalize q and k: x·rsqrt(Σx² + 1e-6)
+	Chunk  int64   // largest number of tokens of a chunk, at least 16; 0 = the device's choice
 
-// channelsOf lists them: those of this rank's q heads, k heads and v heads, in one where they lie
-// together.
-func (p *Plan) channelsOf() []channels {
-	l := p.layer
-	lo, hi, keyLo, keyHi := p.Heads()
-	keys, values := (keyHi-keyLo)*l.KeyDim, (hi-lo)*l.ValueDim
+	Strategy Strategy
+	// tokens of a batch over all sequences and ranks, by which Auto chooses; 0 = unknown: Auto
+	// chooses Heads
+	Tokens     int64
+	ConvWidth  int64 // width of LayerForward's convolution; 0 = only the core is used
+	NoBackward bool  // no backward call will follow: nothing is saved
+}
+
+// check returns an error if no device, or not the device of info, can run the layer.
+func (l Layer) check(info device.Info) error {
+	for _, f := range []struct {
+		name         string
+		value, least int64
+	}{
+		{"key_heads", l.KeyHeads, 1},
+		{"value_heads", l.ValueHeads, 1},
+		{"key_dim", l.KeyDim, 1},
+		{"value_dim", l.ValueDim, 1},
+		{"tokens", l.Tokens, 0},
+		{"conv_width", l.ConvWidth, 0},
+	} {
+		if f.value < f.least {
+			return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %s %d: set it to %d or more", f.name, f.value, f.least)
+		}
+	}
+	if l.ValueHeads%l.KeyHeads != 0 {
+		return status.Errorf(status.InvalidArgument,
+			"gdn.NewPlan: value_heads %d is no multiple of key_heads %d; make it a multiple", l.ValueHeads, l.KeyHeads)
+	}
+	if widest := info.DeltaHead; widest > 0 && max(l.KeyDim, l.ValueDim) > widest {
+		return status.Errorf(status.Unsupported,
+			"gdn.NewPlan: key_dim %d, value_dim %d: device %s supports heads of at most %d features in the gated delta rule; use device.backend = \"cpu\"",
+			l.KeyDim, l.ValueDim, info.Kind, widest)
+	}
+	if l.Chunk != 0 && l.Chunk < 16 {
+		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: chunk %d: set it to 16 or more, or to 0 for the device's choice", l.Chunk)
+	}
+	if !l.Strategy.known() {
+		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: %v: unknown; use one of %q", l.Strategy, strategyNames)
+	}
+	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
+		return status.Errorf(status.InvalidArgument, "gdn.NewPlan: scale %v: set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.KeyDim)
+	}
+	if !slices.Contains(info.Compute, l.DType) {
+		return status.Errorf(status.Unsupported, "gdn.NewPlan: dtype %v: device %s computes in %v; use one of them", l.DType, info.Kind, info.Compute)
+	}
+	return nil
+}
+
+// fields are the values that all ranks must pass to NewPlan alike.
+func (l Layer) fields() []comm.Field {
+	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	return []comm.Field{
+		{Name: "key_heads", Value: number(l.KeyHeads)},
+		{Name: "value_heads", Value: number(l.ValueHeads)},
+		{Name: "key_dim", Value: number(l.KeyDim)},
+		{Name: "value_dim", Value: number(l.ValueDim)},
+		{Name: "dtype", Value: l.DType.String()},
+		{Name: "scale", Value: strconv.FormatFloat(l.Scale, 'g', -1, 64)},
+		{Name: "l2norm", Value: strconv.FormatBool(l.L2Norm)},
+		{Name: "chunk", Value: number(l.Chunk)},
+		{Name: "strategy", Value: l.Strategy.String()},
+		{Name: "tokens", Value: number(l.Tokens)},
+		{Name: "conv_width", Value: number(l.ConvWidth)},
+		{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
+	}
+}
+
+// headRange is a range of value heads [lo, hi), and the key heads [keyLo, keyHi) that they use.
+type headRange struct{ lo, hi, keyLo, keyHi int64 }
+
+func (h headRange) values() int64 { return h.hi - h.lo }
+func (h headRange) keys() int64   { return h.keyHi - h.keyLo }
+
+// allHeads is the range of all heads.
+func (l *Layer) allHeads() headRange { return headRange{0, l.ValueHeads, 0, l.KeyHeads} }
+
+// headShard is the range of a rank if the value heads are sharded.
+func (l *Layer) headShard(size, rank int64) headRange {
+	lo, hi := comm.Shard(l.ValueHeads, size, rank)
+	if lo == hi {
+		return headRange{lo: lo, hi: hi}
+	}
+	group := l.ValueHeads / l.KeyHeads
+	return headRange{lo, hi, lo / group, (hi-1)/group + 1}
+}
+
+// channels is the number of features of q|k|v.
+func (l *Layer) channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l.ValueDim }
+
+// channelRange is a range [lo, hi) of the local features of q|k|v. Its weights begin at the line
+// row of the convolution's weight matrix.
+type channelRange struct{ lo, hi, row int64 }
+
+// channelRanges returns the ranges of the heads of a rank: those of q, k and v, or a single range
+// if the rank has all heads.
+func (l *Layer) channelRanges(h headRange) []channelRange {
+	keys, values := h.keys()*l.KeyDim, h.values()*l.ValueDim
 	if all := l.channels(); 2*keys+values == all {
-		return []channels{{0, all, 0}}
+		return []channelRange{{0, all, 0}}
 	}
-	return []channels{
-		{0, keys, keyLo * l.KeyDim},
-		{keys, 2 * keys, (l.KeyHeads + keyLo) * l.KeyDim},
-		{2 * keys, 2*keys + values, 2*l.KeyHeads*l.KeyDim + lo*l.ValueDim},
+	return []channelRange{
+		{0, keys, h.keyLo * l.KeyDim},
+		{keys, 2 * keys, (l.KeyHeads + h.keyLo) * l.KeyDim},
+		{2 * keys, 2*keys + values, 2*l.KeyHeads*l.KeyDim + h.lo*l.ValueDim},
 	}
-}
-
-// prepare computes q, k, v and the gates of the frame from what came in.
-func (p *Plan) prepare(s device.Stream, c *cut, f *frame, a *LayerArgs) error {
-	lo, hi, _, _ := p.Heads()
-	for i := range c.pieces {
-		x := &c.pieces[i]
-		for _, part := range p.channels {
-			p.describeConv(f, x, part, a)
-			if err := p.dev.Conv1dForward(s, &p.conv.Conv1d); err != nil {
-				return err
-			}
-		}
-		p.gates = device.DeltaGates{A: of(f.a, x), B: of(f.b, x), ALog: a.ALog.Slice(0, lo, hi), DtBias: a.DtBias.Slice(0, lo, hi),
-			G: of(f.g, x), Beta: of(f.beta, x)}
-		if err := p.dev.DeltaGatesForward(s, &p.gates); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// describeConv fills the arguments of the convolution of some channels of a piece.
-func (p *Plan) describeConv(f *frame, x *piece, part channels, a *LayerArgs) {
-	n := part.hi - part.lo
-	p.conv.Conv1d = device.Conv1d{X: of(f.x, x).Slice(1, part.lo, part.hi), Y: of(f.y, x).Slice(1, part.lo, part.hi),
-		W: a.Conv.Slice(0, part.row, part.row+n), Cu: x.cu}
-	if x.up > 0 && p.layer.ConvWidth > 1 {
-		p.conv.Before = f.chain.before.Select(0, x.row).Slice(1, part.lo, part.hi)
-	}
-}
-
-// LayerBackward computes the gradients from DOut, the weights and what LayerForward left in Saved.
-// Collective. It allocates nothing.
-func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *LayerGrads) error {
-	kind := call{layer: true, backward: true, keep: true}
-	if err := p.Admit.Result(p.checkLayerBackward("gdn.LayerBackward", b, a, g, kind)); err != nil {
-		return err
-	}
-	c, f, keep, scratch := p.begin(b, kind, a.Saved, a.Workspace)
-	p.states = states{}
-	p.layerGrads = *g
-	if err := p.method.enterLayerGrads(s, c, f, &p.layerGrads, scratch); err != nil {
-		return err
-	}
-	if err := p.prepare(s, c, f, a); err != nil {
-		return err
-	}
-	// Of a key head whose value heads lie on several ranks each has its part of dq and dk. What is
-	// before them is linear in these: the parts' gradients, of inputs and of weights, add up.
-	if err := p.gradient(s, c, f, &keep, scratch, false, &p.states); err != nil {
-		return err
-	}
-	if err := p.prepareGradient(s, c, f, a, g); err != nil {
-		return err
-	}
-	return p.method.leaveLayerGrads(s, c, f, &p.layerGrads, scratch)
-}
-
-// prepareGradient is the derivative of prepare: from dy, dg and dbeta to dx, which may be dy, da
-// and db, and the weights' gradients.
-func (p *Plan) prepareGradient(s device.Stream, c *cut, f *frame, a *LayerArgs, g *LayerGrads) error {
-	lo, hi, _, _ := p.Heads()
-	for i := range c.pieces {
-		x := &c.pieces[i]
-		for _, part := range p.channels {
-			p.describeConv(f, x, part, a)
-			d := &p.conv
-			d.DY, d.DX = of(f.dy, x).Slice(1, part.lo, part.hi), of(f.dx, x).Slice(1, part.lo, part.hi)
-			d.DW, d.DBefore = g.DConv.Slice(0, part.row, part.row+part.hi-part.lo), tensor.Tensor{}
-			if !d.Before.IsNil() {
-				d.DBefore = f.chain.dbefore.Select(0, x.row).Slice(1, part.lo, part.hi)
-			}
-			if err := p.dev.Conv1dBackward(s, d); err != nil {
-				return err
-			}
-		}
-		p.gatesGrad = device.DeltaGatesGrad{A: of(f.a, x), B: of(f.b, x), ALog: a.ALog.Slice(0, lo, hi), DtBias: a.DtBias.Slice(0, lo, hi),
-			DG: of(f.dg, x), DBeta: of(f.dbeta, x), DA: of(f.da, x), DB: of(f.db, x), DALog: g.DALog.Slice(0, lo, hi), DDtBias: g.DDtBias.Slice(0, lo, hi)}
-		if err := p.dev.DeltaGatesBackward(s, &p.gatesGrad); err != nil {
-			return err
-		}
-	}
-	return nil
 }

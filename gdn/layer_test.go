@@ -157,7 +157,7 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 		if x.whole {
 			lo = 0
 		}
-		if keysCut(r.p) && (x.name == "dqkv" || x.name == "dconv") {
+		if sharedKeys(r.p) && (x.name == "dqkv" || x.name == "dconv") {
 			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
 				return fmt.Errorf("%s is %.3g from one rank's, of %.3g", x.name, delta, top)
 			}

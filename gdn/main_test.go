@@ -305,15 +305,15 @@ func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64
 	return delta, top
 }
 
-// setScan chooses the form in which the states of a plan travel.
+// setScan chooses the algorithm by which a plan with State sends states.
 func setScan(p *Plan, scan bool) {
 	if m, ok := p.method.(*stateMethod); ok {
-		m.scan = scan
+		m.chain.scan = scan
 	}
 }
 
-// keysCut reports whether the value heads of a key head are on several ranks of a plan by heads.
-func keysCut(p *Plan) bool {
+// sharedKeys reports whether the value heads of a key head are on several ranks of a plan by heads.
+func sharedKeys(p *Plan) bool {
 	m, ok := p.method.(*headsMethod)
-	return ok && m.keysCut
+	return ok && m.sharedKeys
 }

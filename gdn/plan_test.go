@@ -20,7 +20,7 @@ func TestLayersRefused(t *testing.T) {
 		want   string
 		change func(l *Layer)
 	}{
-		{"3 value heads over 2 key heads", func(l *Layer) { l.ValueHeads = 3 }},
+		{"value_heads 3 is no multiple of key_heads 2", func(l *Layer) { l.ValueHeads = 3 }},
 		{"key_heads 0", func(l *Layer) { l.KeyHeads = 0 }},
 		{"value_heads -1", func(l *Layer) { l.ValueHeads = -1 }},
 		{"key_dim 0", func(l *Layer) { l.KeyDim = 0 }},
@@ -83,7 +83,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"dq is", func(r *coreRun) { r.g.DQ = r.g.DV }},
 		{"dout is nil", func(r *coreRun) { r.g.DOut = tensor.Tensor{} }},
 		{"dstate_out is", func(r *coreRun) { r.g.DStateOut = r.g.DStateOut.Select(0, 0) }},
-		{"keys that are not its queries", func(r *coreRun) { r.x = mixed }},
+		{"other keys than queries", func(r *coreRun) { r.x = mixed }},
 		{"rank 1 of 2", func(r *coreRun) { r.x = other }},
 	} {
 		r := prepare(b, &k, true, false)
@@ -144,8 +144,8 @@ func TestMaxSizesCoverAll(t *testing.T) {
 			must(err)
 			x, err := sp.NewBatch(b.comm, k.batch)
 			must(err)
-			c := p.cutOf(x)
-			if size := p.sizes(c, call{}); size.Saved > most.Saved || size.Workspace > most.Workspace {
+			l := p.layoutOf(x)
+			if size := p.sizes(l, callKind{}); size.Saved > most.Saved || size.Workspace > most.Workspace {
 				return fmt.Errorf("%v is needed, %v were planned", size, most)
 			}
 			if size := p.Sizes(x); k.batch.CuSeqlens == nil && k.batch.Positions == nil && (size.Saved > mostStates.Saved || size.Workspace > mostStates.Workspace) {
@@ -231,19 +231,20 @@ func TestAutoChoosesByBytes(t *testing.T) {
 // Over many ranks states go by the prefix scan, and send less than if each went to all behind it.
 func TestScanOverManyRanks(t *testing.T) {
 	for n, want := range map[int64]bool{2: false, 8: false, 16: true, 100: true} {
-		p := &Plan{layer: with(func(l *Layer) { l.Strategy, l.Scale = State, 1 }), size: n}
+		p := &Plan{base: base{layer: with(func(l *Layer) { l.Strategy, l.Scale = State, 1 }), size: n}}
 		must(p.choose())
 		m := p.method.(*stateMethod)
-		var l line
+		var shards tokenShards
 		b, err := sp.SketchBatch(0, int(n), sp.BatchSpec{Batch: 1, Seq: 3 * n})
 		must(err)
-		l.fill(b)
+		shards.fill(b)
 		var gather, scan int64
-		for at := range n {
-			gather, scan = gather+m.chainSent(&l, at, false, false), scan+m.chainSent(&l, at, true, false)
+		for position := range n {
+			gather += m.chain.elementsSent(&shards, position, false, false)
+			scan += m.chain.elementsSent(&shards, position, true, false)
 		}
-		if m.scan != want || want != (gather >= 2*scan) {
-			t.Errorf("%d ranks: scan %v, %d elements against %d", n, m.scan, scan, gather)
+		if m.chain.scan != want || want != (gather >= 2*scan) {
+			t.Errorf("%d ranks: scan %v, %d elements by scan and %d by gather", n, m.chain.scan, scan, gather)
 		}
 	}
 }

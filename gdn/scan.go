@@ -5,113 +5,106 @@ import (
 	"ulysses/tensor"
 )
 
-// scanStates is the second form (Hillis & Steele 1986, exclusive): before the round of step 2^t a
-// place knows the map of the 2^t − 1 places it receives from, its prefix; it gets that of the 2^t
-// places beyond them. Maps that begin where a document starts are e alone, and longer prefixes do
-// not change them.
-func (p *stateMethod) scanStates(s device.Stream, c *cut, scratch, own, transition, into tensor.Tensor, backward bool) error {
-	l, n := p.layer, int64(len(c.pieces))
-	memory := device.Allocator{Mem: scratch, Align: 1}
-	take := func(last int64) tensor.Tensor { return memory.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, last) }
-	// M of the prefixes, before and behind a round
-	prefix := [2]tensor.Tensor{take(l.KeyDim), take(l.KeyDim)}
-	if into.IsNil() { // a rank without rows
-		into = tensor.Of(nil, tensor.F32, 0, l.ValueHeads, l.KeyDim, l.ValueDim)
+// scanStates is an exclusive prefix scan (Hillis & Steele 1986). Before the round of step 2^t, a
+// position has the map of the 2^t − 1 positions that send to it, its prefix; the round adds the map
+// of the 2^t positions behind them. The map of a range in which the document starts is e alone, and
+// longer prefixes do not change it. The prefixes' e is built in into.
+func (c *chain) scanStates() error {
+	l, n := &c.layer, int64(len(c.layout.segments))
+	memory := device.Allocator{Mem: c.scratch, Align: 1}
+	// M of the prefixes before and after a round
+	prefix := memory.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, l.KeyDim)
+	longer := memory.Take(tensor.F32, n, l.ValueHeads, l.KeyDim, l.KeyDim)
+	if c.into.IsNil() { // a rank without tokens
+		c.into = tensor.Of(nil, tensor.F32, 0, l.ValueHeads, l.KeyDim, l.ValueDim)
 	}
 	wire := memory.Rest()
-	for step := int64(1); step <= c.depth; step *= 2 {
-		if err := p.packRound(s, c, wire, step, own, transition, into, prefix[0], backward); err != nil {
+	for step := int64(1); step <= c.layout.maxSources; step *= 2 {
+		if err := c.packRound(wire, step, prefix); err != nil {
 			return err
 		}
-		at, err := p.swap(s, wire)
+		at, err := c.allToAll(wire)
 		if err != nil {
 			return err
 		}
-		for i := range c.pieces {
-			piece := &c.pieces[i]
-			from, _ := piece.along(backward)
-			if from < step {
+		for i := range c.layout.segments {
+			x := &c.layout.segments[i]
+			sources, _ := x.peers(c.backward)
+			if sources < step {
 				continue
 			}
-			open := from >= 2*step
-			e, m := p.wireBlock(wire, at, open)
-			at += p.block(open)
-			if err := p.lengthen(s, into.Select(0, int64(i)), prefix[0].Select(0, int64(i)), prefix[1].Select(0, int64(i)), e, m, open, step == 1, backward); err != nil {
+			withM := sources >= 2*step
+			e, m := c.block(wire, at, withM)
+			at += c.blockElements(withM)
+			if err := c.extendPrefix(x, step, prefix, longer, e, m); err != nil {
 				return err
 			}
 		}
-		prefix[0], prefix[1] = prefix[1], prefix[0]
+		prefix, longer = longer, prefix
 	}
 	return nil
 }
 
-// packRound writes the map of each place's prefix and of the place itself for the one that is a
-// step ahead.
-func (p *stateMethod) packRound(s device.Stream, c *cut, wire tensor.Tensor, step int64, own, transition, prefixE, prefixM tensor.Tensor, backward bool) error {
-	x, at := &p.chain, int64(0)
-	clear(x.send)
-	clear(x.recv)
-	for i := range c.pieces {
-		piece := &c.pieces[i]
-		from, to := piece.along(backward)
-		if from >= step {
-			x.recv[c.rankAhead(-step, backward)] += p.block(from >= 2*step)
+// packRound packs, for the position that is step positions ahead, the map of each segment's prefix
+// and the segment itself.
+func (c *chain) packRound(wire tensor.Tensor, step int64, prefix tensor.Tensor) error {
+	clear(c.send)
+	clear(c.recv)
+	at := int64(0)
+	for i := range c.layout.segments {
+		x := &c.layout.segments[i]
+		sources, targets := x.peers(c.backward)
+		if sources >= step {
+			c.recv[c.layout.rankAhead(-step, c.backward)] += c.blockElements(sources >= 2*step)
 		}
-		if to < step {
+		if targets < step {
 			continue
 		}
-		row := int64(i)
-		e, m, open := own.Select(0, row), transition.Select(0, row), piece.passes() && from >= step
-		x.send[c.rankAhead(step, backward)] += p.block(open)
-		toE, toM := p.wireBlock(wire, at, open)
-		at += p.block(open)
-		var err error
-		switch {
-		case !piece.passes():
-			err = p.dev.Copy(s, toE, e)
-		case step == 1: // no prefix yet
-			if err = p.dev.Copy(s, toE, e); err == nil {
-				err = p.dev.Copy(s, toM, m)
-			}
-		default:
-			if err = p.apply(s, m, prefixE.Select(0, row), e, toE, backward); err == nil && open {
-				err = p.compose(s, m, prefixM.Select(0, row), toM, backward)
-			}
-		}
-		if err != nil {
+		withM := x.interior() && sources >= step
+		c.send[c.layout.rankAhead(step, c.backward)] += c.blockElements(withM)
+		if err := c.packPrefix(wire, at, x, step, prefix, withM); err != nil {
 			return err
 		}
+		at += c.blockElements(withM)
 	}
 	return nil
 }
 
-// lengthen puts what came before a prefix; first says that there is none yet.
-func (p *stateMethod) lengthen(s device.Stream, prefixE, prefixM, longerM, e, m tensor.Tensor, open, first, backward bool) error {
-	if first {
-		if err := p.dev.Copy(s, prefixE, e); err != nil || !open {
-			return err
-		}
-		return p.dev.Copy(s, longerM, m)
+// packPrefix packs the map of a segment's prefix and the segment itself at an element of wire.
+func (c *chain) packPrefix(wire tensor.Tensor, at int64, x *segment, step int64, prefix tensor.Tensor, withM bool) error {
+	if !x.interior() || step == 1 { // the prefix does not matter, or is empty
+		return c.pack(wire, at, x, x.interior())
 	}
-	if err := p.apply(s, prefixM, e, prefixE, prefixE, backward); err != nil || !open {
+	toE, toM := c.block(wire, at, withM)
+	e, m := c.own.Select(0, x.sequence), c.transition.Select(0, x.sequence)
+	if err := c.apply(m, c.into.Select(0, x.sequence), e, toE); err != nil || !withM {
 		return err
 	}
-	return p.compose(s, prefixM, m, longerM, backward)
+	return c.compose(m, prefix.Select(0, x.sequence), toM)
 }
 
-// compose is the M of two maps, first the second: forward x → M1·(M2·x), backward x → M1ᵀ·(M2ᵀ·x) =
-// (M2·M1)ᵀ·x.
-func (p *stateMethod) compose(s device.Stream, m1, m2, to tensor.Tensor, backward bool) error {
-	if backward {
+// extendPrefix composes a segment's prefix with the map e, m of the positions behind it. m is nil
+// if the document starts there.
+func (c *chain) extendPrefix(x *segment, step int64, prefix, longer, e, m tensor.Tensor) error {
+	into := c.into.Select(0, x.sequence)
+	if step == 1 { // the prefix is empty
+		if err := c.dev.Copy(c.stream, into, e); err != nil || m.IsNil() {
+			return err
+		}
+		return c.dev.Copy(c.stream, longer.Select(0, x.sequence), m)
+	}
+	own := prefix.Select(0, x.sequence)
+	if err := c.apply(own, e, into, into); err != nil || m.IsNil() {
+		return err
+	}
+	return c.compose(own, m, longer.Select(0, x.sequence))
+}
+
+// compose computes the M of two maps of which the second applies first: forward x → M1·(M2·x),
+// backward x → M1ᵀ·(M2ᵀ·x) = (M2·M1)ᵀ·x.
+func (c *chain) compose(m1, m2, to tensor.Tensor) error {
+	if c.backward {
 		m1, m2 = m2, m1
 	}
-	return p.apply(s, m1, m2, tensor.Tensor{}, to, false)
-}
-
-// rankAhead is the rank so many places ahead in the direction in which states travel.
-func (c *cut) rankAhead(places int64, backward bool) int64 {
-	if backward {
-		places = -places
-	}
-	return c.line.ranks[c.at+places]
+	return c.multiply(c.stream, m1, m2, tensor.Tensor{}, to, false)
 }

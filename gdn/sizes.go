@@ -7,84 +7,81 @@ import (
 	"ulysses/tensor"
 )
 
-// Sizes is the bytes that calls of the core with this batch need, whether states of documents come
-// and go or not.
-func (p *Plan) Sizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{states: true}) }
+// Sizes returns the bytes that calls of the core with this batch need, with or without states of
+// documents.
+func (p *Plan) Sizes(b *sp.Batch) Sizes { return p.sizes(p.layoutOf(b), callKind{withStates: true}) }
 
 // SizesWithout is Sizes for calls without StateIn, StateOut, DStateOut and DStateIn.
-func (p *Plan) SizesWithout(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{}) }
+func (p *Plan) SizesWithout(b *sp.Batch) Sizes { return p.sizes(p.layoutOf(b), callKind{}) }
 
-// LayerSizes is the bytes that calls of the layer with this batch need.
-func (p *Plan) LayerSizes(b *sp.Batch) Sizes { return p.sizes(p.cutOf(b), call{layer: true}) }
+// LayerSizes returns the bytes that calls of the layer with this batch need.
+func (p *Plan) LayerSizes(b *sp.Batch) Sizes { return p.sizes(p.layoutOf(b), callKind{layer: true}) }
 
-// MaxSizes is the bytes that calls of the core need with any batch of at most these extents cut
-// evenly, whatever its documents: for memory that is planned before the batches are known. With
-// states, calls may bring StateIn, StateOut, DStateOut and DStateIn of one document a sequence.
+// MaxSizes returns the bytes that calls of the core need with any batch of at most batch sequences
+// of seq tokens, sharded evenly, with any documents. It is for memory that is allocated before the
+// batches are known. With states, calls may have StateIn, StateOut, DStateOut and DStateIn of one
+// document per sequence.
 func (p *Plan) MaxSizes(batch, seq int64, states bool) (Sizes, error) {
-	return p.maxSizes(batch, seq, call{states: states})
+	return p.maxSizes(batch, seq, callKind{withStates: states})
 }
 
-// MaxLayerSizes is the same for calls of the layer.
+// MaxLayerSizes is MaxSizes for calls of the layer.
 func (p *Plan) MaxLayerSizes(batch, seq int64) (Sizes, error) {
-	return p.maxSizes(batch, seq, call{layer: true})
+	return p.maxSizes(batch, seq, callKind{layer: true})
 }
 
-func (p *Plan) maxSizes(batch, seq int64, kind call) (Sizes, error) {
-	c, err := p.anyCut(batch, seq)
+func (p *Plan) maxSizes(batch, seq int64, kind callKind) (Sizes, error) {
+	l, err := p.largestLayout(batch, seq)
 	if err != nil {
 		return Sizes{}, err
 	}
-	return p.sizes(c, kind), nil
+	return p.sizes(l, kind), nil
 }
 
-// anyCut stands for all batches of these extents: a document over all ranks has the longest way for
-// its states, and needs the most memory for them; how long documents are for the device is left
-// open.
-func (p *Plan) anyCut(batch, seq int64) (*cut, error) {
+// largestLayout is the layout that needs the most memory of all batches of these sizes: a document
+// over all ranks has the most positions between which states are sent. Without cu, the device
+// returns sizes for documents of any lengths.
+func (p *Plan) largestLayout(batch, seq int64) (*layout, error) {
 	b, err := sp.SketchBatch(int(p.rank), int(p.size), sp.BatchSpec{Batch: batch, Seq: seq})
 	if err != nil {
 		return nil, err
 	}
-	c := new(cut)
-	p.fillCut(c, b)
-	for i := range c.pieces {
-		c.pieces[i].cu = nil
+	l := new(layout)
+	p.fillLayout(l, b)
+	for i := range l.segments {
+		l.segments[i].cu = nil
 	}
-	return c, nil
+	return l, nil
 }
 
-func (p *Plan) sizes(c *cut, kind call) (size Sizes) {
+func (p *Plan) sizes(l *layout, kind callKind) (size Sizes) {
 	kind.keep = !p.layer.NoBackward
-	saved, workspace := p.need(c, kind)
+	saved, workspace := p.callBytes(l, kind)
 	size = Sizes{Saved: saved, Workspace: workspace}
 	kind.keep = false // a forward pass without Saved
-	_, workspace = p.need(c, kind)
+	_, workspace = p.callBytes(l, kind)
 	size.Workspace = max(size.Workspace, workspace)
 	if p.layer.NoBackward {
 		return Sizes{Workspace: size.Workspace}
 	}
 	kind.keep, kind.backward = true, true
-	_, workspace = p.need(c, kind)
+	_, workspace = p.callBytes(l, kind)
 	size.Workspace = max(size.Workspace, workspace)
-	// of a rank without heads or rows too: no memory means no backward, on all ranks alike
+	// A rank without heads or tokens has Saved as well: all ranks agree that a backward call
+	// follows.
 	size.Saved = max(size.Saved, p.align)
 	return size
 }
 
-// need is the bytes of one call.
-func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
-	p.kept, p.work = device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
-	keep, ws, f := &p.kept, &p.work, &p.sketch
-	to := keep
-	if !kind.keep {
-		to = ws
-	}
-	p.lay(f, c, kind, to, ws)
+// callBytes returns the bytes that one call needs.
+func (p *Plan) callBytes(l *layout, kind callKind) (saved, workspace int64) {
+	c := &p.call
+	p.allocate(l, kind, tensor.Tensor{}, tensor.Tensor{})
 	var most device.DeltaSizes
-	for i := range c.pieces {
-		size := p.deltaSizes(f, &c.pieces[i])
+	for i := range l.segments {
+		size := p.ruleSizes(&l.segments[i])
 		if kind.keep {
-			keep.Take(tensor.U8, size.Saved)
+			c.saved.Take(tensor.U8, size.Saved)
 		}
 		most.Forward, most.Backward, most.State = max(most.Forward, size.Forward), max(most.Backward, size.Backward), max(most.State, size.State)
 	}
@@ -93,34 +90,50 @@ func (p *Plan) need(c *cut, kind call) (saved, workspace int64) {
 		scratch = most.Backward
 	}
 	if p.size > 1 {
-		scratch = max(scratch, p.method.scratch(c, kind, most))
+		scratch = max(scratch, p.method.scratchBytes(l, kind, most))
 	}
-	return keep.Used, ws.Padded() + scratch
+	return c.saved.Used, c.workspace.Padded() + scratch
 }
 
-// deltaSizes is what the device needs for a piece, whatever states come and go: the same in all
-// calls, as they share Saved.
-func (p *Plan) deltaSizes(f *frame, x *piece) device.DeltaSizes {
-	p.arguments(f, x)
-	states := tensor.Of(nil, tensor.F32, x.docs, f.v.Shape[2], p.layer.KeyDim, p.layer.ValueDim)
-	states.Where = f.v.Where
+// allocate allocates the buffers of a call in saved and workspace, or without memory computes their
+// sizes.
+func (p *Plan) allocate(l *layout, kind callKind, saved, workspace tensor.Tensor) {
+	c := &p.call
+	c.callKind, c.layout, c.buffers = kind, l, buffers{}
+	c.saved = device.Allocator{Mem: saved, Align: p.align}
+	c.workspace = device.Allocator{Mem: workspace, Align: p.align}
+	p.method.allocate(c)
+}
+
+// ruleSizes returns the sizes of the device's operation on a segment, with states before and after
+// the documents. They are the same for all calls, because these share Saved.
+func (p *Plan) ruleSizes(x *segment) device.DeltaSizes {
+	p.setRuleArgs(x)
+	v := p.call.buffers.v
+	states := tensor.Of(nil, tensor.F32, x.docs, v.Shape[2], p.layer.KeyDim, p.layer.ValueDim)
+	states.Where = v.Where
 	p.delta.StateIn, p.delta.StateOut = states, states
 	return p.dev.GatedDeltaSizes(&p.delta)
 }
 
-// channels is the features of q|k|v.
-func (l Layer) channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l.ValueDim }
+// setRuleArgs sets the arguments of the device's operation on a segment, without states, Saved and
+// Workspace. Out stands for a tensor of its shape.
+func (p *Plan) setRuleArgs(x *segment) {
+	l, f := &p.layer, &p.call.buffers
+	p.delta = device.GatedDelta{Q: x.view(f.q), K: x.view(f.k), V: x.view(f.v), Out: x.view(f.v), G: x.view(f.g), Beta: x.view(f.beta),
+		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk}
+}
 
-// Reserve has the communicator make, before the first step, what it needs beside tensors for
-// batches of at most these extents.
+// Reserve makes the communicator allocate, before the first step, the memory that it needs for
+// batches of at most batch sequences of seq tokens. Collective.
 func (p *Plan) Reserve(batch, seq int64) error {
-	c, err := p.anyCut(batch, seq)
+	l, err := p.largestLayout(batch, seq)
 	if err != nil {
 		return err
 	}
 	var most int64
-	for _, kind := range []call{{}, {backward: true}, {layer: true}, {layer: true, backward: true}} {
-		most = max(most, p.method.scratch(c, kind, device.DeltaSizes{}))
+	for _, kind := range []callKind{{}, {backward: true}, {layer: true}, {layer: true, backward: true}} {
+		most = max(most, p.method.scratchBytes(l, kind, device.DeltaSizes{}))
 	}
 	return comm.Reserve(p.comm, 1, most)
 }

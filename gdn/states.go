@@ -8,394 +8,421 @@ import (
 	"ulysses/tensor"
 )
 
-// stateMethod leaves tokens on their ranks. Each rank computes what its slice of a document does to
-// a recurrent state, the chain brings the state before its first token to each rank, and each
-// starts from there.
+// stateMethod leaves tokens on their ranks. Each rank computes the map of its part of a document:
+// the state after it as a function of the state before it. The chain sends maps, so that each rank
+// gets the state before its first token, and the rule starts from this state.
 type stateMethod struct {
-	*Plan
-	scan  bool // states travel by a prefix scan
-	chain chain
-	halo  sp.Halo // of the convolution
-	// allocator without memory, of inputs that are not kept
-	shapes device.Allocator
+	*base
+	chain   chain
+	buffers stateBuffers
+	halo    sp.Halo // of the convolution
+	// documents whose states the current call has written to buffers.docs.out; backward, the first
+	// document whose gradient it has written to buffers.docs.din
+	written        int64
+	counts         []int64          // elements of each rank in gatherDocs
+	shapes         device.Allocator // allocator without memory, of inputs that are not kept
+	deltaState     device.DeltaState
+	deltaStateGrad device.DeltaStateGrad
 }
 
-// newStateMethod chooses the form of the chain by the bytes of all ranks for a document over the
-// ranks of a line.
-func newStateMethod(p *Plan, l *line) *stateMethod {
-	m := &stateMethod{Plan: p, chain: chain{send: make([]int64, p.size), recv: make([]int64, p.size)}}
-	var gather, scan int64
-	for at := range int64(len(l.ranks)) {
-		gather += m.chainSent(l, at, false, false)
-		scan += m.chainSent(l, at, true, false)
-	}
-	m.scan = gather >= 2*scan && scan > 0
-	return m
+// stateBuffers are the recurrent states of the sequences of a call on this rank.
+type stateBuffers struct {
+	// kept for the backward pass: the state before the first token, if its document began on
+	// another rank [B, Hv, Dk, Dv]; the transition matrix of the rank's tokens, if one document has
+	// them all [B, Hv, Dk, Dk]
+	state, transition tensor.Tensor
+
+	own      tensor.Tensor // [B, Hv, Dk, Dv]: e of the map that this rank sends
+	incoming tensor.Tensor // [B, Hv, Dk, Dv]: the gradient of the state after the last token
+	// [Hv, Dk, Dv] and [Hv, Dk, Dk]: the map of a document that ends on this rank and has a
+	// gradient of its final state
+	endState, endTransition tensor.Tensor
 }
 
-func (p *stateMethod) headRange(int64) (lo, hi, keyLo, keyHi int64) {
-	return 0, p.layer.ValueHeads, 0, p.layer.KeyHeads
+func newStateMethod(p *base, t *tokenShards) *stateMethod {
+	return &stateMethod{base: p, chain: newChain(p, t), counts: make([]int64, p.size)}
 }
 
-func (p *stateMethod) fillCut(c *cut) {
-	l := &c.line
-	c.n, c.at, c.depth = c.batch.Rows(), l.placeOf(p.rank), l.depth()
-	if c.n == 0 {
+func (m *stateMethod) heads(int64) headRange { return m.layer.allHeads() }
+
+// divide makes a segment of each sequence.
+func (m *stateMethod) divide(l *layout) {
+	t := &l.shards
+	l.tokens, l.position, l.maxSources = l.batch.Rows(), t.positionOfRank(m.rank), t.maxSources()
+	if l.tokens == 0 {
 		return
 	}
-	for i := range l.batch {
-		x := piece{row: i, stretch: l.stretch(i, c.at)}
-		start := len(c.marks)
-		c.marks = append(c.marks, 0)
+	for i := range t.batch {
+		x := t.segment(i, l.position)
+		start := len(l.offsets)
+		l.offsets = append(l.offsets, 0)
 		for d := x.doc; d < x.doc+x.docs; d++ {
-			c.marks = append(c.marks, min(l.cu[d+1]-i*l.seq, l.end[c.at])-l.first[c.at])
+			l.offsets = append(l.offsets, min(t.cu[d+1]-i*t.seq, t.end[l.position])-t.first[l.position])
 		}
-		x.cu = c.marks[start:len(c.marks):len(c.marks)] // stays where it is if marks grows
-		c.pieces = append(c.pieces, x)
-		c.most = max(c.most, x.docs)
-		_, n := l.within(i, c.at, true)
-		c.starts += n
-		_, n = l.within(i, c.at, false)
-		c.ends += n
+		x.cu = l.offsets[start:len(l.offsets):len(l.offsets)] // stays valid when offsets grows
+		l.segments = append(l.segments, x)
+		l.maxDocs = max(l.maxDocs, x.docs)
+		_, n := t.documentsAt(i, l.position, true)
+		l.starts += n
+		_, n = t.documentsAt(i, l.position, false)
+		l.ends += n
 	}
 }
 
-// layInputs: a forward call that keeps nothing reads the caller's tensors, of which only the shapes
-// are laid out.
-func (p *stateMethod) layInputs(kind call, keep *device.Allocator) *device.Allocator {
-	if kind.keep {
-		return keep
+func (m *stateMethod) allocate(c *call) {
+	l, n := &m.layer, m.localSizes(c.layout, m.layer.allHeads())
+	f, x, keep, ws := &c.buffers, &m.buffers, c.kept(), &c.workspace
+	states := func(a *device.Allocator, last int64) tensor.Tensor {
+		return a.Take(tensor.F32, n.batch, l.ValueHeads, l.KeyDim, last)
 	}
-	p.shapes = device.Allocator{Align: p.align}
-	return &p.shapes
+	*x = stateBuffers{}
+	inputs := keep
+	if !c.keep { // the call reads the caller's tensors; only shapes are needed
+		m.shapes = device.Allocator{Align: m.align}
+		inputs = &m.shapes
+	}
+	m.allocateInputs(c, n, inputs)
+	if c.layer && l.ConvWidth > 1 {
+		f.halo = keep.Take(l.DType, n.batch, l.ConvWidth-1, n.channels)
+	}
+	chained := m.size > 1 && c.layout.tokens > 0
+	if chained {
+		x.state, x.transition = states(keep, l.ValueDim), states(keep, l.KeyDim)
+		x.own = states(ws, l.ValueDim)
+	}
+	if c.backward && c.layer {
+		m.allocateConvGrads(c, n)
+	}
+	if c.backward && chained {
+		x.incoming = states(ws, l.ValueDim)
+	}
+	if c.backward && c.layer && l.ConvWidth > 1 {
+		f.dhalo = ws.Take(l.DType, n.batch, l.ConvWidth-1, n.channels)
+	}
+	if c.withStates && m.size > 1 {
+		x.endState = ws.Take(tensor.F32, l.ValueHeads, l.KeyDim, l.ValueDim)
+		x.endTransition = ws.Take(tensor.F32, l.ValueHeads, l.KeyDim, l.KeyDim)
+		// One more document at the end, or backward at the beginning: the state of a document that
+		// continues on another rank is written there and not used.
+		m.allocateDocs(c, l.ValueHeads, c.layout.maxDocs, c.layout.maxDocs, c.layout.starts+1, c.layout.ends+1)
+	}
 }
 
-func (p *stateMethod) layForward(f *frame, c *cut, kind call, keep, ws *device.Allocator) {
-	l, batch, x := p.layer, c.line.batch, &f.chain
-	if kind.layer && l.ConvWidth > 1 {
-		x.before = keep.Take(l.DType, batch, l.ConvWidth-1, l.channels())
-	}
-	if p.size > 1 && c.n > 0 {
-		x.state, x.transition = keep.Take(tensor.F32, batch, l.ValueHeads, l.KeyDim, l.ValueDim), keep.Take(tensor.F32, batch, l.ValueHeads, l.KeyDim, l.KeyDim)
-		x.own = ws.Take(tensor.F32, batch, l.ValueHeads, l.KeyDim, l.ValueDim)
-	}
+func (m *stateMethod) scratchBytes(l *layout, kind callKind, rule device.DeltaSizes) int64 {
+	return max(rule.State, m.chain.scratchBytes(l, kind.backward), m.haloBytes(l, kind))
 }
 
-func (p *stateMethod) layBackward(f *frame, c *cut, kind call, ws *device.Allocator) {
-	l, batch, x := p.layer, c.line.batch, &f.chain
-	if p.size > 1 && c.n > 0 {
-		x.incoming = ws.Take(tensor.F32, batch, l.ValueHeads, l.KeyDim, l.ValueDim)
+// haloBytes is the memory of the convolution's halo: W−1 tokens are received; tokens are sent to
+// the following ranks that begin less than W tokens later, most if these ranks have one token each.
+func (m *stateMethod) haloBytes(l *layout, kind callKind) int64 {
+	width := m.layer.ConvWidth
+	if !kind.layer || width < 2 {
+		return 0
 	}
-	if kind.layer && l.ConvWidth > 1 {
-		x.dbefore = ws.Take(l.DType, batch, l.ConvWidth-1, l.channels())
+	tokens := width - 1
+	for d := int64(1); d < min(width, m.size); d++ {
+		tokens += min(l.tokens, width-d)
 	}
+	return tokens * m.layer.channels() * l.shards.batch * m.layer.DType.Size()
 }
 
-// layDocs: a rank has all heads of its documents, and one more document at the end or the
-// beginning, for the state of a document that goes on, which is written and not used.
-func (p *stateMethod) layDocs(f *frame, c *cut, ws *device.Allocator) (in, out, starts, ends int64) {
-	l := p.layer
-	f.chain.spareState = ws.Take(tensor.F32, l.ValueHeads, l.KeyDim, l.ValueDim)
-	f.chain.spareTransition = ws.Take(tensor.F32, l.ValueHeads, l.KeyDim, l.KeyDim)
-	return c.most, c.most, c.starts + 1, c.ends + 1
-}
-
-func (p *stateMethod) scratch(c *cut, kind call, most device.DeltaSizes) int64 {
-	return max(most.State, p.chainBytes(c, kind.backward), p.haloBytes(c, kind))
-}
-
-func (p *stateMethod) sent(c *cut, rank int64, kind call) int64 {
-	l := p.layer
-	bytes := p.chainSent(&c.line, c.line.placeOf(rank), p.scan, kind.backward) * tensor.F32.Size()
-	if kind.layer && l.ConvWidth > 1 {
-		send, recv := c.batch.HaloElements(int(rank), l.ConvWidth-1, l.channels())
+func (m *stateMethod) bytesSent(l *layout, rank int64, kind callKind) int64 {
+	if kind.recompute {
+		return 0 // the incoming state is saved
+	}
+	bytes := m.chain.elementsSent(&l.shards, l.shards.positionOfRank(rank), m.chain.scan, kind.backward) * tensor.F32.Size()
+	if kind.layer && m.layer.ConvWidth > 1 {
+		send, recv := l.batch.HaloElements(int(rank), m.layer.ConvWidth-1, m.layer.channels())
 		if kind.backward {
 			send = recv
 		}
-		bytes += send * l.DType.Size()
+		bytes += send * m.layer.DType.Size()
 	}
 	return bytes
 }
 
-// recomputeSent: the state that came is kept.
-func (p *stateMethod) recomputeSent(*sp.Batch) int64 { return 0 }
-
-func (p *stateMethod) docSent(c *cut) int64 {
-	if c.n == 0 {
-		return 0
+func (m *stateMethod) describe(sent int64) (details, traffic string) {
+	if m.chain.scan {
+		details = " (prefix scan)"
 	}
-	e, _ := p.elements()
-	return (p.size - 1) * e * tensor.F32.Size()
+	return details, fmt.Sprintf("%d bytes per document that all ranks share", sent)
 }
 
-func (p *stateMethod) describe() string {
-	if p.scan {
-		return " (prefix scan)"
+// enter copies inputs that are kept, and receives the tokens before this rank's first that the
+// convolution reads.
+func (m *stateMethod) enter(c *call) error {
+	f := &c.buffers
+	switch {
+	case !c.backward:
+		f.out = c.out()
+		if c.recompute {
+			return nil
+		}
+	case c.layer:
+		g := &c.layerGrads
+		f.dout, f.da, f.db, f.dx = g.DOut, g.DA, g.DB, g.DQKV
+		return nil
+	default:
+		g := &c.grads
+		f.dout, f.dq, f.dk, f.dv, f.dg, f.dbeta = g.DOut, g.DQ, g.DK, g.DV, g.DG, g.DBeta
+		return nil
 	}
-	return ""
-}
-
-func (p *stateMethod) describeSent(all int64) string {
-	return fmt.Sprintf("sends %d bytes a document over all ranks", all)
-}
-
-func (p *stateMethod) enter(s device.Stream, _ *cut, f *frame, a *Args, kind call, _ tensor.Tensor) error {
-	if !kind.keep {
+	if c.layer {
+		return m.enterLayer(c)
+	}
+	a := &c.args
+	if !c.keep {
 		f.q, f.k, f.v, f.g, f.beta = a.Q, a.K, a.V, a.G, a.Beta
 		return nil
 	}
 	for _, t := range [...][2]tensor.Tensor{{f.q, a.Q}, {f.k, a.K}, {f.v, a.V}, {f.g, a.G}, {f.beta, a.Beta}} {
-		if err := p.keep(s, t[0], t[1]); err != nil {
+		if err := m.copyTokens(c.stream, t[0], t[1]); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// keep copies a caller's tensor for the backward pass.
-func (p *stateMethod) keep(s device.Stream, to, from tensor.Tensor) error {
-	if to.Numel() == 0 {
-		return nil
-	}
-	return p.dev.Copy(s, to, from)
-}
-
-func (p *stateMethod) enterGrads(_ device.Stream, _ *cut, f *frame, g *Grads, _ tensor.Tensor) error {
-	f.dout, f.dq, f.dk, f.dv, f.dg, f.dbeta = g.DOut, g.DQ, g.DK, g.DV, g.DG, g.DBeta
-	return nil
-}
-
-func (p *stateMethod) leaveGrads(device.Stream, *cut, *frame, *Grads, tensor.Tensor) error {
-	return nil
-}
-
-// enterLayer also brings the rows before this rank's first, which the convolution reads.
-func (p *stateMethod) enterLayer(s device.Stream, c *cut, f *frame, a *LayerArgs, kind call, scratch tensor.Tensor) error {
-	if !kind.keep {
+func (m *stateMethod) enterLayer(c *call) error {
+	f, a := &c.buffers, &c.layerArgs
+	if !c.keep {
 		f.x, f.a, f.b = a.QKV, a.A, a.B
 	} else {
 		for _, t := range [...][2]tensor.Tensor{{f.x, a.QKV}, {f.a, a.A}, {f.b, a.B}} {
-			if err := p.keep(s, t[0], t[1]); err != nil {
+			if err := m.copyTokens(c.stream, t[0], t[1]); err != nil {
 				return err
 			}
 		}
 	}
-	if h := p.haloOf(f.x, f.chain.before, scratch); h != nil {
-		return h.Forward(p.dev, p.comm, s, c.batch)
+	if h := m.haloOf(f.x, f.halo, c.scratch); h != nil {
+		return h.Forward(m.dev, m.comm, c.stream, c.layout.batch)
 	}
 	return nil
 }
 
-func (p *stateMethod) enterLayerGrads(_ device.Stream, _ *cut, f *frame, g *LayerGrads, _ tensor.Tensor) error {
-	f.dout, f.da, f.db, f.dx = g.DOut, g.DA, g.DB, g.DQKV
-	return nil
-}
-
-func (p *stateMethod) leaveLayerGrads(s device.Stream, c *cut, f *frame, g *LayerGrads, scratch tensor.Tensor) error {
-	if h := p.haloOf(g.DQKV, f.chain.dbefore, scratch); h != nil {
-		return h.Backward(p.dev, p.comm, s, c.batch)
-	}
-	return nil
-}
-
-// haloOf is the rows across the cut of a call with State; nil where the convolution does not look
-// at any.
-func (p *stateMethod) haloOf(x, rows, wire tensor.Tensor) *sp.Halo {
-	if p.size == 1 || p.layer.ConvWidth < 2 {
+// haloOf returns the communication of the tokens before this rank's first; nil if the convolution
+// reads none.
+func (m *stateMethod) haloOf(x, halo, scratch tensor.Tensor) *sp.Halo {
+	if m.size == 1 || m.layer.ConvWidth < 2 {
 		return nil
 	}
-	h := &p.halo
-	h.N, h.X, h.Rows, h.Workspace = p.layer.ConvWidth-1, x, rows, wire
+	h := &m.halo
+	h.N, h.X, h.Rows, h.Workspace = m.layer.ConvWidth-1, x, halo, scratch
 	return h
 }
 
-func (p *stateMethod) beginOutput(_ device.Stream, f *frame, out tensor.Tensor, _ *states) error {
-	f.out = out
+func (m *stateMethod) leave(c *call) error {
+	if !c.backward || !c.layer {
+		return nil // the device's operations wrote the caller's tensors
+	}
+	if h := m.haloOf(c.layerGrads.DQKV, c.buffers.dhalo, c.scratch); h != nil {
+		return h.Backward(m.dev, m.comm, c.stream, c.layout.batch)
+	}
 	return nil
 }
 
-func (p *stateMethod) endOutput(device.Stream, *cut, *frame, tensor.Tensor, tensor.Tensor) error {
-	return nil
-}
-
-func (p *stateMethod) perHead() bool { return false }
-
-// sumUp has each rank whose last document goes on send what its stretch of it does to a state, and
-// fills f.chain.state where one comes in. Collective with State; with Heads there is nothing to do.
-func (p *stateMethod) pass(s device.Stream, c *cut, f *frame, scratch tensor.Tensor, x *states) error {
-	if p.size == 1 {
+// passStates computes the maps of this rank's segments and fills buffers.state, or backward
+// buffers.incoming, for the segments that receive a state.
+func (m *stateMethod) passStates(c *call) error {
+	m.written = 0
+	if c.backward { // gradients are written from the end on
+		m.written = c.layout.starts + 1
+	}
+	if m.size == 1 || c.recompute { // the incoming state is saved
 		return nil
 	}
-	for i := range c.pieces {
-		piece := &c.pieces[i]
-		if piece.down == 0 {
+	into := m.buffers.state
+	if c.backward {
+		into = m.buffers.incoming
+	}
+	for i := range c.layout.segments {
+		x := &c.layout.segments[i]
+		var err error
+		if _, targets := x.peers(c.backward); targets == 0 {
 			continue
 		}
-		last := piece.docs - 1
-		e, m := f.chain.own.Select(0, piece.row), f.chain.transition.Select(0, piece.row)
-		starts := !piece.passes() && !x.in.IsNil()
-		wanted := m
-		if !piece.passes() && !starts {
-			wanted = tensor.Tensor{}
+		if c.backward {
+			err = m.computeGradMap(c, x)
+		} else {
+			err = m.computeMap(c, x)
 		}
-		if err := p.stretchState(s, f, piece, last, e, wanted, scratch); err != nil {
+		if err != nil {
 			return err
 		}
-		if starts {
-			if err := p.apply(s, m, x.in.Select(0, piece.doc+last), e, e, false); err != nil {
-				return err
-			}
-		}
 	}
-	return p.chainPass(s, c, scratch, f.chain.own, f.chain.transition, f.chain.state, false)
+	if c.layout.maxSources == 0 {
+		return nil // no rank sends a state
+	}
+	m.chain.begin(transfer{stream: c.stream, layout: c.layout, scratch: c.scratch, backward: c.backward,
+		own: m.buffers.own, transition: m.buffers.transition, into: into})
+	if m.chain.scan {
+		return m.chain.scanStates()
+	}
+	return m.chain.gatherStates()
 }
 
-// stretchState is what a piece's tokens of one of its documents do to a state.
-func (p *stateMethod) stretchState(s device.Stream, f *frame, x *piece, doc int64, e, m, scratch tensor.Tensor) error {
-	l := &p.layer
+// computeMap computes the map of a segment's last document, which continues on the next rank. If
+// the document starts in the segment from a state that the caller gave, the map is the state after
+// it.
+func (m *stateMethod) computeMap(c *call, x *segment) error {
+	last := x.docs - 1
+	e, transition := m.buffers.own.Select(0, x.sequence), m.buffers.transition.Select(0, x.sequence)
+	given := !x.interior() && !c.states.in.IsNil()
+	if !x.interior() && !given {
+		transition = tensor.Tensor{}
+	}
+	if err := m.computeState(c, x, last, e, transition); err != nil || !given {
+		return err
+	}
+	return m.chain.multiply(c.stream, transition, c.states.in.Select(0, x.doc+last), e, e, false)
+}
+
+// computeState computes the map of the segment's tokens of one of its documents.
+func (m *stateMethod) computeState(c *call, x *segment, doc int64, e, transition tensor.Tensor) error {
+	l, f := &m.layer, &c.buffers
 	lo, hi := x.cu[doc], x.cu[doc+1]
-	p.deltaState = device.DeltaState{K: of(f.k, x).Slice(0, lo, hi), V: of(f.v, x).Slice(0, lo, hi), G: of(f.g, x).Slice(0, lo, hi),
-		Beta: of(f.beta, x).Slice(0, lo, hi), KeyHead: p.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, State: e, Transition: m, Workspace: scratch}
-	return p.dev.DeltaState(s, &p.deltaState)
+	m.deltaState = device.DeltaState{
+		K: x.view(f.k).Slice(0, lo, hi), V: x.view(f.v).Slice(0, lo, hi),
+		G: x.view(f.g).Slice(0, lo, hi), Beta: x.view(f.beta).Slice(0, lo, hi),
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, State: e, Transition: transition, Workspace: c.scratch,
+	}
+	return m.dev.DeltaState(c.stream, &m.deltaState)
 }
 
-// sumUpGradient is sumUp the other way: each rank whose first document began before it sends what
-// its stretch does to a gradient, and f.chain.incoming is filled where one comes in.
-func (p *stateMethod) passGrad(s device.Stream, c *cut, f *frame, scratch tensor.Tensor, x *states) error {
-	if p.size == 1 {
-		return nil
+// computeGradMap computes the map of the gradient of the state after a segment's first document,
+// which began on another rank, to the gradient of the state before the segment. The transition
+// matrix of the forward pass is saved.
+func (m *stateMethod) computeGradMap(c *call, x *segment) error {
+	l, f := &m.layer, &c.buffers
+	e, hi := m.buffers.own.Select(0, x.sequence), x.cu[1]
+	m.deltaStateGrad = device.DeltaStateGrad{
+		Q: x.view(f.q).Slice(0, 0, hi), K: x.view(f.k).Slice(0, 0, hi),
+		G: x.view(f.g).Slice(0, 0, hi), Beta: x.view(f.beta).Slice(0, 0, hi), DOut: x.view(f.dout).Slice(0, 0, hi),
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, DState: e, Workspace: c.scratch,
 	}
-	l := &p.layer
-	for i := range c.pieces {
-		piece := &c.pieces[i]
-		if piece.up == 0 {
-			continue
-		}
-		e, hi := f.chain.own.Select(0, piece.row), piece.cu[1]
-		p.deltaStateGrad = device.DeltaStateGrad{Q: of(f.q, piece).Slice(0, 0, hi), K: of(f.k, piece).Slice(0, 0, hi), G: of(f.g, piece).Slice(0, 0, hi),
-			Beta: of(f.beta, piece).Slice(0, 0, hi), DOut: of(f.dout, piece).Slice(0, 0, hi), KeyHead: p.keyHead, L2Norm: l.L2Norm,
-			Scale: l.Scale, Chunk: l.Chunk, DState: e, Workspace: scratch}
-		if err := p.dev.DeltaStateGrad(s, &p.deltaStateGrad); err != nil {
-			return err
-		}
-		if piece.passes() || x.dout.IsNil() {
-			continue
-		}
-		// The document ends here, with a gradient of its own: that passes the stretch too.
-		if err := p.stretchState(s, f, piece, 0, f.chain.spareState, f.chain.spareTransition, scratch); err != nil {
-			return err
-		}
-		if err := p.apply(s, f.chain.spareTransition, x.dout.Select(0, piece.doc), e, e, true); err != nil {
-			return err
-		}
+	if err := m.dev.DeltaStateGrad(c.stream, &m.deltaStateGrad); err != nil || x.interior() || c.states.dout.IsNil() {
+		return err
 	}
-	return p.chainPass(s, c, scratch, f.chain.own, f.chain.transition, f.chain.incoming, true)
+	// The document ends here, and the caller gave a gradient of its final state.
+	if err := m.computeState(c, x, 0, m.buffers.endState, m.buffers.endTransition); err != nil {
+		return err
+	}
+	return m.chain.multiply(c.stream, m.buffers.endTransition, c.states.dout.Select(0, x.doc), e, e, true)
 }
 
-// stateBefore returns the caller's states, but for a document that began on another rank.
-func (p *stateMethod) stateBefore(s device.Stream, f *frame, x *piece, in tensor.Tensor) (tensor.Tensor, error) {
+func (m *stateMethod) segmentStates(c *call, x *segment) (s documentStates, err error) {
+	if s.in, err = m.statesBefore(c, x); err != nil {
+		return s, err
+	}
+	if !c.backward {
+		if !c.states.out.IsNil() {
+			s.out = m.statesAfter(c, x)
+		}
+		return s, nil
+	}
+	if s.dout, err = m.gradsAfter(c, x); err == nil && !c.states.din.IsNil() {
+		s.din = m.gradsBefore(c, x)
+	}
+	return s, err
+}
+
+// statesBefore returns the states before a segment's documents: the caller's, and the state that
+// was received for a document that began on another rank.
+func (m *stateMethod) statesBefore(c *call, x *segment) (tensor.Tensor, error) {
+	in := c.states.in
 	switch {
-	case x.up == 0 && in.IsNil():
+	case x.before == 0 && in.IsNil():
 		return in, nil
-	case x.up == 0:
+	case x.before == 0:
 		return in.Slice(0, x.doc, x.doc+x.docs), nil
 	case in.IsNil() || x.docs == 1:
-		return f.chain.state.Slice(0, x.row, x.row+1), nil
+		return m.buffers.state.Slice(0, x.sequence, x.sequence+1), nil
 	}
-	to := f.docs.in.Slice(0, 0, x.docs)
-	if err := p.dev.Copy(s, to.Select(0, 0), f.chain.state.Select(0, x.row)); err != nil {
+	to := c.buffers.docs.in.Slice(0, 0, x.docs)
+	if err := m.dev.Copy(c.stream, to.Select(0, 0), m.buffers.state.Select(0, x.sequence)); err != nil {
 		return to, err
 	}
-	return to, p.dev.Copy(s, to.Slice(0, 1, x.docs), in.Slice(0, x.doc+1, x.doc+x.docs))
+	return to, m.dev.Copy(c.stream, to.Slice(0, 1, x.docs), in.Slice(0, x.doc+1, x.doc+x.docs))
 }
 
-// gradBehind is the gradients of the states behind a piece's documents: the caller's, but for a
-// document that goes on at another rank.
-func (p *stateMethod) gradBehind(s device.Stream, f *frame, x *piece, dout tensor.Tensor) (tensor.Tensor, error) {
+// gradsAfter returns the gradients of the states after a segment's documents: the caller's, and the
+// gradient that was received for a document that ends on another rank.
+func (m *stateMethod) gradsAfter(c *call, x *segment) (tensor.Tensor, error) {
+	dout := c.states.dout
 	switch {
-	case x.down == 0 && dout.IsNil():
+	case x.after == 0 && dout.IsNil():
 		return dout, nil
-	case x.down == 0:
+	case x.after == 0:
 		return dout.Slice(0, x.doc, x.doc+x.docs), nil
 	case dout.IsNil() || x.docs == 1:
-		return f.chain.incoming.Slice(0, x.row, x.row+1), nil
+		return m.buffers.incoming.Slice(0, x.sequence, x.sequence+1), nil
 	}
-	to, last := f.docs.dout.Slice(0, 0, x.docs), x.docs-1
-	if err := p.dev.Copy(s, to.Slice(0, 0, last), dout.Slice(0, x.doc, x.doc+last)); err != nil {
+	to, last := c.buffers.docs.dout.Slice(0, 0, x.docs), x.docs-1
+	if err := m.dev.Copy(c.stream, to.Slice(0, 0, last), dout.Slice(0, x.doc, x.doc+last)); err != nil {
 		return to, err
 	}
-	return to, p.dev.Copy(s, to.Select(0, last), f.chain.incoming.Select(0, x.row))
+	return to, m.dev.Copy(c.stream, to.Select(0, last), m.buffers.incoming.Select(0, x.sequence))
 }
 
-// stateBehind is where the states behind a piece's documents are written, at documents being there
-// already. The last is not wanted where its document goes on: the next piece writes over it.
-func (p *stateMethod) stateBehind(f *frame, x *piece, out tensor.Tensor, at *int64) tensor.Tensor {
-	if p.size == 1 {
-		return out.Slice(0, x.doc, x.doc+x.docs)
+// statesAfter returns the memory for the states after a segment's documents. The state of a
+// document that ends on another rank is not used: the next segment overwrites it.
+func (m *stateMethod) statesAfter(c *call, x *segment) tensor.Tensor {
+	if m.size == 1 {
+		return c.states.out.Slice(0, x.doc, x.doc+x.docs)
 	}
-	to := f.docs.out.Slice(0, *at, *at+x.docs)
-	if *at += x.docs; x.down > 0 {
-		*at--
+	to := c.buffers.docs.out.Slice(0, m.written, m.written+x.docs)
+	if m.written += x.docs; x.after > 0 {
+		m.written--
 	}
 	return to
 }
 
-// gradBefore is the mirror image for the gradients of the states before a piece's documents, which
-// are written from the end on.
-func (p *stateMethod) gradBefore(f *frame, x *piece, din tensor.Tensor, at *int64) tensor.Tensor {
-	if p.size == 1 {
-		return din.Slice(0, x.doc, x.doc+x.docs)
+// gradsBefore returns the memory for the gradients of the states before a segment's documents, from
+// the end on. The gradient of a document that began on another rank is overwritten in the same way.
+func (m *stateMethod) gradsBefore(c *call, x *segment) tensor.Tensor {
+	if m.size == 1 {
+		return c.states.din.Slice(0, x.doc, x.doc+x.docs)
 	}
-	to := f.docs.din.Slice(0, *at-x.docs, *at)
-	if *at -= x.docs; x.up > 0 {
-		*at++
+	to := c.buffers.docs.din.Slice(0, m.written-x.docs, m.written)
+	if m.written -= x.docs; x.before > 0 {
+		m.written++
 	}
 	return to
 }
 
-func (p *stateMethod) docElements(c *cut, rows []int64, local tensor.Tensor, starts bool) tensor.Tensor {
-	l := p.layer
-	each := l.ValueHeads * l.KeyDim * l.ValueDim
-	for at, r := range c.line.ranks {
-		for i := range c.line.batch {
-			_, n := c.line.within(i, int64(at), starts)
-			rows[r] += n * each
+func (m *stateMethod) gatherDocs(c *call, local, to tensor.Tensor, starts bool) error {
+	if m.size == 1 {
+		return nil // the device's operation wrote the caller's tensor
+	}
+	t, each := &c.layout.shards, m.layer.ValueHeads*m.layer.KeyDim*m.layer.ValueDim
+	clear(m.counts)
+	for position, r := range t.ranks {
+		for i := range t.batch {
+			_, n := t.documentsAt(i, int64(position), starts)
+			m.counts[r] += n * each
 		}
 	}
-	if starts { // behind the one that is not used
+	local = local.Flatten(0, 3)
+	if starts { // after the gradient that is not used
 		local = local.Slice(0, each, local.Shape[0])
 	}
-	return local
-}
-
-func (p *stateMethod) scatterDocs(s device.Stream, c *cut, gathered, to tensor.Tensor, starts bool) error {
+	gathered := c.buffers.gathered
+	if err := m.comm.AllGather(c.stream, gathered, local.Slice(0, 0, m.counts[m.rank]), m.counts); err != nil {
+		return err
+	}
 	at := int64(0)
-	for place := range c.line.ranks {
-		for i := range c.line.batch {
-			first, docs := c.line.within(i, int64(place), starts)
+	for position := range t.ranks {
+		for i := range t.batch {
+			first, docs := t.documentsAt(i, int64(position), starts)
 			if docs == 0 {
 				continue
 			}
-			from := p.statesAt(gathered, at, docs, p.layer.ValueHeads)
-			if err := p.dev.Copy(s, to.Slice(0, first, first+docs), from); err != nil {
+			from := m.statesAt(gathered, at, docs, m.layer.ValueHeads)
+			if err := m.dev.Copy(c.stream, to.Slice(0, first, first+docs), from); err != nil {
 				return err
 			}
 			at += from.Numel()
 		}
 	}
 	return nil
-}
-
-// haloBytes is the wire of the convolution's halo: W−1 rows come; n rows go to the ranks behind
-// that begin less than W rows after them, which are most where those have a row each.
-func (p *stateMethod) haloBytes(c *cut, kind call) int64 {
-	l := p.layer
-	if !kind.layer || l.ConvWidth < 2 {
-		return 0
-	}
-	rows := l.ConvWidth - 1
-	for d := int64(1); d < min(l.ConvWidth, p.size); d++ {
-		rows += min(c.n, l.ConvWidth-d)
-	}
-	return rows * l.channels() * c.line.batch * l.DType.Size()
 }

@@ -95,7 +95,7 @@ func TestHybridExample(t *testing.T) {
 	out := t.TempDir()
 	err := Run(Options{Path: "../examples/hybrid.toml", Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: io.Discard,
 		Sets: []string{"output.dir=" + out, "output.model=false", "data.sequence=256", "train.steps=12", "optimizer.warmup=4", "eval.split=0.0"}})
-	if err != nil || !strings.Contains(stdout.String(), "; auto, which is the lesser") {
+	if err != nil || !strings.Contains(stdout.String(), "; strategy auto: the smaller number") {
 		t.Fatal(err, stdout.String())
 	}
 	records := readMetrics(t, filepath.Join(out, "metrics.jsonl"))
