@@ -34,7 +34,7 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 }
 
 // Side is c for the calls on a stream beside the one that computes: the same account, the same
-// order of calls, and a lane of their own in a trace. It is not closed.
+// order of calls, and a track of their own in a trace. It is not closed.
 func Side(c Comm) Comm {
 	if k, ok := c.(*Counted); ok {
 		beside := *k
@@ -101,20 +101,20 @@ func (c *Counted) end(k call, err error) error {
 	return err
 }
 
-// span records a call in the lane of its stream.
+// span records a call in the track of its stream.
 func (c *Counted) span(k call, name string, began, ended time.Time) {
 	r := c.clock.Recorder()
 	if !r.On() || c.Size() == 1 {
 		return
 	}
-	lane := trace.Comm
+	track := trace.Comm
 	switch {
 	case k.control:
-		lane = trace.Control
+		track = trace.Control
 	case c.side:
-		lane = trace.Side
+		track = trace.CommStream
 	}
-	r.Add(trace.Span{Lane: lane, Name: name, Axis: c.axis, Bytes: k.bytes, Peers: c.Size() - 1}, began, ended)
+	r.Add(trace.Span{Track: track, Name: name, Axis: c.axis, Bytes: k.bytes, Peers: c.Size() - 1}, began, ended)
 }
 
 func (c *Counted) Rank() int    { return c.inner.Rank() }
@@ -204,7 +204,7 @@ func (r *countedRequest) Wait() error {
 		k.bytes = 0 // the start has them
 		c.span(k, "all-to-all, wait", k.began, now)
 		if rec := c.clock.Recorder(); rec.On() && c.Size() > 1 {
-			rec.Add(trace.Span{Lane: trace.Flights, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
+			rec.Add(trace.Span{Track: trace.InFlight, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
 		}
 		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds())
 	}

@@ -219,7 +219,7 @@ func TestResumeFaults(t *testing.T) {
 		{name: "a pipe", spoil: func(state string) error {
 			path := filepath.Join(state, "manifest.json")
 			return errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600))
-		}, code: status.IO, want: []string{"manifest.json is a named pipe, a regular file is needed"}},
+		}, code: status.IO, want: []string{"manifest.json is a named pipe; a regular file is needed"}},
 		{name: "another's name", spoil: func(state string) error {
 			return errors.Join(os.RemoveAll(state), os.CopyFS(state, os.DirFS(filepath.Join(filepath.Dir(state), "step-00000004"))))
 		}, code: status.InvalidConfig, want: []string{"its name says step 6, its manifest.json step 4"}},

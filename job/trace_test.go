@@ -81,7 +81,7 @@ func TestTrace(t *testing.T) {
 		if len(steps) != 2 || steps[0].Name != "step 2" || steps[1].Name != "step 3" {
 			t.Fatalf("rank %d: steps %+v", rank, steps)
 		}
-		for _, lane := range []trace.Lane{trace.Host, trace.Layers, trace.Comm, trace.Side, trace.Control} {
+		for _, lane := range []trace.Track{trace.Host, trace.Layers, trace.Comm, trace.CommStream, trace.Control} {
 			spans := lanes[[2]int{rank, int(lane) + 1}]
 			if len(spans) == 0 || names[fmt.Sprint(rank, " ", int(lane)+1)] == "" {
 				t.Errorf("rank %d: lane %d has %d spans and is called %q", rank, lane, len(spans), names[fmt.Sprint(rank, " ", int(lane)+1)])
@@ -97,8 +97,8 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d phases of attention", n)
 	}
 	// groups, and the tied table twice
-	if count(lanes, int(trace.Side), "world reduce-scatter") != 4*2*2*5 || count(lanes, int(trace.Comm), "world reduce-scatter") != 0 {
-		t.Errorf("%d sums of gradients on the side stream", count(lanes, int(trace.Side), "world reduce-scatter"))
+	if count(lanes, int(trace.CommStream), "world reduce-scatter") != 4*2*2*5 || count(lanes, int(trace.Comm), "world reduce-scatter") != 0 {
+		t.Errorf("%d sums of gradients on the side stream", count(lanes, int(trace.CommStream), "world reduce-scatter"))
 	}
 
 	// A run that takes none of the steps says so.

@@ -84,7 +84,7 @@ func (t *Trace) end() error {
 // span records a span that began at the given time and ends now.
 func (t *Trace) span(name string, number int64, began time.Time) {
 	if t != nil && t.Recorder.On() {
-		t.Recorder.Add(trace.Span{Lane: trace.Host, Name: name, Number: number}, began, time.Now())
+		t.Recorder.Add(trace.Span{Track: trace.Host, Name: name, Number: number}, began, time.Now())
 	}
 }
 
@@ -112,6 +112,6 @@ func (l *tracedWeights) Gather(group int, s device.Stream) error {
 
 func (l *tracedWeights) Release(group int, s device.Stream) error {
 	err := l.Weights.Release(group, s)
-	l.to.Add(trace.Span{Lane: trace.Layers, Name: l.groups[group].Name}, l.began[group], time.Now())
+	l.to.Add(trace.Span{Track: trace.Layers, Name: l.groups[group].Name}, l.began[group], time.Now())
 	return err
 }

@@ -73,8 +73,6 @@ var pending = []string{
 	"examples/c",
 	"examples/python",
 	"gdn",
-	"internal/outdir",
-	"internal/trace",
 	"job",
 	"job/file",
 	"job/init",

@@ -1,5 +1,6 @@
-// Package clock accounts for time by phase. Phases nest, and each gets only the time that no inner
-// phase took, so that the shares of a run add up to one.
+// Package clock measures the time of a rank by phase. Push enters a phase and Pop leaves it. Phases
+// nest, and a phase is charged only for the time outside of its inner phases, so the times of all
+// phases add up to the time of the run.
 package clock
 
 import (
@@ -8,14 +9,14 @@ import (
 	"ulysses/internal/trace"
 )
 
-// Phase is the account of one name.
+// Phase is the number of entries and the time of one phase, without its inner phases.
 type Phase struct {
 	Name    string
 	Calls   int64
 	Seconds float64
 }
 
-// Clock is one rank's account. A nil Clock counts nothing. It serves one goroutine.
+// Clock holds the phases of one rank. A nil Clock counts nothing. A Clock serves one goroutine.
 type Clock struct {
 	phases []Phase
 	index  map[string]int
@@ -26,21 +27,21 @@ type Clock struct {
 
 // entered is a phase that has not been left yet.
 type entered struct {
-	phase int
+	phase int // index in Clock.phases
 	at    time.Time
 }
 
-// New starts an empty account.
+// New returns a Clock without phases.
 func New() *Clock { return &Clock{index: map[string]int{}, stack: make([]entered, 0, 16)} }
 
-// Record has the phases recorded as spans, besides. nil ends it.
+// Record makes the clock also record each phase as a span of r. nil ends the recording.
 func (c *Clock) Record(r *trace.Recorder) {
 	if c != nil {
 		c.record = r
 	}
 }
 
-// Recorder is where phases are recorded; nil = nowhere.
+// Recorder returns the recorder that Record was given, or nil.
 func (c *Clock) Recorder() *trace.Recorder {
 	if c == nil {
 		return nil
@@ -48,7 +49,7 @@ func (c *Clock) Recorder() *trace.Recorder {
 	return c.record
 }
 
-// Current is the phase that was entered last and not left; "" where there is none.
+// Current returns the innermost open phase, or "" if no phase is open.
 func (c *Clock) Current() string {
 	if c == nil || len(c.stack) == 0 {
 		return ""
@@ -56,7 +57,7 @@ func (c *Clock) Current() string {
 	return c.phases[c.stack[len(c.stack)-1].phase].Name
 }
 
-// Push enters a phase, Pop leaves it.
+// Push enters a phase.
 func (c *Clock) Push(name string) {
 	if c == nil {
 		return
@@ -72,7 +73,7 @@ func (c *Clock) Push(name string) {
 	c.stack = append(c.stack, entered{i, now})
 }
 
-// Pop leaves the phase entered last.
+// Pop leaves the innermost phase. It panics if no phase is open.
 func (c *Clock) Pop() {
 	if c == nil {
 		return
@@ -81,10 +82,11 @@ func (c *Clock) Pop() {
 	last := c.stack[len(c.stack)-1]
 	c.stack = c.stack[:len(c.stack)-1]
 	if c.record.On() {
-		c.record.Add(trace.Span{Lane: trace.Host, Name: c.phases[last.phase].Name}, last.at, now)
+		c.record.Add(trace.Span{Track: trace.Host, Name: c.phases[last.phase].Name}, last.at, now)
 	}
 }
 
+// charge adds the time since the last call to the innermost phase, and returns the present time.
 func (c *Clock) charge() time.Time {
 	now := time.Now()
 	if n := len(c.stack); n > 0 {
@@ -94,7 +96,7 @@ func (c *Clock) charge() time.Time {
 	return now
 }
 
-// Phases is a copy of the account, in order of first entry.
+// Phases returns a copy of all phases, in the order of their first entry.
 func (c *Clock) Phases() []Phase {
 	if c == nil {
 		return nil

@@ -28,7 +28,7 @@ type KindError struct {
 }
 
 func (e *KindError) Error() string {
-	return fmt.Sprintf("%s is %s, a regular file is needed", Short(e.Path), kindOf(e.Mode))
+	return fmt.Sprintf("%s is %s; a regular file is needed", Short(e.Path), kindOf(e.Mode))
 }
 
 func kindOf(m fs.FileMode) string {
@@ -42,7 +42,7 @@ func kindOf(m fs.FileMode) string {
 	case m&fs.ModeDevice != 0:
 		return "a device"
 	}
-	return "no file"
+	return "a special file"
 }
 
 // Stat describes the regular file at a path without opening it. It returns a *KindError if the path
@@ -86,7 +86,7 @@ func Read(path string, limit int64) ([]byte, error) {
 	}
 	defer f.Close()
 	long := func(what string) error {
-		return fmt.Errorf("%s has %s bytes, at most %d are read: it is another kind of file", Short(path), what, limit)
+		return fmt.Errorf("%s has %s bytes, and at most %d are read; give a file of the right kind", Short(path), what, limit)
 	}
 	if size > limit {
 		return nil, long(fmt.Sprint(size))

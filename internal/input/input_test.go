@@ -47,7 +47,7 @@ func TestOnlyRegularFiles(t *testing.T) {
 	if text, err := Read(file, 5); err != nil || string(text) != "12345" {
 		t.Errorf("%q %v", text, err)
 	}
-	if _, err := Read(file, 4); err == nil || !strings.Contains(err.Error(), "has 5 bytes, at most 4 are read") {
+	if _, err := Read(file, 4); err == nil || !strings.Contains(err.Error(), "has 5 bytes, and at most 4 are read") {
 		t.Error(err)
 	}
 }

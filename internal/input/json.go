@@ -26,7 +26,7 @@ func shortened(err error) error {
 		if kind.Field != "" {
 			field = Short(kind.Field) + ": "
 		}
-		return fmt.Errorf("%sa JSON %s is where a %v is needed (at byte %d)", field, Short(kind.Value), kind.Type, kind.Offset)
+		return fmt.Errorf("%sa JSON %s at byte %d; a %v is needed", field, Short(kind.Value), kind.Offset, kind.Type)
 	}
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {

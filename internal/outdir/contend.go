@@ -39,7 +39,7 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 	free, last := locked || lockErr != nil, looked > settle
 	info, err := f.Stat()
 	if err != nil || !o.named(info) {
-		return !last, o.refuse(nil, "changes all the time")
+		return !last, o.refuse(nil, "is replaced again and again")
 	}
 	r := readRecord(f)
 	if r == nil { // half-written, or written by another program
@@ -50,7 +50,8 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 	}
 	state := r.seen(&o.self)
 	switch {
-	case r.Ended && free, locked && r.Locked && r.Boot != "" && r.Boot == o.self.Boot: // the kernel has released the owner's lock
+	case r.Ended && free:
+	case locked && r.Locked && r.Boot != "" && r.Boot == o.self.Boot: // the kernel released the owner's lock
 	case state == alive && !last, state == dying && looked < patience: // it may have been killed a moment ago
 		return true, nil
 	case state == alive, state == dying:
@@ -72,7 +73,7 @@ func (o *Owner) judge(f *os.File, looked time.Duration, wait func(string)) (retr
 // renewed waits for the time in which a live owner renews its file, and reports whether the owner
 // has renewed it.
 func (o *Owner) renewed(info fs.FileInfo, r *Record, wait func(string)) bool {
-	wait(fmt.Sprintf("output.dir: %s was in use by the %v, which cannot be looked at from here: waiting %v for a sign of life", o.dir, r, patience))
+	wait(fmt.Sprintf("output.dir: %s was in use by the %v, whose process cannot be seen from here; waiting %v for it to renew its file", o.dir, r, patience))
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(patience / 60) {
 		f, err := os.Open(o.path) // opening makes NFS fetch the server's attributes
 		if err != nil {

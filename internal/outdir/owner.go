@@ -121,7 +121,8 @@ func (o *Owner) create() (ours bool, err error) {
 			return true, nil
 		case statErr == nil || errors.Is(err, fs.ErrExist): // another process's file, which may be gone by now
 			err = nil
-		case errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS): // no hard links here
+		case errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.ENOTSUP) || errors.Is(err, syscall.ENOSYS):
+			// the file system has no hard links
 			f.Close()
 			return o.createPlain()
 		}

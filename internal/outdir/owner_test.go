@@ -244,10 +244,10 @@ func TestOtherHost(t *testing.T) {
 		}
 		dir := t.TempDir()
 		leave(t, dir, elsewhere)
-		told := ""
-		o, err := Take(dir, Self("train", "job.toml"), func(text string) { told = text })
-		if err != nil || !strings.Contains(told, "train job job.toml on node7 (process ") || !strings.Contains(told, "Slurm job 17") {
-			t.Fatalf("locks %v, silent: %v, %q", locks, err, told)
+		waited := ""
+		o, err := Take(dir, Self("train", "job.toml"), func(text string) { waited = text })
+		if err != nil || !strings.Contains(waited, "train job job.toml on node7 (process ") || !strings.Contains(waited, "Slurm job 17") {
+			t.Fatalf("locks %v, silent: %v, %q", locks, err, waited)
 		}
 		must(t, o.Release(true))
 
@@ -360,7 +360,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	if err := o.Release(true); err == nil {
-		t.Error("a folder that is gone was given up without an error")
+		t.Error("Release returned no error for a folder that was removed")
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 // Record names the process that owns a folder. It is the content of the file .owner.json in the
 // folder.
 type Record struct {
-	Token string `json:"token"` // drawn for each ownership
+	Token string `json:"token"` // a random text, new for each ownership
 	Host  string `json:"host"`
 	PID   int    `json:"pid"`
 	// start of the process, in clock ticks since boot; "" = unknown
@@ -24,8 +24,8 @@ type Record struct {
 	Namespace string    `json:"namespace,omitempty"` // of process IDs
 	SlurmJob  string    `json:"slurm_job,omitempty"`
 	Restarts  int       `json:"restarts,omitempty"` // how often Slurm has requeued the job
-	Kind      string    `json:"kind"`               // of the job
-	Job       string    `json:"job"`                // its file
+	Kind      string    `json:"kind"`               // of the job: train, eval, ...
+	Job       string    `json:"job"`                // path of the job file
 	Since     time.Time `json:"since"`
 	// the file system has locks, and the process holds one on the file
 	Locked bool `json:"locked"`
@@ -63,8 +63,8 @@ func process(pid int) (started string, state life) {
 	state = alive
 	if s := string(fields[0]); s == "Z" || s == "X" { // a zombie
 		state = dead
-	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 { // its memory is freed, its files are still open
-		state = dying
+	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 {
+		state = dying // its memory is freed, its files are still open
 	}
 	return string(fields[19]), state
 }

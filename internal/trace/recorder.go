@@ -1,76 +1,79 @@
-// Package trace records what a rank did between two moments and writes it in the Chrome trace event
-// format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open. The format: "Trace
-// Event Format", Google, 2016.
+// Package trace records the operations of a rank with their times and writes them in the Chrome
+// trace event format, which Perfetto (https://ui.perfetto.dev) and chrome://tracing open. The
+// format is defined in "Trace Event Format", Google, 2016.
+//
+// A rank makes a Recorder with New and adds a Span for each operation between Start and Stop. One
+// rank then writes Header, the Events of all ranks and Footer to a file.
 package trace
 
 import "time"
 
-// Lane is a row of a rank's picture. Spans of one lane nest or follow one another, but for those of
-// Flights, which may overlap.
-type Lane uint8
+// Track is one of the horizontal rows of a rank in the viewer. Spans of one track nest or follow
+// one another, except in InFlight, where they may overlap.
+type Track uint8
 
 const (
-	Host    Lane = iota // steps, passes and the phases of the clock
-	Layers              // stretches of work with a group of weights
-	Comm                // operations of a communicator that belong to the stream that computes
-	Side                // those on the stream beside it
-	Control             // those of the host: counts, sums of losses, flags, errors
-	Flights             // exchanges from their start to the end of their wait
-	lanes
+	Host       Track = iota // steps, passes and the phases of the clock
+	Layers                  // the use of one layer group's weights
+	Comm                    // communication on the compute stream
+	CommStream              // communication on the communication stream
+	Control                 // communication of host memory: counts, sums of losses, flags, errors
+	InFlight                // all-to-alls from their start to the end of their wait
+	tracks
 )
 
-// Span is one thing that was done. Strings are constants of the program or live as long as the
-// recorder: nothing is copied.
+// Span is one operation or phase with its time. Its strings are not copied; they are constants of
+// the program or live as long as the recorder.
 type Span struct {
-	Lane       Lane
+	Track      Track
 	Name       string
-	Axis       string        // of the mesh, for communication
-	Number     int64         // shown behind the name, if above 0: "step 12"
+	Axis       string        // axis of the mesh, for communication; otherwise ""
+	Number     int64         // shown after the name if above 0: "step 12"
 	Bytes      int64         // sent to other ranks, for communication
-	Peers      int           // ranks taken part beside this one
-	Begin, End time.Duration // since the recorder's base
+	Peers      int           // other ranks of the communicator, for communication
+	Begin, End time.Duration // since Recorder.Base
 }
 
-// Recorder is one rank's account of spans, of fixed size: what does not fit is counted. A nil
-// Recorder records nothing. It serves one goroutine.
+// Recorder holds the spans of one rank. Its size is fixed; spans that do not fit are counted. A nil
+// Recorder records nothing. A Recorder serves one goroutine.
 type Recorder struct {
-	Base    time.Time // spans count from here
-	Device  string    // kind of the device; what one enqueues and does later has other names
+	Base    time.Time // the zero of Begin and End
+	Device  string    // kind of the device; on an asynchronous one, tracks are named differently
 	spans   []Span
 	lost    int64
 	on      bool
 	started time.Duration
 }
 
-// Capacity is how many spans a rank keeps: some 13 MB.
+// Capacity is the number of spans that a rank keeps, about 13 MB.
 const Capacity = 1 << 17
 
-// New allocates all that recording takes.
+// New returns a Recorder for that many spans. It allocates all memory that recording needs.
 func New(capacity int) *Recorder {
 	return &Recorder{Base: time.Now(), spans: make([]Span, 0, capacity)}
 }
 
-// Start begins to record: spans that begin from now on.
+// Start begins the recording of spans that begin from now on.
 func (r *Recorder) Start() { r.on, r.started = true, time.Since(r.Base) }
 
-// Stop ends it.
+// Stop ends the recording.
 func (r *Recorder) Stop() { r.on = false }
 
-// On says whether spans are wanted just now.
+// On reports whether spans are recorded now.
 func (r *Recorder) On() bool { return r != nil && r.on }
 
-// Now is the time since Base.
+// Now returns the time since Base.
 func (r *Recorder) Now() time.Duration { return time.Since(r.Base) }
 
-// Add keeps a span that is over, in the order in which spans end. Times are read with their
-// monotonic part.
+// Add records a span that has ended, if the recorder is on. begin and end have a reading of the
+// monotonic clock.
 func (r *Recorder) Add(s Span, begin, end time.Time) {
 	if !r.On() {
 		return
 	}
 	s.Begin, s.End = begin.Sub(r.Base), end.Sub(r.Base)
 	if s.Begin < r.started {
-		return // what encloses it was not recorded
+		return // the span that encloses this one was not recorded
 	}
 	if len(r.spans) == cap(r.spans) {
 		r.lost++
@@ -79,6 +82,8 @@ func (r *Recorder) Add(s Span, begin, end time.Time) {
 	r.spans = append(r.spans, s)
 }
 
-// Spans are those that were kept, Lost how many were not.
+// Spans returns the recorded spans, in the order in which they ended.
 func (r *Recorder) Spans() []Span { return r.spans }
-func (r *Recorder) Lost() int64   { return r.lost }
+
+// Lost returns the number of spans that did not fit.
+func (r *Recorder) Lost() int64 { return r.lost }

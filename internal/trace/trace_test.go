@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// What does not fit is counted, what began too early is left out, nothing is allocated, and names
-// are escaped.
+// Spans that do not fit are counted, spans that began before Start are left out, recording
+// allocates nothing, and names are escaped.
 func TestRecorder(t *testing.T) {
 	var none *Recorder
 	if none.Add(Span{}, time.Now(), time.Now()); none.On() {
@@ -19,7 +19,7 @@ func TestRecorder(t *testing.T) {
 	r.Add(Span{Name: "off"}, before, time.Now())
 	r.Start()
 	r.Add(Span{Name: "early"}, before, time.Now())
-	span := Span{Lane: Comm, Name: `all"to</script>all`, Axis: "sequence", Bytes: 5, Peers: 3}
+	span := Span{Track: Comm, Name: `all"to</script>all`, Axis: "sequence", Bytes: 5, Peers: 3}
 	if n := testing.AllocsPerRun(10, func() { now := time.Now(); r.Add(span, now, now) }); n != 0 {
 		t.Errorf("%v allocations a span", n)
 	}
@@ -27,7 +27,7 @@ func TestRecorder(t *testing.T) {
 		t.Errorf("%d spans, %d lost", len(r.Spans()), r.Lost())
 	}
 	r.Device = "cuda"
-	r.spans[1].Lane = Flights
+	r.spans[1].Track = InFlight
 	b := r.Events([]byte(Header), 7, "here", "label", func(d time.Duration) time.Duration { return d + time.Hour })
 	end, err := Footer(map[string]string{"a": "b"})
 	if err != nil {

@@ -6,53 +6,53 @@ import (
 	"time"
 )
 
-// laneNames are shown beside a rank's rows. On a device whose operations return before they are
-// done, a span is the time that the host took to enqueue.
-func (r *Recorder) laneNames() [lanes]string {
+// trackNames returns the names of a rank's tracks. On a device whose operations return before they
+// end, a span is the time in which the host enqueued the operation.
+func (r *Recorder) trackNames() [tracks]string {
 	later := ""
 	if r.Device != "cpu" {
 		later = ", enqueued by the host"
 	}
-	return [lanes]string{
-		Host:    "compute: phases" + later,
-		Layers:  "compute: weights in use" + later,
-		Comm:    "comm: compute stream" + later,
-		Side:    "comm: side stream" + later,
-		Control: "comm: control",
-		Flights: "exchanges in flight" + later,
+	return [tracks]string{
+		Host:       "compute: phases" + later,
+		Layers:     "compute: weights in use" + later,
+		Comm:       "comm: compute stream" + later,
+		CommStream: "comm: communication stream" + later,
+		Control:    "comm: control",
+		InFlight:   "all-to-alls in flight" + later,
 	}
 }
 
-// categories are what a viewer can filter by.
-var categories = [lanes]string{"phase", "weights", "communication", "communication", "control", "communication"}
+// categories are the event categories by which a viewer can filter, one for each track.
+var categories = [tracks]string{"phase", "weights", "communication", "communication", "control", "communication"}
 
-// Header opens a file; events of all ranks follow, separated by Comma, then Footer with what there
-// is to say about the whole.
+// A file is Header, the Events of all ranks separated by Comma, and Footer.
 const (
 	Header = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
 	Comma  = ",\n"
 )
 
-// Footer closes a file.
+// Footer returns the end of a file, with facts about the run as names and values.
 func Footer(about map[string]string) ([]byte, error) {
 	b, err := json.Marshal(about)
 	return append(append([]byte("\n],\"otherData\":"), b...), "}\n"...), err
 }
 
-// Events writes this rank's events behind b: it is a process, its lanes are threads. at turns a
-// span's time into the file's; the label stands beside the process's name.
+// Events appends this rank's events to b. In the format, the rank is a process and its tracks are
+// threads. at converts a time since Base to a time in the file. The viewer shows label beside the
+// name of the process.
 func (r *Recorder) Events(b []byte, rank int, host, label string, at func(time.Duration) time.Duration) []byte {
 	b = meta(b, rank, -1, "process_name", "name", "rank "+strconv.Itoa(rank)+" on "+host)
 	b = meta(append(b, Comma...), rank, -1, "process_labels", "labels", label)
 	b = number(append(b, Comma...), rank, -1, "process_sort_index", rank)
-	var used [lanes]bool
+	var used [tracks]bool
 	for i := range r.spans {
-		used[r.spans[i].Lane] = true
+		used[r.spans[i].Track] = true
 	}
-	for lane, name := range r.laneNames() {
-		if used[lane] && Lane(lane) != Flights {
-			b = meta(append(b, Comma...), rank, lane, "thread_name", "name", name)
-			b = number(append(b, Comma...), rank, lane, "thread_sort_index", lane)
+	for track, name := range r.trackNames() {
+		if used[track] && Track(track) != InFlight {
+			b = meta(append(b, Comma...), rank, track, "thread_name", "name", name)
+			b = number(append(b, Comma...), rank, track, "thread_sort_index", track)
 		}
 	}
 	for i := range r.spans {
@@ -61,6 +61,8 @@ func (r *Recorder) Events(b []byte, rank int, host, label string, at func(time.D
 	return b
 }
 
+// event appends span i: one complete event ("X"), or in the track InFlight an asynchronous pair
+// ("b" and "e").
 func (r *Recorder) event(b []byte, rank, i int, at func(time.Duration) time.Duration) []byte {
 	s := &r.spans[i]
 	begin, end := at(s.Begin), at(s.End)
@@ -75,20 +77,21 @@ func (r *Recorder) event(b []byte, rank, i int, at func(time.Duration) time.Dura
 		b = append(append(append(b, `{"ph":"`...), phase...), `","pid":`...)
 		b = strconv.AppendInt(b, int64(rank), 10)
 		b = append(b, `,"tid":`...)
-		b = strconv.AppendInt(b, int64(s.Lane)+1, 10)
-		b = micros(append(b, `,"ts":`...), t)
+		b = strconv.AppendInt(b, int64(s.Track)+1, 10)
+		b = microseconds(append(b, `,"ts":`...), t)
 		b = text(append(b, `,"name":`...), name)
-		return append(append(append(b, `,"cat":"`...), categories[s.Lane]...), '"')
+		return append(append(append(b, `,"cat":"`...), categories[s.Track]...), '"')
 	}
-	if s.Lane == Flights { // may overlap: not a thread's
+	if s.Track == InFlight { // spans of a thread must not overlap
 		id := `,"id":"` + strconv.Itoa(rank) + "." + strconv.Itoa(i) + `"`
 		b = append(r.args(append(head(b, "b", begin), id...), s), '}')
 		return append(append(head(append(b, Comma...), "e", end), id...), '}')
 	}
-	b = micros(append(head(b, "X", begin), `,"dur":`...), end-begin)
+	b = microseconds(append(head(b, "X", begin), `,"dur":`...), end-begin)
 	return append(r.args(b, s), '}')
 }
 
+// args appends the bytes and peers of communication.
 func (r *Recorder) args(b []byte, s *Span) []byte {
 	if s.Axis == "" {
 		return b
@@ -97,35 +100,39 @@ func (r *Recorder) args(b []byte, s *Span) []byte {
 	return append(strconv.AppendInt(append(b, `,"peers":`...), int64(s.Peers), 10), '}')
 }
 
-// micros writes a time in microseconds, to the nanosecond.
-func micros(b []byte, d time.Duration) []byte {
+// microseconds appends a time in microseconds with three decimals.
+func microseconds(b []byte, d time.Duration) []byte {
 	return strconv.AppendFloat(b, float64(d)/1e3, 'f', 3, 64)
 }
 
+// text appends a string as JSON.
 func text(b []byte, s string) []byte {
 	quoted, err := json.Marshal(s)
-	if err != nil { // a string has none
+	if err != nil { // cannot happen for a string
 		quoted = []byte(`""`)
 	}
 	return append(b, quoted...)
 }
 
-func meta(b []byte, rank, lane int, what, field, value string) []byte {
-	b = about(b, rank, lane, what)
+// meta appends a metadata event whose argument is a text.
+func meta(b []byte, rank, track int, name, field, value string) []byte {
+	b = metaHead(b, rank, track, name)
 	b = append(text(append(append(b, field...), `":`...), value), "}}"...)
 	return b
 }
 
-func number(b []byte, rank, lane int, what string, value int) []byte {
-	b = about(b, rank, lane, what)
+// number appends a metadata event whose argument is a sort index.
+func number(b []byte, rank, track int, name string, value int) []byte {
+	b = metaHead(b, rank, track, name)
 	return append(strconv.AppendInt(append(b, `sort_index":`...), int64(value), 10), "}}"...)
 }
 
-// about opens a metadata event as far as the name of its only argument; lane -1 = of the process.
-func about(b []byte, rank, lane int, what string) []byte {
+// metaHead appends the start of a metadata event, up to the quote before the name of its argument.
+// track -1 is the process.
+func metaHead(b []byte, rank, track int, name string) []byte {
 	b = strconv.AppendInt(append(b, `{"ph":"M","pid":`...), int64(rank), 10)
-	if lane >= 0 {
-		b = strconv.AppendInt(append(b, `,"tid":`...), int64(lane)+1, 10)
+	if track >= 0 {
+		b = strconv.AppendInt(append(b, `,"tid":`...), int64(track)+1, 10)
 	}
-	return append(append(append(b, `,"name":"`...), what...), `","args":{"`...)
+	return append(append(append(b, `,"name":"`...), name...), `","args":{"`...)
 }

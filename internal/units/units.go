@@ -60,11 +60,12 @@ func Seconds(x float64) string {
 	return fmt.Sprintf("%.3f", x)
 }
 
-// Number formats a loss or a similar value with four decimals.
+// Number formats a loss or a similar value with four decimals, or with three significant digits
+// from 1e5 on.
 func Number(x float64) string {
 	switch {
 	case math.IsNaN(x):
-		return "no number"
+		return "NaN"
 	case math.Abs(x) >= 1e5:
 		return fmt.Sprintf("%.3g", x)
 	}
