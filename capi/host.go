@@ -38,7 +38,7 @@ import (
 )
 
 // MPI waits for other ranks without a time limit. The host's signals arrive meanwhile.
-func init() { comm.AroundMPI(C.outside(), C.inside()) }
+func init() { comm.SetMPIHooks(C.outside(), C.inside()) }
 
 // cores are those of the calling thread's mask, now: Go looks when the library is loaded, which may
 // be before the host has set it.

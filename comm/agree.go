@@ -2,6 +2,7 @@ package comm
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -11,16 +12,17 @@ import (
 	"ulysses/tensor"
 )
 
-// hostBroadcaster is a communicator with a control plane of its own for bytes of the host; done is
-// false where it does not reach.
-type hostBroadcaster interface {
-	hostBroadcast(data []byte, root int) (done bool, err error)
+// byteBroadcaster is a communicator with its own way of broadcasting bytes in host memory.
+// broadcastBytes returns done = false if it does not support the call; nothing has been sent then.
+type byteBroadcaster interface {
+	broadcastBytes(data []byte, root int) (done bool, err error)
 }
 
-// broadcaster is what c has of the kind, or what it stands on.
-func broadcaster(c Comm) hostBroadcaster {
+// findBroadcaster returns c, or a communicator on which c is built, as a byteBroadcaster; nil if
+// there is none.
+func findBroadcaster(c Comm) byteBroadcaster {
 	for {
-		if h, ok := c.(hostBroadcaster); ok {
+		if h, ok := c.(byteBroadcaster); ok {
 			return h
 		}
 		l, ok := c.(Layered)
@@ -31,10 +33,10 @@ func broadcaster(c Comm) hostBroadcaster {
 	}
 }
 
-// Agree is called by all ranks after a step that may have failed on some, so that they fail
-// together instead of one waiting for another for ever. Without an error anywhere it returns nil
-// everywhere. Otherwise every rank gets the lowest failing rank's code; the text is that rank's, or
-// its own on a rank that failed itself, with the rank before it.
+// Agree compares the errors of all ranks after a step that may have failed on some of them, so that
+// all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
+// Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
+// and the error of this rank, if it failed, or of the lowest rank that failed. Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -67,16 +69,16 @@ func Agree(c Comm, err error) error {
 	return e
 }
 
-// Field is a value that all ranks must have alike.
+// Field is a named value that must be equal on all ranks.
 type Field struct {
 	Name, Value string
 
-	list   []int64 // of List
+	list   []int64 // for fields made by List
 	isList bool
 }
 
-// List is a Field of many numbers; nil = not given. A hash of them travels. Where it differs, the
-// first number that does is found and named.
+// List returns a Field for a list of numbers; nil means not given. Ranks compare a hash of the list.
+// If the hashes differ, the error names the first number that differs.
 func List(name string, list []int64) Field {
 	value := "not given"
 	if list != nil {
@@ -91,8 +93,9 @@ func List(name string, list []int64) Field {
 	return Field{Name: name, Value: value, list: list, isList: true}
 }
 
-// Same compares the fields over the ranks; what they belong to starts the text of the error, which
-// names a rank that differs from rank 0, the field, and both values. All ranks get the same error.
+// Same returns an error if a field is not equal on all ranks. The text of the error starts with what
+// (the operation that the fields belong to) and names the field, a rank that differs from rank 0,
+// and both values. All ranks get the same error. Collective over c.
 func Same(c Comm, what string, fields ...Field) error {
 	var mine []byte
 	for _, f := range fields {
@@ -106,11 +109,11 @@ func Same(c Comm, what string, fields ...Field) error {
 	for r := 1; r < len(all); r++ {
 		theirs := parseFields(all[r])
 		if len(theirs) != len(root) {
-			return status.Errorf(status.InvalidArgument, "%s: rank %d compares %d fields, rank 0 %d: all ranks must run the same program", what, r, len(theirs), len(root))
+			return status.Errorf(status.InvalidArgument, "%s: rank %d compares %d fields, rank 0 compares %d; start all ranks with the same program", what, r, len(theirs), len(root))
 		}
 		for i := range root {
 			if theirs[i].Name != root[i].Name {
-				return status.Errorf(status.InvalidArgument, "%s: rank %d compares %s where rank 0 compares %s: all ranks must run the same program", what, r, theirs[i].Name, root[i].Name)
+				return status.Errorf(status.InvalidArgument, "%s: rank %d compares %s, rank 0 compares %s; start all ranks with the same program", what, r, theirs[i].Name, root[i].Name)
 			}
 			if theirs[i].Value != root[i].Value && fields[i].isList {
 				return listDifference(c, what, fields[i])
@@ -123,8 +126,8 @@ func Same(c Comm, what string, fields ...Field) error {
 	return nil
 }
 
-// listDifference names the first number of a list that is another on some rank than on rank 0. All
-// ranks call it.
+// listDifference returns the error for a list that differs between ranks. It names the first number
+// that differs from rank 0's. Collective over c.
 func listDifference(c Comm, what string, f Field) error {
 	first, err := BroadcastBytes(c, tensor.OfInt64(f.list, int64(len(f.list))).RawBytes(), 0)
 	if err != nil {
@@ -155,12 +158,12 @@ func listDifference(c Comm, what string, f Field) error {
 	if err != nil {
 		return err
 	}
-	for _, said := range all {
-		if len(said) > 0 {
-			return status.Errorf(status.InvalidArgument, "%s: %s: it must be the same on all ranks", what, said)
+	for _, text := range all {
+		if len(text) > 0 {
+			return status.Errorf(status.InvalidArgument, "%s: %s: it must be the same on all ranks", what, text)
 		}
 	}
-	return status.Errorf(status.Internal, "%s: %s differs between ranks, and no entry does", what, f.Name)
+	return status.Errorf(status.Internal, "%s: the hashes of %s differ between ranks, but its entries do not", what, f.Name)
 }
 
 func appendString(b []byte, s string) []byte {
@@ -181,7 +184,8 @@ func parseFields(b []byte) []Field {
 	return fields
 }
 
-// GatherBytes brings every rank's bytes to all ranks, in rank order.
+// GatherBytes returns the bytes of all ranks, in rank order, on every rank. Lengths may differ.
+// Collective over c.
 func GatherBytes(c Comm, mine []byte) ([][]byte, error) {
 	size := c.Size()
 	own, lengths, ones := []int64{int64(len(mine))}, make([]int64, size), make([]int64, size)
@@ -197,15 +201,36 @@ func GatherBytes(c Comm, mine []byte) ([][]byte, error) {
 			return nil, err
 		}
 	}
-	parts := make([][]byte, size)
-	for r := range parts {
+	byRank := make([][]byte, size)
+	for r := range byRank {
 		lo := before(lengths, r)
-		parts[r] = all[lo : lo+lengths[r]]
+		byRank[r] = all[lo : lo+lengths[r]]
 	}
-	return parts, nil
+	return byRank, nil
 }
 
-// BroadcastBytes returns the root's data on every rank; the others' data is ignored.
+// GatherJSON returns the values of all ranks, in rank order, on every rank. what starts the text of
+// an error. Collective over c.
+func GatherJSON[T any](c Comm, what string, own T) ([]T, error) {
+	text, err := json.Marshal(own)
+	if err != nil {
+		return nil, status.Errorf(status.Internal, "%s: %w", what, err)
+	}
+	texts, err := GatherBytes(c, text)
+	if err != nil {
+		return nil, err
+	}
+	values := make([]T, len(texts))
+	for r := range texts {
+		if err := json.Unmarshal(texts[r], &values[r]); err != nil {
+			return nil, status.Errorf(status.Comm, "%s: the values of rank %d cannot be read: %w; start all ranks with the same program", what, r, err)
+		}
+	}
+	return values, nil
+}
+
+// BroadcastBytes returns the root's data on every rank; the data of other ranks is ignored.
+// Collective over c.
 func BroadcastBytes(c Comm, data []byte, root int) ([]byte, error) {
 	if err := checkRoot(root, c.Size()); err != nil {
 		return nil, err
@@ -220,8 +245,8 @@ func BroadcastBytes(c Comm, data []byte, root int) ([]byte, error) {
 	if len(data) == 0 {
 		return data, nil
 	}
-	if h := broadcaster(c); h != nil {
-		if done, err := h.hostBroadcast(data, root); done || err != nil {
+	if h := findBroadcaster(c); h != nil {
+		if done, err := h.broadcastBytes(data, root); done || err != nil {
 			return data, err
 		}
 	}
@@ -236,10 +261,11 @@ func bytesOf(x []byte) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), tensor.U8, int64(len(x)))
 }
 
-// Meet is called before a wait for a device whose work waits for peers' work there, as NCCL's does:
-// a peer that never comes is then late in a call that is watched, where the device would wait for
-// ever. Elsewhere ranks meet in each exchange, and it does nothing.
-func Meet(c Comm) error {
+// BarrierBeforeSync is called before the host waits for a device stream that may hold kernels of
+// NCCL. These kernels wait on the device for the other ranks, for ever if one does not come. The
+// barrier is a call that the Watch ends if a rank is late. With other communicators the ranks
+// synchronize on the host in each call, and BarrierBeforeSync does nothing. Collective over c.
+func BarrierBeforeSync(c Comm) error {
 	if c.Kind() != "nccl" || c.Size() == 1 {
 		return nil
 	}

@@ -6,17 +6,18 @@ import (
 	"ulysses/tensor"
 )
 
-// Alignment turns this rank's time into the first rank's: theirs = mine + Offset, to within ±
-// Within. Both are zero on the first rank.
+// Alignment converts this rank's clock to the clock of rank 0: time on rank 0 = time here + Offset,
+// with an error of at most Within. Both are zero on rank 0.
 type Alignment struct{ Offset, Within time.Duration }
 
-// alignRounds is how often a rank asks; the fastest answer counts.
+// alignRounds is the number of round trips per rank. The fastest one is used.
 const alignRounds = 8
 
-// Align measures how the ranks' clocks stand to the first rank's, one rank after another: a rank
-// asks for the time, and the answer was read between the question and its arrival (Cristian 1989,
-// Probabilistic clock synchronization). What is certain is half of the fastest round trip. now is
-// this rank's clock. Collective; not for a communicator of Kind "host", whose SendRecv is.
+// Align measures the offset of each rank's clock to the clock of rank 0, one rank after another. A
+// rank sends a request, and rank 0 answers with its time, which it reads between the sending and the
+// arrival of the answer (Cristian 1989, Probabilistic clock synchronization). The error is at most
+// half of the round trip. now is this rank's clock. Collective. It does not support Kind "host",
+// where all ranks must call SendRecv.
 func Align(c Comm, now func() time.Duration) (Alignment, error) {
 	var a Alignment
 	word := []int64{0}
@@ -37,17 +38,16 @@ func Align(c Comm, now func() time.Duration) (Alignment, error) {
 	}
 	best := time.Duration(-1)
 	for range alignRounds {
-		asked := now()
+		sent := now()
 		if err := c.SendRecv(nil, none, -1, t, 0); err != nil {
 			return a, err
 		}
 		if err := c.SendRecv(nil, t, 0, none, -1); err != nil {
 			return a, err
 		}
-		back := now()
-		if trip := back - asked; best < 0 || trip < best {
+		if trip := now() - sent; best < 0 || trip < best {
 			best = trip
-			a = Alignment{Offset: time.Duration(word[0]) - asked - trip/2, Within: (trip + 1) / 2}
+			a = Alignment{Offset: time.Duration(word[0]) - sent - trip/2, Within: (trip + 1) / 2}
 		}
 	}
 	return a, nil

@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// transport moves bytes between processes. All of its calls are collective. MPI and a host
-// program's callbacks implement it; collectives builds the Comm methods that need no more than
-// this.
+// transport moves bytes between processes. Except for open and hasAllToAll, its methods are
+// collective. MPI and a host program's callbacks implement it. collectives implements the methods of
+// Comm that need only a transport.
 type transport interface {
 	Rank() int
 	Size() int
@@ -29,26 +29,27 @@ type transport interface {
 	allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error
 }
 
-// layout describes the blocks of an all-to-all: by rank, the offset and the bytes of what is sent
-// (s) and of what is received (r).
+// layout describes the blocks of an all-to-all: for each rank, the offset and the bytes of the block
+// to send (s) and of the block to receive (r).
 type layout struct {
 	soffsets, sbytes, roffsets, rbytes []int64
 }
 
-// reduceScratch is the limit in bytes of what a rank receives before it sums: a longer reduction
-// runs in rounds. Tests lower it.
+// reduceScratch is the limit in bytes of the blocks that a rank receives before it adds them. A
+// longer reduction runs in rounds. Tests lower the limit.
 var reduceScratch int64 = 8 << 20
 
 // smallReduce is the limit in bytes, over all ranks, up to which every rank reduces the whole
-// tensor: one collective instead of two.
+// tensor. That needs one collective; reducing a shard on each rank needs two.
 const smallReduce = 64 << 10
 
 // collectives implements AllGather, AllReduce and ReduceScatter over a transport.
 //
-// Reductions are an all-to-all and sums of our own (reduce) instead of the library's: the order of
-// a library's sums depends on its algorithm, on sizes and on the placement of ranks. The order here
-// is always rank order, so a job gives the same bits with goroutine ranks, under mpirun and under
-// srun. The volume is that of a reduce-scatter and an all-gather, which is the least possible.
+// A reduction is an all-to-all, and the function reduce adds the blocks. The library's reductions
+// are not used, because the order of their sums depends on the algorithm, on sizes and on the
+// placement of ranks. The order here is always rank order, so a job gives bitwise equal results with
+// goroutine ranks, under mpirun and under srun. The bytes sent are those of a reduce-scatter and an
+// all-gather, which is the minimum.
 type collectives struct {
 	t          transport
 	rank, size int
@@ -72,8 +73,8 @@ func (c *collectives) layout() layout {
 	return layout{v[:n], v[n : 2*n], v[2*n : 3*n], v[3*n:]}
 }
 
-// layRows fills offsets and bytes for blocks of rows that lie one after another.
-func layRows(offsets, bytes []int64, rows []int64, row int64) {
+// contiguous fills offsets and bytes for blocks of rows that follow each other without gaps.
+func contiguous(offsets, bytes []int64, rows []int64, row int64) {
 	at := int64(0)
 	for j, n := range rows {
 		offsets[j], bytes[j] = at, n*row
@@ -87,12 +88,12 @@ func (c *collectives) roundBytes() int64 { return max(reduceScratch/int64(c.size
 
 // space returns scratch memory, nil for 0 bytes. It is valid until the next call.
 func (c *collectives) space(bytes int64) unsafe.Pointer {
-	return pointer(room(&c.scratch, bytes))
+	return pointer(resize(&c.scratch, bytes))
 }
 
 func (c *collectives) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.AllGather"
-	if err := cmp.Or(c.t.open(name), checkShards(name, "dst", "src", dst, src, rows, c.rank, c.size), ready(s)); err != nil {
+	if err := cmp.Or(c.t.open(name), checkShards(name, "dst", "src", dst, src, rows, c.rank, c.size), waitFor(s)); err != nil {
 		return err
 	}
 	for j := range c.bytes {
@@ -103,7 +104,7 @@ func (c *collectives) AllGather(s device.Stream, dst, src tensor.Tensor, rows []
 
 func (c *collectives) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	const name = "comm.AllReduce"
-	if err := cmp.Or(c.t.open(name), checkReduce(name, t, op), ready(s)); err != nil {
+	if err := cmp.Or(c.t.open(name), checkReduce(name, t, op), waitFor(s)); err != nil {
 		return err
 	}
 	bytes, elem := t.Bytes(), t.DType.Size()
@@ -118,7 +119,7 @@ func (c *collectives) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 		return lo * elem, (hi - lo) * elem
 	}
 	at, n := shard(c.rank)
-	own := place(t.Data, at, n)
+	own := blockAt(t.Data, at, n)
 	if err := c.reduceShards(name, op, t.DType, own, t.Data, shard); err != nil {
 		return err
 	}
@@ -130,7 +131,7 @@ func (c *collectives) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 
 func (c *collectives) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.ReduceScatter"
-	if err := cmp.Or(c.t.open(name), checkShards(name, "src", "dst", src, dst, rows, c.rank, c.size), checkReduce(name, src, Sum), ready(s)); err != nil {
+	if err := cmp.Or(c.t.open(name), checkShards(name, "src", "dst", src, dst, rows, c.rank, c.size), checkReduce(name, src, Sum), waitFor(s)); err != nil {
 		return err
 	}
 	row := rowBytes(src)

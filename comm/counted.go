@@ -10,49 +10,51 @@ import (
 	"ulysses/tensor"
 )
 
-// Counted is a Comm that counts bytes and time into a Ledger, charges a clock's phase ("exchange"
-// for all-to-all and send-receive, "reduce" for the rest), adds a span to the recorder that the
-// clock has, and has each call watched. It serves one goroutine, as its clock does. Any of the
-// three may be nil.
+// Counted wraps a Comm. For each call it adds bytes and seconds to a Ledger, charges a phase of a
+// clock ("exchange" for all-to-all and send-receive, "reduce" for the rest), adds a span to the
+// clock's trace recorder, and registers the call with a Watch. Ledger, clock and watch may be nil.
+// It serves one goroutine, as its clock does.
 type Counted struct {
-	inner  Comm
-	axis   string
-	ledger *Ledger
-	clock  *clock.Clock
-	watch  *Watch
-	seq    *int64 // of the last call
-	side   bool
-	spare  []*countedRequest
+	inner      Comm
+	axis       string
+	ledger     *Ledger
+	clock      *clock.Clock
+	watch      *Watch
+	seq        *int64 // sequence number of the last call
+	commStream bool   // calls are on a communication stream
+	spare      freeList[countedRequest]
 }
 
-// NewCounted wraps c; axis is its name in the ledger: "world", "sequence", "data".
+// NewCounted wraps c. axis is the name of the communicator in the ledger: "world", "sequence" or
+// "data". It is not collective.
 func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Counted {
 	if inner, ok := c.(*Counted); ok {
-		c = inner.inner // counted once
+		c = inner.inner // do not count twice
 	}
 	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
 }
 
-// Side is c for the calls on a stream beside the one that computes: the same account, the same
-// order of calls, and a track of their own in a trace. It is not closed.
-func Side(c Comm) Comm {
+// OnCommStream returns c for calls on a communication stream instead of the compute stream. The
+// calls use the ledger and the sequence numbers of c and have their own track in a trace. Close c,
+// not the result.
+func OnCommStream(c Comm) Comm {
 	if k, ok := c.(*Counted); ok {
-		beside := *k
-		beside.side, beside.spare = true, nil
-		return &beside
+		other := *k
+		other.commStream, other.spare = true, nil
+		return &other
 	}
 	return c
 }
 
-// Inner is the communicator underneath.
+// Inner returns the wrapped communicator.
 func (c *Counted) Inner() Comm { return c.inner }
 
-// Axis is the name in the ledger.
+// Axis returns the name of the communicator in the ledger.
 func (c *Counted) Axis() string { return c.axis }
 
-// Sent is the bytes that the operations on the axis of c have sent to other ranks so far; 0 where
-// they are not counted.
-func Sent(c Comm) (bytes int64) {
+// BytesSent returns the bytes that this rank has sent to other ranks on the axis of c, and 0 if c
+// does not count.
+func BytesSent(c Comm) (bytes int64) {
 	if c, ok := c.(*Counted); ok {
 		for _, e := range c.ledger.Entries() {
 			if e.Axis == c.axis {
@@ -67,13 +69,12 @@ func Sent(c Comm) (bytes int64) {
 type call struct {
 	op      string
 	bytes   int64
-	control bool
-	place   int
+	control bool // without a stream: values that ranks agree on, in host memory
+	slot    int  // in the watch
 	began   time.Time
 }
 
-// begin enters a call. One without a stream is between hosts: it settles something, and is counted
-// apart as control.
+// begin records the start of a call. A call without a stream is counted separately, as control.
 func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 	phase := "reduce"
 	if op == OpAllToAll || op == OpSendRecv {
@@ -86,12 +87,12 @@ func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 
 func (c *Counted) watched(op string, control bool, bytes, seq int64) call {
 	return call{op: op, bytes: bytes, control: control, began: time.Now(),
-		place: c.watch.begin(flight{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
+		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
 }
 
-// end counts the call, unless it failed, and hands its error on.
+// end records the end of a call and returns err. A call that failed is not counted.
 func (c *Counted) end(k call, err error) error {
-	c.watch.end(k.place)
+	c.watch.end(k.slot)
 	c.clock.Pop()
 	if err == nil {
 		now := time.Now()
@@ -101,7 +102,7 @@ func (c *Counted) end(k call, err error) error {
 	return err
 }
 
-// span records a call in the track of its stream.
+// span records a call in the trace, in the track of its stream.
 func (c *Counted) span(k call, name string, began, ended time.Time) {
 	r := c.clock.Recorder()
 	if !r.On() || c.Size() == 1 {
@@ -111,7 +112,7 @@ func (c *Counted) span(k call, name string, began, ended time.Time) {
 	switch {
 	case k.control:
 		track = trace.Control
-	case c.side:
+	case c.commStream:
 		track = trace.CommStream
 	}
 	r.Add(trace.Span{Track: track, Name: name, Axis: c.axis, Bytes: k.bytes, Peers: c.Size() - 1}, began, ended)
@@ -124,11 +125,11 @@ func (c *Counted) Close() error { return c.inner.Close() }
 
 func (c *Counted) Abort(code status.Code, reason string) { c.inner.Abort(code, reason) }
 
-// Split makes a Counted of the same axis, ledger, clock and watch.
+// Split returns a Counted with the same axis, ledger, clock and watch. Collective.
 func (c *Counted) Split(color, key int) (Comm, error) {
 	k := c.watched("split", true, 0, *c.seq)
 	made, err := c.inner.Split(color, key)
-	c.watch.end(k.place)
+	c.watch.end(k.slot)
 	if err != nil || made == nil {
 		return nil, err
 	}
@@ -145,7 +146,8 @@ func (c *Counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	return c.end(k, c.inner.AllToAll(s, dst, src, recvRows, sendRows))
 }
 
-// allToAllBytes is zero for counts of the wrong length, which the call refuses.
+// allToAllBytes returns the bytes to send, and 0 if sendRows has the wrong length; the call then
+// returns an error.
 func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
 	if len(sendRows) != c.Size() {
 		return 0
@@ -153,55 +155,49 @@ func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
 	return AllToAllBytes(c.Rank(), sendRows, rowBytes(src))
 }
 
-// countedRequest is counted as one call; what is between start and wait belongs to whoever works
-// there.
+// countedRequest is an all-to-all that is counted as one call. Its seconds are those of its start
+// and of its wait, without the time between them.
 type countedRequest struct {
 	c       *Counted
-	inner   Request
+	inner   Request // nil after Wait
 	bytes   int64
 	control bool
 	seq     int64
 	began   time.Time
-	spent   time.Duration // in the start
+	spent   time.Duration // in AllToAllStart
 }
 
 func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
 	bytes := c.allToAllBytes(src, sendRows)
 	k := c.begin(OpAllToAll, s, bytes)
 	inner, err := c.inner.AllToAllStart(s, dst, src, recvRows, sendRows)
-	c.watch.end(k.place)
+	c.watch.end(k.slot)
 	c.clock.Pop()
 	if err != nil {
 		return nil, err
 	}
-	var r *countedRequest
-	if n := len(c.spare); n > 0 {
-		r, c.spare = c.spare[n-1], c.spare[:n-1]
-	} else {
-		r = new(countedRequest)
-	}
-	now := time.Now()
+	r, now := c.spare.get(), time.Now()
 	c.span(k, "all-to-all, start", k.began, now)
 	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began, spent: now.Sub(k.began)}
 	return r, nil
 }
 
-// Wait finishes the exchange. It is called once.
+// Wait waits until the all-to-all is complete.
 func (r *countedRequest) Wait() error {
 	c := r.c
 	if r.inner == nil {
-		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
+		return ErrWaited()
 	}
 	c.clock.Push("exchange")
 	k := c.watched(OpAllToAll, r.control, r.bytes, r.seq)
 	err := r.inner.Wait()
 	r.inner = nil
-	c.spare = append(c.spare, r)
-	c.watch.end(k.place)
+	c.spare.put(r)
+	c.watch.end(k.slot)
 	c.clock.Pop()
 	if err == nil {
 		now := time.Now()
-		k.bytes = 0 // the start has them
+		k.bytes = 0 // counted in the span of the start
 		c.span(k, "all-to-all, wait", k.began, now)
 		if rec := c.clock.Recorder(); rec.On() && c.Size() > 1 {
 			rec.Add(trace.Span{Track: trace.InFlight, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
@@ -211,7 +207,7 @@ func (r *countedRequest) Wait() error {
 	return err
 }
 
-// Test lets the exchange proceed and reports whether Wait would return at once.
+// Test makes progress and reports whether Wait would return at once.
 func (r *countedRequest) Test() (bool, error) {
 	if t, ok := r.inner.(Tester); ok {
 		return t.Test()
@@ -256,13 +252,13 @@ func (c *Counted) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 	return c.end(k, c.inner.SendRecv(s, recv, from, send, to))
 }
 
-// hostBroadcast hands the bytes to a communicator that has its own way for them.
-func (c *Counted) hostBroadcast(data []byte, root int) (done bool, err error) {
-	h := broadcaster(c.inner)
+// broadcastBytes counts the broadcast of the wrapped communicator, if it is a byteBroadcaster.
+func (c *Counted) broadcastBytes(data []byte, root int) (done bool, err error) {
+	h := findBroadcaster(c.inner)
 	if h == nil {
 		return false, nil
 	}
 	k := c.begin(OpBroadcast, nil, BroadcastSent(c.Rank(), root, c.Size(), int64(len(data))))
-	done, err = h.hostBroadcast(data, root)
+	done, err = h.broadcastBytes(data, root)
 	return done, c.end(k, err)
 }

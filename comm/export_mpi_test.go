@@ -4,5 +4,5 @@ package comm
 
 var (
 	StartRanks = startRanks
-	Inside     = inside
+	Inside     = currentScenario
 )

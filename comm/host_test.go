@@ -12,8 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// hostOf is the two collectives of a host program, here of goroutine ranks. They are strict:
-// lengths must fit.
+// hostOf returns the two collectives of a host program, here of goroutine ranks. They check all
+// lengths.
 func hostOf(c Comm) (Allgather, Alltoallv) {
 	rows := make([]int64, c.Size())
 	allgather := func(in, out []byte) error {
@@ -51,9 +51,9 @@ func runHost(t *testing.T, n int, gatherOnly bool, run func(Comm) error) error {
 	})
 }
 
-// hostServes says what the two collectives can do on n ranks: Concurrent uses duplicates at once,
-// Split and Mesh part 4 ranks and more.
-func hostServes(name string, n int, gatherOnly bool) bool {
+// hostSupports reports whether a communicator of NewHost supports a case of the suite on n ranks:
+// Concurrent uses duplicates at once; Split and Mesh make groups of some ranks from 4 ranks on.
+func hostSupports(name string, n int, gatherOnly bool) bool {
 	switch {
 	case name == "Concurrent", n > 3 && (name == "Split" || name == "Mesh"):
 		return false
@@ -64,16 +64,16 @@ func hostServes(name string, n int, gatherOnly bool) bool {
 }
 
 func TestHost(t *testing.T) {
-	defer func(a, b int64) { hostCall, reduceScratch = a, b }(hostCall, reduceScratch)
+	defer func(a, b int64) { hostGatherLimit, reduceScratch = a, b }(hostGatherLimit, reduceScratch)
 	for _, limits := range []struct {
 		name       string
 		call, room int64
-	}{{"whole", hostCall, reduceScratch}, {"rounds", 3000, 20000}} {
-		hostCall, reduceScratch = limits.call, limits.room
+	}{{"whole", hostGatherLimit, reduceScratch}, {"rounds", 3000, 20000}} {
+		hostGatherLimit, reduceScratch = limits.call, limits.room
 		for _, n := range []int{1, 2, 3, 5} {
 			for _, gatherOnly := range []bool{false, true} {
 				for _, s := range suite {
-					if !hostServes(s.Name, n, gatherOnly) {
+					if !hostSupports(s.Name, n, gatherOnly) {
 						continue
 					}
 					t.Run(fmt.Sprintf("%s/%d/%s/allgather alone %v", s.Name, n, limits.name, gatherOnly), func(t *testing.T) {
@@ -87,12 +87,12 @@ func TestHost(t *testing.T) {
 	}
 }
 
-// TestHostSplit: what cannot be made of collectives of all ranks is refused on all of them, and
-// they go on.
+// TestHostSplit checks that groups which the host's collectives do not support are refused on all
+// ranks, and that the communicator still works afterwards.
 func TestHostSplit(t *testing.T) {
 	refused := func(h Comm, color, key int) error {
 		sub, err := h.Split(color, key)
-		if status.Of(err) != status.Unsupported || sub != nil || !strings.Contains(err.Error(), "FromMPI") && !strings.Contains(err.Error(), "order") {
+		if status.Of(err) != status.Unsupported || sub != nil || !strings.Contains(err.Error(), "FromMPI") && !strings.Contains(err.Error(), "the keys order") {
 			return wrong("rank %d, color %d, key %d: %v, %v", h.Rank(), color, key, sub, err)
 		}
 		return nil
@@ -116,8 +116,8 @@ func TestHostSplit(t *testing.T) {
 		if alone.Size() != 1 || same.Size() != 4 || same.Rank() != r || same.Kind() != "host" {
 			return wrong("rank %d of %d, alone %d", same.Rank(), same.Size(), alone.Size())
 		}
-		if nobody, err := h.Split(-1, 0); nobody != nil || err != nil {
-			return wrong("a negative color: %v, %v", nobody, err)
+		if none, err := h.Split(-1, 0); none != nil || err != nil {
+			return wrong("a negative color: %v, %v", none, err)
 		}
 		if err := suiteAllToAll(same); err != nil {
 			return err
@@ -140,7 +140,7 @@ func TestHostRefuses(t *testing.T) {
 	for name, make := range map[string]func() (Comm, error){
 		"rank":      func() (Comm, error) { return NewHost(2, 2, gather, nil) },
 		"negative":  func() (Comm, error) { return NewHost(-1, 2, gather, nil) },
-		"nobody":    func() (Comm, error) { return NewHost(0, 0, gather, nil) },
+		"no ranks":  func() (Comm, error) { return NewHost(0, 0, gather, nil) },
 		"allgather": func() (Comm, error) { return NewHost(0, 1, nil, nil) },
 	} {
 		if c, err := make(); c != nil || status.Of(err) != status.InvalidArgument {
@@ -165,8 +165,8 @@ func TestHostRefuses(t *testing.T) {
 		more := []int64{1, 1}
 		more[r] = 2
 		for _, err := range []error{h.AllToAll(nil, x, y, self, more), h.SendRecv(nil, x, -1, y, r)} {
-			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "sends itself") {
-				return wrong("a block for itself: %v", err)
+			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "to itself but expects") {
+				return wrong("a rank's block for itself: %v", err)
 			}
 		}
 		return h.Barrier()
@@ -176,8 +176,8 @@ func TestHostRefuses(t *testing.T) {
 	}
 }
 
-// TestHostFails: a failure of the host's collective is an error that keeps its cause, and so is
-// every call after it; so does an abort.
+// TestHostFails checks that after a failure of the host's collective, or an abort, this call and
+// all later calls return errors with the cause.
 func TestHostFails(t *testing.T) {
 	cause := errors.New("connection reset")
 	fails := func(in []byte, inBytes []int64, out []byte, outBytes []int64) error { return cause }
@@ -209,7 +209,7 @@ func TestHostFails(t *testing.T) {
 	}
 }
 
-// TestHostSteadyState: after the first calls nothing is allocated.
+// TestHostSteadyState checks that nothing is allocated after the first calls.
 func TestHostSteadyState(t *testing.T) {
 	const warm, rounds = 20, 200
 	var before, after runtime.MemStats

@@ -13,14 +13,14 @@ import (
 	"ulysses/testkit/need"
 )
 
-const sceneVariable = "ULYSSES_MPI_TEST"
+const scenarioVariable = "ULYSSES_MPI_TEST"
 
 // TestMain ends MPI in the processes that startRanks started.
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if inside() != "" {
+	if currentScenario() != "" {
 		if code != 0 && mpiStart.loaded {
-			// peers may be waiting for this rank
+			// other ranks may be waiting for this one
 			(&mpiComm{}).Abort(status.Code(code), "a test failed")
 		}
 		Finalize()
@@ -28,23 +28,23 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// Tests of MPI start their own binary under mpirun; inside, the same test finds itself a rank and
-// plays a scene.
+// Tests of MPI start their own binary under mpirun. In these processes, the same test runs a
+// scenario as one of the ranks.
 
-// inside is the scene, in a process that startRanks started; else "".
-func inside() string { return os.Getenv(sceneVariable) }
+// currentScenario returns the scenario in a process that startRanks started, else "".
+func currentScenario() string { return os.Getenv(scenarioVariable) }
 
-// startRanks runs the calling top-level test as n ranks under mpirun and returns their output; an
-// exec.ExitError has mpirun's exit code. It needs mpirun.
-func startRanks(t *testing.T, scene string, n int) (output string, err error) {
+// startRanks runs the calling top-level test as n ranks under mpirun and returns their output. An
+// error of type exec.ExitError has the exit code of mpirun.
+func startRanks(t *testing.T, scenario string, n int) (output string, err error) {
 	t.Helper()
 	name, _, _ := strings.Cut(t.Name(), "/")
-	t.Setenv(sceneVariable, scene)
-	defer os.Unsetenv(sceneVariable)
+	t.Setenv(scenarioVariable, scenario)
+	defer os.Unsetenv(scenarioVariable)
 	return startProgram(t, n, os.Args[0], "-test.run=^"+name+"$", "-test.count=1")
 }
 
-// startProgram does the same with any program.
+// startProgram runs a program as n ranks under mpirun.
 func startProgram(t *testing.T, n int, program ...string) (output string, err error) {
 	t.Helper()
 	mpirun := need.Tool(t, "mpirun", "install openmpi-bin")
@@ -58,8 +58,8 @@ func startProgram(t *testing.T, n int, program ...string) (output string, err er
 	return string(out), err
 }
 
-// mpiRun runs f on all ranks. An error of one rank alone is said at once, for the others may be
-// waiting for it; the watch ends them then.
+// mpiRun runs f on all ranks. An error is printed at once, because other ranks may be waiting for
+// this one; then the timer ends the job.
 func mpiRun(t *testing.T, w Comm, name string, f func(Comm) error) {
 	watch := time.AfterFunc(20*time.Second, func() {
 		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)

@@ -13,18 +13,18 @@ const (
 	OpBarrier       = "barrier"
 )
 
-// Entry is what one operation on one axis of the mesh has cost one rank.
+// Entry has the cost of one operation on one axis of the mesh for one rank.
 type Entry struct {
 	Axis, Op string
-	// calls without a stream: counts, sums of losses, flags and errors, which ranks settle on the
-	// host
+	// Control marks calls without a stream. They move small values in host memory: counts, sums of
+	// losses, flags and errors.
 	Control bool
 	Calls   int64
 	Bytes   int64   // sent to other ranks
-	Seconds float64 // in the call; for a started exchange, in its start and in its wait
+	Seconds float64 // in the call; for AllToAllStart, in the start and in Wait
 }
 
-// Ledger counts a rank's communication. It is safe for several goroutines; a nil Ledger counts
+// Ledger counts a rank's communication. Several goroutines may use it at once. A nil Ledger counts
 // nothing.
 type Ledger struct {
 	mu      sync.Mutex
@@ -32,13 +32,13 @@ type Ledger struct {
 	index   map[line]int
 }
 
-// line is what entries differ in.
+// line is the key of an entry.
 type line struct {
 	axis, op string
 	control  bool
 }
 
-// NewLedger starts an empty account.
+// NewLedger returns an empty Ledger.
 func NewLedger() *Ledger { return &Ledger{index: map[line]int{}} }
 
 func (l *Ledger) add(at line, calls, bytes int64, seconds float64) {
@@ -59,7 +59,7 @@ func (l *Ledger) add(at line, calls, bytes int64, seconds float64) {
 	e.Seconds += seconds
 }
 
-// Entries is a copy of the account, in order of first use.
+// Entries returns a copy of the entries, in the order of the first calls.
 func (l *Ledger) Entries() []Entry {
 	if l == nil {
 		return nil
@@ -69,8 +69,8 @@ func (l *Ledger) Entries() []Entry {
 	return append([]Entry(nil), l.entries...)
 }
 
-// Get is what an operation on an axis has cost, with a stream and without; zero when there was
-// none.
+// Get returns the sum of the entries of an operation on an axis, with and without a stream; zero if
+// there are none.
 func (l *Ledger) Get(axis, op string) Entry {
 	sum := Entry{Axis: axis, Op: op}
 	for _, e := range l.Entries() {
@@ -83,34 +83,35 @@ func (l *Ledger) Get(axis, op string) Entry {
 	return sum
 }
 
-// The bytes below are those that a rank must send when data moves straight from owner to reader,
-// which is also the least possible in sum over the ranks; a library may route them otherwise. Parts
-// are cut as Shard does.
+// The functions below return the bytes that a rank sends if each block goes directly from its owner
+// to its reader. The sum over the ranks is the minimum; a library may send more by other routes.
 
-// AllToAllBytes is what rank sends: Σ_{j≠rank} sendRows[j]·row.
+// AllToAllBytes returns the bytes that rank sends: Σ_{j≠rank} sendRows[j]·row, with row the bytes of
+// a row.
 func AllToAllBytes(rank int, sendRows []int64, row int64) int64 {
 	return (total(sendRows) - sendRows[rank]) * row
 }
 
-// AllGatherBytes is the rank's own rows, once for each other rank: (P-1)·rows[rank]·row.
+// AllGatherBytes returns the bytes of the rank's own rows, once for each other rank:
+// (P-1)·rows[rank]·row.
 func AllGatherBytes(rank int, rows []int64, row int64) int64 {
 	return int64(len(rows)-1) * rows[rank] * row
 }
 
-// ReduceScatterBytes is the rows that other ranks sum: Σ_{j≠rank} rows[j]·row.
+// ReduceScatterBytes returns the bytes of the rows that other ranks sum: Σ_{j≠rank} rows[j]·row.
 func ReduceScatterBytes(rank int, rows []int64, row int64) int64 {
 	return (total(rows) - rows[rank]) * row
 }
 
-// AllReduceBytes is a reduce-scatter and an all-gather of n elements of elem bytes cut by Shard:
-// about 2(P-1)/P·n·elem.
+// AllReduceBytes returns the bytes of a reduce-scatter and an all-gather of n elements of elem
+// bytes, sharded by Shard: about 2(P-1)/P·n·elem.
 func AllReduceBytes(rank, size int, n, elem int64) int64 {
 	lo, hi := Shard(n, size, rank)
 	return (n + int64(size-2)*(hi-lo)) * elem
 }
 
-// BroadcastSent is a chain from the root on, in rank order: every rank but the last of the chain
-// sends all bytes once.
+// BroadcastSent returns the bytes that rank sends in a chain from the root in rank order: every rank
+// except the last of the chain sends all bytes once.
 func BroadcastSent(rank, root, size int, bytes int64) int64 {
 	if (rank+1)%size == root {
 		return 0

@@ -12,108 +12,110 @@ import (
 	"ulysses/tensor"
 )
 
-// localJob is what all communicators of one Local share: its end.
+// localJob is the state that all communicators of one Local share.
 type localJob struct {
-	failure atomic.Pointer[status.Error]
-	ended   []atomic.Bool // by world rank: its function has returned
+	failure atomic.Pointer[status.Error] // why the job has ended; nil while it runs
+	ended   []atomic.Bool                // by world rank: its function has returned
 	mu      sync.Mutex
-	groups  []*localGroup
+	groups  []*localGroup // all that are not closed
 }
 
-// localGroup is one communicator seen from all its ranks. Ranks meet under one lock and wait on one
-// condition; memory is copied outside the lock, straight from the sender's to the receiver's.
+// localGroup is the state that all ranks of one communicator share, under one lock and one
+// condition variable. Bytes are copied outside the lock, from the sender's memory directly to the
+// receiver's.
 type localGroup struct {
 	job   *localJob
-	world []int // world rank by rank
+	world []int // by rank: its world rank
 	mu    sync.Mutex
 	cond  *sync.Cond
-	calls map[int64]*localCall // collectives under way, by sequence number
-	spare []*localCall
-	wires [][]*localMessage // point to point, by from*size+to, in order of sending
-	open  int               // ranks that have not closed it
+	calls map[int64]*localCall // collectives in progress, by sequence number
+	spare freeList[localCall]
+	queue [][]*localMessage // by from*size+to: messages of SendRecv, in order of sending
+	open  int               // ranks that have not closed the communicator
 }
 
-// localComm is one rank's face of a localGroup.
+// localComm is the communicator of one rank of a localGroup.
 type localComm struct {
 	g       *localGroup
 	rank    int
-	seq     int64
+	seq     int64 // of this rank's next collective
 	closed  bool
 	scratch []byte
-	parts   []unsafe.Pointer // by rank, for reduce
-	message localMessage
-	spare   []*localRequest
+	blocks  []unsafe.Pointer // by rank, for reduce
+	message localMessage     // the one that this rank sends
+	spare   freeList[localRequest]
 }
 
-// localPost is what a rank brings to a collective.
+// localPost has the arguments that a rank posts to a collective.
 type localPost struct {
-	here, waiting      bool
+	posted, waiting    bool // waiting: the rank is in Wait
 	dst, src           tensor.Tensor
 	recvRows, sendRows []int64
 	a, b               int // root, or reduction, or color and key
 }
 
-// localCall is one collective under way.
+// localCall is a collective in progress.
 type localCall struct {
 	seq     int64
 	name    string
-	posts   []localPost
-	met     [3]int // ranks that reached each meeting
-	working int    // ranks that may be in others' memory, between two meetings
-	done    int    // ranks that have left
+	posts   []localPost // by rank
+	arrived [3]int      // by barrier of the call: ranks that have arrived
+	working int         // ranks between two barriers, which may be in the memory of others
+	done    int         // ranks that have left the call
 	groups  map[int]*localGroup
-	pairs   localPairs
+	copies  localCopies
 }
 
-// localPairs is the state of those copies.
-type localPairs struct {
-	claimed []bool // by receiver*size+sender
-	busy    []int  // by rank: copies under way in its memory
-	pulled  []int  // by rank: blocks that have arrived
-	taken   []int  // by rank: blocks that have been read
+// localCopies is the state of the copies of an all-to-all.
+type localCopies struct {
+	claimed  []bool // by receiver*size+sender: the copy has begun
+	busy     []int  // by rank: copies in progress that use its memory
+	received []int  // by rank: blocks that have been written to its dst
+	sent     []int  // by rank: blocks that have been read from its src
 }
 
-func newLocalPairs(n int) localPairs {
-	return localPairs{claimed: make([]bool, n*n), busy: make([]int, n), pulled: make([]int, n), taken: make([]int, n)}
+func newLocalCopies(n int) localCopies {
+	return localCopies{claimed: make([]bool, n*n), busy: make([]int, n), received: make([]int, n), sent: make([]int, n)}
 }
 
-func (p *localPairs) reset() {
+func (p *localCopies) reset() {
 	clear(p.claimed)
 	clear(p.busy)
-	clear(p.pulled)
-	clear(p.taken)
+	clear(p.received)
+	clear(p.sent)
 }
 
 type localRequest struct {
 	c *localComm
-	o *localCall // nil once waited for
+	o *localCall // nil after Wait
 }
 
-// localMessage is a tensor on its way; the receiver copies it out of the sender's memory.
+// localMessage is a tensor that is sent. The receiver copies it from the sender's memory.
 type localMessage struct {
 	t          tensor.Tensor
-	busy, done bool
+	busy, done bool // the copy is in progress, is complete
 }
 
-// Local makes n goroutine ranks of one process: element i is rank i's. Each communicator serves one
-// goroutine at a time.
+// Local returns the communicators of n goroutine ranks of one process, by rank. Each communicator
+// serves one goroutine at a time. They need no Close if no Split was made.
 func Local(n int) []Comm {
 	job := &localJob{ended: make([]atomic.Bool, n)}
 	world := make([]int, n)
 	for i := range world {
 		world[i] = i
 	}
-	g := job.group(world)
+	g := job.newGroup(world)
 	ranks := make([]Comm, n)
 	for i := range ranks {
-		ranks[i] = g.rank(i)
+		ranks[i] = g.newRank(i)
 	}
 	return ranks
 }
 
-// RunLocal runs f as n ranks, one goroutine each, and waits for all. The first error ends the job:
-// the others' calls fail. It returns that error with its rank; a panic becomes an Internal one. A
-// rank that returns while another waits for it ends the job too.
+// RunLocal runs f as n ranks, one goroutine each, and waits for all of them. The first error ends
+// the job: calls of the other ranks fail, and RunLocal returns that error with the number of its
+// rank. A panic becomes an error with the code Internal. A rank that returns while another rank
+// waits for it also ends the job.
 func RunLocal(n int, f func(Comm) error) error {
 	ranks := Local(n)
 	job := ranks[0].(*localComm).g.job
@@ -125,9 +127,9 @@ func RunLocal(n int, f func(Comm) error) error {
 		go func() {
 			defer wg.Done()
 			returned, err := false, error(nil)
-			defer func() { // also when the goroutine is ended under f
+			defer func() { // also after runtime.Goexit in f
 				if !returned {
-					err = unreturned(recover())
+					err = exitError(recover())
 				}
 				if err != nil {
 					once.Do(func() {
@@ -145,15 +147,16 @@ func RunLocal(n int, f func(Comm) error) error {
 	return first
 }
 
-func unreturned(panicked any) error {
+// exitError returns the error of a rank whose function did not return.
+func exitError(panicked any) error {
 	if panicked == nil {
-		return status.Errorf(status.Internal, "the rank's goroutine was ended (runtime.Goexit)")
+		return status.Errorf(status.Internal, "the goroutine of the rank ended without returning (runtime.Goexit)")
 	}
 	return status.Errorf(status.Internal, "panic: %v\n%s", panicked, debug.Stack())
 }
 
-func (j *localJob) group(world []int) *localGroup {
-	g := &localGroup{job: j, world: world, calls: map[int64]*localCall{}, wires: make([][]*localMessage, len(world)*len(world)), open: len(world)}
+func (j *localJob) newGroup(world []int) *localGroup {
+	g := &localGroup{job: j, world: world, calls: map[int64]*localCall{}, queue: make([][]*localMessage, len(world)*len(world)), open: len(world)}
 	g.cond = sync.NewCond(&g.mu)
 	j.mu.Lock()
 	j.groups = append(j.groups, g)
@@ -161,7 +164,8 @@ func (j *localJob) group(world []int) *localGroup {
 	return g
 }
 
-// fail ends the job, once, and wakes everyone. No group's lock may be held.
+// fail ends the job and wakes all ranks; only the first call has an effect. The caller must not
+// hold the lock of a group.
 func (j *localJob) fail(err error) {
 	e := &status.Error{Code: status.Comm, Text: err.Error(), Err: err}
 	if j.failure.CompareAndSwap(nil, e) {
@@ -192,8 +196,8 @@ func (j *localJob) err() error {
 	return nil
 }
 
-func (g *localGroup) rank(i int) *localComm {
-	return &localComm{g: g, rank: i, parts: make([]unsafe.Pointer, len(g.world))}
+func (g *localGroup) newRank(i int) *localComm {
+	return &localComm{g: g, rank: i, blocks: make([]unsafe.Pointer, len(g.world))}
 }
 
 func (c *localComm) Rank() int    { return c.rank }
@@ -204,7 +208,7 @@ func (c *localComm) Abort(code status.Code, reason string) {
 	c.g.job.fail(fmt.Errorf("rank %d ended the job (%v): %s", c.g.world[c.rank], code, reason))
 }
 
-// Close gives the communicator up; it is not collective.
+// Close releases the communicator. It is not collective.
 func (c *localComm) Close() error {
 	if c.closed {
 		return nil

@@ -9,22 +9,22 @@ import (
 	"ulysses/tensor"
 )
 
-// posted posts a call and waits until every rank has.
-func (c *localComm) posted(name string, p localPost) (*localCall, error) {
+// begin posts the arguments of a call and waits until every rank has posted its own.
+func (c *localComm) begin(name string, p localPost) (*localCall, error) {
 	o, err := c.post(name, p)
 	if err != nil {
 		return nil, err
 	}
-	return o, c.meet(o, 0, false)
+	return o, c.barrier(o, 0, false)
 }
 
-// rowsDiffer names two ranks that do not cut the same tensor alike.
-func (c *localComm) rowsDiffer(o *localCall, name string, rows []int64, mine tensor.Tensor, j int, theirs tensor.Tensor) error {
+// rowsMismatch names two ranks that do not cut the same tensor alike.
+func (c *localComm) rowsMismatch(o *localCall, name string, rows []int64, mine tensor.Tensor, j int, theirs tensor.Tensor) error {
 	return c.mismatch(o, "%s: rank %d has rows %v of %v, rank %d has rows %v of %v", name, c.rank, rows, mine, j, o.posts[j].sendRows, theirs)
 }
 
 func (c *localComm) Split(color, key int) (Comm, error) {
-	o, err := c.posted("comm.Split", localPost{a: color, b: key})
+	o, err := c.begin("comm.Split", localPost{a: color, b: key})
 	if err != nil {
 		return nil, err
 	}
@@ -47,12 +47,12 @@ func (c *localComm) Split(color, key int) (Comm, error) {
 			o.groups = map[int]*localGroup{}
 		}
 		if o.groups[color] == nil {
-			o.groups[color] = g.job.group(world)
+			o.groups[color] = g.job.newGroup(world)
 		}
-		made = o.groups[color].rank(slices.Index(members, c.rank))
+		made = o.groups[color].newRank(slices.Index(members, c.rank))
 		g.mu.Unlock()
 	}
-	if err := c.meet(o, 1, true); err != nil {
+	if err := c.barrier(o, 1, true); err != nil {
 		return nil, err
 	}
 	return made, nil
@@ -63,15 +63,15 @@ func (c *localComm) Barrier() error {
 	if err != nil {
 		return err
 	}
-	return c.meet(o, 0, true)
+	return c.barrier(o, 0, true)
 }
 
 func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	const name = "comm.Broadcast"
-	if err := cmp.Or(usable(name, "tensor", t), checkRoot(root, c.Size()), ready(s)); err != nil {
+	if err := cmp.Or(checkMemory(name, "tensor", t), checkRoot(root, c.Size()), waitFor(s)); err != nil {
 		return err
 	}
-	o, err := c.posted(name, localPost{src: t, a: root})
+	o, err := c.begin(name, localPost{src: t, a: root})
 	if err != nil {
 		return err
 	}
@@ -82,38 +82,38 @@ func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error 
 		}
 	}
 	copyBytes(t.Data, from.src.Data, t.Bytes())
-	return c.meet(o, 1, true)
+	return c.barrier(o, 1, true)
 }
 
 func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.AllGather"
 	n := c.Size()
-	if err := cmp.Or(checkShards(name, "dst", "src", dst, src, rows, c.rank, n), ready(s)); err != nil {
+	if err := cmp.Or(checkShards(name, "dst", "src", dst, src, rows, c.rank, n), waitFor(s)); err != nil {
 		return err
 	}
-	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})
+	o, err := c.begin(name, localPost{dst: dst, src: src, sendRows: rows})
 	if err != nil {
 		return err
 	}
 	row := rowBytes(dst)
 	for k := range n {
-		j := (c.rank + k) % n // everyone starts with another rank's memory
+		j := (c.rank + k) % n // ranks start with different peers
 		p := &o.posts[j]
 		if !slices.Equal(p.sendRows, rows) || rows[j] > 0 && rowBytes(p.src) != row {
-			return c.rowsDiffer(o, name, rows, dst, j, p.dst)
+			return c.rowsMismatch(o, name, rows, dst, j, p.dst)
 		}
-		copyBytes(place(dst.Data, before(rows, j)*row, rows[j]*row), p.src.Data, rows[j]*row)
+		copyBytes(blockAt(dst.Data, before(rows, j)*row, rows[j]*row), p.src.Data, rows[j]*row)
 	}
-	return c.meet(o, 1, true)
+	return c.barrier(o, 1, true)
 }
 
 func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.ReduceScatter"
 	n := c.Size()
-	if err := cmp.Or(checkShards(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), ready(s)); err != nil {
+	if err := cmp.Or(checkShards(name, "src", "dst", src, dst, rows, c.rank, n), checkReduce(name, src, Sum), waitFor(s)); err != nil {
 		return err
 	}
-	o, err := c.posted(name, localPost{dst: dst, src: src, sendRows: rows})
+	o, err := c.begin(name, localPost{dst: dst, src: src, sendRows: rows})
 	if err != nil {
 		return err
 	}
@@ -121,22 +121,22 @@ func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows 
 	for j := range n {
 		p := &o.posts[j]
 		if !slices.Equal(p.sendRows, rows) || p.src.DType != src.DType || rowBytes(p.src) != row {
-			return c.rowsDiffer(o, name, rows, src, j, p.src)
+			return c.rowsMismatch(o, name, rows, src, j, p.src)
 		}
-		c.parts[j] = place(p.src.Data, before(rows, c.rank)*row, rows[c.rank]*row)
+		c.blocks[j] = blockAt(p.src.Data, before(rows, c.rank)*row, rows[c.rank]*row)
 	}
 	if rows[c.rank]*row > 0 {
-		reduce(Sum, src.DType, dst.Data, c.parts, rows[c.rank]*row/src.DType.Size())
+		reduce(Sum, src.DType, dst.Data, c.blocks, rows[c.rank]*row/src.DType.Size())
 	}
-	return c.meet(o, 1, true)
+	return c.barrier(o, 1, true)
 }
 
 func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 	const name = "comm.AllReduce"
-	if err := cmp.Or(checkReduce(name, t, op), ready(s)); err != nil {
+	if err := cmp.Or(checkReduce(name, t, op), waitFor(s)); err != nil {
 		return err
 	}
-	o, err := c.posted(name, localPost{src: t, a: int(op)})
+	o, err := c.begin(name, localPost{src: t, a: int(op)})
 	if err != nil {
 		return err
 	}
@@ -153,33 +153,33 @@ func (c *localComm) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
 			c.scratch = make([]byte, smallReduce)
 		}
 		out := unsafe.Pointer(unsafe.SliceData(c.scratch))
-		c.reducePart(o, op, t.DType, out, 0, n)
-		// all have read: the result may go where the argument was
-		if err := c.meet(o, 1, true); err != nil {
+		c.reduceRange(o, op, t.DType, out, 0, n)
+		// all ranks have read t: the result may replace it
+		if err := c.barrier(o, 1, true); err != nil {
 			return err
 		}
 		copyBytes(t.Data, out, n*b)
 		return nil
 	}
 	lo, hi := Shard(n, size, c.rank)
-	c.reducePart(o, op, t.DType, place(t.Data, lo*b, (hi-lo)*b), lo, hi)
-	if err := c.meet(o, 1, false); err != nil {
+	c.reduceRange(o, op, t.DType, blockAt(t.Data, lo*b, (hi-lo)*b), lo, hi)
+	if err := c.barrier(o, 1, false); err != nil {
 		return err
 	}
 	for k := 1; k < size; k++ {
 		j := (c.rank + k) % size
 		lo, hi := Shard(n, size, j)
-		copyBytes(place(t.Data, lo*b, (hi-lo)*b), place(o.posts[j].src.Data, lo*b, (hi-lo)*b), (hi-lo)*b)
+		copyBytes(blockAt(t.Data, lo*b, (hi-lo)*b), blockAt(o.posts[j].src.Data, lo*b, (hi-lo)*b), (hi-lo)*b)
 	}
-	return c.meet(o, 2, true)
+	return c.barrier(o, 2, true)
 }
 
-// reducePart combines elements [lo, hi) of all ranks' tensors into dst.
-func (c *localComm) reducePart(o *localCall, op Op, dtype tensor.DType, dst unsafe.Pointer, lo, hi int64) {
+// reduceRange combines elements [lo, hi) of the tensors of all ranks into dst.
+func (c *localComm) reduceRange(o *localCall, op Op, dtype tensor.DType, dst unsafe.Pointer, lo, hi int64) {
 	for j := range o.posts {
-		c.parts[j] = place(o.posts[j].src.Data, lo*dtype.Size(), hi-lo)
+		c.blocks[j] = blockAt(o.posts[j].src.Data, lo*dtype.Size(), hi-lo)
 	}
 	if hi > lo {
-		reduce(op, dtype, dst, c.parts, hi-lo)
+		reduce(op, dtype, dst, c.blocks, hi-lo)
 	}
 }

@@ -2,9 +2,9 @@ package comm
 
 import "unsafe"
 
-// place returns the address of n bytes at an offset from p. It is nil for n = 0, because a pointer
-// behind the end of Go memory must not be kept.
-func place(p unsafe.Pointer, offset, n int64) unsafe.Pointer {
+// blockAt returns the address of a block of n bytes at an offset from p. It is nil for n = 0,
+// because Go code must not keep a pointer behind the end of an allocation.
+func blockAt(p unsafe.Pointer, offset, n int64) unsafe.Pointer {
 	if n <= 0 {
 		return nil
 	}
@@ -34,13 +34,29 @@ func pointer(b []byte) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(b))
 }
 
-// room returns n bytes of scratch, which it allocates if scratch is smaller.
-func room(scratch *[]byte, n int64) []byte {
+// resize returns n bytes of scratch and allocates a new scratch if it is smaller.
+func resize(scratch *[]byte, n int64) []byte {
 	if int64(len(*scratch)) < n {
 		*scratch = make([]byte, n)
 	}
 	return (*scratch)[:n]
 }
+
+// freeList keeps values for reuse, so that a call in the steady state allocates nothing.
+type freeList[T any] []*T
+
+// get returns a value that is not in use: one that was put back, or a new zero value.
+func (l *freeList[T]) get() *T {
+	n := len(*l)
+	if n == 0 {
+		return new(T)
+	}
+	x := (*l)[n-1]
+	*l = (*l)[:n-1]
+	return x
+}
+
+func (l *freeList[T]) put(x *T) { *l = append(*l, x) }
 
 // overlap reports whether two blocks of memory have bytes in common.
 func overlap(a unsafe.Pointer, an int64, b unsafe.Pointer, bn int64) bool {

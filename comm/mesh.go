@@ -8,28 +8,29 @@ import (
 	"ulysses/internal/status"
 )
 
-// Mesh is the world as data × sequence: rank = replica·P + sequence rank, P = ulysses·ring, so that
-// the ranks of one sequence, which exchange the most, are neighbours and share a node where they
-// can.
+// Mesh arranges the ranks of the world as data × sequence: rank = replica·P + sequence rank, with
+// P = ulysses·ring. The ranks of one sequence send the most bytes to each other. They have
+// consecutive world ranks, so launchers usually place them on one node.
 type Mesh struct {
 	World    *Counted // axis "world": all ranks
-	Seq      *Counted // axis "sequence": the P ranks that hold one sequence
-	Data     *Counted // axis "data": the ranks that hold the same part of different sequences
-	Ulysses  int      // heads all-to-all degree
+	Seq      *Counted // axis "sequence": the P ranks that share one sequence
+	Data     *Counted // axis "data": the ranks that have the same shard of different sequences
+	Ulysses  int      // ranks over which attention is sharded by heads
 	Ring     int
-	Replica  int // which sequence group this rank is in, its rank in Data
-	Replicas int // how many there are
+	Replica  int // of this rank; its rank in Data
+	Replicas int // size of Data
 }
 
-// NewMesh splits the world; all ranks call it. ulysses 0 is all the ranks that ring leaves. The
-// ledger, clock and watch may be nil.
+// NewMesh splits the world into its axes. With ulysses = 0, all ranks form one sequence axis
+// (ulysses = size / ring). The ledger, clock and watch may be nil. Collective over world; Close the
+// mesh to close its communicators and world.
 func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watch) (*Mesh, error) {
 	n := world.Size()
 	if ring == 0 {
 		ring = 1
 	}
 	if ulysses < 0 || ring < 0 {
-		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d: set both to 0 or more", ulysses, ring)
+		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d; set both to 0 or more", ulysses, ring)
 	}
 	if ring > 1 {
 		return nil, status.Errorf(status.Unsupported, "comm.NewMesh: parallel.ring = %d: %s", ring, notbuilt.Ring.Text("set parallel.ring = 1"))
@@ -39,7 +40,7 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 	}
 	p := ulysses * ring
 	if p == 0 || n%p != 0 {
-		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: %d ranks do not divide by parallel.ulysses * parallel.ring = %d * %d: set parallel.ulysses to %s, or start a multiple of %d ranks",
+		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: %d ranks are not a multiple of parallel.ulysses * parallel.ring = %d * %d; set parallel.ulysses to %s, or start a multiple of %d ranks",
 			n, ulysses, ring, nearest(n, p), max(p, 1))
 	}
 	m := &Mesh{World: NewCounted(world, "world", l, clk, w), Ulysses: ulysses, Ring: ring, Replica: world.Rank() / p, Replicas: n / p}
@@ -55,7 +56,7 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 	return m, nil
 }
 
-// nearest names the divisors of n on either side of p.
+// nearest returns the text of the divisors of n just below and just above p.
 func nearest(n, p int) string {
 	below, above := 0, 0
 	for d := 1; d <= n; d++ {
@@ -75,7 +76,7 @@ func nearest(n, p int) string {
 	return fmt.Sprintf("%d or %d", below, above)
 }
 
-// Close gives the three communicators up.
+// Close closes the three communicators. Collective where their Close is.
 func (m *Mesh) Close() error {
 	var first error
 	for _, c := range []*Counted{m.Seq, m.Data, m.World} {

@@ -10,26 +10,26 @@ import (
 	"ulysses/tensor"
 )
 
-// mirror lets a communicator for memory of a device be tested with tensors of the host: each call
-// takes them to the device and back on a stream whose order is all that holds copies and call
-// together. Every other call has no stream and vouches for the order itself.
+// mirror lets a communicator for device memory pass a suite with host tensors. Each call copies its
+// tensors to the device and back. Only the order of the stream connects the copies and the call.
+// Every second call passes a nil stream and synchronizes the stream before it.
 type mirror struct {
 	comm.Comm
-	d      device.Device
-	s      device.Stream
-	memory device.Buffer // of calls under way
-	used   int64
-	flying int
-	calls  int
-	cut    int64
+	d          device.Device
+	s          device.Stream
+	memory     device.Buffer // of calls in progress
+	used       int64
+	inProgress int // requests
+	calls      int
+	chunk      int64
 }
 
 const mirrorBytes = 24 << 20
 
-func newMirror(d device.Device, c comm.Comm, cut int64) (*mirror, error) {
-	m := &mirror{Comm: c, d: d, cut: cut}
-	if cut > 0 {
-		c.(*cuda.Comm).Cut(cut)
+func newMirror(d device.Device, c comm.Comm, chunk int64) (*mirror, error) {
+	m := &mirror{Comm: c, d: d, chunk: chunk}
+	if chunk > 0 {
+		c.(*cuda.Comm).SetChunk(chunk)
 	}
 	var err error
 	if m.s, err = d.NewStream(); err != nil {
@@ -47,11 +47,11 @@ func (m *mirror) close() {
 func (m *mirror) Host() comm.Comm { return m.Comm.(comm.Layered).Host() }
 
 func (m *mirror) Split(color, key int) (comm.Comm, error) {
-	part, err := m.Comm.Split(color, key)
-	if err != nil || part == nil {
+	sub, err := m.Comm.Split(color, key)
+	if err != nil || sub == nil {
 		return nil, err
 	}
-	return newMirror(m.d, part, m.cut)
+	return newMirror(m.d, sub, m.chunk)
 }
 
 func (m *mirror) Close() error {
@@ -60,8 +60,8 @@ func (m *mirror) Close() error {
 	return err
 }
 
-// image is host memory and its place on the device.
-type image struct{ host, there tensor.Tensor }
+// image is a range of host memory and its copy on the device.
+type image struct{ host, device tensor.Tensor }
 
 func bytesAt(p unsafe.Pointer, n int64, where tensor.Place) tensor.Tensor {
 	t := tensor.Of(p, tensor.U8, n)
@@ -69,7 +69,7 @@ func bytesAt(p unsafe.Pointer, n int64, where tensor.Place) tensor.Tensor {
 	return t
 }
 
-// span is the bytes between a tensor's first and behind its last element.
+// span returns the bytes from a tensor's first element to the end of its last element.
 func span(t tensor.Tensor) int64 {
 	if t.IsNil() || t.Numel() == 0 || t.Data == nil {
 		return 0
@@ -81,30 +81,30 @@ func span(t tensor.Tensor) int64 {
 	return n * t.DType.Size()
 }
 
-// place finds room on the device at an address that is aligned to elements alone.
-func (m *mirror) place(bytes int64) unsafe.Pointer {
+// alloc returns device memory that is aligned to 8 bytes and no more.
+func (m *mirror) alloc(bytes int64) unsafe.Pointer {
 	at := m.used
 	if m.used += (bytes+7)/8*8 + 8; m.used > mirrorBytes {
-		panic("the mirror is too small")
+		panic("mirrorBytes is too small")
 	}
 	return unsafe.Add(m.memory.Pointer(), at)
 }
 
-// up brings two tensors to the device; what they share there is what they share here.
+// up copies one or two tensors to the device. Tensors that overlap on the host overlap there.
 func (m *mirror) up(ts ...*tensor.Tensor) ([]image, error) {
 	for _, t := range ts {
 		if t.Where != tensor.Host {
-			return nil, status.Errorf(status.Unsupported, "the suite has no memory of a device")
+			return nil, status.Errorf(status.Unsupported, "the suite has no device memory")
 		}
 	}
 	var images []image
 	add := func(p unsafe.Pointer, n int64) image {
-		i := image{bytesAt(p, n, tensor.Host), bytesAt(m.place(n), n, tensor.CUDA)}
+		i := image{bytesAt(p, n, tensor.Host), bytesAt(m.alloc(n), n, tensor.CUDA)}
 		images = append(images, i)
 		return i
 	}
 	move := func(t *tensor.Tensor, i image) {
-		t.Data = unsafe.Add(i.there.Data, uintptr(t.Data)-uintptr(i.host.Data))
+		t.Data = unsafe.Add(i.device.Data, uintptr(t.Data)-uintptr(i.host.Data))
 	}
 	a := ts[0]
 	b := ts[len(ts)-1]
@@ -131,17 +131,17 @@ func (m *mirror) up(ts ...*tensor.Tensor) ([]image, error) {
 		}
 	}
 	for _, i := range images {
-		if err := m.d.Copy(m.s, i.there, i.host); err != nil {
+		if err := m.d.Copy(m.s, i.device, i.host); err != nil {
 			return nil, err
 		}
 	}
 	return images, nil
 }
 
-// down brings everything back and waits.
+// down copies the images back to the host and waits.
 func (m *mirror) down(images []image) error {
 	for _, i := range images {
-		if err := m.d.Copy(m.s, i.host, i.there); err != nil {
+		if err := m.d.Copy(m.s, i.host, i.device); err != nil {
 			return err
 		}
 	}
@@ -165,13 +165,13 @@ func (m *mirror) around(f func(s device.Stream) error, ts ...*tensor.Tensor) err
 		return err
 	}
 	if len(images) == 0 && s == nil {
-		s = m.s // absent tensors are the device's by their stream
+		s = m.s // with absent tensors, a stream makes this a call for device memory
 	}
 	if err := f(s); err != nil {
 		return err
 	}
 	err = m.down(images)
-	if m.flying == 0 {
+	if m.inProgress == 0 {
 		m.used = 0
 	}
 	return err
@@ -200,7 +200,7 @@ func (m *mirror) AllToAllStart(_ device.Stream, dst, src tensor.Tensor, recv, se
 		s = m.s
 	}
 	r, err := m.Comm.AllToAllStart(s, dst, src, recv, send)
-	m.flying++
+	m.inProgress++
 	return &mirrorRequest{m, r, images}, err
 }
 
@@ -208,7 +208,7 @@ func (r *mirrorRequest) Wait() error {
 	if err := r.r.Wait(); err != nil {
 		return err
 	}
-	if r.m.flying--; r.m.flying == 0 {
+	if r.m.inProgress--; r.m.inProgress == 0 {
 		r.m.used = 0
 	}
 	return r.m.down(r.images)

@@ -16,17 +16,18 @@ import (
 	"ulysses/slurm"
 )
 
-// MPI is reached through a table of C functions (mpi_table.h), linked into the program (tag mpi) or
-// opened when a host program's communicator comes (FromMPI): code without MPI builds, loads and
-// runs.
+// All MPI calls go through a table of C functions (mpi_table.h). With the tag mpi the table is
+// linked into the program. Without the tag FromMPI opens it as a shared library. Therefore the
+// program and the library build and run without MPI.
 
 var mpiStart struct {
 	sync.Mutex
-	loaded bool   // the table is there
-	end    func() // set by World, where it started MPI
+	loaded bool   // the table can be called
+	end    func() // ends MPI if World has started it; else nil
 }
 
-// Library is the MPI library and its thread level, "Open MPI v4.1.4, thread level multiple".
+// Library returns the name of the MPI library and its thread level: "Open MPI v4.1.4, thread level
+// multiple". It is not collective.
 func Library() string {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()
@@ -46,7 +47,7 @@ func Library() string {
 	}
 }
 
-// libraryName is the start of the text by which the library of the table names itself, "Open MPI
+// libraryName returns the start of MPI_Get_library_version of the table's library: "Open MPI
 // v4.1.4".
 func libraryName() string {
 	var text [4096]C.char
@@ -60,7 +61,7 @@ func firstWords(text string) string {
 	return strings.Join(strings.Fields(name), " ")
 }
 
-// Thread levels, in the order that MPI gives them.
+// Thread levels, in the order of the MPI standard.
 const (
 	threadSingle = iota
 	threadFunneled
@@ -75,25 +76,26 @@ func mpiState() (initialized, finalized bool, level int) {
 }
 
 // prepare sets what libraries read when they start, where the user has not.
-func prepare() {
+func setLibraryDefaults() {
 	set := func(name, value string) {
 		if _, ok := os.LookupEnv(name); !ok {
 			os.Setenv(name, value)
 		}
 	}
-	// UCX would take the handler of segmentation faults away from the Go runtime, which turns them
-	// into panics.
+	// By default UCX replaces the Go runtime's handler of segmentation faults, which turns them into
+	// panics.
 	set("UCX_ERROR_SIGNALS", "")
-	set("UCX_WARN_UNUSED_ENV_VARS", "n") // not every UCX knows that one, and it would say so
-	// Ranks that share cores must give them up while they wait; mpirun knows when, srun does not
-	// say.
+	// Some versions of UCX do not have UCX_ERROR_SIGNALS and would print a warning.
+	set("UCX_WARN_UNUSED_ENV_VARS", "n")
+	// Ranks that share cores must yield them while they wait. mpirun sets this, srun does not.
 	if slurm.Env().LocalSize > runtime.NumCPU() {
 		set("OMPI_MCA_mpi_yield_when_idle", "1")
 	}
 }
 
-// Finalize ends MPI if World or FromMPI started it. All ranks call it, when all is well; otherwise
-// Abort. After FromMPI a C program's exit(0) does it, too; a Go program's end does not.
+// Finalize ends MPI if World or FromMPI started it. It is collective over MPI_COMM_WORLD; after a
+// failure call Abort instead. After FromMPI, exit(0) of a C program also ends MPI; the end of a Go
+// program does not.
 func Finalize() {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()
@@ -107,33 +109,33 @@ func Finalize() {
 	C.umpi_end()
 }
 
-// mpiComm is a communicator of MPI. Memory is the host's. It serves one goroutine at a time;
-// different ones may be used at once.
+// mpiComm is an MPI communicator for host memory. It serves one goroutine at a time; different
+// communicators may be used at once.
 type mpiComm struct {
 	collectives
 	c      C.umpi_comm
 	closed bool
-	seq    int64 // exchanges started
-	// control broadcasts bytes of the host by a way of its own; nil where there is none.
+	seq    int64 // all-to-alls started
+	// control broadcasts bytes with empi; nil if the program was built without the tag mpi.
 	control func(root int, data []byte) error
 
 	ints    []C.int         // two vectors of size: counts and offsets
 	pending *C.umpi_pending // of the blocking calls
-	spare   []*mpiRequest
+	spare   freeList[mpiRequest]
 }
 
-// mpiRequest is an exchange under way. MPI_Ialltoallv would do the same, but was seen to take twice
-// the time at 16 MiB on two ranks.
+// mpiRequest is an all-to-all in progress. MPI_Ialltoallv is not used: it took twice the time at
+// 16 MiB on two ranks.
 type mpiRequest struct {
 	m       *mpiComm
 	pending *C.umpi_pending
 	pins    runtime.Pinner // of Go memory, between start and wait
-	active  bool
+	active  bool           // started, and Wait was not called yet
 	done    C.int
 }
 
-// sized asks for rank and size and makes what calls use.
-func (m *mpiComm) sized(operation string) (*mpiComm, error) {
+// initialize reads rank and size from MPI and allocates the buffers of m.
+func (m *mpiComm) initialize(operation string) (*mpiComm, error) {
 	var rank, size C.int
 	if err := mpiError(operation, C.umpi_identify(m.c, &rank, &size)); err != nil {
 		return nil, err
@@ -148,16 +150,16 @@ func mpiError(operation string, code C.int) error {
 	case 0:
 		return nil
 	case C.UMPI_SHORT:
-		return status.Errorf(status.Comm, "%s: a message is shorter than its receiver expects: both ranks must name one size", operation)
+		return status.Errorf(status.Comm, "%s: a message is shorter than its receiver expects; both ranks must give the same size", operation)
 	case C.UMPI_ENDED:
-		return status.Errorf(status.Comm, "%s: MPI has ended: close communicators and contexts before MPI_Finalize", operation)
+		return status.Errorf(status.Comm, "%s: MPI has ended; close communicators and contexts before MPI_Finalize", operation)
 	case C.UMPI_THREAD:
-		return status.Errorf(status.InvalidArgument, "%s: MPI was started below MPI_THREAD_SERIALIZED and this is not the thread that started it: "+
+		return status.Errorf(status.InvalidArgument, "%s: the thread level is below MPI_THREAD_SERIALIZED and this is not the thread that started MPI; "+
 			"call from that thread, or start MPI with MPI_THREAD_MULTIPLE", operation)
 	case C.UMPI_NULL:
-		return status.Errorf(status.InvalidArgument, "%s: no communicator has this handle: pass MPI_Comm_c2f() of one that is not freed, or -1 for MPI_COMM_WORLD", operation)
+		return status.Errorf(status.InvalidArgument, "%s: no communicator has this handle; pass MPI_Comm_c2f() of a communicator that was not freed, or -1 for MPI_COMM_WORLD", operation)
 	case C.UMPI_INTER:
-		return status.Errorf(status.InvalidArgument, "%s: this is an intercommunicator: pass what MPI_Intercomm_merge makes of it", operation)
+		return status.Errorf(status.InvalidArgument, "%s: the handle is an intercommunicator; pass the result of MPI_Intercomm_merge", operation)
 	}
 	var text [1024]C.char
 	C.umpi_error_text(code, &text[0], C.int(len(text)))
@@ -168,8 +170,8 @@ func (m *mpiComm) Rank() int    { return m.rank }
 func (m *mpiComm) Size() int    { return m.size }
 func (m *mpiComm) Kind() string { return "mpi" }
 
-// Fortran is the communicator's handle as an integer (MPI_Comm_c2f), the form in which libraries
-// pass one.
+// Fortran returns the communicator's handle as an integer (MPI_Comm_c2f), the form in which
+// libraries pass communicators.
 func (m *mpiComm) Fortran() int64 {
 	var f C.int32_t
 	C.umpi_fortran(m.c, &f)
@@ -185,19 +187,19 @@ func (m *mpiComm) Split(color, key int) (Comm, error) {
 	if err := mpiError("comm.Split", C.umpi_split(m.c, C.int(max(color, -1)), C.int(key), &sub.c, &none)); err != nil || none != 0 {
 		return nil, err
 	}
-	return sub.sized("comm.Split")
+	return sub.initialize("comm.Split")
 }
 
-// Abort ends all processes of the job with the code; it does not return, unless MPI has ended. The
-// caller has said why, for MPI cannot.
+// Abort ends all processes of the job with the code. It does not return, unless MPI has ended. The
+// caller has printed the reason, because MPI does not.
 func (m *mpiComm) Abort(code status.Code, reason string) {
 	if code == status.OK {
-		code = status.Internal // a launcher takes 0 for success
+		code = status.Internal // 0 would mean success to the launcher
 	}
 	C.umpi_abort(C.int(code))
 }
 
-// Close gives the communicator up; with MPI that is collective.
+// Close frees the communicator. Collective.
 func (m *mpiComm) Close() error {
 	if m.closed {
 		return nil
@@ -213,7 +215,7 @@ func (m *mpiComm) Close() error {
 
 func (m *mpiComm) open(operation string) error {
 	if m.closed {
-		return status.Errorf(status.InvalidArgument, "%s: the communicator is closed", operation)
+		return errClosed(operation)
 	}
 	return nil
 }

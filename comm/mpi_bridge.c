@@ -5,14 +5,14 @@
 #include <stdio.h>
 
 const umpi_api *umpi;
-void (*umpi_before)(void *room), (*umpi_after)(const void *room);
+void (*umpi_before)(void *state), (*umpi_after)(const void *state);
 
 void umpi_use(const umpi_api *table) { umpi = table; }
 
 int umpi_open(const char *path, char *text, int size, uint32_t *have) {
   *have = 0;
   text[0] = 0;
-  void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL); // for good: MPI cannot be unloaded
+  void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL); // never closed: MPI cannot be unloaded
   if (file == NULL) {
     snprintf(text, size, "%s", dlerror());
     return 0;
@@ -31,8 +31,8 @@ int umpi_open(const char *path, char *text, int size, uint32_t *have) {
   return 1;
 }
 
-int umpi_present(const char *path, char *text, int size) {
-  // MPI_MAX_LIBRARY_VERSION_STRING is at most that in every library; one caller at a time
+int umpi_loaded_library(const char *path, char *text, int size) {
+  // MPI_MAX_LIBRARY_VERSION_STRING is at most 8192 in all libraries. The caller holds a lock.
   static char full[8192];
   int n = 0;
   void *from = RTLD_DEFAULT;
@@ -45,8 +45,8 @@ int umpi_present(const char *path, char *text, int size) {
   return 1;
 }
 
-int umpi_here(char *text, int size) {
+int umpi_own_path(char *text, int size) {
   Dl_info info;
-  if (!dladdr((void *)umpi_here, &info) || info.dli_fname == NULL) return 0;
+  if (!dladdr((void *)umpi_own_path, &info) || info.dli_fname == NULL) return 0;
   return snprintf(text, size, "%s", info.dli_fname) < size;
 }

@@ -1,4 +1,5 @@
-// Calls through the table, and how the table is found (mpi_opened.go, mpi_linked.go).
+// Inline functions umpi_NAME that call the functions of the table, and functions that load the table
+// (used by mpi_opened.go and mpi_linked.go).
 #ifndef ULYSSES_MPI_BRIDGE_H
 #define ULYSSES_MPI_BRIDGE_H
 
@@ -7,18 +8,19 @@
 #include "mpi_table.h"
 
 #pragma GCC visibility push(hidden)
-extern const umpi_api *umpi; // NULL until MPI is needed; then for good
+extern const umpi_api *umpi; // the table; NULL until it is loaded, then constant
 
-// Functions that a library calls around each call of MPI, so that the host's signals need not wait
-// for other ranks. NULL = none. The caller owns *room.
+// Hooks around each MPI call, NULL for none (SetMPIHooks). They let the host program handle signals
+// while a call waits for other ranks. Both get a pointer to the same memory, which lives for the
+// call.
 typedef struct {
   char bytes[128];
-} umpi_room __attribute__((aligned(16)));
-extern void (*umpi_before)(void *room), (*umpi_after)(const void *room);
+} umpi_hook_state __attribute__((aligned(16)));
+extern void (*umpi_before)(void *state), (*umpi_after)(const void *state);
 
 #define UMPI_CALL(name, parameters, arguments)   \
   static inline int umpi_##name parameters {     \
-    umpi_room room;                              \
+    umpi_hook_state room;                        \
     if (umpi_before != NULL) umpi_before(&room); \
     int outcome = umpi->name arguments;          \
     if (umpi_after != NULL) umpi_after(&room);   \
@@ -27,15 +29,16 @@ extern void (*umpi_before)(void *room), (*umpi_after)(const void *room);
 UMPI_CALLS(UMPI_CALL)
 #undef UMPI_CALL
 
+// Uses a table that is linked into the program.
 void umpi_use(const umpi_api *table);
-// Opens a file that has the table and uses it; else text says why, and have is its version, 0 for a
-// file without a table.
+// Opens the shared library at path and uses its table. Returns 1 on success. Otherwise it returns 0
+// and writes the reason to text (size bytes); *have is the version of the table, 0 if there is none.
 int umpi_open(const char *path, char *text, int size, uint32_t *have);
-// The text by which the MPI library of this process names itself: of one that is visible to all
-// when path is NULL, else of that file, which is mapped already. Returns whether there is one.
-int umpi_present(const char *path, char *text, int size);
-// The file that this code lies in: the program or the library.
-int umpi_here(char *text, int size);
+// Writes the version text of an MPI library that this process has loaded: the globally visible one
+// if path is NULL, else the one at path. Returns 1 if there is one, else 0.
+int umpi_loaded_library(const char *path, char *text, int size);
+// Writes the path of the program or shared library that contains this code. Returns 1 on success.
+int umpi_own_path(char *text, int size);
 #pragma GCC visibility pop
 
 #endif

@@ -1,7 +1,7 @@
 //go:build mpi
 
-// Compiled into the program under the tag mpi, and by mpicc alone into libulysses_mpi_*.so (make
-// mpi-shim).
+// The functions of the table (mpi_table.h): the only file that includes mpi.h. With the tag mpi it is
+// compiled into the program. make mpi-shim compiles it alone, with mpicc, into libulysses_mpi_*.so.
 
 #define _GNU_SOURCE
 #include "mpi_table.h"
@@ -13,13 +13,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAG_PAIR = 1, TAG_EXCHANGE = 2, TAGS = 16384 }; // every library has tags up to 32767
+// MPI guarantees tags up to 32767. An all-to-all uses TAG_ALLTOALL + sequence % ALLTOALL_TAGS.
+enum { TAG_SENDRECV = 1, TAG_ALLTOALL = 2, ALLTOALL_TAGS = 16384 };
 
 struct umpi_pending {
   MPI_Request *requests; // receives first
   MPI_Status *statuses;
-  int *expected; // bytes, of the receives
-  int count, receives, capacity;
+  int *expected;                 // by receive: bytes
+  int count, receives, capacity; // requests, receives among them, allocated requests
 };
 
 #define TRY(call)                     \
@@ -28,15 +29,16 @@ struct umpi_pending {
     if (e_ != MPI_SUCCESS) return e_; \
   } while (0)
 
-static MPI_Comm of(umpi_comm c) { return (MPI_Comm)(intptr_t)c; }
-static umpi_comm handle(MPI_Comm c) { return (umpi_comm)(intptr_t)c; }
+static MPI_Comm to_mpi(umpi_comm c) { return (MPI_Comm)(intptr_t)c; }
+static umpi_comm from_mpi(MPI_Comm c) { return (umpi_comm)(intptr_t)c; }
 
-// below MPI_THREAD_SERIALIZED all calls are of the thread that started MPI
+// The thread level is below MPI_THREAD_SERIALIZED: only the thread that started MPI may call it.
 static int own_thread = 0;
-static int started_here = 0; // so ended here
+static int started_here = 0; // call_start started MPI, so call_end ends it
 
-// allowed looks before every call at what would end the process inside MPI.
-static int allowed(void) {
+// check_state returns an error for a call after MPI_Finalize or on the wrong thread. MPI itself would
+// end the process.
+static int check_state(void) {
   int ended = 0, same = 1;
   TRY(MPI_Finalized(&ended));
   if (ended) return UMPI_ENDED;
@@ -64,7 +66,7 @@ static int copy_text(const char *full, int n, char *text, int size) {
 }
 
 static int call_device_memory(int *yes) {
-// the headers know the question; the library that runs has the answer
+// the header declares the query; the library answers at run time
 #if defined(MPIX_CUDA_AWARE_SUPPORT)
   *yes = MPIX_Query_cuda_support();
 #else
@@ -87,8 +89,8 @@ static int call_end(void) {
   return MPI_Finalize();
 }
 
-// exiting ends MPI with a process that is content. One that is not leaves it to the launcher to end
-// the others, for whom MPI_Finalize would wait.
+// exiting runs when the process exits. After exit(0) it ends MPI. After another code it does not,
+// because MPI_Finalize would wait for the other ranks; the launcher ends them.
 static void exiting(int code, void *unused) {
   (void)unused;
   if (code == 0) call_end();
@@ -115,8 +117,8 @@ static int call_abort(int code) {
   return ended ? UMPI_ENDED : MPI_Abort(MPI_COMM_WORLD, code);
 }
 
-// Errors of communicators that are not ours end the process unless their handler is changed; it is
-// put back at once.
+// An error on a host program's communicator ends the process, unless the error handler is replaced.
+// A guard replaces it during one call and restores it afterwards.
 typedef struct {
   MPI_Comm c;
   MPI_Errhandler before;
@@ -140,18 +142,18 @@ static int duplicate(MPI_Comm c, umpi_comm *out) {
   int code = MPI_Comm_dup(c, &made);
   TRY(guard_end(&g));
   TRY(code);
-  *out = handle(made);
+  *out = from_mpi(made);
   return MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
 }
 
 static int call_world(umpi_comm *out) {
-  TRY(allowed());
+  TRY(check_state());
   return duplicate(MPI_COMM_WORLD, out);
 }
 
-// known asks about a handle that a caller gave; a wrong one is an error of MPI_COMM_WORLD or, since
-// MPI 4, of MPI_COMM_SELF.
-static int known(MPI_Comm c) {
+// check_handle checks a communicator that a caller passed. MPI reports a wrong handle as an error on
+// MPI_COMM_WORLD or, since MPI 4, on MPI_COMM_SELF.
+static int check_handle(MPI_Comm c) {
   guard world, self;
   int inter = 0;
   if (c == MPI_COMM_NULL || c == (MPI_Comm)0) return UMPI_NULL;
@@ -165,62 +167,62 @@ static int known(MPI_Comm c) {
 }
 
 static int call_from(int32_t fortran, umpi_comm *out) {
-  TRY(allowed());
+  TRY(check_state());
   MPI_Comm c = MPI_Comm_f2c((MPI_Fint)fortran);
-  TRY(known(c));
+  TRY(check_handle(c));
   return duplicate(c, out);
 }
 
 static int call_fortran(umpi_comm c, int32_t *out) {
-  TRY(allowed());
-  *out = (int32_t)MPI_Comm_c2f(of(c));
+  TRY(check_state());
+  *out = (int32_t)MPI_Comm_c2f(to_mpi(c));
   return MPI_SUCCESS;
 }
 
 static int call_identify(umpi_comm c, int *rank, int *size) {
-  TRY(allowed());
-  TRY(MPI_Comm_rank(of(c), rank));
-  return MPI_Comm_size(of(c), size);
+  TRY(check_state());
+  TRY(MPI_Comm_rank(to_mpi(c), rank));
+  return MPI_Comm_size(to_mpi(c), size);
 }
 
 static int call_split(umpi_comm c, int color, int key, umpi_comm *out, int *none) {
   MPI_Comm made = MPI_COMM_NULL;
-  TRY(allowed());
-  TRY(MPI_Comm_split(of(c), color < 0 ? MPI_UNDEFINED : color, key, &made));
+  TRY(check_state());
+  TRY(MPI_Comm_split(to_mpi(c), color < 0 ? MPI_UNDEFINED : color, key, &made));
   *none = made == MPI_COMM_NULL;
-  *out = handle(made);
+  *out = from_mpi(made);
   return *none ? MPI_SUCCESS : MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
 }
 
 static int call_release(umpi_comm c) {
-  MPI_Comm gone = of(c);
-  TRY(allowed());
+  MPI_Comm gone = to_mpi(c);
+  TRY(check_state());
   return MPI_Comm_free(&gone);
 }
 
 static int call_barrier(umpi_comm c) {
-  TRY(allowed());
-  return MPI_Barrier(of(c));
+  TRY(check_state());
+  return MPI_Barrier(to_mpi(c));
 }
 
 static int call_broadcast(umpi_comm c, void *data, int bytes, int root) {
-  TRY(allowed());
-  return MPI_Bcast(data, bytes, MPI_BYTE, root, of(c));
+  TRY(check_state());
+  return MPI_Bcast(data, bytes, MPI_BYTE, root, to_mpi(c));
 }
 
 static int call_allgather(umpi_comm c, const void *send, int bytes, void *recv) {
-  TRY(allowed());
-  return MPI_Allgather(send, bytes, MPI_BYTE, recv, bytes, MPI_BYTE, of(c));
+  TRY(check_state());
+  return MPI_Allgather(send, bytes, MPI_BYTE, recv, bytes, MPI_BYTE, to_mpi(c));
 }
 
 static int call_allgatherv(umpi_comm c, void *all, const int *counts, const int *offsets) {
-  TRY(allowed());
-  return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, all, counts, offsets, MPI_BYTE, of(c));
+  TRY(check_state());
+  return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, all, counts, offsets, MPI_BYTE, to_mpi(c));
 }
 
 static int call_alltoall(umpi_comm c, const void *send, void *recv, int bytes) {
-  TRY(allowed());
-  return MPI_Alltoall(send, bytes, MPI_BYTE, recv, bytes, MPI_BYTE, of(c));
+  TRY(check_state());
+  return MPI_Alltoall(send, bytes, MPI_BYTE, recv, bytes, MPI_BYTE, to_mpi(c));
 }
 
 static int call_pending_new(umpi_pending **out) {
@@ -237,12 +239,13 @@ static int call_pending_free(umpi_pending *p) {
   return MPI_SUCCESS;
 }
 
-static int64_t pieces(int64_t bytes, int64_t piece) { return (bytes + piece - 1) / piece; }
+// messages_of returns the number of messages of at most limit bytes.
+static int64_t messages_of(int64_t bytes, int64_t limit) { return (bytes + limit - 1) / limit; }
 
 static int smaller(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
-// empty makes room for so many messages.
-static int empty(umpi_pending *p, int64_t messages) {
+// reserve clears p and allocates memory for the given number of messages.
+static int reserve(umpi_pending *p, int64_t messages) {
   p->count = p->receives = 0;
   if (messages <= p->capacity) return MPI_SUCCESS;
   if (messages > INT32_MAX / 2) return MPI_ERR_COUNT;
@@ -257,24 +260,26 @@ static int empty(umpi_pending *p, int64_t messages) {
   return p->capacity ? MPI_SUCCESS : MPI_ERR_NO_MEM;
 }
 
-// Messages between two ranks keep their order, so the pieces need no tags of their own.
-static int receive(MPI_Comm c, char *data, int64_t bytes, int from, int tag, int64_t piece, umpi_pending *p) {
-  for (int64_t at = 0; at < bytes; at += piece) {
-    int n = smaller(piece, bytes - at);
+// receive posts the receives of one block and send its sends, in messages of at most limit bytes.
+// MPI keeps the order of messages between two ranks, so all messages of a block have the same tag.
+static int receive(MPI_Comm c, char *data, int64_t bytes, int from, int tag, int64_t limit, umpi_pending *p) {
+  for (int64_t at = 0; at < bytes; at += limit) {
+    int n = smaller(limit, bytes - at);
     p->expected[p->receives++] = n;
     TRY(MPI_Irecv(data + at, n, MPI_BYTE, from, tag, c, &p->requests[p->count++]));
   }
   return MPI_SUCCESS;
 }
 
-static int send(MPI_Comm c, const char *data, int64_t bytes, int to, int tag, int64_t piece, umpi_pending *p) {
-  for (int64_t at = 0; at < bytes; at += piece)
-    TRY(MPI_Isend(data + at, smaller(piece, bytes - at), MPI_BYTE, to, tag, c, &p->requests[p->count++]));
+static int send(MPI_Comm c, const char *data, int64_t bytes, int to, int tag, int64_t limit, umpi_pending *p) {
+  for (int64_t at = 0; at < bytes; at += limit)
+    TRY(MPI_Isend(data + at, smaller(limit, bytes - at), MPI_BYTE, to, tag, c, &p->requests[p->count++]));
   return MPI_SUCCESS;
 }
 
-// arrived looks at what has come, after all requests are done; code is the outcome of waiting.
-static int arrived(umpi_pending *p, int code) {
+// check_received returns the first error of the completed requests, and UMPI_SHORT if a message was
+// too short. code is the result of MPI_Waitall or MPI_Testall.
+static int check_received(umpi_pending *p, int code) {
   if (code == MPI_ERR_IN_STATUS)
     for (int i = 0; i < p->count; i++)
       if (p->statuses[i].MPI_ERROR != MPI_SUCCESS && p->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
@@ -288,55 +293,55 @@ static int arrived(umpi_pending *p, int code) {
   return MPI_SUCCESS;
 }
 
-static int call_exchange_start(umpi_comm c, int rank, int size, const char *s, const int64_t *soffsets,
+static int call_alltoall_start(umpi_comm c, int rank, int size, const char *s, const int64_t *soffsets,
                                const int64_t *sbytes, char *r, const int64_t *roffsets, const int64_t *rbytes,
-                               int64_t sequence, int64_t piece, umpi_pending *p) {
+                               int64_t sequence, int64_t limit, umpi_pending *p) {
   int64_t messages = 0;
-  TRY(allowed());
-  int tag = TAG_EXCHANGE + (int)(sequence % TAGS);
-  for (int j = 0; j < size; j++) messages += pieces(sbytes[j], piece) + pieces(rbytes[j], piece);
-  TRY(empty(p, messages));
+  TRY(check_state());
+  int tag = TAG_ALLTOALL + (int)(sequence % ALLTOALL_TAGS);
+  for (int j = 0; j < size; j++) messages += messages_of(sbytes[j], limit) + messages_of(rbytes[j], limit);
+  TRY(reserve(p, messages));
   for (int k = 1; k < size; k++) {
     int j = (rank - k + size) % size;
-    TRY(receive(of(c), r + roffsets[j], rbytes[j], j, tag, piece, p));
+    TRY(receive(to_mpi(c), r + roffsets[j], rbytes[j], j, tag, limit, p));
   }
-  for (int k = 1; k < size; k++) { // everyone starts with another neighbour
+  for (int k = 1; k < size; k++) { // ranks start with different peers
     int j = (rank + k) % size;
-    TRY(send(of(c), s + soffsets[j], sbytes[j], j, tag, piece, p));
+    TRY(send(to_mpi(c), s + soffsets[j], sbytes[j], j, tag, limit, p));
   }
   if (sbytes[rank] > 0 && s + soffsets[rank] != r + roffsets[rank])
     memcpy(r + roffsets[rank], s + soffsets[rank], sbytes[rank]);
   return MPI_SUCCESS;
 }
 
-static int finish(umpi_pending *p) { return arrived(p, MPI_Waitall(p->count, p->requests, p->statuses)); }
+static int finish(umpi_pending *p) { return check_received(p, MPI_Waitall(p->count, p->requests, p->statuses)); }
 
 static int call_wait(umpi_pending *p) {
-  TRY(allowed());
+  TRY(check_state());
   return finish(p);
 }
 
 static int call_test(umpi_pending *p, int *done) {
-  if (p->count == 0) { // done before, and its requests are gone
+  if (p->count == 0) { // complete since an earlier call
     *done = 1;
     return MPI_SUCCESS;
   }
-  TRY(allowed());
+  TRY(check_state());
   int code = MPI_Testall(p->count, p->requests, done, p->statuses);
   if (code == MPI_SUCCESS && !*done) return MPI_SUCCESS;
-  code = arrived(p, code);
+  code = check_received(p, code);
   p->count = p->receives = 0;
   return code;
 }
 
 static int call_sendrecv(umpi_comm c, char *recv, int64_t rbytes, int from, const char *data, int64_t sbytes, int to,
-                         int64_t piece, umpi_pending *p) {
-  TRY(allowed());
+                         int64_t limit, umpi_pending *p) {
+  TRY(check_state());
   if (from < 0) rbytes = 0;
   if (to < 0) sbytes = 0;
-  TRY(empty(p, pieces(rbytes, piece) + pieces(sbytes, piece)));
-  TRY(receive(of(c), recv, rbytes, from, TAG_PAIR, piece, p));
-  TRY(send(of(c), data, sbytes, to, TAG_PAIR, piece, p));
+  TRY(reserve(p, messages_of(rbytes, limit) + messages_of(sbytes, limit)));
+  TRY(receive(to_mpi(c), recv, rbytes, from, TAG_SENDRECV, limit, p));
+  TRY(send(to_mpi(c), data, sbytes, to, TAG_SENDRECV, limit, p));
   return finish(p);
 }
 

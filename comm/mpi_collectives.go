@@ -23,22 +23,22 @@ func (m *mpiComm) Barrier() error {
 
 func (m *mpiComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	const name = "comm.Broadcast"
-	if err := cmp.Or(m.open(name), usable(name, "tensor", t), checkRoot(root, m.size), ready(s)); err != nil {
+	if err := cmp.Or(m.open(name), checkMemory(name, "tensor", t), checkRoot(root, m.size), waitFor(s)); err != nil {
 		return err
 	}
-	for at, all := int64(0), t.Bytes(); at < all; at += mpiMessage {
-		n := min(mpiMessage, all-at)
-		if err := mpiError(name, C.umpi_broadcast(m.c, place(t.Data, at, n), C.int(n), C.int(root))); err != nil {
+	for at, all := int64(0), t.Bytes(); at < all; at += mpiMaxMessage {
+		n := min(mpiMaxMessage, all-at)
+		if err := mpiError(name, C.umpi_broadcast(m.c, blockAt(t.Data, at, n), C.int(n), C.int(root))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// hostBroadcast broadcasts bytes over the control plane. done is false if there is none, or if the
-// bytes do not fit one message.
-func (m *mpiComm) hostBroadcast(data []byte, root int) (done bool, err error) {
-	if m.control == nil || int64(len(data)) > mpiMessage || len(data) == 0 {
+// broadcastBytes broadcasts data with empi. done is false if the program was built without empi or
+// if data does not fit one message.
+func (m *mpiComm) broadcastBytes(data []byte, root int) (done bool, err error) {
+	if m.control == nil || int64(len(data)) > mpiMaxMessage || len(data) == 0 {
 		return false, nil
 	}
 	if err = m.control(root, data); err != nil {
@@ -55,13 +55,13 @@ func (m *mpiComm) allGather(operation string, all, own unsafe.Pointer, n int64) 
 	return mpiError(operation, C.umpi_allgather(m.c, own, C.int(n), all))
 }
 
-// allGatherV is MPI_Allgatherv, or messages between pairs where offsets do not fit the ints of that
-// call. All ranks know all counts, so they choose the same.
+// allGatherV calls MPI_Allgatherv or, if offsets do not fit the ints of that function, sends messages
+// between pairs. All ranks have all counts, so they make the same choice.
 func (m *mpiComm) allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error {
 	l, at := m.layout(), before(bytes, m.rank)
-	layRows(l.roffsets, l.rbytes, bytes, 1)
-	copyBytes(place(all, at, bytes[m.rank]), own, bytes[m.rank])
-	if !fits(l.roffsets, l.rbytes) {
+	contiguous(l.roffsets, l.rbytes, bytes, 1)
+	copyBytes(blockAt(all, at, bytes[m.rank]), own, bytes[m.rank])
+	if !fitsOneCall(l.roffsets, l.rbytes) {
 		for j := range l.sbytes {
 			l.soffsets[j], l.sbytes[j] = at, bytes[m.rank]
 		}

@@ -3,7 +3,7 @@ package comm
 /*
 #include "mpi_bridge.h"
 
-static void around(void *before, void *after) {
+static void set_hooks(void *before, void *after) {
 	*(void **)&umpi_before = before;
 	*(void **)&umpi_after = after;
 }
@@ -17,28 +17,28 @@ import (
 	"ulysses/internal/status"
 )
 
-// AroundMPI sets C functions that are called on the thread of every call of MPI, before it and
-// after it, with the same 128 bytes of memory: void before(void *), void after(const void *). It is
-// for the initialisation of a library.
-func AroundMPI(before, after unsafe.Pointer) { C.around(before, after) }
+// SetMPIHooks sets two C functions: void before(void *) and void after(const void *). Every MPI call
+// calls before, then MPI, then after, on its thread, with a pointer to the same 128 bytes. Call it
+// once, while the library is initialized.
+func SetMPIHooks(before, after unsafe.Pointer) { C.set_hooks(before, after) }
 
-// FromMPI is a duplicate of the communicator of a host program, whose handle is given as an
-// integer: what MPI_Comm_c2f and mpi4py's py2f return. It is collective over that communicator. -1
-// is MPI_COMM_WORLD; MPI is started then if nobody has, and ended by Finalize or when the process
-// exits with 0. A host that started MPI itself ends it itself, after Close.
+// FromMPI returns a duplicate of a host program's communicator, whose handle is an integer, as
+// MPI_Comm_c2f and mpi4py's py2f return it. -1 means MPI_COMM_WORLD. With -1, FromMPI starts MPI if
+// it was not started; then Finalize, or the exit of the process with code 0, ends it. A host program
+// that started MPI ends it itself, after Close. Collective over the given communicator.
 //
-// Any thread level will do. Below MPI_THREAD_MULTIPLE no two calls of the process, the host's own
-// among them, may be in MPI at once, and below MPI_THREAD_SERIALIZED calls from another thread than
-// the one that started MPI are refused: nothing here calls MPI on a thread of its own, but for
-// Abort, which a Watch calls when there is nothing left to save.
+// Every thread level is supported. Below MPI_THREAD_MULTIPLE, only one thread of the process,
+// including the host's own code, may be inside MPI at a time. Below MPI_THREAD_SERIALIZED, calls
+// from a thread other than the one that started MPI return an error. This package calls MPI only on
+// the threads of its callers, except for Abort, which a Watch calls to end the job.
 //
-// Errors are returned, and errors of the host's communicator stay what they are.
+// Errors of MPI are returned. The error handler of the host's communicator is not changed.
 func FromMPI(fortran int64) (Comm, error) {
 	const name = "comm.FromMPI"
 	if fortran < math.MinInt32 || fortran > math.MaxInt32 {
-		return nil, status.Errorf(status.InvalidArgument, "%s: handle %d is beyond 32 bits: pass what MPI_Comm_c2f returns, a C int", name, fortran)
+		return nil, status.Errorf(status.InvalidArgument, "%s: handle %d does not fit 32 bits; pass the int that MPI_Comm_c2f returns", name, fortran)
 	}
-	if err := needMPI(name, fortran); err != nil {
+	if err := ensureMPI(name, fortran); err != nil {
 		return nil, err
 	}
 	m := &mpiComm{}
@@ -51,15 +51,16 @@ func FromMPI(fortran int64) (Comm, error) {
 	if err := mpiError(name, code); err != nil {
 		return nil, err
 	}
-	if _, err := m.sized(name); err != nil {
+	if _, err := m.initialize(name); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// needMPI finds MPI, and starts it where that is left to us. The lock is not held in collective
-// calls: threads of a host may make communicators at once, in another order on each rank.
-func needMPI(name string, fortran int64) error {
+// ensureMPI loads the table, and starts MPI if the handle is -1 and MPI was not started. It does not
+// hold the lock during collective calls, because threads of a host program may make communicators at
+// once, in a different order on each rank.
+func ensureMPI(name string, fortran int64) error {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()
 	if err := loadMPI(); err != nil {
@@ -68,18 +69,17 @@ func needMPI(name string, fortran int64) error {
 	initialized, finalized, _ := mpiState()
 	switch {
 	case finalized:
-		return status.Errorf(status.Comm, "%s: MPI has ended: it cannot be started twice", name)
+		return status.Errorf(status.Comm, "%s: MPI has ended and cannot be started again; start a new process", name)
 	case !initialized && fortran != -1:
-		return status.Errorf(status.InvalidArgument, "%s: MPI has not been started, so %d is nobody's handle: call MPI_Init first, or pass -1 for MPI_COMM_WORLD, "+
-			"which starts it", name, fortran)
+		return status.Errorf(status.InvalidArgument, "%s: handle %d: MPI has not been started; call MPI_Init first, or pass -1 to start MPI with MPI_COMM_WORLD", name, fortran)
 	case !initialized:
 		return startMPI(threadMultiple)
 	}
 	return nil
 }
 
-// startMPI asks for a thread level and takes what it gets.
+// startMPI starts MPI with at most the given thread level; the library may grant a lower one.
 func startMPI(level int) error {
-	prepare()
+	setLibraryDefaults()
 	return mpiError("comm.FromMPI: MPI_Init_thread", C.umpi_start(C.int(level)))
 }

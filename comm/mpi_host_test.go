@@ -13,10 +13,10 @@ import (
 	"ulysses/internal/status"
 )
 
-// TestFromMPI plays a host program that has MPI, at every thread level, and one that has not
-// started it. Without the tag mpi the table is a file that is opened; the file is made here.
+// TestFromMPI acts as a host program that has started MPI, at every thread level, and as one that
+// has not. Without the tag mpi, it builds the shim that FromMPI opens.
 func TestFromMPI(t *testing.T) {
-	scenes := map[string]func(t *testing.T){
+	scenarios := map[string]func(t *testing.T){
 		"started by us": func(t *testing.T) { hostOfMPI(t, -1) },
 		"single":        func(t *testing.T) { hostOfMPI(t, threadSingle) },
 		"funneled":      func(t *testing.T) { hostOfMPI(t, threadFunneled) },
@@ -30,13 +30,13 @@ func TestFromMPI(t *testing.T) {
 			t.Error(w.Barrier()) // waits until it is ended
 		},
 	}
-	if scene := inside(); scene != "" {
+	if scenario := currentScenario(); scenario != "" {
 		runtime.LockOSThread() // a host program calls from the thread that started MPI
-		scenes[scene](t)
+		scenarios[scenario](t)
 		return
 	}
 	needTable(t)
-	for name := range scenes {
+	for name := range scenarios {
 		for _, n := range []int{2, 3} {
 			out, err := startRanks(t, name, n)
 			var exit *exec.ExitError
@@ -59,7 +59,7 @@ func fromMPI(t *testing.T, handle int64) *mpiComm {
 	return c.(*mpiComm)
 }
 
-// mustBe compares an error's code and text.
+// mustBe checks the code of an error and that its text contains text.
 func mustBe(t *testing.T, what string, err error, code status.Code, text string) {
 	t.Helper()
 	if status.Of(err) != code || !strings.Contains(fmt.Sprint(err), text) {
@@ -67,12 +67,12 @@ func mustBe(t *testing.T, what string, err error, code status.Code, text string)
 	}
 }
 
-// hostOfMPI starts MPI with the level, or leaves that to FromMPI where it is negative.
+// hostOfMPI starts MPI with the thread level. If level is negative, FromMPI starts MPI.
 func hostOfMPI(t *testing.T, level int) {
 	_, err := FromMPI(7)
 	mustBe(t, "a handle before MPI_Init", err, status.InvalidArgument, "MPI has not been started")
 	_, err = FromMPI(1 << 40)
-	mustBe(t, "a handle that is none", err, status.InvalidArgument, "beyond 32 bits")
+	mustBe(t, "a handle of 41 bits", err, status.InvalidArgument, "does not fit 32 bits")
 	if !mpiStart.loaded {
 		t.Fatal("no MPI")
 	}
@@ -85,18 +85,18 @@ func hostOfMPI(t *testing.T, level int) {
 		}
 	}
 	w := fromMPI(t, -1)
-	checkPresent(t)
+	checkLoadedMPI(t)
 	if lib := Library(); strings.Contains(lib, "thread level multiple") != (level < 0 || level == threadMultiple) {
 		t.Errorf("library %q at level %d", lib, level)
 	}
 	_, err = FromMPI(123456)
-	mustBe(t, "nobody's handle", err, status.InvalidArgument, "no communicator has this handle")
+	mustBe(t, "an unknown handle", err, status.InvalidArgument, "no communicator has this handle")
 	for _, s := range suite {
 		if s.Name != "Concurrent" || level < 0 || level == threadMultiple {
 			mpiRun(t, w, s.Name, s.Run)
 		}
 	}
-	mpiRun(t, w, "same bits", mpiSameBits)
+	mpiRun(t, w, "bitwise equal", mpiBitwiseEqual)
 	subset(t, w)
 	if level < 0 || level == threadMultiple {
 		mpiRun(t, w, "two at once", fromTwoThreads)
@@ -127,8 +127,8 @@ func hostOfMPI(t *testing.T, level int) {
 	last.Abort(status.Internal, "nothing to end")
 }
 
-// subset gives the handle of a communicator that has all ranks but the first, in reverse, and then
-// that of a freed one.
+// subset passes FromMPI the handle of a communicator with all ranks except the first, in reverse
+// order, and then the handle of a freed communicator.
 func subset(t *testing.T, w *mpiComm) {
 	mpiRun(t, w, "subset", func(Comm) error {
 		sub, err := w.Split(min(w.rank, 1)-1, -w.rank)
@@ -143,7 +143,7 @@ func subset(t *testing.T, w *mpiComm) {
 		if c.Size() != w.size-1 || c.Rank() != w.size-1-w.rank || c.(*mpiComm).Fortran() == handle {
 			return wrong("rank %d of %d, handle %d of %d", c.Rank(), c.Size(), c.(*mpiComm).Fortran(), handle)
 		}
-		if err := sub.Close(); err != nil { // the duplicate lives on
+		if err := sub.Close(); err != nil { // the duplicate stays valid
 			return err
 		}
 		if _, err := FromMPI(handle); status.Of(err) != status.InvalidArgument {
@@ -153,7 +153,7 @@ func subset(t *testing.T, w *mpiComm) {
 	})
 }
 
-// fromTwoThreads makes communicators from two threads of a host, whose orders differ between ranks.
+// fromTwoThreads makes communicators on two threads at once, in an order that differs between ranks.
 func fromTwoThreads(w Comm) error {
 	handles, errs := [2]*mpiComm{}, [2]error{}
 	for i := range handles {
@@ -175,15 +175,15 @@ func fromTwoThreads(w Comm) error {
 			}
 			errs[k] = errors.Join(err, handles[k].Close())
 		}()
-		// one waits for its peer in the first when the second comes
+		// the first call should wait for its peers when the second begins
 		time.Sleep(20 * time.Millisecond)
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)
 }
 
-// mpiSameBits: sums have the bits that goroutine ranks give.
-func mpiSameBits(w Comm) error {
+// mpiBitwiseEqual checks that sums are bitwise equal to those of goroutine ranks.
+func mpiBitwiseEqual(w Comm) error {
 	for _, d := range reducedTypes {
 		for _, n := range []int64{100, 50_000} {
 			t := newOperand(d, w.Rank(), n)

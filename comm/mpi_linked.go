@@ -14,8 +14,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// The program is linked with MPI and its table. The package empi starts and ends MPI and broadcasts
-// bytes of the host; what it lacks (v-variants, splits, requests, abort with a code) is the table.
+// With the tag mpi, the program is linked with MPI and the table. The package empi starts and ends
+// MPI and broadcasts bytes. The table has everything else, which empi does not offer: collectives
+// with uneven counts, splits, requests, and abort with a code.
 
 func init() {
 	var have C.uint32_t
@@ -26,12 +27,13 @@ func init() {
 // Available reports whether this program was built with MPI.
 func Available() bool { return true }
 
-// loadMPI finds the table; here it is linked.
+// loadMPI does nothing: the table is linked.
 func loadMPI() error { return nil }
 
-// World is all processes of the MPI job, a duplicate of MPI_COMM_WORLD. The first call starts MPI,
-// unless a host program has. It is collective. Compare its size with what the launcher says
-// (slurm.Check): a foreign launcher makes every process a world of its own.
+// World returns a duplicate of MPI_COMM_WORLD, which has all processes of the MPI job. The first
+// call starts MPI, unless a host program has started it. Collective over MPI_COMM_WORLD. Compare
+// the size with the launcher's (slurm.Check): under the launcher of another MPI library, every
+// process is a world of one rank.
 func World() (Comm, error) {
 	const name = "comm.World"
 	mpiStart.Lock()
@@ -39,22 +41,22 @@ func World() (Comm, error) {
 	initialized, finalized, level := mpiState()
 	switch {
 	case finalized:
-		return nil, status.Errorf(status.Comm, "%s: MPI has ended: it cannot be started twice", name)
+		return nil, status.Errorf(status.Comm, "%s: MPI has ended and cannot be started again; start a new process", name)
 	case initialized && level != threadMultiple:
-		return nil, status.Errorf(status.Unsupported, "%s: the host program started MPI with thread level %d: start it with MPI_THREAD_MULTIPLE", name, level)
+		return nil, status.Errorf(status.Unsupported, "%s: the host program started MPI with thread level %d; start it with MPI_THREAD_MULTIPLE", name, level)
 	case !initialized:
-		prepare()
+		setLibraryDefaults()
 		if err := mpi.InitThreadSafe(); err != nil {
-			return nil, status.Errorf(status.Unsupported, "%s: this MPI does not grant MPI_THREAD_MULTIPLE: use a library built with it: %w", name, err)
+			return nil, status.Errorf(status.Unsupported, "%s: this MPI library does not grant MPI_THREAD_MULTIPLE: %w; use a library that was built with it", name, err)
 		}
 		mpiStart.end = mpi.Finalize
-		mpi.LogErrors = false // they are returned
+		mpi.LogErrors = false // errors are returned
 	}
 	m := &mpiComm{}
 	if err := mpiError(name+": MPI_Comm_dup", C.umpi_world(&m.c)); err != nil {
 		return nil, err
 	}
-	if _, err := m.sized(name); err != nil {
+	if _, err := m.initialize(name); err != nil {
 		return nil, err
 	}
 	var control *mpi.Comm
@@ -69,5 +71,5 @@ func World() (Comm, error) {
 	return m, nil
 }
 
-// Shims are files that are opened for MPI: none here.
+// Shims returns no files: the table is linked.
 func Shims() []string { return []string{} }

@@ -11,21 +11,22 @@ import "C"
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"unsafe"
 
 	"ulysses/internal/status"
 )
 
-// The table is a file, one for each MPI library, that is opened when a host program's communicator
-// comes.
+// Without the tag mpi, the table is in a shared library ("shim"), one for each MPI library. FromMPI
+// opens it.
 
 // Available reports whether this program was built with MPI.
 func Available() bool { return false }
 
-// World is all processes of an MPI job; here it is refused.
+// World returns an error: this program was built without MPI.
 func World() (Comm, error) {
-	return nil, status.Errorf(status.Unsupported, "comm.World: this program was built without MPI: build it with -tags mpi, or run ranks in one process with --ranks")
+	return nil, status.Errorf(status.Unsupported, "comm.World: this program was built without MPI; build it with -tags mpi, or run all ranks in one process with --ranks")
 }
 
 const (
@@ -33,27 +34,26 @@ const (
 	mpiTextLength = 1024
 )
 
-// mpiLibraries lists the MPI libraries whose handles and constants differ, hence one file each.
+// mpiLibraries lists the shims. Each binary interface of MPI (handles, constants) needs its own.
 var mpiLibraries = []struct {
 	file     string
-	launcher string   // a variable that its launcher sets
-	says     []string // in the text of MPI_Get_library_version
+	launcher string   // an environment variable that its launcher sets
+	names    []string // in the text of MPI_Get_library_version
 }{
 	{"libulysses_mpi_ompi.so", "OMPI_COMM_WORLD_SIZE", []string{"Open MPI"}},
-	// one binary interface
 	{"libulysses_mpi_mpich.so", "PMI_SIZE", []string{"MPICH", "Intel(R) MPI", "MVAPICH"}},
 }
 
-// loadMPI opens the file that ULYSSES_MPI_SHIM names, else that of the MPI library which this
-// process has in memory, else of the launcher's, else any: beside the library that this code is in
-// or the program, in lib beside their folders, or where the system's loader looks. mpiStart is
-// locked.
+// loadMPI opens a shim. The first of these that applies selects the file: ULYSSES_MPI_SHIM, the MPI
+// library that this process has loaded, the MPI library of the launcher, any shim. It searches the
+// folder of the library that contains this code, the folder of the program, lib beside these two
+// folders, and the system's library path. The caller holds the lock of mpiStart.
 func loadMPI() error {
 	if mpiStart.loaded {
 		return nil
 	}
-	present := presentMPI()
-	files, err := shimFiles(present)
+	loaded := loadedMPI()
+	files, err := shimFiles(loaded)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func loadMPI() error {
 		err := openShim(path)
 		switch {
 		case err == nil:
-			return fitsMPI(path, present)
+			return checkSameMPI(path, loaded)
 		case found:
 			return err
 		case missing == nil:
@@ -73,24 +73,25 @@ func loadMPI() error {
 	if !strings.Contains(missing.Error(), "cannot open shared object file") {
 		return missing
 	}
-	return status.Errorf(status.Unsupported, "comm.FromMPI: %s is not beside this library or program, in lib beside its folder, or where the system's loader looks, "+
-		"or its MPI library is not: build it with make mpi-shim, name the file in %s, or give the host program's own collectives instead: %w",
-		strings.Join(files, ", "), mpiVariable, missing)
+	return status.Errorf(status.Unsupported, "comm.FromMPI: %s or its MPI library was not found beside this library or program, in lib beside its folder, or on the system's library path: %w; "+
+		"build it with make mpi-shim, set %s to the file, or use the host program's own collectives (comm.NewHost)",
+		strings.Join(files, ", "), missing, mpiVariable)
 }
 
-// shimFiles lists the files to try, best first. A path has a slash.
-func shimFiles(present string) ([]string, error) {
+// shimFiles returns the files to try, in this order. loaded is the version text of the MPI library
+// that this process has loaded; "" for none. A name without a slash is to be searched for.
+func shimFiles(loaded string) ([]string, error) {
 	if path := os.Getenv(mpiVariable); path != "" {
 		path, err := filepath.Abs(path)
 		if _, statErr := os.Stat(path); err != nil || statErr != nil {
-			return nil, status.Errorf(status.InvalidArgument, "%s=%s: no such file: name a %s or its like, or unset it", mpiVariable, path, mpiLibraries[0].file)
+			return nil, status.Errorf(status.InvalidArgument, "%s=%s: no such file; set it to the path of a file like %s, or unset it", mpiVariable, path, mpiLibraries[0].file)
 		}
 		return []string{path}, nil
 	}
 	var first, rest []string
 	for _, l := range mpiLibraries {
-		if present != "" {
-			if says(present, l.says) {
+		if loaded != "" {
+			if containsAny(loaded, l.names) {
 				return []string{l.file}, nil
 			}
 		} else if os.Getenv(l.launcher) != "" {
@@ -99,42 +100,37 @@ func shimFiles(present string) ([]string, error) {
 			rest = append(rest, l.file)
 		}
 	}
-	if present != "" {
-		return nil, status.Errorf(status.Unsupported, "comm.FromMPI: this process has the MPI library %q, of which nothing is known here: build libulysses_mpi for it "+
-			"(make mpi-shim MPICC=its mpicc) and name the file in %s", firstWords(present), mpiVariable)
+	if loaded != "" {
+		return nil, status.Errorf(status.Unsupported, "comm.FromMPI: this process has loaded the MPI library %q, for which there is no libulysses_mpi; build one "+
+			"(make mpi-shim MPICC=its mpicc) and set %s to the file", firstWords(loaded), mpiVariable)
 	}
 	return append(first, rest...), nil
 }
 
-func says(text string, words []string) bool {
-	for _, w := range words {
-		if strings.Contains(text, w) {
-			return true
-		}
-	}
-	return false
+func containsAny(text string, words []string) bool {
+	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
-// presentMPI is the text of the MPI library that this process has: visible to all, or mapped as a
-// library of a plug-in's or a Python module's own; "" for none.
-func presentMPI() string {
-	if text, ok := askMPI(nil); ok {
+// loadedMPI returns the version text of the MPI library that this process has loaded, globally or as
+// a private library of a plug-in or a Python module; "" for none.
+func loadedMPI() string {
+	if text, ok := queryVersion(nil); ok {
 		return text
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
 		return ""
 	}
-	asked := map[string]bool{}
+	seen := map[string]bool{}
 	for line := range strings.Lines(string(maps)) {
 		_, path, ok := strings.Cut(strings.TrimSpace(line), "/")
 		name := filepath.Base(path)
-		if !ok || asked[path] || !strings.HasPrefix(name, "libmpi") || !strings.Contains(name, ".so") {
+		if !ok || seen[path] || !strings.HasPrefix(name, "libmpi") || !strings.Contains(name, ".so") {
 			continue
 		}
-		asked[path] = true
+		seen[path] = true
 		c := C.CString("/" + path)
-		text, ok := askMPI(c)
+		text, ok := queryVersion(c)
 		C.free(unsafe.Pointer(c))
 		if ok {
 			return text
@@ -143,15 +139,16 @@ func presentMPI() string {
 	return ""
 }
 
-func askMPI(path *C.char) (string, bool) {
+// queryVersion calls MPI_Get_library_version of the loaded library at path, or of the global one.
+func queryVersion(path *C.char) (string, bool) {
 	text := (*C.char)(C.malloc(mpiTextLength))
 	defer C.free(unsafe.Pointer(text))
-	ok := C.umpi_present(path, text, mpiTextLength) != 0
+	ok := C.umpi_loaded_library(path, text, mpiTextLength) != 0
 	return C.GoString(text), ok
 }
 
-// findShim looks where files lie that were installed together; what is not there is left to the
-// loader, by its name.
+// findShim searches the folders in which the files are installed. If it does not find the file, it
+// returns the name, for which the system's loader can search.
 func findShim(file string) (path string, found bool) {
 	if strings.Contains(file, "/") {
 		return file, true
@@ -159,7 +156,7 @@ func findShim(file string) (path string, found bool) {
 	var beside []string
 	text := (*C.char)(C.malloc(mpiTextLength))
 	defer C.free(unsafe.Pointer(text))
-	if C.umpi_here(text, mpiTextLength) != 0 {
+	if C.umpi_own_path(text, mpiTextLength) != 0 {
 		beside = append(beside, C.GoString(text))
 	}
 	if program, err := os.Executable(); err == nil {
@@ -169,7 +166,7 @@ func findShim(file string) (path string, found bool) {
 		if real, err := filepath.EvalSymlinks(b); err == nil {
 			b = real
 		}
-		// a name without a folder is for the loader's path
+		// dlopen searches the library path for a name without a folder
 		if whole, err := filepath.Abs(b); err == nil {
 			b = whole
 		}
@@ -182,7 +179,7 @@ func findShim(file string) (path string, found bool) {
 	return file, false
 }
 
-// Shims are the files of mpiLibraries that are there, by path. Nothing is opened.
+// Shims returns the paths of the files of mpiLibraries that exist. It opens none of them.
 func Shims() []string {
 	paths := []string{}
 	for _, l := range mpiLibraries {
@@ -204,23 +201,23 @@ func openShim(path string) error {
 	case opened:
 		return nil
 	case have != 0 && have != C.UMPI_ABI:
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s speaks version %d of the interface, this library version %d: use the file that was built with it (make mpi-shim)",
+		return status.Errorf(status.Unsupported, "comm.FromMPI: %s has version %d of the interface, this library has version %d; use the file that was built with this library (make mpi-shim)",
 			path, have, uint32(C.UMPI_ABI))
 	case have != 0:
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s does not fit this library, though both say version %d: it has %s: use the file that was built with it (make mpi-shim)",
+		return status.Errorf(status.Unsupported, "comm.FromMPI: %s does not fit this library, although both have version %d: it has %s; use the file that was built with this library (make mpi-shim)",
 			path, have, why)
 	case why != "":
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s cannot be opened: %s: build it on this system with make mpi-shim, or set LD_LIBRARY_PATH to the MPI library's folder", path, why)
+		return status.Errorf(status.Unsupported, "comm.FromMPI: %s cannot be opened: %s; build it on this system with make mpi-shim, or set LD_LIBRARY_PATH to the MPI library's folder", path, why)
 	}
-	return status.Errorf(status.Unsupported, "comm.FromMPI: %s is a library, but it has no function umpi_table: name a %s or its like in %s, or unset it", path, mpiLibraries[0].file, mpiVariable)
+	return status.Errorf(status.Unsupported, "comm.FromMPI: %s is a shared library without the function umpi_table; set %s to the path of a file like %s, or unset it", path, mpiVariable, mpiLibraries[0].file)
 }
 
-// fitsMPI refuses a table that stands on another MPI library than the one the host program uses:
-// its handles mean nothing there.
-func fitsMPI(path, present string) error {
-	if name := libraryName(); present != "" && name != firstWords(present) {
-		return status.Errorf(status.Unsupported, "comm.FromMPI: %s stands on %s, the host program on %s: build it for that (make mpi-shim MPICC=its mpicc) and name the file in %s",
-			path, name, firstWords(present), mpiVariable)
+// checkSameMPI returns an error if the shim uses a different MPI library than the host program:
+// handles of one library have no meaning in the other.
+func checkSameMPI(path, loaded string) error {
+	if name := libraryName(); loaded != "" && name != firstWords(loaded) {
+		return status.Errorf(status.Unsupported, "comm.FromMPI: %s uses %s, the host program uses %s; build it for that library (make mpi-shim MPICC=its mpicc) and set %s to the file",
+			path, name, firstWords(loaded), mpiVariable)
 	}
 	mpiStart.loaded = true
 	return nil

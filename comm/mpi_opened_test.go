@@ -17,8 +17,7 @@ import (
 	"ulysses/testkit/need"
 )
 
-// needTable builds the file for this machine's MPI and names it to the processes that follow. It
-// needs mpicc.
+// needTable builds the shim for this machine's MPI with mpicc and sets ULYSSES_MPI_SHIM to it.
 func needTable(t *testing.T) {
 	t.Helper()
 	mpicc := need.Tool(t, "mpicc", "install libopenmpi-dev")
@@ -39,16 +38,16 @@ func compile(t *testing.T, cc, source, name string) string {
 	return file
 }
 
-// checkPresent: the library that was opened privately, as a Python module's would be, is found in
+// checkLoadedMPI: the library that was opened privately, as a Python module's would be, is found in
 // memory.
-func checkPresent(t *testing.T) {
-	if present := presentMPI(); firstWords(present) != libraryName() {
-		t.Errorf("in memory: %q, opened: %q", present, libraryName())
+func checkLoadedMPI(t *testing.T) {
+	if loaded := loadedMPI(); firstWords(loaded) != libraryName() {
+		t.Errorf("loaded: %q, opened: %q", loaded, libraryName())
 	}
 }
 
-// TestShimExits: MPI that was started through the table ends with a C program that exits with 0,
-// and is left to the launcher otherwise, which ends the ranks that wait.
+// TestShimExits checks that exit(0) of a C program ends MPI that the table started. With another
+// code, the launcher must end the ranks that wait.
 func TestShimExits(t *testing.T) {
 	needTable(t)
 	host := filepath.Join(t.TempDir(), "exits")
@@ -76,8 +75,8 @@ func TestShimExits(t *testing.T) {
 func TestShimFiles(t *testing.T) {
 	const ompi, mpich = "libulysses_mpi_ompi.so", "libulysses_mpi_mpich.so"
 	for _, c := range []struct {
-		present, launcher string
-		want              []string
+		loaded, launcher string
+		want             []string
 	}{
 		{"", "", []string{ompi, mpich}},
 		{"", "PMI_SIZE", []string{mpich, ompi}},
@@ -93,12 +92,12 @@ func TestShimFiles(t *testing.T) {
 		if c.launcher != "" {
 			t.Setenv(c.launcher, "4")
 		}
-		got, err := shimFiles(c.present)
+		got, err := shimFiles(c.loaded)
 		if !slices.Equal(got, c.want) || (err == nil) != (c.want != nil) {
-			t.Errorf("%q under %q: %v, %v, want %v", c.present, c.launcher, got, err, c.want)
+			t.Errorf("%q under %q: %v, %v, want %v", c.loaded, c.launcher, got, err, c.want)
 		}
 		if err != nil {
-			mustBe(t, c.present, err, status.Unsupported, `"Other MPI 1.0", of which nothing is known here`)
+			mustBe(t, c.loaded, err, status.Unsupported, `"Other MPI 1.0", for which there is no libulysses_mpi`)
 		}
 	}
 	t.Setenv(mpiVariable, "/nowhere/x.so")
@@ -106,8 +105,8 @@ func TestShimFiles(t *testing.T) {
 	mustBe(t, "a file that is not there", err, status.InvalidArgument, "ULYSSES_MPI_SHIM=/nowhere/x.so: no such file")
 }
 
-// TestShimRefused: files that are not the table, or another's, are refused by name, and then
-// nothing is loaded.
+// TestShimRefused checks that a file without the right table is refused with its name, and that no
+// table is loaded then.
 func TestShimRefused(t *testing.T) {
 	source := func(text string) string {
 		file := filepath.Join(t.TempDir(), "table.c")
@@ -123,10 +122,10 @@ func TestShimRefused(t *testing.T) {
 	}
 	for file, want := range map[string]string{
 		text:                     "cannot be opened",
-		source("int nothing;\n"): "it has no function umpi_table",
-		source(open + "*have = 99; return 0; }\n"):                                              "speaks version 99 of the interface, this library version 1",
+		source("int nothing;\n"): "without the function umpi_table",
+		source(open + "*have = 99; return 0; }\n"):                                              "has version 99 of the interface, this library has version 1",
 		source(open + "*have = UMPI_ABI; t.abi = UMPI_ABI; t.size = 24; return &t; }\n"):        "a table of 24 bytes",
-		source(open + "*have = UMPI_ABI; t.abi = 7; t.size = (uint32_t)sizeof t; return &t; }"): "speaks version 7",
+		source(open + "*have = UMPI_ABI; t.abi = 7; t.size = (uint32_t)sizeof t; return &t; }"): "has version 7",
 	} {
 		t.Setenv(mpiVariable, file)
 		_, err := FromMPI(-1)
@@ -143,9 +142,9 @@ func TestShimRefused(t *testing.T) {
 	if err := openShim(other); err != nil {
 		t.Fatal(err)
 	}
-	err := fitsMPI(other, "Open MPI v4.1.4, package")
-	mustBe(t, "another MPI", err, status.Unsupported, "stands on Open MPI v9.9, the host program on Open MPI v4.1.4")
+	err := checkSameMPI(other, "Open MPI v4.1.4, package")
+	mustBe(t, "another MPI", err, status.Unsupported, "uses Open MPI v9.9, the host program uses Open MPI v4.1.4")
 	if mpiStart.loaded {
-		t.Error("loaded all the same")
+		t.Error("loaded although it was refused")
 	}
 }

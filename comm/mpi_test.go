@@ -28,7 +28,7 @@ func world(t *testing.T) *mpiComm {
 }
 
 func TestMPI(t *testing.T) {
-	if inside() == "" {
+	if currentScenario() == "" {
 		for _, n := range []int{2, 3, 4} {
 			if out, err := startRanks(t, "suite", n); err != nil {
 				t.Errorf("%d ranks: %v\n%s", n, err, out)
@@ -45,13 +45,13 @@ func TestMPI(t *testing.T) {
 			mpiRun(t, w, how+", "+s.Name, s.Run)
 		}
 	}
-	all("as it is")
-	// Limits so small that everything is cut into pieces, collectives are made of messages and sums
-	// go in many rounds, as beyond 2^31 bytes.
-	defer func(a, b, c int64) { mpiMessage, mpiCall, reduceScratch = a, b, c }(mpiMessage, mpiCall, reduceScratch)
-	mpiMessage, mpiCall, reduceScratch = 5000, 3000, 20000
-	all("in pieces")
-	mpiRun(t, w, "same bits", mpiSameBits)
+	all("default limits")
+	// With small limits, messages are split, messages replace collectives, and sums run in many
+	// rounds, as otherwise beyond 2^31 bytes.
+	defer func(a, b, c int64) { mpiMaxMessage, mpiMaxOffset, reduceScratch = a, b, c }(mpiMaxMessage, mpiMaxOffset, reduceScratch)
+	mpiMaxMessage, mpiMaxOffset, reduceScratch = 5000, 3000, 20000
+	all("small limits")
+	mpiRun(t, w, "bitwise equal", mpiBitwiseEqual)
 	mpiRun(t, w, "steady state", mpiSteadyState)
 	mpiRun(t, w, "handles", mpiHandles)
 	if err := w.Close(); err != nil {
@@ -66,7 +66,7 @@ func mpiHandles(c Comm) error {
 		return err
 	}
 	if f := sub.(*mpiComm).Fortran(); f < 0 || f == w.Fortran() {
-		return wrong("Fortran handles %d of the world, %d of a part", w.Fortran(), f)
+		return wrong("Fortran handles: world %d, half of it %d", w.Fortran(), f)
 	}
 	if lib := Library(); !strings.Contains(lib, "thread level multiple") {
 		return wrong("library %q", lib)
@@ -80,7 +80,8 @@ func mpiHandles(c Comm) error {
 	return nil
 }
 
-// mpiSteadyState: requests and scratch are used again, and memory of Go may be collected meanwhile.
+// mpiSteadyState checks that requests and scratch are reused, and that garbage collection during an
+// all-to-all does no harm.
 func mpiSteadyState(w Comm) error {
 	rows := make([]int64, w.Size())
 	for j := range rows {
@@ -112,23 +113,24 @@ func mpiSteadyState(w Comm) error {
 	return nil
 }
 
-// TestMPIEnds: whatever happens to a rank, mpirun ends soon and with a code that tells.
+// TestMPIEnds checks that mpirun ends soon after a failure of one rank, with the exit code of the
+// failure.
 func TestMPIEnds(t *testing.T) {
-	scenes := []struct {
+	scenarios := []struct {
 		name string
-		code int    // of mpirun
-		says string // in the output
+		code int    // exit code of mpirun
+		text string // in the output
 	}{
 		{"abort", int(status.Numeric), "rank 1: loss is NaN"},
 		{"late", int(status.Comm), "all-to-all #1 on axis world"},
 		{"killed", 137, "signal 9"},
 		{"short", 0, "a message is shorter than its receiver expects"},
 	}
-	if scene := inside(); scene != "" {
-		mpiScene(t, scene)
+	if scenario := currentScenario(); scenario != "" {
+		mpiScenario(t, scenario)
 		return
 	}
-	for _, s := range scenes {
+	for _, s := range scenarios {
 		t.Run(s.name, func(t *testing.T) {
 			began := time.Now()
 			out, err := startRanks(t, s.name, 3)
@@ -139,8 +141,8 @@ func TestMPIEnds(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if code != s.code || !strings.Contains(out, s.says) {
-				t.Errorf("exit code %d, want %d, and %q in:\n%s", code, s.code, s.says, out)
+			if code != s.code || !strings.Contains(out, s.text) {
+				t.Errorf("exit code %d, want %d, and %q in:\n%s", code, s.code, s.text, out)
 			}
 			if took := time.Since(began); took > 30*time.Second {
 				t.Errorf("took %v", took)
@@ -149,14 +151,14 @@ func TestMPIEnds(t *testing.T) {
 	}
 }
 
-func mpiScene(t *testing.T, scene string) {
+func mpiScenario(t *testing.T, scenario string) {
 	w := world(t)
 	watch := NewWatch(time.Second, "here", func(text string) {
 		fmt.Println(text)
 		w.Abort(status.Comm, text)
 	})
 	c := NewCounted(w, "world", nil, nil, watch)
-	if scene == "short" {
+	if scenario == "short" {
 		time.AfterFunc(20*time.Second, func() { w.Abort(status.Comm, "hangs") })
 		rows := int64(5)
 		if w.Rank() == 1 {
@@ -172,14 +174,14 @@ func mpiScene(t *testing.T, scene string) {
 		return
 	}
 	if w.Rank() == 1 {
-		switch scene {
+		switch scenario {
 		case "abort":
 			fmt.Println("rank 1: loss is NaN")
 			w.Abort(status.Numeric, "loss is NaN")
 		case "killed":
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
-		select {} // late for ever
+		select {} // never arrives
 	}
 	t.Error(suiteAllToAll(c))
 }

@@ -6,29 +6,29 @@ import (
 	"ulysses/tensor"
 )
 
-// reduceBlock is the elements combined at a time, few enough to stay in the first cache.
+// reduceBlock is the number of elements that are combined at a time. They fit in the L1 cache.
 const reduceBlock = 1024
 
 type number interface {
 	float32 | float64 | int32 | int64
 }
 
-// reduce writes parts[0] ∘ parts[1] ∘ … to dst, n elements each, always in that order: every
-// communicator calls it with the parts in rank order, so a sum has the same bits with goroutines
-// and with MPI, whatever the library's algorithm. BF16 is added up in f32 and rounded once. Max and
-// Min let a NaN through. dst may be one of the parts.
-func reduce(op Op, dtype tensor.DType, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
+// reduce writes blocks[0] ∘ blocks[1] ∘ … to dst, n elements each, in this order. Every communicator
+// for host memory passes the blocks in rank order, so sums are bitwise equal with goroutine ranks
+// and with MPI. BF16 is added in F32 and rounded once. Max and Min propagate NaN. dst may be one of
+// the blocks.
+func reduce(op Op, dtype tensor.DType, dst unsafe.Pointer, blocks []unsafe.Pointer, n int64) {
 	switch dtype {
 	case tensor.F32:
-		reduceAs[float32](op, dst, parts, n)
+		reduceAs[float32](op, dst, blocks, n)
 	case tensor.F64:
-		reduceAs[float64](op, dst, parts, n)
+		reduceAs[float64](op, dst, blocks, n)
 	case tensor.I32:
-		reduceAs[int32](op, dst, parts, n)
+		reduceAs[int32](op, dst, blocks, n)
 	case tensor.I64:
-		reduceAs[int64](op, dst, parts, n)
+		reduceAs[int64](op, dst, blocks, n)
 	case tensor.BF16:
-		reduceBF16(op, dst, parts, n)
+		reduceBF16(op, dst, blocks, n)
 	}
 }
 
@@ -37,13 +37,13 @@ func view[T any](p unsafe.Pointer, lo, n int64) []T {
 	return unsafe.Slice((*T)(unsafe.Add(p, lo*int64(unsafe.Sizeof(t)))), n)
 }
 
-func reduceAs[T number](op Op, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
+func reduceAs[T number](op Op, dst unsafe.Pointer, blocks []unsafe.Pointer, n int64) {
 	var block [reduceBlock]T
 	for lo := int64(0); lo < n; lo += reduceBlock {
 		m := min(reduceBlock, n-lo)
 		acc := block[:m]
-		copy(acc, view[T](parts[0], lo, m))
-		for _, p := range parts[1:] {
+		copy(acc, view[T](blocks[0], lo, m))
+		for _, p := range blocks[1:] {
 			combine(op, acc, view[T](p, lo, m))
 		}
 		copy(view[T](dst, lo, m), acc)
@@ -68,12 +68,12 @@ func combine[T number](op Op, acc, x []T) {
 	}
 }
 
-func reduceBF16(op Op, dst unsafe.Pointer, parts []unsafe.Pointer, n int64) {
+func reduceBF16(op Op, dst unsafe.Pointer, blocks []unsafe.Pointer, n int64) {
 	var block, wide [reduceBlock]float32
 	for lo := int64(0); lo < n; lo += reduceBlock {
 		m := min(reduceBlock, n-lo)
 		acc := block[:m]
-		for k, p := range parts {
+		for k, p := range blocks {
 			to := acc
 			if k > 0 {
 				to = wide[:m]

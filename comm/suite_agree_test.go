@@ -92,7 +92,7 @@ func suiteCounted(c Comm) error {
 	l, clk := NewLedger(), clock.New()
 	k := NewCounted(c, "sequence", l, clk, nil)
 	n, r := int64(c.Size()), int64(c.Rank())
-	recv, send := exchangeRows(c, 1)
+	recv, send := allToAllRows(c, 1)
 	src, dst := newTensor(tensor.BF16, total(send), 5), newTensor(tensor.BF16, total(recv), 5)
 	if err := k.AllToAll(nil, dst, src, recv, send); err != nil {
 		return err

@@ -74,7 +74,7 @@ func suiteConcurrent(c Comm) error {
 		go func() {
 			defer wg.Done()
 			for round := range int64(rounds) {
-				recv, send := exchangeRows(sub, 1+round*40)
+				recv, send := allToAllRows(sub, 1+round*40)
 				src, dst := newTensor(tensor.F32, total(send), 3), newTensor(tensor.F32, total(recv), 3)
 				fillSend(sub, src, send, round+int64(i))
 				if errs[i] = sub.AllToAll(nil, dst, src, recv, send); errs[i] != nil {

@@ -2,51 +2,53 @@ package comm
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
 
-// Watch notices calls that take too long. A dead or late peer never shows as an error of the call:
-// the call just does not return, so something beside it has to look at the clock. One timer serves
-// all calls; it runs only while there is something to look at.
+// Watch is a watchdog for calls of communicators. A dead or late peer does not cause an error: the
+// call does not return. Therefore a timer checks how long calls take. One timer serves all calls,
+// and it runs only while there is something to check.
 type Watch struct {
 	limit  time.Duration
 	host   string
 	onLate func(description string)
 
-	mu      sync.Mutex
-	timer   *time.Timer
-	armed   bool
-	late    bool // said once
-	closed  bool
-	flights []flight
-	last    flight
-	ended   time.Time
-	onSlow  func(description string) // nil: being outside all calls is nobody's business
-	slow    bool                     // said since the last call
+	mu       sync.Mutex
+	timer    *time.Timer
+	armed    bool
+	late     bool // onLate was called
+	closed   bool
+	active   []activeCall
+	last     activeCall
+	ended    time.Time                // of the last call
+	onIdle   func(description string) // nil: the time between calls is not limited
+	idleSaid bool                     // onIdle was called after the last call
 }
 
-// flight is one call under way. An empty op is a free slot.
-type flight struct {
+// activeCall is a call in progress. A slot with an empty op is free.
+type activeCall struct {
 	op, axis   string
 	rank, size int
 	seq, bytes int64
 	began      time.Time
 }
 
-// NewWatch calls onLate once, from a goroutine of its own, when a call takes longer than limit;
-// onLate then reports and aborts. A limit of zero never calls, and InFlight still works. The host
-// names this machine in texts. A nil Watch watches nothing.
+// NewWatch returns a Watch that calls onLate once, from its own goroutine, when a call takes longer
+// than limit. onLate should report the description and abort the job. With a limit of zero it is
+// never called, and InFlight still works. host is the name of this machine in descriptions. A nil
+// Watch does nothing.
 func NewWatch(limit time.Duration, host string, onLate func(description string)) *Watch {
-	w := &Watch{limit: limit, host: host, onLate: onLate, flights: make([]flight, 0, 8)}
+	w := &Watch{limit: limit, host: host, onLate: onLate, active: make([]activeCall, 0, 8)}
 	if limit > 0 {
-		w.timer = time.AfterFunc(time.Hour, w.look)
+		w.timer = time.AfterFunc(time.Hour, w.check)
 		w.timer.Stop()
 	}
 	return w
 }
 
-// Close stops the watch.
+// Close stops the timer.
 func (w *Watch) Close() {
 	if w == nil {
 		return
@@ -59,67 +61,61 @@ func (w *Watch) Close() {
 	}
 }
 
-// Pace makes this rank answer for the time between calls, too: onSlow is called once when no call
-// was made for three quarters of the limit, which is before the peers that wait for it give up. nil
-// ends it. It is for loops whose ranks move in step.
-func (w *Watch) Pace(onSlow func(description string)) {
+// LimitIdle also limits the time between calls: onIdle is called once when this rank has made no
+// call for three quarters of the limit, which is before the ranks that wait for it are late. nil
+// removes the limit. It is for loops in which all ranks communicate regularly.
+func (w *Watch) LimitIdle(onIdle func(description string)) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.onSlow, w.slow, w.ended = onSlow, false, time.Now()
-	if onSlow != nil {
-		w.arm(w.patience())
+	w.onIdle, w.idleSaid, w.ended = onIdle, false, time.Now()
+	if onIdle != nil {
+		w.arm(w.idleLimit())
 	}
 }
 
-func (w *Watch) patience() time.Duration { return w.limit * 3 / 4 }
+func (w *Watch) idleLimit() time.Duration { return w.limit * 3 / 4 }
 
-// begin enters a call and returns its place for end.
-func (w *Watch) begin(f flight) int {
+// begin registers a call and returns its slot, the argument of end.
+func (w *Watch) begin(f activeCall) int {
 	if w == nil {
 		return 0
 	}
 	f.began = time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	place := -1
-	for i := range w.flights {
-		if w.flights[i].op == "" {
-			place = i
-			break
-		}
+	slot := slices.IndexFunc(w.active, func(f activeCall) bool { return f.op == "" })
+	if slot < 0 {
+		slot = len(w.active)
+		w.active = append(w.active, activeCall{})
 	}
-	if place < 0 {
-		place = len(w.flights)
-		w.flights = append(w.flights, flight{})
-	}
-	w.flights[place] = f
-	w.slow = false
-	if w.onSlow != nil {
-		w.arm(w.patience()) // the call may end at once, and nothing follow
+	w.active[slot] = f
+	w.idleSaid = false
+	if w.onIdle != nil {
+		w.arm(w.idleLimit()) // this may be the last call for a long time
 	} else {
 		w.arm(w.limit)
 	}
-	return place
+	return slot
 }
 
-func (w *Watch) end(place int) {
+func (w *Watch) end(slot int) {
 	if w == nil {
 		return
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.ended = w.flights[place], time.Now()
-	w.flights[place] = flight{}
-	// The timer stays: it finds nothing, or the next call.
-	if w.onSlow != nil {
-		w.arm(w.patience())
+	w.last, w.ended = w.active[slot], time.Now()
+	w.active[slot] = activeCall{}
+	// The timer is not stopped: when it fires, check finds no call or the next one.
+	if w.onIdle != nil {
+		w.arm(w.idleLimit())
 	}
 }
 
-// Waiting returns how long the oldest current call has taken; 0 between calls.
+// Waiting returns the time since the oldest call in progress began; 0 between calls.
 func (w *Watch) Waiting() time.Duration {
 	if w == nil {
 		return 0
@@ -127,7 +123,7 @@ func (w *Watch) Waiting() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	longest := time.Duration(0)
-	for _, f := range w.flights {
+	for _, f := range w.active {
 		if f.op != "" {
 			longest = max(longest, time.Since(f.began))
 		}
@@ -142,63 +138,63 @@ func (w *Watch) arm(d time.Duration) {
 	}
 }
 
-// look is the timer's: it finds the oldest call, and comes back when that would be late.
-func (w *Watch) look() {
+// check runs when the timer fires. It reports the oldest call if it is late, and otherwise sets the
+// timer to the time at which the call will be late.
+func (w *Watch) check() {
 	w.mu.Lock()
 	w.armed = false
 	now := time.Now()
 	oldest := -1
-	for i := range w.flights {
-		if w.flights[i].op != "" && (oldest < 0 || w.flights[i].began.Before(w.flights[oldest].began)) {
+	for i := range w.active {
+		if w.active[i].op != "" && (oldest < 0 || w.active[i].began.Before(w.active[oldest].began)) {
 			oldest = i
 		}
 	}
-	if oldest < 0 && w.onSlow != nil && !w.closed && !w.late && !w.slow {
-		w.lookOutside(now)
+	if oldest < 0 && w.onIdle != nil && !w.closed && !w.late && !w.idleSaid {
+		w.checkIdle(now)
 		return
 	}
 	if oldest < 0 || w.closed || w.late {
 		w.mu.Unlock()
 		return
 	}
-	waited := now.Sub(w.flights[oldest].began)
+	waited := now.Sub(w.active[oldest].began)
 	if waited < w.limit {
 		w.arm(w.limit - waited)
 		w.mu.Unlock()
 		return
 	}
 	w.late = true
-	text := w.describe(w.flights[oldest], now)
+	text := w.describe(w.active[oldest], now)
 	w.mu.Unlock()
 	if w.onLate != nil {
 		w.onLate(text)
 	}
 }
 
-// lookOutside is look where no call is under way; it unlocks.
-func (w *Watch) lookOutside(now time.Time) {
-	if idle := now.Sub(w.ended); idle < w.patience() {
-		w.arm(w.patience() - idle)
+// checkIdle is check without a call in progress. It unlocks w.mu.
+func (w *Watch) checkIdle(now time.Time) {
+	if idle := now.Sub(w.ended); idle < w.idleLimit() {
+		w.arm(w.idleLimit() - idle)
 		w.mu.Unlock()
 		return
 	}
-	w.slow = true
-	say, text := w.onSlow, fmt.Sprintf("%s ended %.1f s ago, and nothing since: this rank is late", w.name(w.last), now.Sub(w.ended).Seconds())
+	w.idleSaid = true
+	onIdle, text := w.onIdle, fmt.Sprintf("%s ended %.1f s ago, and no call has followed: this rank is late", w.name(w.last), now.Sub(w.ended).Seconds())
 	w.mu.Unlock()
-	say(text)
+	onIdle(text)
 }
 
-func (w *Watch) describe(f flight, now time.Time) string {
+func (w *Watch) describe(f activeCall, now time.Time) string {
 	return fmt.Sprintf("%s, waited %.1f s", w.name(f), now.Sub(f.began).Seconds())
 }
 
-func (w *Watch) name(f flight) string {
+func (w *Watch) name(f activeCall) string {
 	return fmt.Sprintf("rank %d of %d on host %s: %s #%d on axis %s, %d bytes", f.rank, f.size, w.host, f.op, f.seq, f.axis, f.bytes)
 }
 
-// InFlight says what this rank is doing in its communicators: each call under way, or which was the
-// last and how long ago. A rank that the others wait for is outside every call, and its text says
-// so.
+// InFlight describes this rank's calls in progress or, between calls, the last call and how long
+// ago it ended. The rank for which the others wait is between calls.
 func (w *Watch) InFlight() string {
 	if w == nil {
 		return ""
@@ -207,7 +203,7 @@ func (w *Watch) InFlight() string {
 	defer w.mu.Unlock()
 	now := time.Now()
 	text := ""
-	for _, f := range w.flights {
+	for _, f := range w.active {
 		if f.op == "" {
 			continue
 		}
@@ -220,7 +216,7 @@ func (w *Watch) InFlight() string {
 	case text != "":
 		return text
 	case w.last.op == "":
-		return fmt.Sprintf("on host %s: in no call, none made yet", w.host)
+		return fmt.Sprintf("on host %s: no call in progress, no call made yet", w.host)
 	}
-	return fmt.Sprintf("%s, ended %.1f s ago; in no call since", w.name(w.last), now.Sub(w.ended).Seconds())
+	return fmt.Sprintf("%s, ended %.1f s ago; no call since", w.name(w.last), now.Sub(w.ended).Seconds())
 }

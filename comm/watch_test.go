@@ -8,8 +8,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// TestWatch: a rank that comes late ends the job by the watch of those that wait, whose text names
-// what they were in.
+// TestWatch checks that a late rank ends the job by the watches of the ranks that wait, and that
+// their descriptions name the call.
 func TestWatch(t *testing.T) {
 	late := make(chan string, 3)
 	var idle string
@@ -38,34 +38,34 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	text := <-late
-	for _, part := range []string{"of 3 on host node7", "all-to-all #2 on axis sequence", "bytes, waited 0."} {
-		if !strings.Contains(text, part) {
-			t.Errorf("%q lacks %q", text, part)
+	for _, want := range []string{"of 3 on host node7", "all-to-all #2 on axis sequence", "bytes, waited 0."} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q lacks %q", text, want)
 		}
 	}
-	if !strings.Contains(idle, "rank 2 of 3 on host node7: barrier #1") || !strings.Contains(idle, "in no call since") {
-		t.Errorf("the late rank says %q", idle)
+	if !strings.Contains(idle, "rank 2 of 3 on host node7: barrier #1") || !strings.Contains(idle, "no call since") {
+		t.Errorf("InFlight on the late rank: %q", idle)
 	}
 }
 
-// TestWatchQuiet: many short calls, one after another for longer than the limit, are not late; and
-// it is said once.
+// TestWatchQuiet checks that short calls, together longer than the limit, are not late, and that
+// late calls are reported once.
 func TestWatchQuiet(t *testing.T) {
 	said := make(chan string, 10)
 	w := NewWatch(60*time.Millisecond, "h", func(s string) { said <- s })
 	defer w.Close()
-	if !strings.Contains(w.InFlight(), "none made yet") {
+	if !strings.Contains(w.InFlight(), "no call made yet") {
 		t.Errorf("%q", w.InFlight())
 	}
 	for range 20 {
-		p := w.begin(flight{op: "x", axis: "a", size: 1})
+		p := w.begin(activeCall{op: "x", axis: "a", size: 1})
 		time.Sleep(6 * time.Millisecond)
 		w.end(p)
 	}
 	if len(said) != 0 {
 		t.Errorf("late: %s", <-said)
 	}
-	a, b := w.begin(flight{op: "x", axis: "a", seq: 1, size: 1}), w.begin(flight{op: "y", axis: "a", seq: 2, size: 1})
+	a, b := w.begin(activeCall{op: "x", axis: "a", seq: 1, size: 1}), w.begin(activeCall{op: "y", axis: "a", seq: 2, size: 1})
 	if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
 		t.Errorf("%q", f)
 	}
@@ -73,20 +73,20 @@ func TestWatchQuiet(t *testing.T) {
 	w.end(a)
 	w.end(b)
 	if len(said) != 1 || !strings.Contains(<-said, "x #1") {
-		t.Errorf("said %d times", len(said))
+		t.Errorf("%d reports", len(said))
 	}
 }
 
-// TestWatchPace: a rank that stays outside all calls says so, once until its next call; not while
-// it is in one.
-func TestWatchPace(t *testing.T) {
+// TestWatchIdle checks that a rank that makes no calls reports itself, once until its next call,
+// and not during a call.
+func TestWatchIdle(t *testing.T) {
 	const limit = 400 * time.Millisecond
 	slow, late := make(chan string, 10), make(chan string, 10)
 	w := NewWatch(limit, "h", func(s string) { late <- s })
 	defer w.Close()
-	w.Pace(func(s string) { slow <- s })
+	w.LimitIdle(func(s string) { slow <- s })
 	call := func(d time.Duration) time.Time {
-		p := w.begin(flight{op: "x", axis: "a", seq: 7, size: 1})
+		p := w.begin(activeCall{op: "x", axis: "a", seq: 7, size: 1})
 		time.Sleep(d)
 		w.end(p)
 		return time.Now()
@@ -95,19 +95,19 @@ func TestWatchPace(t *testing.T) {
 		ended := call(time.Millisecond)
 		select {
 		case text := <-slow:
-			// How soon it comes is the machine's; that it is no sooner than it should be is ours.
+			// A busy machine may delay the report; it must not come early.
 			if waited := time.Since(ended); waited < limit/2 || !strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
 				t.Errorf("after %v: %q", waited, text)
 			}
 		case <-time.After(5 * time.Second):
-			t.Fatal("nothing was said")
+			t.Fatal("no report")
 		}
 		time.Sleep(limit)
 	}
 	call(limit * 9 / 10)
-	w.Pace(nil)
+	w.LimitIdle(nil)
 	time.Sleep(limit)
 	if len(slow)+len(late) != 0 {
-		t.Errorf("said %d times too often", len(slow)+len(late))
+		t.Errorf("%d reports too many", len(slow)+len(late))
 	}
 }

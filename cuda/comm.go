@@ -191,9 +191,9 @@ func (c *Comm) Reserve(n int, bytes int64) error {
 	return nil
 }
 
-// Cut sets how many bytes a reduction, gather, broadcast or message through the host has under way
+// SetChunk sets how many bytes a reduction, gather, broadcast or message through the host has under way
 // at a time; all ranks say the same. It is for tests, which would otherwise need large tensors.
-func (c *Comm) Cut(bytes int64) {
+func (c *Comm) SetChunk(bytes int64) {
 	if k, ok := c.transport.(*staged); ok {
 		k.piece = bytes
 	}

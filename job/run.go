@@ -237,9 +237,9 @@ func (e *Env) printTo(o *Options) *printer {
 // unless all share it, and one that is late says so itself.
 func (e *Env) inStep(loop func() error) error {
 	e.alone = true
-	e.Watch.Pace(func(slow string) { e.Log.Error().Msg(slow) })
+	e.Watch.LimitIdle(func(slow string) { e.Log.Error().Msg(slow) })
 	err := loop()
-	e.Watch.Pace(nil)
+	e.Watch.LimitIdle(nil)
 	e.alone = err != nil && !train.Shared(err)
 	return err
 }

@@ -141,7 +141,7 @@ func (s *session) save(dir string) error {
 func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
 	t, err := s.parts.Weights.Whole(group, grads, stream)
 	if err == nil {
-		err = comm.Meet(s.Mesh.World)
+		err = comm.BarrierBeforeSync(s.Mesh.World)
 	}
 	if err == nil {
 		err = stream.Sync()

@@ -115,7 +115,7 @@ func (p *pass) wait() {
 	if p.dev.Info().Place != tensor.Host {
 		p.phase("wait")
 		defer p.end()
-		if p.err = comm.Meet(p.comm); p.err != nil {
+		if p.err = comm.BarrierBeforeSync(p.comm); p.err != nil {
 			return
 		}
 	}

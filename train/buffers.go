@@ -109,7 +109,7 @@ func (x *squares) fetchSum(s device.Stream, d device.Device, world comm.Comm) er
 	if err := d.Copy(s, x.hostSum, x.sum); err != nil {
 		return err
 	}
-	if err := comm.Meet(world); err != nil {
+	if err := comm.BarrierBeforeSync(world); err != nil {
 		return err
 	}
 	return s.Sync()

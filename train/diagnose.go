@@ -39,7 +39,7 @@ type diagnosis struct {
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, fix string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()
-	x := &diagnosis{Trainer: t, scanner: scanner{dev: t.Device, stream: t.stream, meet: func() error { return comm.Meet(t.Mesh.Seq) }}}
+	x := &diagnosis{Trainer: t, scanner: scanner{dev: t.Device, stream: t.stream, meet: func() error { return comm.BarrierBeforeSync(t.Mesh.Seq) }}}
 	defer func() { t.inspect = nil }()
 	for _, area := range []struct {
 		search func() error
@@ -114,7 +114,7 @@ func (x *diagnosis) sums() error {
 	for i, g := range x.Model.Groups() {
 		all, err := x.Weights.Whole(i, true, x.stream)
 		if err == nil {
-			err = comm.Meet(x.Mesh.World)
+			err = comm.BarrierBeforeSync(x.Mesh.World)
 		}
 		first := int64(0)
 		for _, p := range g.Params {

@@ -212,7 +212,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), all); err != nil {
 			return o, err
 		}
-		if err := comm.Meet(mesh.World); err != nil {
+		if err := comm.BarrierBeforeSync(mesh.World); err != nil {
 			return o, err
 		}
 		if err := s.Sync(); err != nil {

@@ -83,7 +83,7 @@ func (g *zeroGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 // NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the values that passes
 // read. Evaluation passes a nil optimizer.
 func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*ZeRO, error) {
-	w := &ZeRO{dev: d, world: world, commWorld: comm.Side(world), opt: optimizer{OptimizerConfig: opt}, compute: compute, stage: stage, squares: newSquares()}
+	w := &ZeRO{dev: d, world: world, commWorld: comm.OnCommStream(world), opt: optimizer{OptimizerConfig: opt}, compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.shard(groups)
 	w.expected.open(len(groups))
 	plan := w.plan(numel, largest)

@@ -87,11 +87,11 @@ func (r *run) run(k operation, output string, leave func(error) error) (err erro
 		return err
 	}
 	r.clock.Push(r.in.kind)
-	sent, start := comm.Sent(r.comm), time.Now()
+	sent, start := comm.BytesSent(r.comm), time.Now()
 	if err = k.compute(); err == nil {
 		err = r.stream.Sync()
 	}
-	r.report.Seconds, r.report.Sent = time.Since(start).Seconds(), comm.Sent(r.comm)-sent
+	r.report.Seconds, r.report.Sent = time.Since(start).Seconds(), comm.BytesSent(r.comm)-sent
 	r.clock.Pop()
 	if err != nil {
 		// A rank that fails here fails alone, so it ends the job: its peers are waiting in an

@@ -9,7 +9,7 @@ import (
 // zero for some pairs; a rank keeps some of its own
 func rowsBetween(from, to int) int64 { return int64((from*2 + to*5 + 2) % 4) }
 
-func exchangeRows(c Comm, scale int64) (recv, send []int64) {
+func allToAllRows(c Comm, scale int64) (recv, send []int64) {
 	for j := range c.Size() {
 		send = append(send, rowsBetween(c.Rank(), j)*scale)
 		recv = append(recv, rowsBetween(j, c.Rank())*scale)
@@ -54,7 +54,7 @@ func suiteAllToAll(c Comm) error {
 	for i, d := range allTypes {
 		// small messages, and large ones that libraries send by other ways
 		for _, scale := range []int64{1, 3001} {
-			recv, send := exchangeRows(c, scale)
+			recv, send := allToAllRows(c, scale)
 			src, dst := newTensor(d, total(send), 2, 3), newTensor(d, total(recv)+2, 6)
 			fillSend(c, src, send, int64(i))
 			for k, b := 0, dst.RawBytes(); k < len(b); k++ {
@@ -116,7 +116,7 @@ func suiteStart(c Comm) error {
 }
 
 func startTwo(c Comm, test bool) error {
-	recv, send := exchangeRows(c, 2000)
+	recv, send := allToAllRows(c, 2000)
 	var requests [2]Request
 	var dst [2]tensor.Tensor
 	for i := range requests {

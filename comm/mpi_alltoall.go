@@ -6,38 +6,41 @@ package comm
 import "C"
 
 import (
+	"cmp"
 	"math"
 	"os"
 	"runtime"
 	"unsafe"
 
 	"ulysses/device"
-	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
-// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints; tests make the
-// limits small.
+// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints. Tests lower the
+// limits.
 var (
-	mpiMessage int64 = 1 << 30 // longer messages are split
-	// collectives whose last byte lies beyond are made of messages instead
-	mpiCall int64 = math.MaxInt32
+	// mpiMaxMessage is the limit of one message. Longer messages are split.
+	mpiMaxMessage int64 = 1 << 30
+	// mpiMaxOffset is the limit of offset + bytes of a block in a collective of MPI. Beyond it,
+	// messages between pairs replace the collective.
+	mpiMaxOffset int64 = math.MaxInt32
 )
 
-// fits reports whether all blocks end within reach of one library call.
-func fits(offsets, bytes []int64) bool {
+// fitsOneCall reports whether all blocks end below mpiMaxOffset.
+func fitsOneCall(offsets, bytes []int64) bool {
 	for j := range offsets {
-		if offsets[j]+bytes[j] > mpiCall {
+		if offsets[j]+bytes[j] > mpiMaxOffset {
 			return false
 		}
 	}
 	return true
 }
 
-// allToAll moves the blocks of a layout and waits. It is messages between pairs, all posted at
-// once, and not MPI_Alltoallv: a rank's counts alone do not tell whether they fit the ints of that
-// call on every other rank, so ranks could choose different ways; and on one node it is as fast as
-// MPI_Alltoall and MPI_Alltoallv at every size from 4 KiB to 64 MiB (measured, within the noise).
+// allToAll moves the blocks of a layout and waits. It posts all messages between pairs of ranks at
+// once and does not use MPI_Alltoallv. A rank cannot know from its own counts whether the counts of
+// all ranks fit the ints of that function, so ranks could make different choices. On one node,
+// messages are as fast as MPI_Alltoall and MPI_Alltoallv at every size from 4 KiB to 64 MiB
+// (measured, within the noise).
 func (m *mpiComm) allToAll(operation string, recv, send unsafe.Pointer, l layout) error {
 	if err := m.start(operation, m.pending, send, recv, l); err != nil {
 		return err
@@ -51,26 +54,22 @@ func (m *mpiComm) allToAll(operation string, recv, send unsafe.Pointer, l layout
 func (m *mpiComm) start(operation string, p *C.umpi_pending, send, recv unsafe.Pointer, l layout) error {
 	m.seq++
 	at := func(v []int64) *C.int64_t { return (*C.int64_t)(unsafe.Pointer(&v[0])) }
-	return mpiError(operation, C.umpi_exchange_start(m.c, C.int(m.rank), C.int(m.size), (*C.char)(send), at(l.soffsets), at(l.sbytes),
-		(*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiMessage), p))
+	return mpiError(operation, C.umpi_alltoall_start(m.c, C.int(m.rank), C.int(m.size), (*C.char)(send), at(l.soffsets), at(l.sbytes),
+		(*C.char)(recv), at(l.roffsets), at(l.rbytes), C.int64_t(m.seq), C.int64_t(mpiMaxMessage), p))
 }
 
+// prepareAllToAll checks the arguments and returns the layout of the blocks.
 func (m *mpiComm) prepareAllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (layout, error) {
-	if err := m.open("comm.AllToAll"); err != nil {
+	const name = "comm.AllToAll"
+	if err := cmp.Or(m.open(name), checkAllToAll(dst, src, recvRows, sendRows, m.size), waitFor(s)); err != nil {
 		return layout{}, err
 	}
-	if err := checkAllToAll(dst, src, recvRows, sendRows, m.size); err != nil {
+	if err := CheckOwnBlock(name, m.rank, sendRows[m.rank]*rowBytes(src), recvRows[m.rank]*rowBytes(dst)); err != nil {
 		return layout{}, err
-	}
-	if err := ready(s); err != nil {
-		return layout{}, err
-	}
-	if send, recv := sendRows[m.rank]*rowBytes(src), recvRows[m.rank]*rowBytes(dst); send != recv {
-		return layout{}, status.Errorf(status.InvalidArgument, "comm.AllToAll: rank %d sends itself %d bytes and expects %d", m.rank, send, recv)
 	}
 	l := m.layout()
-	layRows(l.soffsets, l.sbytes, sendRows, rowBytes(src))
-	layRows(l.roffsets, l.rbytes, recvRows, rowBytes(dst))
+	contiguous(l.soffsets, l.sbytes, sendRows, rowBytes(src))
+	contiguous(l.roffsets, l.rbytes, recvRows, rowBytes(dst))
 	return l, nil
 }
 
@@ -90,19 +89,19 @@ func (m *mpiComm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	return m.startRequest(dst, src, l)
 }
 
-// TakesDeviceMemory reports a library that says so, or a user who knows better: ULYSSES_MPI_CUDA=1,
-// 0.
+// TakesDeviceMemory reports whether MPI accepts pointers to GPU memory. The environment variable
+// ULYSSES_MPI_CUDA (1 or 0) overrides the library's own answer.
 func (m *mpiComm) TakesDeviceMemory() bool {
-	if known := os.Getenv("ULYSSES_MPI_CUDA"); known != "" {
-		return known == "1"
+	if value := os.Getenv("ULYSSES_MPI_CUDA"); value != "" {
+		return value == "1"
 	}
 	var yes C.int
 	return C.umpi_device_memory(&yes) == 0 && yes != 0
 }
 
-// AllToAllDirect leaves out the rank's own rows: a copy by the processor would not reach them.
+// AllToAllDirect omits the block that a rank sends to itself, because the CPU cannot copy GPU memory.
 func (m *mpiComm) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
-	dst, src = anywhere(dst), anywhere(src)
+	dst, src = asHost(dst), asHost(src)
 	l, err := m.prepareAllToAll(nil, dst, src, recvRows, sendRows)
 	if err != nil {
 		return nil, err
@@ -112,11 +111,9 @@ func (m *mpiComm) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []in
 }
 
 func (m *mpiComm) startRequest(dst, src tensor.Tensor, l layout) (Request, error) {
-	var r *mpiRequest
-	if n := len(m.spare); n > 0 {
-		r, m.spare = m.spare[n-1], m.spare[:n-1]
-	} else {
-		r = &mpiRequest{m: m}
+	r := m.spare.get()
+	if r.m == nil {
+		r.m = m
 		if err := mpiError("comm.AllToAll", C.umpi_pending_new(&r.pending)); err != nil {
 			return nil, err
 		}
@@ -127,25 +124,25 @@ func (m *mpiComm) startRequest(dst, src tensor.Tensor, l layout) (Request, error
 		}
 	}
 	if err := m.start("comm.AllToAll", r.pending, src.Data, dst.Data, l); err != nil {
-		return nil, err // the job is over: what was posted stays pinned
+		return nil, err // the job must end: messages may have been posted, so the memory stays pinned
 	}
 	r.active = true
 	return r, nil
 }
 
-// Wait finishes the exchange. It is called once.
+// Wait waits until the all-to-all is complete on this rank.
 func (r *mpiRequest) Wait() error {
 	if !r.active {
-		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
+		return ErrWaited()
 	}
 	err := mpiError("comm.AllToAll", C.umpi_wait(r.pending))
 	r.active = false
 	r.pins.Unpin()
-	r.m.spare = append(r.m.spare, r)
+	r.m.spare.put(r)
 	return err
 }
 
-// Test lets the exchange proceed and reports whether Wait would return at once.
+// Test makes progress and reports whether Wait would return at once.
 func (r *mpiRequest) Test() (bool, error) {
 	if !r.active {
 		return true, nil
@@ -157,21 +154,15 @@ func (r *mpiRequest) Test() (bool, error) {
 
 func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	const name = "comm.SendRecv"
-	if err := m.open(name); err != nil {
-		return err
-	}
-	if err := checkSendRecv(recv, from, send, to, m.size); err != nil {
-		return err
-	}
-	if err := ready(s); err != nil {
+	if err := cmp.Or(m.open(name), checkSendRecv(recv, from, send, to, m.size), waitFor(s)); err != nil {
 		return err
 	}
 	return mpiError(name, C.umpi_sendrecv(m.c, (*C.char)(recv.Data), C.int64_t(recv.Bytes()), C.int(from),
-		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMessage), m.pending))
+		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMaxMessage), m.pending))
 }
 
-// AllToAllLibrary is MPI_Alltoall itself, for blocks of equal bytes: what benchmarks compare
-// AllToAll with (by type assertion).
+// AllToAllLibrary calls MPI_Alltoall with blocks of equal bytes. Benchmarks compare AllToAll with it
+// (by type assertion).
 func (m *mpiComm) AllToAllLibrary(dst, src tensor.Tensor) error {
 	return mpiError("MPI_Alltoall", C.umpi_alltoall(m.c, src.Data, dst.Data, C.int(src.Bytes()/int64(m.size))))
 }
