@@ -14,6 +14,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/job/launch"
 	"ulysses/tensor"
 )
 
@@ -162,7 +163,7 @@ func TestRefusalsAreCommon(t *testing.T) {
 	put(t, job, "[model.new]\nmodel_type = \"llama\"\nhidden_size = 0\n[data]\npath = [\"x.txt\"]\n")
 	var mu sync.Mutex
 	var codes []status.Code
-	_ = launchLocal(4, Options{Path: job, Stdout: io.Discard, Stderr: &bytes.Buffer{}}, func(e *Env) error {
+	_ = onRanks(Options{Path: job, Ranks: 4, Stdout: io.Discard, Stderr: &bytes.Buffer{}}, func(e *Env) error {
 		err := runKind(e)
 		_ = e.world.Barrier() // all ranks have theirs before one returns
 		mu.Lock()
@@ -200,7 +201,7 @@ func TestCommandLinesAreOne(t *testing.T) {
 				o = x.other
 			}
 			o.Stdout, o.Stderr = io.Discard, io.Discard
-			err, _ := runRank(c, 3, o, runKind)
+			err, _ := runRank(launch.Rank{World: c, OnNode: 3}, o, runKind)
 			if status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), x.want) {
 				t.Errorf("%s: rank %d: %v", x.name, c.Rank(), err)
 			}

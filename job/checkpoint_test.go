@@ -423,8 +423,8 @@ func TestStop(t *testing.T) {
 			t.Fatalf("%s: exit %d", x.name, code)
 		}
 		n := len(losses(t, dir))
-		if page, err := os.ReadFile(filepath.Join(dir, "out", "report.html")); err != nil || !bytes.Contains(page, fmt.Appendf(nil, "stopped in time after step %d of", n)) {
-			t.Errorf("%s: the report does not tell: %v", x.name, err)
+		if page, err := os.ReadFile(filepath.Join(dir, "out", "report.html")); err != nil || !bytes.Contains(page, fmt.Appendf(nil, "stopped early after step %d of", n)) {
+			t.Errorf("%s: the report does not have the number of steps: %v", x.name, err)
 		}
 		if n == 0 || n == len(want) {
 			t.Errorf("%s: stopped after %d steps", x.name, n)

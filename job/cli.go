@@ -15,6 +15,7 @@ import (
 	"ulysses/internal/status"
 	vers "ulysses/internal/version"
 	"ulysses/job/file"
+	"ulysses/job/launch"
 	"ulysses/slurm"
 )
 
@@ -31,13 +32,13 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	o.Stdout, o.Stderr = stdout, stderr
 	switch {
 	case err != nil:
-		err = unmet(err)
+		err = launch.Own(err)
 	case name == "":
 		err = onFirstRank(func() error { return written(io.WriteString(stdout, o.text)) })
 	default:
 		o.args = append([]string{os.Args[0]}, args...)
-		o.signals = catchSignals(name, stderr)
-		defer o.signals.release()
+		o.signals = launch.CatchSignals(name, stderr)
+		defer o.signals.Release()
 		err = verbOf(name).run(o)
 	}
 	o.complain(err)
@@ -46,19 +47,6 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 
 // maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
 const maxRanks = 1024
-
-// early is an error of a rank that has not met the others: of its own command line or environment.
-// No other rank knows of it.
-type early struct{ error }
-
-func (e early) Unwrap() error { return e.error }
-
-func unmet(err error) error {
-	if err == nil {
-		return nil
-	}
-	return early{err}
-}
 
 // complain writes the error. If all ranks agreed on it, only the first rank writes it. A failure of
 // communication, of a device or of this program belongs to one rank. An error from before the ranks
@@ -70,8 +58,8 @@ func (o *Options) complain(err error) {
 	}
 	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)]
 	env := slurm.Env()
-	var alone early
-	lone := errors.As(err, &alone)
+	var ownError launch.OwnError
+	lone := errors.As(err, &ownError)
 	if env.Rank > 0 && !own {
 		// what all share, the first has said by then, and the launcher has ended this process
 		time.Sleep(silence)

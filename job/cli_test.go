@@ -151,7 +151,7 @@ func TestTimeoutIsADuration(t *testing.T) {
 	dir, run := newKept(t)
 	for _, x := range []string{"90", "soon", "-1s"} {
 		t.Setenv("ULYSSES_TIMEOUT", x)
-		if _, err := run(1); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "ULYSSES_TIMEOUT="+x+": a duration such as 90s") {
+		if _, err := run(1); status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), "ULYSSES_TIMEOUT="+x+": not a duration; set for example 90s") {
 			t.Errorf("%s: %v", x, err)
 		}
 	}

@@ -11,42 +11,42 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/outdir"
 	"ulysses/job/file"
+	"ulysses/job/launch"
 	"ulysses/tensor"
 )
 
-// Env is what one rank of a job is wired to.
+// Env is the environment of a job on one rank: the job file, the device, the communicators, the
+// clock and the writers.
 type Env struct {
 	Job     *file.Job
 	Device  device.Device
-	Compute tensor.DType // of activations, and of the weights they meet
-	Mesh    *comm.Mesh   // serves tensors of the host and of the device
+	Compute tensor.DType // of activations, and of the weights in matrix products
+	Mesh    *comm.Mesh   // for tensors in host memory and in device memory
 	Ledger  *comm.Ledger
 	Clock   *clock.Clock
 	Watch   *comm.Watch
 	Stdout  io.Writer      // tables; discards on ranks above 0, and with --quiet
 	Details io.Writer      // the tables of --verbose; discards without it
 	Result  io.Writer      // output that --quiet keeps; discards on ranks above 0
-	Stderr  *screen        // where Log writes
-	Log     zerolog.Logger // info from rank 0 alone, errors from all
+	Stderr  *screen        // Log writes to it
+	Log     zerolog.Logger // rank 0 logs everything, the other ranks only errors
 
 	warned  *warned // the warnings that Log has written
 	began   time.Time
-	signals *signals
+	signals *launch.Signals
 	args    []string // the command line
 	bar     bool     // draw a progress bar on Stderr
 	quiet   bool     // print results alone, in one line
 	source  string   // of the job file
 	sets    []string // table.key=value, of the command line
 
-	world   comm.Comm // the ranks themselves, for tensors of the host: not counted, not watched
+	world   comm.Comm // all ranks, for tensors in host memory; neither counted nor watched
 	opener  opener
-	perNode int // ranks of this one's node
-	threads int // of this rank for work of the host, as device.threads says
-	// bytes of the host's memory that this rank may take, as the run began; 0 = unknown
-	free    int64
+	perNode int           // ranks of this rank's node
+	threads int           // of this rank, for work on the host (device.threads)
+	free    int64         // bytes of free host memory for this rank at the start; 0 = unknown
 	layered bool          // the mesh uses a communicator of the device instead of world
 	owner   *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
 	writes  bool          // the run has started to write into output.dir
-	// errors from now on are this rank's alone: its peers wait in a collective
-	alone bool
+	alone   bool          // an error is this rank's alone: its peers wait in a collective
 }

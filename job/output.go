@@ -73,7 +73,7 @@ func runTrain(e *Env) error {
 func (e *Env) takeOutput() (err error) {
 	if e.Mesh.World.Rank() == 0 {
 		dir, self := e.Job.Output.Dir, outdir.Self(e.Job.Kind, e.Job.Path)
-		e.signals.atEnd(func() { outdir.Abandon(dir, self) })
+		e.signals.AtEnd(func() { outdir.Abandon(dir, self) })
 		e.owner, err = outdir.Take(dir, self, func(text string) { e.Log.Warn().Msg(text) })
 		if err == nil {
 			err = e.owner.Check(e.Job.Outputs()...)
@@ -86,7 +86,7 @@ func (e *Env) takeOutput() (err error) {
 		if e.owner == nil {
 			last = nil
 		}
-		e.signals.atEnd(last)
+		e.signals.AtEnd(last)
 	}
 	return comm.Agree(e.Mesh.World, err)
 }
@@ -99,7 +99,7 @@ func (e *Env) releaseOutput(err error) error {
 		return err
 	}
 	var lost error
-	e.signals.locked(func() { lost = e.giveUp(err == nil) })
+	e.signals.Locked(func() { lost = e.giveUp(err == nil) })
 	if err != nil {
 		if lost != nil {
 			e.Log.Error().Msg(lost.Error())

@@ -26,7 +26,7 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 			kind, _, _ := strings.Cut(c.golden, "-")
 			sets := append(strings.Fields(c.sets), kind+".output="+filepath.Join(t.TempDir(), "out"), "device.backend=cpu", "device.threads=1")
 			var mu sync.Mutex
-			err := launch(Options{Path: "../testdata/goldens/" + c.golden + "/job.toml", Sets: sets, Ranks: ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+			err := onRanks(Options{Path: "../testdata/goldens/" + c.golden + "/job.toml", Sets: sets, Ranks: ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 				r, err := computeOperator(e)
 				if err != nil {
 					return err

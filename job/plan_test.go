@@ -82,7 +82,7 @@ func TestPlanIsTheRun(t *testing.T) {
 		name := fmt.Sprintf("%s on %d, %s", c.kind, c.ranks, c.sets)
 		path := planned(t, c.kind)
 		var mu sync.Mutex
-		err := launch(Options{Path: path, Sets: strings.Fields(c.sets), Ranks: c.ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		err := onRanks(Options{Path: path, Sets: strings.Fields(c.sets), Ranks: c.ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 			s, err := prepare(e, true)
 			if err != nil {
 				return err
@@ -139,7 +139,7 @@ func TestPlanIsTheRun(t *testing.T) {
 // After a run that was long, rank 0 alone plans a step with what the ranks do side by side; after a
 // short one nobody measures anything.
 func TestPlannedBesideMeasured(t *testing.T) {
-	err := launch(Options{Path: planned(t, "llama"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+	err := onRanks(Options{Path: planned(t, "llama"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		s, err := prepare(e, true)
 		if err != nil {
 			return err
@@ -245,7 +245,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 // The cost of waiting is added where ranks on CPUs wait for one another, once for each
 // communication.
 func TestMeetingsOfAPlan(t *testing.T) {
-	err := launch(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+	err := onRanks(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		if e.Mesh.World.Rank() > 0 {
 			return nil
 		}

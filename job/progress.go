@@ -8,6 +8,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 
 	"ulysses/internal/units"
+	"ulysses/job/report"
 	"ulysses/train"
 )
 
@@ -17,19 +18,12 @@ type progress struct {
 	env    *Env
 	bar    *progressbar.ProgressBar // nil = lines
 	steps  int64
-	done   int64 // by earlier runs
-	begin  time.Time
-	next   time.Time // when the next line is due
-	tokens int64
-	first  *train.Record
-	last   *train.Record
-	evals  []*train.EvalRecord
-	worked float64 // seconds inside steps
-	flops  float64 // causal model FLOPs of a rank in the steps
+	next   time.Time // of the next line
+	totals *report.Totals
 }
 
 func newProgress(e *Env, steps, done int64) *progress {
-	p := &progress{env: e, steps: steps, done: done, begin: time.Now()}
+	p := &progress{env: e, steps: steps, totals: &report.Totals{Resumed: done}}
 	if e.bar && steps > 0 {
 		p.bar = progressbar.NewOptions64(steps, progressbar.OptionSetWriter(e.Stderr.to), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(),
 			progressbar.OptionSetPredictTime(true), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())
@@ -40,23 +34,17 @@ func newProgress(e *Env, steps, done int64) *progress {
 }
 
 func (p *progress) step(r *train.Record) error {
-	if p.first == nil {
-		p.first = r
-	}
-	p.last = r
-	p.tokens += r.Tokens
-	p.worked += r.Seconds
-	p.flops += r.ModelTFLOPS * 1e12 * r.Seconds
-	now := time.Now()
+	p.totals.AddStep(r)
+	now, done := time.Now(), p.totals.Resumed
 	switch {
 	case p.bar != nil:
-		p.env.signals.locked(func() {
+		p.env.signals.Locked(func() {
 			p.bar.Describe(fmt.Sprintf("loss %.3f  %s tokens/s", float64(r.Loss), units.Short(r.TokensPerSecond)))
 			_ = p.bar.Add(1) // errors of the bar do not end the run
 		})
-	case r.Step == p.done+1 || r.Step == p.steps || now.After(p.next):
+	case r.Step == done+1 || r.Step == p.steps || now.After(p.next):
 		p.next = now.Add(5 * time.Second)
-		left := p.worked / float64(r.Step-p.done) * float64(p.steps-r.Step)
+		left := p.totals.Seconds / float64(r.Step-done) * float64(p.steps-r.Step)
 		p.env.Log.Info().Int64("step", r.Step).Int64("of", p.steps).Float64("loss", float64(r.Loss)).Float64("grad_norm", float64(r.GradNorm)).
 			Float64("lr", r.LR).Float64("tokens_per_second", r.TokensPerSecond).Float64("seconds_left", math.Round(left)).Msg("train")
 	}
@@ -64,10 +52,10 @@ func (p *progress) step(r *train.Record) error {
 }
 
 func (p *progress) eval(r *train.EvalRecord) {
-	p.evals = append(p.evals, r)
+	p.totals.Evals = append(p.totals.Evals, r)
 	if r.EvalTokens == 0 {
-		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: not one token of the evaluation's files is a target (the first of a row or a document is none, nor is a label of -100): " +
-			"its loss is 0 by definition and says nothing; give longer documents or rows, or other labels")
+		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (a target is neither the first token of a sequence or a document nor a label of -100), " +
+			"so the loss is 0 and has no meaning; evaluate longer documents")
 		return
 	}
 	p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,12 +16,20 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	vers "ulysses/internal/version"
-	"ulysses/train"
 )
 
-// reportPage is report.html as a browser sees it.
+// pageChart is a chart in the form that the page's script reads.
+type pageChart struct {
+	Title  string `json:"title"`
+	Series []struct {
+		X []float64  `json:"x"`
+		Y []*float64 `json:"y"`
+	} `json:"series"`
+}
+
+// reportPage is the content of report.html.
 type reportPage struct {
-	charts  []chart
+	charts  []pageChart
 	text    map[string]string // of each section, by id
 	tables  map[string][][]string
 	scripts int
@@ -104,7 +111,7 @@ func textOf(n *html.Node) string {
 	return text
 }
 
-// row is the line of a section's table that begins so.
+// row returns the row of a section's table whose first cells are the given ones.
 func (p *reportPage) row(section string, cells ...string) []string {
 	for _, r := range p.tables[section] {
 		if len(r) >= len(cells) && slices.Equal(r[:len(cells)], cells) {
@@ -114,8 +121,8 @@ func (p *reportPage) row(section string, cells ...string) []string {
 	return make([]string, 9)
 }
 
-// A run's report has the numbers of metrics.jsonl, of the ledger and of the plan; nothing in it is
-// fetched, and nothing that comes from outside is taken for its own.
+// The report of a run has the numbers of metrics.jsonl, of the ledger and of the plan. It loads
+// nothing from other files, and text from outside is escaped.
 func TestReport(t *testing.T) {
 	t.Setenv("SLURM_JWT", "hunter2")
 	t.Setenv("SLURM_JOB_NAME", "<b>bold</b>")
@@ -151,7 +158,7 @@ func TestReport(t *testing.T) {
 	}
 	for section, want := range map[string][]string{
 		"":            {"finished all 6 steps", "qwen3", "ZeRO stage 3"},
-		"time":        {"rank 3", "attention", "exchange"},
+		"time":        {"rank 3", "attention", "communication"},
 		"job":         {"hidden_size = 24", odd, "parallel.zero=3", "optimizer.lr"},
 		"environment": {"4 × ", "<b>bold</b>", "not shown", "ulysses-mpi " + vers.String},
 		"curves":      {"6 steps"},
@@ -176,7 +183,7 @@ func last(lines []metricsLine) (l metricsLine) {
 	return l
 }
 
-// A run that goes on shows the steps before it; one rank sends nothing.
+// The report of a resumed run includes the steps before it. One rank sends nothing.
 func TestReportOfOtherRuns(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2", "output.overwrite=true")
 	report := filepath.Join(dir, "out", "report.html")
@@ -201,9 +208,9 @@ func TestReportOfOtherRuns(t *testing.T) {
 	}
 }
 
-// An evaluation whose output.dir is a training run's takes nothing from it: metrics.jsonl gets one
-// line, of however many evaluations, and the report is a file of its own. The run goes on as if
-// nothing had been; one that starts anew starts metrics.jsonl anew.
+// An evaluation in the output.dir of a training run leaves the run's results unchanged: metrics.jsonl
+// has one line for the last of several evaluations, and the report is a separate file. The run can
+// be resumed; a run that starts again starts a new metrics.jsonl.
 func TestEvaluationBesideARun(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2", "output.model=false")
 	metrics, report := filepath.Join(dir, "out", "metrics.jsonl"), filepath.Join(dir, "out", "report.html")
@@ -228,7 +235,7 @@ func TestEvaluationBesideARun(t *testing.T) {
 		t.Error("the run's report has changed")
 	}
 	p := readReport(t, filepath.Join(dir, "out", "report-eval.html"))
-	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "an evaluation has no curves") || p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
+	if len(p.charts) != 0 || !strings.Contains(p.text["curves"], "An evaluation has no curves") || p.row("curves", "0")[1] == "" || len(p.tables["curves"]) != 2 {
 		t.Errorf("an evaluation: %+v %v", p.charts, p.tables["curves"])
 	}
 	if _, err := run(2, "train.steps=4", "checkpoint.accept=train.steps"); err != nil {
@@ -249,7 +256,8 @@ func TestEvaluationBesideARun(t *testing.T) {
 	}
 }
 
-// A training run's own job file, evaluated, is a model that was never trained: that is said.
+// An evaluation with the job file of a training run evaluates a model that was never trained, and a
+// warning says so.
 func TestEvaluationOfANewModel(t *testing.T) {
 	dir, _ := newKept(t)
 	for kind, want := range map[string]bool{"eval": true, "train": false} {
@@ -263,8 +271,7 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	}
 }
 
-// Without a valid target the loss is 0, as a training step's is, and a warning says that it says
-// nothing.
+// Without a target the loss is 0, also of a training step, and a warning says that it has no meaning.
 func TestEvaluationOfNothing(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, kind := range []string{"eval", "train"} {
@@ -276,7 +283,7 @@ func TestEvaluationOfNothing(t *testing.T) {
 		if s := text(t, filepath.Join(dir, kind, "metrics.jsonl")); !strings.Contains(s, `"eval_loss":0,"eval_tokens":0`) {
 			t.Errorf("%s: metrics.jsonl: %s", kind, s)
 		}
-		if !strings.Contains(stderr.String(), "not one token") || strings.Contains(stdout.String()+stderr.String(), "perplexity") {
+		if !strings.Contains(stderr.String(), "no token of the evaluation") || strings.Contains(stdout.String()+stderr.String(), "perplexity") {
 			t.Errorf("%s: %s%s", kind, stdout.String(), stderr.String())
 		}
 	}
@@ -291,8 +298,7 @@ func text(t *testing.T, path string) string {
 	return string(b)
 }
 
-// A run that all ranks give up together leaves the report of the steps that were done, which says
-// why it ended.
+// A run that fails on all ranks writes the report of the steps that were done, with the error.
 func TestReportOfAFailedRun(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -315,7 +321,7 @@ func TestReportOfAFailedRun(t *testing.T) {
 		if text := p.text[""]; !strings.Contains(text, x.state) || !strings.Contains(text, x.says) || strings.Contains(text, "finished") {
 			t.Errorf("%s: %s", x.name, text)
 		}
-		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 && !strings.Contains(p.text["curves"], "No step was done.") {
+		if x.steps > 0 && (len(p.charts) == 0 || len(p.charts[0].Series[0].X) != x.steps) || x.steps == 0 && !strings.Contains(p.text["curves"], "No step was completed.") {
 			t.Errorf("%s: %+v %s", x.name, p.charts, p.text["curves"])
 		}
 		if x.name == "later" && !strings.Contains(out, "trace.json: steps 1 to 1, ") || x.name == "at once" && !strings.Contains(out, "trace            none: ") {
@@ -324,74 +330,5 @@ func TestReportOfAFailedRun(t *testing.T) {
 		if !strings.Contains(out, report) {
 			t.Errorf("%s: the table does not name the report: %s", x.name, out)
 		}
-	}
-}
-
-// Numbers that are none become gaps; a long run is thinned without losing a peak; half a line is
-// left out.
-func TestHistory(t *testing.T) {
-	var b strings.Builder
-	const n = 50000
-	for i := range n {
-		loss := fmt.Sprint(2 + math.Sin(float64(i)/100))
-		switch i {
-		case 12345:
-			loss = "99.5"
-		case 23456:
-			loss = "-7"
-		case 34567:
-			loss = "null"
-		}
-		fmt.Fprintf(&b, `{"step":%d,"loss":%s,"grad_norm":1,"lr":0.1,"tokens_per_second":5,"model_tflops":1}`+"\n", i+1, loss)
-	}
-	b.WriteString(`{"step":50000,"eval_loss":null,"eval_tokens":7}` + "\n" + `{"step":50001,"lo`)
-	path := filepath.Join(t.TempDir(), "metrics.jsonl")
-	put(t, path, b.String())
-	h, err := readHistory(path, false)
-	if err != nil || h.Steps != n || h.NoNumber != 1 || len(h.Evals) != 1 || !math.IsNaN(h.Evals[0].Loss) {
-		t.Fatalf("%v %d steps, %d without a number, %v", err, h.Steps, h.NoNumber, h.Evals)
-	}
-	c := h.charts()[0]
-	s := c.Series[0]
-	if len(s.X) > mostPoints+4 || !slices.IsSorted(s.X) || s.X[0] != 1 || s.X[len(s.X)-1] != n {
-		t.Errorf("%d points from %v to %v", len(s.X), s.X[0], s.X[len(s.X)-1])
-	}
-	low, high, gaps := math.Inf(1), math.Inf(-1), 0
-	for i, y := range s.Y {
-		if y == nil {
-			if gaps++; s.X[i] != 34568 {
-				t.Errorf("a gap at %v", s.X[i])
-			}
-			continue
-		}
-		low, high = min(low, *y), max(high, *y)
-	}
-	if low != -7 || high != 99.5 || gaps != 1 || len(c.Series) != 3 || c.Series[2].Name != "held out" {
-		t.Errorf("lowest %v, highest %v, %d gaps", low, high, gaps)
-	}
-	if _, err := json.Marshal(h.charts()); err != nil {
-		t.Error(err)
-	}
-	if !h.charts()[1].Log || positive([]float64{1, 0}) || positive([]float64{math.NaN()}) {
-		t.Error("logarithmic axes")
-	}
-}
-
-// Two ranks that are wrong by as much in opposite directions are wrong.
-func TestTrafficIsHeldRankByRank(t *testing.T) {
-	facts := make([]rankFacts, 2)
-	for r := range facts {
-		facts[r].Sent = []comm.Entry{{Axis: "world", Op: comm.OpAllReduce, Calls: 1, Bytes: int64(10 + 2*r)}, {Axis: "world", Op: comm.OpAllReduce, Control: true, Calls: 3, Bytes: 5},
-			{Axis: "data", Op: comm.OpBroadcast, Calls: 1, Bytes: 4}}
-		facts[r].Formula = []train.Traffic{{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Bytes: 11}, {Axis: "sequence", Op: comm.OpAllToAll}}
-	}
-	rows := trafficRows(facts)
-	want := []trafficRow{
-		{Axis: "world", Op: comm.OpAllReduce, What: "gradients", Calls: 1, Sent: 22, Formula: 22, Least: 10, Most: 12},
-		{Axis: "data", Op: comm.OpBroadcast, Calls: 1, Sent: 8, Least: 4, Most: 4},
-		{Axis: "all", Op: "control", What: rows[len(rows)-1].What, Calls: 3, Sent: 10, Control: true},
-	}
-	if !slices.Equal(rows, want) {
-		t.Errorf("%+v", rows)
 	}
 }

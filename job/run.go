@@ -1,25 +1,28 @@
-// Package job runs a job: it starts the ranks, parses the job file, opens devices and
-// communicators, runs the kind of job that the file names, and reports.
+// Package job runs jobs and is the command line of the program.
+//
+// Main parses the arguments and runs a verb. Run starts the ranks (job/launch) and, on each rank,
+// opens an Env: the job file (job/file), the device and the mesh of communicators. Then it runs the
+// kind of job that the file names: a session trains or evaluates and writes a report (job/report);
+// an operator job computes attention or the gated delta rule (job/operator). Verify runs the same
+// code on one rank and on all ranks, and compares the results.
 package job
 
 import (
 	"io"
 	"os"
-	"os/signal"
 	"runtime"
 	"slices"
-	"syscall"
 	"time"
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/job/file"
-	"ulysses/slurm"
+	"ulysses/job/launch"
 	"ulysses/train"
 )
 
-// Options is what the command line says.
+// Options are the arguments of the command line.
 type Options struct {
 	Path   string   // of the job file
 	Sets   []string // table.key=value
@@ -31,13 +34,11 @@ type Options struct {
 	Quiet   bool   // print warnings, errors and one line of results
 	log     string // form of the log, one of logForms; "" = auto
 
-	signals *signals
-	limit   time.Duration     // time limit of a collective; set by launch
-	late    func(text string) // called when the watch treats a peer as dead
-	verb    string            // the action on the job file
-	args    []string          // the whole command line, with the program; empty if there is none
-	words   []string          // the words after the verb
-	text    string            // text that is printed instead of running a verb
+	signals *launch.Signals
+	verb    string   // the action on the job file
+	args    []string // the whole command line, with the program; empty if there is none
+	words   []string // the words after the verb
+	text    string   // text that is printed instead of running a verb
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
@@ -48,15 +49,15 @@ type Options struct {
 	open    opener // of device and communicator; nil = backends
 }
 
-// Run runs the job on all ranks that were started and returns this process's outcome. Every rank of
-// a job that was refused returns the same code. A rank that fails on its own names itself on Stderr
-// and ends the whole job.
+// Run runs the job on all ranks that were started and returns the error of this process. If the job
+// is refused, all ranks return the same code. A rank that fails alone prints its name and the error
+// on Stderr and ends the whole job.
 func Run(o Options) error {
 	o.verb = "run"
 	if o.force {
 		o.Sets = append(slices.Clone(o.Sets), "output.overwrite=true")
 	}
-	return launch(o, runKind)
+	return onRanks(o, runKind)
 }
 
 func runKind(e *Env) error {
@@ -66,111 +67,36 @@ func runKind(e *Env) error {
 	return runTrain(e)
 }
 
-// launch finds out how this process was started, and runs body once for each rank that lives in it.
-func launch(o Options, body func(*Env) error) error {
-	// a reader of standard output that has gone ends no run: see printer
-	signal.Ignore(syscall.SIGPIPE)
-	env := slurm.Env()
-	if err := env.Ready(comm.Available()); err != nil {
-		return err
-	}
+// onRanks runs body once for each rank of this process, with the job open.
+func onRanks(o Options, body func(*Env) error) error {
 	if o.signals == nil {
-		o.signals = catchSignals(o.verb, o.Stderr)
-		defer o.signals.release()
+		o.signals = launch.CatchSignals(o.verb, o.Stderr)
+		defer o.signals.Release()
 	}
-	var err error
-	if o.limit, err = watchLimit(); err != nil {
-		return unmet(err)
-	}
-	if env.Tasks <= 1 {
-		return launchLocal(max(1, o.Ranks), o, body)
-	}
-	if o.Ranks > 0 && o.Ranks != env.Tasks {
-		return unmet(status.Errorf(status.InvalidArgument, "--ranks %d under %s with %d tasks: leave --ranks out, the launcher decides", o.Ranks, env.Launcher, env.Tasks))
-	}
-	world, err := o.world(env)
-	if err != nil {
-		return err
-	}
-	defer comm.Finalize()
-	if err := env.Check(world.Size(), true); err != nil {
-		return err
-	}
-	err, _ = runRank(world, env.LocalSize, o, body)
-	return err
+	return launch.Start(launch.Options{Ranks: o.Ranks, Print: o.complain}, func(r launch.Rank) (error, bool) { return runRank(r, o, body) })
 }
 
-// leastStart is how long processes may take to load and find one another, however short
-// ULYSSES_TIMEOUT is.
-const leastStart = 20 * time.Second
-
-// world is the communicator of all processes. Where one of them never joins, because it was started
-// to do something else, MPI waits for ever.
-func (o *Options) world(env slurm.Environment) (comm.Comm, error) {
-	if limit := max(o.limit, leastStart); o.limit > 0 {
-		defer time.AfterFunc(limit, func() {
-			o.complain(status.Errorf(status.Comm, "rank %d has waited %v for all %d tasks of %s to start MPI: start the same command on each of them",
-				env.Rank, limit, env.Tasks, env.Launcher))
-			os.Exit(int(status.Comm))
-		}).Stop()
-	}
-	return comm.World()
-}
-
-// launchLocal runs goroutine ranks in this process. A goroutine that is late for ever cannot be
-// ended: it is left behind, and the process ends without it.
-func launchLocal(n int, o Options, body func(*Env) error) error {
-	agreed, done := make([]error, n), make(chan error, 1)
-	late := make(chan string, n)
-	o.late = func(text string) { late <- text }
-	go func() {
-		done <- comm.RunLocal(n, func(c comm.Comm) error {
-			err, alone := runRank(c, n, o, body)
-			if alone {
-				return err
-			}
-			agreed[c.Rank()] = err
-			return nil
-		})
-	}()
-	var err error
-	select {
-	case err = <-done:
-	case text := <-late:
-		select {
-		case err = <-done:
-		case <-time.After(time.Second):
-			err = status.Errorf(status.Comm, "%s", text)
-		}
-	}
-	if err != nil {
-		return err
-	}
-	return agreed[0]
-}
-
-// runRank is one rank's life. Whatever fails before the body's collectives is agreed on, so that
-// all ranks return the same code; after that a failing rank is alone with its error, while its
-// peers sit in a collective, and must end the job itself.
-func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error) (err error, alone bool) {
+// runRank opens the job on one rank and runs body. All ranks agree on an error from before the
+// collectives of body, and return the same code. After that an error may be of one rank alone
+// (alone = true): its peers may wait for it in a collective, so runRank aborts the job.
+func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone bool) {
 	if o.signals == nil {
-		o.signals = new(signals) // no signal is caught
+		o.signals = new(launch.Signals) // no signal is caught
 	}
 	host, _ := os.Hostname()
-	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: world, Clock: clock.New(), Ledger: comm.NewLedger(), Stderr: &screen{to: o.Stderr}}
-	e.warned = &warned{}
-	e.Log = o.logger(e.Stderr, world.Rank(), host).Hook(e.warned)
+	rank, processes := r.World.Rank(), r.World.Kind() != "local"
+	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, Clock: clock.New(), Ledger: comm.NewLedger(),
+		Stderr: &screen{to: o.Stderr}, warned: &warned{}}
+	e.Log = o.logger(e.Stderr, rank, host).Hook(e.warned)
 	tables := e.printTo(&o)
-	e.Watch = comm.NewWatch(o.limit, host, func(late string) {
+	e.Watch = comm.NewWatch(r.Timeout, host, func(late string) {
 		e.Log.Error().Msg(late)
-		world.Abort(status.Comm, late)
-		if o.late != nil {
-			o.late(late)
-		}
+		r.World.Abort(status.Comm, late)
+		r.Late(late)
 	})
 	defer e.Watch.Close()
-	if world.Kind() != "local" {
-		e.signals.enter(e, world.Rank(), host)
+	if processes {
+		e.signals.WatchPeers(e.Watch, func(text string) { e.Log.Error().Msgf("rank %d on %s: %s", rank, host, text) })
 	}
 	defer func() {
 		if p := recover(); p != nil {
@@ -178,21 +104,25 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 			e.alone = true
 		}
 		if err != nil && e.alone {
-			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", world.Rank(), host, err)
-			// RunLocal's caller prints; here the launcher would hide all but the code
-			if world.Kind() != "local" {
+			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", rank, host, err)
+			// goroutine ranks leave printing to the caller; a launcher passes on only the exit code
+			if processes {
 				e.Log.Error().Msg(err.Error())
 			}
-			world.Abort(status.Of(err), err.Error())
+			r.World.Abort(status.Of(err), err.Error())
 		}
 		alone = e.alone
 	}()
-	if err := e.open(world, ranksOnNode, o); err != nil {
+	if err := e.open(r.World, r.OnNode, o); err != nil {
 		return err, false
 	}
 	defer e.Device.Close()
-	if world.Rank() == 0 || world.Kind() != "local" {
-		e.signals.start(e, world.Rank())
+	if rank == 0 || processes {
+		var log func(text string)
+		if rank == 0 {
+			log = func(text string) { e.Log.Warn().Msg(text) }
+		}
+		e.signals.Begin(e.Job.Kind == "train", e.Stderr, log)
 	}
 	if err = body(e); err == nil {
 		err = e.leave(nil)
@@ -203,8 +133,8 @@ func runRank(world comm.Comm, ranksOnNode int, o Options, body func(*Env) error)
 	return err, false
 }
 
-// printer writes tables. One that cannot be printed ends no run, least of all on rank 0 alone while
-// its peers go on: the run says so at its end.
+// printer writes tables and keeps the first error of writing. The error does not end the run, which
+// rank 0 alone would leave while its peers continue; the run returns it at its end.
 type printer struct {
 	to  io.Writer
 	err error
@@ -233,8 +163,8 @@ func (e *Env) printTo(o *Options) *printer {
 	return p
 }
 
-// inStep runs a loop in which ranks move in step: a rank that fails there is alone with its error,
-// unless all share it, and one that is late says so itself.
+// inStep runs the loop of steps. An error in it is of this rank alone unless train.Shared reports
+// that all ranks have it. A rank whose step takes too long logs this itself.
 func (e *Env) inStep(loop func() error) error {
 	e.alone = true
 	e.Watch.LimitIdle(func(slow string) { e.Log.Error().Msg(slow) })
@@ -244,7 +174,7 @@ func (e *Env) inStep(loop func() error) error {
 	return err
 }
 
-// readOnRoot is the job file as rank 0 sees it.
+// readOnRoot returns the job file as rank 0 reads it, on all ranks. Collective.
 func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	var src []byte
 	var err error
@@ -255,20 +185,6 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 		return nil, err
 	}
 	return comm.BroadcastBytes(world, src, 0)
-}
-
-// watchLimit is how long a collective may take before the job is ended: ULYSSES_TIMEOUT, else ten
-// minutes.
-func watchLimit() (time.Duration, error) {
-	text := os.Getenv("ULYSSES_TIMEOUT")
-	if text == "" {
-		return 10 * time.Minute, nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d < 0 {
-		return 0, status.Errorf(status.InvalidArgument, "ULYSSES_TIMEOUT=%s: a duration such as 90s is needed, or 0 for no limit", text)
-	}
-	return d, nil
 }
 
 func stack() string {

@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"ulysses/comm"
@@ -11,6 +12,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
+	"ulysses/job/launch"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -31,30 +33,30 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	defer s.metrics.Close()
-	if err := s.printPlan(); err != nil {
+	if err := s.report().PrintPlan(); err != nil {
 		return err
 	}
 	if done := s.trainer.Loop.Resumed; e.Job.Kind == "train" && done >= s.steps {
 		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", units.Count(done, "step"), s.steps)
 		return s.saveMissing()
 	}
-	if s.stop, err = newStopper(e.Job, e.signals, start); err != nil {
+	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start); err != nil {
 		return err
 	}
 	if warning := s.rank().WarnIdleRanks(); warning != "" {
 		e.Log.Warn().Msg(warning)
 	}
-	s.queued = proc.WaitedForCore()
+	s.waited = proc.WaitedForCore()
 	p := newProgress(e, s.steps, s.trainer.Loop.Resumed)
 	s.progress = p
 	err = func() error {
 		defer p.finish()
-		defer e.signals.done()
+		defer e.signals.Done()
 		return e.inStep(s.run)
 	}()
 	if train.Shared(err) { // all ranks are here, with the steps that were done
 		s.failed = err
-		if lost := s.report(p); lost != nil {
+		if lost := s.report().Write(); lost != nil {
 			s.Log.Error().Msg(lost.Error())
 		}
 	}
@@ -63,20 +65,20 @@ func trainOwning(e *Env) (err error) {
 	}
 	if s.trainer.Stopped() {
 		// on all ranks; the checkpoint is there, and that is what counts
-		if err := s.report(p); status.Of(err) == status.IO {
+		if err := s.report().Write(); status.Of(err) == status.IO {
 			s.Log.Error().Msg(err.Error())
 		} else if err != nil {
 			return err
 		}
 		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s; resume with: %s",
-			p.last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
+			p.totals.Last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
 	}
 	if e.Job.Kind == "train" && e.Job.Output.Model {
 		if err := s.save(s.Job.ModelDir()); err != nil {
 			return err
 		}
 	}
-	return s.report(p)
+	return s.report().Write()
 }
 
 func (s *session) run() error {
@@ -147,4 +149,19 @@ func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tenso
 		err = stream.Sync()
 	}
 	return t, err
+}
+
+// command returns the command line that runs this job again, quoted for a shell.
+func (e *Env) command() string {
+	args := e.args
+	if len(args) == 0 { // there is no command line: Run was called
+		args = []string{os.Args[0], e.Job.Path}
+		for _, s := range e.sets {
+			args = append(args, "--set", s)
+		}
+		if n := e.world.Size(); n > 1 {
+			args = append(args, "--ranks", strconv.Itoa(n))
+		}
+	}
+	return launch.Command(args)
 }

@@ -4,7 +4,9 @@ import (
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/job/assembly"
+	"ulysses/job/launch"
 	"ulysses/job/plan"
+	"ulysses/job/report"
 	"ulysses/model"
 	"ulysses/train"
 )
@@ -17,13 +19,13 @@ type session struct {
 	data    *data.Data
 	steps   int64
 	from    string  // checkpoint from which the run resumes; "" = none
-	queued  float64 // queued() before the first step
+	waited  float64 // proc.WaitedForCore before the first step
 	failed  error   // the error that ended the steps early, on all ranks
 
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
 	progress *progress
-	stop     *stopper
+	stop     *launch.Stopper
 }
 
 // prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all
@@ -39,7 +41,7 @@ func prepare(e *Env, resume bool) (*session, error) {
 		return nil, err
 	}
 	if resume {
-		setup.Trace = s.newTrace()
+		setup.Trace = report.NewTrace(s.parts)
 		s.hook(&setup.Hooks)
 	}
 	if s.trainer, err = train.New(*setup); err != nil {
@@ -91,7 +93,7 @@ func (s *session) load() (*train.Setup, error) {
 		setup.Data.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
-	setup.Hooks.Probe, err = probe(s.Mesh.World.Rank())
+	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World.Rank())
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
@@ -116,7 +118,7 @@ func (s *session) hook(h *train.Hooks) {
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is left out; later steps like it are left out without a message")
 	}
-	h.Stop = func() bool { return s.stop != nil && s.stop.now() }
+	h.Stop = func() bool { return s.stop != nil && s.stop.Now() }
 }
 
 // openConfig reads what the model is; the folder is nil for one from scratch.
@@ -151,6 +153,23 @@ func (s *session) close() {
 		s.data.Close()
 	}
 	s.parts.Free()
+}
+
+// report returns the description of this run for its report.
+func (s *session) report() *report.Run {
+	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, Steps: s.steps, Began: s.began, Waited: s.waited,
+		Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(), Program: programVersion(), Source: s.source, Sets: s.sets,
+		Warnings: s.warned.list, Warn: func(text string) { s.Log.Warn().Msg(text) }, Check: s.mayWrite, Stdout: s.Stdout, Details: s.Details}
+	if s.progress != nil {
+		r.Totals = s.progress.totals
+	}
+	if s.failed != nil {
+		r.Failed = withoutRanks(s.failed.Error())
+	}
+	if s.quiet {
+		r.Result = s.Result
+	}
+	return r
 }
 
 // rank describes this rank to the planner.

@@ -7,14 +7,12 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/job/file"
-	"ulysses/slurm"
 )
 
 // A request to stop that comes before the first step, while device, model and data are opened, is
@@ -89,40 +87,11 @@ func TestStopBeforeEvaluation(t *testing.T) {
 // The command that resumes a run is the run's own command, quoted for a shell.
 func TestCommand(t *testing.T) {
 	job := &Env{Job: &file.Job{Path: "a b/it's.toml"}, sets: []string{"seed=2", `data.path=["x"]`}, world: comm.Local(3)[0]}
-	if got, want := job.command(), shellWords([]string{os.Args[0]})+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
+	if got, want := job.command(), os.Args[0]+` 'a b/it'\''s.toml' --set seed=2 --set 'data.path=["x"]' --ranks 3`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	job.args = []string{"ulysses-mpi", "job.toml", "-n", "2", ""}
 	if got, want := job.command(), "ulysses-mpi job.toml -n 2 ''"; got != want {
 		t.Errorf("%s, want %s", got, want)
-	}
-	none := func(string) string { return "" }
-	for _, x := range []struct {
-		env  slurm.Environment
-		get  func(string) string
-		want string
-	}{
-		{slurm.Environment{Launcher: "mpirun (Open MPI)", Tasks: 4}, none, "mpirun -n 4"},
-		{slurm.Environment{Launcher: "mpiexec (MPICH)", Tasks: 4}, none, "mpiexec -n 4"},
-		{slurm.Environment{Launcher: "srun", Tasks: 8, Nodes: 2}, func(string) string { return "pmix" }, "srun -N 2 -n 8 --mpi=pmix"},
-		{slurm.Environment{Launcher: "srun", Tasks: 8}, none, "srun -n 8"},
-	} {
-		if got := shellWords(launcherWords(x.env, x.get)); got != x.want {
-			t.Errorf("%v: %s, want %s", x.env, got, x.want)
-		}
-	}
-}
-
-// Of an hour, 25 minutes went into reading the model: that is no step, two of which no longer fit.
-func TestStopAfterLongStart(t *testing.T) {
-	j := file.Default()
-	j.Train.TimeLimit = "1h"
-	x, err := newStopper(&j, new(signals), time.Now().Add(-25*time.Minute))
-	if err != nil || x.now() {
-		t.Errorf("35 minutes are left for short steps: stopped, or %v", err)
-	}
-	x.last = x.last.Add(-18 * time.Minute)
-	if !x.now() {
-		t.Error("two steps of 18 minutes do not fit into 35")
 	}
 }

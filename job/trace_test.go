@@ -9,14 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"ulysses/comm"
 	"ulysses/internal/trace"
-	"ulysses/train"
 )
 
-// event is one of trace.json.
+// event is an event of trace.json.
 type event struct {
 	Ph, Name, Cat, ID string
 	PID, TID          int
@@ -42,8 +39,8 @@ func readTrace(t *testing.T, path string) (events []event, about map[string]stri
 	return file.TraceEvents, file.OtherData
 }
 
-// A trace has the steps that were asked for and no other; every rank's spans nest, lie inside them,
-// and its communication is what the ledger's formulas count.
+// A trace has exactly the steps of output.trace. The spans of each rank nest and lie inside these
+// steps, and the number of collectives is that of the ledger's formulas.
 func TestTrace(t *testing.T) {
 	dir, run := newKept(t, "parallel.ulysses=2", "parallel.zero=3", "output.trace=[2, 3]", "checkpoint.every=0")
 	out, err := run(4)
@@ -65,7 +62,7 @@ func TestTrace(t *testing.T) {
 		case "X":
 			lanes[[2]int{e.PID, e.TID}] = append(lanes[[2]int{e.PID, e.TID}], e)
 		default:
-			t.Errorf("%+v: nothing is in flight in this job", e)
+			t.Errorf("%+v: this job has no asynchronous collective", e)
 		}
 	}
 	for rank := range 4 {
@@ -89,7 +86,7 @@ func TestTrace(t *testing.T) {
 			checkNested(t, spans, steps[0].TS, steps[1].end())
 		}
 	}
-	// ranks, steps, passes, layers, exchanges
+	// ranks, steps, passes, layers, all-to-alls
 	if n := count(lanes, int(trace.Comm), "sequence all-to-all"); n != 4*2*2*2*4 {
 		t.Errorf("%d all-to-alls", n)
 	}
@@ -101,9 +98,9 @@ func TestTrace(t *testing.T) {
 		t.Errorf("%d sums of gradients on the side stream", count(lanes, int(trace.CommStream), "world reduce-scatter"))
 	}
 
-	// A run that takes none of the steps says so.
+	// A run that does none of the steps says so.
 	dir, run = newKept(t, "output.trace=[9, 12]", "checkpoint.every=0")
-	if out, err = run(1); err != nil || !strings.Contains(out, "took no step from 9 to 12") {
+	if out, err = run(1); err != nil || !strings.Contains(out, "output.trace = [9, 12], and this run did no step of these") {
 		t.Error(err, out)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "out", "trace.json")); err == nil {
@@ -122,8 +119,8 @@ func count(lanes map[[2]int][]event, lane int, name string) (n int) {
 	return n
 }
 
-// checkNested wants spans inside [lo, hi] that nest or follow one another, to the nanosecond that
-// the file is written in.
+// checkNested checks that the spans lie inside [lo, hi], and that they nest or follow one another, to
+// the nanosecond, which is the resolution of the file.
 func checkNested(t *testing.T, spans []event, lo, hi float64) {
 	t.Helper()
 	const nano = 2e-3
@@ -145,36 +142,5 @@ func checkNested(t *testing.T, spans []event, lo, hi float64) {
 			t.Errorf("%+v lies outside the steps, %f to %f", e, lo, hi)
 		}
 		open = append(open, e)
-	}
-}
-
-// Times of ranks on other machines are fitted by what was measured; the same machine's clock is
-// taken as it is, unless that contradicts it.
-func TestTimeline(t *testing.T) {
-	base := time.Unix(1000, 0)
-	r := &trace.Recorder{Base: base}
-	root := traceOrigin{Host: "a", Base: base.Add(-time.Second).UnixNano(), Zero: 3 * time.Second}
-	x := &train.Trace{Recorder: r}
-	set := func(first, last time.Duration) {
-		x.Begun = train.Aligned{At: 10 * time.Second, Alignment: comm.Alignment{Offset: first, Within: time.Millisecond}}
-		x.Ended = train.Aligned{At: 20 * time.Second, Alignment: comm.Alignment{Offset: last, Within: 2 * time.Millisecond}}
-	}
-	for _, c := range []struct {
-		host        string
-		first, last time.Duration
-		want        time.Duration // of what happened at 15 s
-		within      time.Duration
-	}{
-		{"a", time.Second, time.Second, 13 * time.Second, 0},
-		{"a", time.Second + time.Millisecond/2, time.Second - time.Millisecond, 13 * time.Second, 0},
-		// another machine of that name
-		{"a", 2 * time.Second, 2 * time.Second, 14 * time.Second, 2 * time.Millisecond},
-		{"b", 2 * time.Second, 2*time.Second + 100*time.Millisecond, 14*time.Second + 50*time.Millisecond, 2 * time.Millisecond},
-	} {
-		set(c.first, c.last)
-		at, within := timeline(x, root, c.host)
-		if got := at(15 * time.Second); got != c.want || within != c.within {
-			t.Errorf("%+v: %v within %v", c, got, within)
-		}
 	}
 }

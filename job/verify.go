@@ -25,7 +25,7 @@ var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 // and the updated weights of the first step. A difference beyond rounding is a Numeric error.
 func Verify(o Options) error {
 	o.verb = "verify"
-	return launch(o, func(e *Env) error {
+	return onRanks(o, func(e *Env) error {
 		compute := trainTensors
 		if !e.Job.IsModelJob() {
 			compute = operatorTensors

@@ -152,9 +152,9 @@ func TestFaultsEndTheJob(t *testing.T) {
 		want  []string
 	}{
 		{"kill:1:2", 0, []string{"signal 9", "rank 1", "terminated: rank ", "all-reduce"}},
-		{"fail:2:2", 10, []string{"rank 2 on " + host, "asked to fail"}},
+		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}},
 		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}},
-		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "asked to crash"}},
+		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"}},
 		{"late:1:2", 5, []string{"late", "rank 1 of 4 on host " + host, "this rank is late", "waited"}},
 	} {
 		t.Run(c.fault, func(t *testing.T) {

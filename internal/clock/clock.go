@@ -16,6 +16,21 @@ type Phase struct {
 	Seconds float64
 }
 
+// labels maps phases whose names in files are not the names that readers know. Files that programs
+// read (metrics.jsonl, trace.json) have the phase's own name.
+var labels = map[string]string{
+	"exchange": "communication", // all-to-all and send-receive
+	"wait":     "device wait",   // the host waits for a stream of the device
+}
+
+// Label returns the name of a phase in tables, messages and reports.
+func Label(phase string) string {
+	if label, ok := labels[phase]; ok {
+		return label
+	}
+	return phase
+}
+
 // Clock holds the phases of one rank. A nil Clock counts nothing. A Clock serves one goroutine.
 type Clock struct {
 	phases []Phase

@@ -17,6 +17,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
@@ -127,7 +128,7 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.Phases), func(a, b string) int { return cmp.Or(cmp.Compare(f.Phases[b], f.Phases[a]), cmp.Compare(a, b)) }) {
 		if name != "" {
-			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", name, f.Phases[name], 100*f.Phases[name]/busy)
+			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", clock.Label(name), f.Phases[name], 100*f.Phases[name]/busy)
 		}
 	}
 	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", what, f.Seconds)

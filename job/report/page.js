@@ -21,7 +21,7 @@
   document.addEventListener("mouseout", e => { if (e.target.closest && e.target.closest("[data-tip]")) hide(); });
   document.addEventListener("focusout", hide);
 
-  // Digits in threes, as the tables have them.
+  // Digits in groups of three, as in the tables.
   const grouped = text => text.replace(/^-?\d+/, whole => whole.replace(/\B(?=(\d{3})+$)/g, "\u202f"));
   // Four significant digits.
   const number = v => {
@@ -30,25 +30,25 @@
     if (a >= 1e7 || (a !== 0 && a < 1e-4)) return v.toExponential(2);
     return grouped(String(+v.toPrecision(a >= 1000 ? 6 : 4)));
   };
-  // One format for all ticks of an axis: as many decimals as the distance between two of them has.
+  // One format for all ticks of an axis, with as many decimals as the distance of two ticks has.
   const ticks = (values, step) => {
     let decimals = 0;
     while (decimals < 8 && Math.abs(+step.toFixed(decimals) - step) > 1e-6 * step) decimals++;
     return values.map(v => v == null ? "" : grouped(v.toFixed(decimals)));
   };
-  // Of a logarithmic axis: plain where all are easy to read, else powers of ten.
+  // Ticks of a logarithmic axis: plain numbers from 0.001 to 100000, otherwise powers of ten.
   const logTicks = values => {
     const some = values.filter(v => v != null && v > 0);
     const plain = some.every(v => v >= 1e-3 && v < 1e5);
     return values.map(v => v == null ? "" : plain ? grouped(String(+v.toPrecision(3))) : v.toExponential(0).replace("e+", "e"));
   };
-  const place = document.getElementById("charts");
-  if (!place || !charts.length) return;
+  const container = document.getElementById("charts");
+  if (!container || !charts.length) return;
   const plots = [];
   const sync = uPlot.sync("steps");
   const styles = { line: { colour: "--train", alpha: 1, width: 1.8 }, faint: { colour: "--train", alpha: .4, width: 1 }, dots: { colour: "--held", alpha: 1, width: 1.4 } };
   for (const c of charts) {
-    const card = place.appendChild(document.createElement("div"));
+    const card = container.appendChild(document.createElement("div"));
     card.className = "chart";
     const head = card.appendChild(document.createElement("h3"));
     head.append(c.title);
@@ -58,11 +58,11 @@
       name.append(s.name);
       head.append(" ");
     });
-    const one = c.series.every(s => s.x.length < 2);
+    const single = c.series.every(s => s.x.length < 2);
     const axis = { stroke: () => css("--soft"), grid: { stroke: () => css("--grid"), width: 1 }, ticks: { stroke: () => css("--grid"), width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18, labelGap: 2 };
-    // The first and the last step stand off the frame, with their dots.
-    const margin = (u, a, b) => { const m = one ? 1 : Math.max(.02 * (b - a), .2); return [a - m, b + m]; };
+    // A margin keeps the dots of the first and the last step off the frame.
+    const margin = (u, a, b) => { const m = single ? 1 : Math.max(.02 * (b - a), .2); return [a - m, b + m]; };
     const plot = new uPlot({
       width: card.clientWidth - 14, height: 240, legend: { show: false }, padding: [10, 14, 0, 0],
       cursor: { sync: { key: "steps", setSeries: false }, points: { size: 7 } },
@@ -72,14 +72,14 @@
         Object.assign({ label: c.axis, size: 58, values: (u, all, i, space, step) => c.log ? logTicks(all) : ticks(all.map(v => v == null ? v : v / c.scale), step / c.scale) }, axis)],
       series: [{}].concat(c.series.map(s => ({
         label: s.name, width: styles[s.style].width, alpha: styles[s.style].alpha, stroke: () => css(styles[s.style].colour),
-        points: { show: s.style === "dots" || s.x.length < 40 || one ? true : undefined, size: s.style === "dots" ? 8 : 5, fill: () => css(styles[s.style].colour) },
+        points: { show: s.style === "dots" || s.x.length < 40 || single ? true : undefined, size: s.style === "dots" ? 8 : 5, fill: () => css(styles[s.style].colour) },
         dash: s.style === "dots" ? [4, 4] : undefined, spanGaps: s.style === "dots",
       }))),
       hooks: { setCursor: [u => {
         const i = u.cursor.idx;
         if (u.cursor.event == null || i == null || u.cursor.left < 0) return;
         const lines = ["step " + u.data[0][i]];
-        c.series.forEach((s, k) => { const v = u.data[k + 1][i]; if (v !== undefined) lines.push(s.name + ": " + (v === null ? "no number" : number(v / c.scale))); });
+        c.series.forEach((s, k) => { const v = u.data[k + 1][i]; if (v !== undefined) lines.push(s.name + ": " + (v === null ? "NaN or Inf" : number(v / c.scale))); });
         lines.push(c.axis);
         const box = u.over.getBoundingClientRect();
         show(lines.join("\n"), box.left + u.cursor.left, box.top + u.cursor.top);
@@ -90,10 +90,10 @@
     plots.push([plot, card]);
   }
   const fit = () => { for (const [p, card] of plots) p.setSize({ width: card.clientWidth - 14, height: 240 }); };
-  new ResizeObserver(fit).observe(place);
+  new ResizeObserver(fit).observe(container);
   const redraw = () => { for (const [p] of plots) p.redraw(false, true); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  // Paper is light.
+  // Print in the light style.
   addEventListener("beforeprint", () => { document.documentElement.classList.add("print"); redraw(); });
   addEventListener("afterprint", () => { document.documentElement.classList.remove("print"); redraw(); });
 })();

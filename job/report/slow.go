@@ -1,10 +1,12 @@
-package job
+package report
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 
+	"ulysses/internal/clock"
 	"ulysses/internal/units"
 	"ulysses/job/plan"
 )
@@ -12,15 +14,16 @@ import (
 // slowFrom is the ratio of measured to planned time of a step from which the run prints the cause.
 const slowFrom = 2
 
-// slowStep describes steps that took longer than planned, with the mean seconds of a step.
+// slowStep compares the steps of a run with their plan.
 type slowStep struct {
 	facts   []rankFacts
-	steps   float64
-	seconds float64
+	steps   float64 // number of steps
+	seconds float64 // mean of a step
 	planned *plan.Expected
 }
 
-// betweenRanks reports whether ranks wait for one another in a phase.
+// betweenRanks reports whether a phase includes waiting for other ranks: "exchange" is all-to-all
+// and send-receive, "reduce" every other collective.
 func betweenRanks(phase string) bool { return phase == "exchange" || phase == "reduce" }
 
 // of returns a rank's seconds in a step, summed over the phases that the filter selects.
@@ -33,7 +36,7 @@ func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
 	return sum
 }
 
-// mean returns the mean of that over all ranks.
+// mean returns the mean of s.of over all ranks.
 func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
 	for r := range s.facts {
 		sum += s.of(r, in) / float64(len(s.facts))
@@ -41,10 +44,10 @@ func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
 	return sum
 }
 
-// because returns the sentence on a step that took much longer than planned, or "". It names the
-// cause that explains at least half of the excess: a rank that computes longer than the others,
-// ranks that share cores, or cores that other processes use; otherwise the phase with the largest
-// excess.
+// because returns a warning with cause and fix if a step took at least slowFrom times its plan,
+// otherwise "". The cause is one that explains at least half of the excess: a rank that computes
+// longer than the others, ranks that share cores, or cores that other processes use; otherwise the
+// phase with the largest excess.
 func (s *slowStep) because() string {
 	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.Seconds) {
 		return ""
@@ -63,7 +66,7 @@ func (s *slowStep) because() string {
 	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds, s.seconds, s.planned.Seconds, cause, fix)
 }
 
-// slowRank returns the sentence on a rank for which the others wait.
+// slowRank finds a rank for which the others wait.
 func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 	busy := func(phase string) bool { return !betweenRanks(phase) }
 	slowest, fastest := 0, 0
@@ -80,10 +83,10 @@ func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 		return "", ""
 	}
 	return fmt.Sprintf("the others waited for rank %d on %s, which worked %.3g s of a step, rank %d %.3g s", slowest, s.facts[slowest].Host, most, fastest, least),
-		"see what else that host does, or deal heads and rows evenly"
+		"look for other processes on that host"
 }
 
-// sharedCores returns the sentence on a host that has more threads of ranks than cores.
+// sharedCores finds a host whose ranks have more threads than the host has cores.
 func (s *slowStep) sharedCores() (cause, fix string) {
 	for _, f := range s.facts {
 		ranks := 0
@@ -106,20 +109,20 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 	return "", ""
 }
 
-// takenCores returns the sentence on a host whose cores other processes use: threads were ready to
-// run and had no core.
+// takenCores finds a host whose cores other processes use: threads were ready to run and had no
+// core.
 func (s *slowStep) takenCores() (cause, fix string) {
-	const part = 0.15 // of the time
-	worst := slices.MaxFunc(s.facts, func(a, b rankFacts) int { return int(math.Copysign(1, a.Waited-b.Waited)) })
+	const least = 0.15 // of the time
+	worst := slices.MaxFunc(s.facts, func(a, b rankFacts) int { return cmp.Compare(a.Waited, b.Waited) })
 	share := worst.Waited / (s.steps * s.seconds * float64(max(1, worst.Threads)))
-	if share < part {
+	if share < least {
 		return "", ""
 	}
 	return fmt.Sprintf("other processes use the cores of %s: threads of this job waited for a core %.0f %% of the time", worst.Host, 100*min(1, share)),
 		"give the job cores of its own"
 }
 
-// slowPhase returns the sentence on the phase that exceeds its plan by the most.
+// slowPhase finds the phase that exceeds its plan by the most.
 func (s *slowStep) slowPhase() (cause, fix string) {
 	seen, name, most := map[string]bool{}, "", math.Inf(-1)
 	for _, f := range s.facts {
@@ -135,14 +138,14 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 		}
 	}
 	took := s.mean(func(phase string) bool { return phase == name })
-	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", name, took, s.planned.Phases[name])
+	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", clock.Label(name), took, s.planned.Phases[name])
 	switch {
 	case betweenRanks(name):
-		return "ranks waited for one another or for the network: " + text, "compare the hosts, and measure the network between them"
+		return "ranks waited for one another or for the network: " + text, "measure the network between the hosts"
 	case name == "data":
-		return text, "put the data on faster storage, or raise device.threads"
+		return text, "move the data to faster storage"
 	case name == "checkpoint":
-		return text, "raise checkpoint.every, or write to faster storage"
+		return text, "raise checkpoint.every"
 	}
-	return text, "run ulysses-mpi doctor on every host and compare"
+	return text, "run ulysses-mpi doctor on every host, and compare"
 }

@@ -1,17 +1,18 @@
-package job
+package report
 
 import (
 	"bufio"
 	"errors"
 	"io"
 	"math"
+	"slices"
 
 	"ulysses/internal/input"
 	"ulysses/train"
 )
 
-// historyLine is what the report reads of a line of metrics.jsonl: a step, or an evaluation, which
-// alone has eval_tokens. A number that was none is null there.
+// historyLine holds the keys of metrics.jsonl that the report reads. A line is a step or an
+// evaluation; only an evaluation has eval_tokens. NaN and Inf are null in the file.
 type historyLine struct {
 	Step            int64    `json:"step"`
 	Loss            *float64 `json:"loss"`
@@ -24,22 +25,30 @@ type historyLine struct {
 	EvalTokens      *int64   `json:"eval_tokens"`
 }
 
-// points are a curve: NaN where there was no number.
+// points are the points of a curve. A value that was NaN or Inf is NaN.
 type points struct{ X, Y []float64 }
 
 func (p *points) add(x int64, y *float64) {
-	p.X = append(p.X, float64(x))
-	if y == nil {
-		p.Y = append(p.Y, math.NaN())
-		return
+	value := math.NaN()
+	if y != nil {
+		value = *y
 	}
-	p.Y = append(p.Y, *y)
+	p.X, p.Y = append(p.X, float64(x)), append(p.Y, value)
 }
 
-// history is metrics.jsonl, of this run and of those that it went on from, or of an evaluation job.
+// first returns the first point; its value is NaN if there is no point.
+func (p *points) first() (x, y float64) {
+	if len(p.X) == 0 {
+		return 0, math.NaN()
+	}
+	return p.X[0], p.Y[0]
+}
+
+// history is the content of metrics.jsonl: the steps of this run and of the runs that it resumes,
+// or the evaluations of an evaluation job.
 type history struct {
 	loss, gradNorm, rate, speed, flops, eval points
-	Steps, Skipped, NoNumber                 int64
+	Steps, Skipped, NotFinite                int64
 	Evals                                    []evalRow
 }
 
@@ -48,8 +57,8 @@ type evalRow struct {
 	Loss, Perplexity float64
 }
 
-// readHistory reads metrics.jsonl a line at a time: that of an evaluation job, or all others. A
-// line that was cut short by a kill is left out.
+// readHistory reads metrics.jsonl: the lines of evaluation jobs, or all other lines. An incomplete
+// line, which a killed process leaves, is skipped.
 func readHistory(path string, evaluation bool) (*history, error) {
 	h := &history{}
 	f, _, err := input.Open(path)
@@ -77,7 +86,7 @@ func (h *history) add(m *historyLine) {
 		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN()}
 		if m.EvalLoss != nil {
 			row.Loss = *m.EvalLoss
-			if row.Tokens > 0 { // the loss of no target is 0, and no model's doing
+			if row.Tokens > 0 { // without targets the loss is 0 and has no perplexity
 				row.Perplexity = math.Exp(*m.EvalLoss)
 			}
 		}
@@ -89,7 +98,7 @@ func (h *history) add(m *historyLine) {
 		h.Skipped++
 	}
 	if m.Loss == nil || m.GradNorm == nil {
-		h.NoNumber++
+		h.NotFinite++
 	}
 	h.loss.add(m.Step, m.Loss)
 	h.gradNorm.add(m.Step, m.GradNorm)
@@ -98,25 +107,12 @@ func (h *history) add(m *historyLine) {
 	h.flops.add(m.Step, m.ModelTFLOPS)
 }
 
-func (p points) first() float64 {
-	if len(p.Y) == 0 {
-		return math.NaN()
-	}
-	return p.Y[0]
-}
-
-func (p points) firstX() float64 {
-	if len(p.X) == 0 {
-		return 0
-	}
-	return p.X[0]
-}
-
-// mostPoints is how many a chart draws; above them a curve is thinned.
+// mostPoints is the largest number of points of a curve in a chart.
 const mostPoints = 2000
 
-// thin leaves at most so many points and one gap a bucket: of each bucket of neighbours the lowest
-// and the highest, in their order, so that no peak is lost, and a NaN, if there is one.
+// thin returns at most about most points. It divides the points into buckets of neighbours and
+// keeps of each bucket the lowest, the highest and one NaN, in their order, so no peak and no gap
+// is lost. The first and the last point are always kept.
 func (p points) thin(most int) points {
 	n := len(p.X)
 	if n <= most {
@@ -124,42 +120,41 @@ func (p points) thin(most int) points {
 	}
 	buckets := most / 2
 	var t points
-	for b := range buckets {
-		lo, hi := b*n/buckets, (b+1)*n/buckets
-		low, high, gap := -1, -1, -1
-		for i := lo; i < hi; i++ {
-			switch y := p.Y[i]; {
-			case math.IsNaN(y):
-				gap = i
-			default:
-				if low < 0 || y < p.Y[low] {
-					low = i
-				}
-				if high < 0 || y > p.Y[high] {
-					high = i
-				}
-			}
-		}
-		if b == 0 && low >= 0 && low != 0 && high != 0 && gap != 0 { // the first point stays
-			t.X, t.Y = append(t.X, p.X[0]), append(t.Y, p.Y[0])
-		}
-		last := -1
-		for range 3 { // the chosen ones in order
-			next := -1
-			for _, i := range []int{low, high, gap} {
-				if i > last && (next < 0 || i < next) {
-					next = i
-				}
-			}
-			if next < 0 {
-				break
-			}
-			t.X, t.Y = append(t.X, p.X[next]), append(t.Y, p.Y[next])
-			last = next
-		}
-		if b == buckets-1 && last != n-1 {
-			t.X, t.Y = append(t.X, p.X[n-1]), append(t.Y, p.Y[n-1])
+	last := -1
+	keep := func(i int) {
+		if i > last {
+			t.X, t.Y = append(t.X, p.X[i]), append(t.Y, p.Y[i])
+			last = i
 		}
 	}
+	keep(0)
+	for b := range buckets {
+		for _, i := range p.extremes(b*n/buckets, (b+1)*n/buckets) {
+			keep(i)
+		}
+	}
+	keep(n - 1)
 	return t
+}
+
+// extremes returns the indices of the lowest point, the highest and the last NaN of [lo, hi), in
+// ascending order; -1 stands for one that does not exist.
+func (p points) extremes(lo, hi int) []int {
+	low, high, gap := -1, -1, -1
+	for i := lo; i < hi; i++ {
+		y := p.Y[i]
+		if math.IsNaN(y) {
+			gap = i
+			continue
+		}
+		if low < 0 || y < p.Y[low] {
+			low = i
+		}
+		if high < 0 || y > p.Y[high] {
+			high = i
+		}
+	}
+	found := []int{low, high, gap}
+	slices.Sort(found)
+	return found
 }

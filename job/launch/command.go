@@ -1,4 +1,4 @@
-package job
+package launch
 
 import (
 	"bytes"
@@ -11,20 +11,10 @@ import (
 	"ulysses/slurm"
 )
 
-// command returns the command line that started this job, quoted for a shell, so the user can
-// repeat it. It includes the launcher's own arguments if they can be read, otherwise a launcher
-// with the same number of tasks.
-func (e *Env) command() string {
-	args := e.args
-	if len(args) == 0 { // there is no command line: Run was called
-		args = []string{os.Args[0], e.Job.Path}
-		for _, s := range e.sets {
-			args = append(args, "--set", s)
-		}
-		if n := e.world.Size(); n > 1 {
-			args = append(args, "--ranks", strconv.Itoa(n))
-		}
-	}
+// Command returns the command line that starts this job again, quoted for a shell: args, the
+// program and its arguments, behind the launcher's own arguments. If these cannot be read, Command
+// uses a launcher with the same number of tasks.
+func Command(args []string) string {
 	env := slurm.Env()
 	if env.Tasks > 1 {
 		if whole := launcherCommand(os.Getppid()); whole != nil {
@@ -53,8 +43,8 @@ func launcherWords(env slurm.Environment, getenv func(string) string) []string {
 	return words
 }
 
-// launcherCommand returns the command line of mpirun if mpirun is an ancestor of this process,
-// which it is on its own node; otherwise nil.
+// launcherCommand returns the command line of mpirun if mpirun is an ancestor of the process pid,
+// as on the node where mpirun itself runs; otherwise nil.
 func launcherCommand(pid int) []string {
 	for range 3 {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))

@@ -1,4 +1,4 @@
-package job
+package report
 
 import (
 	"fmt"
@@ -16,12 +16,12 @@ type chart struct {
 	Series []curve `json:"series"`
 }
 
-// curve is a line of a chart. Its style is line, faint or dots.
+// curve is a line of a chart. Its style is "line", "faint" or "dots".
 type curve struct {
 	Name  string     `json:"name"`
 	Style string     `json:"style"`
 	X     []float64  `json:"x"`
-	Y     []*float64 `json:"y"` // null = no number
+	Y     []*float64 `json:"y"` // null = NaN or Inf
 }
 
 func newCurve(name, style string, p points) curve {
@@ -35,18 +35,19 @@ func newCurve(name, style string, p points) curve {
 	return c
 }
 
-// newChart makes a chart with one unit on its axis, with a prefix or a power of ten if the numbers
+// newChart returns a chart whose axis has one unit, with a prefix or a power of ten if the numbers
 // are large or small.
-func newChart(title, what, unit string, series ...curve) chart {
+func newChart(title, quantity, unit string, series ...curve) chart {
 	c := chart{Title: title, Series: series}
 	var name string
 	c.Scale, name = axisScale(largest(series), unit)
-	if c.Axis = what; name != "" {
+	if c.Axis = quantity; name != "" {
 		c.Axis += ", " + name
 	}
 	return c
 }
 
+// largest returns the largest magnitude.
 func largest(series []curve) (most float64) {
 	for _, c := range series {
 		for _, y := range c.Y {
@@ -58,7 +59,7 @@ func largest(series []curve) (most float64) {
 	return most
 }
 
-// prefixes are the prefixes of units, for powers of 1000.
+// prefixes maps powers of 1000 to the prefixes of units.
 var prefixes = map[int]string{-3: "n", -2: "µ", -1: "m", 0: "", 1: "k", 2: "M", 3: "G", 4: "T", 5: "P", 6: "E"}
 
 // prefixed lists the units that take a prefix, with the text between prefix and unit and the power
@@ -94,17 +95,17 @@ func superscript(n int) string {
 	return strings.NewReplacer("-", "⁻", "0", "⁰", "1", "¹", "2", "²", "3", "³", "4", "⁴", "5", "⁵", "6", "⁶", "7", "⁷", "8", "⁸", "9", "⁹").Replace(strconv.Itoa(n))
 }
 
-// The loss of a run with fewer steps than leastSmoothed is not smoothed. For longer runs the window
-// is about a thirtieth of the run, between the two bounds.
+// The loss of a run with fewer than leastSmoothed steps is not smoothed. Otherwise the window is a
+// thirtieth of the run, at least leastWindow and at most mostWindow steps.
 const (
 	leastSmoothed = 20
 	leastWindow   = 5
 	mostWindow    = 500
 )
 
-// smooth returns the exponentially weighted mean of the points up to each one, without bias towards
-// the first, and the number of points over which the weights fall to 1/e. Missing points have no
-// weight.
+// smooth returns the exponentially weighted mean of the points up to each one, and the number of
+// points over which the weights fall to 1/e. The mean is divided by the sum of weights, so the
+// first points have no bias. NaN and Inf have no weight.
 func (p points) smooth() (points, int) {
 	window := min(max(len(p.X)/30, leastWindow), mostWindow)
 	keep, sum, weight := 1-1/float64(window), 0.0, 0.0
@@ -119,7 +120,7 @@ func (p points) smooth() (points, int) {
 	return s, window
 }
 
-// charts returns the charts of the run; none if it had no step.
+// charts returns the charts of the run; none if there was no step.
 func (h *history) charts() []chart {
 	all := []chart{}
 	if h.Steps == 0 {
@@ -144,8 +145,8 @@ func (h *history) charts() []chart {
 		newChart("Model FLOP/s", "a rank, causal", "FLOP/s", newCurve("model FLOP/s", "line", h.flops)))
 }
 
-// positive reports whether there are numbers and all are positive, so that a logarithmic axis can
-// show them.
+// positive reports whether all numbers are positive, which a logarithmic axis requires. It returns
+// false if there is no number.
 func positive(y []float64) bool {
 	some := false
 	for _, v := range y {

@@ -1,0 +1,141 @@
+// Package launch starts the ranks of a job and ends them.
+//
+// Start finds out how this process was started and runs a function for each rank in it: one rank
+// under mpirun or srun, or goroutine ranks in one process. Signals handles signals from before MPI
+// starts until the process ends; Stopper combines a signal with the time limit of the job. Command
+// returns the command line that starts the job again. FaultHook makes a rank fail, for tests.
+package launch
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"ulysses/comm"
+	"ulysses/internal/status"
+	"ulysses/slurm"
+)
+
+// Options says how the ranks of this process start.
+type Options struct {
+	Ranks int             // goroutine ranks; 0 = one, or the number of tasks of the launcher
+	Print func(err error) // prints an error that ends the process inside Start
+}
+
+// Rank is a rank that has started.
+type Rank struct {
+	World   comm.Comm
+	OnNode  int               // ranks of this rank's node
+	Timeout time.Duration     // of a collective; 0 = none
+	Late    func(text string) // must be called when a rank has exceeded Timeout, after World.Abort
+}
+
+// OwnError is an error of one rank from before the ranks can agree, such as a wrong command line or
+// environment. The other ranks may not have it.
+type OwnError struct{ error }
+
+func (e OwnError) Unwrap() error { return e.error }
+
+// Own returns err as an OwnError; nil stays nil.
+func Own(err error) error {
+	if err == nil {
+		return nil
+	}
+	return OwnError{err}
+}
+
+// Start calls body once for each rank of this process and returns the process's error. alone says
+// that the error of a rank is its own: the other ranks may wait for it in a collective, and body
+// has aborted the job. Otherwise all ranks return the same error.
+func Start(o Options, body func(Rank) (err error, alone bool)) error {
+	// If the reader of standard output exits, the job continues: a write then returns an error.
+	signal.Ignore(syscall.SIGPIPE)
+	env := slurm.Env()
+	if err := env.Ready(comm.Available()); err != nil {
+		return err
+	}
+	timeout, err := timeout()
+	if err != nil {
+		return Own(err)
+	}
+	if env.Tasks <= 1 {
+		return startLocal(max(1, o.Ranks), timeout, body)
+	}
+	if o.Ranks > 0 && o.Ranks != env.Tasks {
+		return Own(status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks", o.Ranks, env.Launcher, env.Tasks))
+	}
+	world, err := startMPI(env, timeout, o.Print)
+	if err != nil {
+		return err
+	}
+	defer comm.Finalize()
+	if err := env.Check(world.Size(), true); err != nil {
+		return err
+	}
+	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Timeout: timeout, Late: func(string) {}})
+	return err
+}
+
+// leastStart is the least time that processes have to load and to start MPI, also if
+// ULYSSES_TIMEOUT is shorter.
+const leastStart = 20 * time.Second
+
+// startMPI returns the communicator of all processes. If a process never starts MPI, for example
+// because its command differs, MPI_Init waits forever; therefore startMPI ends this process after
+// the timeout.
+func startMPI(env slurm.Environment, timeout time.Duration, print func(error)) (comm.Comm, error) {
+	if limit := max(timeout, leastStart); timeout > 0 {
+		defer time.AfterFunc(limit, func() {
+			print(status.Errorf(status.Comm, "rank %d: not all %d tasks of %s have started MPI after %v; start the same command on each task",
+				env.Rank, env.Tasks, env.Launcher, limit))
+			os.Exit(int(status.Comm))
+		}).Stop()
+	}
+	return comm.World()
+}
+
+// startLocal runs goroutine ranks in this process. A goroutine that never returns cannot be ended:
+// startLocal returns without it, and it ends with the process.
+func startLocal(n int, timeout time.Duration, body func(Rank) (err error, alone bool)) error {
+	agreed, done := make([]error, n), make(chan error, 1)
+	late := make(chan string, n)
+	go func() {
+		done <- comm.RunLocal(n, func(c comm.Comm) error {
+			err, alone := body(Rank{World: c, OnNode: n, Timeout: timeout, Late: func(text string) { late <- text }})
+			if alone {
+				return err
+			}
+			agreed[c.Rank()] = err
+			return nil
+		})
+	}()
+	var err error
+	select {
+	case err = <-done:
+	case text := <-late:
+		select {
+		case err = <-done:
+		case <-time.After(time.Second):
+			err = status.Errorf(status.Comm, "%s", text)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return agreed[0]
+}
+
+// timeout returns how long a collective may take before the job ends: ULYSSES_TIMEOUT, otherwise
+// ten minutes.
+func timeout() (time.Duration, error) {
+	text := os.Getenv("ULYSSES_TIMEOUT")
+	if text == "" {
+		return 10 * time.Minute, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 {
+		return 0, status.Errorf(status.InvalidArgument, "ULYSSES_TIMEOUT=%s: not a duration; set for example 90s, or 0 for no limit", text)
+	}
+	return d, nil
+}

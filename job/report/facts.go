@@ -1,0 +1,57 @@
+package report
+
+import (
+	"encoding/json"
+	"os"
+	"runtime"
+	"strings"
+
+	"github.com/klauspost/cpuid/v2"
+
+	"ulysses/comm"
+	"ulysses/internal/clock"
+	"ulysses/internal/proc"
+	"ulysses/internal/status"
+	"ulysses/train"
+)
+
+// rankFacts holds what one rank has measured of its own run.
+type rankFacts struct {
+	Host, CPU, Device string
+	Threads           int
+	Phases            []clock.Phase
+	Sent              []comm.Entry
+	Formula           []train.Traffic
+	Memory            []train.Taken
+	Resident          int64   // peak memory of the process; 0 = unknown
+	Cores             int     // cores that the process may use
+	Waited            float64 // seconds in the steps that the process's threads waited for a core
+}
+
+// gatherFacts returns the facts of all ranks, in rank order, on all ranks. They do not include the
+// bytes that gatherFacts itself sends. Collective.
+func (r *Run) gatherFacts() ([]rankFacts, error) {
+	info := r.Parts.Device.Info()
+	host, _ := os.Hostname()
+	waited := max(0, proc.WaitedForCore()-r.Waited)
+	if r.Threads {
+		waited /= float64(r.world().Size()) // all ranks are in this process
+	}
+	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
+		Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(), Formula: r.Trainer.Traffic(), Memory: r.Trainer.Taken(),
+		Resident: proc.ResidentPeak(), Cores: runtime.NumCPU(), Waited: waited})
+	if err != nil {
+		return nil, status.Errorf(status.Internal, "report: %w", err)
+	}
+	texts, err := comm.GatherBytes(r.world(), own)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]rankFacts, len(texts))
+	for rank, text := range texts {
+		if err := json.Unmarshal(text, &all[rank]); err != nil {
+			return nil, status.Errorf(status.Internal, "report: rank %d: %w", rank, err)
+		}
+	}
+	return all, nil
+}
