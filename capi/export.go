@@ -202,7 +202,7 @@ func devices() (built, usable []string, why map[string]string) {
 	built, usable, why = []string{"cpu"}, []string{"cpu"}, map[string]string{}
 	path := cuda.Find()
 	if path == "" {
-		why["cuda"] = "no CUDA plug-in: " + cuda.Remedy
+		why["cuda"] = "no CUDA plug-in: " + cuda.InstallHint
 		return built, usable, why
 	}
 	if built = append(built, "cuda"); cuda.WhyUnusable(path) == "" {

@@ -21,7 +21,7 @@ import (
 // may share the context's own workspace, and no call waits for the GPU.
 type gpu struct {
 	dev    *cuda.Device
-	guest  *cuda.Guest
+	guest  *cuda.ExternalStream
 	thread uintptr // what the calling thread was on before the call
 	theirs uintptr // stream of the call under way
 	late   error   // asynchronous, and kept
@@ -43,9 +43,9 @@ func (c *context) openGPU(op string, s settings) error {
 	if err != nil {
 		return status.Errorf(status.Of(err), "%s: ordinal %d: %w", op, s.ordinal, err)
 	}
-	c.dev, c.gpu = d, &gpu{dev: d, thread: d.Thread()}
+	c.dev, c.gpu = d, &gpu{dev: d, thread: d.SaveContext()}
 	c.place, c.ordinal = onCUDA, s.ordinal
-	if c.gpu.guest, err = d.NewGuest(); err != nil {
+	if c.gpu.guest, err = d.NewExternalStream(); err != nil {
 		return err
 	}
 	return nil
@@ -80,13 +80,13 @@ func (c *context) way() int32 {
 // enter and leave keep the calling thread's GPU; a nil gpu does nothing.
 func (g *gpu) enter() {
 	if g != nil {
-		g.thread = g.dev.Thread()
+		g.thread = g.dev.SaveContext()
 	}
 }
 
 func (g *gpu) leave() {
 	if g != nil {
-		g.dev.Back(g.thread)
+		g.dev.RestoreContext(g.thread)
 	}
 }
 
@@ -121,13 +121,13 @@ func (c *context) reach(op, name string, p unsafe.Pointer) error {
 	if c.gpu == nil {
 		return nil
 	}
-	at, ordinal, err := c.gpu.guest.PlaceOf(p)
+	at, ordinal, err := c.gpu.guest.MemoryKindOf(p)
 	switch {
 	case err != nil:
 		return status.Errorf(status.Of(err), "%s: %s: %w", op, name, err)
-	case at == cuda.AtEither:
+	case at == cuda.ManagedMemory:
 		return nil
-	case at != cuda.AtGPU:
+	case at != cuda.GPUMemory:
 		return invalid("%s: %s lies at %#x, which is memory of the host: this context works on GPU %d: copy it there", op, name, uintptr(p), c.ordinal)
 	case ordinal != int(c.ordinal):
 		return invalid("%s: %s lies at %#x in memory of GPU %d: this context works on GPU %d: copy it there", op, name, uintptr(p), ordinal, c.ordinal)

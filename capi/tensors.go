@@ -77,7 +77,7 @@ func noPlugin() string {
 	if cuda.Find() != "" {
 		return ""
 	}
-	return "; that needs the CUDA plug-in, and none lies beside this library: " + cuda.Remedy
+	return "; that needs the CUDA plug-in, and none lies beside this library: " + cuda.InstallHint
 }
 
 func axesText(axes int) string {

@@ -62,8 +62,8 @@ func TestAbsent(t *testing.T) {
 	_, stream := a.NewStream()
 	_, event := a.NewEvent()
 	for what, err := range map[string]error{"memory": memory, "stream": stream, "event": event} {
-		if status.Of(err) != status.Device || !strings.Contains(err.Error(), "not there") {
-			t.Errorf("%s of a GPU that is not there: %v", what, err)
+		if status.Of(err) != status.Device || !strings.Contains(err.Error(), "absent GPU") {
+			t.Errorf("%s of an absent GPU: %v", what, err)
 		}
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Go and C must agree on constants and on the layout of what arguments are made of. This does not
-// compile where they differ. The sizes of the argument structs are in operations.h.
+// The constants of Go and C, and the layouts of the types in argument structs, must agree;
+// otherwise this file does not compile. operations.h checks the sizes of the argument structs.
 var (
 	_ = [1]struct{}{}[unsafe.Sizeof(tensor.Tensor{})-C.sizeof_uly_tensor]
 	_ = [1]struct{}{}[unsafe.Offsetof(tensor.Tensor{}.DType)-unsafe.Offsetof(C.uly_tensor{}.dtype)]

@@ -7,7 +7,7 @@
 const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, uint32_t *have) {
   *have = 0;
   text[0] = 0;
-  // for good: a library with threads of its own cannot be unloaded
+  // The file is never closed: a library with threads of its own cannot be unloaded.
   void *file = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (!file) {
     snprintf(text, text_bytes, "%s", dlerror());
@@ -19,19 +19,19 @@ const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, 
   const uly_cuda_api *table = plugin(ULY_CUDA_ABI, have);
   if (table && (table->abi != ULY_CUDA_ABI || table->size != sizeof *table)) {
     *have = table->abi;
-    snprintf(text, text_bytes, "a table of %u bytes, not %u", table->size, (unsigned)sizeof *table);
+    snprintf(text, text_bytes, "its table has %u bytes, not %u", table->size, (unsigned)sizeof *table);
     return 0;
   }
   if (table && table->operations != ULY_OPERATIONS_SUM) {
     *have = table->abi;
-    snprintf(text, text_bytes, "other operations, or other arguments of them");
+    snprintf(text, text_bytes, "its operations, or their arguments, differ");
     return 0;
   }
   return table;
 }
 
-int plug_here(char *text, int64_t text_bytes) {
+int plug_own_path(char *text, int64_t text_bytes) {
   Dl_info info;
-  return dladdr((void *)plug_here, &info) && info.dli_fname &&
+  return dladdr((void *)plug_own_path, &info) && info.dli_fname &&
          snprintf(text, text_bytes, "%s", info.dli_fname) < text_bytes;
 }

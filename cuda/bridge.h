@@ -1,16 +1,17 @@
-// What Go calls: cgo calls functions, not pointers to them, so every row of the table has one here.
+// C functions that Go calls. cgo can call functions but not function pointers, so each function of
+// the plug-in's table has a wrapper here.
 #ifndef ULYSSES_CUDA_BRIDGE_H
 #define ULYSSES_CUDA_BRIDGE_H
 
 #include "kernels.h"
 
-// plug_load opens a plug-in and asks it for its table. It returns NULL with a text from the loader;
-// with have = 0 when the file is no plug-in; or, when the ABI is another, with the one that the
-// plug-in speaks in have.
+// plug_load opens a plug-in and returns its table. It returns NULL on failure: with a message of
+// the loader in text; with have = 0 and no message if the file is not a plug-in; or with the
+// plug-in's ABI version in have if that differs from ULY_CUDA_ABI.
 const uly_cuda_api *plug_load(const char *path, char *text, int64_t text_bytes, uint32_t *have);
-// plug_here is the file that this code is in: the program's, or that of a library in somebody's
-// program.
-int plug_here(char *text, int64_t text_bytes);
+// plug_own_path writes the path of the file that contains this function: the program, or a shared
+// library. It returns 0 if the path is unknown or longer than text.
+int plug_own_path(char *text, int64_t text_bytes);
 
 static inline int32_t plug_probe(const uly_cuda_api *t, uly_probe *out) { return t->probe(out); }
 static inline int32_t plug_open(const uly_cuda_api *t, const uly_open *how, uly_device **out, char *text,
@@ -127,12 +128,12 @@ static inline int32_t plug_nccl_send_recv(const uly_cuda_api *t, uly_device *d, 
   return t->nccl_send_recv(d, n, s, recv, recv_bytes, from, send, send_bytes, to);
 }
 
-static inline int32_t plug_stream_wrap(const uly_cuda_api *t, uly_device *d, uintptr_t theirs, uly_stream **s) {
-  return t->stream_wrap(d, (void *)theirs, s);
+static inline int32_t plug_stream_wrap(const uly_cuda_api *t, uly_device *d, uintptr_t external, uly_stream **s) {
+  return t->stream_wrap(d, (void *)external, s);
 }
-static inline int32_t plug_place_of(const uly_cuda_api *t, uly_device *d, uintptr_t p, int32_t *place,
-                                    int32_t *ordinal) {
-  return t->place_of(d, (const void *)p, place, ordinal);
+static inline int32_t plug_memory_kind(const uly_cuda_api *t, uly_device *d, uintptr_t p, int32_t *kind,
+                                       int32_t *ordinal) {
+  return t->memory_kind(d, (const void *)p, kind, ordinal);
 }
 static inline uintptr_t plug_thread_save(const uly_cuda_api *t) { return (uintptr_t)t->thread_save(); }
 static inline void plug_thread_restore(const uly_cuda_api *t, uintptr_t was) { t->thread_restore((void *)was); }

@@ -15,47 +15,46 @@ import (
 	"ulysses/tensor"
 )
 
-// align is the alignment of allocations, in bytes: what 16-byte loads and the libraries' tables of
-// tensors like.
+// align is the alignment of allocations in bytes. Loads of 16 bytes and the libraries' descriptors
+// of tensors need at most this alignment.
 const align = 256
 
-// Absent is the ordinal of a GPU that is not there. Its AttentionWorkspace, GatedDeltaSizes and
-// AttentionKernel are those of a Hopper on which cuDNN serves; the plug-in needs no driver for
-// them. Nothing else works on it.
+// Absent is the ordinal of an absent GPU. AttentionWorkspace, GatedDeltaSizes and AttentionKernel
+// return what they return for a Hopper GPU with cuDNN, and need no driver. All other methods fail.
 const Absent = int(C.ULY_NO_GPU)
 
-// Options choose a GPU and how it works.
+// Options select a GPU and its kernels.
 type Options struct {
-	Ordinal       int  // among the GPUs that this process sees, or Absent
-	Deterministic bool // every result repeatable to the bit
-	// "attention_forward=own,gemm=naive" pins rows of kernels; "" = the first that fits
+	Ordinal       int  // a GPU of this process, numbered from 0, or Absent
+	Deterministic bool // every result must be bitwise reproducible
+	// Kernels selects kernels by name, such as "attention_forward=own,gemm=naive"; "" selects the
+	// first kernel that supports each call.
 	Kernels string
 }
 
-// Device is one GPU as one rank sees it. It serves one goroutine at a time, on whatever thread that
-// runs.
+// Device is a GPU of one rank. It must be used by one goroutine at a time, on any thread.
 type Device struct {
 	device.Calls // the operations (ops.go)
 
 	table *C.uly_cuda_api
-	d     *C.uly_device // nil once closed and nothing lives on it
+	d     *C.uly_device // nil after Close, when all buffers, streams and events are closed
 	info  device.Info
 	more  Details
-	args  unsafe.Pointer // argsBytes of C memory: the arguments of the call in progress
-	pins  runtime.Pinner // host memory that the call in progress points to
+	args  unsafe.Pointer // argsBytes() of C memory: the arguments of the current call
+	pins  runtime.Pinner // host memory that the current call points to
 	open  bool
-	live  int // buffers, streams and events that are not closed
+	live  int // open buffers, streams and events
 }
 
-// Details is what a GPU is beyond device.Info.
+// Details describes a GPU beyond device.Info.
 type Details struct {
 	Ordinal  int
-	UUID     string // the same for two ranks that share a GPU
-	Whole    int64  // bytes of memory, for all ranks on it
-	Free     int64  // bytes, when it was opened
+	UUID     string // equal for two ranks that share a GPU
+	Whole    int64  // bytes of memory, shared by all ranks on the GPU
+	Free     int64  // bytes, at Open
 	SM       int    // 90 for compute capability 9.0
 	Driver   int    // 13000 for CUDA 13.0
-	Emulated bool   // no GPU: the host stands in, for tests
+	Emulated bool   // the host emulates a GPU, for tests
 }
 
 // argsBytes returns the bytes of the longest arguments of an operation.
@@ -67,8 +66,7 @@ func argsBytes() int64 {
 	return n
 }
 
-// Open opens a GPU. It fails with a sentence, and with ErrNoPlugin as its cause where there is no
-// plug-in.
+// Open opens a GPU. If there is no plug-in, the error wraps ErrNoPlugin.
 func Open(o Options) (*Device, error) {
 	p, err := load()
 	if err != nil {
@@ -89,14 +87,14 @@ func (p *plugin) open(o Options) (*Device, error) {
 		defer C.free(unsafe.Pointer(how.kernels))
 	}
 	d := &Device{table: p.table, open: true}
-	defer d.Back(d.Thread())
+	defer d.RestoreContext(d.SaveContext())
 	if code := C.plug_open(p.table, how, &d.d, text, textLength); code != 0 {
 		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
 	}
 	d.args = C.calloc(1, C.size_t(argsBytes()))
 	d.Calls = device.NewCalls(d.enqueue)
 	if d.more.Ordinal = o.Ordinal; o.Ordinal == Absent {
-		d.info = infoOf("a GPU that is not there", "none", 0)
+		d.info = infoOf("an absent GPU", "none", 0)
 		return d, nil
 	}
 	if code := C.plug_info(d.table, d.d, out); code != 0 {
@@ -114,21 +112,23 @@ func infoOf(name, kernels string, memory int64) device.Info {
 		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Memory: memory}
 }
 
-// SharedBy says how many ranks compute on this GPU: each may have its part of the memory.
+// SharedBy sets the number of ranks that compute on this GPU and divides its memory among them.
 func (d *Device) SharedBy(ranks int) {
 	d.info.Sharing, d.info.Memory = ranks, d.more.Whole/int64(ranks)
 }
 
-// Info says what the device is; Details says the rest.
+// Info returns the device's name, memory and kernels.
 func (d *Device) Info() device.Info { return d.info }
-func (d *Device) Details() Details  { return d.more }
 
-// SharesHostMemory reports that host memory may be used as the device's own, as only the stand-in
+// Details returns the properties of the GPU that Info lacks.
+func (d *Device) Details() Details { return d.more }
+
+// SharesHostMemory reports whether the device can use host memory as its own. Only the emulated GPU
 // of tests can.
 func (d *Device) SharesHostMemory() bool { return d.more.Emulated }
 
-// Close closes the device. What lives on it may be closed after it; the GPU is given back with the
-// last of them.
+// Close closes the device. Its buffers, streams and events may be closed later; the last of them
+// closes the GPU.
 func (d *Device) Close() {
 	if d.open {
 		d.open = false
@@ -136,7 +136,7 @@ func (d *Device) Close() {
 	}
 }
 
-// leave gives the GPU back when the device is closed and nothing lives on it.
+// leave closes the GPU if the device and all its buffers, streams and events are closed.
 func (d *Device) leave() {
 	if d.open || d.live > 0 || d.d == nil {
 		return
@@ -146,13 +146,13 @@ func (d *Device) leave() {
 	d.d, d.args = nil, nil
 }
 
-// ended counts one of what lives on the device as closed.
+// ended records that a buffer, stream or event has been closed.
 func (d *Device) ended() {
 	d.live--
 	d.leave()
 }
 
-// usable is an error once the device is closed: nothing new is made on it, and nothing is enqueued.
+// usable returns an error if the device is closed.
 func (d *Device) usable(op string) error {
 	if !d.open {
 		return status.Errorf(status.InvalidArgument, "cuda.%s: the device is closed", op)
@@ -160,12 +160,12 @@ func (d *Device) usable(op string) error {
 	return nil
 }
 
-// failed makes an error of a code that is not 0, with the sentence that the plug-in kept for it.
+// failed converts a nonzero code to an error with the plug-in's message.
 func (d *Device) failed(code C.int32_t) error {
 	return status.Errorf(status.Code(code), "%s", C.GoString(C.plug_error(d.table, d.d)))
 }
 
-// result is nil for code 0.
+// result returns nil for code 0.
 func (d *Device) result(code C.int32_t) error {
 	if code == 0 {
 		return nil
@@ -173,7 +173,7 @@ func (d *Device) result(code C.int32_t) error {
 	return d.failed(code)
 }
 
-// buffer is memory of the GPU, or of the host where the GPU reaches it at full speed.
+// buffer is GPU memory, or pinned host memory.
 type buffer struct {
 	d     *Device
 	p     unsafe.Pointer
@@ -184,7 +184,7 @@ type buffer struct {
 func (b *buffer) Pointer() unsafe.Pointer { return b.p }
 func (b *buffer) Bytes() int64            { return b.bytes }
 
-// Free waits for what the GPU still does, and gives the memory back.
+// Free waits for the GPU and frees the memory.
 func (b *buffer) Free() {
 	if b.p == nil {
 		return
@@ -201,7 +201,8 @@ func (b *buffer) Free() {
 // Alloc returns zeroed memory of the GPU.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) { return d.alloc("Alloc", bytes, false) }
 
-// AllocHost returns zeroed host memory that is pinned: copies to and from it do not stop the host.
+// AllocHost returns zeroed pinned host memory. Copies to and from pinned memory do not block the
+// host.
 func (d *Device) AllocHost(bytes int64) (device.Buffer, error) {
 	return d.alloc("AllocHost", bytes, true)
 }
@@ -211,7 +212,7 @@ func (d *Device) alloc(op string, bytes int64, host bool) (device.Buffer, error)
 		return nil, err
 	}
 	if bytes < 0 {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: %d bytes: a size cannot be negative", op, bytes)
+		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: %d bytes: the size must not be negative", op, bytes)
 	}
 	b := &buffer{d: d, bytes: bytes, host: host}
 	var code C.int32_t

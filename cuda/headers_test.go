@@ -63,5 +63,5 @@ func TestSDPAShape(t *testing.T) { hostProgram(t, "libraries/sdpa_shape_test.cpp
 // TestSDPAParts divides attention whose heads are grouped unevenly into calls that cuDNN serves,
 // and runs those calls on the plug-in's own kernels.
 func TestSDPAParts(t *testing.T) {
-	hostProgramWith(t, "libraries/sdpa_parts_test.cpp", cudatest.Use(t))
+	hostProgramWith(t, "libraries/sdpa_split_test.cpp", cudatest.Use(t))
 }

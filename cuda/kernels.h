@@ -1,11 +1,12 @@
-// The flat C face of libulysses_cuda.so, the CUDA plug-in. Go opens it at run time (load.go) and
-// finds one symbol, uly_cuda_plugin; all else hangs on the table that it returns. device/ops.go and
-// device/delta.go say what each operation computes. Its arguments are the structs of package
-// device, byte for byte (operations.h).
+// The C interface of libulysses_cuda.so, the CUDA plug-in. Go opens the file at run time (load.go).
+// Its only exported symbol is uly_cuda_plugin, which returns a table of functions. device/ops.go
+// and device/delta.go document what each operation computes. The arguments of operations are the
+// structs of package device, byte for byte (operations.h).
 //
-// Every function returns a code of internal/status (0 = fine); the sentence that belongs to it is
-// error(device). A device serves one thread at a time, but for nccl_abort and nccl_error; every
-// call makes its GPU the current one of the calling thread. Nothing here prints, exits or throws.
+// Every function returns a code of internal/status (0 = success). After a failure, error(device)
+// returns the message. A device must be used by one thread at a time, except for nccl_abort and
+// nccl_error. Every call makes the device's GPU the current one of the calling thread. The plug-in
+// never prints, exits or throws.
 #ifndef ULYSSES_CUDA_KERNELS_H
 #define ULYSSES_CUDA_KERNELS_H
 
@@ -18,13 +19,13 @@ extern "C" {
 
 #define ULY_CUDA_ABI 5u
 
-// The widest heads that the kernels serve, of attention and of the gated delta rule.
+// The largest head sizes that the kernels of attention and of the gated delta rule support.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
 
 enum { ULY_F32 = 1, ULY_BF16, ULY_F16, ULY_F64, ULY_I32, ULY_I64, ULY_U8 }; // tensor.DType
 enum { ULY_HOST = 0, ULY_CUDA = 1 };                                        // tensor.Place
 
-// uly_tensor is tensor.Tensor, byte for byte: strides in elements.
+// uly_tensor is tensor.Tensor, byte for byte. Strides count elements.
 typedef struct {
   void *data;
   uint8_t dtype, where;
@@ -50,14 +51,13 @@ enum {
 #endif
 ULY_SIZE(uly_tensor, 144)
 
-// A slice of Go's: host memory, which is valid until the call returns. data is NULL where Go has
-// nil.
+// A Go slice of int64 in host memory, valid until the call returns. data is NULL for a nil slice.
 typedef struct {
   const int64_t *data;
   int64_t length, capacity;
 #ifdef __cplusplus
   operator const int64_t *() const { return data; }
-  int64_t documents() const { return data ? length - 1 : 0; } // of a list of bounds
+  int64_t documents() const { return data ? length - 1 : 0; } // for a list of bounds, such as cu_q
 #endif
 } uly_list;
 
@@ -76,17 +76,16 @@ typedef struct {
 
 #include "operations.h"
 
-// Copy: any strides, a cast; one side may be host memory, which is then dense and of the other's
-// type. From the host, src may be used again when the call returns; to the host, dst is there when
-// the stream has been waited for.
+// Copy takes any strides and can convert types. One side may be host memory, which must then be
+// dense and have the type of the other side. A copy from the host has read src when the call
+// returns. A copy to the host has written dst when the stream is synchronized.
 
 typedef struct {
   int64_t saved, forward, backward, state;
 } uly_delta_sizes; // bytes
 
-// RANK_SUM writes, element by element, src[0] ∘ src[1] ∘ …, in that order, in f32 (f64, i32, i64
-// for those types): what reductions of communicators over mapped memory are made of. dst may be one
-// of src.
+// RANK_SUM computes dst[i] = src[0][i] ∘ src[1][i] ∘ … in rank order, in F32 (in F64, I32 and I64
+// for these types). Communicators use it for reductions over mapped memory. dst may be one of src.
 enum { ULY_MAX_RANKS = 64 };
 typedef struct {
   void *dst;
@@ -96,7 +95,7 @@ typedef struct {
   int32_t how; // comm.Op: 0 sum, 1 max (a NaN stays), 2 min
 } uly_rank_sum;
 
-// All operations: those of package device, and RANK_SUM, which communicators alone use.
+// All operations: the operations of package device, and RANK_SUM, which only communicators use.
 #define ULY_ALL_OPERATIONS(X) ULY_OPERATIONS(X) X(RANK_SUM, rank_sum, uly_rank_sum)
 #define ULY_ENUMERATOR(op, name, args) ULY_OP_##op,
 typedef enum { ULY_ALL_OPERATIONS(ULY_ENUMERATOR) ULY_OPS } uly_op;
@@ -107,12 +106,12 @@ typedef struct uly_stream uly_stream;
 typedef struct uly_event uly_event;
 typedef struct uly_nccl uly_nccl;
 
-// uly_library is one library that the plug-in looks for at run time; none is linked.
+// uly_library describes one library that the plug-in opens at run time. The plug-in links none.
 typedef struct {
-  char name[32];   // "cuDNN"
-  char found[512]; // version and path, or why not
-  char costs[256]; // what is lost without it; empty when found
-  char remedy[256];
+  char name[32];    // "cuDNN"
+  char found[512];  // version and path, or why the library was not found
+  char effect[256]; // what is slower or unavailable without the library; empty if it was found
+  char fix[256];    // how to install it; empty if it was found
   int32_t ok;
 } uly_library;
 
@@ -120,17 +119,17 @@ enum { ULY_LIBRARIES = 5 }; // driver, cuBLASLt, cuDNN, NVRTC, NCCL
 
 typedef struct {
   int32_t devices; // GPUs that this process sees
-  char text[512];  // why none
+  char text[512];  // why there is none
   uly_library library[ULY_LIBRARIES];
 } uly_probe;
 
-// A GPU that is not there: its workspace, delta_sizes and kernel_of answer as those of a Hopper on
-// which cuDNN serves, without a driver. Nothing else does.
+// The ordinal of an absent GPU. Its workspace, delta_sizes and kernel_of return what they return
+// for a Hopper GPU with cuDNN, and need no driver. Every other function fails.
 enum { ULY_NO_GPU = -1 };
 
 typedef struct {
   int32_t ordinal;       // or ULY_NO_GPU
-  int32_t deterministic; // every result repeatable to the bit
+  int32_t deterministic; // every result must be bitwise reproducible
   const char *kernels;   // ULYSSES_KERNEL: "attention_forward=own,gemm=naive", or NULL
 } uly_open;
 
@@ -140,13 +139,14 @@ typedef struct {
   char uuid[40];
   int64_t memory, free;
   int32_t sm, multiprocessors, driver;
-  int32_t emulated; // no GPU: the host stands in, for tests
+  int32_t emulated; // the host emulates a GPU, for tests
 } uly_info;
 
 enum { ULY_HANDLE = 64, ULY_NCCL_ID = 128 };
 
-// Where memory lies: the host's own, pinned or registered with CUDA, a GPU's, managed.
-enum { ULY_AT_HOST = 0, ULY_AT_PINNED, ULY_AT_GPU, ULY_AT_EITHER };
+// Kinds of memory: host memory that CUDA does not know, host memory that is pinned or registered
+// with CUDA, GPU memory, managed memory.
+enum { ULY_MEMORY_HOST = 0, ULY_MEMORY_PINNED, ULY_MEMORY_GPU, ULY_MEMORY_MANAGED };
 
 typedef struct uly_cuda_api {
   uint32_t abi, size;
@@ -168,7 +168,7 @@ typedef struct uly_cuda_api {
   int32_t (*stream_sync)(uly_device *, uly_stream *);
   int32_t (*stream_query)(uly_device *, uly_stream *, int32_t *done);
   int32_t (*stream_wait)(uly_device *, uly_stream *, uly_event *);
-  // shared: may be handed to another process
+  // shared: the event may be opened by other processes
   int32_t (*event_create)(uly_device *, int32_t shared, uly_event **out);
   int32_t (*event_destroy)(uly_device *, uly_event *);
   int32_t (*event_record)(uly_device *, uly_event *, uly_stream *);
@@ -176,30 +176,32 @@ typedef struct uly_cuda_api {
   int32_t (*event_query)(uly_device *, uly_event *, int32_t *done);
 
   int32_t (*enqueue)(uly_device *, uly_stream *, int32_t op, const void *args, int64_t args_bytes);
-  // Bytes of a call's workspace, or of its gradient's; documents and memory may be absent.
+  // Bytes of the workspace of a call, or of its gradient. The document bounds and the memory of
+  // tensors may be absent.
   int32_t (*workspace)(uly_device *, const uly_attention *, int32_t backward, int64_t *bytes);
   int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
-  // The row that would serve, as enqueue would choose it; ULY_UNSUPPORTED, with the reason, where
-  // none would. Attention may come without documents, gradients and memory: then it is for some.
-  int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **row);
+  // The name of the kernel that enqueue would choose. ULY_UNSUPPORTED, with the reason, if no kernel
+  // supports the call. If the document bounds of attention are absent, the kernel is one that supports
+  // some bounds; gradients and memory may be absent as well.
+  int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **kernel);
 
   // Memory and events of other processes on this node.
-  // of the allocation p lies in
+  // The handle is that of the allocation that contains p; offset is p's position in it.
   int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes);
   int32_t (*memory_open)(uly_device *, const char handle[ULY_HANDLE], void **out);
   int32_t (*memory_close)(uly_device *, void *);
   int32_t (*event_handle)(uly_device *, uly_event *, char handle[ULY_HANDLE]);
   int32_t (*event_open)(uly_device *, const char handle[ULY_HANDLE], uly_event **out);
-  // raw copies of bytes, device to device or to and from pinned memory
+  // Copies raw bytes between device memory, or between device memory and pinned memory.
   int32_t (*copy_bytes)(uly_device *, uly_stream *, void *dst, const void *src, int64_t bytes);
 
   int32_t (*nccl_id)(uly_device *, char id[ULY_NCCL_ID]);
   int32_t (*nccl_init)(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
   int32_t (*nccl_close)(uly_device *, uly_nccl *);
   int32_t (*nccl_abort)(uly_device *, uly_nccl *);
-  // What has gone wrong since the start, and peers that an exchange waits for on the GPU longer
-  // than ULYSSES_TIMEOUT; the sentence goes into text. Any thread may ask, while another is in any
-  // call.
+  // The error of the communicator since its creation, with the message in text. A collective that
+  // has waited for peers on the GPU for longer than ULYSSES_TIMEOUT is an error. Any thread may
+  // call this function while another thread is in any call.
   int32_t (*nccl_error)(uly_device *, uly_nccl *, char *text, int64_t text_bytes);
   // Offsets and counts in bytes, one for each rank.
   int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at,
@@ -210,19 +212,21 @@ typedef struct uly_cuda_api {
   int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from,
                             const void *send, int64_t send_bytes, int32_t to);
 
-  // For a guest in a program that uses CUDA itself. stream_wrap makes *s, or makes it anew, the
-  // program's cudaStream_t theirs (NULL, 1: the legacy default stream; 2: the thread's own), for
-  // stream_wait and event_record alone: it is the program's, has no scratch and runs no operation.
-  int32_t (*stream_wrap)(uly_device *, void *theirs, uly_stream **s);
-  // ordinal: of the GPU; -1 = the host's
-  int32_t (*place_of)(uly_device *, const void *p, int32_t *place, int32_t *ordinal);
-  // What the calling thread computes on, before a call here makes it this GPU, and back to that.
+  // For host programs that use CUDA themselves. stream_wrap makes *s stand for the host program's
+  // cudaStream_t `external` (NULL and 1: the legacy default stream; 2: the stream of the thread).
+  // If *s exists, it is changed. The result has no scratch and supports only stream_wait and
+  // event_record.
+  int32_t (*stream_wrap)(uly_device *, void *external, uly_stream **s);
+  // ordinal: of the GPU; -1 for host memory
+  int32_t (*memory_kind)(uly_device *, const void *p, int32_t *kind, int32_t *ordinal);
+  // thread_save returns the CUDA context of the calling thread, and thread_restore makes it current
+  // again.
   void *(*thread_save)(void);
   void (*thread_restore)(void *was);
 } uly_cuda_api;
 
-// uly_cuda_plugin returns the table, or NULL for an ABI that this plug-in does not speak; then
-// *have is the one that it does.
+// uly_cuda_plugin returns the table, or NULL if this plug-in has another ABI version than `abi`.
+// *have is the plug-in's version.
 const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have);
 
 #ifdef __cplusplus

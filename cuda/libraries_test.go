@@ -47,7 +47,7 @@ func TestLibraries(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range found.Libraries {
-			fmt.Printf("%s: %s|%s|%s\n", l.Name, l.Found, l.Costs, l.Remedy)
+			fmt.Printf("%s: %s|%s|%s\n", l.Name, l.Found, l.Effect, l.Fix)
 		}
 		return
 	}

@@ -22,8 +22,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// ErrNoPlugin is the cause in the error of a plug-in that is nowhere: there the CPU is a fair
-// choice, while a plug-in that is there and does not work is a fault.
+// ErrNoPlugin is wrapped by the errors of a missing plug-in. A caller may then use the CPU. A
+// plug-in that exists but cannot be opened gives another error.
 var ErrNoPlugin = errors.New("no CUDA plug-in")
 
 const (
@@ -32,25 +32,26 @@ const (
 	textLength = 1024
 )
 
-// Remedy is how to come by a plug-in.
-const Remedy = "build it with make cuda (a wheel for Python that is made afterwards carries it), or name the file in " + variable
+// InstallHint tells the user how to get a plug-in.
+const InstallHint = "build it with make cuda (a Python wheel that is built afterwards contains it), or name its file in " + variable
 
-// speaks is the version of the interface with the plug-in.
-const speaks = uint32(C.ULY_CUDA_ABI)
+// interfaceVersion is the version of the interface with the plug-in.
+const interfaceVersion = uint32(C.ULY_CUDA_ABI)
 
-// plugin is a plug-in that was opened.
+// plugin is an open plug-in.
 type plugin struct {
 	path  string
 	table *C.uly_cuda_api
 }
 
-// load opens the plug-in: the file that ULYSSES_CUDA_PLUGIN names, else libulysses_cuda.so beside
-// the program, or the library that this code is in, in lib beside their folders, for
-// bin/ulysses-mpi of a source tree where `make cuda` builds it, or where the system's loader looks.
+// load opens the plug-in. It tries the file that ULYSSES_CUDA_PLUGIN names. Without the variable,
+// it tries libulysses_cuda.so beside the program or the library with this code, in lib beside that
+// folder, in build/cuda of the source tree of a program in bin (where make cuda writes it), and in
+// the paths of the system's loader.
 func load() (*plugin, error) {
 	if path := os.Getenv(variable); path != "" {
 		if _, err := os.Stat(path); err != nil {
-			return nil, status.Errorf(status.Device, "%s=%s: no such file: name a %s, or unset it", variable, path, fileName)
+			return nil, status.Errorf(status.Device, "%s=%s: no such file; set it to the path of a %s, or unset it", variable, path, fileName)
 		}
 		return open(path)
 	}
@@ -59,13 +60,13 @@ func load() (*plugin, error) {
 	}
 	p, err := open(fileName)
 	if err != nil && strings.Contains(err.Error(), fileName+": cannot open shared object file") {
-		return nil, status.Errorf(status.Device, "%w: %s is not beside the program or library, in lib beside its folder, in build/cuda of the program's source tree, or where the system's loader looks: %s", ErrNoPlugin, fileName, Remedy)
+		return nil, status.Errorf(status.Device, "%w: %s was not found beside the program or library, in lib beside its folder, in build/cuda of the program's source tree, or by the system's loader; %s", ErrNoPlugin, fileName, InstallHint)
 	}
 	return p, err
 }
 
-// Find is the file that would be opened, and opens nothing; "" where there is none, but for what
-// the system's loader may find.
+// Find returns the path of the plug-in that load would open, without opening it; "" if there is
+// none. It does not search the paths of the system's loader.
 func Find() string {
 	if path := os.Getenv(variable); path != "" {
 		return path
@@ -77,7 +78,7 @@ func Find() string {
 	text := (*C.char)(C.malloc(textLength))
 	defer C.free(unsafe.Pointer(text))
 	paths := append(beside(program), inTree(program)...)
-	if C.plug_here(text, textLength) != 0 {
+	if C.plug_own_path(text, textLength) != 0 {
 		paths = append(beside(C.GoString(text)), paths...)
 	}
 	for _, path := range paths {
@@ -88,7 +89,7 @@ func Find() string {
 	return ""
 }
 
-// beside lists where a plug-in that was installed with the program lies.
+// beside returns the paths of a plug-in that was installed with the program.
 func beside(program string) []string {
 	if program == "" {
 		return nil
@@ -100,8 +101,7 @@ func beside(program string) []string {
 	return []string{filepath.Join(folder, fileName), filepath.Join(folder, "..", "lib", fileName)}
 }
 
-// inTree returns the path at which make cuda leaves the plug-in, for a program in bin of the source
-// tree.
+// inTree returns the path that make cuda writes to, if the program is in bin of the source tree.
 func inTree(program string) []string {
 	if real, err := filepath.EvalSymlinks(program); err == nil {
 		program = real
@@ -116,14 +116,14 @@ func inTree(program string) []string {
 // Built is the path of the file that make cuda writes, relative to the source tree.
 const Built = "build/cuda/" + fileName
 
-// whole reports what is wrong with a file before the system's loader maps it: one that was cut
-// short, by a copy or a full disk, would end the process with a signal.
-func whole(path string) error {
+// checkFile returns an error if the system's loader must not map the file. A file that a copy or a
+// full disk has truncated would end the process with a signal.
+func checkFile(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {
 		return err
 	}
-	f, err := elf.Open(path) // which reads the table of sections, at the end of the file
+	f, err := elf.Open(path) // reads the section table at the end of the file
 	if err != nil {
 		return err
 	}
@@ -134,20 +134,20 @@ func whole(path string) error {
 			continue
 		}
 		if headers = headers || p.Off == 0; p.Off > uint64(info.Size()) || p.Filesz > uint64(info.Size())-p.Off {
-			return fmt.Errorf("it has %d bytes, and a part of it is to begin at %d with %d", info.Size(), p.Off, p.Filesz)
+			return fmt.Errorf("it has %d bytes, but a segment begins at byte %d and has %d bytes", info.Size(), p.Off, p.Filesz)
 		}
 	}
 	if !headers {
-		return errors.New("no part of it holds its headers")
+		return errors.New("no segment contains its headers")
 	}
 	return nil
 }
 
-// open opens one file, or what the system's loader finds by a bare name.
+// open opens a file, or a library that the system's loader finds by its bare name.
 func open(path string) (*plugin, error) {
 	if filepath.Base(path) != path {
-		if err := whole(path); err != nil {
-			return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: it is no library, or not a whole one: %w: copy it again, or build it with make cuda", path, err)
+		if err := checkFile(path); err != nil {
+			return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: it is truncated or not a library: %w; copy it again, or build it with make cuda", path, err)
 		}
 	}
 	name, text := C.CString(path), (*C.char)(C.malloc(textLength))
@@ -159,35 +159,35 @@ func open(path string) (*plugin, error) {
 	switch {
 	case table != nil:
 		return &plugin{path, table}, nil
-	case have != 0 && uint32(have) != speaks:
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s speaks version %d of the interface, this program version %d: use the %s that was built with "+
-			"this program (make cuda)", path, have, speaks, fileName)
+	case have != 0 && uint32(have) != interfaceVersion:
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s has version %d of the interface, this program needs version %d; use the %s that was built with "+
+			"this program (make cuda)", path, have, interfaceVersion, fileName)
 	case have != 0:
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s does not fit this program, though both say version %d: it has %s: use the %s that was built "+
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s does not match this program, although both have version %d of the interface: %s; use the %s that was built "+
 			"with this program (make cuda)", path, have, why, fileName)
 	case why != "":
-		return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: %s: build it with make cuda, on a system as old as the oldest it is to run on", path, why)
+		return nil, status.Errorf(status.Device, "CUDA plug-in %s cannot be opened: %s; build it with make cuda on the oldest system that it must run on", path, why)
 	}
-	return nil, status.Errorf(status.Device, "%s is a library but no CUDA plug-in: it has no function uly_cuda_plugin: name a %s in %s, or unset it", path, fileName, variable)
+	return nil, status.Errorf(status.Device, "%s is a library but not a CUDA plug-in (no function uly_cuda_plugin); name a %s in %s, or unset it", path, fileName, variable)
 }
 
-// Library is one of the libraries that the plug-in looks for at run time.
+// Library is one of the libraries that the plug-in opens at run time.
 type Library struct {
 	Name  string
-	Found string // version and path, or why not
-	// What is lost without it and how to get it; "" when it was found.
-	Costs, Remedy string
+	Found string // version and path, or why it was not found
+	// What is slower or unavailable without it, and how to install it; "" if it was found.
+	Effect, Fix string
 }
 
-// Findings is what a plug-in sees of this machine.
+// Findings is what the plug-in reports about this machine.
 type Findings struct {
 	Plugin    string // path
-	Count     int    // of GPUs that this process sees
-	Text      string // why there is none
+	Count     int    // GPUs that this process sees
+	Text      string // why Count is 0
 	Libraries []Library
 }
 
-// Probe opens the plug-in and asks what there is, without touching a GPU.
+// Probe opens the plug-in and returns its findings. It does not initialize a GPU.
 func Probe() (Findings, error) {
 	p, err := load()
 	if err != nil {
@@ -210,7 +210,7 @@ func (p *plugin) probe() (Findings, error) {
 		}
 		found := Library{Name: C.GoString(&l.name[0]), Found: C.GoString(&l.found[0])}
 		if l.ok == 0 {
-			found.Costs, found.Remedy = C.GoString(&l.costs[0]), C.GoString(&l.remedy[0])
+			found.Effect, found.Fix = C.GoString(&l.effect[0]), C.GoString(&l.fix[0])
 		}
 		f.Libraries = append(f.Libraries, found)
 	}

@@ -46,18 +46,18 @@ func TestRefusedPlugins(t *testing.T) {
 		"half":                {shortened(t, 0), []string{"cannot be opened", "not a whole one"}},
 		"a page":              {shortened(t, 4096), []string{"cannot be opened", "not a whole one"}},
 		"empty":               {written(t, nil), []string{"cannot be opened", "not a whole one"}},
-		"without its headers": {headless(t), []string{"cannot be opened", "no part of it holds its headers"}},
+		"without its headers": {headless(t), []string{"cannot be opened", "no segment contains its headers"}},
 		"a folder":            {t.TempDir(), []string{"cannot be opened", "directory"}},
 		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
-			[]string{"version 999", fmt.Sprint("this program version ", speaks), "make cuda"}},
+			[]string{"version 999", fmt.Sprint("this program needs version ", interfaceVersion), "make cuda"}},
 		"of another ABI, with a table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI + 1, .size = sizeof t};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{fmt.Sprint("version ", speaks+1), fmt.Sprint("this program version ", speaks), "make cuda"}},
+			[]string{fmt.Sprint("version ", interfaceVersion+1), fmt.Sprint("this program needs version ", interfaceVersion), "make cuda"}},
 		"with a shorter table": {library(t, `#include "kernels.h"
 			static uly_cuda_api t = {.abi = ULY_CUDA_ABI, .size = 40};
 			const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = abi; return &t; }`),
-			[]string{fmt.Sprint("both say version ", speaks), "40 bytes", "make cuda"}},
+			[]string{fmt.Sprint("both have version ", interfaceVersion), "40 bytes", "make cuda"}},
 		"without the function": {library(t, `int uly_other;`), []string{"no function uly_cuda_plugin", variable}},
 		"a text":               {text, []string{"cannot be opened", "text.so"}},
 		"missing":              {filepath.Join(t.TempDir(), "none.so"), []string{"no such file", variable}},
@@ -144,7 +144,7 @@ func TestNoPlugin(t *testing.T) {
 		"Probe": func() error { _, err := Probe(); return err },
 	} {
 		if err := f(); !errors.Is(err, ErrNoPlugin) || status.Of(err) != status.Device || !strings.Contains(err.Error(), "make cuda") {
-			t.Errorf("%s: %v: want %v with its remedy", name, err, ErrNoPlugin)
+			t.Errorf("%s: %v: want %v with a fix", name, err, ErrNoPlugin)
 		}
 	}
 }
@@ -229,8 +229,8 @@ func TestWithoutDriver(t *testing.T) {
 		t.Errorf("%+v: want the libraries that are looked for", found)
 	}
 	for _, l := range found.Libraries {
-		if l.Name == "" || l.Found == "" || (l.Costs == "") != (l.Remedy == "") {
-			t.Errorf("%+v: want what was found, or what is lost and the remedy", l)
+		if l.Name == "" || l.Found == "" || (l.Effect == "") != (l.Fix == "") {
+			t.Errorf("%+v: want what was found, or the effect and the fix", l)
 		}
 	}
 	_, err = Open(Options{})

@@ -88,7 +88,7 @@ func HasNCCL() (bool, string) {
 	}
 	for _, l := range found.Libraries {
 		if l.Name == "NCCL" {
-			return l.Costs == "" && l.Remedy == "", l.Found
+			return l.Effect == "" && l.Fix == "", l.Found
 		}
 	}
 	return false, "this plug-in knows no NCCL"

@@ -7,28 +7,28 @@ import (
 	"ulysses/tensor"
 )
 
-// NoGPU describes an absent GPU of the Hopper generation with cuDNN. It returns the memory that
-// operations need, without the plug-in or a driver. Its formulas are copies of the plug-in's
-// (attention_index.h and delta_index.h in plugin/kernels, sdpa_shape.h and sdpa_parts.h in
-// plugin/libraries); tests compare the two.
+// NoGPU describes an absent Hopper GPU with cuDNN, for plans. It returns the memory that operations
+// need, without the plug-in or a driver. Its formulas repeat those of the plug-in
+// (attention_index.h and delta_index.h in plugin/kernels, sdpa_shape.h and sdpa_split.h in
+// plugin/libraries); tests compare both.
 type NoGPU struct {
 	Deterministic bool // every result of the GPU is bitwise reproducible
 
-	// true: the test plug-in, without cuDNN and with less memory for heads of linear attention
+	// as the emulated plug-in: without cuDNN, and with less memory for heads of linear attention
 	emulated bool
 }
 
 // Info returns the description of a GPU without a name and with unknown memory.
-func (g NoGPU) Info() device.Info { return infoOf("a GPU that is not there", "none", 0) }
+func (g NoGPU) Info() device.Info { return infoOf("an absent GPU", "none", 0) }
 
-// carve adds up allocations, each rounded up to align bytes.
-type carve struct{ bytes int64 }
+// allocator adds up allocations, each rounded up to align bytes.
+type allocator struct{ bytes int64 }
 
-func (c *carve) take(n, size int64) { c.bytes = roundUp(c.bytes+n*size, align) }
+func (c *allocator) take(n, size int64) { c.bytes = roundUp(c.bytes+n*size, align) }
 
 func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
 
-// bucket is the smallest least·2^i that is at least n.
+// bucket returns the smallest least·2^i that is at least n.
 func bucket(n, least int64) int64 {
 	for least < n {
 		least *= 2
@@ -36,7 +36,7 @@ func bucket(n, least int64) int64 {
 	return least
 }
 
-// documentsOf counts the documents that have a row of queries or of keys.
+// documentsOf counts the documents that have queries or keys.
 func documentsOf(cuQ, cuK []int64) (n int64) {
 	for i := 1; i < len(cuQ); i++ {
 		if cuQ[i] > cuQ[i-1] || cuK[i] > cuK[i-1] {
@@ -46,8 +46,8 @@ func documentsOf(cuQ, cuK []int64) (n int64) {
 	return n
 }
 
-// AttentionWorkspace returns the most bytes that any kernel which may serve the call needs; 0 for a
-// call that is refused. Given documents limit only the tables; cuDNN's share is its largest need
+// AttentionWorkspace returns the most bytes that any kernel needs for the call; 0 if the arguments
+// are invalid. Given document bounds only reduce the tables; the share of cuDNN is its largest need
 // for any documents.
 func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if device.Operations[device.OpAttentionForward].Check(unsafe.Pointer(a), true) != nil || a.Q.NDim != 3 || a.K.NDim != 3 || a.V.NDim != 3 {
@@ -58,8 +58,8 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if a.CuQ != nil {
 		documents = documentsOf(a.CuQ, a.CuK)
 	}
-	var l carve
-	for range 4 { // bounds, and tiles before each document, of queries and keys
+	var l allocator
+	for range 4 { // bounds, and tiles in the preceding documents, for queries and keys
 		l.take(documents+1, 8)
 	}
 	l.take(hq, 8)
@@ -79,12 +79,11 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return max(l.bytes, tables+roundUp(g.sdpaWorkspace(a, backward), align))
 }
 
-// deltaRoom is the limit on bytes for heads that are computed at a time, if it is more than one key
-// head needs.
+// deltaRoom limits the bytes for heads that are computed at a time, unless one key head needs more.
 const deltaRoom, deltaRoomEmulated = 2 << 30, 1 << 16
 
-// GatedDeltaSizes returns the most bytes that any kernel which may serve the call needs; 0 for a
-// call that is refused.
+// GatedDeltaSizes returns the most bytes that any kernel needs for the call; 0 if the arguments are
+// invalid.
 func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
 		return none
@@ -126,15 +125,15 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 		Backward: s.workspace(documents, deltaBackward), State: s.workspace(1, deltaState)}
 }
 
-// deltaShape has the values on which sizes of the gated delta rule depend.
+// deltaShape has the values that the sizes of the gated delta rule depend on.
 type deltaShape struct {
 	tokens, keyHeads, valueHeads, dk, dv int64
 	chunk                                int64 // tokens
-	group                                int64 // value heads of one key head at most
+	group                                int64 // most value heads of one key head
 	room                                 int64
 }
 
-// deltaPass is a kind of call.
+// deltaPass is an operation of the gated delta rule.
 type deltaPass int
 
 const (
@@ -143,10 +142,10 @@ const (
 	deltaState
 )
 
-// workspace returns the bytes of tables and factors of norms, plus the memory of the value heads
-// that are computed at a time.
+// workspace returns the bytes of the tables and of the factors of the L2 norms, plus the memory of
+// the value heads that are computed at a time.
 func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
-	var front carve
+	var front allocator
 	front.take(documents+1, 8)
 	front.take(documents+1, 8)
 	front.take(documents, 8)

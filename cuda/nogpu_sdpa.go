@@ -7,26 +7,26 @@ import (
 	"ulysses/tensor"
 )
 
-// Limits of calls that cuDNN serves: sdpa_shape.h and sdpa_parts.h in plugin/libraries.
+// Limits of the calls that cuDNN gets: see sdpa_shape.h and sdpa_split.h in plugin/libraries.
 const (
 	sdpaDocuments = 8192
 	sdpaTokens    = 1 << 24
 	sdpaRound     = 128
-	sdpaParts     = 8
+	sdpaSubcalls  = 8
 )
 
-// sdpaWorkspace returns the bytes, after the tables of documents, that cuDNN may need for any
-// documents of the call; 0 if cuDNN does not serve the call.
+// sdpaWorkspace returns the most bytes that cuDNN needs for any documents of the call, without the
+// tables of documents; 0 if cuDNN does not support the call.
 func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 	if (g.Deterministic || a.Deterministic) && backward {
 		return 0 // its backward pass is not bitwise reproducible
 	}
-	parts, ok := cutForSDPA(a)
+	calls, ok := splitForSDPA(a)
 	if !ok {
 		return 0
 	}
-	for i := range parts {
-		bound, ok := sdpaBound(&parts[i], backward)
+	for i := range calls {
+		bound, ok := sdpaBound(&calls[i], backward)
 		if !ok {
 			return 0
 		}
@@ -35,9 +35,9 @@ func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 	return bytes
 }
 
-// cutForSDPA returns the calls into which a call is split if its query heads are not spread evenly
-// over key heads. They are views, without documents.
-func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
+// splitForSDPA splits a call whose key heads have different numbers of query heads into calls with
+// equal numbers (sdpa_split in sdpa_split.h). The calls are views, without documents.
+func splitForSDPA(a *device.Attention) (calls []device.Attention, ok bool) {
 	hq, hkv := a.Q.Shape[1], a.K.Shape[1]
 	if a.Out.NDim != 3 || hq == 0 || hkv == 0 {
 		return nil, false
@@ -47,8 +47,8 @@ func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
 	if a.KVHead == nil {
 		return []device.Attention{whole}, hq%hkv == 0
 	}
-	type part struct{ q, hq, k, hkv int64 }
-	var cut []part
+	type subcall struct{ q, hq, k, hkv int64 }
+	var subcalls []subcall
 	kv := int64(0)
 	for from := int64(0); from < hq; kv++ {
 		to := from
@@ -58,26 +58,26 @@ func cutForSDPA(a *device.Attention) (parts []device.Attention, ok bool) {
 		if to == from {
 			return nil, false
 		}
-		if n := len(cut); n > 0 && cut[n-1].hq == cut[n-1].hkv*(to-from) {
-			cut[n-1].hq, cut[n-1].hkv = cut[n-1].hq+to-from, cut[n-1].hkv+1
-		} else if n == sdpaParts {
+		if n := len(subcalls); n > 0 && subcalls[n-1].hq == subcalls[n-1].hkv*(to-from) {
+			subcalls[n-1].hq, subcalls[n-1].hkv = subcalls[n-1].hq+to-from, subcalls[n-1].hkv+1
+		} else if n == sdpaSubcalls {
 			return nil, false
 		} else {
-			cut = append(cut, part{from, to - from, kv, 1})
+			subcalls = append(subcalls, subcall{from, to - from, kv, 1})
 		}
 		from = to
 	}
-	for _, p := range cut {
+	for _, p := range subcalls {
 		of := whole
 		of.Q, of.Out = whole.Q.Slice(1, p.q, p.q+p.hq), whole.Out.Slice(1, p.q, p.q+p.hq)
 		of.K, of.V = whole.K.Slice(1, p.k, p.k+p.hkv), whole.V.Slice(1, p.k, p.k+p.hkv)
-		parts = append(parts, of)
+		calls = append(calls, of)
 	}
-	return parts, kv == hkv
+	return calls, kv == hkv
 }
 
-// sdpaStrides has the strides of a tensor [tokens, heads, features], in elements. The stride of an
-// axis with one element is unused.
+// sdpaStrides are the strides of a tensor [tokens, heads, features], in elements. An axis with one
+// element has its dense stride.
 type sdpaStrides struct{ token, head int64 }
 
 func stridesOf(t tensor.Tensor) (s sdpaStrides) {
@@ -90,14 +90,14 @@ func stridesOf(t tensor.Tensor) (s sdpaStrides) {
 	return s
 }
 
-// byToken reports that all heads of a token lie within its stride.
+// byToken reports whether all heads of a token lie within the token's stride.
 func (s sdpaStrides) byToken(heads, width int64) bool {
 	return s.head >= width && s.token >= (heads-1)*s.head+width
 }
 
-// sdpaBound returns the most bytes that a call may need for any documents; false if cuDNN does not
-// serve the call. Query heads must be spread evenly over key heads. Gradients are assumed to have
-// the strides of their tensors.
+// sdpaBound returns the most bytes that a call needs for any documents; false if cuDNN does not
+// support the call. Every key head must have the same number of query heads. Gradients are assumed
+// to have the strides of their tensors.
 func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 	tq, tk, hq, hkv, d, dv := a.Q.Shape[0], a.K.Shape[0], a.Q.Shape[1], a.K.Shape[1], a.Q.Shape[2], a.V.Shape[2]
 	if tq == 0 || tk == 0 || tq > sdpaTokens || tk > sdpaTokens {
@@ -139,8 +139,8 @@ func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 	}
 	documents := min(sdpaDocuments, bucket(tq+tk, 2))
 	tq, tk = roundUp(tq, sdpaRound), roundUp(tk, sdpaRound)
-	const offsets = 9 // arrays of them
-	var l carve
+	const offsets = 9 // number of arrays of offsets
+	var l allocator
 	l.take(documents, 4)
 	l.take(documents, 4)
 	l.take(offsets*(documents+1), 8)
@@ -149,8 +149,8 @@ func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 	if !backward {
 		return bytes, true
 	}
-	bytes += 4 * tq * (max(q.token, hq*d) + hq) // sums of dq
-	if group := hq / hkv; group > 1 {           // and of dk and dv for every query head
+	bytes += 4 * tq * (max(q.token, hq*d) + hq) // the sums of dq
+	if group := hq / hkv; group > 1 {           // the sums of dk and dv for every query head
 		bytes += 4 * tk * group * (max(k.token, hkv*d) + max(v.token, hkv*dv))
 	}
 	return bytes, true

@@ -19,11 +19,11 @@ import (
 	"ulysses/tensor"
 )
 
-// Arguments are copied into C memory that the device owns, so that a call allocates nothing and
-// moves no Go memory. They are copied as bytes: the collector does not learn of addresses that lie
-// there, and an old one does no harm. Lists and host tensors are pinned for the call.
+// Arguments are copied into C memory that the device owns, so that a call allocates nothing. They
+// are copied as bytes, which hides the addresses in them from the garbage collector. Therefore
+// lists and host tensors are pinned during the call.
 
-// enqueue runs an operation on a stream of this device. The plug-in checks types and shapes.
+// enqueue enqueues an operation on a stream of this device. The plug-in checks types and shapes.
 func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
 	o := &device.Operations[op]
 	own, err := d.of(o.Name, s)
@@ -40,7 +40,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 			continue
 		}
 		// A copy from the host has read its source when the call returns. A copy to the host writes
-		// until the stream has been waited for.
+		// until the stream is synchronized.
 		if t := p.Tensor(args); t.Where == tensor.Host && t.Data != nil {
 			if p.Out {
 				own.pins.Pin(t.Data)
@@ -52,7 +52,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 	return d.result(C.plug_enqueue(d.table, d.d, own.s, C.int32_t(op), d.put(o, args), C.int64_t(o.Size)))
 }
 
-// put copies arguments into the argument block and pins their lists.
+// put copies arguments to the device's C memory and pins their lists. It returns the copy.
 func (d *Device) put(o *device.Operation, args unsafe.Pointer) unsafe.Pointer {
 	for i := range o.Lists {
 		if p := o.Lists[i].Data(args); p != nil {
@@ -63,8 +63,8 @@ func (d *Device) put(o *device.Operation, args unsafe.Pointer) unsafe.Pointer {
 	return d.args
 }
 
-// question puts the arguments of a call that asks for sizes or for a kernel alone.
-func (d *Device) question(name string, op device.Op, args unsafe.Pointer) (unsafe.Pointer, error) {
+// query is put for a query of sizes or of a kernel, whose tensors may be without memory.
+func (d *Device) query(name string, op device.Op, args unsafe.Pointer) (unsafe.Pointer, error) {
 	if err := d.usable(name); err != nil {
 		return nil, err
 	}
@@ -75,11 +75,11 @@ func (d *Device) question(name string, op device.Op, args unsafe.Pointer) (unsaf
 	return d.put(o, args), nil
 }
 
-// AttentionWorkspace returns the bytes of Attention.Workspace that are enough for each kernel which
-// may serve the call; 0 for a call that is refused.
+// AttentionWorkspace returns bytes of Attention.Workspace that are enough for each kernel that
+// supports the call; 0 if the arguments are invalid.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	defer d.pins.Unpin()
-	args, err := d.question("AttentionWorkspace", device.OpAttentionForward, unsafe.Pointer(a))
+	args, err := d.query("AttentionWorkspace", device.OpAttentionForward, unsafe.Pointer(a))
 	if err != nil {
 		return 0
 	}
@@ -90,11 +90,11 @@ func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return int64(bytes)
 }
 
-// GatedDeltaSizes returns the bytes that are enough for each kernel which may serve the call; 0 for
-// a call that is refused.
+// GatedDeltaSizes returns bytes that are enough for each kernel that supports the call; 0 if the
+// arguments are invalid.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	defer d.pins.Unpin()
-	args, err := d.question("GatedDeltaSizes", device.OpGatedDeltaForward, unsafe.Pointer(a))
+	args, err := d.query("GatedDeltaSizes", device.OpGatedDeltaForward, unsafe.Pointer(a))
 	if err != nil {
 		return device.DeltaSizes{}
 	}
@@ -105,8 +105,8 @@ func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	return device.DeltaSizes{Saved: int64(sizes.saved), Forward: int64(sizes.forward), Backward: int64(sizes.backward), State: int64(sizes.state)}
 }
 
-// AttentionKernel returns the name of the kernel that would serve the call or its gradient. See
-// device.AttentionKernels.
+// AttentionKernel returns the name of the kernel that would run the call or its gradient (see
+// device.AttentionKernels).
 func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, error) {
 	g := device.AttentionGrad{Attention: *a}
 	op := device.OpAttentionForward
@@ -114,7 +114,7 @@ func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, er
 		op = device.OpAttentionBackward
 	}
 	defer d.pins.Unpin()
-	args, err := d.question("AttentionKernel", op, unsafe.Pointer(&g))
+	args, err := d.query("AttentionKernel", op, unsafe.Pointer(&g))
 	if err != nil {
 		return "", err
 	}

@@ -5,12 +5,14 @@ import (
 	"path/filepath"
 )
 
-// Signs of a GPU that need no driver: what NVIDIA's kernel module shows of its GPUs, and WSL's
-// device. Opening the driver would tell more, but no forked child survives that.
+// Files that show a GPU without opening the driver: the GPUs of NVIDIA's kernel module, and the
+// device of WSL. Opening the driver would be more precise, but a forked child could not use CUDA
+// afterwards.
 var signs = []string{"/proc/driver/nvidia/gpus/*", "/dev/nvidia[0-9]*", "/dev/dxg"}
 
-// WhyUnusable says why the file at path, a plug-in, can have no GPU to work on; "" where a GPU may
-// be there. It opens nothing. A plug-in of another name than the real one brings its device itself.
+// WhyUnusable returns why the plug-in at path cannot have a GPU, or "" if there may be one. It
+// opens nothing. A plug-in with another file name than libulysses_cuda.so, such as the emulated
+// one, is assumed to have a device.
 func WhyUnusable(path string) string {
 	if filepath.Base(path) != fileName {
 		return ""

@@ -11,15 +11,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// stream is an order of execution on a GPU.
+// stream is a CUDA stream with its scratch memory.
 type stream struct {
 	d    *Device
-	s    *C.uly_stream  // nil once closed
-	pins runtime.Pinner // Go memory that copies in the stream will write
+	s    *C.uly_stream  // nil after Close
+	pins runtime.Pinner // Go memory that enqueued copies will write
 }
 
-// kept are the streams that are not closed. One that is dropped with copies in it must not be
-// collected: they still write, and the runtime ends a program that loses what it has pinned.
+// kept are the open streams. A stream that the program drops while copies are enqueued must not be
+// collected: the copies still write to pinned Go memory, and the Go runtime ends a program that
+// collects it.
 var kept struct {
 	sync.Mutex
 	streams map[*stream]bool
@@ -38,13 +39,13 @@ func (s *stream) keep(open bool) {
 	}
 }
 
-// event is a mark in a stream's order.
+// event is a CUDA event.
 type event struct {
 	d *Device
-	e *C.uly_event // nil once closed
+	e *C.uly_event // nil after Close
 }
 
-// NewStream makes a stream, with a scratch of its own.
+// NewStream creates a stream with its own scratch memory.
 func (d *Device) NewStream() (device.Stream, error) {
 	s, err := d.newStream()
 	if err != nil {
@@ -66,7 +67,7 @@ func (d *Device) newStream() (*stream, error) {
 	return s, nil
 }
 
-// NewEvent makes an event, which holds nobody up before it is recorded.
+// NewEvent creates an event. Waiting for an event that was never recorded returns at once.
 func (d *Device) NewEvent() (device.Event, error) {
 	e, err := d.newEvent(false)
 	if err != nil {
@@ -75,7 +76,7 @@ func (d *Device) NewEvent() (device.Event, error) {
 	return e, nil
 }
 
-// newEvent makes an event; a shared one may be handed to another process.
+// newEvent creates an event. Other processes can open a shared event.
 func (d *Device) newEvent(shared bool) (*event, error) {
 	if err := d.usable("NewEvent"); err != nil {
 		return nil, err
@@ -88,14 +89,14 @@ func (d *Device) newEvent(shared bool) (*event, error) {
 	return e, nil
 }
 
-// of is the stream as this device's own; op names the caller.
+// of returns s as a stream of this device; op names the caller in errors.
 func (d *Device) of(op string, s device.Stream) (*stream, error) {
 	if err := d.usable(op); err != nil {
 		return nil, err
 	}
 	own, ok := s.(*stream)
 	if !ok || own.d != d {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: a stream of another device (%T): use one of this device's NewStream", op, s)
+		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the stream belongs to another device (%T); create one with this device's NewStream", op, s)
 	}
 	if own.s == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the stream is closed", op)
@@ -103,11 +104,11 @@ func (d *Device) of(op string, s device.Stream) (*stream, error) {
 	return own, nil
 }
 
-// ofEvent is the event as this device's own.
+// ofEvent returns e as an event of this device; op names the caller in errors.
 func (d *Device) ofEvent(op string, e device.Event) (*event, error) {
 	own, ok := e.(*event)
 	if !ok || own.d != d {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: an event of another device (%T): use one of this device's NewEvent", op, e)
+		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the event belongs to another device (%T); create one with this device's NewEvent", op, e)
 	}
 	if own.e == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.%s: the event is closed", op)
@@ -115,7 +116,8 @@ func (d *Device) ofEvent(op string, e device.Event) (*event, error) {
 	return own, nil
 }
 
-// Sync waits until everything in the stream has run, and says what went wrong meanwhile.
+// Sync waits until all work of the stream has completed. It returns the first error since the last
+// Sync.
 func (s *stream) Sync() error {
 	if _, err := s.d.of("Sync", s); err != nil {
 		return err
@@ -125,7 +127,7 @@ func (s *stream) Sync() error {
 	return s.d.result(code)
 }
 
-// Record puts a mark into the stream.
+// Record records the event in the stream.
 func (s *stream) Record(e device.Event) error {
 	if _, err := s.d.of("Record", s); err != nil {
 		return err
@@ -137,7 +139,7 @@ func (s *stream) Record(e device.Event) error {
 	return s.d.result(C.plug_event_record(s.d.table, s.d.d, own.e, s.s))
 }
 
-// Wait makes what is enqueued from here on wait for the event's last mark.
+// Wait makes later work of the stream wait for the event's last record.
 func (s *stream) Wait(e device.Event) error {
 	if _, err := s.d.of("Wait", s); err != nil {
 		return err
@@ -149,7 +151,7 @@ func (s *stream) Wait(e device.Event) error {
 	return s.d.result(C.plug_stream_wait(s.d.table, s.d.d, s.s, own.e))
 }
 
-// Close waits for what the stream holds, because it may still write host memory, and closes it.
+// Close waits for the stream's work, which may still write host memory, and closes the stream.
 func (s *stream) Close() {
 	if s.s == nil {
 		return
@@ -162,7 +164,7 @@ func (s *stream) Close() {
 	s.d.ended()
 }
 
-// Sync makes the host wait for the last mark.
+// Sync blocks the host until the stream has reached the event's last record.
 func (e *event) Sync() error {
 	if err := e.d.usable("Event.Sync"); err != nil {
 		return err
@@ -173,7 +175,7 @@ func (e *event) Sync() error {
 	return e.d.result(C.plug_event_sync(e.d.table, e.d.d, e.e))
 }
 
-// Close closes the event; streams that wait for its last mark go on doing so.
+// Close closes the event. Streams that wait for its last record continue to wait.
 func (e *event) Close() {
 	if e.e == nil {
 		return

@@ -267,8 +267,8 @@ int main(int argc, char **argv) {
     for (int backward = 0; backward < 2; backward++) {
       if (small && !c.small) continue;
       const call x(c, backward);
-      sdpa_parts cut;
-      const char *why = sdpa_cut(x.a, &cut);
+      sdpa_subcalls cut;
+      const char *why = sdpa_split(x.a, &cut);
       bool served = !why;
       std::string said = why ? why : "";
       int64_t bytes = 0; // the parts run one after another
@@ -276,7 +276,7 @@ int main(int argc, char **argv) {
         sdpa_shape shape;
         int64_t workspace = 0;
         std::string engine;
-        why = sdpa_describe(sdpa_part_of(x.a, cut.part[i]), &shape);
+        why = sdpa_describe(sdpa_subcall_of(x.a, cut.call[i]), &shape);
         served = !why && sdpa_plan(shape, properties, sm, &workspace, &engine);
         if (!served) {
           said = why ? why : engine;
@@ -285,7 +285,7 @@ int main(int argc, char **argv) {
         said += cut.n == 1
                     ? engine
                     : (i ? ", " : "") + std::to_string(shape.hq) + ":" + std::to_string(shape.hkv) + " " + engine;
-        const int64_t all = sdpa_lay(shape).plan + workspace;
+        const int64_t all = sdpa_layout_of(shape).plan + workspace;
         bytes = most(bytes, all);
         if (shape.packed && all > sdpa_bound(shape)) {
           printf("%s: %lld bytes, but the bound says %lld\n", c.name, (long long)all, (long long)sdpa_bound(shape));

@@ -1,12 +1,12 @@
-// What differs between the two builds of the plug-in: nvcc compiles the sources for GPUs, g++ compiles
-// them with -DULY_EMULATED for the host. This is the only file that tests ULY_EMULATED; it includes no
-// CUDA, so that headers of index arithmetic and their host tests can include it.
+// The differences between the two builds of the plug-in: nvcc compiles the sources for GPUs, and
+// g++ compiles them with -DULY_EMULATED for the host. No other file tests ULY_EMULATED. This header
+// includes no CUDA, so that headers with index arithmetic and their host tests can include it.
 //
-// ULY_CUDA_HEADER is the header that supplies the CUDA language and runtime, LAUNCH, SHARED and the functions
-// over GPU instructions that kernels call: gpu/cuda.h or emulated/cuda.h.
+// ULY_CUDA_HEADER is the header with the CUDA language and runtime, LAUNCH, SHARED and the
+// functions for GPU instructions that kernels call: gpu/cuda.h or emulated/cuda.h.
 //
-// The emulated limits are small, so that tests with small tensors reach the code that handles more work
-// than one grid, one scratch allocation or one group of heads.
+// The limits of the emulated build are small. Tests with small tensors therefore reach the code
+// that handles more work than one grid, one scratch allocation or one group of heads.
 #pragma once
 
 #include <stdint.h>
@@ -16,8 +16,9 @@
 
 #define ULY_CUDA_HEADER "emulated/cuda.h"
 constexpr bool emulated = true;
-constexpr int64_t GRID_LIMIT = 5;              // blocks of attention and the delta rule
-constexpr int64_t ELEMENTWISE_GRID_LIMIT = 7;  // blocks of blocks_for
+constexpr int64_t GRID_LIMIT = 5; // blocks of attention and the delta rule
+// blocks in a grid of elementwise kernels (blocks_for)
+constexpr int64_t ELEMENTWISE_GRID_LIMIT = 7;
 constexpr int64_t STREAM_SCRATCH = 1 << 20;    // bytes of a stream's scratch
 constexpr int64_t DELTA_GROUP_BYTES = 1 << 16; // workspace for the heads of one pass (delta_index.h)
 // Tests set the variable to make every index 64-bit.

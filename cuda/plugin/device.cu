@@ -1,4 +1,4 @@
-// Opening and closing a GPU, and what is known of it.
+// Opening and closing a GPU, and its properties.
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,15 +11,15 @@
 
 namespace {
 
-__global__ void nothing() {}
+__global__ void probe_kernel() {}
 
-// has_kernels fails where the plug-in was not built for this GPU.
+// has_kernels fails if the plug-in was not built for this GPU.
 int32_t has_kernels(Device *d) {
   if (d->sm < 80)
     return fail(d, ULY_UNSUPPORTED, "%s (sm_%d) has no bfloat16 arithmetic; sm_80 (A100) or newer is needed", d->name,
                 d->sm);
   cudaFuncAttributes attributes;
-  const cudaError_t e = cudaFuncGetAttributes(&attributes, (const void *)nothing);
+  const cudaError_t e = cudaFuncGetAttributes(&attributes, (const void *)probe_kernel);
   if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
     return fail(d, ULY_UNSUPPORTED,
@@ -27,13 +27,13 @@ int32_t has_kernels(Device *d) {
                 "arch=compute_%d,code=sm_%d'",
                 d->name, d->sm, d->sm, d->sm);
   }
-  TRY(check(d, e, "loading the plug-in's kernels"));
+  TRY(check(d, e, "loading kernels"));
   return ULY_OK;
 }
 
 int32_t attributes(Device *d) {
   cudaDeviceProp p;
-  TRY(check(d, cudaGetDeviceProperties(&p, d->ordinal), "asking for the GPU's properties"));
+  TRY(check(d, cudaGetDeviceProperties(&p, d->ordinal), "cudaGetDeviceProperties"));
   put(d->name, sizeof d->name, p.name);
   auto *u = reinterpret_cast<const unsigned char *>(p.uuid.bytes);
   snprintf(d->uuid, sizeof d->uuid, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
@@ -45,9 +45,9 @@ int32_t attributes(Device *d) {
   return ULY_OK;
 }
 
-// befriend lets kernels of one GPU reach memory of another that this process has open, where the
-// hardware can.
-void befriend(int ordinal) {
+// enable_peer_access lets kernels of this GPU and of the other GPUs that this process has open read
+// each other's memory, if the hardware supports it.
+void enable_peer_access(int ordinal) {
   static std::mutex lock;
   static std::vector<int> open;
   std::lock_guard<std::mutex> held(lock);
@@ -70,13 +70,14 @@ int32_t start(Device *d) {
   int n = count_gpus(&why);
   if (n == 0) return fail(d, ULY_DEVICE, "%s", why.c_str());
   if (d->ordinal < 0 || d->ordinal >= n)
-    return fail(d, ULY_INVALID_ARGUMENT, "GPU %d does not exist: this process sees %d, counted from 0", d->ordinal, n);
-  TRY(check(d, cudaSetDevice(d->ordinal), "choosing the GPU"));
+    return fail(d, ULY_INVALID_ARGUMENT, "GPU %d does not exist: this process sees %d GPUs, numbered from 0",
+                d->ordinal, n);
+  TRY(check(d, cudaSetDevice(d->ordinal), "cudaSetDevice"));
   TRY(attributes(d));
   TRY(has_kernels(d));
   TRY(read_pins(d));
   TRY(check(d, cudaStreamCreateWithFlags(&d->setup, cudaStreamNonBlocking), "creating a stream"));
-  befriend(d->ordinal);
+  enable_peer_access(d->ordinal);
   return ULY_OK;
 }
 
@@ -92,7 +93,7 @@ int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text
     d->emulated = emulated;
     if (how->kernels) d->pins = how->kernels;
     d->absent = how->ordinal == ULY_NO_GPU;
-    if (d->absent) d->shared_limit = 227 << 10; // Hopper's: which rows serve depends on it
+    if (d->absent) d->shared_limit = 227 << 10; // of Hopper; some kernels support a call only if its shared memory fits
     int32_t code = d->absent ? ULY_OK : start(d);
     if (code == ULY_OK) {
       *out = d;
@@ -138,12 +139,12 @@ int32_t api_info(uly_device *d, uly_info *out) {
     put(out->kernels, sizeof out->kernels, kernels);
     put(out->uuid, sizeof out->uuid, of(d)->uuid);
     size_t free = 0, total = 0;
-    TRY(check(d, cudaMemGetInfo(&free, &total), "asking for the GPU's memory"));
+    TRY(check(d, cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
     out->memory = of(d)->bytes;
     out->free = (int64_t)free;
     out->sm = d->sm;
     out->multiprocessors = d->multiprocessors;
     out->emulated = emulated;
-    return check(d, cudaDriverGetVersion(&out->driver), "asking for the driver's version");
+    return check(d, cudaDriverGetVersion(&out->driver), "cudaDriverGetVersion");
   });
 }

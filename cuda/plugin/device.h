@@ -1,4 +1,5 @@
-// The device as the sources of the plug-in's table see it, and the guards around the table's functions.
+// Device is the plug-in's side of uly_device. This header also declares the guards around the
+// functions of the table.
 #pragma once
 
 #include <exception>
@@ -11,25 +12,25 @@ struct Device : uly_device {
   char name[128] = "";
   char uuid[40] = "";
   int64_t bytes = 0;
-  cudaStream_t setup = nullptr;     // zeroes new allocations
-  std::map<char *, int64_t> memory; // the device's allocations and their bytes
-  const uly_row *pin[ULY_OPS] = {}; // the kernels that ULYSSES_KERNEL names
-  std::string broken;               // the first error after which CUDA fails every call (errors.cu)
+  cudaStream_t setup = nullptr;        // zeroes new allocations
+  std::map<char *, int64_t> memory;    // the device's allocations and their bytes
+  const uly_kernel *pin[ULY_OPS] = {}; // the kernels that ULYSSES_KERNEL names
+  std::string broken;                  // the first error after which CUDA fails every call (errors.cu)
 };
 inline Device *of(uly_device *d) { return static_cast<Device *>(d); }
 
-// enter makes the device's GPU the current one of the calling thread. It fails for an absent GPU and
-// for one whose context is lost.
+// enter makes the device's GPU the current one of the calling thread. It fails for an absent GPU
+// and after an error that destroyed the CUDA context.
 int32_t enter(uly_device *d);
 
-// caught turns exceptions of f into codes: none may cross the C interface.
+// caught calls f and converts exceptions to status codes, because none may cross the C interface.
 template <class F> int32_t caught(uly_device *d, F f) {
   try {
     return f();
   } catch (const std::bad_alloc &) {
-    return fail(d, ULY_OUT_OF_MEMORY, "the plug-in: no host memory");
-  } catch (const std::exception &e) { return fail(d, ULY_INTERNAL, "the plug-in: %s", e.what()); } catch (...) {
-    return fail(d, ULY_INTERNAL, "the plug-in: an unknown exception");
+    return fail(d, ULY_OUT_OF_MEMORY, "CUDA plug-in: out of host memory");
+  } catch (const std::exception &e) { return fail(d, ULY_INTERNAL, "CUDA plug-in: %s", e.what()); } catch (...) {
+    return fail(d, ULY_INTERNAL, "CUDA plug-in: unknown exception");
   }
 }
 
@@ -44,14 +45,14 @@ template <class F> int32_t guarded(uly_device *d, F f) {
 // guarded_or_absent is guarded for functions that also serve an absent GPU.
 template <class F> int32_t guarded_or_absent(uly_device *d, F f) { return d->absent ? caught(d, f) : guarded(d, f); }
 
-// read_pins parses ULYSSES_KERNEL, "operation=row, …", into d->pin.
+// read_pins parses ULYSSES_KERNEL ("operation=kernel,…") into d->pin.
 int32_t read_pins(Device *d);
 
-// allocate allocates device memory of at least one byte; `what` names the use in messages.
+// allocate allocates at least one byte of device memory. `what` names the purpose in messages.
 int32_t allocate(Device *d, int64_t bytes, const char *what, void **out);
 
-// The functions of uly_cuda_api (kernels.h), by file. The functions of guest.h, processes.h, probe.h
-// and libraries.h stand in the table too.
+// The functions of uly_cuda_api (kernels.h), by file. external.h, processes.h, probe.h and
+// libraries.h declare the others.
 // device.cu
 int32_t api_open(const uly_open *how, uly_device **out, char *text, int64_t text_bytes);
 void api_close(uly_device *d);

@@ -1,19 +1,19 @@
-// Errors: the device's error text, CUDA's codes as codes of internal/status, and the errors after which
-// a process can no longer use its GPU.
+// Error handling: the device's message, the conversion of CUDA's codes to codes of internal/status,
+// and the errors after which a process can no longer use its GPU.
 #include <stdarg.h>
 
 #include "device.h"
 
 namespace {
 
-// is_sticky reports errors after which CUDA fails every call of the process: those of which
+// is_sticky reports errors after which every CUDA call of the process fails. For these codes,
 // driver_types.h says that the process must be terminated and relaunched.
 bool is_sticky(cudaError_t e) {
   const int codes[] = {214 /* ECC */,
                        226 /* contained */,
                        700 /* illegal address */,
                        702 /* timeout */,
-                       709 /* no context any more */,
+                       709 /* context destroyed */,
                        710 /* assert */,
                        714 /* hardware stack */,
                        715 /* illegal instruction */,
@@ -39,12 +39,14 @@ std::string formatted(const char *format, va_list args) {
 
 int32_t enter(uly_device *d) {
   if (d->absent)
-    return fail(d, ULY_DEVICE,
-                "this GPU is not there: it answers for the memory and the kernels of operations, and for nothing else");
+    return fail(
+        d, ULY_DEVICE,
+        "absent GPU: only the memory and the kernels of operations can be queried; open a GPU to run operations");
   if (!of(d)->broken.empty())
-    return fail(d, ULY_DEVICE,
-                "the GPU has failed before, and nothing runs on it until the process is started again: %s",
-                of(d)->broken.c_str());
+    return fail(
+        d, ULY_DEVICE,
+        "the GPU failed earlier and this process cannot use it any more; restart the process. The first error was: %s",
+        of(d)->broken.c_str());
   return check(d, cudaSetDevice(d->ordinal), "choosing the GPU");
 }
 
@@ -59,9 +61,9 @@ int32_t fail(uly_device *d, int32_t code, const char *format, ...) {
 int32_t check(uly_device *d, cudaError_t e, const char *what) {
   if (e == cudaSuccess) return ULY_OK;
   std::string text = std::string(what) + ": " + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
-  cudaGetLastError(); // clears it: the caller gets it
+  cudaGetLastError(); // clear the error: the caller reports it
   if (is_sticky(e)) {
-    text += " (of this operation, or of one before it: CUDA_LAUNCH_BLOCKING=1 tells)";
+    text += "  (caused by this or an earlier operation; set CUDA_LAUNCH_BLOCKING=1 to find which)";
     if (of(d)->broken.empty()) of(d)->broken = text;
   }
   return fail(d,

@@ -6,15 +6,15 @@
 int32_t allocate(Device *d, int64_t bytes, const char *what, void **out) {
   *out = nullptr;
   if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "%s: %lld bytes", what, (long long)bytes);
-  size_t n = bytes ? (size_t)bytes : 1; // every buffer has an address
+  size_t n = bytes ? (size_t)bytes : 1; // every buffer needs an address
   cudaError_t e = cudaMalloc(out, n);
   if (e == cudaErrorMemoryAllocation) {
     cudaGetLastError();
     *out = nullptr;
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    return fail(d, ULY_OUT_OF_MEMORY, "%s: %lld bytes do not fit on %s: %lld of its %lld bytes are free", what,
-                (long long)bytes, d->name, (long long)free, (long long)total);
+    return fail(d, ULY_OUT_OF_MEMORY, "%s: out of GPU memory: %lld bytes requested on %s; %lld of %lld bytes are free",
+                what, (long long)bytes, d->name, (long long)free, (long long)total);
   }
   return check(d, e, what);
 }
@@ -42,7 +42,7 @@ int32_t api_free(uly_device *d, void *p) {
   return guarded(d, [&] {
     if (!p) return (int32_t)ULY_OK;
     if (!of(d)->memory.erase(static_cast<char *>(p)))
-      return fail(d, ULY_INVALID_ARGUMENT, "Free: %p is not the start of memory of this device", p);
+      return fail(d, ULY_INVALID_ARGUMENT, "Free: %p is not the start of an allocation of this device", p);
     return check(d, cudaFree(p), "Free");
   });
 }
@@ -56,11 +56,11 @@ int32_t api_alloc_host(uly_device *d, int64_t bytes, void **out) {
     if (e == cudaErrorMemoryAllocation) {
       cudaGetLastError();
       return fail(d, ULY_OUT_OF_MEMORY,
-                  "pinned memory: the host does not give %lld bytes (ulimit -l, or the job's memory limit)",
+                  "pinned memory: the host cannot pin %lld bytes; raise ulimit -l or the job's memory limit",
                   (long long)bytes);
     }
     TRY(check(d, e, "pinned memory"));
-    memset(*out, 0, n); // what was freed before comes back as it was
+    memset(*out, 0, n); // the CUDA runtime may return memory with old content
     return (int32_t)ULY_OK;
   });
 }

@@ -1,4 +1,5 @@
-// Operations: their names, the kernels that are registered for each, and the choice between them.
+// The operations: their names, the kernels that are registered for each, and the choice of a
+// kernel.
 #include <string.h>
 
 #include <vector>
@@ -15,48 +16,49 @@ struct Operation {
 const Operation operations[ULY_OPS] = {ULY_ALL_OPERATIONS(OPERATION)};
 #undef OPERATION
 
-// rows_for returns the rows of an operation in the order in which they are tried.
-std::vector<uly_row> &rows_for(int32_t op) {
-  static std::vector<uly_row> rows[ULY_OPS]; // made by the first RegisterRows, before main
-  return rows[op];
+// kernels_for returns the kernels of an operation in the order in which they are tried.
+std::vector<uly_kernel> &kernels_for(int32_t op) {
+  // constructed by the first RegisterKernels, before main
+  static std::vector<uly_kernel> kernels[ULY_OPS];
+  return kernels[op];
 }
 
-std::string row_names(int32_t op) {
+std::string kernel_names(int32_t op) {
   std::string s;
-  for (const uly_row &r : rows_for(op)) s += (s.empty() ? "" : ", ") + std::string(r.name);
+  for (const uly_kernel &r : kernels_for(op)) s += (s.empty() ? "" : ", ") + std::string(r.name);
   return s;
 }
 
-// choose finds the row that serves; null: none does.
-const uly_row *choose(Device *d, int32_t op, const void *args) {
-  if (const uly_row *pin = d->pin[op]) return !pin->fits || pin->fits(d, args) ? pin : nullptr;
-  for (const uly_row &r : rows_for(op))
-    if (!r.fits || r.fits(d, args)) return &r;
+// choose returns the kernel that runs a call; NULL if no kernel supports it.
+const uly_kernel *choose(Device *d, int32_t op, const void *args) {
+  if (const uly_kernel *pin = d->pin[op]) return !pin->supports || pin->supports(d, args) ? pin : nullptr;
+  for (const uly_kernel &r : kernels_for(op))
+    if (!r.supports || r.supports(d, args)) return &r;
   return nullptr;
 }
 
-// unserved is the error of an operation that no row serves; the device's text is what the rows said
-// of it.
+// unserved returns the error of a call that no kernel supports. The device's message has the
+// reasons that the kernels gave.
 int32_t unserved(Device *d, int32_t op) {
   const std::string why = d->text.empty() ? "" : ": " + d->text;
   if (d->pin[op])
     return fail(d, ULY_UNSUPPORTED,
-                "%s: the row '%s' that ULYSSES_KERNEL names does not serve these arguments%s; rows are %s",
-                operations[op].name, d->pin[op]->name, why.c_str(), row_names(op).c_str());
-  return fail(d, ULY_UNSUPPORTED, "%s: no kernel serves these arguments%s; rows are %s", operations[op].name,
-              why.c_str(), row_names(op).c_str());
+                "%s: the kernel '%s', which ULYSSES_KERNEL selects, does not support this call%s; kernels are %s",
+                operations[op].name, d->pin[op]->name, why.c_str(), kernel_names(op).c_str());
+  return fail(d, ULY_UNSUPPORTED, "%s: no kernel supports this call%s; kernels are %s", operations[op].name,
+              why.c_str(), kernel_names(op).c_str());
 }
 
 } // namespace
 
-RegisterRows::RegisterRows(std::initializer_list<uly_row> rows, bool first) {
-  for (const uly_row &r : rows) {
-    std::vector<uly_row> &all = rows_for(r.op);
+RegisterKernels::RegisterKernels(std::initializer_list<uly_kernel> kernels, bool first) {
+  for (const uly_kernel &r : kernels) {
+    std::vector<uly_kernel> &all = kernels_for(r.op);
     all.insert(first ? all.begin() : all.end(), r);
   }
 }
 
-// read_pins parses ULYSSES_KERNEL: operation=row, …
+// read_pins parses ULYSSES_KERNEL: operation=kernel,…
 int32_t read_pins(Device *d) {
   size_t at = 0;
   while (at < d->pins.size()) {
@@ -66,7 +68,7 @@ int32_t read_pins(Device *d) {
     at = end + 1;
     if (pin.empty()) continue;
     size_t is = pin.find('=');
-    std::string name = pin.substr(0, is), row = is == std::string::npos ? "" : pin.substr(is + 1), names;
+    std::string name = pin.substr(0, is), kernel = is == std::string::npos ? "" : pin.substr(is + 1), names;
     int32_t op = -1;
     for (int32_t i = 0; i < ULY_OPS; i++) {
       if (name == operations[i].name) op = i;
@@ -74,13 +76,13 @@ int32_t read_pins(Device *d) {
     }
     if (op < 0)
       return fail(d, ULY_INVALID_ARGUMENT,
-                  "ULYSSES_KERNEL: '%s' names no operation (say operation=row); operations are %s", pin.c_str(),
-                  names.c_str());
-    for (const uly_row &r : rows_for(op))
-      if (row == r.name) d->pin[op] = &r;
+                  "ULYSSES_KERNEL: '%s' names no operation; use operation=kernel with one of the operations %s",
+                  pin.c_str(), names.c_str());
+    for (const uly_kernel &r : kernels_for(op))
+      if (kernel == r.name) d->pin[op] = &r;
     if (!d->pin[op])
-      return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: %s has no row '%s'; it has %s", name.c_str(), row.c_str(),
-                  row_names(op).c_str());
+      return fail(d, ULY_INVALID_ARGUMENT, "ULYSSES_KERNEL: %s has no kernel '%s'; its kernels are %s", name.c_str(),
+                  kernel.c_str(), kernel_names(op).c_str());
   }
   return ULY_OK;
 }
@@ -90,13 +92,14 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
     if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
     const Operation &o = operations[op];
     if (s->wrapped)
-      return fail(d, ULY_INVALID_ARGUMENT, "%s: on a stream of the program's own, which is for order alone", o.name);
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: the stream belongs to the host program and cannot run operations",
+                  o.name);
     if (args_bytes != o.bytes)
-      return fail(d, ULY_INVALID_ARGUMENT, "%s: arguments of %lld bytes, not %lld", o.name, (long long)args_bytes,
+      return fail(d, ULY_INVALID_ARGUMENT, "%s: the arguments have %lld bytes, not %lld", o.name, (long long)args_bytes,
                   (long long)o.bytes);
     d->text.clear();
-    const uly_row *row = choose(of(d), op, args);
-    return row ? row->run(d, s, args) : unserved(of(d), op);
+    const uly_kernel *kernel = choose(of(d), op, args);
+    return kernel ? kernel->run(d, s, args) : unserved(of(d), op);
   });
 }
 
@@ -119,9 +122,9 @@ int32_t api_kernel_of(uly_device *d, int32_t op, const void *args, const char **
     *name = "";
     if (op < 0 || op >= ULY_OPS) return fail(d, ULY_INVALID_ARGUMENT, "operation %d does not exist", op);
     d->text.clear();
-    const uly_row *row = choose(of(d), op, args);
-    if (!row) return unserved(of(d), op);
-    *name = row->name;
+    const uly_kernel *kernel = choose(of(d), op, args);
+    if (!kernel) return unserved(of(d), op);
+    *name = kernel->name;
     return (int32_t)ULY_OK;
   });
 }

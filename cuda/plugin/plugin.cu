@@ -1,18 +1,19 @@
-// The table of the plug-in (uly_cuda_api in kernels.h) and the one symbol that it exports.
+// The plug-in's function table (uly_cuda_api in kernels.h) and its only exported symbol.
 #include "device.h"
-#include "guest.h"
+#include "external.h"
 #include "libraries/libraries.h"
 #include "probe.h"
 #include "processes.h"
 
 namespace {
 
-// forwarded guards a function of another file.
+// forwarded wraps a function of another file in guarded (device.h).
 template <auto function, class... A> int32_t forwarded(uly_device *d, A... a) {
   return guarded(d, [&] { return function(d, a...); });
 }
 
-// Any thread may abort and ask, while another is in a call: the device's text is not for it.
+// nccl_abort and nccl_error may run on another thread during a call. Therefore they do not write
+// the device's message.
 int32_t api_nccl_abort(uly_device *d, uly_nccl *n) {
   try {
     cudaSetDevice(d->ordinal);
@@ -70,7 +71,7 @@ const uly_cuda_api table = {
     forwarded<nccl_broadcast>,
     forwarded<nccl_send_recv>,
     forwarded<stream_wrap>,
-    forwarded<place_of>,
+    forwarded<memory_kind>,
     thread_context,
     thread_context_set,
 };

@@ -1,4 +1,5 @@
-// probe: which GPUs and which of NVIDIA's libraries this process has, and what to do about missing ones.
+// probe: the GPUs and the libraries of NVIDIA that this process can use, and how to install missing
+// libraries.
 #include "probe.h"
 
 #include <dlfcn.h>
@@ -7,8 +8,8 @@
 
 #include "libraries/libraries.h"
 
-// count_gpus returns how many GPUs there are, or 0 and why. The driver's library is looked for
-// first: without it, the runtime speaks of a driver that is too old.
+// The driver's library is opened first. Without it, the CUDA runtime would report a driver that is
+// too old.
 int count_gpus(std::string *why) {
   if (!emulated) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
@@ -29,15 +30,14 @@ int count_gpus(std::string *why) {
     cudaDriverGetVersion(&have);
     cudaRuntimeGetVersion(&need);
     char text[256];
-    snprintf(
-        text, sizeof text,
-        "the CUDA driver is too old: it serves CUDA %d.%d, and the plug-in needs %d.%d; install driver 580 or newer",
-        have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
+    snprintf(text, sizeof text,
+             "the CUDA driver is too old: it supports CUDA %d.%d, the plug-in needs %d.%d; install driver 580 or newer",
+             have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
     *why = text;
   } else if (e == cudaErrorNoDevice || e == cudaSuccess) {
     *why = "no GPU is visible to this process";
     if (visible) *why += std::string(": CUDA_VISIBLE_DEVICES is '") + visible + "'";
-    else *why += ": ask the scheduler for one (srun --gpus-per-task=1), or start the container with GPUs";
+    else *why += ": request one from the scheduler (srun --gpus-per-task=1), or start the container with GPUs";
   } else {
     *why = std::string("the CUDA driver does not start: ") + cudaGetErrorName(e) + ": " + cudaGetErrorString(e);
   }
@@ -46,18 +46,19 @@ int count_gpus(std::string *why) {
 
 namespace {
 
-// A library and what is lost without it, in the order of enum library.
+// The effect of each missing library, in the order of enum library.
 struct Library {
-  const char *name, *costs;
+  const char *name, *effect;
 };
 const Library libraries[ULY_LIBRARIES] = {
     {"CUDA driver", "no GPU can be used"},
-    {"cuBLASLt", "matrix products run on a plain kernel, many times slower"},
+    {"cuBLASLt", "matrix products use a plain kernel and are many times slower"},
     {"cuDNN",
-     "attention in BF16 runs on kernels of our own, slower, and many times slower where head sizes are not multiples "
+     "attention in BF16 uses the plug-in's own kernels and is slower, many times slower if head sizes are not "
+     "multiples "
      "of 16"},
-    {"NVRTC", "cuDNN, which needs it, cannot be used for attention"},
-    {"NCCL", "GPUs exchange over CUDA IPC, or through host memory between nodes"},
+    {"NVRTC", "attention cannot use cuDNN, which needs NVRTC"},
+    {"NCCL", "GPUs communicate through CUDA IPC, or between nodes through host memory"},
 };
 
 } // namespace
@@ -66,15 +67,15 @@ static void probe_libraries(uly_probe *out) {
   for (int i = 0; i < ULY_LIBRARIES; i++) {
     uly_library &l = out->library[i];
     put(l.name, sizeof l.name, libraries[i].name);
-    l.found[0] = l.costs[0] = l.remedy[0] = 0;
+    l.found[0] = l.effect[0] = l.fix[0] = 0;
     const library which = static_cast<library>(i);
     l.ok = library_open(which);
     if (l.ok) {
       put(l.found, sizeof l.found, library_version(which) + ", " + library_path(which));
     } else {
       put(l.found, sizeof l.found, library_reason(which));
-      put(l.costs, sizeof l.costs, libraries[i].costs);
-      put(l.remedy, sizeof l.remedy, library_remedy(which));
+      put(l.effect, sizeof l.effect, libraries[i].effect);
+      put(l.fix, sizeof l.fix, library_fix(which));
     }
   }
 }
@@ -99,7 +100,7 @@ int32_t probe(uly_probe *out) {
     probe_libraries(out);
     return ULY_OK;
   } catch (...) {
-    put(out->text, sizeof out->text, "looking for GPUs: no host memory");
+    put(out->text, sizeof out->text, "looking for GPUs: out of host memory");
     return ULY_INTERNAL;
   }
 }

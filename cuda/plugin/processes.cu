@@ -1,5 +1,5 @@
-// What processes on one machine share by CUDA IPC: whole allocations, and events. The protocol
-// between them is cuda/ipc.go's.
+// CUDA IPC: processes on one machine share whole allocations and events. cuda/ipc.go has the
+// protocol between them.
 #include "processes.h"
 
 #include <string.h>
@@ -7,24 +7,23 @@
 #include "libraries/libraries.h"
 
 static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE,
-              "handles go between processes as they are");
+              "CUDA's handles are sent to other processes unchanged");
 
 int32_t memory_handle(uly_device *d, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes) {
   char *base = nullptr;
   const bool own = allocation(d, p, &base, bytes);
   if (!own && !memory_range(p, &base, bytes))
-    return fail(d, ULY_INVALID_ARGUMENT, "a handle of memory: %p is not in memory of this device", p);
+    return fail(d, ULY_INVALID_ARGUMENT, "memory handle: %p is not in memory of this device", p);
   cudaIpcMemHandle_t h;
   const cudaError_t e = cudaIpcGetMemHandle(&h, base);
   if (!own && e == cudaErrorInvalidValue) {
     cudaGetLastError();
     return fail(d, ULY_UNSUPPORTED,
-                "a handle of memory: %p is of an allocator whose memory other processes cannot map (a pool, or "
-                "expandable segments): use memory of "
-                "cudaMalloc, or another way than ipc",
+                "memory handle: other processes cannot map the memory at %p, which belongs to a pool or to expandable "
+                "segments; use memory of cudaMalloc, or another transport than ipc",
                 p);
   }
-  TRY(check(d, e, "a handle of memory"));
+  TRY(check(d, e, "cudaIpcGetMemHandle"));
   memcpy(handle, &h, sizeof h);
   *offset = static_cast<const char *>(p) - base;
   return ULY_OK;
@@ -43,7 +42,7 @@ int32_t memory_close(uly_device *d, void *p) {
 
 int32_t event_handle(uly_device *d, uly_event *e, char handle[ULY_HANDLE]) {
   cudaIpcEventHandle_t h;
-  TRY(check(d, cudaIpcGetEventHandle(&h, e->e), "a handle of an event"));
+  TRY(check(d, cudaIpcGetEventHandle(&h, e->e), "cudaIpcGetEventHandle"));
   memcpy(handle, &h, sizeof h);
   return ULY_OK;
 }

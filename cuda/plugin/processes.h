@@ -1,9 +1,9 @@
-// Memory and events that other processes map and open: see processes.cu.
+// Sharing memory and events with other processes (processes.cu).
 #pragma once
 
 #include "plugin.h"
 
-// The rows of kernels.h.
+// Functions of uly_cuda_api (kernels.h).
 int32_t memory_handle(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes);
 int32_t memory_open(uly_device *, const char handle[ULY_HANDLE], void **out);
 int32_t memory_close(uly_device *, void *p);

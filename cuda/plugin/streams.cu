@@ -43,7 +43,7 @@ int32_t api_stream_destroy(uly_device *d, uly_stream *s) {
 int32_t api_stream_sync(uly_device *d, uly_stream *s) {
   return guarded(d, [&] {
     TRY(check(d, cudaStreamSynchronize(s->s), "Sync"));
-    return s->wrapped ? (int32_t)ULY_OK : found(d, s->fault);
+    return s->wrapped ? (int32_t)ULY_OK : fault_error(d, s->fault);
   });
 }
 
@@ -55,7 +55,7 @@ static int32_t is_done(uly_device *d, cudaError_t e, int32_t *done, const char *
 }
 
 int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done) {
-  return guarded(d, [&] { return is_done(d, cudaStreamQuery(s->s), done, "asking a stream"); });
+  return guarded(d, [&] { return is_done(d, cudaStreamQuery(s->s), done, "cudaStreamQuery"); });
 }
 
 int32_t api_stream_wait(uly_device *d, uly_stream *s, uly_event *e) {
@@ -89,8 +89,8 @@ int32_t api_event_record(uly_device *d, uly_event *e, uly_stream *s) {
   return guarded(d, [&] { return check(d, cudaEventRecord(e->e, s->s), "Record"); });
 }
 int32_t api_event_sync(uly_device *d, uly_event *e) {
-  return guarded(d, [&] { return check(d, cudaEventSynchronize(e->e), "waiting for an event"); });
+  return guarded(d, [&] { return check(d, cudaEventSynchronize(e->e), "cudaEventSynchronize"); });
 }
 int32_t api_event_query(uly_device *d, uly_event *e, int32_t *done) {
-  return guarded(d, [&] { return is_done(d, cudaEventQuery(e->e), done, "asking an event"); });
+  return guarded(d, [&] { return is_done(d, cudaEventQuery(e->e), done, "cudaEventQuery"); });
 }

@@ -49,7 +49,7 @@ func gpus() []finding {
 		list = append(list, f)
 	}
 	for _, l := range found.Libraries {
-		list = append(list, finding{l.Name, l.Found, l.Costs, l.Remedy})
+		list = append(list, finding{l.Name, l.Found, l.Effect, l.Fix})
 	}
 	return list
 }

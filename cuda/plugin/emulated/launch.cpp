@@ -36,13 +36,13 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
   for (int i = 0; i < n; i++)
     if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
       last(cudaErrorInvalidDevicePointer,
-           format("kernel %s (%s:%d) is started with a pointer to host memory, which no GPU reaches", kernel.name,
+           format("kernel %s (%s:%d) is check_launch with a pointer to host memory, which no GPU reaches", kernel.name,
                   kernel.file, kernel.line));
       return;
     }
   if (!why.empty()) {
     last(cudaErrorInvalidConfiguration,
-         format("kernel %s (%s:%d) is started with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
+         format("kernel %s (%s:%d) is check_launch with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
     return;
   }
   if (s->failure) {

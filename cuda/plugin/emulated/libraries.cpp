@@ -5,7 +5,7 @@
 bool library_open(library) { return false; }
 std::string library_reason(library) { return "not used: this plug-in emulates a GPU"; }
 std::string library_path(library) { return ""; }
-std::string library_remedy(library) { return "none: it is for tests"; }
+std::string library_fix(library) { return "none: it is for tests"; }
 std::string library_version(library) { return ""; }
 void libraries_close(uly_device *) {}
 

@@ -1,5 +1,6 @@
-// The GPU build's side of ULY_CUDA_HEADER (build.h): CUDA's headers, LAUNCH and SHARED, and functions over PTX
-// instructions. emulated/cuda.h and emulated/instructions.h have the same names in plain C++.
+// ULY_CUDA_HEADER (build.h) of the GPU build: CUDA's headers, LAUNCH and SHARED, and the functions
+// of instructions.h. emulated/cuda.h and emulated/instructions.h define the same names in plain
+// C++.
 #pragma once
 
 #include <cuda_bf16.h>

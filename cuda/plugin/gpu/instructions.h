@@ -1,4 +1,4 @@
-// Functions over single PTX instructions that CUDA C++ has no name for (PTX ISA 8.7).
+// Functions for single PTX instructions that CUDA C++ has no intrinsic for (PTX ISA 8.7).
 // emulated/instructions.h has the same functions in plain C++.
 #pragma once
 
@@ -16,11 +16,11 @@ __device__ __forceinline__ float exp2_approx(float x) {
 }
 
 // Copies issues a thread's asynchronous copies from global to shared memory (cp.async). Copies form
-// groups that complete in order. After wait a thread sees its own copies; the other threads see them
-// after a barrier.
+// groups that complete in order. After wait, a thread sees its own copies. Other threads see them
+// after the next barrier.
 class Copies {
  public:
-  // copy copies N floats, 4 or 1, or writes N zeros and reads nothing where `present` is false.
+  // copy copies N floats (N is 4 or 1). If `present` is false, it writes N zeros and reads nothing.
   template <int N> __device__ __forceinline__ void copy(float *to, const float *from, bool present) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(to), bytes = present ? 4 * N : 0;
     if (N == 4)
@@ -35,8 +35,8 @@ class Copies {
   }
 };
 
-// ldmatrix loads four matrices of 8 x 8 16-bit elements from shared memory, one register each. Lane l
-// supplies the address of row l % 8 of matrix l / 8.
+// ldmatrix loads four matrices of 8 x 8 16-bit elements from shared memory, one register each. Lane
+// l supplies the address of row l % 8 of matrix l / 8.
 template <bool TRANSPOSED> __device__ __forceinline__ void ldmatrix(uint32_t (&r)[4], uint32_t address) {
   if (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

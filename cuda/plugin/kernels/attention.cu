@@ -145,7 +145,7 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &k
     kernels.configured[index].fetch_or(gpu);
   }
   LAUNCH(kernels.of_size[index], (unsigned)least(work, GRID_LIMIT), kernels.threads, (size_t)shared, s, call);
-  return started(d, what);
+  return check_launch(d, what);
 }
 
 static int32_t forward(uly_device *d, uly_stream *s, const void *args, Row row) {
@@ -177,10 +177,10 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row)
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
     LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
            ATTENTION_MMA_THREADS, 0, s, c);
-    TRY(started(d, op));
+    TRY(check_launch(d, op));
   } else if (rows > 0) {
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
-    TRY(started(d, op));
+    TRY(check_launch(d, op));
   }
   TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.index, shared, keys, c));
   if (row == MMA && attention_mma_dv_kernels[tiles.index])
@@ -243,7 +243,7 @@ static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, 
 static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
 
 // mma: tensor cores, BF16. own: F32 and BF16. small: the same for GPUs with less shared memory.
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},

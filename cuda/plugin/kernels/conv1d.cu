@@ -343,7 +343,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) forward_of<float>(s, a);
   else forward_of<bf16>(s, a);
-  return started(d, "cuda.Conv1dForward");
+  return check_launch(d, "cuda.Conv1dForward");
 }
 
 // Launches for a group of channels, on one set of documents.
@@ -407,12 +407,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || n == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);
   else backward_of<bf16>(s, a);
-  return started(d, "cuda.Conv1dBackward");
+  return check_launch(d, "cuda.Conv1dBackward");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_CONV1D_FORWARD, "own", forward},
     {ULY_OP_CONV1D_BACKWARD, "own", backward},
 });

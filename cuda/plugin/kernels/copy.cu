@@ -174,7 +174,7 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
       char *origin = s->scratch - at * size; // where element 0 would be
       start(s, p, a->src.dtype, a->dst.dtype, at, n, to_device ? there.data : origin, to_device ? origin : there.data);
     }
-    TRY(started(d, "cuda.Copy"));
+    TRY(check_launch(d, "cuda.Copy"));
     if (!to_device)
       TRY(check(d, cudaMemcpyAsync(mine, s->scratch, n * size, cudaMemcpyDeviceToHost, s->s), "cuda.Copy"));
   }
@@ -214,9 +214,9 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
   if (to_device || to_host) return staged(d, s, a, to_device);
   const uly_tensor *operands[] = {&dst, &src};
   start(s, plane_of(operands, 2, 0), src.dtype, dst.dtype, 0, n, dst.data, src.data);
-  return started(d, "cuda.Copy");
+  return check_launch(d, "cuda.Copy");
 }
 
 } // namespace
 
-static const RegisterRows registered({{ULY_OP_COPY, "own", copy}});
+static const RegisterKernels registered({{ULY_OP_COPY, "own", copy}});

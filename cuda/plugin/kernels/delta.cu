@@ -85,7 +85,7 @@ int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bo
     kernel.configured[bf16].fetch_or(gpu);
   }
   LAUNCH(kernel.of[bf16], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
-  return started(d, what);
+  return check_launch(d, what);
 }
 
 // pass_on copies states through documents without tokens, which the kernels do not get: to[i] of
@@ -295,7 +295,7 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   return ULY_OK;
 }
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_GATED_DELTA_FORWARD, "own", forward},
     {ULY_OP_GATED_DELTA_BACKWARD, "own", backward},
     {ULY_OP_DELTA_STATE, "own", state},

@@ -69,11 +69,11 @@ int32_t fold(uly_device *d, uly_stream *s, const void *args) {
             a->transpose != 0};
   f.down = ceil_div(f.k, EDGE), f.across = ceil_div(f.n, EDGE);
   LAUNCH(delta_fold, blocks_for(f.heads * f.down * f.across, 1), BLOCK, 0, s, f);
-  return started(d, "cuda.DeltaFold");
+  return check_launch(d, "cuda.DeltaFold");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_DELTA_FOLD, "own", fold},
 });

@@ -64,7 +64,7 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
     case 8: start_fill<uint2>(s, units, dst->data, value.bytes); break;
     default: start_fill<uint4>(s, units, dst->data, value.bytes); break;
   }
-  return started(d, "cuda.Fill");
+  return check_launch(d, "cuda.Fill");
 }
 
 // dst, a, b. dst may be a or b.
@@ -82,7 +82,7 @@ int32_t add(uly_device *d, uly_stream *s, const void *args) {
   c.rows("b", a->b, type, Shape(a->dst));
   if (c.failed() || elements(a->dst) == 0) return c.code;
   launch_elementwise<Add>(s, type, {&a->dst, &a->a, &a->b});
-  return started(d, "cuda.Add");
+  return check_launch(d, "cuda.Add");
 }
 
 template <typename T> __global__ void __launch_bounds__(BLOCK) scale_flat(T *x, int64_t n, float f, bool aligned) {
@@ -111,12 +111,12 @@ int32_t scale(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) scale_of<float>(s, a);
   else scale_of<bf16>(s, a);
-  return started(d, "cuda.Scale");
+  return check_launch(d, "cuda.Scale");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_FILL, "own", fill},
     {ULY_OP_ADD, "own", add},
     {ULY_OP_SCALE, "own", scale},

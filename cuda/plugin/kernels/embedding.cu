@@ -50,7 +50,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   if (wide) start_rows<uint4>(s, &a, k);
   else if (type == ULY_F32) start_rows<uint32_t>(s, &a, 1);
   else start_rows<uint16_t>(s, &a, 1);
-  return started(d, "cuda.EmbeddingForward");
+  return check_launch(d, "cuda.EmbeddingForward");
 }
 
 template <typename T> struct Gradient {
@@ -165,12 +165,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   one_row(a.dtable), one_row(a.dy);
   if (type == ULY_F32) backward_of<float>(s, &a);
   else backward_of<bf16>(s, &a);
-  return started(d, "cuda.EmbeddingBackward");
+  return check_launch(d, "cuda.EmbeddingBackward");
 }
 
 } // namespace
 
-int32_t found(uly_device *d, uly_fault *fault) {
+int32_t fault_error(uly_device *d, uly_fault *fault) {
   if (fault == nullptr || fault->op == 0) return ULY_OK;
   const uly_fault f = *fault;
   fault->op = 0;
@@ -184,7 +184,7 @@ int32_t found(uly_device *d, uly_fault *fault) {
               f.op == 1 + ULY_OP_EMBEDDING_FORWARD ? "EmbeddingForward" : "EmbeddingBackward", f.id, (long long)f.at);
 }
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_EMBEDDING_FORWARD, "own", forward},
     {ULY_OP_EMBEDDING_BACKWARD, "own", backward},
 });

@@ -270,7 +270,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) forward_of<float>(s, a);
   else forward_of<bf16>(s, a);
-  return started(d, "cuda.GatedRMSNormForward");
+  return check_launch(d, "cuda.GatedRMSNormForward");
 }
 
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
@@ -284,12 +284,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);
   else backward_of<bf16>(s, a);
-  return started(d, "cuda.GatedRMSNormBackward");
+  return check_launch(d, "cuda.GatedRMSNormBackward");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_GATED_RMSNORM_FORWARD, "own", forward},
     {ULY_OP_GATED_RMSNORM_BACKWARD, "own", backward},
 });

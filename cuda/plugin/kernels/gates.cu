@@ -146,7 +146,7 @@ int32_t delta_forward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->a) == 0) return c.code;
   if (type == ULY_F32) gates_forward_of<float>(s, a);
   else gates_forward_of<bf16>(s, a);
-  return started(d, "cuda.DeltaGatesForward");
+  return check_launch(d, "cuda.DeltaGatesForward");
 }
 
 int32_t delta_backward(uly_device *d, uly_stream *s, const void *args) {
@@ -162,7 +162,7 @@ int32_t delta_backward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->a) == 0) return c.code;
   if (type == ULY_F32) gates_backward_of<float>(s, a);
   else gates_backward_of<bf16>(s, a);
-  return started(d, "cuda.DeltaGatesBackward");
+  return check_launch(d, "cuda.DeltaGatesBackward");
 }
 
 // y, x, gate
@@ -196,7 +196,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("y", a->y, type, Shape(a->x));
   if (c.failed() || elements(a->x) == 0) return c.code;
   launch_elementwise<SigmoidForward>(s, type, {&a->y, &a->x, &a->gate});
-  return started(d, "cuda.SigmoidGateForward");
+  return check_launch(d, "cuda.SigmoidGateForward");
 }
 
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
@@ -211,12 +211,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dgate", a->dgate, type, Shape(a->x));
   if (c.failed() || elements(a->x) == 0) return c.code;
   launch_elementwise<SigmoidBackward>(s, type, {&a->dx, &a->dgate, &a->x, &a->gate, &a->dy});
-  return started(d, "cuda.SigmoidGateBackward");
+  return check_launch(d, "cuda.SigmoidGateBackward");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_DELTA_GATES_FORWARD, "own", delta_forward},
     {ULY_OP_DELTA_GATES_BACKWARD, "own", delta_backward},
     {ULY_OP_SIGMOID_GATE_FORWARD, "own", forward},

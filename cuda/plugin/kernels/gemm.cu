@@ -115,11 +115,11 @@ int32_t naive(uly_device *d, uly_stream *s, const void *args) {
   } else {
     LAUNCH((naive_gemm<bf16, bf16>), blocks, THREADS, 0, s, n);
   }
-  return started(d, "Gemm");
+  return check_launch(d, "Gemm");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_GEMM, "naive", naive},
 });

@@ -127,9 +127,9 @@ int32_t loss(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || a->logits.shape[0] == 0) return c.code;
   if (a->dlogits.dtype == ULY_BF16) start_loss<bf16>(s, a);
   else start_loss<float>(s, a);
-  return started(d, "cuda.CrossEntropy");
+  return check_launch(d, "cuda.CrossEntropy");
 }
 
 } // namespace
 
-static const RegisterRows registered({{ULY_OP_CROSS_ENTROPY, "own", loss}});
+static const RegisterKernels registered({{ULY_OP_CROSS_ENTROPY, "own", loss}});

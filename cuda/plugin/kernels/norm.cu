@@ -294,7 +294,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) forward_of<float>(s, a);
   else forward_of<bf16>(s, a);
-  return started(d, "cuda.RMSNormForward");
+  return check_launch(d, "cuda.RMSNormForward");
 }
 
 // start_backward gives each group some rows of a part, so that its partial sums are few beside
@@ -348,12 +348,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);
   else backward_of<bf16>(s, a);
-  return started(d, "cuda.RMSNormBackward");
+  return check_launch(d, "cuda.RMSNormBackward");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_RMSNORM_FORWARD, "own", forward},
     {ULY_OP_RMSNORM_BACKWARD, "own", backward},
 });

@@ -136,7 +136,7 @@ int32_t adamw(uly_device *d, uly_stream *s, const void *args) {
                      (float)(1 - a->lr * a->weight_decay),
                      false};
   start_update(s, rule, flat, elements(a->w), a->decay);
-  return started(d, "cuda.AdamW");
+  return check_launch(d, "cuda.AdamW");
 }
 
 int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
@@ -151,12 +151,12 @@ int32_t sgd(uly_device *d, uly_stream *s, const void *args) {
                      (float)(1 - a->lr * a->weight_decay),
                      false};
   start_update(s, SGD{(float)(a->lr * a->grad_scale)}, flat, elements(a->w), a->decay);
-  return started(d, "cuda.SGD");
+  return check_launch(d, "cuda.SGD");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_ADAMW, "own", adamw},
     {ULY_OP_SGD, "own", sgd},
 });

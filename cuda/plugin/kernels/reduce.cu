@@ -35,7 +35,7 @@ int32_t column_sum(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) column_sum_of<float>(s, a);
   else column_sum_of<bf16>(s, a);
-  return started(d, "cuda.ColumnSum");
+  return check_launch(d, "cuda.ColumnSum");
 }
 
 // sum_part writes the sum of block b's `piece` elements of x to partial[b]. The thread and the partial
@@ -80,7 +80,7 @@ int32_t sum_of(uly_device *d, uly_stream *s, const uly_sum *a, const char *op, b
     else LAUNCH(sum_part<false>, (unsigned)parts, BLOCK, 0, s, x, n, piece, aligned, partial);
   }
   LAUNCH(sum_fold, 1, BLOCK, 0, s, partial, parts, (double *)a->out.data, squares);
-  return started(d, squares ? "cuda.SumSquares" : "cuda.Sum");
+  return check_launch(d, squares ? "cuda.SumSquares" : "cuda.Sum");
 }
 
 int32_t sum(uly_device *d, uly_stream *s, const void *args) {
@@ -178,12 +178,12 @@ int32_t rank_sum(uly_device *d, uly_stream *s, const void *args) {
     default:
       return fail(d, ULY_UNSUPPORTED, "cuda.RankSum: %s: sums are of F32, BF16, F64, I32 and I64", name_of(a->dtype));
   }
-  return started(d, "cuda.RankSum");
+  return check_launch(d, "cuda.RankSum");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_COLUMN_SUM, "own", column_sum},
     {ULY_OP_SUM, "own", sum},
     {ULY_OP_SUM_SQUARES, "own", sum_squares},

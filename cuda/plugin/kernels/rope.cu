@@ -35,7 +35,7 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   LAUNCH(rope_table, blocks_for(n, BLOCK), BLOCK, 0, s, (const int32_t *)a->positions.data, (const float *)a->freq.data,
          (float *)a->cos.data, (float *)a->sin.data, n, half, Divider(half), is_narrow(n),
          a->scale == 0 ? 1.0 : a->scale);
-  return started(d, "cuda.RopeTable");
+  return check_launch(d, "cuda.RopeTable");
 }
 
 template <typename T> struct RopeArgs {
@@ -189,12 +189,12 @@ int32_t rope(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a->x) == 0) return c.code;
   if (type == ULY_F32) rope_of<float>(s, a);
   else rope_of<bf16>(s, a);
-  return started(d, "cuda.Rope");
+  return check_launch(d, "cuda.Rope");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_ROPE_TABLE, "own", table},
     {ULY_OP_ROPE, "own", rope},
 });

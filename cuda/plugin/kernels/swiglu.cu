@@ -40,7 +40,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("y", a.y, type, Shape(a.gate));
   if (c.failed() || elements(a.gate) == 0) return c.code;
   launch_elementwise<SwiGLUForward>(s, type, {&a.y, &a.gate, &a.up});
-  return started(d, "cuda.SwiGLUForward");
+  return check_launch(d, "cuda.SwiGLUForward");
 }
 
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
@@ -55,12 +55,12 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   if (c.failed() || elements(a.gate) == 0) return c.code;
   if (a.restore) launch_elementwise<SwiGLUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
   else launch_elementwise<SwiGLUBackward>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
-  return started(d, "cuda.SwiGLUBackward");
+  return check_launch(d, "cuda.SwiGLUBackward");
 }
 
 } // namespace
 
-static const RegisterRows registered({
+static const RegisterKernels registered({
     {ULY_OP_SWIGLU_FORWARD, "own", forward},
     {ULY_OP_SWIGLU_BACKWARD, "own", backward},
 });

@@ -35,7 +35,7 @@ class Tables {
   void send() {
     if (e.n > 0 && code == ULY_OK) {
       LAUNCH(tables_put, 1, 256, 0, s, e);
-      code = started(d, what);
+      code = check_launch(d, what);
     }
     e.n = 0;
   }

@@ -1,6 +1,6 @@
-// Looks for NVIDIA's libraries at run time: what a variable names, else what a host program has in
-// memory already, ULYSSES_NVIDIA_ROOT (a site-packages/nvidia), the packages of an active virtual
-// environment, the system's loader, CUDA's usual folder.
+// Opens NVIDIA's libraries at run time. The search order is: the file that a variable names; a
+// library that the host program has already loaded; ULYSSES_NVIDIA_ROOT (a site-packages/nvidia);
+// the packages of the active virtual environment; the system's loader; CUDA's usual folder.
 #include "dl.h"
 
 #include <dlfcn.h>
@@ -13,43 +13,44 @@
 
 namespace {
 
-struct place {
+struct location {
   const char *variable, *file, *folder; // folder: below site-packages/nvidia
   int flags;
-  const char *version; // a function that tells it
-  const char *remedy;
-  size_t least; // the oldest that serves, as that function counts; 0 = any that has the functions
+  const char *version; // the library's function that returns its version
+  const char *fix;
+  size_t minimum; // the oldest supported version, in the number format of that function; 0 = any
 };
 
-// cuDNN opens NVRTC and cuBLASLt, and NVRTC its builtins, by bare names, and ends the process where
-// one is missing: they are there before.
-const place places[] = {
+// cuDNN opens NVRTC and cuBLASLt by bare names, NVRTC opens its builtins in the same way, and both
+// end the process if such a library is missing. Therefore these are loaded before cuDNN.
+const location locations[] = {
     {"ULYSSES_CUDA_DRIVER_LIB", "libcuda.so.1", nullptr, RTLD_LOCAL, "cuDriverGetVersion",
      "install NVIDIA's driver, 580 or newer; start containers with access to GPUs (--gpus all, --nv)", 0},
     {"ULYSSES_CUBLASLT_LIB", "libcublasLt.so.13", "cu13", RTLD_LOCAL, "cublasLtGetVersion",
      "pip install nvidia-cublas==13.1.0.3", 0},
     {"ULYSSES_CUDNN_LIB", "libcudnn.so.9", "cudnn", RTLD_LOCAL, "cudnnGetVersion",
      "pip install nvidia-cudnn-cu13==9.19.0.56",
-     // before, attention's backward pass of several documents reads workspace that nobody has
-     // written (github.com/NVIDIA/TransformerEngine/issues/2186)
+     // In older versions, the backward pass of attention with several documents reads uninitialized
+     // workspace (github.com/NVIDIA/TransformerEngine/issues/2186).
      91800},
     {"ULYSSES_NVRTC_LIB", "libnvrtc.so.13", "cu13", RTLD_GLOBAL, "nvrtcVersion",
      "pip install nvidia-cuda-nvrtc==13.0.88", 0},
     {"ULYSSES_NCCL_LIB", "libnccl.so.2", "nccl", RTLD_LOCAL, "ncclGetVersion", "pip install nvidia-nccl-cu13==2.28.9",
      0},
 };
-enum { LIBRARIES = sizeof places / sizeof *places };
+enum { LIBRARIES = sizeof locations / sizeof *locations };
 
-struct state {
+struct entry {
   bool tried = false;
   void *handle = nullptr;
   std::string why;
-  forward *functions = nullptr;
+  library_function *functions = nullptr;
 };
 
-std::recursive_mutex lock;
-state &state_of(library l) {
-  static state all[LIBRARIES]; // inside a function, because forwards enter themselves before main
+std::recursive_mutex lock; // guards all entries
+entry &entry_of(library l) {
+  // inside a function, because the constructors of library_function run before main
+  static entry all[LIBRARIES];
   return all[l];
 }
 
@@ -58,8 +59,8 @@ std::string variable(const char *name) {
   return v ? v : "";
 }
 
-// candidates are paths in the order of trial; an explicit one stands alone.
-std::vector<std::string> candidates(const place &p) {
+// candidates returns the paths to try, in order. If the variable names a file, it is the only one.
+std::vector<std::string> candidates(const location &p) {
   std::string named = variable(p.variable);
   if (!named.empty()) return {named};
   if (!p.folder) return {p.file};
@@ -85,8 +86,8 @@ std::string path_of(void *handle) {
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map && map->l_name ? map->l_name : "";
 }
 
-// The file of builtins lies beside NVRTC and has its version in its name; a bare soname is in
-// nobody's path.
+// open_builtins loads the builtins of NVRTC. Their file lies beside NVRTC and has the version in
+// its name; the loader would not find a bare soname there.
 void open_builtins(const std::string &nvrtc) {
   size_t slash = nvrtc.rfind('/');
   glob_t found = {};
@@ -101,32 +102,32 @@ std::string dotted(size_t v) {
   return std::to_string(v / 10000) + "." + std::to_string(v % 10000 / 100) + "." + std::to_string(v % 100);
 }
 
-// drop gives a library back that does not serve.
-void drop(state &s, const std::string &why) {
+// drop closes a library that cannot be used and records the reason.
+void drop(entry &s, const std::string &why) {
   s.why = path_of(s.handle) + why;
-  for (forward *f = s.functions; f; f = f->next) *f->slot = nullptr;
+  for (library_function *f = s.functions; f; f = f->next) *f->slot = nullptr;
   dlclose(s.handle);
   s.handle = nullptr;
 }
 
 bool open(library l) {
-  const place &p = places[l];
-  state &s = state_of(l);
+  const location &p = locations[l];
+  entry &s = entry_of(l);
   for (library need : {LIB_NVRTC, LIB_CUBLASLT}) {
     if (l != LIB_CUDNN || library_open(need)) continue;
-    s.why = std::string("needs ") + places[need].file + ", which is missing";
+    s.why = std::string("needs ") + locations[need].file + ", which is missing";
     return false;
   }
   std::string absent, broken;
-  // One that is in memory comes before others: of cuDNN's parts, which it opens by bare names, the
-  // process has one set.
+  // A library in memory has priority over other files. cuDNN opens its sublibraries by bare names,
+  // so a process can have only one set of them.
   if (variable(p.variable).empty()) s.handle = dlopen(p.file, RTLD_NOW | RTLD_NOLOAD | p.flags);
   for (const std::string &path : candidates(p)) {
     if (s.handle) break;
     s.handle = dlopen(path.c_str(), RTLD_NOW | p.flags);
     if (s.handle) break;
     std::string text = dlerror();
-    // A file that is there and does not load is the better reason.
+    // An error of a file that exists is more useful than the list of files that do not exist.
     if (text.find("No such file") == std::string::npos) broken += (broken.empty() ? "" : "; ") + text;
     absent += (absent.empty() ? "" : ", ") + path;
   }
@@ -134,17 +135,17 @@ bool open(library l) {
     s.why = broken.empty() ? "not found: " + absent : broken;
     return false;
   }
-  for (forward *f = s.functions; f; f = f->next) {
+  for (library_function *f = s.functions; f; f = f->next) {
     *f->slot = dlsym(s.handle, f->name);
     if (*f->slot || !f->needed) continue;
     drop(s, std::string(" has no ") + f->name + ": it is too old");
     return false;
   }
-  if (p.least) {
+  if (p.minimum) {
     void *version = dlsym(s.handle, p.version);
     const size_t v = version ? reinterpret_cast<size_t (*)()>(version)() : 0;
-    if (v < p.least) {
-      drop(s, " is " + dotted(v) + ": " + dotted(p.least) + " or newer is needed");
+    if (v < p.minimum) {
+      drop(s, " is " + dotted(v) + ": " + dotted(p.minimum) + " or newer is needed");
       return false;
     }
   }
@@ -154,14 +155,14 @@ bool open(library l) {
 
 } // namespace
 
-forward::forward(library l, const char *name, bool needed, void **slot)
-    : name(name), needed(needed), slot(slot), next(state_of(l).functions) {
-  state_of(l).functions = this;
+library_function::library_function(library l, const char *name, bool needed, void **slot)
+    : name(name), needed(needed), slot(slot), next(entry_of(l).functions) {
+  entry_of(l).functions = this;
 }
 
 bool library_open(library l) {
   std::lock_guard<std::recursive_mutex> hold(lock);
-  state &s = state_of(l);
+  entry &s = entry_of(l);
   if (!s.tried) {
     s.tried = true;
     open(l);
@@ -171,27 +172,28 @@ bool library_open(library l) {
 
 std::string library_reason(library l) {
   library_open(l);
-  return state_of(l).why;
+  return entry_of(l).why;
 }
 
-std::string library_path(library l) { return library_open(l) ? path_of(state_of(l).handle) : ""; }
+std::string library_path(library l) { return library_open(l) ? path_of(entry_of(l).handle) : ""; }
 
-std::string library_remedy(library l) {
-  const place &p = places[l];
-  if (!p.folder) return p.remedy;
-  return std::string(p.remedy) + " and set ULYSSES_NVIDIA_ROOT to its site-packages/nvidia; or set " + p.variable +
+std::string library_fix(library l) {
+  const location &p = locations[l];
+  if (!p.folder) return p.fix;
+  return std::string(p.fix) + " and set ULYSSES_NVIDIA_ROOT to its site-packages/nvidia; or set " + p.variable +
          " to a " + p.file + ", or load CUDA's module";
 }
 
 std::string library_version(library l) {
   if (!library_open(l)) return "";
-  void *f = dlsym(state_of(l).handle, places[l].version);
+  void *f = dlsym(entry_of(l).handle, locations[l].version);
   if (!f) return "";
   int v = 0, w = 0;
   switch (l) {
     case LIB_DRIVER:
       reinterpret_cast<int (*)(int *)>(f)(&v);
-      return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); // CUDA's, that it serves
+      // the CUDA version that the driver supports
+      return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10);
     case LIB_CUBLASLT:
     case LIB_CUDNN: return dotted(reinterpret_cast<size_t (*)()>(f)());
     case LIB_NVRTC:

@@ -1,23 +1,24 @@
-// One function for each that is called in a library, of its name, so that sources written against
-// NVIDIA's headers link without the library. FORWARD(library, needed, result, name, parameters,
-// arguments, failure): it passes the call on once library_open has found its library, and returns
-// `failure` before. A library without a function that is `needed` counts as missing.
+// FORWARD defines a function with the name and parameters of a library's function, so that sources
+// written against NVIDIA's headers link without the library. FORWARD(library, needed, result, name,
+// parameters, arguments, failure): after library_open has found the library, the function calls the
+// library's function. Before, it returns `failure`. A library without a function that is `needed`
+// counts as missing.
 #pragma once
 
 #include "libraries.h"
 
-struct forward {
-  // enters the function in its library's list
-  forward(library l, const char *name, bool needed, void **slot);
+struct library_function {
+  // adds the function to its library's list
+  library_function(library l, const char *name, bool needed, void **slot);
   const char *name;
   bool needed;
   void **slot;
-  forward *next;
+  library_function *next;
 };
 
 #define FORWARD(l, needed, result, name, parameters, arguments, failure)                        \
   static void *at_##name;                                                                       \
-  static forward forward_##name(l, #name, needed, &at_##name);                                  \
+  static library_function forward_##name(l, #name, needed, &at_##name);                         \
   extern "C" result name parameters {                                                           \
     return at_##name ? reinterpret_cast<result(*) parameters>(at_##name) arguments : (failure); \
   }

@@ -1,4 +1,4 @@
-// What cuDNN's frontend calls in cuDNN and NVRTC.
+// The functions of cuDNN and NVRTC that cuDNN's frontend calls.
 #include <cudnn_backend.h>
 #include <nvrtc.h>
 #include <stdio.h>
@@ -28,7 +28,7 @@ FORWARD(LIB_CUDNN, true, size_t, cudnnGetVersion, (void), (), 0)
 FORWARD(LIB_CUDNN, true, const char *, cudnnGetErrorString, (cudnnStatus_t s), (s), "cuDNN is not loaded")
 
 static void *at_last;
-static forward forward_last(LIB_CUDNN, "cudnnGetLastErrorString", true, &at_last);
+static library_function forward_last(LIB_CUDNN, "cudnnGetLastErrorString", true, &at_last);
 extern "C" void cudnnGetLastErrorString(char *text, size_t n) {
   if (at_last) reinterpret_cast<void (*)(char *, size_t)>(at_last)(text, n);
   else snprintf(text, n, "cuDNN is not loaded");

@@ -1,12 +1,13 @@
-// Functions of the CUDA driver that the runtime has no equivalent of: a thread's context, and the
-// allocation that an address lies in.
+// Functions of the CUDA driver without an equivalent in the runtime: the context of a thread, and
+// the allocation that contains an address.
 #include <dlfcn.h>
 
 #include "libraries.h"
 
 namespace {
 
-// The driver's functions, NULL where the driver is missing. The runtime has loaded the driver before.
+// The driver's functions, NULL if there is no driver. The CUDA runtime has loaded the driver
+// before.
 struct Driver {
   int (*get)(void **) = nullptr;
   int (*set)(void *) = nullptr;
@@ -27,8 +28,8 @@ const Driver &driver() {
 }
 } // namespace
 
-// A thread that has no context yet is given none: cudaSetDevice, asked to restore GPU 0, would make
-// one there and take its memory.
+// A thread without a context gets none. To restore GPU 0 by cudaSetDevice would create a context on
+// GPU 0, which takes GPU memory.
 void *thread_context() {
   void *c = nullptr;
   if (driver().get && driver().get(&c)) c = nullptr;

@@ -1,5 +1,5 @@
-// Matrix products by cuBLASLt: sums in f32, and never in TF32. What the library is told for a shape
-// is settled when the shape is first seen and kept; afterwards a call allocates nothing.
+// Matrix matmuls by cuBLASLt, with F32 sums and never in TF32. The algorithm and descriptors of a
+// shape are chosen when the shape is first used, and kept. Later calls allocate nothing.
 #include "gemm_cublaslt.h"
 
 #include <cublasLt.h>
@@ -40,8 +40,8 @@ FORWARD(LIB_CUBLASLT, true, const char *, cublasLtGetStatusString, (cublasStatus
 
 namespace {
 
-// A key is everything that the choice of a kernel may depend on. It is compared byte by byte, gaps
-// and all: make it by key_of.
+// key has everything on which the choice of an algorithm may depend. Keys are compared byte by
+// byte, including padding; key_of clears it.
 struct key {
   gemm_plan p;
   uint32_t aligned[4]; // first, second, c, bias
@@ -75,8 +75,8 @@ bool key_of(const uly_gemm &g, key *out) {
   return true;
 }
 
-// A product is what the library is told.
-struct product {
+// matmul has the descriptors and the algorithm of a product.
+struct matmul {
   cublasLtMatmulDesc_t what = nullptr;
   cublasLtMatrixLayout_t first = nullptr, second = nullptr, c = nullptr;
   cublasLtMatmulAlgo_t algorithm;
@@ -91,18 +91,18 @@ struct product {
 
 cudaDataType_t type_of(uint8_t dtype) { return dtype == ULY_F32 ? CUDA_R_32F : CUDA_R_16BF; }
 
-struct products : kept {
+struct matmuls : library_state {
   cublasLtHandle_t handle = nullptr;
-  std::unordered_map<key, product, hash, same> known;
-  ~products() override {
+  std::unordered_map<key, matmul, hash, same> known;
+  ~matmuls() override {
     for (auto &p : known) p.second.close();
     if (handle) cublasLtDestroy(handle);
   }
 };
 
-product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
-  product p;
-  cublasLtMatmulPreference_t wish = nullptr;
+matmul make_matmul(cublasLtHandle_t handle, const key &k, const void *bias) {
+  matmul p;
+  cublasLtMatmulPreference_t preference = nullptr;
   auto layout = [](cublasLtMatrixLayout_t *l, uint8_t type, const gemm_operand &o) {
     return cublasLtMatrixLayoutCreate(l, type_of(type), static_cast<uint64_t>(o.rows), static_cast<uint64_t>(o.columns),
                                       o.ld) == CUBLAS_STATUS_SUCCESS;
@@ -110,72 +110,72 @@ product settle(cublasLtHandle_t handle, const key &k, const void *bias) {
   auto set = [&](cublasLtMatmulDescAttributes_t name, const auto &v) {
     return cublasLtMatmulDescSetAttribute(p.what, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS;
   };
-  auto want = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &v) {
-    return cublasLtMatmulPreferenceSetAttribute(wish, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS;
+  auto prefer = [&](cublasLtMatmulPreferenceAttributes_t name, const auto &v) {
+    return cublasLtMatmulPreferenceSetAttribute(preference, name, &v, sizeof v) == CUBLAS_STATUS_SUCCESS;
   };
   const cublasOperation_t op[2] = {CUBLAS_OP_N, CUBLAS_OP_T};
   const cublasLtEpilogue_t epilogue = k.bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
   const uint64_t workspace = STREAM_SCRATCH;
-  // parts of k are added in f32, never in C's type
+  // partial sums over k are added in F32, never in the type of C
   const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  bool told = cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
-              set(CUBLASLT_MATMUL_DESC_TRANSA, op[k.p.first.transposed]) &&
-              set(CUBLASLT_MATMUL_DESC_TRANSB, op[k.p.second.transposed]) &&
-              set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) &&
-              (!k.bias || set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) && layout(&p.first, k.in, k.p.first) &&
-              layout(&p.second, k.in, k.p.second) && layout(&p.c, k.out, k.p.c) &&
-              cublasLtMatmulPreferenceCreate(&wish) == CUBLAS_STATUS_SUCCESS &&
-              want(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) &&
-              want(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums) &&
-              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k.aligned[0]) &&
-              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k.aligned[1]) &&
-              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k.aligned[2]) &&
-              want(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k.aligned[2]);
+  bool ok = cublasLtMatmulDescCreate(&p.what, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+            set(CUBLASLT_MATMUL_DESC_TRANSA, op[k.p.first.transposed]) &&
+            set(CUBLASLT_MATMUL_DESC_TRANSB, op[k.p.second.transposed]) &&
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue) && (!k.bias || set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)) &&
+            layout(&p.first, k.in, k.p.first) && layout(&p.second, k.in, k.p.second) && layout(&p.c, k.out, k.p.c) &&
+            cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
+            prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace) &&
+            prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums) &&
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, k.aligned[0]) &&
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, k.aligned[1]) &&
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, k.aligned[2]) &&
+            prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, k.aligned[2]);
   cublasLtMatmulHeuristicResult_t best;
   int found = 0;
-  p.ok = told &&
-         cublasLtMatmulAlgoGetHeuristic(handle, p.what, p.first, p.second, p.c, p.c, wish, 1, &best, &found) ==
+  p.ok = ok &&
+         cublasLtMatmulAlgoGetHeuristic(handle, p.what, p.first, p.second, p.c, p.c, preference, 1, &best, &found) ==
              CUBLAS_STATUS_SUCCESS &&
          found == 1 && best.state == CUBLAS_STATUS_SUCCESS;
   if (p.ok) {
     p.algorithm = best.algo;
     p.workspace = best.workspaceSize;
   }
-  if (wish) cublasLtMatmulPreferenceDestroy(wish);
+  if (preference) cublasLtMatmulPreferenceDestroy(preference);
   return p;
 }
 
-// no says why cuBLASLt does not serve, for those who ask for it by name.
-std::nullptr_t no(uly_device *d, const std::string &why) {
+// unsupported records why cuBLASLt does not support a call. The message appears if ULYSSES_KERNEL
+// selects cuBLASLt.
+std::nullptr_t unsupported(uly_device *d, const std::string &why) {
   fail(d, ULY_UNSUPPORTED, "cuBLASLt: %s", why.c_str());
   return nullptr;
 }
 
-// find is NULL when the library is not there or has no kernel.
-product *find(uly_device *d, const uly_gemm &g) {
+// find returns NULL if the library is missing or has no algorithm for the call.
+matmul *find(uly_device *d, const uly_gemm &g) {
   key k;
-  if (!key_of(g, &k)) return no(d, "not for matrices without elements, or whose rows overlap");
-  if (!library_open(LIB_CUBLASLT)) return no(d, library_reason(LIB_CUBLASLT));
-  kept *&slot = libraries_of(d).gemm;
-  if (!slot) slot = new products;
-  products &all = *static_cast<products *>(slot);
+  if (!key_of(g, &k)) return unsupported(d, "a matrix has no elements, or its rows overlap");
+  if (!library_open(LIB_CUBLASLT)) return unsupported(d, library_reason(LIB_CUBLASLT));
+  library_state *&slot = libraries_of(d).gemm;
+  if (!slot) slot = new matmuls;
+  matmuls &all = *static_cast<matmuls *>(slot);
   if (!all.handle) {
     const cublasStatus_t status = cublasLtCreate(&all.handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
       all.handle = nullptr;
-      return no(d, std::string("cublasLtCreate: ") + cublasLtGetStatusString(status));
+      return unsupported(d, std::string("cublasLtCreate: ") + cublasLtGetStatusString(status));
     }
   }
   auto at = all.known.find(k);
-  if (at == all.known.end()) at = all.known.emplace(k, settle(all.handle, k, g.bias.data)).first;
-  return at->second.ok ? &at->second : no(d, "no kernel");
+  if (at == all.known.end()) at = all.known.emplace(k, make_matmul(all.handle, k, g.bias.data)).first;
+  return at->second.ok ? &at->second : unsupported(d, "no algorithm for this shape");
 }
 
 } // namespace
 
 bool gemm_cublaslt_fits(uly_device *d, const uly_gemm &g) {
   uly_gemm alone = g;
-  if (g.bias.data && g.bias.dtype != g.c.dtype) { // then gemm.cu puts the bias into C first
+  if (g.bias.data && g.bias.dtype != g.c.dtype) { // gemm_rows.cu then writes the bias to C first
     alone.bias = {};
     alone.accumulate = 1;
   }
@@ -183,13 +183,13 @@ bool gemm_cublaslt_fits(uly_device *d, const uly_gemm &g) {
 }
 
 int32_t gemm_cublaslt(uly_device *d, uly_stream *s, const uly_gemm &g) {
-  product *p = find(d, g);
-  if (!p) return ULY_UNSUPPORTED; // with the reason
+  matmul *p = find(d, g);
+  if (!p) return ULY_UNSUPPORTED; // find has recorded the reason
   const float one = 1, beta = g.accumulate ? 1 : 0;
   if (g.bias.data)
     cublasLtMatmulDescSetAttribute(p->what, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g.bias.data, sizeof g.bias.data);
   cublasStatus_t status =
-      cublasLtMatmul(static_cast<products *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data,
+      cublasLtMatmul(static_cast<matmuls *>(libraries_of(d).gemm)->handle, p->what, &one, g.b.data, p->first, g.a.data,
                      p->second, &beta, g.c.data, p->c, g.c.data, p->c, &p->algorithm, s->scratch, p->workspace, s->s);
   if (status != CUBLAS_STATUS_SUCCESS)
     return fail(d, ULY_DEVICE, "cuda.Gemm: cublasLtMatmul of [%lld, %lld] · [%lld, %lld]: %s", (long long)g.a.shape[0],

@@ -1,4 +1,5 @@
-// Matrix products by cuBLASLt, for arguments that gemm.cu has checked; a bias is of C's type.
+// Matrix products by cuBLASLt, for arguments that gemm_refusal (gemm.h) has accepted. A bias must
+// have the type of C.
 #pragma once
 
 #include "plugin.h"

@@ -1,6 +1,6 @@
-// How a row-major product becomes what a column-major library is told. C = A·B of row-major
-// matrices is, read column by column, Cᵀ = Bᵀ·Aᵀ: the library's first operand is B, its second A,
-// and its m counts our columns.
+// Conversion of a row-major product to the arguments of a column-major library. A row-major matrix,
+// read by columns, is its transpose: C = A·B becomes Cᵀ = Bᵀ·Aᵀ. Therefore the library's first
+// operand is B, its second operand is A, and its m is the number of columns of C.
 #pragma once
 
 #include <stdint.h>
@@ -10,33 +10,33 @@ struct gemm_view {
   int64_t rows, columns, row, column;
 };
 
-// gemm_unit says which axis of a view is dense: 1 the columns', 0 the rows', -1 none. Along an axis
-// of one element any stride will do.
+// gemm_unit returns which axis of a view is dense: 1 the axis of columns, 0 the axis of rows, -1
+// none. The stride of an axis with one element is ignored.
 inline int gemm_unit(const gemm_view &v) {
   if (v.column == 1 || v.columns <= 1) return 1;
   if (v.row == 1 || v.rows <= 1) return 0;
   return -1;
 }
 
-// One operand as a column-major library sees it: stored by columns of `rows` elements, `ld` apart,
-// and transposed or not.
+// gemm_operand is an operand of a column-major library: `columns` columns of `rows` elements, `ld`
+// elements apart, transposed or not.
 struct gemm_operand {
   int64_t rows, columns, ld;
   bool transposed;
 };
 
-// gemm_operand_of is a view's transpose (see above) as an operand; false when no leading dimension
-// says where its elements are: rows that overlap, or go backwards.
+// gemm_operand_of converts the transpose of a view to an operand. It returns false if no leading
+// dimension describes the view: its rows overlap, or a stride is negative.
 inline bool gemm_operand_of(const gemm_view &v, gemm_operand *out) {
   int unit = gemm_unit(v);
   if (unit < 0) return false;
   *out = unit == 1 ? gemm_operand{v.columns, v.rows, v.row, false} : gemm_operand{v.rows, v.columns, v.column, true};
-  if (out->columns <= 1) out->ld = out->rows; // never used; libraries check it all the same
+  if (out->columns <= 1) out->ld = out->rows; // unused, but libraries check it
   return out->ld >= out->rows;
 }
 
-// The product as the library is told: C (m × n, by columns) = op(first) (m × k) · op(second) (k ×
-// n).
+// gemm_plan is the product in the library's terms: C (m × n, by columns) = op(first) (m × k) ·
+// op(second) (k × n).
 struct gemm_plan {
   int64_t m, n, k;
   gemm_operand first, second, c;

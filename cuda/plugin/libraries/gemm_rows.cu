@@ -1,4 +1,4 @@
-// The row of cuBLASLt among the kernels of GEMM.
+// Registers cuBLASLt as a kernel of GEMM.
 #include "gemm_cublaslt.h"
 #include "kernels/gemm.h"
 #include "kernels/values.h"
@@ -7,7 +7,8 @@ namespace {
 
 enum { THREADS = 256 };
 
-// C's rows become the bias, for a library that adds biases of C's type alone: it then accumulates.
+// spread_bias writes the bias to every row of C. cuBLASLt adds a bias only if it has the type of C;
+// for other types, the product then accumulates into C.
 __global__ void __launch_bounds__(THREADS) spread_bias(gemm_view c, float *pc, const bf16 *bias) {
   const int64_t n = c.rows * c.columns, step = static_cast<int64_t>(gridDim.x) * THREADS;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * THREADS + threadIdx.x; i < n; i += step)
@@ -25,7 +26,7 @@ int32_t cublaslt(uly_device *d, uly_stream *s, const void *args) {
     uly_gemm spread = g;
     LAUNCH(spread_bias, blocks_for(g.c.shape[0] * g.c.shape[1], THREADS), THREADS, 0, s, gemm_view_of(g.c),
            static_cast<float *>(g.c.data), static_cast<const bf16 *>(g.bias.data));
-    TRY(started(d, "Gemm"));
+    TRY(check_launch(d, "Gemm"));
     spread.bias = {};
     spread.accumulate = 1;
     return gemm_cublaslt(d, s, spread);
@@ -35,4 +36,4 @@ int32_t cublaslt(uly_device *d, uly_stream *s, const void *args) {
 
 } // namespace
 
-static const RegisterRows registered({{ULY_OP_GEMM, "cublaslt", cublaslt, cublaslt_fits}}, true);
+static const RegisterKernels registered({{ULY_OP_GEMM, "cublaslt", cublaslt, cublaslt_fits}}, true);

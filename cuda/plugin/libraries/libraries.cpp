@@ -1,4 +1,4 @@
-// What a device keeps for NVIDIA's libraries.
+// The state of NVIDIA's libraries in a device.
 #include "libraries.h"
 
 device_libraries &libraries_of(uly_device *d) {

@@ -1,7 +1,7 @@
-// NVIDIA's libraries, which the plug-in opens at run time and links none of: the driver, cuBLASLt (GEMM),
-// cuDNN with NVRTC (attention), NCCL (collectives). dl.cpp finds and opens them. A call to a missing
-// library fails with the library's name and a fix. emulated/libraries.cpp defines the functions of this
-// header for the emulated build, which has no libraries.
+// NVIDIA's libraries, which the plug-in opens at run time and does not link: the driver, cuBLASLt
+// (GEMM), cuDNN with NVRTC (attention), NCCL (collectives). dl.cpp finds and opens them. A call to
+// a missing library fails, and the message names the library and a fix. emulated/libraries.cpp
+// defines the functions of this header for the emulated build, which uses no libraries.
 #pragma once
 
 #include "plugin.h"
@@ -10,39 +10,39 @@ struct AttentionArgs;
 
 enum library { LIB_DRIVER, LIB_CUBLASLT, LIB_CUDNN, LIB_NVRTC, LIB_NCCL };
 
-// library_open finds and opens a library once. It returns false where the library is missing or lacks a
-// function that the plug-in needs.
+// library_open finds and opens a library; later calls return the same result. It returns false if
+// the library is missing or lacks a function that the plug-in needs.
 bool library_open(library l);
-// For messages: why the library is missing, its path, and how to install it.
+// For messages: why the library is missing, the path of its file, and how to install it.
 std::string library_reason(library l);
 std::string library_path(library l);
-std::string library_remedy(library l);
-// library_version returns "13.1.0"; "" where the library is missing.
+std::string library_fix(library l);
+// library_version returns a version such as "13.1.0", or "" if the library is missing.
 std::string library_version(library l);
 
-// kept is what gemm_cublaslt.cpp and sdpa.cpp keep with a device: handles and plans.
-struct kept {
-  virtual ~kept() = default;
+// library_state is what gemm_cublaslt.cpp or sdpa.cpp keeps for each device: a handle and plans.
+struct library_state {
+  virtual ~library_state() = default;
 };
 struct device_libraries {
-  kept *gemm = nullptr, *sdpa = nullptr;
+  library_state *gemm = nullptr, *sdpa = nullptr;
 };
-// libraries_of returns the device's libraries; the first call makes them.
+// libraries_of returns the device's libraries. The first call allocates them.
 device_libraries &libraries_of(uly_device *d);
 // libraries_close frees d->libraries.
 void libraries_close(uly_device *d);
 
-// Attention by cuDNN (sdpa.cpp). sdpa_fits launches nothing on the GPU; sdpa_workspace returns bytes,
-// without the tables of documents.
+// Attention by cuDNN (sdpa.cpp). sdpa_fits launches nothing on the GPU. sdpa_workspace returns
+// bytes, without the tables of documents.
 bool sdpa_fits(uly_device *d, const AttentionArgs &a);
 int64_t sdpa_workspace(uly_device *d, const AttentionArgs &a);
 
-// thread_context returns the CUDA context of the calling thread, NULL for none; thread_context_set
-// makes `was` the thread's context again.
+// thread_context returns the CUDA context of the calling thread, NULL if there is none.
+// thread_context_set makes `was` current again.
 void *thread_context();
 void thread_context_set(void *was);
 
-// memory_range finds the CUDA allocation that p lies in. It returns false where p is in none.
+// memory_range finds the CUDA allocation that contains p. It returns false if there is none.
 bool memory_range(const void *p, char **base, int64_t *bytes);
 
 // NCCL: functions of uly_cuda_api (kernels.h).

@@ -1,6 +1,6 @@
-// Collectives by NCCL. Communicators are non-blocking: every call is polled, so that a peer that
-// never comes is an error after ULYSSES_TIMEOUT (as the Go side reads it; 0 waits for ever), and an
-// abort from another thread ends the wait.
+// Collectives by NCCL. Communicators are non-blocking, and each call polls for its completion. If a
+// peer does not join a call, the call fails after ULYSSES_TIMEOUT (the same format as in Go; 0
+// waits forever). An abort from another thread ends the wait.
 #include "libraries.h"
 
 #include <nccl.h>
@@ -13,7 +13,7 @@
 #include "dl.h"
 #include "nccl_timeout.h"
 
-static_assert(sizeof(ncclUniqueId) == ULY_NCCL_ID, "kernels.h has NCCL's size of an id");
+static_assert(sizeof(ncclUniqueId) == ULY_NCCL_ID, "the size of an NCCL id differs from kernels.h");
 
 #define NCCL(name, parameters, arguments) \
   FORWARD(LIB_NCCL, true, ncclResult_t, name, parameters, arguments, ncclSystemError)
@@ -36,54 +36,55 @@ FORWARD(LIB_NCCL, true, const char *, ncclGetErrorString, (ncclResult_t r), (r),
 FORWARD(LIB_NCCL, true, const char *, ncclGetLastError, (ncclComm_t c), (c), "")
 
 struct uly_nccl {
-  std::mutex lock;           // held for the time of one call: an abort comes in between
+  std::mutex lock;           // held during each NCCL call; an abort can happen between two calls
   ncclComm_t comm = nullptr; // NULL once aborted
   int ranks = 0, rank = 0;
   double timeout = 0;
-  Exchanges<cudaEvent_t> under_way;
+  PendingCollectives<cudaEvent_t> pending;
 };
 
 namespace {
 
 int32_t missing(uly_device *d) {
-  return fail(d, ULY_COMM, "NCCL: %s. Remedy: %s", library_reason(LIB_NCCL).c_str(), library_remedy(LIB_NCCL).c_str());
+  return fail(d, ULY_COMM, "NCCL: %s; fix: %s", library_reason(LIB_NCCL).c_str(), library_fix(LIB_NCCL).c_str());
 }
 
 int32_t current(uly_device *d) { return check(d, cudaSetDevice(d->ordinal), "NCCL: cudaSetDevice"); }
 
-// of says which call of which rank a sentence is about.
+// of returns the start of a message: the call and the rank.
 std::string of(uly_nccl *n, const char *what) {
   return std::string("NCCL ") + what + ", rank " + std::to_string(n->rank) + " of " + std::to_string(n->ranks) + ": ";
 }
 
-// end ends the communicator. The lock is held.
+// end aborts the communicator. The caller holds the lock.
 void end(uly_nccl *n) {
   if (n->comm) ncclCommAbort(n->comm);
   n->comm = nullptr;
 }
 
-// lost is what went wrong, and ends the communicator: NCCL's state is lost after an error. The lock
-// is held.
+// lost returns the message of a failed NCCL call and aborts the communicator, because NCCL's state
+// is undefined after an error. The caller holds the lock.
 std::string lost(uly_nccl *n, const char *what, ncclResult_t r) {
   std::string more = n->comm ? ncclGetLastError(n->comm) : "";
   end(n);
-  return of(n, what) + ncclGetErrorString(r) + (more.empty() ? "" : ": ") + more + " (NCCL_DEBUG=INFO says more)";
+  return of(n, what) + ncclGetErrorString(r) + (more.empty() ? "" : ": ") + more +
+         "  (set NCCL_DEBUG=INFO for details)";
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
-// passed reports that a stream has come past an event. An error is for others to tell: what is late
-// is all that is asked here.
-bool passed(cudaEvent_t e) {
+// reached reports whether a stream has reached an event. Errors count as reached: other calls
+// report them.
+bool reached(cudaEvent_t e) {
   const cudaError_t answer = cudaEventQuery(e);
   if (answer != cudaSuccess) cudaGetLastError();
   return answer != cudaErrorNotReady;
 }
 
-// settle waits until NCCL has taken what it was told; after that the stream holds it.
-int32_t settle(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
+// wait_enqueued waits until NCCL has enqueued a call in the stream.
+int32_t wait_enqueued(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
   const double start = now();
-  for (int turns = 0;; turns++) {
+  for (int polls = 0;; polls++) {
     {
       std::lock_guard<std::mutex> hold(n->lock);
       if (!n->comm) return fail(d, ULY_COMM, "%saborted", of(n, what).c_str());
@@ -95,58 +96,59 @@ int32_t settle(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
       if (r != ncclInProgress) return fail(d, ULY_COMM, "%s", lost(n, what, r).c_str());
       if (n->timeout > 0 && now() - start > n->timeout) {
         end(n);
-        return fail(d, ULY_COMM,
-                    "%snot all ranks came within %g s (ULYSSES_TIMEOUT): one has ended or waits elsewhere, or there is "
-                    "no way between them; NCCL_DEBUG=INFO says more",
-                    of(n, what).c_str(), n->timeout);
+        return fail(
+            d, ULY_COMM,
+            "%snot all ranks joined within %g s (ULYSSES_TIMEOUT): a rank has ended or waits in another call, or "
+            "the ranks have no connection; set NCCL_DEBUG=INFO for details",
+            of(n, what).c_str(), n->timeout);
       }
     }
-    if (turns > 100) std::this_thread::sleep_for(std::chrono::microseconds(turns < 1000 ? 50 : 2000));
+    if (polls > 100) std::this_thread::sleep_for(std::chrono::microseconds(polls < 1000 ? 50 : 2000));
   }
 }
 
-// run tells NCCL something and waits until it has taken it.
-template <class F> int32_t run(uly_device *d, uly_nccl *n, const char *what, F tell) {
+// run makes an NCCL call and waits until NCCL has enqueued it.
+template <class F> int32_t run(uly_device *d, uly_nccl *n, const char *what, F call) {
   TRY(current(d));
   ncclResult_t r;
   {
     std::lock_guard<std::mutex> hold(n->lock);
     if (!n->comm) return fail(d, ULY_COMM, "%sthe communicator was aborted", of(n, what).c_str());
-    r = tell(n->comm);
+    r = call(n->comm);
   }
-  return settle(d, n, what, r);
+  return wait_enqueued(d, n, what, r);
 }
 
-// exchange tells NCCL something for a stream, between two marks: once the stream has come past the
-// first, the exchange waits for peers.
-template <class F> int32_t exchange(uly_device *d, uly_nccl *n, uly_stream *s, const char *what, F tell) {
+// enqueue_collective enqueues a collective on a stream between two events. After the stream has
+// reached the first event, the collective waits for peers.
+template <class F> int32_t enqueue_collective(uly_device *d, uly_nccl *n, uly_stream *s, const char *what, F call) {
   TRY(current(d));
   auto create = [&](cudaEvent_t *e) {
     return *e ? (int32_t)ULY_OK
               : check(d, cudaEventCreateWithFlags(e, cudaEventDisableTiming), "NCCL: creating an event");
   };
-  Exchange<cudaEvent_t> x;
+  Collective<cudaEvent_t> x;
   {
     std::lock_guard<std::mutex> hold(n->lock);
-    n->under_way.look(now(), passed);
-    x = n->under_way.take(what);
+    n->pending.update(now(), reached);
+    x = n->pending.acquire(what);
   }
   int32_t code = create(&x.before);
   if (code == ULY_OK) code = create(&x.after);
-  if (code == ULY_OK) code = check(d, cudaEventRecord(x.before, s->s), "NCCL: marking the stream");
-  if (code == ULY_OK) code = run(d, n, what, tell);
-  if (code == ULY_OK) code = check(d, cudaEventRecord(x.after, s->s), "NCCL: marking the stream");
+  if (code == ULY_OK) code = check(d, cudaEventRecord(x.before, s->s), "NCCL: recording an event");
+  if (code == ULY_OK) code = run(d, n, what, call);
+  if (code == ULY_OK) code = check(d, cudaEventRecord(x.after, s->s), "NCCL: recording an event");
   std::lock_guard<std::mutex> hold(n->lock);
-  if (code == ULY_OK) n->under_way.told(x);
-  else n->under_way.give(x);
+  if (code == ULY_OK) n->pending.enqueued(x);
+  else n->pending.release(x);
   return code;
 }
 
-// group runs sends and receives as one. A group that was started is ended, whatever happens inside.
-template <class F> ncclResult_t group(F tell) {
+// group makes several sends and receives one NCCL operation. A check_launch group is always ended.
+template <class F> ncclResult_t group(F call) {
   ncclResult_t r = ncclGroupStart();
   if (r != ncclSuccess) return r;
-  r = tell();
+  r = call();
   ncclResult_t end = ncclGroupEnd();
   return r == ncclSuccess || r == ncclInProgress ? end : r;
 }
@@ -160,7 +162,7 @@ int32_t nccl_id(uly_device *d, char id[ULY_NCCL_ID]) {
   ncclUniqueId made;
   ncclResult_t r = ncclGetUniqueId(&made);
   if (r != ncclSuccess)
-    return fail(d, ULY_COMM, "NCCL ncclGetUniqueId: %s: is there a network interface? NCCL_SOCKET_IFNAME names one",
+    return fail(d, ULY_COMM, "NCCL ncclGetUniqueId: %s: check the network interfaces; NCCL_SOCKET_IFNAME selects one",
                 ncclGetErrorString(r));
   memcpy(id, &made, sizeof made);
   return ULY_OK;
@@ -178,9 +180,10 @@ int32_t nccl_init(uly_device *d, const char id[ULY_NCCL_ID], int32_t ranks, int3
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclResult_t r = ncclCommInitRankConfig(&n->comm, ranks, unique, rank, &config);
-  int32_t code = n->comm ? settle(d, n, "ncclCommInitRank", r)
-                         : fail(d, ULY_COMM, "NCCL ncclCommInitRank, rank %d of %d: %s (NCCL_DEBUG=INFO says more)",
-                                rank, ranks, ncclGetErrorString(r));
+  int32_t code = n->comm
+                     ? wait_enqueued(d, n, "ncclCommInitRank", r)
+                     : fail(d, ULY_COMM, "NCCL ncclCommInitRank, rank %d of %d: %s (set NCCL_DEBUG=INFO for details)",
+                            rank, ranks, ncclGetErrorString(r));
   if (code != ULY_OK) {
     delete n;
     return code;
@@ -198,7 +201,7 @@ int32_t nccl_close(uly_device *d, uly_nccl *n) {
     if (n->comm) ncclCommDestroy(n->comm);
     n->comm = nullptr;
   }
-  n->under_way.each([](const Exchange<cudaEvent_t> &x) {
+  n->pending.each([](const Collective<cudaEvent_t> &x) {
     for (cudaEvent_t e : {x.before, x.after})
       if (e) cudaEventDestroy(e);
   });
@@ -214,35 +217,36 @@ int32_t nccl_abort(uly_device *, uly_nccl *n) {
   return wrong(r) ? ULY_COMM : ULY_OK;
 }
 
-// A peer that dies on the same node is no error of NCCL's: its kernel waits on this GPU for ever.
-// So the clock is looked at, too.
+// NCCL reports no error when a peer on the same node dies: the kernel on this GPU then waits
+// forever. Therefore nccl_error also checks how long the oldest collective has waited.
 int32_t nccl_error(uly_device *, uly_nccl *n, char *text, int64_t text_bytes) {
   auto say = [&](const std::string &why) {
     snprintf(text, (size_t)text_bytes, "%s", why.c_str());
     return (int32_t)ULY_COMM;
   };
   std::lock_guard<std::mutex> hold(n->lock);
-  if (!n->comm) return say(of(n, "exchange") + "the communicator was aborted");
+  if (!n->comm) return say(of(n, "collective") + "the communicator was aborted");
   ncclResult_t r = ncclSuccess, asked = ncclCommGetAsyncError(n->comm, &r);
   if (asked != ncclSuccess) r = asked;
-  if (wrong(r)) return say(lost(n, "exchange", r));
-  const double waited = n->under_way.look(now(), passed);
+  if (wrong(r)) return say(lost(n, "collective", r));
+  const double waited = n->pending.update(now(), reached);
   if (n->timeout <= 0 || waited <= n->timeout) return ULY_OK;
-  const std::string what = n->under_way.oldest();
+  const std::string what = n->pending.oldest();
   end(n);
-  return say(of(n, what.c_str()) + "this rank's GPU has waited " + std::to_string((int64_t)waited) +
-             " s for its peers (ULYSSES_TIMEOUT): one has ended, or is in another call; NCCL_DEBUG=INFO says more");
+  return say(
+      of(n, what.c_str()) + "this rank's GPU has waited " + std::to_string((int64_t)waited) +
+      " s for its peers (ULYSSES_TIMEOUT): a peer has ended or is in another call; set NCCL_DEBUG=INFO for details");
 }
 
-// Always in sends and receives: ncclAlltoAll is made of the same ones unless the buffers lie in
-// registered windows, and it wants all counts of all ranks to be equal, which one rank's counts do
-// not tell.
+// The all-to-all consists of sends and receives. ncclAlltoAll consists of the same operations
+// unless the buffers lie in registered windows, and it requires equal counts on all ranks, which a
+// rank cannot check.
 int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const int64_t *recv_at,
                         const int64_t *recv_bytes, const void *src, const int64_t *send_at, const int64_t *send_bytes) {
   char *to = static_cast<char *>(dst);
   const char *from = static_cast<const char *>(src);
   const int ranks = n->ranks;
-  return exchange(d, n, s, "all-to-all", [&](ncclComm_t c) {
+  return enqueue_collective(d, n, s, "all-to-all", [&](ncclComm_t c) {
     return group([&] {
       ncclResult_t r = ncclSuccess;
       for (int i = 0; i < ranks && !wrong(r); i++) {
@@ -274,13 +278,13 @@ int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int6
     if (t.real && how != 0)
       return fail(
           d, ULY_UNSUPPORTED,
-          "NCCL all-reduce: its maximum and minimum of floating-point numbers lose a NaN: gather and reduce instead");
+          "NCCL all-reduce: maximum and minimum of floating-point numbers ignore NaN; gather and reduce instead");
     if (count == 0) return ULY_OK;
-    return exchange(d, n, s, "all-reduce", [&](ncclComm_t c) {
+    return enqueue_collective(d, n, s, "all-reduce", [&](ncclComm_t c) {
       return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s);
     });
   }
-  return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce of type %d: F32, F64, BF16, I32 and I64 are served", dtype);
+  return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce of type %d: use F32, F64, BF16, I32 or I64", dtype);
 }
 
 int32_t nccl_broadcast(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t bytes, int32_t root) {
@@ -288,7 +292,7 @@ int32_t nccl_broadcast(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64
     return fail(d, ULY_INVALID_ARGUMENT, "NCCL broadcast of %lld bytes from rank %d of %d", (long long)bytes, root,
                 n->ranks);
   if (bytes == 0) return ULY_OK;
-  return exchange(d, n, s, "broadcast", [&](ncclComm_t c) {
+  return enqueue_collective(d, n, s, "broadcast", [&](ncclComm_t c) {
     return ncclBroadcast(x, x, static_cast<size_t>(bytes), ncclInt8, root, c, s->s);
   });
 }
@@ -299,7 +303,7 @@ int32_t nccl_send_recv(uly_device *d, uly_nccl *n, uly_stream *s, void *recv, in
     return fail(d, ULY_INVALID_ARGUMENT, "NCCL: receive from rank %d, send to rank %d of %d", from, to, n->ranks);
   const bool sends = to >= 0 && send_bytes > 0, receives = from >= 0 && recv_bytes > 0;
   if (!sends && !receives) return ULY_OK;
-  return exchange(d, n, s, "send and receive", [&](ncclComm_t c) {
+  return enqueue_collective(d, n, s, "send and receive", [&](ncclComm_t c) {
     return group([&] {
       ncclResult_t r = sends ? ncclSend(send, static_cast<size_t>(send_bytes), ncclInt8, to, c, s->s) : ncclSuccess;
       if (receives && !wrong(r)) r = ncclRecv(recv, static_cast<size_t>(recv_bytes), ncclInt8, from, c, s->s);

@@ -1,4 +1,5 @@
-// Apart from NCCL, so that it can be tested on the host.
+// Timeouts of collectives. The file includes neither NCCL nor CUDA; nccl_timeout_test.cpp tests it
+// on the host.
 #pragma once
 
 #include <ctype.h>
@@ -7,8 +8,8 @@
 
 #include <deque>
 
-// nccl_seconds reads a duration as Go writes it ("10m", "1h30m", "2.5s", "300ms"); 0 is without
-// end; `otherwise` is for nothing and nonsense.
+// nccl_seconds parses a duration in Go's format ("10m", "1h30m", "2.5s", "300ms") and returns
+// seconds; 0 means no timeout. It returns `otherwise` for NULL, "" and invalid text.
 inline double nccl_seconds(const char *text, double otherwise) {
   if (!text || !*text) return otherwise;
   if (!strcmp(text, "0")) return 0;
@@ -38,17 +39,19 @@ inline double nccl_seconds(const char *text, double otherwise) {
   return sum;
 }
 
-// Exchange is what a stream was told, between two marks; 0 is a mark that has still to be made.
-template <class Mark> struct Exchange {
+// Collective is an operation of a stream between two events. An event that is 0 has not been
+// created yet.
+template <class Mark> struct Collective {
   Mark before{}, after{};
   const char *what = "";
 };
 
-// Exchanges are those of a stream that have not ended, the oldest first, and marks to use again.
-template <class Mark> class Exchanges {
+// PendingCollectives has the operations of a stream that have not completed, the oldest first, and
+// events for reuse.
+template <class Mark> class PendingCollectives {
  public:
-  Exchange<Mark> take(const char *what) {
-    Exchange<Mark> x;
+  Collective<Mark> acquire(const char *what) {
+    Collective<Mark> x;
     if (!spare.empty()) {
       x = spare.back();
       spare.pop_back();
@@ -56,19 +59,19 @@ template <class Mark> class Exchanges {
     x.what = what;
     return x;
   }
-  void give(const Exchange<Mark> &x) { spare.push_back(x); }
-  void told(const Exchange<Mark> &x) { waiting.push_back(x); }
+  void release(const Collective<Mark> &x) { spare.push_back(x); }
+  void enqueued(const Collective<Mark> &x) { waiting.push_back(x); }
 
-  // look forgets what the stream has come past, and returns for how long looks have found the
-  // oldest exchange begun and not ended: what has not begun waits for this rank's own work, however
-  // long that takes.
-  template <class Passed> double look(double now, Passed passed) {
-    while (!waiting.empty() && passed(waiting.front().after)) {
+  // update removes the operations that the stream has completed. It returns the seconds for which
+  // calls of update have found the oldest operation check_launch but not completed. Before an operation
+  // starts, it waits for this rank's own work, which has no time limit.
+  template <class Reached> double update(double now, Reached reached) {
+    while (!waiting.empty() && reached(waiting.front().after)) {
       spare.push_back(waiting.front());
       waiting.pop_front();
       since = -1;
     }
-    if (waiting.empty() || !passed(waiting.front().before)) return 0;
+    if (waiting.empty() || !reached(waiting.front().before)) return 0;
     if (since < 0) since = now;
     return now - since;
   }
@@ -80,6 +83,6 @@ template <class Mark> class Exchanges {
   }
 
  private:
-  std::deque<Exchange<Mark>> waiting, spare;
-  double since = -1; // when the oldest was first found begun; < 0: it was not
+  std::deque<Collective<Mark>> waiting, spare;
+  double since = -1; // when update first found the oldest operation check_launch; < 0: not check_launch
 };

@@ -18,24 +18,24 @@ int main() {
 
   int at = 0; // what the stream has come past
   auto passed = [&](int mark) { return mark <= at; };
-  Exchanges<int> x;
-  CHECK(x.look(0, passed) == 0 && x.take("").before == 0);
-  x.told({10, 11, "first"});
-  x.told({20, 21, "second"});
+  PendingCollectives<int> x;
+  CHECK(x.update(0, passed) == 0 && x.acquire("").before == 0);
+  x.enqueued({10, 11, "first"});
+  x.enqueued({20, 21, "second"});
   at = 9; // long work of this rank's own comes first
-  CHECK(x.look(1000, passed) == 0 && x.look(2000, passed) == 0);
+  CHECK(x.update(1000, passed) == 0 && x.update(2000, passed) == 0);
   at = 10;
-  CHECK(x.look(2100, passed) == 0 && x.look(2130, passed) == 30 && !strcmp(x.oldest(), "first"));
+  CHECK(x.update(2100, passed) == 0 && x.update(2130, passed) == 30 && !strcmp(x.oldest(), "first"));
   at = 19; // the first has ended: the time is not the second's
-  CHECK(x.look(2140, passed) == 0 && !strcmp(x.oldest(), "second"));
+  CHECK(x.update(2140, passed) == 0 && !strcmp(x.oldest(), "second"));
   at = 20;
-  CHECK(x.look(2200, passed) == 0 && x.look(2207, passed) == 7);
+  CHECK(x.update(2200, passed) == 0 && x.update(2207, passed) == 7);
   at = 21;
-  CHECK(x.look(2300, passed) == 0 && !*x.oldest());
+  CHECK(x.update(2300, passed) == 0 && !*x.oldest());
   int marks = 0;
-  x.each([&](const Exchange<int> &) { marks++; });
+  x.each([&](const Collective<int> &) { marks++; });
   CHECK(marks == 2);
-  Exchange<int> again = x.take("third");
+  Collective<int> again = x.acquire("third");
   CHECK(again.before && again.after && !strcmp(again.what, "third"));
   return test_status();
 }

@@ -1,5 +1,6 @@
-// Attention by cuDNN's graphs (its frontend, version 1): BF16, forward and backward. What it is
-// asked for is in sdpa_shape.h; a plan is built when a shape is first seen, and kept.
+// Attention by cuDNN's graphs (cudnn-frontend, version 1), in BF16, forward and backward.
+// sdpa_shape.h decides which calls cuDNN gets. The plan of a shape is built when the shape is first
+// used, and kept.
 #include "sdpa.h"
 
 #pragma GCC diagnostic push
@@ -17,7 +18,8 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 namespace {
 
-// Names of tensors in graphs. Offsets follow from OFFSETS on, in the order of sdpa_shape.h.
+// Ids of tensors in graphs. The arrays of offsets have the ids from OFFSETS on, in the order of
+// sdpa_shape.h.
 enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV, LENGTHS_Q, LENGTHS_K, OFFSETS };
 
 struct same {
@@ -32,10 +34,10 @@ struct hash {
   }
 };
 
-// describe makes the graph of a shape.
-class describe {
+// graph_builder makes the graph of a shape.
+class graph_builder {
  public:
-  describe(const sdpa_shape &shape, Graph &graph) : s(shape), g(graph) {
+  graph_builder(const sdpa_shape &shape, Graph &graph) : s(shape), g(graph) {
     g.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -63,22 +65,22 @@ class describe {
                         .set_data_type(type));
   }
 
-  // shape [documents, heads, tokens, width]
-  void lay(Tensor t, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
+  // set_layout sets the shape [documents, heads, tokens, width] and the strides of a tensor.
+  void set_layout(Tensor t, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
     t->set_uid(uid).set_dim({s.b, heads, rows, width}).set_stride({rows * x.token, x.head, x.token, 1});
     if (s.packed) t->set_ragged_offset(offsets[which]);
   }
   Tensor input(const char *name, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width,
                const sdpa_strides &x) {
     Tensor t = g.tensor(fe::graph::Tensor_attributes().set_name(name));
-    lay(t, uid, which, heads, rows, width, x);
+    set_layout(t, uid, which, heads, rows, width, x);
     return t;
   }
   void output(Tensor t, int64_t uid, int which, int64_t heads, int64_t rows, int64_t width, const sdpa_strides &x) {
     t->set_output(true);
-    lay(t, uid, which, heads, rows, width, x);
+    set_layout(t, uid, which, heads, rows, width, x);
   }
-  void lay_stats(Tensor t) {
+  void set_stats_layout(Tensor t) {
     t->set_uid(STATS).set_data_type(fe::DataType_t::FLOAT).set_dim({s.b, s.hq, s.sq, 1});
     if (s.packed) t->set_stride({s.hq * s.sq, 1, s.hq, 1}).set_ragged_offset(offsets[SDPA_STATS]);
     else t->set_stride({s.hq * s.sq, s.sq, 1, 1});
@@ -101,7 +103,7 @@ class describe {
     auto results = g.sdpa(q, k, v, options);
     output(results[0], OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out);
     results[1]->set_output(true);
-    lay_stats(results[1]);
+    set_stats_layout(results[1]);
   }
 
   void backward() {
@@ -110,7 +112,7 @@ class describe {
     Tensor out = input("out", OUT, SDPA_OUT, s.hq, s.sq, s.dv, s.out),
            dout = input("dout", DOUT, SDPA_DOUT, s.hq, s.sq, s.dv, s.dout);
     Tensor stats = g.tensor(fe::graph::Tensor_attributes().set_name("stats"));
-    lay_stats(stats);
+    set_stats_layout(stats);
     auto options = fe::graph::SDPA_backward_attributes().set_name("attention_backward");
     mask(options);
     if (s.packed) options.set_max_total_seq_len_q(s.tokens_q).set_max_total_seq_len_kv(s.tokens_k);
@@ -124,13 +126,14 @@ class describe {
 struct plan {
   std::shared_ptr<Graph> graph;
   int64_t workspace = 0;
-  std::string why;                          // cuDNN does not serve it: there is no graph then
-  std::unordered_map<int64_t, void *> pack; // tensors of a call, by name
+  // why cuDNN does not support the shape; graph is then NULL
+  std::string why;
+  std::unordered_map<int64_t, void *> pack; // the tensors of a call by id
 };
 
-struct plans : kept {
+struct plans : library_state {
   cudnnHandle_t handle = nullptr;
-  std::string broken; // why cuDNN does not come up on this GPU
+  std::string broken; // why cuDNN cannot be used on this GPU
   std::unordered_map<sdpa_shape, plan, hash, same> known;
   ~plans() override {
     known.clear();
@@ -138,13 +141,13 @@ struct plans : kept {
   }
 };
 
-// build goes through cuDNN's steps, for the GPU of a handle or for one that `properties` describe.
+// build builds a plan, for the GPU of a handle or for the GPU that `properties` describes.
 fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::shared_ptr<fe::DeviceProperties> properties,
                   int sm) {
   p.graph = std::make_shared<Graph>();
   Graph &g = *p.graph;
   if (properties) g.set_sm_version(sm).set_device_properties(properties);
-  describe(s, g);
+  graph_builder(s, g);
   fe::error_t e = g.validate();
   if (e.is_good()) e = properties ? g.build_operation_graph() : g.build_operation_graph(handle);
   if (e.is_good()) e = g.create_execution_plans({fe::HeurMode_t::A});
@@ -154,15 +157,16 @@ fe::error_t build(plan &p, const sdpa_shape &s, cudnnHandle_t handle, std::share
   return e;
 }
 
-// no says why cuDNN does not serve, for those who ask for it by name.
-std::nullptr_t no(uly_device *d, const std::string &why) {
+// unsupported records why cuDNN does not support a call. The message appears if ULYSSES_KERNEL
+// selects cuDNN.
+std::nullptr_t unsupported(uly_device *d, const std::string &why) {
   fail(d, ULY_UNSUPPORTED, "cuDNN: %s", why.c_str());
   return nullptr;
 }
 
-// find is NULL when cuDNN does not come up or does not serve the shape.
+// find returns NULL if cuDNN cannot be used or does not support the shape.
 plan *find(uly_device *d, const sdpa_shape &s) {
-  kept *&slot = libraries_of(d).sdpa;
+  library_state *&slot = libraries_of(d).sdpa;
   if (!slot) slot = new plans;
   plans &all = *static_cast<plans *>(slot);
   if (!all.handle && all.broken.empty()) {
@@ -172,7 +176,7 @@ plan *find(uly_device *d, const sdpa_shape &s) {
       all.broken = std::string("cudnnCreate: ") + cudnnGetErrorString(status);
     }
   }
-  if (!all.handle) return no(d, all.broken);
+  if (!all.handle) return unsupported(d, all.broken);
   auto at = all.known.find(s);
   if (at == all.known.end()) {
     plan p;
@@ -185,63 +189,65 @@ plan *find(uly_device *d, const sdpa_shape &s) {
     if (!p.why.empty()) p.graph = nullptr;
     at = all.known.emplace(s, p).first;
   }
-  return at->second.graph ? &at->second : no(d, at->second.why);
+  return at->second.graph ? &at->second : unsupported(d, at->second.why);
 }
 
 bool available(uly_device *d, const AttentionArgs &a) {
-  if (!d->absent && !library_open(LIB_CUDNN)) no(d, library_reason(LIB_CUDNN));
-  // Backward, cuDNN adds up dq in the order in which blocks come.
-  else if ((d->deterministic || a.deterministic) && a.backward) no(d, "its backward pass does not repeat to the bit");
-  else return true; // every GPU that opens is new enough
+  if (!d->absent && !library_open(LIB_CUDNN)) unsupported(d, library_reason(LIB_CUDNN));
+  // In the backward pass, cuDNN adds to dq in the order in which blocks finish.
+  else if ((d->deterministic || a.deterministic) && a.backward)
+    unsupported(d, "its backward pass is not bitwise reproducible");
+  else return true; // cuDNN supports every GPU that the plug-in opens
   return false;
 }
 
-int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_lay(s).plan + p.workspace; }
+int64_t bytes_of(const sdpa_shape &s, const plan &p) { return sdpa_layout_of(s).plan + p.workspace; }
 
-// part is one of the calls that attention is cut into, with its plan.
-struct part {
+// subcall is one of the calls into which attention is split (sdpa_split.h), with its plan.
+struct subcall {
   AttentionArgs call;
   sdpa_shape shape;
   plan *p;
 };
 
-// asked is the calls that cuDNN is asked for; none, with the reason, where one of them is not for
-// it.
-std::vector<part> asked(uly_device *d, const AttentionArgs &a) {
+// subcalls_of returns the calls for cuDNN. It returns none, and records the reason, if cuDNN does
+// not support one of them.
+std::vector<subcall> subcalls_of(uly_device *d, const AttentionArgs &a) {
   if (!available(d, a)) return {};
-  std::vector<part> parts;
-  sdpa_parts cut;
-  const char *why = sdpa_cut(a, &cut);
+  std::vector<subcall> calls;
+  sdpa_subcalls cut;
+  const char *why = sdpa_split(a, &cut);
   for (int64_t i = 0; !why && i < cut.n; i++) {
-    parts.push_back({sdpa_part_of(a, cut.part[i]), {}, nullptr});
-    why = sdpa_describe(parts.back().call, &parts.back().shape);
+    calls.push_back({sdpa_subcall_of(a, cut.call[i]), {}, nullptr});
+    why = sdpa_describe(calls.back().call, &calls.back().shape);
   }
-  if (!why) return parts;
-  no(d, std::string("not for ") + why);
+  if (!why) return calls;
+  unsupported(d, why);
   return {};
 }
 
-// serving is those of a call with documents, with a plan for each of them or none at all.
-std::vector<part> serving(uly_device *d, const AttentionArgs &a) {
-  std::vector<part> parts = asked(d, a);
-  for (part &x : parts) {
+// planned_subcalls returns the calls with their plans, for known documents. It returns none if one
+// of them has no plan.
+std::vector<subcall> planned_subcalls(uly_device *d, const AttentionArgs &a) {
+  std::vector<subcall> calls = subcalls_of(d, a);
+  for (subcall &x : calls) {
     x.p = find(d, x.shape);
-    // What was asked for before the documents were known has to do.
+    // The caller allocated the workspace before the documents were known, with the size sdpa_bound.
     if (x.p && (x.shape.packed || x.shape.b > 1) && bytes_of(x.shape, *x.p) > sdpa_bound(x.shape))
-      x.p = no(d, "more workspace than is kept for documents");
+      x.p = unsupported(d, "the plan needs more workspace than the bound for unknown documents");
     if (!x.p) return {};
   }
-  return parts;
+  return calls;
 }
 
-// execute enqueues one part. `at` is the workspace behind the tables of documents, which it shares
-// with the other parts.
-int32_t execute(uly_device *d, uly_stream *stream, const part &x, const AttentionLayout &tables, char *at,
+// execute enqueues one call. `at` is the workspace after the tables of documents; all calls of an
+// attention use the same memory, one after another.
+int32_t execute(uly_device *d, uly_stream *stream, const subcall &x, const AttentionLayout &tables, char *at,
                 const char *op) {
   const AttentionArgs &a = x.call;
   const sdpa_shape &s = x.shape;
   plan *p = x.p;
-  const sdpa_layout mine = sdpa_lay(s);
+  const sdpa_layout mine = sdpa_layout_of(s);
   if (s.packed) {
     TRY(sdpa_tables(d, stream, a, tables, s, at));
     p->pack[LENGTHS_Q] = at + mine.lengths_q;
@@ -264,11 +270,11 @@ int32_t execute(uly_device *d, uly_stream *stream, const part &x, const Attentio
 
 static int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &a) {
   const char *op = a.backward ? "AttentionBackward" : "AttentionForward";
-  const std::vector<part> parts = serving(d, a);
-  if (parts.empty()) return ULY_UNSUPPORTED; // with the reason
+  const std::vector<subcall> calls = planned_subcalls(d, a);
+  if (calls.empty()) return ULY_UNSUPPORTED; // the reason is recorded
   int64_t bytes = 0;
   bool packed = false;
-  for (const part &x : parts) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
+  for (const subcall &x : calls) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
   const AttentionLayout tables = attention_layout(a, a.backward);
   if (a.workspace.shape[0] < tables.tables + bytes)
     return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op,
@@ -277,16 +283,18 @@ static int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &
   if (status != CUDNN_STATUS_SUCCESS)
     return fail(d, ULY_DEVICE, "cuda.%s: cudnnSetStream: %s", op, cudnnGetErrorString(status));
   if (packed) TRY(attention_upload(d, stream, &a, tables, 128, 128));
-  for (const part &x : parts)
+  for (const subcall &x : calls)
     TRY(execute(d, stream, x, tables, static_cast<char *>(a.workspace.data) + tables.tables, op));
   return ULY_OK;
 }
 
-bool sdpa_fits(uly_device *d, const AttentionArgs &a) { return !(a.cu_q ? serving(d, a) : asked(d, a)).empty(); }
+bool sdpa_fits(uly_device *d, const AttentionArgs &a) {
+  return !(a.cu_q ? planned_subcalls(d, a) : subcalls_of(d, a)).empty();
+}
 
 int64_t sdpa_workspace(uly_device *d, const AttentionArgs &a) {
   int64_t bytes = 0;
-  for (const part &x : asked(d, a)) {
+  for (const subcall &x : subcalls_of(d, a)) {
     if (const plan *p = d->absent ? nullptr : find(d, x.shape)) bytes = most(bytes, bytes_of(x.shape, *p));
     if (!a.cu_q) bytes = most(bytes, sdpa_bound(x.shape));
   }
@@ -329,6 +337,6 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) { return checke
 
 } // namespace
 
-static const RegisterRows registered({{ULY_OP_ATTENTION_FORWARD, "cudnn", forward, fits_forward},
-                                      {ULY_OP_ATTENTION_BACKWARD, "cudnn", backward, fits_backward}},
-                                     true);
+static const RegisterKernels registered({{ULY_OP_ATTENTION_FORWARD, "cudnn", forward, fits_forward},
+                                         {ULY_OP_ATTENTION_BACKWARD, "cudnn", backward, fits_backward}},
+                                        true);

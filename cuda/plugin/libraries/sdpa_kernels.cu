@@ -1,4 +1,5 @@
-// Small kernels beside cuDNN's attention.
+// Kernels that prepare the arguments of cuDNN's attention: tables of documents, and copies of the
+// LSE.
 #include "sdpa.h"
 #include "kernels/values.h"
 
@@ -30,7 +31,7 @@ static __global__ void __launch_bounds__(THREADS) tables(TableArgs a) {
 int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const AttentionLayout &l,
                     const sdpa_shape &shape, char *at) {
   const char *w = static_cast<const char *>(a.workspace.data);
-  const sdpa_layout mine = sdpa_lay(shape);
+  const sdpa_layout mine = sdpa_layout_of(shape);
   TableArgs t = {reinterpret_cast<const int64_t *>(w + l.cu_q),
                  reinterpret_cast<const int64_t *>(w + l.cu_k),
                  l.documents,
@@ -41,7 +42,7 @@ int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const 
                  {}};
   for (int i = 0; i < SDPA_OFFSETS; i++) t.token[i] = sdpa_token(shape, i);
   LAUNCH(tables, blocks_for(shape.b + 1, THREADS), THREADS, 0, s, t);
-  return started(d, "Attention: documents for cuDNN");
+  return check_launch(d, "Attention: documents for cuDNN");
 }
 
 struct StatsArgs {
@@ -66,5 +67,5 @@ int32_t sdpa_stats(uly_device *d, uly_stream *s, const uly_attention &a, const s
       static_cast<float *>(a.lse.data), at,      a.lse.stride[0], a.lse.stride[1], shape.hq, shape.hq * a.q.shape[0],
       sdpa_statistics_of(shape),        to_stats};
   LAUNCH(stats, blocks_for(c.n, THREADS), THREADS, 0, s, c);
-  return started(d, "Attention: LSE for cuDNN");
+  return check_launch(d, "Attention: LSE for cuDNN");
 }

@@ -98,7 +98,7 @@ static void packed() {
   std::vector<int64_t> many(8192, 2);
   many[5] = 3;
   CHECK(!call(many, many).describe(&s) && s.packed && s.b == 8192, "8192 documents");
-  const sdpa_layout l = sdpa_lay(s);
+  const sdpa_layout l = sdpa_layout_of(s);
   CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b &&
             l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
         "parts of the workspace overlap");
@@ -177,23 +177,23 @@ static void refusals() {
   CHECK(with([](call &c) { c.a.v.stride[1] = 0; }).refused("16 bytes"), "heads one over another");
   CHECK(with([](call &c) { c.a.out.data = reinterpret_cast<void *>(8); }).refused("aligned"), "alignment");
   CHECK(with([](call &c) { c.a.q.stride[2] = 2; }).refused("dense"), "last axis");
-  CHECK(with([](call &c) { c.window.right = 3, c.a.causal = 0; }).refused("ahead"), "look ahead");
+  CHECK(with([](call &c) { c.window.right = 3, c.a.causal = 0; }).refused("later keys"), "look ahead");
   CHECK(with([](call &c) { c.a.scale = NAN; }).refused("finite"), "scale");
   CHECK(call({64}, {64}, 4, 2, 264, 8).refused("head sizes"), "d 264");
   CHECK(call({64}, {64}, 4, 2, 20, 16).refused("16 bytes"), "d 20");
   CHECK(call({64, 0}, {0, 64}).refused("no key"), "queries without keys");
-  CHECK(call({0}, {0}).refused("nothing"), "no tokens");
+  CHECK(call({0}, {0}).refused("no tokens"), "no tokens");
   sdpa_shape s;
   // Packed, heads before tokens: cuDNN would find room for its sums by the token's stride.
   auto turned = [](uly_tensor &t) { t.stride[0] = t.shape[2], t.stride[1] = t.shape[0] * t.shape[2]; };
-  CHECK(with([&](call &c) { turned(c.a.q); }).refused("token by token"), "heads before tokens");
+  CHECK(with([&](call &c) { turned(c.a.q); }).refused("token's stride"), "heads before tokens");
   CHECK(with([&](call &c) { c.gradients(), turned(c.a.dk); }).refused("gradients"), "gradients, heads before tokens");
   call dense({64, 64}, {64, 64});
   turned(dense.a.q);
   CHECK(!dense.describe(&s) && !s.packed && s.q.head == 128 * 16 && s.q.token == 16,
         "documents of one length, heads before tokens");
   CHECK(with([](call &c) { c.gradients(); }).describe(&s) == nullptr && s.backward, "backward");
-  CHECK(call({64, 0}, {64, 64}).refused("without queries"), "a document without queries");
+  CHECK(call({64, 0}, {64, 64}).refused("no queries"), "a document without queries");
   call before({96}, {64}, 4, 2), within({64}, {96}, 4, 2);
   before.a.causal = 0, before.window.left = within.window.left = 5;
   CHECK(before.refused("more queries than keys") && !within.describe(&s), "a window and more queries than keys");
@@ -203,13 +203,13 @@ static void refusals() {
       CHECK(!differ.describe(&s), "d %lld and %lld, forward", (long long)d, (long long)dv);
       differ.gradients();
       const bool served = d == dv || d < 128 || dv < 128 || (d == 192 && dv == 128);
-      CHECK(served ? !differ.describe(&s) : differ.refused("from 128 on"), "d %lld and %lld, backward", (long long)d,
+      CHECK(served ? !differ.describe(&s) : differ.refused("of 128 or more"), "d %lld and %lld, backward", (long long)d,
             (long long)dv);
     }
   call eight({64, 32}, {64, 32}, 4, 2, 24, 24);
   CHECK(!eight.describe(&s), "d 24, forward");
   eight.gradients();
-  CHECK(eight.refused("16, backward"), "d 24, backward");
+  CHECK(eight.refused("multiples of 16"), "d 24, backward");
 }
 
 // A question for workspace comes without documents and without gradients; the answer holds for all.
@@ -237,7 +237,7 @@ static void questions() {
         "a bound of tokens that are not rounded");
   call far({SDPA_TOKENS}, {SDPA_TOKENS}, 128, 128, 256, 256);
   far.gradients();
-  CHECK(!far.describe(&s) && sdpa_lay(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40,
+  CHECK(!far.describe(&s) && sdpa_layout_of(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40,
         "far lengths");
   CHECK(call({SDPA_TOKENS + 1}, {SDPA_TOKENS + 1}).refused("16 million"), "too far");
 }

@@ -1,7 +1,7 @@
 // Attention that is cut along heads: the parts are all of it, each is even, and run one after
 // another they leave what the whole leaves. A Go test compiles this and runs it with the emulated
 // plug-in, whose own kernels take the place of cuDNN's.
-#include "sdpa_parts.h"
+#include "sdpa_split.h"
 
 #include "host_test.h"
 
@@ -47,16 +47,16 @@ static uintptr_t address(const uly_tensor &t, int64_t token, int64_t head) {
 // own key head and in its own memory. It returns how many.
 static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
   AttentionArgs a = question(kv_head, hkv, turned);
-  sdpa_parts parts;
-  const char *why = sdpa_cut(a, &parts);
+  sdpa_subcalls parts;
+  const char *why = sdpa_split(a, &parts);
   CHECK(!why, "%zu heads: %s", kv_head.size(), why);
   int64_t q = 0, k = 0;
   for (int64_t i = 0; i < parts.n; i++) {
-    const sdpa_part &p = parts.part[i];
+    const sdpa_subcall &p = parts.call[i];
     CHECK(p.q == q && p.k == k && p.hq > 0 && p.hkv > 0 && p.hq % p.hkv == 0, "part %lld is %lld:%lld from %lld:%lld",
           (ll)i, (ll)p.hq, (ll)p.hkv, (ll)p.q, (ll)p.k);
-    if (i > 0) CHECK(p.hq / p.hkv != parts.part[i - 1].hq / parts.part[i - 1].hkv, "parts that could be one");
-    AttentionArgs b = sdpa_part_of(a, p);
+    if (i > 0) CHECK(p.hq / p.hkv != parts.call[i - 1].hq / parts.call[i - 1].hkv, "parts that could be one");
+    AttentionArgs b = sdpa_subcall_of(a, p);
     CHECK(b.q.shape[1] == p.hq && b.k.shape[1] == p.hkv && !b.kv_head, "a part of other heads");
     for (int64_t h = 0; h < p.hq; h++)
       CHECK(kv_head[static_cast<size_t>(q + h)] == k + attention_kv_head(b, h), "query head %lld has another key head",
@@ -99,28 +99,28 @@ static void shares() {
 static void refusals() {
   auto refused = [](const List &kv_head, int64_t hkv, const char *want) {
     const AttentionArgs a = question(kv_head, hkv);
-    sdpa_parts parts;
-    const char *why = sdpa_cut(a, &parts);
+    sdpa_subcalls parts;
+    const char *why = sdpa_split(a, &parts);
     CHECK(why && strstr(why, want), "%zu heads: %s, want %s", kv_head.size(), why ? why : "served", want);
   };
   refused({0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7, 8}, 9, "more than 8");
   for (const List &list : {List{0, 0, 2, 2}, {1, 1, 2, 2}, {0, 0, 1, 1}, {0, 1, 0, 2}, {-1, 0, 1, 2}, {0, 1, 2, 3}})
-    refused(list, 3, "left out");
-  refused({}, 2, "nothing");
-  refused({0}, 0, "nothing");
+    refused(list, 3, "skipped");
+  refused({}, 2, "no heads");
+  refused({0}, 0, "no heads");
   AttentionArgs a = question({0, 0, 0, 0}, 2);
-  sdpa_parts parts;
+  sdpa_subcalls parts;
   a.kv_head = {};
-  CHECK(!sdpa_cut(a, &parts) && parts.n == 1 && parts.part[0].hq == 4 && parts.part[0].hkv == 2, "no list");
+  CHECK(!sdpa_split(a, &parts) && parts.n == 1 && parts.call[0].hq == 4 && parts.call[0].hkv == 2, "no list");
   a.k.shape[1] = 3;
-  const char *why = sdpa_cut(a, &parts);
+  const char *why = sdpa_split(a, &parts);
   CHECK(why && strstr(why, "divide"), "4 query heads for 3 key heads");
   a.k.ndim = 2;
-  why = sdpa_cut(a, &parts);
-  CHECK(why && strstr(why, "axes"), "a matrix");
+  why = sdpa_split(a, &parts);
+  CHECK(why && strstr(why, "[tokens"), "a matrix");
   a = question({0, 0, 0, 1}, 2); // a question for workspace has no gradients
   for (uly_tensor *t : {&a.dout, &a.dq, &a.dk, &a.dv}) *t = {};
-  const AttentionArgs b = sdpa_part_of(a, {3, 1, 1, 1});
+  const AttentionArgs b = sdpa_subcall_of(a, {3, 1, 1, 1});
   CHECK(!b.dq.data && !b.dk.data && b.q.shape[1] == 1, "a question with gradients");
 }
 
@@ -216,10 +216,10 @@ static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, 
   for (int32_t backward : {0, 1}) {
     a.backward = backward;
     const int32_t op = backward ? ULY_OP_ATTENTION_BACKWARD : ULY_OP_ATTENTION_FORWARD;
-    sdpa_parts parts = {};
-    if (in_parts) CHECK(!sdpa_cut(a, &parts), "not cut");
+    sdpa_subcalls parts = {};
+    if (in_parts) CHECK(!sdpa_split(a, &parts), "not cut");
     else run(op, a);
-    for (int64_t i = 0; i < parts.n; i++) { run(op, sdpa_part_of(a, parts.part[i])); }
+    for (int64_t i = 0; i < parts.n; i++) { run(op, sdpa_subcall_of(a, parts.call[i])); }
   }
   return {out.back(), lse.back(), dq.back(), dk.back(), dgv.back()};
 }
@@ -244,7 +244,7 @@ static void runs() {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 2) return printf("usage: sdpa_parts_test PLUGIN\n"), 2;
+  if (argc < 2) return printf("usage: sdpa_split_test PLUGIN\n"), 2;
   shares();
   refusals();
   begin(argv[1]);

@@ -12,11 +12,11 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestGuest orders operations with a stream that is not ours, whichever of the two is asked for
+// TestExternalStream orders operations with a stream that is not ours, whichever of the two is asked for
 // first. Another stream of the device stands for the program's, by what it is.
-func TestGuest(t *testing.T) {
+func TestExternalStream(t *testing.T) {
 	d, s, alloc := opened(t)
-	g, err := d.NewGuest()
+	g, err := d.NewExternalStream()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,11 +46,11 @@ func TestGuest(t *testing.T) {
 			t.Errorf("stream %d: %v", byName, err)
 		}
 	}
-	if err := d.Scale(&stream{d: d, s: g.theirs}, tensor.Tensor{}, 1); err == nil || !strings.Contains(err.Error(), "order alone") {
+	if err := d.Scale(&stream{d: d, s: g.external}, tensor.Tensor{}, 1); err == nil || !strings.Contains(err.Error(), "belongs to the host program") {
 		t.Errorf("an operation on a stream that is not ours: %v", err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
-		if _, _, err := g.PlaceOf(x.Data); err != nil {
+		if _, _, err := g.MemoryKindOf(x.Data); err != nil {
 			t.Error(err)
 		}
 		if err := errors.Join(g.Enter(0, s), g.Leave(0, s)); err != nil {
@@ -64,7 +64,7 @@ func TestGuest(t *testing.T) {
 // TestPlaces tells a program's memory apart.
 func TestPlaces(t *testing.T) {
 	d, _, alloc := opened(t)
-	g, err := d.NewGuest()
+	g, err := d.NewExternalStream()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,11 +77,11 @@ func TestPlaces(t *testing.T) {
 	x, own := alloc(tensor.F32, 100), make([]float32, 100)
 	for _, c := range []struct {
 		p    unsafe.Pointer
-		want Place
+		want MemoryKind
 		gpu  int
-	}{{x.Data, AtGPU, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), AtGPU, d.Details().Ordinal}, {unsafe.Pointer(&own[0]), AtHost, -1},
-		{pinned.Pointer(), AtPinned, d.Details().Ordinal}, {pointer(4096), AtHost, -1}} {
-		if at, gpu, err := g.PlaceOf(c.p); err != nil || at != c.want || gpu != c.gpu {
+	}{{x.Data, GPUMemory, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), GPUMemory, d.Details().Ordinal}, {unsafe.Pointer(&own[0]), HostMemory, -1},
+		{pinned.Pointer(), PinnedMemory, d.Details().Ordinal}, {pointer(4096), HostMemory, -1}} {
+		if at, gpu, err := g.MemoryKindOf(c.p); err != nil || at != c.want || gpu != c.gpu {
 			t.Errorf("%p lies at %d, GPU %d, %v: want %d, %d", c.p, at, gpu, err, c.want, c.gpu)
 		}
 	}
@@ -98,13 +98,13 @@ func TestThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	before := d.Thread()
+	before := d.SaveContext()
 	other, err := Open(Options{Ordinal: 1})
 	if err != nil {
 		t.Skip("SKIPPED: one GPU alone: ", err)
 	}
 	defer other.Close()
-	if d.Thread() != before {
+	if d.SaveContext() != before {
 		t.Error("opening another GPU made it the thread's")
 	}
 	b, err := other.Alloc(16)
@@ -112,9 +112,9 @@ func TestThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Free()
-	now := d.Thread()
-	d.Back(before)
-	if now == before || d.Thread() != before {
-		t.Errorf("the thread was on %#x, then on %#x, and is on %#x", before, now, d.Thread())
+	now := d.SaveContext()
+	d.RestoreContext(before)
+	if now == before || d.SaveContext() != before {
+		t.Errorf("the thread was on %#x, then on %#x, and is on %#x", before, now, d.SaveContext())
 	}
 }
