@@ -42,10 +42,10 @@ func TestRefusedPlugins(t *testing.T) {
 		path string
 		want []string
 	}{
-		"cut short by a byte": {shortened(t, -1), []string{"cannot be opened", "not a whole one", "copy it again"}},
-		"half":                {shortened(t, 0), []string{"cannot be opened", "not a whole one"}},
-		"a page":              {shortened(t, 4096), []string{"cannot be opened", "not a whole one"}},
-		"empty":               {written(t, nil), []string{"cannot be opened", "not a whole one"}},
+		"cut short by a byte": {shortened(t, -1), []string{"cannot be opened", "truncated", "copy it again"}},
+		"half":                {shortened(t, 0), []string{"cannot be opened", "truncated"}},
+		"a page":              {shortened(t, 4096), []string{"cannot be opened", "truncated"}},
+		"empty":               {written(t, nil), []string{"cannot be opened", "truncated"}},
 		"without its headers": {headless(t), []string{"cannot be opened", "no segment contains its headers"}},
 		"a folder":            {t.TempDir(), []string{"cannot be opened", "directory"}},
 		"of another ABI": {library(t, `unsigned x; const void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 999; return 0; }`),
