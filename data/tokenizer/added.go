@@ -8,36 +8,26 @@ import (
 	"ulysses/internal/status"
 )
 
-// addedToken is a token beside the model: it is found in the text before anything is cut, as it
-// stands (normalized: false) or in the normalized text. The file's id is not asked: as in the
-// `tokenizers` package a token has the id of the model's vocabulary, or the next one behind it.
-type addedToken struct {
-	Content    string `json:"content"`
-	SingleWord bool   `json:"single_word"`
-	LStrip     bool   `json:"lstrip"`
-	RStrip     bool   `json:"rstrip"`
-	Normalized bool   `json:"normalized"`
-	Special    bool   `json:"special"`
-}
-
-// added is all of them, as two finders.
+// added is all added tokens. They are found in the text before it is split: the tokens of plain in
+// the text as it is, the tokens of normalized in the normalized text.
 type added struct {
-	ids        map[string]int32
-	tokens     map[int32]addedToken
-	shown      map[int32]string // how a decoder sees a token that was normalized
+	ids    map[string]int32
+	tokens map[int32]addedToken
+	// text of the tokens that are found in the normalized text, for decoders
+	decoded    map[int32]string
 	plain      trie
 	normalized trie
 }
 
 func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) (string, error)) (*added, error) {
-	a := &added{ids: map[string]int32{}, tokens: map[int32]addedToken{}, shown: map[int32]string{}}
+	a := &added{ids: map[string]int32{}, tokens: map[int32]addedToken{}, decoded: map[int32]string{}}
 	next, bytes := int32(len(vocab)), 0
 	for _, t := range list {
 		if t.Content == "" {
 			continue
 		}
-		if bytes += len(t.Content); bytes > mostAdded {
-			return nil, status.Errorf(status.Unsupported, "added_tokens have more than %d bytes, up to %s: this is not built: %s", mostAdded, input.Quote(t.Content), notbuilt.ManyAddedTokens.Instead)
+		if bytes += len(t.Content); bytes > maxAdded {
+			return nil, status.Errorf(status.Unsupported, "added_tokens: %s and the tokens before it have more than %d bytes, which is not supported; %s", input.Quote(t.Content), maxAdded, notbuilt.ManyAddedTokens.Instead)
 		}
 		id, ok := a.ids[t.Content]
 		if !ok {
@@ -55,30 +45,30 @@ func newAdded(list []addedToken, vocab map[string]int32, normalize func(string) 
 				return nil, err
 			}
 			if to = &a.normalized; text != t.Content {
-				a.shown[id] = text
+				a.decoded[id] = text
 			}
 		}
 		if text == "" {
-			return nil, status.Errorf(status.Unsupported, "the added token %s is nothing once it is normalized, and is found nowhere: remove it, or set its normalized to false", input.Quote(t.Content))
+			return nil, status.Errorf(status.Unsupported, "added_tokens: %s is empty after normalization, so no text contains it; set its normalized to false", input.Quote(t.Content))
 		}
 		if !to.add(text, id) {
-			return nil, status.Errorf(status.InvalidConfig, "two added tokens are both %s", input.Quote(text))
+			return nil, status.Errorf(status.InvalidConfig, "added_tokens: two tokens are both %s; remove one", input.Quote(text))
 		}
 	}
 	return a, nil
 }
 
-// trie finds the longest of its texts at a place.
+// trie finds the longest token at a position.
 type trie struct {
-	nodes []trieNode // 0 is the root
+	nodes []trieNode // nodes[0] is the root
 }
 
 type trieNode struct {
 	next map[byte]int32
-	id   int32 // -1 for none
+	id   int32 // of the token that ends here; -1 = none
 }
 
-// add returns false where the text is there already.
+// add adds a token. It returns false if the token is in the trie already.
 func (t *trie) add(text string, id int32) bool {
 	if len(t.nodes) == 0 {
 		t.nodes = []trieNode{{next: map[byte]int32{}, id: -1}}
@@ -100,7 +90,7 @@ func (t *trie) add(text string, id int32) bool {
 	return true
 }
 
-// starts is the bytes that some text begins with.
+// starts returns the first bytes of the tokens.
 func (t *trie) starts() (b [256]bool) {
 	if len(t.nodes) > 0 {
 		for c := range t.nodes[0].next {
@@ -110,7 +100,8 @@ func (t *trie) starts() (b [256]bool) {
 	return b
 }
 
-// longest returns the id of the longest text at a place and where it ends; -1 for none.
+// longest returns the id of the longest token at text[at:], -1 for none, and the position of its
+// end.
 func (t *trie) longest(text []byte, at int) (id int32, end int) {
 	id = -1
 	node := int32(0)
@@ -127,10 +118,11 @@ func (t *trie) longest(text []byte, at int) (id int32, end int) {
 	return id, end
 }
 
-// split calls text for what is between the tokens and token for each of these. A token that strips
-// may reach over the place from which the next one is looked for, and the next over it again: the
-// `tokenizers` package goes on where the token itself ended, and so does this.
-func (a *added) split(t *trie, starts *[256]bool, p piece, text func(piece) error, token func(id int32)) error {
+// split calls token for each token of t in a segment, and text for each range between them. A token
+// with rstrip also takes the whitespace after it. The search for the next token continues where the
+// token itself ended, as in the `tokenizers` package, so the next token may contain this whitespace
+// again. starts is t.starts().
+func (a *added) split(t *trie, starts *[256]bool, p segment, text func(segment) error, token func(id int32)) error {
 	done := 0
 	for at := 0; len(t.nodes) > 0 && at < len(p.text); {
 		if !starts[p.text[at]] {
@@ -157,7 +149,7 @@ func (a *added) split(t *trie, starts *[256]bool, p piece, text func(piece) erro
 			stop += n
 		}
 		if done < start {
-			if err := text(p.cut(done, start)); err != nil {
+			if err := text(p.sub(done, start)); err != nil {
 				return err
 			}
 		}
@@ -165,7 +157,7 @@ func (a *added) split(t *trie, starts *[256]bool, p piece, text func(piece) erro
 		done = stop
 	}
 	if done != len(p.text) {
-		return text(p.cut(done, len(p.text)))
+		return text(p.sub(done, len(p.text)))
 	}
 	return nil
 }

@@ -9,8 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Files that could make a text of unlimited size are refused by name, when they are opened or when
-// the text is encoded, before the memory is allocated.
+// Files that could make a text of unlimited size are refused, when they are opened or when the text
+// is encoded, before the memory is allocated.
 func TestBounds(t *testing.T) {
 	replace := func(from, to string) object {
 		return object{"type": "Replace", "pattern": object{"String": from}, "content": to}
@@ -22,22 +22,22 @@ func TestBounds(t *testing.T) {
 	long := strings.Repeat("é", 1<<20)
 	for name, x := range map[string]struct {
 		change func(object)
-		text   string // to encode, where the file opens
+		text   string // to encode, if the file is opened without an error
 		want   string
 	}{
-		"40 Replaces":        {put("normalizer", sequence(40, replace("e", "ee"))), "", "normalizer has 40 parts, at most 32"},
+		"40 Replaces":        {put("normalizer", sequence(40, replace("e", "ee"))), "", "normalizer: 40 components, at most 32"},
 		"30 Replaces":        {put("normalizer", sequence(30, replace("e", "ee"))), "e", "make more than 4128 bytes"},
 		"30 of a regex":      {put("normalizer", sequence(30, object{"type": "Replace", "pattern": object{"Regex": "e"}, "content": "ee"})), "eee", "make more than 4192 bytes"},
-		"a megabyte":         {put("normalizer", replace("e", long)), "", `normalizer, part 0 (Replace): content is "éé`},
+		"a megabyte":         {put("normalizer", replace("e", long)), "", `normalizer, component 0 (Replace): content is "éé`},
 		"a kilobyte":         {put("normalizer", replace("e", long[:1000])), strings.Repeat("e", 5000), "make more than 164096 bytes (165000) of a text of 5000"},
-		"10,000 Prepends":    {put("normalizer", sequence(10000, object{"type": "Prepend", "prepend": "a"})), "", "normalizer has 10000 parts"},
+		"10,000 Prepends":    {put("normalizer", sequence(10000, object{"type": "Prepend", "prepend": "a"})), "", "normalizer: 10000 components"},
 		"a long Prepend":     {put("normalizer", object{"type": "Prepend", "prepend": long}), "", "(2097152 bytes), at most 1024"},
 		"30 ByteLevels":      {put("pre_tokenizer", sequence(30, object{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false})), "é", "make more than 4160 bytes"},
-		"40 ByteLevels":      {put("pre_tokenizer", sequence(40, object{"type": "ByteLevel"})), "", "pre_tokenizer has 40 parts"},
-		"40 decoders":        {put("decoder", sequence(40, replace("e", "ee"))), "", "decoder has 40 parts"},
-		"a long pattern":     {put("pre_tokenizer", split(strings.Repeat("(", 1<<20))), "", "pre_tokenizer, part 0 (Split): its pattern is"},
+		"40 ByteLevels":      {put("pre_tokenizer", sequence(40, object{"type": "ByteLevel"})), "", "pre_tokenizer: 40 components"},
+		"40 decoders":        {put("decoder", sequence(40, replace("e", "ee"))), "", "decoder: 40 components"},
+		"a long pattern":     {put("pre_tokenizer", split(strings.Repeat("(", 1<<20))), "", "pre_tokenizer, component 0 (Split): the pattern is"},
 		"a long prefix":      {func(f object) { f["model"].(object)["continuing_subword_prefix"] = long }, "", "model.continuing_subword_prefix is"},
-		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "", "added_tokens have more than 1048576 bytes"},
+		"a long added token": {put("added_tokens", []any{object{"id": 4, "content": long}}), "", "have more than 1048576 bytes"},
 		"a long eos":         {func(f object) { f["model"].(object)["type"] = long }, "", "(2097152 bytes)"},
 	} {
 		f := small()
@@ -48,7 +48,7 @@ func TestBounds(t *testing.T) {
 		tok, err := Open(path)
 		if err == nil && x.text != "" {
 			if _, err = tok.Encode(nil, []byte("c")); err != nil {
-				t.Errorf("%s: a text that grows little: %v", name, err)
+				t.Errorf("%s: a text that grows within the limit: %v", name, err)
 			}
 			_, err = tok.Encode(nil, []byte(x.text))
 		}
@@ -60,7 +60,7 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %d bytes were allocated", name, n)
 		}
 	}
-	// A text that grows within the limits is encoded; here to three bytes for each byte.
+	// A text that grows within the limits is encoded.
 	f := small()
 	f["normalizer"] = sequence(3, replace("c", "ab"))
 	tok := open(t, write(t, t.TempDir(), "tokenizer.json", f))
@@ -69,9 +69,9 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// A pattern that takes exponential time is refused at the text that shows it, in a normalizer and
-// in a pre-tokenizer; the next text is encoded.
-func TestPatternsThatBacktrack(t *testing.T) {
+// Encode returns an error for a text on which a pattern takes exponential time, in a normalizer and
+// in a pre-tokenizer. The next text is encoded.
+func TestExponentialPatterns(t *testing.T) {
 	for _, pattern := range []string{"(a+)+b", "(a|a)*b", "(?=(a+)+b)a", "(?>(a+)+b)|c"} {
 		for key, p := range map[string]object{
 			"pre_tokenizer": split(pattern),
@@ -92,7 +92,7 @@ func TestPatternsThatBacktrack(t *testing.T) {
 }
 
 // A repeated key is refused, in the file and in the vocabulary.
-func TestKeysOnce(t *testing.T) {
+func TestRepeatedKeys(t *testing.T) {
 	for _, text := range []string{
 		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"b":1,"a":1},"merges":[]}}`,
 		`{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":[]},"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}`,

@@ -9,58 +9,57 @@ import (
 	"ulysses/internal/status"
 )
 
-// model is byte pair encoding as the `tokenizers` package has it: a word is cut into characters,
-// and neighbours are merged, the earliest rule first and of equals the leftmost, until no rule
-// fits.
+// model is byte pair encoding as in the `tokenizers` package. A word is split into characters. Then
+// two adjacent tokens are merged, by the first rule that matches any pair and at its leftmost pair,
+// until no rule matches.
 type model struct {
-	vocab map[string]int32 // by what words are made of: text, or plain bytes where raw
+	vocab map[string]int32 // keys are text, or plain bytes if raw
 	names map[int32]string
 	rules pairTable // (left, right) → (rank, result)
-	// raw: words arrive as plain bytes, not as the letters by which ByteLevel writes them in the
-	// file.
+	// Words are plain bytes. The file has them as letters (byteLetters).
 	raw            bool
-	prefix, suffix string // written before every character but the first, and behind the last
+	prefix, suffix string // before each character except the first; after the last
 	unkName        string
-	// id of unkName; noUnk where the file names none, and missingUnk where the name is not in the
-	// vocabulary
-	unk      int32
-	fuse     bool // several unknown characters in a row are one unk
-	fallback bool // an unknown character is its bytes, <0xE2>, where all of these are known
-	whole    bool // a word that is in the vocabulary is taken as it is (ignore_merges)
-	bytes    [256]int32
-	basic    [1 << 16]int32 // ids of single characters, -1 for unknown; of bytes where raw
-	astral   map[rune]int32
-	meet     pairTable // neighbouring characters that some rule merges across
+	// id of unkName; unkNone = the file has no unk_token, unkMissing = it is not in the vocabulary
+	unk     int32
+	fuseUnk bool // adjacent unknown characters are one unk
+	// an unknown character becomes its bytes, such as <0xE2>, if all are in the vocabulary
+	byteFallback bool
+	ignoreMerges bool           // a word in the vocabulary is one token
+	bytes        [256]int32     // ids of <0x00> … <0xFF>, -1 = unknown
+	basic        [1 << 16]int32 // ids of characters below U+10000, or of bytes if raw; -1 = unknown
+	astral       map[rune]int32 // ids of the other characters
+	mergeable    pairTable      // (left, right) characters between which some rule merges
 }
 
 const (
-	noUnk      = -1
-	missingUnk = -2
+	unkNone    = -1
+	unkMissing = -2
 )
 
-// newModel checks the file's model and lays it out.
+// newModel checks the model of a file and makes its tables.
 func newModel(f *modelFile, raw bool) (*model, error) {
 	if f.Type != "BPE" && !(f.Type == "" && f.Merges != nil) {
-		return nil, status.Errorf(status.Unsupported, "model %s is not built: %s", input.Quote(f.Type), notbuilt.TokenizerModels.Instead)
+		return nil, status.Errorf(status.Unsupported, "model: the type %s is not supported; %s", input.Quote(f.Type), notbuilt.TokenizerModels.Instead)
 	}
 	if f.Dropout != 0 {
-		return nil, status.Errorf(status.Unsupported, "model.dropout = %v would cut the same text differently each time and is not built: %s", f.Dropout, notbuilt.MergeDropout.Instead)
+		return nil, status.Errorf(status.Unsupported, "model.dropout = %v is not supported, because the ids of a text would be random; %s", f.Dropout, notbuilt.MergeDropout.Instead)
 	}
 	for field, text := range map[string]string{"continuing_subword_prefix": f.Prefix, "end_of_word_suffix": f.Suffix} {
-		if len(text) > mostContent {
-			return nil, status.Errorf(status.Unsupported, "model.%s is %s, at most %d bytes are built: tokenize with the `tokenizers` package beforehand", field, input.Quote(text), mostContent)
+		if len(text) > maxContent {
+			return nil, status.Errorf(status.Unsupported, "model.%s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand", field, input.Quote(text), maxContent)
 		}
 	}
-	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: noUnk, fuse: f.FuseUnk, fallback: f.ByteFallback, whole: f.IgnoreMerges,
+	m := &model{vocab: f.Vocab, names: make(map[int32]string, len(f.Vocab)), unk: unkNone, fuseUnk: f.FuseUnk, byteFallback: f.ByteFallback, ignoreMerges: f.IgnoreMerges,
 		prefix: f.Prefix, suffix: f.Suffix, raw: raw, astral: map[rune]int32{}}
 	for s, id := range f.Vocab {
 		if id < 0 {
-			return nil, status.Errorf(status.InvalidConfig, "the vocabulary has %s with the id %d", input.Quote(s), id)
+			return nil, status.Errorf(status.InvalidConfig, "model.vocab: %s has the id %d; use ids from 0 on", input.Quote(s), id)
 		}
 		m.names[id] = s
 	}
 	if f.UnkToken != nil {
-		m.unkName, m.unk = *f.UnkToken, missingUnk
+		m.unkName, m.unk = *f.UnkToken, unkMissing
 		if id, ok := f.Vocab[m.unkName]; ok {
 			m.unk = id
 		}
@@ -78,6 +77,7 @@ func newModel(f *modelFile, raw bool) (*model, error) {
 	return m, nil
 }
 
+// id returns the id of a token, -1 = unknown.
 func (m *model) id(s string) int32 {
 	if id, ok := m.vocab[s]; ok {
 		return id
@@ -87,16 +87,16 @@ func (m *model) id(s string) int32 {
 
 func (m *model) addRules(f *modelFile) error {
 	m.rules = newPairTable(len(f.Merges))
-	m.meet = newPairTable(len(f.Merges))
+	m.mergeable = newPairTable(len(f.Merges))
 	for rank, pair := range f.Merges {
 		a, b := m.id(pair[0]), m.id(pair[1])
 		if a < 0 || b < 0 || len(pair[1]) < len(m.prefix) {
-			return status.Errorf(status.InvalidConfig, "merge %d joins %s and %s, which are not both in the vocabulary", rank+1, input.Quote(pair[0]), input.Quote(pair[1]))
+			return status.Errorf(status.InvalidConfig, "model.merges: merge %d joins %s and %s, which are not both in the vocabulary; add them to model.vocab", rank+1, input.Quote(pair[0]), input.Quote(pair[1]))
 		}
 		joined := pair[0] + pair[1][len(m.prefix):]
 		id := m.id(joined)
 		if id < 0 {
-			return status.Errorf(status.InvalidConfig, "merge %d makes %s, which is not in the vocabulary", rank+1, input.Quote(joined))
+			return status.Errorf(status.InvalidConfig, "model.merges: merge %d makes %s, which is not in the vocabulary; add it to model.vocab", rank+1, input.Quote(joined))
 		}
 		m.rules.put(a, b, uint64(rank)<<32|uint64(uint32(id)))
 		left, _ := utf8.DecodeLastRuneInString(pair[0])
@@ -104,13 +104,13 @@ func (m *model) addRules(f *modelFile) error {
 		if m.raw {
 			left, right = byteOf(left), byteOf(right)
 		}
-		m.meet.put(left, right, 1)
+		m.mergeable.put(left, right, 1)
 	}
 	return nil
 }
 
-// rawVocab is the vocabulary by the bytes that its letters stand for. What has other letters can be
-// no word and is left out.
+// rawVocab returns the vocabulary with bytes instead of the letters that stand for them. A token
+// with other letters can be in no word and is left out.
 func rawVocab(vocab map[string]int32) map[string]int32 {
 	out := make(map[string]int32, len(vocab))
 	for s, id := range vocab {
@@ -140,7 +140,7 @@ func (m *model) addCharacters() {
 	}
 }
 
-// character is the id of a character, or byte where raw, -1 for an unknown one.
+// character returns the id of a character, or of a byte if raw; -1 = unknown.
 func (m *model) character(r rune) int32 {
 	if r < 1<<16 {
 		return m.basic[r]
@@ -151,24 +151,25 @@ func (m *model) character(r rune) int32 {
 	return -1
 }
 
-// at reads one character of a word.
-func (m *model) at(word []byte, i int) (rune, int) {
+// charAt returns the character at word[i:], or the byte if raw, and its size.
+func (m *model) charAt(word []byte, i int) (rune, int) {
 	if m.raw {
 		return rune(word[i]), 1
 	}
 	return decodeRune(word, i)
 }
 
-// symbols appends what a word starts from. An unknown character waits until it is known whether the
-// next one joins it: bytes that it is written by overtake one that waits, as they do in the
-// `tokenizers` package.
+// symbols appends the ids of the characters of a word, before any merge. The unk of an unknown
+// character is pending until the next known character, because the next unknown character may be
+// fused with it. Bytes of byte_fallback are appended before a pending unk, as in the `tokenizers`
+// package.
 func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
-	waiting := int32(noUnk)
+	pending := int32(unkNone)
 	affixes := m.prefix != "" || m.suffix != ""
 	for i := 0; i < len(word); {
-		r, n := m.at(word, i)
+		r, n := m.charAt(word, i)
 		id := int32(-1)
-		var letters string // what the file would call this character
+		var letters string // the character as the file has it
 		if affixes {
 			letters = string(r)
 			if i > 0 {
@@ -183,13 +184,13 @@ func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
 		}
 		i += n
 		if id >= 0 {
-			if waiting >= 0 {
-				dst, waiting = append(dst, waiting), noUnk
+			if pending >= 0 {
+				dst, pending = append(dst, pending), unkNone
 			}
 			dst = append(dst, id)
 			continue
 		}
-		if m.fallback {
+		if m.byteFallback {
 			if letters == "" {
 				letters = string(r)
 				if m.raw {
@@ -201,20 +202,21 @@ func (m *model) symbols(dst []int32, word []byte) ([]int32, error) {
 				continue
 			}
 		}
-		if m.unk == missingUnk {
-			return dst, status.Errorf(status.InvalidConfig, "tokenizer: %q needs the unknown token %s, which is not in the model's vocabulary", string(r), input.Quote(m.unkName))
+		if m.unk == unkMissing {
+			return dst, status.Errorf(status.InvalidConfig, "tokenizer: %q needs the unk_token %s, which is not in the vocabulary; add it to model.vocab", string(r), input.Quote(m.unkName))
 		}
-		if waiting >= 0 && !m.fuse {
-			dst = append(dst, waiting)
+		if pending >= 0 && !m.fuseUnk {
+			dst = append(dst, pending)
 		}
-		waiting = m.unk
+		pending = m.unk
 	}
-	if waiting >= 0 {
-		dst = append(dst, waiting)
+	if pending >= 0 {
+		dst = append(dst, pending)
 	}
 	return dst, nil
 }
 
+// asBytes appends the ids of the bytes of letters; false if one is unknown.
 func (m *model) asBytes(dst []int32, letters string) ([]int32, bool) {
 	start := len(dst)
 	for _, b := range []byte(letters) {
@@ -226,9 +228,9 @@ func (m *model) asBytes(dst []int32, letters string) ([]int32, bool) {
 	return dst, true
 }
 
-// pairTable maps two ids to a number: open addressing, never more than half full.
+// pairTable maps two ids to a number, by open addressing. It is at most half full.
 type pairTable struct {
-	keys   []uint64 // 0 for none: a key is stored plus one
+	keys   []uint64 // key + 1; 0 = no entry
 	values []uint64
 	shift  uint
 }
@@ -241,6 +243,8 @@ func newPairTable(n int) pairTable {
 	return pairTable{keys: make([]uint64, size), values: make([]uint64, size), shift: shift}
 }
 
+// slot returns the index of the entry for a pair, or of the free entry where it belongs, and its
+// key.
 func (t *pairTable) slot(a, b int32) (int, uint64) {
 	key := uint64(uint32(a))<<32 | uint64(uint32(b))
 	i := int(key * 0x9E3779B97F4A7C15 >> t.shift)
@@ -250,7 +254,7 @@ func (t *pairTable) slot(a, b int32) (int, uint64) {
 	return i, key
 }
 
-// put sets a value; of several for the same pair the last holds.
+// put sets the value of a pair. It replaces an earlier value.
 func (t *pairTable) put(a, b int32, v uint64) {
 	i, key := t.slot(a, b)
 	t.keys[i], t.values[i] = key, v

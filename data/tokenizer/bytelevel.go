@@ -2,8 +2,9 @@ package tokenizer
 
 import "unicode/utf8"
 
-// ByteLevel writes each byte as a letter that can be seen: those that are letters already as
-// themselves, the others from U+0100 on (bytes_to_unicode of GPT-2's encoder.py).
+// byteLetters maps each byte to a visible letter: bytes of printable Latin-1 characters to this
+// character, the other bytes to the letters from U+0100 on (bytes_to_unicode in encoder.py of
+// GPT-2).
 var byteLetters = func() (t [256]rune) {
 	next := rune(0x100)
 	for b := range t {
@@ -17,7 +18,7 @@ var byteLetters = func() (t [256]rune) {
 	return t
 }()
 
-// letterBytes is the other way around: -1 for what stands for no byte.
+// letterBytes is the inverse of byteLetters, -1 for letters that stand for no byte.
 var letterBytes = func() (t [0x144]int16) {
 	for r := range t {
 		t[r] = -1
@@ -28,7 +29,7 @@ var letterBytes = func() (t [0x144]int16) {
 	return t
 }()
 
-// byteOf is the byte that a letter stands for, -1 for none.
+// byteOf returns the byte that a letter stands for, -1 for none.
 func byteOf(r rune) rune {
 	if r < 0 || int(r) >= len(letterBytes) {
 		return -1
@@ -36,6 +37,7 @@ func byteOf(r rune) rune {
 	return rune(letterBytes[r])
 }
 
+// toByteLevel appends the letters of the bytes of text.
 func toByteLevel(dst, text []byte) []byte {
 	for _, b := range text {
 		dst = utf8.AppendRune(dst, byteLetters[b])
@@ -43,6 +45,7 @@ func toByteLevel(dst, text []byte) []byte {
 	return dst
 }
 
+// fromByteLevel appends the bytes of the letters of s; false if a letter stands for no byte.
 func fromByteLevel(dst []byte, s string) ([]byte, bool) {
 	for _, r := range s {
 		b := byteOf(r)

@@ -10,12 +10,12 @@ import (
 	"ulysses/internal/status"
 )
 
-// decoder turns the names of tokens back into text.
+// decoder changes the texts of tokens into the text that they encode.
 type decoder func(tokens []string) []string
 
-func newDecoders(parts []part) ([]decoder, error) {
+func newDecoders(components []component) ([]decoder, error) {
 	var all []decoder
-	for _, p := range parts {
+	for _, p := range components {
 		d, err := newDecoder(p)
 		if err != nil {
 			return nil, err
@@ -25,7 +25,7 @@ func newDecoders(parts []part) ([]decoder, error) {
 	return all, nil
 }
 
-func newDecoder(p part) (decoder, error) {
+func newDecoder(p component) (decoder, error) {
 	switch p.Kind {
 	case "ByteLevel":
 		return decodeByteLevel, nil
@@ -51,51 +51,31 @@ func newDecoder(p part) (decoder, error) {
 		}
 		return func(t []string) []string {
 			for i := range t {
-				if r, err := n(&matcher{}, piece{text: []byte(t[i])}); err == nil {
+				if r, err := n(&matcher{}, segment{text: []byte(t[i])}); err == nil {
 					t[i] = string(r.text)
 				}
 			}
 			return t
 		}, nil
 	}
-	return nil, status.Errorf(status.Unsupported, "decoder %s is not built: %s", input.Quote(p.Kind), notbuilt.Decoders.Instead)
+	return nil, status.Errorf(status.Unsupported, "decoder: %s is not supported; %s", input.Quote(p.Kind), notbuilt.Decoders.Instead)
 }
 
-// Decode is the text of ids, special tokens and all; ids that are none are left out. Where the file
-// has no decoder, tokens stand with spaces between them, as in the `tokenizers` package.
-func (t *Tokenizer) Decode(ids []int32) string {
-	tokens := make([]string, 0, len(ids))
-	for _, id := range ids {
-		if s, ok := t.added.shown[id]; ok {
-			tokens = append(tokens, s)
-		} else if a, ok := t.added.tokens[id]; ok {
-			tokens = append(tokens, a.Content)
-		} else if s, ok := t.model.names[id]; ok {
-			tokens = append(tokens, s)
-		}
-	}
-	if len(t.decoders) == 0 {
-		return strings.Join(tokens, " ")
-	}
-	for _, d := range t.decoders {
-		tokens = d(tokens)
-	}
-	return strings.Join(tokens, "")
-}
-
+// decodeByteLevel replaces letters by the bytes that they stand for, and joins the tokens.
 func decodeByteLevel(tokens []string) []string {
 	var all []byte
 	for _, t := range tokens {
 		if b, ok := fromByteLevel(nil, t); ok {
 			all = append(all, b...)
-		} else { // an added token that was never written in letters
+		} else { // an added token is not written in letters
 			all = append(all, t...)
 		}
 	}
 	return []string{string(validUTF8(all))}
 }
 
-// decodeBytes joins runs of <0xE2> to text; in a run that is no UTF-8 each is U+FFFD.
+// decodeBytes joins adjacent tokens such as <0xE2> into text. If their bytes are not UTF-8, each
+// becomes U+FFFD.
 func decodeBytes(tokens []string) []string {
 	var out []string
 	var run []byte
@@ -123,6 +103,8 @@ func decodeBytes(tokens []string) []string {
 	return out
 }
 
+// decodeMetaspace replaces each letter (▁) by a space; the first token has none if the letter was
+// prepended.
 func decodeMetaspace(tokens []string, letter string, prepended bool) []string {
 	for i, t := range tokens {
 		with := " "
@@ -134,6 +116,7 @@ func decodeMetaspace(tokens []string, letter string, prepended bool) []string {
 	return tokens
 }
 
+// decodeSuffix replaces the suffix of words by a space, except in the last token.
 func decodeSuffix(tokens []string, suffix string) []string {
 	for i, t := range tokens {
 		with := " "
@@ -145,7 +128,7 @@ func decodeSuffix(tokens []string, suffix string) []string {
 	return tokens
 }
 
-// stripped takes a letter away, at most so many times from the start and from the end.
+// stripped removes a letter up to start times from the start of s and up to end times from its end.
 func stripped(s, letter string, start, end int) string {
 	for ; start > 0 && letter != "" && strings.HasPrefix(s, letter); start-- {
 		s = s[len(letter):]

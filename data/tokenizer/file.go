@@ -9,9 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// file is tokenizer.json. Its post_processor adds tokens around a text, which Encode never does;
-// its truncation and padding are for batches of inference and are left alone, as transformers
-// leaves them.
+// file is the content of tokenizer.json. The other keys have no effect on Encode: post_processor
+// adds tokens around a text, and truncation and padding are for batches of inference.
 type file struct {
 	Version      string          `json:"version"`
 	AddedTokens  []addedToken    `json:"added_tokens"`
@@ -19,6 +18,18 @@ type file struct {
 	PreTokenizer json.RawMessage `json:"pre_tokenizer"`
 	Decoder      json.RawMessage `json:"decoder"`
 	Model        modelFile       `json:"model"`
+}
+
+// addedToken is a token that is not in the vocabulary of the model, or is found in the text before
+// the text is split. The id in the file is not used: as in the `tokenizers` package, a token has
+// its id in the vocabulary of the model, or the next free id.
+type addedToken struct {
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
 }
 
 type modelFile struct {
@@ -34,8 +45,8 @@ type modelFile struct {
 	Merges       merges     `json:"merges"`
 }
 
-// vocabulary is read only where it is an object: that of other models is refused by the model's
-// name, not for its form.
+// vocabulary is decoded only if it is an object. Other forms belong to other types of models, which
+// are refused by their type.
 type vocabulary map[string]int32
 
 func (v *vocabulary) UnmarshalJSON(b []byte) error {
@@ -45,7 +56,7 @@ func (v *vocabulary) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*map[string]int32)(v))
 }
 
-// merges come as ["a", "b"] or, in older files, as "a b".
+// merges are pairs of tokens, written as ["a", "b"] or, in older files, as "a b".
 type merges [][2]string
 
 func (m *merges) UnmarshalJSON(b []byte) error {
@@ -54,7 +65,7 @@ func (m *merges) UnmarshalJSON(b []byte) error {
 		*m = make(merges, len(pairs))
 		for i, p := range pairs {
 			if len(p) != 2 {
-				return fmt.Errorf("merge %d has %d parts, not 2", i+1, len(p))
+				return fmt.Errorf("merge %d has %d tokens instead of 2", i+1, len(p))
 			}
 			(*m)[i] = [2]string(p)
 		}
@@ -71,20 +82,20 @@ func (m *merges) UnmarshalJSON(b []byte) error {
 		}
 		a, b, ok := bytes.Cut([]byte(l), []byte{' '})
 		if !ok || bytes.IndexByte(b, ' ') >= 0 {
-			return fmt.Errorf("merge %d is %s, not two parts with a space between", len(*m)+1, input.Quote(l))
+			return fmt.Errorf("merge %d is %s instead of two tokens separated by a space", len(*m)+1, input.Quote(l))
 		}
 		*m = append(*m, [2]string{string(a), string(b)})
 	}
 	return nil
 }
 
-// part is one normalizer, pre-tokenizer or decoder of the file. Fields of all kinds stand together;
-// kind says which of them count.
-type part struct {
+// component is a normalizer, pre-tokenizer or decoder. It has the fields of all kinds; Kind
+// determines which of them are used.
+type component struct {
 	Kind           string      `json:"type"`
-	Normalizers    []part      `json:"normalizers"`
-	PreTokenizers  []part      `json:"pretokenizers"`
-	Decoders       []part      `json:"decoders"`
+	Normalizers    []component `json:"normalizers"`
+	PreTokenizers  []component `json:"pretokenizers"`
+	Decoders       []component `json:"decoders"`
 	Prepend        string      `json:"prepend"`
 	Pattern        patternFile `json:"pattern"`
 	Content        string      `json:"content"`
@@ -108,7 +119,7 @@ type patternFile struct {
 	Regex  *string `json:"Regex"`
 }
 
-// program is what finds the pattern: a String is found as it stands.
+// program compiles the pattern. String matches itself.
 func (p patternFile) program() (*program, error) {
 	switch {
 	case p.Regex != nil:
@@ -120,32 +131,55 @@ func (p patternFile) program() (*program, error) {
 		}
 		return compileNode(all)
 	}
-	return nil, status.Errorf(status.InvalidConfig, "a pattern is neither {\"String\": …} nor {\"Regex\": …}")
+	return nil, status.Errorf(status.InvalidConfig, "a pattern is neither {\"String\": …} nor {\"Regex\": …}; set one of them")
 }
 
-// readPart decodes one of the file's parts; nil where the file has null or nothing.
-func readPart(raw json.RawMessage, what string) (*part, error) {
+// readComponent decodes a normalizer, pre-tokenizer or decoder; nil if the file has null or
+// nothing.
+func readComponent(raw json.RawMessage, what string) (*component, error) {
 	if len(raw) == 0 || bytes.Equal(raw, []byte("null")) {
 		return nil, nil
 	}
-	var p part
+	var p component
 	if err := input.JSON(raw, &p); err != nil {
 		return nil, status.Errorf(status.InvalidConfig, "%s: %w", what, err)
 	}
 	return &p, nil
 }
 
-// flat is a part with the members of sequences in their place.
-func flat(p *part, members func(*part) []part) []part {
+// flat returns a component, or the members of a Sequence, recursively.
+func flat(p *component, members func(*component) []component) []component {
 	if p == nil {
 		return nil
 	}
 	if p.Kind != "Sequence" {
-		return []part{*p}
+		return []component{*p}
 	}
-	var all []part
+	var all []component
 	for _, x := range members(p) {
 		all = append(all, flat(&x, members)...)
 	}
 	return all
+}
+
+// checkComponents refuses components that could use unlimited time or memory on a text.
+func checkComponents(what string, components []component) error {
+	if n := len(components); n > maxComponents {
+		return status.Errorf(status.Unsupported, "%s: %d components, at most %d are supported; tokenize with the `tokenizers` package beforehand", what, n, maxComponents)
+	}
+	for i, p := range components {
+		for field, text := range map[string]string{"content": p.Content, "prepend": p.Prepend} {
+			if len(text) > maxContent {
+				return status.Errorf(status.Unsupported, "%s, component %d (%s): %s is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
+					what, i, input.Short(p.Kind), field, input.Quote(text), maxContent)
+			}
+		}
+		for _, pattern := range []*string{p.Pattern.String, p.Pattern.Regex} {
+			if pattern != nil && len(*pattern) > maxPattern {
+				return status.Errorf(status.Unsupported, "%s, component %d (%s): the pattern is %s, at most %d bytes are supported; tokenize with the `tokenizers` package beforehand",
+					what, i, input.Short(p.Kind), input.Quote(*pattern), maxPattern)
+			}
+		}
+	}
+	return nil
 }

@@ -15,8 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// goldens is the folder that testdata/goldens/vocabularies.py wrote: ours, or one of
-// ULYSSES_TOKENIZER_GOLDENS with more texts.
+// goldens returns the folder with the goldens that testdata/goldens/vocabularies.py wrote:
+// ULYSSES_TOKENIZER_GOLDENS, which may have more texts, or the one in testdata.
 func goldens() string {
 	if dir := os.Getenv("ULYSSES_TOKENIZER_GOLDENS"); dir != "" {
 		return dir
@@ -24,7 +24,7 @@ func goldens() string {
 	return "../../testdata/goldens/tokenizers"
 }
 
-// texts is what the goldens were made of.
+// texts returns the texts of the goldens.
 func texts(t testing.TB) [][]byte {
 	t.Helper()
 	var list []struct {
@@ -59,9 +59,9 @@ func open(t testing.TB, path string) *Tokenizer {
 	return tok
 }
 
-// answer is what the tokenizers package said of one text: ids and the text they decode to, or a
-// count and hashes where they are many. No text means that it is the text encoded.
-type answer struct {
+// expected is the result of the `tokenizers` package for one text: the ids and the text to which
+// they are decoded, or a count and hashes if there are many ids. A nil Text is the encoded text.
+type expected struct {
 	IDs        []int32 `json:"ids"`
 	Text       *string `json:"text"`
 	Count      int     `json:"count"`
@@ -69,7 +69,7 @@ type answer struct {
 	TextSHA256 string  `json:"text_sha256"`
 }
 
-func (a answer) check(ids []int32, text, original string) error {
+func (a expected) check(ids []int32, text, original string) error {
 	want := original
 	if a.Text != nil {
 		want = *a.Text
@@ -79,13 +79,13 @@ func (a answer) check(ids []int32, text, original string) error {
 	}
 	buf, _ := binary.Append(nil, binary.LittleEndian, ids)
 	if a.IDsSHA256 != "" && (len(ids) != a.Count || hash(buf) != a.IDsSHA256) {
-		return fmt.Errorf("%d ids, not %d, or other ones: %v…", len(ids), a.Count, ids[:min(20, len(ids))])
+		return fmt.Errorf("%d ids, want %d, or the ids differ: %v…", len(ids), a.Count, ids[:min(20, len(ids))])
 	}
 	if a.TextSHA256 == "" && text != want {
 		return fmt.Errorf("decoded to %.300q, not %.300q", text, want)
 	}
 	if a.TextSHA256 != "" && hash([]byte(text)) != a.TextSHA256 {
-		return fmt.Errorf("decoded to another text: %.300q", text)
+		return fmt.Errorf("decoded to a different text: %.300q", text)
 	}
 	return nil
 }
@@ -95,7 +95,8 @@ func hash(b []byte) string {
 	return hex.EncodeToString(sum[:])[:16]
 }
 
-// Every id of every text is that of the tokenizers package, and so is the way back.
+// The ids of every text, and the text to which they are decoded, equal the result of the
+// `tokenizers` package.
 func TestGoldens(t *testing.T) {
 	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
 	if len(files) < 8 {
@@ -108,10 +109,10 @@ func TestGoldens(t *testing.T) {
 				t.Skip(err)
 			}
 			tok := open(t, filepath.Dir(file))
-			var want []answer
+			var want []expected
 			readJSON(t, filepath.Join(filepath.Dir(file), "expected.json"), &want)
 			if len(want) != len(all) {
-				t.Fatalf("%d answers for %d texts", len(want), len(all))
+				t.Fatalf("%d results for %d texts", len(want), len(all))
 			}
 			bad := 0
 			for i, text := range all {

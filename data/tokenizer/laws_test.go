@@ -23,25 +23,25 @@ func encode(t testing.TB, tok *Tokenizer, text []byte) []int32 {
 	return ids
 }
 
-// Tokens of bytes say the text again, whatever it is; where a normalizer composed it, its
-// composition.
-func TestDecodeIsTheWayBack(t *testing.T) {
+// With tokens of bytes, Decode returns the encoded text, after NFC if the tokenizer has this
+// normalizer.
+func TestDecodeReturnsTheText(t *testing.T) {
 	for _, name := range []string{"gpt2", "llama3", "o200k", "cl100k", "deepseek", "qwen2", "qwen3_5"} {
 		tok := open(t, filepath.Join(goldens(), name))
 		for _, text := range texts(t) {
 			want := validUTF8(text)
 			if strings.HasPrefix(name, "qwen") {
-				want = normals().normalize(nfc, want)
+				want = loadNormalTables().normalize(nfc, want)
 			}
 			if got := tok.Decode(encode(t, tok, text)); got != string(want) {
-				t.Fatalf("%s: %.100q came back as %.100q", name, want, got)
+				t.Fatalf("%s: %.100q is decoded to %.100q", name, want, got)
 			}
 		}
 	}
 }
 
-// A special token cuts what is around it apart: the ids of documents with the end mark between them
-// are theirs one after the other.
+// A special token separates the texts around it: the ids of documents with the EOS token between
+// them are the concatenated ids of the documents.
 func TestSpecialTokensSeparate(t *testing.T) {
 	all := texts(t)
 	for name, mark := range map[string]string{"gpt2": "<|endoftext|>", "llama2": "</s>", "gemma": "<eos>", "deepseek": "<｜end▁of▁sentence｜>"} {
@@ -52,7 +52,7 @@ func TestSpecialTokensSeparate(t *testing.T) {
 		}
 		for i := 1; i < len(all); i++ {
 			a, b := all[i-1], all[i]
-			// Half a mark at an edge, or half a character, would join with what comes.
+			// A part of the EOS token or of a character at the boundary would be joined.
 			if bytes.ContainsAny(a, "<") || bytes.ContainsAny(b, ">") || !utf8.Valid(a) {
 				continue
 			}
@@ -64,7 +64,7 @@ func TestSpecialTokensSeparate(t *testing.T) {
 	}
 }
 
-// What is in dst stays there.
+// Encode does not change the ids in dst.
 func TestEncodeAppends(t *testing.T) {
 	tok := open(t, filepath.Join(goldens(), "llama3"))
 	got, err := tok.Encode([]int32{7, 8}, []byte("Hello"))
@@ -73,7 +73,7 @@ func TestEncodeAppends(t *testing.T) {
 	}
 }
 
-// Several goroutines share one tokenizer, and each gets what one alone gets.
+// Several goroutines that share a tokenizer get the same ids as one alone.
 func TestGoroutines(t *testing.T) {
 	all := texts(t)
 	for _, name := range []string{"qwen2", "mistral", "odd"} {
@@ -87,7 +87,7 @@ func TestGoroutines(t *testing.T) {
 			wg.Go(func() {
 				for _, i := range rand.New(rand.NewPCG(g, 1)).Perm(len(all)) {
 					if got, err := tok.Encode(nil, all[i]); err != nil || !slices.Equal(got, want[i]) {
-						t.Errorf("%s, goroutine %d, text %d: other ids, %v", name, g, i, err)
+						t.Errorf("%s, goroutine %d, text %d: the ids differ, %v", name, g, i, err)
 						return
 					}
 				}
@@ -95,21 +95,21 @@ func TestGoroutines(t *testing.T) {
 		}
 		wg.Wait()
 		if len(tok.idle) > 5 {
-			t.Errorf("%s: %d working memories for 5 goroutines", name, len(tok.idle))
+			t.Errorf("%s: %d scratches for 5 goroutines", name, len(tok.idle))
 		}
 	}
 }
 
-// A text eight times as long takes at most twelve times the steps, of patterns and of merging,
-// however few places it has to cut: n·log n makes it ten, n² sixty-four.
-func TestTimeGrowsWithTheText(t *testing.T) {
+// A text that is eight times as long takes at most twelve times the steps of patterns and merging,
+// also if it has few words. With n·log n the factor is ten, with n² sixty-four.
+func TestStepsGrowWithTheText(t *testing.T) {
 	units := []string{"a", "A", " ", "\n", " \n", "1", "!", "é", "e\u0301", "天", "👍", "<", "<|", "▁", "'s", "ab", "aB", " a", "\t ", "\r"}
 	files, _ := filepath.Glob(filepath.Join(goldens(), "*", "tokenizer.json"))
 	steps := func(tok *Tokenizer, text string) int64 {
-		tok.idle = nil // no words are known
+		tok.idle = nil // an empty cache
 		encode(t, tok, []byte(text))
 		s := tok.idle[0]
-		return s.matcher.steps + s.words.steps
+		return s.matcher.steps + s.merger.steps
 	}
 	total := int64(0)
 	for _, file := range files {
@@ -123,12 +123,12 @@ func TestTimeGrowsWithTheText(t *testing.T) {
 		}
 	}
 	if total < 1e6 {
-		t.Errorf("%d steps in all: nothing was counted", total)
+		t.Errorf("%d steps in total: not all were counted", total)
 	}
 }
 
-// The two ways of merging are one: any word gives the same ids by either.
-func TestMergingShortAndLong(t *testing.T) {
+// mergeShort and mergeLong give the same ids.
+func TestMergeShortAndLong(t *testing.T) {
 	tok := open(t, filepath.Join(goldens(), "llama2"))
 	rng := rand.New(rand.NewPCG(1, 2))
 	book, err := os.ReadFile("../../examples/data/opticks.txt")
@@ -141,7 +141,7 @@ func TestMergingShortAndLong(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var a, b words
+		var a, b merger
 		short, long := tok.model.mergeShort(&a, slices.Clone(symbols)), tok.model.mergeLong(&b, slices.Clone(symbols))
 		if !slices.Equal(short, long) {
 			t.Fatalf("%v: %v and %v", symbols, short, long)
@@ -149,8 +149,8 @@ func TestMergingShortAndLong(t *testing.T) {
 	}
 }
 
-// Words beyond what is kept are forgotten, not wrong, and what is kept has an end.
-func TestWordsKeptHaveAnEnd(t *testing.T) {
+// The cache of words does not exceed its limits, and words that were evicted get the same ids.
+func TestWordCache(t *testing.T) {
 	tok := open(t, filepath.Join(goldens(), "gpt2"))
 	rng := rand.New(rand.NewPCG(3, 4))
 	first := encode(t, tok, []byte(" wonderful"))
@@ -165,16 +165,17 @@ func TestWordsKeptHaveAnEnd(t *testing.T) {
 			text = text[:0]
 		}
 	}
-	w := &tok.idle[0].words
+	w := &tok.idle[0].merger
 	if len(w.cache) > cacheWords || len(w.ids) > cacheIDs || len(w.cache) > 10000 {
-		t.Errorf("%d words and %d ids are kept: it was never emptied", len(w.cache), len(w.ids))
+		t.Errorf("%d words and %d ids in the cache: it was never emptied", len(w.cache), len(w.ids))
 	}
 	if again := encode(t, tok, []byte(" wonderful")); !slices.Equal(first, again) {
 		t.Errorf("%v, then %v", first, again)
 	}
 }
 
-func TestUTF8IsRepairedAsPythonDoes(t *testing.T) {
+// Invalid UTF-8 is replaced as by Python.
+func TestInvalidUTF8(t *testing.T) {
 	for in, want := range map[string]string{
 		"a\xffb": "a\ufffdb", "\xe2\x82": "\ufffd", "\xf0\x9f\x98\xff": "\ufffd\ufffd", "\xed\xa0\x80": "\ufffd\ufffd\ufffd", "\xc0\x80": "\ufffd\ufffd",
 		"\xf4\x90\x80\x80": "\ufffd\ufffd\ufffd\ufffd", "ok": "ok", "\ufffd": "\ufffd", "\xe4\xbd\xe4\xbd\xa0": "\ufffd你",
@@ -185,8 +186,8 @@ func TestUTF8IsRepairedAsPythonDoes(t *testing.T) {
 	}
 }
 
-// Bytes that decode to no character are U+FFFD each, between text that is left alone.
-func TestBytesOfNoCharacter(t *testing.T) {
+// Each byte token that is not UTF-8 is decoded to U+FFFD. Other tokens do not change.
+func TestInvalidByteTokens(t *testing.T) {
 	for in, want := range map[string]string{"a <0xE2> <0x82> b": "a\ufffd\ufffdb", "<0xE2> <0x82> <0xAC>": "€", "<0x41> <0xFF>": "\ufffd\ufffd", "<0xZZ> <0x4>": "<0xZZ><0x4>"} {
 		if got := strings.Join(decodeBytes(strings.Fields(in)), ""); got != want {
 			t.Errorf("%s: %q, not %q", in, got, want)
@@ -194,7 +195,7 @@ func TestBytesOfNoCharacter(t *testing.T) {
 	}
 }
 
-// documents cuts a text behind whole lines, once there are 4096 bytes.
+// documents divides a text into documents of whole lines and at least 4096 bytes.
 func documents(text []byte) (all [][]byte) {
 	start, at := 0, 0
 	for line := range bytes.Lines(text) {
@@ -206,8 +207,8 @@ func documents(text []byte) (all [][]byte) {
 	return append(all, text[start:])
 }
 
-// BenchmarkEncode encodes the book, or the text beside the tokenizers of ULYSSES_TOKENIZER_GOLDENS,
-// in documents of about 4 KB: benchmarks/peers/tokenizer.py runs it beside the tokenizers package
+// BenchmarkEncode encodes documents of about 4 KB, from opticks.txt or from text.txt in
+// ULYSSES_TOKENIZER_GOLDENS. benchmarks/peers/tokenizer.py runs it and the `tokenizers` package,
 // and compares the ids.
 func BenchmarkEncode(b *testing.B) {
 	text, err := os.ReadFile(filepath.Join(goldens(), "text.txt"))

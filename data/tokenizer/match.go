@@ -5,36 +5,37 @@ import (
 	"unicode/utf8"
 )
 
-// matcher is what running programs needs, kept from text to text.
+// matcher has the stack and the limits for matching patterns. It is reused for the next text.
 type matcher struct {
 	stack []frame
-	limit int   // largest size of a normalized text in bytes; 0 = no limit
-	steps int64 // of all patterns so far: time must grow with the text, not with its square
-	most  int64 // where steps must end; 0 = never
-	text  int   // bytes of the text under way
+	limit int   // largest size of a changed text in bytes; 0 = no limit
+	steps int64 // of all patterns so far; their number must be proportional to the text's size
+	stop  int64 // limit of steps; 0 = no limit
+	text  int   // bytes of the current text
 }
 
-// begin sets the bounds for a text of so many bytes.
+// begin sets the limits for a text of the given bytes.
 func (m *matcher) begin(text int) {
-	m.text, m.limit, m.most = text, limitOf(text), m.steps+stepsOf(text)
+	m.text, m.limit, m.stop = text, maxBytes(text), m.steps+maxSteps(text)
 }
 
-// spent reports that patterns took more steps than a text is allowed. No pattern matches after
-// that.
-func (m *matcher) spent() bool { return m.most > 0 && m.steps > m.most }
+// exceeded reports whether the patterns took more steps than the text may take. After that, no
+// pattern matches.
+func (m *matcher) exceeded() bool { return m.stop > 0 && m.steps > m.stop }
 
-// frame is a way back: to code pc at pos. For a run, pos may go down to low a character at a time;
-// for an alternative, mask holds the branches that are left.
+// frame is a point to which a match can backtrack: code pc at pos. For a run of characters, pos may
+// go back to low, one character at a time. For an alternative, mask has the branches that were not
+// tried.
 type frame struct {
 	pc, pos, low int
 	mask         uint64
 }
 
-// match runs the code from pc on at pos and returns where the match ends, or -1.
+// match runs the code from pc on at text[pos:]. It returns the end of the match, or -1.
 func (p *program) match(m *matcher, text []byte, pc, pos int) int {
 	base := len(m.stack)
 	for {
-		if m.steps++; m.spent() {
+		if m.steps++; m.exceeded() {
 			m.stack = m.stack[:base]
 			return -1
 		}
@@ -78,11 +79,11 @@ func (p *program) match(m *matcher, text []byte, pc, pos int) int {
 				pos, pc = end, in.y
 			}
 		case opLook:
-			if ok = p.sees(m, text, in, pos) != in.not; ok {
+			if ok = p.lookaround(m, text, in, pos) != in.not; ok {
 				pc = in.y
 			}
-		case opEdge:
-			ok = in.edge.at(text, pos)
+		case opAnchor:
+			ok = in.anchor.at(text, pos)
 			pc++
 		}
 		if ok {
@@ -110,7 +111,7 @@ func (p *program) match(m *matcher, text []byte, pc, pos int) int {
 	}
 }
 
-// branch enters the first branch of a mask and leaves the others as a way back.
+// branch enters the first branch of a mask and pushes the others as a frame.
 func (p *program) branch(m *matcher, pc, pos int, mask uint64) int {
 	i := mathbits.TrailingZeros64(mask)
 	if mask &= mask - 1; mask != 0 {
@@ -119,8 +120,8 @@ func (p *program) branch(m *matcher, pc, pos int, mask uint64) int {
 	return p.code[pc].branches[i]
 }
 
-// run takes characters of a class: where they end, where the least of them end, and how many there
-// were.
+// run matches characters of a class. It returns the end of the run, the end of its first in.min
+// characters, and the number of characters.
 func run(in *inst, text []byte, pos int) (end, low, count int) {
 	low = pos
 	for pos < len(text) && (in.max < 0 || count < in.max) {
@@ -136,8 +137,9 @@ func run(in *inst, text []byte, pos int) (end, low, count int) {
 	return pos, low, count
 }
 
-// sees tells whether what a look looks for is there, before its "not".
-func (p *program) sees(m *matcher, text []byte, in *inst, pos int) bool {
+// lookaround reports whether the body of a lookahead or lookbehind matches at pos. It ignores
+// in.not.
+func (p *program) lookaround(m *matcher, text []byte, in *inst, pos int) bool {
 	if in.behind == nil {
 		return p.match(m, text, in.x, pos) >= 0
 	}
@@ -154,7 +156,8 @@ func (p *program) sees(m *matcher, text []byte, in *inst, pos int) bool {
 	return false
 }
 
-func (e edge) at(text []byte, pos int) bool {
+// at reports whether the anchor matches at pos.
+func (e anchor) at(text []byte, pos int) bool {
 	switch e {
 	case '^':
 		return pos == 0 || text[pos-1] == '\n' && pos < len(text)
@@ -168,6 +171,7 @@ func (e edge) at(text []byte, pos int) bool {
 	return pos == len(text)
 }
 
+// byteAt returns text[pos], or 256 at the end.
 func byteAt(text []byte, pos int) int {
 	if pos < len(text) {
 		return int(text[pos])
@@ -175,9 +179,9 @@ func byteAt(text []byte, pos int) int {
 	return 256
 }
 
-// finder goes through the matches of a text from left to right, as the engine's own iterator does:
-// after an empty match it goes on a character later, and an empty match right behind the last one
-// is none.
+// finder iterates over the matches in a text from left to right, like the iterator of Oniguruma.
+// After an empty match it continues one character later. An empty match directly after the last
+// match does not count.
 type finder struct {
 	p         *program
 	m         *matcher
@@ -188,7 +192,7 @@ type finder struct {
 func (p *program) find(m *matcher, text []byte) finder { return finder{p, m, text, 0, -1} }
 
 func (f *finder) next() (start, end int, ok bool) {
-	for pos := f.at; pos <= len(f.text) && !f.m.spent(); {
+	for pos := f.at; pos <= len(f.text) && !f.m.exceeded(); {
 		f.m.steps++
 		if f.p.starts[byteAt(f.text, pos)] {
 			if end := f.p.match(f.m, f.text, 0, pos); end >= 0 {

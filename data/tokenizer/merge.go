@@ -7,49 +7,49 @@ import (
 )
 
 const (
-	shortWord  = 32      // symbols up to which going through the pairs is faster than a heap
-	longWord   = 48      // bytes from which a word is cut where no rule can join
-	cachedWord = 64      // bytes up to which a word's ids are kept
-	cacheWords = 1 << 16 // words that are kept
-	cacheIDs   = 1 << 19 // ids of these words
+	shortWord  = 32      // symbols up to which mergeShort is faster than mergeLong
+	longWord   = 48      // bytes from which a word is split where no rule can merge
+	cachedWord = 64      // bytes up to which the ids of a word are cached
+	cacheWords = 1 << 16 // words in the cache
+	cacheIDs   = 1 << 19 // ids of the words in the cache
 )
 
-// words is a goroutine's working memory for words, with the ids of those that came before.
-type words struct {
-	cache   map[string][2]int32 // where in ids
+// merger is the memory of one goroutine for merging, with a cache of words.
+type merger struct {
+	cache   map[string][2]int32 // word → range of ids
 	ids     []int32
 	symbols []int32
 	ranks   []uint64
 	prev    []int32
 	next    []int32
 	heap    []uint64
-	steps   int64 // as matcher.steps
+	steps   int64 // of merging so far, for tests
 }
 
 // encode appends the ids of a word.
-func (m *model) encode(w *words, dst []int32, word []byte) ([]int32, error) {
-	if m.whole {
+func (m *model) encode(w *merger, dst []int32, word []byte) ([]int32, error) {
+	if m.ignoreMerges {
 		if id, ok := m.vocab[string(word)]; ok {
 			return append(dst, id), nil
 		}
 	}
 	if len(word) <= longWord || m.prefix != "" || m.suffix != "" {
-		return m.piece(w, dst, word)
+		return m.mergeWord(w, dst, word)
 	}
 	if len(word) > math.MaxInt32 {
-		return dst, status.Errorf(status.Unsupported, "tokenizer: a word of %d bytes is longer than 2 GiB: cut the text into documents", len(word))
+		return dst, status.Errorf(status.Unsupported, "tokenizer: a word has %d bytes, which is more than 2 GiB; divide the text into documents", len(word))
 	}
-	// Between two known characters that no rule joins nothing can happen: what is left and right of
-	// them are words of their own.
+	// No merge crosses the boundary between two known characters that no rule merges. So the word
+	// can be split there.
 	start := 0
 	var err error
 	before, known := rune(0), false
 	for i := 0; i < len(word); {
-		r, n := m.at(word, i)
+		r, n := m.charAt(word, i)
 		now := m.character(r) >= 0
 		if known && now {
-			if _, ok := m.meet.get(before, r); !ok {
-				if dst, err = m.piece(w, dst, word[start:i]); err != nil {
+			if _, ok := m.mergeable.get(before, r); !ok {
+				if dst, err = m.mergeWord(w, dst, word[start:i]); err != nil {
 					return dst, err
 				}
 				start = i
@@ -57,11 +57,11 @@ func (m *model) encode(w *words, dst []int32, word []byte) ([]int32, error) {
 		}
 		before, known, i = r, now, i+n
 	}
-	return m.piece(w, dst, word[start:])
+	return m.mergeWord(w, dst, word[start:])
 }
 
-// piece appends the ids of a word by the rules alone.
-func (m *model) piece(w *words, dst []int32, word []byte) ([]int32, error) {
+// mergeWord appends the ids of a word that is not split further.
+func (m *model) mergeWord(w *merger, dst []int32, word []byte) ([]int32, error) {
 	if at, ok := w.cache[string(word)]; ok {
 		return append(dst, w.ids[at[0]:at[1]]...), nil
 	}
@@ -89,7 +89,7 @@ func (m *model) piece(w *words, dst []int32, word []byte) ([]int32, error) {
 
 const never = math.MaxUint64
 
-// rule is rank<<32 | result of merging two symbols, or never.
+// rule returns rank<<32 | result of merging two symbols, or never.
 func (m *model) rule(a, b int32) uint64 {
 	if v, ok := m.rules.get(a, b); ok {
 		return v
@@ -97,8 +97,8 @@ func (m *model) rule(a, b int32) uint64 {
 	return never
 }
 
-// mergeShort merges in place, looking through all pairs for the best one each time.
-func (m *model) mergeShort(w *words, s []int32) []int32 {
+// mergeShort merges in place. It looks at all pairs to find the next merge.
+func (m *model) mergeShort(w *merger, s []int32) []int32 {
 	if len(s) < 2 {
 		return s
 	}
@@ -130,15 +130,15 @@ func (m *model) mergeShort(w *words, s []int32) []int32 {
 	}
 }
 
-// mergeLong merges with a heap of rank and place over a list of neighbours: n·log n in the length.
-func (m *model) mergeLong(w *words, s []int32) []int32 {
+// mergeLong merges with a heap of (rank, position) over a linked list of symbols, in n·log n steps.
+func (m *model) mergeLong(w *merger, s []int32) []int32 {
 	w.prev, w.next, w.heap = w.prev[:0], w.next[:0], w.heap[:0]
 	for i := range s {
 		w.prev, w.next = append(w.prev, int32(i-1)), append(w.next, int32(i+1))
 	}
 	w.next[len(s)-1] = -1
 	for i := range len(s) - 1 {
-		w.offer(m.rule(s[i], s[i+1]), int32(i))
+		w.push(m.rule(s[i], s[i+1]), int32(i))
 	}
 	for len(w.heap) > 0 {
 		top := w.pop()
@@ -154,10 +154,10 @@ func (m *model) mergeLong(w *words, s []int32) []int32 {
 		s[at], s[right] = int32(uint32(now)), -1
 		if w.next[at] = w.next[right]; w.next[at] >= 0 {
 			w.prev[w.next[at]] = at
-			w.offer(m.rule(s[at], s[w.next[at]]), at)
+			w.push(m.rule(s[at], s[w.next[at]]), at)
 		}
 		if p := w.prev[at]; p >= 0 {
-			w.offer(m.rule(s[p], s[at]), p)
+			w.push(m.rule(s[p], s[at]), p)
 		}
 	}
 	out := s[:0]
@@ -169,8 +169,8 @@ func (m *model) mergeLong(w *words, s []int32) []int32 {
 	return out
 }
 
-// offer puts a pair on the heap: its rank above, its place below.
-func (w *words) offer(rule uint64, at int32) {
+// push adds a pair to the heap, as rank<<32 | position.
+func (w *merger) push(rule uint64, at int32) {
 	if rule == never {
 		return
 	}
@@ -187,7 +187,8 @@ func (w *words) offer(rule uint64, at int32) {
 	w.heap = h
 }
 
-func (w *words) pop() uint64 {
+// pop removes and returns the smallest pair.
+func (w *merger) pop() uint64 {
 	h := w.heap
 	top, last := h[0], len(h)-1
 	h[0] = h[last]

@@ -9,24 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// The normal forms as the `tokenizers` package makes them: with the characters of Unicode 9, where
-// every later one stands for itself, and without a limit on marks behind one letter
-// (golang.org/x/text adds a joiner after thirty).
+// normalText has the tables of the normal forms of the `tokenizers` package. They have the
+// characters of Unicode 9; later characters do not change. There is no limit on the marks after a
+// letter (golang.org/x/text inserts a joiner after thirty).
 //
 //go:embed normal.txt
 var normalText string
 
-// normalData is what the forms need. Hangul's syllables go by arithmetic (The Unicode Standard,
-// 3.12).
-type normalData struct {
+// normalTables has the decompositions and compositions of characters. Syllables of Hangul are
+// computed (The Unicode Standard, 3.12).
+type normalTables struct {
 	ccc        map[rune]uint8
 	canonical  map[rune][]rune
 	compatible map[rune][]rune
 	compose    map[[2]rune]rune
 	lower      map[rune][]rune
 	accent     map[rune]bool
-	// plain[f] has a bit for each block of 256 code points that form f leaves alone, whatever
-	// stands around them.
+	// plain[f][b]: form f does not change the 256 code points of block b, in any context
 	plain [4][0x1100]bool
 }
 
@@ -42,9 +41,9 @@ const (
 func (f form) composes() bool   { return f == nfc || f == nfkc }
 func (f form) compatible() bool { return f == nfkc || f == nfkd }
 
-var normals = sync.OnceValue(func() *normalData {
-	d := &normalData{ccc: map[rune]uint8{}, accent: map[rune]bool{}, compose: map[[2]rune]rune{}}
-	t := tables(normalText)
+var loadNormalTables = sync.OnceValue(func() *normalTables {
+	d := &normalTables{ccc: map[rune]uint8{}, accent: map[rune]bool{}, compose: map[[2]rune]rune{}}
+	t := parseTables(normalText)
 	for name, data := range t {
 		if class, ok := strings.CutPrefix(name, "ccc"); ok {
 			n, _ := strconv.ParseUint(class, 10, 8)
@@ -68,7 +67,7 @@ var normals = sync.OnceValue(func() *normalData {
 	return d
 })
 
-// eachMap reads "c0:41+300 …".
+// eachMap decodes "c0:41+300 …".
 func eachMap(data string) map[rune][]rune {
 	out := map[rune][]rune{}
 	for s := range strings.FieldsSeq(data) {
@@ -82,32 +81,33 @@ func eachMap(data string) map[rune][]rune {
 	return out
 }
 
-func (d *normalData) findPlain() {
+// findPlain sets plain.
+func (d *normalTables) findPlain() {
 	for f := range d.plain {
 		plain := &d.plain[f]
 		for i := range plain {
 			plain[i] = true
 		}
-		touch := func(r rune) { plain[r>>8] = false }
+		affect := func(r rune) { plain[r>>8] = false }
 		for r := range d.ccc {
-			touch(r)
+			affect(r)
 		}
 		for r := range d.canonical {
-			touch(r)
+			affect(r)
 		}
 		for r := rune(hangulFirst); r <= hangulLast; r += 256 {
-			touch(r)
+			affect(r)
 		}
-		touch(hangulLast)
-		touch(0x1100) // its letters compose
+		affect(hangulLast)
+		affect(0x1100) // the letters of this block compose
 		if form(f).compatible() {
 			for r := range d.compatible {
-				touch(r)
+				affect(r)
 			}
 		}
-		// second letters that are no marks; the first ones change by these alone
+		// A pair composes when its second letter follows the first, so second letters are affected.
 		for pair := range d.compose {
-			touch(pair[1])
+			affect(pair[1])
 		}
 	}
 }
@@ -119,14 +119,14 @@ const (
 	hangulOfOneL                 = hangulVs * hangulTs
 )
 
-// normalize returns the text in form f: the text itself where nothing changes.
-func (d *normalData) normalize(f form, text []byte) []byte {
+// normalize returns the text in form f. It returns the same slice if nothing changes.
+func (d *normalTables) normalize(f form, text []byte) []byte {
 	var out []byte
 	var buf []rune
 	for done := 0; ; {
-		// What is plain stays, but for the last character before one that is not: a mark may join
-		// it.
-		from, at := d.untilTouched(f, text, done)
+		// Plain characters stay, except the last one before an affected character, because the two
+		// may compose.
+		from, at := d.nextAffected(f, text, done)
 		if at == len(text) {
 			if out == nil {
 				return text
@@ -146,9 +146,9 @@ func (d *normalData) normalize(f form, text []byte) []byte {
 			buf = d.decompose(f, buf, r)
 			at += n
 		}
-		d.order(buf)
+		d.reorder(buf)
 		if f.composes() {
-			buf = d.joined(buf)
+			buf = d.composeAll(buf)
 		}
 		for _, r := range buf {
 			out = utf8.AppendRune(out, r)
@@ -157,12 +157,13 @@ func (d *normalData) normalize(f form, text []byte) []byte {
 	}
 }
 
-// isPlain tells that form f leaves a character alone, and that it joins nothing before it.
-func (d *normalData) isPlain(f form, r rune) bool { return r < utf8.RuneSelf || d.plain[f][r>>8] }
+// isPlain reports whether form f does not change a character and does not compose it with the
+// character before it.
+func (d *normalTables) isPlain(f form, r rune) bool { return r < utf8.RuneSelf || d.plain[f][r>>8] }
 
-// untilTouched finds the first character at or behind a place that is not plain, or the end, and
-// the character before it.
-func (d *normalData) untilTouched(f form, text []byte, at int) (before, touched int) {
+// nextAffected returns the position of the first character in text[at:] that is not plain, or the
+// end, and the position of the character before it.
+func (d *normalTables) nextAffected(f form, text []byte, at int) (before, touched int) {
 	before = at
 	for at < len(text) {
 		if text[at] < utf8.RuneSelf {
@@ -180,7 +181,8 @@ func (d *normalData) untilTouched(f form, text []byte, at int) (before, touched 
 	return before, at
 }
 
-func (d *normalData) decompose(f form, dst []rune, r rune) []rune {
+// decompose appends the decomposition of a character in form f.
+func (d *normalTables) decompose(f form, dst []rune, r rune) []rune {
 	if r >= hangulFirst && r <= hangulLast {
 		s := r - hangulFirst
 		dst = append(dst, hangulL+s/hangulOfOneL, hangulV+s%hangulOfOneL/hangulTs)
@@ -200,8 +202,8 @@ func (d *normalData) decompose(f form, dst []rune, r rune) []rune {
 	return append(dst, r)
 }
 
-// order sorts each run of marks by class, keeping the order of equals.
-func (d *normalData) order(s []rune) {
+// reorder sorts adjacent marks by their combining class. The sort is stable.
+func (d *normalTables) reorder(s []rune) {
 	for i := 0; i < len(s); i++ {
 		if d.ccc[s[i]] == 0 {
 			continue
@@ -216,15 +218,15 @@ func (d *normalData) order(s []rune) {
 	}
 }
 
-// joined composes in place: each letter with what follows it and is not blocked (The Unicode
-// Standard, 3.11, D117).
-func (d *normalData) joined(s []rune) []rune {
-	// last: class of what was written behind the starter, -1 for nothing
+// composeAll composes in place: each starter with the following characters that are not blocked
+// (The Unicode Standard, 3.11, D117).
+func (d *normalTables) composeAll(s []rune) []rune {
+	// last: class of the last mark after the starter, -1 = none
 	out, starter, last := s[:0], -1, -1
 	for _, r := range s {
 		class := int(d.ccc[r])
 		if starter >= 0 && last < class {
-			if c, ok := d.pair(out[starter], r); ok {
+			if c, ok := d.composePair(out[starter], r); ok {
 				out[starter] = c
 				continue
 			}
@@ -239,7 +241,8 @@ func (d *normalData) joined(s []rune) []rune {
 	return out
 }
 
-func (d *normalData) pair(a, b rune) (rune, bool) {
+// composePair returns the composition of two characters; false if there is none.
+func (d *normalTables) composePair(a, b rune) (rune, bool) {
 	if l := a - hangulL; l >= 0 && l < hangulLs && b >= hangulV && b < hangulV+hangulVs {
 		return hangulFirst + l*hangulOfOneL + (b-hangulV)*hangulTs, true
 	}

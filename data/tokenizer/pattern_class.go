@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// escape reads what stands behind a backslash outside brackets.
+// escape reads an escape sequence outside brackets, after its backslash.
 func (p *parser) escape() node {
 	switch r := p.next(); r {
 	case 'A', 'z', 'Z':
-		return edge(r)
+		return anchor(r)
 	case 'b', 'B', 'G', 'K', 'R', 'X', 'g', 'k':
 		p.refuse(`\` + string(r))
 	default:
@@ -24,8 +24,8 @@ func (p *parser) escape() node {
 	return cat{}
 }
 
-// classEscape adds a class such as \s or \p{L} to a set, or returns the character that the escape
-// stands for. word is the table for \w.
+// classEscape adds a class such as \s or \p{L} to a set, or returns the character that an escape
+// sequence stands for. word is the name of the table for \w.
 func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool) {
 	switch r {
 	case 's':
@@ -35,11 +35,11 @@ func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool
 	case 'd':
 		s.any |= classBits("Nd")
 	case 'D':
-		p.without(s, classBits("Nd"))
+		p.addComplement(s, classBits("Nd"))
 	case 'w':
 		s.any |= classBits(word)
 	case 'W':
-		p.without(s, classBits(word))
+		p.addComplement(s, classBits(word))
 	case 'h':
 		s.spans = append(s.spans, '0', '9', 'A', 'F', 'a', 'f')
 	case 'H':
@@ -61,7 +61,7 @@ func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool
 	case 'e':
 		return 27, true
 	case 'x':
-		if p.take("{") {
+		if p.accept("{") {
 			end := slices.Index(p.src[p.at:], '}')
 			return p.hex(end, 1), true
 		}
@@ -77,7 +77,7 @@ func (p *parser) classEscape(s *set, r rune, word string) (literal rune, ok bool
 	return 0, false
 }
 
-// refuseFolded stops at \p{..} and \w in (?i): the engine adds the other case of every character in
+// refuseFolded refuses \p{..} and \w in (?i): Oniguruma adds the other case of every character in
 // them, which may be no letter.
 func (p *parser) refuseFolded(s *set) {
 	if p.fold && (s.any|s.none)&^classBits("Nd") != 0 {
@@ -85,15 +85,15 @@ func (p *parser) refuseFolded(s *set) {
 	}
 }
 
-// without adds every character that has none of the bits. Two such classes in one set would need a
-// list.
-func (p *parser) without(s *set, b bits) {
+// addComplement adds the characters that have none of the bits. A set can have one such class.
+func (p *parser) addComplement(s *set, b bits) {
 	if s.none != 0 {
 		p.refuse("two negated classes in one set")
 	}
 	s.none = b
 }
 
+// hex reads a number of the given digits and skips over more characters.
 func (p *parser) hex(digits, over int) rune {
 	if digits < 1 || p.at+digits > len(p.src) {
 		p.refuse("an unfinished hexadecimal escape")
@@ -110,10 +110,10 @@ func (p *parser) hex(digits, over int) rune {
 	return rune(n)
 }
 
-// property reads {L}, {^L} or {Han} behind \p; both signs together cancel out.
+// property reads {L}, {^L} or {Han} after \p or, with not, after \P. \P{^L} is \p{L}.
 func (p *parser) property(s *set, not bool) {
 	end := slices.Index(p.src[p.at:], '}')
-	if end < 2 || !p.take("{") {
+	if end < 2 || !p.accept("{") {
 		p.refuse(`\p without a name in braces`)
 		return
 	}
@@ -133,15 +133,15 @@ func (p *parser) property(s *set, not bool) {
 		return
 	}
 	if not {
-		p.without(s, b)
+		p.addComplement(s, b)
 	} else {
 		s.any |= b
 	}
 }
 
-// brackets reads a class behind its [.
+// brackets reads a class, after its [.
 func (p *parser) brackets() node {
-	s := &set{not: p.take("^")}
+	s := &set{not: p.accept("^")}
 	for first := true; p.err == nil; first = false {
 		r := p.next()
 		switch {
@@ -152,7 +152,7 @@ func (p *parser) brackets() node {
 			continue
 		case r == '[':
 			p.refuse("a [ inside brackets: write \\[")
-		case r == '&' && p.take("&"):
+		case r == '&' && p.accept("&"):
 			p.refuse("&& inside brackets")
 		case r == '\\':
 			literal, ok := p.classEscape(s, p.next(), "regex_set_word")
@@ -185,7 +185,7 @@ func (p *parser) brackets() node {
 	return cat{}
 }
 
-// complement of sorted spans.
+// complement returns the complement of sorted spans.
 func complement(spans []rune) []rune {
 	var out []rune
 	next := rune(0)

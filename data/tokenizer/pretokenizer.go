@@ -9,58 +9,59 @@ import (
 	"ulysses/internal/status"
 )
 
-// step is one pre-tokenizer: it cuts a piece into smaller ones, and may write it anew. It hands
-// each on before it finds the next, so that a document is never held as a list of its words.
-type step interface {
-	cut(s *state, buf *[]byte, p piece, emit func(piece) error) error
+// preTokenizer splits a segment into smaller ones, and may change their text. It calls emit with
+// each before it finds the next, so a document is never in memory as a list of its words. buf is
+// memory that it may use for changed text.
+type preTokenizer interface {
+	split(m *matcher, buf *[]byte, p segment, emit func(segment) error) error
 }
 
-// gpt2 is the pattern that ByteLevel splits by.
-const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+// gpt2Pattern is the pattern by which ByteLevel splits.
+const gpt2Pattern = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// newSteps returns the steps, and whether words arrive at the model as plain bytes: a ByteLevel at
-// the end need not write its letters, if the model lets it.
-func newSteps(parts []part, plain bool) (steps []step, raw bool, err error) {
-	for i, p := range parts {
-		st, err := newStep(p)
+// newPreTokenizers returns the pre-tokenizers of a file. raw reports that words reach the model as
+// plain bytes: if plain is set, a ByteLevel at the end does not write bytes as letters.
+func newPreTokenizers(components []component, plain bool) (all []preTokenizer, raw bool, err error) {
+	for i, c := range components {
+		p, err := newPreTokenizer(c)
 		if err != nil {
 			return nil, false, err
 		}
-		if b, ok := st.(*byteLevel); ok && plain && i == len(parts)-1 {
+		if b, ok := p.(*byteLevel); ok && plain && i == len(components)-1 {
 			b.plain, raw = true, true
 		}
-		steps = append(steps, st)
+		all = append(all, p)
 	}
-	return steps, raw, nil
+	return all, raw, nil
 }
 
-// checkFirst refuses the one case in which it matters which parts of a decomposed character the
-// `tokenizers` package counts to the beginning of a text: where Metaspace prepends to the first
-// word alone, and something has cut before it.
-func checkFirst(normalizers, steps []part) error {
-	for i, p := range steps {
+// checkMetaspace refuses a case in which the result depends on which characters of a decomposed
+// character the `tokenizers` package counts as the beginning of a text: Metaspace prepends only to
+// the first word, and another pre-tokenizer comes before it.
+func checkMetaspace(normalizers, preTokenizers []component) error {
+	for i, p := range preTokenizers {
 		if p.Kind != "Metaspace" || p.PrependScheme != "first" || i == 0 {
 			continue
 		}
 		for _, n := range normalizers {
 			if strings.HasPrefix(n.Kind, "NF") {
-				return status.Errorf(status.Unsupported, "Metaspace with the prepend_scheme \"first\" behind %s, over text in the form %s, is not built: %s", steps[i-1].Kind, n.Kind, notbuilt.LateMetaspace.Instead)
+				return status.Errorf(status.Unsupported, "pre_tokenizer: Metaspace with the prepend_scheme \"first\" after %s and the normalizer %s is not supported; %s", preTokenizers[i-1].Kind, n.Kind, notbuilt.LateMetaspace.Instead)
 			}
 		}
 	}
 	return nil
 }
 
-func newStep(p part) (step, error) {
+func newPreTokenizer(p component) (preTokenizer, error) {
 	switch p.Kind {
 	case "ByteLevel":
 		b := &byteLevel{space: p.AddPrefixSpace == nil || *p.AddPrefixSpace}
 		if p.UseRegex == nil || *p.UseRegex {
-			prog, err := compile(gpt2)
+			prog, err := compile(gpt2Pattern)
 			if err != nil {
 				return nil, err
 			}
-			b.split = &splitter{prog: prog}
+			b.words = &splitter{prog: prog}
 		}
 		return b, nil
 	case "Metaspace":
@@ -85,30 +86,30 @@ func newStep(p part) (step, error) {
 		return classSplitter(punctBits, how)
 	case "WhitespaceSplit":
 		return classSplitter(spaceBits, removed)
-	case "Whitespace": // \w+|[^\w\s]+ of the package's second engine
+	case "Whitespace": // \w+|[^\w\s]+ of the package's second regex engine
 		prog, err := compileNode(alt{
 			&repeat{body: (&set{any: wordBits}).sealed(), min: 1, max: -1},
 			&repeat{body: (&set{none: wordBits | spaceBits}).sealed(), min: 1, max: -1},
 		})
 		return &splitter{prog: prog, how: removed, invert: true}, err
 	}
-	return nil, status.Errorf(status.Unsupported, "pre_tokenizer %s is not built: %s", input.Quote(p.Kind), notbuilt.PreTokenizers.Instead)
+	return nil, status.Errorf(status.Unsupported, "pre_tokenizer: %s is not supported; %s", input.Quote(p.Kind), notbuilt.PreTokenizers.Instead)
 }
 
-func classSplitter(b bits, how behavior) (step, error) {
+func classSplitter(b bits, how behavior) (preTokenizer, error) {
 	prog, err := compileNode((&set{any: b}).sealed())
 	return &splitter{prog: prog, how: how}, err
 }
 
-// behavior is what becomes of a match.
+// behavior is how a splitter treats matches. The file format has these names.
 type behavior int
 
 const (
-	isolated behavior = iota
-	removed
-	mergedWithPrevious
-	mergedWithNext
-	contiguous
+	isolated           behavior = iota // a match is a segment of its own
+	removed                            // a match is left out
+	mergedWithPrevious                 // a match ends the segment before it
+	mergedWithNext                     // a match begins the segment after it
+	contiguous                         // adjacent matches are one segment
 )
 
 func behaviorOf(name string) (behavior, error) {
@@ -117,19 +118,19 @@ func behaviorOf(name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, status.Errorf(status.Unsupported, "the behavior %s of a split is not built: %s", input.Quote(name), notbuilt.SplitBehaviors.Instead)
+	return 0, status.Errorf(status.Unsupported, "pre_tokenizer: the behavior %s is not supported; %s", input.Quote(name), notbuilt.SplitBehaviors.Instead)
 }
 
-// splitter cuts at the matches of a pattern, or, inverted, keeps these.
+// splitter splits at the matches of a pattern; with invert, at the text between the matches.
 type splitter struct {
 	prog   *program
 	how    behavior
 	invert bool
 }
 
-func (sp *splitter) cut(s *state, _ *[]byte, p piece, emit func(piece) error) error {
-	j := joiner{p: p, how: sp.how, emit: emit}
-	f := sp.prog.find(&s.matcher, p.text)
+func (x *splitter) split(m *matcher, _ *[]byte, p segment, emit func(segment) error) error {
+	j := joiner{p: p, how: x.how, emit: emit}
+	f := x.prog.find(m, p.text)
 	at := 0
 	for {
 		start, end, ok := f.next()
@@ -137,31 +138,33 @@ func (sp *splitter) cut(s *state, _ *[]byte, p piece, emit func(piece) error) er
 			break
 		}
 		if at != start {
-			if err := j.add(at, start, sp.invert); err != nil {
+			if err := j.add(at, start, x.invert); err != nil {
 				return err
 			}
 		}
-		if err := j.add(start, end, !sp.invert); err != nil {
+		if err := j.add(start, end, !x.invert); err != nil {
 			return err
 		}
 		at = end
 	}
 	if at != len(p.text) {
-		if err := j.add(at, len(p.text), sp.invert); err != nil {
+		if err := j.add(at, len(p.text), x.invert); err != nil {
 			return err
 		}
 	}
 	return j.flush()
 }
 
-// joiner puts the stretches of a split together as its behavior has it, holding back the last one.
+// joiner emits the ranges between the boundaries that a splitter finds, and joins adjacent ranges
+// as the behavior requires. The last range is pending until it is known whether the next one joins
+// it.
 type joiner struct {
-	p          piece
+	p          segment
 	how        behavior
-	emit       func(piece) error
-	start, end int
-	held       bool
-	matched    bool // the stretch before was a match
+	emit       func(segment) error
+	start, end int // the pending range
+	pending    bool
+	matched    bool // the last range added was a match
 }
 
 func (j *joiner) add(start, end int, match bool) error {
@@ -180,9 +183,9 @@ func (j *joiner) add(start, end int, match bool) error {
 		join = !match && j.matched
 	}
 	j.matched = match
-	if join && j.held {
+	if join && j.pending {
 		j.end = end
-		if j.how == mergedWithNext { // what is behind this is no match, or a match of its own
+		if j.how == mergedWithNext { // the range after this one does not join it
 			return j.flush()
 		}
 		return nil
@@ -190,69 +193,71 @@ func (j *joiner) add(start, end int, match bool) error {
 	if err := j.flush(); err != nil {
 		return err
 	}
-	j.start, j.end, j.held = start, end, true
+	j.start, j.end, j.pending = start, end, true
 	return nil
 }
 
+// flush emits the pending range.
 func (j *joiner) flush() error {
-	if !j.held || j.start == j.end {
-		j.held = false
+	if !j.pending || j.start == j.end {
+		j.pending = false
 		return nil
 	}
-	j.held = false
-	return j.emit(j.p.cut(j.start, j.end))
+	j.pending = false
+	return j.emit(j.p.sub(j.start, j.end))
 }
 
-// byteLevel may put a space before the text, may split as GPT-2 does, and writes each byte as a
-// letter.
+// byteLevel may prepend a space to the text, may split by gpt2Pattern, and writes each byte as a
+// letter (byteLetters).
 type byteLevel struct {
 	space bool
-	split *splitter
-	plain bool // leave the bytes: the model knows them as they are
+	words *splitter // nil = the text is not split
+	plain bool      // the model reads bytes, so they are not written as letters
 }
 
-func (b *byteLevel) cut(s *state, buf *[]byte, p piece, emit func(piece) error) error {
-	if b.space && (len(p.text) == 0 || p.text[0] != ' ') {
+func (x *byteLevel) split(m *matcher, buf *[]byte, p segment, emit func(segment) error) error {
+	if x.space && (len(p.text) == 0 || p.text[0] != ' ') {
 		p = p.prepended((*buf)[:0], " ")
 		*buf = p.text
 	}
-	if !b.plain {
+	if !x.plain {
 		inner := emit
-		emit = func(p piece) error {
-			return inner(piece{toByteLevel(nil, p.text), len(toByteLevel(nil, p.text[:p.first]))})
+		emit = func(p segment) error {
+			return inner(segment{toByteLevel(nil, p.text), len(toByteLevel(nil, p.text[:p.first]))})
 		}
 	}
-	if b.split == nil {
+	if x.words == nil {
 		return emit(p)
 	}
-	return b.split.cut(s, nil, p, emit)
+	return x.words.split(m, nil, p, emit)
 }
 
-// metaspace writes spaces as another character, ▁, puts one before the text, and cuts before each.
+// metaspace replaces each space by a letter (▁), may prepend the letter to the text, and may split
+// before each letter.
 type metaspace struct {
 	letter        string
-	always, first bool
-	split         *splitter
+	always, first bool      // prepend the letter: to each segment, to the beginning of the document
+	words         *splitter // nil = the text is not split
 }
 
-func newMetaspace(p part) (step, error) {
-	m := &metaspace{letter: p.Replacement}
-	r, n := utf8.DecodeRuneInString(m.letter)
-	if n == 0 || n != len(m.letter) {
-		return nil, status.Errorf(status.InvalidConfig, "Metaspace: the replacement %s is not one character", input.Quote(p.Replacement))
+func newMetaspace(p component) (preTokenizer, error) {
+	x := &metaspace{letter: p.Replacement}
+	r, n := utf8.DecodeRuneInString(x.letter)
+	if n == 0 || n != len(x.letter) {
+		return nil, status.Errorf(status.InvalidConfig, "pre_tokenizer: Metaspace: the replacement %s is not one character; set it to \"▁\"", input.Quote(p.Replacement))
 	}
 	switch p.PrependScheme {
 	case "always", "":
-		m.always = true
+		x.always = true
 	case "first":
-		m.first = true
+		x.first = true
 	case "never":
 	default:
-		return nil, status.Errorf(status.Unsupported, "Metaspace: the prepend_scheme %s is not built: %s", input.Quote(p.PrependScheme), notbuilt.PrependSchemes.Instead)
+		return nil, status.Errorf(status.Unsupported, "pre_tokenizer: Metaspace: the prepend_scheme %s is not supported; %s", input.Quote(p.PrependScheme), notbuilt.PrependSchemes.Instead)
 	}
 	if p.AddPrefixSpace != nil && !*p.AddPrefixSpace {
 		if p.PrependScheme != "never" {
-			return nil, status.Errorf(status.InvalidConfig, "Metaspace: add_prefix_space = false and prepend_scheme = %s disagree", input.Quote(p.PrependScheme))
+			return nil, status.Errorf(status.InvalidConfig, "pre_tokenizer: Metaspace: add_prefix_space = false contradicts prepend_scheme = %s; remove add_prefix_space", input.Quote(p.PrependScheme))
 		}
 	}
 	if p.SplitWords == nil || *p.SplitWords {
@@ -260,20 +265,20 @@ func newMetaspace(p part) (step, error) {
 		if err != nil {
 			return nil, err
 		}
-		m.split = &splitter{prog: prog, how: mergedWithNext}
+		x.words = &splitter{prog: prog, how: mergedWithNext}
 	}
-	return m, nil
+	return x, nil
 }
 
-func (m *metaspace) cut(s *state, buf *[]byte, p piece, emit func(piece) error) error {
+func (x *metaspace) split(m *matcher, buf *[]byte, p segment, emit func(segment) error) error {
 	out, first := (*buf)[:0], 0
-	begins := len(p.text) > 0 && (p.text[0] == ' ' || len(p.text) >= len(m.letter) && string(p.text[:len(m.letter)]) == m.letter)
-	if len(p.text) > 0 && !begins && (m.always || m.first && p.first > 0) {
-		out = append(out, m.letter...)
+	begins := len(p.text) > 0 && (p.text[0] == ' ' || len(p.text) >= len(x.letter) && string(p.text[:len(x.letter)]) == x.letter)
+	if len(p.text) > 0 && !begins && (x.always || x.first && p.first > 0) {
+		out = append(out, x.letter...)
 	}
 	for i, b := range p.text {
 		if b == ' ' {
-			out = append(out, m.letter...)
+			out = append(out, x.letter...)
 		} else {
 			out = append(out, b)
 		}
@@ -282,8 +287,8 @@ func (m *metaspace) cut(s *state, buf *[]byte, p piece, emit func(piece) error) 
 		}
 	}
 	*buf = out
-	if m.split == nil {
-		return emit(piece{out, first})
+	if x.words == nil {
+		return emit(segment{out, first})
 	}
-	return m.split.cut(s, nil, piece{out, first}, emit)
+	return x.words.split(m, nil, segment{out, first}, emit)
 }

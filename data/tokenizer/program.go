@@ -7,12 +7,12 @@ import (
 	"ulysses/internal/status"
 )
 
-// A pattern is run as a program of steps with a stack of ways back, so that no text, however long,
-// deepens Go's own stack. A run of one class, \p{L}+, is one step and one way back for all its
-// shorter forms.
+// program is a compiled pattern. The matcher has a stack of its own for backtracking, so the Go
+// stack does not grow with the text. A run of one class, such as \p{L}+, is one instruction and one
+// frame.
 type program struct {
 	code []inst
-	// starts[c]: a match may begin with byte c, or be empty where c is 256, the end.
+	// starts[c]: a match may begin with byte c. starts[256]: a match may be empty at the end.
 	starts [257]bool
 }
 
@@ -21,19 +21,19 @@ type opcode uint8
 const (
 	opMatch  opcode = iota
 	opSet           // one character of set
-	opRun           // min to max characters of set, as many as there are; x: without a way back
-	opSplit         // at x, and if that fails at y
-	opJump          // to x
-	opAlt           // at the first of branches that works, by the byte that comes
-	opAtomic        // code up to its opMatch from x on, then at y, with no way back into it
-	opLook          // as opAtomic, but what matched is not taken
-	opEdge
+	opRun           // min to max characters of set, as many as possible; x = 1: no backtracking
+	opSplit         // continue at x, and if that fails at y
+	opJump          // continue at x
+	opAlt           // the first of branches that matches; masks select by the next byte
+	opAtomic        // match the code at x, then continue at y; no backtracking into x
+	opLook          // like opAtomic, but the position stays
+	opAnchor
 )
 
 type inst struct {
 	op       opcode
-	edge     edge
-	behind   []int // opLook: lengths in characters to step back, one of which must fit
+	anchor   anchor
+	behind   []int // opLook: numbers of characters to step back; nil = lookahead
 	not      bool
 	set      *set
 	x, y     int
@@ -44,7 +44,7 @@ type inst struct {
 
 const longestProgram = 20000
 
-// compile makes the program of a pattern.
+// compile parses and compiles a pattern.
 func compile(src string) (*program, error) {
 	n, err := parsePattern(src)
 	if err != nil {
@@ -67,14 +67,16 @@ func compileNode(n node) (*program, error) {
 	return p, nil
 }
 
+// add appends an instruction and returns its index.
 func (p *program) add(i inst) int {
 	p.code = append(p.code, i)
 	return len(p.code) - 1
 }
 
+// emit appends the code of a node.
 func (p *program) emit(n node) error {
 	if len(p.code) > longestProgram {
-		return status.Errorf(status.Unsupported, "more than %d steps", longestProgram)
+		return status.Errorf(status.Unsupported, "more than %d steps, which is not supported; split by a shorter pattern", longestProgram)
 	}
 	switch n := n.(type) {
 	case *set:
@@ -87,8 +89,8 @@ func (p *program) emit(n node) error {
 		}
 	case alt:
 		return p.emitAlt(n)
-	case edge:
-		p.add(inst{op: opEdge, edge: n})
+	case anchor:
+		p.add(inst{op: opAnchor, anchor: n})
 	case atomic:
 		if r, ok := n.body.(*repeat); ok && !r.lazy {
 			if s, ok := r.body.(*set); ok {
@@ -101,7 +103,7 @@ func (p *program) emit(n node) error {
 		in := inst{op: opLook, not: n.not}
 		if n.behind {
 			if in.behind = lengths(n.body); in.behind == nil {
-				return status.Errorf(status.Unsupported, "a look behind at what has no fixed length")
+				return status.Errorf(status.Unsupported, "a lookbehind whose length is not fixed is not supported; use one of fixed length")
 			}
 		}
 		return p.emitInner(in, n.body)
@@ -122,7 +124,7 @@ func (p *program) emitInner(in inst, body node) error {
 
 func (p *program) emitAlt(n alt) error {
 	if len(n) > 64 {
-		return status.Errorf(status.Unsupported, "more than 64 alternatives in one group")
+		return status.Errorf(status.Unsupported, "more than 64 alternatives in one group are not supported; divide the group")
 	}
 	in := inst{op: opAlt, masks: new([257]uint64)}
 	for i, x := range n {
@@ -184,7 +186,7 @@ func (p *program) emitRepeat(n *repeat) error {
 	return nil
 }
 
-// firstBytes is what a match of the node may begin with; more than that does no harm.
+// firstBytes returns the bytes with which a match of the node may begin, or a superset.
 func firstBytes(n node) (b [257]bool) {
 	switch n := n.(type) {
 	case *set:
@@ -195,7 +197,7 @@ func firstBytes(n node) (b [257]bool) {
 	case cat:
 		for _, x := range n {
 			switch x.(type) {
-			case *look, edge:
+			case *look, anchor:
 				continue
 			}
 			for c, ok := range firstBytes(x) {
@@ -219,14 +221,14 @@ func firstBytes(n node) (b [257]bool) {
 			return firstBytes(n.body)
 		}
 	}
-	for c := range b { // may be empty: anything may follow
+	for c := range b { // the match may be empty, so any byte may follow
 		b[c] = true
 	}
 	return b
 }
 
-// lengths is how many characters a match may take: one number, or one for each alternative; nil
-// where that is not fixed.
+// lengths returns the number of characters of a match: one number, or one for each alternative; nil
+// if it is not fixed.
 func lengths(n node) []int {
 	switch n := n.(type) {
 	case *set:
@@ -259,5 +261,5 @@ func lengths(n node) []int {
 		}
 		return nil
 	}
-	return []int{0} // places take nothing
+	return []int{0} // anchors and lookarounds
 }

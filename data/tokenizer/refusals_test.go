@@ -10,7 +10,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// small is a tokenizer that opens, and its parts to be replaced.
+// small returns the content of a valid tokenizer.json, which tests change.
 func small() map[string]any {
 	return map[string]any{
 		"version": "1.0", "added_tokens": []any{map[string]any{"id": 4, "content": "<end>", "special": true}},
@@ -43,8 +43,8 @@ func split(regex string) object {
 	return object{"type": "Split", "pattern": object{"Regex": regex}, "behavior": "Isolated", "invert": false}
 }
 
-// What cannot be done as the tokenizers package does it is refused when the file is opened, and the
-// text names it.
+// A file that cannot be processed as by the `tokenizers` package is refused when it is opened. The
+// error names the component.
 func TestRefusals(t *testing.T) {
 	model := func(change func(object)) func(object) {
 		return func(f object) { change(f["model"].(object)) }
@@ -63,21 +63,21 @@ func TestRefusals(t *testing.T) {
 		"merge unknown":  {model(func(m object) { m["merges"] = []any{[]any{"a", "z"}} }), status.InvalidConfig, `merge 1 joins "a" and "z"`},
 		"merge to none":  {model(func(m object) { m["merges"] = []any{"a c"} }), status.InvalidConfig, `makes "ac"`},
 		"merge of three": {model(func(m object) { m["merges"] = []any{"a b c"} }), status.InvalidConfig, `"a b c"`},
-		"negative id":    {model(func(m object) { m["vocab"] = object{"a": -1, "b": 1, "ab": 2} }), status.InvalidConfig, `"a" with the id -1`},
+		"negative id":    {model(func(m object) { m["vocab"] = object{"a": -1, "b": 1, "ab": 2} }), status.InvalidConfig, `"a" has the id -1`},
 		"version":        {put("version", "2.0"), status.Unsupported, `version "2.0"`},
-		"no JSON":        {nil, status.InvalidConfig, "not a tokenizer.json"},
-		"Precompiled":    {put("normalizer", object{"type": "Precompiled"}), status.Unsupported, `normalizer "Precompiled"`},
+		"no JSON":        {nil, status.InvalidConfig, "is not a tokenizer.json"},
+		"Precompiled":    {put("normalizer", object{"type": "Precompiled"}), status.Unsupported, `normalizer: "Precompiled"`},
 		"Nmt inside":     {put("normalizer", object{"type": "Sequence", "normalizers": []any{object{"type": "NFC"}, object{"type": "Nmt"}}}), status.Unsupported, `"Nmt"`},
 		"Bert":           {put("pre_tokenizer", object{"type": "BertPreTokenizer"}), status.Unsupported, `"BertPreTokenizer"`},
 		"scheme":         {put("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "last"}), status.Unsupported, `"last"`},
-		"scheme 2":       {put("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "add_prefix_space": false}), status.InvalidConfig, "disagree"},
+		"scheme 2":       {put("pre_tokenizer", object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "add_prefix_space": false}), status.InvalidConfig, "contradicts"},
 		"first, late": {func(f object) {
 			f["normalizer"] = object{"type": "NFD"}
 			f["pre_tokenizer"] = object{"type": "Sequence", "pretokenizers": []any{object{"type": "WhitespaceSplit"}, object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}}}
-		}, status.Unsupported, "behind WhitespaceSplit"},
+		}, status.Unsupported, "after WhitespaceSplit"},
 		"behavior":   {put("pre_tokenizer", object{"type": "Punctuation", "behavior": "Doubled"}), status.Unsupported, `"Doubled"`},
 		"no pattern": {put("pre_tokenizer", object{"type": "Split", "behavior": "Isolated"}), status.InvalidConfig, "a pattern is neither"},
-		"decoder":    {put("decoder", object{"type": "WordPiece"}), status.Unsupported, `decoder "WordPiece"`},
+		"decoder":    {put("decoder", object{"type": "WordPiece"}), status.Unsupported, `decoder: "WordPiece"`},
 		"empty token": {func(f object) {
 			f["normalizer"] = object{"type": "Strip", "strip_left": true}
 			f["added_tokens"] = []any{object{"content": " ", "normalized": true}}
@@ -110,11 +110,11 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	if _, err := Open(filepath.Join(t.TempDir(), "none")); status.Of(err) != status.IO {
-		t.Errorf("no file: %v", err)
+		t.Errorf("missing file: %v", err)
 	}
 }
 
-// What can only be known from the text is an error of Encode, not other ids.
+// Encode returns an error for a text for which the file has no ids.
 func TestEncodeErrors(t *testing.T) {
 	f := small()
 	f["model"].(object)["unk_token"] = "<unk>"
@@ -133,8 +133,8 @@ func TestEncodeErrors(t *testing.T) {
 	}
 }
 
-// The mark after a document is the first that a file names, in the order of Open; one that the
-// tokenizer does not have is an error.
+// The EOS token is the first that a file names, in the order of findEOS. A token that the tokenizer
+// does not have is an error.
 func TestEOS(t *testing.T) {
 	type files = map[string]any
 	for name, c := range map[string]struct {

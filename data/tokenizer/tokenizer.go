@@ -1,21 +1,26 @@
-// Package tokenizer reads Hugging Face's tokenizer.json with a model of byte pair encoding and cuts
-// text into the same tokens as the Python package `tokenizers` (0.23.3), id for id.
+// Package tokenizer reads the tokenizer.json of Hugging Face with byte pair encoding. It gives the
+// same token ids as the Python package `tokenizers` (0.23.3).
 //
-// Why it is our own. No library for Go gives these ids: github.com/sugarme/tokenizer (v0.3.0) has
-// neither byte_fallback nor ignore_merges nor patterns that look ahead, panics on the files of
-// Llama 3 and Qwen and differs on a fifth of our texts for GPT-2 (benchmarks/results/tokenizer.md);
-// github.com/gomlx/go-huggingface (v0.3.1) reads SentencePiece models alone;
-// github.com/daulet/tokenizers (v1.24.0) is the Rust library by cgo, with an archive that is no
-// part of the module. Nor do the usual parts give the same cuts: patterns are those of Oniguruma on
-// Unicode 16 and normal forms those of Unicode 9, while Go 1.26 and golang.org/x/text know Unicode
-// 15, x/text breaks up long runs of marks, and github.com/dlclark/regexp2 (v2.12.0) reads patterns
-// in .NET's sense, at the speed that a whole tokenizer should have. So there is a small reader of
-// patterns (pattern.go, program.go, match.go), tables asked of the package itself (classes.txt,
-// normal.txt), and the merging (bpe.go, merge.go).
+// Open reads a file and returns a Tokenizer. Tokenizer.Encode processes a text in this order: it
+// finds added tokens (added.go), normalizes the text between them (normalizer.go), splits it into
+// words (pretokenizer.go), and merges the characters of each word into tokens (bpe.go, merge.go).
 //
-// The way of a text: added tokens are found (added.go), the rest is normalized (normalizer.go), cut
-// into words (pretokenizer.go), and each word is merged. Sources: the file format and behavior of
-// huggingface/tokenizers; byte pair encoding, Sennrich et al. 2016, section 3.2.
+// Sources: the file format and behavior of huggingface/tokenizers; byte pair encoding, Sennrich et
+// al. 2016, section 3.2.
+//
+// No Go library gives these ids. github.com/sugarme/tokenizer (v0.3.0) has neither byte_fallback
+// nor ignore_merges nor patterns with lookahead, panics on the files of Llama 3 and Qwen, and
+// differs on a fifth of the test texts for GPT-2 (benchmarks/results/tokenizer.md).
+// github.com/gomlx/go-huggingface (v0.3.1) reads SentencePiece models only.
+// github.com/daulet/tokenizers (v1.24.0) is the Rust library by cgo and needs an archive that is
+// not in the module.
+//
+// The standard library and golang.org/x/text would split text differently: patterns are in the
+// syntax of Oniguruma with Unicode 16, normal forms have Unicode 9, and Go 1.26 and x/text have
+// Unicode 15. x/text also splits long runs of combining marks. github.com/dlclark/regexp2 (v2.12.0)
+// has the pattern syntax of .NET, and alone takes the time that the whole tokenizer may take.
+// Therefore this package has a parser and a matcher of patterns (pattern.go, program.go, match.go),
+// and tables that were made with the Python package (classes.txt, normal.txt).
 package tokenizer
 
 import (
@@ -26,50 +31,51 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
-// Tokenizer is an open tokenizer.json. It may be used by several goroutines at once.
+// Tokenizer is an open tokenizer.json. Several goroutines may use it at the same time.
 type Tokenizer struct {
-	path        string
-	files       []string
-	digest      string
-	size        int64
-	normalizers []normalizer
-	steps       []step
-	added       *added
-	plain, norm [256]bool // bytes that added tokens begin with
-	model       *model
-	decoders    []decoder
-	eos         int32 // -1 for none
+	path          string
+	files         []string
+	digest        string
+	size          int64
+	normalizers   []normalizer
+	preTokenizers []preTokenizer
+	added         *added
+	plain, norm   [256]bool // first bytes of the added tokens of the text, of the normalized text
+	model         *model
+	decoders      []decoder
+	eos           int32 // -1 = none
 
 	mu   sync.Mutex
-	idle []*state
+	idle []*scratch // those that no goroutine uses
 }
 
-// state is what one goroutine needs while it encodes.
-type state struct {
-	matcher matcher
-	words   words
-	bufs    [][]byte
-	emits   []func(piece) error
-	out     []int32
-	made    int // bytes of the words of the text so far
+// scratch is the memory that a goroutine uses while it encodes.
+type scratch struct {
+	matcher   matcher
+	merger    merger
+	bufs      [][]byte              // for each pre-tokenizer, memory for changed text
+	emits     []func(segment) error // for each pre-tokenizer, passes a segment to the next one
+	out       []int32               // ids so far
+	wordBytes int                   // bytes of the words of the text so far
 }
 
-// Open reads a tokenizer.json, or that of a folder. What cannot be done exactly is refused by name,
-// with status.Unsupported; what cannot be right with InvalidConfig; a file that cannot be read with
-// IO.
+// Open reads a tokenizer.json; path is its path or its folder. The error code is Unsupported for a
+// file that this package cannot process exactly as the `tokenizers` package does, InvalidConfig for
+// an invalid file, and IO for a file that cannot be read.
 func Open(path string) (*Tokenizer, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		path = filepath.Join(path, "tokenizer.json")
 	}
 	text, err := input.Read(path, input.MaxTokenizer)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, status.Errorf(status.IO, "tokenizer: there is no %s: name a tokenizer.json, or a folder that holds one (a fast tokenizer's save_pretrained writes it): %w", path, err)
+		return nil, status.Errorf(status.IO, "tokenizer: there is no %s (%w); name a tokenizer.json or its folder, which save_pretrained of a fast tokenizer writes", path, err)
 	} else if err != nil {
 		return nil, status.Errorf(status.IO, "tokenizer: %w", err)
 	}
@@ -82,57 +88,38 @@ func Open(path string) (*Tokenizer, error) {
 	return t, nil
 }
 
+// read decodes the file and makes the components of the tokenizer.
 func (t *Tokenizer) read(text []byte) error {
 	var f file
 	if err := input.JSON(input.TrimBOM(text), &f); err != nil {
-		return status.Errorf(status.InvalidConfig, "not a tokenizer.json: %w", err)
+		return status.Errorf(status.InvalidConfig, "the file is not a tokenizer.json: %w", err)
 	}
 	if f.Version != "" && f.Version != "1.0" {
-		return status.Errorf(status.Unsupported, "version %s of the format is not known, only 1.0", input.Quote(f.Version))
+		return status.Errorf(status.Unsupported, "version %s of the format is not supported; write the file in version 1.0", input.Quote(f.Version))
 	}
-	parts := map[string]*part{}
-	for what, raw := range map[string]json.RawMessage{"normalizer": f.Normalizer, "pre_tokenizer": f.PreTokenizer, "decoder": f.Decoder} {
-		p, err := readPart(raw, what)
-		if err != nil {
-			return err
-		}
-		parts[what] = p
-	}
-	before := flat(parts["normalizer"], func(p *part) []part { return p.Normalizers })
-	cuts := flat(parts["pre_tokenizer"], func(p *part) []part { return p.PreTokenizers })
-	after := flat(parts["decoder"], func(p *part) []part { return p.Decoders })
-	err := checkParts("normalizer", before)
-	if err == nil {
-		err = checkParts("pre_tokenizer", cuts)
-	}
-	if err == nil {
-		err = checkParts("decoder", after)
-	}
-	if err == nil {
-		err = checkFirst(before, cuts)
-	}
+	p, err := f.pipeline()
 	if err != nil {
 		return err
 	}
-	if t.normalizers, err = newNormalizers(before); err != nil {
+	if t.normalizers, err = newNormalizers(p.normalizers); err != nil {
 		return err
 	}
 	affixes := f.Model.Prefix != "" || f.Model.Suffix != ""
-	steps, raw, err := newSteps(cuts, !affixes)
+	all, raw, err := newPreTokenizers(p.preTokenizers, !affixes)
 	if err != nil {
 		return err
 	}
-	t.steps = steps
+	t.preTokenizers = all
 	if t.model, err = newModel(&f.Model, raw); err != nil {
 		return err
 	}
-	if t.decoders, err = newDecoders(after); err != nil {
+	if t.decoders, err = newDecoders(p.decoders); err != nil {
 		return err
 	}
-	s := &state{}
+	s := &scratch{}
 	if t.added, err = newAdded(f.AddedTokens, f.Model.Vocab, func(text string) (string, error) {
 		s.matcher.begin(len(text))
-		p, err := t.normalize(s, piece{text: []byte(text)})
+		p, err := t.normalize(s, segment{text: []byte(text)})
 		return string(p.text), err
 	}); err != nil {
 		return err
@@ -144,60 +131,123 @@ func (t *Tokenizer) read(text []byte) error {
 	for id := range t.added.tokens {
 		t.size = max(t.size, int64(id)+1)
 	}
-	t.eos, err = t.findEOS(filepath.Dir(t.path))
+	eos, files, err := findEOS(filepath.Dir(t.path), t.lookup, t.size)
+	t.eos, t.files = eos, append(t.files, files...)
 	return err
 }
 
-// Size is one more than the largest id: a model's vocabulary must have at least as many rows.
+// pipeline is the components of a file, in the order in which they process a text.
+type pipeline struct{ normalizers, preTokenizers, decoders []component }
+
+// pipeline returns the components of a file. It refuses the ones whose time and memory would have
+// no limit.
+func (f *file) pipeline() (p pipeline, err error) {
+	for _, x := range []struct {
+		what    string
+		raw     json.RawMessage
+		members func(*component) []component
+		to      *[]component
+	}{
+		{"normalizer", f.Normalizer, func(c *component) []component { return c.Normalizers }, &p.normalizers},
+		{"pre_tokenizer", f.PreTokenizer, func(c *component) []component { return c.PreTokenizers }, &p.preTokenizers},
+		{"decoder", f.Decoder, func(c *component) []component { return c.Decoders }, &p.decoders},
+	} {
+		c, err := readComponent(x.raw, x.what)
+		if err != nil {
+			return p, err
+		}
+		*x.to = flat(c, x.members)
+		if err := checkComponents(x.what, *x.to); err != nil {
+			return p, err
+		}
+	}
+	return p, checkMetaspace(p.normalizers, p.preTokenizers)
+}
+
+// lookup returns the id of an added token or of a token of the model.
+func (t *Tokenizer) lookup(token string) (id int32, ok bool) {
+	if id, ok = t.added.ids[token]; ok {
+		return id, true
+	}
+	for i, s := range t.model.names {
+		if s == token {
+			id, ok = i, true
+		}
+	}
+	return id, ok
+}
+
+// Size returns one more than the largest id. A model's vocabulary must have at least this size.
 func (t *Tokenizer) Size() int64 { return t.size }
 
-// Files returns the paths of the files that were read: the tokenizer.json, then the files beside
-// it.
+// Files returns the paths of the files that were read, tokenizer.json first.
 func (t *Tokenizer) Files() []string { return t.files }
 
-// Digest is the SHA-256 of the tokenizer.json, in hexadecimal.
+// Digest returns the SHA-256 of the tokenizer.json in hexadecimal.
 func (t *Tokenizer) Digest() string { return t.digest }
 
-// EOS is the id of the token that ends a document, and whether there is one: eos_token of
-// tokenizer_config.json or special_tokens_map.json, else eos_token_id of generation_config.json or
-// config.json beside the file; of a list the first.
+// EOS returns the id of the token that ends a document; false if there is none. It is eos_token of
+// tokenizer_config.json or special_tokens_map.json, or else eos_token_id of generation_config.json
+// or config.json, in the folder of tokenizer.json. Of a list of ids it is the first.
 func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
 
-// Encode appends the ids of a text to dst, without tokens that mark its beginning or end; added
-// tokens that stand in the text are their ids. Text that is no UTF-8 has U+FFFD in the places that
-// Python's decode(errors="replace") would have it.
+// Encode appends the ids of a text to dst. It adds no tokens at the beginning and the end. Added
+// tokens in the text become their ids. Bytes that are not UTF-8 are replaced by U+FFFD, as by
+// Python's decode(errors="replace").
 func (t *Tokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
-	s := t.take()
+	s := t.acquire()
 	s.out = dst
-	p := piece{text: validUTF8(text)}
+	p := segment{text: validUTF8(text)}
 	s.matcher.begin(len(text))
-	s.made = 0
+	s.wordBytes = 0
 	if len(p.text) > 0 {
 		_, p.first = decodeRune(p.text, 0)
 	}
 	token := func(id int32) { s.out = append(s.out, id) }
-	err := t.added.split(&t.added.plain, &t.plain, p, func(p piece) error {
+	err := t.added.split(&t.added.plain, &t.plain, p, func(p segment) error {
 		p, err := t.normalize(s, p)
 		if err != nil {
 			return err
 		}
-		return t.added.split(&t.added.normalized, &t.norm, p, func(p piece) error { return t.cut(s, 0, p) }, token)
+		return t.added.split(&t.added.normalized, &t.norm, p, func(p segment) error { return t.preTokenize(s, 0, p) }, token)
 	}, token)
-	if err == nil && s.matcher.spent() {
+	if err == nil && s.matcher.exceeded() {
 		err = tooSlow(s.matcher.text)
 	}
 	out := s.out
-	t.give(s)
+	t.release(s)
 	return out, err
 }
 
-func (t *Tokenizer) normalize(s *state, p piece) (piece, error) {
+// Decode returns the text of ids, including special tokens. Unknown ids are left out. If the file
+// has no decoder, tokens are separated by spaces, as in the `tokenizers` package.
+func (t *Tokenizer) Decode(ids []int32) string {
+	tokens := make([]string, 0, len(ids))
+	for _, id := range ids {
+		if s, ok := t.added.decoded[id]; ok {
+			tokens = append(tokens, s)
+		} else if a, ok := t.added.tokens[id]; ok {
+			tokens = append(tokens, a.Content)
+		} else if s, ok := t.model.names[id]; ok {
+			tokens = append(tokens, s)
+		}
+	}
+	if len(t.decoders) == 0 {
+		return strings.Join(tokens, " ")
+	}
+	for _, d := range t.decoders {
+		tokens = d(tokens)
+	}
+	return strings.Join(tokens, "")
+}
+
+func (t *Tokenizer) normalize(s *scratch, p segment) (segment, error) {
 	var err error
 	for _, n := range t.normalizers {
 		if p, err = n(&s.matcher, p); err == nil && len(p.text) > s.matcher.limit {
 			err = tooLong(len(p.text), s.matcher.limit)
 		}
-		if err == nil && s.matcher.spent() {
+		if err == nil && s.matcher.exceeded() {
 			err = tooSlow(s.matcher.text)
 		}
 		if err != nil {
@@ -207,28 +257,27 @@ func (t *Tokenizer) normalize(s *state, p piece) (piece, error) {
 	return p, err
 }
 
-// cut sends a piece through the pre-tokenizers from the i-th on, and its words to the model.
-func (t *Tokenizer) cut(s *state, i int, p piece) (err error) {
+// preTokenize passes a segment through the pre-tokenizers from the i-th on, and encodes its words.
+func (t *Tokenizer) preTokenize(s *scratch, i int, p segment) (err error) {
 	if len(p.text) == 0 {
 		return nil
 	}
-	if i == len(t.steps) {
-		s.made += len(p.text)
+	if i == len(t.preTokenizers) {
+		s.wordBytes += len(p.text)
 	}
-	// bytes of all words so far, or of this part of the text
-	if n := max(s.made, len(p.text)); n > s.matcher.limit {
+	if n := max(s.wordBytes, len(p.text)); n > s.matcher.limit {
 		return tooLong(n, s.matcher.limit)
 	}
-	if i == len(t.steps) {
-		s.out, err = t.model.encode(&s.words, s.out, p.text)
+	if i == len(t.preTokenizers) {
+		s.out, err = t.model.encode(&s.merger, s.out, p.text)
 		return err
 	}
-	return t.steps[i].cut(s, &s.bufs[i], p, s.emits[i])
+	return t.preTokenizers[i].split(&s.matcher, &s.bufs[i], p, s.emits[i])
 }
 
-// take lends a state that no other goroutine uses. States are kept, with the words they have seen:
-// there are as many as goroutines ever encoded at once.
-func (t *Tokenizer) take() *state {
+// acquire returns a scratch that no other goroutine uses. A scratch is reused, with the words in
+// its cache. There are as many as goroutines have encoded at the same time.
+func (t *Tokenizer) acquire() *scratch {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if n := len(t.idle); n > 0 {
@@ -236,14 +285,14 @@ func (t *Tokenizer) take() *state {
 		t.idle = t.idle[:n-1]
 		return s
 	}
-	s := &state{bufs: make([][]byte, len(t.steps))}
-	for i := range t.steps {
-		s.emits = append(s.emits, func(p piece) error { return t.cut(s, i+1, p) })
+	s := &scratch{bufs: make([][]byte, len(t.preTokenizers))}
+	for i := range t.preTokenizers {
+		s.emits = append(s.emits, func(p segment) error { return t.preTokenize(s, i+1, p) })
 	}
 	return s
 }
 
-func (t *Tokenizer) give(s *state) {
+func (t *Tokenizer) release(s *scratch) {
 	s.out = nil
 	s.matcher.stack = s.matcher.stack[:0]
 	t.mu.Lock()

@@ -8,24 +8,27 @@ import (
 	"unicode/utf8"
 )
 
-// What the `tokenizers` package knows of each code point, asked of the package itself by
-// testdata/goldens/unicode.py: its regex engine stands on Unicode 16, its normalizers on Unicode 9.
-// Tables of Go's that are newer or older would split a word elsewhere.
+// classesText has the classes of each code point in the `tokenizers` package.
+// testdata/goldens/unicode.py computes them with this package. Its regex engine has Unicode 16, its
+// normalizers Unicode 9; tables of another version, such as Go's, would split some words
+// differently.
 //
 //go:embed classes.txt
 var classesText string
 
-// bits of a code point: one for each general category, and the tests that are no union of these.
+// bits are the classes of a code point: one bit for each general category and for each class of
+// otherClasses.
 type bits uint64
 
-// categories in the order of their bits; what has none of them is unassigned.
+// categories are the general categories in the order of their bits. A code point without a category
+// is unassigned.
 var categories = strings.Fields("Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co")
 
-// others are the rest of classes.txt: \w of the regex engine, alone and inside brackets, scripts,
-// and the tests of characters that the package takes from elsewhere.
-var others = strings.Fields("regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
+// otherClasses are the other classes of classes.txt: \w of the regex engine outside and inside
+// brackets, scripts, and the tests of characters that the package has from other sources.
+var otherClasses = strings.Fields("regex_word regex_set_word Han Hiragana Katakana Hangul Thai Latin Cyrillic Greek Arabic Hebrew Devanagari word space punctuation numeric")
 
-// classTable is bits by code point, in blocks of 256 that are kept once.
+// classTable maps code points to bits, by blocks of 256. Equal blocks are stored once.
 type classTable struct {
 	block [0x1100]uint16
 	bits  [][256]bits
@@ -33,10 +36,10 @@ type classTable struct {
 
 func (t *classTable) of(r rune) bits { return t.bits[t.block[uint32(r)>>8&0x1fff]][r&0xff] }
 
-// classes is read at the first use, some milliseconds.
+// classes returns the table. The first call computes it, which takes some milliseconds.
 var classes = sync.OnceValue(func() *classTable {
 	flat := make([]bits, 0x110000)
-	for name, data := range tables(classesText) {
+	for name, data := range parseTables(classesText) {
 		bit := classBits(name)
 		eachRange(data, func(first, last rune) {
 			for r := first; r <= last; r++ {
@@ -58,8 +61,8 @@ var classes = sync.OnceValue(func() *classTable {
 	return t
 })
 
-// classBits is the bits of a category ("Lu"), of a group of them ("L") or of another name of
-// classes.txt; 0 for an unknown one.
+// classBits returns the bits of a category ("Lu"), of a group of categories ("L") or of another
+// class; 0 for an unknown name.
 func classBits(name string) bits {
 	var all bits
 	for i, c := range categories {
@@ -67,7 +70,7 @@ func classBits(name string) bits {
 			all |= 1 << i
 		}
 	}
-	for i, c := range others {
+	for i, c := range otherClasses {
 		if c == name {
 			all |= 1 << (len(categories) + i)
 		}
@@ -82,8 +85,8 @@ var (
 	numericBits = classBits("numeric")
 )
 
-// tables cuts a file of ours into its lines: name → data.
-func tables(text string) map[string]string {
+// parseTables splits classes.txt or normal.txt into its lines: name → data.
+func parseTables(text string) map[string]string {
 	out := map[string]string{}
 	for line := range strings.Lines(text) {
 		if name, data, ok := strings.Cut(strings.TrimSpace(line), " "); ok && name != "#" {
@@ -93,7 +96,7 @@ func tables(text string) map[string]string {
 	return out
 }
 
-// eachRange calls f for "41-5a 61 …".
+// eachRange calls f for each range of "41-5a 61 …".
 func eachRange(data string, f func(first, last rune)) {
 	for s := range strings.FieldsSeq(data) {
 		a, b, ok := strings.Cut(s, "-")
@@ -104,13 +107,13 @@ func eachRange(data string, f func(first, last rune)) {
 	}
 }
 
-// hexRune reads a number of a file of ours.
+// hexRune decodes a hexadecimal number.
 func hexRune(s string) rune {
 	n, _ := strconv.ParseUint(s, 16, 32)
 	return rune(n)
 }
 
-// decodeRune is utf8.DecodeRune with the short way for ASCII; the text is valid.
+// decodeRune is utf8.DecodeRune(text[at:]), faster for ASCII. The text must be valid UTF-8.
 func decodeRune(text []byte, at int) (rune, int) {
 	if c := text[at]; c < utf8.RuneSelf {
 		return rune(c), 1
@@ -118,7 +121,7 @@ func decodeRune(text []byte, at int) (rune, int) {
 	return utf8.DecodeRune(text[at:])
 }
 
-// isClass tells whether the first (or, from the end, the last) character of the text is in the
+// isClass reports whether the first character of the text, or with last the last one, is in a
 // class.
 func isClass(text []byte, last bool, b bits) bool {
 	r, n := utf8.DecodeRune(text)

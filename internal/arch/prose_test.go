@@ -66,7 +66,6 @@ var pending = []string{
 	"cuda/plugin/gpu",
 	"cuda/plugin/kernels",
 	"cuda/plugin/libraries",
-	"data/tokenizer",
 	"device",
 	"device/generate",
 	"docs",
