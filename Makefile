@@ -22,7 +22,7 @@ RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: all build generate run test unit lint lint-prose format notice deps deps-test have-deps \
-  have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib \
+  have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
   goldens-check figures bench soak fuzz clean
 
@@ -92,14 +92,27 @@ mpi-shim:
 # does not link MPI: in a host that uses MPI it opens lib/libulysses_mpi_*.so.
 ABI := 0
 VERSION := $(shell cat internal/version/VERSION)
+EXPORTS := -Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)
+LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS)
 lib:
 	@mkdir -p lib
-	CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS) -extldflags \
-	  '-Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)'" \
-	  -o lib/libulysses.so.$(ABI) ./capi
+	$(LIBRARY) -extldflags '$(EXPORTS)'" -o lib/libulysses.so.$(ABI) ./capi
 	@rm -f lib/libulysses.so.h lib/libulysses.h lib/libulysses.so.$(ABI).h && ln -sf libulysses.so.$(ABI) lib/libulysses.so
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else \
 	  echo "lib: no $(MPICC), so libulysses.so works only in hosts without MPI; make deps installs it"; fi
+
+# The library for other machines, in build/portable: make wheel and make dist take it from there.
+# The objects are the same as in make lib. The linker binds them to the symbols of glibc $(GLIBC),
+# so that the library also runs with that version, and with every newer one.
+GLIBC ?= 2.28
+portable: lib .venv/link
+	@mkdir -p build/portable && rm -f build/portable/*
+	GLIBC=$(GLIBC) $(LIBRARY) -extld $(CURDIR)/scripts/link.sh -extldflags '$(EXPORTS) -Wl,-s'" \
+	  -o build/portable/libulysses.so ./capi
+	@rm -f build/portable/libulysses.h && for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || cp "$$f" build/portable/; done
+
+.venv/link: tools/link.txt
+	python3 -m venv .venv/link-tools && .venv/link-tools/bin/pip install -q -r $< && touch $@
 
 # Checks that the header compiles alone and keeps the recorded ABI, that the generated files are
 # current, and that the library exports the header's functions and nothing else, links neither MPI
@@ -172,16 +185,16 @@ gpu-check: | dist/gpu.tar.gz
 gpu-bench: | dist/gpu.tar.gz
 	benchmarks/gpu.py --python $(or $(PYTHON),python3) $(GPU_BENCH)
 
-# dist/ulysses-*.whl: the Python package with the library inside, and with the CUDA plug-in where
+# dist/libulysses-*.whl: the Python package with the library inside, and with the CUDA plug-in where
 # make cuda has built it. PYTHON=... takes another interpreter than the tests' environment.
-wheel: lib .venv/hosts
+wheel: portable .venv/hosts
 	scripts/wheel.sh $(or $(PYTHON),.venv/bin/python)
 
 # Tests the Python package alone, under mpirun with mpi4py, and with PyTorch and transformers.
 # CI=true or TORCH=1 installs PyTorch and transformers (two minutes, 2 GB). Otherwise the
 # interpreter PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
-test-python: lib cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
+test-python: $(if $(filter true,$(CI)),portable,lib) cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \
 	  echo "test-python: no PyTorch and transformers, so their tests are SKIPPED; run make test-python TORCH=1 (installs 2 GB), or give PYTHON=..." >&2
 	PYTHONPATH=python $(or $(PYTHON),.venv/bin/python) -m unittest discover -s python/tests
@@ -220,7 +233,7 @@ notice:
 
 # dist/ulysses-VERSION-linux-MACHINE.tar.gz: the program with and without MPI, the library, the
 # wheel and their licenses. The CUDA plug-in is in it where make cuda has built it.
-dist: have-deps build lib wheel
+dist: have-deps build wheel
 	GO=$(GO) scripts/dist.sh
 
 # The goldens come from PyTorch alone; this program never writes them. This needs Python 3 and

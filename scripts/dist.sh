@@ -11,34 +11,36 @@ commit=$(git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/dev/null |
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
 name=ulysses-$version-linux-$(uname -m)
 work=dist/$name
-for f in bin/ulysses-mpi lib/libulysses.so.0; do [ -e "$f" ] || fail "no $f; run make dist"; done
+for f in bin/ulysses-mpi build/portable/libulysses.so; do [ -e "$f" ] || fail "no $f; run make dist"; done
 
 rm -rf "$work" "$work.tar.gz"
 mkdir -p "$work"/{bin,lib/pkgconfig,include,share/doc/ulysses,wheel}
-stamp="-X ulysses/internal/version.commit=$commit"
-$go build -ldflags "-s -w $stamp" -tags mpi -o "$work/bin/ulysses-mpi" ./cmd/ulysses-mpi
-$go build -ldflags "-s -w $stamp" -o "$work/bin/ulysses-local" ./cmd/ulysses-mpi
+# The programs are linked to the symbols of an older glibc, too (scripts/link.sh). netgo: without
+# the resolver of glibc.
+stamp="-X ulysses/internal/version.commit=$commit -linkmode external -extld $PWD/scripts/link.sh"
+$go build -ldflags "-s -w $stamp" -tags mpi,netgo -o "$work/bin/ulysses-mpi" ./cmd/ulysses-mpi
+$go build -ldflags "-s -w $stamp" -tags netgo -o "$work/bin/ulysses-local" ./cmd/ulysses-mpi
 cp capi/ulysses.h "$work/include/"
-cp lib/libulysses.so.0 "$work/lib/"
+cp build/portable/libulysses.so "$work/lib/libulysses.so.0"
 ln -s libulysses.so.0 "$work/lib/libulysses.so"
-cp lib/libulysses_mpi_*.so "$work/lib/" 2>/dev/null || echo "dist: without MPI: no lib/libulysses_mpi_*.so" >&2
+cp build/portable/libulysses_mpi_*.so "$work/lib/" 2>/dev/null || echo "dist: no lib/libulysses_mpi_*.so, so the library works only in hosts without MPI; make deps" >&2
 if [ -e build/cuda/libulysses_cuda.so ]; then
   cp -L build/cuda/libulysses_cuda.so "$work/lib/"
 else
-  echo "dist: without the CUDA plug-in: make cuda builds it" >&2
+  echo "dist: without the CUDA plug-in; make cuda builds it" >&2
 fi
 # The prefix is where the archive lies.
 sed -e 's|@PREFIX@|${pcfiledir}/../..|; s|@VERSION@|'"$version"'|' capi/ulysses.pc.in >"$work/lib/pkgconfig/ulysses.pc"
 cp dist/*"-$version-"*.whl "$work/wheel/" || fail "no wheel; run make dist"
 cp LICENSE NOTICE CHANGELOG.md README.md "$work/share/doc/ulysses/"
-tag=$(scripts/wheel-tag.sh lib/libulysses.so.0)
+tag=$(scripts/wheel-tag.sh "$work"/lib/libulysses.so.0)
 cat >"$work/README.txt" <<T
 Ulysses $version (commit ${commit:-not recorded}), for Linux on $(uname -m), ${tag%_"$(uname -m)"}
 
 bin/ulysses-mpi    the program for Open MPI 4 (libmpi.so.40): mpirun -n 4 bin/ulysses-mpi job.toml
 bin/ulysses-local  the same program without MPI; its ranks are threads of one process
 lib/, include/     libulysses for C, C++, Fortran: PKG_CONFIG_PATH=lib/pkgconfig pkg-config --cflags --libs ulysses
-lib/libulysses_mpi_*.so   what libulysses opens in a host that uses MPI
+lib/libulysses_mpi_*.so   libulysses opens it in a host that uses MPI
 lib/libulysses_cuda.so    the CUDA plug-in, if it is part of this archive
 wheel/             the Python package: pip install wheel/*.whl
 share/doc/ulysses  licenses and the changelog

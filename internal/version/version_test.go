@@ -20,7 +20,7 @@ func TestOneVersion(t *testing.T) {
 		{"python/ulysses/__init__.py", `(?m)^__version__ = "(.*)"$`, String},
 		{"CITATION.cff", `(?m)^version: (.*)$`, String},
 		{"CHANGELOG.md", `(?m)^## (\d+\.\d+\.\d+)`, String},
-		{"python/pyproject.toml", `(?m)^version = "(.*)"$`, String},
+		{"python/pyproject.toml", `(?m)^version = (.*)$`, `{ attr = "ulysses.__version__" }`},
 		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
 		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
 		{"Makefile", `(?m)^\t(.* -o bin/ulysses-mpi .*)$`, "$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi"},
@@ -41,7 +41,7 @@ func TestStamp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range []string{`STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)`, `STAMP := -ldflags "$(STAMP_FLAGS)"`, `-ldflags "$(STAMP_FLAGS) -extldflags \`} {
+	for _, line := range []string{`STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)`, `STAMP := -ldflags "$(STAMP_FLAGS)"`, `LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS)`} {
 		if !strings.Contains(string(makefile), line) {
 			t.Errorf("the Makefile has no line with %s", line)
 		}
