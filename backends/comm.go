@@ -1,7 +1,6 @@
 package backends
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 
@@ -20,14 +19,14 @@ import (
 // here on a GPU plans with its part of a memory that ranks share.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
-	cards, err := gather(host, gpu, d)
+	infos, err := gather(host, gpu, d)
 	if err != nil {
 		return nil, "", err
 	}
 	if gpu != nil {
-		gpu.SharedBy(sharing(cards, host.Rank()))
+		gpu.SharedBy(sharing(infos, host.Rank()))
 	}
-	kind, why, err := choose(cards, host.Kind(), through(host), policy)
+	kind, why, err := choose(infos, host.Kind(), through(host), policy)
 	if err != nil {
 		return nil, "", err
 	}
@@ -54,8 +53,8 @@ func through(host comm.Comm) string {
 	return "through host memory and " + host.Kind()
 }
 
-// card is what a rank says of its device, for all to choose alike.
-type card struct {
+// rankInfo is what a rank says of its device, for all to choose alike.
+type rankInfo struct {
 	Kind    string // "cpu", "cuda", "" = none
 	Machine string
 	GPU     string // uuid
@@ -66,37 +65,23 @@ type card struct {
 	HostID string
 }
 
-func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]card, error) {
-	var own card
+func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo, error) {
+	var own rankInfo
 	switch {
 	case gpu != nil:
-		own = card{Kind: "cuda", Machine: cuda.Machine(), GPU: gpu.Details().UUID}
+		own = rankInfo{Kind: "cuda", Machine: cuda.Machine(), GPU: gpu.Details().UUID}
 		own.NCCL, own.NoNCCL = cuda.HasNCCL()
 		own.HostID = os.Getenv("NCCL_HOSTID")
 	case d != nil:
 		own.Kind = d.Info().Kind
 	}
-	text, err := json.Marshal(own)
-	if err != nil {
-		return nil, err
-	}
-	texts, err := comm.GatherBytes(host, text)
-	if err != nil {
-		return nil, err
-	}
-	cards := make([]card, len(texts))
-	for r := range texts {
-		if err := json.Unmarshal(texts[r], &cards[r]); err != nil {
-			return nil, status.Errorf(status.Comm, "rank %d: device.comm: %w: all ranks must run the same program", r, err)
-		}
-	}
-	return cards, nil
+	return comm.GatherJSON(host, "device.comm", own)
 }
 
 // sharing is how many of the ranks compute on the GPU of one of them.
-func sharing(cards []card, rank int) (n int) {
-	for _, c := range cards {
-		if c.GPU == cards[rank].GPU && c.Machine == cards[rank].Machine {
+func sharing(infos []rankInfo, rank int) (n int) {
+	for _, c := range infos {
+		if c.GPU == infos[rank].GPU && c.Machine == infos[rank].Machine {
 			n++
 		}
 	}
@@ -105,26 +90,26 @@ func sharing(cards []card, rank int) (n int) {
 
 // choose is the kind of communicator that the ranks take, and why; through says how the host's
 // would serve a GPU. It is the same on all ranks.
-func choose(cards []card, host, through, policy string) (kind, why string, err error) {
-	for r, c := range cards {
+func choose(infos []rankInfo, host, through, policy string) (kind, why string, err error) {
+	for r, c := range infos {
 		if c.Kind == "" {
 			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device", r)
 		}
-		if c.Kind != cards[0].Kind {
-			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 computes on device %s, rank %d on %s: set device.backend to one of them", cards[0].Kind, r, c.Kind)
+		if c.Kind != infos[0].Kind {
+			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 computes on device %s, rank %d on %s: set device.backend to one of them", infos[0].Kind, r, c.Kind)
 		}
 	}
-	if cards[0].Kind != "cuda" {
-		return chooseHost(cards[0].Kind, host, policy)
+	if infos[0].Kind != "cuda" {
+		return chooseHost(infos[0].Kind, host, policy)
 	}
-	noNCCL, noIPC, asked := withoutNCCL(cards), withoutIPC(cards), fmt.Sprintf("device.comm = %q", policy)
+	noNCCL, noIPC, asked := withoutNCCL(infos), withoutIPC(infos), fmt.Sprintf("device.comm = %q", policy)
 	switch policy {
 	case "auto":
 		switch {
-		case len(cards) == 1:
+		case len(infos) == 1:
 			return "ipc", "ipc: one rank alone", nil
 		case noNCCL == "":
-			return "nccl", fmt.Sprintf("nccl: each of %d ranks has a GPU of its own", len(cards)), nil
+			return "nccl", fmt.Sprintf("nccl: each of %d ranks has a GPU of its own", len(infos)), nil
 		case noIPC == "":
 			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine, and for nccl %s", noNCCL), nil
 		}
@@ -157,9 +142,9 @@ func chooseHost(device, host, policy string) (kind, why string, err error) {
 }
 
 // withoutNCCL is why NCCL cannot serve these ranks; "" when it can.
-func withoutNCCL(cards []card) string {
+func withoutNCCL(infos []rankInfo) string {
 	first := map[string]int{}
-	for r, c := range cards {
+	for r, c := range infos {
 		if !c.NCCL {
 			return fmt.Sprintf("rank %d has no NCCL (%s)", r, c.NoNCCL)
 		}
@@ -173,14 +158,14 @@ func withoutNCCL(cards []card) string {
 }
 
 // withoutIPC is why ranks cannot reach each other's memory; "" when they can.
-func withoutIPC(cards []card) string {
-	for r, c := range cards {
-		if c.Machine != cards[0].Machine {
-			return fmt.Sprintf("ranks 0 and %d are on different machines (%s, %s)", r, cards[0].Machine, c.Machine)
+func withoutIPC(infos []rankInfo) string {
+	for r, c := range infos {
+		if c.Machine != infos[0].Machine {
+			return fmt.Sprintf("ranks 0 and %d are on different machines (%s, %s)", r, infos[0].Machine, c.Machine)
 		}
 	}
-	if len(cards) > cuda.MaxRanks {
-		return fmt.Sprintf("%d ranks are more than the %d that are built", len(cards), cuda.MaxRanks)
+	if len(infos) > cuda.MaxRanks {
+		return fmt.Sprintf("%d ranks are more than the %d that are built", len(infos), cuda.MaxRanks)
 	}
 	return ""
 }

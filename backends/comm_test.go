@@ -11,19 +11,19 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// cards of GPU ranks: "a0" is GPU a of machine 0; a trailing ! is a rank without NCCL.
-func cardsOf(ranks ...string) []card {
-	var cards []card
+// infos of GPU ranks: "a0" is GPU a of machine 0; a trailing ! is a rank without NCCL.
+func infosOf(ranks ...string) []rankInfo {
+	var infos []rankInfo
 	for _, r := range ranks {
-		cards = append(cards, card{Kind: "cuda", GPU: "GPU-" + r[:1], Machine: "node" + r[1:2], NCCL: len(r) == 2, NoNCCL: "not found"})
+		infos = append(infos, rankInfo{Kind: "cuda", GPU: "GPU-" + r[:1], Machine: "node" + r[1:2], NCCL: len(r) == 2, NoNCCL: "not found"})
 	}
-	return cards
+	return infos
 }
 
 func TestChoose(t *testing.T) {
-	cpus := []card{{Kind: "cpu"}, {Kind: "cpu"}}
+	cpus := []rankInfo{{Kind: "cpu"}, {Kind: "cpu"}}
 	for _, c := range []struct {
-		cards        []card
+		infos        []rankInfo
 		policy, kind string
 		says         string
 	}{
@@ -31,39 +31,39 @@ func TestChoose(t *testing.T) {
 		{cpus, "mpi", "mpi", ""},
 		{cpus, "local", "", `device.comm = "local": these ranks were started as "mpi"`},
 		{cpus, "nccl", "", `device.comm = "nccl" on device cpu: say "auto"`},
-		{cardsOf("a0"), "auto", "ipc", "one rank alone"},
-		{cardsOf("a0", "b0"), "auto", "nccl", "each of 2 ranks has a GPU of its own"},
+		{infosOf("a0"), "auto", "ipc", "one rank alone"},
+		{infosOf("a0", "b0"), "auto", "nccl", "each of 2 ranks has a GPU of its own"},
 		// names of GPUs may repeat on another machine
-		{cardsOf("a0", "a1"), "auto", "nccl", "each of 2"},
-		{cardsOf("a0", "b0", "a0"), "auto", "ipc", "for nccl ranks 0 and 2 share GPU-a"},
-		{cardsOf("a0", "b0!"), "auto", "ipc", "for nccl rank 1 has no NCCL (not found)"},
-		{cardsOf("a0", "b1", "b1"), "auto", "staged", "for ipc ranks 0 and 1 are on different machines (node0, node1)"},
-		{cardsOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
-		{cardsOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
-		{cardsOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
-		{cardsOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a: say "ipc"`},
-		{cardsOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
-		{cardsOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon": auto, nccl, ipc, mpi or local`},
-		{append(cardsOf("a0"), card{Kind: "cpu"}), "auto", "", "rank 0 computes on device cuda, rank 1 on cpu"},
-		{append(cardsOf("a0"), card{}), "auto", "", "rank 1 has no device"},
+		{infosOf("a0", "a1"), "auto", "nccl", "each of 2"},
+		{infosOf("a0", "b0", "a0"), "auto", "ipc", "for nccl ranks 0 and 2 share GPU-a"},
+		{infosOf("a0", "b0!"), "auto", "ipc", "for nccl rank 1 has no NCCL (not found)"},
+		{infosOf("a0", "b1", "b1"), "auto", "staged", "for ipc ranks 0 and 1 are on different machines (node0, node1)"},
+		{infosOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
+		{infosOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
+		{infosOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
+		{infosOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a: say "ipc"`},
+		{infosOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
+		{infosOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon": auto, nccl, ipc, mpi or local`},
+		{append(infosOf("a0"), rankInfo{Kind: "cpu"}), "auto", "", "rank 0 computes on device cuda, rank 1 on cpu"},
+		{append(infosOf("a0"), rankInfo{}), "auto", "", "rank 1 has no device"},
 	} {
-		kind, why, err := choose(c.cards, "mpi", "through host memory and mpi", c.policy)
+		kind, why, err := choose(c.infos, "mpi", "through host memory and mpi", c.policy)
 		text := why
 		if err != nil {
 			text = err.Error()
 		}
 		if kind != c.kind || (err == nil) != (c.kind != "") || !strings.Contains(text, c.says) {
-			t.Errorf("%s of %v: %q, %q, %v; want %q with %q", c.policy, c.cards, kind, why, err, c.kind, c.says)
+			t.Errorf("%s of %v: %q, %q, %v; want %q with %q", c.policy, c.infos, kind, why, err, c.kind, c.says)
 		}
 	}
-	if _, _, err := choose(make([]card, 65), "mpi", "", "ipc"); err == nil {
+	if _, _, err := choose(make([]rankInfo, 65), "mpi", "", "ipc"); err == nil {
 		t.Error("ranks without devices were served")
 	}
 	many := make([]string, 65)
 	for i := range many {
 		many[i] = "a0"
 	}
-	if _, _, err := choose(cardsOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the 64") {
+	if _, _, err := choose(infosOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the 64") {
 		t.Errorf("65 ranks: %v", err)
 	}
 }

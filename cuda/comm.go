@@ -9,8 +9,8 @@ import (
 
 // Comm is a communicator for GPU memory on top of a communicator for host memory of the same ranks.
 // The host's communicator moves host tensors. A transport moves device tensors: NCCL, the memory of
-// peers (ipc), or host memory (staged). If all tensors of a call are absent, the transport serves
-// the call if a stream is given, else the host's communicator does.
+// other ranks (ipc), or pinned host memory (staged). If all tensors of a call are absent, the
+// transport runs the call if a stream is given, else the host's communicator does.
 //
 // A call with device tensors does not wait. It runs after everything that its stream holds and
 // before everything that is enqueued there later. Only the goroutine that the device serves may
@@ -18,20 +18,25 @@ import (
 type Comm struct {
 	host      comm.Comm
 	transport transport
-	remake    func(part comm.Comm) (transport, error) // the same way among fewer ranks
+	remake    func(sub comm.Comm) (transport, error) // a transport of the same kind for fewer ranks
 	closed    bool
 }
 
+// mover has the methods of comm.Comm that move tensors.
+type mover interface {
+	AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error)
+	AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error
+	AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error
+	ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
+	Broadcast(s device.Stream, t tensor.Tensor, root int) error
+	SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
+}
+
 // transport moves device tensors. Comm has checked the arguments of this rank; a transport checks
-// what depends on the arguments of several ranks.
+// conditions on the arguments of several ranks.
 type transport interface {
+	mover
 	kind() string
-	start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error)
-	allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error
-	allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error
-	reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error
-	broadcast(s device.Stream, t tensor.Tensor, root int) error
-	sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error
 	abort()
 	close() error
 }
@@ -57,33 +62,41 @@ func (c *Comm) Kind() string    { return c.transport.kind() }
 func (c *Comm) Barrier() error  { return c.host.Barrier() }
 
 // Split makes communicators of the same kind and splits the host's communicator with them.
+// Collective.
 func (c *Comm) Split(color, key int) (comm.Comm, error) {
-	part, err := c.host.Split(color, key)
-	if err != nil || part == nil {
+	sub, err := c.host.Split(color, key)
+	if err != nil || sub == nil {
 		return nil, err
 	}
-	made, err := newComm(part, c.remake)
+	made, err := newComm(sub, c.remake)
 	if err != nil {
-		part.Close()
+		sub.Close()
 		return nil, err
 	}
 	return made, nil
 }
 
-// onDevice reports whether a call is for the device, by the memory of its tensors.
-func (c *Comm) onDevice(op string, s device.Stream, a, b tensor.Tensor) (bool, error) {
+// route returns the mover for the memory of the tensors a and b: the transport or the host's
+// communicator. deviceErr is the result of the checks for device tensors. The host's communicator
+// checks host tensors itself.
+func (c *Comm) route(op string, s device.Stream, a, b tensor.Tensor, deviceErr error) (mover, error) {
 	if c.closed {
-		return false, status.Errorf(status.InvalidArgument, "comm.%s: the communicator is closed", op)
+		return nil, status.Errorf(status.InvalidArgument, "comm.%s: the communicator is closed", op)
 	}
+	onDevice := s != nil
 	switch {
 	case a.IsNil() && b.IsNil():
-		return s != nil, nil
 	case a.IsNil():
-		return b.Where == tensor.CUDA, nil
+		onDevice = b.Where == tensor.CUDA
 	case b.IsNil() || a.Where == b.Where:
-		return a.Where == tensor.CUDA, nil
+		onDevice = a.Where == tensor.CUDA
+	default:
+		return nil, status.Errorf(status.InvalidArgument, "comm.%s: one of %v and %v is in device memory, the other is not; copy one first", op, a, b)
 	}
-	return false, status.Errorf(status.InvalidArgument, "comm.%s: one of %v and %v is in device memory, the other is not: copy one first", op, a, b)
+	if !onDevice {
+		return c.host, nil
+	}
+	return c.transport, deviceErr
 }
 
 func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
@@ -95,95 +108,61 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 }
 
 func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
-	ours, err := c.onDevice("AllToAll", s, dst, src)
+	err := comm.CheckAllToAll(dst, src, recvRows, sendRows, c.Size())
+	if err == nil {
+		own := c.Rank()
+		err = comm.CheckOwnBlock("comm.AllToAll", own, sendRows[own]*comm.RowBytes(src), recvRows[own]*comm.RowBytes(dst))
+	}
+	m, err := c.route("AllToAll", s, dst, src, err)
 	if err != nil {
 		return nil, err
 	}
-	if !ours {
-		return c.host.AllToAllStart(s, dst, src, recvRows, sendRows)
-	}
-	if err := comm.CheckAllToAll(dst, src, recvRows, sendRows, c.Size()); err != nil {
-		return nil, err
-	}
-	me := c.Rank()
-	if send, recv := sendRows[me]*comm.RowBytes(src), recvRows[me]*comm.RowBytes(dst); send != recv {
-		return nil, status.Errorf(status.InvalidArgument, "comm.AllToAll: rank %d sends itself %d bytes and expects %d", me, send, recv)
-	}
-	return c.transport.start(s, dst, src, recvRows, sendRows)
+	return m.AllToAllStart(s, dst, src, recvRows, sendRows)
 }
 
 func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
-	ours, err := c.onDevice("AllReduce", s, t, t)
+	m, err := c.route("AllReduce", s, t, t, comm.CheckAllReduce(t, op))
 	if err != nil {
 		return err
 	}
-	if !ours {
-		return c.host.AllReduce(s, t, op)
-	}
-	if err := comm.CheckAllReduce(t, op); err != nil {
-		return err
-	}
-	return c.transport.allReduce(s, t, op)
+	return m.AllReduce(s, t, op)
 }
 
 func (c *Comm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	ours, err := c.onDevice("AllGather", s, dst, src)
+	m, err := c.route("AllGather", s, dst, src, comm.CheckAllGather(dst, src, rows, c.Rank(), c.Size()))
 	if err != nil {
 		return err
 	}
-	if !ours {
-		return c.host.AllGather(s, dst, src, rows)
-	}
-	if err := comm.CheckAllGather(dst, src, rows, c.Rank(), c.Size()); err != nil {
-		return err
-	}
-	return c.transport.allGather(s, dst, src, rows)
+	return m.AllGather(s, dst, src, rows)
 }
 
 func (c *Comm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	ours, err := c.onDevice("ReduceScatter", s, dst, src)
+	m, err := c.route("ReduceScatter", s, dst, src, comm.CheckReduceScatter(dst, src, rows, c.Rank(), c.Size()))
 	if err != nil {
 		return err
 	}
-	if !ours {
-		return c.host.ReduceScatter(s, dst, src, rows)
-	}
-	if err := comm.CheckReduceScatter(dst, src, rows, c.Rank(), c.Size()); err != nil {
-		return err
-	}
-	return c.transport.reduceScatter(s, dst, src, rows)
+	return m.ReduceScatter(s, dst, src, rows)
 }
 
 func (c *Comm) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
-	ours, err := c.onDevice("Broadcast", s, t, t)
+	m, err := c.route("Broadcast", s, t, t, comm.CheckBroadcast(t, root, c.Size()))
 	if err != nil {
 		return err
 	}
-	if !ours {
-		return c.host.Broadcast(s, t, root)
-	}
-	if err := comm.CheckBroadcast(t, root, c.Size()); err != nil {
-		return err
-	}
-	return c.transport.broadcast(s, t, root)
+	return m.Broadcast(s, t, root)
 }
 
 func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
-	ours, err := c.onDevice("SendRecv", s, recv, send)
+	m, err := c.route("SendRecv", s, recv, send, comm.CheckSendRecv(recv, from, send, to, c.Size()))
 	if err != nil {
 		return err
 	}
-	if !ours {
-		return c.host.SendRecv(s, recv, from, send, to)
-	}
-	if err := comm.CheckSendRecv(recv, from, send, to, c.Size()); err != nil {
-		return err
-	}
-	return c.transport.sendRecv(s, recv, from, send, to)
+	return m.SendRecv(s, recv, from, send, to)
 }
 
-// Reserve makes, before the first step, what n exchanges at a time need beside the tensors, in
-// which this rank sends and receives so many bytes in all. Without it the first exchanges make it.
+// Reserve allocates, before the first step, the pinned memory for n all-to-alls at a time. bytes is
+// the sum of the bytes that this rank sends and receives in one of them. Without Reserve, the first
+// all-to-alls allocate it. It is not collective.
 func (c *Comm) Reserve(n int, bytes int64) error {
 	if r, ok := c.transport.(interface{ reserve(int, int64) error }); ok {
 		return r.reserve(n, bytes)
@@ -191,11 +170,12 @@ func (c *Comm) Reserve(n int, bytes int64) error {
 	return nil
 }
 
-// SetChunk sets how many bytes a reduction, gather, broadcast or message through the host has under way
-// at a time; all ranks say the same. It is for tests, which would otherwise need large tensors.
+// SetChunk sets the bytes of a chunk in which the staged transport runs reductions, gathers,
+// broadcasts and messages. All ranks must set the same value. It is for tests, which otherwise need
+// large tensors.
 func (c *Comm) SetChunk(bytes int64) {
 	if k, ok := c.transport.(*staged); ok {
-		k.piece = bytes
+		k.chunk = bytes
 	}
 }
 
@@ -205,8 +185,8 @@ func (c *Comm) Abort(code status.Code, reason string) {
 	c.host.Abort(code, reason)
 }
 
-// Close waits for what is under way and gives both communicators up. All ranks call it, but after a
-// failure, when none does. Memory that was exchanged is freed after it.
+// Close waits for the communication stream and closes this communicator and the host's. It is
+// collective; after a failure no rank calls it. Free tensors that were moved only after Close.
 func (c *Comm) Close() error {
 	if c.closed {
 		return nil
@@ -221,18 +201,18 @@ func (c *Comm) Close() error {
 
 var _ comm.Layered = (*Comm)(nil)
 
-// MaxRanks is how many ranks an IPC or NCCL communicator may have.
+// MaxRanks is the maximum number of ranks of an IPC or NCCL communicator.
 const MaxRanks = 64
 
-// makers by kind.
-var makers = map[string]func(*Device, comm.Comm) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
+// transports has the constructors, by kind.
+var transports = map[string]func(*Device, comm.Comm) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
 
-// NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's;
-// all ranks call it, and fail together.
+// NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's
+// communicator, which the result owns. It is collective over host, and all ranks fail together.
 func NewComm(d *Device, host comm.Comm, kind string) (*Comm, error) {
-	make := makers[kind]
+	make := transports[kind]
 	if make == nil {
-		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q: nccl, ipc or staged", kind)
+		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q is unknown; use nccl, ipc or staged", kind)
 	}
 	return newComm(host, func(h comm.Comm) (transport, error) { return make(d, h) })
 }

@@ -13,31 +13,30 @@ import (
 	"ulysses/tensor"
 )
 
-// commStream is the communication stream: the stream on which communicators copy, exchange and
-// reduce. Events alone order it and the streams on which callers compute. An operation runs after
-// everything that the caller's stream holds (enter), and everything that is enqueued there later
-// runs after the operation (leave). With a nil stream, the tensors must be ready, and the call
-// blocks until the operation is complete.
+// commStream is the communication stream, on which communicators copy and combine tensors. Events
+// order it and the streams of callers. An operation runs after the work that the caller's stream
+// holds (enter), and the work that is enqueued there later runs after the operation (leave). With a
+// nil stream, the tensors must be ready, and the call blocks until the operation is complete.
 //
-// All communicators of a device share one stream, because a stream has its own scratch memory, and
-// because kernels of NCCL wait on the GPU for their peers: those of two communicators could
-// deadlock if ranks ran them in different orders.
+// All communicators of a device share one stream, for two reasons: each stream has its own scratch
+// memory, and kernels of NCCL wait on the GPU for the other ranks. If two communicators had two
+// streams, they could deadlock when ranks run them in different orders.
 type commStream struct {
-	d     *Device
-	s     *stream
-	came  *event // what the caller's stream held when the operation began
-	left  *event // the end of an operation that its call waits for
-	spare []*request
+	d       *Device
+	s       *stream
+	entered *event // on the caller's stream, when the operation began
+	ended   *event // the end of an operation without a request
+	spare   []*request
 }
 
 func newCommStream(d *Device) (*commStream, error) {
 	l := &commStream{d: d}
 	var err error
-	if l.s, err = takeStream(d); err != nil {
+	if l.s, err = acquireStream(d); err != nil {
 		return nil, err
 	}
-	if l.came, err = d.newEvent(false); err == nil {
-		l.left, err = d.newEvent(false)
+	if l.entered, err = d.newEvent(false); err == nil {
+		l.ended, err = d.newEvent(false)
 	}
 	if err != nil {
 		l.close()
@@ -46,13 +45,13 @@ func newCommStream(d *Device) (*commStream, error) {
 	return l, nil
 }
 
-// close waits for what the communication stream holds.
+// close waits for the work of the communication stream and releases the stream.
 func (l *commStream) close() error {
 	var err error
 	if l.d.open && l.s.s != nil {
 		err = l.s.Sync()
 	}
-	for _, e := range []*event{l.came, l.left} {
+	for _, e := range []*event{l.entered, l.ended} {
 		if e != nil {
 			e.Close()
 		}
@@ -61,11 +60,11 @@ func (l *commStream) close() error {
 		r.done.Close()
 	}
 	l.spare = nil
-	giveStream(l.d)
+	releaseStream(l.d)
 	return err
 }
 
-// streams are those of the devices that have communicators.
+// streams has the communication stream of each device with communicators.
 var streams = struct {
 	sync.Mutex
 	by map[*Device]*sharedStream
@@ -76,7 +75,7 @@ type sharedStream struct {
 	users int
 }
 
-func takeStream(d *Device) (*stream, error) {
+func acquireStream(d *Device) (*stream, error) {
 	streams.Lock()
 	defer streams.Unlock()
 	x := streams.by[d]
@@ -92,7 +91,7 @@ func takeStream(d *Device) (*stream, error) {
 	return x.s, nil
 }
 
-func giveStream(d *Device) {
+func releaseStream(d *Device) {
 	streams.Lock()
 	defer streams.Unlock()
 	x := streams.by[d]
@@ -102,7 +101,7 @@ func giveStream(d *Device) {
 	}
 }
 
-// enter orders the communication stream behind what s holds. The caller's stream is nil where s is.
+// enter orders the communication stream behind the work of s. caller is nil if s is nil.
 func (l *commStream) enter(op string, s device.Stream) (caller *stream, err error) {
 	from := l.s
 	if s != nil {
@@ -111,37 +110,38 @@ func (l *commStream) enter(op string, s device.Stream) (caller *stream, err erro
 		}
 		from = caller
 	}
-	if err := from.Record(l.came); err != nil || caller == nil {
+	if err := from.Record(l.entered); err != nil || caller == nil {
 		return nil, err
 	}
-	return caller, l.s.Wait(l.came)
+	return caller, l.s.Wait(l.entered)
 }
 
-// leave orders what comes later on the caller's stream behind the communication stream.
-func (l *commStream) leave(caller *stream) error { return l.meet(caller, l.left) }
+// leave orders later work of the caller's stream behind the communication stream.
+func (l *commStream) leave(caller *stream) error { return l.recordAndWait(caller, l.ended) }
 
-// meet marks the communication stream with the event, and makes the caller wait for it.
-func (l *commStream) meet(caller *stream, e *event) error {
+// recordAndWait records the event on the communication stream and makes the caller wait for it.
+func (l *commStream) recordAndWait(caller *stream, e *event) error {
 	if err := l.s.Record(e); err != nil {
 		return err
 	}
-	return reach(caller, e)
+	return waitEvent(caller, e)
 }
 
-// reach makes the caller's stream wait for the event, or the host where there is none.
-func reach(caller *stream, e *event) error {
+// waitEvent makes the caller's stream wait for the event, or the host if there is no stream.
+func waitEvent(caller *stream, e *event) error {
 	if caller == nil {
 		return e.Sync()
 	}
 	return caller.Wait(e)
 }
 
-// await makes the communication stream wait for another rank's event.
-func (l *commStream) await(e *C.uly_event) error {
+// waitRemote makes the communication stream wait for another rank's event.
+func (l *commStream) waitRemote(e *C.uly_event) error {
 	return l.d.result(C.plug_stream_wait(l.d.table, l.d.d, l.s.s, e))
 }
 
-// copy moves bytes between memory that this GPU reaches; overlapping places are the same place.
+// copy enqueues a copy between addresses that this GPU can access. dst and src are equal or do not
+// overlap.
 func (l *commStream) copy(dst, src uintptr, bytes int64) error {
 	if bytes <= 0 || dst == src {
 		return nil
@@ -149,29 +149,30 @@ func (l *commStream) copy(dst, src uintptr, bytes int64) error {
 	return l.d.result(C.plug_copy_bytes(l.d.table, l.d.d, l.s.s, pointer(dst), pointer(src), C.int64_t(bytes)))
 }
 
-// mostCombined is how many parts one operation combines. Tests make it small.
-var mostCombined = MaxRanks
+// maxCombined is the maximum number of blocks that one operation combines. Tests lower it.
+var maxCombined = MaxRanks
 
-// combine writes src[0] ∘ src[1] ∘ … in that order, n elements each. Of more than mostCombined none
-// may be dst.
+// combine writes src[0] ∘ src[1] ∘ … to dst in this order, n elements each. With more than
+// maxCombined blocks, dst must not be one of them.
 func (l *commStream) combine(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
-	if len(src) > mostCombined && dtype == tensor.BF16 {
-		return status.Errorf(status.Unsupported, "a sum in BF16 over %d ranks, rounded once, is built for %d at most: use F32", len(src), mostCombined)
+	if len(src) > maxCombined && dtype == tensor.BF16 {
+		return status.Errorf(status.Unsupported, "a BF16 sum over %d ranks is not supported (at most %d); use F32", len(src), maxCombined)
 	}
-	part := min(len(src), mostCombined)
-	if err := l.combineSome(dst, src[:part], n, dtype, op); err != nil {
+	part := min(len(src), maxCombined)
+	if err := l.combineUpTo(dst, src[:part], n, dtype, op); err != nil {
 		return err
 	}
 	for src = src[part:]; len(src) > 0; src = src[part:] {
-		part = min(len(src), mostCombined-1)
-		if err := l.combineSome(dst, append([]uintptr{dst}, src[:part]...), n, dtype, op); err != nil {
+		part = min(len(src), maxCombined-1)
+		if err := l.combineUpTo(dst, append([]uintptr{dst}, src[:part]...), n, dtype, op); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (l *commStream) combineSome(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
+// combineUpTo is combine for at most maxCombined blocks.
+func (l *commStream) combineUpTo(dst uintptr, src []uintptr, n int64, dtype tensor.DType, op comm.Op) error {
 	if n <= 0 || len(src) == 1 && dst == src[0] {
 		return nil
 	}
@@ -185,25 +186,25 @@ func (l *commStream) combineSome(dst uintptr, src []uintptr, n int64, dtype tens
 	return l.d.result(C.plug_enqueue(l.d.table, l.d.d, l.s.s, C.ULY_OP_RANK_SUM, l.d.args, C.sizeof_uly_rank_sum))
 }
 
-// Addresses of other ranks' memory are numbers here: the collector need not know of them, and a
-// packet carries them.
+// Addresses of device memory and of other ranks' memory are uintptr: the garbage collector does not
+// own that memory, and packets contain the addresses.
 
-func number(p unsafe.Pointer) uintptr { return uintptr(p) }
+func address(p unsafe.Pointer) uintptr { return uintptr(p) }
 
 func pointer(a uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&a)) }
 
-// request is an exchange under way on a communication stream.
+// request is an all-to-all in progress on a communication stream.
 type request struct {
 	l      *commStream
 	caller *stream
 	done   *event
 	active bool
-	// what is left for Wait to do before the mark; nil when it is set already
+	// finish is called by Wait before it records done; nil if done is recorded
 	finish func(*request) error
-	staged stagedExchange // finish's
+	staged stagedAllToAll // the state of finish
 }
 
-// request takes one that is not in use.
+// request returns a request that is not in use.
 func (l *commStream) request(caller *stream) (*request, error) {
 	var r *request
 	if n := len(l.spare); n > 0 {
@@ -219,10 +220,11 @@ func (l *commStream) request(caller *stream) (*request, error) {
 	return r, nil
 }
 
-// Wait orders what comes later on the caller's stream behind the exchange. It is called once.
+// Wait orders later work of the caller's stream behind the all-to-all. With a nil stream it blocks
+// until the all-to-all is complete.
 func (r *request) Wait() error {
 	if !r.active {
-		return status.Errorf(status.InvalidArgument, "comm.AllToAll: the request has been waited for already")
+		return comm.ErrWaited()
 	}
 	r.active = false
 	if r.finish != nil {
@@ -233,7 +235,7 @@ func (r *request) Wait() error {
 			return err
 		}
 	}
-	err := reach(r.caller, r.done)
+	err := waitEvent(r.caller, r.done)
 	r.caller = nil
 	r.l.spare = append(r.l.spare, r)
 	return err

@@ -136,7 +136,7 @@ func (c *Comm) Maps() bool {
 		return false
 	}
 	for _, p := range k.peers {
-		if !p.here {
+		if !p.sameProcess {
 			return true
 		}
 	}
@@ -154,5 +154,5 @@ func (c *Comm) Failure() error {
 func (c *nccl) failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sound()
+	return c.checkAsync()
 }

@@ -12,90 +12,91 @@ import (
 	"ulysses/tensor"
 )
 
-// smallReduce is the bytes up to which each rank combines the whole tensor itself: one meeting
-// less.
+// smallReduce is the limit in bytes up to which each rank combines the whole tensor. That needs one
+// barrier less than combining a shard on each rank.
 const smallReduce = 64 << 10
 
-// ipc moves tensors between GPUs that reach each other's memory, or within one that several ranks
-// share: goroutine ranks by plain addresses, processes of a node by CUDA IPC.
+// ipc moves tensors between GPUs that can read each other's memory, or on one GPU that several ranks
+// share. Goroutine ranks use plain addresses, processes of a node use CUDA IPC.
 //
-// Ranks pull: each writes into its own memory alone, so a wrong peer can spoil nothing here, and
-// reductions, which have to read, go the same way. A call has two meetings on the host's
-// communicator. At the first (meet), packets tell where everyone's tensor lies and that the event
-// "ready" has been recorded, behind what the caller's stream holds. At the second (settle),
-// everyone has enqueued its copies and recorded "done"; all communication streams then wait for all
-// of those, so that whoever is past a call knows that nobody reads his tensor any more. The host
-// waits for hosts, never for a GPU, and no GPU spins.
+// Ranks pull: each rank reads from other ranks and writes only its own memory, so a faulty rank
+// cannot overwrite the memory of others. A call has two collectives on the host's communicator. The
+// first (begin) exchanges packets, which say where each rank's tensor is and that its event "ready"
+// is recorded behind the work of the caller's stream. Before the second (finishReads), each rank has
+// enqueued its copies and recorded "done". All communication streams then wait for all "done"
+// events. Therefore no rank reads a tensor after the call that was given it. Hosts wait for hosts
+// and not for a GPU, and no GPU waits in a loop.
 //
-// One event of each kind is enough: a rank records "ready" anew only when all have passed the last
-// call's second meeting, hence enqueued their waits for it; and "done" only when all have entered
-// the next call.
+// One event of each kind is enough: a rank records "ready" again only when all ranks have passed the
+// second collective of the last call, so they have enqueued their waits for it. It records "done"
+// again only when all ranks have begun the next call.
 type ipc struct {
 	*commStream
 	host     comm.Comm
 	me       int
-	ready    *event // this rank's tensor is there
-	done     *event // and this rank has read the others'
+	ready    *event // this rank's tensor is complete
+	done     *event // this rank has read the tensors of the others
 	peers    []peer
-	pairs    []*event // by rank: that this rank has read what that one sent it (sendRecv)
-	receipts []byte
+	pairs    []*event // by rank: this rank has read the message from that rank (SendRecv)
+	receipts []byte   // of SendRecv: the one to send, the one received
 	maps     *mappings
 	mapped   map[mapping]uintptr
-	mine     packet
-	all      []byte        // everyone's packets
-	bytes    []int64       // three vectors of size: of a packet; received and sent by an all-to-all
-	at       []uintptr     // by rank: its tensor, as this rank reaches it
+	own      packet
+	all      []byte        // the packets of all ranks
+	bytes    []int64       // three vectors of size: bytes of a packet; bytes to receive and to send in an all-to-all
+	addrs    []uintptr     // by rank: the address of its tensor in this process
 	scratch  device.Buffer // of small reductions
-	room     *room
+	group    *group
 }
 
 func (c *ipc) kind() string { return "ipc" }
 func (c *ipc) abort()       {}
 
-// meet enters a call: what the caller's stream holds comes first, and packets are exchanged.
-// Afterwards the communication stream has waited for all ranks' tensors, c.at says where they lie,
-// and theirs(j) what rank j says.
-func (c *ipc) meet(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
-	c.room.enter()
-	caller, err := c.come(h.name(), s)
+// begin starts a call: it orders the call behind the work of the caller's stream and exchanges
+// packets. t is the tensor that other ranks read. Afterwards the communication stream waits for the
+// tensors of all ranks, c.addrs has their addresses, and packetOf(j) is the packet of rank j.
+func (c *ipc) begin(s device.Stream, h header, t tensor.Tensor, recvRows, sendRows []int64) (*stream, error) {
+	c.group.enter()
+	caller, err := c.announce(h.name(), s)
 	if err != nil {
 		return nil, err
 	}
-	c.mine.write(h, recvRows, sendRows)
-	packErr := c.locate(t)
+	c.own.write(h, recvRows, sendRows)
+	packErr := c.writeLocation(t)
 	if packErr != nil {
-		c.mine.fail()
+		c.own.fail()
 	}
-	if err := c.host.AllGather(nil, bytesOf(c.all), bytesOf(c.mine.raw), c.bytes[:len(c.peers)]); err != nil {
-		return nil, c.room.lost(err)
+	if err := c.host.AllGather(nil, bytesOf(c.all), bytesOf(c.own.raw), c.bytes[:len(c.peers)]); err != nil {
+		return nil, c.group.hostFailed(err)
 	}
 	if packErr != nil {
 		return nil, packErr
 	}
 	for j := range c.peers {
-		if err := c.agree(j); err != nil {
+		if err := c.checkPacket(j); err != nil {
 			return nil, err
 		}
 	}
 	for j := range c.peers {
 		if j == c.me {
-			c.at[j] = number(t.Data)
+			c.addrs[j] = address(t.Data)
 			continue
 		}
-		if err := c.await(c.peers[j].ready); err != nil {
+		if err := c.waitRemote(c.peers[j].ready); err != nil {
 			return nil, err
 		}
-		if c.at[j], err = c.reach(j, c.theirs(j)); err != nil {
+		if c.addrs[j], err = c.addressOf(j, c.packetOf(j)); err != nil {
 			return nil, err
 		}
 	}
 	return caller, nil
 }
 
-// come enters a call and tells the others by "ready", on the communication stream like all that
-// other processes wait for: what CUDA makes of an event of several processes whose marks are in two
-// streams, and come in another order than they were made, is said nowhere.
-func (c *ipc) come(op string, s device.Stream) (*stream, error) {
+// announce orders the call behind the work of the caller's stream and records "ready" on the
+// communication stream. Events for other processes are always recorded on this stream: CUDA does
+// not document an interprocess event that is recorded on two streams in an order other than that of
+// the calls.
+func (c *ipc) announce(op string, s device.Stream) (*stream, error) {
 	caller, err := c.enter(op, s)
 	if err != nil {
 		return nil, err
@@ -103,91 +104,90 @@ func (c *ipc) come(op string, s device.Stream) (*stream, error) {
 	return caller, c.s.Record(c.ready)
 }
 
-// theirs is rank j's packet.
-func (c *ipc) theirs(j int) packet {
-	n := len(c.mine.raw)
+// packetOf returns the packet of rank j.
+func (c *ipc) packetOf(j int) packet {
+	n := len(c.own.raw)
 	return packet{c.all[j*n : (j+1)*n], len(c.peers)}
 }
 
-// agree refuses a call that rank j makes otherwise than this one; all ranks see the same packets,
-// and the difference somewhere.
-func (c *ipc) agree(j int) error {
-	p, first := c.theirs(j), c.theirs(0)
+// checkPacket returns an error if rank j makes a different call than rank 0. All ranks have the same
+// packets, so all of them find a difference.
+func (c *ipc) checkPacket(j int) error {
+	p, first := c.packetOf(j), c.packetOf(0)
 	switch {
 	case p.failed():
-		return status.Errorf(status.Comm, "comm.%s: rank %d cannot let others reach its memory and has said why", c.mine.header().name(), j)
+		return status.Errorf(status.Comm, "comm.%s: rank %d could not export its tensor; see its error", c.own.header().name(), j)
 	case p.header() != first.header():
-		return status.Errorf(status.Comm, "rank %d calls %v where rank 0 calls %v: all ranks must call in one order", j, p.header(), first.header())
+		return status.Errorf(status.Comm, "rank %d calls %v, rank 0 calls %v; all ranks must make the same calls in the same order", j, p.header(), first.header())
 	case p.header().op != opAllToAll && !p.sameRows(first):
-		return status.Errorf(status.Comm, "comm.%s: the rows of ranks %d and 0 differ: all ranks must give the same", p.header().name(), j)
+		return status.Errorf(status.Comm, "comm.%s: the row counts of ranks %d and 0 differ; give the same counts on all ranks", p.header().name(), j)
 	}
 	return nil
 }
 
-// settle ends the part of a call in which ranks read each other's tensors: the communication stream
-// waits until all have.
-func (c *ipc) settle() error {
+// finishReads makes the communication stream wait until all ranks have read their peers' tensors.
+func (c *ipc) finishReads() error {
 	if err := c.s.Record(c.done); err != nil {
 		return err
 	}
 	if err := c.host.Barrier(); err != nil {
-		return c.room.lost(err)
+		return c.group.hostFailed(err)
 	}
 	for j := range c.peers {
 		if j == c.me {
 			continue
 		}
-		if err := c.await(c.peers[j].done); err != nil {
+		if err := c.waitRemote(c.peers[j].done); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// end settles a call that is waited for at once.
-func (c *ipc) end(caller *stream) error {
-	if err := c.settle(); err != nil {
+// finish ends a call without a request.
+func (c *ipc) finish(caller *stream) error {
+	if err := c.finishReads(); err != nil {
 		return err
 	}
 	return c.leave(caller)
 }
 
-// over is deferred by every call. After a failure nothing of this rank is left in others' memory,
-// and nothing of theirs in its own.
-func (c *ipc) over(err *error) {
-	if *err != nil && c.room.here() {
+// cleanup is deferred in every call. After a failure it waits until this rank no longer uses the
+// memory of other goroutine ranks, and they no longer use its memory.
+func (c *ipc) cleanup(err *error) {
+	if *err != nil && c.group.shared() {
 		c.s.Sync()
 	}
-	c.room.leave(*err != nil)
+	c.group.leave(*err != nil)
 }
 
-func (c *ipc) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (_ comm.Request, err error) {
-	defer c.over(&err)
+func (c *ipc) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (_ comm.Request, err error) {
+	defer c.cleanup(&err)
 	n := len(c.peers)
 	width := max(comm.RowBytes(dst), comm.RowBytes(src))
 	recv, send := c.bytes[n:2*n], c.bytes[2*n:]
 	for j := range n {
 		recv[j], send[j] = recvRows[j]*width, sendRows[j]*width
 	}
-	caller, err := c.meet(s, header{op: opAllToAll}, src, recv, send)
+	caller, err := c.begin(s, header{op: opAllToAll}, src, recv, send)
 	if err != nil {
 		return nil, err
 	}
 	for from := range n {
 		for to := range n {
-			if sent, expected := c.theirs(from).sent(to), c.theirs(to).received(from); sent != expected {
-				return nil, status.Errorf(status.Comm, "comm.AllToAll: rank %d sends %d bytes to rank %d, which expects %d", from, sent, to, expected)
+			if sent, expected := c.packetOf(from).sent(to), c.packetOf(to).received(from); sent != expected {
+				return nil, status.Errorf(status.Comm, "comm.AllToAll: rank %d sends %d bytes to rank %d, which expects %d; counts must be equal", from, sent, to, expected)
 			}
 		}
 	}
 	for k := range n {
-		j := (c.me + k) % n // everyone starts with another rank's memory
-		to := number(dst.Data) + uintptr(comm.RowsBefore(recv, j))
-		if err := c.copy(to, c.at[j]+uintptr(c.theirs(j).sentBefore(c.me)), recv[j]); err != nil {
+		j := (c.me + k) % n // ranks start with different peers
+		to := address(dst.Data) + uintptr(comm.RowsBefore(recv, j))
+		if err := c.copy(to, c.addrs[j]+uintptr(c.packetOf(j).sentBefore(c.me)), recv[j]); err != nil {
 			return nil, err
 		}
 	}
-	if err := c.settle(); err != nil {
+	if err := c.finishReads(); err != nil {
 		return nil, err
 	}
 	r, err := c.request(caller)
@@ -197,61 +197,61 @@ func (c *ipc) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows 
 	return r, c.s.Record(r.done)
 }
 
-func (c *ipc) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
-	defer c.over(&err)
+func (c *ipc) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
+	defer c.cleanup(&err)
 	row := comm.RowBytes(dst)
-	caller, err := c.meet(s, header{op: opAllGather, unit: row}, src, rows, nil)
+	caller, err := c.begin(s, header{op: opAllGather, unit: row}, src, rows, nil)
 	if err != nil {
 		return err
 	}
 	for k := range c.peers {
 		j := (c.me + k) % len(c.peers)
-		if err := c.copy(number(dst.Data)+uintptr(comm.RowsBefore(rows, j)*row), c.at[j], rows[j]*row); err != nil {
+		if err := c.copy(address(dst.Data)+uintptr(comm.RowsBefore(rows, j)*row), c.addrs[j], rows[j]*row); err != nil {
 			return err
 		}
 	}
-	return c.end(caller)
+	return c.finish(caller)
 }
 
-func (c *ipc) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
-	defer c.over(&err)
+func (c *ipc) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) (err error) {
+	defer c.cleanup(&err)
 	row := comm.RowBytes(src)
-	caller, err := c.meet(s, header{op: opReduceScatter, dtype: src.DType, unit: row}, src, rows, nil)
+	caller, err := c.begin(s, header{op: opReduceScatter, dtype: src.DType, unit: row}, src, rows, nil)
 	if err != nil {
 		return err
 	}
-	for j := range c.at {
-		c.at[j] += uintptr(comm.RowsBefore(rows, c.me) * row)
+	for j := range c.addrs {
+		c.addrs[j] += uintptr(comm.RowsBefore(rows, c.me) * row)
 	}
 	if n := rows[c.me] * row; n > 0 {
-		if err := c.combine(number(dst.Data), c.at, n/src.DType.Size(), src.DType, comm.Sum); err != nil {
+		if err := c.combine(address(dst.Data), c.addrs, n/src.DType.Size(), src.DType, comm.Sum); err != nil {
 			return err
 		}
 	}
-	return c.end(caller)
+	return c.finish(caller)
 }
 
-// allReduce combines a shard on each rank, in place, and gathers the shards; a small tensor each
-// rank combines itself, beside it.
-func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error) {
-	defer c.over(&err)
+// AllReduce combines a shard on each rank, in place, and gathers the shards. If the tensor is small,
+// each rank combines the whole tensor in scratch.
+func (c *ipc) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error) {
+	defer c.cleanup(&err)
 	n, elem := t.Numel(), t.DType.Size()
 	if t.IsNil() {
 		n = 0
 	}
-	caller, err := c.meet(s, header{op: opAllReduce, dtype: t.DType, how: op, unit: n}, t, nil, nil)
+	caller, err := c.begin(s, header{op: opAllReduce, dtype: t.DType, how: op, unit: n}, t, nil, nil)
 	if err != nil {
 		return err
 	}
 	if n*elem <= smallReduce {
-		out := number(c.scratch.Pointer())
-		if err := c.combine(out, c.at, n, t.DType, op); err != nil {
+		out := address(c.scratch.Pointer())
+		if err := c.combine(out, c.addrs, n, t.DType, op); err != nil {
 			return err
 		}
-		if err := c.settle(); err != nil {
+		if err := c.finishReads(); err != nil {
 			return err
 		}
-		if err := c.copy(number(t.Data), out, n*elem); err != nil {
+		if err := c.copy(address(t.Data), out, n*elem); err != nil {
 			return err
 		}
 		return c.leave(caller)
@@ -261,39 +261,39 @@ func (c *ipc) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error
 		return uintptr(lo * elem), hi - lo
 	}
 	at, count := shard(c.me)
-	for j := range c.at {
-		c.at[j] += at
+	for j := range c.addrs {
+		c.addrs[j] += at
 	}
-	if err := c.combine(c.at[c.me], c.at, count, t.DType, op); err != nil {
+	if err := c.combine(c.addrs[c.me], c.addrs, count, t.DType, op); err != nil {
 		return err
 	}
-	if err := c.settle(); err != nil {
+	if err := c.finishReads(); err != nil {
 		return err
 	}
 	for k := range c.peers {
 		j := (c.me + k) % len(c.peers)
 		place, count := shard(j)
-		if err := c.copy(number(t.Data)+place, c.at[j]-at+place, count*elem); err != nil {
+		if err := c.copy(address(t.Data)+place, c.addrs[j]-at+place, count*elem); err != nil {
 			return err
 		}
 	}
-	return c.end(caller)
+	return c.finish(caller)
 }
 
-func (c *ipc) broadcast(s device.Stream, t tensor.Tensor, root int) (err error) {
-	defer c.over(&err)
+func (c *ipc) Broadcast(s device.Stream, t tensor.Tensor, root int) (err error) {
+	defer c.cleanup(&err)
 	var bytes int64
 	if !t.IsNil() {
 		bytes = t.Bytes()
 	}
-	caller, err := c.meet(s, header{op: opBroadcast, root: root, unit: bytes}, t, nil, nil)
+	caller, err := c.begin(s, header{op: opBroadcast, root: root, unit: bytes}, t, nil, nil)
 	if err != nil {
 		return err
 	}
-	if err := c.copy(number(t.Data), c.at[root], bytes); err != nil {
+	if err := c.copy(address(t.Data), c.addrs[root], bytes); err != nil {
 		return err
 	}
-	return c.end(caller)
+	return c.finish(caller)
 }
 
 func bytesOf(b []byte) tensor.Tensor {

@@ -8,9 +8,9 @@ import (
 	"unsafe"
 )
 
-// mappings is the memory of other processes that one device has mapped, for all its communicators,
-// because an allocation is mapped once. A communicator keeps what it has used until it is closed:
-// tensors that are exchanged live as long as that, as arenas do.
+// mappings has the memory of other processes that one device has mapped. All communicators of the
+// device share it, because an allocation is mapped only once. A communicator keeps its mappings
+// until it is closed; tensors that are moved must live as long, as arenas do.
 type mappings struct {
 	d     *Device
 	users int
@@ -44,7 +44,8 @@ func mappingsOf(d *Device) *mappings {
 	return m
 }
 
-// base is where the allocation of a handle begins, mapped by this communicator or now.
+// base returns the address at which the allocation of a handle is mapped. It maps the allocation if
+// necessary.
 func (c *ipc) base(process string, handle []byte) (uintptr, error) {
 	key := mapping{process: process}
 	copy(key.handle[:], handle)
@@ -57,7 +58,7 @@ func (c *ipc) base(process string, handle []byte) (uintptr, error) {
 		if err := c.d.result(C.plug_memory_open(c.d.table, c.d.d, (*C.char)(unsafe.Pointer(&handle[0])), &p)); err != nil {
 			return 0, err
 		}
-		m = &mapped{base: number(p)}
+		m = &mapped{base: address(p)}
 		c.maps.at[key] = m
 	}
 	m.users++
@@ -65,7 +66,7 @@ func (c *ipc) base(process string, handle []byte) (uintptr, error) {
 	return m.base, nil
 }
 
-// unmap gives back what this communicator alone still used.
+// unmap releases the mappings of this communicator and unmaps those that no other one uses.
 func (c *ipc) unmap() {
 	if c.maps == nil {
 		return

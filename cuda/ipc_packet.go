@@ -9,8 +9,6 @@ import (
 	"ulysses/tensor"
 )
 
-// What ranks tell each other of a call.
-
 type ipcOp uint8
 
 const (
@@ -25,7 +23,7 @@ const (
 
 var ipcNames = [...]string{"nothing", "AllToAll", "AllGather", "ReduceScatter", "AllReduce", "Broadcast", "SendRecv"}
 
-// header is what must be the same on all ranks.
+// header has the fields that must be equal on all ranks.
 type header struct {
 	op    ipcOp
 	dtype tensor.DType
@@ -48,10 +46,11 @@ func (h header) String() string {
 	return h.name()
 }
 
-// handleBytes is ULY_HANDLE.
+// handleBytes is ULY_HANDLE of kernels.h.
 const handleBytes = 64
 
-// packet is a header, where a tensor lies, and the counts received and sent, by rank.
+// packet is the message that a rank sends to the others in each call: a header, the location of its
+// tensor, and the counts that it receives and sends, by rank.
 type packet struct {
 	raw  []byte
 	size int
@@ -64,7 +63,7 @@ const (
 	packetUnit    = 8
 	packetAddress = 16 // for ranks of the same process
 	packetOffset  = 24 // into the allocation, for others
-	packetHandle  = 32 // of the allocation; its first byte may be anything
+	packetHandle  = 32 // of the allocation; packetKnown is 1 if it is set
 	packetKnown   = packetHandle + handleBytes
 	packetRows    = packetKnown + 8
 )
@@ -74,7 +73,7 @@ func newPacket(size int) packet { return packet{make([]byte, packetRows+16*size)
 func (p packet) long(at int) int64       { return int64(binary.LittleEndian.Uint64(p.raw[at:])) }
 func (p packet) setLong(at int, v int64) { binary.LittleEndian.PutUint64(p.raw[at:], uint64(v)) }
 
-// write says everything but where the tensor lies.
+// write sets all fields but the location of the tensor.
 func (p packet) write(h header, recvRows, sendRows []int64) {
 	clear(p.raw)
 	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2] = byte(h.op), byte(h.dtype), byte(h.how)
@@ -93,14 +92,14 @@ func (p packet) header() header {
 		root: int(int32(binary.LittleEndian.Uint32(p.raw[packetRoot:]))), unit: p.long(packetUnit)}
 }
 
-// fail tells the others that this rank cannot take part.
+// fail marks the packet of a rank that has failed.
 func (p packet) fail()        { p.raw[packetOp] = byte(opFailed) }
 func (p packet) failed() bool { return p.raw[packetOp] == byte(opFailed) }
 
 func (p packet) received(from int) int64 { return p.long(packetRows + 8*from) }
 func (p packet) sent(to int) int64       { return p.long(packetRows + 8*(p.size+to)) }
 
-// sentBefore is the bytes that lie before what this rank sends to one.
+// sentBefore returns the bytes before the block for rank `to` in what this rank sends.
 func (p packet) sentBefore(to int) int64 {
 	var n int64
 	for j := range to {

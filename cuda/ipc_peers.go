@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -16,89 +15,89 @@ import (
 	"ulysses/tensor"
 )
 
-// process tells this process from all others, of other containers on this node, too.
+// process identifies this process among all processes, including those of other containers.
 var process = rand.Text()
 
-// Machine is what ranks compare to find those that run on one machine: the host's name and, where
-// there is one, the id of its boot.
+// Machine returns a text that is equal for ranks on one machine: the name of the host and, if there
+// is one, its boot id.
 func Machine() string {
 	name, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return name + " " + strings.TrimSpace(string(boot))
 }
 
-// card is what a rank says of itself when a communicator is made.
-type card struct {
+// rankInfo has what a rank sends to the others when a communicator is made.
+type rankInfo struct {
 	Process, Machine string
-	Room             string // rank 0's name for what its communicator's ranks in one process share
+	Group            string // key of the processGroup; rank 0's is used
 	Ready, Done      ipcEvent
-	Proof            ipcProof // of processes alone
-	Failed           string   // why it cannot take part
-	Code             status.Code
+	Probe            accessProbe // empty if all ranks are in one process
+	Failed           string      // the error of this rank; "" for none
+	Code             status.Code // of the error
 }
 
-// ipcEvent is an event as others find it: by address in the same process, else by handle.
+// ipcEvent identifies an event for other ranks: by address in the same process, else by handle.
 type ipcEvent struct {
 	Address uintptr
 	Handle  []byte
 }
 
-// peer is another rank, or this one.
+// peer is a rank of the communicator, also this one.
 type peer struct {
-	here        bool   // in this process
-	process     string // which
+	sameProcess bool
+	process     string
 	ready, done *C.uly_event
-	// that it has read what was sent to it (sendRecv); nil before the first
-	read *C.uly_event
+	read        *C.uly_event // it has read the message of SendRecv; nil before the first message
 }
 
 func newIPC(d *Device, host comm.Comm) (transport, error) {
 	n := host.Size()
 	if n > MaxRanks {
-		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks: at most %d are built: use \"nccl\"", n, MaxRanks)
+		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks; at most %d are supported; set device.comm = \"nccl\"", n, MaxRanks)
 	}
-	own := card{Process: process, Machine: Machine(), Room: rand.Text()}
-	cards, err := gatherCards(host, own)
+	own := rankInfo{Process: process, Machine: Machine(), Group: rand.Text()}
+	infos, err := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
 	if err != nil {
 		return nil, err
 	}
-	near := true
-	for j, k := range cards {
-		near = near && k.Process == process
-		if k.Machine != cards[0].Machine {
-			return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": ranks 0 and %d are on different machines (%s, %s): use \"nccl\" or \"mpi\"",
-				j, cards[0].Machine, k.Machine)
+	oneProcess := true
+	for j, k := range infos {
+		oneProcess = oneProcess && k.Process == process
+		if k.Machine != infos[0].Machine {
+			return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": ranks 0 and %d are on different machines (%s, %s); set device.comm to \"nccl\" or \"mpi\"",
+				j, infos[0].Machine, k.Machine)
 		}
 	}
-	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), receipts: make([]byte, 2*receiptBytes), mine: newPacket(n), bytes: make([]int64, 3*n), at: make([]uintptr, n)}
-	c.all = make([]byte, n*len(c.mine.raw))
-	c.room = roomOf(cards[0].Room)
+	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), receipts: make([]byte, 2*receiptBytes), own: newPacket(n), bytes: make([]int64, 3*n), addrs: make([]uintptr, n)}
+	c.all = make([]byte, n*len(c.own.raw))
+	c.group = joinGroup(infos[0].Group)
 	for j := range n {
-		c.bytes[j] = int64(len(c.mine.raw))
+		c.bytes[j] = int64(len(c.own.raw))
 	}
-	if err = c.prepare(d, !near, &own); err != nil {
+	if err = c.prepare(d, !oneProcess, &own); err != nil {
 		own.Failed, own.Code = err.Error(), status.Of(err)
 	}
-	cards, gatherErr := gatherCards(host, own)
+	infos, gatherErr := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
 	if err == nil {
 		err = gatherErr
 	}
-	for j, k := range cards {
+	for j, k := range infos {
 		if err == nil && k.Failed != "" {
 			err = status.Errorf(k.Code, "rank %d: %s", j, k.Failed)
 		}
 	}
 	for j := 0; j < n && err == nil; j++ {
-		err = c.meetPeer(j, cards[j])
+		err = c.openPeer(j, infos[j])
 	}
 	for j := 0; j < n && err == nil; j++ {
-		err = c.prove(j, cards[j].Proof)
+		err = c.checkAccess(j, infos[j].Probe)
 	}
-	return c, err // also of a part: all ranks have one, and end it together
+	return c, err // with an error, newComm closes c on all ranks together
 }
 
-// prepare makes what the rank itself needs.
-func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
+// prepare allocates the events and memory of this rank and describes them in own. shared: ranks are
+// in several processes.
+func (c *ipc) prepare(d *Device, shared bool, own *rankInfo) (err error) {
 	if c.commStream, err = newCommStream(d); err != nil {
 		return err
 	}
@@ -112,36 +111,18 @@ func (c *ipc) prepare(d *Device, shared bool, own *card) (err error) {
 		return err
 	}
 	c.maps, c.mapped = mappingsOf(d), map[mapping]uintptr{}
-	if own.Ready, err = d.show(c.ready, shared); err != nil {
-		return refused("makes no events for them", err)
+	if own.Ready, err = d.exportEvent(c.ready, shared); err != nil {
+		return noAccess("cannot export events", err)
 	}
-	if own.Done, err = d.show(c.done, shared); err != nil || !shared {
+	if own.Done, err = d.exportEvent(c.done, shared); err != nil || !shared {
 		return err
 	}
-	own.Proof, err = c.proof()
+	own.Probe, err = c.writeProbe()
 	return err
 }
 
-func gatherCards(host comm.Comm, own card) ([]card, error) {
-	text, err := json.Marshal(own)
-	if err != nil {
-		return nil, err
-	}
-	texts, err := comm.GatherBytes(host, text)
-	if err != nil {
-		return nil, err
-	}
-	cards := make([]card, len(texts))
-	for j := range texts {
-		if err := json.Unmarshal(texts[j], &cards[j]); err != nil {
-			return nil, status.Errorf(status.Comm, "rank %d: %w: all ranks must run the same program", j, err)
-		}
-	}
-	return cards, nil
-}
-
-// show is how others find an event.
-func (d *Device) show(e *event, shared bool) (ipcEvent, error) {
+// exportEvent returns the description of an event for other ranks.
+func (d *Device) exportEvent(e *event, shared bool) (ipcEvent, error) {
 	x := ipcEvent{Address: uintptr(unsafe.Pointer(e.e))}
 	if !shared {
 		return x, nil
@@ -150,63 +131,64 @@ func (d *Device) show(e *event, shared bool) (ipcEvent, error) {
 	return x, d.result(C.plug_event_handle(d.table, d.d, e.e, (*C.char)(unsafe.Pointer(&x.Handle[0]))))
 }
 
-// find is the event of another rank as this device waits for it.
-func (d *Device) find(x ipcEvent, here bool) (*C.uly_event, error) {
-	if here {
+// importEvent returns another rank's event, for which this device can wait.
+func (d *Device) importEvent(x ipcEvent, sameProcess bool) (*C.uly_event, error) {
+	if sameProcess {
 		return (*C.uly_event)(pointer(x.Address)), nil
 	}
 	if len(x.Handle) != handleBytes {
-		return nil, status.Errorf(status.Comm, "an event of another process came without its handle")
+		return nil, status.Errorf(status.Comm, "an event of another process has no handle; start all ranks with the same program")
 	}
 	var e *C.uly_event
 	return e, d.result(C.plug_event_open(d.table, d.d, (*C.char)(unsafe.Pointer(&x.Handle[0])), &e))
 }
 
-func (c *ipc) meetPeer(j int, k card) (err error) {
+// openPeer imports the events of rank j.
+func (c *ipc) openPeer(j int, k rankInfo) (err error) {
 	p := &c.peers[j]
-	p.here, p.process = k.Process == process, k.Process
-	if p.ready, err = c.d.find(k.Ready, p.here); err == nil {
-		p.done, err = c.d.find(k.Done, p.here)
+	p.sameProcess, p.process = k.Process == process, k.Process
+	if p.ready, err = c.d.importEvent(k.Ready, p.sameProcess); err == nil {
+		p.done, err = c.d.importEvent(k.Done, p.sameProcess)
 	}
 	if err != nil {
-		return refused(fmt.Sprintf("does not open the events of rank %d", j), err)
+		return noAccess(fmt.Sprintf("cannot open the events of rank %d", j), err)
 	}
 	return nil
 }
 
-// close gives back the events that were opened.
+// close destroys the imported events of other processes.
 func (p *peer) close(d *Device) {
 	for _, e := range []*C.uly_event{p.ready, p.done, p.read} {
-		if e != nil && !p.here {
+		if e != nil && !p.sameProcess {
 			C.plug_event_destroy(d.table, d.d, e)
 		}
 	}
 	p.ready, p.done, p.read = nil, nil, nil
 }
 
-// locate writes into the packet where this rank's tensor lies.
-func (c *ipc) locate(t tensor.Tensor) error {
+// writeLocation writes the location of this rank's tensor to the packet.
+func (c *ipc) writeLocation(t tensor.Tensor) error {
 	if t.IsNil() || t.Bytes() == 0 {
 		return nil
 	}
-	c.mine.setLong(packetAddress, int64(number(t.Data)))
+	c.own.setLong(packetAddress, int64(address(t.Data)))
 	for _, p := range c.peers {
-		if !p.here {
+		if !p.sameProcess {
 			var offset, bytes C.int64_t
-			if err := c.d.result(C.plug_memory_handle(c.d.table, c.d.d, t.Data, (*C.char)(unsafe.Pointer(&c.mine.raw[packetHandle])), &offset, &bytes)); err != nil {
+			if err := c.d.result(C.plug_memory_handle(c.d.table, c.d.d, t.Data, (*C.char)(unsafe.Pointer(&c.own.raw[packetHandle])), &offset, &bytes)); err != nil {
 				return err
 			}
-			c.mine.setLong(packetOffset, int64(offset))
-			c.mine.setLong(packetKnown, 1)
+			c.own.setLong(packetOffset, int64(offset))
+			c.own.setLong(packetKnown, 1)
 			return nil
 		}
 	}
 	return nil
 }
 
-// reach is where rank j's tensor lies for this rank; 0 where it has none.
-func (c *ipc) reach(j int, p packet) (uintptr, error) {
-	if c.peers[j].here {
+// addressOf returns the address of rank j's tensor in this process; 0 if it is absent.
+func (c *ipc) addressOf(j int, p packet) (uintptr, error) {
+	if c.peers[j].sameProcess {
 		return uintptr(p.long(packetAddress)), nil
 	}
 	if p.long(packetKnown) == 0 {
@@ -216,10 +198,10 @@ func (c *ipc) reach(j int, p packet) (uintptr, error) {
 	return base + uintptr(p.long(packetOffset)), err
 }
 
-// close waits for the communication stream, which has waited for all who read this rank's memory,
-// and for the peers: at first for those who have still to enqueue their waits for its events, in
-// the end for those who still have its memory mapped, so that it may be freed from here on. All
-// ranks meet, whatever has failed on one, also of a communicator that never was whole.
+// close waits for the communication stream, which waits for all ranks that read this rank's memory.
+// The first barrier ensures that all ranks have enqueued their waits for its events, the second that
+// they have unmapped its memory, so that the caller may free it. All ranks call close, also if a
+// rank has failed or the communicator is incomplete.
 func (c *ipc) close() error {
 	var err error
 	note := func(e error) {
@@ -245,9 +227,9 @@ func (c *ipc) close() error {
 		c.scratch.Free()
 		c.scratch = nil
 	}
-	c.room.give()
+	c.group.release()
 	return err
 }
 
-// as in kernels.h
+// These constants are equal to those of kernels.h; otherwise this does not compile.
 const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE)

@@ -145,8 +145,8 @@ func TestMisaligned(t *testing.T) {
 		"to GPU":   b.d.Copy(b.s, odd16, host(make([]byte, 32), tensor.BF16, 4, 4)),
 		"Gemm A":   b.d.Gemm(b.s, &device.Gemm{A: odd32, B: f32, C: f32}),
 		"Gemm C":   b.d.Gemm(b.s, &device.Gemm{A: bf16, B: bf16, C: odd16}),
-		"RankSum":  l.combine(number(f32.Data), []uintptr{number(f32.Data), number(odd32.Data)}, 4, tensor.F32, comm.Sum),
-		"into odd": l.combine(number(odd16.Data), []uintptr{number(bf16.Data)}, 4, tensor.BF16, comm.Max),
+		"RankSum":  l.combine(address(f32.Data), []uintptr{address(f32.Data), address(odd32.Data)}, 4, tensor.F32, comm.Sum),
+		"into odd": l.combine(address(odd16.Data), []uintptr{address(bf16.Data)}, 4, tensor.BF16, comm.Max),
 	} {
 		if status.Of(err) != status.InvalidArgument || !strings.Contains(fmt.Sprint(err), "multiple") {
 			t.Errorf("%s: %v, want it refused", name, err)
@@ -257,13 +257,13 @@ func TestRankSum(t *testing.T) {
 								want[i] = v
 							}
 							at = append(at, b.put(x, shift, c.dtype, n))
-							src = append(src, number(at[r].Data))
+							src = append(src, address(at[r].Data))
 						}
 						dst := b.put(make([]byte, n*size), shift, c.dtype, n)
 						if into >= 0 && ranks > 1 {
 							dst = at[into]
 						}
-						b.must(l.combine(number(dst.Data), src, n, c.dtype, op))
+						b.must(l.combine(address(dst.Data), src, n, c.dtype, op))
 						got := b.get(dst)
 						for i := range n {
 							p := make([]byte, 8)

@@ -10,27 +10,29 @@ import (
 	"ulysses/tensor"
 )
 
-// ncclScratch is the bytes that arrive, from all ranks together, before this rank combines them.
+// ncclScratch is the limit in bytes of the blocks of all ranks that arrive before this rank combines
+// them.
 const ncclScratch = 32 << 20
 
-// ncclPoll is how often asynchronous errors are asked for while nothing else does.
+// ncclPoll is the interval of the queries for asynchronous errors.
 const ncclPoll = time.Second
 
-// nccl moves tensors with NCCL, one rank a GPU. Sums over all ranks are NCCL's own, in its order.
-// What NCCL has not as it is needed here (uneven rows, sums in BF16 that are rounded once,
-// reductions that keep a NaN) is its sends and receives and reductions of our own.
+// nccl moves tensors with NCCL, one rank on each GPU. AllReduce with Sum uses NCCL's order of
+// addition, except in BF16. NCCL does not support uneven rows, sums in BF16 that are rounded once, or
+// reductions that propagate NaN. For these, sends and receives of NCCL move the blocks and combine
+// reduces them in rank order.
 //
-// A kernel of NCCL waits on the GPU for its peers, so a peer's death shows as a stream that never
-// ends. A goroutine asks for NCCL's asynchronous errors, and for waits that are too long, and ends
-// the communicator, which ends the kernel and the wait. What the kernel had not brought is garbage
-// then: the failure is told by the next call, and by Close when no other follows.
+// A kernel of NCCL waits on the GPU for the other ranks, so after the death of a rank a stream never
+// finishes. A goroutine queries NCCL's asynchronous errors and timeouts and, after one, aborts the
+// communicator. That ends the kernel and the wait. The data that the kernel should have moved is
+// invalid then: the next call returns the error, and so does Close if there is no further call.
 type nccl struct {
 	*commStream
 	host    comm.Comm
 	scratch device.Buffer
-	longs   []int64   // four vectors of size: offsets and bytes, received and sent
-	rows    []int64   // two more: shards, and the rows of a piece
-	parts   []uintptr // by rank
+	counts  []int64   // four vectors of size: offsets and bytes to receive, offsets and bytes to send
+	rows    []int64   // two vectors of size: rows of the shards, rows of a chunk
+	blocks  []uintptr // by rank
 
 	mu      sync.Mutex // one call of the library at a time
 	library ncclLibrary
@@ -38,8 +40,8 @@ type nccl struct {
 	stop    chan struct{}
 }
 
-// ncclLibrary is what is used of NCCL, on the communication stream's stream. Offsets and counts are
-// in bytes, one for each rank.
+// ncclLibrary has the functions of NCCL that are used, on the communication stream. Offsets and
+// counts are in bytes, one for each rank.
 type ncclLibrary interface {
 	id() ([]byte, error) // of a new communicator, on one rank
 	start(ranks, rank int, id []byte) error
@@ -57,10 +59,11 @@ func newNCCL(d *Device, host comm.Comm) (transport, error) {
 	return newNCCLOver(host, l, &realNCCL{l: l}, err)
 }
 
-// newNCCLOver takes the error of what came before, because all ranks have to meet.
+// newNCCLOver makes a transport over a library. err is the error of this rank's earlier steps; all
+// ranks call newNCCLOver to agree on it. Collective over host.
 func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) (transport, error) {
 	n := host.Size()
-	c := &nccl{commStream: l, host: host, library: library, longs: make([]int64, 4*n), rows: make([]int64, 2*n), parts: make([]uintptr, n), stop: make(chan struct{})}
+	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 2*n), blocks: make([]uintptr, n), stop: make(chan struct{})}
 	var id []byte
 	if err == nil && host.Rank() == 0 {
 		id, err = library.id()
@@ -76,7 +79,7 @@ func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) 
 		if c.commStream != nil {
 			c.commStream.close()
 		}
-		return nil, err // of start, on the rank that it failed on: all meet again behind this
+		return nil, err // start may fail on one rank only; newComm agrees on the error
 	}
 	go c.poll()
 	return c, nil
@@ -84,7 +87,7 @@ func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) 
 
 func (c *nccl) kind() string { return "nccl" }
 
-// poll looks for asynchronous errors.
+// poll queries asynchronous errors until close or the first error.
 func (c *nccl) poll() {
 	for {
 		select {
@@ -92,7 +95,7 @@ func (c *nccl) poll() {
 			return
 		case <-time.After(ncclPoll):
 			c.mu.Lock()
-			err := c.sound()
+			err := c.checkAsync()
 			c.mu.Unlock()
 			if err != nil {
 				return
@@ -101,8 +104,9 @@ func (c *nccl) poll() {
 	}
 }
 
-// sound asks for asynchronous errors and ends the communicator at the first. The lock is held.
-func (c *nccl) sound() error {
+// checkAsync queries asynchronous errors and aborts the communicator after the first one. The caller
+// holds the lock.
+func (c *nccl) checkAsync() error {
 	if c.failed == nil {
 		if c.failed = c.library.err(); c.failed != nil {
 			c.library.abort()
@@ -111,13 +115,13 @@ func (c *nccl) sound() error {
 	return c.failed
 }
 
-// abort may come while another goroutine is inside NCCL, which then comes back with an error.
+// abort may be called while another goroutine is in a call of NCCL; that call then returns an error.
 func (c *nccl) abort() { c.library.abort() }
 
 func (c *nccl) close() error {
 	var err error
 	if c.d.open {
-		err = c.s.Sync() // with the poll still on: a peer may have ended
+		err = c.s.Sync() // poll still runs, in case another rank has ended
 	}
 	close(c.stop)
 	c.mu.Lock()
@@ -139,32 +143,33 @@ func (c *nccl) close() error {
 	return err
 }
 
-// call makes one call of the library while no error is known.
+// call makes one call of the library, unless an error has occurred.
 func (c *nccl) call(f func() error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err := c.sound(); err != nil {
+	if err := c.checkAsync(); err != nil {
 		return err
 	}
 	return f()
 }
 
-// vectors are the four of an exchange, cleared: where what is received and sent lies, and how much.
+// vectors returns the four vectors of an all-to-all, set to 0: offsets and bytes to receive, offsets
+// and bytes to send.
 func (c *nccl) vectors() (recvAt, recv, sendAt, send []int64) {
-	clear(c.longs)
+	clear(c.counts)
 	n := c.host.Size()
-	return c.longs[:n], c.longs[n : 2*n], c.longs[2*n : 3*n], c.longs[3*n:]
+	return c.counts[:n], c.counts[n : 2*n], c.counts[2*n : 3*n], c.counts[3*n:]
 }
 
-// exchange moves what the vectors say.
-func (c *nccl) exchange(dst, src uintptr) error {
+// allToAll moves the blocks that the vectors describe.
+func (c *nccl) allToAll(dst, src uintptr) error {
 	n := c.host.Size()
 	return c.call(func() error {
-		return c.library.allToAll(dst, c.longs[:n], c.longs[n:2*n], src, c.longs[2*n:3*n], c.longs[3*n:])
+		return c.library.allToAll(dst, c.counts[:n], c.counts[n:2*n], src, c.counts[2*n:3*n], c.counts[3*n:])
 	})
 }
 
-func (c *nccl) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *nccl) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	caller, err := c.enter("AllToAll", s)
 	if err != nil {
 		return nil, err
@@ -175,7 +180,7 @@ func (c *nccl) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows
 		recvAt[j], recv[j] = comm.RowsBefore(recvRows, j)*row, recvRows[j]*row
 		sendAt[j], send[j] = comm.RowsBefore(sendRows, j)*row, sendRows[j]*row
 	}
-	if err := c.exchange(number(dst.Data), number(src.Data)); err != nil {
+	if err := c.allToAll(address(dst.Data), address(src.Data)); err != nil {
 		return nil, err
 	}
 	r, err := c.request(caller)
@@ -185,15 +190,15 @@ func (c *nccl) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows
 	return r, c.s.Record(r.done)
 }
 
-func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
+func (c *nccl) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	if c.host.Size() == 1 || t.Bytes() == 0 {
-		return c.nothing("AllReduce", s)
+		return c.empty("AllReduce", s)
 	}
 	caller, err := c.enter("AllReduce", s)
 	if err != nil {
 		return err
 	}
-	n, x := t.Numel(), number(t.Data)
+	n, x := t.Numel(), address(t.Data)
 	if op == comm.Sum && t.DType != tensor.BF16 {
 		err = c.call(func() error { return c.library.sum(t) })
 	} else { // NCCL's maximum of a number and a NaN is the number, and its sums in BF16 are rounded at every hop
@@ -203,7 +208,7 @@ func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 			shards[j] = hi - lo
 		}
 		own := x + uintptr(comm.RowsBefore(shards, c.host.Rank())*t.DType.Size())
-		if err = c.combineParts(own, x, shards, t.DType.Size(), t.DType, op); err == nil {
+		if err = c.reduceShards(own, x, shards, t.DType.Size(), t.DType, op); err == nil {
 			err = c.gather(x, own, shards, t.DType.Size())
 		}
 	}
@@ -213,18 +218,18 @@ func (c *nccl) allReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	return c.leave(caller)
 }
 
-func (c *nccl) allGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+func (c *nccl) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	caller, err := c.enter("AllGather", s)
 	if err != nil {
 		return err
 	}
-	if err := c.gather(number(dst.Data), number(src.Data), rows, comm.RowBytes(dst)); err != nil {
+	if err := c.gather(address(dst.Data), address(src.Data), rows, comm.RowBytes(dst)); err != nil {
 		return err
 	}
 	return c.leave(caller)
 }
 
-// gather brings everyone's block to its place in all; own may be there already.
+// gather copies the blocks of all ranks to all. own may be this rank's block of all.
 func (c *nccl) gather(all, own uintptr, rows []int64, unit int64) error {
 	me := c.host.Rank()
 	if err := c.copy(all+uintptr(comm.RowsBefore(rows, me)*unit), own, rows[me]*unit); err != nil {
@@ -236,31 +241,31 @@ func (c *nccl) gather(all, own uintptr, rows []int64, unit int64) error {
 			recvAt[j], recv[j], send[j] = comm.RowsBefore(rows, j)*unit, rows[j]*unit, rows[me]*unit
 		}
 	}
-	return c.exchange(all, own)
+	return c.allToAll(all, own)
 }
 
-func (c *nccl) reduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+func (c *nccl) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	caller, err := c.enter("ReduceScatter", s)
 	if err != nil {
 		return err
 	}
-	if err := c.combineParts(number(dst.Data), number(src.Data), rows, comm.RowBytes(src), src.DType, comm.Sum); err != nil {
+	if err := c.reduceShards(address(dst.Data), address(src.Data), rows, comm.RowBytes(src), src.DType, comm.Sum); err != nil {
 		return err
 	}
 	return c.leave(caller)
 }
 
-// combineParts leaves in dst this rank's block of src, combined over the ranks in rank order, in
-// pieces that all ranks cut alike.
-func (c *nccl) combineParts(dst, src uintptr, rows []int64, unit int64, dtype tensor.DType, op comm.Op) error {
+// reduceShards writes this rank's block of src, combined over the ranks in rank order, to dst. It
+// runs in chunks, which are the same on all ranks.
+func (c *nccl) reduceShards(dst, src uintptr, rows []int64, unit int64, dtype tensor.DType, op comm.Op) error {
 	me, n := c.host.Rank(), c.host.Size()
 	if unit == 0 {
 		return nil
 	}
-	x := newCut(rows, unit, c.rows[n:], ncclScratch)
+	x := newChunks(rows, unit, c.rows[n:], ncclScratch)
 	if need := int64(n) * min(x.step, rows[me]) * unit; c.scratch == nil || c.scratch.Bytes() < need {
 		if c.scratch != nil {
-			c.scratch.Free() // waits for what still uses it
+			c.scratch.Free() // waits for the work that uses it
 		}
 		var err error
 		if c.scratch, err = c.d.Alloc(need); err != nil {
@@ -268,38 +273,38 @@ func (c *nccl) combineParts(dst, src uintptr, rows []int64, unit int64, dtype te
 			return err
 		}
 	}
-	in := number(c.scratch.Pointer())
+	in := address(c.scratch.Pointer())
 	for k := range x.n {
-		x.piece(k)
-		now := x.now[me] * unit
+		x.selectChunk(k)
+		now := x.current[me] * unit
 		recvAt, recv, sendAt, send := c.vectors()
 		for j := range rows {
-			c.parts[j] = in + uintptr(int64(j)*now)
+			c.blocks[j] = in + uintptr(int64(j)*now)
 			if j == me {
 				continue
 			}
 			recvAt[j], recv[j] = int64(j)*now, now
-			sendAt[j], send[j] = (comm.RowsBefore(rows, j)+k*x.step)*unit, x.now[j]*unit
+			sendAt[j], send[j] = (comm.RowsBefore(rows, j)+k*x.step)*unit, x.current[j]*unit
 		}
-		if err := c.exchange(in, src); err != nil {
+		if err := c.allToAll(in, src); err != nil {
 			return err
 		}
 		own := src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
-		if n <= mostCombined {
-			c.parts[me] = own
-		} else if err := c.copy(c.parts[me], own, now); err != nil { // dst may be own, and is written before the last are read
+		if n <= maxCombined {
+			c.blocks[me] = own
+		} else if err := c.copy(c.blocks[me], own, now); err != nil { // dst may be own, and is written before the last are read
 			return err
 		}
-		if err := c.combine(dst+uintptr(k*x.step*unit), c.parts, now/dtype.Size(), dtype, op); err != nil {
+		if err := c.combine(dst+uintptr(k*x.step*unit), c.blocks, now/dtype.Size(), dtype, op); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *nccl) broadcast(s device.Stream, t tensor.Tensor, root int) error {
+func (c *nccl) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	if c.host.Size() == 1 || t.Bytes() == 0 {
-		return c.nothing("Broadcast", s)
+		return c.empty("Broadcast", s)
 	}
 	caller, err := c.enter("Broadcast", s)
 	if err != nil {
@@ -311,7 +316,7 @@ func (c *nccl) broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	return c.leave(caller)
 }
 
-func (c *nccl) sendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
+func (c *nccl) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	caller, err := c.enter("SendRecv", s)
 	if err != nil {
 		return err

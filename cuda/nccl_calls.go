@@ -12,7 +12,7 @@ import (
 	"ulysses/tensor"
 )
 
-// realNCCL is NCCL as the plug-in has it.
+// realNCCL is the NCCL library that the plug-in has opened.
 type realNCCL struct {
 	l      *commStream
 	life   sync.Mutex  // between an abort and the end of the handle
@@ -27,13 +27,13 @@ func (r *realNCCL) id() ([]byte, error) {
 
 func (r *realNCCL) start(ranks, rank int, id []byte) error {
 	if len(id) != C.ULY_NCCL_ID {
-		return status.Errorf(status.Comm, "NCCL: an id of %d bytes, not %d: all ranks must run the same program", len(id), C.ULY_NCCL_ID)
+		return status.Errorf(status.Comm, "NCCL: an id of %d bytes, want %d; start all ranks with the same program", len(id), C.ULY_NCCL_ID)
 	}
 	return r.l.d.result(C.plug_nccl_init(r.l.d.table, r.l.d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(ranks), C.int32_t(rank), &r.handle))
 }
 
-// err comes from any goroutine, and has a sentence of its own: the device's belongs to whoever the
-// device serves.
+// err may be called on any goroutine. It has its own buffer for the text, because the device's buffer
+// belongs to the goroutine that the device serves.
 func (r *realNCCL) err() error {
 	code := C.plug_nccl_error(r.l.d.table, r.l.d.d, r.handle, (*C.char)(unsafe.Pointer(&r.text[0])), textLength)
 	if code == 0 {
@@ -80,7 +80,7 @@ func (r *realNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to
 		send.Data, C.int64_t(size(send)), C.int32_t(to)))
 }
 
-// HasNCCL reports whether the plug-in has found NCCL, or why not.
+// HasNCCL reports whether the plug-in has found NCCL, and otherwise the reason why not.
 func HasNCCL() (bool, string) {
 	found, err := Probe()
 	if err != nil {
@@ -91,5 +91,5 @@ func HasNCCL() (bool, string) {
 			return l.Effect == "" && l.Fix == "", l.Found
 		}
 	}
-	return false, "this plug-in knows no NCCL"
+	return false, "this plug-in does not support NCCL"
 }

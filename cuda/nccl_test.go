@@ -110,7 +110,7 @@ func (f *fakeNCCL) sum(t tensor.Tensor) error {
 	if t.DType == tensor.BF16 {
 		return status.Errorf(status.Internal, "NCCL rounds sums in BF16 at every hop")
 	}
-	calls, err := f.meet(fakeCall{Name: "sum", At: number(t.Data)})
+	calls, err := f.meet(fakeCall{Name: "sum", At: address(t.Data)})
 	if err != nil {
 		return err
 	}
@@ -123,28 +123,28 @@ func (f *fakeNCCL) sum(t tensor.Tensor) error {
 	for _, c := range calls {
 		parts = append(parts, c.At)
 	}
-	if err := f.l.combine(number(out.Pointer()), parts, t.Numel(), t.DType, comm.Sum); err != nil {
+	if err := f.l.combine(address(out.Pointer()), parts, t.Numel(), t.DType, comm.Sum); err != nil {
 		return err
 	}
 	if err := f.part(); err != nil {
 		return err
 	}
-	return f.l.copy(number(t.Data), number(out.Pointer()), t.Bytes())
+	return f.l.copy(address(t.Data), address(out.Pointer()), t.Bytes())
 }
 
 func (f *fakeNCCL) broadcast(t tensor.Tensor, root int) error {
-	calls, err := f.meet(fakeCall{Name: fmt.Sprint("broadcast ", root), At: number(t.Data)})
+	calls, err := f.meet(fakeCall{Name: fmt.Sprint("broadcast ", root), At: address(t.Data)})
 	if err != nil {
 		return err
 	}
-	if err := f.l.copy(number(t.Data), calls[root].At, t.Bytes()); err != nil {
+	if err := f.l.copy(address(t.Data), calls[root].At, t.Bytes()); err != nil {
 		return err
 	}
 	return f.part()
 }
 
 func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
-	calls, err := f.meet(fakeCall{"pair", number(send.Data), []int64{int64(to)}, []int64{size(send)}})
+	calls, err := f.meet(fakeCall{"pair", address(send.Data), []int64{int64(to)}, []int64{size(send)}})
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to
 		if calls[from].A[0] != int64(f.host.Rank()) || calls[from].B[0] != size(recv) {
 			return status.Errorf(status.Internal, "rank %d sends otherwise", from)
 		}
-		if err := f.l.copy(number(recv.Data), calls[from].At, size(recv)); err != nil {
+		if err := f.l.copy(address(recv.Data), calls[from].At, size(recv)); err != nil {
 			return err
 		}
 	}
@@ -165,8 +165,8 @@ func TestNCCLAsks(t *testing.T) {
 	for _, most := range []int{MaxRanks, 2} {
 		for _, n := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprintf("%d/%d", most, n), func(t *testing.T) {
-				defer func(m int) { mostCombined = m }(mostCombined)
-				mostCombined = most
+				defer func(m int) { maxCombined = m }(maxCombined)
+				maxCombined = most
 				onGPUs(t, n, func(d *Device, host comm.Comm) (*Comm, error) {
 					return newComm(host, func(h comm.Comm) (transport, error) { return newFakeNCCL(d, h) })
 				}, func(r *gpuRank) error { return sameAsStaged(r, n) })
@@ -194,7 +194,7 @@ func sameAsStaged(r *gpuRank, n int) error {
 	all, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
 	types := []tensor.DType{tensor.F32, tensor.BF16, tensor.F64, tensor.I32, tensor.I64}
 	for _, d := range types {
-		if d == tensor.BF16 && n > mostCombined {
+		if d == tensor.BF16 && n > maxCombined {
 			continue // refused, as its own test says
 		}
 		for _, op := range []struct {
@@ -326,8 +326,8 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 // TestNCCLFails: an asynchronous error ends the communicator at once, with a sentence for whoever
 // calls next; a sum that cannot be rounded once is refused.
 func TestNCCLFails(t *testing.T) {
-	defer func(m int) { mostCombined = m }(mostCombined)
-	mostCombined = 2
+	defer func(m int) { maxCombined = m }(maxCombined)
+	maxCombined = 2
 	var fakes [3]*fakeNCCL
 	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
 		return newComm(host, func(h comm.Comm) (transport, error) {

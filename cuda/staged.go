@@ -7,36 +7,36 @@ import (
 	"ulysses/tensor"
 )
 
-// stagedPiece is the bytes that are in one pinned buffer at a time where an operation can be cut;
-// two are in use, so that the GPU fills one while the host exchanges the other.
-const stagedPiece = 16 << 20
+// stagedChunk is the number of bytes in a pinned buffer when an operation runs in chunks. Two
+// buffers are in use: the GPU fills one while the host communicates with the other.
+const stagedChunk = 16 << 20
 
-// staged takes tensors through pinned memory of the host and the host's communicator. Sums are the
-// host's: the same bits.
+// staged moves tensors through pinned host memory and the host's communicator. The host's
+// communicator computes the sums, so they are bitwise equal to sums of host tensors.
 //
-// An all-to-all is not cut, because its ranks would have to agree on a number of pieces: its
-// buffers have the size of what is exchanged. Its start waits until what is sent has left the GPU,
-// and hands it to the host's communicator at once: so the wire works while the caller enqueues what
-// comes next, and exchanges start in the order of the calls, on all ranks, whatever the order of
-// their Waits. An MPI that says that it takes memory of a GPU gets the tensors themselves.
+// An all-to-all is not split into chunks, because its ranks would have to agree on their number. Its
+// buffers have the size of the data. AllToAllStart waits until the data to send has left the GPU and
+// then starts the host's all-to-all. Therefore the network works while the caller enqueues its next
+// operations, and all ranks start all-to-alls in the order of the calls, in whatever order they wait
+// for them. If MPI accepts GPU memory, it gets the tensors themselves.
 type staged struct {
 	*commStream
-	host  comm.Comm
-	aware comm.Direct // the host's communicator, if it takes memory of a GPU
-	piece int64       // stagedPiece, but in tests
-	pool  []*pinned
-	parts []int64 // two vectors of size: rows received and sent, without the rank's own
-	halves
+	host   comm.Comm
+	direct comm.Direct // the host's communicator, if it takes memory of a GPU
+	chunk  int64       // stagedChunk, but in tests
+	pool   []*pinned
+	rows   []int64 // two vectors of size: rows to receive and to send, without this rank's own
+	doubleBuffer
 }
 
-// halves are the two buffers of operations in pieces.
-type halves struct {
+// doubleBuffer has the two buffers of operations in chunks.
+type doubleBuffer struct {
 	buffer [2]*pinned
-	down   [2]*event // its piece has left the GPU
+	filled [2]*event // the copy of its chunk from the GPU is complete
 }
 
-// pinned is host memory at the GPU's full speed. The communication stream fills it again only
-// behind what it still reads of it; the host writes only what lies behind such a filling.
+// pinned is page-locked host memory, which the GPU copies at full speed. The communication stream
+// fills it again only behind its own reads of it. The host writes only after such a fill is complete.
 type pinned struct {
 	buffer device.Buffer
 	mark   *event
@@ -44,16 +44,16 @@ type pinned struct {
 }
 
 func newStaged(d *Device, host comm.Comm) (transport, error) {
-	c := &staged{host: host, piece: stagedPiece, parts: make([]int64, 2*host.Size())}
+	c := &staged{host: host, chunk: stagedChunk, rows: make([]int64, 2*host.Size())}
 	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
-		c.aware = x
+		c.direct = x
 	}
 	var err error
 	if c.commStream, err = newCommStream(d); err != nil {
 		return nil, err
 	}
-	for i := range c.down {
-		if c.down[i], err = d.newEvent(false); err != nil {
+	for i := range c.filled {
+		if c.filled[i], err = d.newEvent(false); err != nil {
 			c.close()
 			return nil, err
 		}
@@ -66,7 +66,7 @@ func (c *staged) abort()       {}
 
 func (c *staged) close() error {
 	err := c.commStream.close()
-	for _, e := range c.down {
+	for _, e := range c.filled {
 		if e != nil {
 			e.Close()
 		}
@@ -76,7 +76,7 @@ func (c *staged) close() error {
 			p.free()
 		}
 	}
-	c.pool, c.halves = nil, halves{}
+	c.pool, c.doubleBuffer = nil, doubleBuffer{}
 	return err
 }
 
@@ -89,12 +89,12 @@ func (p *pinned) tensor(at int64, dtype tensor.DType, shape ...int64) tensor.Ten
 	return tensor.Of(p.buffer.Pointer(), tensor.U8, p.buffer.Bytes()).At(at, dtype, shape...)
 }
 
-func (p *pinned) at(offset int64) uintptr { return number(p.buffer.Pointer()) + uintptr(offset) }
+func (p *pinned) at(offset int64) uintptr { return address(p.buffer.Pointer()) + uintptr(offset) }
 
 func (c *staged) newPinned(bytes int64) (*pinned, error) {
 	b, err := c.d.AllocHost(bytes)
 	if err != nil {
-		return nil, status.Errorf(status.Of(err), "staging of %d bytes: %w", bytes, err)
+		return nil, status.Errorf(status.Of(err), "cannot allocate %d bytes of pinned memory for communication: %w", bytes, err)
 	}
 	mark, err := c.d.newEvent(false)
 	if err != nil {
@@ -104,9 +104,9 @@ func (c *staged) newPinned(bytes int64) (*pinned, error) {
 	return &pinned{buffer: b, mark: mark}, nil
 }
 
-// take finds a free buffer of the size, the smallest, or makes one: after the first step all that
-// are needed are there.
-func (c *staged) take(bytes int64) (*pinned, error) {
+// acquire returns the smallest free buffer of at least this size, and allocates one if there is
+// none. After the first step, all buffers exist.
+func (c *staged) acquire(bytes int64) (*pinned, error) {
 	best, largest := -1, -1
 	for i, p := range c.pool {
 		if p.used {
@@ -117,7 +117,7 @@ func (c *staged) take(bytes int64) (*pinned, error) {
 		}
 		largest = i
 	}
-	if best < 0 && largest >= 0 { // a free one that is too small gives way
+	if best < 0 && largest >= 0 { // replace a free buffer that is too small
 		if err := c.pool[largest].mark.Sync(); err != nil {
 			return nil, err
 		}
@@ -137,71 +137,71 @@ func (c *staged) take(bytes int64) (*pinned, error) {
 	return p, nil
 }
 
-// reserve makes the pinned memory of n exchanges at a time, in which a rank sends and receives so
-// many bytes in all.
+// reserve allocates the pinned memory of n all-to-alls at a time. bytes is the sum of the bytes that
+// a rank sends and receives in one of them.
 func (c *staged) reserve(n int, bytes int64) error {
-	if c.aware != nil {
+	if c.direct != nil {
 		return nil
 	}
-	var held []*pinned
+	var taken []*pinned
 	for range n {
-		p, err := c.take(bytes)
+		p, err := c.acquire(bytes)
 		if err != nil {
 			return err
 		}
-		held = append(held, p)
+		taken = append(taken, p)
 	}
-	for _, p := range held {
+	for _, p := range taken {
 		p.used = false
 	}
 	return nil
 }
 
-// stagedExchange is what a request must still bring back from the host.
-type stagedExchange struct {
+// stagedAllToAll is the state of an all-to-all whose received data must still be copied to the GPU.
+type stagedAllToAll struct {
 	c    *staged
 	host comm.Request
 	p    *pinned
-	// where what was received lies in the buffer; bytes before and after the rank's own rows
-	in, gap, rest int64
-	dst           uintptr // of the first, and own, the bytes between the two
-	own           int64
+	// Received rows start at in in the buffer. before and after are the bytes of received rows on
+	// either side of this rank's own rows in dst; own is the bytes of those.
+	in, before, own, after int64
+	dst                    uintptr
 }
 
-func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+func (c *staged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	caller, err := c.enter("AllToAll", s)
 	if err != nil {
 		return nil, err
 	}
-	if c.aware != nil {
-		return c.startAware(caller, dst, src, recvRows, sendRows)
+	if c.direct != nil {
+		return c.startDirect(caller, dst, src, recvRows, sendRows)
 	}
 	me, n := c.host.Rank(), c.host.Size()
 	width := max(comm.RowBytes(dst), comm.RowBytes(src))
-	recv, send := c.parts[:n], c.parts[n:]
+	recv, send := c.rows[:n], c.rows[n:]
 	copy(recv, recvRows)
 	copy(send, sendRows)
 	recv[me], send[me] = 0, 0
 	sent, received := comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
-	p, err := c.take((sent + received) * width)
+	p, err := c.acquire((sent + received) * width)
 	if err != nil {
 		return nil, err
 	}
-	// What others get lies in src before and after the rank's own rows; in the buffer it is one
-	// piece.
-	sendGap, own := comm.RowsBefore(sendRows, me)*width, sendRows[me]*width
-	recvGap := comm.RowsBefore(recvRows, me) * width
-	from, to := number(src.Data), number(dst.Data)
-	if err := c.copy(p.at(0), from, sendGap); err != nil {
+	// The rows for other ranks are before and after this rank's own rows in src, and contiguous in
+	// the buffer.
+	sendBefore, own := comm.RowsBefore(sendRows, me)*width, sendRows[me]*width
+	recvBefore := comm.RowsBefore(recvRows, me) * width
+	from, to := address(src.Data), address(dst.Data)
+	if err := c.copy(p.at(0), from, sendBefore); err != nil {
 		return nil, err
 	}
-	if err := c.copy(p.at(sendGap), from+uintptr(sendGap+own), sent*width-sendGap); err != nil {
+	if err := c.copy(p.at(sendBefore), from+uintptr(sendBefore+own), sent*width-sendBefore); err != nil {
 		return nil, err
 	}
 	if err := c.s.Record(p.mark); err != nil {
 		return nil, err
 	}
-	if err := c.copy(to+uintptr(recvGap), from+uintptr(sendGap), own); err != nil {
+	if err := c.copy(to+uintptr(recvBefore), from+uintptr(sendBefore), own); err != nil {
 		return nil, err
 	}
 	if err := p.mark.Sync(); err != nil {
@@ -211,64 +211,64 @@ func (c *staged) start(s device.Stream, dst, src tensor.Tensor, recvRows, sendRo
 	if err != nil {
 		return nil, err
 	}
-	under, err := c.host.AllToAllStart(nil, p.tensor(sent*width, tensor.U8, received, width), p.tensor(0, tensor.U8, sent, width), recv, send)
+	hostRequest, err := c.host.AllToAllStart(nil, p.tensor(sent*width, tensor.U8, received, width), p.tensor(0, tensor.U8, sent, width), recv, send)
 	if err != nil {
 		return nil, err
 	}
 	r.finish = finishStaged
-	r.staged = stagedExchange{c: c, host: under, p: p, in: sent * width, gap: recvGap, rest: received*width - recvGap, dst: to, own: own}
+	r.staged = stagedAllToAll{c: c, host: hostRequest, p: p, in: sent * width, before: recvBefore, own: own, after: received*width - recvBefore, dst: to}
 	return r, nil
 }
 
-// startAware waits until what is sent is there, copies the rank's own rows and leaves the rest to
-// MPI.
-func (c *staged) startAware(caller *stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
-	if err := c.s.Record(c.down[0]); err != nil {
+// startDirect waits until src is complete, copies this rank's own rows and starts MPI's all-to-all on
+// GPU memory.
+func (c *staged) startDirect(caller *stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+	if err := c.s.Record(c.filled[0]); err != nil {
 		return nil, err
 	}
 	me, width := c.host.Rank(), max(comm.RowBytes(dst), comm.RowBytes(src))
-	to, from := number(dst.Data)+uintptr(comm.RowsBefore(recvRows, me)*width), number(src.Data)+uintptr(comm.RowsBefore(sendRows, me)*width)
+	to, from := address(dst.Data)+uintptr(comm.RowsBefore(recvRows, me)*width), address(src.Data)+uintptr(comm.RowsBefore(sendRows, me)*width)
 	if err := c.copy(to, from, sendRows[me]*width); err != nil {
 		return nil, err
 	}
-	if err := c.down[0].Sync(); err != nil {
+	if err := c.filled[0].Sync(); err != nil {
 		return nil, err
 	}
 	r, err := c.request(caller)
 	if err != nil {
 		return nil, err
 	}
-	if r.staged.host, err = c.aware.AllToAllDirect(dst, src, recvRows, sendRows); err != nil {
+	if r.staged.host, err = c.direct.AllToAllDirect(dst, src, recvRows, sendRows); err != nil {
 		return nil, err
 	}
-	r.finish = finishAware
+	r.finish = finishDirect
 	return r, nil
 }
 
-func finishAware(r *request) error {
-	under := r.staged.host
-	r.staged = stagedExchange{}
-	return under.Wait()
+func finishDirect(r *request) error {
+	hostRequest := r.staged.host
+	r.staged = stagedAllToAll{}
+	return hostRequest.Wait()
 }
 
-// finishStaged waits for the host's exchange and enqueues the way back to the GPU.
+// finishStaged waits for the host's all-to-all and enqueues the copies to the GPU.
 func finishStaged(r *request) error {
 	x := r.staged
-	r.staged = stagedExchange{}
+	r.staged = stagedAllToAll{}
 	if err := x.host.Wait(); err != nil {
 		return err
 	}
-	if err := x.c.copy(x.dst, x.p.at(x.in), x.gap); err != nil {
+	if err := x.c.copy(x.dst, x.p.at(x.in), x.before); err != nil {
 		return err
 	}
-	if err := x.c.copy(x.dst+uintptr(x.gap+x.own), x.p.at(x.in+x.gap), x.rest); err != nil {
+	if err := x.c.copy(x.dst+uintptr(x.before+x.own), x.p.at(x.in+x.before), x.after); err != nil {
 		return err
 	}
 	x.p.used = false
 	return x.c.s.Record(x.p.mark)
 }
 
-// Test lets the host's exchange proceed.
+// Test makes progress and reports whether Wait would return without waiting for the host.
 func (r *request) Test() (bool, error) {
 	if !r.active || r.finish == nil {
 		return true, nil
@@ -279,9 +279,10 @@ func (r *request) Test() (bool, error) {
 	return false, nil
 }
 
-// pieces runs an operation of n pieces that fit the two buffers: down fills one from the GPU, meet
-// is the host's part, up brings the result back. Going down is one piece ahead.
-func (c *staged) pieces(n int64, bytes int64, down, meet, up func(k int64, p *pinned) error) error {
+// pipeline runs an operation in n chunks of at most the given bytes. For chunk k, toHost enqueues the
+// copy from the GPU to a buffer, onHost runs the host's collective, and toDevice enqueues the copy of
+// the result. The copy of chunk k+1 to the host runs during onHost of chunk k.
+func (c *staged) pipeline(n int64, bytes int64, toHost, onHost, toDevice func(k int64, p *pinned) error) error {
 	if n == 0 {
 		return nil
 	}
@@ -301,10 +302,10 @@ func (c *staged) pieces(n int64, bytes int64, down, meet, up func(k int64, p *pi
 		}
 	}
 	fetch := func(k int64) error {
-		if err := down(k, c.buffer[k%2]); err != nil {
+		if err := toHost(k, c.buffer[k%2]); err != nil {
 			return err
 		}
-		return c.s.Record(c.down[k%2])
+		return c.s.Record(c.filled[k%2])
 	}
 	if err := fetch(0); err != nil {
 		return err
@@ -315,13 +316,13 @@ func (c *staged) pieces(n int64, bytes int64, down, meet, up func(k int64, p *pi
 				return err
 			}
 		}
-		if err := c.down[k%2].Sync(); err != nil {
+		if err := c.filled[k%2].Sync(); err != nil {
 			return err
 		}
-		if err := meet(k, c.buffer[k%2]); err != nil {
+		if err := onHost(k, c.buffer[k%2]); err != nil {
 			return err
 		}
-		if err := up(k, c.buffer[k%2]); err != nil {
+		if err := toDevice(k, c.buffer[k%2]); err != nil {
 			return err
 		}
 	}

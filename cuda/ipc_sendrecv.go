@@ -1,0 +1,131 @@
+package cuda
+
+// #include "bridge.h"
+import "C"
+
+import (
+	"encoding/binary"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// SendRecv between two ranks: the sender sends a packet with the location of the message. The
+// receiver enqueues the copy, records an event behind it, and sends a receipt that identifies the
+// event. The sender's communication stream waits for this event. There is one event for each pair
+// of ranks. The receiver records it again only after the sender's next packet, and the sender has
+// then waited for the last record.
+
+// receiptBytes is the length of a receipt: whether the size was right (8 bytes), the address of the
+// event, its handle.
+const receiptBytes = 8 + 8 + handleBytes
+
+func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) (err error) {
+	c.group.enter()
+	defer c.cleanup(&err)
+	const name = "comm.SendRecv"
+	caller, err := c.announce("SendRecv", s)
+	if err != nil {
+		return err
+	}
+	incoming := packet{c.all[:len(c.own.raw)], len(c.peers)}
+	var in, out tensor.Tensor // packets; absent if there is no message
+	if to >= 0 {
+		c.own.write(header{op: opSendRecv, unit: size(send)}, nil, nil)
+		if err := c.writeLocation(send); err != nil {
+			return err
+		}
+		out = bytesOf(c.own.raw)
+	}
+	if from >= 0 {
+		in = bytesOf(incoming.raw)
+	}
+	if err := c.host.SendRecv(nil, in, from, out, to); err != nil {
+		return c.group.hostFailed(err)
+	}
+	clear(c.receipts)
+	receiptOut, receiptIn := c.receipts[:receiptBytes], c.receipts[receiptBytes:]
+	if from >= 0 && incoming.header().unit == size(recv) {
+		if err := c.copyMessage(recv, from, incoming, receiptOut); err != nil {
+			return err
+		}
+	}
+	in, out = tensor.Tensor{}, tensor.Tensor{}
+	if from >= 0 {
+		out = bytesOf(receiptOut)
+	}
+	if to >= 0 {
+		in = bytesOf(receiptIn)
+	}
+	if err := c.host.SendRecv(nil, in, to, out, from); err != nil {
+		return c.group.hostFailed(err)
+	}
+	if from >= 0 && receiptOut[0] == 0 {
+		return status.Errorf(status.Comm, "%s: rank %d sends %d bytes to rank %d, which expects %v; both must give one size", name, from, incoming.header().unit, c.me, recv)
+	}
+	if to >= 0 {
+		if receiptIn[0] == 0 {
+			return status.Errorf(status.Comm, "%s: rank %d sends %v to rank %d, which expects another size; both must give one size", name, c.me, send, to)
+		}
+		if err := c.waitUntilRead(to, receiptIn); err != nil {
+			return err
+		}
+	}
+	return c.leave(caller)
+}
+
+// size returns the bytes of a tensor, 0 for an absent one.
+func size(t tensor.Tensor) int64 {
+	if t.IsNil() {
+		return 0
+	}
+	return t.Bytes()
+}
+
+// copyMessage enqueues the copy of a message from rank `from` and writes the receipt.
+func (c *ipc) copyMessage(recv tensor.Tensor, from int, p packet, receipt []byte) error {
+	peer := &c.peers[from]
+	if from != c.me {
+		if err := c.waitRemote(peer.ready); err != nil {
+			return err
+		}
+	}
+	at, err := c.addressOf(from, p)
+	if err != nil {
+		return err
+	}
+	if err := c.copy(address(recv.Data), at, size(recv)); err != nil {
+		return err
+	}
+	if c.pairs[from] == nil {
+		if c.pairs[from], err = c.d.newEvent(!peer.sameProcess); err != nil {
+			return err
+		}
+	}
+	mark := c.pairs[from]
+	if err := c.s.Record(mark); err != nil {
+		return err
+	}
+	shown, err := c.d.exportEvent(mark, !peer.sameProcess)
+	if err != nil {
+		return err
+	}
+	receipt[0] = 1
+	binary.LittleEndian.PutUint64(receipt[8:], uint64(shown.Address))
+	copy(receipt[16:], shown.Handle)
+	return nil
+}
+
+// waitUntilRead makes the communication stream wait until rank `to` has read the message.
+func (c *ipc) waitUntilRead(to int, receipt []byte) error {
+	p := &c.peers[to]
+	if p.read == nil {
+		e, err := c.d.importEvent(ipcEvent{uintptr(binary.LittleEndian.Uint64(receipt[8:])), receipt[16:]}, p.sameProcess)
+		if err != nil {
+			return err
+		}
+		p.read = e
+	}
+	return c.waitRemote(p.read)
+}
