@@ -1,5 +1,7 @@
-// Package backends opens devices, and the communicators for their memory, by the names that a job
-// file uses.
+// Package backends opens devices and communicators by the names that a job file uses.
+//
+// Open opens a device from a Choice (device.backend). OpenComm selects and opens the communicator for
+// the device's memory (device.comm). FindGPUs lists what doctor reports.
 package backends
 
 import (
@@ -15,19 +17,19 @@ import (
 	"ulysses/internal/status"
 )
 
-// Choice is what the job file and the launcher say of a rank's device.
+// Choice has the settings of a rank's device, from the job file and the launcher.
 type Choice struct {
 	Backend string // "auto", "cpu" or "cuda"
-	// of a CPU; 0 = the cores that this process may use, shared among the ranks that share them
+	// Threads of a CPU device; 0 = the cores of this process divided by RanksOnNode
 	Threads       int
-	LocalRank     int // among the ranks of this node: picks the GPU
+	LocalRank     int // rank on this node; selects the GPU
 	RanksOnNode   int
-	Deterministic bool // every result of a GPU repeatable to the bit
+	Deterministic bool // results of a GPU are bitwise reproducible
 }
 
-// Open opens a device, and says why it is this one where the choice was left open. "cuda" never
-// falls back to the CPU; "auto" does where there is no plug-in or no GPU, but not where a plug-in
-// is there and broken.
+// Open opens a device. With "auto" it also returns the reason for its choice. "auto" uses the CPU if
+// there is no plug-in or no GPU; a plug-in that cannot be used is an error. "cuda" never falls back to
+// the CPU. The caller closes the device. Not collective.
 func Open(c Choice) (d device.Device, why string, err error) {
 	switch c.Backend {
 	case "cpu":
@@ -39,7 +41,7 @@ func Open(c Choice) (d device.Device, why string, err error) {
 	case "auto":
 		return openEither(c)
 	}
-	return nil, "", status.Errorf(status.InvalidConfig, "device.backend = %q: auto, cpu or cuda", c.Backend)
+	return nil, "", status.Errorf(status.InvalidConfig, "device.backend = %q is unknown; use auto, cpu or cuda", c.Backend)
 }
 
 func openCPU(c Choice) (device.Device, error) {
@@ -53,20 +55,21 @@ func openCUDA(c Choice) (device.Device, error) {
 	found, err := cuda.Probe()
 	switch {
 	case errors.Is(err, cuda.ErrNoPlugin):
-		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w; or use \"cpu\" or \"auto\"", err)
+		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w; or set device.backend to \"cpu\" or \"auto\"", err)
 	case err != nil:
 		return nil, status.Errorf(status.Of(err), "device.backend = \"cuda\": %w", err)
 	case found.Count == 0:
-		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s; or use \"cpu\" or \"auto\"", found.Text)
+		return nil, status.Errorf(status.Device, "device.backend = \"cuda\": %s; or set device.backend to \"cpu\" or \"auto\"", found.Text)
 	}
 	return openGPU(c, found)
 }
 
-// openGPU opens the GPU of this rank: one of those that it sees, in turn. Ranks may share one.
+// openGPU opens the GPU of this rank: number LocalRank modulo the number of visible GPUs. Ranks may
+// share a GPU.
 func openGPU(c Choice, found cuda.Findings) (device.Device, error) {
 	d, err := cuda.Open(cuda.Options{Ordinal: c.LocalRank % found.Count, Deterministic: c.Deterministic, Kernels: os.Getenv("ULYSSES_KERNEL")})
 	if err != nil {
-		return nil, err // not d: a nil *cuda.Device is not a nil device.Device
+		return nil, err // a nil *cuda.Device in d would not be a nil interface
 	}
 	return d, nil
 }
@@ -77,13 +80,13 @@ func openEither(c Choice) (d device.Device, why string, err error) {
 	case errors.Is(err, cuda.ErrNoPlugin):
 		why = "no CUDA plug-in found"
 	case err != nil:
-		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or say \"cpu\"", err)
+		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or set device.backend = \"cpu\"", err)
 	case found.Count == 0:
 		why, _, _ = strings.Cut(found.Text, ":")
 	default:
 		d, err = openGPU(c, found)
-		return d, fmt.Sprintf("a GPU, of %d that this rank sees", found.Count), err
+		return d, fmt.Sprintf("using a GPU, one of %d that this rank sees", found.Count), err
 	}
 	d, err = openCPU(c)
-	return d, "using the CPU, " + why + "; run ulysses-mpi doctor for more", err
+	return d, "using the CPU: " + why + "; run `ulysses-mpi doctor` for details", err
 }

@@ -10,7 +10,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestWithoutPlugin is the program as most machines have it.
+// TestWithoutPlugin runs without a CUDA plug-in, as on most machines.
 func TestWithoutPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
 	d, why, err := Open(Choice{Backend: "auto", Threads: 1})
@@ -18,7 +18,7 @@ func TestWithoutPlugin(t *testing.T) {
 		t.Fatal(err)
 	}
 	if i := d.Info(); i.Kind != "cpu" || !strings.Contains(why, "no CUDA plug-in") {
-		t.Errorf("auto is %v, because %q: want the CPU for want of a plug-in", i, why)
+		t.Errorf("auto is %v, because %q: want the CPU because there is no plug-in", i, why)
 	}
 	d.Close()
 	if d, why, err = Open(Choice{Backend: "cpu", Threads: 1}); err != nil || d.Info().Kind != "cpu" || why != "" {
@@ -26,7 +26,7 @@ func TestWithoutPlugin(t *testing.T) {
 	}
 	d.Close()
 	refused(t, "cuda", "no CUDA plug-in", "make cuda", `"auto"`)
-	refused(t, "gpu", "auto, cpu or cuda")
+	refused(t, "gpu", "use auto, cpu or cuda")
 	if found, err := FindGPUs(); !NoPlugin(err) {
 		t.Errorf("FindGPUs = %v, %v", found, err)
 	}
@@ -45,7 +45,7 @@ func refused(t *testing.T, backend string, wants ...string) {
 	}
 }
 
-// TestBrokenPlugin: a file that is there and cannot be used is a fault, for "auto" too.
+// TestBrokenPlugin checks that a plug-in that cannot be used is an error, also with "auto".
 func TestBrokenPlugin(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "libulysses_cuda.so")
 	if err := os.WriteFile(path, []byte("no library"), 0o600); err != nil {
@@ -59,8 +59,7 @@ func TestBrokenPlugin(t *testing.T) {
 	}
 }
 
-// TestGPUs deals GPUs out by the place of a rank on its node, again from the first when there are
-// more ranks.
+// TestGPUs checks that the rank on the node selects the GPU, modulo the number of GPUs.
 func TestGPUs(t *testing.T) {
 	cudatest.Use(t)
 	if os.Getenv("ULYSSES_EMULATED_DEVICES") == "" {
@@ -88,6 +87,6 @@ func TestGPUs(t *testing.T) {
 	}
 	t.Setenv("ULYSSES_KERNEL", "gemm=imagined")
 	if d, _, err := Open(Choice{Backend: "cuda"}); err == nil || !strings.Contains(err.Error(), "imagined") {
-		t.Errorf("a row that is none: %v, %v", d, err)
+		t.Errorf("an unknown kernel: %v, %v", d, err)
 	}
 }

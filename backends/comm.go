@@ -10,23 +10,23 @@ import (
 	"ulysses/internal/status"
 )
 
-// OpenComm gives the communicator for tensors of the device and of the host, and says why it is
-// this one. The policy is the job file's device.comm: "auto", or the way that is wanted. A CPU's
-// tensors go by the host's own communicator. Tensors of a GPU go by NCCL where every rank has a GPU
-// of its own; by each other's memory (ipc) on one machine; else through the host ("mpi" and "local"
-// ask for that). All ranks call it. One that cannot be is refused on all of them, but ipc that was
-// not asked for gives way to the host; a rank without a device (nil) makes it fail on all. From
-// here on a GPU plans with its part of a memory that ranks share.
+// OpenComm returns the communicator for tensors of the device and of the host, and the reason for its
+// choice. policy is device.comm of the job file: "auto", or the required kind. Tensors of a CPU device
+// use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU, else ipc
+// if all ranks are on one machine, else staged. "mpi" and "local" select staged. If "auto" selects ipc
+// and the machine does not support it, staged is used. A kind that is not possible, or a rank without
+// a device (nil), is an error on all ranks. OpenComm also tells each GPU how many ranks share it, for
+// its memory plan. The result owns host. Collective over host.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
-	infos, err := gather(host, gpu, d)
+	infos, err := gatherInfos(host, gpu, d)
 	if err != nil {
 		return nil, "", err
 	}
 	if gpu != nil {
 		gpu.SharedBy(sharing(infos, host.Rank()))
 	}
-	kind, why, err := choose(infos, host.Kind(), through(host), policy)
+	kind, why, err := choose(infos, host.Kind(), route(host), policy)
 	if err != nil {
 		return nil, "", err
 	}
@@ -34,9 +34,9 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 		return host, why, nil
 	}
 	made, err := cuda.NewComm(gpu, host, kind)
-	// the same on all ranks
+	// NewComm returns the same error code on all ranks
 	if kind == "ipc" && policy == "auto" && status.Of(err) == status.Unsupported {
-		why = fmt.Sprintf("staged %s: %v", through(host), err)
+		why = fmt.Sprintf("staged %s: %v", route(host), err)
 		made, err = cuda.NewComm(gpu, host, "staged")
 	}
 	if err != nil {
@@ -45,27 +45,28 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 	return made, why, nil
 }
 
-// through says how tensors of a GPU go by the host's communicator.
-func through(host comm.Comm) string {
+// route describes how the staged transport moves GPU tensors with the host's communicator.
+func route(host comm.Comm) string {
 	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
-		return fmt.Sprintf("by %s, which says that it takes memory of GPUs; sums through host memory", host.Kind())
+		return fmt.Sprintf("by %s, which accepts GPU memory; sums through host memory", host.Kind())
 	}
 	return "through host memory and " + host.Kind()
 }
 
-// rankInfo is what a rank says of its device, for all to choose alike.
+// rankInfo describes the device of a rank. All ranks gather all of them and make the same choice.
 type rankInfo struct {
-	Kind    string // "cpu", "cuda", "" = none
+	Kind    string // "cpu", "cuda"; "" = no device
 	Machine string
-	GPU     string // uuid
+	GPU     string // UUID
 	NCCL    bool
-	NoNCCL  string // why not
-	// NCCL_HOSTID: NCCL takes ranks with different ones to be on different machines, and lets them
-	// share a GPU
+	NoNCCL  string // why NCCL is not available
+	// HostID is NCCL_HOSTID. NCCL treats ranks with different values as ranks on different machines,
+	// which may share a GPU.
 	HostID string
 }
 
-func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo, error) {
+// gatherInfos returns the rankInfo of all ranks. Collective over host.
+func gatherInfos(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo, error) {
 	var own rankInfo
 	switch {
 	case gpu != nil:
@@ -78,7 +79,7 @@ func gather(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo, erro
 	return comm.GatherJSON(host, "device.comm", own)
 }
 
-// sharing is how many of the ranks compute on the GPU of one of them.
+// sharing returns the number of ranks that use the GPU of the given rank.
 func sharing(infos []rankInfo, rank int) (n int) {
 	for _, c := range infos {
 		if c.GPU == infos[rank].GPU && c.Machine == infos[rank].Machine {
@@ -88,61 +89,61 @@ func sharing(infos []rankInfo, rank int) (n int) {
 	return n
 }
 
-// choose is the kind of communicator that the ranks take, and why; through says how the host's
-// would serve a GPU. It is the same on all ranks.
-func choose(infos []rankInfo, host, through, policy string) (kind, why string, err error) {
+// choose returns the kind of communicator and the reason. host is the kind of the host's communicator
+// and route is the text of the function route. The result is the same on all ranks.
+func choose(infos []rankInfo, host, route, policy string) (kind, why string, err error) {
 	for r, c := range infos {
 		if c.Kind == "" {
-			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device", r)
+			return "", "", status.Errorf(status.Device, "device.comm: rank %d has no device; see its error", r)
 		}
 		if c.Kind != infos[0].Kind {
-			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 computes on device %s, rank %d on %s: set device.backend to one of them", infos[0].Kind, r, c.Kind)
+			return "", "", status.Errorf(status.InvalidConfig, "device.comm: rank 0 uses device %s, rank %d uses %s; set device.backend to one of them", infos[0].Kind, r, c.Kind)
 		}
 	}
 	if infos[0].Kind != "cuda" {
 		return chooseHost(infos[0].Kind, host, policy)
 	}
-	noNCCL, noIPC, asked := withoutNCCL(infos), withoutIPC(infos), fmt.Sprintf("device.comm = %q", policy)
+	noNCCL, noIPC, asked := whyNoNCCL(infos), whyNoIPC(infos), fmt.Sprintf("device.comm = %q", policy)
 	switch policy {
 	case "auto":
 		switch {
 		case len(infos) == 1:
-			return "ipc", "ipc: one rank alone", nil
+			return "ipc", "ipc: there is one rank", nil
 		case noNCCL == "":
-			return "nccl", fmt.Sprintf("nccl: each of %d ranks has a GPU of its own", len(infos)), nil
+			return "nccl", fmt.Sprintf("nccl: each of %d ranks has its own GPU", len(infos)), nil
 		case noIPC == "":
-			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine, and for nccl %s", noNCCL), nil
+			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine; nccl is not possible: %s", noNCCL), nil
 		}
-		return "staged", fmt.Sprintf("staged %s: for nccl %s; for ipc %s", through, noNCCL, noIPC), nil
+		return "staged", fmt.Sprintf("staged %s: nccl is not possible: %s; ipc is not possible: %s", route, noNCCL, noIPC), nil
 	case "nccl":
 		if noNCCL == "" {
 			return "nccl", asked, nil
 		}
-		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s: say \"ipc\" (one machine) or \"mpi\", or start one rank a GPU with NCCL", noNCCL)
+		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s; set device.comm to \"ipc\" (one machine) or \"mpi\", or start one rank for each GPU with NCCL", noNCCL)
 	case "ipc":
 		if noIPC == "" {
 			return "ipc", asked, nil
 		}
-		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s: say \"nccl\" or \"mpi\"", noIPC)
+		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s; set device.comm to \"nccl\" or \"mpi\"", noIPC)
 	case "mpi", "local":
-		return "staged", fmt.Sprintf("staged %s: %s", through, asked), nil
+		return "staged", fmt.Sprintf("staged %s: %s", route, asked), nil
 	}
-	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q: auto, nccl, ipc, mpi or local", policy)
+	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q is unknown; use auto, nccl, ipc, mpi or local", policy)
 }
 
-// chooseHost is for a device whose memory is the host's.
+// chooseHost is choose for devices with host memory.
 func chooseHost(device, host, policy string) (kind, why string, err error) {
 	switch {
 	case policy == "auto" || policy == host:
 		return host, "", nil
 	case policy == "mpi" || policy == "local":
-		return "", "", status.Errorf(status.Unsupported, "device.comm = %q: these ranks were started as %q: say \"auto\"", policy, host)
+		return "", "", status.Errorf(status.Unsupported, "device.comm = %q: the ranks of this job use %q; set device.comm = \"auto\"", policy, host)
 	}
-	return "", "", status.Errorf(status.Unsupported, "device.comm = %q on device %s: say \"auto\"", policy, device)
+	return "", "", status.Errorf(status.Unsupported, "device.comm = %q is not possible with device %s; set device.comm = \"auto\"", policy, device)
 }
 
-// withoutNCCL is why NCCL cannot serve these ranks; "" when it can.
-func withoutNCCL(infos []rankInfo) string {
+// whyNoNCCL returns the reason why these ranks cannot use NCCL; "" if they can.
+func whyNoNCCL(infos []rankInfo) string {
 	first := map[string]int{}
 	for r, c := range infos {
 		if !c.NCCL {
@@ -157,15 +158,15 @@ func withoutNCCL(infos []rankInfo) string {
 	return ""
 }
 
-// withoutIPC is why ranks cannot reach each other's memory; "" when they can.
-func withoutIPC(infos []rankInfo) string {
+// whyNoIPC returns the reason why these ranks cannot use ipc; "" if they can.
+func whyNoIPC(infos []rankInfo) string {
 	for r, c := range infos {
 		if c.Machine != infos[0].Machine {
 			return fmt.Sprintf("ranks 0 and %d are on different machines (%s, %s)", r, infos[0].Machine, c.Machine)
 		}
 	}
 	if len(infos) > cuda.MaxRanks {
-		return fmt.Sprintf("%d ranks are more than the %d that are built", len(infos), cuda.MaxRanks)
+		return fmt.Sprintf("%d ranks are more than the maximum of %d", len(infos), cuda.MaxRanks)
 	}
 	return ""
 }

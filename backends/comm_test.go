@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// infos of GPU ranks: "a0" is GPU a of machine 0; a trailing ! is a rank without NCCL.
+// infosOf returns the infos of GPU ranks: "a0" is GPU a of machine 0; a trailing ! means no NCCL.
 func infosOf(ranks ...string) []rankInfo {
 	var infos []rankInfo
 	for _, r := range ranks {
@@ -25,26 +25,26 @@ func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		infos        []rankInfo
 		policy, kind string
-		says         string
+		text         string
 	}{
 		{cpus, "auto", "mpi", ""},
 		{cpus, "mpi", "mpi", ""},
-		{cpus, "local", "", `device.comm = "local": these ranks were started as "mpi"`},
-		{cpus, "nccl", "", `device.comm = "nccl" on device cpu: say "auto"`},
-		{infosOf("a0"), "auto", "ipc", "one rank alone"},
-		{infosOf("a0", "b0"), "auto", "nccl", "each of 2 ranks has a GPU of its own"},
-		// names of GPUs may repeat on another machine
+		{cpus, "local", "", `device.comm = "local": the ranks of this job use "mpi"`},
+		{cpus, "nccl", "", `device.comm = "nccl" is not possible with device cpu; set device.comm = "auto"`},
+		{infosOf("a0"), "auto", "ipc", "there is one rank"},
+		{infosOf("a0", "b0"), "auto", "nccl", "each of 2 ranks has its own GPU"},
+		// GPUs of two machines may have the same name
 		{infosOf("a0", "a1"), "auto", "nccl", "each of 2"},
-		{infosOf("a0", "b0", "a0"), "auto", "ipc", "for nccl ranks 0 and 2 share GPU-a"},
-		{infosOf("a0", "b0!"), "auto", "ipc", "for nccl rank 1 has no NCCL (not found)"},
-		{infosOf("a0", "b1", "b1"), "auto", "staged", "for ipc ranks 0 and 1 are on different machines (node0, node1)"},
+		{infosOf("a0", "b0", "a0"), "auto", "ipc", "nccl is not possible: ranks 0 and 2 share GPU-a"},
+		{infosOf("a0", "b0!"), "auto", "ipc", "nccl is not possible: rank 1 has no NCCL (not found)"},
+		{infosOf("a0", "b1", "b1"), "auto", "staged", "ipc is not possible: ranks 0 and 1 are on different machines (node0, node1)"},
 		{infosOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
 		{infosOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
 		{infosOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
-		{infosOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a: say "ipc"`},
+		{infosOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a; set device.comm to "ipc"`},
 		{infosOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
-		{infosOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon": auto, nccl, ipc, mpi or local`},
-		{append(infosOf("a0"), rankInfo{Kind: "cpu"}), "auto", "", "rank 0 computes on device cuda, rank 1 on cpu"},
+		{infosOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon" is unknown; use auto, nccl, ipc, mpi or local`},
+		{append(infosOf("a0"), rankInfo{Kind: "cpu"}), "auto", "", "rank 0 uses device cuda, rank 1 uses cpu"},
 		{append(infosOf("a0"), rankInfo{}), "auto", "", "rank 1 has no device"},
 	} {
 		kind, why, err := choose(c.infos, "mpi", "through host memory and mpi", c.policy)
@@ -52,42 +52,42 @@ func TestChoose(t *testing.T) {
 		if err != nil {
 			text = err.Error()
 		}
-		if kind != c.kind || (err == nil) != (c.kind != "") || !strings.Contains(text, c.says) {
-			t.Errorf("%s of %v: %q, %q, %v; want %q with %q", c.policy, c.infos, kind, why, err, c.kind, c.says)
+		if kind != c.kind || (err == nil) != (c.kind != "") || !strings.Contains(text, c.text) {
+			t.Errorf("%s of %v: %q, %q, %v; want %q with %q", c.policy, c.infos, kind, why, err, c.kind, c.text)
 		}
 	}
 	if _, _, err := choose(make([]rankInfo, 65), "mpi", "", "ipc"); err == nil {
-		t.Error("ranks without devices were served")
+		t.Error("ranks without devices got a communicator")
 	}
 	many := make([]string, 65)
 	for i := range many {
 		many[i] = "a0"
 	}
-	if _, _, err := choose(infosOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the 64") {
+	if _, _, err := choose(infosOf(many...), "mpi", "", "ipc"); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "65 ranks are more than the maximum of 64") {
 		t.Errorf("65 ranks: %v", err)
 	}
 }
 
-// aware is ranks whose MPI says that it takes memory of GPUs.
+// aware is a communicator of an MPI library that accepts GPU memory.
 type aware struct{ comm.Comm }
 
 func (aware) TakesDeviceMemory() bool { return true }
 func (aware) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
-	return nil, status.Errorf(status.Internal, "nobody asked for an exchange")
+	return nil, status.Errorf(status.Internal, "unexpected all-to-all")
 }
 
-// TestThrough: who reads the log is not told of host memory where there is none on the way.
-func TestThrough(t *testing.T) {
+// TestRoute checks that the text mentions host memory only if tensors are copied to it.
+func TestRoute(t *testing.T) {
 	c := comm.Local(1)[0]
-	if got := through(c); got != "through host memory and local" {
+	if got := route(c); got != "through host memory and local" {
 		t.Error(got)
 	}
-	if got := through(aware{c}); got != "by local, which says that it takes memory of GPUs; sums through host memory" {
+	if got := route(aware{c}); got != "by local, which accepts GPU memory; sums through host memory" {
 		t.Error(got)
 	}
 }
 
-// TestOpenCommWithoutDevice: a rank whose device did not open makes all fail, and none wait.
+// TestOpenCommWithoutDevice checks that all ranks fail if one has no device, and none waits.
 func TestOpenCommWithoutDevice(t *testing.T) {
 	err := comm.RunLocal(3, func(c comm.Comm) error {
 		d, _, err := Open(Choice{Backend: "cpu", Threads: 1})
@@ -108,8 +108,8 @@ func TestOpenCommWithoutDevice(t *testing.T) {
 	}
 }
 
-// TestOpenCommShares: ranks on one GPU may each have their part of its memory, and one that is
-// alone on it again the whole.
+// TestOpenCommShares checks that ranks on one GPU divide its memory, and that one rank alone has all of
+// it.
 func TestOpenCommShares(t *testing.T) {
 	cudatest.Use(t)
 	if found, err := cuda.Probe(); err != nil || found.Count != 1 {
@@ -128,7 +128,7 @@ func TestOpenCommShares(t *testing.T) {
 			}
 			info, whole := d.Info(), d.(*cuda.Device).Details().Whole
 			if n := host.Size(); info.Sharing != n || info.Memory != whole/int64(n) {
-				return status.Errorf(status.Internal, "%d ranks: %d share, and %d of %d bytes are for one", n, info.Sharing, info.Memory, whole)
+				return status.Errorf(status.Internal, "%d ranks: Sharing = %d, Memory = %d of %d bytes", n, info.Sharing, info.Memory, whole)
 			}
 			if err := made.Close(); err != nil {
 				return err

@@ -7,20 +7,20 @@ import (
 	"ulysses/device"
 )
 
-// GPUs is what the CUDA plug-in finds on this machine, for a report.
+// GPUs has the findings of the CUDA plug-in on this machine, for a report.
 type GPUs struct {
 	cuda.Findings
 	Opened []GPU
 }
 
-// GPU is one that was opened, or an error.
+// GPU has the properties of a GPU that was opened, or the error.
 type GPU struct {
 	device.Info
 	cuda.Details
 	Err error
 }
 
-// FindGPUs looks for the plug-in, its libraries and GPUs, and opens each GPU for a moment.
+// FindGPUs searches for the plug-in, its libraries and GPUs, and opens and closes each GPU.
 func FindGPUs() (g GPUs, err error) {
 	if g.Findings, err = cuda.Probe(); err != nil {
 		return g, err
@@ -40,7 +40,8 @@ func FindGPUs() (g GPUs, err error) {
 // BuiltPlugin is the path of the file that make cuda writes, relative to the source tree.
 const BuiltPlugin = cuda.Built
 
-// NoPlugin reports that an error is about a plug-in that is nowhere, not about one that is broken.
+// NoPlugin reports whether an error means that no plug-in was found. It is false for a plug-in that
+// cannot be used.
 func NoPlugin(err error) bool { return errors.Is(err, cuda.ErrNoPlugin) }
 
 // AbsentGPU returns the memory that a GPU's operations need, without a plug-in or a driver.

@@ -20,7 +20,7 @@ func TestCUDAProcesses(t *testing.T) {
 	for _, c := range []struct {
 		name, ranks, comm, aware, says string
 	}{{"llama-sgd-packed", "2", "ipc", "0", "communicator: ipc: device.comm = "}, {"llama-sgd-packed", "4", "ipc", "0", "ipc: "}, {"qwen3-adamw-dp2", "4", "ipc", "0", "ipc: "},
-		{"qwen2-adamw-ignored", "4", "mpi", "0", "staged through host memory and mpi"}, {"llama-sgd-packed", "2", "mpi", "1", "staged by mpi, which says that it takes memory of GPUs"}} {
+		{"qwen2-adamw-ignored", "4", "mpi", "0", "staged through host memory and mpi"}, {"llama-sgd-packed", "2", "mpi", "1", "staged by mpi, which accepts GPU memory"}} {
 		if c.aware == "1" && !cudatest.Emulated() {
 			continue // memory of an emulated GPU is one that any MPI takes
 		}
@@ -69,8 +69,8 @@ func TestCUDAWithoutIPC(t *testing.T) {
 		fine            bool
 	}{
 		{"0", "auto", "staged through host memory and mpi: rank 0: creating an event: cudaErrorNotSupported", true},
-		{"1", "auto", "memory here: CUDA does not map that of rank 1", true},
-		{"1", "ipc", "CUDA does not map that of rank", false},
+		{"1", "auto", "GPU memory: CUDA cannot map the memory of rank 1", true},
+		{"1", "ipc", "CUDA cannot map the memory of rank", false},
 	} {
 		code, stdout, stderr := mpirun(t, "2", []string{"ULYSSES_CUDA_PLUGIN=" + plugin, "ULYSSES_EMULATED_IPC=" + c.ipc},
 			small(t.TempDir(), "train.steps=1", "device.backend=cuda", "device.comm="+c.comm, "model.new.num_hidden_layers=1", "data.sequence=64", "parallel.ulysses=2")...)
