@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"strconv"
 	"unsafe"
 
@@ -9,67 +10,63 @@ import (
 	"ulysses/tensor"
 )
 
-// Ranks agree on refusals. Every collective call has one small all-gather over the host's
-// communicator, the ballot, before its first communication of tensors. Each rank sends its status
-// and a hash of the arguments that must be equal on all ranks. If a rank has found a fault, or if
-// the hashes differ, all ranks return one status, and no rank waits for a peer that has left the
-// call. The ballot allocates nothing and costs as much as the smallest message. Error texts are
-// sent only after a refusal.
+// Ranks agree on errors in arguments. Before it sends tensors, every collective call makes one
+// small all-gather over the host's communicator, the agreement. Each rank sends its status and a
+// hash of the values that must be equal on all ranks. If a rank has found an error, or if the
+// hashes differ, all ranks return one status, so no rank waits for a peer that has left the call.
+// The agreement allocates nothing and costs as much as the smallest message. Messages of errors are
+// sent only if a rank has found one.
 
-// maxTerms is the largest number of values that must be equal on all ranks of a call.
-const maxTerms = 4 + 2*maxReshard
+// maxValues is the largest number of values in an agreement. A reshard has the most values.
+const maxValues = 4 + 2*maxReshard
 
-// ballot holds a rank's message for the agreement of the current call.
-type ballot struct {
-	op    string // of the C function
-	cast  bool   // true once the ranks of this call have agreed
-	terms [maxTerms]term
-	n     int
-	mine  []int64 // ballotWords; a separate allocation, so that C may read it
-	all   []int64 // of all ranks, in rank order
-	rows  []int64 // ballotWords of each rank
-	// made counts the plans and batches of the context. All ranks make them in one order, so a
-	// number names the same object on every rank.
-	made int64
+// agreement is the agreement of the current call. The context owns it and uses it for every call.
+type agreement struct {
+	op     string // the C function
+	done   bool   // the ranks have agreed on this call
+	values [maxValues]agreedValue
+	n      int     // number of values
+	send   []int64 // this rank's message; allocated on its own, so that C may read it
+	recv   []int64 // the messages of all ranks, in rank order
+	counts []int64 // messageWords for each rank
+	// created counts the plans and batches of the context. All ranks create them in the same order,
+	// so a number stands for the same object on every rank.
+	created int64
 }
 
-// ballotWords is the length of a message: a status and a hash.
-const ballotWords = 2
+// messageWords is the length of a message: a status and a hash.
+const messageWords = 2
 
-// term is a value that must be equal on all ranks of a call.
-type term struct {
+// agreedValue is a value that must be equal on all ranks of a call.
+type agreedValue struct {
 	name  string
 	value int64
 }
 
-func newBallot(size int) ballot {
-	b := ballot{mine: make([]int64, ballotWords), all: make([]int64, ballotWords*size), rows: make([]int64, size)}
-	for i := range b.rows {
-		b.rows[i] = ballotWords
+func newAgreement(size int) agreement {
+	a := agreement{send: make([]int64, messageWords), recv: make([]int64, messageWords*size), counts: make([]int64, size)}
+	for i := range a.counts {
+		a.counts[i] = messageWords
 	}
-	return b
+	return a
 }
 
-// must adds a value that must be equal on all ranks of the current call.
-func (c *context) must(name string, value int64) {
-	if b := &c.ballot; b.n < len(b.terms) {
-		b.terms[b.n] = term{name, value}
-		b.n++
-	}
-}
-
-// mustGiven is must for a tensor that may be NULL.
-func (c *context) mustGiven(name string, p *cTensor) {
-	if p != nil {
-		c.must(name, 1)
-	} else {
-		c.must(name, 0)
+// requireEqual adds a value that must be equal on all ranks of the current call.
+func (c *context) requireEqual(name string, value int64) {
+	if a := &c.agreement; a.n < len(a.values) {
+		a.values[a.n] = agreedValue{name, value}
+		a.n++
 	}
 }
 
-// agreed runs the body of a collective call in which this rank has already found err. If the body
-// communicates, it agrees before its first communication; otherwise agreed does it after the body.
-// So every rank agrees exactly once, with or without a fault.
+// requireEqualPresence requires that a tensor is NULL on all ranks or given on all ranks.
+func (c *context) requireEqualPresence(name string, p *cTensor) {
+	c.requireEqual(name, int64(b2i(p != nil)))
+}
+
+// agreed runs the body of a collective call, unless this rank has already found an error. A body
+// that sends tensors calls agree before it does so. For other bodies, and after an error, agreed
+// calls agree. Therefore every rank agrees exactly once in each call. Collective.
 func (c *context) agreed(err error, body func() error) error {
 	if err == nil {
 		err = guarded(body)
@@ -77,83 +74,81 @@ func (c *context) agreed(err error, body func() error) error {
 	return c.agree(err)
 }
 
-// agree compares the ballots: all ranks of the call return an error, or none. After the first
-// agreement of a call it returns err unchanged. Collective.
+// agree exchanges the messages of the current call: all ranks return an error, or no rank does. If
+// the ranks have already agreed on the call, it returns err unchanged. Collective.
 func (c *context) agree(err error) error {
-	b := &c.ballot
-	if b.cast || c.comm.Size() == 1 || c.unagreed {
+	a := &c.agreement
+	if a.done || c.comm.Size() == 1 || c.noAgreement {
 		return err
 	}
-	b.cast = true
-	b.mine[0], b.mine[1] = int64(status.Of(err)), b.hash()
-	all := tensor.Of(unsafe.Pointer(&b.all[0]), tensor.I64, int64(len(b.all)))
-	if failed := c.comm.AllGather(nil, all, tensor.Of(unsafe.Pointer(&b.mine[0]), tensor.I64, ballotWords), b.rows); failed != nil {
+	a.done = true
+	a.send[0], a.send[1] = int64(status.Of(err)), a.hash()
+	recv := tensor.Of(unsafe.Pointer(&a.recv[0]), tensor.I64, int64(len(a.recv)))
+	if failed := c.comm.AllGather(nil, recv, tensor.Of(unsafe.Pointer(&a.send[0]), tensor.I64, messageWords), a.counts); failed != nil {
 		return failed
 	}
 	refused, differ := false, false
-	for i := 0; i < len(b.all); i += ballotWords {
-		refused = refused || b.all[i] != int64(status.OK)
-		differ = differ || b.all[i+1] != b.all[1]
+	for i := 0; i < len(a.recv); i += messageWords {
+		refused = refused || a.recv[i] != int64(status.OK)
+		differ = differ || a.recv[i+1] != a.recv[1]
 	}
 	switch {
 	case refused:
 		return comm.Agree(c.comm, err)
 	case differ:
-		return b.difference(c.comm)
+		return a.difference(c.comm)
 	}
 	return nil
 }
 
-// settle is agree for making a plan or a batch, which ranks agree on with any flags of the context.
-func (c *context) settle(err error) error {
-	if c.unagreed {
-		c.ballot.cast = true
+// agreeAlways is agree for creating a plan or a batch, which ignores ULYSSES_NO_AGREEMENT.
+// Collective.
+func (c *context) agreeAlways(err error) error {
+	if c.noAgreement {
+		c.agreement.done = true
 		return comm.Agree(c.comm, err)
 	}
 	return c.agree(err)
 }
 
-// hash returns a hash of the call's name and its terms.
-func (b *ballot) hash() int64 {
+// hash returns a hash of the function's name and the values.
+func (a *agreement) hash() int64 {
 	const prime = 1099511628211 // FNV-1a
 	h := uint64(14695981039346656037)
-	for i := range len(b.op) {
-		h = (h ^ uint64(b.op[i])) * prime
+	for i := range len(a.op) {
+		h = (h ^ uint64(a.op[i])) * prime
 	}
-	for _, t := range b.terms[:b.n] {
-		for i := range len(t.name) {
-			h = (h ^ uint64(t.name[i])) * prime
+	for _, v := range a.values[:a.n] {
+		for i := range len(v.name) {
+			h = (h ^ uint64(v.name[i])) * prime
 		}
-		h = (h ^ uint64(t.value)) * prime
+		h = (h ^ uint64(v.value)) * prime
 		h ^= h >> 29
 	}
 	return int64(h)
 }
 
-// difference returns the error that names the first term that differs between ranks. Collective.
-func (b *ballot) difference(c comm.Comm) error {
-	if err := comm.Same(c, b.op, comm.Field{Name: "the function that is called", Value: b.op}); err != nil {
+// difference returns the error that names the first value that differs between ranks. Collective.
+func (a *agreement) difference(c comm.Comm) error {
+	if err := comm.Same(c, a.op, comm.Field{Name: "the function that is called", Value: a.op}); err != nil {
 		return err
 	}
-	fields := make([]comm.Field, b.n)
-	for i, t := range b.terms[:b.n] {
-		fields[i] = comm.Field{Name: t.name, Value: strconv.FormatInt(t.value, 10)}
+	fields := make([]comm.Field, a.n)
+	for i, v := range a.values[:a.n] {
+		fields[i] = comm.Field{Name: v.name, Value: strconv.FormatInt(v.value, 10)}
 	}
-	if err := comm.Same(c, b.op, fields...); err != nil {
+	if err := comm.Same(c, a.op, fields...); err != nil {
 		return err
 	}
-	return status.Errorf(status.Internal, "%s: the ranks' calls differ, and no value of them does", b.op)
+	return status.Errorf(status.Internal, "%s: the hashes of the ranks' arguments differ, but no argument does; this is a bug of the library, please report it", a.op)
 }
 
-// together enters the context of a collective call on a plan and a batch. c is nil if the context
-// is unknown or cannot be entered; the error is then reported on this rank only. Pass any other
-// error to agreed.
-func together(op string, ph, bh uintptr) (c *context, p *plan, b *batch, err error) {
-	p, err = find[plan](op, aPlan, ph)
-	b, missing := find[batch](op, aBatch, bh)
-	if err == nil {
-		err = missing
-	}
+// onPlan runs the body of a collective call on a plan and a batch. It enters their context and
+// agrees on errors. Collective.
+func onPlan(op string, ph, bh uintptr, body func(p *plan, b *batch) error) error {
+	p, err := find[plan](op, planKind, ph)
+	b, missing := find[batch](op, batchKind, bh)
+	var c *context
 	switch {
 	case p != nil:
 		c = p.ctx
@@ -162,34 +157,38 @@ func together(op string, ph, bh uintptr) (c *context, p *plan, b *batch, err err
 	default:
 		c = onlyContext()
 	}
+	return c.collective(op, cmp.Or(err, missing), func() error {
+		c.requireEqual("the number of the plan", p.number)
+		c.requireEqual("the number of the batch", b.number)
+		return body(p, b)
+	})
+}
+
+// onContext is onPlan for a call on a context.
+func onContext(op string, ch uintptr, body func(c *context) error) error {
+	c, err := find[context](op, contextKind, ch)
+	if err != nil {
+		c = onlyContext()
+	}
+	return c.collective(op, err, func() error { return body(c) })
+}
+
+// collective enters the context and runs the body of a collective call, in which this rank has
+// already found err. If the context is unknown (nil) or in another call, only this rank returns the
+// error. Collective.
+func (c *context) collective(op string, err error, body func() error) error {
 	if c == nil {
-		return nil, nil, nil, err
+		return err
 	}
 	if busy := c.enter(op); busy != nil {
-		return nil, nil, nil, busy
+		return busy
 	}
-	if p != nil && b != nil {
-		c.must("the number of the plan", p.number)
-		c.must("the number of the batch", b.number)
-	}
-	return c, p, b, err
+	defer c.leave()
+	return c.agreed(err, body)
 }
 
-// togetherOn is together for a call on a context.
-func togetherOn(op string, ch uintptr) (c *context, err error) {
-	if c, err = find[context](op, aContext, ch); err != nil {
-		if c = onlyContext(); c == nil {
-			return nil, err
-		}
-	}
-	if busy := c.enter(op); busy != nil {
-		return nil, busy
-	}
-	return c, err
-}
-
-// onlyContext returns the process's context of several ranks if there is exactly one. A call with
-// invalid handles can belong to no other.
+// onlyContext returns the context of several ranks if the process has exactly one, and nil
+// otherwise. A collective call with invalid handles must be for this context.
 func onlyContext() (only *context) {
 	handles.RLock()
 	defer handles.RUnlock()

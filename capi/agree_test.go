@@ -25,7 +25,7 @@ func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 			done <- guarded(func() error {
 				var ctx uintptr
 				o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
-				if err := newAgreed("a rank", comms[rank], true, p(&o), p(&ctx)); err != nil {
+				if err := newOnComm("a rank", comms[rank], true, p(&o), p(&ctx)); err != nil {
 					return err
 				}
 				f(rank, ctx)
@@ -147,7 +147,7 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	haloed := func(forward bool, f func(a *cHaloArgs)) func() error {
 		c := halo
 		f(&c)
-		return func() error { return haloCall(haloName(forward), ctx, batch, p(&c), forward) }
+		return func() error { return callHalo(haloName(forward), ctx, batch, p(&c), forward) }
 	}
 	ruled := func(i int, f func(a *cGDNArgs)) func() error {
 		c := deltas[i]
@@ -228,7 +228,7 @@ func entries(t *testing.T, ctx uintptr) []entry {
 			"no out": started(back, false, func(r *cReshardArgs) { r.out = nil }),
 		}},
 		{"ulysses_halo_forward", haloed(true, func(*cHaloArgs) {}), map[string]func() error{
-			"no batch":        func() error { return haloCall("ulysses_halo_forward", ctx, 0, p(&halo), true) },
+			"no batch":        func() error { return callHalo("ulysses_halo_forward", ctx, 0, p(&halo), true) },
 			"n":               haloed(true, func(a *cHaloArgs) { a.n = 0 }),
 			"another n":       haloed(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(b, 2, hidden) }),
 			"small workspace": haloed(true, func(a *cHaloArgs) { a.workspace, a.workspace_bytes = aligned(64), 4 }),

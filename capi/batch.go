@@ -11,18 +11,18 @@ import (
 	"ulysses/sp"
 )
 
-// batch is lengths and documents on a context.
+// batch holds the lengths and documents of a set of sequences on a context, which owns it.
 type batch struct {
-	ctx       *context
-	self      uintptr
-	own       *sp.Batch // queries against themselves
-	crossed   *sp.Batch // queries against the keys of kv_*; nil = none given
-	number    int64     // as plan.number
-	ownID     identity  // of what own is, and of crossed
-	crossedID identity
+	ctx        *context
+	handle     uintptr
+	selfBatch  *sp.Batch // queries and keys have the same lengths
+	crossBatch *sp.Batch // keys have the lengths of kv_*; nil if the description has none
+	number     int64     // see plan.number
+	selfID     identity  // of selfBatch
+	crossID    identity  // of crossBatch
 }
 
-// int64s views a caller's list.
+// int64s returns a list of the caller as a slice of the caller's memory.
 func int64s(p *int64, n int64) []int64 {
 	if p == nil {
 		return nil
@@ -30,28 +30,28 @@ func int64s(p *int64, n int64) []int64 {
 	return unsafe.Slice(p, n)
 }
 
-// maxDocs bounds the tables of documents, which are host memory.
+// maxDocs limits the host memory of tables of documents.
 const maxDocs = int64(1) << 24
 
-// checkBatch is what a rank can say of its description alone.
+// checkBatch checks a description of a batch without communication.
 func checkBatch(op string, d *cBatchDesc, c *context) error {
 	switch {
 	case d.flags&flagZigzag != 0:
-		return unbuilt("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
+		return unsupported("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
 	case d.flags != 0:
-		return invalid("%s: flags %#x: unknown", op, d.flags)
+		return invalid("%s: flags is %#x; the only flag is ULYSSES_ZIGZAG", op, d.flags)
 	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:
-		return invalid("%s: batch %d, seq %d, rows %d, kv_seq %d, kv_rows %d, docs %d: batch is 1 or more, the others 0 or more", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
+		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d, kv_rows %d and docs %d; give 1 or more for batch, and 0 or more for the others", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
 	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
-		return invalid("%s: batch %d of seq %d, rows %d, kv_seq %d, kv_rows %d: 2^40 tokens are the most", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
+		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d and kv_rows %d; at most 2^40 tokens are possible", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows)
 	case max(d.batch, d.docs) > maxDocs:
-		return invalid("%s: batch %d, docs %d: 2^24 sequences and documents are the most", op, d.batch, d.docs)
+		return invalid("%s: batch is %d and docs %d; at most 2^24 are possible", op, d.batch, d.docs)
 	case d.docs > 0 && d.cu_seqlens == nil:
-		return invalid("%s: docs %d and cu_seqlens NULL: give the documents' starts", op, d.docs)
+		return invalid("%s: docs is %d and cu_seqlens is NULL; give the starts of the documents", op, d.docs)
 	case d.docs == 0 && (d.cu_seqlens != nil || d.kv_cu_seqlens != nil):
-		return invalid("%s: docs 0 and cu_seqlens given: set docs to their number", op)
+		return invalid("%s: cu_seqlens or kv_cu_seqlens is given and docs is 0; set docs to the number of documents", op)
 	case d.seq > 0 && d.docs > d.batch*d.seq:
-		return invalid("%s: docs %d of %d tokens: every document has one", op, d.docs, d.batch*d.seq)
+		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*d.seq)
 	}
 	for _, n := range [...]struct {
 		name      string
@@ -59,14 +59,14 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 	}{{"", d.seq, d.rows}, {"kv_", d.kv_seq, d.kv_rows}} {
 		lo, hi := comm.Shard(n.seq, c.comm.Size(), c.comm.Rank())
 		if n.seq > 0 && n.rows != 0 && n.rows != hi-lo {
-			return invalid("%s: %[2]sseq %[3]d gives this rank %[4]d rows and %[2]srows says %[5]d: set one of them to 0", op, n.name, n.seq, hi-lo, n.rows)
+			return invalid("%s: %[2]srows is %[5]d, and with %[2]sseq %[3]d this rank has %[4]d rows; set one of the two to 0", op, n.name, n.seq, hi-lo, n.rows)
 		}
 	}
 	return nil
 }
 
-// rankRows gathers the rows of all ranks and adds them up.
-func rankRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int64, err error) {
+// gatherRows returns the number of rows of each rank, and their sum. Collective.
+func gatherRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int64, err error) {
 	parts, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(rows)))
 	if err != nil {
 		return nil, 0, err
@@ -75,16 +75,17 @@ func rankRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int
 		n := int64(binary.LittleEndian.Uint64(p))
 		all, total = append(all, n), total+n
 		if total > maxTokens/batch {
-			return nil, 0, invalid("%s: the ranks' rows add up to %d in %d sequences: 2^40 tokens are the most", op, total, batch)
+			return nil, 0, invalid("%s: the sum of the ranks' rows is %d in %d sequences; at most 2^40 tokens are possible", op, total, batch)
 		}
 	}
 	if total == 0 {
-		return nil, 0, invalid("%s: no rank has rows: give one a row, or set seq", op)
+		return nil, 0, invalid("%s: no rank has rows; set rows on a rank, or seq", op)
 	}
 	return all, total, nil
 }
 
-// positionsGiven reports whether the ranks bring positions. A rank without rows has none to bring.
+// positionsGiven reports whether the ranks have given positions. Ranks without rows do not count.
+// Collective.
 func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool, error) {
 	const none, given, free = 0, 1, 2
 	mine := byte(none)
@@ -103,7 +104,7 @@ func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool,
 		rank[p[0]] = r
 	}
 	if rank[none] >= 0 && rank[given] >= 0 {
-		return false, invalid("%s: positions is NULL on rank %d and given on rank %d: give it on every rank that has rows, or on none", op, rank[none], rank[given])
+		return false, invalid("%s: positions is NULL on rank %d and given on rank %d; give it on every rank that has rows, or on none", op, rank[none], rank[given])
 	}
 	return rank[given] >= 0, nil
 }
@@ -125,22 +126,23 @@ func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) erro
 		for r, p := range parts {
 			row := int64(len(p)) / 8 / s.Batch
 			for j := i * row; j < (i+1)*row; j++ {
-				at, due := int64(binary.LittleEndian.Uint64(p[8*j:])), int64(0)
+				got, due := int64(binary.LittleEndian.Uint64(p[8*j:])), int64(0)
 				if n := int64(len(s.Positions)); n%s.Seq > 0 {
 					due = s.Positions[n-1] + 1
 				}
-				if at != 0 && at != due {
-					return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due: positions count 0, 1, 2, ... in each document", op, j, r,
-						int64(len(s.Positions))%s.Seq, i, at, either(due))
+				if got != 0 && got != due {
+					return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due; positions count 0, 1, 2, ... in each document", op, j, r,
+						int64(len(s.Positions))%s.Seq, i, got, allowedPositions(due))
 				}
-				s.Positions = append(s.Positions, at)
+				s.Positions = append(s.Positions, got)
 			}
 		}
 	}
 	return nil
 }
 
-func either(due int64) string {
+// allowedPositions names the positions that may follow: 0, or the next in the document.
+func allowedPositions(due int64) string {
 	if due == 0 {
 		return "0"
 	}
@@ -149,24 +151,19 @@ func either(due int64) string {
 
 func newBatch(h uintptr, desc, out unsafe.Pointer) error {
 	const op = "ulysses_batch_create"
-	c, err := togetherOn(op, h)
-	if c == nil {
-		return err
-	}
-	defer c.leave()
-	return c.agreed(err, func() error { return c.makeBatch(op, desc, out) })
+	return onContext(op, h, func(c *context) error { return c.createBatch(op, desc, out) })
 }
 
-func (c *context) makeBatch(op string, desc, out unsafe.Pointer) error {
-	d, err := read[cBatchDesc](op, "desc", desc)
+func (c *context) createBatch(op string, desc, out unsafe.Pointer) error {
+	d, err := readStruct[cBatchDesc](op, "desc", desc)
 	if err == nil {
 		err = checkBatch(op, &d, c)
 	}
-	if err = c.settle(cmp.Or(cleared(op, out), err)); err != nil {
+	if err = c.agreeAlways(cmp.Or(clearOut(op, out), err)); err != nil {
 		return err
 	}
 	x := &batch{ctx: c}
-	if err := x.settle(op, &d); err != nil {
+	if err := x.create(op, &d); err != nil {
 		return err
 	}
 	for p := range c.plans {
@@ -175,22 +172,22 @@ func (c *context) makeBatch(op string, desc, out unsafe.Pointer) error {
 		}
 	}
 	if err == nil {
-		x.self, err = register(aBatch, x)
+		x.handle, err = register(batchKind, x)
 	}
 	if err = comm.Agree(c.comm, err); err != nil {
-		if x.self != 0 {
-			forget(x.self)
+		if x.handle != 0 {
+			unregister(x.handle)
 		}
 		return err
 	}
-	c.ballot.made++
-	x.number, x.ownID, x.crossedID = c.ballot.made, identityOf(x.own), identityOf(x.crossed)
+	c.agreement.created++
+	x.number, x.selfID, x.crossID = c.agreement.created, identityOf(x.selfBatch), identityOf(x.crossBatch)
 	c.batches[x] = true
-	*(*uintptr)(out) = x.self
+	*(*uintptr)(out) = x.handle
 	return nil
 }
 
-// identityOf is what a batch is: its rows on every rank and its documents.
+// identityOf returns a hash of the rows of every rank and of the documents.
 func identityOf(b *sp.Batch) (h identity) {
 	if b == nil {
 		return 0
@@ -204,8 +201,9 @@ func identityOf(b *sp.Batch) (h identity) {
 	return h
 }
 
-// settle makes the batches of sp. It is collective; every rank comes to one verdict.
-func (x *batch) settle(op string, d *cBatchDesc) error {
+// create makes selfBatch and crossBatch of a description. All ranks return an error, or no rank
+// does. Collective.
+func (x *batch) create(op string, d *cBatchDesc) error {
 	c := x.ctx.comm
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
@@ -217,7 +215,7 @@ func (x *batch) settle(op string, d *cBatchDesc) error {
 	s := sp.BatchSpec{Batch: d.batch, Seq: d.seq}
 	rows := d.rows
 	if d.seq == 0 {
-		if s.Rows, s.Seq, err = rankRows(op, c, d.rows, d.batch); err != nil {
+		if s.Rows, s.Seq, err = gatherRows(op, c, d.rows, d.batch); err != nil {
 			return err
 		}
 	} else {
@@ -225,7 +223,7 @@ func (x *batch) settle(op string, d *cBatchDesc) error {
 		rows = hi - lo
 	}
 	if d.docs > d.batch*s.Seq {
-		return invalid("%s: docs %d of %d tokens: every document has one", op, d.docs, d.batch*s.Seq)
+		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*s.Seq)
 	}
 	if d.docs > 0 {
 		s.CuSeqlens = int64s(d.cu_seqlens, d.docs+1)
@@ -237,14 +235,15 @@ func (x *batch) settle(op string, d *cBatchDesc) error {
 			return err
 		}
 	}
-	if x.own, err = sp.NewBatch(c, s); err != nil {
+	if x.selfBatch, err = sp.NewBatch(c, s); err != nil {
 		return err
 	}
-	return x.settleKeys(op, d, s)
+	return x.createCross(op, d, s)
 }
 
-// settleKeys adds the lengths of the keys, where the description has any.
-func (x *batch) settleKeys(op string, d *cBatchDesc, s sp.BatchSpec) error {
+// createCross makes crossBatch if a rank's description has lengths of keys. s describes the
+// queries. Collective.
+func (x *batch) createCross(op string, d *cBatchDesc, s sp.BatchSpec) error {
 	c := x.ctx.comm
 	s.KVSeq = d.kv_seq
 	if d.kv_seq == 0 {
@@ -257,16 +256,16 @@ func (x *batch) settleKeys(op string, d *cBatchDesc, s sp.BatchSpec) error {
 			any = any || binary.LittleEndian.Uint64(p) > 0
 		}
 		if !any && d.kv_cu_seqlens != nil {
-			return invalid("%s: kv_cu_seqlens is given and no rank has keys of its own: set kv_seq or kv_rows, or leave it NULL", op)
+			return invalid("%s: kv_cu_seqlens is given and no rank has lengths of keys; set kv_seq or kv_rows, or leave it NULL", op)
 		}
 		if !any {
 			return nil
 		}
-		if s.KVRows, s.KVSeq, err = rankRows(op, c, d.kv_rows, d.batch); err != nil {
+		if s.KVRows, s.KVSeq, err = gatherRows(op, c, d.kv_rows, d.batch); err != nil {
 			return err
 		}
 	} else if s.Rows != nil {
-		// Queries as the ranks have them, keys cut evenly.
+		// The ranks have given their rows of queries. Keys are sharded evenly.
 		s.KVRows = nil
 		for r := range int64(c.Size()) {
 			lo, hi := comm.Shard(d.kv_seq, int64(c.Size()), r)
@@ -277,17 +276,17 @@ func (x *batch) settleKeys(op string, d *cBatchDesc, s sp.BatchSpec) error {
 		s.CuSeqlensKV = int64s(d.kv_cu_seqlens, d.docs+1)
 	}
 	var err error
-	x.crossed, err = sp.NewBatch(c, s)
+	x.crossBatch, err = sp.NewBatch(c, s)
 	return err
 }
 
 func batchQuery(bh uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_batch_query"
-	x, err := find[batch](op, aBatch, bh)
+	x, err := find[batch](op, batchKind, bh)
 	if err != nil {
 		return err
 	}
-	b := x.own
+	b := x.selfBatch
 	cu, _ := b.Documents()
 	info := cBatchInfo{ranges: 1, seq: b.Seq(), rows: b.Rows(), gathered_rows: b.Seq(), docs: int64(len(cu) - 1)}
 	info.lo[0], info.hi[0] = b.Lo(), b.Hi()
@@ -295,28 +294,28 @@ func batchQuery(bh uintptr, out unsafe.Pointer) error {
 		lo, hi := b.RankRows(r)
 		info.max_rows = max(info.max_rows, hi-lo)
 	}
-	if k := x.crossed; k != nil {
+	if k := x.crossBatch; k != nil {
 		info.kv_seq, info.kv_rows, info.kv_gathered_rows = k.KVSeq(), k.KVRows(), k.KVSeq()
 	} else {
 		info.kv_seq, info.kv_rows, info.kv_gathered_rows = b.Seq(), b.Rows(), b.Seq()
 	}
-	return write(op, "out", out, &info)
+	return writeStruct(op, "out", out, &info)
 }
 
-// batchPositions writes [batch, rows]: each row's place in its document.
+// batchPositions writes the position of each of this rank's tokens in its document, [batch, rows].
 func batchPositions(bh uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_batch_positions"
-	x, err := find[batch](op, aBatch, bh)
+	x, err := find[batch](op, batchKind, bh)
 	if err != nil {
 		return err
 	}
-	b := x.own
+	b := x.selfBatch
 	n := b.Batch() * b.Rows()
 	if n == 0 {
 		return nil
 	}
 	if out == nil {
-		return invalid("%s: out is NULL: it needs room for %d int64", op, n)
+		return invalid("%s: out is NULL; give memory for %d int64_t", op, n)
 	}
 	dst := unsafe.Slice((*int64)(out), n)
 	cu, _ := b.Documents()
@@ -338,17 +337,17 @@ func batchDestroy(bh uintptr) error {
 	if bh == 0 {
 		return nil
 	}
-	x, err := find[batch](op, aBatch, bh)
+	x, err := find[batch](op, batchKind, bh)
 	if err != nil {
 		return err
 	}
 	if !x.ctx.mu.TryLock() {
-		return invalid("%s: the context is in a call", op)
+		return invalid("%s: the context is in a call; destroy the batch after it", op)
 	}
 	defer x.ctx.leave()
 	delete(x.ctx.batches, x)
-	x.end()
+	x.release()
 	return nil
 }
 
-func (b *batch) end() { forget(b.self) }
+func (b *batch) release() { unregister(b.handle) }

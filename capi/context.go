@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"strconv"
 	"sync"
 	"unsafe"
 
@@ -17,32 +16,33 @@ import (
 	"ulysses/tensor"
 )
 
-// context is one rank of one sequence group on one device.
+// context is one rank of one sequence-parallel group on one device. It owns its plans, batches and
+// requests, and the memory that its calls use.
 type context struct {
-	mu       sync.Mutex // held during a call
-	self     uintptr
-	dev      device.Device
-	comm     comm.Comm
-	stream   device.Stream
-	gpu      *gpu  // nil on the CPU
-	place    int32 // DLPack's device
-	ordinal  int32
-	own      device.Buffer // workspace of calls that bring none
-	plans    map[*plan]bool
-	batches  map[*batch]bool
-	requests []*request // free and under way
-	failed   error      // after abort
-	closed   bool
-	log      func(level int32, line string)
-	kept     map[identity]bool // on a GPU: of which plans and batches forward calls have saved
-	hostOwns bool              // ULYSSES_OWN_WORKSPACES: nothing is reserved
-	unagreed bool              // ULYSSES_NO_AGREEMENT: ranks do not agree on calls
+	mu            sync.Mutex // locked during a call
+	handle        uintptr
+	dev           device.Device
+	comm          comm.Comm
+	stream        device.Stream
+	gpu           *gpu  // nil on the CPU
+	deviceType    int32 // DLPack's number
+	ordinal       int32
+	ownWorkspace  device.Buffer // for calls without a workspace; may be nil
+	plans         map[*plan]bool
+	batches       map[*batch]bool
+	requests      []*request // in progress and free
+	failed        error      // set by ulysses_context_abort
+	closed        bool
+	log           func(level int32, line string)
+	savedIDs      map[identity]bool // on a GPU: what forward passes have saved, see saved.go
+	ownWorkspaces bool              // ULYSSES_OWN_WORKSPACES: reserve nothing
+	noAgreement   bool              // ULYSSES_NO_AGREEMENT
 
-	// Of the call under way, kept here so that no call allocates.
-	ballot     ballot
-	admit      func(error) error // agree as a function value, for the fields Admit
-	seen       []seen
-	saving     saving
+	// Data of the current call. It is here so that no call allocates.
+	agreement  agreement
+	admit      func(error) error // agree as a function value, for the fields Admit of sp and gdn
+	operands   []operand
+	saved      savedMemory
 	args       sp.Args
 	grads      sp.Grads
 	gdnArgs    gdn.Args
@@ -51,82 +51,83 @@ type context struct {
 	seq        [maxReshard]tensor.Tensor
 	heads      [maxReshard]tensor.Tensor
 	shared     [maxReshard]bool
-	shapesOnly bool // tensors need no data: a query of sizes
-	local      localPlaces
-	layer      layerPlaces
+	shapesOnly bool // tensors need no data: the call is a query for sizes
+	local      localTensors
+	layer      layerTensors
 	halo       halo
-	loss       []float64 // of its own, so that C may look at it
+	loss       []float64 // sum and count; allocated on its own, so that C may read it
 }
 
-// enter begins a call. A context serves one thread at a time, and no callback may call in.
+// enter begins a call on the context. It fails if another thread or a callback is in a call.
 func (c *context) enter(op string) error {
 	if !c.mu.TryLock() {
-		return invalid("%s: the context is in a call already, of another thread or around a callback: one at a time", op)
+		return invalid("%s: the context is already in a call, of another thread or of the call around this callback; make one call at a time", op)
 	}
 	err := c.failed
 	if c.closed {
-		err = invalid("%s: the context was destroyed", op)
+		err = invalid("%s: the context was destroyed; create another", op)
 	}
 	if err != nil {
 		c.mu.Unlock()
 		return err
 	}
-	c.seen, c.saving = c.seen[:0], saving{}
-	c.ballot.op, c.ballot.cast, c.ballot.n = op, false, 0
+	c.operands, c.saved = c.operands[:0], savedMemory{}
+	c.agreement.op, c.agreement.done, c.agreement.n = op, false, 0
 	c.gpu.enter()
 	return nil
 }
 
+// leave ends a call that enter began.
 func (c *context) leave() {
 	c.gpu.leave()
 	c.mu.Unlock()
 }
 
-// settings are options that were checked.
+// settings are checked options.
 type settings struct {
 	gpu           bool
 	ordinal       int32
 	threads       int
 	ulysses, ring int32
 	comm          int32
-	exchanges     bool // what the context stands on carries tensors in memory of the host
+	hasAlltoallv  bool // the communicator can send tensors in host memory
 	flags         int32
 	log           func(level int32, line string)
 }
 
-// options checks what a context is to be. NULL is all defaults.
-func options(op string, p unsafe.Pointer) (s settings, err error) {
+// readOptions reads and checks the options of a context. NULL = all defaults.
+func readOptions(op string, p unsafe.Pointer) (s settings, err error) {
 	var o cOptions
 	if p != nil {
-		if o, err = read[cOptions](op, "options", p); err != nil {
+		if o, err = readStruct[cOptions](op, "options", p); err != nil {
 			return s, err
 		}
 	}
 	switch {
 	case o.device != 0 && o.device != onCPU && o.device != onCUDA:
-		return s, invalid("%s: device %d: use ULYSSES_CPU or ULYSSES_CUDA", op, o.device)
+		return s, invalid("%s: device is %d; use ULYSSES_CPU or ULYSSES_CUDA", op, o.device)
 	case o.device != onCUDA && o.ordinal != 0:
-		return s, invalid("%s: ordinal %d: the CPU has 0 alone", op, o.ordinal)
+		return s, invalid("%s: ordinal is %d; leave it 0 on the CPU", op, o.ordinal)
 	case o.ordinal < 0 || o.ordinal > 1<<16:
-		return s, invalid("%s: ordinal %d: GPUs are counted from 0", op, o.ordinal)
+		return s, invalid("%s: ordinal is %d; give a number from 0", op, o.ordinal)
 	case o.device == onCUDA && o.threads != 0:
-		return s, invalid("%s: threads %d: they are the CPU's: leave it 0 on CUDA", op, o.threads)
+		return s, invalid("%s: threads is %d; leave it 0 on CUDA, where it has no effect", op, o.threads)
 	case o.threads < 0 || o.threads > 4096:
-		return s, invalid("%s: threads %d: 1 to 4096, or 0 for the cores of the mask", op, o.threads)
+		return s, invalid("%s: threads is %d; give 1 to 4096, or 0 for the cores of the affinity mask", op, o.threads)
 	case o.ring < 0 || o.ulysses < 0:
-		return s, invalid("%s: ulysses %d, ring %d: 0 or more", op, o.ulysses, o.ring)
+		return s, invalid("%s: ulysses is %d and ring %d; give 0 or more", op, o.ulysses, o.ring)
 	case o.ring > 1:
-		return s, unbuilt("%s: ring %d: %s", op, o.ring, notbuilt.Ring.Text("use ring 1"))
+		return s, unsupported("%s: ring %d: %s", op, o.ring, notbuilt.Ring.Text("use ring 1"))
 	case o.comm < 0 || o.comm > 3:
-		return s, invalid("%s: comm %d: use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
+		return s, invalid("%s: comm is %d; use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
 	case o.comm >= 2 && o.device != onCUDA:
-		return s, unbuilt("%s: comm %d (NCCL, IPC) on the CPU: use ULYSSES_COMM_AUTO", op, o.comm)
+		return s, unsupported("%s: comm is %d (NCCL or IPC), which needs ULYSSES_CUDA; use ULYSSES_COMM_AUTO on the CPU", op, o.comm)
 	case o.timeout != 0:
-		return s, unbuilt("%s: timeout %d: %s", op, o.timeout, notbuilt.Timeouts.Text(notbuilt.Timeouts.Instead))
+		return s, unsupported("%s: timeout %d: %s", op, o.timeout, notbuilt.Timeouts.Text(notbuilt.Timeouts.Instead))
 	case o.nccl_comm != nil:
-		return s, unbuilt("%s: nccl_comm: %s", op, notbuilt.SharedNCCL.Text(notbuilt.SharedNCCL.Instead))
+		return s, unsupported("%s: nccl_comm: %s", op, notbuilt.SharedNCCL.Text(notbuilt.SharedNCCL.Instead))
 	case o.flags&^(flagOwnWorkspaces|flagNoAgreement) != 0 || o.reserved != 0:
-		return s, invalid("%s: flags %#x, reserved %d: use ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, and 0", op, o.flags, o.reserved)
+		return s, invalid("%s: flags is %#x and reserved %d; the flags are ULYSSES_OWN_WORKSPACES and ULYSSES_NO_AGREEMENT, reserved is 0", op, o.flags, o.reserved)
 	}
 	s = settings{gpu: o.device == onCUDA, ordinal: o.ordinal, threads: int(o.threads), ulysses: o.ulysses, ring: max(1, o.ring), comm: o.comm, flags: o.flags}
 	if f := o.log; f != nil {
@@ -136,39 +137,37 @@ func options(op string, p unsafe.Pointer) (s settings, err error) {
 	return s, nil
 }
 
-// newLocal makes a context of one rank.
+// newLocal creates a context of one rank.
 func newLocal(opts, out unsafe.Pointer) error {
 	const op = "ulysses_context_create_local"
-	if out == nil {
-		return invalid("%s: out is NULL", op)
+	if err := clearOut(op, out); err != nil {
+		return err
 	}
-	*(*uintptr)(out) = 0
-	s, err := options(op, opts)
+	s, err := readOptions(op, opts)
 	if err != nil {
 		return err
 	}
 	return newContext(op, s, comm.Local(1)[0], out)
 }
 
-// newContext makes a context on a communicator, which it then owns. All ranks call it with what
-// each found about its own arguments agreed on before.
+// newContext creates a context on a communicator and owns the communicator, also if it fails. The
+// ranks have agreed on errors in their own arguments before. Collective.
 func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err error) {
-	x := &context{comm: c, place: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, kept: map[identity]bool{}, log: s.log, seen: make([]seen, 0, 64), loss: make([]float64, 2), ballot: newBallot(c.Size()),
-		hostOwns: s.flags&flagOwnWorkspaces != 0, unagreed: s.flags&flagNoAgreement != 0}
-	x.admit = func(err error) error { return x.agree(x.explain(err)) }
+	x := &context{comm: c, deviceType: onCPU, plans: map[*plan]bool{}, batches: map[*batch]bool{}, savedIDs: map[identity]bool{}, log: s.log, operands: make([]operand, 0, 64),
+		loss: make([]float64, 2), agreement: newAgreement(c.Size()), ownWorkspaces: s.flags&flagOwnWorkspaces != 0, noAgreement: s.flags&flagNoAgreement != 0}
+	x.admit = func(err error) error { return x.agree(x.explainSaved(err)) }
 	defer func() {
 		if err != nil {
-			x.end()
+			x.release()
 		}
 		x.gpu.leave()
 	}()
-	number := func(n int32) string { return strconv.Itoa(int(n)) }
-	if err := comm.Same(c, op, comm.Field{Name: "ulysses", Value: number(s.ulysses)}, comm.Field{Name: "ring", Value: number(s.ring)}, comm.Field{Name: "comm", Value: number(s.comm)}, comm.Field{Name: "flags", Value: number(s.flags)},
-		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]}); err != nil {
+	if err := comm.Same(c, op, append(intFields(namedInt{"ulysses", int64(s.ulysses)}, namedInt{"ring", int64(s.ring)}, namedInt{"comm", int64(s.comm)}, namedInt{"flags", int64(s.flags)}),
+		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]})...); err != nil {
 		return err
 	}
 	if n := int32(c.Size()); s.ulysses != 0 && s.ulysses*s.ring != n {
-		return invalid("%s: ulysses %d, ring %d and %d ranks: their product must be the ranks, or ulysses 0", op, s.ulysses, s.ring, n)
+		return invalid("%s: ulysses is %d and ring %d on %d ranks; their product must be the number of ranks, or ulysses 0", op, s.ulysses, s.ring, n)
 	}
 	if err = comm.Agree(c, x.open(op, &s)); err != nil {
 		return err
@@ -176,29 +175,34 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 	if err = x.openComm(op, s); err != nil {
 		return err
 	}
-	if c.Size() > 1 && x.way() == wayHost && !s.exchanges {
-		err = invalid("%s: alltoallv is NULL: it carries tensors on the CPU, and those of a GPU that are staged through host memory: give one, or use NCCL or IPC on CUDA", op)
-	}
-	if x.maps() && x.hostOwns {
-		err = invalid("%s: ULYSSES_OWN_WORKSPACES: ULYSSES_COMM_IPC exchanges in the context's own memory alone: leave the flag, or set comm to ULYSSES_COMM_NCCL or ULYSSES_COMM_HOST", op)
-	}
-	if err == nil {
-		x.self, err = register(aContext, x)
+	if err = x.checkTransport(op, s); err == nil {
+		x.handle, err = register(contextKind, x)
 	}
 	if err = comm.Agree(c, err); err != nil {
-		if x.self != 0 {
-			forget(x.self)
+		if x.handle != 0 {
+			unregister(x.handle)
 		}
 		return err
 	}
-	x.local.c = newLocalC()
-	x.say(fmt.Sprintf(`{"event":"context","rank":%d,"size":%d,"comm":%q,"device":%q,"kernels":%q,"threads":%d}`,
+	x.local.c = newCallbackArgs()
+	x.logLine(fmt.Sprintf(`{"event":"context","rank":%d,"size":%d,"comm":%q,"device":%q,"kernels":%q,"threads":%d}`,
 		c.Rank(), c.Size(), x.comm.Kind(), x.dev.Info().Name, x.dev.Info().Kernels, s.threads))
-	*(*uintptr)(out) = x.self
+	*(*uintptr)(out) = x.handle
 	return nil
 }
 
-// open opens the device.
+// checkTransport refuses settings that the transport of tensors does not support.
+func (c *context) checkTransport(op string, s settings) error {
+	if c.ownMemoryOnly() && c.ownWorkspaces {
+		return invalid("%s: ULYSSES_OWN_WORKSPACES is set, and ULYSSES_COMM_IPC sends from the context's own memory only; do not set the flag, or set comm to ULYSSES_COMM_NCCL or ULYSSES_COMM_HOST", op)
+	}
+	if c.comm.Size() > 1 && c.transport() == transportHost && !s.hasAlltoallv {
+		return invalid("%s: alltoallv is NULL, and it is needed for tensors on the CPU and for ULYSSES_COMM_HOST; set it, or use NCCL or IPC on CUDA", op)
+	}
+	return nil
+}
+
+// open opens the device and creates the context's stream.
 func (c *context) open(op string, s *settings) (err error) {
 	if s.gpu {
 		err = c.openGPU(op, *s)
@@ -214,59 +218,61 @@ func (c *context) open(op string, s *settings) (err error) {
 	return err
 }
 
-func (c *context) say(line string) {
+// logLine passes a JSON object to the host's log.
+func (c *context) logLine(line string) {
 	if c.log != nil {
 		c.log(0, line)
 	}
 }
 
-// reserve grows the context's own workspace to at least this size. If the host brings all
-// workspaces, reserve does nothing.
+// reserve makes the context's own workspace at least this large. With ULYSSES_OWN_WORKSPACES it
+// does nothing.
 func (c *context) reserve(bytes int64) error {
-	if c.own != nil && c.own.Bytes() >= bytes || bytes == 0 || c.hostOwns {
+	if c.ownWorkspace != nil && c.ownWorkspace.Bytes() >= bytes || bytes == 0 || c.ownWorkspaces {
 		return nil
 	}
-	if c.maps() && c.own != nil {
-		bytes = max(bytes, 2*c.own.Bytes()) // the old one is kept
+	if c.ownMemoryOnly() && c.ownWorkspace != nil {
+		// the old buffer is kept, so doubling limits the total
+		bytes = max(bytes, 2*c.ownWorkspace.Bytes())
 	}
 	b, err := c.dev.Alloc(bytes)
 	if err != nil {
-		return status.Errorf(status.Of(err), "libulysses: the context's own workspace: %w: give a workspace of your own, or smaller batches", err)
+		return status.Errorf(status.Of(err), "libulysses: cannot allocate the context's own workspace: %w; give a workspace, or use smaller batches", err)
 	}
-	if c.own != nil && c.maps() {
-		c.gpu.retired = append(c.gpu.retired, c.own)
-	} else if c.own != nil {
-		c.own.Free()
+	if c.ownWorkspace != nil && c.ownMemoryOnly() {
+		c.gpu.retired = append(c.gpu.retired, c.ownWorkspace)
+	} else if c.ownWorkspace != nil {
+		c.ownWorkspace.Free()
 	}
-	c.own = b
+	c.ownWorkspace = b
 	return nil
 }
 
-// workspace returns the caller's workspace. If the caller gives none, it returns the context's own,
-// and grows it if necessary. Plans and batches have reserved memory for attention and the gated
-// delta rule, which pass 0 for the growth.
+// workspace returns the caller's workspace. If p is NULL, it returns the context's own, which it
+// grows to need bytes. For attention and the gated delta rule, need is 0: plans and batches have
+// reserved this memory.
 func (c *context) workspace(op string, p unsafe.Pointer, bytes uint64, need int64) (t tensor.Tensor, err error) {
 	if p != nil || bytes > 0 {
-		if t, err = c.block(op, "workspace", p, bytes); err != nil || !c.maps() {
+		if t, err = c.rawMemory(op, "workspace", p, bytes); err != nil || !c.ownMemoryOnly() {
 			return t, err
 		}
-	} else if c.hostOwns && need > 0 {
-		return t, c.noWorkspace(op, need)
+	} else if c.ownWorkspaces && need > 0 {
+		return t, noWorkspace(op, need)
 	}
-	if err := c.reserve(need); err != nil || c.own == nil {
+	if err := c.reserve(need); err != nil || c.ownWorkspace == nil {
 		return t, err
 	}
-	return c.bytes(c.own.Pointer(), c.own.Bytes()), nil
+	return c.byteTensor(c.ownWorkspace.Pointer(), c.ownWorkspace.Bytes()), nil
 }
 
-// noWorkspace returns the error for a workspace that the host must bring and has not brought.
-func (c *context) noWorkspace(op string, need int64) error {
-	return invalid("%s: workspace is NULL and the context was made with ULYSSES_OWN_WORKSPACES: give %d bytes", op, need)
+// noWorkspace returns the error for a NULL workspace with ULYSSES_OWN_WORKSPACES.
+func noWorkspace(op string, need int64) error {
+	return invalid("%s: workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give %d bytes", op, need)
 }
 
 func contextQuery(h uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_context_query"
-	c, err := find[context](op, aContext, h)
+	c, err := find[context](op, contextKind, h)
 	if err != nil {
 		return err
 	}
@@ -275,27 +281,28 @@ func contextQuery(h uintptr, out unsafe.Pointer) error {
 	}
 	defer c.leave()
 
-	return write(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
-		device: c.place, ordinal: c.ordinal, comm: c.way()})
+	return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
+		device: c.deviceType, ordinal: c.ordinal, comm: c.transport()})
 }
 
 func contextError(h uintptr) error {
-	c, err := find[context]("ulysses_context_async_error", aContext, h)
+	const op = "ulysses_context_async_error"
+	c, err := find[context](op, contextKind, h)
 	if err != nil {
 		return err
 	}
-	if err := c.enter("ulysses_context_async_error"); err != nil {
+	if err := c.enter(op); err != nil {
 		return err
 	}
 	defer c.leave()
-	return c.lateError()
+	return c.asyncError()
 }
 
-// contextAbort makes this rank's later calls fail, and its peers' where the communicator reaches
-// them.
+// contextAbort makes the later calls of this rank fail, and the calls of its peers if the communicator
+// can reach them.
 func contextAbort(h uintptr, why int32) error {
 	const op = "ulysses_context_abort"
-	c, err := find[context](op, aContext, h)
+	c, err := find[context](op, contextKind, h)
 	if err != nil {
 		return err
 	}
@@ -307,18 +314,18 @@ func contextAbort(h uintptr, why int32) error {
 	if code == status.OK {
 		code = status.Internal
 	}
-	c.failed = status.Errorf(code, "the context was aborted by its host with status %d (%v): destroy it", why, status.Code(why))
+	c.failed = status.Errorf(code, "ulysses_context_abort was called with status %d (%v); destroy the context", why, status.Code(why))
 	c.comm.Abort(code, "ulysses_context_abort")
 	return nil
 }
 
-// contextDestroy ends a context and what was made on it.
+// contextDestroy destroys a context with its plans, batches and requests. Collective.
 func contextDestroy(h uintptr) error {
 	const op = "ulysses_context_destroy"
 	if h == 0 {
 		return nil
 	}
-	c, err := find[context](op, aContext, h)
+	c, err := find[context](op, contextKind, h)
 	if err != nil {
 		return err
 	}
@@ -332,15 +339,15 @@ func contextDestroy(h uintptr) error {
 	defer c.leave()
 	c.closed = true
 	for _, r := range c.requests {
-		r.end()
+		r.release()
 	}
 	for p := range c.plans {
-		p.end()
+		p.release()
 	}
 	for b := range c.batches {
-		b.end()
+		b.release()
 	}
-	forget(c.self)
-	freeLocalC(c.local.c)
-	return c.end()
+	unregister(c.handle)
+	freeCallbackArgs(c.local.c)
+	return c.release()
 }

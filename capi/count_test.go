@@ -96,7 +96,7 @@ func everyCall(t *testing.T, ctx uintptr) func() {
 		func() error { return attentionForward(plan, batch, p(&a)) }, func() error { return attentionBackward(plan, batch, p(&a), p(&g)) },
 		func() error { return reshard(plan, batch, p(&there), true) }, func() error { return reshard(plan, batch, p(&back), false) },
 		func() error { return reshardStart(plan, batch, p(&there), true, p(&request)) }, func() error { return requestWait(request) },
-		func() error { return haloCall("ulysses_halo_forward", ctx, batch, p(&halo), true) }, func() error { return haloCall("ulysses_halo_backward", ctx, batch, p(&halo), false) },
+		func() error { return callHalo("ulysses_halo_forward", ctx, batch, p(&halo), true) }, func() error { return callHalo("ulysses_halo_backward", ctx, batch, p(&halo), false) },
 		func() error { return attentionLayerForward(plan, batch, p(&layer)) }, func() error { return attentionLayerBackward(plan, batch, p(&layer), p(&layerGrads)) },
 		func() error { return gdnForward(states, batch, p(&deltas[0])) }, func() error { return gdnBackward(states, batch, p(&deltas[0]), p(&delta)) },
 		func() error { return gdnForward(heads, batch, p(&deltas[1])) }, func() error { return gdnBackward(heads, batch, p(&deltas[1]), p(&delta)) },
@@ -130,7 +130,7 @@ func TestNoCallAllocates(t *testing.T) {
 		on(func(rank int) {
 			var ctx uintptr
 			o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
-			must(t, newAgreed("a rank", comms[rank], true, p(&o), p(&ctx)))
+			must(t, newOnComm("a rank", comms[rank], true, p(&o), p(&ctx)))
 			steps[rank] = everyCall(t, ctx)
 			for range 20 {
 				steps[rank]()

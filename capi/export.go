@@ -16,13 +16,15 @@ import (
 	"ulysses/internal/version"
 )
 
-// What gate.c calls. Every body runs guarded, and its error lands in the thread's text.
+// The functions that gate.c calls. Each runs the body of a call with guarded and writes its error
+// to the thread's buffer, t. They return the status.
 
 type handle = C.uintptr_t
 type pointer = unsafe.Pointer
 type text = *C.char
 
-// uly_register_thread registers a thread of the host with the Go runtime.
+// uly_register_thread does nothing. The first call of a Go function registers the calling thread
+// with the Go runtime; see thread.c.
 //
 //export uly_register_thread
 func uly_register_thread() {}
@@ -57,16 +59,16 @@ func uly_context_abort(c handle, why C.int32_t, t text) C.int32_t {
 	return finish("ulysses_context_abort", guarded(func() error { return contextAbort(uintptr(c), int32(why)) }), t)
 }
 
-// destroyNames are what the host has called.
-var destroyNames = map[kind]string{aContext: "ulysses_context_destroy", aPlan: "ulysses_plan_destroy", aBatch: "ulysses_batch_destroy"}
+// destroyNames are the C functions that call uly_destroy.
+var destroyNames = map[handleKind]string{contextKind: "ulysses_context_destroy", planKind: "ulysses_plan_destroy", batchKind: "ulysses_batch_destroy"}
 
 //export uly_destroy
-func uly_destroy(what C.int32_t, h handle, t text) C.int32_t {
-	return finish(destroyNames[kind(what)], guarded(func() error {
-		switch kind(what) {
-		case aContext:
+func uly_destroy(kind C.int32_t, h handle, t text) C.int32_t {
+	return finish(destroyNames[handleKind(kind)], guarded(func() error {
+		switch handleKind(kind) {
+		case contextKind:
 			return contextDestroy(uintptr(h))
-		case aPlan:
+		case planKind:
 			return planDestroy(uintptr(h))
 		}
 		return batchDestroy(uintptr(h))
@@ -127,7 +129,7 @@ func uly_reshard_workspace(p, b handle, args pointer, toHeads C.int32_t, out poi
 //export uly_halo
 func uly_halo(c, b handle, args pointer, forward C.int32_t, t text) C.int32_t {
 	op := haloName(forward != 0)
-	return finish(op, guarded(func() error { return haloCall(op, uintptr(c), uintptr(b), args, forward != 0) }), t)
+	return finish(op, guarded(func() error { return callHalo(op, uintptr(c), uintptr(b), args, forward != 0) }), t)
 }
 
 //export uly_halo_workspace
@@ -162,7 +164,7 @@ func uly_local_backward(p, b handle, args, grads, f, user pointer, t text) C.int
 
 //export uly_local_sizes
 func uly_local_sizes(p, b handle, out pointer, t text) C.int32_t {
-	return finish("ulysses_local_sizes", guarded(func() error { return localSizesOf(uintptr(p), uintptr(b), out) }), t)
+	return finish("ulysses_local_sizes", guarded(func() error { return localSizesQuery(uintptr(p), uintptr(b), out) }), t)
 }
 
 //export uly_attention_layer_sizes
@@ -213,8 +215,8 @@ func devices() (built, usable []string, why map[string]string) {
 	return built, usable, why
 }
 
-// mpiLibrary is what serves a host's communicators by now; a library has no MPI before the first of
-// them comes.
+// mpiLibrary returns the MPI library in use. The library opens MPI when the host creates the first
+// context on an MPI communicator.
 func mpiLibrary() string {
 	if name := comm.Library(); !strings.HasPrefix(name, "none") {
 		return name

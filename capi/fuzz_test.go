@@ -384,10 +384,10 @@ func (x *fuzzed) halo() error {
 	a.workspace, a.workspace_bytes = x.memory(need)
 	if x.one(2) {
 		x.out = x.all[1:]
-		return x.done(func() error { return haloCall("ulysses_halo_forward", x.h.ctx, x.batch, p(&a), true) })
+		return x.done(func() error { return callHalo("ulysses_halo_forward", x.h.ctx, x.batch, p(&a), true) })
 	}
 	x.out = x.all[:1]
-	return x.done(func() error { return haloCall("ulysses_halo_backward", x.h.ctx, x.batch, p(&a), false) })
+	return x.done(func() error { return callHalo("ulysses_halo_backward", x.h.ctx, x.batch, p(&a), false) })
 }
 
 func (x *fuzzed) layer() error {
@@ -501,7 +501,7 @@ func (x *fuzzed) queries() error {
 	}
 	sum, count, mean := x.Float64(), x.number(3), 0.0
 	x.made(x.done(func() error { return lossReduce(x.h.ctx, p(&sum), p(&count), p(&mean)) }))
-	x.sizes(func(s *cSizes) error { return localSizesOf(x.plan, x.batch, p(s)) })
+	x.sizes(func(s *cSizes) error { return localSizesQuery(x.plan, x.batch, p(s)) })
 	x.sizes(func(s *cSizes) error { return planSizes(x.plan, 0, p(s)) })
 	return nil
 }

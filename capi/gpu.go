@@ -12,207 +12,221 @@ import (
 	"ulysses/tensor"
 )
 
-// gpu is what a context on a GPU has beyond one on the CPU: a place in a program with streams,
-// memory and a current GPU of its own.
+// gpu has the fields of a context that exist only on a GPU. The host program has its own streams,
+// memory and current GPU.
 //
-// Every call works on the context's one stream, whose scratch was allocated with it. It is ordered
-// by events behind what the caller's stream holds when the call comes, and before what comes on it
-// later: so nothing is allocated for a stream that was never seen before, calls on several streams
-// may share the context's own workspace, and no call waits for the GPU.
+// Every call enqueues its work on the context's own stream, whose workspace was allocated with the
+// stream. Events order this work after what is on the caller's stream when the call comes, and
+// before what the caller enqueues later. Therefore nothing is allocated for a new stream of the
+// caller, calls on several streams may share the context's workspace, and no call waits for the
+// GPU.
 type gpu struct {
-	dev    *cuda.Device
-	guest  *cuda.ExternalStream
-	thread uintptr // what the calling thread was on before the call
-	theirs uintptr // stream of the call under way
-	late   error   // asynchronous, and kept
-	// Other processes map what is exchanged and keep it until the communicator is closed. The
-	// caller's memory may be freed sooner: exchanges are in the context's own, and what has been
-	// outgrown is kept.
-	maps    bool
-	retired []device.Buffer
+	dev          *cuda.Device
+	external     *cuda.ExternalStream
+	current      uintptr // the calling thread's CUDA context from before the call
+	callerStream uintptr // of the current call
+	asyncErr     error   // the first asynchronous error
+	// With CUDA IPC, other processes map the memory that is sent, until the communicator is closed.
+	// The caller may free its memory sooner. Therefore only memory of the context is sent, and
+	// buffers that were replaced by larger ones are kept in retired.
+	ownMemoryOnly bool
+	retired       []device.Buffer
 }
 
-// comms are the header's ways for tensors of a GPU, by its numbers, as package backends names them.
-var comms = [...]struct{ policy, kind string }{{"auto", ""}, {"mpi", "staged"}, {"nccl", "nccl"}, {"ipc", "ipc"}}
+// transports are the transports of the header, by its numbers: the name of the policy in package
+// backends, and the kind of communicator that uses it.
+var transports = [...]struct{ policy, kind string }{{"auto", ""}, {"mpi", "staged"}, {"nccl", "nccl"}, {"ipc", "ipc"}}
 
-const wayHost = 1 // through host memory, as on the CPU
+// transportHost is ULYSSES_COMM_HOST: through host memory, as on the CPU.
+const transportHost = 1
 
-// openGPU opens the GPU of the settings. The program's thread stays on the one that it has chosen.
+// openGPU opens the GPU of the settings. gpu.leave restores the calling thread's current GPU.
 func (c *context) openGPU(op string, s settings) error {
 	d, err := cuda.Open(cuda.Options{Ordinal: int(s.ordinal), Kernels: os.Getenv("ULYSSES_KERNEL")})
 	if err != nil {
 		return status.Errorf(status.Of(err), "%s: ordinal %d: %w", op, s.ordinal, err)
 	}
-	c.dev, c.gpu = d, &gpu{dev: d, thread: d.SaveContext()}
-	c.place, c.ordinal = onCUDA, s.ordinal
-	if c.gpu.guest, err = d.NewExternalStream(); err != nil {
+	c.dev, c.gpu = d, &gpu{dev: d, current: d.SaveContext()}
+	c.deviceType, c.ordinal = onCUDA, s.ordinal
+	if c.gpu.external, err = d.NewExternalStream(); err != nil {
 		return err
 	}
 	return nil
 }
 
-// openComm puts a communicator for tensors of the GPU on top of the host's. One rank alone
-// exchanges nothing. Collective.
+// openComm wraps the host's communicator in one for tensors on the GPU. A context of one rank needs
+// none. Collective.
 func (c *context) openComm(op string, s settings) error {
 	if c.gpu == nil || c.comm.Size() == 1 {
 		return nil
 	}
-	made, why, err := backends.OpenComm(c.dev, c.comm, comms[s.comm].policy)
+	made, why, err := backends.OpenComm(c.dev, c.comm, transports[s.comm].policy)
 	if err != nil {
-		return status.Errorf(status.Of(err), "%s: comm %d: %w (in the terms of a job: auto 0, mpi 1, nccl 2, ipc 3)", op, s.comm, err)
+		return status.Errorf(status.Of(err), "%s: comm %d (%s): %w", op, s.comm, transports[s.comm].policy, err)
 	}
 	c.comm = made
-	c.gpu.maps = made.(*cuda.Comm).Maps()
-	c.say(fmt.Sprintf(`{"event":"comm","rank":%d,"kind":%q,"why":%q}`, made.Rank(), made.Kind(), why))
+	c.gpu.ownMemoryOnly = made.(*cuda.Comm).Maps()
+	c.logLine(fmt.Sprintf(`{"event":"comm","rank":%d,"kind":%q,"why":%q}`, made.Rank(), made.Kind(), why))
 	return nil
 }
 
-// way is the header's number of the way that tensors go.
-func (c *context) way() int32 {
-	for i, w := range comms {
-		if w.kind != "" && w.kind == c.comm.Kind() {
+// transport returns the header's number (ULYSSES_COMM_...) of the transport of tensors.
+func (c *context) transport() int32 {
+	for i, t := range transports {
+		if t.kind != "" && t.kind == c.comm.Kind() {
 			return int32(i)
 		}
 	}
-	return wayHost
+	return transportHost
 }
 
-// enter and leave keep the calling thread's GPU; a nil gpu does nothing.
+// enter and leave store and restore the calling thread's current GPU. A nil gpu does nothing.
 func (g *gpu) enter() {
 	if g != nil {
-		g.thread = g.dev.SaveContext()
+		g.current = g.dev.SaveContext()
 	}
 }
 
 func (g *gpu) leave() {
 	if g != nil {
-		g.dev.RestoreContext(g.thread)
+		g.dev.RestoreContext(g.current)
 	}
 }
 
-// join orders what a call enqueues behind what the caller's stream holds; a call that joins ends in
-// part.
-func (c *context) join(op string, stream unsafe.Pointer) error {
+// enqueue runs work, which enqueues operations on the context's stream. They run after what is on
+// the caller's stream now, and before what the caller enqueues later.
+func (c *context) enqueue(op string, stream unsafe.Pointer, work func() error) error {
+	if err := c.waitForCaller(op, stream); err != nil {
+		return err
+	}
+	return c.callerWaits(work())
+}
+
+// waitForCaller lets the context's stream wait for what is on the caller's stream now.
+func (c *context) waitForCaller(op string, stream unsafe.Pointer) error {
 	if c.gpu == nil {
 		return nil
 	}
-	c.gpu.theirs = uintptr(stream)
-	if err := c.gpu.guest.Enter(c.gpu.theirs, c.stream); err != nil {
+	c.gpu.callerStream = uintptr(stream)
+	if err := c.gpu.external.Enter(c.gpu.callerStream, c.stream); err != nil {
 		return status.Errorf(status.Of(err), "%s: %w", op, err)
 	}
 	return nil
 }
 
-// part orders what comes later on the caller's stream behind what the call has enqueued, be it
-// whole or not, and hands on the call's error.
-func (c *context) part(err error) error {
+// callerWaits lets the caller's stream wait for what is on the context's stream now, even if the
+// call has failed with err. It returns err.
+func (c *context) callerWaits(err error) error {
 	if c.gpu == nil {
 		return err
 	}
-	if left := c.gpu.guest.Leave(c.gpu.theirs, c.stream); err == nil {
+	if left := c.gpu.external.Leave(c.gpu.callerStream, c.stream); err == nil {
 		err = left
 	}
 	return err
 }
 
-// reach refuses memory that the context's GPU does not have, whatever the caller says of it: a
-// kernel that meets such an address ends all work of the process on the GPU.
-func (c *context) reach(op, name string, p unsafe.Pointer) error {
+// checkAddress refuses memory that the context's GPU cannot access, whatever device the tensor
+// names. A kernel that accesses such memory ends all work of the process on the GPU.
+func (c *context) checkAddress(op, name string, p unsafe.Pointer) error {
 	if c.gpu == nil {
 		return nil
 	}
-	at, ordinal, err := c.gpu.guest.MemoryKindOf(p)
+	where, ordinal, err := c.gpu.external.MemoryKindOf(p)
 	switch {
 	case err != nil:
 		return status.Errorf(status.Of(err), "%s: %s: %w", op, name, err)
-	case at == cuda.ManagedMemory:
+	case where == cuda.ManagedMemory:
 		return nil
-	case at != cuda.GPUMemory:
-		return invalid("%s: %s lies at %#x, which is memory of the host: this context works on GPU %d: copy it there", op, name, uintptr(p), c.ordinal)
+	case where != cuda.GPUMemory:
+		return invalid("%s: %s is at %#x, which is memory of the host, and this context is on GPU %d; copy it to the GPU", op, name, uintptr(p), c.ordinal)
 	case ordinal != int(c.ordinal):
-		return invalid("%s: %s lies at %#x in memory of GPU %d: this context works on GPU %d: copy it there", op, name, uintptr(p), ordinal, c.ordinal)
+		return invalid("%s: %s is at %#x, which is memory of GPU %d, and this context is on GPU %d; copy it to the context's GPU", op, name, uintptr(p), ordinal, c.ordinal)
 	}
 	return nil
 }
 
-// maps reports that exchanges are in the context's own memory, whatever memory a call brings.
-func (c *context) maps() bool { return c.gpu != nil && c.gpu.maps }
+// ownMemoryOnly reports whether tensors are sent from the context's own memory only, even if a call
+// has a workspace.
+func (c *context) ownMemoryOnly() bool { return c.gpu != nil && c.gpu.ownMemoryOnly }
 
-// asked is for queries of workspace: a context whose exchanges are in its own memory makes that as
-// large as it says.
-func (c *context) asked(bytes int64) error {
-	if !c.maps() {
+// reserveQueried is called with the result of a query for workspace. If tensors are sent from the
+// context's own memory, it makes this memory as large as the result.
+func (c *context) reserveQueried(bytes int64) error {
+	if !c.ownMemoryOnly() {
 		return nil
 	}
 	return c.reserve(bytes)
 }
 
-// wireOf is a request's workspace: the caller's, or the request's own, made when it is first needed
-// and kept for later ones.
-func (c *context) wireOf(op string, r *request, given tensor.Tensor, need int64) (tensor.Tensor, error) {
+// requestWorkspace returns the workspace of a request: the caller's, or the request's own, which is
+// allocated when it is first needed and kept for later requests.
+func (c *context) requestWorkspace(op string, r *request, given tensor.Tensor, need int64) (tensor.Tensor, error) {
 	switch {
-	case need == 0 || !given.IsNil() && !c.maps():
+	case need == 0 || !given.IsNil() && !c.ownMemoryOnly():
 		return given, nil
-	case given.IsNil() && c.hostOwns:
-		return given, c.noWorkspace(op, need)
+	case given.IsNil() && c.ownWorkspaces:
+		return given, noWorkspace(op, need)
 	case !given.IsNil() && given.Numel() < need:
-		return given, sizeOf(op, "workspace", given, need)
+		return given, checkSize(op, "workspace", given, need)
 	}
-	if r.wire == nil || r.wire.Bytes() < need {
+	if r.buffer == nil || r.buffer.Bytes() < need {
 		b, err := c.dev.Alloc(need)
 		if err != nil {
-			return given, status.Errorf(status.Of(err), "%s: the request's own workspace: %w: give one, or start fewer requests at a time", op, err)
+			return given, status.Errorf(status.Of(err), "%s: cannot allocate the workspace of the request: %w; give a workspace, or start fewer requests at a time", op, err)
 		}
-		if r.wire != nil && c.maps() {
-			c.gpu.retired = append(c.gpu.retired, r.wire)
-		} else if r.wire != nil {
-			r.wire.Free()
+		if r.buffer != nil && c.ownMemoryOnly() {
+			c.gpu.retired = append(c.gpu.retired, r.buffer)
+		} else if r.buffer != nil {
+			r.buffer.Free()
 		}
-		r.wire = b
+		r.buffer = b
 	}
-	return c.bytes(r.wire.Pointer(), r.wire.Bytes()), nil
+	return c.byteTensor(r.buffer.Pointer(), r.buffer.Bytes()), nil
 }
 
-// lateError is what went wrong on the GPU since the last call, without waiting.
-func (c *context) lateError() error {
+// asyncError returns the first error that occurred on the GPU after a call had returned, without
+// waiting for the GPU.
+func (c *context) asyncError() error {
 	g := c.gpu
-	if g == nil || g.late != nil {
-		if g != nil {
-			return g.late
-		}
-		return nil // the CPU is done when a call returns
+	if g == nil {
+		return nil // the CPU's work is complete when a call returns
+	}
+	if g.asyncErr != nil {
+		return g.asyncErr
 	}
 	err := cuda.Failure(c.stream)
 	if m, ok := c.comm.(*cuda.Comm); ok && err == nil {
 		err = m.Failure()
 	}
 	if err != nil {
-		g.late = status.Errorf(status.Of(err), "ulysses_context_async_error: %w", err)
+		g.asyncErr = status.Errorf(status.Of(err), "ulysses_context_async_error: %w", err)
 	}
-	return g.late
+	return g.asyncErr
 }
 
-// end waits for the context's work and gives up what it stands on, in the order in which peers need
-// it. Collective.
-func (c *context) end() error {
+// release waits for the context's work and frees its memory, its communicator and its device. The
+// communicator is closed before memory is freed, because peers may read this memory until then.
+// Collective.
+func (c *context) release() error {
 	if c.stream != nil {
 		c.stream.Close()
 	}
-	err := c.comm.Close() // after it, nobody reads this rank's memory
-	if c.own != nil {
-		c.own.Free()
+	err := c.comm.Close()
+	if c.ownWorkspace != nil {
+		c.ownWorkspace.Free()
 	}
 	for _, r := range c.requests {
-		if r.wire != nil {
-			r.wire.Free()
+		if r.buffer != nil {
+			r.buffer.Free()
 		}
 	}
 	if c.gpu != nil {
 		for _, b := range c.gpu.retired {
 			b.Free()
 		}
-		if c.gpu.guest != nil {
-			c.gpu.guest.Close()
+		if c.gpu.external != nil {
+			c.gpu.external.Close()
 		}
 	}
 	if c.dev != nil {
@@ -221,8 +235,8 @@ func (c *context) end() error {
 	return err
 }
 
-// bytes is a block of bytes where the context works.
-func (c *context) bytes(p unsafe.Pointer, n int64) tensor.Tensor {
+// byteTensor returns n bytes at p, on the context's device, as a tensor.
+func (c *context) byteTensor(p unsafe.Pointer, n int64) tensor.Tensor {
 	t := tensor.Of(p, tensor.U8, n)
 	t.Where = c.dev.Info().Place
 	return t

@@ -64,7 +64,7 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	must(t, newPlan(ctx, p(&h.desc), p(&plan)))
 	must(t, newBatch(ctx, p(&h.lengths), p(&batch)))
 	must(t, planSizes(plan, batch, p(&h.sizes)))
-	c, err := find[context]("test", aContext, ctx)
+	c, err := find[context]("test", contextKind, ctx)
 	must(t, err)
 	room := func(n uint64) unsafe.Pointer {
 		b, err := c.dev.Alloc(int64(n))
@@ -103,7 +103,7 @@ func TestGPUTensorOnTheCPU(t *testing.T) {
 		t.Setenv("ULYSSES_CUDA_PLUGIN", plugin)
 		err := attentionForward(h.plan, h.batch, p(&h.args))
 		refused(t, "a tensor of a GPU", status.InvalidArgument, err)
-		if text := err.Error(); !strings.Contains(text, "q lies on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") || strings.Contains(text, "none lies beside this library: build it with make cuda") != want {
+		if text := err.Error(); !strings.Contains(text, "q is on a GPU") || !strings.Contains(text, "ULYSSES_CUDA") || strings.Contains(text, "not in the folder of this library: build it with make cuda") != want {
 			t.Errorf("plug-in %q: %v", plugin, err)
 		}
 	}

@@ -2,81 +2,83 @@ package main
 
 import "sync"
 
-// kind is what a handle stands for.
-type kind uint8
+// handleKind is the kind of object that a handle stands for.
+type handleKind uint8
 
 const (
-	aContext kind = iota + 1
-	aPlan
-	aBatch
-	aRequest
+	contextKind handleKind = iota + 1
+	planKind
+	batchKind
+	requestKind
 )
 
 var kindNames = [...]string{"nothing", "context", "plan", "batch", "request"}
 
-// A handle is a place in this table, the kind, and how often the place has been used:
-// generation<<32 | place<<8 | kind<<4. It is never followed as a pointer, so a stale or invented
-// one is found out.
+// handles is the table of all objects of the process that have a handle. A handle is an integer:
+// the generation of a slot, its index in the table, and the kind of object. A slot gets a new
+// generation each time it is used, and handles are never dereferenced. Therefore a stale or
+// invented handle is an error.
 var handles struct {
 	sync.RWMutex
 	slots []slot
-	free  []uint32
+	free  []uint32 // indices
 }
 
 type slot struct {
 	object     any // nil = free
 	generation uint32
-	kind       kind
+	kind       handleKind
 }
 
 const (
-	kindShift, placeShift, generationShift = 4, 8, 32
-	maxPlaces                              = 1 << (generationShift - placeShift)
+	kindShift, indexShift, generationShift = 4, 8, 32
+	maxHandles                             = 1 << (generationShift - indexShift)
 )
 
-// register gives an object a handle.
-func register(k kind, object any) (uintptr, error) {
+// register returns a new handle for an object.
+func register(k handleKind, object any) (uintptr, error) {
 	handles.Lock()
 	defer handles.Unlock()
-	var place uint32
+	var index uint32
 	if n := len(handles.free); n > 0 {
-		place, handles.free = handles.free[n-1], handles.free[:n-1]
-	} else if len(handles.slots) < maxPlaces {
-		place = uint32(len(handles.slots))
+		index, handles.free = handles.free[n-1], handles.free[:n-1]
+	} else if len(handles.slots) < maxHandles {
+		index = uint32(len(handles.slots))
 		handles.slots = append(handles.slots, slot{})
 	} else {
-		return 0, invalid("%d handles are open: destroy what is not used any more", maxPlaces)
+		return 0, invalid("%d handles are in use, which is the maximum; destroy plans, batches and contexts that are not needed", maxHandles)
 	}
-	s := &handles.slots[place]
+	s := &handles.slots[index]
 	s.generation++
 	s.object, s.kind = object, k
-	return uintptr(s.generation)<<generationShift | uintptr(place)<<placeShift | uintptr(k)<<kindShift, nil
+	return uintptr(s.generation)<<generationShift | uintptr(index)<<indexShift | uintptr(k)<<kindShift, nil
 }
 
-// find is the object of a handle; op starts the text of an error.
-func find[T any](op string, k kind, h uintptr) (*T, error) {
+// find returns the object of a handle. op is the C function, for the error.
+func find[T any](op string, k handleKind, h uintptr) (*T, error) {
 	if h == 0 {
 		return nil, invalid("%s: the %s is NULL", op, kindNames[k])
 	}
-	place := h >> placeShift & (maxPlaces - 1)
+	index := h >> indexShift & (maxHandles - 1)
 	handles.RLock()
 	defer handles.RUnlock()
-	if place < uintptr(len(handles.slots)) && h&(1<<kindShift-1) == 0 {
-		s := &handles.slots[place]
+	if index < uintptr(len(handles.slots)) && h&(1<<kindShift-1) == 0 {
+		s := &handles.slots[index]
 		if s.object != nil && s.kind == k && uintptr(s.generation) == h>>generationShift && uintptr(k) == h>>kindShift&15 {
 			return s.object.(*T), nil
 		}
 	}
-	return nil, invalid("%s: no %s has the handle %#x: it was destroyed, or is a handle of another kind", op, kindNames[k], h)
+	return nil, invalid("%s: %#x is not the handle of a %s: it was destroyed, or it is a handle of another kind", op, h, kindNames[k])
 }
 
-// forget ends a handle.
-func forget(h uintptr) {
+// unregister makes a handle invalid.
+func unregister(h uintptr) {
 	handles.Lock()
 	defer handles.Unlock()
-	place := h >> placeShift & (maxPlaces - 1)
-	handles.slots[place].object = nil
-	if handles.slots[place].generation < 1<<31 { // a place that is used up is not used again
-		handles.free = append(handles.free, uint32(place))
+	index := h >> indexShift & (maxHandles - 1)
+	handles.slots[index].object = nil
+	// a slot without unused generations is not used again
+	if handles.slots[index].generation < 1<<31 {
+		handles.free = append(handles.free, uint32(index))
 	}
 }

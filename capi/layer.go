@@ -8,87 +8,95 @@ import (
 	"ulysses/tensor"
 )
 
-// layerKind is what a whole layer has beyond its plan.
+// layerKind has the properties of a whole attention layer that its plan does not have.
 type layerKind struct {
 	hidden int64
-	norm   bool
+	norm   bool // q and k have RMS norms
 }
 
-// id stands for the kind in the tag of what a layer saves.
-func (k layerKind) id() int64 { return k.hidden<<1 | int64(b2i(k.norm)) }
+// variant returns a number for the tag of what the layer saves.
+func (k layerKind) variant() int64 { return k.hidden<<1 | int64(b2i(k.norm)) }
 
-// layerPlaces is where a layer's values lie; T is tokens of this rank.
-type layerPlaces struct {
+// layerTensors are the tensors of a call of a whole attention layer. T = B*rows is the number of
+// this rank's tokens. The context owns them.
+type layerTensors struct {
 	kind                layerKind
-	tokens, rows, batch int64
+	tokens, rows, batch int64 // T, rows, B
 	l                   sp.Layer
-	x, y, dy, dx        tensor.Tensor // [T, hidden]
-	wq, wk, wv, wo      tensor.Tensor
-	bq, bk, bv, bo      tensor.Tensor
-	qNorm, kNorm        tensor.Tensor
-	cos, sin            tensor.Tensor // [T, rotary/2]
-	// [T, H·D] before their norms; without norms q and k themselves
-	rawQ, rawK         tensor.Tensor
-	q, k, v            tensor.Tensor // [T, H·D], or their gradients
-	qRStd, kRStd       tensor.Tensor // [T·H]
-	mixed, dmixed      tensor.Tensor // [T, Hq·Dv]
-	wide               tensor.Tensor // [T, hidden] F32, where dx is narrower
-	noWeight           tensor.Tensor // [D] F32: takes the gradient of a norm that nobody wants
-	saved, workspace   tensor.Tensor
+	eps                 float64
+
+	// Of the caller.
+	x, y, dy, dx       tensor.Tensor // [T, hidden]
+	wq, wk, wv, wo     tensor.Tensor
+	bq, bk, bv, bo     tensor.Tensor
+	qNorm, kNorm       tensor.Tensor
+	cos, sin           tensor.Tensor // [T, rotary/2]
 	dwq, dwk, dwv, dwo tensor.Tensor
 	dbq, dbk, dbv, dbo tensor.Tensor
 	dqNorm, dkNorm     tensor.Tensor
-	eps                float64
-	gemm               device.Gemm
-	rms                device.RMSNorm
-	rmsGrad            device.RMSNormGrad
-	rope               device.Rope
+	saved, workspace   tensor.Tensor
+
+	// In saved memory, or in the workspace if there is none.
+	mixed        tensor.Tensor // [T, Hq·Dv], the output of attention
+	rawQ, rawK   tensor.Tensor // [T, H·D], q and k before their norms
+	qRStd, kRStd tensor.Tensor // [T·H], of the norms
+
+	// In the workspace.
+	q, k, v  tensor.Tensor // [T, H·D], or their gradients
+	dmixed   tensor.Tensor // [T, Hq·Dv]
+	dx32     tensor.Tensor // [T, hidden] F32, if dx is narrower
+	noWeight tensor.Tensor // [D] F32, for the gradient of a norm that the caller does not want
+
+	gemm    device.Gemm
+	rms     device.RMSNorm
+	rmsGrad device.RMSNormGrad
+	rope    device.Rope
 }
 
-// keep carves what forward leaves for backward; the attention's own comes last.
-func (x *layerPlaces) keep(c *device.Allocator, attention int64) tensor.Tensor {
+// allocateSaved allocates what the forward pass saves, and returns the saved memory of attention.
+func (x *layerTensors) allocateSaved(a *device.Allocator, attention int64) tensor.Tensor {
 	l, t := x.l, x.tokens
-	x.mixed = c.Take(l.DType, t, l.Heads*l.VDim)
+	x.mixed = a.Take(l.DType, t, l.Heads*l.VDim)
 	if x.kind.norm {
-		x.rawQ, x.rawK = c.Take(l.DType, t, l.Heads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.Dim)
-		x.qRStd, x.kRStd = c.Take(tensor.F32, t*l.Heads), c.Take(tensor.F32, t*l.KVHeads)
+		x.rawQ, x.rawK = a.Take(l.DType, t, l.Heads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.Dim)
+		x.qRStd, x.kRStd = a.Take(tensor.F32, t*l.Heads), a.Take(tensor.F32, t*l.KVHeads)
 	}
-	return c.Take(tensor.U8, attention)
+	return a.Take(tensor.U8, attention)
 }
 
-// project carves q, k and v, or their gradients.
-func (x *layerPlaces) project(c *device.Allocator) {
+// allocateQKV allocates q, k and v, or their gradients.
+func (x *layerTensors) allocateQKV(a *device.Allocator) {
 	l, t := x.l, x.tokens
-	x.q, x.k, x.v = c.Take(l.DType, t, l.Heads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.Dim), c.Take(l.DType, t, l.KVHeads*l.VDim)
+	x.q, x.k, x.v = a.Take(l.DType, t, l.Heads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.Dim), a.Take(l.DType, t, l.KVHeads*l.VDim)
 }
 
-// back carves what backward needs beside q, k and v.
-func (x *layerPlaces) back(c *device.Allocator) {
-	x.dmixed = c.Take(x.l.DType, x.tokens, x.l.Heads*x.l.VDim)
+// allocateBackward allocates the other tensors of the backward pass.
+func (x *layerTensors) allocateBackward(a *device.Allocator) {
+	x.dmixed = a.Take(x.l.DType, x.tokens, x.l.Heads*x.l.VDim)
 	if x.l.DType != tensor.F32 {
-		x.wide = c.Take(tensor.F32, x.tokens, x.kind.hidden)
+		x.dx32 = a.Take(tensor.F32, x.tokens, x.kind.hidden)
 	}
-	x.noWeight = c.Take(tensor.F32, x.l.Dim)
+	x.noWeight = a.Take(tensor.F32, x.l.Dim)
 }
 
-// start settles a layer's shapes for a plan and a batch.
-func (x *layerPlaces) start(p *plan, b *sp.Batch, kind layerKind) {
-	*x = layerPlaces{kind: kind, batch: b.Batch(), rows: b.Rows(), tokens: b.Batch() * b.Rows(), l: p.sp.Layer()}
+// reset clears all tensors and sets the shapes of a plan and a batch.
+func (x *layerTensors) reset(p *plan, b *sp.Batch, kind layerKind) {
+	*x = layerTensors{kind: kind, batch: b.Batch(), rows: b.Rows(), tokens: b.Batch() * b.Rows(), l: p.sp.Layer()}
 }
 
-// layerSizes is the bytes of saved and workspace.
+// layerSizes returns the bytes of saved and workspace.
 func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
-	var x layerPlaces
-	x.start(p, b, kind)
+	var x layerTensors
+	x.reset(p, b, kind)
 	attention := p.sp.Sizes(b)
 	align := p.ctx.dev.Info().Align
 	saved, forward, backward := device.Allocator{Align: align}, device.Allocator{Align: align}, device.Allocator{Align: align}
-	x.keep(&saved, attention.Saved)
-	x.project(&forward)
+	x.allocateSaved(&saved, attention.Saved)
+	x.allocateQKV(&forward)
 	size := sp.Sizes{Workspace: forward.Padded() + saved.Padded() + attention.Workspace}
 	if !x.l.NoBackward {
-		x.project(&backward)
-		x.back(&backward)
+		x.allocateQKV(&backward)
+		x.allocateBackward(&backward)
 		size.Saved = saved.Used
 		size.Workspace = max(size.Workspace, backward.Padded()+attention.Workspace)
 	}
@@ -97,35 +105,35 @@ func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 
 const layerOp = "ulysses_attention_layer"
 
-// readLayer checks what forward and backward have in common.
-func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cAttentionLayerArgs, x *layerPlaces, err error) {
-	if a, err = read[cAttentionLayerArgs](op, "args", args); err != nil {
+// readLayer reads the arguments of a layer except its tensors.
+func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer) (a cAttentionLayerArgs, x *layerTensors, err error) {
+	if a, err = readStruct[cAttentionLayerArgs](op, "args", args); err != nil {
 		return a, nil, err
 	}
 	x = &c.layer
 	if a.hidden < 1 || a.hidden > 1<<20 {
-		return a, nil, invalid("%s: hidden is %d: 1 to 2^20 features", op, a.hidden)
+		return a, nil, invalid("%s: hidden is %d; give 1 to 2^20 features", op, a.hidden)
 	}
 	if p.cross {
-		return a, nil, invalid("%s: the plan is ULYSSES_CROSS: a layer has queries and keys of one x", op)
+		return a, nil, invalid("%s: the plan has ULYSSES_CROSS; a layer computes queries and keys from one x: plan without it", op)
 	}
 	if (a.q_norm == nil) != (a.k_norm == nil) || (a.cos == nil) != (a.sin == nil) {
-		return a, nil, invalid("%s: q_norm and k_norm, cos and sin: give both of a pair, or neither", op)
+		return a, nil, invalid("%s: one of q_norm and k_norm, or of cos and sin, is NULL; give both or neither", op)
 	}
 	if !(a.eps >= 0) || a.eps > 1 {
-		return a, nil, invalid("%s: eps is %v: 0 (1e-6) to 1", op, a.eps)
+		return a, nil, invalid("%s: eps is %v; give 0 to 1, 0 is 1e-6", op, a.eps)
 	}
-	c.must("hidden", a.hidden)
-	x.start(p, b, layerKind{hidden: a.hidden, norm: a.q_norm != nil})
+	c.requireEqual("hidden", a.hidden)
+	x.reset(p, b, layerKind{hidden: a.hidden, norm: a.q_norm != nil})
 	if x.eps = float64(a.eps); a.eps == 0 {
 		x.eps = 1e-6
 	}
 	return a, x, nil
 }
 
-// weights reads the tensors that both passes read. With dense reports that all are dense and of the
-// plan's type.
-func (x *layerPlaces) weights(r *tensors, a *cAttentionLayerArgs) {
+// weights reads the weights, biases, norms and rotations, which both passes read. It checks that
+// all are row-major and have the type of the plan (cos and sin: F32).
+func (x *layerTensors) weights(r *reader, a *cAttentionLayerArgs) {
 	l, h := x.l, x.kind.hidden
 	x.matrix(r, &x.wq, "wq", a.wq, l.DType, false, l.Heads*l.Dim, h)
 	x.matrix(r, &x.wk, "wk", a.wk, l.DType, false, l.KVHeads*l.Dim, h)
@@ -140,10 +148,10 @@ func (x *layerPlaces) weights(r *tensors, a *cAttentionLayerArgs) {
 	if a.cos != nil && r.err == nil {
 		half := int64(0)
 		if a.cos.ndim == 2 && a.cos.shape != nil {
-			half = at(a.cos.shape, 1)
+			half = element(a.cos.shape, 1)
 		}
 		if half < 1 || 2*half > l.Dim {
-			r.err = invalid("%s: cos must be F32[%d, rotary/2] with rotary from 2 to head_dim %d", r.op, x.tokens, l.Dim)
+			r.err = invalid("%s: cos has the wrong shape; give F32[%d, rotary/2] with rotary from 2 to head_dim, %d", r.op, x.tokens, l.Dim)
 			return
 		}
 		x.matrix(r, &x.cos, "cos", a.cos, tensor.F32, false, x.tokens, half)
@@ -151,8 +159,8 @@ func (x *layerPlaces) weights(r *tensors, a *cAttentionLayerArgs) {
 	}
 }
 
-// matrix reads a dense tensor of a shape. NULL is left out where it may be.
-func (x *layerPlaces) matrix(r *tensors, dst *tensor.Tensor, name string, p *cTensor, dtype tensor.DType, optional bool, shape ...int64) {
+// matrix reads a row-major tensor of a type and a shape. An optional tensor may be NULL.
+func (x *layerTensors) matrix(r *reader, dst *tensor.Tensor, name string, p *cTensor, dtype tensor.DType, optional bool, shape ...int64) {
 	*dst = tensor.Tensor{}
 	if optional && p == nil {
 		return
@@ -161,17 +169,8 @@ func (x *layerPlaces) matrix(r *tensors, dst *tensor.Tensor, name string, p *cTe
 	r.dense(name, *dst, dtype, shape...)
 }
 
-// dense holds a tensor to a type, a shape and row-major order.
-func (r *tensors) dense(name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) {
-	want := tensor.Tensor{DType: dtype, NDim: int8(len(shape))}
-	copy(want.Shape[:], shape)
-	if r.err == nil && (t.DType != dtype || t.NDim != want.NDim || t.Shape != want.Shape || !t.Contiguous()) {
-		r.err = invalid("%s: %s is %v: it must be %v, dense", r.op, name, t, want)
-	}
-}
-
-// tokensOf reads [B, rows, hidden] as [T, hidden].
-func (x *layerPlaces) tokensOf(r *tensors, dst *tensor.Tensor, name string, p *cTensor, out bool) {
+// tokensOf reads a tensor [B, rows, hidden] as [T, hidden].
+func (x *layerTensors) tokensOf(r *reader, dst *tensor.Tensor, name string, p *cTensor, out bool) {
 	r.get(dst, name, p, 3, out)
 	r.dense(name, *dst, x.l.DType, x.batch, x.rows, x.kind.hidden)
 	if r.err == nil {
@@ -181,7 +180,7 @@ func (x *layerPlaces) tokensOf(r *tensors, dst *tensor.Tensor, name string, p *c
 
 func attentionLayerSizes(ph, bh uintptr, args, out unsafe.Pointer) error {
 	const op = layerOp + "_sizes"
-	p, b, err := pair(op, ph, bh)
+	p, b, err := enterAttentionPair(op, ph, bh)
 	if err != nil {
 		return err
 	}
@@ -195,17 +194,12 @@ func attentionLayerSizes(ph, bh uintptr, args, out unsafe.Pointer) error {
 
 func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 	const op = layerOp + "_forward"
-	c, p, b, err := together(op, ph, bh)
-	if c == nil {
-		return err
-	}
-	defer c.leave()
-	return c.agreed(err, func() error { return p.forwardLayer(op, b, args) })
+	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.layerForward(op, b, args) })
 }
 
-func (p *plan) forwardLayer(op string, whole *batch, args unsafe.Pointer) error {
+func (p *plan) layerForward(op string, both *batch, args unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionOf(op, whole, true)
+	b, err := p.attentionBatch(op, both, true)
 	if err != nil {
 		return err
 	}
@@ -213,76 +207,71 @@ func (p *plan) forwardLayer(op string, whole *batch, args unsafe.Pointer) error 
 	if err != nil {
 		return err
 	}
-	size := layerSizes(p, b, x.kind)
-	r := tensors{c: c, op: op}
+	r := reader{c: c, op: op}
 	x.tokensOf(&r, &x.x, "x", a.x, false)
 	x.weights(&r, &a)
 	x.tokensOf(&r, &x.y, "y", a.y, true)
-	r.saved(&x.saved, a.saved, uint64(a.saved_bytes), true)
-	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
-	if r.err == nil {
-		r.err = c.overlaps(op)
-	}
-	if r.err != nil {
-		return r.err
-	}
-	if err := sizeOf(op, "workspace", x.workspace, size.Workspace); err != nil {
+	if err := x.memory(&r, p, both, layerSizes(p, b, x.kind), &a, false); err != nil {
 		return err
 	}
-	if !x.saved.IsNil() {
-		if err := c.savedSize(op, x.saved, size.Saved); err != nil {
-			return err
-		}
-	}
-	if err := c.join(op, a.stream); err != nil {
-		return err
-	}
-	c.saves(savesLayer, p, whole, x.kind.id())
-	return c.seal(c.part(c.layerForward(p, b, x)))
+	return c.writeTag(c.enqueue(op, a.stream, func() error { return c.runLayerForward(p, b, x) }))
 }
 
-// layerForward runs on places that were checked.
-func (c *context) layerForward(p *plan, b *sp.Batch, x *layerPlaces) error {
+// memory reads and checks saved and workspace, and ends the reading of a call.
+func (x *layerTensors) memory(r *reader, p *plan, both *batch, size sp.Sizes, a *cAttentionLayerArgs, backward bool) error {
+	r.saved(&x.saved, a.saved, a.saved_bytes, !backward)
+	r.workspace(&x.workspace, a.workspace, a.workspace_bytes, size.Workspace)
+	if err := r.finish(layerSaved, p, both, x.kind.variant(), backward); err != nil {
+		return err
+	}
+	if err := checkSize(r.op, "workspace", x.workspace, size.Workspace); err != nil || x.saved.IsNil() {
+		return err
+	}
+	return r.c.checkSavedSize(r.op, x.saved, size.Saved)
+}
+
+// runLayerForward computes the forward pass from tensors that were checked. Collective.
+func (c *context) runLayerForward(p *plan, b *sp.Batch, x *layerTensors) error {
 	if err := c.agree(nil); err != nil { // before anything is computed
 		return err
 	}
 	align := c.dev.Info().Align
-	ws := device.Allocator{Mem: x.workspace, Align: align}
-	keep := device.Allocator{Mem: x.saved, Align: align}
-	x.project(&ws)
+	workspace := device.Allocator{Mem: x.workspace, Align: align}
+	saved := device.Allocator{Mem: x.saved, Align: align}
+	x.allocateQKV(&workspace)
 	attention := p.sp.Sizes(b)
 	c.args = sp.Args{}
 	if x.saved.IsNil() {
-		x.keep(&ws, 0)
+		x.allocateSaved(&workspace, 0)
 	} else {
-		c.args.Saved = x.keep(&keep, attention.Saved)
+		c.args.Saved = x.allocateSaved(&saved, attention.Saved)
 	}
 	rawQ, rawK := x.q, x.k
 	if x.kind.norm {
 		rawQ, rawK = x.rawQ, x.rawK
 	}
-	steps := lazy{c: c, x: x}
-	steps.gemm(rawQ, x.x, x.wq.Permute(1, 0), x.bq, false)
-	steps.gemm(rawK, x.x, x.wk.Permute(1, 0), x.bk, false)
-	steps.gemm(x.v, x.x, x.wv.Permute(1, 0), x.bv, false)
+	ops := operations{c: c, x: x}
+	ops.gemm(rawQ, x.x, x.wq.Permute(1, 0), x.bq, false)
+	ops.gemm(rawK, x.x, x.wk.Permute(1, 0), x.bk, false)
+	ops.gemm(x.v, x.x, x.wv.Permute(1, 0), x.bv, false)
 	if x.kind.norm {
-		steps.norm(x.q.Split(1, x.l.Heads), rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd)
-		steps.norm(x.k.Split(1, x.l.KVHeads), rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd)
+		ops.norm(x.q.Split(1, x.l.Heads), rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd)
+		ops.norm(x.k.Split(1, x.l.KVHeads), rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd)
 	}
-	steps.rotate(false)
-	if steps.err != nil {
-		return steps.err
+	ops.rotate(false)
+	if ops.err != nil {
+		return ops.err
 	}
 	c.args.Q, c.args.K, c.args.V = x.batched(x.q, x.l.Heads), x.batched(x.k, x.l.KVHeads), x.batched(x.v, x.l.KVHeads)
-	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), ws.Rest()
+	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), workspace.Rest()
 	if err := p.sp.Forward(c.stream, b, &c.args); err != nil {
 		return err
 	}
-	steps.gemm(x.y, x.mixed, x.wo.Permute(1, 0), x.bo, false)
-	return steps.err
+	ops.gemm(x.y, x.mixed, x.wo.Permute(1, 0), x.bo, false)
+	return ops.err
 }
 
-// batched views [T, H·D] as [B, rows, H, D].
-func (x *layerPlaces) batched(t tensor.Tensor, heads int64) tensor.Tensor {
+// batched returns a view of [T, H·D] as [B, rows, H, D].
+func (x *layerTensors) batched(t tensor.Tensor, heads int64) tensor.Tensor {
 	return t.View(x.batch, x.rows, heads, t.Shape[1]/heads)
 }

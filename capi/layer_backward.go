@@ -10,17 +10,12 @@ import (
 
 func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	const op = layerOp + "_backward"
-	c, p, b, err := together(op, ph, bh)
-	if c == nil {
-		return err
-	}
-	defer c.leave()
-	return c.agreed(err, func() error { return p.backwardLayer(op, b, args, grads) })
+	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.layerBackward(op, b, args, grads) })
 }
 
-func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer) error {
+func (p *plan) layerBackward(op string, both *batch, args, grads unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionOf(op, whole, true)
+	b, err := p.attentionBatch(op, both, true)
 	if err != nil {
 		return err
 	}
@@ -28,49 +23,31 @@ func (p *plan) backwardLayer(op string, whole *batch, args, grads unsafe.Pointer
 	if err != nil {
 		return err
 	}
-	g, err := read[cAttentionLayerGrads](op, "grads", grads)
+	g, err := readStruct[cAttentionLayerGrads](op, "grads", grads)
 	if err != nil {
 		return err
 	}
 	if g.reserved != 0 {
-		return invalid("%s: grads.reserved is %d: leave it 0", op, g.reserved)
+		return invalid("%s: grads.reserved is %d; leave it 0", op, g.reserved)
 	}
 	if x.l.NoBackward || a.saved == nil {
-		return invalid("%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
+		return noSaved(op)
 	}
-	size := layerSizes(p, b, x.kind)
-	r := tensors{c: c, op: op}
+	r := reader{c: c, op: op}
 	x.tokensOf(&r, &x.x, "x", a.x, false)
 	x.weights(&r, &a)
 	x.tokensOf(&r, &x.dy, "dy", g.dy, false)
 	x.tokensOf(&r, &x.dx, "dx", g.dx, true)
 	x.weightGrads(&r, &g)
-	r.saved(&x.saved, a.saved, uint64(a.saved_bytes), false)
-	r.workspace(&x.workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
-	if r.err == nil {
-		r.err = c.overlaps(op)
-	}
-	c.saves(savesLayer, p, whole, x.kind.id())
-	if r.err == nil {
-		r.err = c.sealed(op)
-	}
-	if r.err != nil {
-		return r.err
-	}
-	if err := sizeOf(op, "workspace", x.workspace, size.Workspace); err != nil {
+	if err := x.memory(&r, p, both, layerSizes(p, b, x.kind), &a, true); err != nil {
 		return err
 	}
-	if err := c.savedSize(op, x.saved, size.Saved); err != nil {
-		return err
-	}
-	if err := c.join(op, a.stream); err != nil {
-		return err
-	}
-	return c.part(c.layerBackward(p, b, x))
+	return c.enqueue(op, a.stream, func() error { return c.runLayerBackward(p, b, x) })
 }
 
-// weightGrads reads the gradients that are wanted, each F32 and of its weight's shape.
-func (x *layerPlaces) weightGrads(r *tensors, g *cAttentionLayerGrads) {
+// weightGrads reads the gradients of weights that the caller wants. Each is F32 and has the shape
+// of its weight.
+func (x *layerTensors) weightGrads(r *reader, g *cAttentionLayerGrads) {
 	for _, w := range [...]struct {
 		dst    *tensor.Tensor
 		name   string
@@ -84,7 +61,7 @@ func (x *layerPlaces) weightGrads(r *tensors, g *cAttentionLayerGrads) {
 			continue
 		}
 		if w.weight.IsNil() {
-			r.err = invalid("%s: %s is given and the layer has no such weight", r.op, w.name)
+			r.err = invalid("%s: %s is given and its weight is NULL; leave it NULL too", r.op, w.name)
 			return
 		}
 		r.get(w.dst, w.name, w.p, 0, true)
@@ -92,68 +69,71 @@ func (x *layerPlaces) weightGrads(r *tensors, g *cAttentionLayerGrads) {
 	}
 }
 
-// layerBackward is layerForward in mirror order.
-func (c *context) layerBackward(p *plan, b *sp.Batch, x *layerPlaces) error {
-	if err := c.agree(nil); err != nil { // before gradients of weights are added to
+// runLayerBackward computes the backward pass from tensors that were checked, in the reverse order
+// of runLayerForward. Collective.
+func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error {
+	if err := c.agree(nil); err != nil { // before anything is added to gradients of weights
 		return err
 	}
 	align := c.dev.Info().Align
-	ws := device.Allocator{Mem: x.workspace, Align: align}
-	keep := device.Allocator{Mem: x.saved, Align: align}
+	workspace := device.Allocator{Mem: x.workspace, Align: align}
+	saved := device.Allocator{Mem: x.saved, Align: align}
 	attention := p.sp.Sizes(b)
-	c.args = sp.Args{Saved: x.keep(&keep, attention.Saved)}
-	x.project(&ws)
-	x.back(&ws)
-	c.args.Workspace = ws.Rest()
+	c.args = sp.Args{Saved: x.allocateSaved(&saved, attention.Saved)}
+	x.allocateQKV(&workspace)
+	x.allocateBackward(&workspace)
+	c.args.Workspace = workspace.Rest()
 
-	steps := lazy{c: c, x: x}
-	steps.weight(x.dwo, x.dbo, x.dy, x.mixed)
-	steps.gemm(x.dmixed, x.dy, x.wo, tensor.Tensor{}, false)
-	if steps.err != nil {
-		return steps.err
+	ops := operations{c: c, x: x}
+	ops.weightGrad(x.dwo, x.dbo, x.dy, x.mixed)
+	ops.gemm(x.dmixed, x.dy, x.wo, tensor.Tensor{}, false)
+	if ops.err != nil {
+		return ops.err
 	}
 	c.grads = sp.Grads{DOut: x.batched(x.dmixed, x.l.Heads), DQ: x.batched(x.q, x.l.Heads), DK: x.batched(x.k, x.l.KVHeads), DV: x.batched(x.v, x.l.KVHeads)}
 	if err := p.sp.Backward(c.stream, b, &c.args, &c.grads); err != nil {
 		return err
 	}
-	steps.rotate(true)
+	ops.rotate(true)
 	if x.kind.norm {
-		steps.normBack(x.q.Split(1, x.l.Heads), x.rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd, x.dqNorm)
-		steps.normBack(x.k.Split(1, x.l.KVHeads), x.rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd, x.dkNorm)
+		ops.normBackward(x.q.Split(1, x.l.Heads), x.rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd, x.dqNorm)
+		ops.normBackward(x.k.Split(1, x.l.KVHeads), x.rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd, x.dkNorm)
 	}
-	steps.weight(x.dwq, x.dbq, x.q, x.x)
-	steps.weight(x.dwk, x.dbk, x.k, x.x)
-	steps.weight(x.dwv, x.dbv, x.v, x.x)
+	ops.weightGrad(x.dwq, x.dbq, x.q, x.x)
+	ops.weightGrad(x.dwk, x.dbk, x.k, x.x)
+	ops.weightGrad(x.dwv, x.dbv, x.v, x.x)
 	dx := x.dx
-	if !x.wide.IsNil() { // three products are added up in F32
-		dx = x.wide
+	if !x.dx32.IsNil() { // dx is the sum of three products, which is computed in F32
+		dx = x.dx32
 	}
-	steps.gemm(dx, x.q, x.wq, tensor.Tensor{}, false)
-	steps.gemm(dx, x.k, x.wk, tensor.Tensor{}, true)
-	steps.gemm(dx, x.v, x.wv, tensor.Tensor{}, true)
-	if steps.err == nil && !x.wide.IsNil() {
-		steps.err = c.dev.Copy(c.stream, x.dx, x.wide)
+	ops.gemm(dx, x.q, x.wq, tensor.Tensor{}, false)
+	ops.gemm(dx, x.k, x.wk, tensor.Tensor{}, true)
+	ops.gemm(dx, x.v, x.wv, tensor.Tensor{}, true)
+	if ops.err == nil && !x.dx32.IsNil() {
+		ops.err = c.dev.Copy(c.stream, x.dx, x.dx32)
 	}
-	return steps.err
+	return ops.err
 }
 
-// lazy does nothing after the first error.
-type lazy struct {
+// operations enqueues operations of a layer on the context's stream. After the first error it
+// enqueues nothing more and keeps the error.
+type operations struct {
 	c   *context
-	x   *layerPlaces
+	x   *layerTensors
 	err error
 }
 
-func (s *lazy) gemm(c, a, b, bias tensor.Tensor, add bool) {
+// gemm computes c = a·b + bias, or c += a·b with add.
+func (s *operations) gemm(c, a, b, bias tensor.Tensor, add bool) {
 	if s.err == nil {
 		s.x.gemm.A, s.x.gemm.B, s.x.gemm.C, s.x.gemm.Bias, s.x.gemm.Accumulate = a, b, c, bias, add
 		s.err = s.c.dev.Gemm(s.c.stream, &s.x.gemm)
 	}
 }
 
-// weight adds the gradients of a weight and a bias, from dy and what the product read; those that
-// nobody wants are left out.
-func (s *lazy) weight(dw, db, dy, x tensor.Tensor) {
+// weightGrad adds the gradients of a weight and a bias: dw += dyᵀ·x, where x is the input of the
+// product, and db += the sum of the rows of dy. A nil gradient is left out.
+func (s *operations) weightGrad(dw, db, dy, x tensor.Tensor) {
 	if !dw.IsNil() {
 		s.gemm(dw, dy.Permute(1, 0), x, tensor.Tensor{}, true)
 	}
@@ -162,15 +142,15 @@ func (s *lazy) weight(dw, db, dy, x tensor.Tensor) {
 	}
 }
 
-func (s *lazy) norm(y, x, w, rstd tensor.Tensor) {
+func (s *operations) norm(y, x, w, rstd tensor.Tensor) {
 	if s.err == nil {
 		s.x.rms.X, s.x.rms.W, s.x.rms.Y, s.x.rms.RStd, s.x.rms.Eps = x, w, y, rstd, s.x.eps
 		s.err = s.c.dev.RMSNormForward(s.c.stream, &s.x.rms)
 	}
 }
 
-// normBack turns dy into dx in place.
-func (s *lazy) normBack(dy, x, w, rstd, dw tensor.Tensor) {
+// normBackward replaces dy by dx. dw gets the gradient of the norm's weight; nil = not wanted.
+func (s *operations) normBackward(dy, x, w, rstd, dw tensor.Tensor) {
 	if dw.IsNil() {
 		dw = s.x.noWeight
 		if s.err == nil {
@@ -184,8 +164,8 @@ func (s *lazy) normBack(dy, x, w, rstd, dw tensor.Tensor) {
 	}
 }
 
-// rotate turns q and k by their positions, or their gradients back.
-func (s *lazy) rotate(inverse bool) {
+// rotate applies the rotary embedding to q and k, or its inverse to their gradients.
+func (s *operations) rotate(inverse bool) {
 	if s.x.cos.IsNil() {
 		return
 	}

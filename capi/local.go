@@ -5,11 +5,12 @@ package main
 #include "thread.h"
 #include "ulysses.h"
 
+// call_local calls the host's attention with the host's signal mask.
 static int32_t call_local(void *f, void *user, const ulysses_local_call *a) {
-	sigset_t inside;
-	uly_enter_host(&inside);
+	sigset_t mask;
+	uly_enter_host(&mask);
 	int32_t code = ((ulysses_local_attention)f)(user, a);
-	uly_leave_host(&inside);
+	uly_leave_host(&mask);
 	return code;
 }
 */
@@ -24,70 +25,84 @@ import (
 	"ulysses/tensor"
 )
 
-// gathered is all rows of this rank's heads, [B, S, h, D] each.
-type gathered struct{ q, k, v, out tensor.Tensor }
+// headShards are the tensors of this rank's heads with all tokens: q and out [B, S, h, D], k and v
+// [B, kvS, hkv, D].
+type headShards struct{ q, k, v, out tensor.Tensor }
 
-// localPlaces is what a call with the caller's own attention works on. It lies in C memory where C
-// reads it.
-type localPlaces struct {
-	keep, grad gathered
-	seq, heads [3]tensor.Tensor
-	shared     [3]bool
-	exchange   sp.Reshard
-	c          *localC
+// localTensors are the tensors of a call with the caller's own attention. The context owns them.
+type localTensors struct {
+	heads   headShards // q, k, v and out, in saved memory or in the workspace
+	grads   headShards // dq, dk, dv and dout, in the workspace
+	seq     [3]tensor.Tensor
+	byHeads [3]tensor.Tensor
+	shared  [3]bool
+	reshard sp.Reshard    // of seq and byHeads
+	c       *callbackArgs // in C memory
 }
 
-// localC is the callback's arguments: eight tensors with their shapes and strides.
-type localC struct {
+// callbackArgs are the arguments of the callback: the struct, and its tensors with shapes and
+// strides.
+type callbackArgs struct {
 	call    cLocalCall
 	tensors [8]cTensor
 	shape   [8][4]int64
 	strides [8][4]int64
 }
 
-func newLocalC() *localC   { return (*localC)(C.calloc(1, C.size_t(unsafe.Sizeof(localC{})))) }
-func freeLocalC(m *localC) { C.free(unsafe.Pointer(m)) }
+func newCallbackArgs() *callbackArgs {
+	return (*callbackArgs)(C.calloc(1, C.size_t(unsafe.Sizeof(callbackArgs{}))))
+}
+func freeCallbackArgs(m *callbackArgs) { C.free(unsafe.Pointer(m)) }
 
-// gather carves what a rank has after the exchange.
-func (p *plan) gather(c *device.Allocator, b *sp.Batch) gathered {
+// allocateHeads allocates the head shards of a batch.
+func (p *plan) allocateHeads(a *device.Allocator, b *sp.Batch) headShards {
 	l := p.sp.Layer()
 	lo, hi, klo, khi := p.sp.Heads()
-	return gathered{q: c.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: c.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
-		v: c.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: c.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
+	return headShards{q: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.Dim), k: a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.Dim),
+		v: a.Take(l.DType, b.Batch(), b.KVSeq(), khi-klo, l.VDim), out: a.Take(l.DType, b.Batch(), b.Seq(), hi-lo, l.VDim)}
 }
 
-// localSizes is the bytes of saved and workspace.
+// reshardQKV sets the reshard of three tensors sharded by tokens, and q, k and v of head shards.
+func (x *localTensors) reshardQKV(q, k, v tensor.Tensor, h headShards) *sp.Reshard {
+	x.seq, x.byHeads, x.shared = [3]tensor.Tensor{q, k, v}, [3]tensor.Tensor{h.q, h.k, h.v}, [3]bool{false, true, true}
+	x.reshard = sp.Reshard{Seq: x.seq[:], Heads: x.byHeads[:], Shared: x.shared[:]}
+	return &x.reshard
+}
+
+// reshardOut sets the reshard of one tensor sharded by tokens, and out of head shards.
+func (x *localTensors) reshardOut(out tensor.Tensor, h headShards) *sp.Reshard {
+	x.seq[0], x.byHeads[0] = out, h.out
+	x.reshard = sp.Reshard{Seq: x.seq[:1], Heads: x.byHeads[:1]}
+	return &x.reshard
+}
+
+// localSizes returns the bytes of saved and workspace. In either pass the workspace has room for
+// head shards, or their gradients, and for the larger reshard.
 func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	x, l := &p.ctx.local, p.sp.Layer()
-	c := device.Allocator{Align: p.ctx.dev.Info().Align}
-	x.keep = p.gather(&c, b)
-	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.Dim)
-	x.seq[1] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.Dim)
-	x.seq[2] = tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.VDim)
-	x.heads = [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
-	x.shared = [3]bool{false, true, true}
-	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:]}
-	in, err := p.sp.ReshardWorkspace(b, &x.exchange)
+	a := device.Allocator{Align: p.ctx.dev.Info().Align}
+	shape := p.allocateHeads(&a, b)
+	q := tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.Dim)
+	k := tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.Dim)
+	v := tensor.Of(nil, l.DType, b.Batch(), b.KVRows(), l.KVHeads, l.VDim)
+	in, err := p.sp.ReshardWorkspace(b, x.reshardQKV(q, k, v, shape))
 	if err != nil {
 		return s, err
 	}
-	x.seq[0] = tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.VDim)
-	x.heads[0] = x.keep.out
-	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1]}
-	out, err := p.sp.ReshardWorkspace(b, &x.exchange)
+	out, err := p.sp.ReshardWorkspace(b, x.reshardOut(tensor.Of(nil, l.DType, b.Batch(), b.Rows(), l.Heads, l.VDim), shape))
 	if err != nil {
 		return s, err
 	}
-	s.Workspace = c.Padded() + max(in, out) // in either pass: what is gathered, or its gradients
+	s.Workspace = a.Padded() + max(in, out)
 	if !l.NoBackward {
-		s.Saved = c.Used
+		s.Saved = a.Used
 	}
 	return s, nil
 }
 
-func localSizesOf(ph, bh uintptr, out unsafe.Pointer) error {
+func localSizesQuery(ph, bh uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_local_sizes"
-	p, b, err := pair(op, ph, bh)
+	p, b, err := enterAttentionPair(op, ph, bh)
 	if err != nil {
 		return err
 	}
@@ -99,180 +114,166 @@ func localSizesOf(ph, bh uintptr, out unsafe.Pointer) error {
 	return p.writeSizes(op, s, out)
 }
 
-// localMemory reads and sizes saved and workspace.
-func (p *plan) localMemory(r *tensors, b *sp.Batch, a *cAttentionArgs, forward bool) {
-	c := p.ctx
+// localCall is a call with the caller's own attention whose arguments were read.
+type localCall struct {
+	p         *plan
+	b         *sp.Batch
+	op        string
+	f, user   unsafe.Pointer
+	stream    unsafe.Pointer
+	backward  bool
+	workspace device.Allocator
+}
+
+// localMemory reads and checks saved and workspace, and allocates the head shards in saved memory,
+// or in the workspace if there is none.
+func (p *plan) localMemory(r *reader, both *batch, a *cAttentionArgs, call *localCall) error {
+	c, b := p.ctx, call.b
 	size, err := p.localSizes(b)
-	if r.err == nil {
-		r.err = err
+	if err != nil {
+		return err
 	}
-	r.saved(&c.args.Saved, a.saved, uint64(a.saved_bytes), forward)
-	r.workspace(&c.args.Workspace, a.workspace, uint64(a.workspace_bytes), size.Workspace)
-	if r.err != nil {
-		return
+	r.saved(&c.args.Saved, a.saved, a.saved_bytes, !call.backward)
+	r.workspace(&c.args.Workspace, a.workspace, a.workspace_bytes, size.Workspace)
+	if err := r.finish(localSaved, p, both, 0, call.backward); err != nil {
+		return err
 	}
-	if r.err = c.overlaps(r.op); r.err != nil {
-		return
+	if err := checkSize(r.op, "workspace", c.args.Workspace, size.Workspace); err != nil {
+		return err
 	}
-	if r.err = sizeOf(r.op, "workspace", c.args.Workspace, size.Workspace); r.err == nil && !c.args.Saved.IsNil() {
-		r.err = c.savedSize(r.op, c.args.Saved, size.Saved)
+	call.workspace = device.Allocator{Mem: c.args.Workspace, Align: c.dev.Info().Align}
+	if c.args.Saved.IsNil() {
+		c.local.heads = p.allocateHeads(&call.workspace, b)
+		return nil
 	}
+	if err := c.checkSavedSize(r.op, c.args.Saved, size.Saved); err != nil {
+		return err
+	}
+	c.local.heads = p.allocateHeads(&device.Allocator{Mem: c.args.Saved, Align: c.dev.Info().Align}, b)
+	return nil
 }
 
 func localForward(ph, bh uintptr, args, f, user unsafe.Pointer) error {
 	const op = "ulysses_local_forward"
-	c, p, b, err := together(op, ph, bh)
-	if c == nil {
-		return err
-	}
-	defer c.leave()
-	return c.agreed(err, func() error { return p.forwardLocal(op, b, args, f, user) })
+	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.localForward(op, b, args, f, user) })
 }
 
-func (p *plan) forwardLocal(op string, whole *batch, args, f, user unsafe.Pointer) error {
+func (p *plan) localForward(op string, both *batch, args, f, user unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionOf(op, whole, false)
-	if err != nil {
-		return err
-	}
-	a, err := readArgs(op, args)
+	b, a, err := p.attentionArgs(op, both, args, false)
 	if err != nil {
 		return err
 	}
 	if f == nil {
-		return invalid("%s: the callback is NULL", op)
+		return invalid("%s: the callback is NULL; give a function", op)
 	}
 	if a.lse != nil {
-		return unbuilt("%s: lse: the callback's own statistics stay with it: leave lse NULL", op)
+		return unsupported("%s: lse is given, and the library does not know the statistics of the caller's attention; leave lse NULL", op)
 	}
-	r := tensors{c: c, op: op}
+	call := localCall{p: p, b: b, op: op, f: f, user: user, stream: a.stream}
+	r := reader{c: c, op: op}
 	x := &c.local
-	r.forward(&a)
-	if p.localMemory(&r, b, &a, true); r.err != nil {
-		return r.err
-	}
-	c.saves(savesLocal, p, whole, 0)
-	ws := device.Allocator{Mem: c.args.Workspace, Align: c.dev.Info().Align}
-	keep := &ws
-	if !c.args.Saved.IsNil() {
-		keep = &device.Allocator{Mem: c.args.Saved, Align: c.dev.Info().Align}
-	}
-	x.keep = p.gather(keep, b)
-	x.seq, x.heads = [3]tensor.Tensor{c.args.Q, c.args.K, c.args.V}, [3]tensor.Tensor{x.keep.q, x.keep.k, x.keep.v}
-	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], Workspace: ws.Rest()}
-	if err := p.gatherFor(op, b, a.stream); err != nil {
+	r.attentionTensors(&a)
+	if err := p.localMemory(&r, both, &a, &call); err != nil {
 		return err
 	}
-	called := p.call(op, f, user, a.stream, false)
-	x.seq[0], x.heads[0] = c.args.Out, x.keep.out
-	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
-	return c.seal(p.scatterAfter(op, b, a.stream, called))
-}
-
-// gatherFor runs the exchange before the callback, whose work on the caller's stream comes behind
-// it.
-func (p *plan) gatherFor(op string, b *sp.Batch, stream unsafe.Pointer) error {
-	c := p.ctx
-	if err := c.join(op, stream); err != nil {
+	in := x.reshardQKV(c.args.Q, c.args.K, c.args.V, x.heads)
+	if err := call.toHeads(in); err != nil {
 		return err
 	}
-	return c.part(p.sp.SeqToHeads(c.stream, b, &c.local.exchange))
-}
-
-// scatterAfter runs the exchange behind what the callback has enqueued; a callback's failure is
-// told when peers need wait no more.
-func (p *plan) scatterAfter(op string, b *sp.Batch, stream unsafe.Pointer, called error) error {
-	c := p.ctx
-	if err := c.join(op, stream); err != nil {
-		return err
-	}
-	if err := c.part(p.sp.HeadsToSeq(c.stream, b, &c.local.exchange)); err != nil {
-		return err
-	}
-	return called
+	failed := call.run()
+	return c.writeTag(call.toSeq(x.reshardOut(c.args.Out, x.heads), failed))
 }
 
 func localBackward(ph, bh uintptr, args, grads, f, user unsafe.Pointer) error {
 	const op = "ulysses_local_backward"
-	c, p, b, err := together(op, ph, bh)
-	if c == nil {
-		return err
-	}
-	defer c.leave()
-	return c.agreed(err, func() error { return p.backwardLocal(op, b, args, grads, f, user) })
+	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.localBackward(op, b, args, grads, f, user) })
 }
 
-func (p *plan) backwardLocal(op string, whole *batch, args, grads, f, user unsafe.Pointer) error {
+func (p *plan) localBackward(op string, both *batch, args, grads, f, user unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionOf(op, whole, false)
+	b, a, err := p.attentionArgs(op, both, args, false)
 	if err != nil {
 		return err
 	}
-	a, err := readArgs(op, args)
-	if err != nil {
-		return err
-	}
-	g, err := readGrads(op, grads)
+	g, err := readAttentionGrads(op, grads)
 	if err != nil {
 		return err
 	}
 	if f == nil {
-		return invalid("%s: the callback is NULL", op)
+		return invalid("%s: the callback is NULL; give a function", op)
 	}
 	if p.sp.Layer().NoBackward || a.saved == nil {
-		return invalid("%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
+		return noSaved(op)
 	}
-	r := tensors{c: c, op: op}
+	call := localCall{p: p, b: b, op: op, f: f, user: user, stream: a.stream, backward: true}
+	r := reader{c: c, op: op}
 	x := &c.local
 	c.args = sp.Args{}
-	r.backward(&g)
-	if p.localMemory(&r, b, &a, false); r.err != nil {
-		return r.err
-	}
-	c.saves(savesLocal, p, whole, 0)
-	if err := c.sealed(op); err != nil {
+	r.attentionGradients(&g)
+	if err := p.localMemory(&r, both, &a, &call); err != nil {
 		return err
 	}
-	ws := device.Allocator{Mem: c.args.Workspace, Align: c.dev.Info().Align}
-	keep := device.Allocator{Mem: c.args.Saved, Align: c.dev.Info().Align}
-	x.keep, x.grad = p.gather(&keep, b), p.gather(&ws, b)
-	x.seq[0], x.heads[0] = c.grads.DOut, x.grad.out
-	x.exchange = sp.Reshard{Seq: x.seq[:1], Heads: x.heads[:1], Workspace: ws.Rest()}
-	if err := p.gatherFor(op, b, a.stream); err != nil {
+	x.grads = p.allocateHeads(&call.workspace, b)
+	if err := call.toHeads(x.reshardOut(c.grads.DOut, x.grads)); err != nil {
 		return err
 	}
-	called := p.call(op, f, user, a.stream, true)
-	x.seq, x.heads = [3]tensor.Tensor{c.grads.DQ, c.grads.DK, c.grads.DV}, [3]tensor.Tensor{x.grad.q, x.grad.k, x.grad.v}
-	x.exchange = sp.Reshard{Seq: x.seq[:], Heads: x.heads[:], Shared: x.shared[:], SumCopies: true, Workspace: ws.Rest()}
-	return p.scatterAfter(op, b, a.stream, called)
+	failed := call.run()
+	back := x.reshardQKV(c.grads.DQ, c.grads.DK, c.grads.DV, x.grads)
+	back.SumCopies = true
+	return call.toSeq(back, failed)
 }
 
-// call runs the callback on what this rank has gathered. A rank without heads has nothing to do.
-func (p *plan) call(op string, f, user, stream unsafe.Pointer, backward bool) error {
-	x := &p.ctx.local
-	if x.keep.q.Numel() == 0 {
+// noSaved returns the error for a backward pass without saved memory.
+func noSaved(op string) error {
+	return invalid("%s: there is no saved memory: saved is NULL, or the plan has ULYSSES_NO_BACKWARD; give the forward call memory for saved, and this call the same", op)
+}
+
+// toHeads runs the all-to-all before the callback. What the callback enqueues on the caller's
+// stream runs after it.
+func (x *localCall) toHeads(r *sp.Reshard) error {
+	c := x.p.ctx
+	r.Workspace = x.workspace.Rest()
+	return c.enqueue(x.op, x.stream, func() error { return x.p.sp.SeqToHeads(c.stream, x.b, r) })
+}
+
+// toSeq runs the all-to-all after what the callback has enqueued. Then it returns failed, the error
+// of the callback: peers wait for the all-to-all even if a callback has failed.
+func (x *localCall) toSeq(r *sp.Reshard, failed error) error {
+	c := x.p.ctx
+	r.Workspace = x.workspace.Rest()
+	if err := c.enqueue(x.op, x.stream, func() error { return x.p.sp.HeadsToSeq(c.stream, x.b, r) }); err != nil {
+		return err
+	}
+	return failed
+}
+
+// run calls the callback with this rank's head shards. A rank without heads does not call it.
+func (x *localCall) run() error {
+	c, m := x.p.ctx, x.p.ctx.local.c
+	h, g := &c.local.heads, &c.local.grads
+	if h.q.Numel() == 0 {
 		return nil
 	}
-	m := x.c
-	lo, hi, klo, khi := p.sp.Heads()
+	lo, hi, klo, khi := x.p.sp.Heads()
 	m.call = cLocalCall{struct_size: uint32(unsafe.Sizeof(m.call)), head_lo: lo, head_hi: hi,
-		kv_head_lo: klo, kv_head_hi: khi, stream: stream}
-	m.call.q, m.call.k, m.call.v, m.call.out = p.shown(0, x.keep.q), p.shown(1, x.keep.k), p.shown(2, x.keep.v), p.shown(3, x.keep.out)
-	if backward {
+		kv_head_lo: klo, kv_head_hi: khi, stream: x.stream}
+	m.call.q, m.call.k, m.call.v, m.call.out = c.tensorOut(0, h.q), c.tensorOut(1, h.k), c.tensorOut(2, h.v), c.tensorOut(3, h.out)
+	if x.backward {
 		m.call.backward = 1
-		m.call.dq, m.call.dk, m.call.dv, m.call.dout = p.shown(4, x.grad.q), p.shown(5, x.grad.k), p.shown(6, x.grad.v), p.shown(7, x.grad.out)
+		m.call.dq, m.call.dk, m.call.dv, m.call.dout = c.tensorOut(4, g.q), c.tensorOut(5, g.k), c.tensorOut(6, g.v), c.tensorOut(7, g.out)
 	}
-	if code := C.call_local(f, user, (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
-		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", op, int32(code), status.Code(code))
+	if code := C.call_local(x.f, x.user, (*C.ulysses_local_call)(unsafe.Pointer(&m.call))); code != 0 {
+		return status.Errorf(status.Code(code), "%s: the callback returned status %d (%v)", x.op, int32(code), status.Code(code))
 	}
 	return nil
 }
 
-// shown is a tensor as C sees it, in C memory.
-func (p *plan) shown(i int, t tensor.Tensor) *cTensor {
-	m, c := p.ctx.local.c, p.ctx
+// tensorOut writes tensor i of the callback's arguments.
+func (c *context) tensorOut(i int, t tensor.Tensor) *cTensor {
+	m := c.local.c
 	d := &m.tensors[i]
-	*d = cTensor{data: t.Data, device: c.place, ordinal: c.ordinal, ndim: 4, lanes: 1, shape: &m.shape[i][0], strides: &m.strides[i][0]}
+	*d = cTensor{data: t.Data, device: c.deviceType, ordinal: c.ordinal, ndim: 4, lanes: 1, shape: &m.shape[i][0], strides: &m.strides[i][0]}
 	d.code, d.bits = 2, 32
 	if t.DType == tensor.BF16 {
 		d.code, d.bits = 4, 16

@@ -1,10 +1,21 @@
 // Command capi is libulysses.so, the C interface of Ulysses (ulysses.h), built with
 // -buildmode=c-shared.
 //
-// A call passes two layers. gate.c has the functions that a host links: it clears the thread's
-// error text and turns handles into numbers. export.go has the Go functions that gate.c calls: they
-// recover from panics and write the error text. They call plain Go functions that take numbers and
-// pointers, so tests can call these without C.
+// A call of the host passes through these files:
+//
+//   - gate.c has the functions that the host links. Each clears the thread's error message and
+//     passes handles as integers. thread.c and signals.c block the host's signals during the call.
+//   - export.go has the Go functions that gate.c calls. They recover from panics and write the
+//     error message.
+//   - The other Go files have the bodies of the calls. Their arguments are integers and pointers,
+//     so tests call them without C.
+//
+// A body of a collective call runs inside onPlan or onContext (agree.go), which enter the context
+// and let all ranks agree on errors. It reads its arguments with a reader (reader.go) and then
+// calls package sp or gdn.
+//
+// The main types are context (one rank on one device), plan (one kind of layer), batch (lengths and
+// documents) and request (a reshard in progress). Each has a handle in the table of handles.go.
 package main
 
 /*
@@ -26,71 +37,71 @@ import (
 
 func main() {}
 
-// invalid is an argument that cannot be right.
+// invalid returns an error with the status ULYSSES_INVALID_ARGUMENT.
 func invalid(format string, args ...any) error {
 	return status.Errorf(status.InvalidArgument, format, args...)
 }
 
-// unbuilt is what the header declares and nobody has built yet.
-func unbuilt(format string, args ...any) error {
+// unsupported returns an error with the status ULYSSES_UNSUPPORTED, for what the header declares
+// and the library does not implement.
+func unsupported(format string, args ...any) error {
 	return status.Errorf(status.Unsupported, format, args...)
 }
 
-// guarded runs the body of an export: a panic of ours, or a fault in memory that the caller named,
-// is a status.
+// guarded runs f. A panic, and a fault in memory that the caller has passed, become an error with
+// the status ULYSSES_INTERNAL.
 func guarded(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if r := recover(); r != nil {
-			err = status.Errorf(status.Internal, "libulysses: a fault of the library, or memory that cannot be read: %v", r)
+			err = status.Errorf(status.Internal, "libulysses: a bug of the library, or an argument in memory that cannot be read: %v", r)
 		}
 	}()
 	return f()
 }
 
-// errorBytes is the size of a thread's error message.
+// errorBytes is the size of the buffer of a thread's error message.
 const errorBytes = C.ULY_ERROR_BYTES
 
-// internal are functions of packages below, by which their errors begin.
-var internal = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)
+// goNames matches names of Go packages and functions at the start of error messages.
+var goNames = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)
 
-// finish leaves the text of an error in the thread's buffer and returns its code. What packages
-// below say is of functions of theirs, which the host does not know: the text names the one that it
-// has called.
-func finish(op string, err error, text *C.char) C.int32_t {
+// finish writes the message of an error to the thread's buffer and returns its status. Messages of
+// other packages name Go functions, which the host does not know: finish replaces them by op, the C
+// function that the host has called.
+func finish(op string, err error, buffer *C.char) C.int32_t {
 	if err == nil {
 		return 0
 	}
-	said := internal.ReplaceAllString(err.Error(), "")
-	said = strings.ReplaceAll(said, "cu_seqlens_k", "kv_cu_seqlens")
-	if !strings.Contains(said, op) {
-		said = op + ": " + said
+	message := goNames.ReplaceAllString(err.Error(), "")
+	message = strings.ReplaceAll(message, "cu_seqlens_k", "kv_cu_seqlens")
+	if !strings.Contains(message, op) {
+		message = op + ": " + message
 	}
 	code := status.Of(err)
 	if code == status.OK {
 		code = status.Internal
 	}
-	room := unsafe.Slice((*byte)(unsafe.Pointer(text)), errorBytes)
-	n := copy(room[:errorBytes-1], said)
-	room[n] = 0
+	dst := unsafe.Slice((*byte)(unsafe.Pointer(buffer)), errorBytes)
+	dst[copy(dst[:errorBytes-1], message)] = 0
 	return C.int32_t(code)
 }
 
-// read copies a struct in: one of an older header is shorter and gets zeros, one of a newer header
-// may be longer by zeros alone.
-func read[T any](op, name string, p unsafe.Pointer) (s T, err error) {
+// readStruct copies a struct of the caller. A struct of an older header is shorter, and the missing
+// fields are zero. A struct of a newer header is longer, and the additional bytes must be zero.
+func readStruct[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 	if p == nil {
-		return s, invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
+		return s, invalid("%s: %s is NULL; give a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given, known := uintptr(*(*uint32)(p)), unsafe.Sizeof(s)
-	// no header ended within a pointer
+	// every version of the struct ends at a multiple of its alignment
 	if given < 4 || given%unsafe.Alignof(s) != 0 || given > 1<<16 {
-		return s, invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, known)
+		return s, invalid("%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version", op, name, given, known)
 	}
 	bytes := unsafe.Slice((*byte)(p), given)
 	for i := known; i < given; i++ {
 		if bytes[i] != 0 {
-			return s, invalid("%s: %s.struct_size is %d, this library knows %d bytes and byte %d is not zero: a newer header's field that this library lacks",
+			return s, invalid("%s: %s.struct_size is %d, this library knows %d bytes, and byte %d is not zero: it belongs to a field of a newer header; set it to zero, or use a newer library",
 				op, name, given, known, i)
 		}
 	}
@@ -98,19 +109,19 @@ func read[T any](op, name string, p unsafe.Pointer) (s T, err error) {
 	return s, nil
 }
 
-// write copies a struct out, as much of it as the caller's header knows.
-func write[T any](op, name string, p unsafe.Pointer, s *T) error {
+// writeStruct copies a struct to the caller, up to the size that the caller's header has.
+func writeStruct[T any](op, name string, p unsafe.Pointer, s *T) error {
 	if p == nil {
-		return invalid("%s: %s is NULL: pass a struct that ULYSSES_INIT has prepared", op, name)
+		return invalid("%s: %s is NULL; give a struct that ULYSSES_INIT has prepared", op, name)
 	}
 	given := uintptr(*(*uint32)(p))
 	if given < 4 || given > 1<<16 {
-		return invalid("%s: %s.struct_size is %d: set it to sizeof the struct (ULYSSES_INIT), %d here", op, name, given, unsafe.Sizeof(*s))
+		return invalid("%s: %s.struct_size is %d; use ULYSSES_INIT, which sets it to the size of the struct, %d in this version", op, name, given, unsafe.Sizeof(*s))
 	}
 	n := min(given, unsafe.Sizeof(*s))
 	copy(unsafe.Slice((*byte)(p), n)[4:], unsafe.Slice((*byte)(unsafe.Pointer(s)), n)[4:])
 	return nil
 }
 
-// at is element i of a caller's array.
-func at[T any](p *T, i int) T { return unsafe.Slice(p, i+1)[i] }
+// element returns element i of an array of the caller.
+func element[T any](p *T, i int) T { return unsafe.Slice(p, i+1)[i] }

@@ -11,8 +11,8 @@
 enum { ULY_ERROR_BYTES = 4096, ULY_INFO_BYTES = 16384 };
 
 #pragma GCC visibility push(hidden)
-// uly_error_buffer and uly_info_buffer return the calling thread's buffers. uly_clear_error sets the
-// error message to "" and returns its buffer.
+// uly_error_buffer and uly_info_buffer return the calling thread's buffers. uly_clear_error sets
+// the error message to "" and returns its buffer.
 char *uly_error_buffer(void);
 char *uly_clear_error(void);
 char *uly_info_buffer(void);

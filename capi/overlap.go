@@ -2,41 +2,42 @@ package main
 
 import "ulysses/tensor"
 
-// seen is a tensor of the call under way.
-type seen struct {
+// operand is a tensor or memory of the current call.
+type operand struct {
 	name string
 	t    tensor.Tensor
 	out  bool // the call writes it
 }
 
-// note remembers a tensor of the call for overlaps.
-func (c *context) note(name string, t tensor.Tensor, out bool) {
+// addOperand records an operand for checkOverlaps.
+func (c *context) addOperand(name string, t tensor.Tensor, out bool) {
 	if !t.IsNil() && t.Numel() > 0 {
-		c.seen = append(c.seen, seen{name, t, out})
+		c.operands = append(c.operands, operand{name, t, out})
 	}
 }
 
-// overlaps refuses what is written where something else of the call lies, or twice.
-func (c *context) overlaps(op string) error {
-	for i := range c.seen {
-		a := &c.seen[i]
+// checkOverlaps refuses outputs that overlap another operand, and outputs with strides that place
+// two elements at one address.
+func (c *context) checkOverlaps(op string) error {
+	for i := range c.operands {
+		a := &c.operands[i]
 		if !a.out {
 			continue
 		}
 		if !injective(&a.t) {
-			return invalid("%s: %s is %v: its strides lay elements over each other", op, a.name, a.t)
+			return invalid("%s: %s is %v; its strides place several elements at one address: give a tensor without overlaps", op, a.name, a.t)
 		}
-		for j := range c.seen {
-			if b := &c.seen[j]; i != j && (i < j || !b.out) && !disjoint(&a.t, &b.t) {
-				return invalid("%s: %s, which is written, and %s overlap in memory: give each its own", op, a.name, b.name)
+		for j := range c.operands {
+			if b := &c.operands[j]; i != j && (i < j || !b.out) && !disjoint(&a.t, &b.t) {
+				return invalid("%s: %s, which the call writes, and %s overlap in memory; give each its own memory", op, a.name, b.name)
 			}
 		}
 	}
 	return nil
 }
 
-// footprint is the bytes from the first to behind the last element, over axes with byte strides
-// below limit.
+// footprint returns the bytes from the first element to the end of the last. Axes with a stride of
+// limit bytes or more count as one element.
 func footprint(t *tensor.Tensor, limit int64) int64 {
 	size := t.DType.Size()
 	n := size
@@ -50,7 +51,8 @@ func footprint(t *tensor.Tensor, limit int64) int64 {
 
 const noLimit = int64(1) << 62
 
-// injective reports that each axis steps over all that finer axes hold.
+// injective reports whether the stride of each axis is at least the footprint of the axes with
+// smaller strides. Then no two elements have the same address.
 func injective(t *tensor.Tensor) bool {
 	size := t.DType.Size()
 	for i := range int(t.NDim) {
@@ -70,8 +72,9 @@ func injective(t *tensor.Tensor) bool {
 	return true
 }
 
-// disjoint reports that no byte belongs to both. Views that interleave, as q, k and v of one buffer
-// do, are told apart where both step by one stride and stay beside each other within it.
+// disjoint reports whether a and b have no byte in common. Views that interleave, such as q, k and
+// v of one buffer, are recognized as disjoint if both have the same stride s and occupy different
+// bytes of each period of s bytes. It may return false for other disjoint views.
 func disjoint(a, b *tensor.Tensor) bool {
 	x, y := int64(uintptr(a.Data)), int64(uintptr(b.Data))
 	if x+footprint(a, noLimit) <= y || y+footprint(b, noLimit) <= x {
@@ -79,14 +82,14 @@ func disjoint(a, b *tensor.Tensor) bool {
 	}
 	for i := range int(a.NDim) {
 		s := a.Stride[i] * a.DType.Size()
-		if a.Shape[i] > 1 && s > 0 && multiples(a, s) && multiples(b, s) && apart(x%s, footprint(a, s), y%s, footprint(b, s), s) {
+		if a.Shape[i] > 1 && s > 0 && multiples(a, s) && multiples(b, s) && apartModulo(x%s, footprint(a, s), y%s, footprint(b, s), s) {
 			return true
 		}
 	}
 	return false
 }
 
-// multiples reports that axes that step by s or more step by multiples of it.
+// multiples reports whether all strides of s bytes or more are multiples of s.
 func multiples(t *tensor.Tensor, s int64) bool {
 	for i := range int(t.NDim) {
 		if step := t.Stride[i] * t.DType.Size(); t.Shape[i] > 1 && step >= s && step%s != 0 {
@@ -96,8 +99,8 @@ func multiples(t *tensor.Tensor, s int64) bool {
 	return true
 }
 
-// apart reports that [x, x+n) and [y, y+m) do not meet on a circle of s bytes.
-func apart(x, n, y, m, s int64) bool {
+// apartModulo reports whether [x, x+n) and [y, y+m) have no byte in common modulo s.
+func apartModulo(x, n, y, m, s int64) bool {
 	if n > s || m > s {
 		return false
 	}

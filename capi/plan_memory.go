@@ -2,8 +2,7 @@ package main
 
 import "ulysses/sp"
 
-// sizesOf is the bytes of a plan's calls with a batch, maxSizes with all batches of as many tokens
-// as it was planned for.
+// sizesOf returns the bytes of saved and workspace of a plan's calls with a batch.
 func (p *plan) sizesOf(b *sp.Batch) sp.Sizes {
 	switch {
 	case p.gdn == nil:
@@ -14,18 +13,29 @@ func (p *plan) sizesOf(b *sp.Batch) sp.Sizes {
 	return sp.Sizes(p.gdn.SizesWithout(b))
 }
 
+// maxSizes returns the bytes that are sufficient for every batch of one evenly sharded sequence of
+// at most p.maxTokens tokens.
 func (p *plan) maxSizes() (sp.Sizes, error) {
 	if p.gdn == nil {
-		return p.sp.MaxSizes(1, p.max, p.max)
+		return p.sp.MaxSizes(1, p.maxTokens, p.maxTokens)
 	}
-	size, err := p.gdn.MaxSizes(1, p.max, p.states)
+	size, err := p.gdn.MaxSizes(1, p.maxTokens, p.states)
 	return sp.Sizes(size), err
 }
 
-// reserveAll makes the own workspace large enough for the plan with all batches, and with as many
-// tokens as it was planned for.
+// unreserved returns the bytes of workspace of a call that plans and batches have not reserved: all
+// with ULYSSES_OWN_WORKSPACES, otherwise 0.
+func (p *plan) unreserved(b *sp.Batch) int64 {
+	if !p.ctx.ownWorkspaces {
+		return 0
+	}
+	return p.sizesOf(b).Workspace
+}
+
+// reserveAll reserves the memory of the plan's calls with max_tokens tokens and with each batch of
+// the context.
 func (p *plan) reserveAll() error {
-	if p.max > 0 {
+	if p.maxTokens > 0 {
 		s, err := p.maxSizes()
 		if err != nil {
 			return err
@@ -33,7 +43,7 @@ func (p *plan) reserveAll() error {
 		if err := p.ctx.reserve(s.Workspace); err != nil {
 			return err
 		}
-		if err := p.reserveComm(1, p.max, p.max); err != nil {
+		if err := p.reserveComm(1, p.maxTokens, p.maxTokens); err != nil {
 			return err
 		}
 	}
@@ -45,7 +55,7 @@ func (p *plan) reserveAll() error {
 	return nil
 }
 
-// reserveComm has the communicator make what it needs beside tensors.
+// reserveComm reserves the memory of the communicator for batches of these lengths.
 func (p *plan) reserveComm(batch, seq, kvSeq int64) error {
 	if p.gdn != nil {
 		return p.gdn.Reserve(batch, seq)
@@ -53,7 +63,8 @@ func (p *plan) reserveComm(batch, seq, kvSeq int64) error {
 	return p.sp.Reserve(batch, seq, kvSeq)
 }
 
-// reserveFor is for one batch; a pair that does not fit together is found out in the call.
+// reserveFor reserves the memory of the plan's calls with a batch. A batch that does not fit the
+// plan is no error here: the call with both refuses it.
 func (p *plan) reserveFor(b *batch) error {
 	x, err := p.batchOf("libulysses", b)
 	if err != nil {

@@ -6,29 +6,31 @@ import (
 	"ulysses/tensor"
 )
 
-// What a forward pass saves carries a tag, and a backward pass refuses memory whose tag is of
-// another plan or batch, or none. On the CPU the tag is the first tagBytes of the memory, which the
-// sizes count. On a GPU reading it would wait for the device: there the context remembers of which
-// plans and batches a forward pass has saved anything, which finds saved memory that no such pass
-// can have written.
+// Tags of saved memory. A backward pass refuses saved memory that no forward pass with the same
+// plan and batch has written. On the CPU, saved memory begins with a tag of tagBytes, which the
+// sizes include. On a GPU, reading a tag would wait for the device. There, the context remembers
+// for which plans and batches a forward pass has saved anything, so only memory that no such pass
+// can have written is refused.
 //
-// A tag stands for what a plan and a batch are and not for which they are: saved memory may be
-// moved and offloaded, and a plan or batch made anew like the old one reads it.
+// A tag stands for the properties of a plan and a batch, not for the objects. Saved memory may be
+// moved and offloaded, and a new plan or batch with the same properties can read it.
 
 const (
-	tagBytes = 64                         // keeps the alignment of what follows
+	tagBytes = 64                         // a multiple of the alignment of saved memory
 	tagMagic = uint64(0x3165766173796c75) // "ulysave1"
 )
 
-// The calls that save.
+// savedKind is the kind of call that writes saved memory.
+type savedKind int64
+
 const (
-	savesAttention = iota + 1
-	savesLocal
-	savesLayer
-	savesDelta
+	attentionSaved savedKind = iota + 1
+	localSaved
+	layerSaved
+	gdnSaved
 )
 
-// identity is a hash that is continued word by word.
+// identity is a hash of properties. The methods with… return the hash extended by a value.
 type identity uint64
 
 func (h identity) with(x int64) identity {
@@ -51,103 +53,111 @@ func (h identity) withText(text string) identity {
 	return h
 }
 
-// saving is the saved memory of the call under way.
-type saving struct {
-	tag  *[tagBytes / 8]uint64 // nil on a GPU, and where the call brings no saved memory
-	id   identity
-	with bool  // the call brings saved memory
-	have int64 // bytes of it
-	plan *plan // of attention or the gated delta rule, with its batch: see explain
-	b    *batch
+// savedMemory describes the saved memory of the current call.
+type savedMemory struct {
+	given bool                  // the call has saved memory
+	bytes int64                 // its size, with the tag
+	tag   *[tagBytes / 8]uint64 // nil on a GPU, and if the call has no saved memory
+	id    identity              // of the call, see identifySaved
+	// of attention or the gated delta rule, with its batch: see explainSaved
+	plan  *plan
+	batch *batch
 }
 
-// tagged is the bytes of saved memory with its tag.
-func (c *context) tagged(saved int64) int64 {
-	if saved == 0 || c.place != onCPU {
+// withTag returns the size of saved memory with its tag.
+func (c *context) withTag(saved int64) int64 {
+	if saved == 0 || c.deviceType != onCPU {
 		return saved
 	}
 	return saved + tagBytes
 }
 
-// untagged takes the tag off the saved memory of the call under way.
-func (c *context) untagged(op string, saved tensor.Tensor) (tensor.Tensor, error) {
-	c.saving = saving{with: !saved.IsNil()}
-	if c.saving.with {
-		c.saving.have = saved.Numel()
+// splitTag returns the saved memory of the current call without its tag.
+func (c *context) splitTag(op string, saved tensor.Tensor) (tensor.Tensor, error) {
+	c.saved = savedMemory{given: !saved.IsNil()}
+	if c.saved.given {
+		c.saved.bytes = saved.Numel()
 	}
-	if saved.IsNil() || c.place != onCPU {
+	if saved.IsNil() || c.deviceType != onCPU {
 		return saved, nil
 	}
 	if saved.Numel() < tagBytes {
-		return tensor.Tensor{}, invalid("%s: saved has %d bytes: the query of sizes says how many are needed", op, saved.Numel())
+		return tensor.Tensor{}, invalid("%s: saved has %d bytes, too few for any call; ulysses_plan_sizes and the other functions for sizes return how many are needed", op, saved.Numel())
 	}
-	c.saving.tag = (*[tagBytes / 8]uint64)(saved.Data)
-	return c.bytes(unsafe.Add(saved.Data, tagBytes), saved.Numel()-tagBytes), nil
+	c.saved.tag = (*[tagBytes / 8]uint64)(saved.Data)
+	return c.byteTensor(unsafe.Add(saved.Data, tagBytes), saved.Numel()-tagBytes), nil
 }
 
-// saves says what the call under way saves, or reads: of a plan and a batch, and what the call has
-// beyond them.
-func (c *context) saves(kind int64, p *plan, b *batch, more int64) {
-	if kind == savesAttention || kind == savesDelta {
-		c.saving.plan, c.saving.b = p, b
+// identifySaved sets the identity of what the current call saves or reads. variant is a property of
+// the call that the plan and the batch do not determine.
+func (c *context) identifySaved(kind savedKind, p *plan, b *batch, variant int64) {
+	if kind == attentionSaved || kind == gdnSaved {
+		c.saved.plan, c.saved.batch = p, b
 	}
-	id := p.identity.with(kind).with(int64(c.comm.Rank())).with(int64(c.comm.Size())).with(more)
+	id := p.identity.with(int64(kind)).with(int64(c.comm.Rank())).with(int64(c.comm.Size())).with(variant)
 	if p.cross {
-		c.saving.id = id.with(int64(b.crossedID))
+		c.saved.id = id.with(int64(b.crossID))
 	} else {
-		c.saving.id = id.with(int64(b.ownID))
+		c.saved.id = id.with(int64(b.selfID))
 	}
 }
 
-// savedSize refuses saved memory that is too small, in bytes that include the tag; t is without.
-func (c *context) savedSize(op string, t tensor.Tensor, need int64) error {
-	if t.Numel() < need {
-		return invalid("%s: saved has %d bytes, %d are needed: the query of sizes says so beforehand", op, c.saving.have, c.tagged(need))
+// tooSmall returns the error for saved memory with too few bytes.
+func tooSmall(op, name string, have, need int64) error {
+	return invalid("%s: %s has %d bytes and %d are needed; ask for the size before the call", op, name, have, need)
+}
+
+// checkSavedSize refuses saved memory that is too small. saved and need are without the tag; the
+// message counts it.
+func (c *context) checkSavedSize(op string, saved tensor.Tensor, need int64) error {
+	if saved.Numel() < need {
+		return tooSmall(op, "saved", c.saved.bytes, c.withTag(need))
 	}
 	return nil
 }
 
-// explain puts a refusal of saved memory, whose bytes packages below count without the tag, into
-// the caller's numbers.
-func (c *context) explain(err error) error {
-	s := &c.saving
-	if err == nil || !s.with || s.plan == nil {
+// explainSaved returns err, or the error for saved memory that is too small. Packages sp and gdn
+// also refuse such memory, but their messages count the bytes without the tag.
+func (c *context) explainSaved(err error) error {
+	s := &c.saved
+	if err == nil || !s.given || s.plan == nil {
 		return err
 	}
-	b, unfit := s.plan.batchOf(c.ballot.op, s.b)
+	op := c.agreement.op
+	b, unfit := s.plan.batchOf(op, s.batch)
 	if unfit != nil {
 		return err
 	}
-	if need := c.tagged(s.plan.sizesOf(b).Saved); s.have < need {
-		return invalid("%s: saved has %d bytes, %d are needed: the query of sizes says so beforehand", c.ballot.op, s.have, need)
+	if need := c.withTag(s.plan.sizesOf(b).Saved); s.bytes < need {
+		return tooSmall(op, "saved", s.bytes, need)
 	}
 	return err
 }
 
-// seal tags what a forward pass has saved.
-func (c *context) seal(err error) error {
-	s := &c.saving
-	if err != nil || !s.with {
+// writeTag marks the saved memory of a forward pass that succeeded, and returns err.
+func (c *context) writeTag(err error) error {
+	s := &c.saved
+	if err != nil || !s.given {
 		return err
 	}
 	if s.tag != nil {
 		*s.tag = [tagBytes / 8]uint64{tagMagic, uint64(s.id), ^uint64(s.id)}
-	} else if !c.kept[s.id] {
-		c.kept[s.id] = true
+	} else if !c.savedIDs[s.id] {
+		c.savedIDs[s.id] = true
 	}
 	return nil
 }
 
-// sealed refuses saved memory that no forward pass of the plan and the batch has written.
-func (c *context) sealed(op string) error {
-	s := &c.saving
+// checkTag refuses saved memory that no forward pass with the call's identity has written.
+func (c *context) checkTag(op string) error {
+	s := &c.saved
 	switch {
-	case !s.with:
-		return nil // refused for that
-	case s.tag == nil && c.kept[s.id], s.tag != nil && s.tag[0] == tagMagic && s.tag[1] == uint64(s.id) && s.tag[2] == ^uint64(s.id):
+	case !s.given:
+		return nil // missing memory is refused later
+	case s.tag == nil && c.savedIDs[s.id], s.tag != nil && s.tag[0] == tagMagic && s.tag[1] == uint64(s.id) && s.tag[2] == ^uint64(s.id):
 		return nil
 	case s.tag != nil && (s.tag[0] != tagMagic || s.tag[1] != ^s.tag[2]):
-		return invalid("%s: saved has not been written by a forward call, or was written over since: pass the memory that the forward call got as saved", op)
+		return invalid("%s: saved has not been written by a forward call, or has been overwritten since; give the memory that the forward call got as saved", op)
 	}
-	return invalid("%s: saved is of a forward call with another plan, batch or layer: pass the plan and the batch of that call", op)
+	return invalid("%s: saved is of a forward call with another plan, batch or layer; give the plan and the batch of that call", op)
 }

@@ -11,9 +11,9 @@
 #include "signals.h"
 
 // A thread's buffers are on the heap. They are allocated at the thread's first call and freed when
-// the thread ends. They are not thread-local storage: Go's runtime makes all thread-local storage of
-// this library static, and a process may have only a few hundred bytes of static storage left when
-// it opens the library.
+// the thread ends. They are not thread-local storage: Go's runtime makes all thread-local storage
+// of this library static, and a process may have only a few hundred bytes of static storage left
+// when it opens the library.
 struct uly_thread {
   char error[ULY_ERROR_BYTES], info[ULY_INFO_BYTES];
   sigset_t *host; // the signal mask from before the current call; NULL outside of calls

@@ -1,6 +1,6 @@
-// Tiled compute (tiled_compute, tiled_compute_backward): a loop over ranges of rows, which calls the
-// host's callback with views of the tensors. It needs no Go code, allocates nothing and reads no
-// tensor data. Package tile computes the tiles of the Go program.
+// Tiled compute (tiled_compute, tiled_compute_backward): a loop over ranges of rows, which calls
+// the host's callback with views of the tensors. It needs no Go code, allocates nothing and reads
+// no tensor data. Package tile computes the tiles of the Go program.
 #include <string.h>
 
 #include "message.h"
@@ -78,7 +78,7 @@ static ulysses_status prepare(const char *op, list *l, int64_t *rows) {
   return ULYSSES_OK;
 }
 
-// restrict_rows makes the views of a list those of rows [lo, hi).
+// restrict_rows restricts the views of a list to rows [lo, hi).
 static void restrict_rows(list *l, int64_t lo, int64_t hi) {
   for (int i = 0; i < l->n; i++) {
     int32_t axis = axis_of(l, i);

@@ -11,12 +11,12 @@ import (
 // reserved returns the bytes of a context's own workspace.
 func reserved(t *testing.T, ctx uintptr) int64 {
 	t.Helper()
-	c, err := find[context]("test", aContext, ctx)
+	c, err := find[context]("test", contextKind, ctx)
 	must(t, err)
-	if c.own == nil {
+	if c.ownWorkspace == nil {
 		return 0
 	}
-	return c.own.Bytes()
+	return c.ownWorkspace.Bytes()
 }
 
 // With ULYSSES_OWN_WORKSPACES a context reserves nothing for a long batch, and refuses NULL by name
@@ -54,7 +54,7 @@ func TestWhoBringsTheWorkspace(t *testing.T) {
 					continue
 				}
 				refused(t, e.name+" without a workspace", status.InvalidArgument, err)
-				if err != nil && (!strings.Contains(err.Error(), "workspace is NULL and the context was made with ULYSSES_OWN_WORKSPACES: give ")) {
+				if err != nil && (!strings.Contains(err.Error(), "workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give ")) {
 					t.Errorf("%s: %v", e.name, err)
 				}
 			}

@@ -160,7 +160,7 @@ def emulated():
             attention_forward(*x[:3], save=False, context=cpu)
             raise AssertionError("a GPU's memory on a context of the CPU")
         except InvalidArgument as e:
-            assert "q lies on a GPU" in str(e) and "the CPU" in str(e), e
+            assert "q is on a GPU" in str(e) and "the CPU" in str(e), e
     for options in ({"ordinal": 99}, {"ordinal": -1}, {"way": "pigeon"}, {"threads": 3}):
         try:
             ulysses.Context(device="cuda", **options)
