@@ -15,8 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// onRanks runs f on n goroutine ranks of one context each, under a watchdog. If a rank waits
-// forever, the test names the call.
+// onRanks runs f on n ranks, which are goroutines with a context each. If a rank does not return,
+// the test fails and prints the goroutines.
 func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 	t.Helper()
 	comms, done := comm.Local(n), make(chan error, n)
@@ -25,7 +25,7 @@ func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 			done <- guarded(func() error {
 				var ctx uintptr
 				o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
-				if err := newOnComm("a rank", comms[rank], true, p(&o), p(&ctx)); err != nil {
+				if err := newOnComm("onRanks", comms[rank], true, p(&o), p(&ctx)); err != nil {
 					return err
 				}
 				f(rank, ctx)
@@ -33,7 +33,7 @@ func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 			})
 		}()
 	}
-	limit := time.After(time.Minute) // a second is enough
+	limit := time.After(time.Minute) // the calls need less than a second
 	for range n {
 		select {
 		case err := <-done:
@@ -42,22 +42,22 @@ func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 			}
 		case <-limit:
 			pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
-			t.Fatal("a rank waits for another that has left")
+			t.Fatal("a rank waits for a rank that has left the call")
 		}
 	}
 }
 
-// entry is one collective function: good calls it correctly on this rank, and each call of bad has
-// one fault.
-type entry struct {
-	name string
-	good func() error
-	bad  map[string]func() error
+// collectiveCall is a collective function: a valid call on this rank, and calls with one invalid
+// argument, by name.
+type collectiveCall struct {
+	name    string
+	valid   func() error
+	invalid map[string]func() error
 }
 
-// entries allocates the arguments of a rank's calls and returns all collective functions of the
-// header that work on a context.
-func entries(t *testing.T, ctx uintptr) []entry {
+// collectiveCalls allocates the arguments of a rank's calls and returns all collective functions on
+// a context that have no callback.
+func collectiveCalls(t *testing.T, ctx uintptr) []collectiveCall {
 	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
 	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
 	rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
@@ -110,10 +110,10 @@ func entries(t *testing.T, ctx uintptr) []entry {
 		}
 		return requestWait(request)
 	}
-	odd := func(t *cTensor) *cTensor { y := *t; y.byte_offset = 2; return &y }
-	bytes := func(t *cTensor) *cTensor { y := *t; y.code, y.bits = 1, 8; return &y }
-	on := func(t *cTensor, ndim int32) *cTensor { y := *t; y.ndim = ndim; return &y }
-	gpu := func(t *cTensor) *cTensor { y := *t; y.device = onCUDA; return &y }
+	unaligned := func(t *cTensor) *cTensor { y := *t; y.byte_offset = 2; return &y }
+	asBytes := func(t *cTensor) *cTensor { y := *t; y.code, y.bits = 1, 8; return &y }
+	withAxes := func(t *cTensor, ndim int32) *cTensor { y := *t; y.ndim = ndim; return &y }
+	onGPU := func(t *cTensor) *cTensor { y := *t; y.device = onCUDA; return &y }
 	strided := func(t *cTensor) *cTensor { y := *t; z := [4]int64{0, 0, 0, 1}; y.strides = &z[0]; return &y }
 	forward := func(a cAttentionArgs) func() error {
 		return func() error { return attentionForward(plan, batch, p(&a)) }
@@ -124,152 +124,152 @@ func entries(t *testing.T, ctx uintptr) []entry {
 		f(&c, &e)
 		return func() error { return attentionBackward(plan, batch, p(&c), p(&e)) }
 	}
-	layered := func(f func(a *cAttentionLayerArgs)) func() error {
+	layerCalls := func(f func(a *cAttentionLayerArgs)) func() error {
 		c := layer
 		f(&c)
 		return func() error { return attentionLayerForward(plan, batch, p(&c)) }
 	}
-	layerBack := func(f func(a *cAttentionLayerArgs, g *cAttentionLayerGrads)) func() error {
+	layerBackwardCalls := func(f func(a *cAttentionLayerArgs, g *cAttentionLayerGrads)) func() error {
 		c, e := layer, layerGrads
 		f(&c, &e)
 		return func() error { return attentionLayerBackward(plan, batch, p(&c), p(&e)) }
 	}
-	resharded := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
+	reshardCalls := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
 		f(&r)
 		return func() error { return reshard(plan, batch, p(&r), to) }
 	}
-	started := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
+	startCalls := func(r cReshardArgs, to bool, f func(r *cReshardArgs)) func() error {
 		f(&r)
 		return func() error {
 			return wait(func(q *uintptr) error { return reshardStart(plan, batch, p(&r), to, p(q)) })
 		}
 	}
-	haloed := func(forward bool, f func(a *cHaloArgs)) func() error {
+	haloCalls := func(forward bool, f func(a *cHaloArgs)) func() error {
 		c := halo
 		f(&c)
 		return func() error { return callHalo(haloName(forward), ctx, batch, p(&c), forward) }
 	}
-	ruled := func(i int, f func(a *cGDNArgs)) func() error {
+	gdnCalls := func(i int, f func(a *cGDNArgs)) func() error {
 		c := deltas[i]
 		f(&c)
 		return func() error { return gdnForward([]uintptr{states, heads}[i], batch, p(&c)) }
 	}
-	ruleBack := func(i int, f func(a *cGDNArgs, g *cGDNGrads)) func() error {
+	gdnBackwardCalls := func(i int, f func(a *cGDNArgs, g *cGDNGrads)) func() error {
 		c, e := deltas[i], deltaGrads
 		f(&c, &e)
 		return func() error { return gdnBackward([]uintptr{states, heads}[i], batch, p(&c), p(&e)) }
 	}
-	planned := func(f func(d *cAttentionDesc)) func() error {
+	planCalls := func(f func(d *cAttentionDesc)) func() error {
 		c := desc
 		f(&c)
 		return func() error { var made uintptr; return newPlan(ctx, p(&c), p(&made)) }
 	}
 	wild := uintptr(1 << 20)
 	unreadable := *(*unsafe.Pointer)(p(&wild))
-	list := []entry{
+	list := []collectiveCall{
 		{"ulysses_attention_forward", forward(a), map[string]func() error{
-			"no plan":           func() error { return attentionForward(0, batch, p(&a)) },
-			"no batch":          func() error { return attentionForward(plan, 0, p(&a)) },
-			"a foreign batch":   func() error { return attentionForward(plan, foreign, p(&a)) },
-			"a plan of another": func() error { return attentionForward(heads, batch, p(&a)) },
-			"no arguments":      func() error { return attentionForward(plan, batch, nil) },
-			"unreadable":        func() error { return attentionForward(plan, batch, unreadable) },
-			"small workspace":   with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"odd workspace":     with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4 }),
-			"small saved":       with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
-			"odd saved":         with(func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 8) }),
-			"no q":              with(func(a *cAttentionArgs) { a.q = nil }),
-			"another type":      with(func(a *cAttentionArgs) { a.k = bytes(a.k) }),
-			"strides":           with(func(a *cAttentionArgs) { a.v = strided(a.v) }),
-			"axes":              with(func(a *cAttentionArgs) { a.out = on(a.out, 2) }),
-			"on a GPU":          with(func(a *cAttentionArgs) { a.q = gpu(a.q) }),
-			"an odd address":    with(func(a *cAttentionArgs) { a.q = odd(a.q) }),
-			"overlap":           with(func(a *cAttentionArgs) { a.out = a.q }),
-			"sinks":             with(func(a *cAttentionArgs) { a.sinks = a.q }),
-			"one lse":           with(func(a *cAttentionArgs) { a.lse = tensorOf(b, n, hq) }),
+			"plan is NULL":                 func() error { return attentionForward(0, batch, p(&a)) },
+			"batch is NULL":                func() error { return attentionForward(plan, 0, p(&a)) },
+			"batch of another context":     func() error { return attentionForward(plan, foreign, p(&a)) },
+			"plan of the gated delta rule": func() error { return attentionForward(heads, batch, p(&a)) },
+			"args is NULL":                 func() error { return attentionForward(plan, batch, nil) },
+			"args is unreadable":           func() error { return attentionForward(plan, batch, unreadable) },
+			"small workspace":              with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"unaligned workspace":          with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = unsafe.Add(aligned(1<<20), 4), 1<<20-4 }),
+			"small saved":                  with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
+			"unaligned saved":              with(func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 8) }),
+			"q is NULL":                    with(func(a *cAttentionArgs) { a.q = nil }),
+			"type":                         with(func(a *cAttentionArgs) { a.k = asBytes(a.k) }),
+			"strides":                      with(func(a *cAttentionArgs) { a.v = strided(a.v) }),
+			"axes":                         with(func(a *cAttentionArgs) { a.out = withAxes(a.out, 2) }),
+			"tensor on a GPU":              with(func(a *cAttentionArgs) { a.q = onGPU(a.q) }),
+			"unaligned data":               with(func(a *cAttentionArgs) { a.q = unaligned(a.q) }),
+			"overlap":                      with(func(a *cAttentionArgs) { a.out = a.q }),
+			"sinks":                        with(func(a *cAttentionArgs) { a.sinks = a.q }),
+			"lse on one rank":              with(func(a *cAttentionArgs) { a.lse = tensorOf(b, n, hq) }),
 		}},
 		{"ulysses_attention_backward", backward(func(*cAttentionArgs, *cAttentionGrads) {}), map[string]func() error{
-			"no gradients":    func() error { return attentionBackward(plan, batch, p(&a), nil) },
-			"nothing saved":   backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
-			"no dq":           backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dq = nil }),
+			"grads is NULL":   func() error { return attentionBackward(plan, batch, p(&a), nil) },
+			"saved is NULL":   backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
+			"dq is NULL":      backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dq = nil }),
 			"small workspace": backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
 			"dq over dk":      backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
 			"reserved":        backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.reserved = 1 }),
 		}},
-		{"ulysses_attention_layer_forward", layered(func(*cAttentionLayerArgs) {}), map[string]func() error{
-			"no wq":           layered(func(a *cAttentionLayerArgs) { a.wq = nil }),
-			"one norm":        layered(func(a *cAttentionLayerArgs) { a.q_norm = tensorOf(d) }),
-			"another y":       layered(func(a *cAttentionLayerArgs) { a.y = a.wq }),
-			"small workspace": layered(func(a *cAttentionLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
-			"hidden":          layered(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
+		{"ulysses_attention_layer_forward", layerCalls(func(*cAttentionLayerArgs) {}), map[string]func() error{
+			"wq is NULL":            layerCalls(func(a *cAttentionLayerArgs) { a.wq = nil }),
+			"q_norm without k_norm": layerCalls(func(a *cAttentionLayerArgs) { a.q_norm = tensorOf(d) }),
+			"shape of y":            layerCalls(func(a *cAttentionLayerArgs) { a.y = a.wq }),
+			"small workspace":       layerCalls(func(a *cAttentionLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"hidden":                layerCalls(func(a *cAttentionLayerArgs) { a.hidden = 0 }),
 		}},
-		{"ulysses_attention_layer_backward", layerBack(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}), map[string]func() error{
-			"no dy":         layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dy = nil }),
-			"no such bias":  layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dbq = tensorOf(hq * d) }),
-			"nothing saved": layerBack(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
+		{"ulysses_attention_layer_backward", layerBackwardCalls(func(*cAttentionLayerArgs, *cAttentionLayerGrads) {}), map[string]func() error{
+			"dy is NULL":                 layerBackwardCalls(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dy = nil }),
+			"gradient of a missing bias": layerBackwardCalls(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dbq = tensorOf(hq * d) }),
+			"saved is NULL":              layerBackwardCalls(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
 		}},
-		{"ulysses_seq_to_heads", resharded(there, true, func(*cReshardArgs) {}), map[string]func() error{
-			"n":               resharded(there, true, func(r *cReshardArgs) { r.n = 0 }),
-			"one tensor":      resharded(there, true, func(r *cReshardArgs) { r.n = 1 }),
-			"shared":          resharded(there, true, func(r *cReshardArgs) { r.shared = nil }),
-			"small workspace": resharded(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
-			"in for out":      resharded(there, true, func(r *cReshardArgs) { r.in, r.out = r.out, r.in }),
+		{"ulysses_seq_to_heads", reshardCalls(there, true, func(*cReshardArgs) {}), map[string]func() error{
+			"n":                    reshardCalls(there, true, func(r *cReshardArgs) { r.n = 0 }),
+			"n on one rank":        reshardCalls(there, true, func(r *cReshardArgs) { r.n = 1 }),
+			"shared":               reshardCalls(there, true, func(r *cReshardArgs) { r.shared = nil }),
+			"small workspace":      reshardCalls(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
+			"in and out exchanged": reshardCalls(there, true, func(r *cReshardArgs) { r.in, r.out = r.out, r.in }),
 		}},
-		{"ulysses_heads_to_seq", resharded(back, false, func(*cReshardArgs) {}), map[string]func() error{
-			"sum_copies": resharded(back, false, func(r *cReshardArgs) { r.sum_copies = 0 }),
-			"no in":      resharded(back, false, func(r *cReshardArgs) { r.in = nil }),
+		{"ulysses_heads_to_seq", reshardCalls(back, false, func(*cReshardArgs) {}), map[string]func() error{
+			"sum_copies": reshardCalls(back, false, func(r *cReshardArgs) { r.sum_copies = 0 }),
+			"in is NULL": reshardCalls(back, false, func(r *cReshardArgs) { r.in = nil }),
 		}},
-		{"ulysses_seq_to_heads_start", started(there, true, func(*cReshardArgs) {}), map[string]func() error{
-			"no request":      func() error { return reshardStart(plan, batch, p(&there), true, nil) },
-			"small workspace": started(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
-			"sum_copies":      started(there, true, func(r *cReshardArgs) { r.sum_copies = 1 }),
+		{"ulysses_seq_to_heads_start", startCalls(there, true, func(*cReshardArgs) {}), map[string]func() error{
+			"request is NULL": func() error { return reshardStart(plan, batch, p(&there), true, nil) },
+			"small workspace": startCalls(there, true, func(r *cReshardArgs) { r.workspace, r.workspace_bytes = aligned(64), 8 }),
+			"sum_copies":      startCalls(there, true, func(r *cReshardArgs) { r.sum_copies = 1 }),
 		}},
-		{"ulysses_heads_to_seq_start", started(back, false, func(*cReshardArgs) {}), map[string]func() error{
-			"no out": started(back, false, func(r *cReshardArgs) { r.out = nil }),
+		{"ulysses_heads_to_seq_start", startCalls(back, false, func(*cReshardArgs) {}), map[string]func() error{
+			"out is NULL": startCalls(back, false, func(r *cReshardArgs) { r.out = nil }),
 		}},
-		{"ulysses_halo_forward", haloed(true, func(*cHaloArgs) {}), map[string]func() error{
-			"no batch":        func() error { return callHalo("ulysses_halo_forward", ctx, 0, p(&halo), true) },
-			"n":               haloed(true, func(a *cHaloArgs) { a.n = 0 }),
-			"another n":       haloed(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(b, 2, hidden) }),
-			"small workspace": haloed(true, func(a *cHaloArgs) { a.workspace, a.workspace_bytes = aligned(64), 4 }),
-			"no halo":         haloed(true, func(a *cHaloArgs) { a.halo = nil }),
+		{"ulysses_halo_forward", haloCalls(true, func(*cHaloArgs) {}), map[string]func() error{
+			"batch is NULL":   func() error { return callHalo("ulysses_halo_forward", ctx, 0, p(&halo), true) },
+			"n":               haloCalls(true, func(a *cHaloArgs) { a.n = 0 }),
+			"n on one rank":   haloCalls(true, func(a *cHaloArgs) { a.n, a.halo = 2, tensorOf(b, 2, hidden) }),
+			"small workspace": haloCalls(true, func(a *cHaloArgs) { a.workspace, a.workspace_bytes = aligned(64), 4 }),
+			"halo is NULL":    haloCalls(true, func(a *cHaloArgs) { a.halo = nil }),
 		}},
-		{"ulysses_halo_backward", haloed(false, func(*cHaloArgs) {}), map[string]func() error{
-			"no x": haloed(false, func(a *cHaloArgs) { a.x = nil }),
+		{"ulysses_halo_backward", haloCalls(false, func(*cHaloArgs) {}), map[string]func() error{
+			"x is NULL": haloCalls(false, func(a *cHaloArgs) { a.x = nil }),
 		}},
 		{"ulysses_loss_reduce", func() error { sum, count = 1, 1; return lossReduce(ctx, p(&sum), p(&count), nil) }, map[string]func() error{
-			"no sum": func() error { return lossReduce(ctx, nil, p(&count), nil) },
-			"count":  func() error { c := int64(-1); return lossReduce(ctx, p(&sum), p(&c), nil) },
+			"sum is NULL": func() error { return lossReduce(ctx, nil, p(&count), nil) },
+			"count":       func() error { c := int64(-1); return lossReduce(ctx, p(&sum), p(&c), nil) },
 		}},
-		{"ulysses_attention_plan", planned(func(*cAttentionDesc) {}), map[string]func() error{
-			"no description": func() error { var made uintptr; return newPlan(ctx, nil, p(&made)) },
-			"no out":         func() error { return newPlan(ctx, p(&desc), nil) },
-			"heads":          planned(func(d *cAttentionDesc) { d.heads = 0 }),
-			"head_dim":       planned(func(d *cAttentionDesc) { d.head_dim++ }),
-			"kv_heads":       planned(func(d *cAttentionDesc) { d.kv_heads = 3 }),
+		{"ulysses_attention_plan", planCalls(func(*cAttentionDesc) {}), map[string]func() error{
+			"desc is NULL": func() error { var made uintptr; return newPlan(ctx, nil, p(&made)) },
+			"out is NULL":  func() error { return newPlan(ctx, p(&desc), nil) },
+			"heads":        planCalls(func(d *cAttentionDesc) { d.heads = 0 }),
+			"head_dim":     planCalls(func(d *cAttentionDesc) { d.head_dim++ }),
+			"kv_heads":     planCalls(func(d *cAttentionDesc) { d.kv_heads = 3 }),
 		}},
 		{"ulysses_gdn_plan", func() error { var made uintptr; return newGDNPlan(ctx, p(&rule), p(&made)) }, map[string]func() error{
 			"chunk":   func() error { c := rule; c.chunk = 3; var made uintptr; return newGDNPlan(ctx, p(&c), p(&made)) },
 			"v_heads": func() error { c := rule; c.v_heads *= 2; var made uintptr; return newGDNPlan(ctx, p(&c), p(&made)) },
 		}},
 		{"ulysses_batch_create", func() error { var made uintptr; return newBatch(ctx, p(&lengths), p(&made)) }, map[string]func() error{
-			"no description": func() error { var made uintptr; return newBatch(ctx, nil, p(&made)) },
-			"seq":            func() error { c := lengths; c.seq++; var made uintptr; return newBatch(ctx, p(&c), p(&made)) },
-			"docs":           func() error { c := lengths; c.docs = 2; var made uintptr; return newBatch(ctx, p(&c), p(&made)) },
+			"desc is NULL": func() error { var made uintptr; return newBatch(ctx, nil, p(&made)) },
+			"seq":          func() error { c := lengths; c.seq++; var made uintptr; return newBatch(ctx, p(&c), p(&made)) },
+			"docs":         func() error { c := lengths; c.docs = 2; var made uintptr; return newBatch(ctx, p(&c), p(&made)) },
 		}},
 	}
 	for i, name := range []string{"ulysses_gdn_forward", "ulysses_gdn_backward"} {
 		for j := range deltas {
-			e := entry{name, ruled(j, func(*cGDNArgs) {}), map[string]func() error{
-				"no g":            ruled(j, func(a *cGDNArgs) { a.g = nil }),
-				"a plan of none":  func() error { return gdnForward(plan, batch, p(&deltas[j])) },
-				"one state":       ruled(j, func(a *cGDNArgs) { a.state_out = tensorOf(b, hq, d, d) }),
-				"small workspace": ruled(j, func(a *cGDNArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			e := collectiveCall{name, gdnCalls(j, func(*cGDNArgs) {}), map[string]func() error{
+				"g is NULL":             gdnCalls(j, func(a *cGDNArgs) { a.g = nil }),
+				"plan of attention":     func() error { return gdnForward(plan, batch, p(&deltas[j])) },
+				"state_out on one rank": gdnCalls(j, func(a *cGDNArgs) { a.state_out = tensorOf(b, hq, d, d) }),
+				"small workspace":       gdnCalls(j, func(a *cGDNArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
 			}}
 			if i == 1 {
-				e = entry{name, ruleBack(j, func(*cGDNArgs, *cGDNGrads) {}), map[string]func() error{
-					"no dg":         ruleBack(j, func(a *cGDNArgs, g *cGDNGrads) { g.dg = nil }),
-					"nothing saved": ruleBack(j, func(a *cGDNArgs, g *cGDNGrads) { a.saved, a.saved_bytes = nil, 0 }),
+				e = collectiveCall{name, gdnBackwardCalls(j, func(*cGDNArgs, *cGDNGrads) {}), map[string]func() error{
+					"dg is NULL":    gdnBackwardCalls(j, func(a *cGDNArgs, g *cGDNGrads) { g.dg = nil }),
+					"saved is NULL": gdnBackwardCalls(j, func(a *cGDNArgs, g *cGDNGrads) { a.saved, a.saved_bytes = nil, 0 }),
 				}}
 			}
 			list = append(list, e)
@@ -278,54 +278,44 @@ func entries(t *testing.T, ctx uintptr) []entry {
 	return list
 }
 
-// Every collective function that is called from Go (testdata/agree.c has those with a callback)
-// gets each kind of fault on one rank. All ranks return one status, the text names the rank at
-// fault, and the context serves the next call.
+// One rank calls a collective function with an invalid argument, and the other with valid ones. All
+// ranks return the same status, the message names the rank, and the context accepts the next call.
+// testdata/agree.c tests the functions with a callback.
 func TestRanksAgreeOnRefusals(t *testing.T) {
 	const ranks = 2
-	tell := make(chan func(), ranks) // errors of all ranks, reported in one place
-	verdicts := make(chan [2]any, ranks)
-	go func() {
-		for f := range tell {
-			f()
-		}
-	}()
-	defer close(tell)
+	results := make(chan error, ranks)
 	onRanks(t, ranks, 0, func(rank int, ctx uintptr) {
-		list := entries(t, ctx)
+		list := collectiveCalls(t, ctx)
 		for i := range list {
 			e := &list[i]
-			must(t, guarded(e.good))
-			for _, fault := range sorted(e.bad) {
+			must(t, guarded(e.valid))
+			for _, fault := range sorted(e.invalid) {
 				for at := range ranks {
-					call := e.good
+					call := e.valid
 					if rank == at {
-						call = e.bad[fault]
+						call = e.invalid[fault]
 					}
-					err := guarded(call)
-					verdicts <- [2]any{rank, err}
+					results <- guarded(call)
 					if rank == 0 {
-						a, b := <-verdicts, <-verdicts
-						checkVerdicts(t, fmt.Sprintf("%s with %s on rank %d", e.name, fault, at), e.name, at, a[1], b[1])
+						checkRefusals(t, fmt.Sprintf("%s, %s, on rank %d", e.name, fault, at), at, <-results, <-results)
 					}
-					must(t, lossReduceOf(ctx)) // and wait until rank 0 has checked
-					must(t, guarded(e.good))
+					must(t, lossReduceOf(ctx)) // the other rank waits until rank 0 has checked
+					must(t, guarded(e.valid))
 				}
 			}
 		}
 	})
 }
 
-func checkVerdicts(t *testing.T, what, name string, at int, a, b any) {
-	x, _ := a.(error)
-	y, _ := b.(error)
+// checkRefusals checks the results of both ranks for an invalid argument on rank `at`.
+func checkRefusals(t *testing.T, what string, at int, x, y error) {
 	if x == nil || y == nil || status.Of(x) != status.Of(y) {
-		t.Errorf("%s: %v and %v", what, x, y)
+		t.Errorf("%s: the ranks return %v and %v, want one status", what, x, y)
 		return
 	}
 	for _, err := range []error{x, y} {
-		if said := err.Error(); !strings.Contains(said, fmt.Sprint("rank ", at)) {
-			t.Errorf("%s: the text does not name the rank: %s", what, said)
+		if text := err.Error(); !strings.Contains(text, fmt.Sprint("rank ", at)) {
+			t.Errorf("%s: the message does not name the rank: %s", what, text)
 		}
 	}
 }
@@ -335,11 +325,11 @@ func lossReduceOf(ctx uintptr) error {
 	return lossReduce(ctx, p(&sum), p(&count), nil)
 }
 
-// Ranks that call different functions get an error that names the functions.
+// If ranks call different functions, the error names the functions.
 func TestRanksAgreeOnTheFunction(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
-		list := entries(t, ctx)
-		err := guarded(list[rank*4].good) // attention and a reshard
+		list := collectiveCalls(t, ctx)
+		err := guarded(list[rank*4].valid) // attention on rank 0, a reshard on rank 1
 		refused(t, "two functions", status.InvalidArgument, err)
 		if err != nil && !strings.Contains(err.Error(), "ulysses_attention_forward on rank 0") {
 			t.Error(err)
@@ -348,17 +338,17 @@ func TestRanksAgreeOnTheFunction(t *testing.T) {
 	})
 }
 
-// With ULYSSES_NO_AGREEMENT only the rank at fault returns the error.
+// With ULYSSES_NO_AGREEMENT, only the rank with the invalid argument returns an error.
 func TestNoAgreement(t *testing.T) {
 	onRanks(t, 2, flagNoAgreement, func(rank int, ctx uintptr) {
-		list := entries(t, ctx)
-		must(t, guarded(list[0].good))
+		list := collectiveCalls(t, ctx)
+		must(t, guarded(list[0].valid))
 		if rank == 1 {
-			refused(t, "no q", status.InvalidArgument, guarded(list[0].bad["no q"]))
+			refused(t, "q is NULL", status.InvalidArgument, guarded(list[0].invalid["q is NULL"]))
 		}
-		must(t, guarded(list[0].good))
+		must(t, guarded(list[0].valid))
 	})
 }
 
-// sorted returns the names of faults, in one order on all ranks.
+// sorted returns the names of the invalid arguments, in the same order on all ranks.
 func sorted(bad map[string]func() error) []string { return slices.Sorted(maps.Keys(bad)) }

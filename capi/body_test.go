@@ -18,7 +18,8 @@ import (
 	"ulysses/tensor"
 )
 
-func TestStructsAreTheHeaders(t *testing.T) {
+// The Go structs have the sizes, names, offsets and types of the C structs.
+func TestStructsMatchTheHeader(t *testing.T) {
 	for _, l := range layouts {
 		if l.c.Size() != l.own.Size() || l.c.NumField() != l.own.NumField() {
 			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(), l.own.Size(), l.own.NumField())
@@ -26,7 +27,7 @@ func TestStructsAreTheHeaders(t *testing.T) {
 		}
 		for i := range l.c.NumField() {
 			c, own := l.c.Field(i), l.own.Field(i)
-			// Go's words get an underscore from cgo.
+			// cgo adds an underscore to names that are Go keywords
 			if strings.TrimPrefix(c.Name, "_") != own.Name || c.Offset != own.Offset || !alike(c.Type, own.Type) {
 				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset, own.Name, own.Type, own.Offset)
 			}
@@ -34,8 +35,8 @@ func TestStructsAreTheHeaders(t *testing.T) {
 	}
 }
 
-// alike compares what C and Go make of a field: numbers by kind, pointers as pointers, arrays by
-// length and element.
+// alike reports whether a C and a Go type have the same representation: numbers of one kind,
+// pointers, or arrays of the same length and element.
 func alike(c, own reflect.Type) bool {
 	address := func(t reflect.Type) bool { return t.Kind() == reflect.Pointer || t.Kind() == reflect.UnsafePointer }
 	switch {
@@ -47,13 +48,13 @@ func alike(c, own reflect.Type) bool {
 	return c.Kind() == own.Kind()
 }
 
-// A panic, and a descriptor that cannot be read, are statuses.
-func TestFaultsAreRecovered(t *testing.T) {
-	refused(t, "a panic", status.Internal, guarded(func() error { panic("a fault of ours") }))
+// A panic, and arguments in unreadable memory, return ULYSSES_INTERNAL.
+func TestPanicsAreRecovered(t *testing.T) {
+	refused(t, "a panic", status.Internal, guarded(func() error { panic("test") }))
 	wild := uintptr(1 << 20)
 	h := newHostOf(t, 1, 2, 1, 1, 1, 0)
 	refused(t, "a wild pointer", status.Internal, guarded(func() error { return attentionForward(h.plan, h.batch, *(*unsafe.Pointer)(p(&wild))) }))
-	must(t, attentionForward(h.plan, h.batch, p(&h.args))) // the context is free again
+	must(t, attentionForward(h.plan, h.batch, p(&h.args))) // the context is not locked
 }
 
 // must fails the test on an error.
@@ -64,24 +65,25 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// refused wants a status.
+// refused checks that err has a status and a message. what names the call.
 func refused(t testing.TB, what string, want status.Code, err error) {
 	t.Helper()
 	if status.Of(err) != want || (want != 0 && err.Error() == "") {
-		t.Errorf("%s: %v (%v), want %v", what, err, status.Of(err), want)
+		t.Errorf("%s: status %v (%v), want %v", what, status.Of(err), err, want)
 	}
 }
 
+// p returns a pointer as the functions of the C interface take it.
 func p[T any](x *T) unsafe.Pointer { return unsafe.Pointer(x) }
 
-// aligned is memory as the device wants it.
+// aligned returns n bytes at an address that is a multiple of 64.
 func aligned(n uint64) unsafe.Pointer {
 	b := make([]byte, n+64)
 	off := -uintptr(p(&b[0])) & 63
 	return p(&b[off])
 }
 
-// host is a context of one rank with a plan, a batch and tensors of random numbers.
+// host is a context of one rank with a plan, a batch, tensors, and the arguments of both passes.
 type host struct {
 	ctx, plan, batch uintptr
 	desc             cAttentionDesc
@@ -94,6 +96,7 @@ type host struct {
 	grads            cAttentionGrads
 }
 
+// newHostOf returns a host with attention over [b, s, heads, d].
 func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
 	t.Helper()
 	h := &host{desc: cAttentionDesc{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatchDesc{batch: b, seq: s}}
@@ -123,8 +126,8 @@ func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
 	return h
 }
 
-// What comes through the door is what sp computes, to the bit.
-func TestAttentionIsThatOfSP(t *testing.T) {
+// The C interface returns the results of package sp, bitwise equal.
+func TestAttentionEqualsSP(t *testing.T) {
 	h := newHostOf(t, 2, 9, 4, 2, 8, flagCausal)
 	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
@@ -148,13 +151,13 @@ func TestAttentionIsThatOfSP(t *testing.T) {
 	must(t, plan.Backward(s, b, &a, &sp.Grads{DOut: x[4], DQ: x[5], DK: x[6], DV: x[7]}))
 	for i := range x {
 		if !slices.Equal(x[i].Float32s(), h.data[i]) {
-			t.Errorf("tensor %d differs", i)
+			t.Errorf("tensor %d differs from the result of package sp", i)
 		}
 	}
 }
 
-// The gated delta rule through the door is what gdn computes, to the bit.
-func TestGatedDeltaRuleIsThatOfGDN(t *testing.T) {
+// The C interface returns the results of package gdn, bitwise equal.
+func TestGatedDeltaRuleEqualsGDN(t *testing.T) {
 	const b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
 	h := newHostOf(t, b, s, hv, hv, dv, 0)
 	for _, strategy := range []int32{gdnHeads, gdnState} {
@@ -206,7 +209,7 @@ func TestGatedDeltaRuleIsThatOfGDN(t *testing.T) {
 		must(t, plan.Backward(stream, batch, &args, &gdn.Grads{DOut: x[8], DQ: x[9], DK: x[10], DV: x[11], DG: x[12], DBeta: x[13]}))
 		for i := range x {
 			if !slices.Equal(x[i].Float32s(), data[i]) {
-				t.Errorf("strategy %d: tensor %d differs", strategy, i)
+				t.Errorf("strategy %d: tensor %d differs from the result of package gdn", strategy, i)
 			}
 		}
 		refused(t, "attention with a plan of the gated delta rule", status.InvalidArgument, attentionForward(rule, h.batch, p(&h.args)))
@@ -214,7 +217,7 @@ func TestGatedDeltaRuleIsThatOfGDN(t *testing.T) {
 	}
 }
 
-// Calls leave no garbage: mallocs are counted over many.
+// Calls of attention allocate no Go memory.
 func TestCallsAllocateNothing(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
 	const calls = 10000
@@ -230,21 +233,21 @@ func TestCallsAllocateNothing(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if n := after.Mallocs - before.Mallocs; n > calls/100 {
-		t.Errorf("%d mallocs in %d calls", n, calls)
+		t.Errorf("%d allocations in %d calls", n, calls)
 	} else {
-		t.Logf("%d mallocs in %d calls", n, calls)
+		t.Logf("%d allocations in %d calls", n, calls)
 	}
 }
 
-// Every fault of a tensor is a status, and the call goes through once it is mended.
-func TestHostileTensors(t *testing.T) {
+// A call with an invalid tensor returns an error, and the call after it succeeds.
+func TestInvalidTensors(t *testing.T) {
 	h := newHostOf(t, 2, 5, 2, 2, 4, 0)
 	strides := [4]int64{40, 8, 4, 1}
 	negative := [4]int64{-1, 5, 2, 4}
 	huge := [4]int64{1 << 40, 1 << 40, 2, 4}
 	for _, c := range []struct {
-		name string
-		harm func(q *cTensor)
+		name  string
+		spoil func(q *cTensor)
 	}{
 		{"device", func(q *cTensor) { q.device = onCUDA }}, {"no device", func(q *cTensor) { q.device = 0 }}, {"data", func(q *cTensor) { q.data = nil }},
 		{"shape", func(q *cTensor) { q.shape = nil }}, {"axes", func(q *cTensor) { q.ndim = 2 }}, {"many axes", func(q *cTensor) { q.ndim = 1 << 30 }},
@@ -258,20 +261,20 @@ func TestHostileTensors(t *testing.T) {
 		{"offset", func(q *cTensor) { q.byte_offset = 1 << 60 }}, {"odd address", func(q *cTensor) { q.byte_offset = 2 }},
 	} {
 		for i := range 4 {
-			keep := h.t[i]
-			c.harm(&h.t[i])
+			valid := h.t[i]
+			c.spoil(&h.t[i])
 			refused(t, fmt.Sprintf("%s of tensor %d", c.name, i), status.InvalidArgument, attentionForward(h.plan, h.batch, p(&h.args)))
-			h.t[i] = keep
+			h.t[i] = valid
 		}
 	}
-	for i, harm := range []func(a *cAttentionArgs){
+	for i, spoil := range []func(a *cAttentionArgs){
 		func(a *cAttentionArgs) { a.q = nil }, func(a *cAttentionArgs) { a.out = nil }, func(a *cAttentionArgs) { a.out = a.v }, func(a *cAttentionArgs) { a.saved_bytes-- },
 		func(a *cAttentionArgs) { a.workspace_bytes-- }, func(a *cAttentionArgs) { a.saved = unsafe.Add(a.saved, 4) }, func(a *cAttentionArgs) { a.saved = nil },
 		func(a *cAttentionArgs) { a.workspace = nil }, func(a *cAttentionArgs) { a.workspace = a.saved }, func(a *cAttentionArgs) { a.saved_bytes = 1 << 63 },
 		func(a *cAttentionArgs) { a.struct_size = 2 }, func(a *cAttentionArgs) { a.reserved = 1 }, func(a *cAttentionArgs) { a.lse = a.q },
 	} {
 		a := h.args
-		harm(&a)
+		spoil(&a)
 		refused(t, fmt.Sprintf("arguments %d", i), status.InvalidArgument, attentionForward(h.plan, h.batch, p(&a)))
 	}
 	sinks := h.args
@@ -282,9 +285,9 @@ func TestHostileTensors(t *testing.T) {
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))
 }
 
-// Lengths that nobody has memory for are refused before a table of documents is made; so is a
-// struct that ends within a field.
-func TestHostileBatches(t *testing.T) {
+// Lengths that no machine has memory for are refused before a table of documents is allocated.
+// Structs that end within a field are refused.
+func TestInvalidBatches(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, 0)
 	cu := []int64{0, 4}
 	for _, l := range []cBatchDesc{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1}, {batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1}, {batch: 1, seq: 1, rows: 2},
@@ -296,12 +299,13 @@ func TestHostileBatches(t *testing.T) {
 	a := h.args
 	for a.struct_size = 4; a.struct_size < uint32(unsafe.Sizeof(a)); a.struct_size += 4 {
 		if status.Of(guarded(func() error { return attentionForward(h.plan, h.batch, p(&a)) })) == status.Internal {
-			t.Errorf("arguments of %d bytes: a fault that had to be caught", a.struct_size)
+			t.Errorf("arguments of %d bytes: the call panicked", a.struct_size)
 		}
 	}
 }
 
-// q, k, v as views of one buffer [B, S, 3, H, D], and sequence first, give what dense tensors give.
+// q, k and v as views of one buffer, [B, S, 3, H, D] or [S, B, 3, H, D], give the results of dense
+// tensors.
 func TestLayoutsAreStrides(t *testing.T) {
 	const b, s, n, d = 2, 5, 2, 4
 	h := newHostOf(t, b, s, n, n, d, flagCausal)
@@ -337,7 +341,7 @@ func TestLayoutsAreStrides(t *testing.T) {
 	}
 }
 
-// 200 lengths on one plan.
+// A plan serves batches of 200 lengths, and a destroyed batch is refused.
 func TestManyLengths(t *testing.T) {
 	h := newHostOf(t, 1, 200, 2, 2, 4, flagCausal)
 	for s := int64(1); s <= 200; s++ {

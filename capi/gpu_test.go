@@ -12,8 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// gpuHost is what a host whose tensors are on a GPU needs: the plug-in, and a CUDA runtime of its
-// own, for which the stand-in's names serve.
+// gpuHost returns the environment of a host with tensors on a GPU: the plug-in, and the CUDA
+// runtime of the host. The emulated plug-in also has the functions of a CUDA runtime.
 func gpuHost(t *testing.T) []string {
 	t.Helper()
 	env := []string{"ULYSSES_CUDA_PLUGIN=" + cudatest.Use(t)}
@@ -23,8 +23,8 @@ func gpuHost(t *testing.T) []string {
 	return env
 }
 
-// A host on a GPU: results near the CPU's, the bits of one rank on several, in the order of
-// whatever stream the host brings, and nothing waited for in the calls.
+// Results on a GPU are close to the results of the CPU, and bitwise equal on one rank and on
+// several. Calls run in the order of the host's stream and do not wait for it.
 func TestHostOnGPU(t *testing.T) {
 	env := gpuHost(t)
 	exe := compile(t, "gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/gpu.c", "-lpthread", "-ldl")
@@ -53,10 +53,11 @@ func TestHostOnGPUWithMPI(t *testing.T) {
 	}
 }
 
-// Calls on a GPU leave no garbage either, and take no memory of the device.
+// Calls on a GPU allocate no Go memory.
 func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	cudatest.Use(t)
-	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal) // shapes; its memory is the host's
+	// for shapes and arguments; the tensors get memory of the GPU
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
 	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), device: onCUDA}
 	var ctx, plan, batch uintptr
 	must(t, newLocal(p(&o), p(&ctx)))
@@ -66,16 +67,16 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	must(t, planSizes(plan, batch, p(&h.sizes)))
 	c, err := find[context]("test", contextKind, ctx)
 	must(t, err)
-	room := func(n uint64) unsafe.Pointer {
+	allocate := func(n uint64) unsafe.Pointer {
 		b, err := c.dev.Alloc(int64(n))
 		must(t, err)
 		t.Cleanup(b.Free)
 		return b.Pointer()
 	}
 	for i := range h.t {
-		h.t[i].data, h.t[i].device = room(uint64(len(h.data[i]))*4), onCUDA
+		h.t[i].data, h.t[i].device = allocate(uint64(len(h.data[i]))*4), onCUDA
 	}
-	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = room(h.sizes.saved), h.sizes.saved, room(h.sizes.workspace), h.sizes.workspace
+	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = allocate(h.sizes.saved), h.sizes.saved, allocate(h.sizes.workspace), h.sizes.workspace
 	body := func() {
 		must(t, attentionForward(plan, batch, p(&h.args)))
 		must(t, attentionBackward(plan, batch, p(&h.args), p(&h.grads)))
@@ -90,12 +91,12 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	if n := after.Mallocs - before.Mallocs; n > calls/10 {
-		t.Errorf("%d mallocs in %d calls forward and backward", n, calls)
+		t.Errorf("%d allocations in %d calls forward and backward", n, calls)
 	}
 }
 
-// A GPU's tensor on a context of the CPU: the sentence says what to make instead, and that the
-// plug-in is missing where it is.
+// The error for a tensor of a GPU on a context of the CPU names the context to create, and says how
+// to get the plug-in if it is missing.
 func TestGPUTensorOnTheCPU(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
 	h.t[0].device = onCUDA

@@ -16,9 +16,9 @@ import (
 	"ulysses/testkit/need"
 )
 
-var soakCalls = flag.Int("soak", 300, "calls forward and backward of the C host under valgrind")
+var soakCalls = flag.Int("soak", 300, "calls forward and backward of the C host in TestSoak")
 
-var tiledFuzz = flag.Duration("tiledfuzz", time.Second, "how long descriptors of tiled compute are drawn")
+var tiledFuzz = flag.Duration("tiledfuzz", time.Second, "how long TestTiledDescriptors runs")
 
 func root(t testing.TB) string {
 	t.Helper()
@@ -31,7 +31,7 @@ func root(t testing.TB) string {
 
 var library sync.Once
 
-// built makes the library and gives its folder.
+// built runs `make lib` once and returns the folder of the library.
 func built(t *testing.T) string {
 	t.Helper()
 	need.Tool(t, "gcc", "run make deps-test")
@@ -40,7 +40,7 @@ func built(t *testing.T) string {
 	return lib
 }
 
-// output runs a command that must end with 0.
+// output runs a command, which must exit with 0, and returns its output.
 func output(t *testing.T, limit time.Duration, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(name, args...)
@@ -54,7 +54,7 @@ func output(t *testing.T, limit time.Duration, env []string, name string, args .
 	return string(out)
 }
 
-// compile builds a host against the library.
+// compile builds a host program with the library and returns its path.
 func compile(t *testing.T, compiler string, args ...string) string {
 	t.Helper()
 	need.Tool(t, compiler, "run make deps-test")
@@ -65,6 +65,7 @@ func compile(t *testing.T, compiler string, args ...string) string {
 	return exe
 }
 
+// A host in C without MPI.
 func TestHostInC(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/host.c")
 	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled", "overhead"} {
@@ -72,7 +73,8 @@ func TestHostInC(t *testing.T) {
 	}
 }
 
-// mpirun is Open MPI's, with the manners of containers.
+// mpirun runs a program on n ranks, with Open MPI's settings for containers, and returns its
+// output.
 func mpirun(t *testing.T, n int, exe ...string) string {
 	t.Helper()
 	need.Tool(t, "mpirun", "run make deps-test")
@@ -80,6 +82,7 @@ func mpirun(t *testing.T, n int, exe ...string) string {
 	return output(t, 3*time.Minute, env, "mpirun", append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
 }
 
+// Hosts in C with MPI.
 func TestHostWithMPI(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -96,8 +99,8 @@ func TestHostWithMPI(t *testing.T) {
 	}
 }
 
-// Over MPI the library takes nothing from C's allocator in calls, and Go's collector, which runs
-// here for every 40 KiB, has nothing to do: 10,000 calls forward and backward.
+// Over MPI, 10,000 calls forward and backward do not use C's allocator, and Go's garbage collector,
+// which here runs for every 40 KiB, does not run.
 func TestNoCallAllocatesOverMPI(t *testing.T) {
 	exe := compile(t, "mpicc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "testdata/counted.c", "-ldl")
 	t.Setenv("GODEBUG", "gctrace=1")
@@ -106,14 +109,14 @@ func TestNoCallAllocatesOverMPI(t *testing.T) {
 	_, rest, begun := strings.Cut(out, "begin\n")
 	between, _, ended := strings.Cut(rest, "end\n")
 	if !begun || !ended || !strings.Contains(out, "gc 1 @") || !strings.Contains(out, "ok counted 2") {
-		t.Fatalf("the host, or Go's collector, did not say what it should:\n%s", out)
+		t.Fatalf("unexpected output of the host or of Go's garbage collector:\n%s", out)
 	}
-	if n := strings.Count(between, "gc "); n > 2 { // one of each rank may be due
+	if n := strings.Count(between, "gc "); n > 2 { // each rank may run one for earlier allocations
 		t.Errorf("%d collections in 10,000 calls:\n%s", n, between)
 	}
 }
 
-// The examples are what users copy: they run as they are.
+// The examples compile and run.
 func TestExamples(t *testing.T) {
 	for _, e := range []struct {
 		name, compiler string
@@ -141,8 +144,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// The same host under the compiler's sanitizers: what it brings lies in memory that they guard, and
-// nothing of it may be left behind.
+// The host in C runs with the address and undefined-behavior sanitizers.
 func TestHostUnderSanitizers(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "testdata/host.c")
 	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled"} {
@@ -151,7 +153,7 @@ func TestHostUnderSanitizers(t *testing.T) {
 	output(t, time.Minute, nil, exe, "soak", "300")
 }
 
-// Tiled compute is C alone: its descriptors are driven in C, with the sanitizers in it.
+// Tiled compute is C code: testdata/fuzz_tiled.c calls it with random arguments, with sanitizers.
 func TestTiledDescriptors(t *testing.T) {
 	need.Tool(t, "gcc", "run make deps-test")
 	exe := filepath.Join(t.TempDir(), "fuzz")
@@ -160,22 +162,20 @@ func TestTiledDescriptors(t *testing.T) {
 	t.Log(output(t, *tiledFuzz+time.Minute, nil, exe, strconv.FormatFloat(tiledFuzz.Seconds(), 'f', 1, 64)))
 }
 
-// TestSoak looks at what the process still holds after many calls, against a few: it must not grow
-// with their number.
+// The memory of a host does not grow with the number of calls.
 func TestSoak(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-O1", "-g", "testdata/host.c")
 	few, many := *soakCalls/10+100, *soakCalls+100
 	least, most := residentAfter(t, exe, few), residentAfter(t, exe, many)
-	t.Logf("%d calls forward and backward: %d KiB at most; %d: %d KiB", few, least, many, most)
+	t.Logf("peak resident memory: %[2]d KiB after %[1]d calls forward and backward, %[4]d KiB after %[3]d", few, least, many, most)
 	if most > least+least/10+2048 {
-		t.Errorf("memory grows: %d KiB after few calls, %d KiB after many", least, most)
+		t.Errorf("memory grows: the peak is %d KiB after few calls and %d KiB after many", least, most)
 	}
 	if _, err := exec.LookPath("valgrind"); err != nil {
-		t.Log("no valgrind: resident memory alone was looked at")
+		t.Log("valgrind is not installed: only resident memory was compared")
 		return
 	}
-	// What C takes from its heap may differ by the threads that Go starts, and by nothing that
-	// counts calls.
+	// C's heap may differ by the threads that Go starts, but not in proportion to the calls.
 	a, b := heapUnderValgrind(t, exe, few), heapUnderValgrind(t, exe, many)
 	t.Logf("under valgrind: %d allocations and %d bytes left after %d calls, %d and %d after %d", a[0], a[1], few, b[0], b[1], many)
 	if b[0]-a[0] > 50 || b[1]-a[1] > 20000 {
@@ -185,15 +185,15 @@ func TestSoak(t *testing.T) {
 
 var heapTexts = [2]*regexp.Regexp{regexp.MustCompile(`total heap usage: ([0-9,]+) allocs`), regexp.MustCompile(`in use at exit: ([0-9,]+) bytes`)}
 
-// goFrames are the names of Go's functions as valgrind sees them, and of what cgo writes for them.
-// valgrind takes memory below the stack pointer for lost, and Go uses the stacks of goroutines
-// again, for other goroutines and for its heap: what Go code itself reads and writes there is no
-// error. C code runs on the thread's stack and is looked at.
+// goFrames match the names of Go's functions in valgrind, and of functions that cgo generates.
+// valgrind treats memory below the stack pointer as invalid, but Go reuses the stacks of goroutines
+// for other goroutines and for its heap. Therefore accesses by Go code are not errors. C code runs
+// on the thread's stack and is checked.
 var goFrames = []string{"_cgo*", "crosscall*", "aeshashbody", "cmpbody", "indexbytebody", "memeqbody", "bytes.*", "context.*", "encoding/*", "errors.*", "fmt.*", "gogo*", "github.com/*", "internal/*", "io.*", "iter.*", "main.*", "maps.*",
 	"math/*", "os.*", "reflect.*", "runtime.*", "runtime/*", "slices.*", "sort.*", "strconv.*", "strings.*", "sync.*", "sync/*", "syscall.*", "time.*", "type:*", "ulysses/*",
 	"unicode/*"}
 
-// suppressions is a file that names them to valgrind.
+// suppressions writes a file for valgrind that suppresses errors in goFrames, and returns its path.
 func suppressions(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
@@ -209,8 +209,8 @@ func suppressions(t *testing.T) string {
 	return path
 }
 
-// heapUnderValgrind is the allocations of a run of the host, and the bytes that it left. Errors and
-// lost memory fail the test.
+// heapUnderValgrind returns the number of allocations of a run of the host, and the bytes that were
+// not freed. Errors and lost memory fail the test.
 func heapUnderValgrind(t *testing.T, exe string, calls int) (found [2]int) {
 	t.Helper()
 	out := output(t, 20*time.Minute, []string{"GODEBUG=asyncpreemptoff=1"}, "valgrind", "--leak-check=full", "--errors-for-leak-kinds=definite", "--undef-value-errors=no",
@@ -218,14 +218,14 @@ func heapUnderValgrind(t *testing.T, exe string, calls int) (found [2]int) {
 	for i, text := range heapTexts {
 		m := text.FindStringSubmatch(out)
 		if m == nil {
-			t.Fatalf("valgrind does not say %v:\n%s", text, out[max(0, len(out)-2000):])
+			t.Fatalf("valgrind's output has no %v:\n%s", text, out[max(0, len(out)-2000):])
 		}
 		found[i], _ = strconv.Atoi(strings.ReplaceAll(m[1], ",", ""))
 	}
 	return found
 }
 
-// residentAfter is the most memory a run of the host held, in KiB.
+// residentAfter returns the peak resident memory of a run of the host, in KiB.
 func residentAfter(t *testing.T, exe string, calls int) int64 {
 	t.Helper()
 	cmd := exec.Command(exe, "soak", strconv.Itoa(calls))
@@ -235,6 +235,7 @@ func residentAfter(t *testing.T, exe string, calls int) int64 {
 	return maxResident(cmd.ProcessState)
 }
 
+// The library matches the header (make check-abi).
 func TestABI(t *testing.T) {
 	need.Tool(t, "g++", "run make deps-test")
 	built(t)

@@ -8,8 +8,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// The gradients of a whole layer, with biases, norms and rotation, are those that small steps of x
-// and of every weight show.
+// The gradients of a whole layer with biases, norms and rotation agree with finite differences of
+// the loss, for x and for every weight.
 func TestLayerGradients(t *testing.T) {
 	const b, s, hq, hkv, d, hidden = 2, 5, 4, 2, 8, 12
 	h := newHostOf(t, b, s, hq, hkv, d, flagCausal)
@@ -50,7 +50,7 @@ func TestLayerGradients(t *testing.T) {
 	without := loss() // saved NULL
 	a.saved, a.saved_bytes = aligned(size.saved), size.saved
 	if with := loss(); with != without {
-		t.Errorf("with saved memory the output differs: %v, %v", with, without)
+		t.Errorf("the loss is %v with saved memory and %v without", with, without)
 	}
 	grads, gt := make([][]float32, 11), make([]*cTensor, 11)
 	for i := 1; i < 11; i++ {
@@ -78,21 +78,21 @@ func TestLayerGradients(t *testing.T) {
 			}
 			return loss()
 		}
-		shown := (move(step) - move(-step)) / (2 * step)
+		slope := (move(step) - move(-step)) / (2 * step)
 		copy(data[i], keep)
 		// NaN fails
-		if want := dot / norm; !(math.Abs(shown-want) <= 2e-2*math.Max(1, math.Abs(want))) {
-			t.Errorf("%s: steps show a slope of %v, the gradient says %v", names[i], shown, want)
+		if want := dot / norm; !(math.Abs(slope-want) <= 2e-2*math.Max(1, math.Abs(want))) {
+			t.Errorf("%s: finite differences give the slope %v, the gradient %v", names[i], slope, want)
 		}
 	}
-	// Gradients of weights are added to, and those that nobody wants may be NULL.
+	// The pass adds to the gradients of weights. A gradient that is not wanted may be NULL.
 	first := grads[1][3]
 	g.dwk, g.dq_norm, g.dbv = nil, nil, nil
 	must(t, attentionLayerForward(h.plan, h.batch, p(&a)))
 	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
 	if grads[1][3] != 2*first || first == 0 {
-		t.Errorf("dwq is %v after two passes, %v after one", grads[1][3], first)
+		t.Errorf("dwq is %v after two passes and %v after one, want twice the value", grads[1][3], first)
 	}
 	a.q_norm = nil
-	refused(t, "one norm of two", status.InvalidArgument, attentionLayerForward(h.plan, h.batch, p(&a)))
+	refused(t, "q_norm is NULL and k_norm is not", status.InvalidArgument, attentionLayerForward(h.plan, h.batch, p(&a)))
 }

@@ -10,8 +10,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// says wants a refusal with these words, and no name that a host in C does not know.
-func says(t *testing.T, what string, err error, words ...string) {
+// refusedWith checks that err is an invalid argument whose message, as the host gets it, has these
+// words and no names that only the Go code has.
+func refusedWith(t *testing.T, what string, err error, words ...string) {
 	t.Helper()
 	refused(t, what, status.InvalidArgument, err)
 	if err == nil {
@@ -19,37 +20,37 @@ func says(t *testing.T, what string, err error, words ...string) {
 	}
 	buffer := make([]byte, errorBytes)
 	finish("ulysses_f", err, (text)(unsafe.Pointer(&buffer[0])))
-	said, _, _ := strings.Cut(string(buffer), "\x00")
+	message, _, _ := strings.Cut(string(buffer), "\x00")
 	for _, w := range words {
-		if !strings.Contains(said, w) {
-			t.Errorf("%s: %q does not say %q", what, said, w)
+		if !strings.Contains(message, w) {
+			t.Errorf("%s: %q has no %q", what, message, w)
 		}
 	}
 	for _, w := range []string{"sp.", "gdn.", "comm.", "hash", "cu_seqlens_k", " dim "} {
-		if strings.Contains(said, w) {
-			t.Errorf("%s: %q says %q", what, said, w)
+		if strings.Contains(message, w) {
+			t.Errorf("%s: %q has %q", what, message, w)
 		}
 	}
 }
 
-// Positions that are not those in a document are refused by all ranks, by the first that is
-// another; a rank without rows brings none.
-func TestPositionsThatMeanSomethingElse(t *testing.T) {
+// All ranks refuse positions that do not count 0, 1, 2, ... in each document. The message names the
+// first such position. A rank without rows gives no positions.
+func TestInvalidPositions(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		all := []int64{0, 1, 2, 3, 4, 9, 6, 7}
 		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8, positions: &all[4*rank]}
 		var b uintptr
-		says(t, "a jump", newBatch(ctx, p(&l), p(&b)), "positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
+		refusedWith(t, "a jump", newBatch(ctx, p(&l), p(&b)), "positions[1] on rank 1 (token 5 of sequence 0) is 9, and 5 or 0 is due")
 		all = []int64{3, 4, 5, 6, 7, 8, 9, 10}
 		l.positions = &all[4*rank]
-		says(t, "a start", newBatch(ctx, p(&l), p(&b)), "positions[0] on rank 0 (token 0 of sequence 0) is 3, and 0 is due")
+		refusedWith(t, "a start", newBatch(ctx, p(&l), p(&b)), "positions[0] on rank 0 (token 0 of sequence 0) is 3, and 0 is due")
 		all = []int64{0, 1, 2, 0, 1, 0, 1, 2}
 		l.positions = &all[4*rank]
 		must(t, newBatch(ctx, p(&l), p(&b)))
 		if rank == 1 {
 			l.positions = nil
 		}
-		says(t, "one rank's alone", newBatch(ctx, p(&l), p(&b)), "positions is NULL on rank 1 and given on rank 0")
+		refusedWith(t, "positions on one rank", newBatch(ctx, p(&l), p(&b)), "positions is NULL on rank 1 and given on rank 0")
 		l.seq, l.rows = 0, int64(8-8*rank)
 		l.positions = &all[0]
 		if rank == 1 {
@@ -59,32 +60,32 @@ func TestPositionsThatMeanSomethingElse(t *testing.T) {
 	})
 }
 
-// What ranks describe otherwise is told by the header's names, with the first entry that differs
-// and both values.
+// If the ranks' descriptions differ, the message has the header's name of the first field or entry
+// that differs, and both values.
 func TestDifferencesAreNamed(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		r := int64(rank)
 		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4, head_dim: 8 + r}
 		rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, qk_heads: 2, v_heads: 4, qk_dim: 8, v_dim: 8 + r}
 		var plan, b uintptr
-		says(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
-		says(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
+		refusedWith(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
+		refusedWith(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
 		d.head_dim, d.kv_heads = 8, 3
-		says(t, "kv_heads", newPlan(ctx, p(&d), p(&plan)), "heads is 4 and kv_heads 3")
+		refusedWith(t, "kv_heads", newPlan(ctx, p(&d), p(&plan)), "heads is 4 and kv_heads 3")
 		cu, kv := []int64{0, 3, 5 + r, 9}, []int64{0, 2, 4 - r, 6}
 		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 9, docs: 3, cu_seqlens: &cu[0]}
-		says(t, "cu_seqlens", newBatch(ctx, p(&l), p(&b)), "cu_seqlens[2] is 6 on rank 1 and 5 on rank 0")
+		refusedWith(t, "cu_seqlens", newBatch(ctx, p(&l), p(&b)), "cu_seqlens[2] is 6 on rank 1 and 5 on rank 0")
 		cu[2] = 5
 		l.kv_seq, l.kv_cu_seqlens = 6, &kv[0]
-		says(t, "kv_cu_seqlens", newBatch(ctx, p(&l), p(&b)), "kv_cu_seqlens[2] is 3 on rank 1 and 4 on rank 0")
+		refusedWith(t, "kv_cu_seqlens", newBatch(ctx, p(&l), p(&b)), "kv_cu_seqlens[2] is 3 on rank 1 and 4 on rank 0")
 		l.kv_cu_seqlens = nil
-		says(t, "no documents of keys", newBatch(ctx, p(&l), p(&b)), "give kv_cu_seqlens")
+		refusedWith(t, "no documents of keys", newBatch(ctx, p(&l), p(&b)), "give kv_cu_seqlens")
 	})
 }
 
-// Backward refuses what no forward pass of its plan and batch has saved, on all ranks alike; saved
-// memory may be moved, and read by a plan like the one that wrote it.
-func TestSavedIsTagged(t *testing.T) {
+// A backward pass refuses saved memory that no forward pass with its plan and batch has written, on
+// all ranks. Saved memory may be moved, and a plan with the same description may read it.
+func TestTagsOfSavedMemory(t *testing.T) {
 	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
 		d := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, heads: 4, head_dim: 8}
 		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8}
@@ -108,24 +109,25 @@ func TestSavedIsTagged(t *testing.T) {
 		copy(unsafe.Slice((*byte)(moved.saved), size.saved), unsafe.Slice((*byte)(a.saved), size.saved))
 		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
 		must(t, attentionBackward(twin, batch, p(&a), p(&g)))
-		says(t, "another plan", attentionBackward(causal, batch, p(&a), p(&g)), "saved is of a forward call with another plan")
-		says(t, "another batch", attentionBackward(plan, packed, p(&a), p(&g)), "saved is of a forward call with another plan, batch")
+		refusedWith(t, "another plan", attentionBackward(causal, batch, p(&a), p(&g)), "saved is of a forward call with another plan")
+		refusedWith(t, "another batch", attentionBackward(plan, packed, p(&a), p(&g)), "saved is of a forward call with another plan, batch")
 		if rank == 1 {
 			unsafe.Slice((*byte)(a.saved), 8)[3]++
 		}
-		says(t, "garbage on one rank", attentionBackward(plan, batch, p(&a), p(&g)), "rank 1", "saved has not been written by a forward call")
+		refusedWith(t, "garbage on one rank", attentionBackward(plan, batch, p(&a), p(&g)), "rank 1", "saved has not been written by a forward call")
 		a.saved_bytes--
-		says(t, "too little", attentionForward(plan, batch, p(&a)), "saved has", "are needed")
+		refusedWith(t, "too little", attentionForward(plan, batch, p(&a)), "saved has", "are needed")
 		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
 	})
 }
 
-// A device that has a plug-in and no GPU is built and not usable, and the reason is told.
+// With a plug-in and without a GPU, CUDA is among the built devices and not among the usable ones,
+// and the reason is given.
 func TestUsableDevices(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "/plugins/libulysses_cuda.so")
 	t.Setenv("CUDA_VISIBLE_DEVICES", "") // as without a GPU
 	built, usable, why := devices()
 	if !slices.Equal(built, []string{"cpu", "cuda"}) || !slices.Equal(usable, []string{"cpu"}) || why["cuda"] != cuda.WhyUnusable("/plugins/libulysses_cuda.so") || why["cuda"] == "" {
-		t.Error(built, usable, why)
+		t.Errorf("built %q, usable %q, reasons %q", built, usable, why)
 	}
 }

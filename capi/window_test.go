@@ -15,7 +15,7 @@ func TestWindowWithoutFields(t *testing.T) {
 	d := h.desc
 	d.flags = flagWindow | flagCausal
 	err := newPlan(h.ctx, p(&d), p(&plan))
-	refused(t, "a window of nothing", status.InvalidArgument, err)
+	refused(t, "ULYSSES_WINDOW without fields", status.InvalidArgument, err)
 	if err != nil && !strings.Contains(err.Error(), "set window_left, or leave the flag out") {
 		t.Error(err)
 	}

@@ -22,7 +22,7 @@ func reserved(t *testing.T, ctx uintptr) int64 {
 // With ULYSSES_OWN_WORKSPACES a context reserves nothing for a long batch, and refuses NULL by name
 // on every call. Any other context reserves the workspace of attention when the batch is made, and
 // grows it in the first call that needs more.
-func TestWhoBringsTheWorkspace(t *testing.T) {
+func TestWorkspaces(t *testing.T) {
 	const s, n, d = 100_000, 8, 64
 	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: n, head_dim: d}
 	for _, flags := range []int32{0, flagOwnWorkspaces} {
@@ -35,16 +35,16 @@ func TestWhoBringsTheWorkspace(t *testing.T) {
 		size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 		must(t, planSizes(plan, batch, p(&size)))
 		if got := reserved(t, ctx); flags == 0 && got < int64(size.workspace) || flags != 0 && got != 0 || size.workspace < 900e6 {
-			t.Errorf("flags %d: %d bytes are reserved, %d are needed", flags, got, size.workspace)
+			t.Errorf("flags %d: %d bytes of workspace are reserved; a call needs %d", flags, got, size.workspace)
 		}
 		must(t, contextDestroy(ctx))
 	}
 	for _, flags := range []int32{0, flagOwnWorkspaces} {
 		onRanks(t, 2, flags, func(rank int, ctx uintptr) {
-			list := entries(t, ctx)
+			list := collectiveCalls(t, ctx)
 			for i := range list {
 				e := &list[i]
-				err := guarded(e.good)
+				err := guarded(e.valid)
 				if flags == 0 {
 					must(t, err)
 					continue
@@ -59,7 +59,7 @@ func TestWhoBringsTheWorkspace(t *testing.T) {
 				}
 			}
 			if got := reserved(t, ctx); flags != 0 && got != 0 {
-				t.Errorf("%d bytes are reserved", got)
+				t.Errorf("%d bytes are reserved with ULYSSES_OWN_WORKSPACES, want 0", got)
 			}
 		})
 	}
