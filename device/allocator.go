@@ -2,12 +2,12 @@ package device
 
 import "ulysses/tensor"
 
-// Allocator is a bump allocator over memory that somebody else owns. Without memory it only counts
-// bytes: the same calls compute the size of a block and divide it into tensors.
+// Allocator is a bump allocator over memory of the caller. Without memory it only counts bytes, so
+// the same code computes the size of a block and divides it into tensors.
 type Allocator struct {
 	Mem   tensor.Tensor // U8
-	Align int64
-	Used  int64 // bytes
+	Align int64         // of each tensor, in bytes
+	Used  int64         // bytes
 }
 
 // Take allocates a dense tensor. Its contents are undefined.

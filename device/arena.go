@@ -45,13 +45,13 @@ func NewHostArena(d Device, name string, bytes int64) (*Arena, error) {
 	return &Arena{name: name, buffer: b, align: d.Info().Align, place: tensor.Host}, nil
 }
 
-// Sketch returns an arena without memory. Its tensors have shapes and no data. A plan that is laid
-// out on it gives the size of the real arena (Peak).
+// Sketch returns an arena without memory. Its tensors have shapes and no data. Allocating from it
+// gives the size of the arena with memory (Peak).
 func Sketch(d Device, name string) *Arena {
 	return &Arena{name: name, align: d.Info().Align, place: d.Info().Place}
 }
 
-// Sketched reports an arena without memory. Operations on its tensors must not run.
+// Sketched reports whether the arena has no memory. Operations must not run on its tensors.
 func (a *Arena) Sketched() bool { return a.buffer == nil }
 
 // Padded returns the bytes that one tensor of n bytes occupies in an arena of the device.
@@ -70,7 +70,7 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 		return t, nil
 	}
 	if hi > a.buffer.Bytes() {
-		return t, status.Errorf(status.OutOfMemory, "arena %s: %v needs %d bytes, %d of %d are free: a planned size is too small",
+		return t, status.Errorf(status.OutOfMemory, "arena %s: %v needs %d bytes, %d of %d are free; the planned size is too small",
 			a.name, t, t.Bytes(), max(0, a.buffer.Bytes()-lo), a.buffer.Bytes())
 	}
 	a.used, a.peak = hi, max(a.peak, hi)
@@ -79,14 +79,19 @@ func (a *Arena) Tensor(dtype tensor.DType, shape ...int64) (tensor.Tensor, error
 	return all.At(lo, dtype, shape...), nil
 }
 
-// Mark returns the end of the allocations. Reset(mark) frees all allocations since Mark.
-func (a *Arena) Mark() int64      { return a.used }
+// Mark returns the end of the allocations, for Reset.
+func (a *Arena) Mark() int64 { return a.used }
+
+// Reset frees all allocations since Mark.
 func (a *Arena) Reset(mark int64) { a.used = mark }
 
-// Name, Bytes and Peak are shown in the memory table. Peak is the most bytes that were in use.
+// Name returns the component in errors and in the memory table.
 func (a *Arena) Name() string { return a.name }
-func (a *Arena) Peak() int64  { return a.peak }
 
+// Peak returns the largest number of bytes that were in use.
+func (a *Arena) Peak() int64 { return a.peak }
+
+// Bytes returns the size of the arena; without memory, the peak.
 func (a *Arena) Bytes() int64 {
 	if a.buffer == nil {
 		return a.peak
@@ -94,6 +99,7 @@ func (a *Arena) Bytes() int64 {
 	return a.buffer.Bytes()
 }
 
+// Free frees the memory of the arena.
 func (a *Arena) Free() {
 	if a.buffer != nil {
 		a.buffer.Free()

@@ -190,7 +190,7 @@ var Operations = [...]Operation{
 // embeds it, and so has no code for a single operation.
 type Calls struct {
 	enqueue func(s Stream, op Op, args unsafe.Pointer) error
-	// The arguments that a call in progress takes one by one: a call allocates nothing.
+	// Arguments of a call in progress, kept here so that calls allocate nothing on the heap.
 	add        Add
 	columnSum  ColumnSum
 	copy       Copy

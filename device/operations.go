@@ -20,18 +20,19 @@ import (
 //	add             the operation adds to the tensor (gradients of weights)
 //	scratch         the contents are undefined before and after
 //	optional        the tensor may be absent
-//	host            the tensor may lie in host memory
-//	documents       a list of bounds: at least one entry; all such lists of a call are equally long
+//	host            the tensor may be in host memory
+//	documents       a list of boundaries of documents: at least one entry; all such lists of a call
+//	                have the same length
 //	heads=T         a list with one entry for each head (axis 1) of the tensor T, or nil
-//	unused=T        of an embedded struct: the operation does not look at its tensor T
+//	unused=T        of an embedded struct: the operation does not use its tensor T
 //
-// An embedded struct holds the arguments of a forward operation in those of its gradient, which
-// reads all of them.
+// The arguments of a gradient embed the arguments of the forward operation. The gradient reads all
+// their tensors.
 //
 // `make generate` (device/generate) writes two files from the interface and the structs: calls.go
 // here, and cuda/operations.h, which has the enum, the names, the structs and their sizes in C. Go
 // is the source because the structs are used from Go, their comments are the specification, and
-// package reflect knows how the compiler lays them out. A test fails if a generated file is old.
+// package reflect gives their layout. A test fails if a generated file is not up to date.
 
 // Op is the number of an operation, the same in Go and in C.
 type Op int32
@@ -53,18 +54,18 @@ func (o *Operation) Call(d Ops, s Stream, args unsafe.Pointer) error { return o.
 // Operand is one tensor of an operation.
 type Operand struct {
 	Name        string
-	In, Out     bool // read, written; both with a condition where ifIn, ifOut are set
+	In, Out     bool // read, written; on the conditions ifIn, ifOut, if these are set
 	Add         bool // added to
 	Scratch     bool
 	Optional    bool
-	Host        bool // may lie in host memory
+	Host        bool // may be in host memory
 	Unused      bool
 	offset      uintptr
 	ifIn, ifOut flagAt
 }
 
-// flagAt is where a bool field lies; 0 = there is no condition. No condition is a struct's first
-// field.
+// flagAt is the offset of a bool field; 0 = there is no condition, as no such field is the first of
+// its struct.
 type flagAt uintptr
 
 func (f flagAt) set(args unsafe.Pointer) bool {
@@ -76,8 +77,8 @@ func (p *Operand) Tensor(args unsafe.Pointer) *tensor.Tensor {
 	return (*tensor.Tensor)(unsafe.Add(args, p.offset))
 }
 
-// Passes returns how often a call with these arguments goes through the operand's memory: once for
-// each of reading, writing and adding; 0 for scratch, an unused operand and an absent one.
+// Passes returns how many times a call with these arguments passes over the operand's memory: once
+// for each of reading, writing and adding; 0 for scratch, an unused operand and an absent one.
 func (p *Operand) Passes(args unsafe.Pointer) int64 {
 	if p.Unused || p.Scratch || p.Tensor(args).IsNil() {
 		return 0
@@ -91,11 +92,11 @@ func (p *Operand) Passes(args unsafe.Pointer) int64 {
 	return n
 }
 
-// List is a slice, or a pointer to a Window, in host memory. Go and C see the same words: the
-// address first, and behind it, for a slice, length and capacity.
+// List is a slice, or a pointer to a Window, in host memory. It has the same bytes in Go and C: the
+// address, and for a slice the length and the capacity.
 type List struct {
 	Name      string
-	Documents bool  // bounds of documents
+	Documents bool  // boundaries of documents
 	entry     int64 // bytes; 0 = a pointer
 	heads     string
 	of        uintptr // the tensor whose heads are counted, where heads is set
@@ -103,8 +104,7 @@ type List struct {
 	elem      reflect.Type
 }
 
-// Data returns the address of the list in args; nil where there is none, or where it is empty and
-// has no memory of its own.
+// Data returns the address of the list in args, or nil if the list is nil or empty.
 func (l *List) Data(args unsafe.Pointer) unsafe.Pointer {
 	if l.entry > 0 && l.len(args) == 0 {
 		return nil
@@ -121,29 +121,29 @@ func (l *List) isNil(args unsafe.Pointer) bool {
 	return *(*unsafe.Pointer)(unsafe.Add(args, l.offset)) == nil
 }
 
-// Check looks at the lengths of the lists in args. question: the call asks for sizes alone, and
-// may leave documents open.
-func (o *Operation) Check(args unsafe.Pointer, question bool) error {
+// Check checks the lengths of the lists in args. sizesOnly: the call asks only for sizes, for which
+// documents may be nil.
+func (o *Operation) Check(args unsafe.Pointer, sizesOnly bool) error {
 	var first *List
 	for i := range o.Lists {
 		l := &o.Lists[i]
 		switch {
-		case l.Documents && l.len(args) == 0 && !(question && l.isNil(args)):
-			return status.Errorf(status.InvalidArgument, "%s is empty: it must go from 0 to the number of rows", l.Name)
+		case l.Documents && l.len(args) == 0 && !(sizesOnly && l.isNil(args)):
+			return status.Errorf(status.InvalidArgument, "%s is empty; it must go from 0 to the number of tokens", l.Name)
 		case l.Documents && first == nil:
 			first = l
 		case l.Documents && l.len(args) != first.len(args):
-			return status.Errorf(status.InvalidArgument, "%s names %d documents, %s %d: they must agree", first.Name, first.len(args)-1, l.Name, l.len(args)-1)
+			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d; they must agree", first.Name, first.len(args)-1, l.Name, l.len(args)-1)
 		case l.heads != "" && !l.isNil(args):
 			if heads := (*tensor.Tensor)(unsafe.Add(args, l.of)).Shape[1]; l.len(args) != heads {
-				return status.Errorf(status.InvalidArgument, "%s has %d entries, %s %d heads: give one entry for each head", l.Name, l.len(args), l.heads, heads)
+				return status.Errorf(status.InvalidArgument, "%s has %d entries, %s has %d heads; pass one entry for each head", l.Name, l.len(args), l.heads, heads)
 			}
 		}
 	}
 	return nil
 }
 
-// Clone returns a copy of args with lists of its own.
+// Clone returns a copy of args with copies of its lists.
 func (o *Operation) Clone(args unsafe.Pointer) unsafe.Pointer {
 	v := reflect.New(o.Args)
 	v.Elem().Set(reflect.NewAt(o.Args, args).Elem())
@@ -175,8 +175,8 @@ func operation(name string, args any, call func(d Ops, s Stream, args unsafe.Poi
 
 var tensorType = reflect.TypeFor[tensor.Tensor]()
 
-// add appends the operands and lists of a struct at an offset. unused names an operand that the
-// operation does not look at; it is "-" for an embedded struct without one.
+// add appends the operands and lists of a struct at an offset. unused is the name of an operand
+// that the operation does not use; it is "-" for an embedded struct without one.
 func (o *Operation) add(t reflect.Type, base uintptr, unused string) {
 	field := func(name string) uintptr {
 		f, ok := t.FieldByName(name)

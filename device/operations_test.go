@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// TestOperands: every tensor of every operation says how it is used, and every field is of a kind
-// that the tables know.
+// Every tensor of every operation has a tag that says how it is used, and the tables contain every
+// tensor and list.
 func TestOperands(t *testing.T) {
 	for _, o := range Operations {
 		tensors, lists := 0, 0
@@ -71,7 +71,7 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-// TestClone: a copy of arguments has lists of its own.
+// A copy of arguments has copies of its lists.
 func TestClone(t *testing.T) {
 	a := &AttentionGrad{Attention: Attention{CuQ: []int64{0, 3}, CuK: []int64{0, 4}, Window: &Window{1, 2}, Scale: 2}}
 	b := (*AttentionGrad)(Operations[OpAttentionBackward].Clone(unsafe.Pointer(a)))
@@ -90,7 +90,7 @@ func TestClone(t *testing.T) {
 	}
 }
 
-// TestCalls: a call passes the number of its operation and its arguments, and allocates nothing.
+// A call passes the number of its operation and its arguments, and allocates nothing.
 func TestCalls(t *testing.T) {
 	var got Op
 	var add Add

@@ -70,7 +70,7 @@ func TestModelsAreFolders(t *testing.T) {
 		"Qwen/Qwen3-0.6B":                        path + ":4: model.path: there is no folder " + dir + "/Qwen/Qwen3-0.6B, and models are read from disk: if this is a name on the Hugging Face hub, hf download Qwen/Qwen3-0.6B --local-dir " + dir + "/Qwen/Qwen3-0.6B\n",
 		"m/x":                                    path + ":4: model.path: there is no folder " + dir + "/m/x: give a Hugging Face folder with config.json and *.safetensors\n",
 		"/nowhere/at/all":                        path + ":4: model.path: there is no folder /nowhere/at/all: give",
-		"m":                                      path + ":4: model.path: " + dir + "/m: no config.json here: give",
+		"m":                                      path + ":4: model.path: " + dir + "/m: no config.json here; give",
 		"https://huggingface.co/Qwen/Qwen3-0.6B": path + `:4: model.path = "https://huggingface.co/Qwen/Qwen3-0.6B": a URL, and models are read from disk: download it, hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B, and name that folder`,
 		"s3://bucket/model":                      `model.path = "s3://bucket/model": a URL, and files are read from disk: download it and name the file`,
 	} {

@@ -7,34 +7,35 @@ import (
 	"ulysses/tensor"
 )
 
-// Mixer is a sublayer that mixes tokens, the one polymorphic layer of a model.
+// Mixer is a sublayer that mixes tokens: attention or linear attention.
 //
-// Both halves work in place, for memory is lifetimes: Forward overwrites x [T, hidden] with its
-// output and keeps what Backward needs (as far as hold gave it memory); Backward gets the same x
-// once more and overwrites it with the gradient of x, from dy [T, hidden], which it leaves alone.
-// Gradients of parameters are added to and announced.
+// Both halves work in place. Forward overwrites x [T, hidden] with its output, and saves what
+// Backward needs in the tensors that visitSaved has allocated. Backward gets the same x again, and
+// overwrites it with the gradient of x, computed from dy [T, hidden]. It does not change dy. It
+// adds to the gradients of the parameters and reports them complete.
 type Mixer interface {
 	Params() []*Param
 	visitSaved(p *pass)
 	Forward(p *pass, x tensor.Tensor)
-	Output(p *pass, x tensor.Tensor) // Forward again, from what it kept of kind attention
+	// Output is Forward from saved activations of the category attention.
+	Output(p *pass, x tensor.Tensor)
 	Backward(p *pass, x, dy tensor.Tensor)
 }
 
 // softmaxAttention is grouped-query attention (Ainslie et al. 2023) with rotary positions,
-// sequence-parallel by its plan. In Qwen3.5 a gate for each of its features comes out of q's
-// projection, and the output is times the sigmoid of it (Qiu et al. 2025, arXiv:2505.06708).
+// sequence-parallel by its plan. In Qwen3.5, q's projection also computes a gate for each feature,
+// and the output is multiplied by its sigmoid (Qiu et al. 2025, arXiv:2505.06708).
 type softmaxAttention struct {
 	hq, hkv, d   int64
-	dq           int64 // columns of a head of q's projection: D, with a gate [q|gate]: 2D
+	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
 	eps          float64
-	q, qkv, out  linear        // q is the first part of qkv
-	qNorm, kNorm *Param        // [D], nil but for Qwen3 and 3.5
+	q, qkv, out  linear        // q has the first parameters of qkv
+	qNorm, kNorm *Param        // [D]; only Qwen3 and Qwen3.5 have them
 	raw          tensor.Tensor // [T, Hq·dq + Hkv·D], q with its gates and k, before their norms
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
-	saved, lse   tensor.Tensor // U8, of each group of heads what the plan keeps
-	qHeads       sp.HeadNorm   // of the pass under way
+	saved, lse   tensor.Tensor // U8, what the plan saves, of all groups of heads
+	qHeads       sp.HeadNorm   // of the current pass
 	kHeads       sp.HeadNorm
 	args         sp.Args
 	grads        sp.Grads
@@ -42,7 +43,7 @@ type softmaxAttention struct {
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
 	a := &softmaxAttention{hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, eps: cfg.RMSNormEps}
-	name := func(part string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, part) }
+	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, suffix) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")
 	if cfg.OutputGate() {
@@ -80,76 +81,76 @@ func (a *softmaxAttention) Params() []*Param {
 
 func (a *softmaxAttention) gated() bool { return a.dq > a.d }
 
-// queriesKeys views what begins with the columns of q and k as q, its gate and k: [T, H, D].
-func (a *softmaxAttention) queriesKeys(x tensor.Tensor) (q, gate, k tensor.Tensor) {
+// splitQK returns views [T, H, D] of q, its gate and k in x, whose first columns are q's and k's.
+func (a *softmaxAttention) splitQK(x tensor.Tensor) (q, gate, k tensor.Tensor) {
 	n := a.hq * a.dq
 	q, k = x.Slice(1, 0, n).Split(1, a.hq), x.Slice(1, n, n+a.hkv*a.d).Split(1, a.hkv)
 	return q.Slice(2, 0, a.d), q.Slice(2, a.d, a.dq), k
 }
 
-// values is v [T, Hkv, D], the last columns of the projection.
+// values returns a view of v [T, Hkv, D], the last columns of the projection.
 func (a *softmaxAttention) values(x tensor.Tensor) tensor.Tensor {
 	return x.Slice(1, a.qkv.out-a.hkv*a.d, a.qkv.out).Split(1, a.hkv)
 }
 
-// beforeNorms is the columns that a.raw keeps.
-func (a *softmaxAttention) beforeNorms() int64 { return a.hq*a.dq + a.hkv*a.d }
+// rawColumns returns the number of columns of a.raw.
+func (a *softmaxAttention) rawColumns() int64 { return a.hq*a.dq + a.hkv*a.d }
 
 func (a *softmaxAttention) visitSaved(p *pass) {
-	p.visit(&a.mixed, attention, p.rows, a.hq*a.d)
+	p.visit(&a.mixed, attention, p.tokens, a.hq*a.d)
 	p.visitBytes(&a.lse, attention, p.plans.groups*p.sizes.full.lse)
 	p.visitBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
 	if a.qNorm != nil {
-		p.visit(&a.raw, qkv, p.rows, a.beforeNorms())
-		p.visitStat(&a.qRStd, qkv, p.rows*a.hq)
-		p.visitStat(&a.kRStd, qkv, p.rows*a.hkv)
+		p.visit(&a.raw, qkv, p.tokens, a.rawColumns())
+		p.visitF32(&a.qRStd, qkv, p.tokens*a.hq)
+		p.visitF32(&a.kRStd, qkv, p.tokens*a.hkv)
 	}
 }
 
-// project computes all [T, Hq·dq + 2Hkv·D] from x; a copy of its q, with the gates, and k goes to
-// raw, if there is one. Their norms come later, on the way to attention.
+// project computes all [T, Hq·dq + 2Hkv·D] from x, and copies q, with the gates, and k to raw
+// unless it is nil. The norms of q and k are computed later, by the plan.
 func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 	p.phase("projection")
 	a.qkv.forward(p, all, x)
 	p.end()
 	if !raw.IsNil() {
 		p.phase("norm")
-		p.Copy(raw, all.Slice(1, 0, a.beforeNorms()))
+		p.Copy(raw, all.Slice(1, 0, a.rawColumns()))
 		p.end()
 	}
 }
 
-// norms sets attention's arguments for the norms, with memory for their statistics unless it is
-// held.
-func (a *softmaxAttention) norms(p *pass) {
+// setNorms sets the plan's arguments for the norms of q and k, with memory for their statistics
+// unless it is saved.
+func (a *softmaxAttention) setNorms(p *pass) {
 	if a.qNorm == nil {
 		return
 	}
 	q, k := a.qRStd, a.kRStd
 	if q.IsNil() {
-		q, k = p.stat(p.rows*a.hq), p.stat(p.rows*a.hkv)
+		q, k = p.tempF32(p.tokens*a.hq), p.tempF32(p.tokens*a.hkv)
 	}
 	norm := func(w *Param, rstd tensor.Tensor, heads int64) sp.HeadNorm {
-		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.rows, heads), Eps: a.eps, Centre: w.centre}
+		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.tokens, heads), Eps: a.eps, Centre: w.centre}
 	}
 	a.qHeads, a.kHeads = norm(a.qNorm, q, a.hq), norm(a.kNorm, k, a.hkv)
 }
 
-// group sets the arguments for a group of heads of all, q, k and v as attention takes them, and of
-// its output. saved is of all groups, or of one.
-func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tensor) {
+// setGroup sets the plan's arguments for group g of the heads in all [T, Hq·dq + 2Hkv·D] and in
+// mixed. saved is memory for all groups, or for one.
+func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.Tensor) {
 	n, size := p.plans.groups, p.sizes.full
-	q, _, k := a.queriesKeys(all)
-	of := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D], or of [T, H]
+	q, _, k := a.splitQK(all)
+	heads := func(t tensor.Tensor) tensor.Tensor { // of [T, H, D], or of [T, H]
 		h := t.Shape[1] / n
 		return t.Slice(1, g*h, (g+1)*h)
 	}
-	part := func(t tensor.Tensor) tensor.Tensor { return one(of(t)) }
+	batched := func(t tensor.Tensor) tensor.Tensor { return withBatch(heads(t)) }
 	if a.qNorm != nil {
 		a.args.QNorm, a.args.KNorm = a.qHeads, a.kHeads
-		a.args.QNorm.RStd, a.args.KNorm.RStd = of(a.qHeads.RStd), of(a.kHeads.RStd)
+		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
 	}
-	a.args.Q, a.args.K, a.args.V, a.args.Out = part(q), part(k), part(a.values(all)), part(mixed.Split(1, a.hq))
+	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
 	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}
 	if !a.lse.IsNil() {
@@ -162,35 +163,35 @@ func (a *softmaxAttention) group(p *pass, g int64, all, mixed, saved tensor.Tens
 
 func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	mark := p.mark()
-	mixed := p.or(a.mixed, p.rows, a.hq*a.d)
-	a.norms(p)
-	all := p.temp(p.rows, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
+	mixed := p.or(a.mixed, p.tokens, a.hq*a.d)
+	a.setNorms(p)
+	all := p.temp(p.tokens, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
 	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
 	saved := a.saved
-	if saved.IsNil() && !a.lse.IsNil() { // the LSE is kept, the rest has nowhere to be but here
+	if saved.IsNil() && !a.lse.IsNil() { // only the LSE is saved
 		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 	}
 	a.project(p, all, a.raw, x)
 	p.phase("attention")
 	for g := range p.plans.groups {
-		a.group(p, g, all, mixed, saved)
+		a.setGroup(p, g, all, mixed, saved)
 		if !p.skip() {
-			p.err = p.plans.full.Forward(p.c.Stream, p.batch.SP, &a.args)
+			p.err = p.plans.full.Forward(p.ctx.Stream, p.batch.SP, &a.args)
 		}
 	}
 	p.end()
 	y := mixed
 	if a.gated() {
-		_, gate, _ := a.queriesKeys(all)
+		_, gate, _ := a.splitQK(all)
 		if !a.raw.IsNil() {
-			_, gate, _ = a.queriesKeys(a.raw)
+			_, gate, _ = a.splitQK(a.raw)
 		}
-		switch { // backward wants the output as it was
+		switch { // if the output is saved, it is saved without the gate
 		case a.mixed.IsNil():
 		case !a.raw.IsNil():
-			y = all.Slice(1, 0, a.hq*a.d) // q's columns are free
+			y = all.Slice(1, 0, a.hq*a.d) // q's columns are not used any more
 		default:
-			y = p.temp(p.rows, a.hq*a.d)
+			y = p.temp(p.tokens, a.hq*a.d)
 		}
 		a.gate(p, y, mixed, gate)
 	}
@@ -206,18 +207,19 @@ func (a *softmaxAttention) gate(p *pass, y, mixed, gate tensor.Tensor) {
 	p.end()
 }
 
-// Output is the gate, whose input may have to be projected again, and the output's projection.
+// Output computes the gate and the output's projection. It projects the gate's input again, unless
+// it is saved.
 func (a *softmaxAttention) Output(p *pass, x tensor.Tensor) {
 	mark, y := p.mark(), a.mixed
 	if a.gated() {
 		raw := a.raw
 		if raw.IsNil() {
-			raw = p.temp(p.rows, a.q.out)
+			raw = p.temp(p.tokens, a.q.out)
 			p.phase("projection")
 			a.q.forward(p, raw, x)
 			p.end()
 		}
-		y = p.temp(p.rows, a.hq*a.d)
+		y = p.temp(p.tokens, a.hq*a.d)
 		a.gate(p, y, a.mixed, raw.Slice(1, 0, a.hq*a.dq).Split(1, a.hq).Slice(2, a.d, a.dq))
 	}
 	p.phase("projection")
@@ -226,33 +228,33 @@ func (a *softmaxAttention) Output(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// Backward makes q, k and v again where they were not kept, a group of heads at a time; their
-// gradients take their places.
+// Backward recomputes q, k and v unless they are saved, one group of heads at a time. Their
+// gradients overwrite them.
 func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	mark := p.mark()
-	dmixed := p.temp(p.rows, a.hq*a.d)
-	all := p.temp(p.rows, a.qkv.out) // gradients of q, k and v; before that, q, k and v
+	dmixed := p.temp(p.tokens, a.hq*a.d)
+	all := p.temp(p.tokens, a.qkv.out) // q, k and v, then their gradients
 	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
-	saved, raw, again := a.saved, a.raw, a.saved.IsNil()
-	a.norms(p)
-	if again {
+	saved, raw, recompute := a.saved, a.raw, a.saved.IsNil()
+	a.setNorms(p)
+	if recompute {
 		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 		if a.qNorm != nil {
-			raw = p.temp(p.rows, a.beforeNorms())
+			raw = p.temp(p.tokens, a.rawColumns())
 		}
 		a.project(p, all, raw, x)
 	}
-	q, dgate, k := a.queriesKeys(all)
+	q, dgate, k := a.splitQK(all)
 
 	a.backwardOut(p, dmixed, dgate, raw, dy)
 	p.phase("attention")
 	for g := range p.plans.groups {
-		a.backwardGroup(p, g, all, dmixed, saved, again)
+		a.backwardGroup(p, g, all, dmixed, saved, recompute)
 	}
 	p.end()
 	if a.qNorm != nil {
 		p.phase("norm")
-		rawQ, _, rawK := a.queriesKeys(raw)
+		rawQ, _, rawK := a.splitQK(raw)
 		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
 		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
 		p.end()
@@ -264,26 +266,26 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, again bool) {
-	a.group(p, g, all, a.mixed, saved)
-	if again && !p.skip() {
-		p.err = p.plans.full.Restore(p.c.Stream, p.batch.SP, &a.args)
+func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, recompute bool) {
+	a.setGroup(p, g, all, a.mixed, saved)
+	if recompute && !p.skip() {
+		p.err = p.plans.full.Restore(p.ctx.Stream, p.batch.SP, &a.args)
 	}
 	h := a.hq / p.plans.groups
-	a.grads = sp.Grads{DOut: one(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
 	if !p.skip() {
-		p.err = p.plans.full.Backward(p.c.Stream, p.batch.SP, &a.args, &a.grads)
+		p.err = p.plans.full.Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
 	}
 }
 
-// backwardOut is the way back through the output's projection and its gate, whose output is
-// computed again.
+// backwardOut computes the gradient dmixed of attention's output from dy, through the output's
+// projection and its gate, whose output is recomputed.
 func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, raw, dy tensor.Tensor) {
 	y, gate := a.mixed, tensor.Tensor{}
 	heads, dheads := a.mixed.Split(1, a.hq), dmixed.Split(1, a.hq) // [T, Hq, D]
 	if a.gated() {
 		y = dmixed
-		_, gate, _ = a.queriesKeys(raw)
+		_, gate, _ = a.splitQK(raw)
 		a.gate(p, dmixed, a.mixed, gate)
 	}
 	p.phase("projection")
@@ -297,5 +299,5 @@ func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, raw, dy tensor.Te
 	}
 }
 
-// one puts a batch axis of 1 before [T, H, D].
-func one(t tensor.Tensor) tensor.Tensor { return t.Split(0, 1) }
+// withBatch returns a view [1, T, …] of [T, …].
+func withBatch(t tensor.Tensor) tensor.Tensor { return t.Split(0, 1) }

@@ -15,8 +15,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Config describes a decoder. Fields bear the names of Hugging Face's config.json, whose defaults
-// they have too.
+// Config describes a decoder. The fields have the names and the defaults of Hugging Face's
+// config.json.
 type Config struct {
 	ModelType             string // llama | mistral | qwen2 | qwen3 | qwen3_5_text
 	VocabSize             int64
@@ -30,25 +30,35 @@ type Config struct {
 	RMSNormEps            float64
 	InitializerRange      float64
 	Rope                  Rope
-	// features of a head that rotate, the first ones: HeadDim · partial_rotary_factor
+	// number of features of a head that are rotated, from the first on: HeadDim ·
+	// partial_rotary_factor
 	RotaryDim         int64
 	TieWordEmbeddings bool
-	// on q, k, v and o; Qwen2 has it on q, k, v always and never on o
+	// biases of q, k, v and o; Qwen2 always has biases of q, k, v and never of o
 	AttentionBias bool
-	MLPBias       bool         // on gate, up, down (Llama only)
-	DType         tensor.DType // in which weights are stored; they are trained in F32
-	Hybrid                     // Qwen3.5 alone
+	MLPBias       bool         // biases of gate, up and down (Llama only)
+	DType         tensor.DType // of stored weights; they are trained in F32
+	Hybrid                     // Qwen3.5 only
 
-	raw    map[string]any // config.json as it was read, for Save and Override
-	forced bool           // DType was overridden: Save follows it rather than the source's files
+	raw map[string]any // config.json as read, for Save and Override
+	// DType was overridden: Save writes it instead of the types of the source's files
+	forced bool
 }
 
-// What the model types differ in: biases, norms on the heads of q and k, a gate on attention's
-// output, and norms whose weights are stored as their distance from 1.
-func (c *Config) QKVBias() bool    { return c.AttentionBias || c.ModelType == "qwen2" }
-func (c *Config) OutBias() bool    { return c.AttentionBias && c.ModelType != "qwen2" }
-func (c *Config) QKNorm() bool     { return c.ModelType == "qwen3" || c.hybrid() }
+// QKVBias reports whether q, k and v have biases.
+func (c *Config) QKVBias() bool { return c.AttentionBias || c.ModelType == "qwen2" }
+
+// OutBias reports whether the output of attention has a bias.
+func (c *Config) OutBias() bool { return c.AttentionBias && c.ModelType != "qwen2" }
+
+// QKNorm reports whether the heads of q and k have norms.
+func (c *Config) QKNorm() bool { return c.ModelType == "qwen3" || c.hybrid() }
+
+// OutputGate reports whether the output of attention has a gate.
 func (c *Config) OutputGate() bool { return c.hybrid() }
+
+// NormCentre returns what is added to the weights of norms: 1 if they are stored as their distance
+// from 1, otherwise 0.
 func (c *Config) NormCentre() float64 {
 	if c.hybrid() {
 		return 1
@@ -56,7 +66,7 @@ func (c *Config) NormCentre() float64 {
 	return 0
 }
 
-// architectures are the model types that are built, with the class that transformers loads them by.
+// architectures are the supported model types, with the classes of transformers that load them.
 var architectures = map[string]string{
 	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
@@ -65,8 +75,8 @@ var architectures = map[string]string{
 // none.
 const mistralType = "mistral"
 
-// ParseConfig reads the text of a config.json. The error lists every fault with its field, value
-// and remedy.
+// ParseConfig reads the text of a config.json. The error lists every fault with its field, its
+// value and what to do.
 func ParseConfig(text []byte) (*Config, error) { return parseConfig(text, nil) }
 
 // parseConfig reads a config.json and replaces some of its fields. The file's own value of a
@@ -90,14 +100,15 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 	return readFields(&reader{raw: raw, seen: map[string]bool{}}).Override(override)
 }
 
-// ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unlike in
-// config.json, where transformers leaves notes of its own, an unknown field is a fault.
+// ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unknown
+// fields are faults; in a config.json they are ignored, because transformers adds fields of its
+// own.
 func ConfigFromMap(fields map[string]any) (*Config, error) {
 	return read("model.new", maps.Clone(fields), true)
 }
 
-// Override returns a config with some fields of config.json replaced. The frequency of RoPE is
-// found wherever the file has it.
+// Override returns a config with some fields of config.json replaced. rope_theta is replaced in
+// whichever of its two places the file has it.
 func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if len(fields) == 0 {
 		return c, nil
@@ -107,7 +118,8 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 		names.raw["model_type"] = c.ModelType
 	}
 	readFields(names)
-	names.faults, names.wrong = nil, false // values are judged below, beside those they meet
+	// values are checked below, with the fields that are not replaced
+	names.faults, names.wrong = nil, false
 	names.unknown()
 	if names.ownWindow(); names.err() != nil {
 		return nil, names.err()
@@ -136,7 +148,7 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 			nested = false
 		case name == "dtype" || name == "torch_dtype":
 			delete(raw, "dtype")
-			raw["torch_dtype"] = value // which both 4 and 5 read
+			raw["torch_dtype"] = value // transformers 4 and 5 both read it
 		default:
 			raw[name] = value
 		}
@@ -164,8 +176,8 @@ func read(where string, raw map[string]any, strict bool) (*Config, error) {
 	return c, nil
 }
 
-// Bounds that keep every product of two extents inside int64 and a hostile file from asking for
-// absurd memory.
+// Upper limits of fields. With them, products of two fields fit in int64, and a damaged or
+// malicious file cannot make the program allocate excessive memory.
 const (
 	maxExtent = 1<<31 - 1
 	maxLayers = 1 << 14
@@ -182,8 +194,8 @@ func readFields(r *reader) *Config {
 			why = " (" + why + ")"
 		}
 		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, notbuilt.ModelTypes.Instead)
-		r.strange = true
-		return c // what else the file holds means something else there
+		r.unknownType = true
+		return c // the other fields may have a different meaning
 	}
 	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
@@ -231,12 +243,12 @@ func (c *Config) readHeads(r *reader) {
 	}
 	c.HeadDim = r.extent("head_dim", max(def, 1), 1<<16)
 	if c.HeadDim%2 != 0 && (r.has("head_dim") || c.HiddenSize > 0 && c.NumAttentionHeads > 0) {
-		r.fault(status.InvalidConfig, "head_dim = %d is odd, RoPE turns pairs of features: give an even head_dim", c.HeadDim)
+		r.fault(status.InvalidConfig, "head_dim = %d is odd, but RoPE rotates pairs of features; set an even head_dim", c.HeadDim)
 	}
 }
 
-// readRefused looks at fields that would change what is computed: each is at its neutral value or
-// refused.
+// readRefused reads fields that would change the computation in a way that is not built. A value
+// other than the neutral one is a fault.
 func (c *Config) readRefused(r *reader) {
 	if act := r.text("hidden_act", "silu"); act != "silu" {
 		r.fault(status.Unsupported, "hidden_act = %q is not built: %s", act, notbuilt.Activations.Instead)
@@ -281,15 +293,15 @@ func (c *Config) refuseWindow(r *reader) {
 	if c.ModelType != mistralType {
 		return
 	}
-	const remedy = `set model.override = { model_type = "llama" }, the same layers, to attend to the whole document`
+	const fix = `set model.override = { model_type = "llama" }, the same layers, to attend to the whole document`
 	if w, given := r.raw["sliding_window"]; !given {
-		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral: %s", notbuilt.SlidingWindows.Text(remedy))
+		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral: %s", notbuilt.SlidingWindows.Text(fix))
 	} else if w != nil {
-		r.fault(status.Unsupported, "sliding_window = %v: %s", w, notbuilt.SlidingWindows.Text(remedy))
+		r.fault(status.Unsupported, "sliding_window = %v: %s", w, notbuilt.SlidingWindows.Text(fix))
 	}
 }
 
-// storage names element types as config.json does.
+// storage has the element types by their names in config.json.
 var storage = map[string]tensor.DType{"float32": tensor.F32, "bfloat16": tensor.BF16, "float16": tensor.F16, "float64": tensor.F64}
 
 func (c *Config) readDType(r *reader) {

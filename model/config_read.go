@@ -13,19 +13,18 @@ import (
 	"ulysses/internal/status"
 )
 
-// reader takes fields from a decoded JSON object or TOML table and collects what is wrong with
-// them.
+// reader reads fields of a decoded JSON object or TOML table and collects faults.
 type reader struct {
-	where  string
+	where  string // begins the error message
 	raw    map[string]any
-	seen   map[string]bool
+	seen   map[string]bool // the fields that were read
 	faults []string
-	wrong  bool // a fault that is not a mere refusal
+	wrong  bool // a fault has another code than Unsupported
 
-	strange bool // the model type is not built: its other fields are not checked
+	unknownType bool // the model type is not built: other fields are not checked
 }
 
-// longest is the largest value, in bytes, that a message shows whole.
+// longest is the length in bytes from which values are abbreviated in messages.
 const longest = 300
 
 func (r *reader) fault(code status.Code, format string, args ...any) {
@@ -38,8 +37,8 @@ func (r *reader) fault(code status.Code, format string, args ...any) {
 	r.wrong = r.wrong || code != status.Unsupported
 }
 
-// err lists all faults: InvalidConfig if anything is wrong, Unsupported if all is right and
-// something is not built.
+// err returns an error that lists all faults, or nil. The code is Unsupported if every fault is
+// something that is not built, otherwise InvalidConfig.
 func (r *reader) err() error {
 	code := status.Unsupported
 	if r.wrong {
@@ -48,7 +47,7 @@ func (r *reader) err() error {
 	return list(code, r.where, r.faults)
 }
 
-// list is the error that names several faults, or nil when there are none.
+// list returns an error that lists faults, or nil if there are none.
 func list(code status.Code, where string, faults []string) error {
 	const most = 20
 	n := len(faults)
@@ -112,7 +111,7 @@ func (r *reader) positive(name string, def float64) float64 {
 	return f
 }
 
-// extent is a whole number in [1, most]; def 0 makes the field required.
+// extent reads a whole number in [1, most]. With def 0, the field is required.
 func (r *reader) extent(name string, def, most int64) int64 {
 	v := r.value(name)
 	if v == nil {
@@ -129,7 +128,7 @@ func (r *reader) extent(name string, def, most int64) int64 {
 	return n
 }
 
-// table is a nested object; nil when absent.
+// table returns a reader of a nested object, or nil if there is none.
 func (r *reader) table(name string) *reader {
 	switch v := r.value(name).(type) {
 	case nil:
@@ -142,7 +141,7 @@ func (r *reader) table(name string) *reader {
 	}
 }
 
-// adopt takes over the faults of a nested reader, naming the table.
+// adopt adds the faults of a nested reader, with the name of the table.
 func (r *reader) adopt(name string, t *reader) {
 	for _, f := range t.faults {
 		r.faults = append(r.faults, name+"."+f)
@@ -150,14 +149,14 @@ func (r *reader) adopt(name string, t *reader) {
 	r.wrong = r.wrong || t.wrong
 }
 
-// notes are fields that say nothing about the computation, or nothing that is not said elsewhere.
+// notes are known fields that are not read: they do not change the computation.
 var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "sliding_window",
 	"max_window_layers", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype", "mtp_num_hidden_layers",
 	"mtp_use_dedicated_embeddings"}
 
-// unknown makes faults of the fields nobody asked for.
+// unknown adds a fault for each field that is not known, with the known field that is closest.
 func (r *reader) unknown() {
-	if r.strange {
+	if r.unknownType {
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.raw)) {
@@ -178,19 +177,18 @@ func (r *reader) unknown() {
 	}
 }
 
-// ownWindow refuses a window that is asked for in a job: unlike a config.json, which carries the
-// number along where it is switched off or where transformers has no use for it, a job means what
-// it says.
+// ownWindow adds a fault if a job sets a sliding window. In a config.json the field is ignored for
+// model types other than mistral: it may be there although the window is switched off or not used.
 func (r *reader) ownWindow() {
-	if r.strange || r.raw["model_type"] == mistralType {
+	if r.unknownType || r.raw["model_type"] == mistralType {
 		return
 	}
 	if w := r.raw["sliding_window"]; w != nil && r.raw["use_sliding_window"] == nil {
-		r.fault(status.Unsupported, "sliding_window = %v is not built: take it out; %s", w, notbuilt.SlidingWindows.Instead)
+		r.fault(status.Unsupported, "sliding_window = %v is not built; remove it; %s", w, notbuilt.SlidingWindows.Instead)
 	}
 }
 
-// distance is the number of edits between two names (Levenshtein 1966).
+// distance returns the number of edits between two names (Levenshtein 1966).
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -211,7 +209,7 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// asFloat and asInt take the number types of JSON (as text) and TOML.
+// asFloat converts the number types of JSON (as text) and TOML.
 func asFloat(v any) (float64, bool) {
 	switch v := v.(type) {
 	case json.Number:
@@ -227,6 +225,7 @@ func asFloat(v any) (float64, bool) {
 	return 0, false
 }
 
+// asInt is asFloat for whole numbers.
 func asInt(v any) (int64, bool) {
 	switch v := v.(type) {
 	case int64:

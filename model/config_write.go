@@ -8,7 +8,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// JSON is the text of config.json.
+// JSON returns the text of config.json.
 func (c *Config) JSON() ([]byte, error) {
 	text, err := json.MarshalIndent(c.fields(), "", "  ")
 	if err != nil {
@@ -17,11 +17,11 @@ func (c *Config) JSON() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
-// fields is what config.json says: the source's fields, or all of them for a model from scratch.
+// fields returns the fields of config.json: the source's, and all that are missing.
 func (c *Config) fields() map[string]any {
 	f := map[string]any{}
 	if c.raw != nil {
-		f = pointed(c.raw).(map[string]any)
+		f = asFloats(c.raw).(map[string]any)
 	}
 	put := func(name string, value any) {
 		if f[name] == nil {
@@ -33,14 +33,14 @@ func (c *Config) fields() map[string]any {
 	put("num_key_value_heads", c.NumKeyValueHeads)
 	put("head_dim", c.HeadDim)
 	put("max_position_embeddings", c.MaxPositionEmbeddings)
-	put("rms_norm_eps", pointed(c.RMSNormEps))
-	put("initializer_range", pointed(c.InitializerRange))
+	put("rms_norm_eps", asFloats(c.RMSNormEps))
+	put("initializer_range", asFloats(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
-	// where transformers 5 keeps it; it reads the older fields too
+	// transformers 5 has rope_parameters, and reads the older fields as well
 	if _, nested := f["rope_parameters"]; !nested {
-		put("rope_theta", pointed(c.Rope.Theta))
+		put("rope_theta", asFloats(c.Rope.Theta))
 		if c.hybrid() {
-			put("partial_rotary_factor", pointed(float64(c.RotaryDim)/float64(c.HeadDim)))
+			put("partial_rotary_factor", asFloats(float64(c.RotaryDim)/float64(c.HeadDim)))
 		}
 	}
 	if c.hybrid() {
@@ -55,9 +55,9 @@ func (c *Config) fields() map[string]any {
 	return f
 }
 
-// pointed writes whole numbers of floating type with a point, as in 8.0: transformers looks at the
-// type of some.
-func pointed(v any) any {
+// asFloats writes whole numbers of floating-point type with a decimal point, such as 8.0, because
+// transformers checks the type of some fields.
+func asFloats(v any) any {
 	switch v := v.(type) {
 	case float64:
 		text := strconv.FormatFloat(v, 'g', -1, 64)
@@ -68,7 +68,7 @@ func pointed(v any) any {
 	case map[string]any:
 		m := make(map[string]any, len(v))
 		for name, x := range v {
-			m[name] = pointed(x)
+			m[name] = asFloats(x)
 		}
 		return m
 	}

@@ -1,13 +1,13 @@
 package model
 
-// deltaChunk is the tokens of a chunk that the gated delta rule's arithmetic is counted with,
-// whatever a device takes.
+// deltaChunk is the number of tokens of a chunk in the count of the gated delta rule's arithmetic.
+// It does not depend on the device.
 const deltaChunk = 64
 
-// Flops is the model's arithmetic for one training step, forward and backward, whatever is
-// recomputed: 6 per weight of a matrix or a convolution and token, and 12 per feature of a query
-// head and pair of a query with a key it sees. pairs is Σ length²/2 over the documents: causal
-// attention is counted once. Backward is twice forward everywhere.
+// Flops returns the floating-point operations of the model in one training step, forward and
+// backward, without recomputation: 6 per token and weight of a matrix or convolution, and 12 per
+// feature of a query head and pair of a query with a key. pairs is Σ length²/2 over the documents:
+// only keys before a query count. Backward is twice forward.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
@@ -20,25 +20,25 @@ func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	return (6*weights+3*linears*c.deltaFlops())*float64(tokens) + 12*fulls*queries*pairs
 }
 
-// linearWeights is the weights of a linear layer's projections and convolution.
+// linearWeights returns the number of weights in a linear layer's projections and convolution.
 func (c *Config) linearWeights() float64 {
 	channels, values := float64(c.convChannels()), float64(c.linearValues())
 	return float64(c.HiddenSize)*(channels+2*values+2*float64(c.LinearNumValueHeads)) + channels*float64(c.LinearConvKernelDim)
 }
 
-// deltaFlops is the rule's arithmetic for one token, forward: products with the state, and within a
-// chunk.
+// deltaFlops returns the operations of the gated delta rule for one token, forward: products with
+// the state, and products within a chunk.
 func (c *Config) deltaFlops() float64 {
 	k, v := float64(c.LinearKeyHeadDim), float64(c.LinearValueHeadDim)
 	return float64(c.LinearNumValueHeads) * (6*k*v + 2*deltaChunk*(3*k+2*v))
 }
 
-// RecomputeFlops is the arithmetic that a pass over so many tokens does a second or third time, by
-// its activations and tiles: forward products and attention, in the terms of Flops.
+// RecomputeFlops returns the operations that a pass recomputes because of its activation policies
+// and tiles: matrix products and attention, counted as in Flops.
 func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	c, a, n := m.Config, m.activations, float64(tokens)
 	h, queries, keys, f := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim), float64(c.IntermediateSize)
-	gate := 0.0 // of softmax attention's output
+	gate := 0.0 // operations of the projection to softmax attention's gate
 	if c.OutputGate() {
 		gate = 2 * n * h * queries
 	}
@@ -50,7 +50,7 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	}
 	mlpUp, mlp := 4*n*h*f, 6*n*h*f
 
-	replays := int64(len(m.visits) - len(m.blocks)) // of layers whose inputs are not kept
+	replays := int64(len(m.visits) - len(m.blocks)) // forward halves that segments run again
 	sum := float64(replays) * mlp
 	if m.tiles.MLP > 0 || a.MLP == Recompute {
 		sum += float64(len(m.blocks)) * mlpUp
@@ -62,13 +62,13 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	for i, k := range kinds {
 		share := k.layers / float64(len(m.blocks)) // of the replays
 		output := k.out
-		if a.QKV == Recompute { // the gate's input is not there
+		if a.QKV == Recompute { // the gate's input is recomputed
 			output += k.gate
 		}
 		switch {
 		case a.Attention == Recompute:
 			sum += (k.layers + share*float64(replays)) * (k.in + k.core + k.out)
-		case a.MLP == Recompute: // the stream before the MLP is not there
+		case a.MLP == Recompute: // the residual stream before the MLP is recomputed
 			sum += (k.layers + share*float64(replays)) * output
 		default:
 			sum += share * float64(replays) * output
@@ -84,6 +84,6 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	return sum
 }
 
-// mixerFlops is the forward arithmetic of a mixer: projections before it, itself, the projection
-// behind it; gate is the part of in that the output's gate comes from.
+// mixerFlops are the forward operations of a mixer: of the projections before it, of the mixer, and
+// of the projection after it. in includes gate, the projection to the output's gate.
 type mixerFlops struct{ in, core, out, gate float64 }

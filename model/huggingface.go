@@ -23,16 +23,17 @@ const (
 	indexFile   = "model.safetensors.index.json"
 )
 
-// Folder is a model on disk as Hugging Face lays it out: config.json and model.safetensors, or its
-// parts and their index.
+// Folder is a Hugging Face folder: config.json and model.safetensors, or several safetensors files
+// and their index.
 type Folder struct {
 	Dir    string
 	Config *Config
 
 	files []*tensor.Safetensors
-	where map[string]location
+	where map[string]location // by the names of this package
 }
 
+// location is where a tensor is stored.
 type location struct {
 	file  *tensor.Safetensors
 	entry tensor.Entry
@@ -53,16 +54,16 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	return f, nil
 }
 
-// ReadConfig reads a folder's config.json, with some of its fields replaced; there need be no
+// ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the
 // weights.
 func ReadConfig(dir string, override map[string]any) (*Config, error) {
 	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
 	if err != nil {
-		remedy := "give a Hugging Face folder with config.json and *.safetensors"
+		fix := "give a Hugging Face folder with config.json and *.safetensors"
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, status.Errorf(status.IO, "%s: no %s here: %s", dir, configFile, remedy)
+			return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)
 		}
-		return nil, status.Errorf(status.IO, "%s: %w: %s", dir, err, remedy)
+		return nil, status.Errorf(status.IO, "%s: %w; %s", dir, err, fix)
 	}
 	cfg, err := parseConfig(text, override)
 	if err != nil {
@@ -114,16 +115,16 @@ func (f *Folder) openWeights() error {
 	}
 	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.WeightMap))) {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %s: parts lie in the folder itself", f.Dir, indexFile, input.Quote(name))
+			return status.Errorf(status.InvalidConfig, "%s/%s: weight_map names %s; it may name only files in the folder itself", f.Dir, indexFile, input.Quote(name))
 		}
 		if err := f.openFile(name); err != nil {
 			return err
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[f.ours(name)]
+		at, ok := f.where[f.textName(name)]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
-			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s should be in %s and is not: the index and its parts disagree",
+			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
 		}
 	}
@@ -137,25 +138,26 @@ func (f *Folder) openFile(name string) error {
 	}
 	f.files = append(f.files, s)
 	for _, e := range s.Entries() {
-		if at, twice := f.where[f.ours(e.Name)]; twice {
+		if at, twice := f.where[f.textName(e.Name)]; twice {
 			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
 				filepath.Base(at.file.Path), name)
 		}
-		f.where[f.ours(e.Name)] = location{s, e}
+		f.where[f.textName(e.Name)] = location{s, e}
 	}
 	return nil
 }
 
-// ours is the name of a tensor in a language model alone: with vision, Qwen3.5 has
-// model.language_model.* for model.*.
-func (f *Folder) ours(name string) string {
+// textName returns the name of a tensor in a model without vision: with vision, Qwen3.5 has
+// model.language_model.* instead of model.*.
+func (f *Folder) textName(name string) string {
 	if rest, ok := strings.CutPrefix(name, "model.language_model."); ok && f.Config.hybrid() {
 		return "model." + rest
 	}
 	return name
 }
 
-// Check compares the files' tensors with what the model expects and lists every disagreement.
+// Check compares the tensors in the files with the parameters of the model. The error lists all
+// differences.
 func (f *Folder) Check(m *Model) error {
 	var faults []string
 	expected := map[string]bool{}
@@ -176,7 +178,7 @@ func (f *Folder) Check(m *Model) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.where)) {
 		if !expected[name] && !m.Config.ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
-			faults = append(faults, fmt.Sprintf("tensor %v has no place in a %s of this configuration", f.where[name].entry, m.Config.ModelType))
+			faults = append(faults, fmt.Sprintf("tensor %v is not a parameter of a %s with this configuration", f.where[name].entry, m.Config.ModelType))
 		}
 	}
 	return list(status.InvalidConfig, f.Dir+": the weights do not fit config.json", faults)
@@ -191,6 +193,7 @@ func (c *Config) ignored(name string) bool {
 		c.hybrid() && slices.ContainsFunc(droppedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
+// disagree returns the differences between a parameter and a tensor in a file.
 func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	if !slices.Equal(e.Shape, p.Shape) {
 		faults = append(faults, fmt.Sprintf("tensor %s is %v in the file, config.json says %v (%s): correct one of them",
@@ -204,8 +207,8 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 	return faults
 }
 
-// Load fills the bound parameters of a model that was made with f.Config, after Check. NaN and
-// infinity are refused (Numeric).
+// Load checks the files and reads the elements that this rank owns of the parameters of m, which
+// was made with f.Config. NaN and Inf are errors (Numeric).
 func (f *Folder) Load(m *Model) error {
 	if err := f.Check(m); err != nil {
 		return err
@@ -239,7 +242,7 @@ func (f *Folder) Load(m *Model) error {
 	return nil
 }
 
-// checkTied holds a second copy of tied weights to the first.
+// checkTied returns an error if a second copy of tied weights differs from the first.
 func (f *Folder) checkTied(second location, buffer []float32) error {
 	first := f.where["model.embed_tokens.weight"]
 	same := slices.Equal(first.entry.Shape, second.entry.Shape)
@@ -258,18 +261,19 @@ func (f *Folder) checkTied(second location, buffer []float32) error {
 	return nil
 }
 
+// finite returns an error if x, the elements of a tensor from start on, has NaN or Inf.
 func finite(at location, start int64, x []float32) error {
 	for i, v := range x {
 		if f := float64(v); math.IsNaN(f) || math.IsInf(f, 0) {
 			return status.Errorf(status.Numeric, "%s: tensor %s has %v at %v: the weights are damaged", at.file.Path, at.entry.Name, v,
-				place(start+int64(i), at.entry.Shape))
+				indexOf(start+int64(i), at.entry.Shape))
 		}
 	}
 	return nil
 }
 
-// place is the multi-index of an element.
-func place(i int64, shape []int64) []int64 {
+// indexOf returns the index of an element in each axis.
+func indexOf(i int64, shape []int64) []int64 {
 	at := make([]int64, len(shape))
 	for a := len(shape) - 1; a >= 0; a-- {
 		at[a], i = i%shape[a], i/shape[a]

@@ -206,7 +206,7 @@ func TestFolderFaults(t *testing.T) {
 		"missing": {cfg, swap(func(l []tensor.Item) []tensor.Item { return l[2:] }), status.InvalidConfig,
 			[]string{"model.embed_tokens.weight[23 24] is missing", "model.layers.0.input_layernorm.weight[24] is missing"}},
 		"unexpected": {cfg, swap(func(l []tensor.Item) []tensor.Item { return append(l, extra) }), status.InvalidConfig,
-			[]string{"extra.weight F32[1] has no place in a llama"}},
+			[]string{"extra.weight F32[1] is not a parameter of a llama"}},
 		"shape": {cfg, swap(func(l []tensor.Item) []tensor.Item {
 			l[2].Tensor = l[2].Tensor.View(12, 48)
 			return l
@@ -239,7 +239,7 @@ func TestFolderFaults(t *testing.T) {
 			dir := writeFolder(t, m.Config, nil)
 			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight_map": {"a": "../a.safetensors"}}`), 0o600)
 			return dir
-		}, status.InvalidConfig, []string{"parts lie in the folder itself"}},
+		}, status.InvalidConfig, []string{"only files in the folder itself"}},
 		"index disagrees": {cfg, func(t *testing.T, m *Model) string {
 			all := items(m, tensor.F32)
 			dir := writeFolder(t, m.Config, map[string][]tensor.Item{"a.safetensors": all})

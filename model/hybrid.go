@@ -7,8 +7,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Hybrid is what a decoder has whose layers are of two kinds: most of them linear attention by the
-// gated delta rule (Yang, Kautz & Hatamizadeh 2024), every fourth or so softmax attention with a
+// Hybrid has the fields of a decoder with two kinds of layers: linear attention by the gated delta
+// rule (Yang, Kautz & Hatamizadeh 2024), and typically every fourth layer softmax attention with a
 // gate on its output.
 type Hybrid struct {
 	LayerTypes          []string // of each layer: full_attention | linear_attention
@@ -27,7 +27,7 @@ const (
 
 func (c *Config) hybrid() bool { return c.ModelType == hybridType }
 
-// layerKinds ends the sentence of a kind of layer that is not built.
+// layerKinds returns the end of the error message for a kind of layer that is not built.
 func (c *Config) layerKinds() string {
 	if c.hybrid() {
 		return notbuilt.HybridLayerTypes.Instead
@@ -35,11 +35,12 @@ func (c *Config) layerKinds() string {
 	return notbuilt.LayerTypes.Instead
 }
 
-// Linear says whether a layer is linear attention; LinearLayers is how many are.
+// Linear reports whether a layer is linear attention.
 func (c *Config) Linear(layer int64) bool {
 	return layer < int64(len(c.LayerTypes)) && c.LayerTypes[layer] == linearAttention
 }
 
+// LinearLayers returns the number of layers with linear attention.
 func (c *Config) LinearLayers() (n int64) {
 	for i := range c.NumHiddenLayers {
 		if c.Linear(i) {
@@ -49,11 +50,13 @@ func (c *Config) LinearLayers() (n int64) {
 	return n
 }
 
-// convChannels is the features of q, k and v of a linear layer, which its convolution runs over;
-// linearValues is those of v.
+// convChannels returns the number of features of q, k and v in a linear layer, the channels of its
+// convolution.
 func (c *Config) convChannels() int64 {
 	return 2*c.LinearNumKeyHeads*c.LinearKeyHeadDim + c.linearValues()
 }
+
+// linearValues returns the number of features of v in a linear layer.
 func (c *Config) linearValues() int64 { return c.LinearNumValueHeads * c.LinearValueHeadDim }
 
 func (c *Config) readHybrid(r *reader) {
@@ -80,14 +83,15 @@ func (c *Config) readHybrid(r *reader) {
 			kind = fullAttention
 		}
 		if given && i < int64(len(kinds)) {
-			kind, _ = kinds[i].(string) // what it must not be is refused elsewhere
+			kind, _ = kinds[i].(string) // readRefused checks it
 		}
 		c.LayerTypes = append(c.LayerTypes, kind)
 	}
 }
 
-// textOf is the language model of a config.json of Qwen3.5 with vision: its text_config, with what
-// the file says of the whole. Any other file is as it was.
+// textOf returns the fields of the language model in a config.json of Qwen3.5 with vision:
+// text_config, and fields that the file has for the whole model. It returns any other file
+// unchanged.
 func textOf(raw map[string]any) map[string]any {
 	text, ok := raw["text_config"].(map[string]any)
 	if raw["model_type"] != "qwen3_5" || !ok {
@@ -105,7 +109,7 @@ func textOf(raw map[string]any) map[string]any {
 	return text
 }
 
-// put gives the fields by their names in config.json.
+// put calls put for each field with its name in config.json.
 func (h *Hybrid) put(put func(name string, value any)) {
 	put("layer_types", h.LayerTypes)
 	put("linear_num_key_heads", h.LinearNumKeyHeads)

@@ -2,8 +2,8 @@ package model
 
 import "ulysses/tensor"
 
-// linear is y = x·Wᵀ + b. W [out, in] and b [out] may be several parameters that lie back to back
-// in their group: q, k, v are one product.
+// linear is y = x·Wᵀ + b. W [out, in] and b [out] may be several parameters that follow each other
+// in the memory of their group: q, k and v are one matrix product.
 type linear struct {
 	w, b    []*Param // b is empty without biases
 	in, out int64
@@ -17,37 +17,38 @@ func newLinear(weights, biases []*Param) linear {
 	return l
 }
 
-// matrix and bias view several parameters, or their gradients, as one.
-// [out, in]
+// matrix returns a view [out, in] of all weights, or of their gradients, given the first.
 func (l *linear) matrix(first tensor.Tensor) tensor.Tensor { return span(first, l.out, l.in) }
 
-func (l *linear) bias() tensor.Tensor { // [out], or nil
+// bias returns a view [out] of all biases, or nil.
+func (l *linear) bias() tensor.Tensor {
 	if len(l.b) == 0 {
 		return tensor.Tensor{}
 	}
 	return span(l.b[0].Value, l.out)
 }
 
+// span returns a tensor of a shape that begins where first begins.
 func span(first tensor.Tensor, shape ...int64) tensor.Tensor {
 	t := tensor.Of(first.Data, first.DType, shape...)
 	t.Where = first.Where
 	return t
 }
 
-// forward writes y [T, out] from x [T, in].
+// forward computes y [T, out] from x [T, in].
 func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 	p.Gemm(y, x, l.matrix(l.w[0].Value).Permute(1, 0), l.bias())
 }
 
-// backwardWeights adds the gradients of W and b, which are complete then, from dy [T, out] and the
-// x [T, in] that forward saw.
+// backwardWeights adds to the gradients of W and b, from dy [T, out] and the forward pass's x
+// [T, in]. They are complete then.
 func (l *linear) backwardWeights(p *pass, dy, x tensor.Tensor) {
 	l.addWeights(p, dy, x)
-	l.ready(p)
+	l.gradReady(p)
 }
 
-// addWeights is backwardWeights of some of the rows; when all are there, ready announces the
-// gradients.
+// addWeights is backwardWeights for some of the tokens. After all tokens, the caller reports the
+// gradients by gradReady.
 func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
 	p.GemmAdd(l.matrix(l.w[0].Grad), dy.Permute(1, 0), x)
 	if len(l.b) > 0 {
@@ -55,12 +56,12 @@ func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
 	}
 }
 
-func (l *linear) ready(p *pass) {
-	p.ready(l.w...)
-	p.ready(l.b...)
+func (l *linear) gradReady(p *pass) {
+	p.gradReady(l.w...)
+	p.gradReady(l.b...)
 }
 
-// backwardInput writes dx [T, in] from dy [T, out].
+// backwardInput computes dx [T, in] from dy [T, out].
 func (l *linear) backwardInput(p *pass, dx, dy tensor.Tensor) {
 	p.Gemm(dx, dy, l.matrix(l.w[0].Value), tensor.Tensor{})
 }

@@ -6,19 +6,19 @@ import (
 	"ulysses/tile"
 )
 
-// Rows of logits in a tile, where nobody says.
+// Limits of TileAuto for the loss: tokens in a tile.
 const (
 	lossTileMin = 128
 	lossTileMax = 4096
 )
 
-// head is the final norm and the projection to the vocabulary, with the loss. The logits exist a
-// tile of rows at a time, in F32, and so do their gradients, in the compute type: where that is F32
-// they take the logits' place. The backward half of a tile comes right behind its forward half,
-// while the logits are there.
+// head is the final norm, the projection to the vocabulary, and the loss. Only the logits of one
+// tile of tokens exist at a time, in F32, and their gradients, in the compute type. If the compute
+// type is F32, the gradients overwrite the logits. The backward half of a tile follows its forward
+// half directly, because it needs the logits.
 type head struct {
 	norm   *Param
-	matrix linear // [V, hidden]; the embedding's table when tied
+	matrix linear // [V, hidden]; the table of the embedding if tied
 	tied   bool
 	eps    float64
 
@@ -33,8 +33,8 @@ func newHead(cfg *Config, norm, matrix *Param) *head {
 	return h
 }
 
-// tileRows is the rows of a tile on a device, 0 for all.
-func (h *head) tileRows(d device.Device, t Tiles) int64 {
+// tileTokens returns the tokens of a tile on a device; 0 = all.
+func (h *head) tileTokens(d device.Device, t Tiles) int64 {
 	switch t.Loss {
 	case TileOff:
 		return 0
@@ -44,23 +44,24 @@ func (h *head) tileRows(d device.Device, t Tiles) int64 {
 	return t.Loss
 }
 
-// run sums the negative log likelihoods of x [T, hidden] into sum (F64, one element). In a pass
-// with a backward half it returns the gradient of x, which takes the place of p.act; p.act takes
-// that of x.
+// run writes the sum of the negative log likelihoods of x [T, hidden] to sum [1] F64. In a pass
+// with a backward half it returns the gradient of x, in the memory of p.act; the memory of x
+// becomes p.act.
 func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.phase("norm")
 	p.Norm(p.act, x, h.norm, p.rstd, h.eps)
 	p.inspect("norm's output", "", p.act)
 	p.end()
 	p.phase("loss")
-	mark, rows := p.mark(), h.tileRows(p.dev, p.tiles)
-	nll := p.stat(p.rows) // the sum is over all rows at once, so that tiles leave no trace in it
-	h.logits = p.stat(tile.Room(p.rows, rows), h.matrix.out)
+	mark, tokens := p.mark(), h.tileTokens(p.dev, p.tiles)
+	// summed over all tokens at once: the sum does not depend on the tiles
+	nll := p.tempF32(p.tokens)
+	h.logits = p.tempF32(tile.Room(p.tokens, tokens), h.matrix.out)
 	h.dlogits = h.logits
 	if p.backward && p.compute != tensor.F32 {
-		h.dlogits = p.temp(tile.Room(p.rows, rows), h.matrix.out)
+		h.dlogits = p.temp(tile.Room(p.tokens, tokens), h.matrix.out)
 	}
-	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(rows), p.backward
+	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens), p.backward
 	h.compute.In[0], h.compute.In[1] = tile.Cut(p.act, 0), tile.Cut(p.batch.Targets, 0)
 	h.compute.Out[0], h.compute.Out[1] = tile.Cut(nll, 0), tile.Cut(p.act, 0) // p.act: its gradient
 	p.tiled(&h.compute, nil, nil)
@@ -79,14 +80,17 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	return d
 }
 
-// Forward is a tile of both halves.
+// Forward computes both halves of a tile.
 func (h *head) Forward(t *tile.Tile) error {
 	if t.Rows() == 0 {
 		return nil
 	}
-	p, act, logits, dlogits := h.p, t.In[0], h.logits.Slice(0, 0, t.Rows()), h.dlogits.Slice(0, 0, t.Rows())
+	p, act, logits, dlogits := h.p, t.In[0], h.logits.Slice(0, 0, t.Rows()), tensor.Tensor{}
+	if p.backward {
+		dlogits = h.dlogits.Slice(0, 0, t.Rows())
+	}
 	h.matrix.forward(p, logits, act)
-	p.CrossEntropy(t.Out[0], logits, dlogits, t.In[1])
+	p.CrossEntropy(t.Out[0], logits, dlogits, t.In[1], p.batch.GradScale)
 	if p.backward {
 		h.matrix.addWeights(p, dlogits, act)
 		h.matrix.backwardInput(p, t.Out[1], dlogits)
@@ -94,13 +98,14 @@ func (h *head) Forward(t *tile.Tile) error {
 	return p.err
 }
 
-// Backward is never asked for: the computation is fused.
+// Backward is not called, because the computation is fused.
 func (h *head) Backward(*tile.Tile) error { return nil }
 
-// Complete announces the gradient of the matrix; to a tied one the embedding has more to add.
+// Complete reports the gradient of the matrix. The gradient of a tied matrix is not complete yet:
+// the embedding adds to it.
 func (h *head) Complete() error {
 	if !h.tied {
-		h.matrix.ready(h.p)
+		h.matrix.gradReady(h.p)
 	}
 	return h.p.err
 }

@@ -9,30 +9,30 @@ import (
 type Component struct {
 	Name  string
 	Bytes int64
-	Host  bool // of the host, where the device has memory of its own
+	Host  bool // host memory, if the device has its own
 }
 
-// Memory is what a pass takes from its arena at its peak, by component: rows are this rank's,
-// tokens the whole sequence's. It is the code of the pass itself, run without memory, so that plan
-// and peak are the same number. Parameters, gradients and optimizer states are their owner's.
-func (m *Model) Memory(rows, tokens int64, backward bool) ([]Component, error) {
-	return m.memory(&m.plans, rows, tokens, backward)
+// Memory returns the peak memory of a pass by component. local is the number of tokens of this
+// rank, tokens of the whole sequence. It runs the code of the pass without memory, so the numbers
+// are exact. Parameters, gradients and optimizer states are not included.
+func (m *Model) Memory(local, tokens int64, backward bool) ([]Component, error) {
+	return m.memory(&m.plans, local, tokens, backward)
 }
 
-// MemoryAlone is Memory of an evaluation in which this rank has all tokens.
+// MemoryAlone is Memory of a Forward in which this rank has all tokens.
 func (m *Model) MemoryAlone(tokens int64) ([]Component, error) {
 	return m.memory(&m.alone, tokens, tokens, false)
 }
 
-func (m *Model) memory(plans *plans, rows, tokens int64, backward bool) ([]Component, error) {
+func (m *Model) memory(plans *plans, local, tokens int64, backward bool) ([]Component, error) {
 	sizes, err := plans.sizes(m.dev, tokens)
 	if err != nil {
 		return nil, err
 	}
 	arena, host := device.Sketch(m.dev, "activations"), device.Sketch(m.dev, "offloaded activations")
-	ids := tensor.Of(nil, tensor.I32, rows)
+	ids := tensor.Of(nil, tensor.I32, local)
 	var p pass
-	p.begin(m, &Ctx{Arena: arena, Host: host}, &Batch{IDs: ids, Targets: ids, Positions: ids}, rows, sizes, backward)
+	p.begin(m, &Ctx{Arena: arena, Host: host}, &Batch{IDs: ids, Targets: ids, Positions: ids}, local, sizes, backward)
 	p.plans = plans
 	m.execute(&p)
 	if p.err != nil {
@@ -40,7 +40,7 @@ func (m *Model) memory(plans *plans, rows, tokens int64, backward bool) ([]Compo
 	}
 	var table []Component
 	rest := arena.Peak()
-	for k, bytes := range p.saved {
+	for k, bytes := range p.savedBytes {
 		if bytes > 0 {
 			table = append(table, Component{Name: "saved: " + categoryNames[k], Bytes: bytes})
 			rest -= bytes
@@ -53,7 +53,7 @@ func (m *Model) memory(plans *plans, rows, tokens int64, backward bool) ([]Compo
 	return table, nil
 }
 
-// Bytes is the sum of a table of the device's memory, HostBytes of the host's.
+// Bytes returns the sum of the components in device memory.
 func Bytes(table []Component) int64 {
 	n := int64(0)
 	for _, c := range table {
@@ -64,7 +64,7 @@ func Bytes(table []Component) int64 {
 	return n
 }
 
-// HostBytes is described at Bytes.
+// HostBytes returns the sum of the components in host memory.
 func HostBytes(table []Component) int64 {
 	n := int64(0)
 	for _, c := range table {

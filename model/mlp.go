@@ -6,19 +6,19 @@ import (
 	"ulysses/tensor"
 )
 
-// mlp is down(silu(gate(x))·up(x)); its halves work in place as Mixer's do.
+// mlp is down(silu(gate(x))·up(x)). Its halves work in place, see Mixer.
 type mlp struct {
 	gateUp, down linear
 	width        int64         // F, features of gate and of up
-	hidden       tensor.Tensor // [T, 2F], gate and up; their gradients on the way back
+	hidden       tensor.Tensor // [T, 2F], gate and up, then their gradients
 	tiles        *mlpTiles
 }
 
 func newMLP(cfg *Config, layer int64) *mlp {
-	name := func(part string) string { return fmt.Sprintf("model.layers.%d.mlp.%s", layer, part) }
+	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.mlp.%s", layer, suffix) }
 	wide := []string{"intermediate_size", "hidden_size"}
-	matrix := func(part string) *Param {
-		return newParam(name(part), cfg.DType, normal, wide, cfg.IntermediateSize, cfg.HiddenSize)
+	matrix := func(suffix string) *Param {
+		return newParam(name(suffix), cfg.DType, normal, wide, cfg.IntermediateSize, cfg.HiddenSize)
 	}
 	up := []*Param{matrix("gate_proj.weight"), matrix("up_proj.weight")}
 	down := []*Param{newParam(name("down_proj.weight"), cfg.DType, normal, []string{wide[1], wide[0]}, cfg.HiddenSize, cfg.IntermediateSize)}
@@ -40,12 +40,14 @@ func (m *mlp) Params() []*Param {
 	return append(append(ps, m.down.w...), m.down.b...)
 }
 
-func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) { // [T, F] each
+// split returns views [T, F] of gate and up.
+func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) {
 	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
 }
 
-// tile is the rows of a tile, 0 for all; without tiles gate and up may be kept between the passes.
-func (m *mlp) tile(p *pass) (rows int64, tiled bool) {
+// tile returns the tokens of a tile, 0 = all, and whether the MLP runs in tiles. Then gate and up
+// are not saved.
+func (m *mlp) tile(p *pass) (tokens int64, tiled bool) {
 	if p.tiles.MLP > 0 {
 		return p.tiles.MLP, true
 	}
@@ -54,18 +56,18 @@ func (m *mlp) tile(p *pass) (rows int64, tiled bool) {
 
 func (m *mlp) visitSaved(p *pass) {
 	if _, tiled := m.tile(p); !tiled {
-		p.visit(&m.hidden, mlpSaved, p.rows, 2*m.width)
+		p.visit(&m.hidden, mlpSaved, p.tokens, 2*m.width)
 	}
 }
 
 func (m *mlp) Forward(p *pass, x tensor.Tensor) {
-	if rows, tiled := m.tile(p); tiled {
-		m.tiles.run(p, rows, x, tensor.Tensor{})
+	if tokens, tiled := m.tile(p); tiled {
+		m.tiles.run(p, tokens, x, tensor.Tensor{})
 		return
 	}
 	mark := p.mark()
-	hidden := p.or(m.hidden, p.rows, 2*m.width)
-	y := p.temp(p.rows, m.width)
+	hidden := p.or(m.hidden, p.tokens, 2*m.width)
+	y := p.temp(p.tokens, m.width)
 	gate, up := m.split(hidden)
 
 	p.phase("mlp")
@@ -76,15 +78,15 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 	p.reset(mark)
 }
 
-// Backward has silu(gate)·up computed again where its gradient is used up, rather than keep it,
-// which is a third of the layer's.
+// Backward recomputes silu(gate)·up in the memory of its gradient. Saving it would add half to the
+// memory of gate and up.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
-	if rows, tiled := m.tile(p); tiled {
-		m.tiles.run(p, rows, x, dy)
+	if tokens, tiled := m.tile(p); tiled {
+		m.tiles.run(p, tokens, x, dy)
 		return
 	}
 	mark := p.mark()
-	y := p.temp(p.rows, m.width)
+	y := p.temp(p.tokens, m.width)
 	gate, up := m.split(m.hidden)
 
 	p.phase("mlp")

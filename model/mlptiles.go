@@ -5,8 +5,8 @@ import (
 	"ulysses/tile"
 )
 
-// mlpTiles is an MLP whose rows are computed a tile at a time: nothing is kept for backward but the
-// layer's input, which the block computes again in any case. Memory inside is that of one tile.
+// mlpTiles computes an MLP one tile of tokens at a time. Its intermediate tensors have the size of
+// a tile, and nothing is saved: the backward half gets the MLP's input from the block.
 type mlpTiles struct {
 	m       *mlp
 	p       *pass
@@ -23,13 +23,13 @@ func newMLPTiles(m *mlp) *mlpTiles {
 	return t
 }
 
-// run is either half over x [T, hidden], which it overwrites as Mixer says, in tiles of so many
-// rows, 0 = all; backward where there is a gradient.
-func (t *mlpTiles) run(p *pass, rows int64, x, dy tensor.Tensor) {
+// run computes the forward half, or if dy is given the backward half, of x [T, hidden] in place,
+// see Mixer. A tile has the given number of tokens, 0 = all.
+func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	mark, m := p.mark(), t.m
-	room := tile.Room(p.rows, rows)
+	room := tile.Room(p.tokens, tokens)
 	t.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
-	t.p, t.compute.Plan = p, p.tilePlan(rows)
+	t.p, t.compute.Plan = p, p.tilePlan(tokens)
 	t.compute.In[0], t.compute.Out[0] = tile.Cut(x, 0), tile.Cut(x, 0)
 	p.phase("mlp")
 	if dy.IsNil() {
@@ -42,29 +42,29 @@ func (t *mlpTiles) run(p *pass, rows int64, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// widen computes gate and up of a tile; y has room for silu(gate)·up.
-func (t *mlpTiles) widen(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
+// project computes gate and up of a tile. y is memory for silu(gate)·up.
+func (t *mlpTiles) project(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
 	hidden, y = t.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
 	gate, up = t.m.split(hidden)
 	t.m.gateUp.forward(t.p, hidden, x)
 	return hidden, gate, up, y
 }
 
-// Forward is down(silu(gate(x))·up(x)) of a tile, over x.
+// Forward overwrites the x of a tile with down(silu(gate(x))·up(x)).
 func (t *mlpTiles) Forward(at *tile.Tile) error {
 	if at.Rows() > 0 {
-		_, gate, up, y := t.widen(at.In[0])
+		_, gate, up, y := t.project(at.In[0])
 		t.p.SwiGLU(y, gate, up)
 		t.m.down.forward(t.p, at.Out[0], y)
 	}
 	return t.p.err
 }
 
-// Backward adds the tile's part of the gradients of the weights and writes that of x over x.
+// Backward adds to the gradients of the weights and overwrites the x of a tile with its gradient.
 func (t *mlpTiles) Backward(at *tile.Tile) error {
 	if at.Rows() > 0 {
 		m, p, x, dy := t.m, t.p, at.In[0], at.DOut[0]
-		hidden, gate, up, y := t.widen(x)
+		hidden, gate, up, y := t.project(x)
 		m.down.backwardInput(p, y, dy)
 		p.SwiGLUBack(y, gate, up)
 		m.down.addWeights(p, dy, y)
@@ -74,9 +74,9 @@ func (t *mlpTiles) Backward(at *tile.Tile) error {
 	return t.p.err
 }
 
-// Complete announces the gradients of the weights.
+// Complete reports the gradients of the weights.
 func (t *mlpTiles) Complete() error {
-	t.m.down.ready(t.p)
-	t.m.gateUp.ready(t.p)
+	t.m.down.gradReady(t.p)
+	t.m.gateUp.gradReady(t.p)
 	return t.p.err
 }

@@ -11,48 +11,48 @@ import (
 	"ulysses/tensor"
 )
 
-// Model is a decoder on one rank: its parameters' shapes and names, and the passes over them.
-// Whoever trains it owns the parameters' memory (Group.Bind). It serves one pass at a time.
+// Model is a decoder on one rank: the names and shapes of its parameters, and the passes. The
+// caller owns the memory of the parameters (Group.Bind). A model runs one pass at a time.
 type Model struct {
 	Config *Config
 
 	dev    device.Device
 	comm   comm.Comm // of the ranks that share each sequence
 	plans  plans
-	alone  plans // of this rank by itself: for batches that one rank has whole
+	alone  plans // of a communicator of one rank, for batches that are not shared
 	groups []*Group
 	embed  *Param // [V, hidden]
 	blocks []*block
 	head   *head
-	orders map[bool][]Use // of passes with and without a backward half
+	orders map[bool][]Use // uses of groups in passes with and without a backward half
 
 	tiles       Tiles
 	activations Activations
-	visits      []int64         // layers in the order in which the backward half comes to them
+	visits      []int64         // layers in the order of the backward half
 	inputs      []tensor.Tensor // [T, hidden] of each segment
-	stream      []tensor.Tensor // [T, hidden] before each layer of the segment under way
+	stream      []tensor.Tensor // [T, hidden] input of each layer of the current segment
 	off         offloader
 
-	compute   tensor.DType // of activations and of the weights they meet
+	compute   tensor.DType // of activations and of the weights in matrix products
 	constants *device.Arena
-	freq      tensor.Tensor // [R/2] F32, RoPE's angle per position
+	freq      tensor.Tensor // [R/2] F32, RoPE's angle for one position
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
-	targets   []int32 // of the batch under way, on the host
+	targets   []int32 // of the current batch, in host memory
 	pass      pass
 }
 
-// Options are what a configuration does not say.
+// Options are settings that are not in a configuration.
 type Options struct {
-	// Compute is F32 or another type of the device: activations and weights have it, while sums,
-	// statistics, logits and gradients of weights are F32 all the same. 0 = F32.
+	// Compute is the type of activations and weights: F32, or another type that the device computes
+	// in. Sums, statistics, logits and gradients of weights are always F32. 0 = F32.
 	Compute  tensor.DType
 	Strategy gdn.Strategy // of linear layers
-	Tokens   int64        // of a batch, as far as is known: what Strategy Auto goes by
+	Tokens   int64        // of a batch, by which Strategy Auto chooses; 0 = unknown
 }
 
-// New lays out a model on the ranks of c, which share each sequence. It is collective; what cannot
-// be is refused on all ranks alike.
+// New returns a model on the ranks of c, which share each sequence. Collective: if the device does
+// not support the configuration, all ranks return the same error.
 func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
@@ -81,7 +81,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
 	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
-	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.visitsOf()
+	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.backwardOrder()
 	if err := m.makeConstants(); err != nil {
 		m.Close()
 		return nil, err
@@ -89,7 +89,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	return m, nil
 }
 
-// makeConstants puts what does not change on the device.
+// makeConstants allocates and fills the model's constants on the device.
 func (m *Model) makeConstants() error {
 	freq := m.Config.Rope.Frequencies(m.Config.RotaryDim)
 	n := int64(len(freq))
@@ -114,7 +114,7 @@ func (m *Model) makeConstants() error {
 	return s.Sync()
 }
 
-// Close gives the model's own memory back; parameters are their owner's.
+// Close frees the model's own memory. The memory of the parameters belongs to the caller.
 func (m *Model) Close() {
 	m.off.close()
 	if m.constants != nil {
@@ -122,10 +122,10 @@ func (m *Model) Close() {
 	}
 }
 
-// Groups are the parameters: embed, layer 0 ..., head.
+// Groups returns the parameters: embed, layer 0 ..., head.
 func (m *Model) Groups() []*Group { return m.groups }
 
-// Numel is the number of elements of all parameters, tied ones once.
+// Numel returns the number of elements of all parameters. Tied parameters count once.
 func (m *Model) Numel() int64 {
 	n := int64(0)
 	for _, g := range m.groups {
@@ -134,17 +134,16 @@ func (m *Model) Numel() int64 {
 	return n
 }
 
-// Compute is the type of activations and of the weights they meet.
+// Compute returns the type of activations and of the weights in matrix products.
 func (m *Model) Compute() tensor.DType { return m.compute }
 
-// ForwardBackward computes the loss of this rank's shard and adds the gradient of GradScale·ΣNLL to
-// every Param.Grad: this rank's part, to be summed over ranks. Collective.
+// ForwardBackward returns the loss of this rank's shard, and adds the gradient of GradScale·ΣNLL of
+// the shard to every Param.Grad. The caller sums gradients over the ranks. Collective.
 func (m *Model) ForwardBackward(c *Ctx, b *Batch) (Loss, error) {
 	return m.run("ForwardBackward", c, b, true)
 }
 
-// Forward computes the loss alone, in memory that does not grow with the number of layers.
-// Collective.
+// Forward returns the loss only. Its memory does not depend on the number of layers. Collective.
 func (m *Model) Forward(c *Ctx, b *Batch) (Loss, error) { return m.run("Forward", c, b, false) }
 
 func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err error) {
@@ -178,10 +177,10 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	p.Copy(tensor.OfFloat64(m.hostSum, 1), m.sum)
 	targets := m.hostTargets(p, b.Targets)
 	if p.err == nil {
-		p.wait()
+		p.wait(p.comm)
 	}
 	if p.err != nil {
-		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.at].Name, p.err)
+		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.group].Name, p.err)
 	}
 	loss.Sum = m.hostSum[0]
 	for _, id := range targets {
@@ -192,60 +191,53 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	return loss, nil
 }
 
-// isAlone says whether this rank has a batch whole, though others could share it: nothing is
-// exchanged then, and the others need not take part.
+// isAlone reports whether this rank has all of a batch although the communicator has more ranks.
+// Then the pass is not collective.
 func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size() > 1 }
 
-// begin readies the pass, keeping the memory of arguments.
-func (p *pass) begin(m *Model, c *Ctx, b *Batch, rows int64, sizes sizes, backward bool) {
-	p.dev, p.comm, p.compute, p.c, p.batch, p.rows, p.sizes, p.backward = m.dev, m.comm, m.compute, c, b, rows, sizes, backward
-	p.names, p.plans, p.offloader, p.policy = m.groups, &m.plans, &m.off, m.activations.policies()
-	p.tiles, p.err, p.at, p.visited, p.saved, p.dry = m.tiles, nil, 0, 0, [categories]int64{}, c.Arena.Sketched()
-}
-
-// execute is the whole pass, laid out in memory and run; on a sketched arena laid out alone.
+// execute allocates the memory of a pass and enqueues its operations. On a sketched arena it only
+// counts memory.
 func (m *Model) execute(p *pass) {
-	b, hidden, half := p.batch, m.Config.HiddenSize, m.Config.RotaryDim/2
-	p.cos, p.sin = p.stat(p.rows, half), p.stat(p.rows, half)
-	p.rstd, p.act, p.flow = p.stat(p.rows), p.temp(p.rows, hidden), p.temp(p.rows, hidden)
-	m.layStores(p)
+	b := p.batch
+	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim)
+	m.allocateStores(p)
 	p.phase("rope")
-	p.RopeTable(b.Positions, m.freq)
+	p.RopeTable(p.cos, p.sin, b.Positions, m.freq)
 	p.end()
 
-	x := m.before(p, 0) // the residual stream
-	p.need(0)
+	x := m.inputOf(p, 0) // the residual stream
+	p.gather(0)
 	p.phase("embedding")
 	p.Embed(x, b.IDs, m.embed)
 	p.inspect("output", "", x)
 	p.end()
-	p.done(0)
+	p.release(0)
 	x = m.forward(p, x)
 	last := len(m.groups) - 1
 	if m.head.tied {
-		p.need(0)
+		p.gather(0)
 	}
-	p.need(last)
+	p.gather(last)
 	d := m.head.run(p, x, m.sum)
 	p.inspect("gradient of its input", "", d)
-	p.done(last)
+	p.release(last)
 	if m.head.tied {
-		p.done(0)
+		p.release(0)
 	}
 	if !p.backward {
 		return
 	}
 	m.backward(p, d)
-	p.need(0)
+	p.gather(0)
 	p.phase("embedding")
 	p.inspect("gradient of its output", "", d)
 	p.EmbedBack(d, b.IDs, m.embed)
 	p.end()
-	p.done(0)
+	p.release(0)
 }
 
-// order is the stretches of execute. A tied table is needed before the head's other weights, which
-// take little room.
+// order returns the uses of groups in execute. A tied table is gathered before the head's other
+// weights, which are small.
 func (m *Model) order(backward bool) []Use {
 	last := len(m.groups) - 1
 	order := []Use{{0, Reads}}
@@ -263,7 +255,7 @@ func (m *Model) order(backward bool) []Use {
 	if !backward {
 		return order
 	}
-	m.walkBack(func(layer int64, again bool) {
+	m.visitBackward(func(layer int64, again bool) {
 		if again {
 			order = append(order, Use{1 + int(layer), Reads})
 		} else {
@@ -273,8 +265,8 @@ func (m *Model) order(backward bool) []Use {
 	return append(order, Use{0, Adds})
 }
 
-// Idle lends and takes back the weights as Forward does, without a batch: for a rank that has none
-// where others have, and weights are shared.
+// Idle gathers and releases the weights in the order of Forward, without a batch. A rank without a
+// batch calls it while others call Forward, because gathering is collective.
 func (m *Model) Idle(c *Ctx) error {
 	order := m.orders[false]
 	if err := c.Weights.Pass(order); err != nil {
@@ -291,38 +283,38 @@ func (m *Model) Idle(c *Ctx) error {
 	return nil
 }
 
-// check looks at what memory safety needs.
-func (m *Model) check(op string, b *Batch, backward, lent bool) error {
+// check checks what memory safety needs. With gathered, Ctx.Weights attaches the parameters.
+func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "model."+op+": "+format, args...)
 	}
 	if b.SP.Batch() != 1 {
-		return bad("a batch of %d sequences: lay them out as documents of one", b.SP.Batch())
+		return bad("the batch has %d sequences; pack them as documents of one sequence", b.SP.Batch())
 	}
-	rows := b.SP.Rows()
+	tokens := b.SP.Rows()
 	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
-		if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != rows || !t.Contiguous() {
-			return bad("%s is %v: I32[%d] is needed, one for each row of this rank", [...]string{"ids", "targets", "positions"}[i], *t, rows)
+		if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != tokens || !t.Contiguous() {
+			return bad("%s is %v; it must be I32[%d], one for each token of this rank", [...]string{"ids", "targets", "positions"}[i], *t, tokens)
 		}
 	}
 	place := m.dev.Info().Place
 	for i, t := range [...]*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
-		if t.Where != place && rows > 0 {
-			return bad("%s lie in the memory of another device than the weights: copy them there", [...]string{"ids", "targets", "positions"}[i])
+		if t.Where != place && tokens > 0 {
+			return bad("%s are on another device than the weights; copy them to the device of the weights", [...]string{"ids", "targets", "positions"}[i])
 		}
 	}
-	if lent {
+	if gathered {
 		return nil
 	}
 	for _, g := range m.groups {
 		if p := g.Params[0]; p.Value.IsNil() || backward && p.Grad.IsNil() {
-			return bad("group %s has no memory for its values or gradients: Bind it", g.Name)
+			return bad("group %s has no memory for values or gradients; call Bind", g.Name)
 		}
 	}
 	return nil
 }
 
-// hostTargets is the targets where the host can read them, once the stream has come past.
+// hostTargets returns the targets in host memory. They are valid once the stream has run.
 func (m *Model) hostTargets(p *pass, t tensor.Tensor) []int32 {
 	if t.Where == tensor.Host {
 		return t.Int32s()

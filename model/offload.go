@@ -5,46 +5,47 @@ import (
 	"ulysses/tensor"
 )
 
-// store is what a pass offloads of one sort, item by item: layers, or the inputs of segments. An
-// item is written in one of two slots of the device's memory; from there it goes to its place in
-// the host's while the next one computes, and before it is needed it comes back into the slot that
-// it was in, while the one before computes. The traffic has a stream of its own, ordered by events.
-type store struct {
+// offloadStore offloads one kind of item of a pass: the saved activations of layers, or the inputs
+// of segments. An item is written in one of two slots in device memory. It is copied to the host
+// while the next item is computed, and back to the same slot, before it is used, while the previous
+// one is computed. Copies run on a stream of their own, ordered by events.
+type offloadStore struct {
 	slots     [2]slot
-	places    []tensor.Tensor  // F32, of the host
+	host      []tensor.Tensor  // F32 in host memory, of each item
 	allocator device.Allocator // of the slot that is written
-	// the last two items stay in their slots until they are needed: they do not travel
-	resides bool
+	// the last two items stay in their slots until they are used, and are not copied
+	keepLast bool
 }
 
+// slot is device memory for one item at a time.
 type slot struct {
-	mem   tensor.Tensor // U8
-	item  int64         // whose values are there; -1 = nobody's
-	ready device.Event  // the layer that wrote or used it is done
-	moved device.Event  // it is on the host, or back
+	mem    tensor.Tensor // U8
+	item   int64         // the item in it; -1 = none
+	ready  device.Event  // recorded when the layer that wrote or used the item has finished
+	copied device.Event  // recorded when the copy to or from the host has finished
 }
 
-// offloader is what the stores of a model share.
+// offloader has the stores of a model. Both use the same stream for copies.
 type offloader struct {
-	side           device.Stream
-	layers, inputs store
+	copies         device.Stream
+	layers, inputs offloadStore
 }
 
-// open makes the stream and the events, once.
-func (m *Model) open() (err error) {
-	if m.off.side != nil {
+// openOffloader creates the stream and the events, once.
+func (m *Model) openOffloader() (err error) {
+	if m.off.copies != nil {
 		return nil
 	}
-	if m.off.side, err = m.dev.NewStream(); err != nil {
+	if m.off.copies, err = m.dev.NewStream(); err != nil {
 		return err
 	}
-	for _, st := range []*store{&m.off.layers, &m.off.inputs} {
-		st.places = make([]tensor.Tensor, len(m.blocks))
+	for _, st := range []*offloadStore{&m.off.layers, &m.off.inputs} {
+		st.host = make([]tensor.Tensor, len(m.blocks))
 		for i := range st.slots {
 			if st.slots[i].ready, err = m.dev.NewEvent(); err != nil {
 				return err
 			}
-			if st.slots[i].moved, err = m.dev.NewEvent(); err != nil {
+			if st.slots[i].copied, err = m.dev.NewEvent(); err != nil {
 				return err
 			}
 		}
@@ -52,34 +53,34 @@ func (m *Model) open() (err error) {
 	return nil
 }
 
-// close gives them back.
+// close closes the stream and the events.
 func (o *offloader) close() {
-	for _, st := range []*store{&o.layers, &o.inputs} {
+	for _, st := range []*offloadStore{&o.layers, &o.inputs} {
 		for _, s := range st.slots {
-			for _, e := range []device.Event{s.ready, s.moved} {
+			for _, e := range []device.Event{s.ready, s.copied} {
 				if e != nil {
 					e.Close()
 				}
 			}
 		}
 	}
-	if o.side != nil {
-		o.side.Close()
+	if o.copies != nil {
+		o.copies.Close()
 	}
 }
 
-// lay takes the memory for items of these bytes: two slots of the largest, and the places of all on
-// the host.
-func (st *store) lay(p *pass, items int64, resides bool, bytes func(item int64) int64) {
-	st.resides = resides
+// allocate allocates memory for items of the given bytes: two slots of the largest size, and host
+// memory for each item that is copied.
+func (st *offloadStore) allocate(p *pass, items int64, keepLast bool, bytes func(item int64) int64) {
+	st.keepLast = keepLast
 	most := int64(0)
 	for i := range items {
 		n := bytes(i)
 		most = max(most, n)
-		st.places[i] = tensor.Of(nil, tensor.F32, n/4) // sizes are padded
-		if st.travels(i, items) {
-			t, err := p.c.Host.Tensor(tensor.F32, n/4)
-			if st.places[i] = t; p.err == nil {
+		st.host[i] = tensor.Of(nil, tensor.F32, n/4) // sizes are padded
+		if st.copied(i, items) {
+			t, err := p.ctx.Host.Tensor(tensor.F32, n/4)
+			if st.host[i] = t; p.err == nil {
 				p.err = err
 			}
 		}
@@ -93,85 +94,86 @@ func (st *store) lay(p *pass, items int64, resides bool, bytes func(item int64) 
 	}
 }
 
-func (st *store) slot(item int64) *slot { return &st.slots[item%2] }
+func (st *offloadStore) slot(item int64) *slot { return &st.slots[item%2] }
 
-// take is memory of the slot that is written.
-func (st *store) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
+// alloc allocates a tensor in the slot that is written.
+func (st *offloadStore) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return st.allocator.Take(dtype, shape...)
 }
 
-// travels says whether an item leaves the device at all.
-func (st *store) travels(item, items int64) bool {
-	return st.places[item].Numel() > 0 && !(st.resides && item >= items-2)
+// copied reports whether an item is copied to the host.
+func (st *offloadStore) copied(item, items int64) bool {
+	return st.host[item].Numel() > 0 && !(st.keepLast && item >= items-2)
 }
 
-// write gives an item its slot, when what was there is on the host.
-func (st *store) write(p *pass, item int64) {
+// beginWrite makes an item's slot the one that is written, after the copy of its previous item.
+func (st *offloadStore) beginWrite(p *pass, item int64) {
 	s := st.slot(item)
 	st.allocator = device.Allocator{Mem: s.mem, Align: p.dev.Info().Align}
 	if !p.skip() {
 		s.item = item
-		p.err = p.c.Stream.Wait(s.moved)
+		p.err = p.ctx.Stream.Wait(s.copied)
 	}
 }
 
-// written sends the item to the host.
-func (st *store) written(p *pass, item, items int64) {
+// endWrite copies the item to the host.
+func (st *offloadStore) endWrite(p *pass, item, items int64) {
 	if p.skip() {
 		return
 	}
 	s := st.slot(item)
-	if p.err = p.c.Stream.Record(s.ready); p.err == nil && st.travels(item, items) {
-		st.move(p, item, false)
+	if p.err = p.ctx.Stream.Record(s.ready); p.err == nil && st.copied(item, items) {
+		st.copy(p, item, false)
 	}
 }
 
-// fetch brings an item back, if it is not there.
-func (st *store) fetch(p *pass, item int64) {
+// prefetch starts copying an item back to its slot, if another item is there.
+func (st *offloadStore) prefetch(p *pass, item int64) {
 	if s := st.slot(item); !p.skip() && s.item != item {
 		s.item = item
-		if st.places[item].Numel() > 0 {
-			st.move(p, item, true)
+		if st.host[item].Numel() > 0 {
+			st.copy(p, item, true)
 		}
 	}
 }
 
-// move copies between slot and host on the side stream, behind the layer that wrote or used the
-// slot.
-func (st *store) move(p *pass, item int64, back bool) {
-	s, host := st.slot(item), st.places[item]
+// copy enqueues a copy from slot to host, or back, after the layer that wrote or used the slot.
+func (st *offloadStore) copy(p *pass, item int64, back bool) {
+	s, host := st.slot(item), st.host[item]
 	to, from := host, s.mem.At(0, tensor.F32, host.Numel())
 	if back {
 		to, from = from, to
 	}
-	if p.err = p.side.Wait(s.ready); p.err != nil {
+	if p.err = p.copies.Wait(s.ready); p.err != nil {
 		return
 	}
-	if p.err = p.dev.Copy(p.side, to, from); p.err != nil {
+	if p.err = p.dev.Copy(p.copies, to, from); p.err != nil {
 		return
 	}
-	p.err = p.side.Record(s.moved)
+	p.err = p.copies.Record(s.copied)
 }
 
-// use waits for an item that was fetched; used says that the layer is done with it.
-func (st *store) use(p *pass, item int64) {
-	st.fetch(p, item)
+// beginUse makes the pass's stream wait until an item is in its slot.
+func (st *offloadStore) beginUse(p *pass, item int64) {
+	st.prefetch(p, item)
 	if !p.skip() {
-		p.err = p.c.Stream.Wait(st.slot(item).moved)
+		p.err = p.ctx.Stream.Wait(st.slot(item).copied)
 	}
 }
 
-func (st *store) used(p *pass, item int64) {
+// endUse records that the layer that used the item has finished.
+func (st *offloadStore) endUse(p *pass, item int64) {
 	if !p.skip() {
-		p.err = p.c.Stream.Record(st.slot(item).ready)
+		p.err = p.ctx.Stream.Record(st.slot(item).ready)
 	}
 }
 
-// settle lets the pass end behind what still travels: its memory is used for something else then.
-func (st *store) settle(p *pass) {
+// finish makes the pass's stream wait for the copies in progress: the slots' memory is freed at the
+// end of the pass.
+func (st *offloadStore) finish(p *pass) {
 	for i := range st.slots {
 		if !p.skip() && !st.slots[i].mem.IsNil() {
-			p.err = p.c.Stream.Wait(st.slots[i].moved)
+			p.err = p.ctx.Stream.Wait(st.slots[i].copied)
 		}
 	}
 }

@@ -12,17 +12,17 @@ import (
 
 // Param is one trained tensor.
 type Param struct {
-	Name  string // in Hugging Face's file
+	Name  string // in Hugging Face files
 	Shape []int64
 	Decay bool          // weight decay applies: two dimensions or more
-	Value tensor.Tensor // Shape, of the compute type; valid while attached
-	Grad  tensor.Tensor // Shape, F32, added to; valid while attached, nil without a backward half
+	Value tensor.Tensor // of the compute type; valid while attached
+	Grad  tensor.Tensor // F32, added to; valid while attached, nil without a backward half
 	Owned Part          // the elements that this rank owns
 
-	axes   []string     // the config fields that Shape comes from
-	stored tensor.DType // in the source's file; what Save writes
+	axes   []string     // the fields of config.json that determine Shape
+	stored tensor.DType // in the source's file, and in the files that Save writes
 	fill   fill
-	centre float64 // of a norm's weight: what is added to it
+	centre float64 // added to a norm's weight before it is used
 }
 
 // Part is elements [Lo, Hi) of a parameter, flat, that one rank owns: it loads, updates and saves
@@ -42,21 +42,21 @@ func (p *Part) Full() tensor.Tensor {
 	return p.Master
 }
 
-// fill is how a parameter starts.
+// fill is how Init sets a parameter.
 type fill uint8
 
 const (
 	normal fill = iota
 	ones
 	zeros
-	decays // ln of uniform(0.01, 16), as Qwen3.5 draws A_log
+	decays // ln of uniform(0.01, 16), as Qwen3.5 initializes A_log
 )
 
 func newParam(name string, dtype tensor.DType, start fill, axes []string, shape ...int64) *Param {
 	return &Param{Name: name, Shape: shape, Decay: len(shape) > 1, axes: axes, stored: dtype, fill: start}
 }
 
-// newNorm is the weight of a norm over n features, which starts as 1.
+// newNorm returns the weight of a norm over n features. Its effective value starts as 1.
 func newNorm(cfg *Config, name, axis string, n int64) *Param {
 	start := ones
 	if cfg.NormCentre() == 1 {
@@ -67,18 +67,18 @@ func newNorm(cfg *Config, name, axis string, n int64) *Param {
 	return p
 }
 
-// Numel is the number of elements.
+// Numel returns the number of elements.
 func (p *Param) Numel() int64 { return tensor.Of(nil, tensor.F32, p.Shape...).Numel() }
 
 // Group is the unit in which parameters are gathered and released: the embedding, each layer, the
-// head. They lie back to back, in order and without padding, so that matrices that share their
-// input (q, k, v; gate, up) are one.
+// head. The parameters follow each other in memory, in order and without padding, so that matrices
+// that share their input (q, k, v; gate, up) are one matrix.
 type Group struct {
 	Name   string // embed, layer 0 ..., head
 	Params []*Param
 }
 
-// Numel is the number of elements of all parameters.
+// Numel returns the number of elements of all parameters.
 func (g *Group) Numel() int64 {
 	n := int64(0)
 	for _, p := range g.Params {
@@ -104,14 +104,14 @@ func (g *Group) Attach(values, grads tensor.Tensor) {
 			panic(fmt.Sprintf("model.Attach: %v for %d elements of group %s", *t, n, g.Name))
 		}
 	}
-	part := func(all tensor.Tensor, p *Param) tensor.Tensor {
+	view := func(all tensor.Tensor, p *Param) tensor.Tensor {
 		if all.IsNil() {
 			return all
 		}
 		return all.Slice(0, at, at+p.Numel()).View(p.Shape...)
 	}
 	for _, p := range g.Params {
-		p.Value, p.Grad = part(values, p), part(grads, p)
+		p.Value, p.Grad = view(values, p), view(grads, p)
 		at += p.Numel()
 	}
 }
@@ -163,9 +163,9 @@ type Weights interface {
 	GradReady(p *Param, s device.Stream) error
 }
 
-// Init gives what is kept of every parameter its start, as transformers does: normal(0,
-// initializer_range) for matrices and convolutions, 1 for norms, 0 for biases. A value depends on
-// the seed, the name and the place in the tensor alone.
+// Init initializes the elements that this rank owns, as transformers does: normal(0,
+// initializer_range) for matrices and convolutions, 1 for norms, 0 for biases. A value depends only
+// on the seed, the parameter's name and the element's index, not on the ranks.
 func (m *Model) Init(seed uint64) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
@@ -198,8 +198,8 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
 	key := mix(mix(seed) ^ h.Sum64())
-	piece := make([]float32, min(p.Numel(), 1<<16))
-	return m.upload(s, p, piece, func(at int64, dst []float32) error {
+	buffer := make([]float32, min(p.Numel(), 1<<16))
+	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
 		for i := range dst {
 			if p.fill == decays {
 				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
@@ -211,12 +211,12 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	})
 }
 
-// upload fills what is kept of a parameter piece by piece from the host; at counts the parameter's
-// elements.
-func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at int64, dst []float32) error) error {
+// upload copies the elements of a parameter that this rank owns to the device, through a buffer.
+// read fills dst with the parameter's elements from at on.
+func (m *Model) upload(s device.Stream, p *Param, buffer []float32, read func(at int64, dst []float32) error) error {
 	owned := &p.Owned
-	for at := owned.Lo; at < owned.Hi; at += int64(len(piece)) {
-		dst := piece[:min(int64(len(piece)), owned.Hi-at)]
+	for at := owned.Lo; at < owned.Hi; at += int64(len(buffer)) {
+		dst := buffer[:min(int64(len(buffer)), owned.Hi-at)]
 		if err := read(at, dst); err != nil {
 			return err
 		}
@@ -224,7 +224,7 @@ func (m *Model) upload(s device.Stream, p *Param, piece []float32, read func(at 
 		if err := m.dev.Copy(s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
 			return err
 		}
-		if err := s.Sync(); err != nil { // the piece is used again
+		if err := s.Sync(); err != nil { // the buffer is used again
 			return err
 		}
 	}
@@ -245,12 +245,12 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// gauss is the i-th normal deviate of a key (Box & Muller 1958): counted, not drawn in turn, so
-// that any part can be made anywhere.
+// gauss returns the i-th normal deviate of a key (Box & Muller 1958). It has no state, so every
+// rank can compute the elements that it owns.
 func gauss(key, i uint64) float64 {
 	u := float64(mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
 	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*uniform(key, 2*i+1))
 }
 
-// uniform is the i-th number in [0, 1) of a key.
+// uniform returns the i-th number in [0, 1) of a key.
 func uniform(key, i uint64) float64 { return float64(mix(key+i)>>11) / (1 << 53) }

@@ -8,21 +8,21 @@ import (
 	"ulysses/tensor"
 )
 
-// plans are the plans that layers of a kind share, and how many share them. A kind that no layer
-// has has none.
+// plans are the plans of the two kinds of mixers, and the number of layers of each kind. The plan
+// of a kind without layers is nil.
 type plans struct {
-	full           *sp.Plan // of one group of heads
-	groups         int64    // of heads
-	grouped        map[int64]*sp.Plan
+	full           *sp.Plan           // softmax attention, of one group of heads
+	groups         int64              // number of head groups
+	grouped        map[int64]*sp.Plan // by number of head groups
 	linear         *gdn.Plan
 	fulls, linears int64
 	comm           comm.Comm
 
-	most   sizes // over mostOf tokens
-	mostOf int64
+	cached       sizes // for cachedTokens tokens
+	cachedTokens int64
 }
 
-// sizes is the memory that a call of a plan needs.
+// sizes are the bytes that a call of each plan needs.
 type sizes struct {
 	full   struct{ saved, lse, workspace int64 } // of one group of heads, padded
 	linear gdn.Sizes
@@ -32,7 +32,7 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	p.linears = cfg.LinearLayers()
 	p.fulls = cfg.NumHiddenLayers - p.linears
 	p.grouped, p.comm = map[int64]*sp.Plan{}, c
-	err = p.group(d, c, cfg, o.Compute, 1)
+	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
 			KeyDim: cfg.LinearKeyHeadDim, ValueDim: cfg.LinearValueHeadDim, DType: o.Compute, L2Norm: true, Strategy: o.Strategy, Tokens: o.Tokens,
@@ -41,8 +41,8 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	return err
 }
 
-// group takes the plan of softmax attention for heads in so many groups; a new one is collective.
-func (p *plans) group(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType, groups int64) (err error) {
+// setGroups sets the number of head groups of softmax attention. Collective if the number is new.
+func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType, groups int64) (err error) {
 	plan := p.grouped[groups]
 	if p.fulls > 0 && plan == nil {
 		plan, err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
@@ -52,20 +52,20 @@ func (p *plans) group(d device.Device, c comm.Comm, cfg *Config, compute tensor.
 		}
 		p.grouped[groups] = plan
 	}
-	p.full, p.groups, p.mostOf = plan, groups, 0
+	p.full, p.groups, p.cachedTokens = plan, groups, 0
 	return nil
 }
 
-// sizes is what mixing this many tokens needs, whatever the documents, so that what a pass takes is
-// what was planned.
+// sizes returns the sizes for sequences of so many tokens with any documents. They are the same for
+// planning and for a pass.
 func (p *plans) sizes(d device.Device, tokens int64) (s sizes, err error) {
-	if p.mostOf != tokens {
+	if p.cachedTokens != tokens {
 		if s, err = p.maxSizes(d, tokens); err != nil {
 			return s, err
 		}
-		p.most, p.mostOf = s, tokens
+		p.cached, p.cachedTokens = s, tokens
 	}
-	return p.most, nil
+	return p.cached, nil
 }
 
 func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
@@ -84,8 +84,8 @@ func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 	return s, err
 }
 
-// Reserve has the communicator make, before the first pass, what it needs beside tensors for
-// batches of at most so many tokens.
+// Reserve makes the communicator allocate, before the first pass, the memory that it needs for
+// batches of at most so many tokens. Collective.
 func (m *Model) Reserve(tokens int64) (err error) {
 	if m.plans.full != nil {
 		err = m.plans.full.Reserve(1, tokens, tokens)
@@ -96,8 +96,8 @@ func (m *Model) Reserve(tokens int64) (err error) {
 	return err
 }
 
-// BytesSent is what the formulas say that this rank's mixers send to others in one Forward, and on
-// top of it in the backward half of one ForwardBackward, with what is computed again there.
+// BytesSent returns the bytes that this rank's mixers send to other ranks in a Forward, and those
+// that they send in addition in the backward half of a ForwardBackward, with recomputation.
 func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 	if m.isAlone(b) {
 		return 0, 0
@@ -115,12 +115,12 @@ func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 	return forward, backward
 }
 
-// recomputed counts the mixers' forward halves in the backward half of a pass, and how often q, k
-// and v are restored there.
+// recomputed returns how many forward halves of mixers the backward half of a pass runs, and how
+// often it restores q, k and v.
 func (m *Model) recomputed() (again struct{ fulls, linears int64 }, restored int64) {
 	a := &m.activations
 	if a.Attention == Recompute {
-		for _, layer := range m.visits { // in replays of segments, and of the layer itself
+		for _, layer := range m.visits { // again in a segment, and before its own backward half
 			if m.Config.Linear(layer) {
 				again.linears++
 			} else {
@@ -134,5 +134,5 @@ func (m *Model) recomputed() (again struct{ fulls, linears int64 }, restored int
 	return again, restored
 }
 
-// Linear is the plan that the linear layers share, nil where there are none.
+// Linear returns the plan of the linear layers, nil if there are none.
 func (m *Model) Linear() *gdn.Plan { return m.plans.linear }

@@ -7,9 +7,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Rope says how positions become rotations. Type default is Su et al. 2021; linear divides
-// positions by Factor (Chen et al. 2023); llama3 divides the slow frequencies alone, as Llama 3.1
-// was trained.
+// Rope is the rotary position embedding. Type default is Su et al. 2021. linear divides positions
+// by Factor (Chen et al. 2023). llama3 divides only the low frequencies, as in Llama 3.1.
 type Rope struct {
 	Type                          string // default | linear | llama3
 	Theta                         float64
@@ -19,8 +18,8 @@ type Rope struct {
 }
 
 // readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
-// 4), and how much of a head rotates. The sections of multimodal positions say nothing here: in
-// text time, height and width are one.
+// 4), and how many features of a head are rotated. The sections of multimodal positions are
+// ignored: in text, time, height and width are equal.
 func (c *Config) readRope(r *reader) {
 	share := 1.0
 	if c.hybrid() {
@@ -34,9 +33,9 @@ func (c *Config) readRope(r *reader) {
 		if share != 1 {
 			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
 		}
-	case c.HeadDim%2 != 0: // is a fault already
+	case c.HeadDim%2 != 0: // readHeads has reported it
 	case !(share > 0 && share <= 1) || c.RotaryDim < 2 || c.RotaryDim%2 != 0:
-		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features: an even number of at least 2 has to rotate",
+		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
 			share, c.HeadDim, c.RotaryDim)
 	}
 }
@@ -85,7 +84,7 @@ func (c *Config) Positions() int64 {
 	return c.MaxPositionEmbeddings
 }
 
-// required is a positive number that has no default.
+// required reads a positive number that has no default.
 func (r *reader) required(name string) float64 {
 	if !r.has(name) {
 		r.fault(status.InvalidConfig, "%s is missing: give a number above 0", name)
@@ -94,7 +93,7 @@ func (r *reader) required(name string) float64 {
 	return r.positive(name, 1)
 }
 
-// Frequencies is the angle per position of each pair of features, [dim/2].
+// Frequencies returns the angle for one position of each pair of features, [dim/2].
 func (r Rope) Frequencies(dim int64) []float32 {
 	f := make([]float32, dim/2)
 	for i := range f {
@@ -108,8 +107,9 @@ func (r Rope) scale(freq float64) float64 {
 	case "linear":
 		return freq / r.Factor
 	case "llama3":
-		// turns made over the original length: few turns = slow = divided, many = kept, a straight
-		// line between
+		// Frequencies with at most LowFreqFactor turns over the original length are divided by
+		// Factor, with at least HighFreqFactor turns they are kept, and between them the share is
+		// linear.
 		turns := r.OriginalMaxPositionEmbeddings * freq / (2 * math.Pi)
 		keep := min(max((turns-r.LowFreqFactor)/(r.HighFreqFactor-r.LowFreqFactor), 0), 1)
 		return freq * (keep + (1-keep)/r.Factor)

@@ -7,11 +7,11 @@ import (
 	"ulysses/tensor"
 )
 
-// Save writes the parameters, which whole gives group by group, flat, as a Hugging Face folder that
-// transformers loads: the source's names and element types (F32 for a model from scratch), tied
-// tensors once, and the tokenizer's files of source, a folder or "". The folder appears whole or
-// not at all; the model in one that was there is replaced, other files in it stay. One rank calls
-// it.
+// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
+// group as one flat tensor; it is called once per group, in order. Names and element types are
+// those of the source (F32 for a model from scratch). Tied tensors are written once. source is a
+// folder from which the tokenizer's files are copied, or "". The folder is written completely or
+// not at all. If dir exists, its model is replaced and its other files stay. One rank calls Save.
 func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
@@ -19,7 +19,7 @@ func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, e
 	}
 	defer s.Close()
 	var tensors []Stored
-	var flat tensor.Tensor // of the group under way
+	var flat tensor.Tensor // of the current group
 	for i, g := range m.groups {
 		lo := int64(0)
 		for j, p := range g.Params {
@@ -42,8 +42,8 @@ func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, e
 	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
 }
 
-// SaveRest writes what a model's folder has beside the weights into dir: config.json, and the
-// tokenizer's files of source, a folder or "".
+// SaveRest writes the files of a model's folder other than the weights to dir: config.json, and the
+// tokenizer's files from the folder source, unless source is "".
 func (m *Model) SaveRest(dir, source string) error {
 	text, err := m.Config.JSON()
 	if err != nil {
@@ -59,5 +59,5 @@ func (m *Model) SaveRest(dir, source string) error {
 	return copyFiles(dir, source, companions)
 }
 
-// Stored is the element type that Save writes.
+// Stored returns the element type that Save writes.
 func (p *Param) Stored() tensor.DType { return p.stored }

@@ -17,45 +17,45 @@ import (
 	"ulysses/tensor"
 )
 
-// companions are the files beside the weights that Save copies from the source: what a user needs
-// to talk to the model.
+// companions are the files that Save copies from the source: the tokenizer and what else is needed
+// to generate text.
 var companions = []string{"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 	"vocab.json", "merges.txt", "generation_config.json", "chat_template.jinja", "chat_template.json"}
 
-// Stored is a tensor of a folder that is to be written.
+// Stored is a tensor that WriteFolder writes.
 type Stored struct {
 	Name  string
 	DType tensor.DType // in the file
 	Shape []int64
-	// elements from at on; a tensor is read once, in order
+	// Read fills dst with the elements from at on. A tensor is read once, in order.
 	Read func(at int64, dst []float32) error
 }
 
-// WriteFolder writes a Hugging Face folder: the tensors in their order, each a piece at a time, and
-// the files beside them, which rest puts into the folder. The folder appears whole or not at all;
-// the model in one that was there is replaced, other files in it stay.
+// WriteFolder writes a Hugging Face folder: the tensors in the given order, each through a buffer,
+// and the other files, which rest writes to the folder that it gets. The folder is written
+// completely or not at all. If dir exists, its model is replaced and its other files stay.
 func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
 	dir = filepath.Clean(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		dir = real // a link stays one
+		dir = real // replace the target of a symbolic link, not the link
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
-		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
+		return status.Errorf(status.IO, "model.Save: %w; choose an output folder that can be written", err)
 	}
 	temp, err := tensor.Beside(dir, func(name string) error { return os.Mkdir(name, 0o777) })
 	if err != nil {
-		return status.Errorf(status.IO, "model.Save: %w: choose an output folder that can be written", err)
+		return status.Errorf(status.IO, "model.Save: %w; choose an output folder that can be written", err)
 	}
 	defer tensor.Discard(temp)
 	if err := rest(temp); err != nil {
 		return err
 	}
 	items := make([]tensor.Item, len(tensors))
-	piece := make([]float32, 1<<16)
-	bytes := make([]byte, 0, 8*len(piece))
+	buffer := make([]float32, 1<<16)
+	bytes := make([]byte, 0, 8*len(buffer))
 	for i, t := range tensors {
 		items[i] = tensor.Item{Name: t.Name, Tensor: tensor.Of(nil, t.DType, t.Shape...), Write: func(w io.Writer) error {
-			return t.write(w, piece, bytes)
+			return t.write(w, buffer, bytes)
 		}}
 	}
 	if err := tensor.WriteSafetensors(filepath.Join(temp, weightsFile), map[string]string{"format": "pt"}, items); err != nil {
@@ -64,10 +64,10 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 	return tensor.Finish(temp, func() error { return replace(dir, temp) })
 }
 
-func (t *Stored) write(w io.Writer, piece []float32, bytes []byte) error {
+func (t *Stored) write(w io.Writer, buffer []float32, bytes []byte) error {
 	n := tensor.Of(nil, t.DType, t.Shape...).Numel()
-	for at := int64(0); at < n; at += int64(len(piece)) {
-		src := piece[:min(int64(len(piece)), n-at)]
+	for at := int64(0); at < n; at += int64(len(buffer)) {
+		src := buffer[:min(int64(len(buffer)), n-at)]
 		if err := t.Read(at, src); err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ func (t *Stored) write(w io.Writer, piece []float32, bytes []byte) error {
 			case tensor.F16:
 				h := f32ToF16(v)
 				if h&0x7fff == 0x7c00 && !math.IsInf(float64(v), 0) {
-					return fmt.Errorf("%v at %v is too large for F16: set override dtype = \"float32\"", v, place(at+int64(i), t.Shape))
+					return fmt.Errorf("%v at %v is too large for F16: set override dtype = \"float32\"", v, indexOf(at+int64(i), t.Shape))
 				}
 				bytes = binary.LittleEndian.AppendUint16(bytes, h)
 			case tensor.F64:
@@ -95,10 +95,10 @@ func (t *Stored) write(w io.Writer, piece []float32, bytes []byte) error {
 	return nil
 }
 
-// replace puts temp in the place of dir. Files of dir that are none of the model's move along.
+// replace renames temp to dir. Files of the old dir that do not belong to its model are kept.
 func replace(dir, temp string) error {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return status.Errorf(status.IO, "model.Save: %s is a file: move it away or choose another folder", dir)
+		return status.Errorf(status.IO, "model.Save: %s is a file; remove it or choose another folder", dir)
 	}
 	old := temp + ".old"
 	err := os.Rename(dir, old)
@@ -106,21 +106,21 @@ func replace(dir, temp string) error {
 		return status.Errorf(status.IO, "model.Save: %s cannot be replaced: %w", dir, err)
 	}
 	if err := os.Rename(temp, dir); err != nil {
-		os.Rename(old, dir) // as it was
+		os.Rename(old, dir) // restore
 		return status.Errorf(status.IO, "model.Save: %s cannot be written: %w", dir, err)
 	}
-	entries, _ := os.ReadDir(old) // none when there was no folder
+	entries, _ := os.ReadDir(old) // empty if dir did not exist
 	for _, e := range entries {
 		name := e.Name()
 		if ofModel(name) {
 			continue
 		}
 		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
-			return status.Errorf(status.IO, "model.Save: %s is saved, but %s stays in %s: %w", dir, name, old, err)
+			return status.Errorf(status.IO, "model.Save: %s is saved, but its file %s could not be moved from %s: %w", dir, name, old, err)
 		}
 	}
 	if err := os.RemoveAll(old); err != nil {
-		return status.Errorf(status.IO, "model.Save: the former %s stays as %s: %w", dir, old, err)
+		return status.Errorf(status.IO, "model.Save: the previous %s could not be removed from %s: %w", dir, old, err)
 	}
 	return nil
 }
@@ -152,7 +152,7 @@ func CopyRest(dst, src string, listed []string) error {
 	return copyFiles(dst, src, slices.DeleteFunc(names, func(name string) bool { return !slices.Contains(listed, name) }))
 }
 
-// copyFiles copies as many of the files as there are.
+// copyFiles copies the files that exist.
 func copyFiles(dst, src string, names []string) error {
 	for _, name := range names {
 		if err := copyFile(filepath.Join(dst, name), filepath.Join(src, name)); err != nil {
@@ -173,7 +173,7 @@ func copyFile(dst, src string) error {
 	return tensor.WriteFile(dst, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
 }
 
-// f32ToF16 rounds to nearest even, to infinity above 65504 and a half step.
+// f32ToF16 rounds to nearest even. Values of 65520 and more become infinity.
 func f32ToF16(f float32) uint16 {
 	u := math.Float32bits(f)
 	sign, a := uint16(u>>16)&0x8000, u&0x7fffffff

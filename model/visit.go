@@ -5,7 +5,8 @@ import (
 	"ulysses/tensor"
 )
 
-// category says what a saved activation is for. The names are the keys of the job's [memory] table.
+// category is the purpose of a saved activation. The names are the keys of the job's [memory]
+// table.
 type category uint8
 
 const (
@@ -27,9 +28,25 @@ const (
 	allocate               // the tensors get memory
 )
 
+// saving is what a pass saves for its backward half, and where.
+type saving struct {
+	*offloader // of categories that are offloaded
+	policy     [categories]Policy
+	actions    [categories]action // of the next visit
+	savedBytes [categories]int64  // kept in the arena
+	measuring  bool               // the visit adds up the bytes that are offloaded
+	meter      device.Allocator
+	visited    int64 // layers that the backward half has begun
+}
+
+// begin prepares a pass.
+func (s *saving) begin(o *offloader, policy [categories]Policy) {
+	*s = saving{offloader: o, policy: policy}
+}
+
 // setActions sets the actions of the next visit.
-func (p *pass) setActions(inAttention, inQKV, inMLP action) {
-	p.actions = [categories]action{qkv: inQKV, attention: inAttention, mlpSaved: inMLP}
+func (s *saving) setActions(inAttention, inQKV, inMLP action) {
+	s.actions = [categories]action{qkv: inQKV, attention: inAttention, mlpSaved: inMLP}
 }
 
 // allocateSaved sets the actions of the visit before a layer's forward half: categories that are
@@ -47,8 +64,8 @@ func (p *pass) visit(t *tensor.Tensor, k category, shape ...int64) {
 	p.visitAs(t, k, p.compute, shape...)
 }
 
-// visitStat is visit for an F32 tensor.
-func (p *pass) visitStat(t *tensor.Tensor, k category, shape ...int64) {
+// visitF32 is visit for an F32 tensor.
+func (p *pass) visitF32(t *tensor.Tensor, k category, shape ...int64) {
 	p.visitAs(t, k, tensor.F32, shape...)
 }
 
@@ -66,10 +83,10 @@ func (p *pass) visitAs(t *tensor.Tensor, k category, dtype tensor.DType, shape .
 	case p.actions[k] == allocate && p.policy[k] == Offload:
 		*t = p.layers.alloc(dtype, shape...)
 	case p.actions[k] == allocate:
-		before := p.c.Arena.Mark()
+		before := p.mark()
 		*t = p.alloc(dtype, shape...)
 		if p.policy[k] == Keep {
-			p.saved[k] += p.c.Arena.Mark() - before
+			p.savedBytes[k] += p.mark() - before
 		}
 	}
 }

@@ -18,19 +18,19 @@ const (
 	U8
 )
 
-// dtypes is indexed by DType; names are those of the safetensors format.
+// dtypes is indexed by DType. The names are the names in the safetensors format.
 var dtypes = [...]struct {
 	name string
 	size int64
 }{{"invalid", 0}, {"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F64", 8}, {"I32", 4}, {"I64", 8}, {"U8", 1}}
 
-// Size is the bytes of one element.
+// Size returns the bytes of an element.
 func (d DType) Size() int64 { return dtypes[d].size }
 
-// String is the name in the safetensors format.
+// String returns the name in the safetensors format.
 func (d DType) String() string { return dtypes[d].name }
 
-// ParseDType is the inverse of String; Invalid when the name is unknown.
+// ParseDType is the inverse of String. It returns Invalid for an unknown name.
 func ParseDType(name string) DType {
 	for i, d := range dtypes {
 		if d.name == name && i > 0 {
@@ -40,7 +40,7 @@ func ParseDType(name string) DType {
 	return Invalid
 }
 
-// BF16ToF32 widens the bits of a bfloat16, exactly.
+// BF16ToF32 converts the bits of a bfloat16. The result is exact.
 func BF16ToF32(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
 
 // F32ToBF16 rounds to nearest even; a NaN stays a NaN.
@@ -52,7 +52,7 @@ func F32ToBF16(f float32) uint16 {
 	return uint16((u + 0x7fff + (u>>16)&1) >> 16)
 }
 
-// F16ToF32 widens the bits of an IEEE half, exactly.
+// F16ToF32 converts the bits of an IEEE half. The result is exact.
 func F16ToF32(h uint16) float32 {
 	sign, exp, frac := uint32(h>>15)<<31, int(h>>10)&31, uint32(h&1023)
 	switch {

@@ -19,22 +19,22 @@ import (
 	"ulysses/internal/status"
 )
 
-// maxHeader is the format's own limit on the JSON header.
+// maxHeader is the format's limit on the JSON header, in bytes.
 const maxHeader = 100 << 20
 
-// foreign lists the element types of the format that we can size but not compute with.
+// foreign has the bytes of element types of the format that this program does not compute with.
 var foreign = map[string]int64{"BOOL": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "U32": 4, "U64": 8, "C64": 8}
 
 // Entry is one tensor of a safetensors file.
 type Entry struct {
 	Name     string
 	TypeName string // as written in the file
-	DType    DType  // Invalid when it is a type we do not compute with
+	DType    DType  // Invalid for a type that this program does not compute with
 	Shape    []int64
 	lo, hi   int64 // bytes after the header
 }
 
-// Numel is the number of elements.
+// Numel returns the number of elements.
 func (e Entry) Numel() int64 {
 	n := int64(1)
 	for _, d := range e.Shape {
@@ -51,8 +51,8 @@ func (e Entry) String() string {
 }
 
 // Safetensors is an open file of the safetensors format (huggingface/safetensors): an 8-byte
-// little-endian header length, a JSON header, then the tensors' bytes without gaps. Opening checks
-// all of that, so that reading cannot leave the file.
+// little-endian header length, a JSON header, then the tensors' bytes without gaps. OpenSafetensors
+// checks all offsets, so reads stay inside the file.
 type Safetensors struct {
 	Path     string
 	Metadata map[string]string
@@ -61,8 +61,8 @@ type Safetensors struct {
 	data     int64
 }
 
-// OpenSafetensors reads and checks the header. The error names the file, the tensor and what is
-// wrong with it.
+// OpenSafetensors opens a file, and reads and checks its header. The error names the file and the
+// tensor.
 func OpenSafetensors(path string) (*Safetensors, error) {
 	f, size, err := input.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -81,17 +81,17 @@ func OpenSafetensors(path string) (*Safetensors, error) {
 func (s *Safetensors) readHeader(size int64) error {
 	var length [8]byte
 	if size < 8 {
-		return fmt.Errorf("%d bytes are too few for a header; it is truncated or another format", size)
+		return fmt.Errorf("%d bytes are too few for a header; the file is truncated or has another format", size)
 	}
 	if _, err := s.file.ReadAt(length[:], 0); err != nil {
 		return err
 	}
 	n := binary.LittleEndian.Uint64(length[:])
 	if n > uint64(size-8) {
-		return fmt.Errorf("the header claims %d bytes, the file has %d after its length; it is truncated or another format", n, size-8)
+		return fmt.Errorf("the header is %d bytes long, but only %d follow its length; the file is truncated or has another format", n, size-8)
 	}
 	if n > maxHeader {
-		return fmt.Errorf("the header claims %d bytes, the format allows %d", n, maxHeader)
+		return fmt.Errorf("the header is %d bytes long, the format allows %d", n, maxHeader)
 	}
 	header := make([]byte, n)
 	if _, err := s.file.ReadAt(header, 8); err != nil {
@@ -101,7 +101,7 @@ func (s *Safetensors) readHeader(size int64) error {
 	return s.parse(header, size-s.data)
 }
 
-// parse walks the JSON object by tokens, because a map would drop duplicate names without a word.
+// parse reads the JSON object token by token, because a map would silently drop duplicate names.
 func (s *Safetensors) parse(header []byte, size int64) error {
 	d := json.NewDecoder(bytes.NewReader(header))
 	if t, err := d.Token(); err != nil || t != json.Delim('{') {
@@ -146,12 +146,12 @@ func (s *Safetensors) parse(header []byte, size int64) error {
 		return fmt.Errorf("the header is not valid JSON: %w", err)
 	}
 	if rest, _ := io.ReadAll(d.Buffered()); len(bytes.TrimSpace(rest)) > 0 {
-		return errors.New("the header has more after its JSON object")
+		return errors.New("the header has text after its JSON object")
 	}
 	return s.checkLayout(size)
 }
 
-// decode reads the next value of the header, in which no object may have a key twice.
+// decode reads the next value of the header. An object with a duplicate key is an error.
 func decode(d *json.Decoder, v any) error {
 	var raw json.RawMessage
 	if err := d.Decode(&raw); err != nil {
@@ -183,15 +183,15 @@ func (e Entry) check(size int64) error {
 	}
 	switch {
 	case e.lo < 0 || e.hi < e.lo || e.hi > size:
-		return fmt.Errorf("data_offsets [%d, %d] lie outside the file's %d bytes of data; it is truncated or damaged", e.lo, e.hi, size)
+		return fmt.Errorf("data_offsets [%d, %d] are outside the %d bytes of data; the file is truncated or damaged", e.lo, e.hi, size)
 	case e.hi-e.lo != n:
 		return fmt.Errorf("data_offsets [%d, %d] hold %d bytes, shape %v of %s needs %d", e.lo, e.hi, e.hi-e.lo, e.Shape, e.TypeName, n)
 	}
 	return nil
 }
 
-// checkLayout holds the tensors to the format: one after another, no overlap, no gap, nothing
-// behind the last.
+// checkLayout checks that the tensors' bytes follow each other without overlaps and gaps, up to the
+// end of the file.
 func (s *Safetensors) checkLayout(size int64) error {
 	sort.Slice(s.entries, func(i, j int) bool {
 		a, b := s.entries[i], s.entries[j]
@@ -208,7 +208,7 @@ func (s *Safetensors) checkLayout(size int64) error {
 		end, before = e.hi, e.Name
 	}
 	if end != size {
-		return fmt.Errorf("%d bytes of data, its tensors account for %d; it is damaged", size, end)
+		return fmt.Errorf("the file has %d bytes of data, its tensors have %d; it is damaged", size, end)
 	}
 	sort.Slice(s.entries, func(i, j int) bool { return s.entries[i].Name < s.entries[j].Name })
 	return nil
@@ -217,7 +217,7 @@ func (s *Safetensors) checkLayout(size int64) error {
 // Close closes the file.
 func (s *Safetensors) Close() error { return s.file.Close() }
 
-// Entries are the tensors, by name.
+// Entries returns the tensors, sorted by name.
 func (s *Safetensors) Entries() []Entry { return s.entries }
 
 // Layout returns the size of the header in bytes, and the tensors in the order of their bytes,
@@ -228,7 +228,7 @@ func (s *Safetensors) Layout() (header int64, inOrder []Entry) {
 	return s.data, inOrder
 }
 
-// Entry finds a tensor.
+// Entry returns the tensor of a name.
 func (s *Safetensors) Entry(name string) (Entry, bool) {
 	i := sort.Search(len(s.entries), func(i int) bool { return s.entries[i].Name >= name })
 	if i == len(s.entries) || s.entries[i].Name != name {
@@ -237,8 +237,8 @@ func (s *Safetensors) Entry(name string) (Entry, bool) {
 	return s.entries[i], true
 }
 
-// ReadAt fills dst with the elements of e from element start on, as they lie in the file. dst is
-// whole elements.
+// ReadAt fills dst with the bytes of e in the file, from element start on. The length of dst is a
+// multiple of the element size.
 func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
 	width := (e.hi - e.lo) / max(1, e.Numel())
 	lo := e.lo + start*width
@@ -251,8 +251,8 @@ func (s *Safetensors) ReadAt(e Entry, start int64, dst []byte) error {
 	return nil
 }
 
-// ReadFloat32 fills dst with the elements of e from element start on, widened or rounded to f32.
-// F32, BF16, F16 and F64 can be read so.
+// ReadFloat32 fills dst with the elements of e from element start on, converted to F32. The type of
+// e is F32, BF16, F16 or F64.
 func (s *Safetensors) ReadFloat32(e Entry, start int64, dst []float32) error {
 	if e.DType == F32 {
 		return s.ReadAt(e, start, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst)))
@@ -264,7 +264,8 @@ func (s *Safetensors) ReadFloat32(e Entry, start int64, dst []float32) error {
 	})
 }
 
-// ReadInt64 fills dst with the elements of e from element start on. I32, I64 and U8 can be read so.
+// ReadInt64 fills dst with the elements of e from element start on. The type of e is I32, I64 or
+// U8.
 func (s *Safetensors) ReadInt64(e Entry, start int64, dst []int64) error {
 	return s.convert(e, start, int64(len(dst)), "integers", map[DType]func(i int64, b []byte){
 		I32: func(i int64, b []byte) { dst[i] = int64(int32(binary.LittleEndian.Uint32(b))) },
@@ -273,16 +274,17 @@ func (s *Safetensors) ReadInt64(e Entry, start int64, dst []int64) error {
 	})
 }
 
-// convert reads in pieces, so that a large tensor is never held twice.
+// convert reads elements through a buffer of at most 65536 elements, and calls the function of
+// their type for each.
 func (s *Safetensors) convert(e Entry, start, n int64, want string, table map[DType]func(int64, []byte)) error {
 	put, ok := table[e.DType]
 	if !ok {
 		return status.Errorf(status.InvalidConfig, "%s: tensor %s is %s, %s are needed", s.Path, input.Short(e.Name), input.Short(e.TypeName), want)
 	}
 	width := e.DType.Size()
-	piece := make([]byte, min(n, 1<<16)*width)
+	buffer := make([]byte, min(n, 1<<16)*width)
 	for i := int64(0); i < n; {
-		b := piece[:min(n-i, 1<<16)*width]
+		b := buffer[:min(n-i, 1<<16)*width]
 		if err := s.ReadAt(e, start+i, b); err != nil {
 			return err
 		}

@@ -107,7 +107,7 @@ func TestSafetensorsHostile(t *testing.T) {
 		want   string
 	}{
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 7, "outside the file"},
-		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9, "account for 8"},
+		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 9, "its tensors have 8"},
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12, "overlap"},
 		{`{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}`, 12, "unused bytes"},
 		{`{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}`, 8, "needs 12"},

@@ -15,16 +15,16 @@ import (
 	"ulysses/internal/status"
 )
 
-// Item is one tensor to write: a dense host tensor, or a type and shape whose bytes Write brings
-// when their turn comes.
+// Item is a tensor to write: a dense tensor in host memory, or a type and shape and a function that
+// writes the bytes.
 type Item struct {
 	Name   string
 	Tensor Tensor
-	Write  func(w io.Writer) error // nil = the tensor's own memory
+	Write  func(w io.Writer) error // nil = the memory of Tensor is written
 }
 
-// WriteSafetensors writes a file of the safetensors format: whole or not at all, since it is
-// renamed into place after a flush to disk. Items are written in the given order.
+// WriteSafetensors writes a file of the safetensors format, completely or not at all, see
+// WriteFile. Items are written in the given order.
 func WriteSafetensors(path string, metadata map[string]string, items []Item) (err error) {
 	header, err := safetensorsHeader(metadata, items)
 	if err != nil {
@@ -42,7 +42,7 @@ func WriteSafetensors(path string, metadata map[string]string, items []Item) (er
 				_, err = n.Write(it.Tensor.RawBytes())
 			}
 			if err == nil && n.bytes != it.Tensor.Bytes() {
-				err = fmt.Errorf("%d bytes came, %v has %d", n.bytes, it.Tensor, it.Tensor.Bytes())
+				err = fmt.Errorf("%d bytes were written, %v has %d", n.bytes, it.Tensor, it.Tensor.Bytes())
 			}
 			if err != nil {
 				return fmt.Errorf("tensor %s: %w", it.Name, err)
@@ -78,17 +78,17 @@ func safetensorsHeader(metadata map[string]string, items []Item) ([]byte, error)
 	if err != nil {
 		return nil, err
 	}
-	for len(text)%8 != 0 { // the data starts aligned, as the format's own writer has it
+	for len(text)%8 != 0 { // the data is aligned to 8 bytes, as by the format's reference writer
 		text = append(text, ' ')
 	}
 	return append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...), nil
 }
 
-// WriteFile writes a file whole or not at all: into a temporary file beside it, flushed to disk,
-// then renamed.
+// WriteFile writes a file completely or not at all: write fills a temporary file in the same
+// folder, which is flushed to disk and then renamed to path.
 func WriteFile(path string, write func(w io.Writer) error) (err error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real // a link stays one
+		path = real // replace the target of a symbolic link, not the link
 	}
 	var f *os.File
 	temp, err := Beside(path, func(name string) (err error) {
@@ -139,6 +139,7 @@ func Beside(path string, create func(name string) error) (string, error) {
 	}
 }
 
+// counter counts the bytes that are written to w.
 type counter struct {
 	w     io.Writer
 	bytes int64

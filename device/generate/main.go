@@ -38,26 +38,26 @@ func files() map[string][]byte {
 	return map[string][]byte{"device/calls.go": calls(), "cuda/operations.h": header()}
 }
 
-// method is one operation as the interface has it.
+// method is one operation, a method of the interface.
 type method struct {
 	name string
 	args reflect.Type
-	// byValue: the method takes the fields of args one by one, in their order, not a pointer to
-	// args.
+	// the method has the fields of args as its parameters, in their order, instead of a pointer to
+	// args
 	byValue bool
 }
 
-// byValue are the argument structs of the methods that take their arguments one by one.
+// byValue are the argument structs of the methods whose parameters are not a pointer to a struct.
 var byValue = []any{device.Copy{}, device.Fill{}, device.Add{}, device.Scale{}, device.ColumnSum{}, device.Sum{}, device.SumSquares{}}
 
-// methods returns the operations in alphabetical order, which is that of their numbers.
+// methods returns the operations in alphabetical order, the order of their numbers.
 func methods() []method {
 	ops, stream, fault := reflect.TypeFor[device.Ops](), reflect.TypeFor[device.Stream](), reflect.TypeFor[error]()
 	var all []method
 	for i := range ops.NumMethod() {
 		m := ops.Method(i)
 		if m.Type.NumIn() < 2 || m.Type.In(0) != stream || m.Type.NumOut() != 1 || m.Type.Out(0) != fault {
-			continue // a question for sizes
+			continue // the method returns sizes
 		}
 		if m.Type.NumIn() == 2 && m.Type.In(1).Kind() == reflect.Pointer {
 			all = append(all, method{name: m.Name, args: m.Type.In(1).Elem()})
@@ -69,7 +69,7 @@ func methods() []method {
 			}
 		}
 		if len(all) == 0 || all[len(all)-1].name != m.Name {
-			panic(fmt.Sprintf("generate: %s takes no pointer to a struct: add its arguments to byValue", m.Name))
+			panic(fmt.Sprintf("generate: %s has no pointer to a struct as parameter: add its argument struct to byValue", m.Name))
 		}
 	}
 	return all
@@ -106,7 +106,7 @@ func calls() []byte {
 	p("}\n\n// Calls has the operations of Ops as methods, which pass them all to one function. A device\n" +
 		"// embeds it, and so has no code for a single operation.\ntype Calls struct {\n" +
 		"enqueue func(s Stream, op Op, args unsafe.Pointer) error\n" +
-		"// The arguments that a call in progress takes one by one: a call allocates nothing.")
+		"// Arguments of a call in progress, kept here so that calls allocate nothing on the heap.")
 	for _, m := range all {
 		if m.byValue {
 			p("%s %s", lower(m.name), m.args.Name())
@@ -184,7 +184,7 @@ func header() []byte {
 
 func cStruct(t reflect.Type) string { return "uly_" + cName(t.Name()) }
 
-// cType returns the C type of a field, with the space or the star before its name.
+// cType returns the C type of a field, with the space or the star that precedes its name.
 func cType(f reflect.StructField) string {
 	switch f.Type {
 	case reflect.TypeFor[tensor.Tensor]():
@@ -208,8 +208,8 @@ func cType(f reflect.StructField) string {
 	panic(fmt.Sprintf("generate: field %s has type %v: use tensor.Tensor, float64, int64, bool, []int64, []Range or *Window", f.Name, f.Type))
 }
 
-// cName returns a Go name in C: words in lower case with underscores. Some words stay whole, and
-// the D of a gradient and the R of a reciprocal stay with the word behind them.
+// cName returns a Go name in C: words in lower case with underscores. Some words are not divided,
+// and the D of a gradient and the R of a reciprocal are not separated from the next word.
 func cName(name string) string {
 	name = strings.NewReplacer("SwiGLU", "Swiglu", "RMSNorm", "Rmsnorm", "AdamW", "Adamw", "L2Norm", "L2norm", "IDs", "Ids").Replace(name)
 	var words []string

@@ -15,7 +15,7 @@ func TestCurrent(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(got, want) {
-			t.Errorf("%s is not what package device says: run make generate", path)
+			t.Errorf("%s is not up to date; run make generate", path)
 		}
 	}
 }
